@@ -49,32 +49,32 @@ DEFAULT_TABLES = "criteo_kaggle"
 
 def main(config: BenchConfig) -> int:
     """Measure as configured; return the exit status."""
-    with process_group.joined(config, process_group.READING) as here:
-        require_graphs(config.runtime, here.device.type)
-        shape = shape_of(config, here.world_size)
-        log.info("bench: %s, %d process(es) on %s, %d threads each", shape, here.world_size, here.platform.value,
-                 here.num_threads)  # fmt: skip
+    with process_group.joined(config, process_group.READING) as runtime:
+        require_graphs(config.runtime, runtime.device.type)
+        shape = shape_of(config, runtime.world_size)
+        log.info("bench: %s, %d process(es) on %s, %d threads each", shape, runtime.world_size, runtime.platform.value,
+                 runtime.num_threads)  # fmt: skip
         dtype = torch.bfloat16 if config.runtime.precision is Precision.bf16 else torch.float32
-        ceilings = measure_ceilings(here.device, dtype, config.seconds, here.highest)
+        ceilings = measure_ceilings(runtime.device, dtype, config.seconds, runtime.highest)
         if ceilings is None:
             raise UserError("runtime: too little free memory on the GPU to measure its limits; end what else uses it")
         log.info("bench: ceilings here: %.1f GB/s, %.1f GFLOP/s in %s", ceilings.bytes_per_second / 1e9,
                  ceilings.flops_per_second / 1e9, ceilings.dtype)  # fmt: skip
         timed = []
-        for case in _cases(config, shape, here, dtype):
+        for case in _cases(config, shape, runtime, dtype):
             min_runs = config.inference.least_runs if case.is_latency else None
             try:
-                timing = time_work(case.work, here.device, config.seconds, here.highest, min_runs)
+                timing = time_work(case.work, runtime.device, config.seconds, runtime.highest, min_runs)
             except torch.OutOfMemoryError:
-                if here.world_size > 1:
+                if runtime.world_size > 1:
                     raise  # the other processes wait in this case's collectives
                 log.warning("bench: %s skipped: out of memory; give a smaller shape.batch_size", case.name)
                 continue
             timed.append((case, timing))
             log.info("bench: %s %.3f ms", case.name, timed[-1][1].median * 1e3)
-        ceilings = higher(ceilings, measure_ceilings(here.device, dtype, config.seconds, here.highest))
-        if here.rank == 0:
-            _report(config, shape, here, ceilings, [result(case, timing, ceilings) for case, timing in timed])
+        ceilings = higher(ceilings, measure_ceilings(runtime.device, dtype, config.seconds, runtime.highest))
+        if runtime.rank == 0:
+            _report(config, shape, runtime, ceilings, [result(case, timing, ceilings) for case, timing in timed])
     return EXIT_DONE
 
 
@@ -84,66 +84,66 @@ def shape_of(config: BenchConfig, world_size: int) -> Shape:
     Raises:
         UserError: lists of different lengths, or a batch that the processes cannot share.
     """
-    asked, train = config.shape, with_batch_of_all(config.train, world_size)
-    if asked.batch_size is None and train.global_batch_size % world_size:
+    shape, train = config.shape, with_batch_of_all(config.train, world_size)
+    if shape.batch_size is None and train.global_batch_size % world_size:
         raise UserError(
             f"train.global_batch_size={train.global_batch_size}: not divisible by the {world_size} processes"
         )
     published = published_tables(config.data.published_tables or DEFAULT_TABLES).values()
-    rows = asked.num_embeddings or [min(count, asked.most_rows) for count in published]
-    bags = asked.bag_sizes
+    rows = shape.num_embeddings or [min(count, shape.most_rows) for count in published]
+    bags = shape.bag_sizes
     if bags is None:
         expanded = multi_hot_bags(config.data)
         bags = list(expanded.sizes) if expanded is not None else [1] * len(rows)
     if len(bags) != len(rows):
         raise UserError(f"shape.bag_sizes: {len(bags)} of them for {len(rows)} tables; give one a table")
     return Shape(
-        batch_size=asked.batch_size or train.global_batch_size // world_size,
-        num_dense=asked.num_dense or NUM_DENSE,
+        batch_size=shape.batch_size or train.global_batch_size // world_size,
+        num_dense=shape.num_dense or NUM_DENSE,
         num_embeddings=tuple(rows),
         embedding_dim=config.model.embedding_dim,
         bag_sizes=tuple(bags),
     )
 
 
-def _cases(config: BenchConfig, shape: Shape, here: Runtime, dtype: torch.dtype) -> Iterator[Case]:
+def _cases(config: BenchConfig, shape: Shape, runtime: Runtime, dtype: torch.dtype) -> Iterator[Case]:
     """The chosen cases, one after the other: only one family's memory is allocated at a time."""
-    chosen = chosen_operators(config.operators)
+    selected = chosen_operators(config.operators)
     if config.operators is None:
         log.info("bench: inference is not among these; give 'operators=[inference]'")
 
     def wanted(name: str) -> bool:
-        return any(name.startswith(beginning) for beginning in chosen)
+        return any(name.startswith(beginning) for beginning in selected)
 
     with ExitStack() as stack:
         root, manifest = stack.enter_context(input_path.dataset(shape))
         families: dict[str, Callable[[], Iterator[Case]]] = {
-            "embedding_bag": lambda: operators.lookup_cases(shape, here.device),
-            "interaction": lambda: operators.dense_cases(shape, config.model, here.device, dtype),
-            "mlp": lambda: operators.dense_cases(shape, config.model, here.device, dtype),
-            "optimizer_step": lambda: operators.optimizer_case(shape, config.model, here.device),
+            "embedding_bag": lambda: operators.lookup_cases(shape, runtime.device),
+            "interaction": lambda: operators.dense_cases(shape, config.model, runtime.device, dtype),
+            "mlp": lambda: operators.dense_cases(shape, config.model, runtime.device, dtype),
+            "optimizer_step": lambda: operators.optimizer_case(shape, config.model, runtime.device),
             "collective": lambda: operators.collective_cases(
-                shape, operators.dense_parameters(shape, config.model), here.device
+                shape, operators.dense_parameters(shape, config.model), runtime.device
             ),
-            "input": lambda: input_path.input_cases(shape, root, manifest, config.data, here.device),
-            "step": lambda: steps.step_cases(shape, session.build(config, here, root, manifest)),
-            "inference": lambda: steps.inference_cases(shape, config, here, root, manifest, wanted),
+            "input": lambda: input_path.input_cases(shape, root, manifest, config.data, runtime.device),
+            "step": lambda: steps.step_cases(shape, session.build(config, runtime, root, manifest)),
+            "inference": lambda: steps.inference_cases(shape, config, runtime, root, manifest, wanted),
         }
         for family, make in families.items():
-            if not any(name.split("/")[0] == family for name in chosen):
+            if not any(name.split("/")[0] == family for name in selected):
                 continue
-            if family == "collective" and here.world_size == 1:
+            if family == "collective" and runtime.world_size == 1:
                 log.info("bench: collective: nothing to exchange in one process; give NPROC=2")
             try:
                 yield from (case for case in make() if case.family == family and wanted(case.name))
             except torch.OutOfMemoryError:
-                if here.world_size > 1:
+                if runtime.world_size > 1:
                     raise
                 log.warning("bench: %s ends early: out of memory; give a smaller shape.batch_size", family)
 
 
 def _report(
-    config: BenchConfig, shape: Shape, here: Runtime, ceilings: Ceilings, results: list[dict[str, Any]]
+    config: BenchConfig, shape: Shape, runtime: Runtime, ceilings: Ceilings, results: list[dict[str, Any]]
 ) -> None:
     """Print the table; write the JSON, if it is wanted."""
     document = {
@@ -151,9 +151,9 @@ def _report(
         "shape": vars(shape),
         "model": {"interaction": config.model.interaction.value, "dense_arch": list(config.model.dense_arch),
                   "over_arch": list(config.model.over_arch)},
-        "world_size": here.world_size,
-        "platform": here.platform.value,
-        "num_threads": here.num_threads,
+        "world_size": runtime.world_size,
+        "platform": runtime.platform.value,
+        "num_threads": runtime.num_threads,
         "ceilings": ceilings._asdict(),
         "results": results,
     }  # fmt: skip

@@ -41,18 +41,18 @@ def main(config: EvaluateConfig) -> int:
         trained = replace(trained, runtime=exact)
     validate(trained)
     split = config.split or ("test" if trained.model.hstu is None else "val")
-    with process_group.joined(trained, process_group.READING) as here:
-        run = resume.open_checkpoint(directory, config.checkpoint, trained, here)
-        here.on_rank_0(lambda: verify_splits(run.root, run.manifest, [split], trained.data))
+    with process_group.joined(trained, process_group.READING) as runtime:
+        run = resume.open_checkpoint(directory, config.checkpoint, trained, runtime)
+        runtime.on_rank_0(lambda: verify_splits(run.root, run.manifest, [split], trained.data))
         result = {
             "run": str(directory),
             **run.about,
             "tables": config.tables.value if config.tables else None,
             "global_batch_size": trained.eval.global_batch_size,
-            **plain_object(_measure(run, trained, here, config, split)),
+            **plain_object(_measure(run, trained, runtime, config, split)),
         }
         run.log_choice()
-        if here.rank == 0:
+        if runtime.rank == 0:
             text = json.dumps(result, indent=1) + "\n"
             if config.out:
                 write_atomically(Path(config.out), text.encode())
@@ -61,10 +61,10 @@ def main(config: EvaluateConfig) -> int:
 
 
 def _measure(
-    run: TrainedRun, trained: AppConfig, here: Runtime, config: EvaluateConfig, split: str
+    run: TrainedRun, trained: AppConfig, runtime: Runtime, config: EvaluateConfig, split: str
 ) -> EvaluationFigures:
     """Metrics of a checkpoint; a collective call."""
     if config.tables is None:
-        return predictor.load(run.path, trained, here, run.root, run.manifest).evaluate(split).figures
-    model = served_model.load(run.path, trained, run.manifest, config.tables, here.device)
-    return predictor.Predictor(trained, here, run.root, run.manifest, model).evaluate(split).figures
+        return predictor.load(run.path, trained, runtime, run.root, run.manifest).evaluate(split).figures
+    model = served_model.load(run.path, trained, run.manifest, config.tables, runtime.device)
+    return predictor.Predictor(trained, runtime, run.root, run.manifest, model).evaluate(split).figures

@@ -46,17 +46,17 @@ def main(config: ExportConfig) -> int:
     validate(trained)
     require_dlrm(trained.model, "export")
     require_own_scores(trained.model, "export")
-    with process_group.joined(trained, process_group.READING) as here:
-        if here.world_size > 1:
-            raise UserError(f"export: one process makes the file, not {here.world_size}; leave NPROC out")
-        _export(config, trained, here)
+    with process_group.joined(trained, process_group.READING) as runtime:
+        if runtime.world_size > 1:
+            raise UserError(f"export: one process makes the file, not {runtime.world_size}; leave NPROC out")
+        _export(config, trained, runtime)
     return EXIT_DONE
 
 
-def _export(config: ExportConfig, trained: AppConfig, here: Runtime) -> None:
+def _export(config: ExportConfig, trained: AppConfig, runtime: Runtime) -> None:
     """Load, export, compare, write."""
     out = Path(config.out)
-    run = resume.open_checkpoint(Path(config.run), config.checkpoint, trained, here)
+    run = resume.open_checkpoint(Path(config.run), config.checkpoint, trained, runtime)
     manifest = run.manifest
     model = served_model.load(run.path, trained, manifest, config.tables, CPU)
     num_dense = len(manifest.schema["dense"])

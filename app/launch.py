@@ -319,15 +319,15 @@ def _leave_if_stuck() -> None:
 
 def _children() -> dict[int, tuple[str, int]]:
     """State (R, S, Z …) and exit code as wait() returns it, of each of this process's children (on Linux)."""
-    found = {}
+    children = {}
     for path in Path("/proc/self/task").glob("*/children"):
         for pid in path.read_text().split():
             try:
                 fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             except OSError:
                 continue
-            found[int(pid)] = fields[0], int(fields[-1])
-    return found
+            children[int(pid)] = fields[0], int(fields[-1])
+    return children
 
 
 def _with_defaults(options: Any) -> Any:

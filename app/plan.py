@@ -83,13 +83,13 @@ def _planned(
     plan = from_config.decide(config, device, tables, bag_sizes)
     work = from_config.workload(config, resolved, tables, bag_sizes)
     parts, name = tables_in_order(tables), config.optimizer.name
-    chosen = {}
+    choices = {}
     if config.sharding.plan is None:
-        chosen = from_config.choices(config.sharding, config.optimizer, parts, device, plan.world_size)
+        choices = from_config.choices(config.sharding, config.optimizer, parts, device, plan.world_size)
     everything = replace(config.sharding, types=AUTO_SHARDING, tables={}, min_partition=None)
     possible = table_choices(everything, name, parts, device.type)
     return structs.replace(
-        forecast_plan(tables, plan, work, chosen, possible),
+        forecast_plan(tables, plan, work, choices, possible),
         nodes=resolved.nodes,
         topology=asdict(resolved),
         global_batch_size=config.train.global_batch_size,
@@ -155,24 +155,24 @@ def _device(resolved: TopologyConfig) -> torch.device:
 
 def _cases(config: PlanAppConfig, resolved: TopologyConfig) -> list[tuple[TopologyConfig, int]]:
     """Hardware and batches to compare; none unless asked."""
-    asked = config.plan
-    if not (asked.topologies or asked.batch_sizes or asked.devices):
+    settings = config.plan
+    if not (settings.topologies or settings.batch_sizes or settings.devices):
         return []
     others = [resolved] + [
         _resolved(replace(topology.named(name), nodes=resolved.nodes, devices_per_node=resolved.devices_per_node))
-        for name in asked.topologies
+        for name in settings.topologies
     ]
-    counts = asked.devices or [resolved.devices_per_node or 1]
-    batches = asked.batch_sizes or [config.train.global_batch_size]
+    counts = settings.devices or [resolved.devices_per_node or 1]
+    batches = settings.batch_sizes or [config.train.global_batch_size]
     return [(replace(t, devices_per_node=count), batch) for t in others for count in counts for batch in batches]
 
 
-def _resolved(asked: TopologyConfig) -> TopologyConfig:
+def _resolved(topology_config: TopologyConfig) -> TopologyConfig:
     """The topology with every figure, and how many there are."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    count = asked.devices_per_node or gpus or 1
-    found = topology.resolve(asked, lambda: topology.probe("cuda" if gpus else "cpu"), count)
-    return replace(found, nodes=asked.nodes or 1, devices_per_node=count)
+    count = topology_config.devices_per_node or gpus or 1
+    resolved = topology.resolve(topology_config, lambda: topology.probe("cuda" if gpus else "cpu"), count)
+    return replace(resolved, nodes=topology_config.nodes or 1, devices_per_node=count)
 
 
 def _tables(config: PlanAppConfig) -> tuple[SparseArch | EventArch, dict[str, float]]:

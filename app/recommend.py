@@ -66,13 +66,13 @@ def main(config: RecommendConfig) -> int:
     validate(trained)
     require_own_scores(trained.model, "recommend")
     score = _score_rows if trained.model.hstu is None else _score_items
-    with process_group.joined(trained, process_group.READING) as here:
-        run = resume.open_checkpoint(directory, config.checkpoint, trained, here)
-        scored = score(config, trained, run, here)
+    with process_group.joined(trained, process_group.READING) as runtime:
+        run = resume.open_checkpoint(directory, config.checkpoint, trained, runtime)
+        scored = score(config, trained, run, runtime)
         _require_finite(scored.logits)
         ranked = ranking.rank(scored.names, scored.logits, scored.order, scored.unknown, scored.features)
         run.log_choice()
-        if here.rank == 0:
+        if runtime.rank == 0:
             counts = zip(scored.features, scored.unknown.sum(axis=0).tolist(), strict=True)
             about = {
                 "run": str(directory),
@@ -94,11 +94,11 @@ def _require_finite(logits: NDArray[np.float32]) -> None:
         )
 
 
-def _load(trained: AppConfig, run: TrainedRun, here: Runtime) -> Predictor:
-    return predictor.load(run.path, trained, here, run.root, run.manifest)
+def _load(trained: AppConfig, run: TrainedRun, runtime: Runtime) -> Predictor:
+    return predictor.load(run.path, trained, runtime, run.root, run.manifest)
 
 
-def _score_items(config: RecommendConfig, trained: AppConfig, run: TrainedRun, here: Runtime) -> Scored:
+def _score_items(config: RecommendConfig, trained: AppConfig, run: TrainedRun, runtime: Runtime) -> Scored:
     """Items after the events of one user in a dataset of events."""
     history = EventLog(run.root, run.manifest, trained.data, trained.model.hstu)
     schema, arrays = history.schema, history.events
@@ -111,9 +111,9 @@ def _score_items(config: RecommendConfig, trained: AppConfig, run: TrainedRun, h
         candidates = _read_items(config, schema)
     path = Path(config.candidates)
     names = texts_of(candidates, path, schema.item)
-    wanted = np.array([text_key(text) for text in names], np.int64)
-    places = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-    if (unknown := keys[places] != wanted).any():
+    item_keys = np.array([text_key(text) for text in names], np.int64)
+    places = np.minimum(np.searchsorted(keys, item_keys), len(keys) - 1)
+    if (unknown := keys[places] != item_keys).any():
         row = int(unknown.argmax())
         where = f"{path}: row {candidates.numbers[row]}"
         raise UserError(f"{where}: {schema.item} {names[row]} is not in the log of {run.root}; leave it out")
@@ -123,7 +123,7 @@ def _score_items(config: RecommendConfig, trained: AppConfig, run: TrainedRun, h
     given = events.Candidates(items, np.full(len(items), time), np.where(flagged, FLAG_BIT, 0).astype(np.uint8))
     order = np.lexsort((flagged, items))
     logits = np.empty(len(items), np.float32)
-    logits[order] = _load(trained, run, here).score(history.candidates(user, end, given.take(order))).logits
+    logits[order] = _load(trained, run, runtime).score(history.candidates(user, end, given.take(order))).logits
     if config.id_column in candidates.columns:
         names = texts_of(candidates, path, config.id_column)
     about = {"user": config.user, "time": time, "history": end - int(arrays.offsets[user])}
@@ -181,7 +181,7 @@ def _history(config: RecommendConfig, history: EventLog, candidates: NewRows) ->
     return index, end, time
 
 
-def _score_rows(config: RecommendConfig, trained: AppConfig, run: TrainedRun, here: Runtime) -> Scored:
+def _score_rows(config: RecommendConfig, trained: AppConfig, run: TrainedRun, runtime: Runtime) -> Scored:
     """New rows, encoded as the dataset was."""
     if config.time is not None:
         raise UserError(f"time={config.time}: is of datasets of events, and {run.root} holds rows; leave it out")
@@ -189,7 +189,7 @@ def _score_rows(config: RecommendConfig, trained: AppConfig, run: TrainedRun, he
     candidates = _read(config, encoder)
     block = encoder.parse_columns(candidates.columns, config.candidates, candidates.numbers)
     order = _canonical_order(candidates, encoder)
-    logits = _score(_load(trained, run, here), encoder.encode(block), order)
+    logits = _score(_load(trained, run, runtime), encoder.encode(block), order)
     names = row_names(candidates, Path(config.candidates), config.id_column)
     return Scored(names, logits, order, encoder.unknown(block), encoder.features, {})
 
@@ -197,13 +197,13 @@ def _score_rows(config: RecommendConfig, trained: AppConfig, run: TrainedRun, he
 def _read(config: RecommendConfig, encoder: Encoder) -> NewRows:
     """The candidates with all columns that the model reads."""
     path, label = Path(config.candidates), encoder.schema.label
-    wanted = encoder.input_columns
-    shape = encoder.shape((*wanted, config.id_column))
+    columns = encoder.input_columns
+    shape = encoder.shape((*columns, config.id_column))
     candidates = read_new_rows(path, shape)
     if config.user is not None:
         user = Path(config.user)
         candidates = with_user(candidates, read_new_rows(user, shape), user)
-    ignored = ignored_columns(candidates, path, wanted, spare=(config.id_column, label))
+    ignored = ignored_columns(candidates, path, columns, spare=(config.id_column, label))
     if ignored:
         log.info("candidates: the model does not read %s", ", ".join(ignored))
     return candidates

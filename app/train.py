@@ -63,57 +63,57 @@ def main(config: AppConfig) -> int:
 def _join_and_train(config: AppConfig, advice: process_group.FailureAdvice, began: float) -> int:
     only_built = meta_build.is_wanted(config)
     arithmetic = replace(config.runtime, precision=None) if only_built else config.runtime
-    with process_group.joined(replace(config, runtime=arithmetic), advice) as here:
-        agreement.require_same_program(config, here)
-        record = RunDirectory(Path(config.run.dir), here.rank)
+    with process_group.joined(replace(config, runtime=arithmetic), advice) as runtime:
+        agreement.require_same_program(config, runtime)
+        record = RunDirectory(Path(config.run.dir), runtime.rank)
         try:
             if only_built:
-                return meta_build.write(resolved(config, here), here, record, began)
-            return _train(config, here, record, began)
+                return meta_build.write(resolved(config, runtime), runtime, record, began)
+            return _train(config, runtime, record, began)
         finally:
             record.release()
 
 
 def resolved(
-    config: AppConfig, here: platform.Runtime, root: Path = Path(), manifest: Manifest | None = None
+    config: AppConfig, runtime: platform.Runtime, root: Path = Path(), manifest: Manifest | None = None
 ) -> AppConfig:
     """The configuration with what depends on the number of processes, the dataset if there is one, and the machine.
 
     It is what a run records and works by.
     """
-    config = replace(config, train=with_batch_of_all(config.train, here.world_size))
+    config = replace(config, train=with_batch_of_all(config.train, runtime.world_size))
     if manifest is None:
         return config
     data = replace(prepare.in_force(config.data, manifest), path=str(root))
-    return replace(config, data=data, runtime=replace(config.runtime, num_threads=here.num_threads))
+    return replace(config, data=data, runtime=replace(config.runtime, num_threads=runtime.num_threads))
 
 
-def _train(config: AppConfig, here: platform.Runtime, record: RunDirectory, began: float) -> int:
-    run = _set_up(config, here, record, began)
+def _train(config: AppConfig, runtime: platform.Runtime, record: RunDirectory, began: float) -> int:
+    run = _set_up(config, runtime, record, began)
     if run is None:
         return EXIT_DONE
-    stop = StopRequest(ANSWERS[here.world_size > 1], lambda: files.resumption(record.checkpoints)[1])
+    stop = StopRequest(ANSWERS[runtime.world_size > 1], lambda: files.resumption(record.checkpoints)[1])
     try:
         status = EXIT_STOPPED if run.train(stop) == "interrupted" else EXIT_DONE
         stop.answer = "training has ended, the report is being written"
     finally:
-        if here.rank == 0:
+        if runtime.rank == 0:
             _report(record.path)
-    here.highest(0.0)  # the others wait: torchrun asks all to end as soon as one has
+    runtime.highest(0.0)  # the others wait: torchrun asks all to end as soon as one has
     signals.finish(status)
     return status
 
 
-def _set_up(config: AppConfig, here: platform.Runtime, record: RunDirectory, began: float) -> TrainingRun | None:
+def _set_up(config: AppConfig, runtime: platform.Runtime, record: RunDirectory, began: float) -> TrainingRun | None:
     """Everything before the first step; None if there is nothing left to train. Raises Interrupted at a signal."""
-    require_attention(config.model.hstu, here.device.type)
-    require_graphs(config.runtime, here.device.type)
-    here.on_rank_0(record.open)
-    agreement.require_shared(record.path, here)
-    start = here.on_rank_0(lambda: files.choose(config.checkpoint, record.checkpoints))
+    require_attention(config.model.hstu, runtime.device.type)
+    require_graphs(config.runtime, runtime.device.type)
+    runtime.on_rank_0(record.open)
+    agreement.require_shared(record.path, runtime)
+    start = runtime.on_rank_0(lambda: files.choose(config.checkpoint, record.checkpoints))
     root = prepare.dataset_path(config.data)
-    made = here.on_rank_0(lambda: _prepare(config.data, root)) is not None
-    manifest, shared = agreement.load_same_manifest(root, here, made)
+    made = runtime.on_rank_0(lambda: _prepare(config.data, root)) is not None
+    manifest, shared = agreement.load_same_manifest(root, runtime, made)
     prepare.require_agreement(config.data, manifest)
     if not manifest.is_events:
         if manifest.has_given_splits:
@@ -121,15 +121,15 @@ def _set_up(config: AppConfig, here: platform.Runtime, record: RunDirectory, beg
         evaluated = manifest.splits.get(config.eval.split)
         require_validation(config, evaluated.rows if evaluated is not None else 0)
     splits = ["train", config.eval.split]
-    agreement.on_each_machine(here, shared, lambda: verify_splits(root, manifest, splits, config.data))
+    agreement.on_each_machine(runtime, shared, lambda: verify_splits(root, manifest, splits, config.data))
     if (unseen := unseen_values(manifest)) is not None:
         log.warning("%s: %s", root, unseen)
-    run = TrainingRun(session.build(resolved(config, here, root, manifest), here, root, manifest), record, began)
+    run = TrainingRun(session.build(resolved(config, runtime, root, manifest), runtime, root, manifest), record, began)
     if manifest.is_events:
         require_validation(config, run.session.split_rows()[config.eval.split])
     if start is not None:
         run.restore(Path(start))
-        status = here.on_rank_0(lambda: _status_if_done(run, record))
+        status = runtime.on_rank_0(lambda: _status_if_done(run, record))
         if status is not None:
             log.info(
                 "%s: %s already, nothing to do; give another run.name, or checkpoint.resume=never "
@@ -142,7 +142,7 @@ def _set_up(config: AppConfig, here: platform.Runtime, record: RunDirectory, beg
     run.checkpointer.require_space(run.state.step, run.length)
     if start is not None and run.continues:
         best = run.state.best.step if run.state.best and config.checkpoint.keep_best else None
-        here.on_rank_0(lambda: files.remove_later(record.checkpoints, Path(start), best))
+        runtime.on_rank_0(lambda: files.remove_later(record.checkpoints, Path(start), best))
     return run
 
 

@@ -78,32 +78,34 @@ def main(config: VerifyConfig) -> int:
     launches = launches_of(read_manifest(directory))
     first = next(launch.manifest for launch in launches if launch.manifest is not None)
     trained = replace(trained, runtime=_runtime_of(first, config.runtime, trained.runtime))
-    with process_group.joined(trained, process_group.READING) as here:
-        _log_layout(directory, launches, here)
-        paths = decode(here.on_rank_0(lambda: encode([str(path) for path in files.undamaged(directory)])), list[str])
+    with process_group.joined(trained, process_group.READING) as joined:
+        _log_layout(directory, launches, joined)
+        paths = decode(joined.on_rank_0(lambda: encode([str(path) for path in files.undamaged(directory)])), list[str])
         checkpoints = {read(Path(path)).state.step: Path(path) for path in paths}
         steps = _steps(directory, checkpoints)
         root, manifest = resume.open_dataset(trained, directory, first.dataset.path or "", first.dataset.digest or "")
-        here.on_rank_0(lambda: verify_splits(root, manifest, ["train", trained.eval.split], trained.data))
-        scratch = Path(here.on_rank_0(tempfile.mkdtemp))
+        joined.on_rank_0(lambda: verify_splits(root, manifest, ["train", trained.eval.split], trained.data))
+        scratch = Path(joined.on_rank_0(tempfile.mkdtemp))
         try:
-            replayed = _as_planned(_replay_config(trained, directory, steps), first, here, scratch)
-            this = session.build(replayed, here, root, manifest)
-            whole, replay = (run_length(one.train, this.split("train"), here.world_size) for one in (trained, replayed))
+            replayed = _as_planned(_replay_config(trained, directory, steps), first, joined, scratch)
+            this = session.build(replayed, joined, root, manifest)
+            whole, replay = (
+                run_length(one.train, this.split("train"), joined.world_size) for one in (trained, replayed)
+            )
             compare = partial(ReplayComparison, checkpoints=checkpoints)
-            record, length = RunDirectory(scratch, here.rank), _recorded_length(replay, directory)
+            record, length = RunDirectory(scratch, joined.rank), _recorded_length(replay, directory)
             run = TrainingRun(this, record, began, length, compare)
             comparison = run.checkpointer
             assert isinstance(comparison, ReplayComparison)
             run.train()
-            if here.rank:
+            if joined.rank:
                 return EXIT_DONE
             losses = _loss_difference(checkpoints, run.state.all_losses())
             report = {"run": str(directory), "steps": steps, "compared_at": sorted(checkpoints)}
             report = _compare(directory, scratch, _status(run.state, whole), report | comparison.report(losses))
             return _report(directory, report, *changes(launches, read_manifest(scratch)), config.tolerance)
         finally:
-            if here.rank == 0:  # the other ranks get here while it still writes
+            if joined.rank == 0:  # the other ranks get here while it still writes
                 shutil.rmtree(scratch, ignore_errors=True)
 
 
@@ -161,30 +163,36 @@ def _loss_difference(checkpoints: dict[int, Path], losses: NDArray[np.float32]) 
     return bitwise_difference(recorded, losses[: len(recorded)], floor=0.0)
 
 
-def _as_planned(config: AppConfig, then: RunManifest, here: runtime.Runtime, scratch: Path) -> AppConfig:
+def _as_planned(config: AppConfig, recorded: RunManifest, joined: runtime.Runtime, scratch: Path) -> AppConfig:
     """With the plan that the run recorded, where the processes are the same: a planner may choose another today."""
-    layout = {"world_size": here.world_size, "local_world_size": here.local_world_size, "platform": here.platform.value}
-    if any(getattr(then, key) != value for key, value in layout.items()):
+    layout = {
+        "world_size": joined.world_size,
+        "local_world_size": joined.local_world_size,
+        "platform": joined.platform.value,
+    }
+    if any(getattr(recorded, key) != value for key, value in layout.items()):
         return config
-    path, tables = scratch / "plan.json", then.plan or {}
-    plan = PlanFile(format=FORMAT, world_size=here.world_size, local_world_size=here.local_world_size, tables=tables)
-    here.on_rank_0(lambda: str(path.write_text(encode(plan))))
+    path, tables = scratch / "plan.json", recorded.plan or {}
+    plan = PlanFile(
+        format=FORMAT, world_size=joined.world_size, local_world_size=joined.local_world_size, tables=tables
+    )
+    joined.on_rank_0(lambda: str(path.write_text(encode(plan))))
     return replace(config, sharding=ShardingConfig(plan=str(path), qcomm=config.sharding.qcomm))
 
 
-def _compare(then: Path, now: Path, status: str, report: dict[str, Any]) -> dict[str, Any]:
+def _compare(before: Path, now: Path, status: str, report: dict[str, Any]) -> dict[str, Any]:
     """The report on checkpoints, with that on the records of the run and of its replay.
 
     Raises:
         UserError: as `compare_records` does.
     """
-    comparison = compare_records(then, now, report["steps"], status)
+    comparison = compare_records(before, now, report["steps"], status)
     windows = [one for one in comparison.differences if one.where.startswith(METRICS) and one.figure == "loss"]
     if report["losses"] is None and windows:
         first = min(windows, key=lambda one: int(one.where.rsplit(" ", 1)[1]))
         largest = max(one.size for one in windows)
         report["losses"] = {"first_step": int(first.where.rsplit(" ", 1)[1]), "largest": largest}
-    recorded, again = read_summary(then), read_summary(now)
+    recorded, again = read_summary(before), read_summary(now)
     digests = _digests(recorded) if recorded is not None and recorded.steps == report["steps"] else {}
     digests_now = _digests(again)
     differing = {one.figure: one.size for one in comparison.differences if one.where == f"{SUMMARY}, eval"}
@@ -206,9 +214,9 @@ def _digests(summary: Summary | None) -> dict[str, str | None]:
     return {"parameters": summary.digest.parameters, "losses": summary.digest.losses}
 
 
-def _log_layout(directory: Path, launches: list[Launch], here: runtime.Runtime) -> None:
+def _log_layout(directory: Path, launches: list[Launch], joined: runtime.Runtime) -> None:
     sizes = {launch.start: launch.manifest.world_size for launch in launches if launch.manifest is not None}
-    others = {start: size for start, size in sizes.items() if size != here.world_size}
+    others = {start: size for start, size in sizes.items() if size != joined.world_size}
     if others:
         start = min(others)
         log.info(
@@ -217,7 +225,7 @@ def _log_layout(directory: Path, launches: list[Launch], here: runtime.Runtime) 
             directory,
             others[start],
             start,
-            here.world_size,
+            joined.world_size,
             sizes[min(sizes)],
         )
 
@@ -245,10 +253,10 @@ def _report(directory: Path, report: dict[str, Any], changed: list[str], until: 
     if report["losses"]:
         log.info("verify: losses differ from step %d on, by %.3g relative at most",
                  report["losses"]["first_step"], report["losses"]["largest"])  # fmt: skip
-    for name, found in list(report["tensors"].items())[:1]:
+    for name, difference in list(report["tensors"].items())[:1]:
         log.info("verify: at step %d (of the checkpoints, %s) the first tensor that differs is %s, from element %s on, "
                  "by %.3g at most", report["tensors_at_step"], ", ".join(map(str, report["compared_at"])), name,
-                 list(found["first_element"]), found["largest"])  # fmt: skip
+                 list(difference["first_element"]), difference["largest"])  # fmt: skip
     for figure in report["figures"][:MOST_LINES]:
         log.info(
             "verify: %s: %s is recorded as %s, replayed as %s",

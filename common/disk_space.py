@@ -36,11 +36,11 @@ def require_room(needs: Sequence[Need], remedy: str = "free some, or choose anot
         free = shutil.disk_usage(_existing(path)).free
         if needed > free:
             if len(together) == 1:
-                asked = f"{together[0]} needed {together[0].what}"
+                text = f"{together[0]} needed {together[0].what}"
             else:
                 total = Need(path, needed, "", any(need.about for need in together))
-                asked = f"{total} needed ({', '.join(f'{need} {need.what}' for need in together)})"
-            raise UserError(f"{path}: {asked}, {in_words(free)} free; {remedy}")
+                text = f"{total} needed ({', '.join(f'{need} {need.what}' for need in together)})"
+            raise UserError(f"{path}: {text}, {in_words(free)} free; {remedy}")
 
 
 def _existing(path: Path) -> Path:

@@ -90,8 +90,8 @@ def match_64(typing_context: Any, buffer: types.Array, position: types.Integer, 
         vector = ir.VectorType(ir.IntType(8), 64)
         block = builder.load(builder.bitcast(builder.gep(array.data, [offset]), vector.as_pointer()))
         block.align = 1
-        wanted = context.cast(builder, arguments[2], signature.args[2], types.uint8)
-        one = builder.insert_element(ir.Constant(vector, ir.Undefined), wanted, ir.Constant(ir.IntType(32), 0))
+        byte = context.cast(builder, arguments[2], signature.args[2], types.uint8)
+        one = builder.insert_element(ir.Constant(vector, ir.Undefined), byte, ir.Constant(ir.IntType(32), 0))
         places = ir.Constant(ir.VectorType(ir.IntType(32), 64), [0] * 64)
         same = builder.icmp_unsigned("==", block, builder.shuffle_vector(one, one, places))
         return builder.bitcast(same, ir.IntType(64))

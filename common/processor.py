@@ -29,6 +29,6 @@ def _bytes_of_tiles() -> int:
     with mmap.mmap(-1, len(_SIZE_OF_TILES), prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC) as page:
         page.write(_SIZE_OF_TILES)
         start = ctypes.c_char.from_buffer(page)
-        found = ctypes.CFUNCTYPE(ctypes.c_uint32)(ctypes.addressof(start))()
+        register = ctypes.CFUNCTYPE(ctypes.c_uint32)(ctypes.addressof(start))()
         del start  # or the page could not be closed
-    return int(found) & 0xFFFF
+    return int(register) & 0xFFFF

@@ -32,9 +32,9 @@ from data_prep.traces.svg import Line, line_chart
 def main(config: PrepConfig) -> int:
     """Compare as configured; an exit status."""
     refuse_unused(config, ("locality.trace", "locality.other", "locality.split", "locality.plot"))
-    chosen = config.locality
-    one, other = required("locality.trace", chosen.trace), required("locality.other", chosen.other)
-    first, second = (profile_accesses(source, chosen.split, usable_cpus(), True)[0] for source in (one, other))
+    locality = config.locality
+    one, other = required("locality.trace", locality.trace), required("locality.other", locality.other)
+    first, second = (profile_accesses(source, locality.split, usable_cpus(), True)[0] for source in (one, other))
     sides = {str(one): first, str(other): second}
     if list(first) != list(second):
         raise UserError(
@@ -49,9 +49,9 @@ def main(config: PrepConfig) -> int:
         print(f"{name:>12} {' '.join(f'{count:>12,}' for count in counts)}  {distances[-1]}")
     together = distance_between(list(first.values()), list(second.values()))
     print(f"largest of {len(first)} tables: {largest(distances)}; of all accesses together: {together}")
-    if chosen.plot is not None:
-        write_atomically(Path(chosen.plot), plot(sides).encode())
-        print(f"{chosen.plot}: hit rates of LRU caches")
+    if locality.plot is not None:
+        write_atomically(Path(locality.plot), plot(sides).encode())
+        print(f"{locality.plot}: hit rates of LRU caches")
     return EXIT_DONE
 
 

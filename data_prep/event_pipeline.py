@@ -95,9 +95,9 @@ def prepare_events(data: DataConfig, root: Path) -> Manifest:
         everything = tuple({source.path: source for source in (*logs, *tables)}.values())
         parameters = {"name": EVENTS, "chunk_bytes": chunk_size(data), "order": ORDER, "bits": list(schema.actions)}
         same = {key: value for key, value in parameters.items() if key != "chunk_bytes"}
-        found = find_finished(root, same, schema.to_manifest(), everything, data)
-        if found is not None:
-            return found
+        finished = find_finished(root, same, schema.to_manifest(), everything, data)
+        if finished is not None:
+            return finished
         refuse_foreign_files(root, work, [Path(source.path) for source in everything])
         _check_input(path, schema, logs, tables)
         keep_or_discard_work(work, parameters | {"raw_schema": schema.to_manifest()}, everything)
@@ -118,15 +118,15 @@ def prepare_events(data: DataConfig, root: Path) -> Manifest:
 def _find_logs(data: DataConfig, root: Path, work: Path) -> tuple[list[Source], list[Source]]:
     """The log's files, fetched if need be, and further files that were fetched with them."""
     if data.source is DataSource.yambda:
-        found = find_remote(data, root, lambda rows: int(rows * (RUN_BYTES + 2 * PIECE_BYTES)))
-        return found[:1], found[1:]
+        sources = find_remote(data, root, lambda rows: int(rows * (RUN_BYTES + 2 * PIECE_BYTES)))
+        return sources[:1], sources[1:]
     if data.source is DataSource.synthetic_events:
-        found = find_log(data, root, work)
-        return found[:1], found[1:]
-    found = resolve_sources(data.raw)
+        sources = find_log(data, root, work)
+        return sources[:1], sources[1:]
+    sources = resolve_sources(data.raw)
     if data.scheduler is not None:
-        found = [replace(source, path=str(Path(source.path).absolute())) for source in found]
-    return found, []
+        sources = [replace(source, path=str(Path(source.path).absolute())) for source in sources]
+    return sources, []
 
 
 def _attribute_source(schema: Path, log: Source, fetched: list[Source], file: str) -> Source:
@@ -196,13 +196,13 @@ def _refuse_unreadable(
     refuse_changed(job.sources)
     if not sum(record.rows for record in records):
         raise UserError(f"{job.sources[0].path}: no events in it; get it again, or leave it out of data.raw")
-    found = [digest for digest in digests if digest is not None]
-    refuse_same(job.sources[: job.num_logs], [digest.sha256 for digest in found[: job.num_logs]])
+    readable = [digest for digest in digests if digest is not None]
+    refuse_same(job.sources[: job.num_logs], [digest.sha256 for digest in readable[: job.num_logs]])
     if data.remote.name:
-        for source, known, digest in zip(job.sources, known_sums(data, root, job.sources), found, strict=True):
+        for source, known, digest in zip(job.sources, known_sums(data, root, job.sources), readable, strict=True):
             refuse_other(Path(source.path), known, digest)
         raw_directory(data, root).mkdir(parents=True, exist_ok=True)
-        note_read(data, root, job.sources, found)
+        note_read(data, root, job.sources, readable)
 
 
 def _fit_ids(job: EventJob, records: list[SortRecord], runs: tuple[str, ...]) -> list[tuple[str, str]]:
@@ -240,7 +240,7 @@ def _attribute(
     values: NDArray[Any] = np.zeros(num_items, np.int32 if items is None else np.int64)
     known = np.zeros(num_items, np.bool_)
     for chunk in plan_event_chunks(job.sources[job.tables[name]], job.chunk_bytes):
-        for (keys, found), _ in parsed_blocks(
+        for (keys, block_values), _ in parsed_blocks(
             chunk, columns, schema.delimiter,
             lambda read, where: tuple(keys_of(read[each], where, each, schema.renumber) for each in columns),
         ):  # fmt: skip
@@ -249,7 +249,7 @@ def _attribute(
                 places = np.searchsorted(items, keys)
                 there = (places < len(items)) & (items[np.minimum(places, len(items) - 1)] == keys)
                 ids = places + 1
-            values[ids[there]], known[ids[there]] = found[there], True
+            values[ids[there]], known[ids[there]] = block_values[there], True
     if items is None:
         size = schema.rows.get(name, int(values.max(initial=0)) + 1)
         values[values >= size] = 0

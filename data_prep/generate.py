@@ -31,26 +31,26 @@ PIECE = 1 << 20
 def main(config: PrepConfig) -> int:
     """Generate as configured; an exit status."""
     refuse_unused(config, ("locality.profile", "locality.to", "locality.accesses", "locality.seed"))
-    chosen = config.locality
-    profiles, _ = load_profiles(Path(required("locality.profile", chosen.profile)))
-    directory = Path(required("locality.to", chosen.to))
-    if chosen.accesses is not None and chosen.accesses < 1:
-        raise UserError(f"locality.accesses={chosen.accesses}: must be at least 1")
+    locality = config.locality
+    profiles, _ = load_profiles(Path(required("locality.profile", locality.profile)))
+    directory = Path(required("locality.to", locality.to))
+    if locality.accesses is not None and locality.accesses < 1:
+        raise UserError(f"locality.accesses={locality.accesses}: must be at least 1")
     directory.mkdir(parents=True, exist_ok=True)
-    if chosen.accesses is not None:
+    if locality.accesses is not None:
         longest = max(profile.accesses for profile in profiles.values())
-        accesses = dict.fromkeys(profiles, chosen.accesses)
-        warn_of_length(profiles, accesses, f"locality.accesses={chosen.accesses}", f"{longest:,} accesses")
+        accesses = dict.fromkeys(profiles, locality.accesses)
+        warn_of_length(profiles, accesses, f"locality.accesses={locality.accesses}", f"{longest:,} accesses")
     for number, (name, profile) in enumerate(profiles.items()):
-        generator = AccessGenerator(profile, (chosen.seed, number))
+        generator = AccessGenerator(profile, (locality.seed, number))
         path = directory / f"{name}.txt"
         temporary = temporary_path(path)
-        left = chosen.accesses or profile.accesses
+        left = locality.accesses or profile.accesses
         with open(temporary, "w") as file:
             while left:
                 count = min(left, PIECE)
                 np.savetxt(file, generator.draw(count), fmt="%d")
                 left -= count
         temporary.replace(path)
-        print(f"{path}: {chosen.accesses or profile.accesses:,} accesses")
+        print(f"{path}: {locality.accesses or profile.accesses:,} accesses")
     return EXIT_DONE

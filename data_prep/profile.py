@@ -25,9 +25,9 @@ from data_prep.traces.histogram import save_profiles
 def main(config: PrepConfig) -> int:
     """Profile as configured; an exit status."""
     refuse_unused(config, ("locality.trace", "locality.profile", "locality.split"))
-    chosen = config.locality
-    trace, target = required("locality.trace", chosen.trace), required("locality.profile", chosen.profile)
-    profiles, rows = profile_accesses(trace, chosen.split, usable_cpus())
+    locality = config.locality
+    trace, target = required("locality.trace", locality.trace), required("locality.profile", locality.profile)
+    profiles, rows = profile_accesses(trace, locality.split, usable_cpus())
     save_profiles(Path(target), profiles, rows)
     for name, profile in profiles.items():
         print(f"{name}: {profile.accesses:,} accesses to {profile.distinct:,} of {profile.num_embeddings:,} rows")

@@ -68,9 +68,9 @@ def _verify_rows(root: Path, manifest: Manifest) -> None:
     """Check the shards of all splits, and the label rates."""
     positives = 0
     for name, split in manifest.splits.items():
-        found = sum(_verify_shard(root, name, shard, manifest) for shard in split.shards)
-        _check_rate(root, f"splits.{name}.label_rate", split.label_rate, found, split.rows)
-        positives += found
+        rows = sum(_verify_shard(root, name, shard, manifest) for shard in split.shards)
+        _check_rate(root, f"splits.{name}.label_rate", split.label_rate, rows, split.rows)
+        positives += rows
     _check_rate(root, "label_rate", manifest.label_rate, positives, manifest.rows)
 
 
@@ -88,12 +88,12 @@ def _refuse_strangers(root: Path, manifest: Manifest, vocabulary: dict[str, Any]
         ours |= {shard_path(root, name, shard.name, kind) for shard in split.shards for kind in shard.files}
     for name in dict.fromkeys((*SPLITS, EVENTS, *manifest.splits, VOCABULARY_DIRECTORY)):
         try:
-            found = sorted((root / name).iterdir())
+            entries = sorted((root / name).iterdir())
         except FileNotFoundError:
             continue  # a split without rows
         except OSError as error:
             raise UserError(f"{root / name}: directory not readable ({error}); {REMEDY}") from error
-        for path in found:
+        for path in entries:
             if path not in ours:
                 raise UserError(f"{path}: does not belong to the dataset, whose manifest does not name it; remove it")
 
@@ -149,10 +149,10 @@ def _refuse(
 
 
 def _check_rate(root: Path, key: str, rate: float | None, positives: int, rows: int) -> None:
-    found = positives / rows if rows else None
-    same = found is None if rate is None else found is not None and abs(found - rate) <= RATE_TOLERANCE
+    actual = positives / rows if rows else None
+    same = actual is None if rate is None else actual is not None and abs(actual - rate) <= RATE_TOLERANCE
     if not same:
-        raise UserError(f"{root / MANIFEST_NAME}: key {key!r} is {rate}, but in the shards it is {found}; {REMEDY}")
+        raise UserError(f"{root / MANIFEST_NAME}: key {key!r} is {rate}, but in the shards it is {actual}; {REMEDY}")
 
 
 def main(config: PrepConfig) -> int:

@@ -50,12 +50,12 @@ def input_cases(
     """Batches of a dataset in the order on disk, shuffled, and with bags of several ids; their parts alone."""
     row_bytes = LABEL_BYTES + VALUE_BYTES * (shape.num_dense + len(shape.num_embeddings))
     plain = replace(config, multi_hot=MultiHotConfig(), shuffle=False)
-    wanted = {
+    kinds = {
         "input/read": plain,
         "input/read_shuffled": replace(plain, shuffle=True),
         "input/read_shuffled_multi_hot": replace(plain, shuffle=True, multi_hot=_bags(shape)),
     }
-    for name, settings in wanted.items():
+    for name, settings in kinds.items():
         if settings.multi_hot.sizes is None and name.endswith("multi_hot"):
             continue
         ids = sum(shape.bag_sizes) if name.endswith("multi_hot") else len(shape.num_embeddings)

@@ -146,19 +146,19 @@ def dense_cases(shape: Shape, model: ModelConfig, device: torch.device, dtype: t
 
 def _pair(name: str, shape: Shape, module: nn.Module, inputs: tuple[Tensor, ...], dtype: torch.dtype) -> Iterator[Case]:
     """A module's forward, and its forward and backward."""
-    wanted = [tensor.requires_grad_() for tensor in inputs]
+    differentiable = [tensor.requires_grad_() for tensor in inputs]
     kind = inputs[0].device.type
 
     def forward() -> Any:
         with torch.autocast(kind, dtype=torch.bfloat16, enabled=dtype is torch.bfloat16):
-            return module(*wanted)
+            return module(*differentiable)
 
     def inference() -> None:
         with torch.no_grad():
             forward()
 
     def train() -> None:
-        for tensor in (*wanted, *module.parameters()):
+        for tensor in (*differentiable, *module.parameters()):
             tensor.grad = None
         outputs = forward()
         outputs.backward(torch.ones_like(outputs))

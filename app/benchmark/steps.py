@@ -55,7 +55,12 @@ def step_cases(shape: Shape, session: Session) -> Iterator[Case]:
 
 
 def inference_cases(
-    shape: Shape, config: BenchConfig, here: Runtime, root: Path, manifest: Manifest, wanted: Callable[[str], bool]
+    shape: Shape,
+    config: BenchConfig,
+    runtime: Runtime,
+    root: Path,
+    manifest: Manifest,
+    is_selected: Callable[[str], bool],
 ) -> Iterator[Case]:
     """One model after the other, each at every batch size. wanted: whether a case of that name is; no others are made.
 
@@ -64,22 +69,22 @@ def inference_cases(
     """
     for form in ("sharded", *(precision.value for precision in PRECISIONS)):
         names = {size: f"inference/{form}_b{size}" for size in config.inference.batch_sizes}
-        sizes = [size for size, name in names.items() if wanted(name)]
+        sizes = [size for size, name in names.items() if is_selected(name)]
         if not sizes:
             continue
         if form == "sharded":
             stored = config.model.tables.storage
             precision = TablePrecision.fp32 if stored is None else TablePrecision[stored.value]
-            score, dense = _sharded(config, here, root, manifest)
+            score, dense = _sharded(config, runtime, root, manifest)
         else:
             precision = TablePrecision[form]
-            score, dense = _served(config, here, root, manifest, precision)
+            score, dense = _served(config, runtime, root, manifest, precision)
         for size in sizes:
             sized = replace(shape, batch_size=size)
-            work = _work(score, sized, here.device)
+            work = _work(score, sized, runtime.device)
             min_bytes = forward_bytes(sized, precision, dense)
             yield Case(
-                names[size], str(sized), work, size * here.world_size, min_bytes, flops_of(work), is_latency=True
+                names[size], str(sized), work, size * runtime.world_size, min_bytes, flops_of(work), is_latency=True
             )
         del score, work
 
@@ -103,15 +108,15 @@ def _work(score: Score, shape: Shape, device: torch.device) -> Callable[[], Any]
     return work
 
 
-def _sharded(config: BenchConfig, here: Runtime, root: Path, manifest: Manifest) -> tuple[Score, int]:
+def _sharded(config: BenchConfig, runtime: Runtime, root: Path, manifest: Manifest) -> tuple[Score, int]:
     """The model as it is trained, and the number of its dense parameters; a collective call."""
-    model, _ = sharded_model(config, here, root, manifest, WITHOUT_STATE)
+    model, _ = sharded_model(config, runtime, root, manifest, WITHOUT_STATE)
     dense = sum(parameter.numel() for name, parameter in model.named_parameters() if not table_of(name))
-    return Predictor(config, here, root, manifest, model.eval()).forward, dense
+    return Predictor(config, runtime, root, manifest, model.eval()).forward, dense
 
 
 def _served(
-    config: BenchConfig, here: Runtime, root: Path, manifest: Manifest, precision: TablePrecision
+    config: BenchConfig, runtime: Runtime, root: Path, manifest: Manifest, precision: TablePrecision
 ) -> tuple[Score, int]:
     """The model of random weights, unsharded, and the number of its dense parameters."""
     model = served_model.unsharded(config, manifest)
@@ -121,5 +126,5 @@ def _served(
             nn.init.uniform_(parameter, -0.05, 0.05)
         else:
             dense += parameter.numel()
-    served = served_model.in_precision(model, precision, here.device)
-    return Predictor(config, here, root, manifest, served).forward, dense
+    served = served_model.in_precision(model, precision, runtime.device)
+    return Predictor(config, runtime, root, manifest, served).forward, dense

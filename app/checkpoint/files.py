@@ -209,28 +209,28 @@ def choose(config: CheckpointConfig, checkpoints: Path) -> str | None:
     Raises:
         UserError: the checkpoint asked for does not exist or is damaged, or checkpoints would be removed unasked.
     """
-    wanted = config.resume
+    choice = config.resume
     restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")
-    if restarted and wanted != "auto" and whole_checkpoints(checkpoints):
-        log.info("resume: torchrun restarted the job, so checkpoint.resume=auto instead of %s", wanted)
-        wanted = "auto"
-    if wanted == "never":
+    if restarted and choice != "auto" and whole_checkpoints(checkpoints):
+        log.info("resume: torchrun restarted the job, so checkpoint.resume=auto instead of %s", choice)
+        choice = "auto"
+    if choice == "never":
         _require_overwrite(config, whole_checkpoints(checkpoints))
         return None
-    if wanted == "auto":
+    if choice == "auto":
         path, skipped = newest_undamaged(checkpoints)
         for reason in skipped:
             log.warning("resume: skipped %s", reason)
         return None if path is None else str(path)
-    asked = Path(wanted)
-    if asked.name == LATEST and asked.is_file():
-        asked = asked.parent.parent
-    if (asked / CHECKPOINTS).is_dir():
-        path, _ = newest_undamaged(asked / CHECKPOINTS)
-        asked = path or asked
-    verify(asked)
-    _require_overwrite(config, _not_before(checkpoints, asked))
-    return str(asked)
+    directory = Path(choice)
+    if directory.name == LATEST and directory.is_file():
+        directory = directory.parent.parent
+    if (directory / CHECKPOINTS).is_dir():
+        path, _ = newest_undamaged(directory / CHECKPOINTS)
+        directory = path or directory
+    verify(directory)
+    _require_overwrite(config, _not_before(checkpoints, directory))
+    return str(directory)
 
 
 def _require_overwrite(config: CheckpointConfig, removed: list[Path]) -> None:

@@ -137,7 +137,7 @@ class Saver:
         try:
             self._write_part(step, part, tensors)
             failure, digests = self._digest_mine(part)
-            digests = {name: digest for theirs in self._agree(failure, digests) for name, digest in theirs.items()}
+            digests = {name: digest for of_rank in self._agree(failure, digests) for name, digest in of_rank.items()}
             self._agree(self._complete(part, final, saved, digests, best))
         except UserError:
             if dist.get_rank() == 0:
@@ -192,12 +192,12 @@ class Saver:
 
     def _agree(self, failure: str | None, value: Any = None) -> list[Any]:
         """Every process's value. Raises UserError on all processes if one reports a failure."""
-        everyones: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(everyones, (failure, value), group=self._group)
-        for message, _ in everyones:
+        of_ranks: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(of_ranks, (failure, value), group=self._group)
+        for message, _ in of_ranks:
             if message is not None:
                 raise UserError(message)
-        return [theirs for _, theirs in everyones]
+        return [theirs for _, theirs in of_ranks]
 
 
 def _missing_files(part: Path, digests: dict[str, FileDigest]) -> str | None:

@@ -17,15 +17,15 @@ UNFINISHED = ".work"  # data_prep's directory in a dataset that is being made
 
 def check_datasets(directory: Path) -> Iterator[Check]:
     """Check each dataset under a directory, finished or begun, whatever its depth; other programs' files are none."""
-    found = []
+    roots = []
     for above, directories, names in os.walk(directory):
         root = Path(above)
         is_of_another = format_of(root / MANIFEST_NAME) not in (None, FORMAT_NAME)
         if UNFINISHED in directories or (MANIFEST_NAME in names and not is_of_another):
-            found.append(root)
+            roots.append(root)
             directories.clear()
-    yield from map(check_dataset, sorted(found))
-    if not found:
+    yield from map(check_dataset, sorted(roots))
+    if not roots:
         yield ok(f"datasets in {directory}", "none yet")
 
 
@@ -43,9 +43,9 @@ def check_dataset(root: Path) -> Check:
         for shard in entry.shards:
             for kind, digest in shard.files.items():
                 path = shard_path(root, split, shard.name, kind)
-                found = path.stat().st_size if path.exists() else None
-                if found != digest.bytes:
-                    state = "missing" if found is None else f"{found} bytes, not {digest.bytes}"
+                actual = path.stat().st_size if path.exists() else None
+                if actual != digest.bytes:
+                    state = "missing" if actual is None else f"{actual} bytes, not {digest.bytes}"
                     return fail(name, f"{path}: {state}", "preprocess again with data.overwrite=true")
                 size += digest.bytes
     splits = ", ".join(f"{split} {entry.rows:,}" for split, entry in manifest.splits.items())
@@ -85,15 +85,15 @@ def check_run(run: Path) -> Check:
         except UserError as error:
             remedy = "a resumption uses the newest complete one; remove this one"
             return fail(name, f"{status}; its latest checkpoint is incomplete or damaged: {error}", remedy)
-    found = f"{status}, step {step}" if step is not None else status
+    state = f"{status}, step {step}" if step is not None else status
     if status == "failed":
-        return warn(name, found, f"read {run}/{LOG}; the same command resumes from the last checkpoint")
+        return warn(name, state, f"read {run}/{LOG}; the same command resumes from the last checkpoint")
     if status in ("running or killed", "interrupted"):
         remedy = "the same command resumes it" if latest else "no checkpoint yet: the same command starts over"
-        return warn(name, f"{found}; latest checkpoint {latest.name if latest else 'none'}", remedy)
+        return warn(name, f"{state}; latest checkpoint {latest.name if latest else 'none'}", remedy)
     if leftovers:
-        return warn(name, f"{found}; {len(leftovers)} unfinished checkpoint(s)", f"remove {leftovers[0]}")
-    return ok(name, found)
+        return warn(name, f"{state}; {len(leftovers)} unfinished checkpoint(s)", f"remove {leftovers[0]}")
+    return ok(name, state)
 
 
 def _latest(checkpoints: Path) -> Path | None:

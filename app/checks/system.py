@@ -21,13 +21,13 @@ CGROUP_MEMORY = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/
 def check_processors() -> Check:
     """Processors that this process may use, and threads that the environment asks for."""
     usable = len(os.sched_getaffinity(0))
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    found = f"{usable} of {os.cpu_count()} usable"
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    processors = f"{usable} of {os.cpu_count()} usable"
     if announces_missing_tiles():
-        found += "; AMX is announced but missing, bf16 uses AVX-512"
-    if asked.isdigit() and int(asked) > usable:
-        return warn("processors", f"{found}, OMP_NUM_THREADS={asked}", "unset it, or set runtime.num_threads")
-    return ok("processors", found)
+        processors += "; AMX is announced but missing, bf16 uses AVX-512"
+    if threads.isdigit() and int(threads) > usable:
+        return warn("processors", f"{processors}, OMP_NUM_THREADS={threads}", "unset it, or set runtime.num_threads")
+    return ok("processors", processors)
 
 
 def check_memory(minimum: int = MEMORY_BYTES) -> Check:
@@ -35,11 +35,11 @@ def check_memory(minimum: int = MEMORY_BYTES) -> Check:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = _container_limit()
     usable = min(total, limit or total)
-    found = f"{usable / GIB:.1f} GiB" + (f" (container's limit; the machine has {total / GIB:.1f})" if limit else "")
+    memory = f"{usable / GIB:.1f} GiB" + (f" (container's limit; the machine has {total / GIB:.1f})" if limit else "")
     if usable < minimum:
         remedy = "use a smaller data.memory_budget and data.max_ind_range, or a larger container"
-        return warn("memory", found, remedy)
-    return ok("memory", found)
+        return warn("memory", memory, remedy)
+    return ok("memory", memory)
 
 
 def _container_limit() -> int | None:
@@ -59,11 +59,11 @@ def check_shared_memory(path: Path = Path("/dev/shm"), minimum: int = SHARED_MEM
         total, _, free = shutil.disk_usage(path)
     except OSError as error:
         return warn("shared memory", f"{path}: {error.strerror}", "mount a tmpfs there: several processes need it")
-    found = f"{path}: {free / GIB:.1f} of {total / GIB:.1f} GiB free"
+    space = f"{path}: {free / GIB:.1f} of {total / GIB:.1f} GiB free"
     if free < minimum:
         remedy = "docker: --shm-size=8g, or --ipc=host; compose: shm_size; else: mount -o remount,size=8g /dev/shm"
-        return warn("shared memory", found, remedy)
-    return ok("shared memory", found)
+        return warn("shared memory", space, remedy)
+    return ok("shared memory", space)
 
 
 def check_limits(has_gpu: bool, min_files: int = OPEN_FILES) -> Iterator[Check]:
@@ -103,9 +103,9 @@ def check_disk(name: str, path: Path) -> Check:
     if not there.is_dir():
         return fail(name, f"{there}: not a directory", "move it away, or give another path")
     free = shutil.disk_usage(there).free
-    found = f"{there}: {free / GIB:.1f} GiB free"
+    space = f"{there}: {free / GIB:.1f} GiB free"
     if free < DISK_FAIL_BYTES:
-        return fail(name, found, "free some, or give another path")
+        return fail(name, space, "free some, or give another path")
     if free < DISK_WARN_BYTES:
-        return warn(name, found, "enough for small datasets only")
-    return ok(name, found)
+        return warn(name, space, "enough for small datasets only")
+    return ok(name, space)

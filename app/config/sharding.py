@@ -88,22 +88,22 @@ def types_allowed(types: Any, optimizer: OptimizerName, key: str = "sharding.typ
     Raises:
         UserError: not known types, or column-wise ones asked for with an optimizer to which they are another algorithm.
     """
-    asked = [types] if isinstance(types, str) else types
+    names = [types] if isinstance(types, str) else types
     rule = f"{key}={types}: must be one of {', '.join(SHARDING_TYPES)}, a list of them, or {AUTO_SHARDING}"
-    if not isinstance(asked, list) or not asked:
+    if not isinstance(names, list) or not names:
         raise UserError(rule)
-    asked = [_SHORT.get(kind, kind) for kind in asked]
-    if asked == [AUTO_SHARDING]:
+    names = [_SHORT.get(kind, kind) for kind in names]
+    if names == [AUTO_SHARDING]:
         # A replicated table's update may be another than FBGEMM's: torch's Adam moves every row at every step.
         # A grid is only for who asks for it, as in TorchRec's own planner.
         unfit = {"grid_shard", "data_parallel"} if optimizer.algorithm.moves_all_rows else {"grid_shard"}
         unfit |= set(COLUMN_TYPES) if optimizer.algorithm.needs_whole_rows else set()
         return [kind for kind in SHARDING_TYPES if kind not in unfit]
-    for kind in asked:
+    for kind in names:
         if kind not in SHARDING_TYPES:
             raise UserError(rule)
         refuse_columns(key, kind, optimizer)
-    return [kind for kind in SHARDING_TYPES if kind in asked]
+    return [kind for kind in SHARDING_TYPES if kind in names]
 
 
 def refuse_columns(key: str, kind: str, optimizer: OptimizerName) -> None:
@@ -123,16 +123,16 @@ def kernels_allowed(kernels: Any, types: list[str], auto: bool, key: str = "shar
     """
     if kernels is None:
         return ["dense", "fused"]
-    asked = [kernels] if isinstance(kernels, str) else kernels
-    if not isinstance(asked, list) or not asked or not set(asked) <= set(KERNELS):
+    names = [kernels] if isinstance(kernels, str) else kernels
+    if not isinstance(names, list) or not names or not set(names) <= set(KERNELS):
         raise UserError(f"{key}={kernels}: must be one of {', '.join(KERNELS)}, or a list of them")
     for kind in types:
-        if not auto and not kernels_of(kind, asked):
+        if not auto and not kernels_of(kind, names):
             raise UserError(
                 f"{key}={kernels}: the kernel of data_parallel is dense, and dense is no other type's; "
                 f"{kind} is among the sharding types"
             )
-    return asked
+    return names
 
 
 def kernels_of(kind: str, kernels: list[str]) -> list[str]:

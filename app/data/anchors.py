@@ -47,10 +47,10 @@ class Anchors:
         positions = np.empty(int(self.counts[number]), np.int64)
         begin = self.origin + number * self._seconds
         events = self._events
-        found = _collect(
+        count = _collect(
             events.offsets, events.times, events.flags, self._min_history, begin, begin + self._seconds, positions
         )
-        assert found == len(positions)
+        assert count == len(positions)
         return positions
 
     def users_of(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -65,13 +65,13 @@ def _span(
     """Times of the first and the last anchor, and the number of users that have one."""
     first, last, users = np.int64(1) << 62, np.int64(-1), 0
     for user in range(len(offsets) - 1):
-        found = False
+        is_open = False
         for event in range(offsets[user] + min_history, offsets[user + 1]):
             if flags[event] & ANCHOR_BIT:
-                first = min(first, np.int64(times[event])) if not found else first
+                first = min(first, np.int64(times[event])) if not is_open else first
                 last = max(last, np.int64(times[event]))
-                found = True
-        users += found
+                is_open = True
+        users += is_open
     return first, last, users
 
 
@@ -92,7 +92,7 @@ def _collect(
     begin: int, end: int, positions: NDArray[np.int64],
 ) -> Int:  # fmt: skip
     """Write the positions of the anchors with begin <= time < end; their number."""
-    found = 0
+    count = 0
     for user in range(len(offsets) - 1):
         low, high = offsets[user] + min_history, offsets[user + 1]
         stop = high
@@ -104,7 +104,7 @@ def _collect(
                 stop = middle
         while low < high and np.int64(times[low]) < end:
             if flags[low] & ANCHOR_BIT:
-                positions[found] = low
-                found += 1
+                positions[count] = low
+                count += 1
             low += 1
-    return found
+    return count

@@ -132,8 +132,8 @@ class Batch(Pipelineable):
     def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":
         """Copy to a device; to a GPU from page-locked memory, without which no copy overlaps a kernel."""
         is_pageable = self.labels.device.type == "cpu" and not self.labels.is_pinned()
-        here = self.pinned() if device.type != "cpu" and is_pageable else self
-        return here._with(lambda part: part.to(device, non_blocking=non_blocking))
+        source = self.pinned() if device.type != "cpu" and is_pageable else self
+        return source._with(lambda part: part.to(device, non_blocking=non_blocking))
 
     def pinned(self) -> "Batch":
         """Copy to page-locked memory, which torch reuses for the next batches."""

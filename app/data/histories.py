@@ -50,15 +50,15 @@ def gather_histories(
     count, most = len(anchors), min(max_history, quota * len(masks), scan_events)
     before = (anchors - events.offsets[users]).sum() if count else 0
     room = int(min(count * most, before))
-    found = Histories(np.zeros(count, np.int32), np.empty((1 + len(events.attributes), room), np.int32),
+    histories = Histories(np.zeros(count, np.int32), np.empty((1 + len(events.attributes), room), np.int32),
                       np.empty(room, np.int64), np.empty(room, np.uint8))  # fmt: skip
     total = _gather(
         anchors, users, events.offsets, events.items, events.times, events.flags, events.attributes, masks, quota,
-        scan_events, max_history, np.bitwise_or.reduce(masks), *found,
+        scan_events, max_history, np.bitwise_or.reduce(masks), *histories,
     )  # fmt: skip
     if total < 0:
         raise wrong_item(int(-1 - total))
-    return Histories(found.lengths, found.ids[:, :total], found.times[:total], found.actions[:total])
+    return Histories(histories.lengths, histories.ids[:, :total], histories.times[:total], histories.actions[:total])
 
 
 def wrong_item(event: int) -> OwnError:

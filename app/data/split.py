@@ -155,12 +155,12 @@ class SplitReader:
         """This process's parts of these global batches, padded to equal size."""
         local = global_batch_size // self._world_size
         builder = self._maker.of_size(local)
-        mine = range(self._rank * local, (self._rank + 1) * local)
+        local_rows = range(self._rank * local, (self._rank + 1) * local)
         cuts = [lane * global_batch_size // order.lanes for lane in range(order.lanes + 1)]
         with background_thread("read") as pool:
             parts = []
             for lane, share in enumerate(map(range, cuts, cuts[1:])):
-                if own := range(max(share.start, mine.start), min(share.stop, mine.stop)):
+                if own := range(max(share.start, local_rows.start), min(share.stop, local_rows.stop)):
                     windows = order.windows(lane, share, self.rows // global_batch_size)
                     rows = self._read(pool, order, windows, share, own, batches)
                     parts.append(self._cut(rows, len(own), len(batches)))

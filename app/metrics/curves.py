@@ -43,8 +43,8 @@ def click_curves(logits: NDArray[np.float32], labels: NDArray[np.float32], evalu
 
 def _thresholds(positives: NDArray[np.float32], negatives: NDArray[np.float32]) -> tuple[Roc, PrecisionRecall]:
     steps = np.linspace(0, 1, THRESHOLDS)
-    chosen = [scores[((len(scores) - 1) * steps).astype(np.int64)] for scores in (positives, negatives)]
-    thresholds = np.unique(np.concatenate(chosen))[::-1]  # descending: from (0, 0) to (1, 1)
+    quantiles = [scores[((len(scores) - 1) * steps).astype(np.int64)] for scores in (positives, negatives)]
+    thresholds = np.unique(np.concatenate(quantiles))[::-1]  # descending: from (0, 0) to (1, 1)
     true = len(positives) - np.searchsorted(positives, thresholds, "left")
     false = len(negatives) - np.searchsorted(negatives, thresholds, "left")
     false_rates = _rounded(np.concatenate(([0], false / len(negatives))))

@@ -16,12 +16,12 @@ def user_metrics(
     import torch  # both take seconds to import: only for datasets of events
     from torchrec.metrics.auc import compute_auc
 
-    found: dict[str, float | int | None] = {"gauc": None, "gauc_users": 0, "auc_torchrec": None}
+    metrics: dict[str, float | int | None] = {"gauc": None, "gauc_users": 0, "auc_torchrec": None}
     is_positive = labels > 0.5
     if is_positive.all() or not is_positive.any():
-        return found
+        return metrics
     preds, truth = (torch.from_numpy(each)[None].double() for each in (logits, labels))
-    found["auc_torchrec"] = float(compute_auc(1, [preds.sigmoid()], [truth], [torch.ones_like(truth)]))
+    metrics["auc_torchrec"] = float(compute_auc(1, [preds.sigmoid()], [truth], [torch.ones_like(truth)]))
     order = np.lexsort((logits, users))
     logits, is_positive, users = logits[order], is_positive[order], users[order]
     is_first = np.append(True, users[1:] != users[:-1])
@@ -35,6 +35,6 @@ def user_metrics(
     areas = np.add.reduceat(ranks * is_positive, starts) - positives * (positives + 1) / 2
     is_counted = (pairs > 0) & (logits[starts] < logits[starts + counts - 1])
     if is_counted.any():
-        found["gauc"] = float((areas[is_counted] / pairs[is_counted]).mean())
-        found["gauc_users"] = int(is_counted.sum())
-    return found
+        metrics["gauc"] = float((areas[is_counted] / pairs[is_counted]).mean())
+        metrics["gauc_users"] = int(is_counted.sum())
+    return metrics

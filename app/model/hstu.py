@@ -63,8 +63,8 @@ class EventArch(nn.Module):
 
     def forward(self, ids: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         """Rows [ids, D] by key."""
-        found: dict[str, JaggedTensor] = self.rows(ids)
-        return found
+        rows_of_tables: dict[str, JaggedTensor] = self.rows(ids)
+        return rows_of_tables
 
     def table_ids(self, ids: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """The ids that index the tables: as they are."""
@@ -232,7 +232,7 @@ class HSTU(nn.Module):
 
     def forward(self, sequences: Sequences, ids: KeyedJaggedTensor) -> Tensor:
         """A batch to logits [M, tasks] float32."""
-        rows = {key: found.values() for key, found in self.sparse_arch(ids).items()}
+        rows = {key: jagged.values() for key, jagged in self.sparse_arch(ids).items()}
         layout = SequenceLayout(
             [len(self._context) + length + number
              for length, number in zip(sequences.history_lengths, sequences.num_candidates, strict=True)],

@@ -276,5 +276,5 @@ _WEIGHT = re.compile(r"\.(?:embedding_bags|embeddings)\.(?P<table>.+)\.weight$")
 
 def table_of(key: str) -> str | None:
     """The table to which a parameter of this name belongs; None for dense parameters."""
-    found = _WEIGHT.search(key)
-    return found["table"] if found else None
+    match = _WEIGHT.search(key)
+    return match["table"] if match else None

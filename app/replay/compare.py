@@ -39,9 +39,9 @@ def bitwise_difference(
     bits = np.flatnonzero(np.ascontiguousarray(recorded).view(width) != np.ascontiguousarray(replayed).view(width))
     if not len(bits):
         return None
-    then, now = recorded.ravel()[bits].astype(np.float64), replayed.ravel()[bits].astype(np.float64)
+    before, now = recorded.ravel()[bits].astype(np.float64), replayed.ravel()[bits].astype(np.float64)
     with np.errstate(invalid="ignore"):
-        relative = np.abs(then - now) / np.maximum(floor, np.abs(then))
+        relative = np.abs(before - now) / np.maximum(floor, np.abs(before))
     largest = float("inf") if np.isnan(relative).any() else float(relative.max())
     first = tuple(int(index) for index in np.unravel_index(bits[0], recorded.shape))
     return BitwiseDifference(first, largest)
@@ -78,21 +78,22 @@ class ReplayComparison(Checkpointer):
         live = stage(tensors_of(self._session.model, self._session.optimizer))
         recorded = stage(live)
         read_tensors(path, recorded)
-        mine: dict[str, BitwiseDifference] = {}
-        for then, now in zip(local_tensors(recorded), local_tensors(live), strict=True):
-            difference = bitwise_difference(_array(then.values), _array(now.values), NEAR_ZERO)
+        differences: dict[str, BitwiseDifference] = {}
+        for before, now in zip(local_tensors(recorded), local_tensors(live), strict=True):
+            difference = bitwise_difference(_array(before.values), _array(now.values), NEAR_ZERO)
             if difference is not None:
-                index = tuple(a + b for a, b in zip(then.offsets, difference.first, strict=True))
-                mine[then.path] = (
-                    merged_difference(mine.get(then.path), BitwiseDifference(index, difference.largest)) or difference
+                index = tuple(a + b for a, b in zip(before.offsets, difference.first, strict=True))
+                differences[before.path] = (
+                    merged_difference(differences.get(before.path), BitwiseDifference(index, difference.largest))
+                    or difference
                 )
-        everyones: list[dict[str, BitwiseDifference]] = [{} for _ in range(dist.get_world_size())]
-        dist.all_gather_object(everyones, mine)
-        found: dict[str, BitwiseDifference | None] = {}
-        for theirs in everyones:
-            for name, difference in theirs.items():
-                found[name] = merged_difference(found.get(name), difference)
-        return {_short(name): found[name] for name in sorted(found, key=_order) if found[name] is not None}  # type: ignore
+        of_ranks: list[dict[str, BitwiseDifference]] = [{} for _ in range(dist.get_world_size())]
+        dist.all_gather_object(of_ranks, differences)
+        largest: dict[str, BitwiseDifference | None] = {}
+        for of_rank in of_ranks:
+            for name, difference in of_rank.items():
+                largest[name] = merged_difference(largest.get(name), difference)
+        return {_short(name): largest[name] for name in sorted(largest, key=_order) if largest[name] is not None}  # type: ignore
 
     def report(self, losses: BitwiseDifference | None) -> Json:
         """The comparison for the JSON; steps count from 1."""

@@ -67,20 +67,20 @@ def _steps(launches: list[Launch]) -> str:
     return f"steps {', '.join(parts)}"
 
 
-def _changes(then: RunManifest, now: RunManifest) -> list[str]:
-    conditions = {key: (getattr(then, key), getattr(now, key)) for key in LAYOUT}
+def _changes(recorded: RunManifest, now: RunManifest) -> list[str]:
+    conditions = {key: (getattr(recorded, key), getattr(now, key)) for key in LAYOUT}
     lines = [
         f"{key}: {before or None} then, {after} now"
         for key, (before, after) in conditions.items()
         if (before or None) != (after or None) and (before is not UNSET or key != "compile")
     ]
-    plans = then.plan or {}, now.plan or {}
+    plans = recorded.plan or {}, now.plan or {}
     if not lines and _places(plans[0]) != _places(plans[1]):
         lines = [f"sharding: {_types(plans[0])} then, {_types(plans[1])} now"]
     for part in ("code", "versions", "hardware", "environment", "files"):
-        if part == "files" and then.files is UNSET:  # which older runs lack
+        if part == "files" and recorded.files is UNSET:  # which older runs lack
             continue
-        before, after = (_facts(getattr(manifest, part)) for manifest in (then, now))
+        before, after = (_facts(getattr(manifest, part)) for manifest in (recorded, now))
         lines += [
             f"{part} {key}: {before.get(key)} then, {after.get(key)} now"
             for key in sorted(before.keys() | after.keys())

@@ -59,7 +59,7 @@ class RecordComparison(NamedTuple):
     not_compared: list[str]
 
 
-def compare_records(then: Path, now: Path, steps: int, status: str) -> RecordComparison:
+def compare_records(before: Path, now: Path, steps: int, status: str) -> RecordComparison:
     """Compare what two runs recorded of the first `steps` steps; `now` is the replay's directory.
 
     status: what the run's should be after these steps, were it not stopped.
@@ -70,7 +70,7 @@ def compare_records(then: Path, now: Path, steps: int, status: str) -> RecordCom
     differences: list[Difference] = []
     replayed = {(event.event, event.step): plain_object(event) for event in read_events(now) if event.event in KINDS}
     compared, skipped = 0, set()
-    for where, recorded, again in _pairs(then, now, steps, status, replayed):
+    for where, recorded, again in _pairs(before, now, steps, status, replayed):
         if not again:
             differences.append(Difference(where, "all", "recorded", "not replayed", math.inf))
         for name, value in recorded.items():
@@ -82,17 +82,17 @@ def compare_records(then: Path, now: Path, steps: int, status: str) -> RecordCom
             if size is not None:
                 differences.append(Difference(where, name, value, again[name], size))
     if not compared:
-        raise UserError(f"run={then}: {METRICS} has no losses to compare")
-    summary = read_summary(then)
+        raise UserError(f"run={before}: {METRICS} has no losses to compare")
+    summary = read_summary(before)
     skipped.update(name for name in NOT_COMPARED if summary is not None and name in plain_object(summary))
     return RecordComparison(differences, compared, sorted(skipped))
 
 
 def _pairs(
-    then: Path, now: Path, steps: int, status: str, replayed: Mapping[tuple[str, int], Json]
+    before: Path, now: Path, steps: int, status: str, replayed: Mapping[tuple[str, int], Json]
 ) -> Iterator[tuple[str, Json, Json]]:
     """Parts of both records that stand for the same, with their place."""
-    events = read_events(then)
+    events = read_events(before)
     for kind in KINDS:
         for event in events:
             if event.event == kind and event.step <= steps:
@@ -101,7 +101,7 @@ def _pairs(
                     plain_object(event),
                     replayed.get((kind, event.step), {}),
                 )
-    recorded, again = read_summary(then), read_summary(now)
+    recorded, again = read_summary(before), read_summary(now)
     if recorded is None or again is None or recorded.status == "failed":
         return
     evaluated = [event.step for event in events if event.event == "eval" and event.step <= steps]
@@ -116,7 +116,7 @@ def _pairs(
         yield f"{SUMMARY}, {part}", _part(recorded, part), _part(again, part)
     step = recorded.eval.step
     if step is not UNSET:
-        yield f"{SUMMARY}, eval", {"step": step}, {"step": _step_of_eval(then, recorded, step, evaluated)}
+        yield f"{SUMMARY}, eval", {"step": step}, {"step": _step_of_eval(before, recorded, step, evaluated)}
         yield f"{SUMMARY}, eval", plain_object(recorded.eval), _evaluation(replayed, step)
     if recorded.last and recorded.last.step is not UNSET:
         last = recorded.last.step

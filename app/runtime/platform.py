@@ -61,18 +61,18 @@ class Runtime:
     def mean(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
         """Mean over processes of arrays of one shape, summed in order of rank: it does not depend on the network."""
         total = np.zeros(values.shape, np.float64)
-        for theirs in self.gather(values):
-            total += theirs
+        for of_rank in self.gather(values):
+            total += of_rank
         return (total / self.world_size).astype(np.float32)
 
     def gather(self, values: NDArray[ScalarT]) -> list[NDArray[ScalarT]]:
         """Every process's array, in order of rank; all of one shape and dtype."""
         if self.world_size == 1:
             return [values]
-        mine = torch.from_numpy(np.require(values, requirements=["C", "W"]))
-        everyones = [torch.empty_like(mine) for _ in range(self.world_size)]
-        dist.all_gather(everyones, mine)
-        return [theirs.numpy() for theirs in everyones]
+        own_tensor = torch.from_numpy(np.require(values, requirements=["C", "W"]))
+        tensors = [torch.empty_like(own_tensor) for _ in range(self.world_size)]
+        dist.all_gather(tensors, own_tensor)
+        return [theirs.numpy() for theirs in tensors]
 
     def gather_objects(self, value: Any) -> list[Any]:
         """Every process's value, which pickle can carry, in order of rank."""
@@ -254,20 +254,20 @@ def _wait(until: float, rank: int, meeting: dist.Store) -> None:
 
 def _default_threads(launched: bool, local_world_size: int) -> int:
     """The user's OMP_NUM_THREADS (torchrun sets it to 1 by itself), else an equal share of the cores."""
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    if asked.isdigit() and (int(asked) > 1 or (int(asked) == 1 and not launched)):
-        return int(asked)
+    variable = os.environ.get("OMP_NUM_THREADS", "")
+    if variable.isdigit() and (int(variable) > 1 or (int(variable) == 1 and not launched)):
+        return int(variable)
     return max(1, len(os.sched_getaffinity(0)) // local_world_size)
 
 
-def _platform(wanted: Platform) -> Platform:
-    here = Platform.cpu
-    if wanted is not Platform.cpu and torch.cuda.is_available() and _fbgemm_has_gpu_code():
-        here = Platform.rocm if torch.version.hip else Platform.cuda
-    if wanted in (Platform.auto, here):
-        return here
+def _platform(platform: Platform) -> Platform:
+    detected = Platform.cpu
+    if platform is not Platform.cpu and torch.cuda.is_available() and _fbgemm_has_gpu_code():
+        detected = Platform.rocm if torch.version.hip else Platform.cuda
+    if platform in (Platform.auto, detected):
+        return detected
     raise UserError(
-        f"runtime.platform={wanted.value}: torch {torch.__version__} and this FBGEMM support {here.value} here; "
+        f"runtime.platform={platform.value}: torch {torch.__version__} and this FBGEMM support {detected.value} here; "
         "use runtime.platform=auto, or install the releases for that platform"
     )
 

@@ -61,12 +61,12 @@ def reporting_failures(rank: int, timeout_minutes: float, advice: FailureAdvice)
             reason, (_, again) = (text or "Python").splitlines()[0][:200], advice.resumption()
             message = f"out of memory ({reason}, process {rank}): {advice.less_memory}; {again}"
             raise OwnError(message) from error
-        found = _LOST.search(text) if isinstance(error, RuntimeError) else None
-        if not found:
+        match = _LOST.search(text) if isinstance(error, RuntimeError) else None
+        if not match:
             raise
         resumable, again = advice.resumption()
         raise LostPeerError(
-            f"process {rank}: another process is lost or unreachable ({found.group().lower()}; "
+            f"process {rank}: another process is lost or unreachable ({match.group().lower()}; "
             f"runtime.timeout_minutes={timeout_minutes:g}), perhaps killed for lack of memory; {again}",
             resumable,
         ) from error
@@ -83,13 +83,13 @@ def joined(config: AppConfig, advice: FailureAdvice) -> Iterator[Runtime]:
         LostPeerError: another process is gone.
     """
     settings = environment.apply(config.environment, with_networks=advice is not READING or is_launched())
-    here = platform.start(config.runtime, config.train.seed, config.train.deterministic)
-    log_to_terminal(here.rank)
+    runtime = platform.start(config.runtime, config.train.seed, config.train.deterministic)
+    log_to_terminal(runtime.rank)
     for line in settings:
         log.info("%s", line)
     try:
-        with reporting_failures(here.rank, config.runtime.timeout_minutes, advice):
-            yield here
+        with reporting_failures(runtime.rank, config.runtime.timeout_minutes, advice):
+            yield runtime
     except KeyboardInterrupt:
         raise  # the process ends: the others may be inside a collective operation
     except BaseException:

@@ -30,16 +30,16 @@ def with_user(candidates: NewRows, user: NewRows, path: Path) -> NewRows:
     return candidates._replace(columns=columns)
 
 
-def ignored_columns(candidates: NewRows, path: Path, wanted: Sequence[str], spare: Sequence[str]) -> list[str]:
+def ignored_columns(candidates: NewRows, path: Path, columns: Sequence[str], spare: Sequence[str]) -> list[str]:
     """The columns that nobody reads, when all that are wanted are there.
 
     Raises:
         UserError: names the first wanted column that is not there.
     """
-    for name in wanted:
+    for name in columns:
         if name not in candidates.columns:
-            raise UserError(f"{path}: no column {name}; the model reads {', '.join(wanted)}")
-    return [name for name in candidates.columns if name not in wanted and name not in spare]
+            raise UserError(f"{path}: no column {name}; the model reads {', '.join(columns)}")
+    return [name for name in candidates.columns if name not in columns and name not in spare]
 
 
 def texts_of(candidates: NewRows, path: Path, column: str) -> list[str]:

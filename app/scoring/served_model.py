@@ -149,9 +149,9 @@ class PackedRows(nn.Module):
 
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         """[L of the key, d] float32 by key."""
-        wanted = _under(features, self.lookup.keys)
-        rows, lengths, starts = self.lookup(wanted), wanted.lengths(), wanted.offset_per_key()
-        stride = wanted.stride()
+        packed = _under(features, self.lookup.keys)
+        rows, lengths, starts = self.lookup(packed), packed.lengths(), packed.offset_per_key()
+        stride = packed.stride()
         return {
             key: JaggedTensor(rows[starts[i] : starts[i + 1]], lengths=lengths[i * stride : (i + 1) * stride])
             for i, key in enumerate(self.lookup.keys)

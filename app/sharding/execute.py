@@ -88,13 +88,13 @@ def distribute(
 
 def table_collections(model: nn.Module) -> dict[str, list[str]]:
     """Names of the tables of each collection of an unsharded model, by the collection's path."""
-    found = {}
+    collections = {}
     for path, module in model.named_modules():
         if isinstance(module, EmbeddingBagCollection):
-            found[path] = list(module.embedding_bags)
+            collections[path] = list(module.embedding_bags)
         elif isinstance(module, EmbeddingCollection):
-            found[path] = list(module.embeddings)
-    return found
+            collections[path] = list(module.embeddings)
+    return collections
 
 
 def codecs(qcomm: QCommConfig) -> dict[str, QuantizedCommCodecs] | None:

@@ -17,20 +17,20 @@ def forecast_plan(
     model: SparseArch | EventArch,
     plan: Plan,
     workload: Workload,
-    chosen: Mapping[str, Choice],
+    choices: Mapping[str, Choice],
     possible: Mapping[str, Choice],
 ) -> PlanFile:
     """A plan's file, with the cost of the plan, made within `chosen`; reasons look at all that is `possible`."""
     parts = estimates(model, plan, workload)
     every = sharding_options(model, possible, workload)
-    ways = {name: _by_type(found, plan.world_size) for name, found in every.items()}
+    ways = {name: _by_type(options, plan.world_size) for name, options in every.items()}
     ranks = [Estimate(rank) for rank in range(plan.world_size)]
     document = plan.to_document()
     for table in tables_in_order(model):
         shards = parts[table.name]
         for shard in shards:
             ranks[shard.rank] = ranks[shard.rank].plus(shard)
-        own, choice = _busiest(shards), chosen.get(table.name)
+        own, choice = _busiest(shards), choices.get(table.name)
         forced = "as the plan's file says" if choice is None else f"as {choice.key}.types says"
         is_forced = choice is None or choice.is_forced
         entry = document.tables[table.name]
@@ -61,10 +61,10 @@ def capacity(workload: Workload) -> int:
     return int(storage.hbm * (1 - workload.reserve))
 
 
-def _by_type(found: Sequence[ShardingOption], world_size: int) -> dict[str, Estimate]:
+def _by_type(options: Sequence[ShardingOption], world_size: int) -> dict[str, Estimate]:
     """The fastest way of each sharding type."""
     best: dict[str, Estimate] = {}
-    for option in found:
+    for option in options:
         cost = _busiest([estimate_shard(shard, 0, world_size) for shard in option.shards])
         if option.sharding_type not in best or cost.total_ms < best[option.sharding_type].total_ms:
             best[option.sharding_type] = cost

@@ -42,11 +42,16 @@ def plan_for(
 
     def decided() -> str:
         own = config.topology
-        here = {"nodes": runtime.world_size // runtime.local_world_size, "devices_per_node": runtime.local_world_size}
-        for key, number in here.items():
+        numbers = {
+            "nodes": runtime.world_size // runtime.local_world_size,
+            "devices_per_node": runtime.local_world_size,
+        }
+        for key, number in numbers.items():
             if getattr(own, key) not in (None, number):
                 raise UserError(f"topology.{key}={getattr(own, key)}: the run has {number}; leave it out")
-        counted = replace(config, topology=replace(own, nodes=here["nodes"], devices_per_node=here["devices_per_node"]))
+        counted = replace(
+            config, topology=replace(own, nodes=numbers["nodes"], devices_per_node=numbers["devices_per_node"])
+        )
         return encode(decide(counted, runtime.device, tables, bag_sizes).to_document())
 
     plan = Plan.from_document(decode(runtime.on_rank_0(decided), PlanFile))
@@ -111,18 +116,18 @@ def _decide(
                     "sharding.types=data_parallel instead of the plan"
                 )
         return plan
-    chosen = choices(config.sharding, optimizer, parts, device, world_size)
-    if not all(choice.is_forced for choice in chosen.values()):
+    of_tables = choices(config.sharding, optimizer, parts, device, world_size)
+    if not all(choice.is_forced for choice in of_tables.values()):
         try:
             resolved = topology.resolve(own, lambda: topology.probe(device.type), local_world_size)
         except UserError as error:
             if config.sharding.types is not None:
                 raise
             log.warning("sharding: %s; tables are table_wise until then, balanced by their size alone", error)
-            chosen = choices(replace(config.sharding, types="table_wise"), optimizer, parts, device, world_size)
+            of_tables = choices(replace(config.sharding, types="table_wise"), optimizer, parts, device, world_size)
         else:
-            return search(tables, chosen, workload(config, resolved, tables, bag_sizes))
-    return place_tables(parts, chosen, world_size, local_world_size)
+            return search(tables, of_tables, workload(config, resolved, tables, bag_sizes))
+    return place_tables(parts, of_tables, world_size, local_world_size)
 
 
 def choices(
@@ -138,10 +143,10 @@ def choices(
         if config.tables:
             raise UserError(f"sharding.tables: {reason}; leave it out, as all tables are data_parallel")
         raise UserError(f"sharding.types={shown(config.types)}: {reason}; give sharding.types=data_parallel")
-    asked = with_default_types(config, world_size, device.type)
+    settings = with_default_types(config, world_size, device.type)
     if reason is not None or not has_fused(optimizer.name, device):
-        asked = replicated(asked, optimizer, reason, parts, device)
-    return table_choices(asked, optimizer.name, parts, device.type)
+        settings = replicated(settings, optimizer, reason, parts, device)
+    return table_choices(settings, optimizer.name, parts, device.type)
 
 
 def workload(
@@ -171,9 +176,9 @@ def bag_sizes(
     Of events, by key, with histories as long as they can be.
     """
     if events is not None:
-        keys, asked, hstu = EventKeys.of(events), config.data.events, config.model.hstu
-        room = hstu.max_seq_len - len(keys.context) - 1 if hstu is not None else asked.history_length
-        length = float(min(asked.history_length, asked.max_history or asked.history_length, room))
+        keys, event_config, hstu = EventKeys.of(events), config.data.events, config.model.hstu
+        room = hstu.max_seq_len - len(keys.context) - 1 if hstu is not None else event_config.history_length
+        length = float(min(event_config.history_length, event_config.max_history or event_config.history_length, room))
         return {**dict.fromkeys((*keys.context, *keys.candidate), 1.0), **dict.fromkeys(keys.history, length)}
     bags = multi_hot_bags(config.data)
     if bags is not None:

@@ -179,12 +179,12 @@ def read_plan(path: Path, tables: Sequence[TableSpec], world_size: int, local_wo
         UserError: not a plan, or one for other tables, or for other numbers of processes.
     """
     plan, _ = load_plan("sharding.plan", path)
-    for what, planned, here in (
+    for what, planned, actual in (
         ("processes", plan.world_size, world_size),
         ("processes a machine", plan.local_world_size, local_world_size),
     ):
-        if planned != here:
-            raise UserError(f"sharding.plan={path}: made for {planned} {what}, but there are {here}; plan again")
+        if planned != actual:
+            raise UserError(f"sharding.plan={path}: made for {planned} {what}, but there are {actual}; plan again")
     unknown = [name for name in plan.tables if name not in {table.name for table in tables}]
     missing = [table.name for table in tables if table.name not in plan.tables]
     if unknown or missing:

@@ -71,10 +71,10 @@ def table_choices(
         key, own = of_table(config, table.name, list(table.keys))
         types = shardable(f"{key}.types", types_allowed(own.types, optimizer, f"{key}.types"), table)
         kernels = kernels_allowed(own.kernels, types, own.types == AUTO_SHARDING, f"{key}.kernels")
-        if device_type == "cpu" and (asked := [kernel for kernel in kernels if kernel in UVM_KERNELS]):
+        if device_type == "cpu" and (uvm_kernels := [kernel for kernel in kernels if kernel in UVM_KERNELS]):
             raise UserError(
-                f"{key}.kernels={asked[0]}: keeps a table in host memory for a GPU to read; a CPU's tables are there "
-                "anyway, use fused"
+                f"{key}.kernels={uvm_kernels[0]}: keeps a table in host memory for a GPU to read; a CPU's tables are "
+                "there anyway, use fused"
             )
         options = tuple((kind, kernel) for kind in types for kernel in kernels_of(kind, kernels))
         cached = any(kernel == "fused_uvm_caching" for _, kernel in options)
@@ -106,7 +106,7 @@ class _Loads:
 
 
 def place_tables(
-    tables: Sequence[TableSpec], chosen: Mapping[str, Choice], world_size: int, local_world_size: int
+    tables: Sequence[TableSpec], choices: Mapping[str, Choice], world_size: int, local_world_size: int
 ) -> Plan:
     """The plan of tables to which nothing is left to choose, largest first.
 
@@ -117,7 +117,7 @@ def place_tables(
     loads = _Loads(world_size, local_world_size)
     placed: dict[str, TablePlan] = {}
     for table in sorted(tables, key=lambda table: -table.num_embeddings * table.embedding_dim):
-        choice = chosen[table.name]
+        choice = choices[table.name]
         ((kind, kernel),) = choice.options
         shards = _placed_shards(kind, table, loads, choice.min_partition)
         placed[table.name] = TablePlan(kind, kernel, shards, choice.cache_load_factor)
@@ -146,8 +146,8 @@ def _placed_shards(kind: str, table: TableSpec, loads: _Loads, min_partition: in
         return loads.take(shards, loads.lightest_machines(1)[0])
     if kind == "table_column_wise":
         return loads.take(shards, loads.lightest(loads.lightest_machines(1)[0], len(shards)))
-    chosen = loads.lightest_machines(table.embedding_dim // columns)
-    return loads.take(shards, [rank for machine in chosen for rank in machine])
+    lightest = loads.lightest_machines(table.embedding_dim // columns)
+    return loads.take(shards, [rank for machine in lightest for rank in machine])
 
 
 def shard_columns(embedding_dim: int, max_shards: int, min_partition: int | None) -> int:
@@ -211,13 +211,13 @@ class Estimate(NamedTuple):
                         self.lookup_ms + other.lookup_ms, self.communication_ms + other.communication_ms)  # fmt: skip
 
 
-def search(model: SparseArch | EventArch, chosen: Mapping[str, Choice], workload: Workload) -> Plan:
+def search(model: SparseArch | EventArch, choices: Mapping[str, Choice], workload: Workload) -> Plan:
     """The best plan that TorchRec's planner finds within the choices; needs no process group.
 
     Raises:
         UserError: it finds none, for lack of memory.
     """
-    constraints = _constraints(chosen, workload)
+    constraints = _constraints(choices, workload)
     best = _BestPlan()
     planner = EmbeddingShardingPlanner(
         topology=workload.topology,
@@ -232,22 +232,22 @@ def search(model: SparseArch | EventArch, chosen: Mapping[str, Choice], workload
             planner.plan(model, workload.sharders())
     except PlannerError as error:
         raise UserError(_no_plan(model, workload)) from error
-    planned = {option.name: _table_plan(option, chosen[option.name]) for option in best.options}
+    planned = {option.name: _table_plan(option, choices[option.name]) for option in best.options}
     topology = workload.topology
     order = {table.name: planned[table.name] for table in tables_in_order(model)}
     return Plan(topology.world_size, topology.local_world_size, order)
 
 
 def sharding_options(
-    model: nn.Module, chosen: Mapping[str, Choice], workload: Workload
+    model: nn.Module, choices: Mapping[str, Choice], workload: Workload
 ) -> dict[str, list[ShardingOption]]:
     """Each table's options within its choice, with TorchRec's estimates."""
-    enumerator = _Enumerator(workload, _constraints(chosen, workload))
-    found: dict[str, list[ShardingOption]] = {name: [] for name in chosen}
+    enumerator = _Enumerator(workload, _constraints(choices, workload))
+    options: dict[str, list[ShardingOption]] = {name: [] for name in choices}
     with _silenced():
         for option in enumerator.enumerate(model, workload.sharders()):
-            found[option.name].append(option)
-    return found
+            options[option.name].append(option)
+    return options
 
 
 def estimates(model: nn.Module, plan: Plan, workload: Workload) -> dict[str, list[Estimate]]:
@@ -278,7 +278,7 @@ def estimate_shard(shard: Any, rank: int, world_size: int) -> Estimate:
     return Estimate(rank, storage.hbm, storage.ddr, lookup, communication)
 
 
-def _constraints(chosen: Mapping[str, Choice], workload: Workload) -> dict[str, ParameterConstraints]:
+def _constraints(choices: Mapping[str, Choice], workload: Workload) -> dict[str, ParameterConstraints]:
     return {
         name: ParameterConstraints(
             sharding_types=choice.types,
@@ -290,7 +290,7 @@ def _constraints(chosen: Mapping[str, Choice], workload: Workload) -> dict[str, 
             if choice.cache_load_factor is None
             else CacheParams(load_factor=choice.cache_load_factor),
         )
-        for name, choice in chosen.items()
+        for name, choice in choices.items()
     }
 
 

@@ -78,8 +78,8 @@ def resolve(config: TopologyConfig, find: Callable[[], Device], devices_per_node
     if config.file is not None:
         config = _over(_read(Path(config.file)), config)
     elif config.name == AUTO_TOPOLOGY and any(getattr(config, key) is None for key in HARDWARE):
-        found = identify(find(), known())
-        config = replace(_over(found, config), name=found.name)
+        entry = identify(find(), known())
+        config = replace(_over(entry, config), name=entry.name)
     if config.architecture == "cpu":
         memory = config.memory_gib or probe("cpu").memory_gib / devices_per_node
         config = replace(config, memory_gib=memory, host_memory_gib=config.host_memory_gib or memory)
@@ -106,12 +106,12 @@ def identify(device: Device, among: Mapping[str, TopologyConfig]) -> TopologyCon
     if not fit:
         raise UserError(f"topology=auto: {device} is not known; {_example(device)}")
     spelled = device.name.lower().replace(" ", "")
-    found = max(fit, key=lambda entry: len(entry.name) * (entry.name in spelled))  # gb300 is no b300
-    log.info("topology: %s identified as %s", device, found.name)
+    best = max(fit, key=lambda entry: len(entry.name) * (entry.name in spelled))  # gb300 is no b300
+    log.info("topology: %s identified as %s", device, best.name)
     if "pcie" in spelled:
         log.warning("topology: %s is the form with NVLink; give topology.memory_gb_per_s and .intra_host_gb_per_s of "
-                    "the PCIe card", found.name)  # fmt: skip
-    return found
+                    "the PCIe card", best.name)  # fmt: skip
+    return best
 
 
 def to_torchrec(topology: TopologyConfig, world_size: int, local_world_size: int) -> Topology:

@@ -177,9 +177,9 @@ class MLPerf:
     def _of_sequences(self) -> Json:
         """What the rules for DLRMv4 (Training 6.1) ask for."""
         keys, config = self._keys, self._config
-        optimizer, hstu, chosen = config.optimizer, config.model.hstu, config.runtime.precision
+        optimizer, hstu, arithmetic = config.optimizer, config.model.hstu, config.runtime.precision
         assert hstu is not None
-        precision = "fp32" if chosen is None else chosen.value
+        precision = "fp32" if arithmetic is None else arithmetic.value
         qcomm = config.sharding.qcomm
         sent = min(qcomm.forward.value, qcomm.backward.value, key=BY_PRECISION.index)
         return {

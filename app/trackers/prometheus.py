@@ -33,9 +33,9 @@ class Prometheus:
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:  # the name is http.server's
-                found = self.path.partition("?")[0] == "/metrics"
-                body = tracker.text().encode() if found else b"see /metrics\n"
-                self.send_response(200 if found else 404)
+                is_metrics = self.path.partition("?")[0] == "/metrics"
+                body = tracker.text().encode() if is_metrics else b"see /metrics\n"
+                self.send_response(200 if is_metrics else 404)
                 self.send_header("Content-Type", CONTENT_TYPE)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()

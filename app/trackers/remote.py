@@ -29,8 +29,8 @@ class MLflow:
             self._sent = max((metric.step for metric in history), default=-1)
             self._client.set_terminated(self._id, status="RUNNING")
             return
-        found = self._client.get_experiment_by_name(experiment)
-        number = found.experiment_id if found else self._client.create_experiment(experiment)
+        existing = self._client.get_experiment_by_name(experiment)
+        number = existing.experiment_id if existing else self._client.create_experiment(experiment)
         self._id = self._client.create_run(number, run_name=run).info.run_id
         params = [self._entities.Param(key, str(value)) for key, value in settings.items()]
         self._client.log_batch(self._id, params=params)

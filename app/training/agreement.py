@@ -142,10 +142,10 @@ def on_each_machine(runtime: Runtime, shared: bool, action: Callable[[], None]) 
 def _by_host(facts: Mapping[str, object], runtime: Runtime) -> dict[str, Json]:
     """Each machine's facts by its name, those of its first process; with the process where others of it differ."""
     hosts: dict[str, Json] = {}
-    for rank, (host, theirs) in enumerate(runtime.gather_objects((socket.gethostname(), dict(facts)))):
+    for rank, (host, of_rank) in enumerate(runtime.gather_objects((socket.gethostname(), dict(facts)))):
         is_another = rank % runtime.local_world_size == 0 and host in hosts  # another machine of the same name
-        differs = hosts.get(host, theirs) != theirs
-        hosts.setdefault(f"{host} (process {rank})" if is_another or differs else host, theirs)
+        differs = hosts.get(host, of_rank) != of_rank
+        hosts.setdefault(f"{host} (process {rank})" if is_another or differs else host, of_rank)
     return hosts
 
 

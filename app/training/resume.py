@@ -93,9 +93,9 @@ def restore(path: Path, session: Session) -> Resumed:
     values, arrays = saved.state, saved.arrays
     require_dataset(path, values.dataset, values.dataset_digest, session.root, session.manifest)
     if (difference := _first_difference(values, session.config)) is not None:
-        key, now, then = difference
+        key, now, recorded = difference
         raise UserError(
-            f"{key}={now}: the run at {path} was started with {then}; "
+            f"{key}={now}: the run at {path} was started with {recorded}; "
             "give another run.name, or checkpoint.resume=never checkpoint.overwrite=true to start over"
         )
     load_tensors(path, session.model, session.optimizer)
@@ -117,8 +117,8 @@ def restore(path: Path, session: Session) -> Resumed:
     )
     line = f"resume: from {path}, step {state.step}"
     if values.world_size == session.runtime.world_size:
-        mine = {name: states[session.runtime.rank] for name, states in arrays.items() if name.startswith("rng_")}
-        rng.restore(mine, session.runtime.device)
+        own_states = {name: states[session.runtime.rank] for name, states in arrays.items() if name.startswith("rng_")}
+        rng.restore(own_states, session.runtime.device)
     before, layout = {"compile": Compile.none.value, **plain_object(values.layout)}, plain_object(_layout(session))
     if changes := [f"{key} {before[key]} then, {layout[key]} now" for key in layout if before[key] != layout[key]]:
         line += f" ({'; '.join(changes)}: results agree with an uninterrupted run within rounding only, losses to 1e-5)"
@@ -251,8 +251,11 @@ def _first_difference(saved: SavedState, config: AppConfig) -> tuple[str, object
     now = fingerprint(config)
     defaults = {key: value for key, value in fingerprint(AppConfig()).items() if value != MISSING}
     defaults["data.shuffle_lanes"] = 1
-    then = {**saved.fingerprint, **{key: defaults[key] for key in defaults if key not in saved.fingerprint}}  # older
-    return next(((key, now.get(key), value) for key, value in then.items() if now.get(key) != value), None)
+    recorded = {
+        **saved.fingerprint,
+        **{key: defaults[key] for key in defaults if key not in saved.fingerprint},
+    }  # older
+    return next(((key, now.get(key), value) for key, value in recorded.items() if now.get(key) != value), None)
 
 
 class TrainedRun(NamedTuple):
@@ -286,18 +289,18 @@ class TrainedRun(NamedTuple):
         log.info("checkpoint: %s, step %d%s%s", self.path, self.state.step, own, others)
 
 
-def open_checkpoint(run: Path, choice: str | None, config: AppConfig, here: Runtime) -> TrainedRun:
+def open_checkpoint(run: Path, choice: str | None, config: AppConfig, runtime: Runtime) -> TrainedRun:
     """The checkpoint of a run that `find_checkpoint` selects, with its dataset; `config` is that of `trained_config`.
 
     Raises:
         UserError: there is none, it is of another run, or the dataset is not the one it was trained on.
     """
-    path = Path(here.on_rank_0(lambda: find_checkpoint(run, choice)))
+    path = Path(runtime.on_rank_0(lambda: find_checkpoint(run, choice)))
     state = read(path).state
     if (difference := _first_difference(state, from_plain(read_config(run)))) is not None:
-        key, now, then = difference
+        key, now, recorded = difference
         raise UserError(
-            f"checkpoint={path}: was trained with {key}={then}, and run={run} with {now}; give its own run=, or a "
+            f"checkpoint={path}: was trained with {key}={recorded}, and run={run} with {now}; give its own run=, or a "
             f"checkpoint in {run / CHECKPOINTS}"
         )
     best, whole = pointed_to(run / CHECKPOINTS, BEST), whole_checkpoints(run / CHECKPOINTS)
@@ -318,7 +321,7 @@ def open_dataset(config: AppConfig, trained: Path, path_then: str, digest_then: 
     return root, manifest
 
 
-def trained_config(run: Path, asked: RuntimeConfig, data_path: str | None) -> AppConfig:
+def trained_config(run: Path, own_runtime: RuntimeConfig, data_path: str | None) -> AppConfig:
     """A run's own configuration, with the runtime asked for and the dataset's present path.
 
     Raises:
@@ -329,9 +332,9 @@ def trained_config(run: Path, asked: RuntimeConfig, data_path: str | None) -> Ap
     except ConversionError as error:
         raise UserError(f"run={run}: {CONFIG} is of another version ({error})") from error
     runtime = replace(
-        asked,
-        precision=asked.precision or config.runtime.precision,
-        compile=asked.compile or config.runtime.compile,
-        num_threads=asked.num_threads or config.runtime.num_threads,
+        own_runtime,
+        precision=own_runtime.precision or config.runtime.precision,
+        compile=own_runtime.compile or config.runtime.compile,
+        num_threads=own_runtime.num_threads or config.runtime.num_threads,
     )
     return replace(config, runtime=runtime, data=replace(config.data, path=data_path or config.data.path))

@@ -156,8 +156,8 @@ def refuse_unused_groups(data: DataConfig) -> None:
     """Raises UserError for a key of another source than the chosen one."""
     usual = DataConfig()
     for group, sources in GROUPS.items():
-        here, there = vars(getattr(data, group)), vars(getattr(usual, group))
-        for key, value in here.items():
+        values, there = vars(getattr(data, group)), vars(getattr(usual, group))
+        for key, value in values.items():
             if data.source not in sources and value != there[key]:
                 raise UserError(f"data.{group}.{key}: has no effect with data={data.source.value}; leave it out")
 

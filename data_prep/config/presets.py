@@ -213,14 +213,14 @@ def differences(rules: Rules) -> list[str]:
     }
     if rules.split is None:
         choices["data.split.method"] = (None, None)  # what differs is that there is data.train
-    changed = [f"{key}={chosen}" for key, (chosen, published) in choices.items() if chosen != published]
+    changed = [f"{key}={value}" for key, (value, published) in choices.items() if value != published]
     return changed if rules.split is not None else [*changed, "data.train"]
 
 
 def report_differences(rules: Rules) -> None:
     """Print the differences, if any, in one line on stderr."""
-    if found := ", ".join(differences(rules)):
-        message = f"output will differ from {REPEATED[rules.encoding]} because of {found}"
+    if text := ", ".join(differences(rules)):
+        message = f"output will differ from {REPEATED[rules.encoding]} because of {text}"
         print(f"data.encoding={rules.encoding.value}: {message}", file=sys.stderr)
 
 

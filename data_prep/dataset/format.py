@@ -110,7 +110,7 @@ def mean_bag_sizes(root: Path, manifest: Manifest, split: str = "train") -> dict
 
 
 def _open_array(
-    root: Path, split: str, shard: Shard, kind: str, wanted: tuple[tuple[int, ...], np.dtype[Any]]
+    root: Path, split: str, shard: Shard, kind: str, expected: tuple[tuple[int, ...], np.dtype[Any]]
 ) -> NDArray[Any]:
     path = shard_path(root, split, shard.name, kind)
     try:
@@ -122,8 +122,8 @@ def _open_array(
         raise UserError(f"{path}: the manifest does not name it; {REMEDY}") from error
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: file not readable ({error}); {REMEDY}") from error
-    if (array.shape, array.dtype) != wanted:
-        shape, dtype = wanted
+    if (array.shape, array.dtype) != expected:
+        shape, dtype = expected
         raise UserError(f"{path}: {array.dtype} {array.shape}, but the manifest says {dtype} {shape}; {REMEDY}")
     if not array.flags.c_contiguous:
         raise UserError(f"{path}: column by column (Fortran's order), but shards are row by row; {REMEDY}")
@@ -147,12 +147,12 @@ def verify_file(path: Path, expected: FileDigest) -> None:
         UserError: it is missing or differs.
     """
     try:
-        found = digest_file(path)
+        digest = digest_file(path)
     except OSError as error:
         raise UserError(f"{path}: file not readable ({error}); {REMEDY}") from error
-    if found != expected:
+    if digest != expected:
         raise UserError(
-            f"{path}: sha256 {found.sha256[:12]}… of {found.bytes} bytes, but the manifest says "
+            f"{path}: sha256 {digest.sha256[:12]}… of {digest.bytes} bytes, but the manifest says "
             f"{expected.sha256[:12]}… of {expected.bytes}; the file changed: {REMEDY}"
         )
 

@@ -126,8 +126,8 @@ def build_manifest(
     for name in SPLITS:
         rows = sum(shard.rows for split, shard, _ in shards if split == name)
         positives = sum(count for split, _, count in shards if split == name)
-        mine = [shard for split, shard, _ in shards if split == name]
-        splits[name] = Split(rows, positives / rows if rows else None, mine)
+        of_split = [shard for split, shard, _ in shards if split == name]
+        splits[name] = Split(rows, positives / rows if rows else None, of_split)
     total = sum(split.rows for split in splits.values())
     return Manifest(
         schema=schema.to_manifest(),

@@ -97,8 +97,8 @@ class Encoder:
             raise UserError(f"{root}: columns have transforms of their own; use the version of the tool that made it")
         bags = None
         if "multi_hot" in encoding:
-            chosen = MultiHot.from_plain(encoding["multi_hot"])
-            bags = MultiHotTables.open(root / TABLES_DIRECTORY, list(manifest.num_embeddings.values()), chosen)
+            multi_hot = MultiHot.from_plain(encoding["multi_hot"])
+            bags = MultiHotTables.open(root / TABLES_DIRECTORY, list(manifest.num_embeddings.values()), multi_hot)
         if encoding["order"] is None:
             return cls(manifest, [], bags)
         features = tuple(manifest.schema["sparse"])

@@ -87,16 +87,16 @@ def pass_name(number: int, slices: tuple[Slice, ...]) -> str:
     return f"pass-{number}-{hashlib.sha256(repr(slices).encode()).hexdigest()[:8]}"
 
 
-def load_slice(root: Path, wanted: Slice, first_id: int) -> ValueTable:
+def load_slice(root: Path, part: Slice, first_id: int) -> ValueTable:
     """The lookup table of one slice; what it does not hold becomes NOT_FOUND."""
-    vocabulary = np.load(vocabulary_path(root, wanted.feature), mmap_mode="r")
+    vocabulary = np.load(vocabulary_path(root, part.feature), mmap_mode="r")
     if vocabulary.dtype == np.uint64:
-        start, stop = (len(vocabulary) * (wanted.part + i) >> wanted.bits for i in range(2))
+        start, stop = (len(vocabulary) * (part.part + i) >> part.bits for i in range(2))
         return SortedTable.build(np.array(vocabulary[start:stop]), first_id, NOT_FOUND, start)
     values, numbers = [], []
     for start in range(0, max(1, len(vocabulary)), READ_VALUES):
         block = np.array(vocabulary[start : start + READ_VALUES])
-        mine = np.flatnonzero(part_numbers(block, wanted.bits) == wanted.part)
-        values.append(block[mine])
-        numbers.append((mine + start).astype(np.uint32))
+        rows = np.flatnonzero(part_numbers(block, part.bits) == part.part)
+        values.append(block[rows])
+        numbers.append((rows + start).astype(np.uint32))
     return LookupTable.build(np.concatenate(values), first_id, NOT_FOUND, np.concatenate(numbers))

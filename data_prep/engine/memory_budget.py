@@ -53,13 +53,13 @@ def window_rows(data: DataConfig) -> int:
 
 def num_workers(data: DataConfig, job: Job, num_tasks: int) -> int:
     """Processes for parsing: as asked for or one per CPU, never more than tasks, within the memory budget."""
-    wanted = min(data.workers or usable_cpus(), num_tasks)
+    workers = min(data.workers or usable_cpus(), num_tasks)
     if data.scheduler is not None:
-        wanted = 1  # a cluster's workers each have the budget to themselves
+        workers = 1  # a cluster's workers each have the budget to themselves
     is_streamed = any(source.compressed for source in job.sources)
     to_fit = WORKER_BYTES + 2 * counts_bytes(data) + (ARROW_BYTES if job.table is not None else 0)
     need = max(_bytes_to_parse(job, is_streamed), to_fit if job.rules.order else 0)
-    return within_budget(data, wanted, need, parent_bytes=_bytes_to_order(data, job))
+    return within_budget(data, workers, need, parent_bytes=_bytes_to_order(data, job))
 
 
 def reads_whole(data: DataConfig, job: Job, workers: int) -> bool:
@@ -144,16 +144,16 @@ def _fitting(data: DataConfig, need: int, parent_bytes: int = 0) -> int:
     return max(0, (budget - PARENT_BYTES - SERVER_BYTES - parent_bytes) // need)
 
 
-def within_budget(data: DataConfig, wanted: int, need: int, parent_bytes: int = 0) -> int:
+def within_budget(data: DataConfig, workers: int, need: int, parent_bytes: int = 0) -> int:
     """Return the wanted number of processes, or as many as the budget allows, which is logged."""
     allowed = max(1, _fitting(data, need, parent_bytes))
-    if allowed < wanted:
+    if allowed < workers:
         print(
-            f"data.memory_budget={data.memory_budget}: {allowed} of {wanted} workers, "
+            f"data.memory_budget={data.memory_budget}: {allowed} of {workers} workers, "
             f"each may need {need / 2**20:.0f} MiB",
             file=sys.stderr,
         )
-    return min(allowed, wanted)
+    return min(allowed, workers)
 
 
 def check_disk(path: Path, job: Job) -> None:

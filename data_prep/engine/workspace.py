@@ -157,8 +157,8 @@ def _difference(
 ) -> str | None:
     if manifest.encoding.get("raw_schema") != schema:
         return "other columns"
-    if (found := first_difference(given_keys(data), manifest)) is not None:
-        return f"{found.key} is {found.recorded} there, {found.given} here"
+    if (difference := first_difference(given_keys(data), manifest)) is not None:
+        return f"{difference.key} is {difference.recorded} there, {difference.given} here"
     for key, value in parameters.items():
         if key == "table" and is_same_table(manifest.encoding.get(key), value):
             continue

@@ -119,18 +119,18 @@ def read_rows(path: Path, blocks: Sequence[tuple[int, int]], width: int, dtype: 
 def take_mapped(rows: NDArray[Any], numbers: NDArray[np.integer]) -> NDArray[Any]:
     """rows[numbers] of a mapped .npy file [R, width]; about MAPPED_BYTES of it are resident at most, none after."""
     if rows.nbytes <= MAPPED_BYTES:
-        found = np.take(rows, numbers, axis=0)
+        rows_read = np.take(rows, numbers, axis=0)
         let_go(rows)
-        return found
+        return rows_read
     distinct, inverse = np.unique(numbers, return_inverse=True)  # in order, so that neighbours are mapped together
-    found = np.empty((len(distinct), rows.shape[1]), rows.dtype)
+    rows_read = np.empty((len(distinct), rows.shape[1]), rows.dtype)
     regions = distinct.astype(np.int64) * (rows.itemsize * rows.shape[1]) // FAULT_BYTES
     faults = np.cumsum(np.diff(regions, prepend=-1) > 0)  # up to and with each
     bounds = np.searchsorted(faults, np.arange(1, faults.max(initial=0) + 1, MAPPED_BYTES // FAULT_BYTES)).tolist()
     for start, stop in pairwise([*bounds, len(distinct)]):
-        found[start:stop] = np.take(rows, distinct[start:stop], axis=0)
+        rows_read[start:stop] = np.take(rows, distinct[start:stop], axis=0)
         let_go(rows)
-    return found[inverse]
+    return rows_read[inverse]
 
 
 def let_go(rows: NDArray[Any]) -> None:

@@ -164,11 +164,11 @@ def write_past_cache(file: int, content: memoryview, offset: int) -> None:
     _write(file, content, offset)
 
 
-def set_direct(file: int, wanted: bool) -> bool:
+def set_direct(file: int, is_direct: bool) -> bool:
     """Turn to or from going past the page cache; whether the system and the file system could."""
     flags = fcntl.fcntl(file, fcntl.F_GETFL) & ~DIRECT
     try:
-        fcntl.fcntl(file, fcntl.F_SETFL, flags | DIRECT if wanted else flags)
+        fcntl.fcntl(file, fcntl.F_SETFL, flags | DIRECT if is_direct else flags)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
@@ -211,26 +211,26 @@ def read_ranges(ranges: Iterable[FileRange]) -> Iterator[NDArray[np.uint8]]:
 def _read_range(part: FileRange, out: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Read the whole pages around a range into `out`; the range in them."""
     first = part.offset // PAGE_BYTES * PAGE_BYTES
-    wanted = part.offset - first + part.num_bytes
-    out = out[: -(-wanted // PAGE_BYTES) * PAGE_BYTES]
+    count = part.offset - first + part.num_bytes
+    out = out[: -(-count // PAGE_BYTES) * PAGE_BYTES]
     file = os.open(part.path, os.O_RDONLY)
     try:
         is_direct = set_direct(file, True)
         try:
-            _read(file, part.path, out, first, wanted)
+            _read(file, part.path, out, first, count)
         except OSError as error:
             if not is_direct or error.errno != errno.EINVAL:
                 raise
             set_direct(file, False)
-            _read(file, part.path, out, first, wanted)
+            _read(file, part.path, out, first, count)
     finally:
         os.close(file)
-    return out[part.offset - first : wanted]
+    return out[part.offset - first : count]
 
 
-def _read(file: int, path: Path, out: NDArray[np.uint8], offset: int, wanted: int) -> None:
+def _read(file: int, path: Path, out: NDArray[np.uint8], offset: int, num_bytes: int) -> None:
     done = 0
-    while done < wanted:
+    while done < num_bytes:
         count = os.preadv(file, [out[done:].data], offset + done)
         if not count:
             raise OSError(errno.EIO, "shorter than it was", str(path))

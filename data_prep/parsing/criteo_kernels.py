@@ -186,17 +186,17 @@ def find_separators(buffer: NDArray[np.uint8], start: Int, end: Int, separators:
     count = newlines = np.int64(0)
     for position in range(start, end, SCAN_BYTES):
         breaks = match_64(buffer, position, NEWLINE)
-        found = breaks | match_64(buffer, position, TAB)
+        marks = breaks | match_64(buffer, position, TAB)
         if end - position < SCAN_BYTES:
             inside = (U1 << np.uint64(end - position)) - U1
             breaks &= inside
-            found &= inside
+            marks &= inside
         newlines += np.int64(count_ones(breaks))
-        after = count + np.int64(count_ones(found))
+        after = count + np.int64(count_ones(marks))
         while count < after:
             for ahead in range(8):  # more than there are do no harm: the next ones overwrite them
-                separators[count + ahead] = position + np.int64(count_trailing_zeros(found))
-                found &= found - U1
+                separators[count + ahead] = position + np.int64(count_trailing_zeros(marks))
+                marks &= marks - U1
             count += 8
         count = after
     return count, newlines

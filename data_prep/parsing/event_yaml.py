@@ -47,9 +47,9 @@ def load_event_schema(path: Path) -> EventSchema:
             raise UserError(f"{path}: key time: give a column, or {{column: NAME, format: epoch_ms}}")
         document |= {"time": time["column"], "time_format": time.get("format")}
     for key in ("actions", "anchors", "others"):
-        found = document.get(key)
-        if isinstance(found, dict):
-            of = found.items() if key == "actions" else [("", found)]
+        value = document.get(key)
+        if isinstance(value, dict):
+            of = value.items() if key == "actions" else [("", value)]
             plain = {name: _condition(path, f"{key}.{name}".rstrip("."), each, key) for name, each in of}
             document[key] = plain if key == "actions" else plain[""]
     try:
@@ -66,9 +66,9 @@ def _condition(path: Path, key: str, given: Any, kind: str) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise UserError(f'{path}: key {key}: give columns and what they hold, e.g. {{event: like, rating: ">= 4"}}')
     plain: dict[str, Any] = {}
-    for column, wanted in given.items():
-        if kind != "others" and isinstance(wanted, str) and RULE.fullmatch(wanted):
-            plain[str(column)] = wanted.strip()
+    for column, value in given.items():
+        if kind != "others" and isinstance(value, str) and RULE.fullmatch(value):
+            plain[str(column)] = value.strip()
         else:
-            plain[str(column)] = [str(each) for each in (wanted if isinstance(wanted, list) else [wanted])]
+            plain[str(column)] = [str(each) for each in (value if isinstance(value, list) else [value])]
     return plain

@@ -162,18 +162,18 @@ def _times(array: Any, where: Where, schema: EventSchema) -> NDArray[np.uint32]:
         seconds = _text_times(array.cast(pa.string()).fill_null(""), where, column, form)
     if seconds.null_count:
         raise where.error(int(seconds.is_null().to_numpy(zero_copy_only=False).argmax()), column, "no time")
-    found: NDArray[np.int64] = seconds.to_numpy()
+    times: NDArray[np.int64] = seconds.to_numpy()
     if form == EPOCH_MS:
-        found = found // 1000
+        times = times // 1000
     now = min(time.time() + DAY, TIME_LIMIT - 1)
-    if (bad := (found < 0) | (found > now)).any():
+    if (bad := (times < 0) | (times > now)).any():
         index = int(bad.argmax())
-        value = int(found[index])
+        value = int(times[index])
         if form != EPOCH_MS and 0 < value / 1000 <= now:
             raise where.error(index, column, f"{value} lies in the future as seconds; it looks like milliseconds",
                               f"write `time: {{column: {column}, format: {EPOCH_MS}}}` in the schema")  # fmt: skip
         raise where.error(index, column, f"{value} seconds lie {'before 1970' if value < 0 else 'in the future'}")
-    return found.astype(np.uint32)
+    return times.astype(np.uint32)
 
 
 def _text_times(texts: Any, where: Where, column: str, form: str | None) -> Any:
@@ -240,14 +240,14 @@ def _meets(
 ) -> NDArray[np.bool_]:  # fmt: skip
     """Which events meet a condition; {} all do."""
     met = np.ones(len(next(iter(columns.values()))), np.bool_)
-    for column, wanted in condition.items():
-        if isinstance(wanted, str):
-            match = RULE.fullmatch(wanted)
+    for column, value in condition.items():
+        if isinstance(value, str):
+            match = RULE.fullmatch(value)
             assert match is not None
             if column not in numbers:
                 numbers[column] = _numbers(columns[column], where, column)
             met &= COMPARISONS[match[1]](numbers[column], float(match[2])) & ~np.isnan(numbers[column])
         else:
             of, texts = codes[column]
-            met &= np.isin(of, [code for code, text in enumerate(texts) if text in wanted])
+            met &= np.isin(of, [code for code, text in enumerate(texts) if text in value])
     return met

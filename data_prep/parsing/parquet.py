@@ -72,8 +72,8 @@ class Parquet(Format):
         """Each batch of as many rows as pyarrow holds in about BATCH_BYTES."""
         file = _open(source, len(columns))
         metadata, rows = file.metadata, chunk.rows
-        chosen = [metadata.row_group(i) for i in range(*rows.groups)]
-        values = sum(_list_values(group, lists) for group in chosen) / max(1, sum(group.num_rows for group in chosen))
+        groups = [metadata.row_group(i) for i in range(*rows.groups)]
+        values = sum(_list_values(group, lists) for group in groups) / max(1, sum(group.num_rows for group in groups))
         size = max(1, min(BLOCK_ROWS, int(BATCH_BYTES / (FIELD_BYTES * len(columns) + LIST_VALUE_BYTES * values))))
         row_bytes = source.bytes / max(1, metadata.num_rows)
         position = 0

@@ -151,8 +151,8 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise UserError(f"{path}: not readable as YAML ({' '.join(str(error).split())}); see docs/data.md") from error
     if not isinstance(document, dict) or not {"label", "sparse"} <= set(document) or set(document) - KEYS:
-        found = sorted(map(str, document)) if isinstance(document, dict) else document
-        raise UserError(f"{path}: keys {found}; label and sparse are needed, {sorted(KEYS)} are known")
+        content = sorted(map(str, document)) if isinstance(document, dict) else document
+        raise UserError(f"{path}: keys {content}; label and sparse are needed, {sorted(KEYS)} are known")
     return document
 
 

@@ -62,10 +62,10 @@ def known_sum(directory: Path, name: str, published: Any) -> KnownSum | None:
     return None if noted is None else KnownSum(noted.sha256, str(directory / SUMS_NAME), noted.bytes)
 
 
-def refuse_other(path: Path, known: KnownSum | None, found: FileDigest) -> None:
+def refuse_other(path: Path, known: KnownSum | None, digest: FileDigest) -> None:
     """Raises UserError for a file of another checksum."""
-    if known is not None and found.sha256 != known.sha256:
-        raise UserError(f"{path}: sha256 {found.sha256} where {known.given_by} has {known.sha256}; {_remedy(known)}")
+    if known is not None and digest.sha256 != known.sha256:
+        raise UserError(f"{path}: sha256 {digest.sha256} where {known.given_by} has {known.sha256}; {_remedy(known)}")
 
 
 def refuse_other_size(path: Path, known: KnownSum | None) -> None:
@@ -114,13 +114,13 @@ def refuse_other_md5(sources: Sequence[Source], known: Sequence[str | None], md5
             )
 
 
-def note_sums(directory: Path, found: Mapping[str, FileDigest]) -> None:
+def note_sums(directory: Path, digests: Mapping[str, FileDigest]) -> None:
     """Record the checksums of files that have been read whole and compared with the known ones."""
-    if not found:
+    if not digests:
         return
     with FileLock(directory / f".{SUMS_NAME}.lock"):  # not the file itself: some filelocks empty theirs
         noted = _noted(directory)
-        if noted != (merged := {**noted, **found}):
+        if noted != (merged := {**noted, **digests}):
             entries = {name: asdict(digest) for name, digest in merged.items()}
             write_atomically(directory / SUMS_NAME, (json.dumps(entries, indent=1, sort_keys=True) + "\n").encode())
 

@@ -321,9 +321,9 @@ class _Download:
             if fault is None:
                 return
             faults.append(f"{redact(url)}: {redact(fault)}")
-        found = "; ".join(faults) or "none is configured in data.remote.mirrors"
+        text = "; ".join(faults) or "none is configured in data.remote.mirrors"
         remedy = f"try again later, or {self._file.otherwise}"
-        raise UserError(f"{self._file.name}: download failed from every mirror ({found}); {remedy}")
+        raise UserError(f"{self._file.name}: download failed from every mirror ({text}); {remedy}")
 
     def _say(self, text: str) -> None:
         self._progress.say(redact(f"{self._file.name}: {text}"))
@@ -407,10 +407,10 @@ class _Download:
             start, total = _content_range(response.headers)
             if start != have:
                 raise EOFError("the mirror resumed at another byte than asked")
-        found = Origin(url, response.headers.get("ETag"), response.headers.get("Last-Modified"), total)
+        reply_origin = Origin(url, response.headers.get("ETag"), response.headers.get("Last-Modified"), total)
         if response.status != 206 or not have:
-            self._begin(found, response)
-        elif origin is not None and origin.differs(found):
+            self._begin(reply_origin, response)
+        elif origin is not None and origin.differs(reply_origin):
             self._discard()
             raise EOFError("the file is not the one that the partial download belongs to; starting anew")
         else:
@@ -429,15 +429,15 @@ class _Download:
             raise EOFError(f"broke off at byte {part.size:,} of {total:,}")
         return True
 
-    def _begin(self, found: Origin, response: HTTPResponse) -> None:
+    def _begin(self, origin: Origin, response: HTTPResponse) -> None:
         """Start anew, unless the first bytes are of another kind: a login page must not cost the bytes so far."""
         head = response.read(len(GZIP_MAGIC))
-        if found.total == 0:
+        if origin.total == 0:
             raise WrongFile("an empty file")
         if head and self._file.name.endswith(".gz") and not GZIP_MAGIC.startswith(head):
             raise WrongFile("not gzip, though its name says so")
         self._discard()
-        self._part.note(found)
+        self._part.note(origin)
         self._is_one_reply = True
         self._append(head)
 
@@ -451,10 +451,10 @@ class _Download:
         file = self._file
         if file.sha256 is not None:
             self._say("comparing its checksum")
-            found = digest_file(self._part.partial).sha256
-            if found != file.sha256:
+            sha256 = digest_file(self._part.partial).sha256
+            if sha256 != file.sha256:
                 self._discard()
-                fault = f"sha256 {found} where {file.given_by} has {file.sha256}"
+                fault = f"sha256 {sha256} where {file.given_by} has {file.sha256}"
                 if not self._is_one_reply:  # bytes from before may be to blame
                     raise EOFError(fault)
                 raise WrongFile(fault)

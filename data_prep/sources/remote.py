@@ -198,7 +198,9 @@ def note_read(data: DataConfig, root: Path, sources: Sequence[Source], digests: 
     """Record the checksums of files read whole without fault that lie where fetched files are kept."""
     directory = raw_directory(data, root).absolute()
     pairs = zip(sources, digests, strict=True)
-    note_sums(directory, {each.name: found for each, found in pairs if Path(each.path).absolute().parent == directory})
+    note_sums(
+        directory, {each.name: digest for each, digest in pairs if Path(each.path).absolute().parent == directory}
+    )
 
 
 def archive_origin(archive: Path) -> Origin:

@@ -29,11 +29,11 @@ def dataset_scores(job: Job, records: list[ChunkRecord], rows: dict[str, int]) -
         steps = _steps(probability, job.rules.negative_drop_rate)
         split_of = np.searchsorted(bounds, positions, side="right")
         for number, split in enumerate(SPLITS):
-            mine = (split_of == number) & (positions >= 0)
-            if mine.any():
+            in_split = (split_of == number) & (positions >= 0)
+            if in_split.any():
                 for label in (0, 1):
-                    chosen = steps[mine & (labels == label)]
-                    histograms[split][label] += np.bincount(chosen, minlength=PROBABILITY_STEPS)
+                    of_label = steps[in_split & (labels == label)]
+                    histograms[split][label] += np.bincount(of_label, minlength=PROBABILITY_STEPS)
     total = np.sum(list(histograms.values()), axis=0)
     splits = {split: asdict(bayes_scores(counts.sum(axis=0), counts[1])) for split, counts in histograms.items()}
     return {**asdict(bayes_scores(total.sum(axis=0), total[1])), "splits": splits}

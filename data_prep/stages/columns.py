@@ -175,15 +175,15 @@ def column_blocks(
     stop = record.rows if stop is None else stop
     layout = ColumnLayout.of(job, record)
     path = job.chunk_path(record.source, record.chunk, "columns")
-    chosen = row_blocks(start, stop, job.block_rows)
-    blocks = [layout.block_of(first) for first, _ in chosen]
+    row_ranges = row_blocks(start, stop, job.block_rows)
+    blocks = [layout.block_of(first) for first, _ in row_ranges]
     ranges = [FileRange(path, offset, layout.block_bytes(end - begin)) for begin, end, offset in blocks]
-    for (first, after), (begin, end, _), content in zip(chosen, blocks, read_ranges(ranges), strict=True):
-        mine = slice(first - begin, after - begin)
+    for (first, after), (begin, end, _), content in zip(row_ranges, blocks, read_ranges(ranges), strict=True):
+        rows = slice(first - begin, after - begin)
         columns, offset = [], 0
         for feature in range(len(layout.dictionaries)):
             dtype = layout.dtype(feature)
-            columns.append(content[offset : offset + dtype.itemsize * (end - begin)].view(dtype)[mine])
+            columns.append(content[offset : offset + dtype.itemsize * (end - begin)].view(dtype)[rows])
             offset += layout.feature_bytes(feature, end - begin)
         yield after - first, columns
 

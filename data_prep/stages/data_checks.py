@@ -50,11 +50,11 @@ def constant_columns(
     job: Job, records: Sequence[ChunkRecord], vocabularies: Mapping[str, VocabularyRecord]
 ) -> Iterator[str]:
     """Columns of one value: by the ranges that parsing found, else by the vocabularies."""
-    found = [record for record in records if record.rows]
+    filled = [record for record in records if record.rows]
     ranged: list[str] = []
     for names, low, high in (
-        (job.schema.dense, [record.dense_low for record in found], [record.dense_high for record in found]),
-        (job.schema.single, [record.sparse_low for record in found], [record.sparse_high for record in found]),
+        (job.schema.dense, [record.dense_low for record in filled], [record.dense_high for record in filled]),
+        (job.schema.single, [record.sparse_low for record in filled], [record.sparse_high for record in filled]),
     ):
         if all(low):
             ranged += names

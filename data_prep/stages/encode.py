@@ -68,7 +68,7 @@ class PassTask(LoggedTask[ChunkRecord]):
         job, record = self.job, self.record
         tables = worker.cache.get(
             (job.work, self.slices, self.digests),
-            lambda: [load_slice(job.work, wanted, job.rules.first_id) for wanted in self.slices],
+            lambda: [load_slice(job.work, part, job.rules.first_id) for part in self.slices],
         )
         files = {}
         for number, (wanted, table) in enumerate(zip(self.slices, tables, strict=True)):
@@ -188,17 +188,17 @@ class EncodeTask(LoggedTask[ChunkRecord]):
 
     def _merge(self, feature: str, start: int, count: int) -> tuple[NDArray[np.int32], int]:
         """The ids of values start.. of a feature that its slices have left, and how many are in none of them."""
-        found = np.full(count, NOT_FOUND, np.int32)
+        ids = np.full(count, NOT_FOUND, np.int32)
         for number, slices in enumerate(self.passes):
-            for i, wanted in enumerate(slices):
-                if wanted.feature == feature:
+            for i, slice_part in enumerate(slices):
+                if slice_part.feature == feature:
                     suffix = f"{pass_name(number, slices)}.{i}.npy"
                     path = self.job.chunk_path(self.record.source, self.record.chunk, suffix)
                     part = np.fromfile(path, np.int32, count, offset=HEADER_BYTES + VALUE_BYTES * start)
-                    np.maximum(found, part, out=found)
-        missing = found == NOT_FOUND
-        found[missing] = self.job.rules.unknown_id
-        return found, int(np.count_nonzero(missing))
+                    np.maximum(ids, part, out=ids)
+        missing = ids == NOT_FOUND
+        ids[missing] = self.job.rules.unknown_id
+        return ids, int(np.count_nonzero(missing))
 
 
 def encoded_blocks(

@@ -150,9 +150,9 @@ def distinct_items(runs: Iterable[str], limit: int) -> NDArray[np.int64]:
     return items
 
 
-def refuse_too_many(found: int, limit: int, what: str) -> None:
+def refuse_too_many(count: int, limit: int, what: str) -> None:
     """Raises UserError for more users or items than the memory budget has room for."""
-    if found > limit:
+    if count > limit:
         raise UserError(f"data.memory_budget: too little for more than {limit:,} {what}; give more, e.g. 8GiB")
 
 

@@ -169,9 +169,9 @@ def _follow(choice: NDArray[np.signedinteger], following: NDArray[np.int64]) -> 
     """Give each row the next number of its choice, counted in `following`, or LEFT_OUT if it has none."""
     numbers = np.full(len(choice), LEFT_OUT, np.int64)
     for number in range(len(following)):
-        mine = choice == number
-        count = int(mine.sum())
-        numbers[mine] = np.arange(following[number], following[number] + count)
+        in_window = choice == number
+        count = int(in_window.sum())
+        numbers[in_window] = np.arange(following[number], following[number] + count)
         following[number] += count
     return numbers
 
@@ -201,11 +201,11 @@ def _permute(
     """Replace the numbers below `rows`, which rise, by their permuted ones, shifted by `shift` modulo `rows`."""
     stream = _Stream(places)
     for part in numbers:
-        mine = (part >= 0) & (part < rows)
-        moved = stream.take(int(np.count_nonzero(mine)))
+        in_part = (part >= 0) & (part < rows)
+        moved = stream.take(int(np.count_nonzero(in_part)))
         moved = (moved + shift) % rows if shift else moved
         if len(moved) < len(part):
-            part[mine] = moved
+            part[in_part] = moved
             yield part
         else:
             yield moved
@@ -234,8 +234,8 @@ class _Stream:
 def _swap_halves(part: Positions, sizes: dict[str, int]) -> Positions:
     """Swap the halves of the held-out rows."""
     first, held_out = sizes["train"], sizes["val"] + sizes["test"]
-    mine = part >= first
-    part[mine] = first + (part[mine] - first + sizes["val"]) % max(1, held_out)
+    is_second = part >= first
+    part[is_second] = first + (part[is_second] - first + sizes["val"]) % max(1, held_out)
     return part
 
 

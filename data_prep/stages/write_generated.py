@@ -50,9 +50,9 @@ def write_generated(data: DataConfig, root: Path, generator: Generator) -> Manif
         UserError: another dataset is there, or the disk is too small.
     """
     with claimed(root) as work:
-        found = find_finished(root, generator.encoding, None, (), data)
-        if found is not None:
-            return found
+        finished = find_finished(root, generator.encoding, None, (), data)
+        if finished is not None:
+            return finished
         refuse_foreign_files(root, work, ())
         needed = int(sum(generator.rows.values()) * generator.row_bytes * DISK_MARGIN)
         require_room([Need(root, needed, "for the dataset", about=True)], "free some, or choose another data.path")

@@ -144,20 +144,20 @@ def generate_days(config: SyntheticConfig, root: Path, raw: str | None = None) -
     directory = Path(raw) if raw else root / RAW_DIRECTORY
     if directory.exists() and not directory.is_dir():
         raise UserError(f"{directory}: not a directory; with data=synthetic, data.raw is where the days are written")
-    days, wanted, record = _days(config, directory), described(config), directory / RECORD_NAME
+    days, description, record = _days(config, directory), described(config), directory / RECORD_NAME
     if _are_there(config, directory):
         return [str(day) for day in days]
     if not record.exists() and any(day.exists() for day in days):
         raise UserError(f"{directory}: holds days that were not generated; name another directory in data.raw")
     directory.mkdir(parents=True, exist_ok=True)
     # A record without sizes: the days are ours, and not all there.
-    write_atomically(record, json.dumps({"config": wanted, "bytes": None}).encode())
+    write_atomically(record, json.dumps({"config": description, "bytes": None}).encode())
     print(f"{directory}: generating {config.rows:,} synthetic rows", file=sys.stderr, flush=True)
     for day, path in enumerate(days):
         with compile_notice("the generator"):
             teacher = calibrated_teacher(config, day)
         _write_day(config, teacher, day, path)
-    write_atomically(record, json.dumps({"config": wanted, "bytes": _sizes(days)}, indent=1).encode())
+    write_atomically(record, json.dumps({"config": description, "bytes": _sizes(days)}, indent=1).encode())
     return [str(day) for day in days]
 
 

@@ -67,7 +67,7 @@ def _columns(
 
 
 def _profile_text(source: Any, threads: int, exact: bool) -> tuple[dict[str, TableProfile], int]:
-    paths = [Path(found.path) for found in resolve_sources(source)]
+    paths = [Path(source_file.path) for source_file in resolve_sources(source)]
     names = [path.name.split(".")[0] for path in paths]
     if len(set(names)) != len(names):
         raise UserError(f"locality.trace: two of the files are named {max(names, key=names.count)}; give them names")

@@ -87,14 +87,14 @@ class Profiler:
     def feed(self, ids: NDArray[np.integer], bag_lengths: NDArray[np.integer] | None = None) -> None:
         """Accesses in their order; bag_lengths: None where each is a bag of its own."""
         profile = self.profile
-        found = self._stack.use(ids)
-        again = found >= 0
-        bins = bins_of(found[again])
+        distances = self._stack.use(ids)
+        again = distances >= 0
+        bins = bins_of(distances[again])
         if profile.exact is not None:
-            np.add.at(profile.exact, found[again], 1)
+            np.add.at(profile.exact, distances[again], 1)
         profile.distances += np.bincount(bins, minlength=NUM_BINS)
-        np.minimum.at(profile.nearest, bins, found[again])
-        np.maximum.at(profile.farthest, bins, found[again])
+        np.minimum.at(profile.nearest, bins, distances[again])
+        np.maximum.at(profile.farthest, bins, distances[again])
         first = profile.accesses + np.flatnonzero(~again)
         profile.first_uses += np.bincount(bins_of(first), minlength=NUM_BINS)
         profile.accesses += len(ids)

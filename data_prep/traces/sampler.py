@@ -120,8 +120,8 @@ def _draw_depth(
     target = uniform * state[LEFT]
     draw = min(np.int64(target), state[LEFT] - 1)
     state[LEFT] -= 1
-    chosen = _take(tree, urn, draw)
-    low, high = nearest[chosen], min(farthest[chosen] + 1, deep)
+    slot = _take(tree, urn, draw)
+    low, high = nearest[slot], min(farthest[slot] + 1, deep)
     return low + min(np.int64((target - draw) * (high - low)), high - low - 1)
 
 
@@ -161,7 +161,7 @@ def share_used_before(profile: TableProfile, accesses: int) -> float:
     return 1 - float(np.interp(accesses, np.minimum(BIN_STARTS, profile.accesses), first_uses)) / max(1, accesses)
 
 
-def warn_of_length(profiles: dict[str, TableProfile], accesses: dict[str, int], asked: str, profiled: str) -> None:
+def warn_of_length(profiles: dict[str, TableProfile], accesses: dict[str, int], setting: str, profiled: str) -> None:
     """Warn on stderr if the generated accesses cannot have the profile's hit rates.
 
     Args:
@@ -171,13 +171,13 @@ def warn_of_length(profiles: dict[str, TableProfile], accesses: dict[str, int], 
     shares = {name: (share_used_before(p, accesses[name]), share_used_before(p, p.accesses)) for name, p in
               profiles.items()}  # fmt: skip
     name = max(shares, key=lambda table: abs(shares[table][0] - shares[table][1]))
-    here, there = shares[name]
-    if abs(here - there) <= TOLERANCE:
+    share, there = shares[name]
+    if abs(share - there) <= TOLERANCE:
         return
     why = "its end adds no new ids" if accesses[name] > profiles[name].accesses else "it is like the trace's beginning"
     print(
-        f"warning: {asked}, but the profile is of {profiled}: {why}. At some size a cache's hit rate is at least "
-        f"{abs(here - there):.3f} off: accesses to ids used before are {100 * here:.1f} % in {name}, in the profile "
+        f"warning: {setting}, but the profile is of {profiled}: {why}. At some size a cache's hit rate is at least "
+        f"{abs(share - there):.3f} off: accesses to ids used before are {100 * share:.1f} % in {name}, in the profile "
         f"{100 * there:.1f} %. Generate as many as were profiled, or profile a trace of the length you want",
         file=sys.stderr,
     )

@@ -173,10 +173,10 @@ def slot_at_depth(depth: Int, words: NDArray[np.uint64], tree: NDArray[np.intege
         word = last - back
         if word < 0:
             break
-        here = np.int64(count_ones(words[word]))
-        if depth < here:
-            return (word << 6) + _select_in_word(words[word], here - 1 - depth)
-        depth -= here
+        bits = np.int64(count_ones(words[word]))
+        if depth < bits:
+            return (word << 6) + _select_in_word(words[word], bits - 1 - depth)
+        depth -= bits
     for back in range(NEAR_WORDS):
         if last - back >= 0:
             depth += np.int64(count_ones(words[last - back]))

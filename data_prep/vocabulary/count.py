@@ -55,9 +55,9 @@ class Counted(NamedTuple):
 
 def count_values(values: NDArray[np.uint32]) -> Counted:
     """Count a column, without the order of appearance; `values` may be sorted in place."""
-    found = _count_repeated(values)
-    if found is not None:
-        return found._replace(run=found.run._replace(first=np.zeros(len(found.run.first), np.int64)))
+    repeated = _count_repeated(values)
+    if repeated is not None:
+        return repeated._replace(run=repeated.run._replace(first=np.zeros(len(repeated.run.first), np.int64)))
     values.sort()
     starts = _starts(values)
     return Counted(Run(values[starts], np.diff(starts, append=len(values)), np.zeros(len(starts), np.int64)), None)
@@ -67,9 +67,9 @@ def count_in_order(values: NDArray[np.uint32], rows: NDArray[np.int64]) -> Count
     """Count a column whose i-th value is of row rows[i], rising and less than 2^32 beyond rows[0]."""
     if not len(values):
         return count_values(values)
-    found = _count_repeated(values)
-    if found is not None:
-        return found._replace(run=found.run._replace(first=rows[found.run.first]))
+    repeated = _count_repeated(values)
+    if repeated is not None:
+        return repeated._replace(run=repeated.run._replace(first=rows[repeated.run.first]))
     keys = (values.astype(np.uint64) << np.uint64(32)) | (rows - rows[0]).astype(np.uint64)
     keys.sort()
     sorted_values = (keys >> np.uint64(32)).astype(np.uint32)
@@ -81,16 +81,16 @@ def count_in_order(values: NDArray[np.uint32], rows: NDArray[np.int64]) -> Count
 def _count_repeated(values: NDArray[np.uint32]) -> Counted | None:
     """The run of values most of which occur again and again, `first` counting from 0; None of others."""
     max_values = len(values) // ROWS_PER_VALUE + FREE_VALUES + 1
-    found, codes = np.empty(max_values, np.uint32), np.empty(len(values), np.uint16)
+    repeated, codes = np.empty(max_values, np.uint32), np.empty(len(values), np.uint16)
     counts, first = np.empty(max_values, np.int64), np.empty(max_values, np.int64)
-    number = count_repeated(values, found, counts, first, codes)
+    number = count_repeated(values, repeated, counts, first, codes)
     if number < 0:
         return None
-    order = _sorting_order(found[:number])
-    run = Run(found[order], counts[order], first[order])
+    order = _sorting_order(repeated[:number])
+    run = Run(repeated[order], counts[order], first[order])
     if number > MAX_CODES:
         return Counted(run, None)
-    return Counted(run, Coding(found[:number].copy(), codes if number > FEW_CODES else codes.astype(np.uint8)))
+    return Counted(run, Coding(repeated[:number].copy(), codes if number > FEW_CODES else codes.astype(np.uint8)))
 
 
 def _sorting_order(values: NDArray[np.uint32]) -> NDArray[np.int64]:

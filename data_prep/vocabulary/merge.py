@@ -94,12 +94,12 @@ class _MergeBuffers:
         for run, start, stop, begin in zip(runs, starts, ends, begins, strict=True):
             if start == stop:
                 continue
-            mine = slice(end, end + stop - start)
-            end = mine.stop
+            target = slice(end, end + stop - start)
+            end = target.stop
             values, counts, first = run.part(start, stop)
-            halves[mine, 1] = values
-            self._counts[mine] = counts
-            np.add(first, begin, out=self._first[mine], dtype=np.int64)
+            halves[target, 1] = values
+            self._counts[target] = counts
+            np.add(first, begin, out=self._first[target], dtype=np.int64)
         halves[:end, 0] = self._numbers[:end]
         keys = self._keys[:end]
         keys.sort()  # of numbers of 64 bits: several times faster than merging by comparisons

@@ -102,10 +102,10 @@ def _first_seen_between(parts: Sequence[AnyRun], low: int, high: int) -> NDArray
     for part in parts:
         first = part.first
         kept = (first >= low) & (first < high)
-        mine = (first[kept] - low).view(np.uint64)
-        mine <<= np.uint64(32)
-        mine |= part.values[kept]
-        keys.append(mine)
+        first_seen = (first[kept] - low).view(np.uint64)
+        first_seen <<= np.uint64(32)
+        first_seen |= part.values[kept]
+        keys.append(first_seen)
     joined = np.concatenate(keys)
     joined.sort()
     return joined.astype(np.uint32)
