@@ -37,6 +37,7 @@ from common import signals
 from common.cli import EXIT_DONE, EXIT_STOPPED
 from common.signals import Interrupted, StopRequest
 from data_prep.dataset.format import MANIFEST_NAME, Manifest
+from data_prep.dataset.misleading import misleading_sentences
 from data_prep.dataset.unseen import unseen_values
 
 log = logging.getLogger("clickwork")
@@ -122,8 +123,9 @@ def _set_up(config: AppConfig, here: platform.Runtime, record: RunDirectory, beg
         require_validation(config, evaluated.rows if evaluated is not None else 0)
     splits = ["train", config.eval.split]
     agreement.on_each_machine(here, shared, lambda: verify_splits(root, manifest, splits, config.data))
-    if (unseen := unseen_values(manifest)) is not None:
-        log.warning("%s: %s", root, unseen)
+    unseen = unseen_values(manifest)
+    for line in [*([] if unseen is None else [unseen]), *misleading_sentences(manifest.extra)]:
+        log.warning("%s: %s", root, line)
     run = TrainingRun(session.build(resolved(config, here, root, manifest), here, root, manifest), record, began)
     if manifest.is_events:
         require_validation(config, run.session.split_rows()[config.eval.split])

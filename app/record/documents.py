@@ -78,6 +78,7 @@ class Dataset(OpenDocument, kw_only=True):
     source_md5: list[str] | UnsetType | None = UNSET
     bayes: Json | UnsetType | None = UNSET
     unseen: str | UnsetType | None = UNSET
+    misleading: list[str] | UnsetType = UNSET
     rest: Json = rest()
 
 

@@ -150,8 +150,9 @@ def _quality(run: RunFiles) -> list[tuple[str, str]]:
     ]  # fmt: skip
     keeps_best = bool((run.config.get("checkpoint") or {}).get("keep_best"))
     sentences += [("bad", f"{sentence}.") for sentence in shortcomings(run.last_evaluation, run.best, keeps_best)]
-    if unseen := run.manifest.dataset.unseen:
-        sentences.append(("bad", f"{unseen[0].upper()}{unseen[1:]}."))
+    dataset = run.manifest.dataset
+    for line in [*([dataset.unseen] if dataset.unseen else []), *(dataset.misleading or [])]:
+        sentences.append(("bad", f"{line[0].upper()}{line[1:]}."))
     known = truth(run)
     true_auc, true_ne = (known.figures[key] if known else None for key in (AUC, NE))
     if true_auc is not None and true_ne is not None:
