@@ -13,10 +13,12 @@ if __name__ == "__main__":  # first: what is imported below may take seconds
 
 
 import logging
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
 
+from app.baselines.after_training import add_baselines, require_possible
 from app.checkpoint import files
 from app.config import AppConfig, DataConfig
 from app.config.hstu import require_attention
@@ -51,14 +53,18 @@ def main(config: AppConfig) -> int:
     """Train as configured; return the exit status."""
     began = time.perf_counter()
     require_clients(config)
+    require_possible(config)
     checkpoints = Path(config.run.dir) / files.CHECKPOINTS
     advice = process_group.FailureAdvice(LESS_MEMORY, lambda: files.resumption(checkpoints))
     try:
-        return _join_and_train(config, advice, began)
+        status = _join_and_train(config, advice, began)
     except Interrupted as error:  # none is raised from the first step on
         resumable, words = files.resumption(checkpoints)
         left = words if resumable else "nothing was trained yet"
         raise Interrupted(error.signal, f"stopped before the first step; {left}") from error
+    if status == EXIT_DONE and os.environ.get("RANK", "0") == "0":
+        add_baselines(config)  # once the process group is closed: the others need not wait
+    return status
 
 
 def _join_and_train(config: AppConfig, advice: process_group.FailureAdvice, began: float) -> int:
