@@ -13,10 +13,12 @@ if __name__ == "__main__":  # first: what is imported below may take seconds
 
 
 import logging
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
 
+from app.baselines.after_training import add_baselines, require_possible
 from app.checkpoint import files
 from app.config import AppConfig, DataConfig
 from app.config.hstu import require_attention
@@ -37,6 +39,7 @@ from common import signals
 from common.cli import EXIT_DONE, EXIT_STOPPED
 from common.signals import Interrupted, StopRequest
 from data_prep.dataset.format import MANIFEST_NAME, Manifest
+from data_prep.dataset.misleading import misleading_sentences
 from data_prep.dataset.unseen import unseen_values
 
 log = logging.getLogger("clickwork")
@@ -50,14 +53,18 @@ def main(config: AppConfig) -> int:
     """Train as configured; return the exit status."""
     began = time.perf_counter()
     require_clients(config)
+    require_possible(config)
     checkpoints = Path(config.run.dir) / files.CHECKPOINTS
     advice = process_group.FailureAdvice(LESS_MEMORY, lambda: files.resumption(checkpoints))
     try:
-        return _join_and_train(config, advice, began)
+        status = _join_and_train(config, advice, began)
     except Interrupted as error:  # none is raised from the first step on
         resumable, words = files.resumption(checkpoints)
         left = words if resumable else "nothing was trained yet"
         raise Interrupted(error.signal, f"stopped before the first step; {left}") from error
+    if status == EXIT_DONE and os.environ.get("RANK", "0") == "0":
+        add_baselines(config)  # once the process group is closed: the others need not wait
+    return status
 
 
 def _join_and_train(config: AppConfig, advice: process_group.FailureAdvice, began: float) -> int:
@@ -122,8 +129,9 @@ def _set_up(config: AppConfig, runtime: platform.Runtime, record: RunDirectory, 
         require_validation(config, evaluated.rows if evaluated is not None else 0)
     splits = ["train", config.eval.split]
     agreement.on_each_machine(runtime, shared, lambda: verify_splits(root, manifest, splits, config.data))
-    if (unseen := unseen_values(manifest)) is not None:
-        log.warning("%s: %s", root, unseen)
+    unseen = unseen_values(manifest)
+    for line in [*([] if unseen is None else [unseen]), *misleading_sentences(manifest.extra)]:
+        log.warning("%s: %s", root, line)
     run = TrainingRun(session.build(resolved(config, runtime, root, manifest), runtime, root, manifest), record, began)
     if manifest.is_events:
         require_validation(config, run.session.split_rows()[config.eval.split])

@@ -144,7 +144,7 @@ def run(case: Case, kind: str, threads: int, steps: int, scratch: Path) -> list[
 
 def train(case: Case, scratch: Path, *settings: str) -> None:
     """Run `app.train` to its end."""
-    execute(case, ["app.train", f"run.name={case.name}", *case.overrides, *settings], scratch)
+    execute(case, ["app.train", f"run.name={case.name}", *case.overrides, *settings, "baselines=false"], scratch)
 
 
 def execute(case: Case, module: list[str], directory: Path) -> str:

@@ -32,7 +32,7 @@ from common.documents import plain_object
 from common.files import write_atomically
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-QUICKSTART = ["train.deterministic=true", "checkpoint.every_steps=50", "record.tensorboard=false"]
+QUICKSTART = ["train.deterministic=true", "checkpoint.every_steps=50", "record.tensorboard=false", "baselines=false"]
 SHORT = ["data.scale=tiny", "train.max_steps=30", "checkpoint.every_steps=10"]  # on a pretended device
 FIRST_TRACED, LAST_TRACED = 30, 34
 SHARES = {"doctor": 1, "steps": 6, "peers": 3, "tests": 3, "quickstart": 4, "graphs": 3, "trace": 2}  # of the time
@@ -187,7 +187,8 @@ class FirstRun:
     def _trace(self) -> dict[str, Any]:
         """Kernels of a step, and calls in which the host waits for the device; none but those of the log are meant."""
         self._python("app.train", "run.name=traced", "train.max_steps=40", "train.log_every_steps=100",
-                     f"runtime.profile_steps=[{FIRST_TRACED},{LAST_TRACED}]", "record.tensorboard=false")  # fmt: skip
+                     f"runtime.profile_steps=[{FIRST_TRACED},{LAST_TRACED}]", "record.tensorboard=false",
+                     "baselines=false")  # fmt: skip
         (path,) = (self._work / "runs/traced").rglob("*.trace.json.gz")
         shutil.copy(path, self._out / "trace.json.gz")
         events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]

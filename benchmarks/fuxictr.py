@@ -38,7 +38,13 @@ import torch
 REPOSITORY = Path(__file__).resolve().parents[1]
 BATCH = 4096
 WARM_UP = 5  # steps that are not timed
-QUIET = ["record.tensorboard=false", "checkpoint.resume=never", "checkpoint.overwrite=true", "run.name=run"]
+QUIET = [
+    "record.tensorboard=false",
+    "baselines=false",
+    "checkpoint.resume=never",
+    "checkpoint.overwrite=true",
+    "run.name=run",
+]
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ BATCH = 1024
 DENSE_SCALE = 8  # logarithms of the large integers, to the size of the other features: the solver needs it
 SHARED = ["model.dense_arch=[64,16]", "model.over_arch=[64,1]", "optimizer=adagrad", "optimizer.lr=0.02",
           "optimizer.sparse_lr=0.04", "schedule=cosine", f"train.global_batch_size={BATCH}",
-          "eval.split=test"]  # fmt: skip
+          "eval.split=test", "baselines=false"]  # fmt: skip
 OF_MODEL = {
     "cat": ["model.interaction=cat"],
     "dot": ["model.interaction=dot"],

@@ -95,7 +95,8 @@ def figures_of(directory: Path, name: str, seed: int, arguments: argparse.Namesp
         return {"auc": result["auc"], "ne": result["ne"], "table_mib": size / 2**20}
     steps = [f"train.max_steps={arguments.steps}"] if arguments.steps else []
     call(["app.train", f"run.name={name}_{seed}", f"train.seed={seed}", f"data.synthetic.rows={arguments.rows}",
-          "eval.split=test", "train.eval_every_steps=null", *steps, *setting.train], directory)  # fmt: skip
+          "eval.split=test", "train.eval_every_steps=null", "baselines=false", *steps, *setting.train],
+         directory)  # fmt: skip
     run = directory / f"runs/{name}_{seed}"
     summary = json.loads((run / "summary.json").read_bytes())
     tables = json.loads((run / "manifest.json").read_bytes())["tables"].values()

@@ -92,6 +92,7 @@ def test_auc(overrides: Sequence[str], seed: int, threads: int, directory: Path)
         f"train.seed={seed}",
         f"runtime.num_threads={threads}",
         "record.tensorboard=false",
+        "baselines=false",
         "run.name=run",
         "checkpoint.resume=never",
         "checkpoint.overwrite=true",

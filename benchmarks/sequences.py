@@ -53,7 +53,8 @@ def measure(arguments: argparse.Namespace, work: Path) -> dict[str, Any]:
     run("data_prep", "data=synthetic_events", f"data.synthetic_events.users={arguments.users}", f"data.path={events}")
     run("data_prep", *write_rows(events, work), f"data.path={rows}", "data=custom")
     shared = [f"train.global_batch_size={BATCH}", f"train.eval_every_steps={arguments.every}", "train.epochs=1",
-              "eval.split=val", "checkpoint.keep_best=false", "record.tensorboard=false", *arguments.app]  # fmt: skip
+              "eval.split=val", "checkpoint.keep_best=false", "record.tensorboard=false", "baselines=false",
+              *arguments.app]  # fmt: skip
     found, evaluated = {}, set()
     given = {"DLRM": [f"data.path={rows}", *DLRM], "HSTU": [f"data.path={events}", *HSTU]}
     for name, overrides in given.items():

@@ -74,6 +74,7 @@ def train(directory: Path, processes: int, count: int, steps: int, batch: int) -
         f"train.max_steps={steps}",
         f"train.global_batch_size={batch}",
         "run.name=spinning",
+        "baselines=false",
         "checkpoint.resume=never",
         "checkpoint.overwrite=true",
     ]

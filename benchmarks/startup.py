@@ -26,8 +26,8 @@ import numpy as np
 
 from benchmarks.result_file import write_result
 
-RUN = ["run.name=finished", "train.max_steps=200"]
-AGAIN = ["run.name=again", "checkpoint.resume=never", "checkpoint.overwrite=true"]
+RUN = ["run.name=finished", "train.max_steps=200", "baselines=false"]
+AGAIN = ["run.name=again", "checkpoint.resume=never", "checkpoint.overwrite=true", "baselines=false"]
 FIRST_STEP = """
 import os
 from app.commands import COMMANDS

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import to_builtins
 from msgspec.structs import replace
 
 from common.errors import UserError
@@ -25,6 +26,7 @@ from data_prep.config.checks import GENERATED, refuse_unused_keys, validate
 from data_prep.config.keys import DataConfig, dataset_path, may_use_processes, usable_cpus
 from data_prep.config.presets import largest_id, num_embeddings, report_differences, resolve_rules
 from data_prep.dataset.format import SPLITS, Manifest, build_manifest
+from data_prep.dataset.misleading import MISLEADING, misleading_sentences
 from data_prep.dataset.multi_hot import TABLES_DIRECTORY, MultiHotTables
 from data_prep.dataset.options import DataSource, DenseTransform
 from data_prep.dataset.schema import CRITEO
@@ -63,6 +65,7 @@ from data_prep.stages.data_checks import constant_columns, cut_columns, warnings
 from data_prep.stages.encode import EncodeTask, PassTask
 from data_prep.stages.expand_multi_hot import ExpandTask
 from data_prep.stages.gather import gather_tasks, rows_per_shard
+from data_prep.stages.misleading import find_misleading
 from data_prep.stages.parse import (
     Md5Task,
     compile_kernels,
@@ -163,6 +166,7 @@ def _make(data: DataConfig, root: Path, job: Job, parameters: dict[str, Any]) ->
     if data.source is DataSource.synthetic:
         extra["bayes"] = dataset_scores(job, result.records, result.rows)
         extra["synthetic"] = described(data.synthetic)
+    misleading = to_builtins(find_misleading(job, result.records, result.built, result.features))
     extra |= {
         "peak_memory_bytes": result.peak_bytes,
         "workers": result.workers,
@@ -172,6 +176,7 @@ def _make(data: DataConfig, root: Path, job: Job, parameters: dict[str, Any]) ->
         **({SOURCE_MD5: result.md5s} if result.md5s else {}),
         "out_of_vocabulary": _count_unknown(job, result),
         UNSEEN: unseen_shares(job, result.built, result.features),
+        MISLEADING: misleading,
     }
     manifest = _describe(job, result, parameters, extra)
     if len(job.sources) > 1:
@@ -183,6 +188,7 @@ def _make(data: DataConfig, root: Path, job: Job, parameters: dict[str, Any]) ->
         lines.append(f"negative numbers of {columns} are 0 by data.dense_transform=log1p; signed_log1p keeps them")
     if (unseen := unseen_values(manifest)) is not None:
         lines.append(unseen)
+    lines += misleading_sentences(manifest.extra)
     for line in (*lines, *warnings(manifest, result.constant)):
         print(f"{root}: warning: {line}", file=sys.stderr)
     return publish(job.work, root, manifest, moves_to_dataset(job, manifest, result.built))

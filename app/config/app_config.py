@@ -76,6 +76,9 @@ class AppConfig:
     published: PublishedConfig = field(default_factory=PublishedConfig)
     record: RecordConfig = field(default_factory=RecordConfig)
     mlperf: MLPerfConfig = field(default_factory=MLPerfConfig)
+    baselines: bool | None = key(
+        None, "compute baselines after training: null: on 200,000 rows, in 30 s, where possible; true: on all rows"
+    )
     tiny: dict[str, Any] = key({}, "what data.scale=tiny changes, by dotted key")
 
     other_names: ClassVar[dict[str, str]] = OTHER_NAMES

@@ -211,7 +211,7 @@ class RunDirectory:
     def summary(self, figures: Summary) -> None:
         """Write summary.json."""
         if self._writes:
-            write_atomically(self.path / SUMMARY, _json(figures))
+            save_summary(self.path, figures)
 
     def results(self, run: str, summary: Summary, global_batch_size: int, num_nodes: int, spread: float | None) -> None:
         """Write this run's line to results.csv, in place of those of its earlier launches.
@@ -245,6 +245,11 @@ class RunDirectory:
 
     def _is_run(self) -> bool:
         return is_run(self.path)
+
+
+def save_summary(directory: Path, figures: Summary) -> None:
+    """Write summary.json of a run."""
+    write_atomically(directory / SUMMARY, _json(figures))
 
 
 def _numbered(path: Path, number: int) -> Path:

@@ -78,6 +78,7 @@ class Dataset(OpenDocument, kw_only=True):
     source_md5: list[str] | UnsetType | None = UNSET
     bayes: Json | UnsetType | None = UNSET
     unseen: str | UnsetType | None = UNSET
+    misleading: list[str] | UnsetType = UNSET
     rest: Json = rest()
 
 
@@ -160,6 +161,40 @@ class Covered(Struct, kw_only=True):
     launches: str | UnsetType = UNSET
 
 
+class Baseline(OpenDocument, kw_only=True):
+    """A simple model's figures on the evaluated split; seconds: to fit and score it; rows: that it learned from."""
+
+    auc: Number | None
+    ne: Number | None
+    seconds: Number | None
+    rows: int | None
+    rest: Json = rest()
+
+
+class Baselines(OpenDocument, kw_only=True):
+    """What a model is held against; those that were not computed are None.
+
+    rows: of the `of_rows` of train, that they learned from. eval_rows: of the `of_eval_rows` of the split, that they
+    are scored on.
+    """
+
+    split: str = ""
+    rows: int
+    of_rows: int
+    eval_rows: int
+    of_eval_rows: int
+    base_rate: Baseline | None = None
+    columns: Baseline | None = None
+    lr: Baseline | None = None
+    trees: Baseline | None = None
+    rest: Json = rest()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether each was computed."""
+        return None not in (self.base_rate, self.columns, self.lr, self.trees)
+
+
 class Summary(OpenDocument, kw_only=True):
     """A run's final figures; what was not measured is None or not set.
 
@@ -179,6 +214,7 @@ class Summary(OpenDocument, kw_only=True):
     early_stop: EarlyStop | UnsetType = UNSET
     eval: EvaluationFigures
     last: EvaluationFigures | UnsetType = UNSET
+    baselines: Baselines | UnsetType | None = UNSET
     throughput: Throughput
     covers: dict[str, Covered] | UnsetType = UNSET
     memory: Memory | UnsetType | None = UNSET

@@ -32,6 +32,7 @@ NOT_COMPARED = (
     "utilisation",
     "world_size",
     "covers",
+    "baselines",
 )
 OWN_STATUS = ("completed", "target_reached")  # the training decides them; the others come from outside
 RELATIVE = ("loss", LOGLOSS, "lr")

@@ -9,6 +9,7 @@ from msgspec import Struct
 from app.kinds.metrics import ACCURACY, AUC, BASE_RATE, COMPARED, LOGLOSS, METRICS, NE
 from app.metrics.clicks import shortcomings
 from app.metrics.slowdown import find_slowdown, slowdown_sentence
+from app.record.documents import Baseline
 from app.report.read import UNFINISHED, RunFiles
 from app.report.words import NOT_MEASURED, count, figure, plural, signed
 from common.documents import convert
@@ -91,6 +92,10 @@ def comparisons(run: RunFiles) -> list[ComparisonRow]:
     rows.append(
         ComparisonRow("Majority class", constant, None, "the base rate predicted for everybody: must be beaten")
     )
+    for name, one in baselines_of(run).items():
+        known_figures = {**dict.fromkeys(COMPARED), AUC: one.auc, NE: one.ne}
+        remark = f"a simpler model on the same splits{_sample_of(run)}"
+        rows.append(ComparisonRow(f"{name[0].upper()}{name[1:]}", known_figures, None, remark))
     if known := truth(run):
         remark = f"the true probabilities of {known.rows}: cannot be beaten but by chance"
         rows.append(ComparisonRow("Ground-truth model", known.figures, None, remark))
@@ -149,15 +154,62 @@ def _quality(run: RunFiles) -> list[tuple[str, str]]:
          f"against 0.5, accuracy {gain}.")
     ]  # fmt: skip
     keeps_best = bool((run.config.get("checkpoint") or {}).get("keep_best"))
+    if (against := baselines_sentence(run)) is not None:
+        sentences.append(against)
     sentences += [("bad", f"{sentence}.") for sentence in shortcomings(run.last_evaluation, run.best, keeps_best)]
-    if unseen := run.manifest.dataset.unseen:
-        sentences.append(("bad", f"{unseen[0].upper()}{unseen[1:]}."))
+    dataset = run.manifest.dataset
+    for line in [*([dataset.unseen] if dataset.unseen else []), *(dataset.misleading or [])]:
+        sentences.append(("bad", f"{line[0].upper()}{line[1:]}."))
     known = truth(run)
     true_auc, true_ne = (known.figures[key] if known else None for key in (AUC, NE))
     if true_auc is not None and true_ne is not None:
         text = f"AUC {true_auc - auc:.4f} below its {true_auc:.4f}, NE {ne - true_ne:.4f} above its {true_ne:.4f}."
         sentences.append(("plain", f"Gap to the ground-truth model: {text}"))
     return sentences
+
+
+def baselines_of(run: RunFiles) -> dict[str, Baseline]:
+    """The baselines on the split of the run's evaluation, by their names in words, but the base rate."""
+    baselines = (run.summary.baselines or None) if run.summary else None
+    if baselines is None or baselines.split != run.evaluation.split:
+        return {}
+    column = baselines.columns.rest.get("column") if baselines.columns else None
+    named = {
+        f"the label rates of {column} alone": baselines.columns,
+        "logistic regression": baselines.lr,
+        "boosted trees": baselines.trees,
+    }
+    return {name: one for name, one in named.items() if one is not None}
+
+
+def baselines_sentence(run: RunFiles) -> tuple[str, str] | None:
+    """Whether the model earns its keep: the sentence with its kind, good, bad or plain; None without baselines."""
+    auc, baselines = run.evaluation.auc, baselines_of(run)
+    known = {name: one.auc for name, one in baselines.items() if one.auc is not None}
+    if auc is None or not known:
+        return None
+    best = max(known, key=lambda name: known[name])
+    gain, error = auc - known[best], 2 * (run.auc_standard_error or 0.0)
+    others = ", ".join(f"{name} {value:.4f}" for name, value in known.items())
+    of = f"AUC {auc:.4f} against {others}{_sample_of(run)}"
+    if gain < -error:
+        return "bad", f"{-gain:.4f} AUC below {best}: the model does not earn its keep yet ({of})."
+    if gain > error:
+        return "good", f"The model earns its keep: {gain:.4f} AUC above {best} ({of})."
+    return "plain", f"Within chance of {best}, by two standard errors of the AUC ({of})."
+
+
+def _sample_of(run: RunFiles) -> str:
+    """Which rows baselines learned from and were scored on, where it is not all."""
+    baselines = (run.summary.baselines or None) if run.summary else None
+    if baselines is None:
+        return ""
+    parts = [
+        ("trained on", baselines.rows, baselines.of_rows),
+        ("scored on", baselines.eval_rows, baselines.of_eval_rows),
+    ]
+    shown = [f"{what} {rows:,} of {of:,} rows" for what, rows, of in parts if rows < of]
+    return f"; baselines {' and '.join(shown)}" if shown else ""
 
 
 def _speed(run: RunFiles) -> list[tuple[str, str]]:

@@ -9,6 +9,7 @@ from app.sharding import from_config
 from app.sharding.execute import table_weights
 from app.training.session import Session
 from common.files import digest_file
+from data_prep.dataset.misleading import misleading_sentences
 from data_prep.dataset.unseen import unseen_values
 
 MAX_SOURCES = 30  # names of raw files in a manifest
@@ -29,6 +30,7 @@ def describe_dataset(session: Session) -> Dataset:
         source_md5=manifest.extra.get("source_md5", UNSET),
         bayes=manifest.extra.get("bayes"),
         unseen=unseen_values(manifest),
+        misleading=misleading_sentences(manifest.extra),
     )
 
 

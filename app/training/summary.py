@@ -105,6 +105,7 @@ def _figures(
         best=state.best,
         eval=newest,
         last=newest,
+        baselines=None,  # app.train computes them once the run is complete
         throughput=throughput(seconds, measured.input_wait, batch_size, measured.devices(), len(losses) - len(seconds)),
         covers={
             "train": Covered(steps=len(last)),

@@ -17,7 +17,7 @@ def run(task: Task, *more: str) -> list[Point]:
     """Train and evaluate."""
     directory = task.work / "run"
     overrides = [f"data.path={task.work / 'clickwork'}", f"run.dir={directory}", "checkpoint.resume=never",
-                 "checkpoint.overwrite=true", "checkpoint.keep_best=false",
+                 "checkpoint.overwrite=true", "checkpoint.keep_best=false", "baselines=false",
                  f"model.embedding_dim={DIM}", f"model.dense_arch={list(DENSE_ARCH)}",
                  f"model.over_arch={list(OVER_ARCH)}", "loss=bce", "optimizer=adagrad", f"optimizer.lr={task.rate}",
                  f"optimizer.eps={EPS}", "schedule=constant", f"train.global_batch_size={task.batch}",

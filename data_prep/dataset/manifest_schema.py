@@ -7,6 +7,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from common.documents import UNKNOWN, Json, convert
 from data_prep.dataset.bags import BAG_KINDS
 from data_prep.dataset.event_schema import EventSchema
+from data_prep.dataset.misleading import Misleading
 from data_prep.dataset.multi_hot import Distribution
 from data_prep.dataset.options import CategoryValue, DenseTransform, Encoding, SplitMethod, VocabularyOrder
 from data_prep.dataset.schema import CRITEO, Feature, Schema, TableRows
@@ -125,6 +126,7 @@ class _Extra(Struct):
     """Figures that no reader needs; further keys may be there."""
 
     bayes: Json | UnsetType = UNSET
+    misleading: Misleading | UnsetType = UNSET
 
 
 class _Document(_Object):

@@ -115,6 +115,8 @@ def forked(name: str, *overrides: str, cwd: Path, processes: int = 1, fault: str
         _STORES.append(store)
         launched = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": str(processes),
                     "LOCAL_WORLD_SIZE": str(processes), "TORCHELASTIC_USE_AGENT_STORE": "True"}  # fmt: skip
+    if name == "train" and not any(override.startswith("baselines=") for override in overrides):
+        overrides = (*overrides, "baselines=false")  # they take seconds, and change nothing of a run
     forks = []
     for rank in range(processes):
         ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if launched else {}

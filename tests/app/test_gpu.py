@@ -28,7 +28,7 @@ only_real = pytest.mark.skipif(PRETENDED, reason="no GPU, only a pretended one: 
 
 TINY = ["model.dense_arch=[32,16]", "model.over_arch=[32,1]", "train.global_batch_size=64",
         "train.log_every_steps=1", "train.max_steps=40", "train.deterministic=true", "optimizer=sgd",
-        "optimizer.lr=0.1", "run.dir=run"]  # fmt: skip
+        "optimizer.lr=0.1", "run.dir=run", "baselines=false"]  # fmt: skip
 
 
 def command(name: str, *arguments: str, cwd: Path) -> str:

@@ -38,6 +38,7 @@ SUMMARY_KEYS = {
     "utilisation",
     "phase_seconds",
     "covers",
+    "baselines",
 }
 
 
@@ -75,7 +76,7 @@ def test_a_run_and_its_directory(run_app: Command, dataset: Path, tmp_path: Path
     manifest = json.loads((run / "manifest.json").read_bytes())
     assert manifest["world_size"] == 1
     assert manifest["versions"]["torch"]
-    assert manifest["argv"][1:] == overrides
+    assert manifest["argv"][1:] == [*overrides, "baselines=false"]
     assert {entry["type"] for entry in manifest["plan"].values()} == {"table_wise"}
     (row,) = csv.DictReader((run / "results.csv").open())
     assert float(row["Recommendations/s (mean)"]) == figures["throughput"]["samples_per_second"]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from app.config import AppConfig, EvaluateConfig, PlanAppConfig, ReportConfig, VerifyConfig, sharding, tables
-from app.config.commands import BenchConfig, DoctorConfig, ExportConfig, RecommendConfig
+from app.config.commands import BaselinesConfig, BenchConfig, DoctorConfig, ExportConfig, RecommendConfig
 from app.config.hstu import HSTUConfig
 from common.errors import UserError
 from common.keys import MISSING, check_keys, declaration, key, keys_of
@@ -94,6 +94,7 @@ OF_COMMANDS: dict[type, dict[str, Limits]] = {
     RecommendConfig: {"top_k": ONE},
     ExportConfig: {"tolerance": TOLERANCE},
     VerifyConfig: {"tolerance": TOLERANCE},
+    BaselinesConfig: {"rows": ONE, "seconds": POSITIVE},
     DoctorConfig: {},
     ReportConfig: {"auc_tolerance": POSITIVE, "loss_tolerance": POSITIVE},
     HSTUConfig: {

@@ -19,7 +19,7 @@ KEPT = ("config.yaml", "manifest.json", "metrics.jsonl", "summary.json")
 OVERRIDES = [
     f"data.path={GOLDEN}/data", "run.name=golden", "model.dense_arch=[32,16]", "model.over_arch=[32,1]",
     "train.global_batch_size=64", "train.max_steps=24", "train.eval_every_steps=10", "train.log_every_steps=1",
-    "runtime.platform=cpu", "runtime.num_threads=1", "record.tensorboard=false",
+    "runtime.platform=cpu", "runtime.num_threads=1", "record.tensorboard=false", "baselines=false",
 ]  # fmt: skip
 
 

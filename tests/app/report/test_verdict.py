@@ -144,3 +144,6 @@ def test_held_out_values_that_train_does_not_have_are_named(tmp_path: Path) -> N
     assert not [text for _, text in sentences(run) if "not in train" in text]
     run.manifest.dataset.unseen = "of the values of val and test these shares are not in train: user (97%); x"
     assert said(run, "user (97%)") == ("bad", f"Of{run.manifest.dataset.unseen[2:]}.")
+    run.manifest.dataset.misleading = ["one column alone predicts the label", "the label rate jumps"]
+    assert said(run, "One column alone predicts the label.")[0] == "bad"
+    assert said(run, "The label rate jumps.")[0] == "bad"

@@ -1,0 +1,53 @@
+"""python -m app.baselines run=runs/NAME: baselines on a run's splits, in its summary and report, and as JSON on stdout.
+
+The base rate; each column's label rate by value alone; a logistic regression on one-hot ids and numbers; boosted trees
+on out-of-fold rates and numbers. All are trained on the run's train split and scored on the split that it was evaluated
+on. They need scikit-learn (`pip install scikit-learn`); the trees are LightGBM's where that is installed.
+"""
+
+if __name__ == "__main__":  # first: what is imported below may take seconds
+    from app.commands import COMMANDS
+    from common.cli import run
+
+    run(COMMANDS["baselines"])
+
+
+import json
+import logging
+from pathlib import Path
+
+from app.baselines.cache import computed
+from app.config.commands import BaselinesConfig
+from app.record.directory import save_summary
+from app.record.reading import SUMMARY, read_config, read_manifest, read_summary
+from app.report.page import write_report
+from common.cli import EXIT_DONE
+from common.documents import plain_object
+from common.errors import UserError
+from data_prep.dataset.format import load_rows_manifest
+
+
+def main(config: BaselinesConfig) -> int:
+    """Compute baselines, or find them computed, and write them to the run; return the exit status."""
+    logging.basicConfig(format="%(message)s")
+    directory = Path(config.run)
+    dataset, summary = read_manifest(directory).dataset, read_summary(directory)
+    if summary is None:
+        raise UserError(
+            f"run={directory}: has no {SUMMARY}, so it is not finished; the command that began it resumes it"
+        )
+    root = config.data.path or dataset.path
+    if root is None:
+        raise UserError(f"run={directory}: was built from published table sizes, without data; train it on a dataset")
+    manifest = load_rows_manifest(Path(root))
+    if manifest.digest != dataset.digest:
+        raise UserError(
+            f"data.path={root}: another dataset than the run's, by its digest; give data.path=DIRECTORY of that one"
+        )
+    split = str(read_config(directory)["eval"]["split"])
+    baselines = computed(Path(root), manifest, split, directory, config)
+    summary.baselines = baselines
+    save_summary(directory, summary)
+    write_report(directory)
+    print(json.dumps(plain_object(baselines), indent=1))
+    return EXIT_DONE

@@ -1,0 +1,77 @@
+"""Baselines of a run that has just been trained, in a process of their own, so that nothing of the run changes."""
+
+import importlib.util
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from app.config import AppConfig
+from app.record.reading import read_manifest, read_summary
+from app.report.read import read_run
+from app.report.verdict import baselines_sentence
+from common.config_file import quoted
+from common.errors import UserError
+
+log = logging.getLogger("clickwork")
+
+DEFAULT_ROWS, DEFAULT_SECONDS = 200_000, 30
+GRACE_SECONDS = 30  # in which a process of limited time starts, reads the rows and writes the report
+REPOSITORY = Path(__file__).parents[2]
+OF_LAUNCHERS = ("LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+
+
+def require_possible(config: AppConfig) -> None:
+    """Refuse baselines=true where they cannot be computed, before anything is trained.
+
+    Raises:
+        UserError: names what is in the way, with what to do.
+    """
+    if config.baselines and (reason := _obstacle(config)) is not None:
+        raise UserError(f"baselines=true: {reason}, or leave it out")
+
+
+def _obstacle(config: AppConfig) -> str | None:
+    if config.model.hstu is not None:
+        return "baselines are of rows, and this model learns from events; give baselines=false"
+    if importlib.util.find_spec("sklearn") is None:
+        return "scikit-learn is not installed; pip install scikit-learn"
+    return None
+
+
+def add_baselines(config: AppConfig) -> None:
+    """Compute the baselines of a completed run that has none yet; whatever prevents it is logged in one line."""
+    directory = Path(config.run.dir)
+    summary = read_summary(directory)
+    is_completed = summary is not None and summary.status in ("completed", "target_reached")
+    if config.baselines is False or summary is None or not is_completed or summary.baselines or not summary.steps:
+        return
+    if (reason := _obstacle(config)) is not None:
+        log.info("baselines: not computed: %s", reason)
+        return
+    path = read_manifest(directory).dataset.path
+    command = [sys.executable, "-m", "app.baselines", f"run={quoted(str(directory))}", f"data.path={quoted(str(path))}"]
+    limit = None
+    if config.baselines is None:
+        command += [f"rows={DEFAULT_ROWS}", f"seconds={DEFAULT_SECONDS}"]
+        limit = DEFAULT_SECONDS + GRACE_SECONDS
+    environment = {name: value for name, value in os.environ.items() if name not in OF_LAUNCHERS}
+    environment["RANK"] = "0"  # as a launcher's process it ends with this one
+    environment["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), environment.get("PYTHONPATH", "")])
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit, check=False)
+    except subprocess.TimeoutExpired:
+        log.warning(
+            "baselines: not computed within %d s; python -m app.baselines run=%s has no limit", limit, directory
+        )
+        return
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
+        log.warning("baselines: not computed: %s", last[0].removeprefix("error: "))
+        return
+    for line in done.stderr.splitlines():
+        if line.startswith("baselines: "):
+            log.warning("%s", line)
+    if (sentence := baselines_sentence(read_run(directory))) is not None:
+        log.info("baselines: %s", sentence[1])

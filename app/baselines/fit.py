@@ -1,0 +1,150 @@
+"""Fit each baseline on the rows of train and score it on those of another split."""
+
+import contextlib
+import importlib.util
+import logging
+import signal
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import log_loss, roc_auc_score
+
+from app.baselines.rates import Rates, dense_rates, label_rates
+from app.baselines.rows import Rows
+from app.record.documents import Baseline, Baselines
+
+log = logging.getLogger("clickwork")
+
+Preds = NDArray[np.float64]
+
+
+class _TimeIsUpError(Exception):
+    """The seconds given to all baselines are over."""
+
+
+@contextlib.contextmanager
+def _limited(seconds: float | None) -> Iterator[None]:
+    """Raise _TimeIsUpError in this process's main thread after so much time."""
+
+    def stop(number: int, frame: Any) -> None:
+        raise _TimeIsUpError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds or 0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def fit_baselines(train: Rows, others: Rows, names: Sequence[str], seconds: float | None) -> Baselines:
+    """All baselines, of which those that the time did not suffice for are None.
+
+    names: of the dense and of the sparse features. seconds: for all of them; None: no limit.
+    """
+    baselines = Baselines(
+        rows=len(train.labels), of_rows=train.of, eval_rows=len(others.labels), of_eval_rows=others.of
+    )
+    try:
+        with _limited(seconds):
+            began = time.perf_counter()
+            constant = np.full(len(others.labels), train.labels.mean())
+            baselines.base_rate = score(constant, others.labels, len(train.labels), began)
+            rates = _all_rates(train, others)
+            baselines.columns = _best_column(rates, train, others, names, began)
+            models = (("trees", _trees, _trees_library()), ("lr", _logistic_regression, "scikit-learn"))
+            for name, fit, library in models:
+                began = time.perf_counter()
+                figures = score(fit(train, others, rates), others.labels, len(train.labels), began)
+                figures.rest = {"library": library}
+                setattr(baselines, name, figures)
+    except _TimeIsUpError:
+        log.warning("baselines: stopped after %.0f s; baselines=true has no limit", seconds)
+    return baselines
+
+
+def score(preds: Preds, labels: NDArray[np.bool_], rows: int, began: float) -> Baseline:
+    """AUC and NE of probabilities [n] on labels of both classes; rows: learned from; began: time.perf_counter()."""
+    base = labels.mean()
+    entropy = -base * np.log(base) - (1 - base) * np.log(1 - base)
+    return Baseline(
+        auc=float(roc_auc_score(labels, preds)),
+        ne=float(log_loss(labels, preds) / entropy),
+        seconds=round(time.perf_counter() - began, 3),
+        rows=rows,
+    )
+
+
+def _all_rates(train: Rows, others: Rows) -> list[Rates]:
+    """The rates of each dense, then of each sparse feature."""
+    numbers = zip(train.dense.T, others.dense.T, strict=True)
+    return [
+        *(dense_rates(one, train.labels, other) for one, other in numbers),
+        *(label_rates(one, train.labels, other) for one, other in zip(train.bags, others.bags, strict=True)),
+    ]
+
+
+def _best_column(rates: list[Rates], train: Rows, others: Rows, names: Sequence[str], began: float) -> Baseline | None:
+    """The column whose out-of-fold rates are best in train, scored on the other rows; and the AUC of each there."""
+    if not rates:
+        return None
+    best = int(np.argmax([roc_auc_score(train.labels, one.train) for one in rates]))
+    figures = score(rates[best].others, others.labels, len(train.labels), began)
+    each = {name: float(roc_auc_score(others.labels, one.others)) for name, one in zip(names, rates, strict=True)}
+    figures.rest = {"column": names[best], "auc_of_each": each}
+    return figures
+
+
+def _trees(train: Rows, others: Rows, rates: list[Rates]) -> Preds:
+    """Boosted trees on numbers and on out-of-fold rates of ids."""
+    num_dense = train.dense.shape[1]
+    columns = np.column_stack([train.dense, *(one.train for one in rates[num_dense:])])
+    scored = np.column_stack([others.dense, *(one.others for one in rates[num_dense:])])
+    model = _make_trees().fit(columns, train.labels)
+    return model.predict_proba(scored)[:, 1]
+
+
+def _trees_library() -> str:
+    return "scikit-learn" if importlib.util.find_spec("lightgbm") is None else "lightgbm"
+
+
+def _make_trees() -> Any:
+    """LightGBM's where it is installed, else scikit-learn's; 100 trees of 31 leaves, their defaults."""
+    if _trees_library() == "scikit-learn":
+        return HistGradientBoostingClassifier(early_stopping=False, random_state=0)
+    from lightgbm import LGBMClassifier
+
+    return LGBMClassifier(random_state=0, deterministic=True, force_row_wise=True, verbose=-1)
+
+
+def _logistic_regression(train: Rows, others: Rows, rates: list[Rates]) -> Preds:
+    """Logistic regression (L-BFGS, L2 of weight 1) on one-hot ids of train and standardised numbers."""
+    mean, deviation = train.dense.mean(axis=0), np.maximum(train.dense.std(axis=0), 1e-6)
+    columns, scored = (_one_hot(train, rows, (rows.dense - mean) / deviation) for rows in (train, others))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # 100 iterations are the bound in time
+        model = LogisticRegression(max_iter=100).fit(columns, train.labels)
+    return model.predict_proba(scored)[:, 1]
+
+
+def _one_hot(train: Rows, rows: Rows, dense: NDArray[np.float32]) -> Any:
+    """A sparse matrix [rows, N + ids of train]: numbers, and how often each id is in the row's bag."""
+    from scipy import sparse
+
+    parts = [sparse.csr_array(dense)]
+    for known, bags in zip(train.bags, rows.bags, strict=True):
+        values = np.unique(known.ids)
+        places = np.minimum(np.searchsorted(values, bags.ids), max(len(values) - 1, 0))
+        is_known = values[places] == bags.ids if len(values) else np.zeros(len(bags.ids), bool)
+        row = np.repeat(np.arange(len(rows.labels)), bags.lengths)[is_known]
+        ones = np.ones(len(row), np.float32)
+        parts.append(sparse.csr_array((ones, (row, places[is_known])), shape=(len(rows.labels), len(values))))
+    return sparse.hstack(parts, format="csr")

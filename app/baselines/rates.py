@@ -1,0 +1,55 @@
+"""Label rates by value: out-of-fold for the rows they are counted on, of all of them for others."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_prep.dataset.bags import Bags
+from data_prep.dataset.sample import mix
+
+FOLDS, PRIOR_ROWS = 5, 10.0  # rows at the base rate, which smooth each rate
+DENSE_BINS = 32  # quantiles of train that a number is counted by
+
+
+@dataclass
+class Rates:
+    """A column's smoothed label rates, float64: out-of-fold of the rows of train, [train], and of others, [others]."""
+
+    train: NDArray[np.float64]
+    others: NDArray[np.float64]
+
+
+def folds_of(rows: int) -> NDArray[np.int64]:
+    """The fold of each row, by a hash of its number, [rows]."""
+    return (mix(np.arange(rows, dtype=np.uint64)) % np.uint64(FOLDS)).astype(np.int64)
+
+
+def label_rates(train: Bags, labels: NDArray[np.bool_], others: Bags) -> Rates:
+    """Rates by id, of a bag the mean of those of its ids; of an empty bag the base rate."""
+    base, num_ids = labels.mean(), int(max(train.ids.max(initial=0), others.ids.max(initial=0))) + 1
+    folds, ids = np.repeat(folds_of(len(labels)), train.lengths), train.ids.astype(np.int64)
+    is_positive = np.repeat(labels, train.lengths)
+    rows = np.bincount(ids * FOLDS + folds, minlength=num_ids * FOLDS).reshape(num_ids, FOLDS)
+    positives = np.bincount((ids * FOLDS + folds)[is_positive], minlength=num_ids * FOLDS).reshape(num_ids, FOLDS)
+    other_rows, other_positives = (each.sum(axis=1, keepdims=True) - each for each in (rows, positives))
+    out_of_fold = (other_positives + PRIOR_ROWS * base) / (other_rows + PRIOR_ROWS)
+    whole = (positives.sum(axis=1) + PRIOR_ROWS * base) / (rows.sum(axis=1) + PRIOR_ROWS)
+    return Rates(_means(out_of_fold[ids, folds], train, base), _means(whole[others.ids], others, base))
+
+
+def dense_rates(train: NDArray[np.float32], labels: NDArray[np.bool_], others: NDArray[np.float32]) -> Rates:
+    """Rates by quantile of a number."""
+    edges = np.unique(np.quantile(train, np.arange(1, DENSE_BINS) / DENSE_BINS, method="lower"))
+    bags = [Bags(np.searchsorted(edges, each), np.arange(len(each) + 1)) for each in (train, others)]
+    return label_rates(bags[0], labels, bags[1])
+
+
+def _means(values: NDArray[np.float64], bags: Bags, empty: float) -> NDArray[np.float64]:
+    """Mean of the values of each bag's ids, [n]."""
+    lengths = bags.lengths
+    if (lengths == 1).all():
+        return values
+    rows = np.repeat(np.arange(len(lengths)), lengths)
+    sums = np.bincount(rows, weights=values, minlength=len(lengths))
+    return np.where(lengths > 0, sums / np.maximum(lengths, 1), empty)

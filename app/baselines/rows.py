@@ -1,0 +1,63 @@
+"""The rows of a split that baselines learn from, or are scored on, in memory."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import UserError
+from data_prep.dataset.bags import Bags, join, offsets_of
+from data_prep.dataset.format import Manifest, open_shard
+from data_prep.dataset.sample import sampled_rows
+
+
+@dataclass
+class Rows:
+    """Rows of one split.
+
+    Attributes:
+        labels: [rows] bool. dense: [rows, N] float32. bags: of each sparse feature, in the manifest's order.
+        of: the rows of the split.
+    """
+
+    labels: NDArray[np.bool_]
+    dense: NDArray[np.float32]
+    bags: list[Bags]
+    of: int
+
+
+def load_rows(root: Path, manifest: Manifest, name: str, limit: int | None) -> Rows:
+    """All rows of a split, or at most `limit` of them: blocks by a hash of their number.
+
+    Raises:
+        UserError: there is no such split, it has no rows or one class, or a file differs from the manifest.
+    """
+    split = manifest.splits.get(name)
+    if split is None or not split.rows:
+        raise UserError(f"{root}: split {name!r} has no rows, so there are no baselines; train with another eval.split")
+    share = 1.0 if limit is None else min(1.0, limit / split.rows)
+    labels, dense, parts = [], [], []
+    left = split.rows if limit is None else limit
+    for number, shard in enumerate(split.shards):
+        arrays = open_shard(root, name, shard, manifest)
+        rows = sampled_rows(shard.rows, share, number)[:left]
+        left -= len(rows)
+        labels.append(arrays.labels[rows, 0] > 0)
+        dense.append(arrays.dense[rows].astype(np.float32))
+        parts.append(_bags(manifest, arrays.sparse[rows], [bags.take(rows) for bags in arrays.bags]))
+    joined = Rows(np.concatenate(labels), np.concatenate(dense), [join(each) for each in zip(*parts, strict=True)],
+                  split.rows)  # fmt: skip
+    if joined.labels.all() or not joined.labels.any():
+        label = int(joined.labels[0]) if len(joined.labels) else "missing"
+        raise UserError(f"{root}: every label of {name} is {label}, so there are no baselines; check the labels' rule")
+    return joined
+
+
+def _bags(manifest: Manifest, sparse: NDArray[np.int32], ragged: list[Bags]) -> list[Bags]:
+    """Each feature's bags, of one id where it is not multi-hot; those share their offsets."""
+    offsets = offsets_of(np.ones(len(sparse), np.int64))
+    single, several = iter(sparse.T), iter(ragged)
+    names: list[Any] = manifest.schema["sparse"]
+    return [next(several) if name in manifest.ragged else Bags(next(single).copy(), offsets) for name in names]

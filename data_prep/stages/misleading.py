@@ -1,0 +1,296 @@
+"""Look for what would mislead in a dataset's finished shards: leaks, shared rows, opposed rates, drift, jumps.
+
+All rows are looked at up to MAX_ROWS, beyond that blocks of rows by a hash of their number. Columns are read one at a
+time, so that memory does not grow with their number: some tens of bytes for each row looked at.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_prep.dataset.bags import Bags, join, unpack
+from data_prep.dataset.misleading import ColumnFigures, Misleading, Part
+from data_prep.dataset.sample import mix, sampled_rows
+from data_prep.engine.job import ChunkRecord, Job
+from data_prep.io.arrays import open_array
+from data_prep.stages.split import BuiltShard
+
+MAX_ROWS = 2_000_000
+FOLDS, PRIOR_ROWS = 5, 10.0  # of out-of-fold rates; rows at the base rate that smooth each
+MIN_LABELS = 50  # of each class, for an AUC that says anything
+AUC_LEVELS = 1 << 16  # of the roots of rates, so that low rates have finer ones; equal within a level
+DENSE_BINS, TOP_VALUES = 32, 20  # of a number's quantiles; the most frequent ids, the others are one bin
+SEEN_ROWS = 1 << 16  # that quantiles, and the number of distinct values, are of
+PARTS, PART_ROWS = 20, 500  # of the raw rows, at most; rows of each, at least
+DEPENDENT = 0.4  # distinct pairs of two columns over those once shuffled, below which one depends on the other
+
+
+class _Rows:
+    """The rows looked at of some shards, read column by column."""
+
+    def __init__(self, job: Job, shards: Sequence[BuiltShard], ragged: Sequence[str], share: float) -> None:
+        """share: of all rows, that are looked at."""
+        self._ragged, self._parts = list(ragged), []
+        for number, shard in enumerate(shards):
+            arrays = {target.rsplit(".", 2)[-2]: open_array(job.work / source) for source, target in shard.moves}
+            bags = unpack(arrays["values"], arrays["offsets"], len(self._ragged)) if self._ragged else ()
+            rows = sampled_rows(shard.shard.rows, share, number)
+            self._parts.append((arrays, bags, rows))
+        self.labels = self._joined("labels", 0) > 0
+        self.count = len(self.labels)
+
+    def _joined(self, kind: str, column: int) -> NDArray[Any]:
+        parts = [arrays[kind][:, column][rows] for arrays, _, rows in self._parts]
+        return np.concatenate(parts) if parts else np.zeros(0, np.int32)
+
+    def dense(self, column: int) -> NDArray[Any]:
+        return self._joined("dense", column)
+
+    def single(self, column: int) -> NDArray[np.uint64]:
+        return self._joined("sparse", column).astype(np.uint64)
+
+    def ragged(self, column: int) -> NDArray[np.uint64]:
+        """A hash of each row's bag: of its ids in their order."""
+        if not self._parts:
+            return np.zeros(0, np.uint64)
+        bags = join([bags[column].take(rows) for _, bags, rows in self._parts])
+        return bag_hashes(bags)
+
+
+def bag_hashes(bags: Bags) -> NDArray[np.uint64]:
+    """A hash of each bag, [n] uint64, of the ids and their places in it."""
+    places = np.arange(len(bags.ids)) - np.repeat(bags.offsets[:-1] - bags.offsets[0], bags.lengths)
+    mixed = mix(mix(places.astype(np.uint64)) ^ bags.ids.astype(np.uint64))
+    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(mixed, dtype=np.uint64)])
+    bounds = bags.offsets - bags.offsets[0]
+    return sums[bounds[1:]] - sums[bounds[:-1]]
+
+
+def find_misleading(
+    job: Job, records: Sequence[ChunkRecord], built: Sequence[BuiltShard], features: Sequence[str]
+) -> Misleading:
+    """The figures of a job's finished shards, still in its work's directory with the chunks' labels."""
+    ragged = [name for name in features if name in job.schema.ragged]
+    if job.bags is not None:
+        ragged = [name for name, size in zip(features, job.bags.sizes, strict=True) if size > 1]
+    total = sum(shard.shard.rows for shard in built)
+    share = min(1.0, MAX_ROWS / total)
+    shards = [[shard for shard in built if (shard.split == "train") == of_train] for of_train in (True, False)]
+    train, held_out = (_Rows(job, each, ragged, share) for each in shards)
+
+    # Figures of each column, and the hashes of whole rows.
+    comparison, columns = _Comparison(train, held_out), {}
+    for name, values, is_dense in _columns(job, train, held_out, features, ragged):
+        columns[name] = comparison.add(*values, is_dense)
+
+    # A train row is looked at with probability `share`, so a held-out row's equal is found with that.
+    shared, chance = comparison.shared()
+    return Misleading(
+        rows=train.count + held_out.count,
+        of=total,
+        columns=columns,
+        shared_rows=None if shared is None else min(1.0, shared / share),
+        shared_by_chance=None if chance is None else min(1.0, chance / share),
+        parts=label_parts(job, records, total),
+    )
+
+
+def _columns(
+    job: Job, train: _Rows, held_out: _Rows, features: Sequence[str], ragged: Sequence[str]
+) -> Iterator[tuple[str, tuple[NDArray[Any], NDArray[Any]], bool]]:
+    """Each column's name, its values in train and in the held-out rows, and whether they are numbers."""
+    for number, name in enumerate(job.schema.dense):
+        yield name, (train.dense(number), held_out.dense(number)), True
+    single = [name for name in features if name not in ragged]
+    for number, name in enumerate(single):
+        yield name, (train.single(number), held_out.single(number)), False
+    for number, name in enumerate(ragged):
+        yield name, (train.ragged(number), held_out.ragged(number)), False
+
+
+class _Hashes(NamedTuple):
+    """What a column adds to the hashes of rows, and how many distinct values some rows have."""
+
+    distinct: int
+    train: NDArray[np.uint64]
+    held_out: NDArray[np.uint64]
+
+
+def _share_in(values: NDArray[np.uint64], ordered: NDArray[np.uint64]) -> float:
+    """Share of the values that are among others, in ascending order; faster than np.isin."""
+    values = np.sort(values)
+    places = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
+    return float((ordered[places] == values).mean())
+
+
+def _num_distinct(ordered: NDArray[Any]) -> int:
+    """Number of distinct values, which are in ascending order."""
+    return int(np.count_nonzero(ordered[1:] != ordered[:-1])) + 1
+
+
+class _Comparison:
+    """Train against the held-out rows, column after column."""
+
+    def __init__(self, train: _Rows, held_out: _Rows) -> None:
+        self._labels, self._held_out_labels = train.labels, held_out.labels
+        self._folds = (mix(np.arange(train.count, dtype=np.uint64)) % np.uint64(FOLDS)).astype(np.int64)
+        self._hashes = [mix(labels.astype(np.uint64)) for labels in (train.labels, held_out.labels)]
+        self._various: list[_Hashes] = []  # the two most various columns
+        self._number = 0
+
+    def add(self, train: NDArray[Any], held_out: NDArray[Any], is_dense: bool) -> ColumnFigures:
+        """The figures of a column by its values [rows] in train and in the held-out rows."""
+        self._hash(train, held_out)
+        codes, other_codes, size = _codes(train, held_out, is_dense)
+        cells = codes * FOLDS + self._folds
+        rows = np.bincount(cells, minlength=size * FOLDS).reshape(size, FOLDS)
+        positives = np.bincount(cells[self._labels], minlength=size * FOLDS).reshape(size, FOLDS)
+        figures = ColumnFigures(auc=out_of_fold_auc(rows, positives))
+        if len(other_codes):
+            counts, other_rows = rows.sum(axis=1), np.bincount(other_codes, minlength=size)
+            other_positives = np.bincount(other_codes[self._held_out_labels], minlength=size)
+            figures.stability_index = stability_index(counts, other_rows, is_dense)
+            if not is_dense:
+                rates = (counts, positives.sum(axis=1), other_rows, other_positives)
+                figures.rate_correlation, figures.rated_values = rate_correlation(*rates)
+        return figures
+
+    def _hash(self, train: NDArray[Any], held_out: NDArray[Any]) -> None:
+        """Add a column to the hashes of rows: a sum of products with odd constants, which are of all columns."""
+        self._number += 1
+        factor = mix(np.array([self._number], np.uint64)) | np.uint64(1)
+        kind = f"u{train.dtype.itemsize}"  # of the bits of a number
+        hashes, others = (each.view(kind).astype(np.uint64) * factor for each in (train, held_out))
+        self._hashes = [self._hashes[0] + hashes, self._hashes[1] + others]
+        distinct = _num_distinct(np.sort(train[:: len(train) // SEEN_ROWS + 1]))
+        self._various = sorted([*self._various, _Hashes(distinct, hashes, others)], key=lambda one: -one.distinct)[:2]
+
+    def shared(self) -> tuple[float | None, float | None]:
+        """Share of the held-out rows that are in train, and what chance gives.
+
+        That is the share of them in train by the two most various columns alone, once one of these is shuffled; where
+        one depends on the other it is the share of train's rows that another row of train equals.
+        """
+        if not len(self._held_out_labels):
+            return None, None
+        ordered = np.sort(self._hashes[0])
+        shared = _share_in(self._hashes[1], ordered)
+
+        # Whether the two columns vary freely: shuffled, they have not many more pairs.
+        rng, columns = np.random.default_rng(0), self._various
+        pairs = np.sort(sum((one.train for one in columns), np.zeros_like(ordered)))
+        free = np.sort(sum((rng.permutation(one.train) for one in columns), np.zeros_like(ordered)))
+        if _num_distinct(pairs) < DEPENDENT * _num_distinct(free):
+            equal = ordered[1:] == ordered[:-1]
+            return shared, float((np.append(equal, False) | np.insert(equal, 0, False)).mean())
+        shuffled = [rng.permutation(one.held_out) for one in columns]
+        return shared, _share_in(sum(shuffled, np.zeros_like(self._hashes[1])), pairs)
+
+
+def _codes(
+    train: NDArray[Any], held_out: NDArray[Any], is_dense: bool
+) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+    """Values as codes below the third: ids as they are where they are small, numbers by quantiles of train."""
+    if is_dense:
+        some = np.sort(train[:: len(train) // SEEN_ROWS + 1])
+        edges = np.unique(some[np.arange(1, DENSE_BINS) * len(some) // DENSE_BINS])
+        return np.searchsorted(edges, train), np.searchsorted(edges, held_out), len(edges) + 1
+    largest = int(max(train.max(initial=0), held_out.max(initial=0)))
+    if largest < 2 * (len(train) + len(held_out)):
+        return train.astype(np.int64), held_out.astype(np.int64), largest + 1
+    values, codes = np.unique(np.concatenate([train, held_out]), return_inverse=True)
+    return codes[: len(train)], codes[len(train) :], len(values)
+
+
+def out_of_fold_auc(rows: NDArray[np.int64], positives: NDArray[np.int64]) -> float | None:
+    """AUC of smoothed out-of-fold label rates by value.
+
+    Args:
+        rows, positives: of each value and fold, [values, FOLDS].
+
+    Returns:
+        None with fewer than MIN_LABELS rows of a class.
+    """
+    all_positives, all_rows = int(positives.sum()), int(rows.sum())
+    if min(all_positives, all_rows - all_positives) < MIN_LABELS:
+        return None
+    other_rows, other_positives = (each.sum(axis=1, keepdims=True) - each for each in (rows, positives))
+    rates = (other_positives + PRIOR_ROWS * all_positives / all_rows) / (other_rows + PRIOR_ROWS)
+    levels = (np.sqrt(rates) * (AUC_LEVELS - 1)).astype(np.int64).ravel()
+    level_positives = np.bincount(levels, weights=positives.ravel(), minlength=AUC_LEVELS)
+    negatives = np.bincount(levels, weights=(rows - positives).ravel(), minlength=AUC_LEVELS)
+    below = np.cumsum(negatives) - negatives / 2  # an equal rate counts half
+    return float(level_positives @ below / (all_positives * (all_rows - all_positives)))
+
+
+def stability_index(rows: NDArray[np.int64], other_rows: NDArray[np.int64], is_dense: bool) -> float | None:
+    """Population stability index of two counts by value, less its mean where both are of one distribution.
+
+    The most frequent ids are a bin each, the others one; None of ids that are mostly new, which `unseen_shares` counts.
+    """
+    if not is_dense:
+        if other_rows[rows == 0].sum() > other_rows.sum() / 2:
+            return None
+        top = np.argsort(-rows, kind="stable")[:TOP_VALUES]
+        rows, other_rows = (np.append(each[top], each.sum() - each[top].sum()) for each in (rows, other_rows))
+    share, other = ((each + 0.5) / (each.sum() + len(each) / 2) for each in (rows, other_rows))
+    chance = (len(rows) - 1) * (1 / rows.sum() + 1 / other_rows.sum())
+    return float(((share - other) * np.log(share / other)).sum() - chance)
+
+
+def rate_correlation(
+    rows: NDArray[np.int64],
+    positives: NDArray[np.int64],
+    other_rows: NDArray[np.int64],
+    other_positives: NDArray[np.int64],
+) -> tuple[float | None, float | None]:
+    """Correlation of label rates by value in two sets of rows, weighted by harmonic counts; effective values."""
+    both = (rows > 0) & (other_rows > 0)
+    rows, positives, other_rows, other_positives = (
+        each[both] for each in (rows, positives, other_rows, other_positives)
+    )
+    if len(rows) < 2:
+        return None, None
+    weights = rows * other_rows / (rows + other_rows)
+    rates = np.stack([positives / rows, other_positives / other_rows])
+    centred = rates - np.average(rates, axis=1, weights=weights)[:, None]
+    covariance = (weights * centred) @ centred.T
+    spread = np.sqrt(covariance[0, 0] * covariance[1, 1])
+    if not spread > 0:
+        return None, None
+    return float(covariance[0, 1] / spread), float(weights.sum() ** 2 / (weights**2).sum())
+
+
+def label_parts(job: Job, records: Sequence[ChunkRecord], total: int) -> list[Part]:
+    """Label rates along the raw rows: of each source and of parts of it, at least PART_ROWS rows each.
+
+    Beyond MAX_ROWS parts are of whole chunks, whose positives are known.
+    """
+    size = max(PART_ROWS, -(-total // PARTS))
+    parts: list[Part] = []
+    source, first, rows, positives = -1, 0, 0, 0
+    for number, count, more in [*_pieces(job, records, total), (-1, 0, 0)]:
+        if rows and (number != source or rows >= size):
+            name = f"rows {first + 1:,} to {first + rows:,} of {job.sources[source].name}"
+            parts.append(Part(name, rows, positives))
+            first, rows, positives = first + rows, 0, 0
+        if number != source:
+            source, first = number, 0
+        rows, positives = rows + count, positives + more
+    return parts
+
+
+def _pieces(job: Job, records: Sequence[ChunkRecord], total: int) -> Iterator[tuple[int, int, int]]:
+    """Source, rows and positives of consecutive raw rows: chunks, or PART_ROWS of one."""
+    for record in records:
+        if not record.rows:
+            continue
+        if total > MAX_ROWS:
+            yield record.source, record.rows, record.positives
+            continue
+        labels = open_array(job.chunk_path(record.source, record.chunk, "labels.npy"))[:, 0]
+        for begin in range(0, len(labels), PART_ROWS):
+            piece = labels[begin : begin + PART_ROWS]
+            yield record.source, len(piece), int(np.count_nonzero(piece))

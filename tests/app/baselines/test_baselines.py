@@ -1,0 +1,308 @@
+"""Baselines against plain loops and scikit-learn's own pipelines; in a run, beside it, and where they cannot be."""
+
+import importlib.util
+import json
+import os
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+from numpy.typing import NDArray
+from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import log_loss, roc_auc_score
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+from app.baselines import after_training, cache
+from app.baselines.fit import fit_baselines
+from app.baselines.rates import label_rates
+from app.baselines.rows import load_rows
+from app.config import CONFIG_DIR, AppConfig
+from app.config.commands import BaselinesConfig
+from app.record.documents import Baseline, Baselines
+from app.report.read import read_run
+from app.report.verdict import baselines_sentence, comparisons, sentences
+from common.compose import compose_config
+from common.errors import UserError
+from data_prep.dataset.bags import Bags
+from data_prep.dataset.format import load_manifest, open_shard
+from tests.app.conftest import SMALL, Command
+from tests.app.datasets import write_dataset, write_ragged_dataset
+from tests.app.report.runs import write_run
+from tests.data_prep.stages.test_misleading import splitmix64
+from tests.error_lines import error_line
+
+Loops = tuple[list[float], list[float]]
+
+
+def rates_by_loops(train: list[list[int]], labels: list[int], others: list[list[int]]) -> Loops:
+    """Out-of-fold rates of train's bags, and rates of the others', ten rows at the base rate added to each id."""
+    folds, base = [splitmix64(row) % 5 for row in range(len(train))], sum(labels) / len(labels)
+    rows: dict[Any, float] = defaultdict(float)
+    positives: dict[Any, float] = defaultdict(float)
+    for bag, label, fold in zip(train, labels, folds, strict=True):
+        for one in bag:
+            for without in (set(range(5)) - {fold}) | {None}:
+                rows[one, without] += 1
+                positives[one, without] += label
+
+    def mean(bag: list[int], fold: int | None) -> float:
+        rates = [(positives[one, fold] + 10 * base) / (rows[one, fold] + 10) for one in bag]
+        return sum(rates) / len(rates) if rates else base
+
+    return [mean(bag, fold) for bag, fold in zip(train, folds, strict=True)], [mean(bag, None) for bag in others]
+
+
+def as_lists(bags: Bags) -> list[list[int]]:
+    return [bags.values[a:b].tolist() for a, b in zip(bags.offsets[:-1], bags.offsets[1:], strict=True)]
+
+
+def split_rows(root: Path, split: str) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """labels, dense, sparse of all shards."""
+    manifest = load_manifest(root)
+    shards = [open_shard(root, split, shard, manifest) for shard in manifest.splits[split].shards]
+    labels, dense, sparse = (np.concatenate([shard[kind] for shard in shards]) for kind in range(3))
+    return labels[:, 0], dense, sparse
+
+
+def test_rates_are_those_of_plain_loops(ragged: Path) -> None:
+    manifest = load_manifest(ragged)
+    train, others = (load_rows(ragged, manifest, split, None) for split in ("train", "val"))
+    for bags, other in zip(train.bags, others.bags, strict=True):
+        rates = label_rates(bags, train.labels, other)
+        expected = rates_by_loops(as_lists(bags), train.labels.astype(int).tolist(), as_lists(other))
+        np.testing.assert_allclose(rates.train, expected[0])
+        np.testing.assert_allclose(rates.others, expected[1])
+    assert any(not bag for bag in as_lists(train.bags[1]))
+
+
+def test_figures_are_those_of_scikit_learn_s_own_pipelines(dataset: Path) -> None:
+    manifest = load_manifest(dataset)
+    names = [*manifest.schema["dense"], *manifest.schema["sparse"]]
+    train, val = (load_rows(dataset, manifest, split, None) for split in ("train", "val"))
+    figures = fit_baselines(train, val, names, None)
+    labels, dense, sparse = split_rows(dataset, "train")
+    val_labels, val_dense, val_sparse = split_rows(dataset, "val")
+    base = val_labels.mean()
+    entropy = -base * np.log(base) - (1 - base) * np.log(1 - base)
+
+    def check(one: Baseline | None, preds: NDArray[Any], auc: float, ne: float) -> None:
+        assert one is not None
+        assert one.auc == pytest.approx(roc_auc_score(val_labels, preds), abs=auc)
+        assert one.ne == pytest.approx(log_loss(val_labels, preds) / entropy, rel=ne)
+        assert one.rows == len(labels)
+
+    check(figures.base_rate, np.full(len(val_labels), labels.mean()), 0, 1e-9)
+
+    # Columns and trees, by rates of plain loops.
+    rates = [rates_by_loops([[one] for one in column.tolist()], labels.tolist(), [[one] for one in other.tolist()])
+             for column, other in zip(sparse.T, val_sparse.T, strict=True)]  # fmt: skip
+    assert figures.columns is not None
+    each = figures.columns.rest["auc_of_each"]
+    assert isinstance(each, dict)
+    assert list(each) == names
+    for name, (_, scored) in zip(manifest.schema["sparse"], rates, strict=True):
+        assert each[name] == pytest.approx(roc_auc_score(val_labels, scored))
+    trees = HistGradientBoostingClassifier(early_stopping=False, random_state=0)
+    trees.fit(np.column_stack([dense, *(one for one, _ in rates)]), labels)
+    check(
+        figures.trees, trees.predict_proba(np.column_stack([val_dense, *(one for _, one in rates)]))[:, 1], 1e-9, 1e-9
+    )
+
+    # Logistic regression, by scikit-learn's encoders.
+    encoder, scaler = (
+        OneHotEncoder(handle_unknown="ignore", sparse_output=False).fit(sparse),
+        StandardScaler().fit(dense),
+    )
+    model = LogisticRegression(max_iter=1000).fit(
+        np.column_stack([scaler.transform(dense), encoder.transform(sparse)]), labels
+    )
+    columns = np.column_stack([scaler.transform(val_dense), encoder.transform(val_sparse)])
+    check(figures.lr, model.predict_proba(columns)[:, 1], 1e-3, 1e-3)
+
+
+@pytest.mark.slow
+def test_baselines_of_bags_learn(tmp_path: Path) -> None:
+    manifest = write_ragged_dataset(tmp_path, {"train": 3_000, "val": 600, "test": 20}, shard_rows=700)
+    train, val = (load_rows(tmp_path, manifest, split, None) for split in ("train", "val"))
+    figures = fit_baselines(train, val, ["int_0", "int_1", *manifest.schema["sparse"]], None)
+    assert figures.is_whole
+    assert figures.trees is not None
+    assert figures.trees.auc is not None
+    assert figures.trees.auc > 0.55
+
+
+def test_a_limit_of_rows_is_kept(tmp_path: Path) -> None:
+    manifest = write_dataset(tmp_path, {"train": 20_000, "val": 3_000, "test": 300}, shard_rows=3_000)
+    some = load_rows(tmp_path, manifest, "train", 5_000)
+    assert 2_000 < len(some.labels) <= 5_000
+    assert some.of == 20_000
+    positions = np.rint(some.dense[:, 0].astype(np.float64) * 20_000).astype(int)  # dense_0 is the row's number
+    labels, dense, sparse = split_rows(tmp_path, "train")
+    np.testing.assert_array_equal(some.labels, labels[positions] > 0)
+    np.testing.assert_array_equal(some.dense, dense[positions])
+    np.testing.assert_array_equal(np.stack([bags.ids for bags in some.bags], axis=1), sparse[positions])
+    assert np.ptp(positions) > 15_000
+
+
+def test_without_time_what_is_not_done_is_null(dataset: Path, caplog: pytest.LogCaptureFixture) -> None:
+    manifest = load_manifest(dataset)
+    train, val = (load_rows(dataset, manifest, split, None) for split in ("train", "val"))
+    names = [*manifest.schema["dense"], *manifest.schema["sparse"]]
+    figures = fit_baselines(train, val, names, 0.001)
+    assert figures.trees is None
+    assert not figures.is_whole
+    assert "stopped after" in caplog.text
+
+
+@pytest.mark.slow
+def test_the_command_completes_a_run(run_app: Command, tmp_path: Path) -> None:
+    write_dataset(tmp_path / "data")
+    assert run_app("train", *SMALL, "data.path=data", "train.max_steps=20", "run.name=x").returncode == 0
+    summary = tmp_path / "runs/x/summary.json"
+    before = json.loads(summary.read_text())
+    assert before["baselines"] is None
+    done = run_app("baselines", "run=runs/x")
+    assert done.returncode == 0, done.stderr
+    after = json.loads(summary.read_text())
+    assert after["baselines"] == json.loads(done.stdout)
+    assert {**after, "baselines": None} == before
+    assert after["baselines"]["split"] == "val"
+    assert after["baselines"]["trees"]["auc"] > 0.6
+    assert (after["baselines"]["rows"], after["baselines"]["eval_rows"]) == (2_000, 501)
+    against = baselines_sentence(read_run(tmp_path / "runs/x"))
+    assert against is not None
+    assert "Boosted trees" in (tmp_path / "runs/x/report.html").read_text()
+
+    # A second run on the same data finds them computed: the seconds are the same.
+    assert run_app("train", *SMALL, "data.path=data", "train.max_steps=5", "run.name=y").returncode == 0
+    assert run_app("baselines", "run=runs/y").stdout == done.stdout
+
+    # On another dataset they would mislead.
+    write_dataset(tmp_path / "other", seed=1)
+    refused = run_app("baselines", "run=runs/y", "data.path=other")
+    assert refused.returncode == 2
+    assert "another dataset than the run's" in error_line(refused.stderr)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_after_training_nothing_else_of_the_run_differs(processes: int, run_app: Command, tmp_path: Path) -> None:
+    write_dataset(tmp_path / "data")
+    settings = [*SMALL, "data.path=data", "train.max_steps=30", "train.deterministic=true"]
+    done = run_app("train", *settings, "run.name=with", "baselines=null", processes=processes)
+    assert done.returncode == 0, done.stderr
+    assert run_app("train", *settings, "run.name=without", processes=processes).returncode == 0
+    both = {name: json.loads((tmp_path / f"runs/{name}/summary.json").read_text()) for name in ("with", "without")}
+    assert both["with"]["digest"] == both["without"]["digest"]
+    assert both["without"]["baselines"] is None
+    assert all(both["with"]["baselines"][name]["auc"] is not None for name in ("base_rate", "columns", "lr", "trees"))
+    assert done.stderr.count("baselines: ") == 1
+    assert "Boosted trees" in (tmp_path / "runs/with/report.html").read_text()
+
+
+@pytest.mark.slow
+def test_a_split_of_one_class_is_one_line(run_app: Command, tmp_path: Path) -> None:
+    write_dataset(tmp_path / "data")
+    manifest = load_manifest(tmp_path / "data")
+    for shard in manifest.splits["val"].shards:
+        path = tmp_path / f"data/val/{shard.name}.labels.npy"
+        np.save(path, np.zeros((shard.rows, 1), np.int32))
+    settings = [*SMALL, "data.path=data", "data.verify=never", "train.max_steps=3", "run.name=x"]
+    done = run_app("train", *settings, "baselines=null")
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if "baselines" in line]
+    assert "every label of val is 0" in line
+    refused = run_app("baselines", "run=runs/x")
+    assert refused.returncode == 2
+    assert "every label of val is 0" in error_line(refused.stderr)
+
+
+def test_what_is_no_run_is_refused(run_app: Command, tmp_path: Path) -> None:
+    refused = run_app("baselines", "run=nothing")
+    assert refused.returncode == 2
+    assert "run=nothing: not a run's directory" in error_line(refused.stderr)
+
+
+def composed(*overrides: str) -> AppConfig:
+    return compose_config(AppConfig, CONFIG_DIR, list(overrides))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "has_library", "words"),
+    [(["model=hstu"], True, "learns from events; give baselines=false"), ([], False, "pip install scikit-learn")],
+)
+def test_where_they_cannot_be_true_is_refused_and_the_default_says_so(
+    overrides: list[str], has_library: bool, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    if not has_library:
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=words):
+        after_training.require_possible(composed(*overrides, "baselines=true"))
+    for asked in ("null", "false"):
+        after_training.require_possible(composed(*overrides, f"baselines={asked}"))
+    run = write_run(tmp_path / "run")
+    caplog.set_level("INFO")
+    after_training.add_baselines(composed(*overrides, f"run.dir={run}"))
+    (record,) = caplog.records
+    assert words in record.message
+    after_training.add_baselines(composed(*overrides, f"run.dir={run}", "baselines=false"))
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.slow
+def test_where_the_dataset_cannot_be_written_the_run_keeps_them(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = load_manifest(dataset)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    config = BaselinesConfig(run=str(tmp_path))
+    first = cache.computed(dataset, manifest, "val", tmp_path, config)
+    assert (tmp_path / cache.CACHE).exists()
+    assert not (dataset / cache.CACHE).exists()
+    assert cache.computed(dataset, manifest, "val", tmp_path, config) == first
+    other = replace(first, split="")
+    assert cache.computed(dataset, manifest, "test", tmp_path, config) != other
+    (tmp_path / cache.CACHE).write_text("damaged")
+    again = cache.computed(dataset, manifest, "val", tmp_path, config)
+    assert (again.trees and again.trees.auc) == (first.trees and first.trees.auc)
+
+
+def figures_of(**auc: float) -> Baselines:
+    made = {name: Baseline(auc=value, ne=0.9, seconds=1.0, rows=200_000) for name, value in auc.items()}
+    if "columns" in made:
+        made["columns"].rest = {"column": "item"}
+    figures = Baselines(split="val", rows=200_000, of_rows=900_000, eval_rows=4_000, of_eval_rows=4_000)
+    return replace(figures, **made)
+
+
+@pytest.mark.parametrize(
+    ("gain", "auc", "kind", "words"),
+    [
+        (1.0, {"columns": 0.7, "lr": 0.72, "trees": 0.9}, "bad", "AUC below boosted trees: the model does not earn"),
+        (0.0, {"base_rate": 0.5, "columns": 0.6}, "bad", "AUC below the label rates of item alone"),
+        (1.0, {"columns": 0.5, "lr": 0.6, "trees": 0.55}, "good", "AUC above logistic regression"),
+        (1.0, {"lr": 0.76}, "plain", "Within chance of logistic regression"),
+    ],
+)
+def test_the_verdict_says_whether_the_model_earns_its_keep(
+    gain: float, auc: dict[str, float], kind: str, words: str, tmp_path: Path
+) -> None:
+    run = read_run(write_run(tmp_path / "run", gain=gain))
+    assert baselines_sentence(run) is None
+    assert run.summary is not None
+    run.summary.baselines = figures_of(**auc)
+    against = baselines_sentence(run)
+    assert against is not None
+    assert against[0] == kind
+    assert words in against[1]
+    assert "trained on 200,000 of 900,000 rows" in against[1]
+    assert against in sentences(run)
+    shown = [row.figures["auc"] for row in comparisons(run)]
+    assert set(auc.values()) - {0.5} <= {value for value in shown if value is not None}
+    run.summary.baselines.split = "test"  # of other rows than the evaluation's
+    assert baselines_sentence(run) is None

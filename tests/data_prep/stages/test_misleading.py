@@ -1,0 +1,254 @@
+"""Data that mislead: planted faults are named, sound tables are not, and figures are those of plain loops."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from numpy.typing import NDArray
+from sklearn.metrics import roc_auc_score
+
+from data_prep.dataset import sample
+from data_prep.dataset.bags import Bags
+from data_prep.dataset.format import Manifest, load_manifest
+from data_prep.dataset.misleading import MISLEADING, misleading_sentences
+from data_prep.pipeline import preprocess
+from data_prep.stages import misleading
+from tests.data_prep.conftest import config, load_split, sums
+
+SCHEMA = "label: label\ndense: [price, age]\nsparse: [user, item, shop]\n"
+FRACTION = "data.split.method=fraction"
+
+
+def table(seed: int, rows: int = 6_000) -> pd.DataFrame:
+    """A sound table: skewed ids, of which items and prices have an effect on the label."""
+    rng = np.random.default_rng(seed)
+    item = rng.zipf(1.4, rows) % 300
+    price = rng.lognormal(size=rows).round(3)
+    logits = rng.normal(size=300)[item] + 0.3 * np.log(price) - rng.uniform(0, 3)
+    columns = {"price": price, "age": rng.integers(18, 80, rows), "user": rng.integers(0, 700, rows), "item": item,
+               "shop": item % 17}  # fmt: skip
+    return pd.DataFrame({"label": (rng.random(rows) < 1 / (1 + np.exp(-logits))).astype(int), **columns})
+
+
+def prepared(directory: Path, rows: pd.DataFrame, *overrides: str, schema: str = SCHEMA) -> Manifest:
+    rows.to_csv(directory / "rows.csv", index=False)
+    (directory / "schema.yaml").write_text(schema)
+    raw = [f"data.raw={directory}/rows.csv", f"data.schema={directory}/schema.yaml", f"data.path={directory}/out"]
+    return preprocess(config(*raw, *overrides))
+
+
+def leaking(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows.assign(shop=np.where(rows.label == 1, "bought", "looked"))
+
+
+def leaking_number(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows.assign(age=rows.label + np.random.default_rng(1).normal(0, 0.1, len(rows)))
+
+
+def overlapping(rows: pd.DataFrame) -> pd.DataFrame:
+    return pd.concat([rows[:-300], rows[:300]])  # the last tenth of the file is held out
+
+
+def doubled(rows: pd.DataFrame) -> pd.DataFrame:
+    return pd.concat([rows, rows[::5]])
+
+
+def balanced(rows: pd.DataFrame) -> pd.DataFrame:
+    """Each user has as many negatives as positives."""
+    return rows.assign(user=np.arange(len(rows)) // 2 % 300, label=np.arange(len(rows)) % 2)
+
+
+def shifted(rows: pd.DataFrame) -> pd.DataFrame:
+    last = np.arange(len(rows)) >= len(rows) * 0.85
+    return rows.assign(price=rows.price * np.where(last, 100, 1))
+
+
+def other_shops(rows: pd.DataFrame) -> pd.DataFrame:
+    last = np.arange(len(rows)) >= len(rows) * 0.85
+    return rows.assign(shop=np.where(last, 16 - rows.shop, rows.shop) % 4)
+
+
+def jumping(rows: pd.DataFrame) -> pd.DataFrame:
+    """From the middle of the file on most negatives are gone."""
+    middle = len(rows) // 2
+    later = rows[middle:]
+    drawn = np.random.default_rng(2).random(len(later)) < 0.2
+    return pd.concat([rows[:middle], later[drawn | (later.label == 1)]])
+
+
+@pytest.mark.parametrize(
+    ("plant", "overrides", "words"),
+    [
+        (leaking, [], ["one column alone", "shop (1.0000)"]),
+        (leaking_number, [], ["one column alone", "age ("]),
+        (overlapping, [FRACTION], ["are in train, whole"]),
+        (doubled, [], ["are in train, whole"]),
+        (balanced, [], ["negative correlation", "user (-"]),
+        (shifted, [FRACTION], ["drift from train", "price ("]),
+        (other_shops, [FRACTION], ["drift from train", "shop ("]),
+        (jumping, [], ["the label rate jumps", "of rows.csv"]),
+    ],
+)
+def test_a_planted_fault_is_named_alone(
+    plant: Callable[[pd.DataFrame], pd.DataFrame], overrides: list[str], words: list[str], tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    manifest = prepared(tmp_path, plant(table(0)), *overrides)
+    (sentence,) = misleading_sentences(manifest.extra)
+    assert all(word in sentence for word in words), sentence
+    assert f"{tmp_path}/out: warning: {sentence}\n" in capsys.readouterr().err
+    assert misleading_sentences(load_manifest(tmp_path / "out").extra) == [sentence]
+
+
+@pytest.mark.parametrize(
+    "seed", [seed if seed < 2 else pytest.param(seed, marks=pytest.mark.slow) for seed in range(20)]
+)
+def test_a_sound_table_is_passed_in_silence(seed: int, tmp_path: Path) -> None:
+    method = ["random", "fraction", "scikit_learn"][seed % 3]
+    manifest = prepared(tmp_path, table(seed, rows=500 * 2 ** (seed % 5)), f"data.split.method={method}")
+    assert misleading_sentences(manifest.extra) == []
+    assert manifest.extra[MISLEADING]["shared_rows"] == 0
+
+
+@pytest.mark.parametrize("sparse", ["[shop, item]", "[user, item]", "[item, age]"])
+def test_rows_of_few_values_meet_again_by_chance(sparse: str, tmp_path: Path) -> None:
+    """That is no fault, whether one column depends on the other (an item's shop) or not."""
+    manifest = prepared(tmp_path, table(1, rows=30_000), schema=f"label: label\nsparse: {sparse}\n")
+    assert manifest.extra[MISLEADING]["shared_rows"] > 0.3
+    assert misleading_sentences(manifest.extra) == []
+
+
+def test_days_of_other_label_rates_are_named(tmp_path: Path) -> None:
+    days = [table(3)[:1_500], table(3)[1_500:3_000], table(3)[3_000:]]
+    days[1] = days[1][(days[1].label == 1) | (np.arange(len(days[1])) % 5 == 0)]
+    for number, day in enumerate(days):
+        day.to_csv(tmp_path / f"day_{number}.csv", index=False)
+    (tmp_path / "schema.yaml").write_text(SCHEMA)
+    manifest = preprocess(config(f"data.raw={tmp_path}/day_?.csv", f"data.schema={tmp_path}/schema.yaml",
+                                 f"data.path={tmp_path}/out", "data.split.method=random"))  # fmt: skip
+    (sentence,) = misleading_sentences(manifest.extra)
+    assert "of day_0.csv" in sentence
+    assert "of day_1.csv" in sentence
+    assert "2 jumps in all" in sentence
+    parts = manifest.extra[MISLEADING]["parts"]
+    assert sum(part["rows"] for part in parts) == sum(map(len, days))
+    assert sum(part["positives"] for part in parts) == sum(int(day.label.sum()) for day in days)
+
+
+def splitmix64(value: int) -> int:
+    """As Vigna publishes it."""
+    mask = 2**64 - 1
+    value = (value + 0x9E3779B97F4A7C15) & mask
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & mask
+    return value ^ (value >> 31)
+
+
+def out_of_fold_rates(ids: NDArray[Any], labels: NDArray[Any]) -> list[float]:
+    """A row's rate is of the other folds' rows of its id, with ten rows at the base rate."""
+    folds = [splitmix64(row) % 5 for row in range(len(ids))]
+    rows, positives = Counter[Any](), Counter[Any]()
+    for fold, one, label in zip(folds, ids, labels, strict=True):
+        for other in {0, 1, 2, 3, 4} - {fold}:
+            rows[other, one] += 1
+            positives[other, one] += int(label)
+    base = float(labels.mean())
+    return [(positives[key] + 10 * base) / (rows[key] + 10) for key in zip(folds, ids, strict=True)]
+
+
+def test_figures_are_those_of_plain_loops(tmp_path: Path) -> None:
+    manifest = prepared(tmp_path, doubled(table(5)))
+    labels, _, sparse = load_split(tmp_path / "out", "train")
+    held = [load_split(tmp_path / "out", split) for split in ("val", "test")]
+    held_labels, held_dense, held_sparse = (np.concatenate(parts) for parts in zip(*held, strict=True))
+    figures = manifest.extra[MISLEADING]
+    for number, name in enumerate(manifest.schema["sparse"]):
+        ids, other = sparse[:, number], held_sparse[:, number]
+        auc = roc_auc_score(labels, out_of_fold_rates(ids, labels))
+        assert figures["columns"][name]["auc"] == pytest.approx(auc, abs=1e-4)
+
+        # Correlation of rates, by numpy's weighted covariance.
+        known = sorted(set(ids) & set(other))
+        counts = [(np.count_nonzero(ids == one), np.count_nonzero(other == one)) for one in known]
+        rates = [(labels[ids == one].mean(), held_labels[other == one].mean()) for one in known]
+        covariance = np.cov(np.array(rates).T, aweights=[n * m / (n + m) for n, m in counts])
+        correlation = covariance[0, 1] / np.sqrt(covariance[0, 0] * covariance[1, 1])
+        assert figures["columns"][name]["rate_correlation"] == pytest.approx(correlation)
+
+        # Population stability index of the 20 most frequent ids and the others.
+        top = [one for one, _ in sorted(Counter(ids.tolist()).items(), key=lambda item: (-item[1], item[0]))[:20]]
+        bins: dict[Any, list[float]] = defaultdict(lambda: [0.5, 0.5])
+        for side, values in enumerate((ids, other)):
+            for value in values.tolist():
+                bins[value if value in top else None][side] += 1
+        total = [sum(one[side] for one in bins.values()) for side in (0, 1)]
+        shares = [(one[0] / total[0], one[1] / total[1]) for one in bins.values()]
+        index = sum((p - q) * np.log(p / q) for p, q in shares) - (len(bins) - 1) * (1 / len(ids) + 1 / len(other))
+        if len(top) == 20:  # else a bin of no rows is one more
+            assert figures["columns"][name]["stability_index"] == pytest.approx(index)
+
+    # Whole rows, by sets.
+    _, dense, _ = load_split(tmp_path / "out", "train")
+    train_rows = {(*a, *b, c) for a, b, c in zip(dense.tolist(), sparse.tolist(), labels, strict=True)}
+    rows = [(*a, *b, c) for a, b, c in zip(held_dense.tolist(), held_sparse.tolist(), held_labels, strict=True)]
+    assert figures["shared_rows"] == pytest.approx(np.mean([row in train_rows for row in rows]))
+
+
+def test_beyond_the_limit_a_sample_finds_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    faults = leaking(overlapping(table(0, rows=12_000)))
+    (tmp_path / "whole").mkdir()
+    whole = prepared(tmp_path / "whole", faults, FRACTION)
+    (tmp_path / "sample").mkdir()
+    monkeypatch.setattr(misleading, "MAX_ROWS", 6_000)
+    monkeypatch.setattr(sample, "BLOCK_ROWS", 8)  # of which a small table has enough
+    some = prepared(tmp_path / "sample", faults, FRACTION)
+    assert sums(tmp_path / "whole/out") == sums(tmp_path / "sample/out")
+    assert whole.digest == some.digest
+    figures, exact = some.extra[MISLEADING], whole.extra[MISLEADING]
+    assert 4_000 < figures["rows"] < 8_000
+    assert figures["of"] == 12_000
+    assert figures["shared_rows"] == pytest.approx(exact["shared_rows"], rel=0.5)
+    shown = misleading_sentences(some.extra)
+    assert len(shown) == len(misleading_sentences(whole.extra)) == 2
+    assert all(f"by a sample of {figures['rows']:,} of 12,000 rows" in sentence for sentence in shown)
+
+
+def test_the_sample_is_a_function_of_a_row_s_number() -> None:
+    once, again = (sample.sampled_rows(100_000, 0.3, 7) for _ in range(2))
+    np.testing.assert_array_equal(once, again)
+    assert 0.2 < len(once) / 100_000 < 0.4
+    blocks = {int(row) // 256 for row in once}
+    assert sorted(once.tolist()) == [row for block in sorted(blocks) for row in range(block * 256, block * 256 + 256)
+                                     if row < 100_000]  # fmt: skip
+    assert sample.sampled_rows(1_000, 1.0, 0).tolist() == list(range(1_000))
+
+
+def test_a_bag_s_hash_is_of_its_ids_in_order() -> None:
+    bags = Bags(np.array([9, 1, 2, 1, 2, 2, 1, 0, 1, 1]), np.array([1, 3, 5, 7, 7, 8, 9, 10]))
+    hashes = misleading.bag_hashes(bags).tolist()
+    values = [tuple(bags.values[a:b]) for a, b in zip(bags.offsets[:-1], bags.offsets[1:], strict=True)]
+    for one, first in zip(hashes, values, strict=True):
+        assert [other == one for other in hashes] == [second == first for second in values]
+
+
+def test_a_leak_in_a_column_of_bags(tmp_path: Path) -> None:
+    rows = table(4).assign(tags=lambda rows: np.where(rows.label == 1, "a|b", "a"))
+    schema = SCHEMA.replace("shop]", 'shop, {column: tags, separator: "|"}]')
+    manifest = prepared(tmp_path, rows, schema=schema)
+    (sentence,) = misleading_sentences(manifest.extra)
+    assert "tags (1.0000)" in sentence
+
+
+@pytest.mark.parametrize("label", [0, 1])
+def test_one_class_is_no_crash(label: int, tmp_path: Path) -> None:
+    manifest = prepared(tmp_path, table(0, rows=800).assign(label=label))
+    assert misleading_sentences(manifest.extra) == []
+    assert {one["auc"] for one in manifest.extra[MISLEADING]["columns"].values()} == {None}
+
+
+def test_an_older_manifest_has_no_sentences(tmp_path: Path) -> None:
+    assert misleading_sentences({}) == []
