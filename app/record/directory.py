@@ -6,6 +6,7 @@ import datetime
 import io
 import itertools
 import logging
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -52,6 +53,8 @@ RESULTS_COLUMNS = (
 
 # Files of a run that was killed before it had a manifest.
 BEFORE_MANIFEST = (LOCK, LOG, ".shared", ".shared.tmp", f"{MANIFEST}.tmp")
+# Those of app.reproduce, which makes a recipe's runs at several seeds in the directory of the recipe's own run.
+OF_REPRODUCTION = re.compile(r"seed_\d+|reproduce\.(json|html)(\.tmp)?|\.reproduce\.lock")
 
 
 @contextlib.contextmanager
@@ -98,7 +101,8 @@ class RunDirectory:
             above = [path for path in (self.path, *self.path.parents) if not path.exists()]
             self.path.mkdir(parents=True, exist_ok=True)
             self._made_here = above
-            others = [path.name for path in self.path.iterdir() if path.name not in BEFORE_MANIFEST]
+            names = [path.name for path in self.path.iterdir() if path.name not in BEFORE_MANIFEST]
+            others = [name for name in names if not OF_REPRODUCTION.fullmatch(name)]
             if others and not self._is_run():
                 raise UserError(
                     f"run.dir={self.path}: contains {others[0]} and is not a run's directory; choose another"
