@@ -29,7 +29,7 @@ from app.record.reading import read_summary
 from app.report.page import write_report
 from app.runtime import platform, process_group
 from app.trackers.run_trackers import require_clients
-from app.training import agreement, meta_build, session
+from app.training import agreement, meta_build, scores, session
 from app.training.monitor import require_validation
 from app.training.run import TrainingRun
 from app.training.state import require_steps_left
@@ -95,6 +95,8 @@ def _train(config: AppConfig, here: platform.Runtime, record: RunDirectory, bega
     stop = StopRequest(ANSWERS[here.world_size > 1], lambda: files.resumption(record.checkpoints)[1])
     try:
         status = EXIT_STOPPED if run.train(stop) == "interrupted" else EXIT_DONE
+        if status == EXIT_DONE:
+            scores.keep_served(run.session, record.path, run.state.step)
         stop.answer = "training has ended, the report is being written"
     finally:
         if here.rank == 0:
@@ -120,7 +122,8 @@ def _set_up(config: AppConfig, here: platform.Runtime, record: RunDirectory, beg
             find_split(root, manifest, config.eval.split)  # which names the key of its files
         evaluated = manifest.splits.get(config.eval.split)
         require_validation(config, evaluated.rows if evaluated is not None else 0)
-    splits = ["train", config.eval.split]
+    kept = [scores.split_of(config, manifest)] if config.eval.keep_scores else []
+    splits = list(dict.fromkeys(["train", config.eval.split, *kept]))
     agreement.on_each_machine(here, shared, lambda: verify_splits(root, manifest, splits, config.data))
     if (unseen := unseen_values(manifest)) is not None:
         log.warning("%s: %s", root, unseen)

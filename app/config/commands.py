@@ -238,6 +238,9 @@ class EvaluateConfig:
     exact_rows: int = key(
         EvalConfig.exact_rows, "of a larger split the AUC is from a histogram, with its error's bound", at_least=0
     )
+    keep_scores: int | None = key(
+        None, "keep the scores of at most this number of rows in the run; null: the run's eval.keep_scores", at_least=0
+    )
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # threads, precision: those of the run unless given
 
 
@@ -247,6 +250,11 @@ def validate_evaluate(config: EvaluateConfig) -> None:
         raise UserError(
             f"runtime.precision={config.runtime.precision.value}: has no effect with tables="
             f"{config.tables.value}, which computes in fp32; leave one of them out"
+        )
+    if config.tables is not None and config.keep_scores:
+        raise UserError(
+            f"keep_scores={config.keep_scores}: has no effect with tables={config.tables.value}, which is not the "
+            "run's own model; leave one of them out"
         )
     require_place("out", config.out)
 

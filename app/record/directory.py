@@ -36,6 +36,7 @@ from app.record.reading import (
     read_events,
     read_manifest,
 )
+from app.record.scores import SCORES
 from common.documents import decode, encode, plain_object
 from common.errors import UserError
 from common.files import write_atomically
@@ -135,7 +136,7 @@ class RunDirectory:
         """
         aside = self._put_aside() if afresh else ""
         if afresh:
-            for name in (CHECKPOINTS, CURVES, STEP_TIMES, *views):
+            for name in (CHECKPOINTS, CURVES, STEP_TIMES, SCORES, *views):
                 _remove(self.path / name)
         (self.path / SUMMARY).unlink(missing_ok=True)
         # The manifest marks a run's directory, so it exists at all times.
