@@ -1,5 +1,6 @@
 """python -m app.evaluate run=runs/NAME: metrics of a run's checkpoint on a split, as JSON on stdout.
 
+With keep_scores=ROWS the scores of a split of at most so many rows are kept in the run, for a comparison row by row.
 With tables=fp16|bf16|int8|int4 they are those of the model as it would be served: its tables in that precision,
 unsharded, the whole model on each process.
 """
@@ -22,7 +23,7 @@ from app.metrics.documents import EvaluationFigures
 from app.runtime import process_group
 from app.runtime.platform import Runtime
 from app.scoring import served_model
-from app.training import predictor, resume
+from app.training import predictor, resume, scores
 from app.training.resume import TrainedRun
 from common.documents import plain_object
 from common.files import write_atomically
@@ -33,7 +34,9 @@ def main(config: EvaluateConfig) -> int:
     directory = Path(config.run)
     trained = resume.trained_config(directory, config.runtime, config.data.path)
     batch_size = config.global_batch_size or trained.eval.global_batch_size
-    evaluation = replace(trained.eval, global_batch_size=batch_size, exact_rows=config.exact_rows)
+    kept = trained.eval.keep_scores if config.keep_scores is None else config.keep_scores
+    kept = 0 if config.tables is not None else kept
+    evaluation = replace(trained.eval, global_batch_size=batch_size, exact_rows=config.exact_rows, keep_scores=kept)
     trained = replace(trained, eval=evaluation)
     if config.tables is not None:
         require_dlrm(trained.model, f"tables={config.tables.value}")
@@ -65,6 +68,12 @@ def _measure(
 ) -> EvaluationFigures:
     """Metrics of a checkpoint; a collective call."""
     if config.tables is None:
-        return predictor.load(run.path, trained, runtime, run.root, run.manifest).evaluate(split).figures
+        loaded = predictor.load(run.path, trained, runtime, run.root, run.manifest)
+        evaluation, limits = loaded.evaluate(split), trained.eval
+        if limits.keep_scores and scores.is_within(
+            limits.keep_scores, split, loaded.split(split).rows, limits.exact_rows
+        ):
+            scores.keep(loaded, evaluation, Path(config.run), run.state.step)
+        return evaluation.figures
     model = served_model.load(run.path, trained, run.manifest, config.tables, runtime.device)
     return predictor.Predictor(trained, runtime, run.root, run.manifest, model).evaluate(split).figures

@@ -31,7 +31,7 @@ from app.record.reading import read_summary
 from app.report.page import write_report
 from app.runtime import platform, process_group
 from app.trackers.run_trackers import require_clients
-from app.training import agreement, meta_build, session
+from app.training import agreement, meta_build, scores, session
 from app.training.monitor import require_validation
 from app.training.run import TrainingRun
 from app.training.state import require_steps_left
@@ -102,6 +102,8 @@ def _train(config: AppConfig, runtime: platform.Runtime, record: RunDirectory, b
     stop = StopRequest(ANSWERS[runtime.world_size > 1], lambda: files.resumption(record.checkpoints)[1])
     try:
         status = EXIT_STOPPED if run.train(stop) == "interrupted" else EXIT_DONE
+        if status == EXIT_DONE:
+            scores.keep_served(run.session, record.path, run.state.step)
         stop.answer = "training has ended, the report is being written"
     finally:
         if runtime.rank == 0:
@@ -127,7 +129,8 @@ def _set_up(config: AppConfig, runtime: platform.Runtime, record: RunDirectory, 
             find_split(root, manifest, config.eval.split)  # which names the key of its files
         evaluated = manifest.splits.get(config.eval.split)
         require_validation(config, evaluated.rows if evaluated is not None else 0)
-    splits = ["train", config.eval.split]
+    scored = [scores.split_of(config, manifest)] if config.eval.keep_scores else []
+    splits = list(dict.fromkeys(["train", config.eval.split, *scored]))
     agreement.on_each_machine(runtime, shared, lambda: verify_splits(root, manifest, splits, config.data))
     unseen = unseen_values(manifest)
     for line in [*([] if unseen is None else [unseen]), *misleading_sentences(manifest.extra)]:

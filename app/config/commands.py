@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Any, ClassVar
 
-from app.config.app_config import AppConfig, validate
+from app.config.app_config import AppConfig, validate, validate_new_run
 from app.config.checks import require_place
 from app.config.data import OLD_NAMES
 from app.config.model import Numeric, require_dlrm
@@ -252,6 +253,9 @@ class EvaluateConfig:
     exact_rows: int = key(
         EvalConfig.exact_rows, "of a larger split the AUC is from a histogram, with its error's bound", at_least=0
     )
+    keep_scores: int | None = key(
+        None, "keep the scores of at most this number of rows in the run; null: the run's eval.keep_scores", at_least=0
+    )
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # threads, precision: those of the run unless given
 
 
@@ -261,6 +265,11 @@ def validate_evaluate(config: EvaluateConfig) -> None:
         raise UserError(
             f"runtime.precision={config.runtime.precision.value}: has no effect with tables="
             f"{config.tables.value}, which computes in fp32; leave one of them out"
+        )
+    if config.tables is not None and config.keep_scores:
+        raise UserError(
+            f"keep_scores={config.keep_scores}: has no effect with tables={config.tables.value}, which is not the "
+            "run's own model; leave one of them out"
         )
     require_place("out", config.out)
 
@@ -274,6 +283,31 @@ class VerifyConfig:
     data: DatasetConfig = field(default_factory=DatasetConfig)
     tolerance: float = key(1e-4, "on losses relative, on parameters absolute, where bits cannot be equal", at_least=0)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # threads, precision: those of the run unless given
+
+
+@dataclass(frozen=True)
+class ReproduceConfig(AppConfig):
+    """The configuration of `python -m app.reproduce`: a run's, and at which seeds and where."""
+
+    seeds: int = key(5, "a run for each train.seed from 1 to this number", at_least=1)
+    out: str = key("runs/${run.name}", "directory of the runs, reproduce.json and reproduce.html", is_name=True)
+    processes: int | None = key(None, "of each run, by app.launch; null: one", at_least=1)
+    sbatch: str | None = key(
+        None, "submit each run as a job of Slurm, with these options of sbatch: 'sbatch=\"--nodes=2 --time=8:00:00\"'"
+    )
+    registry: str | None = key(None, "also write reproduce.json to this directory, as RECIPE--MACHINE.json")
+
+
+def validate_reproduce(config: ReproduceConfig) -> None:
+    """Raises UserError for values that cannot work."""
+    validate_new_run(config)
+    if config.sbatch is not None and config.processes is not None:
+        raise UserError(
+            f"processes={config.processes}: has no effect with sbatch, whose script takes the number of GPUs, or "
+            f"PROCESSES; leave it out, and set PROCESSES={config.processes} in the environment"
+        )
+    if config.registry is not None and not Path(config.registry).is_dir():
+        raise UserError(f"registry={config.registry}: is no directory; make it, or choose another")
 
 
 @dataclass(frozen=True)

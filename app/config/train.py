@@ -92,6 +92,12 @@ class EvalConfig:
     train_split: bool = key(False, "evaluate the training split as well, each time, and compare both")
     global_batch_size: int = key(16_384, "samples an evaluation step over all processes", at_least=1)
     exact_rows: int = key(1 << 28, "of a larger split the AUC is from a histogram, with its error's bound", at_least=0)
+    keep_scores: int = key(
+        0,
+        "keep the served model's scores of the test split (the evaluated one without it), of at most this number of "
+        "rows, so that runs are compared row by row; 0: none",
+        at_least=0,
+    )
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import datetime
 import io
 import itertools
 import logging
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -35,6 +36,7 @@ from app.record.reading import (
     read_events,
     read_manifest,
 )
+from app.record.scores import SCORES
 from common.documents import decode, encode, plain_object
 from common.errors import UserError
 from common.files import write_atomically
@@ -52,6 +54,8 @@ RESULTS_COLUMNS = (
 
 # Files of a run that was killed before it had a manifest.
 BEFORE_MANIFEST = (LOCK, LOG, ".shared", ".shared.tmp", f"{MANIFEST}.tmp")
+# Those of app.reproduce, which makes a recipe's runs at several seeds in the directory of the recipe's own run.
+OF_REPRODUCTION = re.compile(r"seed_\d+|reproduce\.(json|html)(\.tmp)?|\.reproduce\.lock")
 
 
 @contextlib.contextmanager
@@ -98,7 +102,8 @@ class RunDirectory:
             above = [path for path in (self.path, *self.path.parents) if not path.exists()]
             self.path.mkdir(parents=True, exist_ok=True)
             self._made_here = above
-            others = [path.name for path in self.path.iterdir() if path.name not in BEFORE_MANIFEST]
+            names = [path.name for path in self.path.iterdir() if path.name not in BEFORE_MANIFEST]
+            others = [name for name in names if not OF_REPRODUCTION.fullmatch(name)]
             if others and not self._is_run():
                 raise UserError(
                     f"run.dir={self.path}: contains {others[0]} and is not a run's directory; choose another"
@@ -131,7 +136,7 @@ class RunDirectory:
         """
         aside = self._put_aside() if afresh else ""
         if afresh:
-            for name in (CHECKPOINTS, CURVES, STEP_TIMES, *views):
+            for name in (CHECKPOINTS, CURVES, STEP_TIMES, SCORES, *views):
                 _remove(self.path / name)
         (self.path / SUMMARY).unlink(missing_ok=True)
         # The manifest marks a run's directory, so it exists at all times.

@@ -40,7 +40,10 @@ def thin_line(
 
 @dataclass
 class Series:
-    """One line. kind: line, points, bars or reference (dashed); color: number in the palette of report.css."""
+    """One line; color: number in the palette of report.css.
+
+    kind: line, points, dots (not joined), bars or reference (dashed).
+    """
 
     name: str
     x: list[float]

@@ -9,13 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from app.record.scores import Scores, kept_splits, read_scores
 from app.report.read import RunFiles
-from app.report.statistics import MeanDifference, Ratio, batch_means, paired, speed_ratio, welch
+from app.report.statistics import MeanDifference, Ratio, batch_means, delong, paired, seeds_needed, speed_ratio, welch
 from common.documents import plain_object
 
 # Keys of the configuration that affect neither learning nor speed.
 BESIDE = ("run.", "train.seed", "checkpoint.", "record.", "published.", "data.path", "data.raw", "data.train",
-          "data.val", "data.test", "data.checksums", "data.default_path", "environment.SLURM_JOB_ID")  # fmt: skip
+          "data.val", "data.test", "data.checksums", "data.default_path", "eval.keep_scores",
+          "environment.SLURM_JOB_ID")  # fmt: skip
 # Keys of the manifest that describe how the run was made; `platform` and `world_size` select the comparison.
 MADE_BY = ("code", "image", "versions", "hardware", "environment")
 SIGNIFICANT = 0.05
@@ -106,7 +108,25 @@ class AucComparison:
     second: RunGroup
     difference: MeanDifference | None  # None: they were evaluated on different rows
     seeds: tuple[int, int]
-    test: str  # the test behind the difference
+    test: str  # the test of the difference
+    needed: int | None = None  # seeds of either that would show a difference of this size; None: too many, or unknown
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether the difference is significant."""
+        return self.difference is not None and self.difference.p is not None and self.difference.p < SIGNIFICANT
+
+
+@dataclass
+class ScoreComparison:
+    """Two runs' AUC on the same rows of a split, by the scores that both kept."""
+
+    first: RunFiles
+    second: RunFiles
+    split: str
+    rows: int
+    difference: MeanDifference | None  # None: not the same rows, or not the models that the runs serve
+    reason: str = ""  # why there is none
 
 
 @dataclass
@@ -176,9 +196,54 @@ def compare_auc(first: RunGroup, second: RunGroup) -> AucComparison | None:
         return AucComparison(first, second, None, seeds, "")
     shared = sorted(values[0].keys() & values[1].keys())
     if len(shared) > 1:
-        difference = paired(*([entry[seed] for seed in shared] for entry in values))
-        return AucComparison(first, second, difference, (len(shared), len(shared)), "paired t-test")
-    return AucComparison(first, second, welch(*(list(entry.values()) for entry in values)), seeds, "Welch's test")
+        one, other = (np.array([entry[seed] for seed in shared]) for entry in values)
+        difference, count = paired(one, other), len(shared)
+        needed = seeds_needed(difference.mean, float((other - one).std(ddof=1)))
+        return AucComparison(first, second, difference, (count, count), "paired t-test", needed)
+    samples = [np.array(list(entry.values())) for entry in values]
+    difference = welch(*samples)
+    deviations = [float(sample.std(ddof=1)) for sample in samples if len(sample) > 1]
+    needed = seeds_needed(difference.mean, *deviations) if len(deviations) == 2 else None
+    return AucComparison(first, second, difference, seeds, "Welch's test", needed)
+
+
+def compare_scores(first: RunGroup, second: RunGroup) -> ScoreComparison | None:
+    """DeLong's test of two runs on the rows whose scores both kept, of one seed if there are such; None without scores.
+
+    Raises:
+        UserError: the scores of a run are damaged.
+    """
+    seeds = [{int(run.config["train"]["seed"]): run for run in reversed(group.runs)} for group in (first, second)]
+    shared = sorted(seeds[0].keys() & seeds[1].keys())
+    one, other = (of_seed[shared[0]] for of_seed in seeds) if shared else (first.runs[0], second.runs[0])
+    kept = [kept_splits(run.directory) for run in (one, other)]
+    if not any(kept):
+        return None
+    split = next((name for name in kept[0] if name in kept[1]), "")
+    if not split:
+        known = kept[0] or kept[1]
+        lacking = f"{(other if kept[0] else one).name} has no scores of {known[0]}"
+        return ScoreComparison(one, other, known[0], 0, None, lacking)
+    scores = [read_scores(run.directory, split) for run in (one, other)]
+    reason = _why_not_paired((one, other), scores)
+    labels = scores[0].labels
+    difference = None if reason else delong(labels, scores[0].logits, scores[1].logits)
+    return ScoreComparison(one, other, split, len(labels), difference, reason)
+
+
+def _why_not_paired(runs: tuple[RunFiles, RunFiles], scores: Sequence[Scores]) -> str:
+    """Why the scores of two runs are not of the same rows and of the models that they serve; empty: they are."""
+    for run, kept in zip(runs, scores, strict=True):
+        served = run.evaluation.step
+        if served and served != kept.about.step:
+            return f"the scores of {run.name} are of step {kept.about.step}, and step {served} is served"
+    one, other = scores
+    if one.about.dataset != other.about.dataset and not same_rows(*runs):
+        digests = f"{one.about.dataset[:12]} and {other.about.dataset[:12]}"
+        return f"the datasets are not the same (digests {digests})"
+    if not np.array_equal(one.labels, other.labels):
+        return f"the labels are not the same ({len(one.labels):,} and {len(other.labels):,} rows, or another order)"
+    return "all rows have one label" if one.labels.all() or not one.labels.any() else ""
 
 
 def same_rows(first: RunFiles, second: RunFiles) -> bool:

@@ -6,7 +6,15 @@ from pathlib import Path
 from app.kinds.metrics import AUC, COMPARED, LOGLOSS, METRICS, NE
 from app.report import charts, compare, tables
 from app.report.charts import Chart, Series
-from app.report.compare import SIGNIFICANT, AucComparison, Parity, RunGroup, Scaling, SpeedComparison
+from app.report.compare import (
+    SIGNIFICANT,
+    AucComparison,
+    Parity,
+    RunGroup,
+    Scaling,
+    ScoreComparison,
+    SpeedComparison,
+)
 from app.report.page import render
 from app.report.read import RunFiles
 from app.report.statistics import MeanDifference, Ratio
@@ -15,6 +23,7 @@ from app.report.words import NOT_MEASURED, count, figure, percent, signed
 
 COMPARE = "compare.html"
 RUN_COLORS = (0, 1, 2, 4, 5, 6, 7)  # 3 is for references
+SHORTEST_DIGEST = 12  # characters of a digest in a sentence
 SHORTEST = 18  # characters of a hash or value shown in a cell
 
 
@@ -27,6 +36,7 @@ class Comparison:
         self.base = base
         self.speeds = [speed for other in others if (speed := compare.compare_speed(base, other))]
         self.aucs = [auc for other in others if (auc := compare.compare_auc(base, other))]
+        self.scores = [scores for other in others if (scores := compare.compare_scores(base, other))]
         self.parities = compare.compare_platforms(runs, auc_tolerance, loss_tolerance)
         self.scalings = compare.compare_sizes(runs)
         self.tolerances = auc_tolerance, loss_tolerance
@@ -39,6 +49,8 @@ class Comparison:
             sentences.append(("plain", f"{len(self.runs)} runs of one configuration" + _spread(self.base) + "."))
         sentences += [("plain", _describe_speed(speed)) for speed in self.speeds]
         sentences += [("bad" if auc.difference is None else "plain", _describe_auc(auc)) for auc in self.aucs]
+        sentences += [_describe_scores(scores) for scores in self.scores]
+        sentences += self._choices()
         sentences += [_describe_parity(parity, self.tolerances) for parity in self.parities]
         platforms = {str(run.manifest.platform) for run in self.runs}
         if len(platforms) > 1 and not self.parities:
@@ -47,6 +59,17 @@ class Comparison:
                                 "one seed, configuration, data and number of processes."))  # fmt: skip
         sentences += [("plain", _describe_scaling(scaling)) for scaling in self.scalings if scaling.kind != "base"]
         return sentences
+
+    def _choices(self) -> list[tuple[str, str]]:
+        """Which configuration to take, or what would show it; nothing where the rows are not the same."""
+        speeds = {id(speed.second): speed for speed in self.speeds}
+        scored = {id(run): scores for scores in self.scores for run in (scores.second,)}
+        choices = []
+        for auc in self.aucs:
+            if auc.difference is not None:
+                scores = next((scored[id(run)] for run in auc.second.runs if id(run) in scored), None)
+                choices.append(("plain", _choice(auc, speeds.get(id(auc.second)), scores)))
+        return choices
 
     def page(self, directory: Path) -> str:
         """The HTML."""
@@ -65,6 +88,7 @@ class Comparison:
             overview=_overview(self.runs, names),
             base=self.base.name,
             tests=_tests(self.speeds, self.aucs),
+            row_by_row=_row_by_row(self.scores),
             parity=_parities(self.parities, self.tolerances),
             scaling=_scalings(self.scalings),
             differing=ReportTable(["Key", *names], [[key, *map(_short, row)] for key, row in differing.items()], set()),
@@ -112,6 +136,66 @@ def _describe_auc(auc: AucComparison) -> str:
             f"{_interval(difference, 5)}).")  # fmt: skip
 
 
+def _describe_scores(scores: ScoreComparison) -> tuple[str, str]:
+    """DeLong's test of two runs, in words."""
+    pair = f"{scores.second.name} against {scores.first.name}"
+    difference = scores.difference
+    if difference is None:
+        runs = [run.directory for run in (scores.first, scores.second)]
+        again = " and ".join(f"python -m app.evaluate run={run} split={scores.split} keep_scores=ROWS" for run in runs)
+        return "bad", f"Row by row: {pair} is not compared, as {scores.reason}; keep the scores by {again}."
+    text = f"Row by row: {pair} on the same {scores.rows:,} rows of {scores.split}: {signed(difference.mean, 5)} in AUC"
+    if difference.p is None:
+        return "plain", f"{text}; too few rows of a label for a test."
+    verdict_ = "significant" if difference.p < SIGNIFICANT else "not significant"
+    return "plain", (
+        f"{text}, {verdict_} (p = {difference.p:.3g}, DeLong's paired test, 95% interval {_interval(difference, 5)}); "
+        "of these two models, not of other seeds."
+    )
+
+
+def _choice(auc: AucComparison, speed: SpeedComparison | None, scores: ScoreComparison | None) -> str:
+    """Which of two configurations to take; or, if the seeds show no difference, how many would."""
+    assert auc.difference is not None
+    first, second = auc.first.name, auc.second.name
+    better, other = (second, first) if auc.difference.mean > 0 else (first, second)
+    faster = _faster(speed)
+    if auc.is_shown:
+        costs = ""
+        if speed is not None and faster is not None:
+            costs = ", and is the faster, too" if faster == better else f"; {other} is the faster one"
+        return f"Choice: take {better}, whose AUC is higher by {figure(abs(auc.difference.mean), 5)}{costs}."
+    takes = f"take {faster}, which is faster" if faster else "take either, as neither is shown to be faster"
+    if auc.difference.p is None:
+        of_models = scores.difference if scores is not None else None
+        is_shown = of_models is not None and of_models.p is not None and of_models.p < SIGNIFICANT
+        if of_models is not None and is_shown:
+            model = scores.second.name if scores is not None and of_models.mean > 0 else auc.first.runs[0].name
+            return (
+                f"Choice: of the two trained models take {model}; which configuration is the better takes two seeds of "
+                "each at least, as by python -m app.reproduce."
+            )
+        return (
+            "Choice: none by AUC, as one seed of a configuration says nothing of its others; run at least two seeds of "
+            f"each, as by python -m app.reproduce. For speed {takes}."
+        )
+    if auc.needed is None:
+        would = "more than 10,000 seeds of each" if auc.difference.mean else "no number of seeds"
+    else:
+        would = f"{auc.needed:,} seeds of each"
+    return (
+        f"Choice: no difference in AUC is shown, so {takes}; {would} would show a difference of "
+        f"{figure(abs(auc.difference.mean), 5)} with a probability of 0.8 at 5%."
+    )
+
+
+def _faster(speed: SpeedComparison | None) -> str | None:
+    """The name of the configuration that is faster beyond the interval; None: neither is."""
+    if speed is None or speed.ratio.low is None or speed.ratio.high is None or speed.ratio.low <= 1 <= speed.ratio.high:
+        return None
+    return speed.second.name if speed.ratio.low > 1 else speed.first.name
+
+
 def _seeds(auc: AucComparison) -> str:
     first, second = auc.seeds
     return f"the {first} seeds of both" if auc.test.startswith("paired") else f"{first} and {second} seeds"
@@ -122,7 +206,9 @@ def _other_rows(auc: AucComparison) -> str:
     runs = auc.first.runs[0], auc.second.runs[0]
     rows = [f"{count(run.evaluation.figure('samples'))} rows of {run.evaluation.split}" for run in runs]
     paths = [str(run.manifest.dataset.path) for run in runs]
-    return f"they were evaluated on different data, {rows[0]} of {paths[0]} and {rows[1]} of {paths[1]}"
+    digests = [str(run.manifest.dataset.digest)[:SHORTEST_DIGEST] for run in runs]
+    differ = f" (digests {digests[0]} and {digests[1]})" if digests[0] != digests[1] else ""
+    return f"they were evaluated on different data{differ}, {rows[0]} of {paths[0]} and {rows[1]} of {paths[1]}"
 
 
 def _describe_parity(parity: Parity, tolerances: tuple[float, float]) -> tuple[str, str]:
@@ -185,6 +271,28 @@ def _tests(speeds: list[SpeedComparison], aucs: list[AucComparison]) -> ReportTa
         "not corrected for several tests. Not comparable: evaluated on different rows."
     )
     return ReportTable(columns, rows, {1, 2, 3, 4, 5, 7}, note)
+
+
+def _row_by_row(scores: list[ScoreComparison]) -> ReportTable:
+    rows = []
+    for each in scores:
+        difference = each.difference
+        p = difference.p if difference else None
+        rows.append(
+            [
+                each.second.name,
+                each.first.name,
+                each.split,
+                count(each.rows) if difference else "–",
+                signed(difference.mean, 5) if difference else "not compared",
+                (_interval(difference, 5) if difference else "") or "–",
+                "–" if p is None else f"{p:.3g}",
+                each.reason or "–",
+            ]
+        )
+    columns = ["Run", "Against", "Split", "Rows", "AUC difference", "95% interval", "p", "Why not"]
+    note = "DeLong's paired test of two trained models by the scores that both kept (eval.keep_scores); two-sided."
+    return ReportTable(columns, rows, {3, 4, 5, 6}, note)
 
 
 def _parities(parities: list[Parity], tolerances: tuple[float, float]) -> ReportTable:

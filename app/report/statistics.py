@@ -1,4 +1,4 @@
-"""Is a difference more than noise: tests over runs, paired and Welch's, and a ratio of speeds with its interval."""
+"""Is a difference more than noise: means and tests over runs, DeLong's of scores of the same rows, ratios of speeds."""
 
 import math
 from collections.abc import Sequence
@@ -6,11 +6,13 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtr, stdtrit
+from scipy.special import nctdtr, ndtr, ndtri, stdtr, stdtrit
 
 Values = Sequence[float] | NDArray[np.float64]
 
-UPPER = 0.975  # the part of Student's t that lies below the upper end of a 95% interval
+UPPER = 0.975  # the part of a distribution that lies below the upper end of a 95% interval
+POWER = 0.8  # the probability of finding a difference that is there
+MOST_SEEDS = 10_000  # beyond, a number of seeds is no plan
 
 
 class MeanDifference(NamedTuple):
@@ -20,6 +22,15 @@ class MeanDifference(NamedTuple):
     low: float | None
     high: float | None
     p: float | None
+
+
+class Spread(NamedTuple):
+    """A mean, the standard deviation of the values, and the mean's 95% interval; None where there is one value."""
+
+    mean: float
+    std: float | None
+    low: float | None
+    high: float | None
 
 
 class Ratio(NamedTuple):
@@ -43,6 +54,79 @@ def paired(first: Values, second: Values) -> MeanDifference:
     """The t-test that the differences of pairs have the mean 0; two-sided. As `welch`, where they do not vary."""
     differences = np.asarray(second, np.float64) - np.asarray(first, np.float64)
     return _tested(float(differences.mean()), differences)
+
+
+def spread(values: Values) -> Spread:
+    """The mean of at least one value and its 95% interval by Student's t."""
+    sample = np.asarray(values, np.float64)
+    mean, low, high, _ = _tested(float(sample.mean()), sample)
+    return Spread(mean, None if len(sample) < 2 else float(sample.std(ddof=1)), low, high)
+
+
+def seeds_needed(mean: float, *deviations: float) -> int | None:
+    """The smallest number of seeds of which a t-test at 5% finds a difference of means with a probability of 0.8.
+
+    deviations: one, of the differences of pairs; or those of two samples, for Welch's test with as many seeds each.
+    None: more than 10,000, or there is no difference.
+    """
+    variance = sum(deviation**2 for deviation in deviations)
+    if mean == 0:
+        return None
+    if variance == 0:
+        return 2
+    growth = variance**2 / sum(deviation**4 for deviation in deviations)  # of the degrees of freedom with the seeds
+
+    def power(seeds: int) -> float:
+        df, noncentrality = growth * (seeds - 1), abs(mean) / math.sqrt(variance / seeds)
+        return float(1 - nctdtr(df, noncentrality, stdtrit(df, UPPER)))  # the other side is never the larger
+
+    low, high = 1, 2
+    while power(high) < POWER:
+        low, high = high, 2 * high
+        if low > MOST_SEEDS:
+            return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if power(middle) >= POWER else (middle, high)
+    return high
+
+
+def delong(labels: NDArray[np.bool_], first: NDArray[np.floating], second: NDArray[np.floating]) -> MeanDifference:
+    """DeLong's test (1988) that two models' scores of the same rows, [n] each as the labels, have one AUC; two-sided.
+
+    The variance is that of the difference of the structural components: for each positive the share of negatives
+    below it, for each negative the share of positives above it, a tie counted half. As `welch` where it is 0 or there
+    are not two rows of either label.
+
+    Raises:
+        ValueError: only one label occurs.
+    """
+    if labels.all() or not labels.any():
+        raise ValueError("all rows have one label")
+    components = [_components(np.asarray(scores, np.float64), labels) for scores in (first, second)]
+    of_positives, of_negatives = (
+        np.subtract(theirs, ours) for ours, theirs in zip(components[0], components[1], strict=True)
+    )
+    mean = float(of_positives.mean())
+    if min(len(of_positives), len(of_negatives)) < 2:
+        return MeanDifference(mean, None, None, None)
+    error = math.sqrt(sum(float(part.var(ddof=1)) / len(part) for part in (of_positives, of_negatives)))
+    if error == 0:
+        return MeanDifference(mean, mean, mean, 1.0 if mean == 0 else 0.0)
+    reach = float(ndtri(UPPER)) * error
+    return MeanDifference(mean, mean - reach, mean + reach, float(2 * ndtr(-abs(mean / error))))
+
+
+def _components(
+    scores: NDArray[np.float64], labels: NDArray[np.bool_]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Shares of negatives below each positive, [positives], and of positives above each negative, [negatives]."""
+    positives, negatives = scores[labels], scores[~labels]
+    below, above = (
+        (np.searchsorted(ordered, values, "left") + np.searchsorted(ordered, values, "right")) / (2 * len(ordered))
+        for ordered, values in ((np.sort(negatives), positives), (np.sort(positives), negatives))
+    )
+    return below, 1 - above
 
 
 def speed_ratio(first: Values, second: Values) -> Ratio:

@@ -226,7 +226,7 @@ def _promises(run: RunFiles) -> list[tuple[str, str]]:
         kept = auc >= min_auc
         does = "Keeps" if kept else "Misses"
         sentences.append(("good" if kept else "bad", f"{does} what {recipe} promises: AUC of at least {min_auc:.4f}."))
-    if reason := _not_comparable(run, published):
+    if reason := not_comparable(run, published):
         return [*sentences, ("plain", reason)]
     tolerance = published.get("tolerance")
     for key in (AUC, ACCURACY, LOGLOSS):
@@ -245,7 +245,7 @@ def _promises(run: RunFiles) -> list[tuple[str, str]]:
     return sentences
 
 
-def _not_comparable(run: RunFiles, published: dict[str, Any]) -> str | None:
+def not_comparable(run: RunFiles, published: dict[str, Any]) -> str | None:
     """Why published figures, if there are any, do not apply to this run."""
     rows, files = published.get("train_rows"), published.get("md5")
     if published.get("model"):

@@ -155,6 +155,11 @@ class Predictor:
             return Scores(scores, truth, ids, [])
         return Scores(scores[:, 0], truth[:, 0], ids, [*zip(scores.T[1:], truth.T[1:], strict=True)])
 
+    def eval_batch_size(self, rows: int) -> int:
+        """Samples of an evaluation step over all processes, of a split of so many rows."""
+        samples, processes = min(self.config.eval.global_batch_size, rows), self.runtime.world_size
+        return max(1, -(-samples // processes)) * processes
+
     def evaluate(self, name: str, interrupted: Interrupted = lambda batches_done: False) -> Evaluation:
         """Metrics of a whole split, all processes' samples pooled; a collective call.
 
@@ -163,9 +168,8 @@ class Predictor:
         Rank 0 alone collects and sorts the scores; of more than eval.exact_rows, processes add up histograms.
         """
         split, runtime = self.split(name), self.runtime
-        samples = min(self.config.eval.global_batch_size, split.rows)
-        batch_size = max(1, -(-samples // runtime.world_size)) * runtime.world_size
-        logits, labels, users, tasks = self.score(split.eval_batches(batch_size), interrupted)
+        batches = split.eval_batches(self.eval_batch_size(split.rows))
+        logits, labels, users, tasks = self.score(batches, interrupted)
         self._require_finite([logits, *(scores for scores, _ in tasks)], split.rows, name)
         if split.rows > self.config.eval.exact_rows:
             sums = np.sum(runtime.gather(click_sums(logits, labels)), axis=0)

@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 
 from app.config import AppConfig, EvaluateConfig, PlanAppConfig, ReportConfig, VerifyConfig, sharding, tables
-from app.config.commands import BaselinesConfig, BenchConfig, DoctorConfig, ExportConfig, RecommendConfig
+from app.config.commands import (
+    BaselinesConfig,
+    BenchConfig,
+    DoctorConfig,
+    ExportConfig,
+    RecommendConfig,
+    ReproduceConfig,
+)
 from app.config.hstu import HSTUConfig
 from common.errors import UserError
 from common.keys import MISSING, check_keys, declaration, key, keys_of
@@ -47,7 +54,8 @@ OF_RUNS: dict[str, Limits] = {
                      "published.num_devices", "published.parameters", "topology.nodes",
                      "topology.devices_per_node"), ONE),
     **dict.fromkeys(("train.global_batch_size", "train.max_steps", "train.max_samples", "train.warmup_steps_excluded",
-                     "eval.exact_rows", "data.events.min_history", "data.frequency_threshold", "data.synthetic.seed",
+                     "eval.exact_rows", "eval.keep_scores", "data.events.min_history", "data.frequency_threshold",
+                     "data.synthetic.seed",
                      "data.multi_hot.seed", "schedule.warmup_steps", "schedule.decay_start_step",
                      "schedule.decay_steps", "schedule.patience", "schedule.threshold", "schedule.min_lr",
                      "model.tables.min_rows", "model.tables.alpha"), ZERO),
@@ -90,7 +98,8 @@ OF_COMMANDS: dict[type, dict[str, Limits]] = {
         **dict.fromkeys(("shape.num_embeddings", "shape.bag_sizes", "inference.batch_sizes"), NOT_EMPTY),
         "seconds": POSITIVE,
     },
-    EvaluateConfig: {"global_batch_size": ONE, "exact_rows": ZERO},
+    EvaluateConfig: {"global_batch_size": ONE, "exact_rows": ZERO, "keep_scores": ZERO},
+    ReproduceConfig: {**OF_RUNS, "seeds": ONE, "processes": ONE},
     RecommendConfig: {"top_k": ONE},
     ExportConfig: {"tolerance": TOLERANCE},
     VerifyConfig: {"tolerance": TOLERANCE},

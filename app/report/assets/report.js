@@ -36,7 +36,8 @@
     const stroke = color("--c" + (series.color % 8));
     const options = { label: series.name, stroke, width: 1.6, spanGaps: true, points: { show: false },
                       value: (plot, value) => figure(value) };
-    if (series.kind === "points") options.points = { show: true, size: 7, fill: stroke };
+    if (series.kind === "points" || series.kind === "dots") options.points = { show: true, size: 7, fill: stroke };
+    if (series.kind === "dots") options.paths = () => null; // not joined
     if (series.kind === "reference") Object.assign(options, { dash: [6, 5], width: 1.4 });
     if (series.kind === "edge") Object.assign(options, { stroke: "transparent", class: "edge" });
     if (series.kind === "bars") {

@@ -8,16 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec import structs
+from numpy.typing import NDArray
 from scipy import stats
 
 from app.config import CONFIG_DIR, ReportConfig
 from app.metrics.documents import TrainEvent
+from app.record.scores import write_scores
 from app.report.__main__ import main
 from app.report.charts import quality_charts
 from app.report.compare import (
     RunGroup,
     compare_auc,
     compare_platforms,
+    compare_scores,
     compare_sizes,
     compare_speed,
     differences,
@@ -31,6 +34,9 @@ from app.report.side_by_side import Comparison
 from common.compose import compose_config
 from common.errors import UserError
 from tests.app.report.runs import write_run
+from tests.oracles.statistics import delong_of_two
+
+Values = NDArray[np.float32]
 
 
 @pytest.fixture(scope="module")
@@ -271,3 +277,140 @@ def test_the_command_refuses_what_it_cannot_show(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=said):
         main(compose_config(ReportConfig, CONFIG_DIR, [f"runs={runs}"], name="report"))
+
+
+def keep(run: RunFiles, logits: Values, labels: Values, step: int = 100, dataset: str = "d" * 64) -> None:
+    write_scores(run.directory, "test", step, dataset, logits, labels)
+
+
+def scored(tmp_path: Path, **of_second: Any) -> tuple[RunFiles, RunFiles, Values, list[Values]]:
+    """Two runs of one seed, labels, and scores of both that depend on each other; the second's are better."""
+    rng = np.random.default_rng(0)
+    labels = (rng.random(800) < 0.3).astype(np.float32)
+    common = rng.normal(size=800) + labels
+    logits = [(common + 0.3 * rng.normal(size=800) + gain * labels).astype(np.float32) for gain in (0.0, 0.3)]
+    runs = [
+        read_run(write_run(tmp_path / name, f"optimizer.lr={rate}", **values))
+        for name, rate, values in (("a", 0.01, {}), ("b", 0.02, of_second))
+    ]
+    return runs[0], runs[1], labels, logits
+
+
+def said_of(*runs: RunFiles) -> list[str]:
+    return [text for _, text in Comparison(list(runs), 0.001, 0.01).sentences()]
+
+
+def test_two_models_are_compared_row_by_row(tmp_path: Path) -> None:
+    first, second, labels, logits = scored(tmp_path)
+    for run, scores in zip((first, second), logits, strict=True):
+        keep(run, scores, labels)
+    found = compare_scores(*group([first, second]))
+    assert found is not None
+    assert found.difference is not None
+    mean, error = delong_of_two(labels == 1, *logits)
+    assert (found.split, found.rows, found.reason) == ("test", 800, "")
+    assert found.difference.mean == pytest.approx(mean)
+    assert found.difference.p == pytest.approx(2 * stats.norm.sf(abs(mean / error)))
+    said = " ".join(said_of(first, second))
+    assert "Row by row: b against a on the same 800 rows of test: +0.0" in said
+    assert "DeLong's paired test" in said
+    assert "Choice: of the two trained models take b; which configuration is the better takes two seeds" in said
+
+
+@pytest.mark.parametrize(
+    ("planted", "words"),
+    [
+        ("other labels", "the labels are not the same"),
+        ("another dataset", "(digests dddddddddddd and eeeeeeeeeeee)"),
+        ("another step", "the scores of b are of step 50, and step 100 is served"),
+        ("none", "b has no scores of test"),
+        ("fewer rows", "the labels are not the same (800 and 700 rows"),
+    ],
+)
+def test_scores_of_other_rows_are_not_compared(tmp_path: Path, planted: str, words: str) -> None:
+    digest = "e" * 64 if planted == "another dataset" else "d" * 64
+    first, second, labels, logits = scored(tmp_path, digest=digest)
+    keep(first, logits[0], labels)
+    rows = 700 if planted == "fewer rows" else 800
+    of_second = labels[::-1] if planted == "other labels" else labels
+    if planted != "none":
+        keep(second, logits[1][:rows], of_second[:rows], 50 if planted == "another step" else 100, digest)
+    found = compare_scores(*group([first, second]))
+    assert found is not None
+    assert found.difference is None
+    said = said_of(first, second)
+    (row_by_row,) = [text for text in said if text.startswith("Row by row")]
+    assert words in row_by_row
+    assert f"keep the scores by python -m app.evaluate run={first.directory} split=test" in row_by_row
+    assert any(text.startswith("Choice") for text in said) == (planted != "another dataset")
+
+
+def test_runs_without_scores_say_nothing_of_rows(sweep: list[RunFiles]) -> None:
+    assert compare_scores(*group(sweep)) is None
+    assert not [text for text in said_of(*sweep) if text.startswith("Row by row")]
+
+
+def test_damaged_scores_are_one_line(tmp_path: Path) -> None:
+    first, second, labels, logits = scored(tmp_path)
+    keep(first, logits[0], labels)
+    keep(second, logits[1], labels)
+    (first.directory / "scores/test.logits.npy").write_bytes(b"")
+    with pytest.raises(UserError, match=r"test\.logits\.npy: damaged"):
+        Comparison([first, second], 0.001, 0.01)
+
+
+def test_it_says_which_to_take(sweep: list[RunFiles], tmp_path: Path) -> None:
+    (said,) = [text for text in said_of(*sweep) if text.startswith("Choice")]
+    assert said.startswith("Choice: take B (lr0.02-0, ")
+    assert said.endswith(", and is the faster, too.")
+    slower = [
+        read_run(write_run(tmp_path / f"{seed}", "optimizer.lr=0.03", seed=seed, gain=2.0, step_ms=40.0))
+        for seed in range(4)
+    ]
+    (said,) = [text for text in said_of(*sweep[4:], *slower) if text.startswith("Choice")]
+    assert said.startswith("Choice: take B (")
+    assert "; A (lr0.02-0, lr0.02-1, lr0.02-2, lr0.02-3) is the faster one." in said
+
+
+def test_without_a_difference_the_faster_and_the_seeds_that_would_show_one(tmp_path: Path) -> None:
+    """As many seeds as the noncentral t of SciPy takes for the differences that were measured."""
+    runs = [
+        read_run(write_run(tmp_path / f"{rate}-{seed}", f"optimizer.lr={rate}", seed=seed, gain=gain, step_ms=ms))
+        for rate, gain, ms in ((0.01, 1.0, 15.0), (0.02, 1.001, 10.0))
+        for seed in range(3)
+    ]
+    first, second = group(runs)
+    auc = compare_auc(first, second)
+    assert auc is not None
+    assert not auc.is_shown
+    ours, theirs = (np.array([run.evaluation.auc or 0 for run in entry.runs]) for entry in (first, second))
+    differences = theirs - ours
+    effect = abs(differences.mean()) / differences.std(ddof=1)
+
+    def power(seeds: int) -> float:
+        limit = stats.t.ppf(0.975, seeds - 1)
+        return float(stats.nct.sf(limit, seeds - 1, effect * np.sqrt(seeds)))
+
+    expected = next(seeds for seeds in range(2, 10_001) if power(seeds) >= 0.8)
+    assert auc.needed == expected
+    (said,) = [text for text in said_of(*runs) if text.startswith("Choice")]
+    assert "Choice: no difference in AUC is shown, so take B (" in said
+    assert f"which is faster; {expected:,} seeds of each would show a difference of " in said
+
+
+def test_one_seed_each_is_no_choice(sweep: list[RunFiles]) -> None:
+    (said,) = [text for text in said_of(sweep[0], sweep[4]) if text.startswith("Choice")]
+    assert said.startswith("Choice: none by AUC, as one seed of a configuration says nothing of its others")
+    assert "For speed take B (lr0.02-0), which is faster." in said
+
+
+def test_other_rows_differ_by_their_digests_and_get_no_choice(sweep: list[RunFiles], tmp_path: Path) -> None:
+    other = read_run(write_run(tmp_path / "o", "optimizer.lr=0.02", digest="e" * 64, gain=0.2))
+    said = said_of(sweep[0], other)
+    assert any("different data (digests dddddddddddd and eeeeeeeeeeee), 4,000 rows of val" in text for text in said)
+    assert not [text for text in said if text.startswith("Choice")]
+
+
+def test_keeping_scores_is_no_other_configuration(tmp_path: Path) -> None:
+    runs = [read_run(write_run(tmp_path / f"{rows}", f"eval.keep_scores={rows}", seed=rows)) for rows in (0, 1)]
+    assert len(group(runs)) == 1

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from app.report.statistics import batch_means, paired, speed_ratio, welch
-from tests.oracles.statistics import t_test
+from app.report.statistics import batch_means, delong, paired, seeds_needed, speed_ratio, spread, welch
+from tests.oracles.statistics import delong_of_two, t_test
 
 values = st.lists(st.floats(0.6, 0.9).map(lambda x: round(x, 6)), min_size=2, max_size=8)
 
@@ -85,3 +85,69 @@ def test_paired_is_scipys(pairs: list[tuple[float, float]]) -> None:
     interval = theirs.confidence_interval(0.95)
     assert ours.p == pytest.approx(theirs.pvalue, rel=1e-5, abs=1e-9)
     assert (ours.low, ours.high) == pytest.approx((interval.low, interval.high), rel=1e-4, abs=1e-9)
+
+
+@given(values)
+def test_the_spread_of_values_is_scipys(drawn: list[float]) -> None:
+    mean, std, low, high = spread(drawn)
+    assert mean == pytest.approx(np.mean(drawn))
+    assert std == pytest.approx(np.std(drawn, ddof=1), abs=1e-12)
+    if np.ptp(drawn) > 1e-9:
+        assert (low, high) == pytest.approx(
+            stats.t.interval(0.95, len(drawn) - 1, loc=np.mean(drawn), scale=stats.sem(drawn)), rel=1e-9
+        )
+    assert spread(drawn[:1]) == (drawn[0], None, None, None)
+
+
+@pytest.mark.parametrize(("size", "rate", "digits"), [(12, 0.5, 0), (60, 0.3, 1), (400, 0.1, 1), (700, 0.25, 9)])
+@pytest.mark.parametrize("gain", [0.0, 0.4])
+def test_delongs_test_is_that_of_all_pairs(size: int, rate: float, digits: int, gain: float) -> None:
+    """Of scores that depend on each other, with ties where they are rounded."""
+    rng = np.random.default_rng(size)
+    labels = rng.random(size) < rate
+    labels[:4] = [True, True, False, False]
+    common = rng.normal(size=size) + labels
+    first, second = (np.round(common + rng.normal(size=size) + g * labels, digits) for g in (0.0, gain))
+    found = delong(labels, first, second)
+    mean, error = delong_of_two(labels, first, second)
+    expected = stats.norm.interval(0.95, mean, error)
+    assert tuple(found) == pytest.approx((mean, *expected, 2 * stats.norm.sf(abs(mean / error))), rel=1e-9, abs=1e-12)
+
+
+def test_delongs_test_of_equal_and_of_too_few_rows() -> None:
+    labels, scores = np.array([True, False, True, False]), np.array([0.1, 0.4, 0.3, 0.2])
+    assert delong(labels, scores, 2 * scores) == (0.0, 0.0, 0.0, 1.0)
+    difference = delong(labels[:3], scores[:3], np.array([0.5, 0.4, 0.3]))
+    assert tuple(difference) == (0.5, None, None, None)
+    with pytest.raises(ValueError, match="one label"):
+        delong(np.ones(4, bool), scores, scores)
+
+
+@pytest.mark.parametrize("deviations", [(1.0,), (1.0, 1.0), (0.5, 2.0)])
+@pytest.mark.parametrize("mean", [-3.0, 2.0, 0.7, 0.1])
+def test_as_many_seeds_as_the_power_takes(mean: float, deviations: tuple[float, ...]) -> None:
+    """The number found has a power of 0.8 by SciPy's noncentral t, and one fewer has not."""
+    parts = np.square(deviations)
+
+    def power(seeds: int) -> float:
+        df = (seeds - 1) * parts.sum() ** 2 / np.square(parts).sum()
+        shift, limit = abs(mean) / np.sqrt(parts.sum() / seeds), stats.t.ppf(0.975, df)
+        return float(stats.nct.sf(limit, df, shift) + stats.nct.cdf(-limit, df, shift))
+
+    seeds = seeds_needed(mean, *deviations)
+    assert seeds is not None
+    assert power(seeds) >= 0.8 - 1e-4
+    assert seeds == 2 or power(seeds - 1) < 0.8
+
+
+def test_the_power_is_that_of_drawn_samples() -> None:
+    seeds = seeds_needed(0.9, 1.0)
+    assert seeds is not None
+    drawn = np.random.default_rng(0).normal(0.9, 1.0, (20_000, seeds))
+    assert np.mean(stats.ttest_1samp(drawn, 0, axis=1).pvalue < 0.05) == pytest.approx(0.8, abs=0.03)
+
+
+def test_no_number_of_seeds_shows_no_difference() -> None:
+    assert seeds_needed(0.0, 1.0) is None
+    assert seeds_needed(1e-6, 1.0) is None
+    assert seeds_needed(0.1, 0.0) == 2

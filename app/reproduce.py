@@ -1,0 +1,123 @@
+"""python -m app.reproduce recipe=NAME seeds=5 [key=value ...]: a recipe at several seeds beside its published figure.
+
+Each seed is a run like any other, of app.train with the keys that are typed, in runs/NAME/seed_N; a run that is done is
+not trained again, and one that was interrupted resumes, so that the same command can be repeated at any moment. One
+after the other, or with sbatch="OPTIONS" as jobs of Slurm: then the same command again, once they have ended, writes
+the page. reproduce.json and reproduce.html have mean, standard deviation and 95% interval (Student's t) of the test
+split's and the evaluated split's metrics of the models that are served, and whether the published figure lies inside.
+
+Exit status: 0 all seeds done; 1 a seed failed, and the others are on the page; 2 bad input or configuration; 75
+stopped, or jobs are submitted: the same command continues from there.
+"""
+
+if __name__ == "__main__":  # first: what is imported below may take seconds
+    from app.commands import COMMANDS
+    from common.cli import run
+
+    run(COMMANDS["reproduce"])
+
+
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from app.config.commands import ReproduceConfig
+from app.data.prepare import dataset_path
+from app.report.page import write_page
+from app.report.read import refusing_other_versions
+from app.reproduction.convergence import check_convergence
+from app.reproduction.documents import DOCUMENT, PAGE, read_reproduction
+from app.reproduction.figures import finished_runs, registry_path, summarise
+from app.reproduction.page import reproduction_page
+from app.reproduction.seeds import (
+    DONE,
+    Seed,
+    have_begun,
+    run_seeds,
+    score_test_split,
+    seeds_of,
+    submit,
+    training_arguments,
+)
+from common.cli import EXIT_BAD_INPUT, EXIT_DONE, EXIT_STOPPED
+from common.documents import encode
+from common.errors import UserError
+from common.files import write_atomically
+from common.redact import redact_arguments
+from data_prep.dataset.format import MANIFEST_NAME
+
+EXIT_FAILED = 1
+LOCK = ".reproduce.lock"
+
+
+def main(config: ReproduceConfig) -> int:
+    """Run what is not done, and write the page; return the exit status."""
+    logging.basicConfig(format="%(message)s")
+    arguments, out = training_arguments(sys.argv[1:]), Path(config.out)
+    _require_same(out, arguments)
+    seeds = seeds_of(out, config.run.name, config.seeds)
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(out / LOCK, blocking=False):
+            return _reproduce(config, arguments, seeds, out)
+    except Timeout as error:
+        raise UserError(
+            f"out={out}: another process makes runs there; wait for its end, or give another out"
+        ) from error
+
+
+def _require_same(out: Path, arguments: Sequence[str]) -> None:
+    """Raises UserError if the directory has the runs of other arguments."""
+    try:
+        before = read_reproduction(out / DOCUMENT)
+    except FileNotFoundError:
+        return
+    if sorted(before.arguments) != sorted(redact_arguments(arguments)):
+        given = " ".join(before.arguments) or "no further keys"
+        raise UserError(f"out={out}: its runs were made with {given}; type these, or give another out")
+
+
+def _reproduce(config: ReproduceConfig, arguments: Sequence[str], seeds: Sequence[Seed], out: Path) -> int:
+    _write(config, arguments, seeds, {}, out)  # so that what is there is known to be of these arguments
+    if config.sbatch is not None:
+        is_there = (dataset_path(config.data) / MANIFEST_NAME).exists()
+        for line in submit(seeds, arguments, config.sbatch, is_there):
+            print(line)
+        statuses = {seed.number: score_test_split(seed) for seed in seeds if seed.status in DONE}
+        failed = {seed: status for seed, status in statuses.items() if status}
+    else:
+        failed = run_seeds(seeds, arguments, config.processes)
+    if EXIT_BAD_INPUT in failed.values() and not have_begun(seeds):
+        (out / DOCUMENT).unlink()  # of nothing: other arguments are welcome
+        (out / PAGE).unlink()
+        return EXIT_BAD_INPUT
+    stopped = [seed for seed, status in failed.items() if status == EXIT_STOPPED]
+    failed = {seed: status for seed, status in failed.items() if status != EXIT_STOPPED}
+    sentences = _write(config, arguments, seeds, failed, out)
+    for sentence in sentences:
+        print(sentence)
+    print(out / PAGE)
+    if stopped or (config.sbatch is not None and any(seed.status not in DONE for seed in seeds)):
+        return EXIT_STOPPED
+    return EXIT_FAILED if failed else EXIT_DONE
+
+
+def _write(
+    config: ReproduceConfig, arguments: Sequence[str], seeds: Sequence[Seed], failed: dict[int, int], out: Path
+) -> list[str]:
+    """Write document and page from what is on the disk; return the verdict's sentences."""
+    done = [seed.directory for seed in seeds if seed.status in DONE]
+    is_whole = len(done) == len(seeds)
+    convergence = check_convergence(config.mlperf.benchmark, done) if config.mlperf.enabled and is_whole else ""
+    with refusing_other_versions(f"[{','.join(map(str, done))}]"):
+        document = summarise(config, arguments, seeds, failed, convergence)
+        page = reproduction_page(config, document, finished_runs(seeds), out)
+    text = (encode(document, indent=1) + "\n").encode()
+    write_atomically(out / DOCUMENT, text)
+    write_page(out / PAGE, page)
+    if config.registry is not None and is_whole:
+        write_atomically(registry_path(config.registry, document), text)
+    return [sentence for _, sentence in document.verdict]

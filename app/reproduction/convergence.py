@@ -1,0 +1,40 @@
+"""MLPerf's check of reference convergence, by the package that MLCommons publishes for it."""
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from app.kinds.trackers import TRACKERS
+
+FILE = next(kind.file for kind in TRACKERS if kind.name == "mlperf")
+RULESETS = {"dlrm": "2.1.0", "dlrm_dcnv2": "6.0.0", "dlrmv4": "6.1.0"}  # the last that have the benchmark's points
+INSTALL = "pip install mlperf-logging"
+
+
+def check_convergence(benchmark: str, runs: Sequence[Path]) -> str:
+    """What the checker says of the logs of runs, one a seed; or why it was not asked."""
+    what = f"MLPerf's reference convergence ({benchmark})"
+    logs = [run / FILE for run in runs if (run / FILE).is_file()]
+    if benchmark not in RULESETS:
+        return f"{what}: not checked, as the rules have no points of it."
+    if importlib.util.find_spec("mlperf_logging") is None:
+        return f"{what}: not checked; install the checker by `{INSTALL}`, and run the same command again."
+    if not logs:
+        return f"{what}: not checked, as no run has a log ({FILE})."
+    with tempfile.TemporaryDirectory() as directory:
+        for number, log in enumerate(logs):
+            shutil.copy(log, Path(directory) / f"result_{number}.txt")
+        command = [sys.executable, "-m", "mlperf_logging.rcp_checker", directory, "--rcp_version", RULESETS[benchmark]]
+        command += ["--log_output", str(Path(directory) / "rcp_checker.log")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    said = [line.partition(" - ")[2] for line in done.stderr.splitlines() if "RCP test" in line]
+    verdict = said[-1].partition(", consider")[0] if said else f"the checker failed: {_last_line(done.stderr)}"
+    return f"{what}, rules {RULESETS[benchmark]}, {len(logs)} logs: {verdict}."
+
+
+def _last_line(text: str) -> str:
+    return next(iter(reversed(text.strip().splitlines())), "no output")

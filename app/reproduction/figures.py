@@ -1,0 +1,329 @@
+"""What the runs of a reproduction came to: figures over seeds, beside the published ones, and the verdict."""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from app.config.commands import ReproduceConfig
+from app.config.data import DataScale
+from app.kinds.metrics import ACCURACY, AUC, LOGLOSS, METRICS, NE
+from app.metrics.documents import EvaluationFigures
+from app.record.reading import MANIFEST
+from app.report.compare import MADE_BY, differences
+from app.report.read import RunFiles, read_run
+from app.report.statistics import Spread, spread
+from app.report.verdict import not_comparable
+from app.report.words import count, devices, duration, figure, plural, signed
+from app.reproduction.documents import DataOf, Reproduction, SeedFigure, SeedRun, SourceOf
+from app.reproduction.seeds import DONE, NOT_BEGUN, TEST, Seed, changed_keys, figures_of_test
+from common.files import digest_file
+from common.redact import redact_arguments
+
+DIGITS = 5
+JOULES_OF_KWH = 3.6e6
+
+
+class Finished(NamedTuple):
+    """A finished run, with the figures of its splits by name."""
+
+    seed: int
+    run: RunFiles
+    splits: dict[str, EvaluationFigures]
+
+
+def finished_runs(seeds: Sequence[Seed]) -> list[Finished]:
+    """The runs that came to their end, in the order of their seeds; the evaluated split first."""
+    runs = []
+    for seed in seeds:
+        if seed.status in DONE:
+            run = read_run(seed.directory)
+            splits = {str(run.evaluation.split): run.evaluation} if run.is_evaluated else {}
+            if (tested := figures_of_test(seed.directory)) is not None:
+                splits[TEST] = tested
+            runs.append(Finished(seed.number, run, splits))
+    return runs
+
+
+def summarise(
+    config: ReproduceConfig, arguments: Sequence[str], seeds: Sequence[Seed], failed: dict[int, int], convergence: str
+) -> Reproduction:
+    """The document of a reproduction from what is on the disk.
+
+    arguments: those of app.train. failed: exit status of each seed that failed now. convergence: what the check of
+    MLPerf's reference convergence says; empty: none was made.
+    """
+    done = finished_runs(seeds)
+    last, published = done[-1].run if done else None, config.published
+    manifest = last.manifest if last else None
+    reason = why_no_verdict(config, arguments, done)
+    figures = figures_of(config, done, is_judged=reason is None)
+    records = [_record(seed, failed.get(seed.number)) for seed in seeds]
+    words = ["python", "-m", "app.reproduce", *redact_arguments(_own(config)), *redact_arguments(arguments)]
+    dataset = manifest.dataset if manifest else None
+    seconds = [run.seconds for run in records if run.seconds is not None]
+    joules = [run.joules for run in records if run.joules is not None]
+    commits = {run.run.manifest.commit for run in done}
+    return Reproduction(
+        recipe=config.run.name,
+        command=shlex.join(words),
+        arguments=redact_arguments(arguments),
+        seeds=len(seeds),
+        runs=records,
+        figures=figures,
+        published=SourceOf(
+            source=published.source, data=published.data, hardware=published.hardware, md5=published.md5
+        ),
+        dataset=DataOf(
+            digest=dataset.digest,
+            encoding=dataset.encoding or None,
+            rows=dataset.rows or {},
+            md5=dataset.source_md5 or [],
+        )
+        if dataset
+        else None,
+        machine=devices(manifest) if manifest else None,
+        versions=(manifest.versions or {}) if manifest else {},
+        commit=commits.pop() if len(commits) == 1 else None,
+        dirty=any(run.run.manifest.code and run.run.manifest.code.dirty_diff_sha256 for run in done),
+        seconds=sum(seconds) if seconds else None,
+        joules=sum(joules) if joules and len(joules) == len(seconds) else None,
+        reference_convergence=convergence or None,
+        verdict=[
+            *_progress(records, failed),
+            *_equality(done),
+            *_means(figures),
+            *_against_published(config, figures, reason),
+            *_promise(config, figures),
+            *_target(config, records),
+            *([("plain", convergence)] if convergence else []),
+            *_cost(seconds, joules),
+        ],
+    )
+
+
+def _own(config: ReproduceConfig) -> list[str]:
+    """The keys of the command itself that are not at their defaults, but for the registry's place."""
+    out = None if config.out == f"runs/{config.run.name}" else config.out
+    given = {"out": out, "processes": config.processes, "sbatch": config.sbatch}
+    return [f"seeds={config.seeds}", *(f"{key}={value}" for key, value in given.items() if value is not None)]
+
+
+def _record(seed: Seed, status: int | None) -> SeedRun:
+    if seed.status == NOT_BEGUN:
+        error = None if status is None else f"ended with exit status {status} before it began"
+        return SeedRun(seed=seed.number, status=NOT_BEGUN, error=error)
+    run = read_run(seed.directory)
+    summary, error = run.summary, None
+    if status is not None and run.status in DONE:
+        error = f"its test split was not evaluated (exit status {status})"
+    elif status is not None or run.status == "failed":
+        error = (summary.error if summary else None) or f"ended with exit status {status}"
+    power = (summary.power or None) if summary else None
+    return SeedRun(
+        seed=seed.number,
+        status=run.status,
+        error=error,
+        manifest=digest_file(seed.directory / MANIFEST).sha256,
+        steps=summary.steps if summary else None,
+        samples=(summary.samples or None) if summary else None,
+        samples_to_target=(summary.samples or None) if summary and run.status == "target_reached" else None,
+        samples_per_second=run.throughput.samples_per_second,
+        seconds=((summary.seconds or {}).get("total")) if summary else None,
+        joules=(power.joules or None) if power else None,
+    )
+
+
+def why_no_verdict(config: ReproduceConfig, arguments: Sequence[str], done: Sequence[Finished]) -> str | None:
+    """Why the figures are not held against the published ones; None: they are, or there is none."""
+    digests = {run.run.manifest.dataset.digest or "none" for run in done}
+    if len(digests) > 1:
+        return (
+            f"The seeds were trained on different datasets (digests {', '.join(sorted(each[:12] for each in digests))}"
+            "), so there is no verdict."
+        )
+    if config.data.scale is DataScale.tiny:
+        return "Of the recipe's tiny form on generated rows (data.scale=tiny), so there is no verdict."
+    published = {**vars(config.published)}
+    for each in done:
+        if (reason := not_comparable(each.run, published)) is not None:
+            return f"{reason.removesuffix('.')}; the dataset is {each.run.manifest.dataset.path}."
+    if changed := changed_keys(arguments):
+        return f"The recipe was changed ({' '.join(changed)}), so there is no verdict on the published figure."
+    return None
+
+
+def figures_of(config: ReproduceConfig, done: Sequence[Finished], is_judged: bool) -> list[SeedFigure]:
+    """AUC, logloss and NE of each split, and what else is published, over the finished runs."""
+    published = config.published
+    evaluated = {AUC: published.auc, LOGLOSS: published.logloss, ACCURACY: published.accuracy}
+    tested = {AUC: published.test_auc, LOGLOSS: published.test_logloss}
+    figures = []
+    for split in dict.fromkeys(name for each in done for name in each.splits):
+        of_split = evaluated if split == config.eval.split else tested
+        for metric in (AUC, LOGLOSS, NE, ACCURACY):
+            reference = of_split.get(metric)
+            if metric == ACCURACY and reference is None:
+                continue
+            of_seed = {each.seed: each.splits[split].figure(metric) for each in done if split in each.splits}
+            values = [value for value in of_seed.values() if value is not None]
+            measured = spread(values) if values else None
+            figures.append(
+                SeedFigure(
+                    split=split,
+                    metric=metric,
+                    values={str(seed): value for seed, value in of_seed.items()},
+                    mean=measured.mean if measured else None,
+                    std=measured.std if measured else None,
+                    low=measured.low if measured else None,
+                    high=measured.high if measured else None,
+                    published=reference,
+                    tolerance=None if reference is None else published.tolerance,
+                    inside=is_inside(measured, reference, published.tolerance) if is_judged else None,
+                )
+            )
+    return figures
+
+
+def is_inside(measured: Spread | None, reference: float | None, tolerance: float | None) -> bool | None:
+    """Whether a published figure lies in the interval, widened by the tolerance; None without one of them."""
+    if measured is None or reference is None or measured.low is None or measured.high is None:
+        return None
+    return measured.low - (tolerance or 0.0) <= reference <= measured.high + (tolerance or 0.0)
+
+
+def _progress(records: Sequence[SeedRun], failed: dict[int, int]) -> list[tuple[str, str]]:
+    done = [run for run in records if run.status in DONE]
+    sentences = [
+        ("good" if len(done) == len(records) else "bad", f"{len(done)} of {plural(len(records), 'seed')} done.")
+    ]
+    for run in records:
+        if run.error is not None:
+            rest = "" if run.status in DONE else "; the figures are of the other seeds"
+            sentences.append(("bad", f"Seed {run.seed}: {run.status}, {run.error}{rest}."))
+    waiting = [str(run.seed) for run in records if run.status not in DONE and run.error is None]
+    if waiting:
+        sentences.append(("bad", f"Not finished: seed {', '.join(waiting)}; the same command resumes there."))
+    return sentences
+
+
+def _equality(done: Sequence[Finished]) -> list[tuple[str, str]]:
+    """What differs between the runs besides their seeds."""
+    keys = (
+        [key for key in differences([each.run for each in done])[0] if key.partition(".")[0] in MADE_BY] if done else []
+    )
+    return [("bad", f"The runs were not made alike; they differ in {', '.join(keys)}.")] if keys else []
+
+
+def _means(figures: Sequence[SeedFigure]) -> list[tuple[str, str]]:
+    """The AUC of each split."""
+    sentences = []
+    for each in figures:
+        if each.metric == AUC and each.mean is not None:
+            interval = "no interval of one seed"
+            if each.low is not None and each.high is not None:
+                interval = f"95% interval {figure(each.low, DIGITS)} to {figure(each.high, DIGITS)}"
+                interval += f", standard deviation {figure(each.std, DIGITS)}"
+            sentences.append(("plain", f"AUC of {each.split}: mean {figure(each.mean, DIGITS)}, {interval}."))
+    return sentences or [("plain", "AUC was not measured.")]
+
+
+def _against_published(
+    config: ReproduceConfig, figures: Sequence[SeedFigure], reason: str | None
+) -> list[tuple[str, str]]:
+    compared = [each for each in figures if each.published is not None]
+    if not compared:
+        name = config.published.recipe or config.run.name
+        is_published = any(
+            getattr(config.published, key) is not None
+            for key in ("auc", "logloss", "accuracy", "test_auc", "test_logloss")
+        )
+        lacks = "the published figures were not measured" if is_published else "no figure is published"
+        return [("plain", f"{name}: {lacks}, so there is none to hold these against.")]
+    if reason is not None:
+        return [("plain", reason)]
+    return [_judged(each) for each in compared]
+
+
+def _judged(each: SeedFigure) -> tuple[str, str]:
+    label, reference = METRICS[each.metric].title, each.published
+    assert reference is not None
+    beside = f"{label} of {each.split}: published {figure(reference, DIGITS)}"
+    if each.mean is None or each.low is None or each.high is None:
+        known = "" if each.mean is None else f", here {figure(each.mean, DIGITS)}"
+        return "plain", f"{beside}{known}; an interval takes two finished seeds at least, so there is no verdict."
+    here = f"mean {figure(each.mean, DIGITS)}, 95% interval {figure(each.low, DIGITS)} to {figure(each.high, DIGITS)}"
+    allowed = f", tolerance ± {each.tolerance}" if each.tolerance else ""
+    if each.inside:
+        return "good", f"Reproduced: {beside} lies inside, {here}{allowed}."
+    better = (each.mean > reference) is METRICS[each.metric].larger_is_better
+    kind = "plain" if better else "bad"
+    is_better = "better" if better else "worse"
+    apart = f"the mean is {is_better} by {signed(each.mean - reference, DIGITS)}"
+    return kind, f"Not reproduced: {beside} lies outside, {here}{allowed}; {apart}."
+
+
+def _promise(config: ReproduceConfig, figures: Sequence[SeedFigure]) -> list[tuple[str, str]]:
+    least = config.published.least_auc
+    values = [
+        value
+        for each in figures
+        if each.metric == AUC and each.split == config.eval.split
+        for value in each.values.values()
+        if value is not None
+    ]
+    if least is None or not values:
+        return []
+    keeps = min(values) >= least
+    said = "Keeps" if keeps else "Misses"
+    return [
+        (
+            "good" if keeps else "bad",
+            f"{said} the recipe's promise of an AUC of at least {figure(least)}: the lowest of "
+            f"{plural(len(values), 'seed')} is {figure(min(values))}.",
+        )
+    ]
+
+
+def _target(config: ReproduceConfig, records: Sequence[SeedRun]) -> list[tuple[str, str]]:
+    if config.train.target_auc is None:
+        return []
+    samples = [run.samples_to_target for run in records if run.samples_to_target is not None]
+    missed = sum(run.status == "completed" for run in records)
+    sentences = []
+    if samples:
+        mean, _, low, high = spread(samples)
+        interval = "" if low is None else f", 95% interval {count(low)} to {count(high)}"
+        sentences.append(
+            (
+                "plain",
+                f"Samples to AUC {config.train.target_auc}: mean {count(mean)}{interval}, of "
+                f"{plural(len(samples), 'seed')}.",
+            )
+        )
+    if missed:
+        sentences.append(("bad", f"{plural(missed, 'seed')} did not reach AUC {config.train.target_auc}."))
+    return sentences
+
+
+def _cost(seconds: Sequence[float], joules: Sequence[float]) -> list[tuple[str, str]]:
+    if not seconds:
+        return []
+    energy = f"{sum(joules) / JOULES_OF_KWH:.4f} kWh" if len(joules) == len(seconds) else "not measured"
+    return [
+        (
+            "plain",
+            f"Time: {duration(sum(seconds))} in all, {duration(sum(seconds) / len(seconds))} a run; energy: {energy}.",
+        )
+    ]
+
+
+def registry_name(document: Reproduction) -> str:
+    """The name of its file in a registry: recipe and machine."""
+    words = "".join(letter if letter.isalnum() else " " for letter in (document.machine or "unknown").lower()).split()
+    return f"{document.recipe}--{'-'.join(words)}.json"
+
+
+def registry_path(directory: str, document: Reproduction) -> Path:
+    """Where a registry has it."""
+    return Path(directory) / registry_name(document)

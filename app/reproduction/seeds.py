@@ -1,0 +1,239 @@
+"""The runs of a reproduction: started one after the other as processes, or submitted as jobs of Slurm."""
+
+import logging
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from filelock import FileLock, Timeout
+
+from app.metrics.documents import EvaluationFigures
+from app.record.reading import LOCK, SUMMARY, is_run, read_config, read_manifest, read_outcome
+from app.report.read import UNFINISHED
+from common import signals
+from common.cli import EXIT_DONE, EXIT_STOPPED
+from common.config_file import read_overrides
+from common.documents import read_document
+from common.errors import UserError
+from common.signals import Interrupted
+
+log = logging.getLogger("clickwork")
+
+OWN_KEYS = ("seeds", "out", "processes", "sbatch", "registry")
+# Keys of a run that are not taken, and what is to be typed instead.
+REFUSED = {
+    "train.seed": "each run has its own, from 1 to seeds=N",
+    "run.name": "the runs are named by their seeds; out=DIR says where they are",
+    "run.dir": "out=DIR says where the runs are",
+    "checkpoint.resume": "each run resumes by itself; give another out=DIR for new ones",
+    "checkpoint.overwrite": "nothing is overwritten; give another out=DIR for new runs",
+}
+DONE = ("completed", "target_reached")
+NOT_BEGUN = "not begun"
+TEST, TEST_FIGURES = "test", "test.json"
+SLURM_SCRIPT = Path(__file__).parents[2] / "launch/slurm.sh"
+SECONDS_TO_LEAVE = 300  # of the process of a reproduction that was killed
+
+
+class Seed(NamedTuple):
+    """One run of a reproduction: its seed, and where it is."""
+
+    number: int
+    name: str
+    directory: Path
+
+    @property
+    def status(self) -> str:
+        """As in its summary; `unfinished` without one, `not begun` without a manifest."""
+        outcome = read_outcome(self.directory)
+        if outcome is not None:
+            return outcome.status
+        return UNFINISHED if is_run(self.directory) else NOT_BEGUN
+
+    @property
+    def overrides(self) -> list[str]:
+        """What makes it this run of the recipe."""
+        return [f"train.seed={self.number}", f"run.name={self.name}", f"run.dir={_quoted(self.directory)}"]
+
+
+def seeds_of(out: Path, name: str, count: int) -> list[Seed]:
+    """The runs with the seeds 1 to `count`, in `out`."""
+    return [Seed(seed, f"{name}_seed_{seed}", out / f"seed_{seed}") for seed in range(1, count + 1)]
+
+
+def training_arguments(arguments: Sequence[str]) -> list[str]:
+    """The arguments that are of app.train.
+
+    Raises:
+        UserError: one that each run has its own value of; or in a file, one that is not of app.train.
+    """
+    own = []
+    for argument in arguments:
+        key = _key(argument)
+        if key in REFUSED:
+            raise UserError(f"{argument}: not of a reproduction: {REFUSED[key]}")
+        if key == "config":
+            path = Path(argument.partition("=")[2].strip("\"'"))
+            keys = [_key(override) for override in read_overrides(argument, path)]
+            if others := [key for key in keys if key in REFUSED or key in OWN_KEYS]:
+                why = REFUSED.get(others[0], f"type {others[0]}=… instead")
+                raise UserError(f"{argument}: has {others[0]}, which is not taken from a file: {why}")
+        if key not in OWN_KEYS:
+            own.append(argument)
+    return own
+
+
+def changed_keys(arguments: Sequence[str]) -> list[str]:
+    """Those of the arguments of app.train, and of its files, that change what a recipe learns."""
+    typed = [
+        override
+        for argument in arguments
+        for override in (
+            read_overrides(argument, Path(argument.partition("=")[2].strip("\"'")))
+            if _key(argument) == "config"
+            else [argument]
+        )
+    ]
+    return [
+        each
+        for each in typed
+        if re.match(r"(train|model|loss|optimizer|schedule)\.", _key(each))
+        and not re.match(r"train\.(log|print|eval|warmup|pipeline|deterministic|max_minutes)", _key(each))
+    ]
+
+
+def _key(argument: str) -> str:
+    return argument.lstrip("+~").partition("=")[0].partition("@")[0]
+
+
+def run_seeds(seeds: Sequence[Seed], arguments: Sequence[str], processes: int | None) -> dict[int, int]:
+    """Train what is not finished, and score each run's test split; the exit status of each seed that failed.
+
+    Stops at EXIT_STOPPED, and where the first run does not begin.
+
+    Raises:
+        Interrupted: a signal came and the run could not save.
+    """
+    failed: dict[int, int] = {}
+    launcher = ["app.launch", "--nproc-per-node", str(processes), "-m"] if processes else []
+    for seed in seeds:
+        print(f"seed {seed.number} of {len(seeds)}: {seed.directory}", flush=True)
+        status = EXIT_DONE
+        if seed.status not in DONE:
+            _wait_for_orphan(seed.directory)
+            status = _run([*launcher, "app.train", *arguments, *seed.overrides])
+        if not status:
+            status = score_test_split(seed, launcher)
+        if status:
+            failed[seed.number] = status
+        if status == EXIT_STOPPED or (status and not have_begun(seeds)):
+            break
+    return failed
+
+
+def have_begun(seeds: Sequence[Seed]) -> bool:
+    """Whether a run of theirs has begun; if none has, what refused the first refuses all."""
+    return any(seed.status != NOT_BEGUN for seed in seeds)
+
+
+def score_test_split(seed: Seed, launcher: Sequence[str] = ()) -> int:
+    """Write test.json of a finished run whose evaluations are of another split; return the exit status."""
+    config, rows = read_config(seed.directory), read_manifest(seed.directory).dataset.rows or {}
+    if not rows.get(TEST) or config["eval"]["split"] == TEST or figures_of_test(seed.directory) is not None:
+        return EXIT_DONE
+    if config["train"].get("max_steps") == 0:  # built, not trained
+        return EXIT_DONE
+    out = seed.directory / TEST_FIGURES
+    words = [f"run={_quoted(seed.directory)}", f"split={TEST}", f"out={_quoted(out)}"]
+    return _run([*launcher, "app.evaluate", *words], stdout=subprocess.DEVNULL)
+
+
+def figures_of_test(directory: Path) -> EvaluationFigures | None:
+    """The figures of a run's test split, if they were measured after its summary was written."""
+    path = directory / TEST_FIGURES
+    try:
+        if path.stat().st_mtime_ns < (directory / SUMMARY).stat().st_mtime_ns:
+            return None
+        return read_document(path, EvaluationFigures, "remove it, and it is measured again")
+    except FileNotFoundError:
+        return None
+
+
+def _quoted(path: Path) -> str:
+    """A path as a value of Hydra's grammar."""
+    return "'" + str(path).replace("'", "\\'") + "'"
+
+
+def _run(words: Sequence[str], stdout: int | None = None) -> int:
+    """Run `python -m WORDS` to its end, and ask it to stop at a signal; return its exit status.
+
+    Killed by a signal, its status is a shell's. Raises Interrupted for a signal after which nothing was saved.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-m", *words],
+        stdout=stdout,
+        start_new_session=True,  # so that a terminal's signals reach it by way of this process only
+        preexec_fn=signals.end_with_parent,  # noqa: PLW1509  # this process has no threads
+    )
+    try:
+        status = process.wait()
+    except Interrupted as error:
+        process.send_signal(error.signal)
+        if process.wait() == EXIT_STOPPED:
+            return EXIT_STOPPED
+        raise
+    return status if status >= 0 else 128 - status
+
+
+def _wait_for_orphan(directory: Path) -> None:
+    """Wait until the process of a killed reproduction, which is saving then, has left the run."""
+    if not directory.is_dir():
+        return
+    lock = FileLock(directory / LOCK, blocking=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        log.warning("%s: another process is at work there; waiting for its end", directory)
+        try:
+            lock.acquire(timeout=SECONDS_TO_LEAVE, blocking=True)
+        except Timeout as error:
+            raise UserError(f"{directory}: another process is training there; wait for its end") from error
+    lock.release()
+
+
+def submit(seeds: Sequence[Seed], arguments: Sequence[str], options: str, dataset_is_there: bool) -> list[str]:
+    """Submit a job of Slurm for each run that is neither finished nor queued; return a line about each.
+
+    dataset_is_there: if not, the first job makes it, and the others wait for its end.
+
+    Raises:
+        UserError: no Slurm here, or it refuses a job.
+    """
+    if shutil.which("sbatch") is None or not SLURM_SCRIPT.is_file():
+        lacks = "sbatch, Slurm's command" if SLURM_SCRIPT.is_file() else str(SLURM_SCRIPT)
+        raise UserError(f"sbatch={options}: {lacks}, is not here; run it on a cluster, in a checkout, or leave it out")
+    lines, first = [], ""
+    for seed in (seed for seed in seeds if seed.status not in DONE):
+        queued = _output(["squeue", "--noheader", "--me", "--format=%i", f"--name={seed.name}"]).split()
+        if queued:
+            lines.append(f"seed {seed.number}: job {queued[0]} is queued or running")
+            first = first or queued[0]
+            continue
+        waits = [f"--dependency=afterany:{first}"] if first and not dataset_is_there else []
+        command = ["sbatch", "--parsable", f"--job-name={seed.name}", *waits, *shlex.split(options), str(SLURM_SCRIPT)]
+        job = _output([*command, *arguments, *seed.overrides]).strip().partition(";")[0]
+        lines.append(f"seed {seed.number}: submitted as job {job}")
+        first = first or job
+    return lines
+
+
+def _output(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise UserError(f"{command[0]}: {' '.join(done.stderr.split()) or f'status {done.returncode}'}")
+    return done.stdout

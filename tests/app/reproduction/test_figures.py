@@ -1,0 +1,176 @@
+"""Means, intervals and verdicts of a reproduction, against NumPy and SciPy; and when there is no verdict."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from scipy import stats
+
+from app.report.read import read_run
+from app.report.statistics import Spread
+from app.reproduction.documents import Reproduction
+from app.reproduction.figures import is_inside, registry_name, summarise
+from app.reproduction.seeds import Seed
+from tests.app.reproduction.runs import composed, edit, write_seeds
+
+PUBLISHED = ["published.source=A", "published.data=B", "published.tolerance=0.001"]
+
+
+def document(seeds: list[Seed], *overrides: str, failed: dict[int, int] | None = None) -> Reproduction:
+    arguments = [override for override in overrides if not override.startswith("seeds=")]
+    config = composed("run.name=x", *overrides)
+    return summarise(config, arguments, seeds, failed or {}, "")
+
+
+def said(made: Reproduction) -> str:
+    return "\n".join(sentence for _, sentence in made.verdict)
+
+
+def test_figures_are_those_of_numpy_and_scipy(tmp_path: Path) -> None:
+    seeds = write_seeds(tmp_path, 5)
+    made = document(seeds, "published.test_auc=0.7031", *PUBLISHED)
+    by_name = {(figure.split, figure.metric): figure for figure in made.figures}
+    assert set(by_name) == {(split, metric) for split in ("val", "test") for metric in ("auc", "logloss", "ne")}
+    tested = np.array([0.701, 0.702, 0.703, 0.704, 0.705])
+    evaluated = np.array([read_run(seed.directory).evaluation.auc for seed in seeds])
+    for split, values in (("test", tested), ("val", evaluated)):
+        figure = by_name[split, "auc"]
+        reach = stats.t.ppf(0.975, 4) * values.std(ddof=1) / np.sqrt(5)
+        expected = values.mean(), values.std(ddof=1), values.mean() - reach, values.mean() + reach
+        assert (figure.mean, figure.std, figure.low, figure.high) == pytest.approx(expected, rel=1e-9)
+        assert list(figure.values.values()) == values.tolist()
+    assert (by_name["test", "auc"].published, by_name["test", "auc"].inside) == (0.7031, True)
+    assert by_name["val", "auc"].published is None
+    assert made.seconds == 60.0
+    assert made.joules is None
+    assert "Reproduced: AUC of test: published 0.70310 lies inside, mean 0.70300" in said(made)
+    assert "energy: not measured" in said(made)
+
+
+@pytest.mark.parametrize(
+    ("published", "kind", "words"),
+    [
+        (0.70596 + 1e-3 + 1e-6, "bad", "Not reproduced"),
+        (0.70096 - 1e-3 - 1e-5, "plain", "the mean is better by"),
+        (0.7049 + 1e-3, "good", "Reproduced"),
+    ],
+)
+def test_a_published_figure_is_inside_with_the_tolerance_or_not(
+    tmp_path: Path, published: float, kind: str, words: str
+) -> None:
+    """The interval is 0.703 ± 0.00196; the tolerance widens it by 0.001."""
+    made = document(write_seeds(tmp_path, 5), f"published.test_auc={published}", *PUBLISHED)
+    ((found, sentence),) = [entry for entry in made.verdict if "published" in entry[1]]
+    assert (found, words in sentence) == (kind, True), sentence
+
+
+@pytest.mark.parametrize(
+    ("measured", "reference", "tolerance", "inside"),
+    [
+        ((0.7, 0.8), 0.7, None, True),
+        ((0.7, 0.8), 0.81, 0.02, True),
+        ((0.7, 0.8), 0.83, 0.02, False),
+        ((0.7, 0.8), 0.68, 0.01, False),
+        ((None, None), 0.7, 0.1, None),
+        ((0.7, 0.8), None, None, None),
+    ],
+)
+def test_inside(
+    measured: tuple[float | None, float | None], reference: float | None, tolerance: float | None, inside: bool | None
+) -> None:
+    assert is_inside(Spread(0.75, 0.1, *measured), reference, tolerance) is inside
+
+
+def test_one_seed_has_no_interval_and_no_verdict(tmp_path: Path) -> None:
+    made = document(write_seeds(tmp_path, 1), "published.test_auc=0.7", *PUBLISHED)
+    assert "an interval takes two finished seeds at least, so there is no verdict" in said(made)
+    figure = made.figure_of("auc")
+    assert figure is not None
+    assert (figure.mean, figure.std, figure.low, figure.inside) == (0.701, None, None, None)
+
+
+def test_a_failed_seed_is_named_and_the_rest_stands(tmp_path: Path) -> None:
+    seeds = write_seeds(tmp_path, 5)
+    edit(seeds[2].directory / "summary.json", status="failed", error="UserError: loss is nan")
+    made = document(seeds, "published.test_auc=0.703", *PUBLISHED, failed={3: 2})
+    assert [run.status for run in made.runs] == ["completed", "completed", "failed", "completed", "completed"]
+    figure = made.figure_of("auc")
+    assert figure is not None
+    assert figure.mean == pytest.approx(np.mean([0.701, 0.702, 0.704, 0.705]))
+    assert set(figure.values) == {"1", "2", "4", "5"}
+    assert "4 of 5 seeds done" in said(made)
+    assert "Seed 3: failed, UserError: loss is nan; the figures are of the other seeds." in said(made)
+    assert "Reproduced" in said(made)
+    assert made.seconds == 60.0
+
+
+def test_another_dataset_than_the_recipes_is_named_and_gets_no_verdict(tmp_path: Path) -> None:
+    keys = ["published.auc=0.7", "published.train_rows=33003326", *PUBLISHED]
+    made = document(write_seeds(tmp_path, 2), *keys)
+    assert "(B, 33,003,326 training rows; here 10,000), so this run is not held to them; the dataset is data/x" in said(
+        made
+    )
+    assert all(figure.inside is None for figure in made.figures)
+    assert "eproduced:" not in said(made)
+
+
+def test_seeds_on_two_datasets_get_no_verdict(tmp_path: Path) -> None:
+    seeds = write_seeds(tmp_path, 2)
+    other = write_seeds(tmp_path / "other", 3, digest="e" * 64)[2]
+    made = document([*seeds, other], "published.auc=0.7", *PUBLISHED)
+    assert "trained on different datasets (digests dddddddddddd, eeeeeeeeeeee), so there is no verdict" in said(made)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("train.max_steps=7", "The recipe was changed (train.max_steps=7)"),
+        ("optimizer.lr=0.5", "The recipe was changed (optimizer.lr=0.5)"),
+        ("data.scale=tiny", "tiny form on generated rows"),
+        ("train.log_every_steps=7", ""),
+        ("runtime.num_threads=1", ""),
+    ],
+)
+def test_a_changed_recipe_gets_no_verdict(tmp_path: Path, override: str, words: str) -> None:
+    made = document(write_seeds(tmp_path, 2), "published.test_auc=0.7", *PUBLISHED, override)
+    assert (words in said(made), "eproduced:" in said(made)) == (True, not words)
+
+
+def test_keys_of_a_file_change_the_recipe_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump({"train": {"epochs": 3}}))
+    made = document(write_seeds(tmp_path / "x", 2), "published.test_auc=0.7", *PUBLISHED, "config=mine.yaml")
+    assert "The recipe was changed (train.epochs=3)" in said(made)
+
+
+def test_samples_to_the_target(tmp_path: Path) -> None:
+    seeds = write_seeds(tmp_path, 3, "train.target_auc=0.7")
+    for seed, samples in zip(seeds[:2], (1000, 1400), strict=True):
+        edit(seed.directory / "summary.json", status="target_reached", samples=samples)
+    made = document(seeds, "train.target_auc=0.7")
+    low, high = stats.t.interval(0.95, 1, 1200, stats.sem([1000, 1400]))
+    interval = f"{low:,.0f} to {high:,.0f}".replace("-", "−") if low < 0 else f"{low:,.0f} to {high:,.0f}"
+    assert f"Samples to AUC 0.7: mean 1,200, 95% interval {interval.replace('−', '-')}, of 2 seeds." in said(made)
+    assert "1 seed did not reach AUC 0.7." in said(made)
+    assert [run.samples_to_target for run in made.runs] == [1000, 1400, None]
+
+
+def test_runs_of_two_commits_are_named(tmp_path: Path) -> None:
+    seeds = write_seeds(tmp_path, 2)
+    edit(seeds[1].directory / "manifest.json", code={"git_sha": "f" * 40, "dirty_diff_sha256": None})
+    made = document(seeds)
+    assert made.commit is None
+    assert "The runs were not made alike; they differ in code." in said(made)
+
+
+def test_nothing_published(tmp_path: Path) -> None:
+    assert "no figure is published" in said(document(write_seeds(tmp_path, 2)))
+    assert "Misses the recipe's promise of an AUC of at least 0.9000" in said(
+        document(write_seeds(tmp_path / "a", 2), "published.least_auc=0.9")
+    )
+
+
+def test_a_registrys_file_is_named_by_recipe_and_machine(tmp_path: Path) -> None:
+    made = document(write_seeds(tmp_path, 1, manifest={"hardware": {"cpu": "AMD EPYC 7B13 (64)"}}))
+    assert registry_name(made) == "x--1-cpu-amd-epyc-7b13-64.json"

@@ -1,0 +1,63 @@
+"""eval.keep_scores: the served model's scores of the test split, in its order on any number of processes."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.metrics import roc_auc_score
+
+from app.training.scores import rows_of_processes
+from data_prep.dataset.format import load_manifest
+from tests.app.conftest import SMALL, Command
+from tests.app.run_files import summary
+
+
+@pytest.mark.parametrize(("rows", "batch", "processes"), [(10, 4, 2), (1, 2, 2), (12, 6, 3), (501, 64, 4), (7, 7, 1)])
+def test_the_order_of_rows_is_that_of_the_parts_of_batches(rows: int, batch: int, processes: int) -> None:
+    local = batch // processes
+    expected = [
+        row
+        for rank in range(processes)
+        for first in range(0, rows, batch)
+        for row in range(first + rank * local, first + (rank + 1) * local)
+        if row < rows
+    ]
+    assert rows_of_processes(rows, batch, processes).tolist() == expected
+
+
+@pytest.mark.slow
+def test_kept_scores_are_those_of_the_served_model(run_app: Command, dataset: Path, tmp_path: Path) -> None:
+    """The best of a run that was evaluated after every 4 steps; again by evaluate, on two processes."""
+    overrides = [
+        *SMALL,
+        f"data.path={dataset}",
+        "train.max_steps=24",
+        "train.eval_every_steps=4",
+        "optimizer.lr=0.3",
+        "eval.keep_scores=100000",
+        "eval.global_batch_size=64",
+    ]
+    done = run_app("train", *overrides, "run.name=x")
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "runs/x"
+    assert summary(run)["best"]["step"] != 24
+    about = json.loads((run / "scores/test.json").read_bytes())
+    manifest = load_manifest(dataset)
+    assert (about["step"], about["dataset"]) == (summary(run)["eval"]["step"], manifest.digest)
+    assert about["rows"] == manifest.splits["test"].rows
+    kept = {name: np.load(run / f"scores/test.{name}.npy") for name in ("logits", "labels")}
+    files = sorted((dataset / "test").glob("*.labels.npy"))
+    assert kept["labels"].tolist() == np.concatenate([np.load(path) for path in files]).reshape(-1).tolist()
+    evaluated = run_app("evaluate", "run=runs/x", "split=test", "keep_scores=0")
+    assert evaluated.returncode == 0, evaluated.stderr
+    assert roc_auc_score(kept["labels"], kept["logits"]) == pytest.approx(
+        json.loads(evaluated.stdout)["auc"], abs=1e-12
+    )
+    both = run_app("evaluate", "run=runs/x", "split=test", "runtime.num_threads=1", processes=2)
+    assert both.returncode == 0, both.stderr
+    again = {name: np.load(run / f"scores/test.{name}.npy") for name in ("logits", "labels")}
+    np.testing.assert_array_equal(again["labels"], kept["labels"])
+    np.testing.assert_allclose(again["logits"], kept["logits"], atol=1e-5)
+    few = run_app("evaluate", "run=runs/x", "split=test", "keep_scores=3")
+    assert f"give keep_scores={about['rows']}" in few.stderr
