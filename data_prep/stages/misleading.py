@@ -18,11 +18,11 @@ from data_prep.io.arrays import open_array
 from data_prep.stages.split import BuiltShard
 
 MAX_ROWS = 2_000_000
-FOLDS, PRIOR_ROWS = 5, 10.0  # of out-of-fold rates; rows at the base rate that smooth each
+FOLDS, PRIOR_ROWS = 2, 10.0  # of out-of-fold rates; rows at the base rate that smooth each
 MIN_LABELS = 50  # of each class, for an AUC that says anything
 AUC_LEVELS = 1 << 16  # of the roots of rates, so that low rates have finer ones; equal within a level
 DENSE_BINS, TOP_VALUES = 32, 20  # of a number's quantiles; the most frequent ids, the others are one bin
-SEEN_ROWS = 1 << 16  # that quantiles, and the number of distinct values, are of
+SEEN_ROWS = 1 << 14  # that quantiles, and the number of distinct values, are of
 PARTS, PART_ROWS = 20, 500  # of the raw rows, at most; rows of each, at least
 DEPENDENT = 0.4  # distinct pairs of two columns over those once shuffled, below which one depends on the other
 
@@ -216,13 +216,17 @@ def out_of_fold_auc(rows: NDArray[np.int64], positives: NDArray[np.int64]) -> fl
     all_positives, all_rows = int(positives.sum()), int(rows.sum())
     if min(all_positives, all_rows - all_positives) < MIN_LABELS:
         return None
-    other_rows, other_positives = (each.sum(axis=1, keepdims=True) - each for each in (rows, positives))
+    of_values = [each.sum(axis=1) for each in (rows, positives)]
+    cells = np.flatnonzero(rows.ravel())  # most others are of ids with few rows
+    rows, positives = rows.ravel()[cells], positives.ravel()[cells]
+    other_rows, other_positives = of_values[0][cells // FOLDS] - rows, of_values[1][cells // FOLDS] - positives
     rates = (other_positives + PRIOR_ROWS * all_positives / all_rows) / (other_rows + PRIOR_ROWS)
-    levels = (np.sqrt(rates) * (AUC_LEVELS - 1)).astype(np.int64).ravel()
-    level_positives = np.bincount(levels, weights=positives.ravel(), minlength=AUC_LEVELS)
-    negatives = np.bincount(levels, weights=(rows - positives).ravel(), minlength=AUC_LEVELS)
+    levels = (np.sqrt(rates) * (AUC_LEVELS - 1)).astype(np.int64)
+    level_positives = np.bincount(levels, weights=positives, minlength=AUC_LEVELS)
+    negatives = np.bincount(levels, weights=rows - positives, minlength=AUC_LEVELS)
     below = np.cumsum(negatives) - negatives / 2  # an equal rate counts half
-    return float(level_positives @ below / (all_positives * (all_rows - all_positives)))
+    below *= level_positives  # no product of matrices, for which threads of BLAS would wake
+    return float(below.sum() / (all_positives * (all_rows - all_positives)))
 
 
 def stability_index(rows: NDArray[np.int64], other_rows: NDArray[np.int64], is_dense: bool) -> float | None:
@@ -256,11 +260,10 @@ def rate_correlation(
     weights = rows * other_rows / (rows + other_rows)
     rates = np.stack([positives / rows, other_positives / other_rows])
     centred = rates - np.average(rates, axis=1, weights=weights)[:, None]
-    covariance = (weights * centred) @ centred.T
-    spread = np.sqrt(covariance[0, 0] * covariance[1, 1])
+    spread = np.sqrt(np.prod((weights * centred**2).sum(axis=1)))
     if not spread > 0:
         return None, None
-    return float(covariance[0, 1] / spread), float(weights.sum() ** 2 / (weights**2).sum())
+    return float((weights * centred[0] * centred[1]).sum() / spread), float(weights.sum() ** 2 / (weights**2).sum())
 
 
 def label_parts(job: Job, records: Sequence[ChunkRecord], total: int) -> list[Part]:
