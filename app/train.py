@@ -122,8 +122,8 @@ def _set_up(config: AppConfig, here: platform.Runtime, record: RunDirectory, beg
             find_split(root, manifest, config.eval.split)  # which names the key of its files
         evaluated = manifest.splits.get(config.eval.split)
         require_validation(config, evaluated.rows if evaluated is not None else 0)
-    kept = [scores.split_of(config, manifest)] if config.eval.keep_scores else []
-    splits = list(dict.fromkeys(["train", config.eval.split, *kept]))
+    scored = [scores.split_of(config, manifest)] if config.eval.keep_scores else []
+    splits = list(dict.fromkeys(["train", config.eval.split, *scored]))
     agreement.on_each_machine(here, shared, lambda: verify_splits(root, manifest, splits, config.data))
     if (unseen := unseen_values(manifest)) is not None:
         log.warning("%s: %s", root, unseen)

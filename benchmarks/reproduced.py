@@ -86,14 +86,14 @@ def table(documents: Sequence[Reproduction], names: Sequence[str]) -> list[str]:
 def _row(document: Reproduction) -> list[str]:
     figures = [each for each in document.figures if each.published is not None]
     main = document.figure_of(AUC)
-    shown = figures or ([main] if main is not None else [])
+    measured = figures or ([main] if main is not None else [])
     verdicts = {True: "inside", False: "outside", None: "no verdict"}
     data = document.dataset
     code = (document.commit or "no commit")[:7] + (" with changes" if document.dirty else "")
     return [
         f"`{document.recipe}`",
         "; ".join(f"{_label(each)} {each.published}" for each in figures) or "no figure",
-        "; ".join(map(_measured, shown)) or "not measured",
+        "; ".join(map(_measured, measured)) or "not measured",
         "; ".join(verdicts[each.inside] for each in figures) or "nothing published",
         f"{(data.digest or 'none')[:SHORTEST]}" if data else "none",
         f"{document.machine or 'unknown'}, {code}",
