@@ -86,8 +86,9 @@ compare: environment ## Several runs side by side: RUNS="runs/a runs/b"
 	$(if $(RUNS),,$(error compare needs runs: make compare RUNS="runs/a runs/b"))
 	$(python) -m app.report 'runs=[$(subst $(space),$(comma),$(patsubst %,"%",$(strip $(RUNS))))]' $(ARGS)
 
-reproduce: environment ## A recipe at several seeds beside its published figure: RECIPE=quickstart SEEDS=5
-	$(python) -m app.reproduce $(if $(RECIPE),recipe=$(RECIPE)) $(if $(SEEDS),seeds=$(SEEDS)) $(ARGS)
+reproduce: environment ## A recipe at several seeds beside its published figure: RECIPE=quickstart SEEDS=5; NPROC=n
+	$(python) -m app.reproduce $(if $(RECIPE),recipe=$(RECIPE)) $(if $(SEEDS),seeds=$(SEEDS)) \
+	  $(if $(NPROC),processes=$(NPROC)) $(ARGS)
 
 bench: environment ## Operators, input path and steps against this machine's measured limits: ARGS="operators=[step]"; NPROC=n
 	$(launch)app.bench $(ARGS)

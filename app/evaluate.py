@@ -1,8 +1,8 @@
 """python -m app.evaluate run=runs/NAME: metrics of a run's checkpoint on a split, as JSON on stdout.
 
-With keep_scores=ROWS the scores of a split of at most so many rows are kept in the run, for a comparison row by row.
 With tables=fp16|bf16|int8|int4 they are those of the model as it would be served: its tables in that precision,
-unsharded, the whole model on each process.
+unsharded, the whole model on each process. With keep_scores=ROWS the scores of a split of at most that number of rows
+are kept in the run, for a comparison row by row.
 """
 
 if __name__ == "__main__":  # first: what is imported below may take seconds
@@ -34,9 +34,9 @@ def main(config: EvaluateConfig) -> int:
     directory = Path(config.run)
     trained = resume.trained_config(directory, config.runtime, config.data.path)
     batch_size = config.global_batch_size or trained.eval.global_batch_size
-    kept = trained.eval.keep_scores if config.keep_scores is None else config.keep_scores
-    kept = 0 if config.tables is not None else kept
-    evaluation = replace(trained.eval, global_batch_size=batch_size, exact_rows=config.exact_rows, keep_scores=kept)
+    limit = trained.eval.keep_scores if config.keep_scores is None else config.keep_scores
+    limit = 0 if config.tables is not None else limit
+    evaluation = replace(trained.eval, global_batch_size=batch_size, exact_rows=config.exact_rows, keep_scores=limit)
     trained = replace(trained, eval=evaluation)
     if config.tables is not None:
         require_dlrm(trained.model, f"tables={config.tables.value}")

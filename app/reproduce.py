@@ -76,8 +76,8 @@ def _require_same(out: Path, arguments: Sequence[str]) -> None:
     except FileNotFoundError:
         return
     if sorted(before.arguments) != sorted(redact_arguments(arguments)):
-        given = " ".join(before.arguments) or "no further keys"
-        raise UserError(f"out={out}: its runs were made with {given}; type these, or give another out")
+        typed = " ".join(before.arguments) or "no further keys"
+        raise UserError(f"out={out}: its runs were made with {typed}; type these, or give another out")
 
 
 def _reproduce(config: ReproduceConfig, arguments: Sequence[str], seeds: Sequence[Seed], out: Path) -> int:

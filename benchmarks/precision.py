@@ -19,8 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from scipy import stats
-
+from app.report.statistics import spread
 from benchmarks.result_file import write_result
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -125,12 +124,9 @@ def call(arguments: list[str], directory: Path) -> str:
 
 
 def interval(values: list[float]) -> tuple[float, float]:
-    """Mean and half the width of its 95% confidence interval."""
-    mean = statistics.fmean(values)
-    if len(values) < 2:
-        return mean, float("nan")
-    error = statistics.stdev(values) / len(values) ** 0.5
-    return mean, float(stats.t.ppf(0.975, len(values) - 1)) * error
+    """Mean and half the width of its 95% confidence interval; NaN of one value."""
+    mean, _, low, _ = spread(values)
+    return mean, float("nan") if low is None else mean - low
 
 
 def print_table(found: dict[str, list[dict[str, float]]], missing: dict[str, str]) -> None:

@@ -216,14 +216,14 @@ def compare_scores(first: RunGroup, second: RunGroup) -> ScoreComparison | None:
     seeds = [{int(run.config["train"]["seed"]): run for run in reversed(group.runs)} for group in (first, second)]
     shared = sorted(seeds[0].keys() & seeds[1].keys())
     one, other = (of_seed[shared[0]] for of_seed in seeds) if shared else (first.runs[0], second.runs[0])
-    kept = [kept_splits(run.directory) for run in (one, other)]
-    if not any(kept):
+    splits = [kept_splits(run.directory) for run in (one, other)]
+    if not any(splits):
         return None
-    split = next((name for name in kept[0] if name in kept[1]), "")
+    split = next((name for name in splits[0] if name in splits[1]), "")
     if not split:
-        known = kept[0] or kept[1]
-        lacking = f"{(other if kept[0] else one).name} has no scores of {known[0]}"
-        return ScoreComparison(one, other, known[0], 0, None, lacking)
+        first_split = (splits[0] or splits[1])[0]
+        lacking = f"{(other if splits[0] else one).name} has no scores of {first_split}"
+        return ScoreComparison(one, other, first_split, 0, None, lacking)
     scores = [read_scores(run.directory, split) for run in (one, other)]
     reason = _why_not_paired((one, other), scores)
     labels = scores[0].labels
@@ -233,10 +233,10 @@ def compare_scores(first: RunGroup, second: RunGroup) -> ScoreComparison | None:
 
 def _why_not_paired(runs: tuple[RunFiles, RunFiles], scores: Sequence[Scores]) -> str:
     """Why the scores of two runs are not of the same rows and of the models that they serve; empty: they are."""
-    for run, kept in zip(runs, scores, strict=True):
+    for run, of_run in zip(runs, scores, strict=True):
         served = run.evaluation.step
-        if served and served != kept.about.step:
-            return f"the scores of {run.name} are of step {kept.about.step}, and step {served} is served"
+        if served and served != of_run.about.step:
+            return f"the scores of {run.name} are of step {of_run.about.step}, and step {served} is served"
     one, other = scores
     if one.about.dataset != other.about.dataset and not same_rows(*runs):
         digests = f"{one.about.dataset[:12]} and {other.about.dataset[:12]}"

@@ -91,7 +91,7 @@ class Comparison:
             row_by_row=_row_by_row(self.scores),
             parity=_parities(self.parities, self.tolerances),
             scaling=_scalings(self.scalings),
-            differing=ReportTable(["Key", *names], [[key, *map(_short, row)] for key, row in differing.items()], set()),
+            differing=ReportTable(["Key", *names], [[key, *map(short, row)] for key, row in differing.items()], set()),
             same=ReportTable(["Key", "All runs"], [[key, value] for key, value in same.items()], set()),
             side=charts_,
             thinned=next(filter(None, map(charts.thinned, self.runs)), ""),
@@ -337,7 +337,7 @@ def _charts(runs: list[RunFiles]) -> list[Chart]:
     return made
 
 
-def _short(text: str) -> str:
+def short(text: str) -> str:
     """A long hexadecimal sum cut short; everything else whole."""
     is_sum = len(text) >= 40 and all(letter in "0123456789abcdef" for letter in text)
     return text[:SHORTEST] + "…" if is_sum else text

@@ -31,8 +31,8 @@ def check_convergence(benchmark: str, runs: Sequence[Path]) -> str:
         command = [sys.executable, "-m", "mlperf_logging.rcp_checker", directory, "--rcp_version", RULESETS[benchmark]]
         command += ["--log_output", str(Path(directory) / "rcp_checker.log")]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-    said = [line.partition(" - ")[2] for line in done.stderr.splitlines() if "RCP test" in line]
-    verdict = said[-1].partition(", consider")[0] if said else f"the checker failed: {_last_line(done.stderr)}"
+    reports = [line.partition(" - ")[2] for line in done.stderr.splitlines() if "RCP test" in line]
+    verdict = reports[-1].partition(", consider")[0] if reports else f"the checker failed: {_last_line(done.stderr)}"
     return f"{what}, rules {RULESETS[benchmark]}, {len(logs)} logs: {verdict}."
 
 

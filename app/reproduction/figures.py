@@ -105,8 +105,8 @@ def summarise(
 def _own(config: ReproduceConfig) -> list[str]:
     """The keys of the command itself that are not at their defaults, but for the registry's place."""
     out = None if config.out == f"runs/{config.run.name}" else config.out
-    given = {"out": out, "processes": config.processes, "sbatch": config.sbatch}
-    return [f"seeds={config.seeds}", *(f"{key}={value}" for key, value in given.items() if value is not None)]
+    values = {"out": out, "processes": config.processes, "sbatch": config.sbatch}
+    return [f"seeds={config.seeds}", *(f"{key}={value}" for key, value in values.items() if value is not None)]
 
 
 def _record(seed: Seed, status: int | None) -> SeedRun:
@@ -252,15 +252,17 @@ def _judged(each: SeedFigure) -> tuple[str, str]:
     if each.mean is None or each.low is None or each.high is None:
         known = "" if each.mean is None else f", here {figure(each.mean, DIGITS)}"
         return "plain", f"{beside}{known}; an interval takes two finished seeds at least, so there is no verdict."
-    here = f"mean {figure(each.mean, DIGITS)}, 95% interval {figure(each.low, DIGITS)} to {figure(each.high, DIGITS)}"
+    measured = (
+        f"mean {figure(each.mean, DIGITS)}, 95% interval {figure(each.low, DIGITS)} to {figure(each.high, DIGITS)}"
+    )
     allowed = f", tolerance ± {each.tolerance}" if each.tolerance else ""
     if each.inside:
-        return "good", f"Reproduced: {beside} lies inside, {here}{allowed}."
+        return "good", f"Reproduced: {beside} lies inside, {measured}{allowed}."
     better = (each.mean > reference) is METRICS[each.metric].larger_is_better
     kind = "plain" if better else "bad"
     is_better = "better" if better else "worse"
     apart = f"the mean is {is_better} by {signed(each.mean - reference, DIGITS)}"
-    return kind, f"Not reproduced: {beside} lies outside, {here}{allowed}; {apart}."
+    return kind, f"Not reproduced: {beside} lies outside, {measured}{allowed}; {apart}."
 
 
 def _promise(config: ReproduceConfig, figures: Sequence[SeedFigure]) -> list[tuple[str, str]]:
@@ -275,11 +277,11 @@ def _promise(config: ReproduceConfig, figures: Sequence[SeedFigure]) -> list[tup
     if least is None or not values:
         return []
     keeps = min(values) >= least
-    said = "Keeps" if keeps else "Misses"
+    verb = "Keeps" if keeps else "Misses"
     return [
         (
             "good" if keeps else "bad",
-            f"{said} the recipe's promise of an AUC of at least {figure(least)}: the lowest of "
+            f"{verb} the recipe's promise of an AUC of at least {figure(least)}: the lowest of "
             f"{plural(len(values), 'seed')} is {figure(min(values))}.",
         )
     ]

@@ -8,7 +8,7 @@ from app.kinds.metrics import AUC, METRICS
 from app.report.charts import Chart, Series, quality_charts
 from app.report.compare import differences
 from app.report.page import render
-from app.report.side_by_side import RUN_COLORS
+from app.report.side_by_side import RUN_COLORS, short
 from app.report.tables import ReportTable
 from app.report.words import NOT_MEASURED, count, duration, figure, plural
 from app.reproduction.documents import Reproduction, SeedFigure
@@ -37,7 +37,9 @@ def reproduction_page(
         seeds=_seeds(document),
         source=_beside_source(config, document),
         differing=ReportTable(
-            ["Key", *(f"seed {each.seed}" for each in done)], [[key, *row] for key, row in differing.items()], set()
+            ["Key", *(f"seed {each.seed}" for each in done)],
+            [[key, *map(short, row)] for key, row in differing.items()],
+            set(),
         ),
         charts_of_seeds=drawn,
         command=document.command,
@@ -162,10 +164,10 @@ def _charts(document: Reproduction, done: Sequence[Finished]) -> list[Chart]:
         ends = [0.5, *seeds, document.seeds + 0.5]
         if main.low is not None:
             chart.series += [
-                Series("95% above", ends, [main.low] * len(ends), "edge", 0),
-                Series("95% below", ends, [main.high] * len(ends), "edge", 0),
+                Series("lower end", ends, [main.low] * len(ends), "edge", 0),
+                Series("upper end", ends, [main.high] * len(ends), "edge", 0),
             ]
-            chart.band = ("95% above", "95% below")
+            chart.band = ("upper end", "lower end")
             chart.note = "Band: the 95% interval of the mean."
         if main.published is not None:
             chart.series.append(Series("published", ends, [main.published] * len(ends), "reference", 4))

@@ -156,7 +156,7 @@ class Predictor:
         return Scores(scores[:, 0], truth[:, 0], ids, [*zip(scores.T[1:], truth.T[1:], strict=True)])
 
     def eval_batch_size(self, rows: int) -> int:
-        """Samples of an evaluation step over all processes, of a split of so many rows."""
+        """Samples of an evaluation step over all processes, of a split of that number of rows."""
         samples, processes = min(self.config.eval.global_batch_size, rows), self.runtime.world_size
         return max(1, -(-samples // processes)) * processes
 

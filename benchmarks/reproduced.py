@@ -1,0 +1,116 @@
+"""The table of docs/recipes.md of recipes reproduced here, made from benchmarks/reproduced/*.json.
+
+    python -m app.reproduce recipe=NAME seeds=5 registry=benchmarks/reproduced     # adds a file
+    python -m benchmarks.reproduced [--check]
+
+Without --check it writes the table; with it, it says whether the table is that of the files, and ends with 1 if not.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from app.config import CONFIG_DIR
+from app.kinds.metrics import AUC, METRICS
+from app.reproduction.documents import Reproduction, SeedFigure, read_reproduction
+from common.errors import UserError
+
+ROOT = Path(__file__).parents[1]
+REGISTRY, PAGE = ROOT / "benchmarks/reproduced", ROOT / "docs/recipes.md"
+BEGIN, END = "<!-- from benchmarks/reproduced, by python -m benchmarks.reproduced -->\n", "<!-- end of the table -->\n"
+COLUMNS = (
+    "recipe",
+    "published",
+    "here: mean ± half the 95% interval",
+    "verdict",
+    "dataset",
+    "machine, commit",
+    "command",
+)
+NO_RUN = "no run yet"
+SHORTEST = 12  # characters of a digest
+
+
+def main() -> int:
+    """Write the table, or check it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    arguments = parser.parse_args()
+    try:
+        text = PAGE.read_text()
+        made = with_table(text, table(read_registry(REGISTRY), recipes()))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if arguments.check and made != text:
+        print(f"{PAGE.relative_to(ROOT)}: its table is out of date; run python -m benchmarks.reproduced")
+        return 1
+    if not arguments.check:
+        PAGE.write_text(made)
+    return 0
+
+
+def recipes() -> list[str]:
+    """The recipes by name."""
+    return sorted(path.stem for path in (CONFIG_DIR / "recipe").glob("*.yaml"))
+
+
+def read_registry(directory: Path) -> list[Reproduction]:
+    """The documents of a registry by the names of their files. Raises UserError for the first that is not readable."""
+    return [read_reproduction(path) for path in sorted(directory.glob("*.json"))]
+
+
+def with_table(text: str, lines: Sequence[str]) -> str:
+    """A page with the table in place of the one between the marks.
+
+    Raises:
+        UserError: the page has no marks.
+    """
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise UserError(f"{PAGE.name}: lacks the lines {BEGIN.strip()} and {END.strip()}; add them")
+    return "".join([before, begin, *(f"{line}\n" for line in lines), end, after])
+
+
+def table(documents: Sequence[Reproduction], names: Sequence[str]) -> list[str]:
+    """The lines of a Markdown table: a row for each document, and one for each recipe that has none."""
+    rows = [_row(document) for document in documents]
+    known = {document.recipe for document in documents}
+    rows += [[f"`{name}`", NO_RUN, *[""] * (len(COLUMNS) - 2)] for name in names if name not in known]
+    lines = [COLUMNS, ("---",) * len(COLUMNS), *sorted(rows)]
+    return [f"| {' | '.join(line)} |" for line in lines]
+
+
+def _row(document: Reproduction) -> list[str]:
+    figures = [each for each in document.figures if each.published is not None]
+    main = document.figure_of(AUC)
+    measured = figures or ([main] if main is not None else [])
+    verdicts = {True: "inside", False: "outside", None: "no verdict"}
+    data = document.dataset
+    code = (document.commit or "no commit")[:7] + (" with changes" if document.dirty else "")
+    return [
+        f"`{document.recipe}`",
+        "; ".join(f"{_label(each)} {each.published}" for each in figures) or "no figure",
+        "; ".join(map(_measured, measured)) or "not measured",
+        "; ".join(verdicts[each.inside] for each in figures) or "nothing published",
+        f"{(data.digest or 'none')[:SHORTEST]}" if data else "none",
+        f"{document.machine or 'unknown'}, {code}",
+        f"`{document.command}`",
+    ]
+
+
+def _label(each: SeedFigure) -> str:
+    return f"{METRICS[each.metric].title} of {each.split}"
+
+
+def _measured(each: SeedFigure) -> str:
+    if each.mean is None:
+        return f"{_label(each)}: not measured"
+    half = "" if each.low is None else f" ± {each.mean - each.low:.5f}"
+    return f"{_label(each)} {each.mean:.5f}{half}, {len(each.values)} seeds"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
