@@ -118,7 +118,7 @@ def _set_up(config: AppConfig, runtime: platform.Runtime, record: RunDirectory, 
     require_attention(config.model.hstu, runtime.device.type)
     require_graphs(config.runtime, runtime.device.type)
     runtime.on_rank_0(record.open)
-    agreement.require_shared(record.path, runtime)
+    agreement.require_shared(record.path, runtime, config.runtime.timeout_minutes)
     start = runtime.on_rank_0(lambda: files.choose(config.checkpoint, record.checkpoints))
     root = prepare.dataset_path(config.data)
     made = runtime.on_rank_0(lambda: _prepare(config.data, root)) is not None

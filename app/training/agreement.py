@@ -84,8 +84,10 @@ def load_same_manifest(root: Path, runtime: Runtime, made: bool) -> tuple[Manife
     return manifest, len({facts["identity"] for facts in hosts.values()}) == 1
 
 
-def require_shared(directory: Path, runtime: Runtime) -> None:
+def require_shared(directory: Path, runtime: Runtime, timeout_minutes: float) -> None:
     """Refuse a run's directory that not all machines see; a collective call. It exists on rank 0's machine.
+
+    timeout_minutes: how long a process waits for another.
 
     Raises:
         UserError: names the machines that do not see it, on all of them.
@@ -107,14 +109,15 @@ def require_shared(directory: Path, runtime: Runtime) -> None:
         except OSError:
             return False
 
-    seen = _by_host({"seen": shared_files.wait_until(is_there)}, runtime)
+    seconds = shared_files.patience(timeout_minutes)
+    seen = _by_host({"seen": shared_files.wait_until(is_there, seconds)}, runtime)
     if runtime.rank == 0:
         path.unlink(missing_ok=True)
     apart = [host for host, facts in seen.items() if not facts["seen"]]
     if apart:
         raise UserError(
             f"run.dir={directory}: files of {next(iter(seen))} are not there on {_some(apart)} after "
-            f"{shared_files.SHARED_SECONDS:.0f} s; give run.dir on a file system that all machines share"
+            f"{seconds:.0f} s; give run.dir on a file system that all machines share"
         )
 
 

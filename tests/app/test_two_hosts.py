@@ -151,9 +151,15 @@ def test_machines_meet_by_a_name_that_is_loopback_on_one(hosts: list[str], datas
 
 @pytest.mark.slow
 def test_a_run_directory_that_is_not_shared_is_refused(hosts: list[str], dataset: Path, tmp_path: Path) -> None:
-    results = ended([start_one(hosts, number, tmp_path / str(number), brief(dataset), prepare=enter_with_its_own_disk)
-                     for number in range(2)])  # fmt: skip
+    overrides = [*brief(dataset), f"runtime.timeout_minutes={TIMEOUT_SECONDS / 60}"]  # half of it is waited
+    results = ended(
+        [
+            start_one(hosts, number, tmp_path / str(number), overrides, prepare=enter_with_its_own_disk)
+            for number in range(2)
+        ]
+    )
     assert [status for status, _ in results] == [2, 2], results
+    assert all("after 15 s" in err for _, err in results), results
     assert all(err.count("give run.dir on a file system that all machines share") == 1 for _, err in results), results
     assert not (tmp_path / "runs/x").exists()
 
