@@ -56,6 +56,7 @@ def add_baselines(config: AppConfig) -> None:
     if config.baselines is None:
         command += [f"rows={DEFAULT_ROWS}", f"seconds={DEFAULT_SECONDS}"]
         limit = DEFAULT_SECONDS + GRACE_SECONDS
+        log.info("baselines: fitting them, for %d s at most; baselines=false leaves them out", DEFAULT_SECONDS)
     environment = {name: value for name, value in os.environ.items() if name not in OF_LAUNCHERS}
     environment["RANK"] = "0"  # as a launcher's process it ends with this one
     environment["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), environment.get("PYTHONPATH", "")])
