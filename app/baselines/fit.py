@@ -12,17 +12,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.ensemble import HistGradientBoostingClassifier
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.linear_model import LogisticRegression
+from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
 from sklearn.metrics import log_loss, roc_auc_score
+from threadpoolctl import threadpool_limits
 
-from app.baselines.rates import Rates, dense_rates, label_rates
+from app.baselines.rates import Rates, dense_rates, folds_of, label_rates
 from app.baselines.rows import Rows
 from app.record.documents import Baseline, Baselines
 
 log = logging.getLogger("clickwork")
 
 Preds = NDArray[np.float64]
+STRENGTHS = [0.01, 0.1, 1.0]  # of logistic regression: scikit-learn's C, the inverse of L2's weight
 
 
 class _TimeIsUpError(Exception):
@@ -126,13 +127,23 @@ def _make_trees() -> Any:
 
 
 def _logistic_regression(train: Rows, others: Rows, rates: list[Rates]) -> Preds:
-    """Logistic regression (L-BFGS, L2 of weight 1) on one-hot ids of train and standardised numbers."""
+    """Logistic regression (L-BFGS) on one-hot ids of train and standardised numbers.
+
+    The weight of L2 is the best of STRENGTHS by the logloss of a fold of train, with which it is fitted again then.
+    """
     mean, deviation = train.dense.mean(axis=0), np.maximum(train.dense.std(axis=0), 1e-6)
     columns, scored = (_one_hot(train, rows, (rows.dense - mean) / deviation) for rows in (train, others))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # 100 iterations are the bound in time
-        model = LogisticRegression(max_iter=100).fit(columns, train.labels)
-    return model.predict_proba(scored)[:, 1]
+    folds = folds_of(len(train.labels))
+    parts = np.flatnonzero(folds != 0), np.flatnonzero(folds == 0)
+    has_both = all(0 < train.labels[part].sum() < len(part) for part in parts)
+    settings = {"max_iter": 100}  # the bound in time
+    model = LogisticRegression(**settings)
+    if has_both:
+        model = LogisticRegressionCV(Cs=STRENGTHS, cv=[parts], scoring="neg_log_loss", **settings)
+    # Threads of BLAS wait for each other longer than these vectors take.
+    with warnings.catch_warnings(), threadpool_limits(1, user_api="blas"):
+        warnings.simplefilter("ignore")  # of convergence, and of arguments that releases call differently
+        return model.fit(columns, train.labels).predict_proba(scored)[:, 1]
 
 
 def _one_hot(train: Rows, rows: Rows, dense: NDArray[np.float32]) -> Any:
