@@ -58,7 +58,7 @@ def main(config: ReproduceConfig) -> int:
     logging.basicConfig(format="%(message)s")
     arguments, out = training_arguments(sys.argv[1:]), Path(config.out)
     _require_same(out, arguments)
-    seeds = seeds_of(out, config.run.name, config.seeds)
+    seeds = seeds_of(out, config.seeds)
     out.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(out / LOCK, blocking=False):

@@ -11,7 +11,7 @@ from app.config.data import OLD_NAMES
 from app.config.model import Numeric, require_dlrm
 from app.config.published import published_tables
 from app.config.runtime import Precision, RuntimeConfig
-from app.config.train import EvalConfig
+from app.config.train import EvalConfig, validate_new_name
 from common.errors import UserError
 from common.keys import MISSING, key, shown
 
@@ -301,6 +301,13 @@ class ReproduceConfig(AppConfig):
 def validate_reproduce(config: ReproduceConfig) -> None:
     """Raises UserError for values that cannot work."""
     validate_new_run(config)
+    try:
+        validate_new_name(f"{Path(config.out).resolve().name}_seed_{config.seeds}")
+    except UserError as error:
+        fault = str(error).partition(": ")[2].partition(";")[0]
+        raise UserError(
+            f"out={config.out}: names the runs by its last part, and {fault}; choose a plain one"
+        ) from error
     if config.sbatch is not None and config.processes is not None:
         raise UserError(
             f"processes={config.processes}: has no effect with sbatch, whose script takes the number of GPUs, or "

@@ -61,8 +61,9 @@ class Seed(NamedTuple):
         return [f"train.seed={self.number}", f"run.name={self.name}", f"run.dir={_quoted(self.directory)}"]
 
 
-def seeds_of(out: Path, name: str, count: int) -> list[Seed]:
-    """The runs with the seeds 1 to `count`, in `out`."""
+def seeds_of(out: Path, count: int) -> list[Seed]:
+    """The runs with the seeds 1 to `count`, in `out` and named by it."""
+    name = out.resolve().name
     return [Seed(seed, f"{name}_seed_{seed}", out / f"seed_{seed}") for seed in range(1, count + 1)]
 
 

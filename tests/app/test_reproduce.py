@@ -46,7 +46,7 @@ def test_runs_that_are_done_are_not_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    write_seeds(tmp_path / "runs/quickstart", 3, name="quickstart")
+    write_seeds(tmp_path / "runs/quickstart", 3)
     (tmp_path / "registry").mkdir()
     assert call(monkeypatch, "seeds=3", "registry=registry") == 0
     out = capsys.readouterr().out
@@ -63,7 +63,7 @@ def test_runs_that_are_done_are_not_run_again(
 
 def test_other_arguments_do_not_mix_with_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    write_seeds(tmp_path / "runs/quickstart", 2, name="quickstart")
+    write_seeds(tmp_path / "runs/quickstart", 2)
     assert call(monkeypatch, "seeds=2", "train.epochs=2", "optimizer.lr=0.1") == 0
     assert call(monkeypatch, "optimizer.lr=0.1", "seeds=1", "train.epochs=2") == 0
     with pytest.raises(UserError, match=r"were made with optimizer\.lr=0\.1 train\.epochs=2; type these"):
@@ -81,6 +81,7 @@ def test_other_arguments_do_not_mix_with_what_is_there(tmp_path: Path, monkeypat
         (["seeds=0"], "seeds=0: must be at least 1"),
         (["train.seed=1"], "train.seed=1: not of a reproduction"),
         (["run.dir=x"], "run.dir=x: not of a reproduction"),
+        (["out=.a"], "out=.a: names the runs by its last part, and a name with '.' at its beginning is not taken"),
         (["registry=nowhere"], "registry=nowhere: is no directory"),
         (["sbatch=", "processes=2"], "processes=2: has no effect with sbatch"),
         (["train.epochs=0"], "train.epochs=0: must be at least 1"),
@@ -188,7 +189,7 @@ def test_jobs_of_slurm_are_to_be_waited_for(
         (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    write_seeds(tmp_path / "runs/quickstart", 1, name="quickstart")
+    write_seeds(tmp_path / "runs/quickstart", 1)
     assert call(monkeypatch, "seeds=2", 'sbatch="--nodes=1"') == 75
     out = capsys.readouterr().out
     assert "seed 2: submitted as job" in out

@@ -15,9 +15,9 @@ def composed(*overrides: str) -> ReproduceConfig:
     return compose_config(ReproduceConfig, CONFIG_DIR, overrides, "reproduce")
 
 
-def write_seeds(out: Path, count: int, *overrides: str, name: str = "x", **of_run: Any) -> list[Seed]:
+def write_seeds(out: Path, count: int, *overrides: str, **of_run: Any) -> list[Seed]:
     """The runs of seeds 1 to `count`, each with figures of its test split; `of_run`: as of `write_run`."""
-    seeds = seeds_of(out, name, count)
+    seeds = seeds_of(out, count)
     for seed in seeds:
         directory = write_run(seed.directory, *overrides, seed=seed.number, **of_run)
         write_test(directory, 0.7 + seed.number / 1000)

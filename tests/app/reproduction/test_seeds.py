@@ -70,7 +70,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("dataset_is_there", [True, False])
 def test_a_job_for_each_run_that_is_not_done_or_queued(slurm: Path, dataset_is_there: bool) -> None:
     write_seeds(slurm / "x", 1)
-    seeds = seeds_of(slurm / "x", "x", 4)
+    seeds = seeds_of(slurm / "x", 4)
     (slurm / "queued").write_text("77\n")
     lines = submit(seeds, ["recipe=quickstart", "a b"], "--nodes=2 --time=1", dataset_is_there)
     assert lines == [
@@ -90,10 +90,10 @@ def test_a_job_for_each_run_that_is_not_done_or_queued(slurm: Path, dataset_is_t
 def test_without_slurm_or_with_a_job_refused_one_line(slurm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (slurm / "sbatch").write_text("#!/bin/bash\necho 'sbatch: error: no such\npartition' >&2; exit 1\n")
     with pytest.raises(UserError, match=r"^sbatch: sbatch: error: no such partition$"):
-        submit(seeds_of(slurm, "x", 1), [], "", True)
+        submit(seeds_of(slurm, 1), [], "", True)
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(UserError, match="sbatch, Slurm's command, is not here"):
-        submit(seeds_of(slurm, "x", 1), [], "", True)
+        submit(seeds_of(slurm, 1), [], "", True)
 
 
 def test_figures_of_an_earlier_run_do_not_count(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """The table of docs/recipes.md of recipes reproduced here, made from benchmarks/reproduced/*.json.
 
     python -m app.reproduce recipe=NAME seeds=5 registry=benchmarks/reproduced     # adds a file
-    python -m benchmarks.reproduced [--check]
+    python -m benchmarks.registry [--check]
 
 Without --check it writes the table; with it, it says whether the table is that of the files, and ends with 1 if not.
 """
@@ -18,7 +18,7 @@ from common.errors import UserError
 
 ROOT = Path(__file__).parents[1]
 REGISTRY, PAGE = ROOT / "benchmarks/reproduced", ROOT / "docs/recipes.md"
-BEGIN, END = "<!-- from benchmarks/reproduced, by python -m benchmarks.reproduced -->\n", "<!-- end of the table -->\n"
+BEGIN, END = "<!-- from benchmarks/reproduced, by python -m benchmarks.registry -->\n", "<!-- end of the table -->\n"
 COLUMNS = (
     "recipe",
     "published",
@@ -44,7 +44,7 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if arguments.check and made != text:
-        print(f"{PAGE.relative_to(ROOT)}: its table is out of date; run python -m benchmarks.reproduced")
+        print(f"{PAGE.relative_to(ROOT)}: its table is out of date; run python -m benchmarks.registry")
         return 1
     if not arguments.check:
         PAGE.write_text(made)

@@ -8,31 +8,31 @@ from pathlib import Path
 import pytest
 
 from app.reproduction.documents import read_reproduction
-from benchmarks import reproduced
+from benchmarks import registry
 from common.documents import encode
 from tests.app.reproduction.runs import write_seeds
 from tests.app.reproduction.test_figures import document
 
 
-def call(monkeypatch: pytest.MonkeyPatch, registry: Path, page: Path, *arguments: str) -> int:
-    monkeypatch.setattr(reproduced, "REGISTRY", registry)
-    monkeypatch.setattr(reproduced, "PAGE", page)
-    monkeypatch.setattr(reproduced, "ROOT", page.parent)
-    monkeypatch.setattr(sys, "argv", ["benchmarks.reproduced", *arguments])
-    return reproduced.main()
+def call(monkeypatch: pytest.MonkeyPatch, directory: Path, page: Path, *arguments: str) -> int:
+    monkeypatch.setattr(registry, "REGISTRY", directory)
+    monkeypatch.setattr(registry, "PAGE", page)
+    monkeypatch.setattr(registry, "ROOT", page.parent)
+    monkeypatch.setattr(sys, "argv", ["benchmarks.registry", *arguments])
+    return registry.main()
 
 
 def test_the_table_of_the_docs_is_that_of_the_registry() -> None:
-    lines = reproduced.table(reproduced.read_registry(reproduced.REGISTRY), reproduced.recipes())
-    text = reproduced.PAGE.read_text()
-    assert reproduced.with_table(text, lines) == text, "run python -m benchmarks.reproduced"
-    known = {read_reproduction(path).recipe for path in reproduced.REGISTRY.glob("*.json")}
-    for name in set(reproduced.recipes()) - known:
+    lines = registry.table(registry.read_registry(registry.REGISTRY), registry.recipes())
+    text = registry.PAGE.read_text()
+    assert registry.with_table(text, lines) == text, "run python -m benchmarks.registry"
+    known = {read_reproduction(path).recipe for path in registry.REGISTRY.glob("*.json")}
+    for name in set(registry.recipes()) - known:
         assert f"| `{name}` | no run yet |" in text
 
 
 def test_each_file_has_what_it_takes_to_do_it_again() -> None:
-    for path in reproduced.REGISTRY.glob("*.json"):
+    for path in registry.REGISTRY.glob("*.json"):
         made = read_reproduction(path)
         assert made.commit is not None
         assert not made.dirty
@@ -45,18 +45,18 @@ def test_each_file_has_what_it_takes_to_do_it_again() -> None:
 def test_a_new_file_is_a_row_and_a_table_without_it_is_out_of_date(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page, registry = tmp_path / "recipes.md", tmp_path / "registry"
-    shutil.copy(reproduced.PAGE, page)
-    registry.mkdir()
+    page, directory = tmp_path / "recipes.md", tmp_path / "registry"
+    shutil.copy(registry.PAGE, page)
+    directory.mkdir()
     made = document(write_seeds(tmp_path / "x", 5), "published.test_auc=0.7031", "published.tolerance=0.001")
-    (registry / "x.json").write_text(encode(made))
-    assert call(monkeypatch, registry, page, "--check") == 1
-    assert "recipes.md: its table is out of date; run python -m benchmarks.reproduced" in capsys.readouterr().out
-    assert call(monkeypatch, registry, page) == 0
+    (directory / "x.json").write_text(encode(made))
+    assert call(monkeypatch, directory, page, "--check") == 1
+    assert "recipes.md: its table is out of date; run python -m benchmarks.registry" in capsys.readouterr().out
+    assert call(monkeypatch, directory, page) == 0
     (row,) = [line for line in page.read_text().splitlines() if line.startswith("| `x` |")]
     assert "| AUC of test 0.7031 | AUC of test 0.70300 ± 0.00196, 5 seeds | inside | dddddddddddd |" in row
     assert "`python -m app.reproduce seeds=5 out=" not in row
-    assert call(monkeypatch, registry, page, "--check") == 0
+    assert call(monkeypatch, directory, page, "--check") == 0
     assert "| `mlperf_v2` | no run yet |" in page.read_text()
 
 
@@ -75,7 +75,7 @@ def test_a_file_of_another_version_is_one_line(
     words: str,
 ) -> None:
     page = tmp_path / "recipes.md"
-    shutil.copy(reproduced.PAGE, page)
+    shutil.copy(registry.PAGE, page)
     (tmp_path / "old.json").write_text(json.dumps(content))
     assert call(monkeypatch, tmp_path, page) == 2
     error = capsys.readouterr().err
