@@ -8,6 +8,7 @@ test. Without it, drawn rows of the same columns, which show only that it runs.
 
   published   recipe=bars_frappe_x1: batch norm, dropout 0.4, L2 0.1, plateau, patience 2, the best checkpoint
   without …   the same without one of them: l2, dropout, plateau (patience stays), batch_norm; or without all four
+  small windows   the recipe, shuffled in windows of 8,192 rows (two blocks, two batches) and not as a whole
   dcnv2, crossnetv2, dnn, lr   the recipe with another model
   default     model=dlrm with the program's own defaults, over 20 epochs, the best checkpoint
 
@@ -43,6 +44,7 @@ RECIPE = ["recipe=bars_frappe_x1"]
 CASES = {
     "published": RECIPE,
     **{f"without {part}": [*RECIPE, *overrides] for part, overrides in PARTS.items()},
+    "small windows": [*RECIPE, "data.shuffle_block_rows=4096", "data.shuffle_window_blocks=2"],
     "without all four": [*RECIPE, *(override for overrides in PARTS.values() for override in overrides)],
     **{model: [*RECIPE, f"model={model}"] for model in ("dcnv2", "crossnetv2", "dnn", "lr")},
     "default": [
