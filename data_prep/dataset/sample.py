@@ -20,5 +20,5 @@ def sampled_rows(rows: int, share: float, number: int) -> NDArray[np.int64]:
     if share >= 1:
         return np.arange(rows)
     blocks = np.arange(-(-rows // BLOCK_ROWS)).astype(np.uint64) + (np.uint64(number) << np.uint64(32))
-    chosen = mix(blocks) < np.uint64(int(share * 2**64))
-    return np.flatnonzero(np.repeat(chosen, BLOCK_ROWS)[:rows])
+    is_sampled = mix(blocks) < np.uint64(int(share * 2**64))
+    return np.flatnonzero(np.repeat(is_sampled, BLOCK_ROWS)[:rows])

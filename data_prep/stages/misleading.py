@@ -22,7 +22,7 @@ FOLDS, PRIOR_ROWS = 2, 10.0  # of out-of-fold rates; rows at the base rate that 
 MIN_LABELS = 50  # of each class, for an AUC that says anything
 AUC_LEVELS = 1 << 16  # of the roots of rates, so that low rates have finer ones; equal within a level
 DENSE_BINS, TOP_VALUES = 32, 20  # of a number's quantiles; the most frequent ids, the others are one bin
-SEEN_ROWS = 1 << 14  # that quantiles, and the number of distinct values, are of
+QUANTILE_ROWS = 1 << 14  # that quantiles, and the number of distinct values, are of
 PARTS, PART_ROWS = 20, 500  # of the raw rows, at most; rows of each, at least
 DEPENDENT = 0.4  # distinct pairs of two columns over those once shuffled, below which one depends on the other
 
@@ -164,7 +164,7 @@ class _Comparison:
         kind = f"u{train.dtype.itemsize}"  # of the bits of a number
         hashes, others = (each.view(kind).astype(np.uint64) * factor for each in (train, held_out))
         self._hashes = [self._hashes[0] + hashes, self._hashes[1] + others]
-        distinct = _num_distinct(np.sort(train[:: len(train) // SEEN_ROWS + 1]))
+        distinct = _num_distinct(np.sort(train[:: len(train) // QUANTILE_ROWS + 1]))
         self._various = sorted([*self._various, _Hashes(distinct, hashes, others)], key=lambda one: -one.distinct)[:2]
 
     def shared(self) -> tuple[float | None, float | None]:
@@ -194,7 +194,7 @@ def _codes(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
     """Values as codes below the third: ids as they are where they are small, numbers by quantiles of train."""
     if is_dense:
-        some = np.sort(train[:: len(train) // SEEN_ROWS + 1])
+        some = np.sort(train[:: len(train) // QUANTILE_ROWS + 1])
         edges = np.unique(some[np.arange(1, DENSE_BINS) * len(some) // DENSE_BINS])
         return np.searchsorted(edges, train), np.searchsorted(edges, held_out), len(edges) + 1
     largest = int(max(train.max(initial=0), held_out.max(initial=0)))

@@ -1,5 +1,6 @@
 """Data that mislead: planted faults are named, sound tables are not, and figures are those of plain loops."""
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
+from common.errors import UserError
 from data_prep import pipeline
 from data_prep.dataset import sample
 from data_prep.dataset.bags import Bags
@@ -268,3 +270,13 @@ def test_figures_do_not_depend_on_workers_or_kills(tmp_path: Path, monkeypatch: 
         figures.append(prepared(tmp_path / name, rows, "data.chunk_bytes=20000", *overrides).extra[MISLEADING])
     assert figures[0] == figures[1] == figures[2]
     assert figures[0]["columns"]["shop"]["auc"] == pytest.approx(1, abs=1e-6)
+
+
+def test_damaged_figures_are_refused_with_their_key(tmp_path: Path) -> None:
+    prepared(tmp_path, table(0, rows=600))
+    path = tmp_path / "out/manifest.json"
+    document = json.loads(path.read_text())
+    document["extra"][MISLEADING]["rows"] = "many"
+    path.write_text(json.dumps(document))
+    with pytest.raises(UserError, match=r"manifest.json: key 'extra.misleading.rows'.*; preprocess again"):
+        load_manifest(tmp_path / "out")
