@@ -31,7 +31,7 @@ QUICK = {
     "precision": ["--seeds=1", "--rows=5000", "--steps=20", "--settings=fp32"],
     "preprocess": ["--rows=200000", "--runs=1"],
     "quality": ["--rows=3000", "--cases", "published", "--seeds", "1"],
-    "sequences": ["--users=60", "--every=8"],
+    "sequences": ["--users=60", "--seeds", "1"],
     "spinning": ["--rounds=1", "--steps=20", "--counts=1000", "--situations=idle", "--processes=1"],
     "startup": ["--rounds=1"],
     "training_loop": ["--rounds=1", "--seconds=0.05", "--batch=128"],
