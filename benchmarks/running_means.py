@@ -1,8 +1,6 @@
-"""What boosted trees are given of a sample of an event log: running means over earlier events, without a model.
+"""What boosted trees are given of an event of a log: running means over earlier events, without a model.
 
-For each event, of the events before it (in the order of time, then of users, then of places in the input): the means of
-all action bits and the number of events of its user, of its item, and of its user with each attribute of its item; the
-means of the bits over its user's last 5 and last 20 events; and the seconds since its user's last event.
+An earlier event is one before it in the order of time, then of users, then of places in the input.
 """
 
 import numpy as np
@@ -15,20 +13,35 @@ LAST = (5, 20)  # events of a user whose means are taken apart
 
 
 def running_means(events: EventArrays, schema: EventSchema) -> NDArray[np.float64]:
-    """[E, features] float64, NaN where there is no earlier event."""
-    users = np.repeat(np.arange(len(events.users)), np.diff(events.offsets))
-    items, times = np.asarray(events.items).astype(np.int64), np.asarray(events.times).astype(np.int64)
-    bits = (np.asarray(events.flags)[:, None] >> np.arange(len(schema.actions)) & 1).astype(np.float64)
+    """[E, features] of the earlier events of its user, of its item, and of its user with each attribute of its item.
+
+    Of each of these the means of all action bits, NaN where there are none, and their number.
+    """
+    users, bits = _users(events), _bits(events, schema)
+    items = np.asarray(events.items).astype(np.int64)
     pairs = [users * (int(ids.max(initial=0)) + 1) + ids[items] for ids in events.attributes.astype(np.int64)]
 
     # Stable, so that events of one second are in the dataset's order
-    order = np.argsort(times, kind="stable")
-    columns = [_earlier(keys, bits, order) for keys in (users, items, *pairs)]
-    first = events.offsets[:-1][users]
-    columns += [_last(bits, first, count) for count in LAST]
-    seconds = np.diff(times, prepend=0).astype(np.float64)
-    seconds[np.arange(len(times)) == first] = np.nan
-    return np.column_stack([*columns, seconds])
+    order = np.argsort(np.asarray(events.times), kind="stable")
+    return np.column_stack([_earlier(keys, bits, order) for keys in (users, items, *pairs)])
+
+
+def recent_means(events: EventArrays, schema: EventSchema) -> NDArray[np.float64]:
+    """[E, features]: the bits' means over its user's last 5 and last 20 events, and the seconds since the last one."""
+    first, bits = events.offsets[:-1][_users(events)], _bits(events, schema)
+    seconds = np.diff(np.asarray(events.times).astype(np.float64), prepend=0)
+    seconds[np.arange(len(seconds)) == first] = np.nan
+    return np.column_stack([*(_last(bits, first, count) for count in LAST), seconds])
+
+
+def _users(events: EventArrays) -> NDArray[np.int64]:
+    """[E] the index of each event's user."""
+    return np.repeat(np.arange(len(events.users)), np.diff(events.offsets))
+
+
+def _bits(events: EventArrays, schema: EventSchema) -> NDArray[np.float64]:
+    """[E, actions]."""
+    return (np.asarray(events.flags)[:, None] >> np.arange(len(schema.actions)) & 1).astype(np.float64)
 
 
 def _earlier(keys: NDArray[np.int64], bits: NDArray[np.float64], order: NDArray[np.int64]) -> NDArray[np.float64]:

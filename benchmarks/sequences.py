@@ -1,7 +1,7 @@
 """What a history is worth: HSTU against a DLRM that sees the last event only, and against boosted trees.
 
-    python -m benchmarks.sequences [--movielens DIR] [--models trees dlrm hstu] [--seeds 1 2 3 4 5] [--choose]
-                                   [--users 2000] [--app KEY=VALUE ...] [--out FILE.json]
+    python -m benchmarks.sequences [--movielens DIR] [--models trees recent_trees dlrm hstu] [--seeds 1 2 3 4 5]
+                                   [--choose] [--users 2000] [--app KEY=VALUE ...] [--out FILE.json]
 
 The log is MovieLens-100K, where DIR has ml-100k.inter and ml-100k.item (RUCAIBox/RecBole, dataset/ml-100k): a rating is
 an event, its label whether it is at least 4, a sample one with five earlier events of its user, a window 20 days. Else
@@ -10,10 +10,12 @@ it is `data=synthetic_events`, whose labels come from a known model: the best is
 All learn from the windows before the last and are evaluated on the last. With --choose it is the window before the
 last, learned from those before it: settings are chosen there, never on the last.
 
-  trees   scikit-learn's HistGradientBoostingClassifier on the running means of benchmarks/running_means.py
-  dlrm    model=dlrm, whose rows are the samples with their last event alone: its item, attributes and actions, the
-          minutes since it, and the hour
-  hstu    model=hstu with its defaults
+  trees          scikit-learn's HistGradientBoostingClassifier on means of earlier events' actions: of the user, of the
+                 item, and of the user with each attribute of the item (benchmarks/running_means.py)
+  recent_trees   the same, and means of the user's last 5 and 20 events, and the seconds since the last
+  dlrm           model=dlrm, whose rows are the samples with their last event alone: its item, attributes and actions,
+                 the minutes since it, and the hour
+  hstu           model=hstu with its defaults
 
 AUC of each seed after the last step, their mean, and half the width of its 95 % interval. Nothing here is timed.
 """
@@ -37,7 +39,7 @@ from app.config.data import EventConfig, HistoryKind
 from app.data.events import EventLog
 from benchmarks.precision import interval
 from benchmarks.result_file import write_result
-from benchmarks.running_means import running_means
+from benchmarks.running_means import recent_means, running_means
 from data_prep.dataset.format import load_manifest
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -54,6 +56,8 @@ SETTINGS = {
     ],
     "hstu": ["model=hstu"],
 }
+FEATURES = {"trees": (running_means,), "recent_trees": (running_means, recent_means)}
+MODELS = [*FEATURES, *SETTINGS]
 TREES = {"max_iter": 200, "learning_rate": 0.05, "max_leaf_nodes": 15, "min_samples_leaf": 50}
 SHARED = [
     "train.global_batch_size=256",
@@ -89,7 +93,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--movielens", type=Path)
     parser.add_argument("--users", type=int, default=2000, help="of the generated log")
-    parser.add_argument("--models", nargs="+", choices=["trees", *SETTINGS], default=["trees", *SETTINGS])
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4, 5])
     parser.add_argument("--choose", action="store_true", help="evaluate the window before the last")
     parser.add_argument("--app", nargs="*", default=[], metavar="KEY=VALUE", help="more overrides of app.train")
@@ -106,10 +110,10 @@ def main() -> None:
             aucs = [measured(model, seed, log, work, arguments.app) for seed in arguments.seeds]
             mean, half = interval(aucs)
             results["auc"][model] = {"mean": mean, "interval": half, "seeds": aucs}
-            print(f"{model:6} {mean:.4f} ± {half:.4f}  {' '.join(f'{auc:.4f}' for auc in aucs)}", flush=True)
+            print(f"{model:12} {mean:.4f} ± {half:.4f}  {' '.join(f'{auc:.4f}' for auc in aucs)}", flush=True)
         if (best := load_manifest(work / "log").extra.get("bayes")) is not None and not arguments.choose:
             results["best"] = best["sampled_auc"]
-            print(f"{'best':6} {results['best']:.4f}")
+            print(f"{'best':12} {results['best']:.4f}")
     write_result(arguments, results)
 
 
@@ -161,8 +165,8 @@ def write_rows(log: EventLog, work: Path) -> None:
 
 def measured(model: str, seed: int, log: EventLog, work: Path, overrides: list[str]) -> float:
     """AUC of a model on the evaluated window."""
-    if model == "trees":
-        return trees(seed, log)
+    if model in FEATURES:
+        return trees(model, seed, log)
     if model == "dlrm":
         files = [f"data.{name}={work}/{name}.parquet" for name in SPLITS]
         data = [*files, f"data.schema={work}/rows.yaml", f"data.path={work}/rows"]
@@ -175,14 +179,15 @@ def measured(model: str, seed: int, log: EventLog, work: Path, overrides: list[s
     return auc
 
 
-def trees(seed: int, log: EventLog) -> float:
+def trees(model: str, seed: int, log: EventLog) -> float:
     """AUC of boosted trees on running means."""
-    features, labels = running_means(log.events, log.schema), np.asarray(log.events.flags) & log.schema.label_bit != 0
+    features = np.column_stack([means(log.events, log.schema) for means in FEATURES[model]])
+    labels = np.asarray(log.events.flags) & log.schema.label_bit != 0
     windows = [log.anchors.window(number) for number in range(log.eval_window + 1)]
     known, asked = np.concatenate(windows[:-1]), windows[-1]
-    model = HistGradientBoostingClassifier(random_state=seed, early_stopping=False, **TREES)
-    model.fit(features[known], labels[known])
-    return float(roc_auc_score(labels[asked], model.predict_proba(features[asked])[:, 1]))
+    fitted = HistGradientBoostingClassifier(random_state=seed, early_stopping=False, **TREES)
+    fitted.fit(features[known], labels[known])
+    return float(roc_auc_score(labels[asked], fitted.predict_proba(features[asked])[:, 1]))
 
 
 def run(module: str, *overrides: str) -> None:

@@ -16,7 +16,7 @@ from benchmarks.__main__ import QUICK, describe
 from benchmarks.check import ALPHA, became_slower, print_table
 from benchmarks.peers import facebookresearch, rows
 from benchmarks.peers.curve import Point, reach
-from benchmarks.running_means import running_means
+from benchmarks.running_means import recent_means, running_means
 from data_prep.dataset.event_schema import EventSchema
 from data_prep.dataset.events import EventArrays
 from data_prep.dataset.format import load_manifest, open_shard
@@ -192,7 +192,7 @@ def test_running_means_are_of_earlier_events_alone(seed: int) -> None:
 
     users = np.repeat(np.arange(5), sizes)
     bits = np.stack([flags & 1, flags >> 1 & 1], axis=1).astype(float)
-    expected = []
+    means, recent = [], []
     for event in range(count):
         earlier = [e for e in range(count) if (times[e], e) < (times[event], event)]
         own = [e for e in earlier if users[e] == users[event]]
@@ -201,10 +201,11 @@ def test_running_means_are_of_earlier_events_alone(seed: int) -> None:
             [e for e in earlier if items[e] == items[event]],
             [e for e in own if attribute[items[e]] == attribute[items[event]]],
         ]
-        row = [value for group in groups for value in (*mean(bits[group]), len(group))]
-        row += [*mean(bits[own[-5:]]), *mean(bits[own[-20:]])]
-        expected.append([*row, float(times[event]) - float(times[own[-1]]) if own else np.nan])
-    np.testing.assert_allclose(running_means(events, schema), expected, atol=1e-12)
+        means.append([value for group in groups for value in (*mean(bits[group]), len(group))])
+        seconds = float(times[event]) - float(times[own[-1]]) if own else np.nan
+        recent.append([*mean(bits[own[-5:]]), *mean(bits[own[-20:]]), seconds])
+    np.testing.assert_allclose(running_means(events, schema), means, atol=1e-12)
+    np.testing.assert_allclose(recent_means(events, schema), recent, atol=1e-12)
 
 
 def mean(rows: np.ndarray[Any, Any]) -> list[float]:
