@@ -36,8 +36,7 @@ TINY = ["model=hstu", "model.embedding_dim=16", "model.hstu.dim=16", "model.hstu
         "model.hstu.attention_dim=8", "model.hstu.hidden_dim=8", "model.hstu.preprocessor_dim=16",
         "model.hstu.item_dim=16", "data.events.history_length=15", "train.global_batch_size=32",
         "eval.global_batch_size=64", "train.log_every_steps=1", "runtime.num_threads=1", "runtime.platform=cpu",
-        "checkpoint.every_steps=4", "checkpoint.asynchronous=false", "model.hstu.input_dropout=0",
-        "model.hstu.linear_dropout=0", *ADAM]  # fmt: skip
+        "checkpoint.every_steps=4", "checkpoint.asynchronous=false", *ADAM]  # fmt: skip
 NOWHERE = ["model=hstu", "data.path=nowhere"]
 DROPOUT = ["model.hstu.input_dropout=0.2", "model.hstu.linear_dropout=0.1"]
 

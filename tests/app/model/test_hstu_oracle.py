@@ -29,9 +29,8 @@ MODEL = ["model=hstu", "model.embedding_dim=8", "model.hstu.dim=12", "model.hstu
          "model.hstu.num_heads=2", "model.hstu.attention_dim=4", "model.hstu.hidden_dim=3",
          "model.hstu.preprocessor_dim=6", "model.hstu.item_dim=10", "model.hstu.action_dim=2",
          f"model.hstu.max_seq_len={MAX_SEQ_LEN}", "model.hstu.attention_scale=max_seq_len",
-         "model.hstu.position_bound=0.5", "model.hstu.input_dropout=0", "model.hstu.linear_dropout=0"]  # fmt: skip
-DATA = ["data.events.order=user", "data.events.history=interleaved", "data.events.candidate_time=history",
-        f"data.events.history_length={HISTORY}", f"data.events.scan_events={SCAN}",
+         "model.hstu.position_bound=0.5"]  # fmt: skip
+DATA = [f"data.events.history_length={HISTORY}", f"data.events.scan_events={SCAN}",
         f"data.events.window_seconds={WINDOW_SECONDS}"]  # fmt: skip
 OPTIMIZER = ["optimizer=rowwise_adagrad", "optimizer.dense=adam", "optimizer.lr=0.01", "optimizer.sparse_lr=0.05",
              "optimizer.beta1=0.95", "optimizer.beta2=0.999", "optimizer.eps=1e-3",
