@@ -33,7 +33,7 @@ QUICK = {
     "preprocess": ["--rows=200000", "--runs=1"],
     "quality": ["--rows=3000", "--cases", "published", "--seeds", "1"],
     "registry": ["--check"],
-    "sequences": ["--users=60", "--every=8"],
+    "sequences": ["--users=60", "--seeds", "1"],
     "spinning": ["--rounds=1", "--steps=20", "--counts=1000", "--situations=idle", "--processes=1"],
     "startup": ["--rounds=1"],
     "training_loop": ["--rounds=1", "--seconds=0.05", "--batch=128"],

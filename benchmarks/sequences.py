@@ -1,11 +1,24 @@
-"""What a history is worth: HSTU against a DLRM that sees the last event only, by samples, on events of known truth.
+"""What a history is worth: HSTU against a DLRM that sees the last event only, and against boosted trees.
 
-    python -m benchmarks.sequences [--users 8000] [--every 436] [--app KEY=VALUE ...] [--out FILE.json]
+    python -m benchmarks.sequences [--movielens DIR] [--models trees recent_trees dlrm hstu] [--seeds 1 2 3 4 5]
+                                   [--choose] [--users 2000] [--app KEY=VALUE ...] [--out FILE.json]
 
-Both learn from the same samples of `data=synthetic_events` in the same order, with the same tables of users, items,
-artists, albums and crosses, and are evaluated on the same last window. DLRM's rows are the samples with their last
-event alone: its item, artist, album and action, the minutes since it, and the hour.
-The best is what the probabilities behind the labels score, on those labels. AUCs, not times: nothing here is timed.
+The log is MovieLens-100K, where DIR has ml-100k.inter and ml-100k.item (RUCAIBox/RecBole, dataset/ml-100k): a rating is
+an event, its label whether it is at least 4, a sample one with five earlier events of its user, a window 20 days. Else
+it is `data=synthetic_events`, whose labels come from a known model: the best is what that model's probabilities score.
+
+All learn from the windows before the last and are evaluated on the last. With --choose it is the window before the
+last, learned from those before it: settings are chosen there, never on the last.
+
+  trees          scikit-learn's HistGradientBoostingClassifier on means of earlier events' actions: of the user, of the
+                 item, and of the user with each attribute of the item (benchmarks/running_means.py)
+  recent_trees   the same, and means of the user's last 5 and 20 events, and the seconds since the last
+  dlrm           model=dlrm, whose rows are the samples with their last event alone: its item, attributes and actions,
+                 the minutes since it, and the hour
+  hstu           model=hstu with its defaults; on MovieLens with HSTU_ON_MOVIELENS besides
+
+AUC of each seed after the last step, their mean, and half the width of its 95 % interval. The trees draw nothing, so
+they are fitted once. Nothing here is timed.
 """
 
 import argparse
@@ -19,63 +32,143 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.metrics import roc_auc_score
 
 from app.config import DataConfig
 from app.config.data import EventConfig, HistoryKind
 from app.data.events import EventLog
+from benchmarks.precision import interval
 from benchmarks.result_file import write_result
+from benchmarks.running_means import recent_means, running_means
 from data_prep.dataset.format import load_manifest
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-BATCH, DIM = 512, 32
-HSTU = ["model=hstu", f"model.embedding_dim={DIM}"]
-DLRM = ["model=dlrm", f"model.embedding_dim={DIM}", f"model.dense_arch=[64,{DIM}]", "model.over_arch=[128,64,1]",
-        "optimizer=rowwise_adagrad_adam", "data.shuffle=false"]  # fmt: skip
+SPLITS, BATCH = ("train", "val"), 4096
+DIM = 32
+SETTINGS = {
+    "dlrm": [
+        "model=dlrm",
+        f"model.embedding_dim={DIM}",
+        f"model.dense_arch=[64,{DIM}]",
+        "model.over_arch=[128,64,1]",
+        "model.dropout=0.2",
+        "optimizer=rowwise_adagrad_adam",
+    ],
+    "hstu": ["model=hstu"],
+}
+HSTU_ON_MOVIELENS = [
+    "data.events.tasks=[loved,fair,bad]",
+    "data.events.order=shuffled",
+    "data.events.history=last_n",
+    "data.events.candidate_time=own",
+    "model.hstu.input_dropout=0.2",
+    "model.hstu.linear_dropout=0.2",
+    "train.epochs=2",
+]
+FEATURES = {"trees": (running_means,), "recent_trees": (running_means, recent_means)}
+MODELS = [*FEATURES, *SETTINGS]
+TREES = {"max_iter": 200, "learning_rate": 0.05, "max_leaf_nodes": 15, "min_samples_leaf": 50}
+SHARED = [
+    "baselines=false",
+    "train.global_batch_size=256",
+    "train.eval_every_steps=null",
+    "eval.split=val",
+    "checkpoint.keep_best=false",
+    "record.tensorboard=false",
+    "runtime.num_threads=1",
+]
+MOVIELENS = """\
+user: "user_id:token"
+item: "item_id:token"
+time: "timestamp:float"
+actions:
+  liked: {"rating:float": ">= 4"}
+  loved: {"rating:float": ">= 5"}
+  fair: {"rating:float": ">= 3"}
+  poor: {"rating:float": "<= 2"}
+  bad: {"rating:float": "<= 1"}
+label: liked
+attributes:
+  genre: {file: genres.tsv, item: item, column: genre}
+  genre_2: {file: genres.tsv, item: item, column: genre_2}
+  genre_3: {file: genres.tsv, item: item, column: genre_3}
+min_history: 5
+window_seconds: 1728000
+delimiter: "\\t"
+"""
 
 
 def main() -> None:
-    """Train both and print the table."""
+    """Train, evaluate, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--users", type=int, default=8000)
-    parser.add_argument("--every", type=int, default=436, help=f"steps of {BATCH} samples between evaluations")
+    parser.add_argument("--movielens", type=Path)
+    parser.add_argument("--users", type=int, default=2000, help="of the generated log")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4, 5])
+    parser.add_argument("--choose", action="store_true", help="evaluate the window before the last")
     parser.add_argument("--app", nargs="*", default=[], metavar="KEY=VALUE", help="more overrides of app.train")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
+    results: dict[str, Any] = {"log": "movielens-100k" if arguments.movielens else "synthetic_events"}
     with tempfile.TemporaryDirectory() as directory:
-        results = measure(arguments, Path(directory))
-    print(markdown(results))
-    write_result(arguments, results)
+        work = Path(directory)
+        log = prepare(arguments, work)
+        results |= {"samples": {name: log.split(name, 0, 1).rows for name in SPLITS}, "auc": {}}
+        if "dlrm" in arguments.models:
+            write_rows(log, work)
+        for model in arguments.models:
+            settings = [*SETTINGS.get(model, []), *SHARED]
+            settings += [*(HSTU_ON_MOVIELENS if model == "hstu" and arguments.movielens else []), *arguments.app]
+            aucs: list[float] = []
+            for seed in arguments.seeds[:1] if model in FEATURES else arguments.seeds:  # the trees draw nothing
+                aucs.append(measured(model, seed, log, work, settings))
+                results["auc"][model] = summarised(aucs)
+                write_result(arguments, results)
+            print(f"{model:12} {results['auc'][model]}", flush=True)
+        if (best := load_manifest(work / "log").extra.get("bayes")) is not None and not arguments.choose:
+            results["best"] = best["sampled_auc"]
+            print(f"{'best':12} {results['best']:.4f}")
+            write_result(arguments, results)
 
 
-def measure(arguments: argparse.Namespace, work: Path) -> dict[str, Any]:
-    """AUCs by samples of each model, and the best."""
-    events, rows = work / "events", work / "rows"
-    run("data_prep", "data=synthetic_events", f"data.synthetic_events.users={arguments.users}", f"data.path={events}")
-    run("data_prep", *write_rows(events, work), f"data.path={rows}", "data=custom")
-    shared = [f"train.global_batch_size={BATCH}", f"train.eval_every_steps={arguments.every}", "train.epochs=1",
-              "eval.split=val", "checkpoint.keep_best=false", "record.tensorboard=false", "baselines=false",
-              *arguments.app]  # fmt: skip
-    found, evaluated = {}, set()
-    given = {"DLRM": [f"data.path={rows}", *DLRM], "HSTU": [f"data.path={events}", *HSTU]}
-    for name, overrides in given.items():
-        run("app.train", f"run.dir={work / name}", f"run.name={name}", *overrides, *shared)
-        lines = map(json.loads, (work / name / "metrics.jsonl").read_text().splitlines())
-        evaluations = [line for line in lines if line["event"] == "eval"]
-        found[name] = {line["samples"]: line["auc"] for line in evaluations}
-        evaluated |= {line["eval_samples"] for line in evaluations}
-    assert len(evaluated) == 1, evaluated
-    return {"auc": found, "best": load_manifest(events).extra["bayes"]["sampled_auc"]}
+def summarised(aucs: list[float]) -> dict[str, Any]:
+    """Mean over seeds and half the width of its 95 % interval, null of one seed."""
+    mean, half = interval(aucs)
+    return {"mean": mean, "interval": half if len(aucs) > 1 else None, "seeds": aucs}
 
 
-def write_rows(root: Path, work: Path) -> list[str]:
-    """Samples with their last event alone, as a user's own table; the keys that name it.
+def prepare(arguments: argparse.Namespace, work: Path) -> EventLog:
+    """The log as a dataset of events, read as DLRM is given it: one event a history."""
+    if arguments.movielens is None:
+        source = ["data=synthetic_events", f"data.synthetic_events.users={arguments.users}"]
+    else:
+        write_genres(arguments.movielens / "ml-100k.item", work / "genres.tsv")
+        (work / "log.yaml").write_text(MOVIELENS)
+        source = ["data=events", f"data.raw={arguments.movielens / 'ml-100k.inter'}", f"data.schema={work}/log.yaml"]
+    root = work / "log"
+    run("data_prep", *source, f"data.path={root}")
+    config, manifest = EventConfig(history=HistoryKind.last_n, history_length=1), load_manifest(root)
+    log = EventLog(root, manifest, DataConfig(events=config))
+    if arguments.choose:
+        config = EventConfig(history=HistoryKind.last_n, history_length=1, eval_window=log.eval_window - 1)
+        log = EventLog(root, manifest, DataConfig(events=config))
+    return log
 
-    Of the last file, the held-out day, the first half becomes val: so the evaluated window is in it twice.
-    """
-    last = EventConfig(history=HistoryKind.last_n, history_length=1)
-    log = EventLog(root, load_manifest(root), DataConfig(events=last))
+
+def write_genres(items: Path, out: Path) -> None:
+    """The first three genres of each film of `ml-100k.item` (item, title, year, genres); `none` if there are fewer."""
+    lines = ["item\tgenre\tgenre_2\tgenre_3"]
+    for line in items.read_text().splitlines()[1:]:
+        item, _, _, genres = line.split("\t")
+        lines.append("\t".join([item, *[*genres.split(), "none", "none"][:3]]))
+    out.write_text("\n".join(lines) + "\n")
+
+
+def write_rows(log: EventLog, work: Path) -> None:
+    """Samples with their last event alone, as train.parquet and val.parquet, and the schema of both."""
     columns: dict[str, Any] = {}
-    for name, repeats in (("train", 1), ("val", 2)):
+    for name in SPLITS:
         split, parts = log.split(name, 0, 1), []
         times = np.concatenate([log.events.times[log.anchors.window(number)] for number in split.windows])
         for batch in split.eval_batches(BATCH):
@@ -86,12 +179,35 @@ def write_rows(root: Path, work: Path) -> list[str]:
         columns = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
         columns["minutes"] = (times - columns.pop("then")) // 60
         columns["hour"] = times // 3600 % 24
-        tiled = {key: np.tile(each, repeats) for key, each in columns.items()}
-        pq.write_table(pa.table(tiled), work / f"{name}.parquet")
+        pq.write_table(pa.table(columns), work / f"{name}.parquet")
     sparse = ", ".join(name for name in columns if name not in ("label", "minutes"))
     (work / "rows.yaml").write_text(f"label: label\ndense: [minutes]\nsparse: [{sparse}]\n")
-    files = f"data.raw=[{work}/train.parquet,{work}/val.parquet]"
-    return [files, f"data.schema={work}/rows.yaml", "data.split.method=last_day"]
+
+
+def measured(model: str, seed: int, log: EventLog, work: Path, settings: list[str]) -> float:
+    """AUC of a model on the evaluated window."""
+    if model in FEATURES:
+        return trees(model, log)
+    if model == "dlrm":
+        files = [f"data.{name}={work}/{name}.parquet" for name in SPLITS]
+        data = [*files, f"data.schema={work}/rows.yaml", f"data.path={work}/rows"]
+    else:
+        data = [f"data.path={work}/log", f"data.events.eval_window={log.eval_window}"]
+    name = f"{model}_{seed}"
+    run("app.train", *settings, *data, f"train.seed={seed}", f"run.name={name}", f"run.dir={work}/{name}")
+    auc: float = json.loads((work / name / "summary.json").read_bytes())["last"]["auc"]
+    return auc
+
+
+def trees(model: str, log: EventLog) -> float:
+    """AUC of boosted trees on running means."""
+    features = np.column_stack([means(log.events, log.schema) for means in FEATURES[model]])
+    labels = np.asarray(log.events.flags) & log.schema.label_bit != 0
+    windows = [log.anchors.window(number) for number in range(log.eval_window + 1)]
+    known, asked = np.concatenate(windows[:-1]), windows[-1]
+    fitted = HistGradientBoostingClassifier(early_stopping=False, **TREES)
+    fitted.fit(features[known], labels[known])
+    return float(roc_auc_score(labels[asked], fitted.predict_proba(features[asked])[:, 1]))
 
 
 def run(module: str, *overrides: str) -> None:
@@ -100,17 +216,6 @@ def run(module: str, *overrides: str) -> None:
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(done.stderr)
-
-
-def markdown(results: dict[str, Any]) -> str:
-    """A table: samples, an AUC a model, the best."""
-    names, best = list(results["auc"]), results["best"]
-    steps = sorted({samples for found in results["auc"].values() for samples in found})
-    lines = [f"| samples | {' | '.join(names)} | best |", "|" + "---|" * (len(names) + 2)]
-    for samples in steps:
-        aucs = [f"{results['auc'][name].get(samples, float('nan')):.3f}" for name in names]
-        lines.append(f"| {samples:,} | {' | '.join(aucs)} | {best:.3f} |")
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

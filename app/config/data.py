@@ -46,6 +46,16 @@ class HistoryKind(Enum):
     last_n = "last_n"
 
 
+class CandidateTime(Enum):
+    """Time of a candidate, from which ages of events and the time of day are counted.
+
+    history: its history's last event's, as in MLPerf's DLRMv4; own: its own, which shows how long ago that event was.
+    """
+
+    history = "history"
+    own = "own"
+
+
 class AnchorOrder(Enum):
     """Order of samples inside a window of time: user: by user, then time; shuffled: by seed, epoch and window."""
 
@@ -73,6 +83,7 @@ class EventConfig:
     rest: WindowRest = key(WindowRest.carry, "what becomes of samples that fill no batch at a window's end")
     history: HistoryKind = key(HistoryKind.interleaved, "which earlier events a history is made of")
     history_length: int = key(200, "events of a history; interleaved: divided by the number of actions", at_least=1)
+    candidate_time: CandidateTime = key(CandidateTime.history, "from which ages and the time of day are counted")
     scan_events: int = key(20_000, "events before a sample among which its history is looked for", at_least=1)
     tasks: list[str] = key([], "actions to predict besides the label; their losses are added")
     max_history: int | None = key(None, "a history is cut to its last events, this many; null: it is not", at_least=1)

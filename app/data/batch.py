@@ -28,7 +28,8 @@ class Sequences(Pipelineable):
     Attributes:
         times: [E] int64 seconds of the histories' events, sample by sample, the oldest first.
         actions: [E] uint8, a bit for each action of the dataset's schema.
-        candidate_times: [M] int64 seconds, of the last event of each history; the candidate's own where it has none.
+        candidate_times: [M] int64 seconds, of the last event of each history, or the candidate's own
+            (data.events.candidate_time).
         history_lengths, num_candidates: [B] on the host.
         divisor: N of the attention (app.config.hstu.AttentionScale), on the host.
     """

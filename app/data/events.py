@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from app.config import DataConfig
-from app.config.data import AnchorOrder, HistoryKind, WindowRest
+from app.config.data import AnchorOrder, CandidateTime, HistoryKind, WindowRest
 from app.config.hstu import AttentionScale, HSTUConfig
 from app.data.anchors import Anchors
 from app.data.batch import Batch, Sequences, layout_of
@@ -190,9 +190,10 @@ class EventLog:
                   *(_padded(each, missing) for each in candidates)]  # fmt: skip
         lengths = [*([single] * len(contexts)), *([per_sample] * len(found.ids)),
                    *([single * per_history] * len(candidates))]  # fmt: skip
-        has_history, ends = found.lengths > 0, offsets_of(found.lengths)
         query = times.copy()
-        query[has_history.repeat(per_history)] = found.times[ends[1:][has_history] - 1].repeat(per_history)
+        if self.config.candidate_time is CandidateTime.history:
+            has_history, ends = found.lengths > 0, offsets_of(found.lengths)
+            query[has_history.repeat(per_history)] = found.times[ends[1:][has_history] - 1].repeat(per_history)
         sequences = Sequences(
             *map(torch.from_numpy, (found.times, found.actions, np.pad(query, (0, missing)))),
             per_sample.tolist(), [per_history] * size, divisor,

@@ -82,6 +82,25 @@ def test_a_killed_run_goes_on_to_the_same_bits(run_app: Command, log: Path, tmp_
 
 
 @pytest.mark.slow
+def test_evaluations_of_a_window_cut_the_rate_and_end_the_run(run_app: Command, log: Path, tmp_path: Path) -> None:
+    """Where no gain counts: the first evaluation is the best, each later one cuts, the third of these ends the run."""
+    overrides = [*TINY, *DROPOUT, f"data.path={log}", "train.max_steps=40", "train.eval_every_steps=3",
+                 "schedule=plateau", "schedule.factor=0.5", "schedule.threshold=1",
+                 "train.early_stop_patience=3"]  # fmt: skip
+    whole = run_app("train", *overrides, "run.name=whole")
+    assert whole.returncode == 0, whole.stderr
+    lines = map(json.loads, (tmp_path / "runs/whole/metrics.jsonl").read_text().splitlines())
+    rates = [line["lr"] for line in lines if line["event"] == "train"]
+    assert rates == [0.001] * 6 + [0.0005] * 3 + [0.00025] * 3
+    assert summary(tmp_path / "runs/whole")["steps"] == 12
+    killed = ended(forked("train", *overrides, "run.name=killed", cwd=tmp_path, fault="in the step:11"), tmp_path)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert run_app("train", *overrides, "run.name=killed").returncode == 0
+    found, expected = (summary(tmp_path / "runs" / name) for name in ("killed", "whole"))
+    assert (found["steps"], found["digest"]) == (12, expected["digest"])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("sharding", ["table_wise", "row_wise"])
 def test_two_processes_learn_what_one_does(sharding: str, run_app: Command, log: Path, tmp_path: Path) -> None:
     overrides = [*TINY, f"data.path={log}", "train.max_steps=10"]

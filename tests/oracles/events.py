@@ -160,7 +160,7 @@ def sample_of(log: Log, user: list[Event], place: int, keys: dict[str, Any], ids
     keyed += [[ids[name][event.item] for event in history] for name in tables]
     keyed += [[values[name]] for name in tables]
     bits = [sum(met << bit for bit, met in enumerate(event.actions)) for event in history]
-    time = history[-1].time if history else candidate.time
+    time = history[-1].time if history and keys["candidate_time"] == "history" else candidate.time
     label = float(candidate.actions[actions.index(log.schema["label"])])
     return keyed, [event.time for event in history], bits, time, label
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from app.config import DataConfig
-from app.config.data import EventConfig, HistoryKind
+from app.config.data import CandidateTime, EventConfig, HistoryKind
 from app.data.events import EventLog, EventSplit
 from common.errors import UserError
 from data_prep.dataset.event_schema import ANCHOR_BIT, FLAG_BIT
@@ -159,6 +159,7 @@ def drawn_keys(rng: np.random.Generator) -> dict[str, Any]:
         "history_length": int(rng.integers(1, 12)),
         "scan_events": [4, 20_000][rng.integers(2)],
         "max_history": [None, 3][rng.integers(2)],
+        "candidate_time": ["history", "own"][rng.integers(2)],
     }
 
 
@@ -233,7 +234,8 @@ def compare_samples(
     windows = windows_of(log, users, keys)
     expected = [[sample_of(log, user, place, keys, ids) for user, place in window] for window in windows]
     for window in [number for number, samples in enumerate(expected) if number and samples][-3:]:
-        chosen = EventConfig(**keys | {"history": HistoryKind(keys["history"]), "eval_window": window})
+        kinds = {"history": HistoryKind(keys["history"]), "candidate_time": CandidateTime(keys["candidate_time"])}
+        chosen = EventConfig(**keys | kinds, eval_window=window)
         events_log = EventLog(root, load_manifest(root), DataConfig(events=chosen))
         assert events_log.split("train", 0, 1).rows == sum(map(len, expected[:window]))
         assert read_samples(events_log.split("val", 0, 1)) == expected[window]

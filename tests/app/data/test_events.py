@@ -224,3 +224,45 @@ def test_a_split_is_an_object_of_its_own_that_shares_the_log(root: Path) -> None
     assert train.log is val.log
     assert (train.windows.stop, val.windows) == (val.windows.start, range(val.windows.start, val.windows.stop))
     assert train.rows == train.log.anchors.counts[: train.windows.stop].sum()
+
+
+@pytest.mark.parametrize("history", list(HistoryKind))
+def test_no_sample_sees_its_own_label_or_a_later_event(root: Path, history: HistoryKind) -> None:
+    """Events after a sample in its user's order, and all of other users, get other items and actions; so does its own
+    action: what the model is given stays the same. One event before it changes it."""
+    log = reader(root, history=history).log
+    true, rng, size = log.events, np.random.default_rng(0), log.events.attributes.shape[1]
+    anchors = np.concatenate([log.anchors.window(window) for window in range(len(log.anchors.counts))])
+    other_items, other_actions = (true.items + 1) % size, true.flags ^ 0b111
+    for anchor in rng.choice(anchors, 40, replace=False):
+        places, first = np.arange(len(true.items)), true.offsets[log.anchors.users_of(np.array([anchor]))[0]]
+        is_before = (places >= first) & (places < anchor)
+        items = np.where(is_before | (places == anchor), true.items, other_items).astype(np.int32)
+        changed = true._replace(items=items, flags=np.where(is_before, true.flags, other_actions))
+        flags = np.where(places == anchor - 1, other_actions, true.flags)
+        given = []
+        for events in (true, changed, true._replace(flags=flags)):
+            log.events = events
+            given.append(samples([log.batch(np.array([anchor]), np.array([anchor]), 1)])[0][:-1])
+        log.events = true
+        assert given[1] == given[0]
+        assert given[2] != given[0]
+
+
+@pytest.mark.parametrize("order", list(AnchorOrder))
+@pytest.mark.parametrize("rest", list(WindowRest))
+@pytest.mark.parametrize("eval_window", [1, None])
+def test_training_goes_through_windows_in_time_and_ends_before_the_evaluated_one(
+    root: Path, monkeypatch: pytest.MonkeyPatch, order: AnchorOrder, rest: WindowRest, eval_window: int | None
+) -> None:
+    train = reader(root, order=order, rest=rest, eval_window=eval_window)
+    log, taken = train.log, []
+    monkeypatch.setattr(log, "batch", lambda positions, everyones, size: taken.append(positions))
+    for split in (train, log.split("val", 0, 1)):
+        taken.clear()
+        numbers = range(split.num_batches(7) if split is train else -(-split.rows // 7))
+        assert len(list(train.train_batches(7, 0, 0, 0) if split is train else split.eval_batches(7))) == len(numbers)
+        times = log.events.times[np.concatenate(taken)].astype(np.int64)
+        windows = (times - log.anchors.origin) // WINDOW_SECONDS
+        assert (np.diff(windows) >= 0).all()
+        assert windows.max() < log.eval_window if split is train else set(windows.tolist()) == {log.eval_window}
