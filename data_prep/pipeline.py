@@ -23,7 +23,7 @@ from common.files import FileDigest
 from common.jit import compile_notice
 from common.memory import keep_freed_memory
 from data_prep.config.checks import GENERATED, refuse_unused_keys, validate
-from data_prep.config.keys import DataConfig, dataset_path, may_use_processes, usable_cpus
+from data_prep.config.keys import DataConfig, dataset_path, may_use_processes, parse_size, usable_cpus
 from data_prep.config.presets import largest_id, num_embeddings, report_differences, resolve_rules
 from data_prep.dataset.format import SPLITS, Manifest, build_manifest
 from data_prep.dataset.misleading import MISLEADING, misleading_sentences
@@ -34,7 +34,7 @@ from data_prep.dataset.spelling import Form, to_text
 from data_prep.dataset.unseen import UNSEEN, unseen_values
 from data_prep.encoding.dense import DenseRange, join_ranges
 from data_prep.encoding.passes import Slice
-from data_prep.engine.executor import Executor, open_executor, start_fork_server
+from data_prep.engine.executor import Executor, open_executor, peak_memory, start_fork_server
 from data_prep.engine.job import ChunkRecord, Job
 from data_prep.engine.memory_budget import (
     check_disk,
@@ -166,9 +166,10 @@ def _make(data: DataConfig, root: Path, job: Job, parameters: dict[str, Any]) ->
     if data.source is DataSource.synthetic:
         extra["bayes"] = dataset_scores(job, result.records, result.rows)
         extra["synthetic"] = described(data.synthetic)
-    misleading = to_builtins(find_misleading(job, result.records, result.built, result.features))
+    budget = parse_size(data.memory_budget, "data.memory_budget")
+    misleading = to_builtins(find_misleading(job, result.records, result.built, result.features, budget))
     extra |= {
-        "peak_memory_bytes": result.peak_bytes,
+        "peak_memory_bytes": max(result.peak_bytes, peak_memory()),
         "workers": result.workers,
         "seconds": round(time.monotonic() - begin, 3),
         "stage_seconds": result.seconds,

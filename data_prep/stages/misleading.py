@@ -1,10 +1,11 @@
 """Look for what would mislead in a dataset's finished shards: leaks, shared rows, opposed rates, drift, jumps.
 
-All rows are looked at up to MAX_ROWS, beyond that blocks of rows by a hash of their number. Columns are read one at a
-time, so that memory does not grow with their number: some tens of bytes for each row looked at.
+All rows are looked at up to MAX_ROWS, or what half the memory budget holds, beyond that blocks of rows by a hash of
+their number. Columns are read one at a time, so that memory does not grow with their number.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from data_prep.io.arrays import open_array
 from data_prep.stages.split import BuiltShard
 
 MAX_ROWS = 2_000_000
+ROW_BYTES = 400  # of memory at most for a row looked at, where each has an id of its own
 FOLDS, PRIOR_ROWS = 2, 10.0  # of out-of-fold rates; rows at the base rate that smooth each
 MIN_LABELS = 50  # of each class, for an AUC that says anything
 AUC_LEVELS = 1 << 16  # of the roots of rates, so that low rates have finer ones; equal within a level
@@ -28,21 +30,23 @@ DEPENDENT = 0.4  # distinct pairs of two columns over those once shuffled, below
 
 
 class _Rows:
-    """The rows looked at of some shards, read column by column."""
+    """The rows looked at of some shards, read column by column; a shard's arrays are mapped while they are read."""
 
-    def __init__(self, job: Job, shards: Sequence[BuiltShard], ragged: Sequence[str], share: float) -> None:
+    def __init__(self, job: Job, shards: Sequence[BuiltShard], num_ragged: int, share: float) -> None:
         """share: of all rows, that are looked at."""
-        self._ragged, self._parts = list(ragged), []
-        for number, shard in enumerate(shards):
-            arrays = {target.rsplit(".", 2)[-2]: open_array(job.work / source) for source, target in shard.moves}
-            bags = unpack(arrays["values"], arrays["offsets"], len(self._ragged)) if self._ragged else ()
-            rows = sampled_rows(shard.shard.rows, share, number)
-            self._parts.append((arrays, bags, rows))
+        self._num_ragged = num_ragged
+        self._parts = [
+            (
+                {target.rsplit(".", 2)[-2]: job.work / source for source, target in shard.moves},
+                sampled_rows(shard.shard.rows, share, number),
+            )
+            for number, shard in enumerate(shards)
+        ]
         self.labels = self._joined("labels", 0) > 0
         self.count = len(self.labels)
 
     def _joined(self, kind: str, column: int) -> NDArray[Any]:
-        parts = [arrays[kind][:, column][rows] for arrays, _, rows in self._parts]
+        parts = [open_array(paths[kind])[:, column][rows] for paths, rows in self._parts]
         return np.concatenate(parts) if parts else np.zeros(0, np.int32)
 
     def dense(self, column: int) -> NDArray[Any]:
@@ -55,8 +59,11 @@ class _Rows:
         """A hash of each row's bag: of its ids in their order."""
         if not self._parts:
             return np.zeros(0, np.uint64)
-        bags = join([bags[column].take(rows) for _, bags, rows in self._parts])
-        return bag_hashes(bags)
+        return np.concatenate([self._bag_hashes(paths, column, rows) for paths, rows in self._parts])
+
+    def _bag_hashes(self, paths: Mapping[str, Path], column: int, rows: NDArray[np.int64]) -> NDArray[np.uint64]:
+        bags = unpack(open_array(paths["values"]), open_array(paths["offsets"]), self._num_ragged)
+        return bag_hashes(join([bags[column].take(rows)]))
 
 
 def bag_hashes(bags: Bags) -> NDArray[np.uint64]:
@@ -69,16 +76,19 @@ def bag_hashes(bags: Bags) -> NDArray[np.uint64]:
 
 
 def find_misleading(
-    job: Job, records: Sequence[ChunkRecord], built: Sequence[BuiltShard], features: Sequence[str]
+    job: Job, records: Sequence[ChunkRecord], built: Sequence[BuiltShard], features: Sequence[str], budget: int
 ) -> Misleading:
-    """The figures of a job's finished shards, still in its work's directory with the chunks' labels."""
+    """The figures of a job's finished shards, still in its work's directory with the chunks' labels.
+
+    budget: bytes of memory.
+    """
     ragged = [name for name in features if name in job.schema.ragged]
     if job.bags is not None:
         ragged = [name for name, size in zip(features, job.bags.sizes, strict=True) if size > 1]
     total = sum(shard.shard.rows for shard in built)
-    share = min(1.0, MAX_ROWS / total)
+    share = min(1.0, min(MAX_ROWS, budget // 2 // ROW_BYTES) / total)
     shards = [[shard for shard in built if (shard.split == "train") == of_train] for of_train in (True, False)]
-    train, held_out = (_Rows(job, each, ragged, share) for each in shards)
+    train, held_out = (_Rows(job, each, len(ragged), share) for each in shards)
 
     # Figures of each column, and the hashes of whole rows.
     comparison, columns = _Comparison(train, held_out), {}
