@@ -52,14 +52,23 @@ def main(config: BenchConfig) -> int:
     with process_group.joined(config, process_group.READING) as runtime:
         require_graphs(config.runtime, runtime.device.type)
         shape = shape_of(config, runtime.world_size)
-        log.info("bench: %s, %d process(es) on %s, %d threads each", shape, runtime.world_size, runtime.platform.value,
-                 runtime.num_threads)  # fmt: skip
+        log.info(
+            "bench: %s, %d process(es) on %s, %d threads each",
+            shape,
+            runtime.world_size,
+            runtime.platform.value,
+            runtime.num_threads,
+        )
         dtype = torch.bfloat16 if config.runtime.precision is Precision.bf16 else torch.float32
         ceilings = measure_ceilings(runtime.device, dtype, config.seconds, runtime.highest)
         if ceilings is None:
             raise UserError("runtime: too little free memory on the GPU to measure its limits; end what else uses it")
-        log.info("bench: ceilings here: %.1f GB/s, %.1f GFLOP/s in %s", ceilings.bytes_per_second / 1e9,
-                 ceilings.flops_per_second / 1e9, ceilings.dtype)  # fmt: skip
+        log.info(
+            "bench: ceilings here: %.1f GB/s, %.1f GFLOP/s in %s",
+            ceilings.bytes_per_second / 1e9,
+            ceilings.flops_per_second / 1e9,
+            ceilings.dtype,
+        )
         timed = []
         for case in _cases(config, shape, runtime, dtype):
             min_runs = config.inference.least_runs if case.is_latency else None
@@ -149,14 +158,17 @@ def _report(
     document = {
         **plain_object(provenance.describe_run()),
         "shape": vars(shape),
-        "model": {"interaction": config.model.interaction.value, "dense_arch": list(config.model.dense_arch),
-                  "over_arch": list(config.model.over_arch)},
+        "model": {
+            "interaction": config.model.interaction.value,
+            "dense_arch": list(config.model.dense_arch),
+            "over_arch": list(config.model.over_arch),
+        },
         "world_size": runtime.world_size,
         "platform": runtime.platform.value,
         "num_threads": runtime.num_threads,
         "ceilings": ceilings._asdict(),
         "results": results,
-    }  # fmt: skip
+    }
     print(results_table(results, ceilings))
     if config.out is not None:
         write_atomically(Path(config.out), (json.dumps(document, indent=1) + "\n").encode())

@@ -116,5 +116,8 @@ def _inputs(one_id_each: bool) -> dict[str, str]:
     dense = {"dense_features": "[B, N] float32, encoded as the dataset's"}
     if one_id_each:
         return {**dense, "ids": "[B, F] int64, one id a feature"}
-    return {**dense, "ids": "[L] int64, the bags of the first feature sample after sample, then the next's",
-            "lengths": "[F, B] int64, ids of each bag"}  # fmt: skip
+    return {
+        **dense,
+        "ids": "[L] int64, the bags of the first feature sample after sample, then the next's",
+        "lengths": "[F, B] int64, ids of each bag",
+    }

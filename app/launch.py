@@ -310,8 +310,11 @@ def _leave_if_stuck() -> None:
         for pid, (state, code) in children.items():
             if state == "Z" and time.monotonic() - ended_at.setdefault(pid, time.monotonic()) > STUCK_SECONDS:
                 status = code >> 8 or 128 + (code & 127)
-                print(f"error: torchrun hangs, as when other machines are unreachable, and a process here has ended "
-                      f"with {status}; {RESUMES}", file=sys.stderr)  # fmt: skip
+                print(
+                    f"error: torchrun hangs, as when other machines are unreachable, and a process here has ended "
+                    f"with {status}; {RESUMES}",
+                    file=sys.stderr,
+                )
                 for other in children:
                     os.kill(other, signal.SIGTERM)
                 os._exit(status)

@@ -197,8 +197,10 @@ def _table_sizes(config: PlanAppConfig) -> tuple[dict[str, int], EventSchema | N
     published = given if isinstance(given, str) else config.data.published_tables
     if given is not None and not isinstance(given, str):
         if not by_rows:
-            raise UserError("plan.num_embeddings: rows alone are no tables of events; leave it out and give the "
-                            "dataset's data.path, or plan.num_embeddings=mlperf_v4")  # fmt: skip
+            raise UserError(
+                "plan.num_embeddings: rows alone are no tables of events; leave it out and give the "
+                "dataset's data.path, or plan.num_embeddings=mlperf_v4"
+            )
         rows = dict(given) if isinstance(given, dict) else {f"cat_{i}": count for i, count in enumerate(given)}
         return rows, None, {}
     if given is None and (root / MANIFEST_NAME).is_file():

@@ -176,8 +176,10 @@ def _history(config: RecommendConfig, history: EventLog, candidates: NewRows) ->
     time = int(arrays.times[last].max()) if config.time is None else config.time
     end = stop if config.time is None else start + int(np.searchsorted(arrays.times[start:stop], time, "left"))
     if end - start < history.min_history:
-        raise UserError(f"user={user}: {end - start} events before time={time}, and samples of the run have at least "
-                        f"{history.min_history} (data.events.min_history); give a user with more")  # fmt: skip
+        raise UserError(
+            f"user={user}: {end - start} events before time={time}, and samples of the run have at least "
+            f"{history.min_history} (data.events.min_history); give a user with more"
+        )
     return index, end, time
 
 

@@ -251,12 +251,21 @@ def _report(directory: Path, report: dict[str, Any], changed: list[str], until: 
     if not report["compared_at"]:
         log.info("verify: the run has no checkpoints: losses, evaluations and digests of its record were compared")
     if report["losses"]:
-        log.info("verify: losses differ from step %d on, by %.3g relative at most",
-                 report["losses"]["first_step"], report["losses"]["largest"])  # fmt: skip
+        log.info(
+            "verify: losses differ from step %d on, by %.3g relative at most",
+            report["losses"]["first_step"],
+            report["losses"]["largest"],
+        )
     for name, difference in list(report["tensors"].items())[:1]:
-        log.info("verify: at step %d (of the checkpoints, %s) the first tensor that differs is %s, from element %s on, "
-                 "by %.3g at most", report["tensors_at_step"], ", ".join(map(str, report["compared_at"])), name,
-                 list(difference["first_element"]), difference["largest"])  # fmt: skip
+        log.info(
+            "verify: at step %d (of the checkpoints, %s) the first tensor that differs is %s, from element %s on, "
+            "by %.3g at most",
+            report["tensors_at_step"],
+            ", ".join(map(str, report["compared_at"])),
+            name,
+            list(difference["first_element"]),
+            difference["largest"],
+        )
     for figure in report["figures"][:MOST_LINES]:
         log.info(
             "verify: %s: %s is recorded as %s, replayed as %s",

@@ -124,8 +124,10 @@ def main() -> None:
     print("| checkpoint | GiB | stall s | delay s | written after s |")
     print("|---|---|---|---|---|")
     for kind, seconds in result["seconds"].items():
-        print(f"| {kind} | {result['bytes'] / 2**30:.2f} | {seconds['stall']:.3f} | {seconds['delay']:.3f} "
-              f"| {seconds['write']:.3f} |")  # fmt: skip
+        print(
+            f"| {kind} | {result['bytes'] / 2**30:.2f} | {seconds['stall']:.3f} | {seconds['delay']:.3f} "
+            f"| {seconds['write']:.3f} |"
+        )
     write_result(arguments, result)
 
 

@@ -44,9 +44,15 @@ def write_log(directory: Path, num_events: int, order: str) -> list[str]:
     times = rng.integers(0, 26_000_000 // 5, num_events, np.uint32) * 5
     by = np.argsort(times, kind="stable") if order == "time" else np.lexsort((times, user))
     schema = pa.schema(
-        {"uid": pa.uint32(), "timestamp": pa.uint32(), "item_id": pa.uint32(), "is_organic": pa.uint8(),
-         "played_ratio_pct": pa.uint16(), "event_type": pa.string()}
-    )  # fmt: skip
+        {
+            "uid": pa.uint32(),
+            "timestamp": pa.uint32(),
+            "item_id": pa.uint32(),
+            "is_organic": pa.uint8(),
+            "played_ratio_pct": pa.uint16(),
+            "event_type": pa.string(),
+        }
+    )
     kinds = np.array(["listen", "like", "dislike", "unlike", "undislike"])
     with pq.ParquetWriter(directory / "multi_event.parquet", schema) as writer:
         for start in range(0, num_events, GROUP):
@@ -76,10 +82,13 @@ def prepare(directory: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     manifest = load_manifest(directory / "out")
     size = sum(path.stat().st_size for path in (directory / "out/events").iterdir())
     return {
-        "seconds": seconds, "events": manifest.rows, "events_per_second": arguments.events / seconds,
-        "peak_memory_mib": manifest.extra["peak_memory_bytes"] / 2**20, "bytes_per_event": size / manifest.rows,
+        "seconds": seconds,
+        "events": manifest.rows,
+        "events_per_second": arguments.events / seconds,
+        "peak_memory_mib": manifest.extra["peak_memory_bytes"] / 2**20,
+        "bytes_per_event": size / manifest.rows,
         "stage_seconds": manifest.extra["stage_seconds"],
-    }  # fmt: skip
+    }
 
 
 def read(root: Path, history: int, order: AnchorOrder, rounds: int) -> dict[str, Any]:
@@ -94,8 +103,12 @@ def read(root: Path, history: int, order: AnchorOrder, rounds: int) -> dict[str,
         lengths = [batch.sequences.history_lengths for batch in batches if batch.sequences is not None]
         rates.append(BATCH * len(lengths) / (time.perf_counter() - began))
         mean = float(np.mean(lengths))
-    return {"history": history, "order": order.value, "mean_length": mean,
-            "samples_per_second": float(np.median(rates[1:]))}  # fmt: skip
+    return {
+        "history": history,
+        "order": order.value,
+        "mean_length": mean,
+        "samples_per_second": float(np.median(rates[1:])),
+    }
 
 
 def main() -> None:

@@ -56,8 +56,10 @@ class FirstRun:
         self._until = time.monotonic() + seconds  # of the stage, while one runs
         self._work.mkdir(parents=True, exist_ok=True)
         self._log = open(out / "log.txt", "a")  # noqa: SIM115 -- as long as the process
-        self._environment = {**os.environ, "PYTHONPATH": os.pathsep.join(
-            filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))}  # fmt: skip
+        self._environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")])),
+        }
         if pretend:  # beside other tests: threads that wait for each other take ten times as long
             self._environment["OMP_NUM_THREADS"] = "1"
         self._quickstart_settings = [*QUICKSTART, *(SHORT if pretend else [])]
@@ -101,9 +103,13 @@ class FirstRun:
         self._log.flush()
         on_device = ["-m", "tests.pretend_cuda"] if self._pretend else []
         return subprocess.Popen(
-            [sys.executable, *on_device, "-m", module, *arguments], cwd=self._work, env=self._environment, text=True,
-            stdout=subprocess.PIPE, stderr=self._log,
-        )  # fmt: skip
+            [sys.executable, *on_device, "-m", module, *arguments],
+            cwd=self._work,
+            env=self._environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+        )
 
     def _python(self, module: str, *arguments: str, statuses: tuple[int, ...] = (0,)) -> str:
         """What `python -m module arguments` prints; within the time that is left to the stage."""
@@ -134,11 +140,17 @@ class FirstRun:
         killed.communicate()
         self._python("app.train", "run.name=killed", *self._quickstart_settings)
         verdict = json.loads(self._python("app.verify", "run=runs/killed", statuses=(0, 1)))["verdict"]
-        whole, resumed = (json.loads((self._work / f"runs/{name}/summary.json").read_text())
-                          for name in ("whole", "killed"))  # fmt: skip
-        figures = {"auc": whole["eval"]["auc"], "memory": whole["memory"], "power": whole["power"],
-                   "throughput": whole["throughput"], "replayed": verdict,
-                   "same_digests": whole["digest"] == resumed["digest"]}  # fmt: skip
+        whole, resumed = (
+            json.loads((self._work / f"runs/{name}/summary.json").read_text()) for name in ("whole", "killed")
+        )
+        figures = {
+            "auc": whole["eval"]["auc"],
+            "memory": whole["memory"],
+            "power": whole["power"],
+            "throughput": whole["throughput"],
+            "replayed": verdict,
+            "same_digests": whole["digest"] == resumed["digest"],
+        }
         if verdict != "identical" or not figures["same_digests"]:
             raise StageError(json.dumps(figures))
         return figures
@@ -148,17 +160,27 @@ class FirstRun:
         operators = "step,embedding_bag/tbe,interaction/dot,interaction/dcn,mlp,optimizer_step"
         if self._pretend:
             operators = "step,optimizer_step"
-        return {f"{size} {precision}": self._bench(size, precision, operators if precision == "fp32" else "step")
-                for size in self._sizes for precision in ("fp32", "tf32", "bf16")}  # fmt: skip
+        return {
+            f"{size} {precision}": self._bench(size, precision, operators if precision == "fp32" else "step")
+            for size in self._sizes
+            for precision in ("fp32", "tf32", "bf16")
+        }
 
     def _graphs(self) -> dict[str, Any]:
         """The quickstart with CUDA graphs, whose digests must be those without, and whole steps."""
         self._python("app.train", "run.name=graphs", *self._quickstart_settings, "runtime.compile=step")
-        whole, graphs = (json.loads((self._work / f"runs/{name}/summary.json").read_text())
-                         for name in ("whole", "graphs"))  # fmt: skip
-        figures = {"same_digests": whole["digest"] == graphs["digest"], "throughput": graphs["throughput"],
-                   **{f"{size} {precision}": self._bench(size, precision, "step", "runtime.compile=step")
-                      for size in self._sizes for precision in ("fp32", "bf16")}}  # fmt: skip
+        whole, graphs = (
+            json.loads((self._work / f"runs/{name}/summary.json").read_text()) for name in ("whole", "graphs")
+        )
+        figures = {
+            "same_digests": whole["digest"] == graphs["digest"],
+            "throughput": graphs["throughput"],
+            **{
+                f"{size} {precision}": self._bench(size, precision, "step", "runtime.compile=step")
+                for size in self._sizes
+                for precision in ("fp32", "bf16")
+            },
+        }
         if not figures["same_digests"]:
             raise StageError(json.dumps(figures))
         return figures
@@ -173,22 +195,46 @@ class FirstRun:
         if self._pretend:
             options = ["seconds=0.02", "shape.most_rows=50", "model.embedding_dim=16"]
         out = self._work / "bench.json"
-        self._python("app.bench", f"operators=[{operators}]", f"shape.batch_size={size}", *options,
-                     f"model.dense_arch=[512,256,{128 if not self._pretend else 16}]",
-                     f"runtime.precision={precision}", *overrides, f"out={out}")  # fmt: skip
+        self._python(
+            "app.bench",
+            f"operators=[{operators}]",
+            f"shape.batch_size={size}",
+            *options,
+            f"model.dense_arch=[512,256,{128 if not self._pretend else 16}]",
+            f"runtime.precision={precision}",
+            *overrides,
+            f"out={out}",
+        )
         measured = json.loads(out.read_text())
         return {
             "ceilings": measured["ceilings"],
-            **{result["name"]: {key: result[key] for key in ("median_ms", "p10_ms", "p90_ms",
-               "samples_per_second", "share_of_bandwidth", "share_of_matrix_rate")}
-               for result in measured["results"]},
-        }  # fmt: skip
+            **{
+                result["name"]: {
+                    key: result[key]
+                    for key in (
+                        "median_ms",
+                        "p10_ms",
+                        "p90_ms",
+                        "samples_per_second",
+                        "share_of_bandwidth",
+                        "share_of_matrix_rate",
+                    )
+                }
+                for result in measured["results"]
+            },
+        }
 
     def _trace(self) -> dict[str, Any]:
         """Kernels of a step, and calls in which the host waits for the device; none but those of the log are meant."""
-        self._python("app.train", "run.name=traced", "train.max_steps=40", "train.log_every_steps=100",
-                     f"runtime.profile_steps=[{FIRST_TRACED},{LAST_TRACED}]", "record.tensorboard=false",
-                     "baselines=false")  # fmt: skip
+        self._python(
+            "app.train",
+            "run.name=traced",
+            "train.max_steps=40",
+            "train.log_every_steps=100",
+            f"runtime.profile_steps=[{FIRST_TRACED},{LAST_TRACED}]",
+            "record.tensorboard=false",
+            "baselines=false",
+        )
         (path,) = (self._work / "runs/traced").rglob("*.trace.json.gz")
         shutil.copy(path, self._out / "trace.json.gz")
         events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
@@ -200,8 +246,11 @@ class FirstRun:
                 waits[event["name"]] += 1
         steps = LAST_TRACED - FIRST_TRACED + 1
         count = sum(event.get("cat") == "kernel" for event in events)
-        return {"kernels_per_step": count / steps, "waits_in_all_steps": waits,
-                "microseconds_per_step": {name: total / steps for name, total in kernels.most_common(25)}}  # fmt: skip
+        return {
+            "kernels_per_step": count / steps,
+            "waits_in_all_steps": waits,
+            "microseconds_per_step": {name: total / steps for name, total in kernels.most_common(25)},
+        }
 
     def _peers(self) -> dict[str, Any]:
         sizes = (

@@ -128,11 +128,15 @@ def _batch(shape: Shape, batch: int, seed: int) -> dict[str, Any]:
     times = np.concatenate([np.sort(rng.integers(10**6, 2 * 10**6, length)) for length in lengths])
     last = times[lengths.cumsum() - 1]
     return {
-        "lengths": torch.from_numpy(lengths), "labels": torch.from_numpy(rng.integers(0, 2, batch)),
-        "context": [ids(batch) for _ in CONTEXT], "history": [ids(total) for _ in HISTORY],
-        "candidate": [ids(batch) for _ in CANDIDATE], "times": torch.from_numpy(times),
-        "actions": torch.from_numpy(rng.integers(1, 8, total)), "query": torch.from_numpy(last),
-    }  # fmt: skip
+        "lengths": torch.from_numpy(lengths),
+        "labels": torch.from_numpy(rng.integers(0, 2, batch)),
+        "context": [ids(batch) for _ in CONTEXT],
+        "history": [ids(total) for _ in HISTORY],
+        "candidate": [ids(batch) for _ in CANDIDATE],
+        "times": torch.from_numpy(times),
+        "actions": torch.from_numpy(rng.integers(1, 8, total)),
+        "query": torch.from_numpy(last),
+    }
 
 
 def _sharded(tables: EmbeddingCollection) -> nn.Module:
@@ -140,11 +144,16 @@ def _sharded(tables: EmbeddingCollection) -> nn.Module:
     on_this = {
         table.name: table_wise(rank=0, device="cpu", compute_kernel="fused") for table in tables.embedding_configs()
     }
-    sharder = EmbeddingCollectionSharder({"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 1e-3,
-                                          "eps": 1e-8})  # fmt: skip
+    sharder = EmbeddingCollectionSharder(
+        {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 1e-3, "eps": 1e-8}
+    )
     plan = construct_module_sharding_plan(tables, on_this, sharder, local_size=1, world_size=1, device_type="cpu")
-    sharded = DistributedModelParallel(nn.ModuleDict({"tables": tables}), device=torch.device("cpu"),
-                                       plan=ShardingPlan({"tables": plan}), sharders=[sharder])  # fmt: skip
+    sharded = DistributedModelParallel(
+        nn.ModuleDict({"tables": tables}),
+        device=torch.device("cpu"),
+        plan=ShardingPlan({"tables": plan}),
+        sharders=[sharder],
+    )
     found: nn.Module = sharded.module["tables"]
     return found
 
@@ -168,15 +177,25 @@ def _ours(shape: Shape) -> Callable[[Any], float]:
     keys: dict[str, tuple[str, ...]] = {name: (name,) for name in CONTEXT}
     keys |= {name: (name, candidate) for name, candidate in zip(HISTORY, CANDIDATE, strict=True)}
     arch = EventArch(
-        [TableSpec(name, both, ROWS, shape.dim, TableInitRange(), Storage.fp32, mean=False, by_id=True)
-         for name, both in keys.items()]
-    )  # fmt: skip
+        [
+            TableSpec(name, both, ROWS, shape.dim, TableInitRange(), Storage.fp32, mean=False, by_id=True)
+            for name, both in keys.items()
+        ]
+    )
     assert isinstance(arch.rows, EmbeddingCollection)
     configs = [replace(table, init_fn=None) for table in arch.rows.embedding_configs()]
     arch.rows = _sharded(EmbeddingCollection(tables=configs, device=torch.device("meta")))
     width = shape.dim // shape.heads
-    config = HSTUConfig(dim=shape.dim, num_layers=shape.layers, num_heads=shape.heads, attention_dim=width,
-                        hidden_dim=width, preprocessor_dim=256, item_dim=512, attention=Attention.bucketed)  # fmt: skip
+    config = HSTUConfig(
+        dim=shape.dim,
+        num_layers=shape.layers,
+        num_heads=shape.heads,
+        attention_dim=width,
+        hidden_dim=width,
+        preprocessor_dim=256,
+        item_dim=512,
+        attention=Attention.bucketed,
+    )
     model = HSTU(config, arch, shape.dim, EventKeys(tuple(CONTEXT), tuple(HISTORY), tuple(CANDIDATE), NUM_ACTIONS))
     dense = [value for name, value in model.named_parameters() if not name.startswith("sparse_arch")]
 
@@ -184,11 +203,20 @@ def _ours(shape: Shape) -> Callable[[Any], float]:
         count = len(batch["labels"])
         ones = torch.ones(count, dtype=torch.int64)
         lengths = [ones] * len(CONTEXT) + [batch["lengths"]] * len(HISTORY) + [ones] * len(CANDIDATE)
-        ids = KeyedJaggedTensor(keys=[*CONTEXT, *HISTORY, *CANDIDATE], lengths=torch.cat(lengths),
-                                values=torch.cat(batch["context"] + batch["history"] + batch["candidate"]))  # fmt: skip
+        ids = KeyedJaggedTensor(
+            keys=[*CONTEXT, *HISTORY, *CANDIDATE],
+            lengths=torch.cat(lengths),
+            values=torch.cat(batch["context"] + batch["history"] + batch["candidate"]),
+        )
         divisor = float(len(CONTEXT) + int(batch["lengths"].max()) + 1)
-        sequences = Sequences(batch["times"], batch["actions"].to(torch.uint8), batch["query"],
-                              batch["lengths"].tolist(), [1] * count, divisor)  # fmt: skip
+        sequences = Sequences(
+            batch["times"],
+            batch["actions"].to(torch.uint8),
+            batch["query"],
+            batch["lengths"].tolist(),
+            [1] * count,
+            divisor,
+        )
         logits = model(sequences, ids).squeeze(1)
         return 0.2 * nn.functional.binary_cross_entropy_with_logits(logits, batch["labels"].float())
 
@@ -204,27 +232,45 @@ def _reference(directory: Path, shape: Shape) -> Callable[[Any], float]:
 
     width = shape.dim // shape.heads
     configs = DlrmHSTUConfig(
-        max_seq_len=shape.history + len(CONTEXT) + 1, max_num_candidates=1, hstu_num_heads=shape.heads,
-        hstu_attn_linear_dim=width, hstu_attn_qk_dim=width, hstu_attn_num_layers=shape.layers,
-        hstu_embedding_table_dim=shape.dim, hstu_preprocessor_hidden_dim=256,
-        hstu_transducer_embedding_dim=shape.dim, hstu_input_dropout_ratio=0.0, hstu_linear_dropout_rate=0.0,
+        max_seq_len=shape.history + len(CONTEXT) + 1,
+        max_num_candidates=1,
+        hstu_num_heads=shape.heads,
+        hstu_attn_linear_dim=width,
+        hstu_attn_qk_dim=width,
+        hstu_attn_num_layers=shape.layers,
+        hstu_embedding_table_dim=shape.dim,
+        hstu_preprocessor_hidden_dim=256,
+        hstu_transducer_embedding_dim=shape.dim,
+        hstu_input_dropout_ratio=0.0,
+        hstu_linear_dropout_rate=0.0,
         contextual_feature_to_max_length=dict.fromkeys(CONTEXT, 1),
         contextual_feature_to_min_uih_length=dict.fromkeys(CONTEXT, 0),
-        candidates_weight_feature_name="candidate_action", candidates_watchtime_feature_name="candidate_watch",
-        candidates_querytime_feature_name="candidate_time", causal_multitask_weights=0.2,
+        candidates_weight_feature_name="candidate_action",
+        candidates_watchtime_feature_name="candidate_watch",
+        candidates_querytime_feature_name="candidate_time",
+        causal_multitask_weights=0.2,
         multitask_configs=[TaskConfig(TASK, 1, MultitaskTaskType.BINARY_CLASSIFICATION)],
-        user_embedding_feature_names=[*HISTORY, *CONTEXT], item_embedding_feature_names=CANDIDATE,
-        uih_post_id_feature_name="item", uih_action_time_feature_name="time", uih_weight_feature_name="action",
+        user_embedding_feature_names=[*HISTORY, *CONTEXT],
+        item_embedding_feature_names=CANDIDATE,
+        uih_post_id_feature_name="item",
+        uih_action_time_feature_name="time",
+        uih_weight_feature_name="action",
         hstu_uih_feature_names=[*CONTEXT, *HISTORY, "action", "time", "watch"],
         hstu_candidate_feature_names=[*CANDIDATE, "candidate_time", "candidate_action", "candidate_watch"],
-        merge_uih_candidate_feature_mapping=[*zip(HISTORY, CANDIDATE, strict=True), ("time", "candidate_time"),
-                                             ("action", "candidate_action"), ("watch", "candidate_watch")],
+        merge_uih_candidate_feature_mapping=[
+            *zip(HISTORY, CANDIDATE, strict=True),
+            ("time", "candidate_time"),
+            ("action", "candidate_action"),
+            ("watch", "candidate_watch"),
+        ],
         action_weights=[1, 2, 4],
-    )  # fmt: skip
+    )
     keys = {name: [name, candidate] for name, candidate in zip(HISTORY, CANDIDATE, strict=True)}
     keys |= {name: [name] for name in CONTEXT}
-    tables = {name: EmbeddingConfig(name=name, num_embeddings=ROWS, embedding_dim=shape.dim, feature_names=both)
-              for name, both in keys.items()}  # fmt: skip
+    tables = {
+        name: EmbeddingConfig(name=name, num_embeddings=ROWS, embedding_dim=shape.dim, feature_names=both)
+        for name, both in keys.items()
+    }
     model = DlrmHSTU(hstu_configs=configs, embedding_tables=tables, is_inference=False, bf16_training=False)
     collection = EmbeddingCollection(tables=list(tables.values()), device=torch.device("meta"))
     model._embedding_collection = _sharded(collection)
@@ -237,11 +283,15 @@ def _reference(directory: Path, shape: Shape) -> Callable[[Any], float]:
         values = (
             batch["context"] + batch["history"] + [batch["actions"], batch["times"], torch.zeros_like(batch["times"])]
         )
-        history = KeyedJaggedTensor(keys=[*CONTEXT, *HISTORY, "action", "time", "watch"], lengths=torch.cat(lengths),
-                                    values=torch.cat(values))  # fmt: skip
+        history = KeyedJaggedTensor(
+            keys=[*CONTEXT, *HISTORY, "action", "time", "watch"], lengths=torch.cat(lengths), values=torch.cat(values)
+        )
         values = batch["candidate"] + [batch["query"], batch["labels"], torch.zeros_like(batch["labels"])]
-        candidates = KeyedJaggedTensor(keys=[*CANDIDATE, "candidate_time", "candidate_action", "candidate_watch"],
-                                       lengths=torch.cat([ones] * 6), values=torch.cat(values))  # fmt: skip
+        candidates = KeyedJaggedTensor(
+            keys=[*CANDIDATE, "candidate_time", "candidate_action", "candidate_watch"],
+            lengths=torch.cat([ones] * 6),
+            values=torch.cat(values),
+        )
         losses = model(history, candidates)[2]
         return torch.stack(list(losses.values())).sum()
 

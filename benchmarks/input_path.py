@@ -83,11 +83,19 @@ def write_rows(root: Path, rows: int) -> None:
         shards.append(write_shard(root, "train", f"{number:05d}", arrays))
     features = [f"cat_{i}" for i in range(NUM_SPARSE)]
     dense, total = [f"int_{i}" for i in range(NUM_DENSE)], rows // SHARDS * SHARDS
-    save_manifest(root, Manifest(
-        schema={"label": "label", "dense": dense, "sparse": features}, encoding={"name": "random"},
-        num_embeddings=dict.fromkeys(features, NUM_EMBEDDINGS), splits={"train": Split(total, 0.5, shards)},
-        sources=[], rows=total, label_rate=0.5, tool_version="benchmark",
-    ))  # fmt: skip
+    save_manifest(
+        root,
+        Manifest(
+            schema={"label": "label", "dense": dense, "sparse": features},
+            encoding={"name": "random"},
+            num_embeddings=dict.fromkeys(features, NUM_EMBEDDINGS),
+            splits={"train": Split(total, 0.5, shards)},
+            sources=[],
+            rows=total,
+            label_rate=0.5,
+            tool_version="benchmark",
+        ),
+    )
 
 
 def read_all(directory: str, arguments: argparse.Namespace, lanes: int, world_size: int) -> float:
@@ -118,10 +126,12 @@ def expand(batch_size: int, max_rows: int) -> float:
     """CPU nanoseconds a row of batches of MLPerf's bags, whose ids are uniform."""
     rng = np.random.default_rng(0)
     counts = [min(count, max_rows) for count in MLPERF_ROWS]
-    tables = MultiHotTables([
-        None if size == 1 else rng.integers(0, count, (count, size), dtype=np.int32)
-        for count, size in zip(counts, MLPERF_SIZES, strict=True)
-    ])  # fmt: skip
+    tables = MultiHotTables(
+        [
+            None if size == 1 else rng.integers(0, count, (count, size), dtype=np.int32)
+            for count, size in zip(counts, MLPERF_SIZES, strict=True)
+        ]
+    )
     builder = BatchBuilder([f"cat_{i}" for i in range(NUM_SPARSE)], batch_size, [], tables)
     times: list[float] = []
     for _ in range(10):

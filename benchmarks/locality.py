@@ -71,11 +71,13 @@ def measure(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
         found, seconds = timed(lambda ids=ids: profile_of(ids, rows))
         one, ten = (int(np.searchsorted(BIN_STARTS[1:], profile.distinct * share)) for share in (0.01, 0.1))
         results.setdefault(name, {}).update(
-            distances_per_s=round(count / seconds), distinct=found.distinct,
+            distances_per_s=round(count / seconds),
+            distinct=found.distinct,
             ks=distance_between([profile], [found]).high,
-            lru_1_percent=float(found.hit_rates()[one]), lru_10_percent=float(found.hit_rates()[ten]),
+            lru_1_percent=float(found.hit_rates()[one]),
+            lru_10_percent=float(found.hit_rates()[ten]),
             sets_of_32=hits_in_sets(ids, np.full((cached // WAYS, WAYS), -1, np.int64)) / count,
-        )  # fmt: skip
+        )
     table = torch.rand(rows, arguments.dim)
     times: dict[str, list[float]] = {name: [] for name in traces}
     for _ in range(arguments.runs):

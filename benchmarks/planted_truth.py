@@ -34,9 +34,17 @@ from data_prep.dataset.format import load_manifest, open_shard
 REPOSITORY = Path(__file__).resolve().parents[1]
 BATCH = 1024
 DENSE_SCALE = 8  # logarithms of the large integers, to the size of the other features: the solver needs it
-SHARED = ["model.dense_arch=[64,16]", "model.over_arch=[64,1]", "optimizer=adagrad", "optimizer.lr=0.02",
-          "optimizer.sparse_lr=0.04", "schedule=cosine", f"train.global_batch_size={BATCH}",
-          "eval.split=test", "baselines=false"]  # fmt: skip
+SHARED = [
+    "model.dense_arch=[64,16]",
+    "model.over_arch=[64,1]",
+    "optimizer=adagrad",
+    "optimizer.lr=0.02",
+    "optimizer.sparse_lr=0.04",
+    "schedule=cosine",
+    f"train.global_batch_size={BATCH}",
+    "eval.split=test",
+    "baselines=false",
+]
 OF_MODEL = {
     "cat": ["model.interaction=cat"],
     "dot": ["model.interaction=dot"],
@@ -75,11 +83,18 @@ def measure(arguments: argparse.Namespace, work: Path) -> list[dict[str, Any]]:
                 auc, logloss = logistic_regression(root)
             else:
                 auc, logloss = train(root, work / f"{model}-{rows}", OF_MODEL[model], arguments.app)
-            results.append({
-                "model": model, "train_rows": manifest.splits["train"].rows, "auc": auc, "logloss": logloss,
-                "bayes_auc": truth["sampled_auc"], "bayes_logloss": truth["sampled_logloss"],
-                "gap": truth["sampled_auc"] - auc, "seconds": round(time.perf_counter() - begin, 1),
-            })  # fmt: skip
+            results.append(
+                {
+                    "model": model,
+                    "train_rows": manifest.splits["train"].rows,
+                    "auc": auc,
+                    "logloss": logloss,
+                    "bayes_auc": truth["sampled_auc"],
+                    "bayes_logloss": truth["sampled_logloss"],
+                    "gap": truth["sampled_auc"] - auc,
+                    "seconds": round(time.perf_counter() - begin, 1),
+                }
+            )
             print(results[-1], file=sys.stderr, flush=True)
     return results
 
@@ -97,9 +112,17 @@ def train(root: Path, directory: Path, overrides: list[str], more: list[str]) ->
     """Test AUC and logloss of a model of ours after one epoch."""
     steps = load_manifest(root).splits["train"].rows // BATCH
     schedule = f"schedule.decay_steps={steps}"
-    run("app.train", f"data.path={root}", f"run.dir={directory}", "checkpoint.resume=never",
-        "checkpoint.overwrite=true", *SHARED, schedule,
-        *overrides, *more)  # fmt: skip
+    run(
+        "app.train",
+        f"data.path={root}",
+        f"run.dir={directory}",
+        "checkpoint.resume=never",
+        "checkpoint.overwrite=true",
+        *SHARED,
+        schedule,
+        *overrides,
+        *more,
+    )
     found = json.loads((directory / "summary.json").read_text())["eval"]
     return found["auc"], found["logloss"]
 

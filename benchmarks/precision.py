@@ -93,9 +93,20 @@ def figures_of(directory: Path, name: str, seed: int, arguments: argparse.Namesp
         size = sum(t["num_embeddings"] * (t["embedding_dim"] * bits / 8 + 4) for t in base)  # scale and bias: 4 bytes
         return {"auc": result["auc"], "ne": result["ne"], "table_mib": size / 2**20}
     steps = [f"train.max_steps={arguments.steps}"] if arguments.steps else []
-    call(["app.train", f"run.name={name}_{seed}", f"train.seed={seed}", f"data.synthetic.rows={arguments.rows}",
-          "eval.split=test", "train.eval_every_steps=null", "baselines=false", *steps, *setting.train],
-         directory)  # fmt: skip
+    call(
+        [
+            "app.train",
+            f"run.name={name}_{seed}",
+            f"train.seed={seed}",
+            f"data.synthetic.rows={arguments.rows}",
+            "eval.split=test",
+            "train.eval_every_steps=null",
+            "baselines=false",
+            *steps,
+            *setting.train,
+        ],
+        directory,
+    )
     run = directory / f"runs/{name}_{seed}"
     summary = json.loads((run / "summary.json").read_bytes())
     tables = json.loads((run / "manifest.json").read_bytes())["tables"].values()
@@ -140,8 +151,10 @@ def print_table(found: dict[str, list[dict[str, float]]], missing: dict[str, str
         paired = interval([run["auc"] - base["auc"] for run, base in zip(runs, found[BASE], strict=True)])
         rates = [run["samples_per_second"] for run in runs if "samples_per_second" in run]
         rate = f"{statistics.median(rates):,.0f}" if rates else ""
-        print(f"| {name} | {auc[0]:.5f} ± {auc[1]:.5f} | {paired[0]:+.5f} ± {paired[1]:.5f} | "
-              f"{ne[0]:.5f} ± {ne[1]:.5f} | {rate} | {runs[0]['table_mib']:,.1f} |")  # fmt: skip
+        print(
+            f"| {name} | {auc[0]:.5f} ± {auc[1]:.5f} | {paired[0]:+.5f} ± {paired[1]:.5f} | "
+            f"{ne[0]:.5f} ± {ne[1]:.5f} | {rate} | {runs[0]['table_mib']:,.1f} |"
+        )
 
 
 if __name__ == "__main__":

@@ -58,8 +58,34 @@ from common.compose import compose_config
 from data_prep.dataset.format import Manifest, Shard, ShardArrays, Split, write_shard
 
 # Rows of the tables of Criteo Kaggle without a frequency threshold.
-KAGGLE_TABLES = [1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992,
-                 5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572]  # fmt: skip
+KAGGLE_TABLES = [
+    1460,
+    583,
+    10131227,
+    2202608,
+    305,
+    24,
+    12517,
+    633,
+    3,
+    93145,
+    5683,
+    8351593,
+    3194,
+    27,
+    14992,
+    5461306,
+    10,
+    5652,
+    2173,
+    4,
+    7046547,
+    18,
+    15,
+    286181,
+    105,
+    142572,
+]
 WINDOW_ROWS = 4 * 8192  # read ahead at a time; a round is whole windows, so that it pays for what it reads
 ROWS = 18 * WINDOW_ROWS
 SHARD_ROWS = 3 * WINDOW_ROWS

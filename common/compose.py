@@ -27,13 +27,30 @@ from common.help import groups_of
 from common.keys import check_keys, group_of, keys_of
 
 # Keys by the names that other programs have for them.
-ELSEWHERE = {"learning_rate": "optimizer.lr", "lr": "optimizer.lr", "steps": "train.max_steps",
-             "num_steps": "train.max_steps", "batch_size": "train.global_batch_size", "num_epochs": "train.epochs",
-             "max_epochs": "train.epochs", "num_workers": "data.workers", "threads": "runtime.num_threads",
-             "output_dir": "run.dir", "embedding_size": "model.embedding_dim"}  # fmt: skip
+ELSEWHERE = {
+    "learning_rate": "optimizer.lr",
+    "lr": "optimizer.lr",
+    "steps": "train.max_steps",
+    "num_steps": "train.max_steps",
+    "batch_size": "train.global_batch_size",
+    "num_epochs": "train.epochs",
+    "max_epochs": "train.epochs",
+    "num_workers": "data.workers",
+    "threads": "runtime.num_threads",
+    "output_dir": "run.dir",
+    "embedding_size": "model.embedding_dim",
+}
 # What Hydra and OmegaConf raise of an override that does not fit.
-REFUSED = (HydraException, OmegaConfBaseException, ValueError, TypeError, AttributeError, LookupError, AssertionError,
-           RecursionError)  # fmt: skip
+REFUSED = (
+    HydraException,
+    OmegaConfBaseException,
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    AssertionError,
+    RecursionError,
+)
 
 SCHEMA = "schema"  # what Hydra finds the dataclass under, in the defaults lists of conf/
 FILE_OPTION = "config="
@@ -362,8 +379,16 @@ def _suggestion(schema: type, config_dir: Path, overrides: Sequence[str]) -> str
     return ""
 
 
-_NOISE = ("full_key:", "object_type=", "reference_type=", "Set the env", "To append to your config", "Config search",
-          "provider=", "See https://")  # fmt: skip
+_NOISE = (
+    "full_key:",
+    "object_type=",
+    "reference_type=",
+    "Set the env",
+    "To append to your config",
+    "Config search",
+    "provider=",
+    "See https://",
+)
 
 
 def _one_line(error: Exception) -> str:

@@ -217,8 +217,10 @@ def _fit_ids(job: EventJob, records: list[SortRecord], runs: tuple[str, ...]) ->
     else:
         keys = None
         sizes = {USER: "largest_user", ITEM: "largest_item"}
-        rows = {name: schema.rows.get(name, max(getattr(record, key) for record in records) + 1)
-                for name, key in sizes.items()}  # fmt: skip
+        rows = {
+            name: schema.rows.get(name, max(getattr(record, key) for record in records) + 1)
+            for name, key in sizes.items()
+        }
     job.known = []
     for name in schema.attributes:
         ids, known, size = _attribute(job, name, keys, rows[ITEM])
@@ -241,9 +243,11 @@ def _attribute(
     known = np.zeros(num_items, np.bool_)
     for chunk in plan_event_chunks(job.sources[job.tables[name]], job.chunk_bytes):
         for (keys, block_values), _ in parsed_blocks(
-            chunk, columns, schema.delimiter,
+            chunk,
+            columns,
+            schema.delimiter,
             lambda read, where: tuple(keys_of(read[each], where, each, schema.renumber) for each in columns),
-        ):  # fmt: skip
+        ):
             ids, there = keys, keys < num_items
             if items is not None:
                 places = np.searchsorted(items, keys)
@@ -289,8 +293,9 @@ def _join(job: EventJob, tasks: list[MergeTask], records: list[MergeRecord], exe
     if job.schema.renumber:
         job.num_embeddings[USER] = users + 1
     rows = {"users": users, "offsets": users + 1, "items": events, "times": events, "flags": events}
-    writers = {kind: ArrayWriter(job.work / f"{kind}.npy", EVENT_DTYPES[kind], None, count)
-               for kind, count in rows.items()}  # fmt: skip
+    writers = {
+        kind: ArrayWriter(job.work / f"{kind}.npy", EVENT_DTYPES[kind], None, count) for kind, count in rows.items()
+    }
     missing, done = np.zeros(len(job.known), np.int64), 0
     try:
         writers["offsets"].append(np.zeros(1, np.int64))
@@ -312,27 +317,41 @@ def _count(job: EventJob, records: list[SortRecord], merged: list[MergeRecord]) 
     """Figures of the events, for the manifest's `extra`."""
     keys = ("users", "dropped", "repeated", "out_of_table", "anchors", "candidates", "positives", "short_users")
     job.counts |= {key: sum(getattr(record, key) for record in merged) for key in keys}
-    job.counts |= {"unsorted": sum(record.unsorted for record in records),
-                   "longest_history": max(record.longest for record in merged)}  # fmt: skip
+    job.counts |= {
+        "unsorted": sum(record.unsorted for record in records),
+        "longest_history": max(record.longest for record in merged),
+    }
 
 
 def _describe(
-    job: EventJob, parameters: dict[str, Any], shard: Shard, records: list[SortRecord], tasks: list[SortTask],
+    job: EventJob,
+    parameters: dict[str, Any],
+    shard: Shard,
+    records: list[SortRecord],
+    tasks: list[SortTask],
     digests: list[FileDigest | None],
-) -> Manifest:  # fmt: skip
+) -> Manifest:
     """The manifest."""
     rate = job.counts["positives"] / job.counts["candidates"]
     rows = [0] * len(job.sources)
     for task, record in zip(tasks, records, strict=True):
         rows[task.source] += record.rows
-    sources = [{"name": source.name, **asdict(digest), "rows": count}
-               for source, digest, count in zip(job.sources, digests, rows, strict=True) if digest]  # fmt: skip
+    sources = [
+        {"name": source.name, **asdict(digest), "rows": count}
+        for source, digest, count in zip(job.sources, digests, rows, strict=True)
+        if digest
+    ]
     return Manifest(
         schema={"label": job.schema.label, "dense": [], "sparse": list(job.schema.tables)},
         encoding=parameters | {"raw_schema": job.schema.to_manifest(), "vocabulary": job.vocabulary},
-        num_embeddings=job.num_embeddings, splits={EVENTS: Split(shard.rows, rate, [shard])}, sources=sources,
-        rows=shard.rows, label_rate=rate, tool_version=f"clickwork {VERSION}", extra=job.counts,
-    )  # fmt: skip
+        num_embeddings=job.num_embeddings,
+        splits={EVENTS: Split(shard.rows, rate, [shard])},
+        sources=sources,
+        rows=shard.rows,
+        label_rate=rate,
+        tool_version=f"clickwork {VERSION}",
+        extra=job.counts,
+    )
 
 
 def _told(manifest: Manifest) -> Iterator[str]:

@@ -58,8 +58,10 @@ def main(arguments: Sequence[str]) -> int:
         print(f"set-up: error: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"set-up: error: {error.filename or environment}: {error.strerror or error}; set VENV=<other path>",
-              file=sys.stderr)  # fmt: skip
+        print(
+            f"set-up: error: {error.filename or environment}: {error.strerror or error}; set VENV=<other path>",
+            file=sys.stderr,
+        )
         return 2
     except KeyboardInterrupt as error:
         number = signal.Signals(*error.args or (signal.SIGINT,))

@@ -68,9 +68,7 @@ DATASETS: dict[str, list[str]] = {
         "data.multi_hot.distribution=pareto data.multi_hot.seed=5"
     ),
     "torchrec": _dataset(f"{_DAYS} data.encoding=torchrec"),
-    "torchrec_capped": _dataset(
-        f"{_DAYS} data.encoding=torchrec data.frequency_threshold=3 data.max_ind_range=60"
-    ),
+    "torchrec_capped": _dataset(f"{_DAYS} data.encoding=torchrec data.frequency_threshold=3 data.max_ind_range=60"),
     "torchrec_multi_hot": _dataset(f"{_DAYS} data.encoding=torchrec data.multi_hot.sizes=mlperf_v2"),
     "torchrec_gzip_days": _dataset(f"{_GZIP} data.encoding=torchrec"),
     "torchrec_fixed": _dataset(f"{_DAYS} data.encoding=torchrec_fixed"),
@@ -116,7 +114,8 @@ DATASETS: dict[str, list[str]] = {
     "trace": [*_PROFILED, *_dataset("data=trace data.trace.profile=profile.npz data.trace.eval_rows=100")],
     "trace_text": [*_PROFILED, "data_prep.generate locality.profile=profile.npz locality.to=out locality.seed=6"],
     "export_npy": [
-        f"{_MADE} data.encoding=torchrec", "data_prep.interchange data.path=made exchange.to=out exchange.format=npy",
+        f"{_MADE} data.encoding=torchrec",
+        "data_prep.interchange data.path=made exchange.to=out exchange.format=npy",
     ],
     "export_multi_hot": [
         f"{_MADE} data.encoding=hash data.max_ind_range=100",
@@ -131,7 +130,7 @@ DATASETS: dict[str, list[str]] = {
         "data_prep.interchange data.path=made exchange.to=days exchange.format=npy",
         "data_prep.interchange data.path=out exchange.source=days exchange.format=npy",
     ],
-}  # fmt: skip
+}
 
 _TINY = (
     "data.scale=tiny train.max_steps=50 train.log_every_steps=1 train.target_auc=null train.eval_every_fraction=null "
@@ -186,10 +185,15 @@ def training_row(name: str, inputs: Path, directory: Path) -> dict[str, Any]:
     last = summary["last"]
     losses = [_short(event["loss"]) for event in events if event["event"] == "train"]
     return {
-        "overrides": RUNS[name], "steps": summary["steps"], "parameters": summary["digest"]["parameters"],
-        "losses": summary["digest"]["losses"], "first_losses": losses[:FIRST_LOSSES], "last_loss": losses[-1],
-        "logloss": _short(last["logloss"]), "auc": _short(last["auc"]),
-    }  # fmt: skip
+        "overrides": RUNS[name],
+        "steps": summary["steps"],
+        "parameters": summary["digest"]["parameters"],
+        "losses": summary["digest"]["losses"],
+        "first_losses": losses[:FIRST_LOSSES],
+        "last_loss": losses[-1],
+        "logloss": _short(last["logloss"]),
+        "auc": _short(last["auc"]),
+    }
 
 
 def directory_digest(root: Path) -> str:

@@ -19,8 +19,11 @@ OPTIONAL = ("no GPU", "MLflow's client is not installed", "Triton is not interpr
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--fail-on-skip", action="store_true",
-                     help="fail if a test was skipped that this machine should run: as .ci/run does")  # fmt: skip
+    parser.addoption(
+        "--fail-on-skip",
+        action="store_true",
+        help="fail if a test was skipped that this machine should run: as .ci/run does",
+    )
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

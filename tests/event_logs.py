@@ -63,7 +63,7 @@ def write_reference_log(directory: Path) -> list[str]:
         "is_organic": pa.array(raw["is_organic"], pa.uint8()),
         "played_ratio_pct": pa.array(np.maximum(ratio, 0), pa.uint16(), mask=ratio < 0),
         "event_type": pa.array(EVENT_TYPES[raw["event_type"]]).dictionary_encode(),
-    }  # fmt: skip
+    }
     pq.write_table(pa.table(columns), directory / "multi_event.parquet", row_group_size=100)
     for kind in ("artist", "album"):
         table = pa.table({"item_id": z["meta_item_id"], f"{kind}_id": z[f"meta_{kind}_id"]})

@@ -44,9 +44,13 @@ def run_module(
 
 
 def start_module(
-    module: str, *arguments: str, cwd: Path, out: Path, environment: Mapping[str, str] = os.environ,
+    module: str,
+    *arguments: str,
+    cwd: Path,
+    out: Path,
+    environment: Mapping[str, str] = os.environ,
     prepare: Callable[[], None] | None = None,
-) -> ForkServerProcess:  # fmt: skip
+) -> ForkServerProcess:
     """The same, under way; it writes `stdout` and `stderr` in the directory `out`."""
     context = multiprocessing.get_context("forkserver")
     given = (module, arguments, str(cwd), dict(environment), str(out), prepare)
@@ -56,9 +60,13 @@ def start_module(
 
 
 def _as_main(
-    module: str, arguments: tuple[str, ...], cwd: str, environment: Mapping[str, str], directory: str,
+    module: str,
+    arguments: tuple[str, ...],
+    cwd: str,
+    environment: Mapping[str, str],
+    directory: str,
     prepare: Callable[[], None] | None,
-) -> None:  # fmt: skip
+) -> None:
     for descriptor, stream in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(f"{directory}/{stream}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
     keep_environment()

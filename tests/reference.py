@@ -67,8 +67,11 @@ def rows_of(ids: Tensor, tables: list[Tensor], kind: str) -> Tensor:
     remainders = len(tables[1])
     first = tables[0][torch.tensor([int(i) // remainders for i in ids], dtype=torch.long)]
     second = tables[1][torch.tensor([int(i) % remainders for i in ids], dtype=torch.long)]
-    return {"mult": lambda: first * second, "add": lambda: first + second,
-            "concat": lambda: torch.cat([first, second], dim=1)}[kind]()  # fmt: skip
+    return {
+        "mult": lambda: first * second,
+        "add": lambda: first + second,
+        "concat": lambda: torch.cat([first, second], dim=1),
+    }[kind]()
 
 
 def pool(bags: list[Tensor], tables: list[Tensor], kind: str, pooling: str, weights: Tensor | None = None) -> Tensor:
@@ -110,9 +113,14 @@ def scalar_pairs(dense: Tensor, sparse: list[Tensor], mixed: bool) -> Tensor:
 
 
 def dlrm_logits(
-    dense: Tensor, bags: list[list[Tensor]], tables: list[Tensor], dense_arch: Layers, over_arch: Layers,
-    kind: str = "dot", itself: bool = False,
-) -> Tensor:  # fmt: skip
+    dense: Tensor,
+    bags: list[list[Tensor]],
+    tables: list[Tensor],
+    dense_arch: Layers,
+    over_arch: Layers,
+    kind: str = "dot",
+    itself: bool = False,
+) -> Tensor:
     """Logits [B]; bags[f][b] holds the ids of sample b for feature f, summed over."""
     pooled = [pool(of_feature, [table], "plain", "sum") for table, of_feature in zip(tables, bags, strict=True)]
     return logits_of(dense, pooled, dense_arch, over_arch, kind, itself)

@@ -106,8 +106,12 @@ class Project:
     def start(
         self, python: Path | None = None, options: Sequence[str] = (), links: str = ""
     ) -> "subprocess.Popen[str]":
-        settings = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": f"{self.wheels} {links}", "PIP_CONFIG_FILE": os.devnull,
-                    "NO_PROXY": "127.0.0.1"}  # fmt: skip
+        settings = {
+            "PIP_NO_INDEX": "1",
+            "PIP_FIND_LINKS": f"{self.wheels} {links}",
+            "PIP_CONFIG_FILE": os.devnull,
+            "NO_PROXY": "127.0.0.1",
+        }
         # Of our own Python's settings none may leak into the stand-ins.
         ours = ("PIP_", "PYTHON", "VIRTUAL_ENV")
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(ours)}

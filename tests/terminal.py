@@ -28,9 +28,14 @@ class Terminal:
         self._text = b""
         self._more = threading.Condition()
         self.process = subprocess.Popen(
-            command, cwd=cwd, env={**environment, "TERM": "xterm"}, stdin=screen, stdout=screen, stderr=screen,
+            command,
+            cwd=cwd,
+            env={**environment, "TERM": "xterm"},
+            stdin=screen,
+            stdout=screen,
+            stderr=screen,
             preexec_fn=_take_terminal,  # noqa: PLW1509  # setsid alone leaves the session without a terminal
-        )  # fmt: skip
+        )
         os.close(screen)
         self._closing = False
         self._reader = threading.Thread(target=self._read, daemon=True)

@@ -33,8 +33,9 @@ def broken_contracts(root: Path) -> list[str]:
     # In a process of its own: import-linter reads packages from the working directory and sys.path.
     code = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(no_cache=True))"
     environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, env=environment, capture_output=True, text=True,
-                          check=False)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, env=environment, capture_output=True, text=True, check=False
+    )
     if done.returncode == 0:
         return []
     return done.stdout.partition("Broken contracts")[2].splitlines() or [done.stdout + done.stderr]
@@ -225,3 +226,11 @@ def test_a_page_names_what_is_there(page: Path) -> None:
     for path in re.findall(r"`((?:app|common|data_prep|tests|docs|benchmarks)/[\w/.]+)`", text):
         named = ROOT / path
         assert named.exists() or ("NAME" in named.name and named.parent.is_dir()), f"{page}: {path}"
+
+
+def test_only_tables_of_constants_keep_a_form_of_their_own() -> None:
+    marks = re.compile(r"# fmt: (?:skip|off)")
+    folders = ("app", "common", "data_prep", "tests", "benchmarks", "requirements")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    assert len(files) > 500
+    assert sum(len(marks.findall(path.read_text())) for path in files) <= 15

@@ -101,8 +101,11 @@ def test_every_program_is_given_the_same_rows(tmp_path: Path) -> None:
 
     def draw(count: int) -> rows.Rows:
         integers = rng.integers(0, 1000, (count, rows.NUM_DENSE))
-        return rows.Rows(rng.integers(0, 2, count).astype(np.float32), np.log(integers.astype(np.float32) + 1),
-                         rng.integers(0, 9, (count, rows.NUM_SPARSE)))  # fmt: skip
+        return rows.Rows(
+            rng.integers(0, 2, count).astype(np.float32),
+            np.log(integers.astype(np.float32) + 1),
+            rng.integers(0, 9, (count, rows.NUM_SPARSE)),
+        )
 
     splits = {"train": draw(50), "test": draw(7)}
     features = {f"cat_{i}": 9 for i in range(rows.NUM_SPARSE)}
@@ -132,8 +135,9 @@ def test_peers_learn_and_those_that_are_not_there_are_named(tmp_path: Path) -> N
     """With DLRM=DIR, a clone of facebookresearch/dlrm, its two programs too."""
     out, clone = tmp_path / "out.json", os.environ.get("DLRM")
     command = [sys.executable, "-m", "benchmarks.peers", "--quick", "--out", str(out)]
-    done = subprocess.run([*command, "--dlrm", clone] if clone else command, cwd=ROOT, capture_output=True, text=True,
-                          check=False)  # fmt: skip
+    done = subprocess.run(
+        [*command, "--dlrm", clone] if clone else command, cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(out.read_bytes())["results"]
     assert {"clickwork", "clickwork_bf16", "torchrec_dlrm"} <= set(found["programs"])
@@ -151,8 +155,17 @@ def test_peers_learn_and_those_that_are_not_there_are_named(tmp_path: Path) -> N
 
 def test_windows_during_a_write_are_kept_apart() -> None:
     """Windows of 10 steps of 10 samples, 1 s each; a checkpoint of step 20 takes 0.5 + 1 s, and is reported later."""
-    train = [{"event": "train", "step": 10 * k, "samples": 100 * k, "steps": 10, "seconds": float(k),
-              "samples_per_second": 100.0 + k} for k in range(1, 7)]  # fmt: skip
+    train = [
+        {
+            "event": "train",
+            "step": 10 * k,
+            "samples": 100 * k,
+            "steps": 10,
+            "seconds": float(k),
+            "samples_per_second": 100.0 + k,
+        }
+        for k in range(1, 7)
+    ]
     saved = {"event": "checkpoint", "step": 20, "seconds": 6.0, "stall_seconds": 0.5, "write_seconds": 1.0}
     events: list[dict[str, Any]] = [*train, saved]
     assert default_run.window_rates(events, 20) == ([105.0, 106.0], [103.0, 104.0])

@@ -34,8 +34,14 @@ def slurm(tmp_path: Path) -> dict[str, str]:
     for name, text in (("srun", SRUN), ("scontrol", SCONTROL), ("python", PYTHON), ("docker", DOCKER)):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
-    return {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "10042",
-            "SLURM_JOB_NODELIST": "a[1-2]", "SLURM_GPUS_ON_NODE": "8", "PYTHON": str(tmp_path / "python")}  # fmt: skip
+    return {
+        **os.environ,
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "SLURM_JOB_ID": "10042",
+        "SLURM_JOB_NODELIST": "a[1-2]",
+        "SLURM_GPUS_ON_NODE": "8",
+        "PYTHON": str(tmp_path / "python"),
+    }
 
 
 @pytest.mark.parametrize("in_container", [False, True])
@@ -78,16 +84,31 @@ def test_what_slurm_queues_again(slurm: dict[str, str], tmp_path: Path, status: 
     assert job.returncode == status
     assert (tmp_path / "requeued").exists() == queued
     (tmp_path / "requeued").unlink(missing_ok=True)
-    subprocess.run(["bash", str(ROOT / "launch/slurm.sh")], cwd=tmp_path, env={**slurm, "SLURM_RESTART_COUNT": "3"},
-                   check=False)  # fmt: skip
+    subprocess.run(
+        ["bash", str(ROOT / "launch/slurm.sh")], cwd=tmp_path, env={**slurm, "SLURM_RESTART_COUNT": "3"}, check=False
+    )
     assert (tmp_path / "requeued").exists() == (status == 138)  # what is killed each time would be killed for ever
 
 
 def test_the_launchers_options_are_torchruns(slurm: dict[str, str]) -> None:
     """As the scripts give them; parsed by torchrun itself."""
     script = (ROOT / "launch/slurm.sh").read_text()
-    options = ["--nnodes", "2", "--nproc-per-node", "8", "--max-restarts", "3", "--rdzv-backend", "c10d",
-               "--rdzv-endpoint", "a1:20042", "--rdzv-id", "10042", "--rdzv-conf", "is_host=1"]  # fmt: skip
+    options = [
+        "--nnodes",
+        "2",
+        "--nproc-per-node",
+        "8",
+        "--max-restarts",
+        "3",
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        "a1:20042",
+        "--rdzv-id",
+        "10042",
+        "--rdzv-conf",
+        "is_host=1",
+    ]
     assert all(option in script for option in options if option.startswith("--"))
     parsed = parse_args([*options, "-m", "app.train"])
     assert (parsed.nnodes, parsed.max_restarts, parsed.training_script) == ("2", 3, "app.train")

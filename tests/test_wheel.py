@@ -11,8 +11,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-TINY = ["data.synthetic.rows=2000", "train.global_batch_size=64", "train.max_steps=5",
-        "runtime.num_threads=1", "record.tensorboard=false"]  # fmt: skip
+TINY = [
+    "data.synthetic.rows=2000",
+    "train.global_batch_size=64",
+    "train.max_steps=5",
+    "runtime.num_threads=1",
+    "record.tensorboard=false",
+]
 
 
 def run(command: list[str | Path], cwd: Path) -> "subprocess.CompletedProcess[str]":
@@ -31,8 +36,9 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(ROOT / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE"):
         shutil.copy(ROOT / name, source)
-    built = run([sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", directory, source],
-                directory)  # fmt: skip
+    built = run(
+        [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", directory, source], directory
+    )
     assert built.returncode == 0, built.stderr
     environment = directory / "environment"
     assert run([sys.executable, "-m", "venv", "--without-pip", environment], directory).returncode == 0

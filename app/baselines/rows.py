@@ -47,8 +47,9 @@ def load_rows(root: Path, manifest: Manifest, name: str, limit: int | None) -> R
         labels.append(arrays.labels[rows, 0] > 0)
         dense.append(arrays.dense[rows].astype(np.float32))
         parts.append(_bags(manifest, arrays.sparse[rows], [bags.take(rows) for bags in arrays.bags]))
-    joined = Rows(np.concatenate(labels), np.concatenate(dense), [join(each) for each in zip(*parts, strict=True)],
-                  split.rows)  # fmt: skip
+    joined = Rows(
+        np.concatenate(labels), np.concatenate(dense), [join(each) for each in zip(*parts, strict=True)], split.rows
+    )
     if joined.labels.all() or not joined.labels.any():
         label = int(joined.labels[0]) if len(joined.labels) else "missing"
         raise UserError(f"{root}: every label of {name} is {label}, so there are no baselines; check the labels' rule")

@@ -36,12 +36,23 @@ def dataset(shape: Shape) -> Iterator[tuple[Path, Manifest]]:
             sparse=ids.astype(np.int32),
         )
         shard = write_shard(root, "train", "00000", arrays)
-        yield root, Manifest(
-            schema={"label": "label", "dense": [f"int_{i}" for i in range(shape.num_dense)], "sparse": shape.features},
-            encoding={"name": "random"}, num_embeddings=dict(zip(shape.features, shape.num_embeddings, strict=True)),
-            splits={"train": SplitEntry(ROWS, 0.25, [shard])}, sources=[], rows=ROWS, label_rate=0.25,
-            tool_version="benchmark",
-        )  # fmt: skip
+        yield (
+            root,
+            Manifest(
+                schema={
+                    "label": "label",
+                    "dense": [f"int_{i}" for i in range(shape.num_dense)],
+                    "sparse": shape.features,
+                },
+                encoding={"name": "random"},
+                num_embeddings=dict(zip(shape.features, shape.num_embeddings, strict=True)),
+                splits={"train": SplitEntry(ROWS, 0.25, [shard])},
+                sources=[],
+                rows=ROWS,
+                label_rate=0.25,
+                tool_version="benchmark",
+            ),
+        )
 
 
 def input_cases(
@@ -61,8 +72,14 @@ def input_cases(
         ids = sum(shape.bag_sizes) if name.endswith("multi_hot") else len(shape.num_embeddings)
         # a row is read, gathered, and its features written feature-major
         moved = shape.batch_size * (3 * row_bytes + VALUE_BYTES * ids)
-        yield Case(name, f"B={shape.batch_size}, {ids} ids a sample", _next_batch(root, manifest, settings, shape),
-                   shape.batch_size, moved, 0)  # fmt: skip
+        yield Case(
+            name,
+            f"B={shape.batch_size}, {ids} ids a sample",
+            _next_batch(root, manifest, settings, shape),
+            shape.batch_size,
+            moved,
+            0,
+        )
     yield _building(shape, row_bytes)
     if device.type == "cuda":
         yield _copying(shape, device)
@@ -90,8 +107,14 @@ def _building(shape: Shape, row_bytes: int) -> Case:
         sparse=rng.integers(0, 1 << 20, (shape.batch_size, len(shape.num_embeddings)), dtype=np.int32),
     )
     moved = 2 * VALUE_BYTES * rows.sparse.size
-    return Case("input/keyed_jagged_tensor", f"B={shape.batch_size}, one id a feature", lambda: make.batch(rows),
-                shape.batch_size, moved, 0)  # fmt: skip
+    return Case(
+        "input/keyed_jagged_tensor",
+        f"B={shape.batch_size}, one id a feature",
+        lambda: make.batch(rows),
+        shape.batch_size,
+        moved,
+        0,
+    )
 
 
 def _copying(shape: Shape, device: torch.device) -> Case:

@@ -56,8 +56,14 @@ def lookup_cases(shape: Shape, device: torch.device) -> Iterator[Case]:
             tables = _batched(shape, device, EmbOptimType[str(algorithm.fbgemm)], pooling)
             label = f"embedding_bag/tbe_{name.value}_{pooling.name.lower()}"
             if not has_state:
-                yield Case(f"{label}_forward", str(shape), torch.no_grad()(partial(tables, values, offsets)),
-                           shape.batch_size, lookup_bytes(shape), 0)  # fmt: skip
+                yield Case(
+                    f"{label}_forward",
+                    str(shape),
+                    torch.no_grad()(partial(tables, values, offsets)),
+                    shape.batch_size,
+                    lookup_bytes(shape),
+                    0,
+                )
             moved = lookup_bytes(shape) + update_bytes(shape, algorithm)
             train = _lookup_and_update(tables, values, offsets, grad)
             yield Case(f"{label}_train", str(shape), train, shape.batch_size, moved, 0)
@@ -72,8 +78,11 @@ def _batched(shape: Shape, device: torch.device, optimizer: EmbOptimType, poolin
     )
     return SplitTableBatchedEmbeddingBagsCodegen(
         [(rows, shape.embedding_dim, *location) for rows in shape.num_embeddings],
-        optimizer=optimizer, learning_rate=0.01, pooling_mode=pooling, device=device,
-    )  # fmt: skip
+        optimizer=optimizer,
+        learning_rate=0.01,
+        pooling_mode=pooling,
+        device=device,
+    )
 
 
 def _lookup_and_update(tables: Any, values: Tensor, offsets: Tensor, grad: Tensor) -> Callable[[], Any]:
@@ -108,8 +117,14 @@ def _torch_cases(shape: Shape, device: torch.device, values: Tensor, offsets: Te
 
     label = "embedding_bag/torch_sgd_sum"
     yield Case(f"{label}_forward", str(shape), inference, shape.batch_size, lookup_bytes(shape), 0)
-    yield Case(f"{label}_train", str(shape), train, shape.batch_size,
-               lookup_bytes(shape) + update_bytes(shape, OptimizerName.sgd.algorithm), 0)  # fmt: skip
+    yield Case(
+        f"{label}_train",
+        str(shape),
+        train,
+        shape.batch_size,
+        lookup_bytes(shape) + update_bytes(shape, OptimizerName.sgd.algorithm),
+        0,
+    )
 
 
 def flops_of(work: Callable[[], Any]) -> int:
@@ -223,10 +238,22 @@ def collective_cases(shape: Shape, dense_parameters: int, device: torch.device) 
         return
     gradients = torch.ones(dense_parameters, device=device)
     moved = 2 * FLOAT_BYTES * dense_parameters * (world_size - 1) // world_size
-    yield Case("collective/all_reduce", f"{dense_parameters:,} float32, {world_size} processes",
-               lambda: dist.all_reduce(gradients), 0, 2 * moved, 0)  # fmt: skip
+    yield Case(
+        "collective/all_reduce",
+        f"{dense_parameters:,} float32, {world_size} processes",
+        lambda: dist.all_reduce(gradients),
+        0,
+        2 * moved,
+        0,
+    )
     elements = -(-shape.pooled // world_size) * world_size
     sent, received = torch.ones(elements, device=device), torch.empty(elements, device=device)
     moved = FLOAT_BYTES * elements * (world_size - 1) // world_size
-    yield Case("collective/all_to_all", f"{elements:,} float32, {world_size} processes",
-               lambda: dist.all_to_all_single(received, sent), 0, 2 * moved, 0)  # fmt: skip
+    yield Case(
+        "collective/all_to_all",
+        f"{elements:,} float32, {world_size} processes",
+        lambda: dist.all_to_all_single(received, sent),
+        0,
+        2 * moved,
+        0,
+    )

@@ -18,14 +18,29 @@ from common.errors import UserError
 METADATA = ".metadata"
 ALLOWED_MODULES = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
 ALLOWED_NAMES = {
-    ("pathlib", "PosixPath"), ("pathlib", "PurePosixPath"), ("collections", "OrderedDict"), ("torch", "Size"),
-    ("torch", "float32"), ("torch", "float16"), ("torch", "bfloat16"), ("torch", "int64"), ("torch", "int32"),
+    ("pathlib", "PosixPath"),
+    ("pathlib", "PurePosixPath"),
+    ("collections", "OrderedDict"),
+    ("torch", "Size"),
+    ("torch", "float32"),
+    ("torch", "float16"),
+    ("torch", "bfloat16"),
+    ("torch", "int64"),
+    ("torch", "int32"),
     ("torch.serialization", "_get_layout"),
-}  # fmt: skip
+}
 ALLOWED_KINDS = {
-    "Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata", "TensorProperties",
-    "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING", "_StorageInfo", "_StoragePrefix",
-}  # fmt: skip
+    "Metadata",
+    "TensorStorageMetadata",
+    "BytesStorageMetadata",
+    "ChunkStorageMetadata",
+    "TensorProperties",
+    "MetadataIndex",
+    "StorageMeta",
+    "_MEM_FORMAT_ENCODING",
+    "_StorageInfo",
+    "_StoragePrefix",
+}
 
 
 def _enum_member(kind: Any, name: str) -> Any:

@@ -114,8 +114,10 @@ class Saver:
         enough = size * self._local_world_size < model_state.host_bytes_available()
         if not enough and not self._warned_of_memory:
             self._warned_of_memory = True
-            log.warning("checkpoint: not enough host memory for a copy of %.1f GiB; training waits for each checkpoint",
-                        size / 2**30)  # fmt: skip
+            log.warning(
+                "checkpoint: not enough host memory for a copy of %.1f GiB; training waits for each checkpoint",
+                size / 2**30,
+            )
         return enough
 
     def mark_best(self, step: int) -> None:
@@ -147,8 +149,10 @@ class Saver:
 
     def _write_part(self, step: int, part: Path, tensors: dict[str, Any]) -> None:
         if bad := model_state.first_not_finite(tensors):
-            bad = (f"step {step}: {bad} is not finite; lower optimizer.lr (optimizer.sparse_lr, if it is set); not "
-                   "saved, earlier checkpoints stay as they were")  # fmt: skip
+            bad = (
+                f"step {step}: {bad} is not finite; lower optimizer.lr (optimizer.sparse_lr, if it is set); not "
+                "saved, earlier checkpoints stay as they were"
+            )
         self._agree(bad or self._begin(part))
         try:
             dcp.save(tensors, checkpoint_id=part, process_group=self._group)

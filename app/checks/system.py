@@ -77,8 +77,11 @@ def check_limits(has_gpu: bool, min_files: int = OPEN_FILES) -> Iterator[Check]:
     if locked == resource.RLIM_INFINITY:
         yield ok("locked memory", "no limit")
     elif has_gpu:
-        yield warn("locked memory", f"at most {locked / GIB:.2f} GiB",
-                   "ulimit -l unlimited (docker: --ulimit memlock=-1): RDMA and pinned memory need it")  # fmt: skip
+        yield warn(
+            "locked memory",
+            f"at most {locked / GIB:.2f} GiB",
+            "ulimit -l unlimited (docker: --ulimit memlock=-1): RDMA and pinned memory need it",
+        )
     else:
         yield ok("locked memory", f"at most {locked / GIB:.2f} GiB; irrelevant without a GPU")
 

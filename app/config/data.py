@@ -164,11 +164,14 @@ OTHER_TEXTS = {f"data.prep.{key}" for key, *_, kind in keys_of(keys.DataConfig) 
 OLD_NAMES = {"data_path": "data.path"}  # up to version 0.1
 OTHER_NAMES = OLD_NAMES | {f"data.{key}": f"data.prep.{key}" for key in _theirs()}
 INSTEAD = {f"data={source.value}": f"data.source={source.value}" for source in DataSource} | {
-    "data=criteo_kaggle": "data.source=criteo_kaggle", "data=criteo_1tb": "data.source=criteo_1tb data.days=[0]",
-    "data=custom": "data.raw=FILES data.schema=FILE", "data=local": "data.raw=FILES",
-    "data=events": "data.raw=FILES data.schema=FILE", "model.hstu": "model=hstu",
+    "data=criteo_kaggle": "data.source=criteo_kaggle",
+    "data=criteo_1tb": "data.source=criteo_1tb data.days=[0]",
+    "data=custom": "data.raw=FILES data.schema=FILE",
+    "data=local": "data.raw=FILES",
+    "data=events": "data.raw=FILES data.schema=FILE",
+    "model.hstu": "model=hstu",
     **{f"data=yambda{size}": f"data.source=yambda{size or '_50m'}" for size in ("", "_50m", "_500m", "_5b")},
-}  # fmt: skip
+}
 
 
 def own_files(data: DataConfig) -> str | None:
@@ -199,8 +202,10 @@ def require_source(data: DataConfig, events: bool) -> None:
     if source in (None, "local") or str(source).startswith(OF_EVENTS) == events:
         return
     if events:
-        raise UserError(f"data.source={source}: makes rows, and model=hstu learns from events; give "
-                        "data.source=synthetic_events data.path=data/synthetic_events")  # fmt: skip
+        raise UserError(
+            f"data.source={source}: makes rows, and model=hstu learns from events; give "
+            "data.source=synthetic_events data.path=data/synthetic_events"
+        )
     raise UserError(f"data.source={source}: makes events, and DLRM learns from rows; give model=hstu")
 
 

@@ -130,15 +130,18 @@ def _validate_beside_hstu(model: ModelConfig) -> None:
     usual = ModelConfig(embedding_dim=model.embedding_dim, dense_arch=[], over_arch=[], hstu=model.hstu)
     for name, value in vars(usual).items():
         if getattr(model, name) != value:
-            raise UserError(f"model.{name}: is DLRM's and has no effect with model.hstu; leave it out, and give "
-                            "model=hstu for the sequence model")  # fmt: skip
+            raise UserError(
+                f"model.{name}: is DLRM's and has no effect with model.hstu; leave it out, and give "
+                "model=hstu for the sequence model"
+            )
 
 
 def require_dlrm(model: ModelConfig, what: str) -> None:
     """Refuse what only DLRM can do. Raises UserError."""
     if model.hstu is not None:
-        raise UserError(f"model=hstu: {what} is for DLRM alone so far; train, evaluate, recommend, plan and verify "
-                        "know HSTU")  # fmt: skip
+        raise UserError(
+            f"model=hstu: {what} is for DLRM alone so far; train, evaluate, recommend, plan and verify know HSTU"
+        )
 
 
 def require_own_scores(model: ModelConfig, what: str) -> None:

@@ -63,16 +63,19 @@ def validate_runtime(runtime: RuntimeConfig) -> None:
 def require_graphs(runtime: RuntimeConfig, device_type: str) -> None:
     """Raises UserError if training is to replay CUDA graphs on a device that has none."""
     if runtime.compile is Compile.step and device_type == "cpu":
-        raise UserError("runtime.compile=step: CUDA graphs need a GPU; give runtime.compile=none, or "
-                        "runtime.compile=dense")  # fmt: skip
+        raise UserError(
+            "runtime.compile=step: CUDA graphs need a GPU; give runtime.compile=none, or runtime.compile=dense"
+        )
 
 
 def validate_threads(runtime: RuntimeConfig) -> None:
     """Raises UserError for a new run's threads that this machine can only lose time with."""
     cores = len(os.sched_getaffinity(0))
     if (runtime.num_threads or 0) > THREADS_PER_CORE * cores:
-        raise UserError(f"runtime.num_threads={runtime.num_threads}: this machine has {cores} cores; give "
-                        f"runtime.num_threads={cores}")  # fmt: skip
+        raise UserError(
+            f"runtime.num_threads={runtime.num_threads}: this machine has {cores} cores; give "
+            f"runtime.num_threads={cores}"
+        )
 
 
 @dataclass(frozen=True)

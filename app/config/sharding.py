@@ -12,8 +12,15 @@ from common.keys import check_keys, key
 # TorchRec's ShardingType, in words: whole on every process; whole on one; blocks of rows over all; blocks of columns
 # over all; blocks of rows over one machine's; blocks of columns over one machine's; columns over machines and each
 # block's rows over that machine's processes.
-SHARDING_TYPES = ("data_parallel", "table_wise", "row_wise", "column_wise", "table_row_wise", "table_column_wise",
-                  "grid_shard")  # fmt: skip
+SHARDING_TYPES = (
+    "data_parallel",
+    "table_wise",
+    "row_wise",
+    "column_wise",
+    "table_row_wise",
+    "table_column_wise",
+    "grid_shard",
+)
 COLUMN_TYPES = ("column_wise", "table_column_wise", "grid_shard")
 AUTO_SHARDING = "auto"
 _SHORT = {"grid": "grid_shard"}
@@ -225,5 +232,13 @@ class TopologyConfig:
     devices_per_node: int | None = key(None, "null: those of the run; for a plan, the GPUs here, or 1", at_least=1)
 
 
-HARDWARE = ("architecture", "memory_gib", "memory_gb_per_s", "host_memory_gib", "host_memory_gb_per_s",
-            "host_link_gb_per_s", "intra_host_gb_per_s", "inter_host_gb_per_s")  # fmt: skip
+HARDWARE = (
+    "architecture",
+    "memory_gib",
+    "memory_gb_per_s",
+    "host_memory_gib",
+    "host_memory_gb_per_s",
+    "host_link_gb_per_s",
+    "intra_host_gb_per_s",
+    "inter_host_gb_per_s",
+)

@@ -164,8 +164,10 @@ def validate_tables(tables: TablesConfig, embedding_dim: int) -> None:
     for path, table in zip(levels, [every, *own.values()], strict=True):
         pooled_first = table.kind is TableKind.qr and table.qr_operation is QROperation.pooled_mult
         if pooled_first and table.pooling is Pooling.weighted:
-            raise UserError(f"{path}.qr_operation=pooled_mult: pools before it multiplies, so pooling=weighted cannot "
-                            "weight products; use qr_operation=mult")  # fmt: skip
+            raise UserError(
+                f"{path}.qr_operation=pooled_mult: pools before it multiplies, so pooling=weighted cannot "
+                "weight products; use qr_operation=mult"
+            )
     concat = [t for t in (every, *own.values()) if t.kind is TableKind.qr and t.qr_operation is QROperation.concat]
     if concat and embedding_dim % 8:
         raise UserError(

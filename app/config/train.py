@@ -125,9 +125,14 @@ class CheckpointConfig:
 
 def validate_new_name(name: str) -> None:
     """Raises UserError for the name of a new run that is no plain name of a directory, safe to type in a shell."""
-    fault = next((f"{character!r} in it" for character in name
-                  if character in NOT_IN_NAMES or unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp")),
-                 None)  # fmt: skip
+    fault = next(
+        (
+            f"{character!r} in it"
+            for character in name
+            if character in NOT_IN_NAMES or unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp")
+        ),
+        None,
+    )
     if fault is None and name[0] in ".-":
         fault = f"{name[0]!r} at its beginning"
     if fault is None and name != name.strip():
@@ -135,8 +140,10 @@ def validate_new_name(name: str) -> None:
     if fault is None and len(name.encode()) > MAX_NAME_BYTES:
         fault = f"more than {MAX_NAME_BYTES} bytes"
     if fault is not None:
-        raise UserError(f"run.name={name}: a name with {fault} is not taken; choose a plain one, such as a1, and give "
-                        "the directory in run.dir")  # fmt: skip
+        raise UserError(
+            f"run.name={name}: a name with {fault} is not taken; choose a plain one, such as a1, and give "
+            "the directory in run.dir"
+        )
 
 
 def validate_train(train: TrainConfig) -> None:

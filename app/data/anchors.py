@@ -77,9 +77,14 @@ def _span(
 
 @jit
 def _count(
-    offsets: NDArray[np.int64], times: NDArray[np.uint32], flags: NDArray[np.uint8], min_history: int,
-    origin: int, seconds: int, counts: NDArray[np.int64],
-) -> None:  # fmt: skip
+    offsets: NDArray[np.int64],
+    times: NDArray[np.uint32],
+    flags: NDArray[np.uint8],
+    min_history: int,
+    origin: int,
+    seconds: int,
+    counts: NDArray[np.int64],
+) -> None:
     for user in range(len(offsets) - 1):
         for event in range(offsets[user] + min_history, offsets[user + 1]):
             if flags[event] & ANCHOR_BIT:
@@ -88,9 +93,14 @@ def _count(
 
 @jit
 def _collect(
-    offsets: NDArray[np.int64], times: NDArray[np.uint32], flags: NDArray[np.uint8], min_history: int,
-    begin: int, end: int, positions: NDArray[np.int64],
-) -> Int:  # fmt: skip
+    offsets: NDArray[np.int64],
+    times: NDArray[np.uint32],
+    flags: NDArray[np.uint8],
+    min_history: int,
+    begin: int,
+    end: int,
+    positions: NDArray[np.int64],
+) -> Int:
     """Write the positions of the anchors with begin <= time < end; their number."""
     count = 0
     for user in range(len(offsets) - 1):

@@ -246,8 +246,13 @@ class BatchBuilder:
         is_full = self._is_one_hot or num_valid == self._stride
         layout = (self._full if is_full else None) or layout_of(self._features, [*self._lengths(rows, num_valid)])
         sparse_features = layout.bags(torch.from_numpy(self._values(rows, num_valid, layout.offset_per_key)))
-        return Batch(torch.from_numpy(rows.dense), sparse_features, torch.from_numpy(rows.labels), num_valid,
-                     layout=layout if layout is self._full else None)  # fmt: skip
+        return Batch(
+            torch.from_numpy(rows.dense),
+            sparse_features,
+            torch.from_numpy(rows.labels),
+            num_valid,
+            layout=layout if layout is self._full else None,
+        )
 
     def _values(self, rows: RowArrays, num_valid: int, starts: list[int]) -> NDArray[np.int32]:
         """The ids of all bags, feature-major."""

@@ -89,16 +89,20 @@ class EventLog:
         self._hstu, self._around = hstu, len(schema.context_tables) + 1
         room = hstu.max_seq_len - self._around
         if room < 1:
-            raise UserError(f"model.hstu.max_seq_len={hstu.max_seq_len}: leaves no room for a history, as a sequence "
-                            f"has {self._around} other positions; set at least {self._around + 1}")  # fmt: skip
+            raise UserError(
+                f"model.hstu.max_seq_len={hstu.max_seq_len}: leaves no room for a history, as a sequence "
+                f"has {self._around} other positions; set at least {self._around + 1}"
+            )
         self._max_history = min(settings.max_history or settings.scan_events, room)
         self.features |= {CANDIDATE + name: name for name in schema.sequence_tables}
         self._masks, self._quota = _kinds(settings.history, len(schema.actions), settings.history_length)
         self.samples = lru_cache(OPEN_WINDOWS)(self._samples)
         tasks = [*settings.tasks]
         if any(task not in schema.actions or [schema.label, *tasks].count(task) > 1 for task in tasks):
-            raise UserError(f"data.events.tasks={tasks}: must be actions of the log other than its label "
-                            f"{schema.label}, each once: {', '.join(schema.actions)}")  # fmt: skip
+            raise UserError(
+                f"data.events.tasks={tasks}: must be actions of the log other than its label "
+                f"{schema.label}, each once: {', '.join(schema.actions)}"
+            )
         self._label_bits = [1 << list(schema.actions).index(name) for name in (schema.label, *tasks)]
 
     def split(self, name: str, rank: int, world_size: int) -> "EventSplit":
@@ -119,10 +123,16 @@ class EventLog:
         short = int((np.diff(self.events.offsets) <= self.min_history).sum())
         log.info(
             "data: %s samples to train on in %d windows (%d empty), %s to evaluate in window %d; %s of %s users have "
-            "too short histories (data.events.min_history=%d)", f"{train.sum():,}", len(train), int((train == 0).sum()),
-            f"{self.anchors.counts[self.eval_window]:,}", self.eval_window, f"{short:,}",
-            f"{users:,}", self.min_history,
-        )  # fmt: skip
+            "too short histories (data.events.min_history=%d)",
+            f"{train.sum():,}",
+            len(train),
+            int((train == 0).sum()),
+            f"{self.anchors.counts[self.eval_window]:,}",
+            self.eval_window,
+            f"{short:,}",
+            f"{users:,}",
+            self.min_history,
+        )
 
     def _samples(self, number: int, key: tuple[int, int] | None) -> NDArray[np.int64]:
         """Positions [samples] of a window's samples in their order, shuffled by a key of seed and epoch."""
@@ -170,9 +180,14 @@ class EventLog:
         )
 
     def _joined(
-        self, found: Histories, users: NDArray[np.int64], given: Candidates, divisor: float, missing: int = 0,
+        self,
+        found: Histories,
+        users: NDArray[np.int64],
+        given: Candidates,
+        divisor: float,
+        missing: int = 0,
         per_history: int = 1,
-    ) -> Batch:  # fmt: skip
+    ) -> Batch:
         """Histories and their candidates, with the index of each candidate's user, and samples of padding."""
         events, schema, size = self.events, self.schema, len(found.lengths) + missing
         items, times, flags = given
@@ -186,18 +201,26 @@ class EventLog:
             contexts.append(np.empty(len(items), np.int32))
             hash_rows(np.stack([columns[name].astype(np.int64) for name in cross.of]), cross.rows, contexts[-1])
         single, per_sample = np.ones(size, np.int32), np.pad(found.lengths, (0, missing))
-        values = [*(_padded(each[::per_history], missing) for each in contexts), *found.ids,
-                  *(_padded(each, missing) for each in candidates)]  # fmt: skip
-        lengths = [*([single] * len(contexts)), *([per_sample] * len(found.ids)),
-                   *([single * per_history] * len(candidates))]  # fmt: skip
+        values = [
+            *(_padded(each[::per_history], missing) for each in contexts),
+            *found.ids,
+            *(_padded(each, missing) for each in candidates),
+        ]
+        lengths = [
+            *([single] * len(contexts)),
+            *([per_sample] * len(found.ids)),
+            *([single * per_history] * len(candidates)),
+        ]
         query = times.copy()
         if self.config.candidate_time is CandidateTime.history:
             has_history, ends = found.lengths > 0, offsets_of(found.lengths)
             query[has_history.repeat(per_history)] = found.times[ends[1:][has_history] - 1].repeat(per_history)
         sequences = Sequences(
             *map(torch.from_numpy, (found.times, found.actions, np.pad(query, (0, missing)))),
-            per_sample.tolist(), [per_history] * size, divisor,
-        )  # fmt: skip
+            per_sample.tolist(),
+            [per_history] * size,
+            divisor,
+        )
         each = [np.pad((flags & bit != 0).astype(np.float32), (0, missing)) for bit in self._label_bits]
         labels = each[0] if len(each) == 1 else np.stack(each, axis=1)
         ids = layout_of(list(self.features), lengths).bags(torch.from_numpy(np.concatenate(values)))
@@ -210,10 +233,19 @@ class EventLog:
             return float(self._hstu.max_seq_len)
         if scale is AttentionScale.global_batch and len(everyones) > len(lengths):
             events = self.events
-            longest = int(longest_history(
-                everyones, self.anchors.users_of(everyones), events.offsets, events.flags, self._masks, self._quota,
-                self.config.scan_events, self._max_history, np.bitwise_or.reduce(self._masks),
-            ))  # fmt: skip
+            longest = int(
+                longest_history(
+                    everyones,
+                    self.anchors.users_of(everyones),
+                    events.offsets,
+                    events.flags,
+                    self._masks,
+                    self._quota,
+                    self.config.scan_events,
+                    self._max_history,
+                    np.bitwise_or.reduce(self._masks),
+                )
+            )
         return float(longest + self._around)
 
 

@@ -15,10 +15,9 @@ from common.jit import Int, jit
 from data_prep.dataset.events import EventArrays
 
 XXH_1, XXH_2, XXH_3, XXH_4, XXH_5 = (
-    np.uint64(each) for each in (
-        0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5
-    )
-)  # fmt: skip
+    np.uint64(each)
+    for each in (0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5)
+)
 
 
 class Histories(NamedTuple):
@@ -35,9 +34,14 @@ class Histories(NamedTuple):
 
 
 def gather_histories(
-    events: EventArrays, anchors: NDArray[np.int64], users: NDArray[np.int64], masks: NDArray[np.uint8], quota: int,
-    scan_events: int, max_history: int,
-) -> Histories:  # fmt: skip
+    events: EventArrays,
+    anchors: NDArray[np.int64],
+    users: NDArray[np.int64],
+    masks: NDArray[np.uint8],
+    quota: int,
+    scan_events: int,
+    max_history: int,
+) -> Histories:
     """The histories of anchors [B]; fastest where those of a user follow each other in time.
 
     Args:
@@ -50,12 +54,27 @@ def gather_histories(
     count, most = len(anchors), min(max_history, quota * len(masks), scan_events)
     before = (anchors - events.offsets[users]).sum() if count else 0
     room = int(min(count * most, before))
-    histories = Histories(np.zeros(count, np.int32), np.empty((1 + len(events.attributes), room), np.int32),
-                      np.empty(room, np.int64), np.empty(room, np.uint8))  # fmt: skip
+    histories = Histories(
+        np.zeros(count, np.int32),
+        np.empty((1 + len(events.attributes), room), np.int32),
+        np.empty(room, np.int64),
+        np.empty(room, np.uint8),
+    )
     total = _gather(
-        anchors, users, events.offsets, events.items, events.times, events.flags, events.attributes, masks, quota,
-        scan_events, max_history, np.bitwise_or.reduce(masks), *histories,
-    )  # fmt: skip
+        anchors,
+        users,
+        events.offsets,
+        events.items,
+        events.times,
+        events.flags,
+        events.attributes,
+        masks,
+        quota,
+        scan_events,
+        max_history,
+        np.bitwise_or.reduce(masks),
+        *histories,
+    )
     if total < 0:
         raise wrong_item(int(-1 - total))
     return Histories(histories.lengths, histories.ids[:, :total], histories.times[:total], histories.actions[:total])
@@ -68,11 +87,23 @@ def wrong_item(event: int) -> OwnError:
 
 @jit
 def _gather(
-    anchors: NDArray[np.int64], users: NDArray[np.int64], offsets: NDArray[np.int64], items: NDArray[np.int32],
-    times: NDArray[np.uint32], flags: NDArray[np.uint8], attributes: NDArray[np.int32], masks: NDArray[np.uint8],
-    quota: int, scan: int, max_history: int, any_mask: int,
-    lengths: NDArray[np.int32], ids: NDArray[np.int32], out_times: NDArray[np.int64], actions: NDArray[np.uint8],
-) -> Int:  # fmt: skip
+    anchors: NDArray[np.int64],
+    users: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    items: NDArray[np.int32],
+    times: NDArray[np.uint32],
+    flags: NDArray[np.uint8],
+    attributes: NDArray[np.int32],
+    masks: NDArray[np.uint8],
+    quota: int,
+    scan: int,
+    max_history: int,
+    any_mask: int,
+    lengths: NDArray[np.int32],
+    ids: NDArray[np.int32],
+    out_times: NDArray[np.int64],
+    actions: NDArray[np.uint8],
+) -> Int:
     """Write the histories; the number of their events, or -1 - e where e is an event with an unknown item.
 
     `held` are the events of the present history, oldest first; of kind k those from `lows[k]` on, `counts[k]` in all.
@@ -123,9 +154,16 @@ def _gather(
 
 @jit
 def longest_history(
-    anchors: NDArray[np.int64], users: NDArray[np.int64], offsets: NDArray[np.int64], flags: NDArray[np.uint8],
-    masks: NDArray[np.uint8], quota: int, scan: int, max_history: int, any_mask: int,
-) -> Int:  # fmt: skip
+    anchors: NDArray[np.int64],
+    users: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    flags: NDArray[np.uint8],
+    masks: NDArray[np.uint8],
+    quota: int,
+    scan: int,
+    max_history: int,
+    any_mask: int,
+) -> Int:
     """The most events that a history of these anchors has; those that cannot have more than another are passed over."""
     kinds = len(masks)
     held = np.empty(2 * (quota * kinds + 1), np.int64)
@@ -153,9 +191,16 @@ def _look_up(item: int, attributes: NDArray[np.int32], ids: NDArray[np.int32]) -
 
 @jit
 def _reach_back(
-    anchor: Int, bound: Int, flags: NDArray[np.uint8], masks: NDArray[np.uint8], quota: int, any_mask: int,
-    held: NDArray[np.int64], counts: NDArray[np.int64], lows: NDArray[np.int64],
-) -> Int:  # fmt: skip
+    anchor: Int,
+    bound: Int,
+    flags: NDArray[np.uint8],
+    masks: NDArray[np.uint8],
+    quota: int,
+    any_mask: int,
+    held: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    lows: NDArray[np.int64],
+) -> Int:
     """Write an anchor's history to `held`, `counts` and `lows`, from its newest event back; the number of events."""
     counts[:], lows[:] = 0, bound
     open_kinds, first, event = len(masks), len(held), anchor
@@ -181,9 +226,16 @@ def _reach_back(
 
 @jit
 def _compact(
-    held: NDArray[np.int64], held_ids: NDArray[np.int32], size: Int, bound: Int, flags: NDArray[np.uint8],
-    masks: NDArray[np.uint8], quota: int, counts: NDArray[np.int64], lows: NDArray[np.int64],
-) -> Int:  # fmt: skip
+    held: NDArray[np.int64],
+    held_ids: NDArray[np.int32],
+    size: Int,
+    bound: Int,
+    flags: NDArray[np.uint8],
+    masks: NDArray[np.uint8],
+    quota: int,
+    counts: NDArray[np.int64],
+    lows: NDArray[np.int64],
+) -> Int:
     """Drop the events beyond a kind's quota, the oldest first, and those before the bound; the number that stays."""
     is_full = size > 0 and held[0] < bound
     for k in range(len(masks)):

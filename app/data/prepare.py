@@ -60,9 +60,12 @@ def prepare(config: DataConfig) -> None:
     if job is None:
         return
     process = subprocess.Popen(
-        [sys.executable, "-m", "data_prep", PICKLED], env=_environment(), stdin=subprocess.PIPE, bufsize=0,
+        [sys.executable, "-m", "data_prep", PICKLED],
+        env=_environment(),
+        stdin=subprocess.PIPE,
+        bufsize=0,
         start_new_session=True,  # so that a terminal's signals reach it by way of this process only
-    )  # fmt: skip
+    )
     assert process.stdin is not None
     try:
         with contextlib.suppress(BrokenPipeError), process.stdin as stdin:  # if it has ended, its status says why

@@ -68,8 +68,9 @@ class SplitShards:
         bags: list[list[Bags]] = [[NO_BAGS] for _ in self._ragged]
         places, first, valid = [np.empty(0, np.int64)], 0, True
         for piece in (piece for start, stop in ranges for piece in self._pieces(start, stop)):
-            valid &= gather_rows(piece.labels, piece.dense, piece.sparse, first, order, self._limits,
-                                 labels, dense, sparse)  # fmt: skip
+            valid &= gather_rows(
+                piece.labels, piece.dense, piece.sparse, first, order, self._limits, labels, dense, sparse
+            )
             if self._ragged:
                 places.append(np.flatnonzero((order >= first) & (order < first + len(piece.labels))))
                 for index, one in enumerate(piece.bags):
@@ -93,8 +94,15 @@ class SplitShards:
             for path, stamp in [item for stamps in self._stamps[first : last + 1] for item in stamps.items()]:
                 require_unchanged(path, stamp)
 
-    def _taken(self, index: int, bags: Bags, order: NDArray[np.int64], places: NDArray[np.int64], first: int,
-               ranges: list[tuple[int, int]]) -> Bags:  # fmt: skip
+    def _taken(
+        self,
+        index: int,
+        bags: Bags,
+        order: NDArray[np.int64],
+        places: NDArray[np.int64],
+        first: int,
+        ranges: list[tuple[int, int]],
+    ) -> Bags:
         """One feature's bags of the rows order[places] of a piece, whose first row has the number `first`.
 
         Raises:
@@ -117,8 +125,14 @@ class SplitShards:
     def _table_of(self, feature: str) -> str:
         return f"{feature}, a table of {self._features[feature]} rows"
 
-    def _check(self, good: NDArray[np.bool_], names: list[str], fault: str, ranges: list[tuple[int, int]],
-               order: NDArray[np.int64]) -> None:  # fmt: skip
+    def _check(
+        self,
+        good: NDArray[np.bool_],
+        names: list[str],
+        fault: str,
+        ranges: list[tuple[int, int]],
+        order: NDArray[np.int64],
+    ) -> None:
         """Name the first row on disk, and its column, where `good` [rows of `order`, columns] is false."""
         if good.all():
             return
@@ -203,8 +217,9 @@ def find_split(root: Path, manifest: Manifest, name: str) -> SplitEntry:
 def require_split_of_events(name: str) -> None:
     """Of a dataset of events, splits are windows of time. Raises UserError if there is none of this name."""
     if name not in SPLITS_OF_EVENTS:
-        raise UserError(f"no split {name!r}: a dataset of events has train and val, the window that "
-                        "data.events.eval_window chooses")  # fmt: skip
+        raise UserError(
+            f"no split {name!r}: a dataset of events has train and val, the window that data.events.eval_window chooses"
+        )
 
 
 def require_unchanged(path: Path, stamp: tuple[int, int, int] | None) -> None:

@@ -122,8 +122,9 @@ class SplitReader:
 
     def eval_batches(self, global_batch_size: int) -> Iterator[Batch]:
         """Every row once, in the order on disk; the last batch is padded to the size of the others."""
-        return self._batches(global_batch_size, range(-(-self.rows // global_batch_size)),
-                             self._order(1, 0, 0, shuffle=False))  # fmt: skip
+        return self._batches(
+            global_batch_size, range(-(-self.rows // global_batch_size)), self._order(1, 0, 0, shuffle=False)
+        )
 
     def _train_order(self, seed: int, epoch: int) -> Order:
         return self._order(self._config.shuffle_lanes, seed, epoch, self._config.shuffle)
@@ -167,8 +168,9 @@ class SplitReader:
             for part in zip(*parts, strict=True):
                 yield builder.batch(join_rows(list(chain.from_iterable(part))))
 
-    def _read(self, pool: Executor, order: Order, windows: Iterator[Window], share: range, own: range, batches: range
-              ) -> Iterator[RowArrays]:  # fmt: skip
+    def _read(
+        self, pool: Executor, order: Order, windows: Iterator[Window], share: range, own: range, batches: range
+    ) -> Iterator[RowArrays]:
         """This process's rows of a lane, window by window and in order; the next is read while one is in use.
 
         share, own: the rows of a global batch that the lane gives, and those of them that are this process's.

@@ -17,8 +17,9 @@ class StepProfiler:
     None.
     """
 
-    def __init__(self, device: torch.device, directory: Path, rank: int, steps: list[int] | None,
-                 sampled: int | None) -> None:  # fmt: skip
+    def __init__(
+        self, device: torch.device, directory: Path, rank: int, steps: list[int] | None, sampled: int | None
+    ) -> None:
         self._activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
         self._directory, self._rank, self._device = directory, rank, device
         self._steps, self._sampled = steps, sampled
@@ -58,8 +59,11 @@ class StepProfiler:
 
 def _exchanged(done: Any) -> float:
     """Seconds of collectives: gloo's as the host sees them, NCCL's and RCCL's kernels."""
-    return sum(
-        event.device_time_total if event.key.startswith("nccl") else event.cpu_time_total
-        for event in done.key_averages()
-        if event.key.startswith(("gloo:", "ncclDevKernel", "ncclKernel"))
-    ) / 1e6  # fmt: skip
+    return (
+        sum(
+            event.device_time_total if event.key.startswith("nccl") else event.cpu_time_total
+            for event in done.key_averages()
+            if event.key.startswith(("gloo:", "ncclDevKernel", "ncclKernel"))
+        )
+        / 1e6
+    )

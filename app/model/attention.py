@@ -116,8 +116,15 @@ def _buckets(
         positions, key_slots = _padded(starts[group], lengths[group])
         query_rows, query_slots = _padded(query_starts[group], queries[group])
         first_query = histories if candidates_only else torch.zeros_like(histories)
-        yield _Bucket(positions.to(device), query_rows.to(device), first_query.to(device), query_slots.to(device),
-                      key_slots.to(device), histories.to(device), bool((candidates[group] == 1).all()))  # fmt: skip
+        yield _Bucket(
+            positions.to(device),
+            query_rows.to(device),
+            first_query.to(device),
+            query_slots.to(device),
+            key_slots.to(device),
+            histories.to(device),
+            bool((candidates[group] == 1).all()),
+        )
 
 
 def _padded(starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:

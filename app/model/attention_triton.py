@@ -74,10 +74,26 @@ def _weights(q, k, query, key, history, scale, precision: constexpr):
 
 @triton.jit
 def _of_queries(
-    q_at, k_at, v_at, grad_at, out_at, key_starts, query_starts, histories,
-    scale, factor, backward: constexpr, candidates_only: constexpr, heads: constexpr, width: constexpr,
-    value_width: constexpr, block: constexpr, columns: constexpr, value_columns: constexpr, precision: constexpr,
-):  # fmt: skip
+    q_at,
+    k_at,
+    v_at,
+    grad_at,
+    out_at,
+    key_starts,
+    query_starts,
+    histories,
+    scale,
+    factor,
+    backward: constexpr,
+    candidates_only: constexpr,
+    heads: constexpr,
+    width: constexpr,
+    value_width: constexpr,
+    block: constexpr,
+    columns: constexpr,
+    value_columns: constexpr,
+    precision: constexpr,
+):
     """A block of queries: its result; backward, its gradient."""
     first_key, past_keys, first_query, past_queries, history, offset = _bounds(
         key_starts, query_starts, histories, candidates_only
@@ -115,10 +131,26 @@ def _of_queries(
 
 @triton.jit
 def _of_keys(
-    q_at, k_at, v_at, grad_at, to_k, to_v, key_starts, query_starts,
-    histories, scale, factor, candidates_only: constexpr, heads: constexpr, width: constexpr,
-    value_width: constexpr, block: constexpr, columns: constexpr, value_columns: constexpr, precision: constexpr,
-):  # fmt: skip
+    q_at,
+    k_at,
+    v_at,
+    grad_at,
+    to_k,
+    to_v,
+    key_starts,
+    query_starts,
+    histories,
+    scale,
+    factor,
+    candidates_only: constexpr,
+    heads: constexpr,
+    width: constexpr,
+    value_width: constexpr,
+    block: constexpr,
+    columns: constexpr,
+    value_columns: constexpr,
+    precision: constexpr,
+):
     """The gradients of a block of keys and of its values."""
     first_key, past_keys, first_query, past_queries, history, offset = _bounds(
         key_starts, query_starts, histories, candidates_only
@@ -191,10 +223,17 @@ def _launch(ctx: Any, q: Tensor, v: Tensor) -> _Launch:
     )
     grids = [(len(many), q.shape[1], triton.cdiv(max(many), block)) for many in (queries, layout.lengths)]
     options = {
-        "candidates_only": ctx.candidates_only, "heads": q.shape[1], "width": q.shape[2], "value_width": v.shape[2],
-        "block": block, "columns": _columns(q), "value_columns": _columns(v), "precision": _precision(),
-        "num_warps": 4 if q.element_size() == 2 else 8, "num_stages": 2,
-    }  # fmt: skip
+        "candidates_only": ctx.candidates_only,
+        "heads": q.shape[1],
+        "width": q.shape[2],
+        "value_width": v.shape[2],
+        "block": block,
+        "columns": _columns(q),
+        "value_columns": _columns(v),
+        "precision": _precision(),
+        "num_warps": 4 if q.element_size() == 2 else 8,
+        "num_stages": 2,
+    }
     return _Launch(grids[0], grids[1], (*bounds, 1 / math.sqrt(q.shape[2]), 1 / layout.divisor), options)
 
 

@@ -110,8 +110,10 @@ class DLRM(nn.Module):
             torch.compile(torch.neg)(torch.ones(2, device=next(self.over_arch.parameters()).device))
         except Exception as error:
             reason = next((line for line in str(error).splitlines() if line and line[-1] != ":"), type(error).__name__)
-            raise UserError(f"runtime.compile=dense: torch.compile does not work on this machine ({reason}); install "
-                            "a C++ compiler (g++), or give runtime.compile=none") from error  # fmt: skip
+            raise UserError(
+                f"runtime.compile=dense: torch.compile does not work on this machine ({reason}); install "
+                "a C++ compiler (g++), or give runtime.compile=none"
+            ) from error
         self._compiled = (
             torch.compile(self.dense_arch, dynamic=False, fullgraph=True),
             torch.compile(self._top, dynamic=False, fullgraph=True),

@@ -83,8 +83,18 @@ def make_event_arch(config: ModelConfig, num_embeddings: Mapping[str, int], keys
     for name, rows in num_embeddings.items():
         bound = 1 / math.sqrt(rows)
         own = (name, names[name]) if name in names else (name,)
-        tables.append(TableSpec(name, own, rows, config.embedding_dim, TableInitRange(-bound, bound), Storage.fp32,
-                                mean=False, by_id=True))  # fmt: skip
+        tables.append(
+            TableSpec(
+                name,
+                own,
+                rows,
+                config.embedding_dim,
+                TableInitRange(-bound, bound),
+                Storage.fp32,
+                mean=False,
+                by_id=True,
+            )
+        )
     return EventArch(tables)
 
 
@@ -234,11 +244,13 @@ class HSTU(nn.Module):
         """A batch to logits [M, tasks] float32."""
         rows = {key: jagged.values() for key, jagged in self.sparse_arch(ids).items()}
         layout = SequenceLayout(
-            [len(self._context) + length + number
-             for length, number in zip(sequences.history_lengths, sequences.num_candidates, strict=True)],
+            [
+                len(self._context) + length + number
+                for length, number in zip(sequences.history_lengths, sequences.num_candidates, strict=True)
+            ],
             sequences.num_candidates,
             sequences.divisor,
-        )  # fmt: skip
+        )
         x, candidates = self._positions_of(rows, sequences, layout)
         x = nn.functional.dropout(x, self._config.input_dropout, self.training)
         for layer in self.layers[:-1]:
@@ -272,8 +284,9 @@ class HSTU(nn.Module):
         newest = sequences.candidate_times[last.to(device)].repeat_interleave(
             torch.tensor(layout.lengths, device=device), output_size=sum(layout.lengths)
         )
-        times = torch.cat([sequences.times.new_zeros(context.shape[0] * num_context), sequences.times,
-                           sequences.candidate_times])[order]  # fmt: skip
+        times = torch.cat(
+            [sequences.times.new_zeros(context.shape[0] * num_context), sequences.times, sequences.candidate_times]
+        )[order]
         x = torch.cat([context.flatten(0, 1), x]).index_select(0, order) * math.sqrt(self._config.dim)
         minutes = (newest - times).float().clamp(min=1e-6) / 60
         age = minutes.sqrt().long().clamp(max=len(self.ages) - 1)

@@ -268,8 +268,9 @@ def make_interaction(config: ModelConfig, num_sparse: int, num_dense: int) -> An
         return ScalarPairsInteraction(num_sparse, dim, config.mixes_samples)
     if config.interaction is Interaction.projection:
         widths = [PROJECTION_VECTORS * dim]
-        return ProjectionInteraction(num_sparse, dim, config.projection_branch1 or widths,
-                                     config.projection_branch2 or widths)  # fmt: skip
+        return ProjectionInteraction(
+            num_sparse, dim, config.projection_branch1 or widths, config.projection_branch2 or widths
+        )
     if config.interaction is Interaction.sum:
         return SumInteraction()
     assert_never(config.interaction)

@@ -27,9 +27,13 @@ def make_tables(
 
 
 def make_model(
-    config: ModelConfig, tables: SparseArch | EventArch, num_dense: int, num_sparse: int, events: EventSchema | None,
+    config: ModelConfig,
+    tables: SparseArch | EventArch,
+    num_dense: int,
+    num_sparse: int,
+    events: EventSchema | None,
     num_tasks: int = 1,
-) -> DLRM | HSTU:  # fmt: skip
+) -> DLRM | HSTU:
     """The model around its tables; the numbers of dense and sparse features are of rows."""
     if events is None or config.hstu is None:
         return DLRM(config, num_dense, num_sparse, tables)

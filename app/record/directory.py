@@ -46,10 +46,19 @@ log = logging.getLogger("clickwork")
 
 # The five columns of AMD's process_training_log.py, here of the whole job (there: of one GPU); then the same labelled.
 RESULTS_COLUMNS = (
-    "Time Stamp", "Num. Nodes", "Batch Size", "Recommendations/s (mean)", "Recommendations/s (std/mean)",
-    "Run", "World Size", "Global Batch Size", "Global Recommendations/s (mean)",
-    "Batch Size per Device", "Recommendations/s per Device (mean)", "Status",
-)  # fmt: skip
+    "Time Stamp",
+    "Num. Nodes",
+    "Batch Size",
+    "Recommendations/s (mean)",
+    "Recommendations/s (std/mean)",
+    "Run",
+    "World Size",
+    "Global Batch Size",
+    "Global Recommendations/s (mean)",
+    "Batch Size per Device",
+    "Recommendations/s per Device (mean)",
+    "Status",
+)
 
 
 # Files of a run that was killed before it had a manifest.

@@ -29,9 +29,24 @@ PACKAGES = (
     "torchmetrics",
 )
 ENVIRONMENT_PREFIXES = (
-    "OMP_", "GOMP_", "MKL_", "KMP_", "ONEDNN_", "NCCL_", "RCCL_", "HSA_", "HIP_", "ROCR_", "CUDA_", "GPU_", "TORCH_",
-    "PYTORCH_", "HIPBLASLT_", "GLOO_", "CLICKWORK_",
-)  # fmt: skip
+    "OMP_",
+    "GOMP_",
+    "MKL_",
+    "KMP_",
+    "ONEDNN_",
+    "NCCL_",
+    "RCCL_",
+    "HSA_",
+    "HIP_",
+    "ROCR_",
+    "CUDA_",
+    "GPU_",
+    "TORCH_",
+    "PYTORCH_",
+    "HIPBLASLT_",
+    "GLOO_",
+    "CLICKWORK_",
+)
 ENVIRONMENT_NAMES = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_JOB_ID", "LD_PRELOAD")
 CODE_DIRECTORIES = ("app", "common", "data_prep")
 CODE_SUFFIXES = (".py", ".pth", ".so", ".sh", ".lock")

@@ -136,8 +136,14 @@ def quality_charts(run: RunFiles) -> list[Chart]:
         charts.append(chart)
     if any(event.logloss is None and event.figure("loss") is not None for event in run.windows):
         kind = run.config.get("loss", {}).get("name", "as configured")
-        trained = Chart("loss", f"Training loss ({kind})", "step", "loss", [_of(run.windows, "loss", "train", 0)],
-                        note="The training loss is not logloss, so train logloss was not measured.")  # fmt: skip
+        trained = Chart(
+            "loss",
+            f"Training loss ({kind})",
+            "step",
+            "loss",
+            [_of(run.windows, "loss", "train", 0)],
+            note="The training loss is not logloss, so train logloss was not measured.",
+        )
         charts.insert(0, trained)
     for chart in charts:
         chart.cut_outliers()
@@ -147,12 +153,24 @@ def quality_charts(run: RunFiles) -> list[Chart]:
 def course_charts(run: RunFiles) -> list[Chart]:
     """Speed and resources over the run."""
     rate = Chart("lr", "Learning rate", "step", "learning rate", [_of(run.windows, "lr", "learning rate", 0)])
-    speed = Chart("throughput", "Throughput", "step", "samples/s (global)",
-                  [_of(run.windows, "samples_per_second", "global samples/s", 0)],
-                  note="Each window of the log, warm-up included; over all processes.", from_zero=True)  # fmt: skip
-    wait = Chart("input_wait", "Waiting for input", "step", "% of the step",
-                 [_of(run.windows, "input_wait_fraction", "input wait", 1, scale=100)],
-                 note="Share of each window that rank 0 spent waiting for its batch.", from_zero=True)  # fmt: skip
+    speed = Chart(
+        "throughput",
+        "Throughput",
+        "step",
+        "samples/s (global)",
+        [_of(run.windows, "samples_per_second", "global samples/s", 0)],
+        note="Each window of the log, warm-up included; over all processes.",
+        from_zero=True,
+    )
+    wait = Chart(
+        "input_wait",
+        "Waiting for input",
+        "step",
+        "% of the step",
+        [_of(run.windows, "input_wait_fraction", "input wait", 1, scale=100)],
+        note="Share of each window that rank 0 spent waiting for its batch.",
+        from_zero=True,
+    )
     memory = Chart(
         "memory",
         "Memory of rank 0",
@@ -207,8 +225,15 @@ def thinned(run: RunFiles) -> str:
 def _step_times(run: RunFiles) -> Chart:
     content = run.step_times or StepTimeHistogram([], [])
     edges = np.array(content.edges_ms)
-    chart = Chart("step_times", "Step times", "ms (logarithmic)", "steps", steps=False, log_x=True,
-                  note="Steps that count: without warm-up, evaluation and checkpoints.")  # fmt: skip
+    chart = Chart(
+        "step_times",
+        "Step times",
+        "ms (logarithmic)",
+        "steps",
+        steps=False,
+        log_x=True,
+        note="Steps that count: without warm-up, evaluation and checkpoints.",
+    )
     if content.counts:
         centres = np.sqrt(edges[:-1] * edges[1:]).tolist()
         chart.series = [Series("steps", centres, list(content.counts), "bars", 0)]
@@ -216,8 +241,9 @@ def _step_times(run: RunFiles) -> Chart:
         for name, key, color in (("p50", "step_ms_p50", 2), ("p95", "step_ms_p95", 1)):
             value = run.throughput.figure(key)
             if value is not None:
-                chart.series.append(Series(f"{name} {value:.2f} ms", [value, value * 1.000001], [0, top], "reference",
-                                           color))  # fmt: skip
+                chart.series.append(
+                    Series(f"{name} {value:.2f} ms", [value, value * 1.000001], [0, top], "reference", color)
+                )
     return chart
 
 
@@ -241,9 +267,15 @@ def _phases(run: RunFiles) -> Chart:
 
 
 def _reliability(curves: Curves | None, used: str) -> Chart:
-    chart = Chart("calibration", "Calibration (reliability)", "mean predicted probability", "share of clicks",
-                  steps=False, band=("95% above", "95% below"),
-                  note=f"{used} 20 bins of equally many samples; band: Wilson's 95% interval.")  # fmt: skip
+    chart = Chart(
+        "calibration",
+        "Calibration (reliability)",
+        "mean predicted probability",
+        "share of clicks",
+        steps=False,
+        band=("95% above", "95% below"),
+        note=f"{used} 20 bins of equally many samples; band: Wilson's 95% interval.",
+    )
     bins = curves.reliability if curves is not None else []
     if bins:
         x = [entry.preds for entry in bins]
@@ -259,8 +291,14 @@ def _reliability(curves: Curves | None, used: str) -> Chart:
 
 
 def _scores(curves: Curves | None, used: str) -> Chart:
-    chart = Chart("scores", "Predicted probabilities by label", "predicted probability", "density", steps=False,
-                  note=f"{used} Each label's histogram has area 1.")  # fmt: skip
+    chart = Chart(
+        "scores",
+        "Predicted probabilities by label",
+        "predicted probability",
+        "density",
+        steps=False,
+        note=f"{used} Each label's histogram has area 1.",
+    )
     if curves is not None:
         content = curves.scores
         edges = np.array(content.edges)
@@ -275,8 +313,10 @@ def _scores(curves: Curves | None, used: str) -> Chart:
 def _roc(curves: Curves | None, used: str) -> Chart:
     chart = Chart("roc", "ROC", "false positive rate", "true positive rate", steps=False, note=used)
     if curves is not None and curves.roc is not None:
-        chart.series = [Series("model", [*curves.roc.fpr], [*curves.roc.tpr], "line", 0),
-                        Series("chance", [0, 1], [0, 1], "reference", 3)]  # fmt: skip
+        chart.series = [
+            Series("model", [*curves.roc.fpr], [*curves.roc.tpr], "line", 0),
+            Series("chance", [0, 1], [0, 1], "reference", 3),
+        ]
     return chart
 
 

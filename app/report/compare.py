@@ -15,9 +15,22 @@ from app.report.statistics import MeanDifference, Ratio, batch_means, delong, pa
 from common.documents import plain_object
 
 # Keys of the configuration that affect neither learning nor speed.
-BESIDE = ("run.", "train.seed", "checkpoint.", "record.", "published.", "data.path", "data.raw", "data.train",
-          "data.val", "data.test", "data.checksums", "data.default_path", "eval.keep_scores",
-          "environment.SLURM_JOB_ID")  # fmt: skip
+BESIDE = (
+    "run.",
+    "train.seed",
+    "checkpoint.",
+    "record.",
+    "published.",
+    "data.path",
+    "data.raw",
+    "data.train",
+    "data.val",
+    "data.test",
+    "data.checksums",
+    "data.default_path",
+    "eval.keep_scores",
+    "environment.SLURM_JOB_ID",
+)
 # Keys of the manifest that describe how the run was made; `platform` and `world_size` select the comparison.
 MADE_BY = ("code", "image", "versions", "hardware", "environment")
 SIGNIFICANT = 0.05
@@ -182,8 +195,12 @@ def compare_speed(first: RunGroup, second: RunGroup) -> SpeedComparison | None:
     ratio = known[1][0] / known[0][0]  # of the runs' own figures; the windows give the interval's width
     width = ratio / interval.ratio
     low, high = (None if end is None else end * width for end in (interval.low, interval.high))
-    return SpeedComparison(first, second, Ratio(ratio, low, high),
-                 f"{len(a)} and {len(b)} stretches within one run each; from run to run it may vary more")  # fmt: skip
+    return SpeedComparison(
+        first,
+        second,
+        Ratio(ratio, low, high),
+        f"{len(a)} and {len(b)} stretches within one run each; from run to run it may vary more",
+    )
 
 
 def compare_auc(first: RunGroup, second: RunGroup) -> AucComparison | None:

@@ -25,8 +25,11 @@ REPORT = "report.html"
 
 def run_page(run: RunFiles) -> str:
     """The report of one run."""
-    groups = {"quality": charts.quality_charts(run), "course": charts.course_charts(run),
-              "evaluation": charts.evaluation_charts(run)}  # fmt: skip
+    groups = {
+        "quality": charts.quality_charts(run),
+        "course": charts.course_charts(run),
+        "evaluation": charts.evaluation_charts(run),
+    }
     return render(
         "run.html.j2",
         run.directory,
@@ -52,8 +55,9 @@ def run_page(run: RunFiles) -> str:
 def render(template: str, directory: Path, drawn: list[Chart], **content: Any) -> str:
     """A page from its template; the numbers of the charts go along as JSON."""
     loader = jinja2.FileSystemLoader(ASSETS)
-    environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined,
-                                     trim_blocks=True, lstrip_blocks=True)  # fmt: skip
+    environment = jinja2.Environment(
+        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     environment.globals["asset"] = lambda name: Markup((ASSETS / name).read_text())  # our own files
     return environment.get_template(template).render(
         directory=str(directory),
@@ -104,9 +108,12 @@ def _tiles(run: RunFiles) -> list[tuple[str, str, str]]:
     ]
     return [
         *((what, "–" if value is None else figure(value), remark) for what, value, remark in tiles),
-        ("Throughput", "–" if rate is None else count(rate),
-         NOT_MEASURED if rate is None else f"samples/s global; {count(per_device)} a device × {run.world_size}"),
-    ]  # fmt: skip
+        (
+            "Throughput",
+            "–" if rate is None else count(rate),
+            NOT_MEASURED if rate is None else f"samples/s global; {count(per_device)} a device × {run.world_size}",
+        ),
+    ]
 
 
 def _majority(evaluation: EvaluationFigures) -> float | None:
@@ -115,10 +122,14 @@ def _majority(evaluation: EvaluationFigures) -> float | None:
 
 def _against(run: RunFiles) -> ReportTable:
     rows = [
-        [row.name, *("–" if row.figures[key] is None else figure(row.figures[key]) for key in COMPARED),
-         "–" if row.samples_per_second is None else count(row.samples_per_second), row.remark]
+        [
+            row.name,
+            *("–" if row.figures[key] is None else figure(row.figures[key]) for key in COMPARED),
+            "–" if row.samples_per_second is None else count(row.samples_per_second),
+            row.remark,
+        ]
         for row in verdict.comparisons(run)
-    ]  # fmt: skip
+    ]
     return ReportTable(
         ["", *(METRICS[key].title for key in COMPARED), "Samples/s (global)", ""],
         rows,

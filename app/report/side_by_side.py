@@ -43,8 +43,11 @@ class Comparison:
 
     def sentences(self) -> list[tuple[str, str]]:
         """The verdict, each sentence with its kind: good, bad or plain."""
-        sentences = [("bad", f"{run.name} is {run.status}: its figures are not final.")
-                for run in self.runs if run.status not in ("completed", "target_reached")]  # fmt: skip
+        sentences = [
+            ("bad", f"{run.name} is {run.status}: its figures are not final.")
+            for run in self.runs
+            if run.status not in ("completed", "target_reached")
+        ]
         if len(self.groups) == 1:
             sentences.append(("plain", f"{len(self.runs)} runs of one configuration" + _spread(self.base) + "."))
         sentences += [("plain", _describe_speed(speed)) for speed in self.speeds]
@@ -55,8 +58,13 @@ class Comparison:
         platforms = {str(run.manifest.platform) for run in self.runs}
         if len(platforms) > 1 and not self.parities:
             names = " and ".join(sorted(platforms))
-            sentences.append(("bad", f"No parity verdict for {names}: no two runs of them have "
-                                "one seed, configuration, data and number of processes."))  # fmt: skip
+            sentences.append(
+                (
+                    "bad",
+                    f"No parity verdict for {names}: no two runs of them have "
+                    "one seed, configuration, data and number of processes.",
+                )
+            )
         sentences += [("plain", _describe_scaling(scaling)) for scaling in self.scalings if scaling.kind != "base"]
         return sentences
 
@@ -76,8 +84,10 @@ class Comparison:
         differing, same = compare.differences(self.runs)
         charts_ = _charts(self.runs)
         labels = {id(run): group.label for group in self.groups for run in group.runs}
-        efficiency = {id(scaling.run): f"{scaling.efficiency:.2f} of {scaling.base.world_size}-process speed"
-                      for scaling in self.scalings}  # fmt: skip
+        efficiency = {
+            id(scaling.run): f"{scaling.efficiency:.2f} of {scaling.base.world_size}-process speed"
+            for scaling in self.scalings
+        }
         names = [f"{labels[id(run)]}: {run.name}" for run in self.runs]
         return render(
             "compare.html.j2",
@@ -97,11 +107,13 @@ class Comparison:
             thinned=next(filter(None, map(charts.thinned, self.runs)), ""),
             deepspark=ReportTable(
                 ["Run", *tables.DEEPSPARK_COLUMNS],
-                [[name, *tables.deepspark(run, efficiency.get(id(run), "one world size"))]
-                 for name, run in zip(names, self.runs, strict=True)],
+                [
+                    [name, *tables.deepspark(run, efficiency.get(id(run), "one world size"))]
+                    for name, run in zip(names, self.runs, strict=True)
+                ],
                 set(),
             ),
-        )  # fmt: skip
+        )
 
 
 def _spread(group: RunGroup) -> str:
@@ -129,11 +141,15 @@ def _describe_auc(auc: AucComparison) -> str:
     if difference.p is None:
         errors = [run.auc_standard_error for run in (auc.first.runs[0], auc.second.runs[0])]
         sampling = " and ".join("?" if error is None else f"{error:.4f}" for error in errors)
-        return (f"{text}; {first} and {second} seed(s), and a test over seeds takes two of either. Standard errors of "
-                f"the AUCs as estimates from their rows: {sampling}.")  # fmt: skip
+        return (
+            f"{text}; {first} and {second} seed(s), and a test over seeds takes two of either. Standard errors of "
+            f"the AUCs as estimates from their rows: {sampling}."
+        )
     verdict_ = "significant" if difference.p < SIGNIFICANT else "not significant"
-    return (f"{text}, {verdict_} (p = {difference.p:.3g}, {auc.test} over {_seeds(auc)}, 95% interval "
-            f"{_interval(difference, 5)}).")  # fmt: skip
+    return (
+        f"{text}, {verdict_} (p = {difference.p:.3g}, {auc.test} over {_seeds(auc)}, 95% interval "
+        f"{_interval(difference, 5)})."
+    )
 
 
 def _describe_scores(scores: ScoreComparison) -> tuple[str, str]:
@@ -212,8 +228,10 @@ def _other_rows(auc: AucComparison) -> str:
 
 
 def _describe_parity(parity: Parity, tolerances: tuple[float, float]) -> tuple[str, str]:
-    pair = f"{parity.first.manifest.platform} ({parity.first.name}) and {parity.second.manifest.platform} " \
-           f"({parity.second.name})"  # fmt: skip
+    pair = (
+        f"{parity.first.manifest.platform} ({parity.first.name}) and {parity.second.manifest.platform} "
+        f"({parity.second.name})"
+    )
     if parity.agrees is None:
         return "bad", f"Parity of {pair}: {parity.verdict}."
     return (
@@ -234,14 +252,28 @@ def _overview(runs: list[RunFiles], names: list[str]) -> ReportTable:
     rows = []
     for run, name in zip(runs, names, strict=True):
         rates = run.throughput
-        rows.append([
-            name, run.status, str(run.config["train"]["seed"]),
-            *(figure(run.evaluation.figure(key)) for key in COMPARED),
-            count(rates.samples_per_second), count(rates.samples_per_second_per_device),
-            str(run.world_size), str(run.manifest.platform),
-        ])  # fmt: skip
-    columns = ["Run", "Status", "Seed", *(METRICS[key].title for key in COMPARED), "Samples/s, global", "Per device",
-               "Processes", "Platform"]  # fmt: skip
+        rows.append(
+            [
+                name,
+                run.status,
+                str(run.config["train"]["seed"]),
+                *(figure(run.evaluation.figure(key)) for key in COMPARED),
+                count(rates.samples_per_second),
+                count(rates.samples_per_second_per_device),
+                str(run.world_size),
+                str(run.manifest.platform),
+            ]
+        )
+    columns = [
+        "Run",
+        "Status",
+        "Seed",
+        *(METRICS[key].title for key in COMPARED),
+        "Samples/s, global",
+        "Per device",
+        "Processes",
+        "Platform",
+    ]
     note = "One letter: one configuration, whose runs differ in nothing but their seed."
     return ReportTable(columns, rows, set(range(2, len(COMPARED) + 6)), note)
 
@@ -254,16 +286,18 @@ def _tests(speeds: list[SpeedComparison], aucs: list[AucComparison]) -> ReportTa
         auc = next((entry for entry in aucs if id(entry.second) == key), None)
         difference = auc.difference if auc else None
         p = difference.p if difference else None
-        rows.append([
-            other.name,
-            NOT_MEASURED if speed is None else f"{speed.ratio.ratio:.3f}",
-            (_interval(speed.ratio, 3) if speed else "") or "–",
-            NOT_MEASURED if auc is None else signed(difference.mean, 5) if difference else "not comparable",
-            (_interval(difference, 5) if difference else "") or "–",
-            "–" if p is None else f"{p:.3g}",
-            "–" if p is None or auc is None else auc.test,
-            "–" if auc is None else " and ".join(map(str, auc.seeds)),
-        ])  # fmt: skip
+        rows.append(
+            [
+                other.name,
+                NOT_MEASURED if speed is None else f"{speed.ratio.ratio:.3f}",
+                (_interval(speed.ratio, 3) if speed else "") or "–",
+                NOT_MEASURED if auc is None else signed(difference.mean, 5) if difference else "not comparable",
+                (_interval(difference, 5) if difference else "") or "–",
+                "–" if p is None else f"{p:.3g}",
+                "–" if p is None or auc is None else auc.test,
+                "–" if auc is None else " and ".join(map(str, auc.seeds)),
+            ]
+        )
     columns = ["Configuration", "Speed ratio", "95% interval", "AUC difference", "95% interval", "p", "Test", "Seeds"]
     note = (
         "Speed: ratio of global samples/s; its interval by the delta method over runs, or over stretches of one run "
@@ -297,20 +331,32 @@ def _row_by_row(scores: list[ScoreComparison]) -> ReportTable:
 
 def _parities(parities: list[Parity], tolerances: tuple[float, float]) -> ReportTable:
     rows = [
-        [f"{p.first.name} ({p.first.manifest.platform})", f"{p.second.name} ({p.second.manifest.platform})",
-         signed(p.auc, 5), percent(p.loss, 3), p.verdict]
+        [
+            f"{p.first.name} ({p.first.manifest.platform})",
+            f"{p.second.name} ({p.second.manifest.platform})",
+            signed(p.auc, 5),
+            percent(p.loss, 3),
+            p.verdict,
+        ]
         for p in parities
-    ]  # fmt: skip
+    ]
     note = f"Tolerances: AUC {tolerances[0]}, losses {tolerances[1]:.1%} (mean relative difference of the windows)."
     return ReportTable(["One", "The other", "AUC difference", "Losses apart", "Verdict"], rows, {2, 3}, note)
 
 
 def _scalings(scalings: list[Scaling]) -> ReportTable:
     rows = [
-        [s.run.name, str(s.run.world_size), count(s.run.global_batch_size),
-         count(s.run.throughput.samples_per_second), f"{s.speedup:.2f}", f"{s.efficiency:.2f}", s.kind]
+        [
+            s.run.name,
+            str(s.run.world_size),
+            count(s.run.global_batch_size),
+            count(s.run.throughput.samples_per_second),
+            f"{s.speedup:.2f}",
+            f"{s.efficiency:.2f}",
+            s.kind,
+        ]
         for s in scalings
-    ]  # fmt: skip
+    ]
     columns = ["Run", "Processes", "Global batch", "Samples/s, global", "Speed-up", "Efficiency", "Scaling"]
     note = "Efficiency: speed-up over growth in processes. Strong: one global batch; weak: one batch a process."
     return ReportTable(columns, rows, {1, 2, 3, 4, 5}, note)
@@ -319,9 +365,17 @@ def _scalings(scalings: list[Scaling]) -> ReportTable:
 def _charts(runs: list[RunFiles]) -> list[Chart]:
     """One line a run in each chart."""
     every = [{chart.key: chart for chart in charts.run_charts(run)} for run in runs]
-    wanted = {LOGLOSS: ("train", "Train logloss (BCE)"), AUC: (None, None), NE: (None, None),
-              "throughput": (None, None), "input_wait": (None, None), "memory": ("host, resident", None),
-              "calibration": ("observed", None), "roc": ("model", None), "pr": ("model", None)}  # fmt: skip
+    wanted = {
+        LOGLOSS: ("train", "Train logloss (BCE)"),
+        AUC: (None, None),
+        NE: (None, None),
+        "throughput": (None, None),
+        "input_wait": (None, None),
+        "memory": ("host, resident", None),
+        "calibration": ("observed", None),
+        "roc": ("model", None),
+        "pr": ("model", None),
+    }
     made = []
     for key, (name, title) in wanted.items():
         chart = replace(every[0][key], series=[], band=None, note="")

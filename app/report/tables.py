@@ -26,8 +26,17 @@ class ReportTable:
     note: str = ""
 
 
-DEEPSPARK_COLUMNS = ["GPUs", "Criteria", "Configuration", "Performance", "Accuracy", "Power", "Scalability", "Memory",
-                     "Stability"]  # fmt: skip
+DEEPSPARK_COLUMNS = [
+    "GPUs",
+    "Criteria",
+    "Configuration",
+    "Performance",
+    "Accuracy",
+    "Power",
+    "Scalability",
+    "Memory",
+    "Stability",
+]
 
 
 def deepspark(run: RunFiles, scalability: str | None = None) -> list[str]:
@@ -46,14 +55,15 @@ def deepspark(run: RunFiles, scalability: str | None = None) -> list[str]:
         NOT_MEASURED if goal is None and not run.is_evaluated else "none set" if goal is None else f"AUC {goal}",
         f"global batch {run.global_batch_size:,}, {runtime.get('precision') or 'fp32'}, {optimizer['name']} "
         f"lr {optimizer['lr']}, {_sharding(run)}",
-        NOT_MEASURED if rate is None else
-        f"{rate:,.0f} samples/s global ({rates.samples_per_second_per_device:,.0f} per device)",
+        NOT_MEASURED
+        if rate is None
+        else f"{rate:,.0f} samples/s global ({rates.samples_per_second_per_device:,.0f} per device)",
         NOT_MEASURED if run.evaluation.auc is None else f"AUC {run.evaluation.auc:.4f}",
         NOT_MEASURED if watts is None else f"{watts:,.0f} W",
         scalability or "one world size; see compare",
         NOT_MEASURED if peak is None else f"{size(peak)} × {run.world_size} ({where} peak)",
         _stability(run),
-    ]  # fmt: skip
+    ]
 
 
 def _sharding(run: RunFiles) -> str:
@@ -75,13 +85,32 @@ def embedding_tables(run: RunFiles) -> ReportTable:
         entry = plan.get(name)
         traffic = _traffic(run, table, entry)
         ranks = (entry.ranks or []) if entry else []
-        rows.append([
-            name, count(table.num_embeddings), count(table.embedding_dim), size(table.bytes),
-            percent(table.bytes / whole), entry.type if entry else "?", entry.kernel if entry else "?",
-            ", ".join(map(str, ranks)) or "all", *map(size, traffic),
-        ])  # fmt: skip
-    columns = ["Table", "Rows", "Dim", "Weights", "Share", "Sharding", "Kernel", "Ranks", "Read a step",
-               "Written a step", "Exchanged a step"]  # fmt: skip
+        rows.append(
+            [
+                name,
+                count(table.num_embeddings),
+                count(table.embedding_dim),
+                size(table.bytes),
+                percent(table.bytes / whole),
+                entry.type if entry else "?",
+                entry.kernel if entry else "?",
+                ", ".join(map(str, ranks)) or "all",
+                *map(size, traffic),
+            ]
+        )
+    columns = [
+        "Table",
+        "Rows",
+        "Dim",
+        "Weights",
+        "Share",
+        "Sharding",
+        "Kernel",
+        "Ranks",
+        "Read a step",
+        "Written a step",
+        "Exchanged a step",
+    ]
     note = (
         f"{plural(len(tables), 'table')}, {size(whole)} of weights. Traffic is computed from shapes, not measured: rows"
         " looked up forward and, in the backward pass, read again and written, over all processes; exchanged between "

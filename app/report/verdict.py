@@ -101,8 +101,14 @@ def comparisons(run: RunFiles) -> list[ComparisonRow]:
         rows.append(ComparisonRow("Ground-truth model", known.figures, None, remark))
     published = run.config.get("published") or {}
     if published.get("source") or any(published.get(key) is not None for key in (*COMPARED, "samples_per_second")):
-        rows.append(ComparisonRow("Published", {key: published.get(key) for key in COMPARED},
-                        published.get("samples_per_second"), _published_remark(published)))  # fmt: skip
+        rows.append(
+            ComparisonRow(
+                "Published",
+                {key: published.get(key) for key in COMPARED},
+                published.get("samples_per_second"),
+                _published_remark(published),
+            )
+        )
     return rows
 
 
@@ -149,10 +155,12 @@ def _quality(run: RunFiles) -> list[tuple[str, str]]:
     better = ne < 1
     gain = signed((evaluation.figure(ACCURACY) or 0) - (constant[ACCURACY] or 0))
     sentences = [
-        ("good" if better else "bad",
-         f"{'Better' if better else 'No better'} than the majority class: NE {ne:.4f} against 1, AUC {auc:.4f} "
-         f"against 0.5, accuracy {gain}.")
-    ]  # fmt: skip
+        (
+            "good" if better else "bad",
+            f"{'Better' if better else 'No better'} than the majority class: NE {ne:.4f} against 1, AUC {auc:.4f} "
+            f"against 0.5, accuracy {gain}.",
+        )
+    ]
     keeps_best = bool((run.config.get("checkpoint") or {}).get("keep_best"))
     if (against := baselines_sentence(run)) is not None:
         sentences.append(against)

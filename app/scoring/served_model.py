@@ -98,9 +98,17 @@ class _Lookup(nn.Module):
             self.register_buffer(name, getattr(layout, name))
         self._sizes: dict[str, Any] = {
             name: getattr(layout, name)
-            for name in ("total_D", "max_int2_D", "max_int4_D", "max_int8_D", "max_float16_D", "max_float32_D",
-                         "output_dtype", "row_alignment")
-        }  # fmt: skip
+            for name in (
+                "total_D",
+                "max_int2_D",
+                "max_int4_D",
+                "max_int8_D",
+                "max_float16_D",
+                "max_float32_D",
+                "output_dtype",
+                "row_alignment",
+            )
+        }
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
         """Bags under these keys, in this order, to [B, sum of d] float32, or [L, d] without pooling."""

@@ -139,8 +139,20 @@ def plan_lines(plan: PlanFile, topology: str) -> list[str]:
 
 def what_if_lines(cases: Sequence[WhatIf]) -> list[str]:
     """Other hardware and other batches, side by side."""
-    rows = [["topology", "devices", "global batch", "fullest", "headroom", "lookup ms", "comm. ms", "step ms",
-             "imbalance", "types"]]  # fmt: skip
+    rows = [
+        [
+            "topology",
+            "devices",
+            "global batch",
+            "fullest",
+            "headroom",
+            "lookup ms",
+            "comm. ms",
+            "step ms",
+            "imbalance",
+            "types",
+        ]
+    ]
     for case in cases:
         start = [case.topology, str(case.world_size), f"{case.global_batch_size:,}"]
         forecast, slowest = case.forecast, case.slowest

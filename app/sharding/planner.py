@@ -207,8 +207,13 @@ class Estimate(NamedTuple):
 
     def plus(self, other: "Estimate") -> "Estimate":
         """Both parts on this process."""
-        return Estimate(self.rank, self.device_bytes + other.device_bytes, self.host_bytes + other.host_bytes,
-                        self.lookup_ms + other.lookup_ms, self.communication_ms + other.communication_ms)  # fmt: skip
+        return Estimate(
+            self.rank,
+            self.device_bytes + other.device_bytes,
+            self.host_bytes + other.host_bytes,
+            self.lookup_ms + other.lookup_ms,
+            self.communication_ms + other.communication_ms,
+        )
 
 
 def search(model: SparseArch | EventArch, choices: Mapping[str, Choice], workload: Workload) -> Plan:

@@ -109,8 +109,11 @@ def identify(device: Device, among: Mapping[str, TopologyConfig]) -> TopologyCon
     best = max(fit, key=lambda entry: len(entry.name) * (entry.name in spelled))  # gb300 is no b300
     log.info("topology: %s identified as %s", device, best.name)
     if "pcie" in spelled:
-        log.warning("topology: %s is the form with NVLink; give topology.memory_gb_per_s and .intra_host_gb_per_s of "
-                    "the PCIe card", best.name)  # fmt: skip
+        log.warning(
+            "topology: %s is the form with NVLink; give topology.memory_gb_per_s and .intra_host_gb_per_s of "
+            "the PCIe card",
+            best.name,
+        )
     return best
 
 

@@ -59,8 +59,9 @@ class WeightsAndBiases:
         """`kept`: the file that remembers the run's id; W&B's own files lie beside it."""
         wandb: Any = importlib.import_module("wandb")
         number = kept.read_text().strip() if kept.exists() else uuid.uuid4().hex
-        self._run = wandb.init(project=project, name=run, id=number, resume="allow", config=dict(settings),
-                               dir=str(kept.parent))  # fmt: skip
+        self._run = wandb.init(
+            project=project, name=run, id=number, resume="allow", config=dict(settings), dir=str(kept.parent)
+        )
         kept.write_text(number)
 
     def event(self, event: AnyEvent) -> None:

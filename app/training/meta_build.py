@@ -100,9 +100,13 @@ def write(config: AppConfig, runtime: Runtime, record: RunDirectory, began: floa
     plain = to_plain(config)
     runtime.on_rank_0(lambda: record.begin(plain, manifest, 0, evaluated=False, afresh=True))
     record.summary(summary.summarise_untrained(config, runtime.world_size, counts, time.perf_counter() - began))
-    log.info("run: %s, built from the table sizes of %s and not trained: %s parameters (%s in tables)",
-             Path(record.path), config.data.published_tables, f"{counts['total']:,}",
-             f"{counts['embedding']:,}")  # fmt: skip
+    log.info(
+        "run: %s, built from the table sizes of %s and not trained: %s parameters (%s in tables)",
+        Path(record.path),
+        config.data.published_tables,
+        f"{counts['total']:,}",
+        f"{counts['embedding']:,}",
+    )
     return EXIT_DONE
 
 

@@ -122,8 +122,18 @@ class TrainingRun:
         check = StopCheck(stop, self.checkpointer, self.config.train, self.runtime, self._began)
         steps_per_epoch = self.length.steps_per_epoch
         evaluator = Evaluator(self.session, self.recorder, self.timer, check, steps_per_epoch, self.state)
-        loop = TrainingLoop(self.session, self.data, evaluator, self.checkpointer, self.recorder, profiler, self.timer,
-                            check, self.length, self.state)  # fmt: skip
+        loop = TrainingLoop(
+            self.session,
+            self.data,
+            evaluator,
+            self.checkpointer,
+            self.recorder,
+            profiler,
+            self.timer,
+            check,
+            self.length,
+            self.state,
+        )
         with self._reporting_failure():
             status = loop.run()
             self.data.close()
@@ -137,15 +147,27 @@ class TrainingRun:
     def _log_beginning(self) -> None:
         counts = self.session.parameter_counts()
         at_most = "" if self.config.train.early_stop_patience is None else "at most "
-        log.info("run: %s, %s%d steps of %d samples, %s parameters (%s in tables), %d process(es) on %s",
-                 self._directory.path, at_most, self.length.total_steps, self.config.train.global_batch_size,
-                 f"{counts['total']:,}", f"{counts['embedding']:,}", self.runtime.world_size,
-                 self.runtime.platform.value)  # fmt: skip
+        log.info(
+            "run: %s, %s%d steps of %d samples, %s parameters (%s in tables), %d process(es) on %s",
+            self._directory.path,
+            at_most,
+            self.length.total_steps,
+            self.config.train.global_batch_size,
+            f"{counts['total']:,}",
+            f"{counts['embedding']:,}",
+            self.runtime.world_size,
+            self.runtime.platform.value,
+        )
         log.info("sharding: %s; pipeline: %s", self.session.plan.summary(), self.data.pipeline.value)
         warmup, steps = self.config.schedule.warmup_steps, self.length.total_steps
         if warmup > steps:
-            log.warning("schedule.warmup_steps=%d: longer than the run's %d steps, so the learning rate stays small; "
-                        "set schedule.warmup_steps=%d, or schedule=constant", warmup, steps, steps // 10)  # fmt: skip
+            log.warning(
+                "schedule.warmup_steps=%d: longer than the run's %d steps, so the learning rate stays small; "
+                "set schedule.warmup_steps=%d, or schedule=constant",
+                warmup,
+                steps,
+                steps // 10,
+            )
         if self._resumed:
             log.info("%s", self._resumed)
             self.recorder.event(OtherEvent(event="resume", step=self.state.step, rest={"line": self._resumed}))

@@ -60,8 +60,16 @@ def main() -> None:
     arguments = parse_arguments()
     if arguments.one:
         module, _, function = PROGRAMS[arguments.one].function.partition(":")
-        task = Task(arguments.work, arguments.batch, arguments.evaluations, arguments.rate, arguments.seed,
-                    arguments.threads, arguments.device, arguments.dlrm)  # fmt: skip
+        task = Task(
+            arguments.work,
+            arguments.batch,
+            arguments.evaluations,
+            arguments.rate,
+            arguments.seed,
+            arguments.threads,
+            arguments.device,
+            arguments.dlrm,
+        )
         points = getattr(importlib.import_module(f"benchmarks.peers.{module}"), function)(task)
         print("\n" + json.dumps(points))
         return
@@ -93,8 +101,14 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dlrm", type=lambda text: Path(text).resolve(), help="a clone of facebookresearch/dlrm")
     parser.add_argument("--peer-python", type=Path, default=Path(sys.executable))
-    parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS), metavar="NAME",
-                        help=f"of {', '.join(PROGRAMS)}; ours comes with them")  # fmt: skip
+    parser.add_argument(
+        "--programs",
+        nargs="+",
+        choices=PROGRAMS,
+        default=list(PROGRAMS),
+        metavar="NAME",
+        help=f"of {', '.join(PROGRAMS)}; ours comes with them",
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--batch", type=int, default=2048)
     parser.add_argument("--rows", type=int, default=160 * 2048, help="of training: --evaluations times whole batches")
@@ -115,8 +129,10 @@ def parse_arguments() -> argparse.Namespace:
     if arguments.quick:
         vars(arguments).update(QUICK)
     if arguments.rows % (arguments.batch * arguments.evaluations):
-        parser.error(f"--rows {arguments.rows}: must be a multiple of --batch times --evaluations, "
-                     f"{arguments.batch * arguments.evaluations}")  # fmt: skip
+        parser.error(
+            f"--rows {arguments.rows}: must be a multiple of --batch times --evaluations, "
+            f"{arguments.batch * arguments.evaluations}"
+        )
     return arguments
 
 
@@ -208,7 +224,7 @@ def summarise(
             "curves": curves,
         }
         for name, curves in found.items()
-    }  # fmt: skip
+    }
 
 
 def median(values: Sequence[float | None]) -> float | None:
@@ -223,8 +239,11 @@ def markdown(results: dict[str, dict[str, Any]], target: float) -> str:
     def shown(value: float | None, form: str, absent: str = "") -> str:
         return absent if value is None else format(value, form)
 
-    lines = [f"| | version | seconds to AUC {target} | theirs / ours | theirs / ours in bf16 | samples to it "
-             "| samples/s | ours / theirs | AUC at the end |", "|" + "---|" * 9]  # fmt: skip
+    lines = [
+        f"| | version | seconds to AUC {target} | theirs / ours | theirs / ours in bf16 | samples to it "
+        "| samples/s | ours / theirs | AUC at the end |",
+        "|" + "---|" * 9,
+    ]
     for name, result in results.items():
         seconds = shown(result["seconds_to_auc"], ".1f", "not in all rounds")
         later, bf16, faster = (
@@ -232,8 +251,10 @@ def markdown(results: dict[str, dict[str, Any]], target: float) -> str:
             for key in ("later", "later_than_bf16", "faster")
         )
         samples = shown(result["samples_to_auc"], ",.0f")
-        lines.append(f"| `{name}` | {result['version']} | {seconds} | {later} | {bf16} | {samples} "
-                     f"| {result['samples_per_second']:,.0f} | {faster} | {result['auc']:.4f} |")  # fmt: skip
+        lines.append(
+            f"| `{name}` | {result['version']} | {seconds} | {later} | {bf16} | {samples} "
+            f"| {result['samples_per_second']:,.0f} | {faster} | {result['auc']:.4f} |"
+        )
     return "\n".join(lines)
 
 

@@ -16,14 +16,30 @@ def run_in_bf16(task: Task) -> list[Point]:
 def run(task: Task, *more: str) -> list[Point]:
     """Train and evaluate."""
     directory = task.work / "run"
-    overrides = [f"data.path={task.work / 'clickwork'}", f"run.dir={directory}", "checkpoint.resume=never",
-                 "checkpoint.overwrite=true", "checkpoint.keep_best=false", "baselines=false",
-                 f"model.embedding_dim={DIM}", f"model.dense_arch={list(DENSE_ARCH)}",
-                 f"model.over_arch={list(OVER_ARCH)}", "loss=bce", "optimizer=adagrad", f"optimizer.lr={task.rate}",
-                 f"optimizer.eps={EPS}", "schedule=constant", f"train.global_batch_size={task.batch}",
-                 f"train.eval_every_steps={task.steps()}", f"train.log_every_steps={task.steps()}",
-                 "train.warmup_steps_excluded=0", f"train.seed={task.seed}", f"runtime.num_threads={task.threads}",
-                 f"runtime.platform={'cpu' if task.device == 'cpu' else 'auto'}", *more]  # fmt: skip
+    overrides = [
+        f"data.path={task.work / 'clickwork'}",
+        f"run.dir={directory}",
+        "checkpoint.resume=never",
+        "checkpoint.overwrite=true",
+        "checkpoint.keep_best=false",
+        "baselines=false",
+        f"model.embedding_dim={DIM}",
+        f"model.dense_arch={list(DENSE_ARCH)}",
+        f"model.over_arch={list(OVER_ARCH)}",
+        "loss=bce",
+        "optimizer=adagrad",
+        f"optimizer.lr={task.rate}",
+        f"optimizer.eps={EPS}",
+        "schedule=constant",
+        f"train.global_batch_size={task.batch}",
+        f"train.eval_every_steps={task.steps()}",
+        f"train.log_every_steps={task.steps()}",
+        "train.warmup_steps_excluded=0",
+        f"train.seed={task.seed}",
+        f"runtime.num_threads={task.threads}",
+        f"runtime.platform={'cpu' if task.device == 'cpu' else 'auto'}",
+        *more,
+    ]
     command = [sys.executable, "-m", "app.train", *(override.replace(" ", "") for override in overrides)]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     if done.returncode:

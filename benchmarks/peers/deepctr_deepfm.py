@@ -20,8 +20,9 @@ def run(task: Task) -> list[Point]:
     tables = load_tables(task.work)
     columns = [SparseFeat(f"cat_{i}", count, embedding_dim=DIM) for i, count in enumerate(tables)]
     columns += [DenseFeat(f"int_{i}", 1) for i in range(NUM_DENSE)]
-    model = DeepFM(columns, columns, dnn_hidden_units=OVER_ARCH[:-1], l2_reg_linear=0, l2_reg_embedding=0,
-                   seed=task.seed)  # fmt: skip
+    model = DeepFM(
+        columns, columns, dnn_hidden_units=OVER_ARCH[:-1], l2_reg_linear=0, l2_reg_embedding=0, seed=task.seed
+    )
     model.compile(torch.optim.Adagrad(model.parameters(), lr=task.rate, eps=EPS), "binary_crossentropy")
 
     def train(rows: Rows) -> None:

@@ -55,27 +55,64 @@ def dlrm_s_pytorch(task: Task) -> list[Point]:
     """dlrm_s_pytorch.py, its loader for large batches, its AUC by scikit-learn to four decimals."""
     bottom = "-".join(map(str, (NUM_DENSE, *DENSE_ARCH)))
     top = "-".join(map(str, OVER_ARCH))
-    return _run(task, DLRM_S, [
-        f"--arch-sparse-feature-size={DIM}", f"--arch-mlp-bot={bottom}", f"--arch-mlp-top={top}",
-        "--loss-function=bce", "--optimizer=adagrad", f"--learning-rate={task.rate}",
-        "--data-generation=dataset", "--data-set=terabyte", "--memory-map", "--mlperf-logging",
-        f"--raw-data-file={task.work / 'dlrm_s/day'}", f"--processed-data-file={task.work / 'dlrm_s/none.npz'}",
-        f"--mini-batch-size={task.batch}", "--test-mini-batch-size=4096", f"--numpy-rand-seed={task.seed}",
-        f"--print-freq={task.steps()}", f"--test-freq={task.steps()}",
-    ])  # fmt: skip
+    return _run(
+        task,
+        DLRM_S,
+        [
+            f"--arch-sparse-feature-size={DIM}",
+            f"--arch-mlp-bot={bottom}",
+            f"--arch-mlp-top={top}",
+            "--loss-function=bce",
+            "--optimizer=adagrad",
+            f"--learning-rate={task.rate}",
+            "--data-generation=dataset",
+            "--data-set=terabyte",
+            "--memory-map",
+            "--mlperf-logging",
+            f"--raw-data-file={task.work / 'dlrm_s/day'}",
+            f"--processed-data-file={task.work / 'dlrm_s/none.npz'}",
+            f"--mini-batch-size={task.batch}",
+            "--test-mini-batch-size=4096",
+            f"--numpy-rand-seed={task.seed}",
+            f"--print-freq={task.steps()}",
+            f"--test-freq={task.steps()}",
+        ],
+    )
 
 
 def torchrec_dlrm_main(task: Task) -> list[Point]:
     """torchrec_dlrm/dlrm_main.py, its in-memory datapipe, its own sharding plan and pipeline."""
-    return _run(task, DLRM_MAIN, [
-        "--embedding_dim", str(DIM), "--dense_arch_layer_sizes", ",".join(map(str, DENSE_ARCH)),
-        "--over_arch_layer_sizes", ",".join(map(str, OVER_ARCH)),
-        "--num_embeddings_per_feature", ",".join(map(str, load_tables(task.work))),
-        "--adagrad", "--eps", str(EPS), "--learning_rate", str(task.rate), "--seed", str(task.seed),
-        "--in_memory_binary_criteo_path", str(task.work / "torchrec"),
-        "--batch_size", str(task.batch), "--test_batch_size", "4096",
-        "--validation_freq_within_epoch", str(task.steps()), "--limit_test_batches", "1",
-    ])  # fmt: skip
+    return _run(
+        task,
+        DLRM_MAIN,
+        [
+            "--embedding_dim",
+            str(DIM),
+            "--dense_arch_layer_sizes",
+            ",".join(map(str, DENSE_ARCH)),
+            "--over_arch_layer_sizes",
+            ",".join(map(str, OVER_ARCH)),
+            "--num_embeddings_per_feature",
+            ",".join(map(str, load_tables(task.work))),
+            "--adagrad",
+            "--eps",
+            str(EPS),
+            "--learning_rate",
+            str(task.rate),
+            "--seed",
+            str(task.seed),
+            "--in_memory_binary_criteo_path",
+            str(task.work / "torchrec"),
+            "--batch_size",
+            str(task.batch),
+            "--test_batch_size",
+            "4096",
+            "--validation_freq_within_epoch",
+            str(task.steps()),
+            "--limit_test_batches",
+            "1",
+        ],
+    )
 
 
 def _run(task: Task, program: Program, arguments: list[str]) -> list[Point]:
@@ -83,11 +120,19 @@ def _run(task: Task, program: Program, arguments: list[str]) -> list[Point]:
     with tempfile.TemporaryDirectory() as directory:
         copy = Path(directory) / "dlrm"
         shutil.copytree(task.dlrm, copy, ignore=shutil.ignore_patterns(".git"))
-        environment = {**os.environ, "OMP_NUM_THREADS": str(task.threads), "MASTER_ADDR": "127.0.0.1",
-                       "MASTER_PORT": "0", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}  # fmt: skip
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": str(task.threads),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "0",
+            "RANK": "0",
+            "LOCAL_RANK": "0",
+            "WORLD_SIZE": "1",
+        }
         command = [sys.executable, "-u", str(copy / program.file), *arguments]
-        with subprocess.Popen(command, cwd=directory, env=environment, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT) as process:  # fmt: skip
+        with subprocess.Popen(
+            command, cwd=directory, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        ) as process:
             assert process.stdout is not None
             last: deque[str] = deque(maxlen=20)
             points = read_points(program, _lines(process.stdout.fileno(), last), task.batch)

@@ -18,16 +18,27 @@ class FuxiDLRM(BaseModel):
     """dense_arch, feature embeddings, inner products, over_arch: the layers that FuxiCTR offers for each."""
 
     def __init__(self, feature_map: FeatureMap, task: Task) -> None:
-        super().__init__(feature_map, model_id="DLRM", gpu=-1, verbose=0, model_root=str(task.work),
-                         metrics=["logloss"])  # fmt: skip
+        super().__init__(
+            feature_map, model_id="DLRM", gpu=-1, verbose=0, model_root=str(task.work), metrics=["logloss"]
+        )
         self.names = [name for name, spec in feature_map.features.items() if spec["type"] == "numeric"]
         self.embedding_layer = FeatureEmbedding(feature_map, DIM, not_required_feature_columns=self.names)
         fields = feature_map.num_fields - len(self.names) + 1
-        self.bottom = MLP_Block(len(self.names), output_dim=DIM, hidden_units=list(DENSE_ARCH[:-1]),
-                                hidden_activations="relu", output_activation="relu")  # fmt: skip
+        self.bottom = MLP_Block(
+            len(self.names),
+            output_dim=DIM,
+            hidden_units=list(DENSE_ARCH[:-1]),
+            hidden_activations="relu",
+            output_activation="relu",
+        )
         self.interaction = InnerProductInteraction(fields, output="inner_product")
-        self.top = MLP_Block(DIM + fields * (fields - 1) // 2, output_dim=1, hidden_units=list(OVER_ARCH[:-1]),
-                             hidden_activations="relu", output_activation=self.output_activation)  # fmt: skip
+        self.top = MLP_Block(
+            DIM + fields * (fields - 1) // 2,
+            output_dim=1,
+            hidden_units=list(OVER_ARCH[:-1]),
+            hidden_activations="relu",
+            output_activation=self.output_activation,
+        )
         self.compile("Adagrad", "binary_crossentropy", task.rate)
         self.reset_parameters()
         self.model_to_device()
@@ -45,8 +56,10 @@ def run(task: Task) -> list[Point]:
     torch.set_num_threads(task.threads)
     torch.manual_seed(task.seed)
     dense = {f"int_{i}": {"source": "", "type": "numeric"} for i in range(NUM_DENSE)}
-    sparse = {f"cat_{i}": {"source": "", "type": "categorical", "vocab_size": count, "padding_idx": None}
-              for i, count in enumerate(load_tables(task.work))}  # fmt: skip
+    sparse = {
+        f"cat_{i}": {"source": "", "type": "categorical", "vocab_size": count, "padding_idx": None}
+        for i, count in enumerate(load_tables(task.work))
+    }
     feature_map = FeatureMap("benchmark", str(task.work))
     feature_map.features, feature_map.labels = OrderedDict({**dense, **sparse}), ["label"]
     feature_map.num_fields, feature_map.default_emb_dim = len(feature_map.features), DIM

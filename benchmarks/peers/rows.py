@@ -45,9 +45,19 @@ def make_rows(work: Path, rows: int, max_cardinality: int) -> float:
     from data_prep.dataset.format import load_manifest  # the peers' interpreter need not have what it needs
 
     source, total = work / "generated", int(rows * 1.02 / (1 - HELD_OUT)) + 100
-    command = [sys.executable, "-m", "data_prep", "data=synthetic", f"data.path={source}", "data.synthetic.direct=true",
-               "data.synthetic.drift=0", f"data.synthetic.rows={total}", f"data.split.held_out={HELD_OUT}",
-               f"data.synthetic.max_cardinality={max_cardinality}", "data.dense_transform=log_float32"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "data_prep",
+        "data=synthetic",
+        f"data.path={source}",
+        "data.synthetic.direct=true",
+        "data.synthetic.drift=0",
+        f"data.synthetic.rows={total}",
+        f"data.split.held_out={HELD_OUT}",
+        f"data.synthetic.max_cardinality={max_cardinality}",
+        "data.dense_transform=log_float32",
+    ]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(done.stderr)
@@ -87,13 +97,19 @@ def write_ours(root: Path, splits: dict[str, Rows], num_embeddings: dict[str, in
         arrays = ShardArrays(rows.labels[:, None].astype(np.int32), rows.dense, rows.sparse.astype(np.int32))
         shard = write_shard(root, ours, "00000", arrays)
         written[ours] = Split(len(rows.labels), float(rows.labels.mean()), [shard])
-    save_manifest(root, Manifest(
-        schema={"label": "label", "dense": [f"int_{i}" for i in range(NUM_DENSE)], "sparse": list(num_embeddings)},
-        encoding={"name": "benchmark"}, num_embeddings=num_embeddings,
-        splits={**written, "test": Split(0, None, [])}, sources=[],
-        rows=sum(split.rows for split in written.values()), label_rate=float(splits["train"].labels.mean()),
-        tool_version="benchmark",
-    ))  # fmt: skip
+    save_manifest(
+        root,
+        Manifest(
+            schema={"label": "label", "dense": [f"int_{i}" for i in range(NUM_DENSE)], "sparse": list(num_embeddings)},
+            encoding={"name": "benchmark"},
+            num_embeddings=num_embeddings,
+            splits={**written, "test": Split(0, None, [])},
+            sources=[],
+            rows=sum(split.rows for split in written.values()),
+            label_rate=float(splits["train"].labels.mean()),
+            tool_version="benchmark",
+        ),
+    )
 
 
 def days_of(splits: dict[str, Rows]) -> list[Rows]:

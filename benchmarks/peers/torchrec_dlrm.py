@@ -44,8 +44,9 @@ def run(task: Task) -> list[Point]:
     def train(rows: Rows) -> None:
         dataset = TensorDataset(*(torch.from_numpy(array) for array in rows))
         model.train()
-        for batch in DataLoader(dataset, sampler=BatchSampler(RandomSampler(dataset), task.batch, drop_last=True),
-                                batch_size=None):  # fmt: skip
+        for batch in DataLoader(
+            dataset, sampler=BatchSampler(RandomSampler(dataset), task.batch, drop_last=True), batch_size=None
+        ):
             optimizer.zero_grad()
             loss, _ = model(_Batch(Rows(*batch), device))
             loss.backward()

@@ -60,8 +60,9 @@ def open_events(root: Path, manifest: Manifest) -> EventArrays:
     """
     schema = event_schema(root, manifest)
     [shard] = manifest.splits[EVENTS].shards
-    opened = {kind: _open(shard_path(root, EVENTS, shard.name, kind), np.dtype(EVENT_DTYPES[kind]))
-              for kind in EVENT_DTYPES}  # fmt: skip
+    opened = {
+        kind: _open(shard_path(root, EVENTS, shard.name, kind), np.dtype(EVENT_DTYPES[kind])) for kind in EVENT_DTYPES
+    }
     users, offsets = np.array(opened["users"]), np.array(opened["offsets"])
     rises = len(offsets) == len(users) + 1 and (np.diff(offsets) >= 0).all()
     lengths = {len(opened[kind]) for kind in ("items", "times", "flags")}

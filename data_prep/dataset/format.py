@@ -30,8 +30,12 @@ from data_prep.io.arrays import open_array, will_need, write_array
 
 REMEDY = "preprocess again with data.overwrite=true"
 ARRAY_DTYPES: dict[str, DTypeLike] = {
-    "labels": np.int32, "dense": np.float32, "sparse": np.int32, "values": np.int32, "offsets": np.int64
-}  # fmt: skip
+    "labels": np.int32,
+    "dense": np.float32,
+    "sparse": np.int32,
+    "values": np.int32,
+    "offsets": np.int64,
+}
 ROW_KINDS = ("labels", "dense", "sparse")  # the arrays with one row a sample
 
 

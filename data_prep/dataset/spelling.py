@@ -34,8 +34,11 @@ class Form(IntFlag):
 
 
 LIST_SEPARATOR = "|"  # in text, of what a file has as lists
-_OF_WORDS = {word: form for form, words in zip((Form.TITLE, Form.LOWER, Form.UPPER), WORDS.values(), strict=True)
-             for word in words}  # fmt: skip
+_OF_WORDS = {
+    word: form
+    for form, words in zip((Form.TITLE, Form.LOWER, Form.UPPER), WORDS.values(), strict=True)
+    for word in words
+}
 _WORD_FORMS = Form.TITLE | Form.LOWER | Form.UPPER
 
 

@@ -154,9 +154,13 @@ def insert(
 
 @jit
 def lookup_column(
-    slots: NDArray[np.uint64], shift: np.uint32, offset: Int, unknown_id: int, values: NDArray[np.uint32],
+    slots: NDArray[np.uint64],
+    shift: np.uint32,
+    offset: Int,
+    unknown_id: int,
+    values: NDArray[np.uint32],
     ids: NDArray[np.int32],
-) -> int:  # fmt: skip
+) -> int:
     """ids[i] = offset + the number in values[i]'s slot, or unknown_id; returns how many have no slot."""
     mask = np.uint32(len(slots) - 1)
     unknown = 0

@@ -71,9 +71,7 @@ def claimed(root: Path) -> Iterator[Path]:
 
 def keep_or_discard_work(work: Path, parameters: dict[str, Any], sources: Sequence[Source]) -> None:
     """Keep what a killed job with the same parameters and sources left; discard all else."""
-    description = {
-        "format": WORK_FORMAT, "parameters": parameters, "sources": [asdict(source) for source in sources]
-    }  # fmt: skip
+    description = {"format": WORK_FORMAT, "parameters": parameters, "sources": [asdict(source) for source in sources]}
     content = json.dumps(description).encode()
     path = work / JOB_NAME
     if path.exists() and path.read_bytes() == content:

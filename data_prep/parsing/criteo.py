@@ -34,9 +34,15 @@ class Block(NamedTuple):
 
 @jit
 def parse_lines(
-    buffer: NDArray[np.uint8], start: Int, end: Int, labelled: bool, missing: np.int32, labels: NDArray[np.int32],
-    dense: NDArray[np.int32], sparse: NDArray[np.uint32],
-) -> tuple[int, int]:  # fmt: skip
+    buffer: NDArray[np.uint8],
+    start: Int,
+    end: Int,
+    labelled: bool,
+    missing: np.int32,
+    labels: NDArray[np.int32],
+    dense: NDArray[np.int32],
+    sparse: NDArray[np.uint32],
+) -> tuple[int, int]:
     """Parse the whole lines in buffer[start:end], which ends with a newline and is followed by PADDING bytes.
 
     Args:

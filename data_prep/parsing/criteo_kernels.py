@@ -93,9 +93,15 @@ def parse_integer(buffer: NDArray[np.uint8], position: Int) -> tuple[Int, Int]:
 
 @jit
 def parse_row(
-    buffer: NDArray[np.uint8], position: Int, row: Int, labelled: bool, missing: np.int32, labels: NDArray[np.int32],
-    dense: NDArray[np.int32], sparse: NDArray[np.uint32],
-) -> Int:  # fmt: skip
+    buffer: NDArray[np.uint8],
+    position: Int,
+    row: Int,
+    labelled: bool,
+    missing: np.int32,
+    labels: NDArray[np.int32],
+    dense: NDArray[np.int32],
+    sparse: NDArray[np.uint32],
+) -> Int:
     """Parse the row at `position` into `row` of the arrays; the next row's start, or -1 if it is invalid."""
     if labelled:
         label = np.int64(buffer[position]) - ZERO
@@ -138,9 +144,17 @@ def parse_row(
 
 @jit
 def parse_rows(
-    buffer: NDArray[np.uint8], start: Int, stop: Int, end: Int, labelled: bool, missing: np.int32, row: Int,
-    labels: NDArray[np.int32], dense: NDArray[np.int32], sparse: NDArray[np.uint32],
-) -> tuple[Int, Int]:  # fmt: skip
+    buffer: NDArray[np.uint8],
+    start: Int,
+    stop: Int,
+    end: Int,
+    labelled: bool,
+    missing: np.int32,
+    row: Int,
+    labels: NDArray[np.int32],
+    dense: NDArray[np.int32],
+    sparse: NDArray[np.uint32],
+) -> tuple[Int, Int]:
     r"""Parse the rows that begin in buffer[start:stop] into `row` and following of the arrays.
 
     Returns:
@@ -210,10 +224,18 @@ def _shift_of(length: int) -> np.uint64:
 
 @jit
 def load_fields(
-    buffer: NDArray[np.uint8], start: Int, rows: Int, labelled: bool, separators: NDArray[np.int64], row: Int,
-    labels: NDArray[np.int32], shape: tuple[int, int], words: NDArray[np.uint64], shifts: NDArray[np.uint64],
+    buffer: NDArray[np.uint8],
+    start: Int,
+    rows: Int,
+    labelled: bool,
+    separators: NDArray[np.int64],
+    row: Int,
+    labels: NDArray[np.int32],
+    shape: tuple[int, int],
+    words: NDArray[np.uint64],
+    shifts: NDArray[np.uint64],
     long: NDArray[np.int64],
-) -> int:  # fmt: skip
+) -> int:
     """Load every field of a batch.
 
     Args:
@@ -273,9 +295,13 @@ def load_fields(
 
 @jit
 def convert_integers(
-    words: NDArray[np.uint64], shifts: NDArray[np.uint64], missing: np.int32, results: NDArray[np.int32], first: Int,
+    words: NDArray[np.uint64],
+    shifts: NDArray[np.uint64],
+    missing: np.int32,
+    results: NDArray[np.int32],
+    first: Int,
     count: int,
-) -> np.uint64:  # fmt: skip
+) -> np.uint64:
     """results[first + i] = the integer in words[i]; not 0 if a character is no digit."""
     invalid = U0
     for i in range(count):
@@ -290,9 +316,13 @@ def convert_integers(
 
 @jit
 def convert_categories(
-    words: NDArray[np.uint64], shifts: NDArray[np.uint64], offset: Int, results: NDArray[np.uint32], first: Int,
+    words: NDArray[np.uint64],
+    shifts: NDArray[np.uint64],
+    offset: Int,
+    results: NDArray[np.uint32],
+    first: Int,
     count: int,
-) -> np.uint64:  # fmt: skip
+) -> np.uint64:
     """results[first + i] = the category in words[offset + i]; not 0 if a character is no hexadecimal digit."""
     invalid = U0
     for i in range(count):
@@ -305,10 +335,17 @@ def convert_categories(
 
 @jit
 def parse_batch(
-    buffer: NDArray[np.uint8], start: Int, end: Int, labelled: bool, missing: np.int32, row: Int,
-    labels: NDArray[np.int32], dense: NDArray[np.int32], sparse: NDArray[np.uint32],
+    buffer: NDArray[np.uint8],
+    start: Int,
+    end: Int,
+    labelled: bool,
+    missing: np.int32,
+    row: Int,
+    labels: NDArray[np.int32],
+    dense: NDArray[np.int32],
+    sparse: NDArray[np.uint32],
     buffers: tuple[NDArray[np.int64], NDArray[np.uint64], NDArray[np.uint64], NDArray[np.int64]],
-) -> tuple[Int, Int]:  # fmt: skip
+) -> tuple[Int, Int]:
     """Parse the whole rows in buffer[start:end] into `row` and following of the arrays.
 
     Args:

@@ -84,8 +84,10 @@ def parsed_blocks(
     form = format_of(chunk.source)
     layout = Layout(tuple(column.name for column in form.columns(chunk.source, delimiter)), delimiter)
     for batch, num_bytes in form.batches(chunk.source, chunk.place, columns, layout):
-        yield parse({name: as_array(values, batch.where, name) for name, values in batch.columns.items()},
-                    batch.where), num_bytes  # fmt: skip
+        yield (
+            parse({name: as_array(values, batch.where, name) for name, values in batch.columns.items()}, batch.where),
+            num_bytes,
+        )
 
 
 def as_array(values: Any, where: Where, column: str) -> Any:
@@ -170,8 +172,12 @@ def _times(array: Any, where: Where, schema: EventSchema) -> NDArray[np.uint32]:
         index = int(bad.argmax())
         value = int(times[index])
         if form != EPOCH_MS and 0 < value / 1000 <= now:
-            raise where.error(index, column, f"{value} lies in the future as seconds; it looks like milliseconds",
-                              f"write `time: {{column: {column}, format: {EPOCH_MS}}}` in the schema")  # fmt: skip
+            raise where.error(
+                index,
+                column,
+                f"{value} lies in the future as seconds; it looks like milliseconds",
+                f"write `time: {{column: {column}, format: {EPOCH_MS}}}` in the schema",
+            )
         raise where.error(index, column, f"{value} seconds lie {'before 1970' if value < 0 else 'in the future'}")
     return times.astype(np.uint32)
 
@@ -202,9 +208,11 @@ def _known(array: Any, where: Where, column: str, known: set[str]) -> tuple[NDAr
     for code, text in enumerate(texts):
         if text not in known:
             raise where.error(
-                int((codes == code).argmax()), column, f"unknown action {text[:40]!a}; known are {sorted(known)}",
+                int((codes == code).argmax()),
+                column,
+                f"unknown action {text[:40]!a}; known are {sorted(known)}",
                 f"name it in `actions`, or in `others: {{{column}: […]}}`, which no history shows, in the schema",
-            )  # fmt: skip
+            )
     return codes, texts
 
 
@@ -235,9 +243,12 @@ def _flags(array: Any, where: Where, column: str) -> NDArray[np.float64]:
 
 
 def _meets(
-    condition: Condition, columns: dict[str, Any], codes: dict[str, tuple[NDArray[np.int64], list[str]]],
-    numbers: dict[str, NDArray[np.float64]], where: Where,
-) -> NDArray[np.bool_]:  # fmt: skip
+    condition: Condition,
+    columns: dict[str, Any],
+    codes: dict[str, tuple[NDArray[np.int64], list[str]]],
+    numbers: dict[str, NDArray[np.float64]],
+    where: Where,
+) -> NDArray[np.bool_]:
     """Which events meet a condition; {} all do."""
     met = np.ones(len(next(iter(columns.values()))), np.bool_)
     for column, value in condition.items():

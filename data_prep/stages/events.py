@@ -74,8 +74,12 @@ class SortTask(LoggedTask[SortRecord]):
         """
         record = SortRecord(0, 0, 0, -1, 0, 0)
         held: list[EventBlock] = []
-        blocks = parsed_blocks(self.chunk, self.schema.columns, self.schema.delimiter,
-                               lambda columns, where: parse_events(columns, self.schema, where))  # fmt: skip
+        blocks = parsed_blocks(
+            self.chunk,
+            self.schema.columns,
+            self.schema.delimiter,
+            lambda columns, where: parse_events(columns, self.schema, where),
+        )
         for block, num_bytes in blocks:
             worker.count(num_bytes, len(block.users))
             if not len(block.users):
@@ -102,9 +106,14 @@ class SortTask(LoggedTask[SortRecord]):
         users, starts, numbers = np.unique(columns.users[order], return_index=True, return_inverse=True)
         places = (numbers * len(order) + order)[::-1]  # of each user the latest event first
         record.unsorted += int((places > np.minimum.accumulate(places)).sum())
-        arrays = {"users": users, "starts": np.append(starts, len(order)), "items": columns.items[order],
-                  "times": columns.times[order], "flags": columns.flags[order],
-                  "distinct": np.unique(columns.items)}  # fmt: skip
+        arrays = {
+            "users": users,
+            "starts": np.append(starts, len(order)),
+            "items": columns.items[order],
+            "times": columns.times[order],
+            "flags": columns.flags[order],
+            "distinct": np.unique(columns.items),
+        }
         for kind, array in arrays.items():
             suffix = f"{record.runs}.{kind}.npy"
             record.files[suffix] = write_array(Path(f"{self.stem}.{suffix}"), array, Crc32)
@@ -236,10 +245,17 @@ class MergeTask(LoggedTask[MergeRecord]):
         anchors = is_candidate & (ranks >= self.schema.min_history)
         arrays = {"users": keys[alive], "offsets": offsets, "items": ids, "times": times, "flags": flags}
         record = MergeRecord(
-            len(users), int(alive.sum()), dropped, int(_count_repeated(users, ids, times, flags)), int(outside.sum()),
-            int(anchors.sum()), int(is_candidate.sum()), int((flags[is_candidate] & self.schema.label_bit != 0).sum()),
-            int((counts[alive] <= self.schema.min_history).sum()), int(counts.max(initial=0)),
-        )  # fmt: skip
+            len(users),
+            int(alive.sum()),
+            dropped,
+            int(_count_repeated(users, ids, times, flags)),
+            int(outside.sum()),
+            int(anchors.sum()),
+            int(is_candidate.sum()),
+            int((flags[is_candidate] & self.schema.label_bit != 0).sum()),
+            int((counts[alive] <= self.schema.min_history).sum()),
+            int(counts.max(initial=0)),
+        )
         for kind, array in arrays.items():
             path = Path(f"{self.stem}.{kind}.npy")
             record.files[f"{kind}.npy"] = write_array(path, array.astype(EVENT_DTYPES[kind], copy=False), Crc32)

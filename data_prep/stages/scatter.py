@@ -35,9 +35,13 @@ FIELD_BYTES = 4  # of a label, of a dense value
 
 @jit
 def pack_rows(
-    labels: NDArray[np.int32], dense: NDArray[np.float32], ids: NDArray[np.int32], indices: NDArray[np.int64],
-    fields: tuple[NDArray[Any], ...], columns: tuple[NDArray[np.int64], ...],
-) -> None:  # fmt: skip
+    labels: NDArray[np.int32],
+    dense: NDArray[np.float32],
+    ids: NDArray[np.int32],
+    indices: NDArray[np.int64],
+    fields: tuple[NDArray[Any], ...],
+    columns: tuple[NDArray[np.int64], ...],
+) -> None:
     """Write row i to index indices[i] of the packed rows, unless that is negative.
 
     Args:
@@ -64,9 +68,13 @@ def pack_rows(
 
 @jit
 def unpack_rows(
-    fields: tuple[NDArray[Any], ...], columns: tuple[NDArray[np.int64], ...], indices: NDArray[np.int64],
-    labels: NDArray[np.int32], dense: NDArray[np.float32], ids: NDArray[np.int32],
-) -> None:  # fmt: skip
+    fields: tuple[NDArray[Any], ...],
+    columns: tuple[NDArray[np.int64], ...],
+    indices: NDArray[np.int64],
+    labels: NDArray[np.int32],
+    dense: NDArray[np.float32],
+    ids: NDArray[np.int32],
+) -> None:
     """The inverse: write packed row i to row indices[i] of the arrays."""
     in_labels, in_dense, in_large, in_medium, in_small = fields
     large, medium, small = columns

@@ -159,8 +159,20 @@ def user_events(
     user, times = user[order], times[order]
     draws, listens = rng.random((len(user), 5)), len(user)
     items, probability, labels = np.empty(listens, np.int64), np.empty(listens), np.empty(listens, np.bool_)
-    _simulate(np.append(0, np.cumsum(counts)), times, draws, config.stay, world.genre, world.by_genre, world.starts,
-              world.quality, world.peak, items, probability, labels)  # fmt: skip
+    _simulate(
+        np.append(0, np.cumsum(counts)),
+        times,
+        draws,
+        config.stay,
+        world.genre,
+        world.by_genre,
+        world.starts,
+        world.quality,
+        world.peak,
+        items,
+        probability,
+        labels,
+    )
     liked = np.flatnonzero(labels & (draws[:, 4] < LIKES))
     place = np.argsort(np.concatenate([np.arange(listens) * 2, liked * 2 + 1]), kind="stable")
     played = np.where(labels, 50 + (draws[:, 4] * 51).astype(np.int64), (draws[:, 4] * 50).astype(np.int64))
@@ -180,10 +192,19 @@ def user_events(
 
 @jit
 def _simulate(
-    offsets: NDArray[np.int64], times: NDArray[np.int64], draws: NDArray[np.float64], stay: float,
-    genres: NDArray[np.int64], by_genre: NDArray[np.int64], starts: NDArray[np.int64], quality: NDArray[np.float64],
-    peak: NDArray[np.float64], items: NDArray[np.int64], probability: NDArray[np.float64], labels: NDArray[np.bool_],
-) -> None:  # fmt: skip
+    offsets: NDArray[np.int64],
+    times: NDArray[np.int64],
+    draws: NDArray[np.float64],
+    stay: float,
+    genres: NDArray[np.int64],
+    by_genre: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    quality: NDArray[np.float64],
+    peak: NDArray[np.float64],
+    items: NDArray[np.int64],
+    probability: NDArray[np.float64],
+    labels: NDArray[np.bool_],
+) -> None:
     """Draw items and labels of all users' listens, in time; draws [listens, 5] uniform."""
     mood = np.empty((2, GENRES))
     for user in range(len(offsets) - 1):

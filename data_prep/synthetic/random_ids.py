@@ -17,9 +17,33 @@ from data_prep.dataset.schema import Schema
 from data_prep.synthetic.teacher import KAGGLE_CARDINALITIES
 
 MLPERF_V2_TABLES = (
-    40000000, 39060, 17295, 7424, 20265, 3, 7122, 1543, 63, 40000000, 3067956, 405282, 10, 2209, 11938, 155, 4,
-    976, 14, 40000000, 40000000, 40000000, 590152, 12973, 108, 36,
-)  # fmt: skip
+    40000000,
+    39060,
+    17295,
+    7424,
+    20265,
+    3,
+    7122,
+    1543,
+    63,
+    40000000,
+    3067956,
+    405282,
+    10,
+    2209,
+    11938,
+    155,
+    4,
+    976,
+    14,
+    40000000,
+    40000000,
+    40000000,
+    590152,
+    12973,
+    108,
+    36,
+)
 TABLES: dict[str, Any] = {MLPERF_V2: MLPERF_V2_TABLES, "criteo_kaggle": KAGGLE_CARDINALITIES}
 ZIPF_VERSION = 2  # of its ids; before, they were a continuous law's numbers rounded down
 DEFAULT_EXPONENTS = {IdDistribution.zipf: 1.05, IdDistribution.pareto: 0.25}

@@ -227,10 +227,15 @@ def _write_integer(value: np.int32, text: NDArray[np.uint8], position: int) -> i
 
 @jit
 def write_rows(
-    labels: NDArray[np.int32], integers: NDArray[np.int32], integer_present: NDArray[np.bool_],
-    ranks: NDArray[np.int32], category_present: NDArray[np.bool_], salt: NDArray[np.uint32], digits: NDArray[np.uint8],
+    labels: NDArray[np.int32],
+    integers: NDArray[np.int32],
+    integer_present: NDArray[np.bool_],
+    ranks: NDArray[np.int32],
+    category_present: NDArray[np.bool_],
+    salt: NDArray[np.uint32],
+    digits: NDArray[np.uint8],
     text: NDArray[np.uint8],
-) -> int:  # fmt: skip
+) -> int:
     """Write rows as Criteo's TSV into `text`; the number of bytes."""
     position = 0
     for row in range(len(labels)):

@@ -173,9 +173,11 @@ def _falling(size: int, decay: float) -> NDArray[np.float32]:
 
 @jit
 def category_ranks(
-    uniform: NDArray[np.float32], cardinality: NDArray[np.int64], exponent: NDArray[np.float64],
+    uniform: NDArray[np.float32],
+    cardinality: NDArray[np.int64],
+    exponent: NDArray[np.float64],
     ranks: NDArray[np.int32],
-) -> None:  # fmt: skip
+) -> None:
     """Ranks [rows, F] from uniform numbers [rows, F], by the inverse of a bounded Zipf law's distribution."""
     for column in range(uniform.shape[1]):
         last = np.float64(cardinality[column] + 1)
@@ -188,9 +190,12 @@ def category_ranks(
 
 @jit
 def integers_from_normal(
-    normal: NDArray[np.float32], log_mean: NDArray[np.float64], log_deviation: NDArray[np.float64],
-    shift: NDArray[np.int64], integers: NDArray[np.int32],
-) -> None:  # fmt: skip
+    normal: NDArray[np.float32],
+    log_mean: NDArray[np.float64],
+    log_deviation: NDArray[np.float64],
+    shift: NDArray[np.int64],
+    integers: NDArray[np.int32],
+) -> None:
     """Heavy-tailed integers [rows, N]: floor(exp(mean + deviation * normal)) - shift."""
     for row in range(normal.shape[0]):
         for column in range(normal.shape[1]):
@@ -200,9 +205,15 @@ def integers_from_normal(
 
 @jit
 def _triple_effects(
-    teacher: Teacher, i: int, j: int, a: int, b: int, product: float, ranks: NDArray[np.int32],
+    teacher: Teacher,
+    i: int,
+    j: int,
+    a: int,
+    b: int,
+    product: float,
+    ranks: NDArray[np.int32],
     present: NDArray[np.bool_],
-) -> float:  # fmt: skip
+) -> float:
     """Interactions of columns i and j with each later one, by the product of their factors a and b."""
     total = 0.0
     for k in range(j + 1, len(teacher.interacting)):
@@ -237,9 +248,13 @@ def _interactions(teacher: Teacher, ranks: NDArray[np.int32], present: NDArray[n
 
 @jit
 def teacher_logits(
-    teacher: Teacher, integers: NDArray[np.int32], integer_present: NDArray[np.bool_], ranks: NDArray[np.int32],
-    category_present: NDArray[np.bool_], logits: NDArray[np.float64],
-) -> None:  # fmt: skip
+    teacher: Teacher,
+    integers: NDArray[np.int32],
+    integer_present: NDArray[np.bool_],
+    ranks: NDArray[np.int32],
+    category_present: NDArray[np.bool_],
+    logits: NDArray[np.float64],
+) -> None:
     """The logit of every row; what is missing has no effect, but for integers, which count as 0."""
     for row in range(len(logits)):
         logit = teacher.intercept[0]

@@ -101,9 +101,14 @@ def _is_first_use(
 
 @jit
 def _draw_depth(
-    uniform: float, distances: NDArray[np.int64], nearest: NDArray[np.int64], farthest: NDArray[np.int64],
-    urn: NDArray[np.int64], tree: NDArray[np.integer], state: NDArray[np.int64],
-) -> Int:  # fmt: skip
+    uniform: float,
+    distances: NDArray[np.int64],
+    nearest: NDArray[np.int64],
+    farthest: NDArray[np.int64],
+    urn: NDArray[np.int64],
+    tree: NDArray[np.integer],
+    state: NDArray[np.int64],
+) -> Int:
     """A depth below the number of ids used so far."""
     deep = state[USED]
     while state[IN_REACH] < len(urn) and nearest[state[IN_REACH]] < deep:
@@ -127,9 +132,14 @@ def _draw_depth(
 
 @jit
 def draw_accesses(
-    ids: NDArray[np.integer], uniform: NDArray[np.float64], profile: tuple[Any, ...], urn: NDArray[np.int64],
-    counts: NDArray[np.int64], own: NDArray[np.int64], stack: tuple[Any, ...],
-) -> None:  # fmt: skip
+    ids: NDArray[np.integer],
+    uniform: NDArray[np.float64],
+    profile: tuple[Any, ...],
+    urn: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    own: NDArray[np.int64],
+    stack: tuple[Any, ...],
+) -> None:
     """Fill `ids`; uniform [n, 2]. `urn`, its tree `counts`, `own` and the stack's arrays change."""
     length, first_uses, distances, new_ids, starts, nearest, farthest = profile
     words, tree, id_at, slot_of, state = stack
@@ -168,8 +178,9 @@ def warn_of_length(profiles: dict[str, TableProfile], accesses: dict[str, int], 
         accesses: to be generated, per table.
         asked, profiled: the two numbers, as the warning names them.
     """
-    shares = {name: (share_used_before(p, accesses[name]), share_used_before(p, p.accesses)) for name, p in
-              profiles.items()}  # fmt: skip
+    shares = {
+        name: (share_used_before(p, accesses[name]), share_used_before(p, p.accesses)) for name, p in profiles.items()
+    }
     name = max(shares, key=lambda table: abs(shares[table][0] - shares[table][1]))
     share, there = shares[name]
     if abs(share - there) <= TOLERANCE:

@@ -134,9 +134,13 @@ def _select(words: NDArray[np.uint64], tree: NDArray[np.integer], rank: Int) -> 
 
 @jit
 def move_to_top(
-    slot: Int, words: NDArray[np.uint64], tree: NDArray[np.integer], id_at: NDArray[np.int64],
-    slot_of: NDArray[np.int64], state: NDArray[np.int64],
-) -> None:  # fmt: skip
+    slot: Int,
+    words: NDArray[np.uint64],
+    tree: NDArray[np.integer],
+    id_at: NDArray[np.int64],
+    slot_of: NDArray[np.int64],
+    state: NDArray[np.int64],
+) -> None:
     """Use again the id whose last use had `slot`."""
     top = state[NEXT]
     identity = id_at[slot]
@@ -152,9 +156,13 @@ def move_to_top(
 
 @jit
 def push(
-    identity: Int, words: NDArray[np.uint64], tree: NDArray[np.integer], id_at: NDArray[np.int64],
-    slot_of: NDArray[np.int64], state: NDArray[np.int64],
-) -> None:  # fmt: skip
+    identity: Int,
+    words: NDArray[np.uint64],
+    tree: NDArray[np.integer],
+    id_at: NDArray[np.int64],
+    slot_of: NDArray[np.int64],
+    state: NDArray[np.int64],
+) -> None:
     """Use an id for the first time."""
     top = state[NEXT]
     words[top >> 6] |= np.uint64(1) << np.uint64(top & 63)
@@ -185,9 +193,14 @@ def slot_at_depth(depth: Int, words: NDArray[np.uint64], tree: NDArray[np.intege
 
 @jit
 def use_ids(
-    ids: NDArray[np.integer], distances: NDArray[np.int64], words: NDArray[np.uint64], tree: NDArray[np.integer],
-    id_at: NDArray[np.int64], slot_of: NDArray[np.int64], state: NDArray[np.int64],
-) -> None:  # fmt: skip
+    ids: NDArray[np.integer],
+    distances: NDArray[np.int64],
+    words: NDArray[np.uint64],
+    tree: NDArray[np.integer],
+    id_at: NDArray[np.int64],
+    slot_of: NDArray[np.int64],
+    state: NDArray[np.int64],
+) -> None:
     """See LruStack.use; there must be room for as many uses."""
     for i in range(len(ids)):
         slot = slot_of[ids[i]]
@@ -215,9 +228,13 @@ def ids_in_order(words: NDArray[np.uint64], id_at: NDArray[np.int64], ids: NDArr
 
 @jit
 def refill(
-    ids: NDArray[np.integer], words: NDArray[np.uint64], tree: NDArray[np.integer], id_at: NDArray[np.int64],
-    slot_of: NDArray[np.int64], state: NDArray[np.int64],
-) -> None:  # fmt: skip
+    ids: NDArray[np.integer],
+    words: NDArray[np.uint64],
+    tree: NDArray[np.integer],
+    id_at: NDArray[np.int64],
+    slot_of: NDArray[np.int64],
+    state: NDArray[np.int64],
+) -> None:
     """Put ids, the one longest unused first, into an empty bitmap."""
     state[NEXT] = state[LIVE] = 0
     for i in range(len(ids)):

@@ -109,9 +109,12 @@ def _starts(values: NDArray[np.uint32]) -> NDArray[np.int64]:
 
 @jit
 def count_repeated(
-    values: NDArray[np.uint32], found: NDArray[np.uint32], counts: NDArray[np.int64], first: NDArray[np.int64],
+    values: NDArray[np.uint32],
+    found: NDArray[np.uint32],
+    counts: NDArray[np.int64],
+    first: NDArray[np.int64],
     codes: NDArray[np.uint16],
-) -> int:  # fmt: skip
+) -> int:
     """Count the distinct values of a column, in their order of appearance.
 
     Args:

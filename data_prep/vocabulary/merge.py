@@ -108,9 +108,14 @@ class _MergeBuffers:
 
 @jit
 def sum_equal(
-    keys: NDArray[np.uint64], counts: NDArray[np.int64], first: NDArray[np.int64], threshold: int,
-    out_values: NDArray[np.uint32], out_counts: NDArray[np.int64], out_first: NDArray[np.int64],
-) -> Int:  # fmt: skip
+    keys: NDArray[np.uint64],
+    counts: NDArray[np.int64],
+    first: NDArray[np.int64],
+    threshold: int,
+    out_values: NDArray[np.uint32],
+    out_counts: NDArray[np.int64],
+    out_first: NDArray[np.int64],
+) -> Int:
     """Sum the counts and take the earliest row of each value, without a branch.
 
     Args:

@@ -132,9 +132,12 @@ def count_classes(parts: Sequence[AnyRun]) -> CountClasses:
 
 @jit
 def place_by_rank(
-    values: NDArray[np.uint32], counts: NDArray[np.int64], classes: NDArray[np.int64], next_rank: NDArray[np.int64],
+    values: NDArray[np.uint32],
+    counts: NDArray[np.int64],
+    classes: NDArray[np.int64],
+    next_rank: NDArray[np.int64],
     vocabulary: NDArray[np.uint32],
-) -> None:  # fmt: skip
+) -> None:
     """Put each value at the next rank of its count's class.
 
     Args:

@@ -23,8 +23,14 @@ from tests.forks import keep_environment
 from tests.once import made_once
 
 REPOSITORY = Path(__file__).parent.parent.parent
-SMALL = ["model.dense_arch=[32,16]", "model.over_arch=[32,1]", "train.global_batch_size=64",
-         "train.log_every_steps=1", "runtime.num_threads=1", "runtime.platform=cpu"]  # fmt: skip
+SMALL = [
+    "model.dense_arch=[32,16]",
+    "model.over_arch=[32,1]",
+    "train.global_batch_size=64",
+    "train.log_every_steps=1",
+    "runtime.num_threads=1",
+    "runtime.platform=cpu",
+]
 
 _STORES: list[Any] = []  # a store lasts as long as the processes that meet in it
 
@@ -67,8 +73,14 @@ def run_app(tmp_path: Path) -> Command:
 @pytest.fixture(scope="session")
 def overrides(dataset: Path) -> list[str]:
     """Five checkpoints over two epochs, evaluated in between."""
-    return [*SMALL, f"data.path={dataset}", "train.max_steps=60", "checkpoint.every_steps=12",
-            "train.eval_every_steps=20", "runtime.platform=cpu"]  # fmt: skip
+    return [
+        *SMALL,
+        f"data.path={dataset}",
+        "train.max_steps=60",
+        "checkpoint.every_steps=12",
+        "train.eval_every_steps=20",
+        "runtime.platform=cpu",
+    ]
 
 
 @pytest.fixture(scope="session")
@@ -97,8 +109,15 @@ def ended(forks: list[Any], cwd: Path) -> "subprocess.CompletedProcess[str]":
     return subprocess.CompletedProcess([], next((fork.exitcode for fork in forks if fork.exitcode), 0), out, err)
 
 
-def forked(name: str, *overrides: str, cwd: Path, processes: int = 1, fault: str = "", stderr: str = ".stderr",
-           environment: Mapping[str, str] = {}) -> list[Any]:  # fmt: skip
+def forked(
+    name: str,
+    *overrides: str,
+    cwd: Path,
+    processes: int = 1,
+    fault: str = "",
+    stderr: str = ".stderr",
+    environment: Mapping[str, str] = {},
+) -> list[Any]:
     """Start what `python -m app.<name>` does, in forks of a process that has imported torch already: 3 s less each.
 
     Several processes are told what torchrun would tell them, and meet in a store of ours. fault: see tests.app.inject;
@@ -113,8 +132,13 @@ def forked(name: str, *overrides: str, cwd: Path, processes: int = 1, fault: str
     if processes > 1:
         store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         _STORES.append(store)
-        launched = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": str(processes),
-                    "LOCAL_WORLD_SIZE": str(processes), "TORCHELASTIC_USE_AGENT_STORE": "True"}  # fmt: skip
+        launched = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(store.port),
+            "WORLD_SIZE": str(processes),
+            "LOCAL_WORLD_SIZE": str(processes),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+        }
     if name == "train" and not any(override.startswith("baselines=") for override in overrides):
         overrides = (*overrides, "baselines=false")  # they take seconds, and change nothing of a run
     forks = []

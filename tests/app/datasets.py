@@ -56,10 +56,12 @@ def ragged_rows(split: str, rows: int, seed: int = 0) -> list[dict[str, list[int
     rng = np.random.default_rng([seed, len(split)])
     sizes = {"user": 1, "item": 1, "genres": 2}
     return [
-        {name: rng.integers(0, limit, sizes.get(name, int(rng.integers(0, 6)))).tolist()
-         for name, limit in RAGGED_EMBEDDINGS.items()}
+        {
+            name: rng.integers(0, limit, sizes.get(name, int(rng.integers(0, 6)))).tolist()
+            for name, limit in RAGGED_EMBEDDINGS.items()
+        }
         for _ in range(rows)
-    ]  # fmt: skip
+    ]
 
 
 def write_ragged_dataset(root: Path, rows: dict[str, int], shard_rows: int = 70, seed: int = 0) -> Manifest:
@@ -74,10 +76,12 @@ def write_ragged_dataset(root: Path, rows: dict[str, int], shard_rows: int = 70,
             dense = np.array([[(first + i) / count, len(row["tags"])] for i, row in enumerate(part)], np.float32)
             sparse = np.array([row["user"] + row["item"] for row in part], np.int32)
             bags = tuple(
-                Bags(np.array([value for row in part for value in row[feature]], np.int32),
-                     np.cumsum([0] + [len(row[feature]) for row in part]))
+                Bags(
+                    np.array([value for row in part for value in row[feature]], np.int32),
+                    np.cumsum([0] + [len(row[feature]) for row in part]),
+                )
                 for feature in RAGGED
-            )  # fmt: skip
+            )
             arrays = ShardArrays(labels[first : first + shard_rows, None].astype(np.int32), dense, sparse, bags)
             shards.append(write_shard(root, name, f"{number:05d}", arrays))
         splits[name] = Split(count, float(labels.mean()) if count else None, shards)

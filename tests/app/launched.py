@@ -19,8 +19,9 @@ class Launcher:
         if interface:
             environment["GLOO_SOCKET_IFNAME"] = interface
         self.out = out
-        self.process = start_module("app.launch", *arguments, cwd=cwd, out=out, environment=environment,
-                                    prepare=prepare)  # fmt: skip
+        self.process = start_module(
+            "app.launch", *arguments, cwd=cwd, out=out, environment=environment, prepare=prepare
+        )
 
     def end(self) -> tuple[int, str]:
         """Wait for its exit status, and what was said on stderr."""

@@ -48,9 +48,10 @@ def as_jobset(documents: dict[str, Document]) -> Document:
     name, trainer = train_job["metadata"]["name"], train_job["spec"]["trainer"]
     spec = copy.deepcopy(runtime["template"]["spec"])
     (job,) = [
-        job for job in spec["replicatedJobs"]
+        job
+        for job in spec["replicatedJobs"]
         if job["template"]["metadata"]["labels"].get("trainer.kubeflow.org/trainjob-ancestor-step") == "trainer"
-    ]  # fmt: skip
+    ]
     job["template"]["spec"] |= {"completions": trainer["numNodes"], "parallelism": trainer["numNodes"]}
     (node,) = [one for one in job["template"]["spec"]["template"]["spec"]["containers"] if one["name"] == "node"]
     node |= {"args": trainer["args"], "resources": trainer["resourcesPerNode"]}
@@ -155,11 +156,25 @@ class Cluster:
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         with open(self.folder / f"pod_{index}.log", "ab") as log:
             return subprocess.Popen(
-                ["ip", "netns", "exec", self.hosts[index], "unshare", "--uts", "sh", "-c", START, str(hosts),
-                 f"{name}-{index}", *command],
-                cwd=self.folder, stdout=log, stderr=log,
+                [
+                    "ip",
+                    "netns",
+                    "exec",
+                    self.hosts[index],
+                    "unshare",
+                    "--uts",
+                    "sh",
+                    "-c",
+                    START,
+                    str(hosts),
+                    f"{name}-{index}",
+                    *command,
+                ],
+                cwd=self.folder,
+                stdout=log,
+                stderr=log,
                 env={"PATH": path, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", **variables},
-            )  # fmt: skip
+            )
 
 
 def _field(source: Document, index: int) -> str:

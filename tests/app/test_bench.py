@@ -14,9 +14,17 @@ from app.config.commands import FAMILIES, BenchConfig
 from common.compose import compose_config
 from tests.app.conftest import Command, ended, forked
 
-TINY = ["seconds=0.001", "runtime.num_threads=1", "shape.batch_size=16", "shape.num_embeddings=[50,7]",
-        "model.dense_arch=[8,4]", "model.embedding_dim=4", "model.over_arch=[8,1]",
-        "inference.batch_sizes=[1,4]", "inference.least_runs=20"]  # fmt: skip
+TINY = [
+    "seconds=0.001",
+    "runtime.num_threads=1",
+    "shape.batch_size=16",
+    "shape.num_embeddings=[50,7]",
+    "model.dense_arch=[8,4]",
+    "model.embedding_dim=4",
+    "model.over_arch=[8,1]",
+    "inference.batch_sizes=[1,4]",
+    "inference.least_runs=20",
+]
 
 
 @pytest.mark.slow
@@ -58,8 +66,17 @@ def test_a_choice_of_operators(run_app: Command, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_case_without_memory_costs_no_other(tmp_path: Path) -> None:
     """The second of them: the results of those before and after it are kept."""
-    done = ended(forked("bench", *TINY, "operators=[mlp/over_arch,optimizer_step/sgd]", "out=bench.json", cwd=tmp_path,
-                        fault="no memory for a measurement:2"), tmp_path)  # fmt: skip
+    done = ended(
+        forked(
+            "bench",
+            *TINY,
+            "operators=[mlp/over_arch,optimizer_step/sgd]",
+            "out=bench.json",
+            cwd=tmp_path,
+            fault="no memory for a measurement:2",
+        ),
+        tmp_path,
+    )
     assert done.returncode == 0, done.stderr
     assert "mlp/over_arch_train skipped: out of memory; give a smaller shape.batch_size" in done.stderr
     names = [result["name"] for result in json.loads((tmp_path / "bench.json").read_bytes())["results"]]

@@ -26,9 +26,18 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 PRETENDED = torch.cuda.is_available() and "Pretended" in torch.cuda.get_device_name()
 only_real = pytest.mark.skipif(PRETENDED, reason="no GPU, only a pretended one: FBGEMM's operator is for GPUs alone")
 
-TINY = ["model.dense_arch=[32,16]", "model.over_arch=[32,1]", "train.global_batch_size=64",
-        "train.log_every_steps=1", "train.max_steps=40", "train.deterministic=true", "optimizer=sgd",
-        "optimizer.lr=0.1", "run.dir=run", "baselines=false"]  # fmt: skip
+TINY = [
+    "model.dense_arch=[32,16]",
+    "model.over_arch=[32,1]",
+    "train.global_batch_size=64",
+    "train.log_every_steps=1",
+    "train.max_steps=40",
+    "train.deterministic=true",
+    "optimizer=sgd",
+    "optimizer.lr=0.1",
+    "run.dir=run",
+    "baselines=false",
+]
 
 
 def command(name: str, *arguments: str, cwd: Path) -> str:
@@ -95,8 +104,13 @@ def test_tables_in_fp16_train(dataset: Path, tmp_path: Path) -> None:
 def test_fused_optimizers_equal_torch(optimizer: str, tmp_path: Path) -> None:
     """All rows in one batch: FBGEMM's Adam moves those of the batch, torch's, which a CPU has, all."""
     write_dataset(tmp_path / "data", {"train": 600, "val": 60, "test": 60})
-    overrides = [f"optimizer={optimizer}", "optimizer.lr=0.01", "train.global_batch_size=600", "train.max_steps=20",
-                 "train.epochs=20"]  # fmt: skip
+    overrides = [
+        f"optimizer={optimizer}",
+        "optimizer.lr=0.01",
+        "train.global_batch_size=600",
+        "train.max_steps=20",
+        "train.epochs=20",
+    ]
     for platform in ("cpu", "auto"):
         train(tmp_path / platform, tmp_path / "data", *overrides, f"runtime.platform={platform}")
     np.testing.assert_allclose(losses(tmp_path / "auto/run"), losses(tmp_path / "cpu/run"), rtol=1e-4)
@@ -112,8 +126,9 @@ def test_tables_behind_a_cache_equal_tables_on_the_device(dataset: Path, tmp_pat
 def test_a_resumed_run_ends_as_one_that_was_not_stopped_and_is_replayed(dataset: Path, tmp_path: Path) -> None:
     whole = train(tmp_path / "whole", dataset, "optimizer=rowwise_adagrad", "optimizer.lr=0.05")
     for steps in (15, 40):
-        resumed = train(tmp_path / "resumed", dataset, "optimizer=rowwise_adagrad", "optimizer.lr=0.05",
-                        f"train.max_steps={steps}")  # fmt: skip
+        resumed = train(
+            tmp_path / "resumed", dataset, "optimizer=rowwise_adagrad", "optimizer.lr=0.05", f"train.max_steps={steps}"
+        )
     assert (resumed["digest"], resumed["eval"]) == (whole["digest"], whole["eval"])
     verified = json.loads(command("app.verify", "run=run", cwd=tmp_path / "resumed"))
     assert verified["verdict"] == "identical"

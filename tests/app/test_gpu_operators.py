@@ -66,8 +66,9 @@ def permute(device: str, size: int) -> None:
     order = np.array([2, 0, 3, 1], np.int32)
     lengths = np.full((TABLES, size // TABLES // BAG), BAG, np.int32)
     values = RNG.integers(0, 1 << 40, size)
-    moved = torch.ops.fbgemm.permute_2D_sparse_data(tensor(order, device), tensor(lengths, device),
-                                                    tensor(values, device), None, size)[1]  # fmt: skip
+    moved = torch.ops.fbgemm.permute_2D_sparse_data(
+        tensor(order, device), tensor(lengths, device), tensor(values, device), None, size
+    )[1]
     np.testing.assert_array_equal(moved.cpu().numpy(), values.reshape(TABLES, -1)[order].ravel())
 
 
@@ -77,9 +78,14 @@ def bucketize(device: str, size: int) -> None:
     ids = RNG.integers(0, processes * rows, size)
     lengths = np.full(size // BAG, BAG, np.int32)
     new_lengths, local = torch.ops.fbgemm.block_bucketize_sparse_features(
-        tensor(lengths, device), tensor(ids, device), False, False,
-        torch.full((TABLES,), rows, dtype=torch.int64, device=device), processes, None,
-    )[:2]  # fmt: skip
+        tensor(lengths, device),
+        tensor(ids, device),
+        False,
+        False,
+        torch.full((TABLES,), rows, dtype=torch.int64, device=device),
+        processes,
+        None,
+    )[:2]
     owners = ids // rows
     np.testing.assert_array_equal(local.cpu().numpy(), np.concatenate([ids[owners == 0], ids[owners == 1] - rows]))
     counts = [(owners == process).reshape(-1, BAG).sum(1) for process in range(processes)]

@@ -30,8 +30,11 @@ from tests.app.pods import (
 from tests.app.run_files import summary
 
 GRACE_SECONDS = 300
-MODELS = {"JobSet": models.JobsetV1alpha2JobSet, "TrainJob": models.TrainerV1alpha1TrainJob,
-          "TrainingRuntime": models.TrainerV1alpha1TrainingRuntime}  # fmt: skip
+MODELS = {
+    "JobSet": models.JobsetV1alpha2JobSet,
+    "TrainJob": models.TrainerV1alpha1TrainJob,
+    "TrainingRuntime": models.TrainerV1alpha1TrainingRuntime,
+}
 
 
 def job_of(file: str) -> Document:
@@ -69,10 +72,12 @@ def test_what_a_pod_is_given(file: str) -> None:
     variables = {one["name"]: one.get("value", one.get("valueFrom")) for one in container["env"]}
     name = "clickwork-0" if file == "job.yaml" else "clickwork-node-0-0"
     assert variables == {
-        "PET_NNODES": "2", "PET_NPROC_PER_NODE": str(container["resources"]["limits"]["amd.com/gpu"]),
-        "PET_NODE_RANK": {"fieldRef": {"fieldPath": COMPLETION_INDEX}}, "PET_MASTER_ADDR": f"{name}.clickwork",
+        "PET_NNODES": "2",
+        "PET_NPROC_PER_NODE": str(container["resources"]["limits"]["amd.com/gpu"]),
+        "PET_NODE_RANK": {"fieldRef": {"fieldPath": COMPLETION_INDEX}},
+        "PET_MASTER_ADDR": f"{name}.clickwork",
         "PET_MASTER_PORT": "29500",
-    }  # fmt: skip
+    }
     assert container["args"] == ["app.launch", "-m", "app.train", "run.name=mine", "data.path=data/synthetic"]
     folder = entry_point()[1]
     mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}

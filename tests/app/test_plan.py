@@ -13,10 +13,41 @@ from tests.app.group import run_group
 from tests.error_lines import error_line
 
 # MLPerf v2: 97.4 GiB of tables of dimension 128, 214 ids a sample.
-ROWS = [40_000_000, 39060, 17295, 7424, 20265, 3, 7122, 1543, 63, 40_000_000, 3067956, 405282, 10, 2209, 11938, 155, 4,
-        976, 14, 40_000_000, 40_000_000, 40_000_000, 590152, 12973, 108, 36]  # fmt: skip
-MLPERF = ["plan.num_embeddings=mlperf_v2", "data.multi_hot.sizes=mlperf_v2", "model.embedding_dim=128",
-          "model.dense_arch=[512,128]", "train.global_batch_size=65536"]  # fmt: skip
+ROWS = [
+    40_000_000,
+    39060,
+    17295,
+    7424,
+    20265,
+    3,
+    7122,
+    1543,
+    63,
+    40_000_000,
+    3067956,
+    405282,
+    10,
+    2209,
+    11938,
+    155,
+    4,
+    976,
+    14,
+    40_000_000,
+    40_000_000,
+    40_000_000,
+    590152,
+    12973,
+    108,
+    36,
+]
+MLPERF = [
+    "plan.num_embeddings=mlperf_v2",
+    "data.multi_hot.sizes=mlperf_v2",
+    "model.embedding_dim=128",
+    "model.dense_arch=[512,128]",
+    "train.global_batch_size=65536",
+]
 
 
 def planned(run_app: Command, tmp_path: Path, *overrides: str) -> dict[str, Any]:
@@ -59,8 +90,14 @@ def test_mlperf_on_hardware_that_is_not_here(run_app: Command, tmp_path: Path) -
 def test_dlrm_v4_on_hardware_that_is_not_here(run_app: Command, tmp_path: Path) -> None:
     """Tables looked up id by id: their rows go to the processes whose samples have the ids, each for itself."""
     fit, too_small = ["mi355x", "h200", "b200", "b300", "gb300"], ["h100"]
-    plan = planned(run_app, tmp_path, "recipe=mlperf_v4", "topology=mi300x", "topology.devices_per_node=8",
-                   f"plan.topologies=[{','.join(fit + too_small)}]")  # fmt: skip
+    plan = planned(
+        run_app,
+        tmp_path,
+        "recipe=mlperf_v4",
+        "topology=mi300x",
+        "topology.devices_per_node=8",
+        f"plan.topologies=[{','.join(fit + too_small)}]",
+    )
     shards = [shard for table in plan["tables"].values() for shard in table["shards"]]
     assert sum(height * width * 4 for *_, height, width in shards) == 293_051_712 * 512 * 4
     # A value of the optimizer's a row, and the rows of 1,024 samples of 4,086 events and a candidate each.
@@ -93,8 +130,13 @@ def test_several_gpus_are_balanced_by_the_planner_unless_told_otherwise(run_app:
 
 
 def test_host_memory_behind_a_cache_where_a_device_is_too_small(run_app: Command, tmp_path: Path) -> None:
-    overrides = [*MLPERF, "topology=h100", "optimizer=rowwise_adagrad", "sharding.cache_load_factor=0.1",
-                 "sharding.kernels=[fused,dense,fused_uvm_caching]"]  # fmt: skip
+    overrides = [
+        *MLPERF,
+        "topology=h100",
+        "optimizer=rowwise_adagrad",
+        "sharding.cache_load_factor=0.1",
+        "sharding.kernels=[fused,dense,fused_uvm_caching]",
+    ]
     plan = planned(run_app, tmp_path, *overrides)
     cached = [table for table in plan["tables"].values() if table["kernel"] == "fused_uvm_caching"]
     assert cached
@@ -161,8 +203,14 @@ def test_two_plans_side_by_side(run_app: Command, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_run_trains_by_a_plan(run_app: Command, dataset: Path, tmp_path: Path) -> None:
     config = [*SMALL, f"data.path={dataset}", "run.name=x", "train.max_steps=20"]
-    plan = planned(run_app, tmp_path, *config, "topology=cpu", "topology.devices_per_node=2",
-                   "sharding.types=[row_wise,column_wise,data_parallel]")  # fmt: skip
+    plan = planned(
+        run_app,
+        tmp_path,
+        *config,
+        "topology=cpu",
+        "topology.devices_per_node=2",
+        "sharding.types=[row_wise,column_wise,data_parallel]",
+    )
     assert {row["name"]: row["num_embeddings"] for row in plan["tables"].values()} == {
         f"t_{name}": rows for name, rows in NUM_EMBEDDINGS.items()
     }

@@ -109,10 +109,14 @@ def test_every_form_of_a_file_gives_the_same(run: Path, run_app: Command, tmp_pa
 def test_bags_of_several_ids(run_app: Command, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     rows: list[dict[str, Any]] = [
-        {"rating": int(rng.integers(1, 6)), "age": int(rng.integers(10, 70)), "user": f"u{rng.integers(30)}",
-         "genres": [f"g{g}" for g in rng.choice(8, rng.integers(0, 4), replace=False)]}
+        {
+            "rating": int(rng.integers(1, 6)),
+            "age": int(rng.integers(10, 70)),
+            "user": f"u{rng.integers(30)}",
+            "genres": [f"g{g}" for g in rng.choice(8, rng.integers(0, 4), replace=False)],
+        }
         for _ in range(400)
-    ]  # fmt: skip
+    ]
     with open(tmp_path / "raw.csv", "w", newline="") as file:
         writer = csv.DictWriter(file, ["rating", "age", "user", "genres"])
         writer.writeheader()
@@ -120,8 +124,15 @@ def test_bags_of_several_ids(run_app: Command, tmp_path: Path) -> None:
     (tmp_path / "schema.yaml").write_text(
         'label: {column: rating, rule: ">= 4"}\ndense: [age]\nsparse: [user, {column: genres, separator: "|"}]\n'
     )
-    preprocess(config(f"data.raw={tmp_path}/raw.csv", f"data.path={tmp_path}/data", "data=custom",
-                      f"data.schema={tmp_path}/schema.yaml", "data.split.method=fraction"))  # fmt: skip
+    preprocess(
+        config(
+            f"data.raw={tmp_path}/raw.csv",
+            f"data.path={tmp_path}/data",
+            "data=custom",
+            f"data.schema={tmp_path}/schema.yaml",
+            "data.split.method=fraction",
+        )
+    )
     done = run_app("train", *SMALL, "data.path=data", "run.name=r", "train.max_steps=9", "eval.split=test")
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "runs/r/summary.json").read_bytes())["eval"]
@@ -145,8 +156,15 @@ def test_ids_are_expanded_as_they_were_in_training(run_app: Command, tmp_path: P
     text = oracle.make_rows(400, seed=4)
     (tmp_path / "raw.tsv").write_bytes(text)
     preprocess(config(f"data.raw={tmp_path}/raw.tsv", f"data.path={tmp_path}/data"))
-    done = run_app("train", *SMALL, "data.path=data", "run.name=r", "train.max_steps=4", "eval.split=test",
-                   f"data.multi_hot.sizes={[1 + i % 3 for i in range(26)]}".replace(" ", ""))  # fmt: skip
+    done = run_app(
+        "train",
+        *SMALL,
+        "data.path=data",
+        "run.name=r",
+        "train.max_steps=4",
+        "eval.split=test",
+        f"data.multi_hot.sizes={[1 + i % 3 for i in range(26)]}".replace(" ", ""),
+    )
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "runs/r/summary.json").read_bytes())["eval"]
     lines = text.decode().splitlines(keepends=True)[-summary["samples"] :]

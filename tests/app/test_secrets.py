@@ -16,14 +16,22 @@ from tests.error_lines import error_line
 
 SECRET = "hunter2"
 ENVIRONMENT = {
-    "TORCH_TOKEN": SECRET, "CUDA_PASSWORD": SECRET, "CLICKWORK_SECRET": SECRET, "NCCL_DEBUG_TOKEN": SECRET,
-    "GLOO_PROXY": f"http://user:{SECRET}@host", "WANDB_API_KEY": SECRET, "HTTPS_PROXY": f"http://user:{SECRET}@host",
-}  # fmt: skip
+    "TORCH_TOKEN": SECRET,
+    "CUDA_PASSWORD": SECRET,
+    "CLICKWORK_SECRET": SECRET,
+    "NCCL_DEBUG_TOKEN": SECRET,
+    "GLOO_PROXY": f"http://user:{SECRET}@host",
+    "WANDB_API_KEY": SECRET,
+    "HTTPS_PROXY": f"http://user:{SECRET}@host",
+}
 ARGUMENTS = [
-    f"record.mlflow_experiment=http://user:{SECRET}@host/x", f"+environment.variables.TORCH_API_KEY={SECRET}",
-    f"+environment.variables.GPU_URL='http://user:{SECRET}@host'", f"mlperf.organization=postgresql://{SECRET}@host/x",
-    "mlperf.enabled=true", "checkpoint.every_steps=5",
-]  # fmt: skip
+    f"record.mlflow_experiment=http://user:{SECRET}@host/x",
+    f"+environment.variables.TORCH_API_KEY={SECRET}",
+    f"+environment.variables.GPU_URL='http://user:{SECRET}@host'",
+    f"mlperf.organization=postgresql://{SECRET}@host/x",
+    "mlperf.enabled=true",
+    "checkpoint.every_steps=5",
+]
 
 
 def planted(root: Path) -> list[Path]:
@@ -45,13 +53,23 @@ def test_a_run_and_its_replay(run_app: Command, dataset: Path, tmp_path: Path) -
     assert planted(tmp_path) == []
 
 
-@pytest.mark.parametrize("override", [
-    f"record.mlflow=http://user:{SECRET}@localhost:1", f"record.mlflow=http://user:{SECRET}/1@localhost:1",
-    f"record.wandb=http://user:{SECRET}@host", f"+environment.my_token={SECRET}", f"--mlflow-password={SECRET}",
-    f"environment.variables=http://user:{SECRET}@host", f"+environment.variables.MY_TOKEN={SECRET}(, a",
-    f"+environment.variables={{MY_TOKEN: {SECRET}, 1x: 1}}", f"+data.prep.remote.password={SECRET}",
-    f"data.source=https://user:{SECRET}@host", f"run.dir=http://user:{SECRET}@host\nb", f"password={SECRET}",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "override",
+    [
+        f"record.mlflow=http://user:{SECRET}@localhost:1",
+        f"record.mlflow=http://user:{SECRET}/1@localhost:1",
+        f"record.wandb=http://user:{SECRET}@host",
+        f"+environment.my_token={SECRET}",
+        f"--mlflow-password={SECRET}",
+        f"environment.variables=http://user:{SECRET}@host",
+        f"+environment.variables.MY_TOKEN={SECRET}(, a",
+        f"+environment.variables={{MY_TOKEN: {SECRET}, 1x: 1}}",
+        f"+data.prep.remote.password={SECRET}",
+        f"data.source=https://user:{SECRET}@host",
+        f"run.dir=http://user:{SECRET}@host\nb",
+        f"password={SECRET}",
+    ],
+)
 def test_errors(
     override: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -88,8 +106,17 @@ def test_a_mirror_s_login(run_app: Command, tmp_path: Path) -> None:
     mirror.content["day_0.tsv"] = oracle.make_rows(400, seed=0)
     url = mirror.url("good/day_0.tsv").replace("//", f"//user:{SECRET}@")
     prep = f"{{remote: {{name: day_0.tsv, mirrors: ['{url}']}}}}"
-    done = run_app("train", *SMALL, "run.name=one", "data.source=criteo_kaggle", "data.path=null", "data.workers=1",
-                   f"+data.prep={prep}", "+data.prep.remote.member=null", "train.max_steps=2")  # fmt: skip
+    done = run_app(
+        "train",
+        *SMALL,
+        "run.name=one",
+        "data.source=criteo_kaggle",
+        "data.path=null",
+        "data.workers=1",
+        f"+data.prep={prep}",
+        "+data.prep.remote.member=null",
+        "train.max_steps=2",
+    )
     assert done.returncode == 0, done.stderr
     assert "fetching http://127.0.0.1" in done.stderr
     assert any(login for _, _, login in mirror.logins)

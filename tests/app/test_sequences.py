@@ -30,13 +30,34 @@ from tests.data_prep.conftest import config
 from tests.error_lines import error_line
 from tests.once import made_once
 
-ADAM = ["optimizer=rowwise_adagrad", "optimizer.dense=adam", "optimizer.lr=0.001", "optimizer.beta1=0.95",
-        "optimizer.beta2=0.999", "optimizer.eps=1e-8", "optimizer.max_grad_norm=1"]  # fmt: skip
-TINY = ["model=hstu", "model.embedding_dim=16", "model.hstu.dim=16", "model.hstu.num_heads=1",
-        "model.hstu.attention_dim=8", "model.hstu.hidden_dim=8", "model.hstu.preprocessor_dim=16",
-        "model.hstu.item_dim=16", "data.events.history_length=15", "train.global_batch_size=32",
-        "eval.global_batch_size=64", "train.log_every_steps=1", "runtime.num_threads=1", "runtime.platform=cpu",
-        "checkpoint.every_steps=4", "checkpoint.asynchronous=false", *ADAM]  # fmt: skip
+ADAM = [
+    "optimizer=rowwise_adagrad",
+    "optimizer.dense=adam",
+    "optimizer.lr=0.001",
+    "optimizer.beta1=0.95",
+    "optimizer.beta2=0.999",
+    "optimizer.eps=1e-8",
+    "optimizer.max_grad_norm=1",
+]
+TINY = [
+    "model=hstu",
+    "model.embedding_dim=16",
+    "model.hstu.dim=16",
+    "model.hstu.num_heads=1",
+    "model.hstu.attention_dim=8",
+    "model.hstu.hidden_dim=8",
+    "model.hstu.preprocessor_dim=16",
+    "model.hstu.item_dim=16",
+    "data.events.history_length=15",
+    "train.global_batch_size=32",
+    "eval.global_batch_size=64",
+    "train.log_every_steps=1",
+    "runtime.num_threads=1",
+    "runtime.platform=cpu",
+    "checkpoint.every_steps=4",
+    "checkpoint.asynchronous=false",
+    *ADAM,
+]
 NOWHERE = ["model=hstu", "data.path=nowhere"]
 DROPOUT = ["model.hstu.input_dropout=0.2", "model.hstu.linear_dropout=0.1"]
 
@@ -84,9 +105,17 @@ def test_a_killed_run_goes_on_to_the_same_bits(run_app: Command, log: Path, tmp_
 @pytest.mark.slow
 def test_evaluations_of_a_window_cut_the_rate_and_end_the_run(run_app: Command, log: Path, tmp_path: Path) -> None:
     """Where no gain counts: the first evaluation is the best, each later one cuts, the third of these ends the run."""
-    overrides = [*TINY, *DROPOUT, f"data.path={log}", "train.max_steps=40", "train.eval_every_steps=3",
-                 "schedule=plateau", "schedule.factor=0.5", "schedule.threshold=1",
-                 "train.early_stop_patience=3"]  # fmt: skip
+    overrides = [
+        *TINY,
+        *DROPOUT,
+        f"data.path={log}",
+        "train.max_steps=40",
+        "train.eval_every_steps=3",
+        "schedule=plateau",
+        "schedule.factor=0.5",
+        "schedule.threshold=1",
+        "train.early_stop_patience=3",
+    ]
     whole = run_app("train", *overrides, "run.name=whole")
     assert whole.returncode == 0, whole.stderr
     lines = map(json.loads, (tmp_path / "runs/whole/metrics.jsonl").read_text().splitlines())
@@ -220,10 +249,13 @@ OF_FLAG = "  user_x_promoted: {of: [user, promoted], rows: 50}\n"
 def write_own_log(directory: Path, crosses: str) -> list[str]:
     """A log whose users and items have names."""
     rng, events = np.random.default_rng(3), 600
-    table = {"who": [f"user {i}" for i in rng.integers(0, 9, events)],
-             "what": [f"film {i}" for i in rng.integers(0, 30, events)],
-             "at": np.arange(events) * 997, "event": rng.choice(["good", "bad"], events),
-             "promoted": rng.integers(0, 2, events)}  # fmt: skip
+    table = {
+        "who": [f"user {i}" for i in rng.integers(0, 9, events)],
+        "what": [f"film {i}" for i in rng.integers(0, 30, events)],
+        "at": np.arange(events) * 997,
+        "event": rng.choice(["good", "bad"], events),
+        "promoted": rng.integers(0, 2, events),
+    }
     with open(directory / "log.csv", "w", newline="") as file:
         writer = csv.writer(file)
         writer.writerows([list(table), *zip(*table.values(), strict=True)])
@@ -262,8 +294,14 @@ def test_items_are_ranked_as_evaluation_scores_each_alone(
         column = "what" if kind != "sequences" else "item"
         texts = itertools.cycle((("0", "no", "False", ""), ("1", "1.0", "true", "YES"))[promoted])
         (tmp_path / "c.csv").write_text(f"{column},promoted\n" + "".join(f"{name},{next(texts)}\n" for name in asked))
-        given = [f"run={directory}", f"user={names[int(events.users[users[i]])]}", f"time={events.times[positions[i]]}",
-                 "candidates=c.csv", "out=out.json", "top_k=null"]  # fmt: skip
+        given = [
+            f"run={directory}",
+            f"user={names[int(events.users[users[i]])]}",
+            f"time={events.times[positions[i]]}",
+            "candidates=c.csv",
+            "out=out.json",
+            "top_k=null",
+        ]
         done = run_app("recommend", *given)
         assert done.returncode == 0, done.stderr
         found = json.loads((tmp_path / "out.json").read_bytes())
@@ -350,8 +388,17 @@ def test_several_tasks_are_learned(run_app: Command, log: Path, tmp_path: Path, 
 
 @pytest.mark.slow
 def test_blocks_and_losses_are_in_mlperf_s_log(run_app: Command, log: Path, tmp_path: Path) -> None:
-    done = run_app("train", *TINY, f"data.path={log}", "train.max_steps=8", "train.log_every_steps=2", "run.name=x",
-                   "train.eval_every_steps=4", "mlperf.enabled=true", "mlperf.benchmark=dlrmv4")  # fmt: skip
+    done = run_app(
+        "train",
+        *TINY,
+        f"data.path={log}",
+        "train.max_steps=8",
+        "train.log_every_steps=2",
+        "run.name=x",
+        "train.eval_every_steps=4",
+        "mlperf.enabled=true",
+        "mlperf.benchmark=dlrmv4",
+    )
     assert done.returncode == 0, done.stderr
     lines = (tmp_path / "runs/x/mllog.txt").read_text().splitlines()
     entries = [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
@@ -366,10 +413,20 @@ def test_blocks_and_losses_are_in_mlperf_s_log(run_app: Command, log: Path, tmp_
 @pytest.mark.slow
 def test_it_learns_from_the_order_of_events(tmp_path: Path) -> None:
     """The same model of shuffled histories knows less; none knows more than the model behind the labels."""
-    overrides = ["model=hstu", "data.source=synthetic_events", f"data.path={tmp_path}/log",
-                 "data.prep.synthetic_events.users=800", "data.events.history=last_n", "data.events.history_length=12",
-                 "model.hstu.num_layers=1", "train.global_batch_size=128", "train.max_steps=500",
-                 "train.eval_every_steps=null", "runtime.num_threads=1", "runtime.platform=cpu"]  # fmt: skip
+    overrides = [
+        "model=hstu",
+        "data.source=synthetic_events",
+        f"data.path={tmp_path}/log",
+        "data.prep.synthetic_events.users=800",
+        "data.events.history=last_n",
+        "data.events.history_length=12",
+        "model.hstu.num_layers=1",
+        "train.global_batch_size=128",
+        "train.max_steps=500",
+        "train.eval_every_steps=null",
+        "runtime.num_threads=1",
+        "runtime.platform=cpu",
+    ]
     aucs = {}
     for name, fault in (("ordered", ""), ("shuffled", "histories shuffled:0")):
         done = ended(forked("train", *overrides, f"run.name={name}", cwd=tmp_path, fault=fault), tmp_path)

@@ -33,8 +33,7 @@ def on_terminal(command: Sequence[str], cwd: Path, **environment: str) -> Termin
 
 
 def endless(dataset: Path) -> list[str]:
-    return ["app.train", *SMALL, f"data.path={dataset}", "run.name=x", "train.epochs=60000",
-            "train.log_every_steps=10"]  # fmt: skip
+    return ["app.train", *SMALL, f"data.path={dataset}", "run.name=x", "train.epochs=60000", "train.log_every_steps=10"]
 
 
 def processes_of(run: Path) -> list[int]:
@@ -175,8 +174,14 @@ def test_a_key_before_the_first_step_says_that_nothing_is_saved(
 def test_a_second_key_ends_all_at_once_and_says_what_is_lost(
     processes: int, overrides: list[str], tmp_path: Path
 ) -> None:
-    command = [*launched(processes), "tests.app.at_moment", "train", *overrides, "run.name=x",
-               f"run.dir={tmp_path}/runs/x"]  # fmt: skip
+    command = [
+        *launched(processes),
+        "tests.app.at_moment",
+        "train",
+        *overrides,
+        "run.name=x",
+        f"run.dir={tmp_path}/runs/x",
+    ]
     terminal = on_terminal(command, tmp_path, MOMENT="in the save:2")
     terminal.wait_for(REACHED)
     terminal.press(CTRL_C)
@@ -257,7 +262,12 @@ def test_a_key_while_modules_are_imported(module: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("processes", ["abc", "0", "2x", "1.5"])
 def test_a_number_of_processes_that_is_none(processes: str) -> None:
-    done = subprocess.run(["make", "--dry-run", "train", f"NPROC={processes}"], cwd=REPOSITORY, capture_output=True,
-                          text=True, check=False)  # fmt: skip
+    done = subprocess.run(
+        ["make", "--dry-run", "train", f"NPROC={processes}"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 2
     assert re.fullmatch(rf"Makefile:\d+: \*\*\* NPROC={processes}: not a number of processes; .*\n", done.stderr)

@@ -64,8 +64,14 @@ class Slurm:
 
     def run(self, *command: str, cwd: Path | None = None, **variables: str) -> str:
         """The output of a command on the first machine."""
-        done = subprocess.run(self._on(0, *command), cwd=cwd, env=self._variables() | variables, capture_output=True,
-                              text=True, check=False)  # fmt: skip
+        done = subprocess.run(
+            self._on(0, *command),
+            cwd=cwd,
+            env=self._variables() | variables,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
@@ -84,12 +90,29 @@ class Slurm:
             return subprocess.Popen(self._on(number, daemon, "-D"), env=self._variables(), stdout=log, stderr=log)
 
     def _on(self, number: int, *command: str) -> list[str]:
-        return ["nsenter", f"--net=/run/netns/{self._hosts[number]}", "unshare", "--mount", "--uts", "sh", "-c", START,
-                f"{self.folder}/hosts", NAMES[number], *command]  # fmt: skip
+        return [
+            "nsenter",
+            f"--net=/run/netns/{self._hosts[number]}",
+            "unshare",
+            "--mount",
+            "--uts",
+            "sh",
+            "-c",
+            START,
+            f"{self.folder}/hosts",
+            NAMES[number],
+            *command,
+        ]
 
     def _variables(self) -> dict[str, str]:
-        return {"PATH": os.environ["PATH"], "SLURM_CONF": f"{self.folder}/slurm.conf", "PYTHONPATH": str(REPOSITORY),
-                "OMP_NUM_THREADS": "1", "PYTHON": sys.executable, "PROCESSES": "1"}  # fmt: skip
+        return {
+            "PATH": os.environ["PATH"],
+            "SLURM_CONF": f"{self.folder}/slurm.conf",
+            "PYTHONPATH": str(REPOSITORY),
+            "OMP_NUM_THREADS": "1",
+            "PYTHON": sys.executable,
+            "PROCESSES": "1",
+        }
 
 
 @pytest.fixture
@@ -141,10 +164,35 @@ def test_a_job_of_two_machines_survives_a_loss_and_its_time_limit(
     """A machine's processes are killed (137), then the time limit comes (75): queued again, to the same bits."""
     run = tmp_path / "runs/mine"
     for host in hosts:
-        ip("netns", "exec", host, "tc", "qdisc", "add", "dev", host, "root", "tbf", "rate", RATE, "burst", "32kbit",
-           "latency", "400ms")  # fmt: skip
-    number = slurm.run("sbatch", "--parsable", "--time=1", "--signal=USR1@50", str(REPOSITORY / "launch/slurm.sh"),
-                       *DISTURBED, f"data.path={dataset}", cwd=tmp_path, WAIT="3")  # fmt: skip
+        ip(
+            "netns",
+            "exec",
+            host,
+            "tc",
+            "qdisc",
+            "add",
+            "dev",
+            host,
+            "root",
+            "tbf",
+            "rate",
+            RATE,
+            "burst",
+            "32kbit",
+            "latency",
+            "400ms",
+        )
+    number = slurm.run(
+        "sbatch",
+        "--parsable",
+        "--time=1",
+        "--signal=USR1@50",
+        str(REPOSITORY / "launch/slurm.sh"),
+        *DISTURBED,
+        f"data.path={dataset}",
+        cwd=tmp_path,
+        WAIT="3",
+    )
     wait_until(lambda: num_checkpoints(run) > 0 or slurm.release(number), slurm)
     kill(launcher_in(hosts[1]))
     wait_until(

@@ -43,8 +43,14 @@ SUMMARY_KEYS = {
 
 
 def test_a_run_and_its_directory(run_app: Command, dataset: Path, tmp_path: Path) -> None:
-    overrides = [*SMALL, f"data.path={dataset}", "run.name=one", "train.epochs=2", "train.eval_every_steps=30",
-                 "checkpoint.every_steps=25"]  # fmt: skip
+    overrides = [
+        *SMALL,
+        f"data.path={dataset}",
+        "run.name=one",
+        "train.epochs=2",
+        "train.eval_every_steps=30",
+        "checkpoint.every_steps=25",
+    ]
     done = run_app("train", *overrides)
     assert done.returncode == 0, done.stderr
     run = tmp_path / "runs/one"
@@ -98,8 +104,9 @@ def test_a_run_and_its_directory(run_app: Command, dataset: Path, tmp_path: Path
 @pytest.mark.slow
 def test_same_seed_same_bits_and_another_seed_others(run_app: Command, dataset: Path, tmp_path: Path) -> None:
     for name, seed in (("a", 7), ("b", 7), ("c", 8)):
-        done = run_app("train", *SMALL, f"data.path={dataset}", f"run.name={name}", f"train.seed={seed}",
-                       "train.max_steps=40")  # fmt: skip
+        done = run_app(
+            "train", *SMALL, f"data.path={dataset}", f"run.name={name}", f"train.seed={seed}", "train.max_steps=40"
+        )
         assert done.returncode == 0, done.stderr
     a, b, c = (summary(tmp_path / "runs" / name)["digest"] for name in "abc")
     assert a == b
@@ -122,9 +129,17 @@ def test_killed_in_mid_run_it_goes_on_to_the_same_bits(
 ) -> None:
     """Killed in step 22, in the second epoch, with shuffling, an evaluation on either side of the last checkpoint
     before and one after."""
-    overrides = [*SMALL, f"data.path={request.getfixturevalue(rows)}", f"optimizer={optimizer}", "train.epochs=9",
-                 "train.global_batch_size=128", "train.max_steps=30", "checkpoint.every_steps=9",
-                 "train.eval_every_steps=10", "record.tensorboard=false"]  # fmt: skip
+    overrides = [
+        *SMALL,
+        f"data.path={request.getfixturevalue(rows)}",
+        f"optimizer={optimizer}",
+        "train.epochs=9",
+        "train.global_batch_size=128",
+        "train.max_steps=30",
+        "checkpoint.every_steps=9",
+        "train.eval_every_steps=10",
+        "record.tensorboard=false",
+    ]
     whole = run_app("train", *overrides, "run.name=whole", processes=processes)
     assert whole.returncode == 0, whole.stderr
     killed = tmp_path / "runs/killed"
@@ -189,8 +204,15 @@ def test_zero_steps_builds_the_run(run_app: Command, dataset: Path, tmp_path: Pa
 
 
 def test_it_stops_at_the_target(run_app: Command, dataset: Path, tmp_path: Path) -> None:
-    done = run_app("train", *SMALL, f"data.path={dataset}", "run.name=target", "train.epochs=9",
-                   "train.eval_every_steps=10", "train.target_auc=0.6")  # fmt: skip
+    done = run_app(
+        "train",
+        *SMALL,
+        f"data.path={dataset}",
+        "run.name=target",
+        "train.epochs=9",
+        "train.eval_every_steps=10",
+        "train.target_auc=0.6",
+    )
     assert done.returncode == 0, done.stderr
     figures = summary(tmp_path / "runs/target")
     assert figures["status"] == "target_reached"
@@ -210,8 +232,14 @@ def test_another_configuration_does_not_go_on_from_a_checkpoint(
     assert "optimizer.lr=0.5" in error_line(other.stderr)
     assert "run.name" in other.stderr
     assert summary(tmp_path / "runs/first")["steps"] == 5
-    over = run_app("train", *overrides, "optimizer.lr=0.5", "train.max_steps=6", "checkpoint.resume=never",
-                   "checkpoint.overwrite=true")  # fmt: skip
+    over = run_app(
+        "train",
+        *overrides,
+        "optimizer.lr=0.5",
+        "train.max_steps=6",
+        "checkpoint.resume=never",
+        "checkpoint.overwrite=true",
+    )
     assert over.returncode == 0
     assert summary(tmp_path / "runs/first")["steps"] == 6
     assert len(losses(tmp_path / "runs/first")) == 6

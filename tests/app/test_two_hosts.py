@@ -45,8 +45,18 @@ def hosts() -> Iterator[list[str]]:
         yield names
 
 
-DOCUMENTED = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "job",
-              "--rdzv-endpoint", f"{ADDRESSES[0]}:29400"]  # fmt: skip
+DOCUMENTED = [
+    "--nnodes",
+    "2",
+    "--nproc-per-node",
+    "1",
+    "--rdzv-backend",
+    "c10d",
+    "--rdzv-id",
+    "job",
+    "--rdzv-endpoint",
+    f"{ADDRESSES[0]}:29400",
+]
 
 
 def start_one(
@@ -73,8 +83,15 @@ def are_under_way(launchers: list[Launcher]) -> bool:
 
 @pytest.mark.slow
 def test_the_cable_is_cut_and_mended(hosts: list[str], dataset: Path, tmp_path: Path) -> None:
-    overrides = [*SMALL, f"data.path={dataset}", "run.name=x", "train.epochs=6000", "checkpoint.every_steps=20",
-                 f"runtime.timeout_minutes={TIMEOUT_SECONDS / 60}", "sharding.types=row_wise"]  # fmt: skip
+    overrides = [
+        *SMALL,
+        f"data.path={dataset}",
+        "run.name=x",
+        "train.epochs=6000",
+        "checkpoint.every_steps=20",
+        f"runtime.timeout_minutes={TIMEOUT_SECONDS / 60}",
+        "sharding.types=row_wise",
+    ]
     run, launchers = tmp_path / "runs/x", start(hosts, tmp_path, "cut", overrides)
     try:
         wait_for_checkpoint(run, lambda: are_under_way(launchers))
@@ -141,8 +158,12 @@ def ended(launchers: list[Launcher]) -> list[tuple[int, str]]:
 @pytest.mark.slow
 def test_machines_meet_by_a_name_that_is_loopback_on_one(hosts: list[str], dataset: Path, tmp_path: Path) -> None:
     options = ["--rdzv-endpoint", "first:29400"]
-    results = ended([start_one(hosts, number, tmp_path / str(number), brief(dataset), *options, prepare=enter_by_name)
-                     for number in range(2)])  # fmt: skip
+    results = ended(
+        [
+            start_one(hosts, number, tmp_path / str(number), brief(dataset), *options, prepare=enter_by_name)
+            for number in range(2)
+        ]
+    )
     assert [status for status, _ in results] == [0, 0], results
     for (_, err), address, host in zip(results, ADDRESSES, hosts, strict=True):
         assert f"launch: {address} on {host}, meeting at first:29400" in err
@@ -171,10 +192,16 @@ def test_a_refusal_on_one_machine_ends_both_at_once(
 ) -> None:
     """With restarts left, and whichever machine it is."""
     launchers = [
-        start_one(hosts, one, tmp_path / str(one), [*brief(dataset), *(["train.epocs=1"] if one == number else [])],
-                  "--max-restarts", "3")
+        start_one(
+            hosts,
+            one,
+            tmp_path / str(one),
+            [*brief(dataset), *(["train.epocs=1"] if one == number else [])],
+            "--max-restarts",
+            "3",
+        )
         for one in range(2)
-    ]  # fmt: skip
+    ]
     results = ended(launchers)
     assert [status for status, _ in results] == [2, 2], results
     assert results[number][1].count("did you mean train.epochs?") == 1

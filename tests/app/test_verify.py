@@ -113,8 +113,16 @@ def test_the_checkpoint_and_the_tensor_of_the_first_difference_are_named(
     run_app: Command, dataset: Path, tmp_path: Path
 ) -> None:
     """Somebody changed one value of one table in the checkpoint of step 20, sums and all; steps 10 and 30 are whole."""
-    overrides = [*SMALL, f"data.path={dataset}", "run.name=run", "train.max_steps=30", "checkpoint.every_steps=10",
-                 "checkpoint.keep=9", "checkpoint.keep_best=false", "optimizer=sgd"]  # fmt: skip
+    overrides = [
+        *SMALL,
+        f"data.path={dataset}",
+        "run.name=run",
+        "train.max_steps=30",
+        "checkpoint.every_steps=10",
+        "checkpoint.keep=9",
+        "checkpoint.keep_best=false",
+        "optimizer=sgd",
+    ]
     assert run_app("train", *overrides).returncode == 0
     path = tmp_path / "runs/run/checkpoints/step_00000020"
     change_one_value(path, ".t_cat_2.weight", row=7, column=3)

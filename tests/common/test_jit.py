@@ -23,8 +23,9 @@ with compile_notice("nothing"):
 def test_compiling_is_told_once_and_loading_never(tmp_path: Path) -> None:
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     result = [
-        subprocess.run([sys.executable, "-c", PROGRAM], cwd=REPOSITORY, env=environment, capture_output=True, text=True,
-                       check=True).stderr
+        subprocess.run(
+            [sys.executable, "-c", PROGRAM], cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=True
+        ).stderr
         for _ in range(2)
-    ]  # fmt: skip
+    ]
     assert result == ["compiling the parser (once; the result is cached) ...\n", ""]

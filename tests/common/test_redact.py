@@ -13,10 +13,23 @@ from common.redact import RedactingFormatter, is_secret, redact, redact_argument
 from data_prep.config.keys import DataConfig
 
 SECRETS = [
-    "TORCH_TOKEN", "CUDA_PASSWORD", "CLICKWORK_SECRET", "NCCL_DEBUG_TOKEN", "AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY",
-    "apiKey", "accessKey", "db.passwd", "GPU_PWD", "x-auth", "CLICKWORK_CREDENTIALS", "private_key", "SSH_PASSPHRASE",
-    "X-Amz-Signature", "sig",
-]  # fmt: skip
+    "TORCH_TOKEN",
+    "CUDA_PASSWORD",
+    "CLICKWORK_SECRET",
+    "NCCL_DEBUG_TOKEN",
+    "AWS_SECRET_ACCESS_KEY",
+    "WANDB_API_KEY",
+    "apiKey",
+    "accessKey",
+    "db.passwd",
+    "GPU_PWD",
+    "x-auth",
+    "CLICKWORK_CREDENTIALS",
+    "private_key",
+    "SSH_PASSPHRASE",
+    "X-Amz-Signature",
+    "sig",
+]
 PLAIN = ["OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM", "keep", "key", "monkeys", "CUDA_HOME", "author", "CUDA_DESIGN"]
 
 
@@ -27,8 +40,9 @@ def test_names_of_secrets(name: str) -> None:
     assert "hunter2" not in redact(f"error: {name}=hunter2; and more")
     assert "hunter2" not in redact(f"error: environment.variables={{OTHER: 1, {name}: hunter2}}")
     assert "hunter2" not in redact(f'{{"{name}": "hunter2", "b": 1}}')
-    assert redact_arguments([f"+environment.variables.{name}=hunter2, and ] more"]) == \
-        [f"+environment.variables.{name}=***"]  # fmt: skip
+    assert redact_arguments([f"+environment.variables.{name}=hunter2, and ] more"]) == [
+        f"+environment.variables.{name}=***"
+    ]
 
 
 @pytest.mark.parametrize("name", PLAIN)
@@ -50,10 +64,20 @@ def test_logins_in_urls(scheme: str, login: str) -> None:
     assert login not in redact(f"run={Path(f'http://{login}@host/a')}: not there")
 
 
-@pytest.mark.parametrize("text", [
-    "http://host:8080/path@v1", "a@b", "file:///a/b", "git@github.com", "batch=64, lr: 0.1", "column user_token: 'x'",
-    "https://host/a b@c", "configuration: Key 'split' not in 'DataConfig'", "give it as key=value",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "http://host:8080/path@v1",
+        "a@b",
+        "file:///a/b",
+        "git@github.com",
+        "batch=64, lr: 0.1",
+        "column user_token: 'x'",
+        "https://host/a b@c",
+        "configuration: Key 'split' not in 'DataConfig'",
+        "give it as key=value",
+    ],
+)
 def test_what_is_no_secret_stays(text: str) -> None:
     assert redact(text) == text
 
@@ -82,8 +106,12 @@ def test_a_log_line() -> None:
     assert RedactingFormatter("%(message)s", is_terminal=True).format(record) == "\x1b[33mat http://***@h/\x1b[0m"
 
 
-@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(),
-                    lambda each: st.lists(each) | st.dictionaries(st.text(), each)))  # fmt: skip
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda each: st.lists(each) | st.dictionaries(st.text(), each),
+    )
+)
 def test_the_shape_of_content_stays_and_twice_is_once(content: object) -> None:
     once = redact(content)
     assert redact(once) == once

@@ -285,9 +285,14 @@ def test_yambda_by_name(tmp_path: Path, mirror: Mirror) -> None:
     urls = {name: f"['{mirror.url('dropping')}/{name}.parquet']" for name in names.values()}
     also = ",".join(f"{name}.parquet:{urls[name]}" for name in names.values() if name != "multi_event")
     arguments = [
-        "data=yambda_50m", f"data.path={tmp_path}/out", f"data.schema={tmp_path}/own.yaml", "data.remote.pause=0.01",
-        f"data.remote.mirrors={urls['multi_event']}", f"data.remote.also={{{also}}}", "data.remote.rows=811",
-    ]  # fmt: skip
+        "data=yambda_50m",
+        f"data.path={tmp_path}/out",
+        f"data.schema={tmp_path}/own.yaml",
+        "data.remote.pause=0.01",
+        f"data.remote.mirrors={urls['multi_event']}",
+        f"data.remote.also={{{also}}}",
+        "data.remote.rows=811",
+    ]
     manifest = preprocess(config(*arguments))
     assert manifest.extra["anchors"] == len(reference()["positions"])
     assert [source["name"] for source in manifest.sources] == [f"{name}.parquet" for name in names.values()]
@@ -329,10 +334,12 @@ def test_memory_stays_within_the_budget(tmp_path: Path, budget: str, workers: in
     """Four million events in order of time, so that every run has every user, with a million items' brands."""
     rng, rows = np.random.default_rng(0), 4_000_000
     columns = {
-        "user": rng.integers(0, 5_000, rows), "time": np.sort(rng.integers(0, 10**7, rows)),
-        "item": rng.integers(0, 10**6, rows), "event": rng.choice(["buy", "view"], rows),
+        "user": rng.integers(0, 5_000, rows),
+        "time": np.sort(rng.integers(0, 10**7, rows)),
+        "item": rng.integers(0, 10**6, rows),
+        "event": rng.choice(["buy", "view"], rows),
         "score": rng.integers(0, 6, rows, np.int8),
-    }  # fmt: skip
+    }
     pq.write_table(pa.table(columns), tmp_path / "log.parquet", row_group_size=1 << 18)
     pq.write_table(pa.table({"item": np.arange(10**6), "brand": np.arange(10**6) % 999}), tmp_path / "brands.parquet")
     (tmp_path / "schema.yaml").write_text(
@@ -340,8 +347,9 @@ def test_memory_stays_within_the_budget(tmp_path: Path, budget: str, workers: in
     )
     arguments = ["data=events", f"data.raw={tmp_path}/log.parquet", f"data.schema={tmp_path}/schema.yaml"]
     arguments += [f"data.path={tmp_path}/out", f"data.memory_budget={budget}", f"data.workers={workers}"]
-    done = subprocess.run([sys.executable, "-m", "data_prep", *arguments], cwd=REPOSITORY, check=False, text=True,
-                          capture_output=True)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "data_prep", *arguments], cwd=REPOSITORY, check=False, text=True, capture_output=True
+    )
     assert done.returncode == 0, done.stderr
     extra = load_manifest(tmp_path / "out").extra
     assert extra["workers"] == workers

@@ -80,9 +80,15 @@ def directory(tmp_path: Path) -> Path:
 
 def overrides(directory: Path, kind: str, name: str = "out", *more: str) -> list[str]:
     schema = "text" if kind == "csv" else kind
-    return ["data=custom", f"data.raw={directory}/rows.{kind}", f"data.schema={directory}/{schema}.yaml",
-            f"data.path={directory}/{name}", "data.split.method=fraction", "data.dense_transform=log1p",
-            *more]  # fmt: skip
+    return [
+        "data=custom",
+        f"data.raw={directory}/rows.{kind}",
+        f"data.schema={directory}/{schema}.yaml",
+        f"data.path={directory}/{name}",
+        "data.split.method=fraction",
+        "data.dense_transform=log1p",
+        *more,
+    ]
 
 
 def rows_of(root: Path) -> tuple[list[int], list[float], list[list[list[Any]]]]:
@@ -105,8 +111,13 @@ def expected(
     records: list[dict[str, Any]], train_rows: int, order: str = "frequency"
 ) -> tuple[list[int], list[float], list[list[list[Any]]]]:
     """By dictionaries: ids from 1 by falling count over the train rows (ties by rising hash), or by appearance."""
-    values = [[[oracle.text_value(str(v)) for v in (record[f] if isinstance(record[f], list) else [record[f]])]
-               for f in ("user", "genres", "item", "tags")] for record in records]  # fmt: skip
+    values = [
+        [
+            [oracle.text_value(str(v)) for v in (record[f] if isinstance(record[f], list) else [record[f]])]
+            for f in ("user", "genres", "item", "tags")
+        ]
+        for record in records
+    ]
     tables = []
     for feature in range(4):
         counts: dict[int, int] = {}
@@ -159,8 +170,13 @@ def test_hash_needs_no_vocabulary(directory: Path) -> None:
     more = ["data.encoding=hash", "data.max_ind_range=50"]
     for kind in ("csv", "parquet"):
         preprocess(config(*overrides(directory, kind, kind, *more)))
-    wanted = [[[oracle.text_value(str(v)) % 50 for v in (r[f] if isinstance(r[f], list) else [r[f]])]
-               for f in ("user", "genres", "item", "tags")] for r in make_records(350)]  # fmt: skip
+    wanted = [
+        [
+            [oracle.text_value(str(v)) % 50 for v in (r[f] if isinstance(r[f], list) else [r[f]])]
+            for f in ("user", "genres", "item", "tags")
+        ]
+        for r in make_records(350)
+    ]
     assert rows_of(directory / "csv")[2] == wanted
     assert sums(directory / "csv").keys()
     assert rows_of(directory / "parquet")[2] == wanted
@@ -262,9 +278,12 @@ def test_bad_schemas(directory: Path, schema: str, message: str) -> None:
 def test_integers_with_gaps_are_integers_still(directory: Path) -> None:
     preprocess(config(*overrides(directory, "parquet", "whole")))
     gaps = [float(record["user"]) for record in make_records(350)]
-    write_parquet(directory / "rows.parquet", make_records(350), user=gaps, genres=pa.array(
-        [record["genres"] or None for record in make_records(350)], pa.large_list(pa.large_string())
-    ))  # fmt: skip
+    write_parquet(
+        directory / "rows.parquet",
+        make_records(350),
+        user=gaps,
+        genres=pa.array([record["genres"] or None for record in make_records(350)], pa.large_list(pa.large_string())),
+    )
     preprocess(config(*overrides(directory, "parquet", "gaps")))
     assert sums(directory / "gaps") == sums(directory / "whole")
 

@@ -27,9 +27,12 @@ from tests.data_prep.mirror import make_archive
 from tests.once import made_once
 
 COMMANDS: dict[str, Callable[[PrepConfig], int]] = {
-    "interchange": interchange.main, "profile": profile.main, "generate": generate.main, "compare": compare.main,
+    "interchange": interchange.main,
+    "profile": profile.main,
+    "generate": generate.main,
+    "compare": compare.main,
     "verify": verify.main,
-}  # fmt: skip
+}
 SYNTHETIC = ["data=synthetic", "data.synthetic.rows=300", "data.synthetic.max_cardinality=50"]
 EVENTS = ["data=synthetic_events", "data.synthetic_events.users=20", "data.synthetic_events.days=3"]
 KAGGLE = ["data=criteo_kaggle", "data.encoding=hash", "data.max_ind_range=9"]
@@ -73,68 +76,110 @@ DAYS = ["data.raw=[{0}/day_0,{0}/day_1]"]
 # What makes `out`; the command; its overrides; what its refusal has.
 REFUSALS: dict[str, tuple[list[str], str, list[str], str]] = {
     "other synthetic rows": (
-        SYNTHETIC, "data_prep", [*SYNTHETIC, "data.synthetic.rows=400", "data.path={0}/out"],
+        SYNTHETIC,
+        "data_prep",
+        [*SYNTHETIC, "data.synthetic.rows=400", "data.path={0}/out"],
         r"synthetic\.rows is 300 there, 400 here",
     ),
     "other synthetic rows, elsewhere": (
-        [*SYNTHETIC, "data.raw={0}/raw"], "data_prep",
-        [*SYNTHETIC, "data.synthetic.seed=4", "data.raw={0}/raw", "data.path={0}/out"], r"synthetic\.seed is 0 there",
+        [*SYNTHETIC, "data.raw={0}/raw"],
+        "data_prep",
+        [*SYNTHETIC, "data.synthetic.seed=4", "data.raw={0}/raw", "data.path={0}/out"],
+        r"synthetic\.seed is 0 there",
     ),
     "other descriptions": (
-        [*SYNTHETIC, "data.synthetic.direct=true"], "data_prep",
-        [*SYNTHETIC, "data.synthetic.direct=true", "data.synthetic.days=2", "data.path={0}/out"], "days is 1 there",
+        [*SYNTHETIC, "data.synthetic.direct=true"],
+        "data_prep",
+        [*SYNTHETIC, "data.synthetic.direct=true", "data.synthetic.days=2", "data.path={0}/out"],
+        "days is 1 there",
     ),
     "synthetic rows where other rows are": (
-        DAYS, "data_prep", [*SYNTHETIC, "data.path={0}/out"], "holds another dataset",
+        DAYS,
+        "data_prep",
+        [*SYNTHETIC, "data.path={0}/out"],
+        "holds another dataset",
     ),
     "other events": (
-        EVENTS, "data_prep", [*EVENTS, "data.synthetic_events.seed=4", "data.path={0}/out"],
+        EVENTS,
+        "data_prep",
+        [*EVENTS, "data.synthetic_events.seed=4", "data.path={0}/out"],
         r"synthetic_events\.seed is 0 there, 4 here",
     ),
     "events where rows are": (DAYS, "data_prep", [*EVENTS, "data.path={0}/out"], "holds another dataset"),
     "synthetic rows among foreign files": (
-        DAYS, "data_prep", [*SYNTHETIC, "data.path={0}/foreign"], "files that are not a dataset's",
+        DAYS,
+        "data_prep",
+        [*SYNTHETIC, "data.path={0}/foreign"],
+        "files that are not a dataset's",
     ),
     "events among foreign files": (
-        DAYS, "data_prep", [*EVENTS, "data.path={0}/foreign"], "files that are not a dataset's",
+        DAYS,
+        "data_prep",
+        [*EVENTS, "data.path={0}/foreign"],
+        "files that are not a dataset's",
     ),
     "fetched days among foreign files": (
-        DAYS, "data_prep", ["data=criteo_1tb", "data.days=[0]", "data.remote.mirrors=[]", "data.path={0}/foreign"],
+        DAYS,
+        "data_prep",
+        ["data=criteo_1tb", "data.days=[0]", "data.remote.mirrors=[]", "data.path={0}/foreign"],
         "files that are not a dataset's",
     ),
     "an archive among foreign files": (
-        DAYS, "data_prep", [*KAGGLE, "data.raw={0}/one.tar.gz", "data.path={0}/foreign"],
+        DAYS,
+        "data_prep",
+        [*KAGGLE, "data.raw={0}/one.tar.gz", "data.path={0}/foreign"],
         "files that are not a dataset's",
     ),
     "another archive": (
-        DAYS, "data_prep", [*KAGGLE, "data.raw={0}/two.tar.gz", "data.path={0}/out"], "holds another dataset",
+        DAYS,
+        "data_prep",
+        [*KAGGLE, "data.raw={0}/two.tar.gz", "data.path={0}/out"],
+        "holds another dataset",
     ),
     "other parameters": (
-        DAYS, "data_prep", [*DAYS, "data.dense_transform=raw", "data.path={0}/out"], "dense_transform is log1p there",
+        DAYS,
+        "data_prep",
+        [*DAYS, "data.dense_transform=raw", "data.path={0}/out"],
+        "dense_transform is log1p there",
     ),
     "a bad row": (
-        DAYS, "data_prep", ["data.raw={0}/foreign/thesis.txt", "data.path={0}/out", "data.overwrite=true"],
+        DAYS,
+        "data_prep",
+        ["data.raw={0}/foreign/thesis.txt", "data.path={0}/out", "data.overwrite=true"],
         "row 1",
     ),
     "a dataset is there": (
-        DAYS, "interchange", ["data.path={0}/out", "exchange.source={0}/foreign"], "no day_N_labels.npy|already",
+        DAYS,
+        "interchange",
+        ["data.path={0}/out", "exchange.source={0}/foreign"],
+        "no day_N_labels.npy|already",
     ),
     "no dataset to export": (DAYS, "interchange", ["data.path={0}/none", "exchange.to={0}/new"], "no dataset here"),
     "not as integers": (
-        DAYS, "interchange", ["data.path={0}/out", "exchange.to={0}/new", "exchange.format=bin"],
+        DAYS,
+        "interchange",
+        ["data.path={0}/out", "exchange.to={0}/new", "exchange.format=bin"],
         "integers are transformed",
     ),
     "no profile": (
-        DAYS, "generate", ["locality.profile={0}/day_0", "locality.to={0}/new"], "not a locality profile",
+        DAYS,
+        "generate",
+        ["locality.profile={0}/day_0", "locality.to={0}/new"],
+        "not a locality profile",
     ),
     "no such split": (
-        DAYS, "profile", ["locality.trace={0}/out", "locality.profile={0}/new.npz", "locality.split=dev"], "no split",
+        DAYS,
+        "profile",
+        ["locality.trace={0}/out", "locality.profile={0}/new.npz", "locality.split=dev"],
+        "no split",
     ),
     "other tables": (
-        DAYS, "compare", ["locality.trace={0}/out", "locality.other={0}/day_0", "locality.plot={0}/new.svg"],
+        DAYS,
+        "compare",
+        ["locality.trace={0}/out", "locality.other={0}/day_0", "locality.plot={0}/new.svg"],
         "its tables are|is not a whole number",
     ),
-}  # fmt: skip
+}
 
 
 SLOW = ("other synthetic rows, elsewhere", "other descriptions", "events among foreign files", "other tables")

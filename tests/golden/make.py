@@ -17,10 +17,19 @@ from tests.app.datasets import write_dataset
 GOLDEN = Path("tests/golden")
 KEPT = ("config.yaml", "manifest.json", "metrics.jsonl", "summary.json")
 OVERRIDES = [
-    f"data.path={GOLDEN}/data", "run.name=golden", "model.dense_arch=[32,16]", "model.over_arch=[32,1]",
-    "train.global_batch_size=64", "train.max_steps=24", "train.eval_every_steps=10", "train.log_every_steps=1",
-    "runtime.platform=cpu", "runtime.num_threads=1", "record.tensorboard=false", "baselines=false",
-]  # fmt: skip
+    f"data.path={GOLDEN}/data",
+    "run.name=golden",
+    "model.dense_arch=[32,16]",
+    "model.over_arch=[32,1]",
+    "train.global_batch_size=64",
+    "train.max_steps=24",
+    "train.eval_every_steps=10",
+    "train.log_every_steps=1",
+    "runtime.platform=cpu",
+    "runtime.num_threads=1",
+    "record.tensorboard=false",
+    "baselines=false",
+]
 
 
 def main() -> None:
@@ -33,8 +42,9 @@ def main() -> None:
     # Nothing of the environment of who makes it, but what decides the bits.
     environment = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     with tempfile.TemporaryDirectory() as scratch:
-        subprocess.run([sys.executable, "-m", "app.train", *OVERRIDES, f"run.dir={scratch}/run"], env=environment,
-                       check=True)  # fmt: skip
+        subprocess.run(
+            [sys.executable, "-m", "app.train", *OVERRIDES, f"run.dir={scratch}/run"], env=environment, check=True
+        )
         (GOLDEN / "run").mkdir()
         for name in KEPT:
             text = (Path(scratch) / "run" / name).read_text()

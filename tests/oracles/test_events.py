@@ -172,13 +172,15 @@ def read_samples(reader: EventSplit) -> list[Any]:
         ends = np.cumsum(batch.sequences.history_lengths)
         for place in range(batch.num_valid):
             part = slice(int(ends[place]) - batch.sequences.history_lengths[place], int(ends[place]))
-            samples.append((
-                [each[place].tolist() for each in keyed],
-                batch.sequences.times[part].tolist(),
-                batch.sequences.actions[part].tolist(),
-                int(batch.sequences.candidate_times[place]),
-                float(batch.labels[place]),
-            ))  # fmt: skip
+            samples.append(
+                (
+                    [each[place].tolist() for each in keyed],
+                    batch.sequences.times[part].tolist(),
+                    batch.sequences.actions[part].tolist(),
+                    int(batch.sequences.candidate_times[place]),
+                    float(batch.labels[place]),
+                )
+            )
     return samples
 
 

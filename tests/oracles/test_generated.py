@@ -57,9 +57,9 @@ def generate(root: Path, keys: dict[str, Any], *further: str) -> dict[str, Any]:
     given = [f"data.synthetic.{key}={value}" for key, value in keys.items()]
     print(" ".join([*given, *further]))
     hashed = ["data.encoding=hash", f"data.max_ind_range={IDS}", "data.dense_transform=integers"]
-    bayes: dict[str, Any] = preprocess(
-        config("data=synthetic", f"data.path={root}", *hashed, *given, *further)
-    ).extra["bayes"]  # fmt: skip
+    bayes: dict[str, Any] = preprocess(config("data=synthetic", f"data.path={root}", *hashed, *given, *further)).extra[
+        "bayes"
+    ]
     return bayes
 
 

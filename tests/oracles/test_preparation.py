@@ -24,9 +24,11 @@ def drawn_keys(rng: np.random.Generator, is_own: bool) -> dict[str, Any]:
     def maybe(key: str, *values: Any) -> dict[str, Any]:
         return {key: values[rng.integers(len(values))]} if rng.integers(2) else {}
 
-    names = ["vocabulary", "hash"] if is_own else [
-        "vocabulary", "hash", "torchrec", "torchrec_fixed", "dlrm_kaggle", "amd_blog"
-    ]  # fmt: skip
+    names = (
+        ["vocabulary", "hash"]
+        if is_own
+        else ["vocabulary", "hash", "torchrec", "torchrec_fixed", "dlrm_kaggle", "amd_blog"]
+    )
     keys: dict[str, Any] = {"encoding": names[rng.integers(len(names))]}
     if keys["encoding"] == "amd_blog":
         return keys | maybe("max_categories", 9, 12)

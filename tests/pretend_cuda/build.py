@@ -50,8 +50,17 @@ def _compile(path: Path) -> None:
     torch = torch_directory()
     with tempfile.TemporaryDirectory(dir=path.parent) as directory:
         made = Path(directory) / path.name
-        command = ["g++", *OPTIONS, f"-I{torch}/include", f"-L{torch}/lib", str(SOURCE), "-o", str(made),
-                   "-ltorch_cpu", "-lc10"]  # fmt: skip
+        command = [
+            "g++",
+            *OPTIONS,
+            f"-I{torch}/include",
+            f"-L{torch}/lib",
+            str(SOURCE),
+            "-o",
+            str(made),
+            "-ltorch_cpu",
+            "-lc10",
+        ]
         done = subprocess.run(command, check=False, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"g++ cannot compile {SOURCE.name}:\n{done.stderr}")

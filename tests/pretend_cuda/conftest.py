@@ -49,7 +49,13 @@ def runs(machine: Machine, dataset: Path, tmp_path_factory: pytest.TempPathFacto
         assert done.returncode == 0, done.stderr
         train(machine, directory / "cpu", dataset, "cpu")
         train(machine, directory / "cuda", dataset, "cuda")
-        train(machine, directory / "adagrad", dataset, "cuda", "optimizer=adagrad",
-              environment={"PRETEND_CUDA_COUNTS": str(directory / "counts")})  # fmt: skip
+        train(
+            machine,
+            directory / "adagrad",
+            dataset,
+            "cuda",
+            "optimizer=adagrad",
+            environment={"PRETEND_CUDA_COUNTS": str(directory / "counts")},
+        )
 
     return made_once(tmp_path_factory, "pretend_cuda_runs", make)

@@ -40,8 +40,12 @@ class _Finder(importlib.abc.MetaPathFinder):
     """Does something before or after the import of a few modules."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
-        after = {"torch": _after_torch, "fbgemm_gpu": _cover, "torchrec": _after_torchrec,
-                 "app.metrics.ceilings": _shrink_ceilings}.get(name)  # fmt: skip
+        after = {
+            "torch": _after_torch,
+            "fbgemm_gpu": _cover,
+            "torchrec": _after_torchrec,
+            "app.metrics.ceilings": _shrink_ceilings,
+        }.get(name)
         if after is None:
             return None
         if name == "torch":
@@ -139,12 +143,24 @@ def _cuda_functions(torch: Any) -> dict[str, Any]:
 
     def properties(device: Any = None) -> types.SimpleNamespace:
         return types.SimpleNamespace(
-            name="Pretended GPU", total_memory=memory_bytes(), multi_processor_count=132, major=9, minor=0,
-            warp_size=32, gcnArchName="", is_integrated=0, uuid=uuid.UUID(int=index_of(device) + 1),
-            L2_cache_size=50 << 20, max_threads_per_multi_processor=2048, regs_per_multiprocessor=65536,
-            shared_memory_per_block=49152, clock_rate=1_980_000, memory_clock_rate=2_619_000, memory_bus_width=5120,
+            name="Pretended GPU",
+            total_memory=memory_bytes(),
+            multi_processor_count=132,
+            major=9,
+            minor=0,
+            warp_size=32,
+            gcnArchName="",
+            is_integrated=0,
+            uuid=uuid.UUID(int=index_of(device) + 1),
+            L2_cache_size=50 << 20,
+            max_threads_per_multi_processor=2048,
+            regs_per_multiprocessor=65536,
+            shared_memory_per_block=49152,
+            clock_rate=1_980_000,
+            memory_clock_rate=2_619_000,
+            memory_bus_width=5120,
             pci_bus_id=1,
-        )  # fmt: skip
+        )
 
     def get_rng_state(device: Any = "cuda") -> Any:
         return ops.rng_state(index_of(device))

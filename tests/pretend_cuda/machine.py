@@ -22,8 +22,9 @@ class Machine:
         self._devices = devices
         self._server: subprocess.Popen[str] | None = None
 
-    def run(self, module: str, *arguments: str, cwd: Path, processes: int = 1,
-            environment: Mapping[str, str] = {}) -> "subprocess.CompletedProcess[str]":  # fmt: skip
+    def run(
+        self, module: str, *arguments: str, cwd: Path, processes: int = 1, environment: Mapping[str, str] = {}
+    ) -> "subprocess.CompletedProcess[str]":
         """What `python -m module arguments` does on each of `processes` processes, to its end.
 
         The status is the first that is not 0; one program at a time.
@@ -36,8 +37,13 @@ class Machine:
         server = self._server = self._server or self._start()
         assert server.stdin is not None
         assert server.stdout is not None
-        request = {"module": module, "arguments": arguments, "cwd": str(cwd), "processes": processes,
-                   "environment": dict(environment)}  # fmt: skip
+        request = {
+            "module": module,
+            "arguments": arguments,
+            "cwd": str(cwd),
+            "processes": processes,
+            "environment": dict(environment),
+        }
         server.stdin.write(json.dumps(request) + "\n")
         server.stdin.flush()
         ready, _, _ = select.select([server.stdout], [], [], LIMIT_SECONDS)
@@ -64,8 +70,18 @@ class Machine:
 
     def _start(self) -> "subprocess.Popen[str]":
         environment = {name: value for name, value in os.environ.items() if name not in LAUNCHER}
-        environment |= {"PYTHONPATH": device.PYTHON_PATH, "OMP_NUM_THREADS": "1",
-                        "PRETEND_CUDA_DEVICES": str(self._devices)}  # fmt: skip
+        environment |= {
+            "PYTHONPATH": device.PYTHON_PATH,
+            "OMP_NUM_THREADS": "1",
+            "PRETEND_CUDA_DEVICES": str(self._devices),
+        }
         command = [sys.executable, "-m", "tests.pretend_cuda.server"]
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
-                                cwd=REPOSITORY, start_new_session=True)  # fmt: skip
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+            cwd=REPOSITORY,
+            start_new_session=True,
+        )

@@ -8,21 +8,54 @@ from typing import Any
 from tests.pretend_cuda.machine import Machine
 
 # SGD: torch's other optimizers are fused on a CPU and go by lists of tensors on a GPU, which rounds differently.
-TINY = ["model.dense_arch=[32,16]", "model.over_arch=[32,1]", "train.global_batch_size=64", "train.log_every_steps=5",
-        "train.max_steps=14", "runtime.num_threads=1", "optimizer=sgd", "optimizer.lr=0.1",
-        "sharding.types=table_wise", "baselines=false"]  # fmt: skip
+TINY = [
+    "model.dense_arch=[32,16]",
+    "model.over_arch=[32,1]",
+    "train.global_batch_size=64",
+    "train.log_every_steps=5",
+    "train.max_steps=14",
+    "runtime.num_threads=1",
+    "optimizer=sgd",
+    "optimizer.lr=0.1",
+    "sharding.types=table_wise",
+    "baselines=false",
+]
 
 
-def train(machine: Machine, directory: Path, data: Path, platform: str, *overrides: str, processes: int = 1,
-          environment: Mapping[str, str] = {}) -> dict[str, Any]:  # fmt: skip
+def train(
+    machine: Machine,
+    directory: Path,
+    data: Path,
+    platform: str,
+    *overrides: str,
+    processes: int = 1,
+    environment: Mapping[str, str] = {},
+) -> dict[str, Any]:
     """The summary of a whole run in `directory`/run."""
-    command(machine, "train", directory, *TINY, f"data.path={data}", f"runtime.platform={platform}", "run.name=run",
-            f"run.dir={directory}/run", *overrides, processes=processes, environment=environment)  # fmt: skip
+    command(
+        machine,
+        "train",
+        directory,
+        *TINY,
+        f"data.path={data}",
+        f"runtime.platform={platform}",
+        "run.name=run",
+        f"run.dir={directory}/run",
+        *overrides,
+        processes=processes,
+        environment=environment,
+    )
     return summary(directory)
 
 
-def command(machine: Machine, name: str, directory: Path, *arguments: str, processes: int = 1,
-            environment: Mapping[str, str] = {}) -> str:  # fmt: skip
+def command(
+    machine: Machine,
+    name: str,
+    directory: Path,
+    *arguments: str,
+    processes: int = 1,
+    environment: Mapping[str, str] = {},
+) -> str:
     """What `python -m app.name` (or a module of tests) prints on stdout; it must succeed."""
     module = name if "." in name else f"app.{name}"
     done = machine.run(module, *arguments, cwd=directory, processes=processes, environment=environment)

@@ -34,8 +34,13 @@ def _launched(processes: int, stores: list[Any]) -> dict[str, str]:
     from torch.distributed import TCPStore
 
     stores.append(TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
-    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(stores[-1].port), "WORLD_SIZE": str(processes),
-            "LOCAL_WORLD_SIZE": str(processes), "TORCHELASTIC_USE_AGENT_STORE": "True"}  # fmt: skip
+    return {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(stores[-1].port),
+        "WORLD_SIZE": str(processes),
+        "LOCAL_WORLD_SIZE": str(processes),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
 
 
 def _rank(rank: int, launched: dict[str, str]) -> dict[str, str]:

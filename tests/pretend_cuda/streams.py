@@ -6,9 +6,17 @@ from typing import Any
 import torch
 
 NAMES = (
-    "Event", "Stream", "StreamContext", "stream", "default_stream", "current_stream", "set_stream",
-    "CUDAGraph", "graph_pool_handle", "is_current_stream_capturing",
-)  # fmt: skip
+    "Event",
+    "Stream",
+    "StreamContext",
+    "stream",
+    "default_stream",
+    "current_stream",
+    "set_stream",
+    "CUDAGraph",
+    "graph_pool_handle",
+    "is_current_stream_capturing",
+)
 ops = torch.ops.pretend_cuda
 
 

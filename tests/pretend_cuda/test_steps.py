@@ -38,8 +38,15 @@ def test_operators_and_waits_of_a_step(runs: Path) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_no_step_waits(case: str, machine: Machine, dataset: Path, ragged: Path, tmp_path: Path) -> None:
     data = ragged if "bags" in case else dataset
-    train(machine, tmp_path, data, "cuda", *CASES[case], "train.log_every_steps=50",
-          environment={"PRETEND_CUDA_COUNTS": f"{tmp_path}/counts"})  # fmt: skip
+    train(
+        machine,
+        tmp_path,
+        data,
+        "cuda",
+        *CASES[case],
+        "train.log_every_steps=50",
+        environment={"PRETEND_CUDA_COUNTS": f"{tmp_path}/counts"},
+    )
     steps = read_steps(tmp_path / "counts.0")
     waits = [step["waits"] for step in steps[1:]]  # after step 10 the warm-up ends
     assert waits == [{}] * 9 + [{"aten::copy_": 1, "synchronize": 1}] + [{}] * 3

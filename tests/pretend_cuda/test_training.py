@@ -25,22 +25,33 @@ REGULARISED = [
     "sharding.types=data_parallel",
 ]
 CASES = {
-    **{kind: [f"sharding.types={kind}"]
-       for kind in ("row_wise", "column_wise", "data_parallel", "table_row_wise", "table_column_wise", "grid_shard",
-                    "auto")},
+    **{
+        kind: [f"sharding.types={kind}"]
+        for kind in (
+            "row_wise",
+            "column_wise",
+            "data_parallel",
+            "table_row_wise",
+            "table_column_wise",
+            "grid_shard",
+            "auto",
+        )
+    },
     "cat": ["model.interaction=cat"],
     "dcn": ["model=dlrm_dcn", *DIM_16],
     "projection": ["model=dlrm_projection", *DIM_16],
     "bf16": ["runtime.precision=bf16", "model.interaction=cat"],
     "fp16 tables": ["model.tables.storage=fp16"],
-    "quotients and remainders": ["+model.tables.overrides.cat_2.kind=qr",
-                                 "+model.tables.overrides.cat_2.qr_collisions=3"],
+    "quotients and remainders": [
+        "+model.tables.overrides.cat_2.kind=qr",
+        "+model.tables.overrides.cat_2.qr_collisions=3",
+    ],
     "compressed exchange": ["sharding.types=row_wise", "sharding.qcomm.forward=fp16", "sharding.qcomm.backward=bf16"],
     "pipeline": ["sharding.types=row_wise", "train.pipeline=sparse_dist", "train.eval_every_steps=5"],
     "profiler": ["runtime.profile_steps=[3,4]"],
     "skipped steps": ["train.on_nan=skip"],
     "regularised": REGULARISED,
-}  # fmt: skip
+}
 
 
 def same(ours: dict[str, Any], cpu: dict[str, Any]) -> bool:
@@ -54,8 +65,10 @@ def test_one_process_trains_as_on_the_cpu(runs: Path) -> None:
 
 @pytest.mark.slow
 def test_two_processes_train_as_on_the_cpu(machine: Machine, ragged: Path, tmp_path: Path) -> None:
-    cpu, cuda = (train(machine, tmp_path / platform, ragged, platform, "sharding.types=row_wise", processes=2)
-                 for platform in ("cpu", "cuda"))  # fmt: skip
+    cpu, cuda = (
+        train(machine, tmp_path / platform, ragged, platform, "sharding.types=row_wise", processes=2)
+        for platform in ("cpu", "cuda")
+    )
     assert cuda["world_size"] == 2
     assert same(cuda, cpu)
 
@@ -83,8 +96,10 @@ def test_another_command_sees_the_same_model(machine: Machine, runs: Path, tmp_p
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("processes", [1, 2])
 def test_bits(case: str, processes: int, machine: Machine, dataset: Path, tmp_path: Path) -> None:
-    cpu, cuda = (train(machine, tmp_path / platform, dataset, platform, *CASES[case], processes=processes)
-                 for platform in ("cpu", "cuda"))  # fmt: skip
+    cpu, cuda = (
+        train(machine, tmp_path / platform, dataset, platform, *CASES[case], processes=processes)
+        for platform in ("cpu", "cuda")
+    )
     assert same(cuda, cpu)
 
 
@@ -92,10 +107,16 @@ def test_bits(case: str, processes: int, machine: Machine, dataset: Path, tmp_pa
 @pytest.mark.parametrize("processes", [1, 2])
 def test_bags_and_columns(processes: int, machine: Machine, ragged: Path, tmp_path: Path) -> None:
     """Tables looked up id by id, weighted, in unified memory; one process's checkpoint taken up by two."""
-    overrides = ["+model.tables.overrides.tags.kind=qr", "+model.tables.overrides.tags.qr_collisions=3",
-                 "+model.tables.overrides.genres.pooling=weighted", "sharding.types=table_wise"]  # fmt: skip
-    cpu, cuda = (train(machine, tmp_path / platform, ragged, platform, *overrides, processes=processes)
-                 for platform in ("cpu", "cuda"))  # fmt: skip
+    overrides = [
+        "+model.tables.overrides.tags.kind=qr",
+        "+model.tables.overrides.tags.qr_collisions=3",
+        "+model.tables.overrides.genres.pooling=weighted",
+        "sharding.types=table_wise",
+    ]
+    cpu, cuda = (
+        train(machine, tmp_path / platform, ragged, platform, *overrides, processes=processes)
+        for platform in ("cpu", "cuda")
+    )
     assert same(cuda, cpu)
 
 
@@ -118,8 +139,15 @@ def test_several_gpus_train_by_a_plan_of_the_planner_and_replay_it(
 
 @pytest.mark.slow
 def test_gpus_of_an_unknown_kind_are_placed_by_size(machine: Machine, dataset: Path, tmp_path: Path) -> None:
-    train(machine, tmp_path, dataset, "cuda", "sharding.types=null", processes=2,
-          environment={"PRETEND_CUDA_MEMORY": str(7 << 30)})  # fmt: skip
+    train(
+        machine,
+        tmp_path,
+        dataset,
+        "cuda",
+        "sharding.types=null",
+        processes=2,
+        environment={"PRETEND_CUDA_MEMORY": str(7 << 30)},
+    )
     manifest = json.loads((tmp_path / "run/manifest.json").read_text())
     assert {table["type"] for table in manifest["plan"].values()} == {"table_wise"}
     assert "is not known; describe it in mine.yaml" in (tmp_path / ".stderr").read_text()
@@ -150,8 +178,15 @@ def test_other_optimizers_agree_within_rounding(optimizer: str, machine: Machine
 
 @pytest.mark.slow
 def test_checkpoints_come_in_blocks_from_each_process_own_gpu(machine: Machine, ragged: Path, tmp_path: Path) -> None:
-    overrides = [*TINY, f"data.path={ragged}", "runtime.platform=cuda", "run.name=run", f"run.dir={tmp_path}/run",
-                 "optimizer=rowwise_adagrad", "train.max_steps=6"]  # fmt: skip
+    overrides = [
+        *TINY,
+        f"data.path={ragged}",
+        "runtime.platform=cuda",
+        "run.name=run",
+        f"run.dir={tmp_path}/run",
+        "optimizer=rowwise_adagrad",
+        "train.max_steps=6",
+    ]
     done = machine.run("tests.pretend_cuda.staging", *overrides, cwd=tmp_path, processes=2)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["saved with GPU 0", "saved with GPU 1"]
@@ -164,8 +199,16 @@ def test_checkpoints_come_in_blocks_from_each_process_own_gpu(machine: Machine, 
 def test_layouts_change_on_the_way(machine: Machine, ragged: Path, tmp_path: Path) -> None:
     """Two processes row-wise, one table-wise, two again; sums of fp32 in other orders differ by 1e-5 at most."""
     for steps, processes, kind in ((4, 2, "row_wise"), (8, 1, "table_wise"), (14, 2, "table_wise")):
-        train(machine, tmp_path / "moved", ragged, "cuda", f"sharding.types={kind}", f"train.max_steps={steps}",
-              "train.log_every_steps=1", processes=processes)  # fmt: skip
+        train(
+            machine,
+            tmp_path / "moved",
+            ragged,
+            "cuda",
+            f"sharding.types={kind}",
+            f"train.max_steps={steps}",
+            "train.log_every_steps=1",
+            processes=processes,
+        )
     train(machine, tmp_path / "whole", ragged, "cuda", "train.log_every_steps=1")
     np.testing.assert_allclose(losses(tmp_path / "moved"), losses(tmp_path / "whole"), rtol=1e-5)
 
@@ -174,10 +217,17 @@ def test_layouts_change_on_the_way(machine: Machine, ragged: Path, tmp_path: Pat
 @pytest.mark.parametrize("processes", [1, 2])
 def test_killed_while_saving_and_resumed(processes: int, machine: Machine, dataset: Path, tmp_path: Path) -> None:
     """kill -9 in the second checkpoint, which is written while training goes on."""
-    overrides = [*TINY, f"data.path={dataset}", "runtime.platform=cuda", "run.name=run", f"run.dir={tmp_path}/run",
-                 "checkpoint.every_steps=5"]  # fmt: skip
-    killed = machine.run("app.train", *overrides, cwd=tmp_path, processes=processes,
-                         environment={"FAULT": "in the save:2"})  # fmt: skip
+    overrides = [
+        *TINY,
+        f"data.path={dataset}",
+        "runtime.platform=cuda",
+        "run.name=run",
+        f"run.dir={tmp_path}/run",
+        "checkpoint.every_steps=5",
+    ]
+    killed = machine.run(
+        "app.train", *overrides, cwd=tmp_path, processes=processes, environment={"FAULT": "in the save:2"}
+    )
     assert killed.returncode == -9, killed.stderr
     resumed = train(machine, tmp_path, dataset, "cuda", "checkpoint.every_steps=5", processes=processes)
     assert same(resumed, train(machine, tmp_path / "whole", dataset, "cuda", processes=processes))

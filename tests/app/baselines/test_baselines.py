@@ -98,8 +98,10 @@ def test_figures_are_those_of_scikit_learn_s_own_pipelines(dataset: Path) -> Non
     check(figures.base_rate, np.full(len(val_labels), labels.mean()), 0, 1e-9)
 
     # Columns and trees, by rates of plain loops.
-    rates = [rates_by_loops([[one] for one in column.tolist()], labels.tolist(), [[one] for one in other.tolist()])
-             for column, other in zip(sparse.T, val_sparse.T, strict=True)]  # fmt: skip
+    rates = [
+        rates_by_loops([[one] for one in column.tolist()], labels.tolist(), [[one] for one in other.tolist()])
+        for column, other in zip(sparse.T, val_sparse.T, strict=True)
+    ]
     assert figures.columns is not None
     each = figures.columns.rest["auc_of_each"]
     assert isinstance(each, dict)
@@ -240,9 +242,13 @@ def composed(*overrides: str) -> AppConfig:
     [(["model=hstu"], True, "learns from events; give baselines=false"), ([], False, "pip install scikit-learn")],
 )
 def test_where_they_cannot_be_true_is_refused_and_the_default_says_so(
-    overrides: list[str], has_library: bool, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    overrides: list[str],
+    has_library: bool,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+) -> None:
     if not has_library:
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=words):

@@ -16,8 +16,15 @@ from app.metrics.ceilings import WorkTiming, time_work
 
 CPU = torch.device("cpu")
 SHAPE = Shape(batch_size=8, num_dense=5, num_embeddings=(50, 7, 300), embedding_dim=4, bag_sizes=(1, 3, 2))
-MODEL = ModelConfig(embedding_dim=4, dense_arch=[16, 4], over_arch=[16, 1], dcn_num_layers=2, dcn_low_rank_dim=3,
-                    projection_branch1=[8], projection_branch2=[12])  # fmt: skip
+MODEL = ModelConfig(
+    embedding_dim=4,
+    dense_arch=[16, 4],
+    over_arch=[16, 1],
+    dcn_num_layers=2,
+    dcn_low_rank_dim=3,
+    projection_branch1=[8],
+    projection_branch2=[12],
+)
 
 
 def by_name(cases: Iterator[Case]) -> dict[str, Case]:
@@ -52,8 +59,11 @@ def test_flops_are_those_of_the_formulas() -> None:
 
 def test_all_lookups_run_and_tell_their_samples() -> None:
     found = by_name(operators.lookup_cases(SHAPE, CPU))
-    assert {"embedding_bag/torch_sgd_sum_train", "embedding_bag/tbe_sgd_mean_forward",
-            "embedding_bag/tbe_rowwise_adagrad_sum_train"} <= set(found)  # fmt: skip
+    assert {
+        "embedding_bag/torch_sgd_sum_train",
+        "embedding_bag/tbe_sgd_mean_forward",
+        "embedding_bag/tbe_rowwise_adagrad_sum_train",
+    } <= set(found)
     for case in found.values():
         case.work()
         assert case.samples == 8

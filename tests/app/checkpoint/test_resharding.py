@@ -51,8 +51,15 @@ def test_a_checkpoint_goes_on_elsewhere(
     tmp_path: Path,
 ) -> None:
     for (processes, kind), steps in ((first, 15), (then, 30)):
-        train(tmp_path, dataset, processes, *COMMON, f"optimizer={algorithm}", f"train.max_steps={steps}",
-              f"sharding.types={kind}")  # fmt: skip
+        train(
+            tmp_path,
+            dataset,
+            processes,
+            *COMMON,
+            f"optimizer={algorithm}",
+            f"train.max_steps={steps}",
+            f"sharding.types={kind}",
+        )
     moved = tmp_path / "runs/x"
     assert summary(moved)["world_size"] == then[0]
     assert len(losses(moved)) == 30

@@ -74,9 +74,13 @@ def test_devices_of_amd_that_may_not_be_opened(tmp_path: Path, monkeypatch: pyte
     ],
 )
 def test_machines_whose_gpus_torch_does_not_see(
-    present: str | None, probe: dict[str, Any], verdict: Verdict, words: str,
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    present: str | None,
+    probe: dict[str, Any],
+    verdict: Verdict,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name in ("NVIDIA_DEVICE", "AMD_DEVICE"):
         monkeypatch.setattr(devices, name, tmp_path if name == present else tmp_path / "absent")
     (check,) = devices.check_devices(convert({**CUDA, **probe, "devices": []}, Probe))

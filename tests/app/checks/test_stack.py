@@ -10,8 +10,13 @@ import pytest
 from app.checks import stack
 from app.checks.check import Verdict
 
-HERE = {"torch": "2.13.0+cpu", "fbgemm-gpu-cpu": "1.8.0", "torchrec": "1.8.0", **dict.fromkeys(stack.USED, "1"),
-        **dict.fromkeys(("numpy", "hydra-core", "omegaconf", "numba", "tqdm"), "1")}  # fmt: skip
+HERE = {
+    "torch": "2.13.0+cpu",
+    "fbgemm-gpu-cpu": "1.8.0",
+    "torchrec": "1.8.0",
+    **dict.fromkeys(stack.USED, "1"),
+    **dict.fromkeys(("numpy", "hydra-core", "omegaconf", "numba", "tqdm"), "1"),
+}
 
 
 def verdicts(versions: dict[str, str]) -> dict[str, Verdict]:
@@ -101,8 +106,12 @@ def test_a_broken_torch_is_told_in_one_line(tmp_path: Path, code: str, words: st
     root = Path(stack.__file__).parents[2]
     done = subprocess.run(
         [sys.executable, "-m", "app.doctor", "runs=none"],
-        cwd=root, env={"PATH": "", "PYTHONPATH": f"{tmp_path}"}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=root,
+        env={"PATH": "", "PYTHONPATH": f"{tmp_path}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 1
     assert done.stderr == ""
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("fail")]

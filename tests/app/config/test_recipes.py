@@ -154,10 +154,19 @@ def test_a_configuration_of_bars_is_as_published(name: str, model: str, number: 
 def test_published_sizes_add_up() -> None:
     """To the totals that their sources give."""
     totals = {name: sum(tables.values()) for name, tables in PUBLISHED_TABLES.items()}
-    assert totals == {"dac_sample": 34_405, "criteo_kaggle": 33_762_577, "deepspark_3day": 4_057_300,
-                      "mlperf_v1": 187_767_399, "mlperf_v2": 204_184_588, "mlperf_v4": 293_051_712,
-                      "criteo_x1": 2_086_277 + 26, "avazu_x1": 1_298_577 + 22, "movielenslatest_x1": 90_236 + 3,
-                      "frappe_x1": 5_379 + 10, "kgcn_lastfm": 1_870 + 3_810 + 2}  # fmt: skip
+    assert totals == {
+        "dac_sample": 34_405,
+        "criteo_kaggle": 33_762_577,
+        "deepspark_3day": 4_057_300,
+        "mlperf_v1": 187_767_399,
+        "mlperf_v2": 204_184_588,
+        "mlperf_v4": 293_051_712,
+        "criteo_x1": 2_086_277 + 26,
+        "avazu_x1": 1_298_577 + 22,
+        "movielenslatest_x1": 90_236 + 3,
+        "frappe_x1": 5_379 + 10,
+        "kgcn_lastfm": 1_870 + 3_810 + 2,
+    }
 
 
 def test_without_data_a_run_is_built_and_counted(run_app: Command, tmp_path: Path) -> None:
@@ -194,9 +203,16 @@ def test_a_recipe_trains_tiny_and_resumes(recipe: str, run_app: Command, tmp_pat
     fewer = {"amd_2026": "data.prep.random.rows=2000", "mlperf_v4": "data.prep.synthetic_events.users=50"}
     without_dense = [*(f"bars_{name}" for name in BARS if name != "criteo_x1"), "kgcn_lastfm"]
     fewer |= dict.fromkeys(without_dense, "data.prep.random.rows=3000")
-    overrides = [f"recipe={recipe}", "data.scale=tiny", "train.log_every_steps=1", "eval.global_batch_size=512",
-                 "run.name=tiny", fewer.get(recipe, "data.synthetic.rows=3000"),
-                 "train.target_auc=null", "runtime.num_threads=2"]  # fmt: skip
+    overrides = [
+        f"recipe={recipe}",
+        "data.scale=tiny",
+        "train.log_every_steps=1",
+        "eval.global_batch_size=512",
+        "run.name=tiny",
+        fewer.get(recipe, "data.synthetic.rows=3000"),
+        "train.target_auc=null",
+        "runtime.num_threads=2",
+    ]
     for steps in (2, 4):
         done = run_app("train", *overrides, f"train.max_steps={steps}")
         assert done.returncode == 0, done.stderr
@@ -208,8 +224,15 @@ def test_a_recipe_trains_tiny_and_resumes(recipe: str, run_app: Command, tmp_pat
     events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [event["step"] for event in events if event["event"] == "train"] == [1, 2, 3, 4]
     features = json.loads((run / "manifest.json").read_bytes())["tables"]
-    columns = {"amd_blog_2024": 19, "amd_blog_2024_fixed": 19, "mlperf_v4": 7,
-               "bars_avazu_x1": 22, "bars_movielenslatest_x1": 3, "bars_frappe_x1": 10, "kgcn_lastfm": 2}  # fmt: skip
+    columns = {
+        "amd_blog_2024": 19,
+        "amd_blog_2024_fixed": 19,
+        "mlperf_v4": 7,
+        "bars_avazu_x1": 22,
+        "bars_movielenslatest_x1": 3,
+        "bars_frappe_x1": 10,
+        "kgcn_lastfm": 2,
+    }
     assert len(features) == columns.get(recipe, 26)
     if recipe.startswith("amd_blog"):
         assert re.search(
@@ -222,14 +245,23 @@ def test_a_recipe_trains_tiny_and_resumes(recipe: str, run_app: Command, tmp_pat
         _require_compliant(run / "mllog.txt", "6.0.0")
 
 
-@pytest.mark.parametrize(("ruleset", "benchmark", "optimizer"), [("6.0.0", "dlrm_dcnv2", "adagrad"),
-                                                                 ("1.0.0", "dlrm", "sgd")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("ruleset", "benchmark", "optimizer"), [("6.0.0", "dlrm_dcnv2", "adagrad"), ("1.0.0", "dlrm", "sgd")]
+)
 def test_the_mlperf_log_passes_the_compliance_checker(
     ruleset: str, benchmark: str, optimizer: str, run_app: Command, dataset: Path, tmp_path: Path
 ) -> None:
     """Of a run that was stopped at its target, after it had been resumed on the way."""
-    overrides = [*SMALL, f"data.path={dataset}", f"optimizer={optimizer}", "run.name=log", "mlperf.enabled=true",
-                 f"mlperf.benchmark={benchmark}", "train.epochs=3", *QUARTERS]  # fmt: skip
+    overrides = [
+        *SMALL,
+        f"data.path={dataset}",
+        f"optimizer={optimizer}",
+        "run.name=log",
+        "mlperf.enabled=true",
+        f"mlperf.benchmark={benchmark}",
+        "train.epochs=3",
+        *QUARTERS,
+    ]
     first = run_app("train", *overrides, "train.max_steps=3")
     assert first.returncode == 0, first.stderr
     auc = json.loads((tmp_path / "runs/log/summary.json").read_bytes())["eval"]["auc"]
@@ -286,12 +318,22 @@ def test_the_log_of_dlrmv4_passes_the_compliance_checker(tmp_path: Path, monkeyp
     values = {entry["key"]: entry["value"] for entry in entries}
     assert (values["submission_benchmark"], values["submission_division"]) == ("dlrmv4", "closed")
     assert (values["opt_name"], values["opt_sparse_name"], values["max_sequence_length"]) == (
-        "Adam", "RowWiseAdagrad", 4096)  # fmt: skip
+        "Adam",
+        "RowWiseAdagrad",
+        4096,
+    )
     after = [entry["key"] for entry in entries]
     evaluation = ["block_stop", "eval_start", "eval_accuracy", "eval_stop"]
     assert after[after.index("run_start") + 1 :] == [
-        "block_start", "train_loss", "train_loss", *evaluation, "block_start", "train_loss", *evaluation, "run_stop"
-    ]  # fmt: skip
+        "block_start",
+        "train_loss",
+        "train_loss",
+        *evaluation,
+        "block_start",
+        "train_loss",
+        *evaluation,
+        "run_stop",
+    ]
     assert [entry["metadata"]["samples_count"] for entry in entries if entry["key"] == "block_start"] == [0, 57_344_000]
     assert entries[-1]["metadata"]["samples_count"] == 59_637_760
 
@@ -303,8 +345,9 @@ def _length(train: TrainConfig) -> RunLength:
 
 
 def test_a_run_stops_at_an_accuracy(run_app: Command, dataset: Path, tmp_path: Path) -> None:
-    done = run_app("train", *SMALL, f"data.path={dataset}", "train.epochs=2", *QUARTERS,
-                   "train.target_accuracy=0.4", "run.name=x")  # fmt: skip
+    done = run_app(
+        "train", *SMALL, f"data.path={dataset}", "train.epochs=2", *QUARTERS, "train.target_accuracy=0.4", "run.name=x"
+    )
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "runs/x/summary.json").read_bytes())
     assert summary["status"] == "target_reached"
@@ -314,8 +357,18 @@ def test_a_run_stops_at_an_accuracy(run_app: Command, dataset: Path, tmp_path: P
 
 def _require_compliant(log: Path, ruleset: str) -> list[dict[str, Any]]:
     """The log's entries, once MLCommons' own checker has passed it."""
-    command = [sys.executable, "-m", "mlperf_logging.compliance_checker", "--usage", "training", "--ruleset", ruleset,
-               "--log_output", str(log.with_suffix(".checked")), str(log)]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "mlperf_logging.compliance_checker",
+        "--usage",
+        "training",
+        "--ruleset",
+        ruleset,
+        "--log_output",
+        str(log.with_suffix(".checked")),
+        str(log),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return [json.loads(line.removeprefix(":::MLLOG ")) for line in log.read_text().splitlines()]

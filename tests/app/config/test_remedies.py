@@ -22,37 +22,65 @@ REMEDIES = {
     "epochs": (["num_epochs=2"], r"did you mean (train\.epochs)\?", ["{0}=2"]),
     "dashes": (["--train.epochs=2"], r"keys have no dashes; write (\S+)$", ["{0}"]),
     "data_prep's": (["data.split.metod=random"], r"did you mean (data\.split\.method)\?", ["{0}=random"]),
-    "data_prep's, within": (["data.prep.split.metod=random"], r"did you mean (data\.prep\.split\.method)\?",
-                            ["{0}=random"]),
+    "data_prep's, within": (
+        ["data.prep.split.metod=random"],
+        r"did you mean (data\.prep\.split\.method)\?",
+        ["{0}=random"],
+    ),
     "sources": (["data=synthetic"], r"give (data\.source=synthetic) instead", ["{0}"]),
     "downloads": (["data=criteo_1tb"], r"give (data.source=criteo_1tb) (data\.days=\[0\]) instead", ["{0}", "{1}"]),
-    "own": (["data=custom"], r"give (data\.raw)=FILES (data\.schema)=FILE instead",
-            ["{0}=a.csv", "{1}=b.yaml", "data.path=c"]),
-    "rows without a source": (["data.path=HERE", "data.synthetic.rows=400"], r"or (data\.source=synthetic)\)",
-                              ["data.path=new", "{0}", "data.synthetic.rows=400"]),
+    "own": (
+        ["data=custom"],
+        r"give (data\.raw)=FILES (data\.schema)=FILE instead",
+        ["{0}=a.csv", "{1}=b.yaml", "data.path=c"],
+    ),
+    "rows without a source": (
+        ["data.path=HERE", "data.synthetic.rows=400"],
+        r"or (data\.source=synthetic)\)",
+        ["data.path=new", "{0}", "data.synthetic.rows=400"],
+    ),
     "no dataset": (["data.path=new"], r"or (data\.source=synthetic) or", ["data.path=new", "{0}"]),
     "no dataset, recipe": (["recipe=mlperf_v1"], r"or (data\.scale=tiny)", ["recipe=mlperf_v1", "{0}"]),
-    "source and raw": (["data.source=random", "data.raw=a", "data.path=b"], r"leave one of them out",
-                       ["data.raw=a", "data.path=b"]),
+    "source and raw": (
+        ["data.source=random", "data.raw=a", "data.path=b"],
+        r"leave one of them out",
+        ["data.raw=a", "data.path=b"],
+    ),
     "no path": (["data.raw=a"], r"(data\.path) is not set", ["data.raw=a", "{0}=b"]),
-    "no file of val": (["data.train=a", "data.test=b", "data.path=c"], r"or (eval\.split=test)$",
-                       ["data.train=a", "data.test=b", "data.path=c", "{0}"]),
-    "a method": (["data.train=a", "data.val=b", "data.path=c", "data.split.method=random"],
-                 r"give (data\.split\.method=null)$",
-                 ["data.train=a", "data.val=b", "data.path=c", "data.split.method=random", "{0}"]),
+    "no file of val": (
+        ["data.train=a", "data.test=b", "data.path=c"],
+        r"or (eval\.split=test)$",
+        ["data.train=a", "data.test=b", "data.path=c", "{0}"],
+    ),
+    "a method": (
+        ["data.train=a", "data.val=b", "data.path=c", "data.split.method=random"],
+        r"give (data\.split\.method=null)$",
+        ["data.train=a", "data.val=b", "data.path=c", "data.split.method=random", "{0}"],
+    ),
     "name": (["run.name=a/b"], r"such as (a1), and give the directory in (run\.dir)", ["run.name={0}", "{1}=runs/a/b"]),
     "threads": (["runtime.num_threads=1000"], r"give (runtime\.num_threads=\d+)", ["{0}"]),
-    "eps": (["optimizer=sgd", "optimizer.dense=adam", "optimizer.beta1=0.9", "optimizer.beta2=0.99"],
-            r"(optimizer\.eps)=null: .* needs one, such as (\S+)",
-            ["optimizer=sgd", "optimizer.dense=adam", "optimizer.beta1=0.9", "optimizer.beta2=0.99", "{0}={1}"]),
-    "both intervals": (["train.eval_every_steps=9", "train.eval_every_fraction=0.1"], r"set one of them to (null)",
-                       ["train.eval_every_steps={0}", "train.eval_every_fraction=0.1"]),
-    "both batches": (["train.local_batch_size=8"], r"set train.local_batch_size=null or (\S+)$",
-                     ["train.local_batch_size=8", "{0}"]),
-    "weights": (["loss=weighted_bce", "loss.class_weights=[1]"], r"such as (\[1,3\])",
-                ["loss=weighted_bce", "loss.class_weights={0}"]),
+    "eps": (
+        ["optimizer=sgd", "optimizer.dense=adam", "optimizer.beta1=0.9", "optimizer.beta2=0.99"],
+        r"(optimizer\.eps)=null: .* needs one, such as (\S+)",
+        ["optimizer=sgd", "optimizer.dense=adam", "optimizer.beta1=0.9", "optimizer.beta2=0.99", "{0}={1}"],
+    ),
+    "both intervals": (
+        ["train.eval_every_steps=9", "train.eval_every_fraction=0.1"],
+        r"set one of them to (null)",
+        ["train.eval_every_steps={0}", "train.eval_every_fraction=0.1"],
+    ),
+    "both batches": (
+        ["train.local_batch_size=8"],
+        r"set train.local_batch_size=null or (\S+)$",
+        ["train.local_batch_size=8", "{0}"],
+    ),
+    "weights": (
+        ["loss=weighted_bce", "loss.class_weights=[1]"],
+        r"such as (\[1,3\])",
+        ["loss=weighted_bce", "loss.class_weights={0}"],
+    ),
     "profile": (["runtime.profile_steps=[3]"], r"such as (\[20,25\])", ["runtime.profile_steps={0}"]),
-}  # fmt: skip
+}
 
 
 def checked(overrides: list[str]) -> AppConfig:
@@ -88,17 +116,46 @@ def test_the_source_and_the_path_go_together(tmp_path: Path, dataset: Path) -> N
     assert prepare._job(checked([f"data.path={dataset}"]).data) is None
 
 
-@pytest.mark.parametrize(("schema", "name", "given"), [
-    (EvaluateConfig, "evaluate", ["run=a"]), (VerifyConfig, "verify", ["run=a"]), (DoctorConfig, "doctor", []),
-    (RecommendConfig, "recommend", ["run=a", "candidates=b"]), (ExportConfig, "export", ["run=a", "out=b"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("schema", "name", "given"),
+    [
+        (EvaluateConfig, "evaluate", ["run=a"]),
+        (VerifyConfig, "verify", ["run=a"]),
+        (DoctorConfig, "doctor", []),
+        (RecommendConfig, "recommend", ["run=a", "candidates=b"]),
+        (ExportConfig, "export", ["run=a", "out=b"]),
+    ],
+)
 def test_data_path_has_one_name_everywhere(schema: type, name: str, given: list[str]) -> None:
     for key in ("data.path", "data_path"):  # the second is of version 0.1
         assert compose_config(schema, CONFIG_DIR, [*given, f"{key}=x"], name).data.path == "x"
 
 
-NAMES = ["a/b", "..", ".", ".a", "../../evil", "a\nb", "a\x1b[31m", "a$b", "a;b", "a b ", " a", "-a", "a`b", "<script>",
-         "a*", "a\\\\b", "x" * 300, "a\u202eb", "a'b", "a|b", "a&b", "a?b", "~a"]  # fmt: skip
+NAMES = [
+    "a/b",
+    "..",
+    ".",
+    ".a",
+    "../../evil",
+    "a\nb",
+    "a\x1b[31m",
+    "a$b",
+    "a;b",
+    "a b ",
+    " a",
+    "-a",
+    "a`b",
+    "<script>",
+    "a*",
+    "a\\\\b",
+    "x" * 300,
+    "a\u202eb",
+    "a'b",
+    "a|b",
+    "a&b",
+    "a?b",
+    "~a",
+]
 
 
 @pytest.mark.slow
@@ -116,8 +173,15 @@ def test_names_of_runs_that_are_taken(name: str) -> None:
 
 
 PATHS = ["a b", "unicode 数据.csv", "a(1).csv", "a=1,b.csv", "it's", 'a"b', "[x]", "{y}", "a#b", "x:y", "a;b", "back\\"]
-KEYS = {"data.path": AppConfig, "data.raw": AppConfig, "data.schema": AppConfig, "run.dir": AppConfig,
-        "checkpoint.resume": AppConfig, "sharding.plan": AppConfig, "data.multi_hot.directory": AppConfig}  # fmt: skip
+KEYS = {
+    "data.path": AppConfig,
+    "data.raw": AppConfig,
+    "data.schema": AppConfig,
+    "run.dir": AppConfig,
+    "checkpoint.resume": AppConfig,
+    "sharding.plan": AppConfig,
+    "data.multi_hot.directory": AppConfig,
+}
 
 
 @pytest.mark.slow

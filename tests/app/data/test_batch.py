@@ -10,8 +10,9 @@ SIZE = 4
 
 def _rows(seed: int, count: int = SIZE) -> RowArrays:
     rng = np.random.default_rng(seed)
-    return RowArrays(rng.random(count, np.float32), rng.random((count, 3), np.float32),
-                     rng.integers(0, 5, (count, 2), np.int32))  # fmt: skip
+    return RowArrays(
+        rng.random(count, np.float32), rng.random((count, 3), np.float32), rng.integers(0, 5, (count, 2), np.int32)
+    )
 
 
 def test_lengths_and_offsets_of_full_batches_are_copied_once() -> None:

@@ -63,8 +63,10 @@ def collated(z: dict[str, NDArray[Any]], name: str) -> list[tuple[Any, ...]]:
     cuts = [
         np.split(z[f"{name}_{part}_values"], np.cumsum(z[f"{name}_{part}_lengths"])[:-1]) for part in ("uih", "cand")
     ]
-    uih, candidate = ([each[k * len(positions) : (k + 1) * len(positions)] for k in range(keys)]
-                      for each, keys in zip(cuts, (15, 6), strict=True))  # fmt: skip
+    uih, candidate = (
+        [each[k * len(positions) : (k + 1) * len(positions)] for k in range(keys)]
+        for each, keys in zip(cuts, (15, 6), strict=True)
+    )
     for i in range(len(positions)):
         ids = tuple(tuple(uih[k][i].tolist()) for k in range(11))
         ids += tuple(tuple(candidate[k][i].tolist()) for k in range(3))

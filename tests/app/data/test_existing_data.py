@@ -45,11 +45,24 @@ COMPARED: dict[str, tuple[Any, Any]] = {
 GENERATED = {"random", "trace", "synthetic", "synthetic_events"}
 # Keys that say what to make a dataset from, and with what: without effect where none is made.
 REFUSED: dict[str, Any] = {
-    "overwrite": True, "scheduler": "tcp://h:1", "workers": 2, "memory_budget": "3GiB", "schema": "s.yaml",
-    "days": [0], "remote.name": "x", "remote.days": 3, "remote.rows": 4, "remote.mirrors": ["http://h/x"],
-    "remote.sha256": {"x": "y"}, "remote.member": "x", "remote.also": {"x": ["y"]}, "remote.directory": "x",
-    "remote.tries": 7, "remote.pause": 3.5, "remote.timeout": 9.5,
-}  # fmt: skip
+    "overwrite": True,
+    "scheduler": "tcp://h:1",
+    "workers": 2,
+    "memory_budget": "3GiB",
+    "schema": "s.yaml",
+    "days": [0],
+    "remote.name": "x",
+    "remote.days": 3,
+    "remote.rows": 4,
+    "remote.mirrors": ["http://h/x"],
+    "remote.sha256": {"x": "y"},
+    "remote.member": "x",
+    "remote.also": {"x": ["y"]},
+    "remote.directory": "x",
+    "remote.tries": 7,
+    "remote.pause": 3.5,
+    "remote.timeout": 9.5,
+}
 OF_ITS_OWN = {"source", "raw", "train", "val", "test", "checksums", "path"}  # they make, or name, another dataset
 
 

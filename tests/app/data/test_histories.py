@@ -31,9 +31,14 @@ def by_definition(
 
 @settings(max_examples=60)
 @given(
-    seed=st.integers(0, 10**6), kinds=st.integers(1, 6), quota=st.integers(1, 6), scan=st.integers(1, 30),
-    most=st.integers(1, 40), joined=st.booleans(), order=st.sampled_from(["user", "shuffled", "backwards"]),
-)  # fmt: skip
+    seed=st.integers(0, 10**6),
+    kinds=st.integers(1, 6),
+    quota=st.integers(1, 6),
+    scan=st.integers(1, 30),
+    most=st.integers(1, 40),
+    joined=st.booleans(),
+    order=st.sampled_from(["user", "shuffled", "backwards"]),
+)
 def test_histories(seed: int, kinds: int, quota: int, scan: int, most: int, joined: bool, order: str) -> None:
     rng = np.random.default_rng(seed)
     events = random_events(rng, 6, 40, kinds)

@@ -170,10 +170,12 @@ def test_ids_are_expanded_while_they_are_read(
     for one, many in zip(one_hot.eval_batches(200), multi_hot.eval_batches(200), strict=True):
         assert one.num_valid == many.num_valid
         expected = [
-            {name: tables[f][bag[name][0]].tolist() if row < one.num_valid or sizes[f] == 1 else []
-             for f, name in enumerate(NUM_EMBEDDINGS)}
+            {
+                name: tables[f][bag[name][0]].tolist() if row < one.num_valid or sizes[f] == 1 else []
+                for f, name in enumerate(NUM_EMBEDDINGS)
+            }
             for row, bag in enumerate(samples(one))
-        ]  # fmt: skip
+        ]
         assert samples(many) == expected
 
 
@@ -221,8 +223,14 @@ def test_a_table_of_one_s_own_trains(run_app: Command, tmp_path: Path) -> None:
 def test_stopped_in_mid_epoch_it_goes_on_to_the_same_bits(
     processes: int, run_app: Command, ragged: Path, tmp_path: Path
 ) -> None:
-    overrides = [*SMALL, f"data.path={ragged}", "train.global_batch_size=24", "train.epochs=3",
-                 "data.shuffle_block_rows=37", "data.shuffle_window_blocks=3"]  # fmt: skip
+    overrides = [
+        *SMALL,
+        f"data.path={ragged}",
+        "train.global_batch_size=24",
+        "train.epochs=3",
+        "data.shuffle_block_rows=37",
+        "data.shuffle_window_blocks=3",
+    ]
     whole = run_app("train", *overrides, "run.name=whole", processes=processes)
     assert whole.returncode == 0, whole.stderr
     stopped = run_app("train", *overrides, "run.name=parts", "train.max_steps=21", processes=processes)

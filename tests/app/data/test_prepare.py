@@ -48,11 +48,17 @@ def test_a_path_of_any_characters_reaches_data_prep(path: str, tmp_path: Path) -
         ),
         (
             ["recipe=deepspark_3day", "data.raw=[a]", "data.path=out"],
-            ["data.raw=[a]", "data.path=out", "data.encoding=vocabulary", "data.vocabulary_order=first_appearance",
-             "data.dense_transform=log_float32", "data.sampling.negative_drop_rate=0.875"],
+            [
+                "data.raw=[a]",
+                "data.path=out",
+                "data.encoding=vocabulary",
+                "data.vocabulary_order=first_appearance",
+                "data.dense_transform=log_float32",
+                "data.sampling.negative_drop_rate=0.875",
+            ],
         ),
     ],
-)  # fmt: skip
+)
 def test_data_prep_gets_what_its_own_command_line_would(given: list[str], theirs: list[str]) -> None:
     config = compose_config(AppConfig, CONFIG_DIR, given)
     validate(config)

@@ -111,7 +111,7 @@ def test_batches_hold_what_the_shards_hold(dataset: Path) -> None:
     on_disk = {
         kind: np.concatenate([np.load(shard_path(dataset, "val", shard.name, kind)) for shard in shards])
         for kind in ("labels", "dense", "sparse")
-    }  # fmt: skip
+    }
     np.testing.assert_array_equal(batch.labels.numpy(), on_disk["labels"][:, 0])
     np.testing.assert_array_equal(batch.dense_features.numpy(), on_disk["dense"])
     for column, feature in enumerate(manifest.num_embeddings):

@@ -49,8 +49,11 @@ def test_equal_scikit_learn(seed: int, size: int, decimals: int | None) -> None:
 def test_of_millions_of_rows_equal_scikit_learn(decimals: int | None) -> None:
     logits, labels = _case(11, 3_000_000, decimals)
     preds = 1 / (1 + np.exp(-logits.astype(np.float64)))
-    expected = {"auc": sk.roc_auc_score(labels, logits), "logloss": sk.log_loss(labels, preds),
-                "pr_auc": sk.average_precision_score(labels, logits)}  # fmt: skip
+    expected = {
+        "auc": sk.roc_auc_score(labels, logits),
+        "logloss": sk.log_loss(labels, preds),
+        "pr_auc": sk.average_precision_score(labels, logits),
+    }
     found = click_metrics(logits, labels)
     assert {key: found[key] for key in expected} == pytest.approx(expected, rel=1e-9)
 

@@ -42,8 +42,9 @@ def test_phases_are_timed_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -
     ],
 )
 def test_flops_of_a_sample_are_those_of_its_layers(interaction: Interaction, outputs: int, products: int) -> None:
-    model = ModelConfig(interaction, embedding_dim=4, dense_arch=[8, 4], over_arch=[6, 1], dcn_num_layers=2,
-                        dcn_low_rank_dim=3)  # fmt: skip
+    model = ModelConfig(
+        interaction, embedding_dim=4, dense_arch=[8, 4], over_arch=[6, 1], dcn_num_layers=2, dcn_low_rank_dim=3
+    )
     dense, over = 5 * 8 + 8 * 4, outputs * 6 + 6 * 1
     forward = 2 * (dense + over + products)
     needless = 2 * 5 * 8  # the inputs want no gradient
@@ -52,8 +53,16 @@ def test_flops_of_a_sample_are_those_of_its_layers(interaction: Interaction, out
 
 @pytest.mark.slow
 def test_a_run_tells_them_and_leaves_the_traces_asked_for(run_app: Command, dataset: Path, tmp_path: Path) -> None:
-    done = run_app("train", *SMALL, f"data.path={dataset}", "run.name=a", "train.max_steps=24",
-                   "runtime.profile_steps=[12,13]", "train.warmup_steps_excluded=5", processes=2)  # fmt: skip
+    done = run_app(
+        "train",
+        *SMALL,
+        f"data.path={dataset}",
+        "run.name=a",
+        "train.max_steps=24",
+        "runtime.profile_steps=[12,13]",
+        "train.warmup_steps_excluded=5",
+        processes=2,
+    )
     assert done.returncode == 0, done.stderr
     run = tmp_path / "runs/a"
     summary = json.loads((run / "summary.json").read_bytes())

@@ -13,8 +13,10 @@ WINDOW = 10
 
 def _events(rates: Any, *others: tuple[str, int]) -> list[AnyEvent]:
     """A window that warms up, windows of these rates, and other events by kind and step."""
-    train = [TrainEvent(event="train", step=WINDOW * (number + 1), samples_per_second=float(rate))
-             for number, rate in enumerate([1.0, *rates])]  # fmt: skip
+    train = [
+        TrainEvent(event="train", step=WINDOW * (number + 1), samples_per_second=float(rate))
+        for number, rate in enumerate([1.0, *rates])
+    ]
     return [*train, *(OtherEvent(event=kind, step=step) for kind, step in others)]
 
 
@@ -37,11 +39,13 @@ def test_a_planted_drop_is_located(windows: int, drop: float) -> None:
         ([("checkpoint", 100), ("checkpoint", 200)], ", when the first checkpoint was saved"),
         ([("checkpoint", 50), ("checkpoint", 100)], ", when a checkpoint was saved"),
         ([("checkpoint", 50), ("eval", 200), ("resume", 100)], ", when the run was resumed"),
-        ([("checkpoint", 100), ("eval", 100)], ", when the first checkpoint was saved and the first evaluation was "
-                                               "made"),
+        (
+            [("checkpoint", 100), ("eval", 100)],
+            ", when the first checkpoint was saved and the first evaluation was made",
+        ),
         ([("checkpoint", 150)], ""),
     ],
-)  # fmt: skip
+)
 def test_what_came_just_before_is_named(others: list[tuple[str, int]], when: str) -> None:
     rates = [33_000.0, 32_000, 34_000] * 3 + [23_000.0, 22_800, 23_100] * 5
     found = find_slowdown(_events(rates, *others))

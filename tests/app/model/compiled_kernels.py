@@ -15,11 +15,16 @@ from triton.compiler import ASTSource
 from app.model import attention_triton
 from app.model.sequence_layout import SequenceLayout
 
-TARGETS = {"sm_90": GPUTarget("cuda", 90, 32), "sm_100": GPUTarget("cuda", 100, 32),
-           "gfx942": GPUTarget("hip", "gfx942", 64)}  # fmt: skip
-KERNELS = {"forward": (attention_triton._of_queries, {"backward": False}),
-           "queries": (attention_triton._of_queries, {"backward": True}),
-           "keys": (attention_triton._of_keys, {})}  # fmt: skip
+TARGETS = {
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "sm_100": GPUTarget("cuda", 100, 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+}
+KERNELS = {
+    "forward": (attention_triton._of_queries, {"backward": False}),
+    "queries": (attention_triton._of_queries, {"backward": True}),
+    "keys": (attention_triton._of_keys, {}),
+}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 

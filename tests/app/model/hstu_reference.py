@@ -30,16 +30,30 @@ INTERPRETED = [
 ]
 ATTENTIONS = [Attention.padded, Attention.bucketed, pytest.param(Attention.triton, marks=INTERPRETED)]
 GOLDEN = np.load(Path(__file__).parents[2] / "golden/reference/hstu_tiny.npz")
-CONTEXT = ["uid", "user_x_artist", "user_x_album", "user_x_hour", "item_x_hour", "artist_x_hour", "user_x_is_organic",
-           "user_x_artist_x_hour"]  # fmt: skip
+CONTEXT = [
+    "uid",
+    "user_x_artist",
+    "user_x_album",
+    "user_x_hour",
+    "item_x_hour",
+    "artist_x_hour",
+    "user_x_is_organic",
+    "user_x_artist_x_hour",
+]
 HISTORY = ["item_id", "artist_id", "album_id"]
 CANDIDATE = ["item_candidate_id", "item_candidate_artist_id", "item_candidate_album_id"]
 KEYS = EventKeys(tuple(CONTEXT), tuple(HISTORY), tuple(CANDIDATE), num_actions=3)
 TABLE_DIM, LOSS_WEIGHT, MAX_NORM = 16, 0.2, 1.0
 PREPROCESSOR, TRANSDUCER = "_hstu_transducer._input_preprocessor.", "_hstu_transducer."
-LAYER = {"_uvqk_weight": "projection", "_uvqk_beta": "bias", "_input_norm_weight": "input_norm.weight",
-         "_input_norm_bias": "input_norm.bias", "_output_weight": "output", "_output_norm_weight": "output_norm.weight",
-         "_output_norm_bias": "output_norm.bias"}  # fmt: skip
+LAYER = {
+    "_uvqk_weight": "projection",
+    "_uvqk_beta": "bias",
+    "_input_norm_weight": "input_norm.weight",
+    "_input_norm_bias": "input_norm.bias",
+    "_output_weight": "output",
+    "_output_norm_weight": "output_norm.weight",
+    "_output_norm_bias": "output_norm.bias",
+}
 ALIKE = {
     f"{PREPROCESSOR}_batched_contextual_linear_weights": "context_weight",
     f"{PREPROCESSOR}_batched_contextual_linear_bias": "context_bias",
@@ -49,10 +63,12 @@ ALIKE = {
     f"{TRANSDUCER}_positional_encoder._timestamp_embeddings_weight": "ages",
 }
 PERCEPTRONS = {
-    f"{PREPROCESSOR}_content_embedding_mlp": "content", f"{PREPROCESSOR}_additional_embedding_mlp": "attributes",
-    f"{PREPROCESSOR}_action_embedding_mlp": "action", "_item_embedding_mlp": "item",
+    f"{PREPROCESSOR}_content_embedding_mlp": "content",
+    f"{PREPROCESSOR}_additional_embedding_mlp": "attributes",
+    f"{PREPROCESSOR}_action_embedding_mlp": "action",
+    "_item_embedding_mlp": "item",
     "_multitask_module._prediction_module": "head.layers",
-}  # fmt: skip
+}
 
 
 class GoldenBatch(NamedTuple):
@@ -67,32 +83,55 @@ class GoldenBatch(NamedTuple):
 def names(num_tasks: int = 1) -> dict[str, str]:
     """Our names of dense parameters by the reference's."""
     found = dict(ALIKE)
-    found |= {f"{TRANSDUCER}_stu_module._stu_layers.{number}.{theirs}": f"layers.{number}.{ours}"
-              for number in (0, 1) for theirs, ours in LAYER.items()}  # fmt: skip
+    found |= {
+        f"{TRANSDUCER}_stu_module._stu_layers.{number}.{theirs}": f"layers.{number}.{ours}"
+        for number in (0, 1)
+        for theirs, ours in LAYER.items()
+    }
     for part in ("weight", "bias"):
         found[f"{TRANSDUCER}_output_postprocessor._time_feature_combiner.{part}"] = f"user.0.{part}"
         found[f"{TRANSDUCER}_output_postprocessor._layer_norm.{part}"] = f"user.1.{part}"
         for theirs, ours in PERCEPTRONS.items():
-            found |= {f"{theirs}.{number}.{part}": f"{ours}.{place}.{part}"
-                      for number, place in enumerate(("0", "1.norm", "2", "3"))
-                      if f"init.{theirs}.{number}.{part}" in GOLDEN}  # fmt: skip
+            found |= {
+                f"{theirs}.{number}.{part}": f"{ours}.{place}.{part}"
+                for number, place in enumerate(("0", "1.norm", "2", "3"))
+                if f"init.{theirs}.{number}.{part}" in GOLDEN
+            }
     return found
 
 
 def config(attention: Attention) -> HSTUConfig:
     """The reference's sizes."""
-    return HSTUConfig(dim=24, num_layers=2, num_heads=2, attention_dim=8, hidden_dim=10, preprocessor_dim=18,
-                      item_dim=512, action_dim=8, attention=attention, loss_weight=LOSS_WEIGHT)  # fmt: skip
+    return HSTUConfig(
+        dim=24,
+        num_layers=2,
+        num_heads=2,
+        attention_dim=8,
+        hidden_dim=10,
+        preprocessor_dim=18,
+        item_dim=512,
+        action_dim=8,
+        attention=attention,
+        loss_weight=LOSS_WEIGHT,
+    )
 
 
 def tables() -> list[TableSpec]:
     """The reference's tables; the candidate shares the history's."""
     keys = dict(zip(HISTORY, CANDIDATE, strict=True))
     return [
-        TableSpec(name, (name, *([keys[name]] if name in keys else [])), len(GOLDEN[f"init.table.{name}"]), TABLE_DIM,
-                  TableInitRange(), Storage.fp32, mean=False, by_id=True)
+        TableSpec(
+            name,
+            (name, *([keys[name]] if name in keys else [])),
+            len(GOLDEN[f"init.table.{name}"]),
+            TABLE_DIM,
+            TableInitRange(),
+            Storage.fp32,
+            mean=False,
+            by_id=True,
+        )
         for name in (*HISTORY, *CONTEXT)
-    ]  # fmt: skip
+    ]
 
 
 def model(attention: Attention, num_tasks: int = 1) -> HSTU:
@@ -130,21 +169,29 @@ def batches(kind: str = "", part: slice = slice(None)) -> Iterator[GoldenBatch]:
         events = _ranges(event_ends[step][mine], lengths[step][mine])
         chosen = _ranges(candidate_ends[step][mine], candidates[step][mine])
         kinds = ("item", "artist", "album")
-        values = [*GOLDEN[f"{kind}ctx_ids"][step][mine].T, *(GOLDEN[f"{kind}hist_{name}"][events] for name in kinds),
-                  *(GOLDEN[f"{kind}cand_{name}"][chosen] for name in kinds)]  # fmt: skip
+        values = [
+            *GOLDEN[f"{kind}ctx_ids"][step][mine].T,
+            *(GOLDEN[f"{kind}hist_{name}"][events] for name in kinds),
+            *(GOLDEN[f"{kind}cand_{name}"][chosen] for name in kinds),
+        ]
         counts = [np.ones(len(mine), np.int64)] * len(CONTEXT)
         counts += [lengths[step][mine]] * 3 + [candidates[step][mine]] * 3
-        ids = KeyedJaggedTensor(keys=[*CONTEXT, *HISTORY, *CANDIDATE], values=torch.from_numpy(np.concatenate(values)),
-                                lengths=torch.from_numpy(np.concatenate(counts)))  # fmt: skip
+        ids = KeyedJaggedTensor(
+            keys=[*CONTEXT, *HISTORY, *CANDIDATE],
+            values=torch.from_numpy(np.concatenate(values)),
+            lengths=torch.from_numpy(np.concatenate(counts)),
+        )
         times, actions, candidate_times = (
             torch.from_numpy(GOLDEN[f"{kind}{name}"][rows])
             for name, rows in (("hist_time", events), ("hist_action", events), ("cand_time", chosen))
         )
         divisor = float(len(CONTEXT) + lengths[step].max() + candidates[step].max())
-        sequences = Sequences(times, actions, candidate_times, lengths[step][mine].tolist(),
-                              candidates[step][mine].tolist(), divisor)  # fmt: skip
-        yield GoldenBatch(sequences, ids, *(torch.from_numpy(GOLDEN[f"{kind}cand_{name}"][chosen])
-                                            for name in ("action", "watch")))  # fmt: skip
+        sequences = Sequences(
+            times, actions, candidate_times, lengths[step][mine].tolist(), candidates[step][mine].tolist(), divisor
+        )
+        yield GoldenBatch(
+            sequences, ids, *(torch.from_numpy(GOLDEN[f"{kind}cand_{name}"][chosen]) for name in ("action", "watch"))
+        )
 
 
 def _ranges(ends: Any, lengths: Any) -> Any:

@@ -66,8 +66,14 @@ def test_it_rounds_no_more_than_its_inputs(dtype: torch.dtype) -> None:
 def test_it_compiles_for_gpus_within_their_local_memory() -> None:
     """With heads of 128, MLPerf's; Triton carries the compilers of NVIDIA and AMD."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, "-m", "tests.app.model.compiled_kernels"], cwd=REPOSITORY, env=environment,
-                          capture_output=True, text=True, check=False)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.app.model.compiled_kernels"],
+        cwd=REPOSITORY,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert len(found) == len(LOCAL_MEMORY) * 2 * 3

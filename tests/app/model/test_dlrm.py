@@ -73,8 +73,11 @@ def test_vectors_in_the_ranks_order_are_joined_as_those_in_the_features(dtype: t
     assert found.dtype is expected.dtype
     assert torch.equal(found, expected)
     weights = torch.randn_like(found)
-    for ours, theirs in zip(torch.autograd.grad(found, [dense, sparse], weights),
-                            torch.autograd.grad(expected, [dense, sparse], weights), strict=True):  # fmt: skip
+    for ours, theirs in zip(
+        torch.autograd.grad(found, [dense, sparse], weights),
+        torch.autograd.grad(expected, [dense, sparse], weights),
+        strict=True,
+    ):
         assert torch.equal(ours, theirs)
 
 
@@ -226,9 +229,13 @@ def _leaves(node: Any) -> Iterator[Tensor]:
 def test_linear_layers_begin_as_facebookresearch_draws_them() -> None:
     torch.manual_seed(0)
     config = ModelConfig(
-        Interaction.projection, embedding_dim=DIM, dense_arch=[400, DIM], over_arch=[300, 1],
-        projection_branch1=[500, DIM], dense_init=DenseInit.facebookresearch,
-    )  # fmt: skip
+        Interaction.projection,
+        embedding_dim=DIM,
+        dense_arch=[400, DIM],
+        over_arch=[300, 1],
+        projection_branch1=[500, DIM],
+        dense_init=DenseInit.facebookresearch,
+    )
     model = DLRM(config, 200, 3, make_sparse_arch(config, FEATURES))
     stacks = cast(list[nn.Sequential], [model.dense_arch, model.over_arch, model.interaction.branch1])
     for layer in (cast(nn.Linear, stack[0]) for stack in stacks):
@@ -240,9 +247,33 @@ def test_linear_layers_begin_as_facebookresearch_draws_them() -> None:
 
 # MLPerf's DLRM-DCNv2: rows of its 26 tables, none above 40 million.
 MLPERF_ROWS = [
-    40_000_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 40_000_000, 3_067_956, 405_282, 10, 2_209, 11_938,
-    155, 4, 976, 14, 40_000_000, 40_000_000, 40_000_000, 590_152, 12_973, 108, 36,
-]  # fmt: skip
+    40_000_000,
+    39_060,
+    17_295,
+    7_424,
+    20_265,
+    3,
+    7_122,
+    1_543,
+    63,
+    40_000_000,
+    3_067_956,
+    405_282,
+    10,
+    2_209,
+    11_938,
+    155,
+    4,
+    976,
+    14,
+    40_000_000,
+    40_000_000,
+    40_000_000,
+    590_152,
+    12_973,
+    108,
+    36,
+]
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,9 @@ from tests.app.model import hstu_reference as reference
 from tests.app.model.hstu_reference import ATTENTIONS, GOLDEN
 
 bce = nn.functional.binary_cross_entropy_with_logits
-MLPERF = HSTUConfig(dim=512, num_layers=3, num_heads=4, attention_dim=128, hidden_dim=128, preprocessor_dim=256,
-                    item_dim=512)  # fmt: skip
+MLPERF = HSTUConfig(
+    dim=512, num_layers=3, num_heads=4, attention_dim=128, hidden_dim=128, preprocessor_dim=256, item_dim=512
+)
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
@@ -62,8 +63,11 @@ def test_several_candidates_and_tasks_equal_the_reference(attention: Attention) 
     found = []
     for step, batch in enumerate(reference.batches("multi_")):
         logits = made(batch.sequences, batch.ids)
-        tasks = [bce(logits[:, 0], (batch.actions & 1).float()), bce(logits[:, 1], (batch.actions >> 1 & 1).float()),
-                 nn.functional.mse_loss(logits[:, 2], batch.watch.float())]  # fmt: skip
+        tasks = [
+            bce(logits[:, 0], (batch.actions & 1).float()),
+            bce(logits[:, 1], (batch.actions >> 1 & 1).float()),
+            nn.functional.mse_loss(logits[:, 2], batch.watch.float()),
+        ]
         loss = reference.LOSS_WEIGHT * torch.stack(tasks).sum()
         trainer.update(loss)
         # The reference's own are 1.4e-5 from double precision.

@@ -21,20 +21,57 @@ from tests.oracles import hstu
 from tests.oracles.hstu import Event, Sample, Sizes
 
 HISTORY, MIN_HISTORY, SCAN, WINDOW_SECONDS, MAX_SEQ_LEN = event_logs.reference()["params"].tolist()
-CONTEXT = ["user", "user_x_artist", "user_x_album", "user_x_hour", "item_x_hour", "artist_x_hour", "user_x_is_organic",
-           "user_x_artist_x_hour"]  # fmt: skip
-SIZES = Sizes(HISTORY, SCAN, MAX_SEQ_LEN - 1 - len(CONTEXT), MIN_HISTORY, heads=2, queries=4, values=3, layers=2,
-              divisor=float(MAX_SEQ_LEN))  # fmt: skip
-MODEL = ["model=hstu", "model.embedding_dim=8", "model.hstu.dim=12", "model.hstu.num_layers=2",
-         "model.hstu.num_heads=2", "model.hstu.attention_dim=4", "model.hstu.hidden_dim=3",
-         "model.hstu.preprocessor_dim=6", "model.hstu.item_dim=10", "model.hstu.action_dim=2",
-         f"model.hstu.max_seq_len={MAX_SEQ_LEN}", "model.hstu.attention_scale=max_seq_len",
-         "model.hstu.position_bound=0.5"]  # fmt: skip
-DATA = [f"data.events.history_length={HISTORY}", f"data.events.scan_events={SCAN}",
-        f"data.events.window_seconds={WINDOW_SECONDS}"]  # fmt: skip
-OPTIMIZER = ["optimizer=rowwise_adagrad", "optimizer.dense=adam", "optimizer.lr=0.01", "optimizer.sparse_lr=0.05",
-             "optimizer.beta1=0.95", "optimizer.beta2=0.999", "optimizer.eps=1e-3",
-             "optimizer.max_grad_norm=0.5"]  # fmt: skip
+CONTEXT = [
+    "user",
+    "user_x_artist",
+    "user_x_album",
+    "user_x_hour",
+    "item_x_hour",
+    "artist_x_hour",
+    "user_x_is_organic",
+    "user_x_artist_x_hour",
+]
+SIZES = Sizes(
+    HISTORY,
+    SCAN,
+    MAX_SEQ_LEN - 1 - len(CONTEXT),
+    MIN_HISTORY,
+    heads=2,
+    queries=4,
+    values=3,
+    layers=2,
+    divisor=float(MAX_SEQ_LEN),
+)
+MODEL = [
+    "model=hstu",
+    "model.embedding_dim=8",
+    "model.hstu.dim=12",
+    "model.hstu.num_layers=2",
+    "model.hstu.num_heads=2",
+    "model.hstu.attention_dim=4",
+    "model.hstu.hidden_dim=3",
+    "model.hstu.preprocessor_dim=6",
+    "model.hstu.item_dim=10",
+    "model.hstu.action_dim=2",
+    f"model.hstu.max_seq_len={MAX_SEQ_LEN}",
+    "model.hstu.attention_scale=max_seq_len",
+    "model.hstu.position_bound=0.5",
+]
+DATA = [
+    f"data.events.history_length={HISTORY}",
+    f"data.events.scan_events={SCAN}",
+    f"data.events.window_seconds={WINDOW_SECONDS}",
+]
+OPTIMIZER = [
+    "optimizer=rowwise_adagrad",
+    "optimizer.dense=adam",
+    "optimizer.lr=0.01",
+    "optimizer.sparse_lr=0.05",
+    "optimizer.beta1=0.95",
+    "optimizer.beta2=0.999",
+    "optimizer.eps=1e-3",
+    "optimizer.max_grad_norm=0.5",
+]
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +103,14 @@ def ids_of(sample: Sample) -> dict[str, list[int]]:
         for name in ("artist", "album")
     }
     columns = {name: [values.get(item, 0) for item in items] for name, values in attributes.items()}
-    own = {"user": event.user, "item": event.item, "hour": event.time // 3600 % 24, "is_organic": event.organic,
-           "artist": columns["artist"][-1], "album": columns["album"][-1]}  # fmt: skip
+    own = {
+        "user": event.user,
+        "item": event.item,
+        "hour": event.time // 3600 % 24,
+        "is_organic": event.organic,
+        "artist": columns["artist"][-1],
+        "album": columns["album"][-1],
+    }
     crosses = {
         name: [hstu.hash_of([own[part] for part in name.split("_x_")], rows)]
         for name, rows in zip(CONTEXT[1:], z["cross_sizes"].tolist(), strict=True)

@@ -12,13 +12,25 @@ from tests.app.datasets import RAGGED_EMBEDDINGS, write_ragged_dataset
 from tests.error_lines import error_line
 
 # user and item have one id a row, genres two, tags none to many
-KINDS = ["+model.tables.overrides.user.kind=qr", "+model.tables.overrides.user.qr_operation=concat",
-         "+model.tables.overrides.tags.kind=qr", "+model.tables.overrides.tags.pooling=mean",
-         "+model.tables.overrides.item.kind=mixed_dimension", "model.tables.alpha=0.6",
-         "+model.tables.overrides.item.storage=fp16", "+model.tables.overrides.genres.pooling=weighted",
-         "train.global_batch_size=32"]  # fmt: skip
-SIZES = {"t_user_q": (10, 8), "t_user_r": (4, 8), "t_tags_q": (8, 16), "t_tags_r": (4, 16), "t_item": (60, 4),
-         "t_genres": (9, 16)}  # fmt: skip
+KINDS = [
+    "+model.tables.overrides.user.kind=qr",
+    "+model.tables.overrides.user.qr_operation=concat",
+    "+model.tables.overrides.tags.kind=qr",
+    "+model.tables.overrides.tags.pooling=mean",
+    "+model.tables.overrides.item.kind=mixed_dimension",
+    "model.tables.alpha=0.6",
+    "+model.tables.overrides.item.storage=fp16",
+    "+model.tables.overrides.genres.pooling=weighted",
+    "train.global_batch_size=32",
+]
+SIZES = {
+    "t_user_q": (10, 8),
+    "t_user_r": (4, 8),
+    "t_tags_q": (8, 16),
+    "t_tags_r": (4, 16),
+    "t_item": (60, 4),
+    "t_genres": (9, 16),
+}
 
 
 @pytest.fixture(scope="module")
@@ -59,10 +71,22 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(run_app: Command, bags: Pat
 
 @pytest.mark.slow
 def test_two_processes_with_three_sharding_types_train_as_one(run_app: Command, bags: Path, tmp_path: Path) -> None:
-    types = {"t_user_q": "column_wise", "t_user_r": "row_wise", "t_tags_q": "row_wise", "t_tags_r": "column_wise",
-             "t_item": "row_wise", "t_genres": "column_wise"}  # fmt: skip
-    overrides = [*SMALL, *KINDS, f"data.path={bags}", "train.max_steps=40", "model.interaction=projection",
-                 *(f"+sharding.tables.{table}.types={kind}" for table, kind in types.items())]  # fmt: skip
+    types = {
+        "t_user_q": "column_wise",
+        "t_user_r": "row_wise",
+        "t_tags_q": "row_wise",
+        "t_tags_r": "column_wise",
+        "t_item": "row_wise",
+        "t_genres": "column_wise",
+    }
+    overrides = [
+        *SMALL,
+        *KINDS,
+        f"data.path={bags}",
+        "train.max_steps=40",
+        "model.interaction=projection",
+        *(f"+sharding.tables.{table}.types={kind}" for table, kind in types.items()),
+    ]
     for name, processes in (("alone", 1), ("pair", 2)):
         done = run_app("train", *overrides, f"run.name={name}", processes=processes)
         assert done.returncode == 0, done.stderr

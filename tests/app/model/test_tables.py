@@ -47,15 +47,67 @@ DIM, BATCH, NUM_DENSE = 16, 12, 5
 QR, MIXED = TableKind.qr, TableKind.mixed_dimension
 
 # Rows by feature of Criteo's Kaggle days, and widths by facebookresearch/dlrm's md_solver (run once).
-KAGGLE = [1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992, 5461306, 10,
-          5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572]  # fmt: skip
+KAGGLE = [
+    1460,
+    583,
+    10131227,
+    2202608,
+    305,
+    24,
+    12517,
+    633,
+    3,
+    93145,
+    5683,
+    8351593,
+    3194,
+    27,
+    14992,
+    5461306,
+    10,
+    5652,
+    2173,
+    4,
+    7046547,
+    18,
+    15,
+    286181,
+    105,
+    142572,
+]
 SOLVED = {
     (16, 0.3, True): [4, 4, 1, 1, 4, 8, 1, 4, 16, 1, 2, 1, 2, 8, 1, 1, 8, 2, 2, 16, 1, 8, 8, 1, 8, 1],
     (16, 0.3, False): [3, 3, 1, 1, 4, 9, 1, 3, 16, 1, 2, 1, 2, 8, 1, 1, 11, 2, 2, 15, 1, 9, 10, 1, 6, 1],
     (64, 0.5, True): [4, 4, 1, 1, 8, 32, 1, 4, 64, 1, 1, 1, 2, 16, 1, 1, 32, 1, 2, 64, 1, 32, 32, 1, 8, 1],
-    (128, 0.2, False): [37, 45, 6, 9, 51, 84, 24, 44, 128, 16, 28, 7, 32, 82, 23, 7, 101, 28, 34, 121, 7, 89, 93, 13,
-                        63, 15],
-}  # fmt: skip
+    (128, 0.2, False): [
+        37,
+        45,
+        6,
+        9,
+        51,
+        84,
+        24,
+        44,
+        128,
+        16,
+        28,
+        7,
+        32,
+        82,
+        23,
+        7,
+        101,
+        28,
+        34,
+        121,
+        7,
+        89,
+        93,
+        13,
+        63,
+        15,
+    ],
+}
 
 
 @pytest.mark.parametrize(("base", "alpha", "power_of_2"), SOLVED)
@@ -164,9 +216,14 @@ def test_tables_and_their_sizes_follow_the_formulas() -> None:
     width = as_stored(reference.mixed_dimension(list(FEATURES.values()), DIM, 1.0, True)[1], DIM)
     assert width == 4
     assert shapes == {
-        "t_a_q": (7, DIM), "t_a_r": (8, DIM), "t_b": (30, width), "t_c_q": (3, DIM), "t_c_r": (8, DIM),
-        "t_d": (10, DIM), "t_e": (12, DIM),
-    }  # fmt: skip
+        "t_a_q": (7, DIM),
+        "t_a_r": (8, DIM),
+        "t_b": (30, width),
+        "t_c_q": (3, DIM),
+        "t_c_r": (8, DIM),
+        "t_d": (10, DIM),
+        "t_e": (12, DIM),
+    }
 
 
 MIX = {
@@ -378,7 +435,20 @@ def _oracle_losses(
 
 
 def _manifest(**changes: Any) -> Manifest:
-    schema = {"label": "label", "dense": [f"int_{i}" for i in range(NUM_DENSE)], "sparse": list(FEATURES),
-              "ragged": list(FEATURES)}  # fmt: skip
-    return Manifest(schema=schema, encoding={}, num_embeddings=FEATURES, splits={}, sources=[], rows=0, label_rate=0.0,
-                    tool_version="test", **changes)  # fmt: skip
+    schema = {
+        "label": "label",
+        "dense": [f"int_{i}" for i in range(NUM_DENSE)],
+        "sparse": list(FEATURES),
+        "ragged": list(FEATURES),
+    }
+    return Manifest(
+        schema=schema,
+        encoding={},
+        num_embeddings=FEATURES,
+        splits={},
+        sources=[],
+        rows=0,
+        label_rate=0.0,
+        tool_version="test",
+        **changes,
+    )

@@ -152,8 +152,9 @@ def test_a_checkpoint_holds_all_of_an_optimizer(algorithm: str, here: Runtime, d
 
 def test_fused_optimizers_are_told_the_step(here: Runtime, dataset: Path) -> None:
     """FBGEMM's own count, which Adam and LAMB use, starts anew in each process and goes on in evaluations."""
-    this = session.build(replace(ANY, optimizer=optimizer_config(OptimizerName.adagrad, 0.01)), here, dataset,
-                         load_manifest(dataset))  # fmt: skip
+    this = session.build(
+        replace(ANY, optimizer=optimizer_config(OptimizerName.adagrad, 0.01)), here, dataset, load_manifest(dataset)
+    )
     set_step(this.optimizer, 3)
     fused = [keyed._emb_module for _, keyed in this.model.fused_optimizer.optimizers[0][1].optimizers]
     assert [(module.iter_cpu.item(), module.iter.item()) for module in fused] == [(3, 3)]
@@ -178,10 +179,11 @@ def test_only_dense_gradients_are_clipped_and_by_their_common_norm(here: Runtime
     """With SGD, the step of all dense parameters together then has the length lr * max_grad_norm."""
     algorithm = optimizer_config(OptimizerName.sgd, 0.1)
     free, clipped = (
-        session.build(replace(ANY, optimizer=replace(algorithm, max_grad_norm=norm)), here, dataset,
-                      load_manifest(dataset))
+        session.build(
+            replace(ANY, optimizer=replace(algorithm, max_grad_norm=norm)), here, dataset, load_manifest(dataset)
+        )
         for norm in (None, 0.001)
-    )  # fmt: skip
+    )
     before = [parameter.detach().clone() for parameter in _dense(clipped)]
     for this in (free, clipped):
         _train(this, 0, 1)

@@ -33,9 +33,18 @@ def trained(here: Runtime, dataset: Path, tmp_path_factory: pytest.TempPathFacto
     """A run that was stopped and resumed, evaluated on both splits."""
 
     def train(root: Path) -> None:
-        overrides = [*SMALL, f"data.path={dataset}", "record.tensorboard=false", "run.name=x", f"run.dir={root}/x",
-                     "train.log_every_steps=4", "train.eval_every_steps=5", "eval.train_split=true",
-                     "train.max_steps=8", "runtime.platform=cpu"]  # fmt: skip
+        overrides = [
+            *SMALL,
+            f"data.path={dataset}",
+            "record.tensorboard=false",
+            "run.name=x",
+            f"run.dir={root}/x",
+            "train.log_every_steps=4",
+            "train.eval_every_steps=5",
+            "eval.train_split=true",
+            "train.max_steps=8",
+            "runtime.platform=cpu",
+        ]
         with pytest.MonkeyPatch.context() as stopped:
             stopped.setattr(stop.StopCheck, "requested", lambda _, step: step == 6)
             assert train_here(here, *overrides) == "interrupted"
@@ -194,12 +203,14 @@ def test_events_are_read_as_they_are_written(run: Path) -> None:
     [
         ('{"event": "train"}', "key 'step' is missing"),
         ('{"event": "train", "step": "x"}', "key 'step' is \"x\": expected `int`"),
-        ('{"event": "eval", "step": 1, "auc": 0.5, "measured": {"phases": {"forward": "y"}}}',
-         "key 'measured.phases.forward' is \"y\""),
+        (
+            '{"event": "eval", "step": 1, "auc": 0.5, "measured": {"phases": {"forward": "y"}}}',
+            "key 'measured.phases.forward' is \"y\"",
+        ),
         ('{"event": "train", "st', "Unterminated string"),
         ("[1]", "expected `object`"),
     ],
-)  # fmt: skip
+)
 def test_a_line_that_is_no_event_is_named_unless_a_kill_cut_it_off(line: str, reason: str, run: Path) -> None:
     with pytest.raises(ValueError, match=reason.replace("[", r"\[")):
         decode_event(line.encode())

@@ -53,13 +53,28 @@ def write_run(
     logits = (rng.standard_normal(4000) + gain * labels - 1.5).astype(np.float32)
     seconds = (step_ms / 1e3 * rng.uniform(0.95, 1.05, steps)).astype(np.float32)
     batch = config["train"]["global_batch_size"]
-    dataset = {"path": "data/x", "digest": digest, "labels": {"val": labels_digest},
-               "rows": {"train": 10_000, "val": 4000}, "label_rate": 0.25,
-               "encoding": "vocabulary", "sources": ["day_0.tsv"], "bayes": bayes}  # fmt: skip
-    made = {**copy.deepcopy(MANIFEST), "dataset": dataset, "seeds": {"train.seed": seed}, "world_size": world_size,
-            "platform": platform, "num_threads": 1, **(manifest or {})}  # fmt: skip
-    made["tables"] = {"t_a": {"features": 1, "ids_per_sample": 1.0, "num_embeddings": 1000, "embedding_dim": 16,
-                              "bytes": 64_000}}  # fmt: skip
+    dataset = {
+        "path": "data/x",
+        "digest": digest,
+        "labels": {"val": labels_digest},
+        "rows": {"train": 10_000, "val": 4000},
+        "label_rate": 0.25,
+        "encoding": "vocabulary",
+        "sources": ["day_0.tsv"],
+        "bayes": bayes,
+    }
+    made = {
+        **copy.deepcopy(MANIFEST),
+        "dataset": dataset,
+        "seeds": {"train.seed": seed},
+        "world_size": world_size,
+        "platform": platform,
+        "num_threads": 1,
+        **(manifest or {}),
+    }
+    made["tables"] = {
+        "t_a": {"features": 1, "ids_per_sample": 1.0, "num_embeddings": 1000, "embedding_dim": 16, "bytes": 64_000}
+    }
     made["plan"] = {"t_a": {"type": "table_wise", "kernel": "fused", "ranks": [0]}}
     losses = 0.45 + 0.25 * np.exp(-np.arange(1, steps + 1) / 30) + 0.01 * rng.standard_normal(steps)
     windows = range(every, steps + 1, every)
@@ -68,16 +83,36 @@ def write_run(
         for values in (losses, seconds)
     )
     events = [
-        {"event": "train", "step": step, "samples": step * batch, "seconds": step * step_ms / 1e3, "epoch": 0,
-         "steps": every, "loss": loss, "logloss": loss, "accuracy": 0.75, "lr": 0.01,
-         "samples_per_second": batch / taken,
-         "input_wait_fraction": 0.01, "phase_seconds": {"forward": 0.004, "backward": 0.005},
-         "host_bytes": int(5e8), "device_bytes": None}
+        {
+            "event": "train",
+            "step": step,
+            "samples": step * batch,
+            "seconds": step * step_ms / 1e3,
+            "epoch": 0,
+            "steps": every,
+            "loss": loss,
+            "logloss": loss,
+            "accuracy": 0.75,
+            "lr": 0.01,
+            "samples_per_second": batch / taken,
+            "input_wait_fraction": 0.01,
+            "phase_seconds": {"forward": 0.004, "backward": 0.005},
+            "host_bytes": int(5e8),
+            "device_bytes": None,
+        }
         for step, loss, taken in zip(windows, mean_losses, mean_seconds, strict=True)
-    ]  # fmt: skip
+    ]
     evaluation = {"split": "val", "samples": 4000, **click_metrics(logits, labels)}
-    events.append({"event": "eval", "step": steps, "samples": steps * batch, "seconds": 9.0, "eval_samples": 4000,
-                   **{k: v for k, v in evaluation.items() if k != "samples"}})  # fmt: skip
+    events.append(
+        {
+            "event": "eval",
+            "step": steps,
+            "samples": steps * batch,
+            "seconds": 9.0,
+            "eval_samples": 4000,
+            **{k: v for k, v in evaluation.items() if k != "samples"},
+        }
+    )
     directory.mkdir(parents=True)
     (directory / "config.yaml").write_text(yaml.safe_dump(config))
     (directory / "manifest.json").write_text(json.dumps(made))
@@ -86,13 +121,19 @@ def write_run(
     (directory / "curves.json").write_text(encode(replace(curves, step=steps, split="val")))
     (directory / "step_times.json").write_text(encode(step_time_histogram(seconds)))
     summary = {
-        "status": status, "steps": steps, "samples": steps * batch, "world_size": world_size,
-        "parameters": {"embedding": 16_000, "dense": 100, "total": 16_100}, "train": {"logloss": 0.46}, "best": best,
+        "status": status,
+        "steps": steps,
+        "samples": steps * batch,
+        "world_size": world_size,
+        "parameters": {"embedding": 16_000, "dense": 100, "total": 16_100},
+        "train": {"logloss": 0.46},
+        "best": best,
         "eval": {"step": steps, **evaluation},
         "throughput": plain_object(throughput(seconds, 0.1, batch, world_size, 0)),
-        "memory": {"host_peak_bytes": int(6e8), "device_peak_bytes": None}, "power": None,
+        "memory": {"host_peak_bytes": int(6e8), "device_peak_bytes": None},
+        "power": None,
         "seconds": {"total": 12.0, "train": 10.0, "eval": 1.0, "checkpoint": 0.5},
         "digest": {"parameters": f"{seed}{gain}{platform}", "losses": "l"},
-    }  # fmt: skip
+    }
     (directory / "summary.json").write_text(json.dumps(summary))
     return directory

@@ -189,8 +189,13 @@ def test_no_text_is_cut_off(width: int, font: str, driver: webdriver.Chrome, wid
 def wide_pages(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """A run with all that there is to say, and a comparison, with long names and figures."""
     root = tmp_path_factory.mktemp("wide")
-    published = ["published.source=A table of somebody", "published.auc=0.76", "published.samples_per_second=793486",
-                 "published.data=other data than here", "published.hardware=8 devices"]  # fmt: skip
+    published = [
+        "published.source=A table of somebody",
+        "published.auc=0.76",
+        "published.samples_per_second=793486",
+        "published.data=other data than here",
+        "published.hardware=8 devices",
+    ]
     hardware = {"hardware": {"devices": [{"name": "AMD Instinct MI300X OAM with a long name"}]}, "world_size": 1024}
     one = write_run(root / LONG, *published, steps=300, best={"step": 100, "auc": 0.99}, manifest=hardware)
     other = write_run(root / "other", f"data.encoding={LONG}", digest="e" * 64, step_ms=0.001, gain=0.1)
@@ -220,8 +225,9 @@ def test_200_000_steps_stay_responsive(driver: webdriver.Chrome, long_report: Lo
         return time.perf_counter() - began
 
     assert in_time(loaded, 10)
-    redraw = "const began = performance.now(); document.getElementById('theme').click(); " \
-             "return performance.now() - began"  # fmt: skip
+    redraw = (
+        "const began = performance.now(); document.getElementById('theme').click(); return performance.now() - began"
+    )
     assert in_time(lambda: driver.execute_script(redraw), RESPONSIVE_MS)  # all charts anew
     move = """
         const over = document.querySelector("#logloss .u-over"), box = over.getBoundingClientRect();

@@ -108,15 +108,19 @@ def test_other_validation_rows_are_not_comparable(labels: str | None, sweep: lis
 
 
 def test_the_same_rows_in_another_encoding_are_comparable(sweep: list[RunFiles], tmp_path: Path) -> None:
-    runs = [read_run(write_run(tmp_path / digest, f"data.encoding={digest}", digest=digest, labels_digest="l"))
-            for digest in ("hash", "torchrec")]  # fmt: skip
+    runs = [
+        read_run(write_run(tmp_path / digest, f"data.encoding={digest}", digest=digest, labels_digest="l"))
+        for digest in ("hash", "torchrec")
+    ]
     auc = compare_auc(*group(runs))
     assert auc is not None
     assert auc.difference is not None
 
 
-@pytest.mark.parametrize(("key", "comparable"), [("eval_window=3", False), ("min_history=9", False),
-                                                 ("window_seconds=60", False), ("history_length=9", True)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("key", "comparable"),
+    [("eval_window=3", False), ("min_history=9", False), ("window_seconds=60", False), ("history_length=9", True)],
+)
 def test_other_samples_of_the_same_events_are_not_comparable(key: str, comparable: bool, tmp_path: Path) -> None:
     """A longer history of the same samples is another model of the same rows."""
     runs = [read_run(write_run(tmp_path / "a")), read_run(write_run(tmp_path / "b", f"data.events.{key}"))]
@@ -217,15 +221,28 @@ def test_a_window_that_a_resumption_began_in_is_of_its_warm_up(tmp_path: Path) -
 
 
 def test_strong_and_weak_scaling_of_one_size_are_both_shown(tmp_path: Path) -> None:
-    shapes = {"one": (1, 64, 10.0), "strong": (2, 64, 6.0), "weak": (2, 128, 11.0), "other": (2, 96, 9.0),
-              "slower": (2, 64, 7.0), "big": (1, 256, 30.0), "big2": (2, 256, 16.0)}  # fmt: skip
+    shapes = {
+        "one": (1, 64, 10.0),
+        "strong": (2, 64, 6.0),
+        "weak": (2, 128, 11.0),
+        "other": (2, 96, 9.0),
+        "slower": (2, 64, 7.0),
+        "big": (1, 256, 30.0),
+        "big2": (2, 256, 16.0),
+    }
     runs = [
         read_run(write_run(tmp_path / name, f"train.global_batch_size={batch}", step_ms=ms, world_size=size))
         for name, (size, batch, ms) in shapes.items()
     ]
     found = {scaling.run.name: (scaling.kind, scaling.base.name) for scaling in compare_sizes(runs)}
-    assert found == {"one": ("base", "one"), "big": ("base", "big"), "strong": ("strong", "one"),
-                     "weak": ("weak", "one"), "other": ("batch differs", "one"), "big2": ("strong", "big")}  # fmt: skip
+    assert found == {
+        "one": ("base", "one"),
+        "big": ("base", "big"),
+        "strong": ("strong", "one"),
+        "weak": ("weak", "one"),
+        "other": ("batch differs", "one"),
+        "big2": ("strong", "big"),
+    }
     efficiency = {scaling.run.name: scaling.efficiency for scaling in compare_sizes(runs)}
     assert efficiency["weak"] == pytest.approx(10 / 11, rel=0.01)
     assert efficiency["big2"] == pytest.approx(30 / 16 / 2, rel=0.01)

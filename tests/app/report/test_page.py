@@ -13,8 +13,23 @@ from tests.app.conftest import SMALL, Command
 from tests.app.report.conftest import LongReport
 from tests.app.report.runs import write_run
 
-CHARTS = ["logloss", "accuracy", "auc", "ne", "calibration", "scores", "roc", "pr", "lr", "throughput", "step_times",
-          "phases", "input_wait", "memory", "power"]  # fmt: skip
+CHARTS = [
+    "logloss",
+    "accuracy",
+    "auc",
+    "ne",
+    "calibration",
+    "scores",
+    "roc",
+    "pr",
+    "lr",
+    "throughput",
+    "step_times",
+    "phases",
+    "input_wait",
+    "memory",
+    "power",
+]
 MOST_BYTES = 2_000_000
 
 
@@ -52,16 +67,20 @@ def test_the_report_of_a_real_run(run_app: Command, dataset: Path, tmp_path: Pat
     assert set(page.references) <= {"data:,", "#main"}
     assert sorted(page.charts) == sorted(CHARTS)
     summary = json.loads((tmp_path / "runs/real/summary.json").read_bytes())
-    for figure in (f"{summary['eval']['auc']:.4f}", f"{summary['eval']['ne']:.4f}",
-                   f"{summary['throughput']['samples_per_second']:,.0f}"):  # fmt: skip
+    for figure in (
+        f"{summary['eval']['auc']:.4f}",
+        f"{summary['eval']['ne']:.4f}",
+        f"{summary['throughput']['samples_per_second']:,.0f}",
+    ):
         assert figure in page.text
     events = [json.loads(line) for line in (tmp_path / "runs/real/metrics.jsonl").read_text().splitlines()]
     train = [event for event in events if event["event"] == "train"]
     drawn = {key: {s["name"]: s for s in page.charts[key]["series"]} for key in CHARTS}
     assert drawn["logloss"]["train"]["y"] == pytest.approx([event["logloss"] for event in train], rel=1e-5)
     assert drawn["accuracy"]["train"]["y"] == pytest.approx([event["accuracy"] for event in train], rel=1e-5)
-    assert drawn["accuracy"]["train"]["y"] == [pytest.approx(round(64 * y) / 64) for y in
-                                               drawn["accuracy"]["train"]["y"]]  # fmt: skip
+    assert drawn["accuracy"]["train"]["y"] == [
+        pytest.approx(round(64 * y) / 64) for y in drawn["accuracy"]["train"]["y"]
+    ]
     assert drawn["auc"]["test (val)"]["x"] == [event["step"] for event in events if event["event"] == "eval"]
     assert sum(drawn["step_times"]["steps"]["y"]) == len(train) - 10
     assert all(f"t_cat_{i}" in page.text for i in range(3))
@@ -105,8 +124,11 @@ def test_the_served_and_the_last_evaluation_have_their_tiles(tmp_path: Path) -> 
     served = {**last, "step": 60, "auc": 0.8125, "ne": 0.8765, "auc_standard_error": 0.0123}
     (directory / "summary.json").write_text(json.dumps({**summary, "version": 2, "eval": served, "last": last}))
     text = re.sub(r"\s+", " ", Page(write_report(directory).read_text()).text)
-    for shown in ("AUC 0.8125 val, step 60, ± 0.0123", "Normalised entropy 0.8765",
-                  f"Last AUC {last['auc']:.4f} at step {last['step']}"):  # fmt: skip
+    for shown in (
+        "AUC 0.8125 val, step 60, ± 0.0123",
+        "Normalised entropy 0.8765",
+        f"Last AUC {last['auc']:.4f} at step {last['step']}",
+    ):
         assert shown.replace(" ", "") in text.replace(" ", ""), shown
 
 

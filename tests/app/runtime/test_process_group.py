@@ -17,8 +17,9 @@ from tests.app.conftest import ended, forked
 )
 def test_who_reads_a_run_says_so_too(command: str, options: list[str], uninterrupted: Path, tmp_path: Path) -> None:
     threads = ["runtime.num_threads=1", "runtime.platform=cpu"]
-    forks = forked(command, f"run={uninterrupted}", *options, *threads, cwd=tmp_path, processes=2,
-                   fault="process 1 is lost:2")  # fmt: skip
+    forks = forked(
+        command, f"run={uninterrupted}", *options, *threads, cwd=tmp_path, processes=2, fault="process 1 is lost:2"
+    )
     result = ended(forks, tmp_path)
     assert [fork.exitcode for fork in forks] == [EXIT_LOST, -signal.SIGKILL], result.stderr
     lines = [line for line in result.stderr.splitlines() if "another process is lost" in line]

@@ -11,8 +11,25 @@ from app.scoring.documents import ExportedProgram
 from common.documents import decode, encode
 
 # In the order in which earlier releases wrote them.
-KEYS = ["code", "image", "base_image", "versions", "hardware", "environment", "argv", "run", "checkpoint", "step",
-        "dataset_digest", "tables", "imports", "inputs", "dense_features", "sparse_features", "tolerance"]  # fmt: skip
+KEYS = [
+    "code",
+    "image",
+    "base_image",
+    "versions",
+    "hardware",
+    "environment",
+    "argv",
+    "run",
+    "checkpoint",
+    "step",
+    "dataset_digest",
+    "tables",
+    "imports",
+    "inputs",
+    "dense_features",
+    "sparse_features",
+    "tolerance",
+]
 
 
 def about() -> ExportedProgram:

@@ -187,23 +187,30 @@ def test_the_file_scores_without_our_code(
     manifest = load_manifest(Path(trained.data.path or ""))
     checkpoint = Path(files.find_checkpoint(uninterrupted, None))
     model = served_model.load(checkpoint, trained, manifest, TablePrecision[tables], CPU)
-    compare(export_program.program_of(model, manifest.num_embeddings, []), manifest, tmp_path,
-            done.stdout)  # fmt: skip
+    compare(export_program.program_of(model, manifest.num_embeddings, []), manifest, tmp_path, done.stdout)
 
 
 @pytest.mark.slow
 def test_a_file_of_bags(run_app: Command, tmp_path: Path, here: Any) -> None:
     manifest = write_ragged_dataset(tmp_path / "data", {"train": 64, "val": 9})
     few = [*SMALL, "data.path=data", "train.max_steps=2", "eval.split=val"]
-    assert run_app("train", *few, "run.name=bags", "model.tables.kind=qr", "model.tables.qr_operation=concat",
-                   "model.tables.min_rows=5").returncode == 0  # fmt: skip
+    assert (
+        run_app(
+            "train",
+            *few,
+            "run.name=bags",
+            "model.tables.kind=qr",
+            "model.tables.qr_operation=concat",
+            "model.tables.min_rows=5",
+        ).returncode
+        == 0
+    )
     done = run_app("export", "run=runs/bags", "out=model.pt2", "tables=int4")
     assert done.returncode == 0, done.stderr
     trained = resume.trained_config(tmp_path / "runs/bags", RuntimeConfig(), str(tmp_path / "data"))
     checkpoint = Path(files.find_checkpoint(tmp_path / "runs/bags", None))
     model = served_model.load(checkpoint, trained, manifest, TablePrecision.int4, CPU)
-    compare(export_program.program_of(model, manifest.num_embeddings, RAGGED), manifest, tmp_path,
-            done.stdout)  # fmt: skip
+    compare(export_program.program_of(model, manifest.num_embeddings, RAGGED), manifest, tmp_path, done.stdout)
 
 
 def compare(program: Program, manifest: Manifest, tmp_path: Path, exported: str) -> None:
@@ -241,9 +248,11 @@ def test_what_cannot_be_exported_is_said(run_app: Command, overrides: list[str],
 @pytest.mark.parametrize("kind", [TableKind.plain, pytest.param(TableKind.qr, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "precision",
-    [TablePrecision.fp16, *(pytest.param(TablePrecision[name], marks=pytest.mark.slow)
-                            for name in ("fp32", "int8", "int4"))],
-)  # fmt: skip
+    [
+        TablePrecision.fp16,
+        *(pytest.param(TablePrecision[name], marks=pytest.mark.slow) for name in ("fp32", "int8", "int4")),
+    ],
+)
 def test_programs_refuse_ids_outside_their_tables(ragged: Manifest, precision: TablePrecision, kind: TableKind) -> None:
     """One id at a time, of the first and of the last feature, is moved outside; the program takes it back inside."""
     tables = TablesConfig(kind=kind, min_rows=5, qr_operation=QROperation.add if kind is TableKind.qr else None)
@@ -288,9 +297,11 @@ def test_rows_looked_up_id_by_id_are_refused(ragged: Manifest) -> None:
 
 @pytest.mark.parametrize(
     "interaction",
-    [Interaction.scalar_pairs, *(pytest.param(kind, marks=pytest.mark.slow)
-                                 for kind in Interaction if kind is not Interaction.scalar_pairs)],
-)  # fmt: skip
+    [
+        Interaction.scalar_pairs,
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in Interaction if kind is not Interaction.scalar_pairs),
+    ],
+)
 def test_every_interaction_is_exported_for_any_number_of_samples(ragged: Manifest, interaction: Interaction) -> None:
     config = AppConfig(model=ModelConfig(embedding_dim=4, dense_arch=[4], over_arch=[4, 1], interaction=interaction))
     torch.manual_seed(0)

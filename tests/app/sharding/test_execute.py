@@ -39,8 +39,11 @@ def test_fbgemm_trains_tables_beside_empty_ones_as_torch_does(kind: EmbOptimType
     shapes = [(rows, 4) for rows, _ in LAYOUTS[layout]] if by_id else LAYOUTS[layout]
     tables = SplitTableBatchedEmbeddingBagsCodegen(
         [(*shape, EmbeddingLocation.HOST, ComputeDevice.CPU) for shape in shapes],
-        optimizer=kind, learning_rate=LR, eps=1e-8, pooling_mode=PoolingMode.NONE if by_id else PoolingMode.SUM,
-    )  # fmt: skip
+        optimizer=kind,
+        learning_rate=LR,
+        eps=1e-8,
+        pooling_mode=PoolingMode.NONE if by_id else PoolingMode.SUM,
+    )
     _surround(tables, 2**40)
     count_empty_shards(nn.ModuleList([tables]))
     weights, generator = tables.split_embedding_weights(), torch.Generator().manual_seed(0)
@@ -84,11 +87,20 @@ def _pooled(rows: Tensor) -> Tensor:
 def test_more_processes_than_rows_train_as_one(ragged: Path, tmp_path: Path) -> None:
     """The third of three processes has no row of the remainders: 8 wide before others, 4 wide; or alone, by id."""
     in_rows = ["t_user_q", "t_user_r", "t_item", "t_tags_r"]
-    config = [*SMALL, "run.name=x", f"data.path={ragged}", "train.max_steps=8", "train.global_batch_size=48",
-              "optimizer=adagrad", "+model.tables.overrides.user.kind=qr",
-              "+model.tables.overrides.user.qr_operation=concat", "+model.tables.overrides.item.kind=mixed_dimension",
-              "+model.tables.overrides.item.dim=4", "+model.tables.overrides.tags.kind=qr",
-              *(f"+sharding.tables.{table}.types=row_wise" for table in in_rows)]  # fmt: skip
+    config = [
+        *SMALL,
+        "run.name=x",
+        f"data.path={ragged}",
+        "train.max_steps=8",
+        "train.global_batch_size=48",
+        "optimizer=adagrad",
+        "+model.tables.overrides.user.kind=qr",
+        "+model.tables.overrides.user.qr_operation=concat",
+        "+model.tables.overrides.item.kind=mixed_dimension",
+        "+model.tables.overrides.item.dim=4",
+        "+model.tables.overrides.tags.kind=qr",
+        *(f"+sharding.tables.{table}.types=row_wise" for table in in_rows),
+    ]
     (alone,), (three,) = (run_group([config], size, tmp_path / f"{size}.json") for size in (1, 3))
     plan = Plan.from_document(convert(three["plan"], PlanFile))
     for table in ("t_user_r", "t_tags_r"):

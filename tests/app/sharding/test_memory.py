@@ -80,16 +80,26 @@ def live_bytes(this: session.Session) -> int:
 @pytest.mark.parametrize("sizes", ["[3,1,2,1]", pytest.param("null", marks=slow)])
 @pytest.mark.parametrize(
     ("optimizer", "storage"),
-    [pytest.param(name, storage, marks=[] if (name, storage) in FAST else slow)
-     for name in OptimizerName for storage in STORAGES
-     if name.algorithm.fused_on_cpu or storage is Storage.fp32],  # torch updates no others on CPUs
-)  # fmt: skip
+    [
+        pytest.param(name, storage, marks=[] if (name, storage) in FAST else slow)
+        for name in OptimizerName
+        for storage in STORAGES
+        if name.algorithm.fused_on_cpu or storage is Storage.fp32
+    ],  # torch updates no others on CPUs
+)
 def test_a_plan_counts_what_a_live_model_takes(
     here: Runtime, dataset: Path, optimizer: OptimizerName, storage: Storage, sizes: str
 ) -> None:
-    overrides = [*SMALL, "run.name=x", f"data.path={dataset}", f"optimizer={optimizer.value}",
-                 f"data.multi_hot.sizes={sizes}", f"train.global_batch_size={ROWS}",
-                 f"model.tables.storage={storage.value}", "topology=cpu"]  # fmt: skip
+    overrides = [
+        *SMALL,
+        "run.name=x",
+        f"data.path={dataset}",
+        f"optimizer={optimizer.value}",
+        f"data.multi_hot.sizes={sizes}",
+        f"train.global_batch_size={ROWS}",
+        f"model.tables.storage={storage.value}",
+        "topology=cpu",
+    ]
     if not optimizer.algorithm.fused_on_cpu:
         overrides.append("sharding=data_parallel")
     config, manifest = compose_config(AppConfig, CONFIG_DIR, overrides), load_manifest(dataset)
@@ -103,9 +113,13 @@ def test_a_plan_counts_what_a_live_model_takes(
 @pytest.mark.parametrize("kernel", ["fused", "fused_uvm"])
 @pytest.mark.parametrize(
     ("name", "storage"),
-    [pytest.param(name, storage, marks=[] if (name.value, storage.value) == ("rowwise_adam", "fp16") else slow)
-     for name in OptimizerName if name.algorithm.fbgemm for storage in STORAGES],
-)  # fmt: skip
+    [
+        pytest.param(name, storage, marks=[] if (name.value, storage.value) == ("rowwise_adam", "fp16") else slow)
+        for name in OptimizerName
+        if name.algorithm.fbgemm
+        for storage in STORAGES
+    ],
+)
 def test_a_gpus_plan_counts_what_fbgemm_allocates(name: OptimizerName, storage: Storage, kernel: str) -> None:
     """FBGEMM's own module for GPUs, on the meta device, which needs none; bags of three ids."""
     rows, dim, ids = 1_000, 16, 3
@@ -181,7 +195,10 @@ def test_empty_bags_alone_can_be_planned(tmp_path: Path, here: Runtime) -> None:
     manifest = write_ragged_dataset(tmp_path, {"train": 10})
     path = shard_path(tmp_path, "train", "00000", "offsets")
     np.save(path, np.where(np.arange(21) > 9, np.load(path) - np.load(path)[10], 0))
-    config = compose_config(AppConfig, CONFIG_DIR, [*SMALL, "run.name=x", f"data.path={tmp_path}", "topology=cpu",
-                                                    "sharding.types=[table_wise,row_wise]"])  # fmt: skip
+    config = compose_config(
+        AppConfig,
+        CONFIG_DIR,
+        [*SMALL, "run.name=x", f"data.path={tmp_path}", "topology=cpu", "sharding.types=[table_wise,row_wise]"],
+    )
     assert from_config.bag_sizes_of(config, tmp_path, manifest)["tags"] == 0
     assert set(session.build(config, here, tmp_path, manifest).plan.tables) == {f"t_{key}" for key in RAGGED_EMBEDDINGS}

@@ -26,8 +26,14 @@ ADAGRAD = [(algorithm, kind) for algorithm, kind in CASES if algorithm == "adagr
 
 
 def case(dataset: Path, algorithm: str, *overrides: str) -> list[str]:
-    return [*SMALL, "run.name=x", f"data.path={dataset}", f"optimizer={algorithm}", f"train.max_steps={STEPS}",
-            *overrides]  # fmt: skip
+    return [
+        *SMALL,
+        "run.name=x",
+        f"data.path={dataset}",
+        f"optimizer={algorithm}",
+        f"train.max_steps={STEPS}",
+        *overrides,
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +55,13 @@ def test_every_type_trains_as_one_process(
 ) -> None:
     """Two to a machine, so four are two machines. fp32 sums in another order differ by 1e-5 at the most."""
     cases = [case(dataset, algorithm, f"sharding.types={kind}") for algorithm, kind in combinations]
-    mixed = case(dataset, "adagrad", "sharding.types=auto", "+sharding.tables.cat_2.types=[column_wise,row_wise]",
-                 "+sharding.tables.t_cat_1.types=table_row_wise")  # fmt: skip
+    mixed = case(
+        dataset,
+        "adagrad",
+        "sharding.types=auto",
+        "+sharding.tables.cat_2.types=[column_wise,row_wise]",
+        "+sharding.tables.t_cat_1.types=table_row_wise",
+    )
     *results, chosen = run_group([*cases, mixed], world_size, tmp_path / "results.json", local_world_size=2)
     np.testing.assert_allclose(chosen["losses"], alone["adagrad"]["losses"], rtol=1e-5)
     types = {name: table["type"] for name, table in chosen["plan"]["tables"].items()}
@@ -84,10 +95,17 @@ def test_what_travels_in_fewer_bits(dataset: Path, tmp_path: Path) -> None:
     for kind in ("table_wise", "row_wise"):
         ways = [("fp32", "fp32"), ("fp16", "fp32"), ("bf16", "fp32"), ("fp32", "fp16"), ("fp32", "bf16")]
         cases = [
-            case(dataset, "sgd", f"sharding.types={kind}", f"sharding.qcomm.forward={forward}",
-                 f"sharding.qcomm.backward={backward}", "train.max_steps=20", "optimizer.lr=3")
+            case(
+                dataset,
+                "sgd",
+                f"sharding.types={kind}",
+                f"sharding.qcomm.forward={forward}",
+                f"sharding.qcomm.backward={backward}",
+                "train.max_steps=20",
+                "optimizer.lr=3",
+            )
             for forward, backward in ways
-        ]  # fmt: skip
+        ]
         exact, *rounded = (result["losses"] for result in run_group(cases, 2, tmp_path / f"{kind}.json"))
         for way, losses in zip(ways[1:], rounded, strict=True):
             assert losses != exact, (kind, way)

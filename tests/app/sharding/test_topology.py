@@ -72,8 +72,10 @@ def test_what_is_given_comes_before_the_file_also_where_it_is_the_default(given:
     config = compose_config(AppConfig, CONFIG_DIR, arguments).topology
     found = topology.resolve(config, lambda: DEVICES["cpu"], 8)
     assert (found.reserve, found.link_efficiency, found.memory_gib) == (
-        override if given == "reserve" else 0.5, override if given == "link_efficiency" else 0.4, 80,
-    )  # fmt: skip
+        override if given == "reserve" else 0.5,
+        override if given == "link_efficiency" else 0.4,
+        80,
+    )
     plain = topology.resolve(topology.named("h100"), lambda: DEVICES["cpu"], 8)
     assert (plain.reserve, plain.link_efficiency) == (0.15, 0.8)
     path.write_text(path.read_text().replace("0.5", "1.5"))

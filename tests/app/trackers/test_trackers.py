@@ -37,8 +37,12 @@ def board(run: Path) -> EventAccumulator:
 def assert_board_shows(run: Path) -> None:
     """Every figure of metrics.jsonl once, and nothing else."""
     shown = board(run)
-    for tag, kind, key in (("train/loss", "train", "loss"), ("train/accuracy", "train", "accuracy"),
-                           ("eval/auc", "eval", "auc"), ("train/lr", "train", "lr")):  # fmt: skip
+    for tag, kind, key in (
+        ("train/loss", "train", "loss"),
+        ("train/accuracy", "train", "accuracy"),
+        ("eval/auc", "eval", "auc"),
+        ("train/lr", "train", "lr"),
+    ):
         expected = [(event["step"], event[key]) for event in events(run, kind)]
         found = [(event.step, event.value) for event in shown.Scalars(tag)]
         assert [step for step, _ in found] == [step for step, _ in expected], tag
@@ -49,8 +53,13 @@ def assert_board_shows(run: Path) -> None:
 
 @pytest.mark.slow
 def test_tensorboard_shows_a_killed_and_resumed_run_once(run_app: Command, dataset: Path, tmp_path: Path) -> None:
-    overrides = [*SMALL, f"data.path={dataset}", "run.name=board", "checkpoint.every_steps=20",
-                 "train.eval_every_steps=20"]  # fmt: skip
+    overrides = [
+        *SMALL,
+        f"data.path={dataset}",
+        "run.name=board",
+        "checkpoint.every_steps=20",
+        "train.eval_every_steps=20",
+    ]
     run = tmp_path / "runs/board"
     killed = ended(forked("train", *overrides, "train.max_steps=70", cwd=tmp_path, fault="in the step:47"), tmp_path)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
@@ -59,8 +68,7 @@ def test_tensorboard_shows_a_killed_and_resumed_run_once(run_app: Command, datas
     assert done.returncode == 0, done.stderr
     assert "resume: from" in done.stderr
     assert_board_shows(run)
-    again = run_app("train", *overrides, "train.max_steps=25", "checkpoint.resume=never",
-                    "checkpoint.overwrite=true")  # fmt: skip
+    again = run_app("train", *overrides, "train.max_steps=25", "checkpoint.resume=never", "checkpoint.overwrite=true")
     assert again.returncode == 0, again.stderr
     assert_board_shows(run)
 
@@ -112,8 +120,10 @@ def test_a_client_that_is_not_here_is_said_at_once(key: str, run_app: Command, t
         pytest.skip(f"the {key} package is here")
     done = run_app("train", *SMALL, "data.path=nowhere", "run.name=x", f"record.{key}=somewhere")
     assert done.returncode == 2
-    assert done.stderr == f"error: record.{key}=somewhere: the {key} package is not installed; " \
-                          "install it, or leave this out\n"  # fmt: skip
+    assert (
+        done.stderr == f"error: record.{key}=somewhere: the {key} package is not installed; "
+        "install it, or leave this out\n"
+    )
     assert not (tmp_path / "runs").exists()
 
 
@@ -121,8 +131,9 @@ def test_mlflow_goes_on_in_the_same_run(run_app: Command, dataset: Path, tmp_pat
     mlflow = pytest.importorskip("mlflow", reason="MLflow's client is not installed (it is optional)")
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     for steps in (20, 40):
-        done = run_app("train", *SMALL, f"data.path={dataset}", "run.name=x", f"train.max_steps={steps}",
-                       f"record.mlflow={uri}")  # fmt: skip
+        done = run_app(
+            "train", *SMALL, f"data.path={dataset}", "run.name=x", f"train.max_steps={steps}", f"record.mlflow={uri}"
+        )
         assert done.returncode == 0, done.stderr
     client = mlflow.MlflowClient(uri)
     (run,) = client.search_runs([client.get_experiment_by_name("clickwork").experiment_id])

@@ -109,9 +109,14 @@ def _set_initial(this: session.Session, golden: Any, order: NDArray[np.int64]) -
 def manifest() -> Manifest:
     return Manifest(
         schema={"label": "label", "dense": [f"int_{i}" for i in range(13)], "sparse": FEATURES},
-        encoding={}, num_embeddings=dict.fromkeys(FEATURES, 50), splits={}, sources=[], rows=0, label_rate=0.0,
+        encoding={},
+        num_embeddings=dict.fromkeys(FEATURES, 50),
+        splits={},
+        sources=[],
+        rows=0,
+        label_rate=0.0,
         tool_version="test",
-    )  # fmt: skip
+    )
 
 
 def batches(golden: Any) -> Iterator[Batch]:

@@ -25,9 +25,17 @@ def test_ten_steps_have_the_losses_of_eager_ones(
 ) -> None:
     """Within 1e-6, relative; a large batch goes through oneDNN both ways."""
     for name in ("none", "dense"):
-        done = run_app("train", *SMALL, f"data.path={dataset}", f"run.name={name}", f"model.interaction={interaction}",
-                       f"train.global_batch_size={batch}", "train.max_steps=10", "train.epochs=100",
-                       f"runtime.compile={name}")  # fmt: skip
+        done = run_app(
+            "train",
+            *SMALL,
+            f"data.path={dataset}",
+            f"run.name={name}",
+            f"model.interaction={interaction}",
+            f"train.global_batch_size={batch}",
+            "train.max_steps=10",
+            "train.epochs=100",
+            f"runtime.compile={name}",
+        )
         assert done.returncode == 0, done.stderr
     eager, compiled = losses(tmp_path / "runs/none"), losses(tmp_path / "runs/dense")
     assert len(eager) == 10
@@ -39,11 +47,19 @@ def test_ten_steps_have_the_losses_of_eager_ones(
 def test_a_killed_run_resumes_and_replays_to_the_same_bits(
     processes: int, run_app: Command, dataset: Path, tmp_path: Path
 ) -> None:
-    overrides = [*SMALL, f"data.path={dataset}", COMPILED, "checkpoint.every_steps=9", "train.max_steps=30",
-                 "checkpoint.asynchronous=false"]  # fmt: skip
+    overrides = [
+        *SMALL,
+        f"data.path={dataset}",
+        COMPILED,
+        "checkpoint.every_steps=9",
+        "train.max_steps=30",
+        "checkpoint.asynchronous=false",
+    ]
     assert run_app("train", *overrides, "run.name=whole", processes=processes).returncode == 0
-    killed = ended(forked("train", *overrides, "run.name=parts", cwd=tmp_path, processes=processes,
-                          fault="in the step:14"), tmp_path)  # fmt: skip
+    killed = ended(
+        forked("train", *overrides, "run.name=parts", cwd=tmp_path, processes=processes, fault="in the step:14"),
+        tmp_path,
+    )
     assert killed.returncode == -9
     resumed = run_app("train", *overrides, "run.name=parts", processes=processes)
     assert resumed.returncode == 0, resumed.stderr

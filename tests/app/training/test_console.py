@@ -19,15 +19,32 @@ from common.documents import convert
 from tests.app.conftest import SMALL, Command, forked
 
 SUMMARY: dict[str, Any] = {
-    "status": "completed", "steps": 300, "samples": 19_200, "world_size": 2,
-    "eval": {"auc": 0.75, "ne": 0.9, "logloss": 0.4, "accuracy": 0.8, "calibration": 1.0, "split": "val",
-             "samples": 500},
-    "throughput": {"samples_per_second": 2e4, "samples_per_second_per_device": 1e4, "step_ms_p50": 3.2,
-                   "step_ms_p95": 4.0, "input_wait_fraction": 0.02, "steps_measured": 290},
+    "status": "completed",
+    "steps": 300,
+    "samples": 19_200,
+    "world_size": 2,
+    "eval": {
+        "auc": 0.75,
+        "ne": 0.9,
+        "logloss": 0.4,
+        "accuracy": 0.8,
+        "calibration": 1.0,
+        "split": "val",
+        "samples": 500,
+    },
+    "throughput": {
+        "samples_per_second": 2e4,
+        "samples_per_second_per_device": 1e4,
+        "step_ms_p50": 3.2,
+        "step_ms_p95": 4.0,
+        "input_wait_fraction": 0.02,
+        "steps_measured": 290,
+    },
     "phase_seconds": {"forward": 0.001, "backward": 0.0015, "optimizer": 0.0002, "communication": None},
-    "memory": {"host_peak_bytes": 1 << 29, "device_peak_bytes": None}, "power": None,
+    "memory": {"host_peak_bytes": 1 << 29, "device_peak_bytes": None},
+    "power": None,
     "seconds": {"total": 3.0, "train": 2.0, "eval": 0.5, "checkpoint": 0.1},
-}  # fmt: skip
+}
 
 
 def closing_lines(document: dict[str, Any], measured_before: int) -> list[str]:
@@ -83,9 +100,16 @@ def test_a_warm_up_longer_than_the_run_is_told(dataset: Path, run_app: Command) 
 def test_on_a_terminal(dataset: Path, tmp_path: Path, no_colour: bool) -> None:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 160, 0, 0))
-    forks = forked("train", *SMALL, f"data.path={dataset}", "run.name=a", "train.max_steps=20", cwd=tmp_path,
-                   stderr=os.ttyname(theirs),
-                   environment={"TERM": "xterm", "NO_COLOR": "1" if no_colour else ""})  # fmt: skip
+    forks = forked(
+        "train",
+        *SMALL,
+        f"data.path={dataset}",
+        "run.name=a",
+        "train.max_steps=20",
+        cwd=tmp_path,
+        stderr=os.ttyname(theirs),
+        environment={"TERM": "xterm", "NO_COLOR": "1" if no_colour else ""},
+    )
     seen = io.BytesIO()
     while forks[0].exitcode is None or select.select([ours], [], [], 0)[0]:
         if select.select([ours], [], [], 0.05)[0]:

@@ -42,9 +42,15 @@ def _injected(fault: str, number: int, *overrides: str, cwd: Path) -> "subproces
     ],
 )
 def test_a_kill_at_any_moment_changes_nothing(
-    fault: str, number: int, asynchronous: bool, at_step: int, overrides: list[str], uninterrupted: Path,
-    run_app: Command, tmp_path: Path
-) -> None:  # fmt: skip
+    fault: str,
+    number: int,
+    asynchronous: bool,
+    at_step: int,
+    overrides: list[str],
+    uninterrupted: Path,
+    run_app: Command,
+    tmp_path: Path,
+) -> None:
     """Saves come at steps 12, 20 (the first evaluation is the best so far), 24, 36 …"""
     mode = f"checkpoint.asynchronous={asynchronous}"
     killed = _injected(fault, number, *overrides, mode, "run.name=killed", cwd=tmp_path)
@@ -308,8 +314,15 @@ def test_two_processes_stop_together_and_go_on_to_the_same_bits(
 def test_bf16_trains(interaction: str, run_app: Command, dataset: Path, tmp_path: Path) -> None:
     figures = []
     for precision in ("fp32", "bf16"):
-        done = run_app("train", *SMALL, f"data.path={dataset}", f"run.name={precision}", "train.max_steps=31",
-                       f"runtime.precision={precision}", f"model.interaction={interaction}")  # fmt: skip
+        done = run_app(
+            "train",
+            *SMALL,
+            f"data.path={dataset}",
+            f"run.name={precision}",
+            "train.max_steps=31",
+            f"runtime.precision={precision}",
+            f"model.interaction={interaction}",
+        )
         assert done.returncode == 0, done.stderr
         figures.append(summary(tmp_path / "runs" / precision)["eval"]["logloss"])
     assert figures[0] != figures[1]

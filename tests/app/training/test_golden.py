@@ -58,8 +58,10 @@ def _exact_parameters(case: str, golden: Any, order: NDArray[np.int64]) -> dict[
     layers = list(zip(dense[::2], dense[1::2], strict=True))
     update = reference.Optimizer(algorithm.value, tables, dense, eps=1e-10)
     for batch in batches(golden):
-        bags = [list(torch.split(feature.values().long(), feature.lengths().tolist()))
-                for feature in batch.sparse_features.to_dict().values()]  # fmt: skip
+        bags = [
+            list(torch.split(feature.values().long(), feature.lengths().tolist()))
+            for feature in batch.sparse_features.to_dict().values()
+        ]
         logits = reference.dlrm_logits(
             batch.dense_features.double(), bags, tables, layers[:2], layers[2:], interaction.value, itself
         )
@@ -73,10 +75,14 @@ def test_multi_hot_batches_come_from_disk_as_the_reference_had_them(tmp_path: Pa
     golden = np.load(GOLDEN / "dlrm_small_multihot_sgd.npz")
     expected = list(batches(golden))
     bags = tuple(
-        join([Bags(batch.sparse_features[name].values().numpy(), batch.sparse_features[name].offsets().long().numpy())
-              for batch in expected])
+        join(
+            [
+                Bags(batch.sparse_features[name].values().numpy(), batch.sparse_features[name].offsets().long().numpy())
+                for batch in expected
+            ]
+        )
         for name in FEATURES
-    )  # fmt: skip
+    )
     dense = np.concatenate([batch.dense_features.numpy() for batch in expected])
     labels = np.concatenate([batch.labels.numpy() for batch in expected])[:, None].astype(np.int32)
     arrays = ShardArrays(labels, dense, np.zeros((len(labels), 0), np.int32), bags)

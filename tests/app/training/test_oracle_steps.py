@@ -86,8 +86,16 @@ def feature_of(one: Embedding, parameters: dict[str, Any]) -> Feature:
 def test_drawn_models_train_as_the_naive_program(seed: int, here: Runtime, ragged: Path) -> None:
     drawn = draw(seed)
     print(f"seed {seed}: {' '.join(drawn.overrides)}")
-    overrides = [*SMALL, *drawn.overrides, "run.name=x", f"data.path={ragged}", f"train.global_batch_size={BATCH}",
-                 "model.embedding_dim=8", "model.dense_arch=[6,8]", "model.over_arch=[5,1]"]  # fmt: skip
+    overrides = [
+        *SMALL,
+        *drawn.overrides,
+        "run.name=x",
+        f"data.path={ragged}",
+        f"train.global_batch_size={BATCH}",
+        "model.embedding_dim=8",
+        "model.dense_arch=[6,8]",
+        "model.over_arch=[5,1]",
+    ]
     config = compose_config(AppConfig, CONFIG_DIR, overrides)
     this = session.build(config, here, ragged, load_manifest(ragged))
     parameters = {name: torch.from_numpy(np.array(values)) for name, values in this.parameters()}
@@ -96,8 +104,17 @@ def test_drawn_models_train_as_the_naive_program(seed: int, here: Runtime, ragge
     schedule, chosen = config.schedule, config.optimizer
     lengths = (STEPS, schedule.warmup_steps, schedule.decay_start_step, schedule.decay_steps, schedule.end_factor)
     lr, table_lr = (rates(schedule.name.value, base, *lengths) for base in (chosen.lr, chosen.table_lr))
-    oracle = OracleDLRM(parameters, features, drawn.interaction, lr, table_lr, drawn.optimizer.value, chosen.eps or 0.0,
-                        (chosen.beta1 or 0.9, chosen.beta2 or 0.999), chosen.max_grad_norm)  # fmt: skip
+    oracle = OracleDLRM(
+        parameters,
+        features,
+        drawn.interaction,
+        lr,
+        table_lr,
+        drawn.optimizer.value,
+        chosen.eps or 0.0,
+        (chosen.beta1 or 0.9, chosen.beta2 or 0.999),
+        chosen.max_grad_norm,
+    )
     for step, batch in zip(range(STEPS), this.split("train").train_batches(BATCH, 3, 0, 0), strict=False):
         this.begin_step(step)
         this.optimizer.zero_grad()

@@ -15,12 +15,19 @@ STEPS = 35  # 31 make an epoch: the pipeline runs empty there, at evaluations an
 LAYOUTS = {
     "row_wise": ["sharding.types=row_wise"],
     "table_wise": ["sharding.types=table_wise", "train.eval_every_steps=null"],
-    "mixed": ["sharding.types=column_wise", "+sharding.tables.cat_1.types=data_parallel",
-              "+sharding.tables.cat_3.types=table_wise"],
+    "mixed": [
+        "sharding.types=column_wise",
+        "+sharding.tables.cat_1.types=data_parallel",
+        "+sharding.tables.cat_3.types=table_wise",
+    ],
     "bags": ["sharding.types=row_wise", "optimizer=rowwise_adagrad"],
-    "bags_by_id": ["+model.tables.overrides.tags.kind=qr", "+model.tables.overrides.tags.qr_collisions=3",
-                   "+model.tables.overrides.genres.pooling=weighted", "sharding.types=table_wise"],
-}  # fmt: skip
+    "bags_by_id": [
+        "+model.tables.overrides.tags.kind=qr",
+        "+model.tables.overrides.tags.qr_collisions=3",
+        "+model.tables.overrides.genres.pooling=weighted",
+        "sharding.types=table_wise",
+    ],
+}
 
 
 @pytest.mark.parametrize(
@@ -38,14 +45,21 @@ def test_the_bits_are_the_same(
     names = [(layout, pipeline) for layout in layouts for pipeline in ("none", "sparse_dist")]
     results = run_whole(
         [
-            [*SMALL, f"data.path={ragged if 'bags' in layout else dataset}", f"run.name={layout}_{pipeline}",
-             f"run.dir={tmp_path}/{layout}_{pipeline}", f"train.max_steps={STEPS}", "train.eval_every_steps=15",
-             f"train.pipeline={pipeline}", *LAYOUTS[layout]]
+            [
+                *SMALL,
+                f"data.path={ragged if 'bags' in layout else dataset}",
+                f"run.name={layout}_{pipeline}",
+                f"run.dir={tmp_path}/{layout}_{pipeline}",
+                f"train.max_steps={STEPS}",
+                "train.eval_every_steps=15",
+                f"train.pipeline={pipeline}",
+                *LAYOUTS[layout],
+            ]
             for layout, pipeline in names
         ],
         world_size,
         tmp_path / "results.json",
-    )  # fmt: skip
+    )
     for layout, plain, piped in zip(layouts, results[::2], results[1::2], strict=True):
         assert plain["steps"] == piped["steps"] == STEPS
         assert plain["digest"] == piped["digest"], layout

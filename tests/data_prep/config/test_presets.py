@@ -10,17 +10,23 @@ from tests.data_prep.conftest import config
     ("overrides", "message"),
     [
         (["data.encoding=torchrec", "data.frequency_threshold=2"], None),
-        (["data.encoding=torchrec", "data.dense_transform=raw"],
-         "output will differ from TorchRec's because of data.dense_transform=raw"),
+        (
+            ["data.encoding=torchrec", "data.dense_transform=raw"],
+            "output will differ from TorchRec's because of data.dense_transform=raw",
+        ),
         (["data.encoding=torchrec_fixed", "data.split.method=random"], "because of data.split.method=random"),
-        (["data.encoding=dlrm_kaggle", "data.sampling.negative_drop_rate=0.5"],
-         "because of data.sampling.negative_drop_rate=0.5"),
+        (
+            ["data.encoding=dlrm_kaggle", "data.sampling.negative_drop_rate=0.5"],
+            "because of data.sampling.negative_drop_rate=0.5",
+        ),
         (["data.encoding=amd_blog"], None),
-        (["data.encoding=amd_blog", "data.dense_transform=log1p", "data.max_categories=9"],
-         "output will differ from AMD's because of data.dense_transform=log1p, data.max_categories=9"),
+        (
+            ["data.encoding=amd_blog", "data.dense_transform=log1p", "data.max_categories=9"],
+            "output will differ from AMD's because of data.dense_transform=log1p, data.max_categories=9",
+        ),
         (["data.encoding=vocabulary", "data.dense_transform=raw"], None),
     ],
-)  # fmt: skip
+)
 def test_what_is_not_as_published_is_said(
     capsys: pytest.CaptureFixture[str], overrides: list[str], message: str | None
 ) -> None:

@@ -15,8 +15,22 @@ from data_prep.encoding.texts import text_buffers, texts_of
 from data_prep.encoding.values import remainders, text_values
 from tests.data_prep import oracle
 
-EDGES = ["", "0", "00", "01", "-1", "1.0", "٣", "9223372036854775807", "9223372036854775808", "18446744073709551616",
-         "99999999999999999999", "9" * 40, " 1", "Été"]  # fmt: skip
+EDGES = [
+    "",
+    "0",
+    "00",
+    "01",
+    "-1",
+    "1.0",
+    "٣",
+    "9223372036854775807",
+    "9223372036854775808",
+    "18446744073709551616",
+    "99999999999999999999",
+    "9" * 40,
+    " 1",
+    "Été",
+]
 
 
 @settings(max_examples=60, deadline=None)

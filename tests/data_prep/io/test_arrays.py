@@ -24,9 +24,11 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(
-    st.lists(st.sampled_from([0, 1, 7, 1000, 5000]), max_size=6), st.sampled_from([None, 0, 1, 3, 26]),
-    st.sampled_from([np.int32, np.float32, np.uint8]), st.booleans(),
-)  # fmt: skip
+    st.lists(st.sampled_from([0, 1, 7, 1000, 5000]), max_size=6),
+    st.sampled_from([None, 0, 1, 3, 26]),
+    st.sampled_from([np.int32, np.float32, np.uint8]),
+    st.booleans(),
+)
 def test_two_files_at_once_are_as_numpy_reads_and_hashlib_sums_them(
     tmp_path_factory: pytest.TempPathFactory, steps: list[int], width: int | None, dtype: Any, known: bool
 ) -> None:

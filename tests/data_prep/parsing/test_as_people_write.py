@@ -201,8 +201,13 @@ def test_numbers_beyond_a_transform_are_refused(tmp_path: Path, transform: str, 
 
 
 def test_a_tiny_span_is_finite(tmp_path: Path) -> None:
-    dense = make(tmp_path, table(r9="1,5e-324,u,i\n").replace(".", "0e-330").replace("5e-3240e-330", "5e-324"), SCHEMA,
-                 *HASHED[:2], "data.dense_transform=minmax")[1]  # fmt: skip
+    dense = make(
+        tmp_path,
+        table(r9="1,5e-324,u,i\n").replace(".", "0e-330").replace("5e-3240e-330", "5e-324"),
+        SCHEMA,
+        *HASHED[:2],
+        "data.dense_transform=minmax",
+    )[1]
     assert np.isfinite(dense).all()
 
 
@@ -243,8 +248,11 @@ def test_parts_of_dates_in_text_and_parquet_alike(tmp_path: Path) -> None:
     seconds = [PARTS[time][1] if time else None for time in TIMES * 3]
     times = pa.array(seconds, pa.timestamp("s")).cast(pa.timestamp("ns"))
     columns = {"label": [i % 2 for i in range(18)], "user": [f"u{i}" for i in range(18)], "t": times}
-    for name, column in (("stamps", times), ("zoned", times.cast(pa.timestamp("us", "Europe/Berlin"))),
-                         ("text", pa.array(TIMES * 3))):  # fmt: skip
+    for name, column in (
+        ("stamps", times),
+        ("zoned", times.cast(pa.timestamp("us", "Europe/Berlin"))),
+        ("text", pa.array(TIMES * 3)),
+    ):
         directory = tmp_path / name
         directory.mkdir()
         pq.write_table(pa.table(columns | {"t": column}), directory / "t.parquet")

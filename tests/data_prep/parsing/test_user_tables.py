@@ -275,9 +275,18 @@ def test_a_table_without_numeric_columns(tmp_path: Path, encoding: str) -> None:
     (tmp_path / "schema.yaml").write_text(schema)
     (tmp_path / "rows.csv").write_bytes(as_text(make_records(200)))
     extra = ["data.max_ind_range=50"] if encoding == "hash" else []
-    preprocess(config("data=custom", f"data.raw={tmp_path}/rows.csv", f"data.schema={tmp_path}/schema.yaml",
-                      f"data.path={tmp_path}/out", f"data.encoding={encoding}", "data.split.method=fraction",
-                      "data.workers=1", *extra))  # fmt: skip
+    preprocess(
+        config(
+            "data=custom",
+            f"data.raw={tmp_path}/rows.csv",
+            f"data.schema={tmp_path}/schema.yaml",
+            f"data.path={tmp_path}/out",
+            f"data.encoding={encoding}",
+            "data.split.method=fraction",
+            "data.workers=1",
+            *extra,
+        )
+    )
     verify_dataset(tmp_path / "out")
     assert [part.shape for part in load_split(tmp_path / "out", "train")[1:]] == [(172, 0), (172, 3)]
 

@@ -82,8 +82,13 @@ def test_verify_names_a_table_of_bags_that_changed(tmp_path: Path) -> None:
 def test_workers_and_kills_do_not_change_a_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = ["data.encoding=hash", "data.max_ind_range=50", "data.multi_hot.sizes=mlperf_v2"]
     one = make(tmp_path, "one", *chosen)
-    process = run(f"data.raw={tmp_path}/rows.tsv", f"data.path={tmp_path}/two", "data.chunk_bytes=20000",
-                  "data.workers=2", *chosen)  # fmt: skip
+    process = run(
+        f"data.raw={tmp_path}/rows.tsv",
+        f"data.path={tmp_path}/two",
+        "data.chunk_bytes=20000",
+        "data.workers=2",
+        *chosen,
+    )
     assert process.returncode == 0, process.stderr
     expand = ExpandTask.do
     done: list[ExpandTask] = []

@@ -32,8 +32,13 @@ def table(seed: int, rows: int = 6_000) -> pd.DataFrame:
     item = rng.zipf(1.4, rows) % 300
     price = rng.lognormal(size=rows).round(3)
     logits = rng.normal(size=300)[item] + 0.3 * np.log(price) - rng.uniform(0, 3)
-    columns = {"price": price, "age": rng.integers(18, 80, rows), "user": rng.integers(0, 700, rows), "item": item,
-               "shop": item % 17}  # fmt: skip
+    columns = {
+        "price": price,
+        "age": rng.integers(18, 80, rows),
+        "user": rng.integers(0, 700, rows),
+        "item": item,
+        "shop": item % 17,
+    }
     return pd.DataFrame({"label": (rng.random(rows) < 1 / (1 + np.exp(-logits))).astype(int), **columns})
 
 
@@ -97,9 +102,12 @@ def jumping(rows: pd.DataFrame) -> pd.DataFrame:
     ],
 )
 def test_a_planted_fault_is_named_alone(
-    plant: Callable[[pd.DataFrame], pd.DataFrame], overrides: list[str], words: list[str], tmp_path: Path,
+    plant: Callable[[pd.DataFrame], pd.DataFrame],
+    overrides: list[str],
+    words: list[str],
+    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     manifest = prepared(tmp_path, plant(table(0)), *overrides)
     (sentence,) = misleading_sentences(manifest.extra)
     assert all(word in sentence for word in words), sentence
@@ -131,8 +139,14 @@ def test_days_of_other_label_rates_are_named(tmp_path: Path) -> None:
     for number, day in enumerate(days):
         day.to_csv(tmp_path / f"day_{number}.csv", index=False)
     (tmp_path / "schema.yaml").write_text(SCHEMA)
-    manifest = preprocess(config(f"data.raw={tmp_path}/day_?.csv", f"data.schema={tmp_path}/schema.yaml",
-                                 f"data.path={tmp_path}/out", "data.split.method=random"))  # fmt: skip
+    manifest = preprocess(
+        config(
+            f"data.raw={tmp_path}/day_?.csv",
+            f"data.schema={tmp_path}/schema.yaml",
+            f"data.path={tmp_path}/out",
+            "data.split.method=random",
+        )
+    )
     (sentence,) = misleading_sentences(manifest.extra)
     assert "of day_0.csv" in sentence
     assert "of day_1.csv" in sentence
@@ -224,8 +238,9 @@ def test_the_sample_is_a_function_of_a_row_s_number() -> None:
     np.testing.assert_array_equal(once, again)
     assert 0.2 < len(once) / 100_000 < 0.4
     blocks = {int(row) // 256 for row in once}
-    assert sorted(once.tolist()) == [row for block in sorted(blocks) for row in range(block * 256, block * 256 + 256)
-                                     if row < 100_000]  # fmt: skip
+    assert sorted(once.tolist()) == [
+        row for block in sorted(blocks) for row in range(block * 256, block * 256 + 256) if row < 100_000
+    ]
     assert sample.sampled_rows(1_000, 1.0, 0).tolist() == list(range(1_000))
 
 

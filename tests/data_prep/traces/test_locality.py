@@ -320,8 +320,13 @@ def test_a_working_set_inside_a_bin_is_seen(tmp_path: Path, capsys: pytest.Captu
     shown = capsys.readouterr().out
     assert f"largest of 1 tables: {expected:.5f}; of all accesses together: {expected:.5f}\n" in shown
     for name in traces:
-        profile_command.main(compose_config(PrepConfig, CONFIG_DIRECTORY, [
-            f"locality.trace={tmp_path}/{name}/t.txt", f"locality.profile={tmp_path}/{name}.npz"]))  # fmt: skip
+        profile_command.main(
+            compose_config(
+                PrepConfig,
+                CONFIG_DIRECTORY,
+                [f"locality.trace={tmp_path}/{name}/t.txt", f"locality.profile={tmp_path}/{name}.npz"],
+            )
+        )
     capsys.readouterr()
     given = [f"locality.trace={tmp_path}/one.npz", f"locality.other={tmp_path}/two.npz"]
     compare.main(compose_config(PrepConfig, CONFIG_DIRECTORY, given))
