@@ -24,9 +24,10 @@ class TrackerKind(NamedTuple):
 
 
 TENSORBOARD = "tensorboard"  # directory of its events and of traces
+MLPERF_LOG = "mllog.txt"
 TRACKERS = (
     TrackerKind("tensorboard", "record.tensorboard", "app.trackers.tensorboard:start", "", TENSORBOARD, True),
-    TrackerKind("mlperf", "mlperf.enabled", "app.trackers.mlperf:start", "mlperf_logging", "mllog.txt"),
+    TrackerKind("mlperf", "mlperf.enabled", "app.trackers.mlperf:start", "mlperf_logging", MLPERF_LOG),
     TrackerKind("prometheus", "record.prometheus_port", "app.trackers.prometheus:start"),
     TrackerKind("mlflow", "record.mlflow", "app.trackers.remote:start_mlflow", "mlflow", ".mlflow_run"),
     TrackerKind("wandb", "record.wandb", "app.trackers.remote:start_wandb", "wandb", ".wandb_run"),

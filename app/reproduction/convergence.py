@@ -8,9 +8,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from app.kinds.trackers import TRACKERS
+from app.kinds.trackers import MLPERF_LOG
 
-FILE = next(kind.file for kind in TRACKERS if kind.name == "mlperf")
 RULESETS = {"dlrm": "2.1.0", "dlrm_dcnv2": "6.0.0", "dlrmv4": "6.1.0"}  # the last that have the benchmark's points
 INSTALL = "pip install mlperf-logging"
 
@@ -18,13 +17,13 @@ INSTALL = "pip install mlperf-logging"
 def check_convergence(benchmark: str, runs: Sequence[Path]) -> str:
     """What the checker says of the logs of runs, one a seed; or why it was not asked."""
     what = f"MLPerf's reference convergence ({benchmark})"
-    logs = [run / FILE for run in runs if (run / FILE).is_file()]
+    logs = [run / MLPERF_LOG for run in runs if (run / MLPERF_LOG).is_file()]
     if benchmark not in RULESETS:
         return f"{what}: not checked, as the rules have no points of it."
     if importlib.util.find_spec("mlperf_logging") is None:
         return f"{what}: not checked; install the checker by `{INSTALL}`, and run the same command again."
     if not logs:
-        return f"{what}: not checked, as no run has a log ({FILE})."
+        return f"{what}: not checked, as no run has a log ({MLPERF_LOG})."
     with tempfile.TemporaryDirectory() as directory:
         for number, log in enumerate(logs):
             shutil.copy(log, Path(directory) / f"result_{number}.txt")

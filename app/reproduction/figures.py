@@ -235,8 +235,7 @@ def _against_published(
     if not compared:
         name = config.published.recipe or config.run.name
         is_published = any(
-            getattr(config.published, key) is not None
-            for key in ("auc", "logloss", "accuracy", "test_auc", "test_logloss")
+            getattr(config.published, key) is not None for key in (AUC, LOGLOSS, ACCURACY, "test_auc", "test_logloss")
         )
         lacks = "the published figures were not measured" if is_published else "no figure is published"
         return [("plain", f"{name}: {lacks}, so there is none to hold these against.")]

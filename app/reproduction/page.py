@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from app.config.commands import ReproduceConfig
-from app.kinds.metrics import AUC, METRICS
+from app.kinds.metrics import AUC, LOGLOSS, METRICS, NE
 from app.report.charts import Chart, Series, quality_charts
 from app.report.compare import differences
 from app.report.page import render
@@ -49,7 +49,7 @@ def reproduction_page(
 def _tiles(document: Reproduction) -> list[tuple[str, str, str]]:
     """The main figures: name, value, remark."""
     tiles = []
-    for metric in (AUC, "logloss", "ne"):
+    for metric in (AUC, LOGLOSS, NE):
         main = document.figure_of(metric)
         remark = NOT_MEASURED if main is None else f"{main.split}; 95% interval {_interval(main)}"
         tiles.append((METRICS[metric].title, _value(main.mean if main else None), remark))
@@ -92,7 +92,7 @@ def _figures(document: Reproduction) -> ReportTable:
 
 
 def _seeds(document: Reproduction) -> ReportTable:
-    figures = [each for each in document.figures if each.metric in (AUC, "logloss")]
+    figures = [each for each in document.figures if each.metric in (AUC, LOGLOSS)]
     rows = [
         [
             str(run.seed),
