@@ -183,7 +183,7 @@ def test_planted_giants_are_caught(tmp_path: Path) -> None:
     plant(
         tmp_path,
         "app/model.py",
-        "x = 1\n" * MAX_FILE_LINES + "\ndef f():\n" + "    pass\n" * MAX_FUNCTION_LINES,
+        "x = 1\n" * MAX_FILE_LINES + "\ndef f():\n" + "    pass\n" * (MAX_FUNCTION_LINES + 1),
     )
     plant(
         tmp_path,
@@ -191,7 +191,7 @@ def test_planted_giants_are_caught(tmp_path: Path) -> None:
         "class A:\n    def f():\n" + "        pass\n" * (MAX_FUNCTION_LINES - 1),
     )
     assert [problem.split(", more")[0] for problem in size_problems(tmp_path)] == [
-        f"app/model.py:{MAX_FILE_LINES + 62}: {MAX_FILE_LINES + 62} lines",
+        f"app/model.py:{MAX_FILE_LINES + 63}: {MAX_FILE_LINES + 63} lines",
         f"app/model.py:{MAX_FILE_LINES + 2}: f has 61 lines",
     ]
 
