@@ -107,7 +107,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--peer", type=Path, help=argparse.SUPPRESS)  # a dataset's directory
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    for key in ("fuxictr", "peer_python"):  # of a process with another working directory; not resolved: a venv's link
+        if (path := getattr(arguments, key)) is not None:
+            setattr(arguments, key, path.absolute())
+    return arguments
 
 
 def curves(arguments: argparse.Namespace, work: Path) -> dict[str, Any]:

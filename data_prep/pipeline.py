@@ -125,11 +125,11 @@ def preprocess(data: DataConfig) -> Manifest:
             bags = chosen_bags(data, rules, schema)
             parameters = encoding_parameters(data, rules, table, bags)
             md5s = given_md5s(data.checksums, sources)
-            found = find_finished(root, {"table": parameters["table"]}, schema.to_manifest(), sources, data)
-            if found is not None:
-                if found.has_given_splits:
-                    refuse_other_md5(sources, md5s, found.extra[SOURCE_MD5])
-                return found
+            finished = find_finished(root, {"table": parameters["table"]}, schema.to_manifest(), sources, data)
+            if finished is not None:
+                if finished.has_given_splits:
+                    refuse_other_md5(sources, md5s, finished.extra[SOURCE_MD5])
+                return finished
             report_differences(rules)
             refuse_foreign_files(root, work, [Path(source.path) for source in sources])
             known = known_sums(data, root, sources) if data.source is DataSource.remote else ()

@@ -153,9 +153,9 @@ def multi_hot_bags(data: DataConfig) -> MultiHot | None:
 
 def _theirs() -> Iterator[str]:
     """data_prep's keys, and groups of keys, that DataConfig has no field for."""
-    mine = {each.name for each in fields(DataConfig)}
+    own_keys = {each.name for each in fields(DataConfig)}
     for name, *_ in keys_of(keys.DataConfig):
-        if name.partition(".")[0] not in mine:
+        if name.partition(".")[0] not in own_keys:
             parts = name.split(".")
             yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))
 

@@ -139,7 +139,7 @@ class EventLog:
         positions = self.anchors.window(number)
         return positions if key is None else np.random.default_rng([*key, number]).permutation(positions)
 
-    def batch(self, positions: NDArray[np.int64], everyones: NDArray[np.int64], size: int) -> Batch:
+    def batch(self, positions: NDArray[np.int64], global_positions: NDArray[np.int64], size: int) -> Batch:
         """Samples at these positions, padded to `size`. everyones: positions of the whole global batch.
 
         Raises:
@@ -148,13 +148,13 @@ class EventLog:
         for path, stamp in self._stamps.items():  # to read beyond the end of a file cut short would kill the process
             require_unchanged(path, stamp)
         events, users = self.events, self.anchors.users_of(positions)
-        found = self._histories(positions, users)
+        histories = self._histories(positions, users)
         items, flags = np.asarray(events.items[positions]), np.asarray(events.flags[positions])
         if (outside := (items < 0) | (items >= self._sizes[ITEM])).any():
             raise wrong_item(int(positions[outside.argmax()]))
         times = np.asarray(events.times[positions]).astype(np.int64)
-        divisor = self._divisor(found.lengths, everyones)
-        return self._joined(found, users, Candidates(items, times, flags), divisor, missing=size - len(positions))
+        divisor = self._divisor(histories.lengths, global_positions)
+        return self._joined(histories, users, Candidates(items, times, flags), divisor, missing=size - len(positions))
 
     def candidates(self, user: int, end: int, given: Candidates) -> Iterator[Batch]:
         """Candidates of the user of this index, after its events before event `end`, each scored as if it were alone.
@@ -167,11 +167,11 @@ class EventLog:
         most = len(self._masks) * self._quota + self._around
         size = MOST_CANDIDATES if shared else max(1, min(MOST_CANDIDATES, PIECE_POSITIONS // most))
         copies, per = (1, size) if shared else (size, 1)
-        found = self._histories(positions.repeat(copies), users.repeat(copies))
-        divisor = self._divisor(found.lengths, positions)
+        histories = self._histories(positions.repeat(copies), users.repeat(copies))
+        divisor = self._divisor(histories.lengths, positions)
         for start in range(0, len(given.items), size):
             piece = given.take(np.minimum(np.arange(start, start + size), len(given.items) - 1))
-            batch = self._joined(found, users.repeat(size), piece, divisor, per_history=per)
+            batch = self._joined(histories, users.repeat(size), piece, divisor, per_history=per)
             yield replace(batch, num_valid=min(size, len(given.items) - start))
 
     def _histories(self, positions: NDArray[np.int64], users: NDArray[np.int64]) -> Histories:
@@ -181,7 +181,7 @@ class EventLog:
 
     def _joined(
         self,
-        found: Histories,
+        histories: Histories,
         users: NDArray[np.int64],
         given: Candidates,
         divisor: float,
@@ -189,7 +189,7 @@ class EventLog:
         per_history: int = 1,
     ) -> Batch:
         """Histories and their candidates, with the index of each candidate's user, and samples of padding."""
-        events, schema, size = self.events, self.schema, len(found.lengths) + missing
+        events, schema, size = self.events, self.schema, len(histories.lengths) + missing
         items, times, flags = given
         candidates = [items, *(table[items] for table in events.attributes)]
         keys = users + 1 if schema.renumber else events.users[users]
@@ -200,23 +200,23 @@ class EventLog:
         for cross in schema.crosses.values():
             contexts.append(np.empty(len(items), np.int32))
             hash_rows(np.stack([columns[name].astype(np.int64) for name in cross.of]), cross.rows, contexts[-1])
-        single, per_sample = np.ones(size, np.int32), np.pad(found.lengths, (0, missing))
+        single, per_sample = np.ones(size, np.int32), np.pad(histories.lengths, (0, missing))
         values = [
             *(_padded(each[::per_history], missing) for each in contexts),
-            *found.ids,
+            *histories.ids,
             *(_padded(each, missing) for each in candidates),
         ]
         lengths = [
             *([single] * len(contexts)),
-            *([per_sample] * len(found.ids)),
+            *([per_sample] * len(histories.ids)),
             *([single * per_history] * len(candidates)),
         ]
         query = times.copy()
         if self.config.candidate_time is CandidateTime.history:
-            has_history, ends = found.lengths > 0, offsets_of(found.lengths)
-            query[has_history.repeat(per_history)] = found.times[ends[1:][has_history] - 1].repeat(per_history)
+            has_history, ends = histories.lengths > 0, offsets_of(histories.lengths)
+            query[has_history.repeat(per_history)] = histories.times[ends[1:][has_history] - 1].repeat(per_history)
         sequences = Sequences(
-            *map(torch.from_numpy, (found.times, found.actions, np.pad(query, (0, missing)))),
+            *map(torch.from_numpy, (histories.times, histories.actions, np.pad(query, (0, missing)))),
             per_sample.tolist(),
             [per_history] * size,
             divisor,
@@ -226,17 +226,17 @@ class EventLog:
         ids = layout_of(list(self.features), lengths).bags(torch.from_numpy(np.concatenate(values)))
         return Batch(torch.empty((size, 0)), ids, torch.from_numpy(labels), len(items), sequences)
 
-    def _divisor(self, lengths: NDArray[np.int32], everyones: NDArray[np.int64]) -> float:
+    def _divisor(self, lengths: NDArray[np.int32], global_positions: NDArray[np.int64]) -> float:
         """N of the attention: the positions of the longest sequence, of this process's samples or of everyone's."""
         scale, longest = self._hstu.attention_scale, int(lengths.max(initial=0))
         if scale is AttentionScale.max_seq_len:
             return float(self._hstu.max_seq_len)
-        if scale is AttentionScale.global_batch and len(everyones) > len(lengths):
+        if scale is AttentionScale.global_batch and len(global_positions) > len(lengths):
             events = self.events
             longest = int(
                 longest_history(
-                    everyones,
-                    self.anchors.users_of(everyones),
+                    global_positions,
+                    self.anchors.users_of(global_positions),
                     events.offsets,
                     events.flags,
                     self._masks,
@@ -301,8 +301,8 @@ class EventSplit:
                 window = self.log.samples(self.windows[low], key)
                 parts.append(window[begin - starts[low] : stop - starts[low]])
                 begin, low = stop, low + 1
-            everyones, size = np.concatenate(parts), global_batch_size // self._world_size
-            return self.log.batch(everyones[self._rank * size : (self._rank + 1) * size], everyones, size)
+            global_positions, size = np.concatenate(parts), global_batch_size // self._world_size
+            return self.log.batch(global_positions[self._rank * size : (self._rank + 1) * size], global_positions, size)
 
         return _ahead(make, numbers)
 

@@ -22,6 +22,7 @@ from data_prep.config.keys import PrepConfig, SyntheticConfig
 from data_prep.dataset.event_schema import EventSchema
 from data_prep.dataset.format import MANIFEST_NAME, Manifest, load_manifest
 from data_prep.parsing.event_yaml import load_event_schema, schema_path
+from data_prep.published.sets import SETS
 
 LEAVE_OUT = (
     "leave it out, or give another data.path and what to make it from (data.raw, data.train, or data.source=synthetic)"
@@ -59,6 +60,7 @@ def prepare(config: DataConfig) -> None:
     job = _job(config)
     if job is None:
         return
+    _require_written(config)
     process = subprocess.Popen(
         [sys.executable, "-m", "data_prep", PICKLED],
         env=_environment(),
@@ -81,6 +83,13 @@ def prepare(config: DataConfig) -> None:
         raise SystemExit(status)  # it has printed the reason
     if status:
         raise RuntimeError(f"python -m data_prep ended with exit status {status}")
+
+
+def _require_written(config: DataConfig) -> None:
+    """Raises UserError where the splits of a published set are not there yet."""
+    name, train = config.published_tables, config.train
+    if name in SETS and isinstance(train, str) and train == f"data/{name}/train.csv" and not Path(train).exists():
+        raise UserError(f"{train}: no such file; python -m data_prep.published name={name} fetches and writes it")
 
 
 def published_events(name: str) -> EventSchema | None:

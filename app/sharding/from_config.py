@@ -70,27 +70,35 @@ def decide(
     """
     plan = _decide(config, device, tables, bag_sizes)
     if config.optimizer.fused_weight_decay is not None:
-        _refuse_ignored_decay(config.optimizer.fused_weight_decay, plan, tables_in_order(tables), device)
+        _refuse_ignored_decay(config.optimizer, plan, tables_in_order(tables), device)
     return plan
 
 
-def _refuse_ignored_decay(decay: float, plan: Plan, tables: Sequence[TableSpec], device: torch.device) -> None:
+def _refuse_ignored_decay(
+    optimizer: OptimizerConfig, plan: Plan, tables: Sequence[TableSpec], device: torch.device
+) -> None:
     """Raises UserError where FBGEMM would not apply its weight decay to a table, of which it says nothing.
 
     Its CPU kernel has a fast path for fp32 tables of one feature whose bags are pooled, and passes that a decay of 0:
     codegen/training/backward/embedding_backward_split_cpu_template.cpp of 1.8.0.
     """
-    prefix = f"optimizer.fused_weight_decay={decay}: "
+    prefix, name = f"optimizer.fused_weight_decay={optimizer.fused_weight_decay}: ", optimizer.name
+    instead = ", or optimizer.sparse_weight_decay" if name.algorithm.has_weight_decay else ""
+    if not has_fused(name, device):
+        raise UserError(
+            f"{prefix}FBGEMM has no {name.value} on {device.type}; use optimizer=rowwise_adagrad{instead}, or leave it "
+            "out"
+        )
     for table in tables:
         if plan.tables[table.name].type == "data_parallel":
             raise UserError(
-                f"{prefix}table {table.name} is data_parallel, so that torch updates it; use another sharding.types, "
-                "or optimizer.sparse_weight_decay"
+                f"{prefix}table {table.name} is data_parallel, so that torch updates it; use another sharding.types"
+                f"{instead}"
             )
         if device.type == "cpu" and table.storage is Storage.fp32 and len(table.keys) == 1 and not table.by_id:
             raise UserError(
                 f"{prefix}on CPU FBGEMM ignores it for fp32 tables of one feature, such as {table.name}; use "
-                "optimizer.sparse_weight_decay, or model.tables.storage=fp16"
+                f"model.tables.storage=fp16{instead}"
             )
 
 

@@ -124,6 +124,12 @@ def test_a_header_gives_source_hardware_result_and_tolerance(recipe: str) -> Non
         assert set(yaml.safe_load(text)["published"]) >= {"recipe"}
 
 
+def test_a_set_that_is_not_written_yet_is_named_with_its_command(run_app: Command) -> None:
+    done = run_app("train", "recipe=kgcn_lastfm")
+    assert done.returncode == 2
+    assert error_line(done.stderr).endswith("python -m data_prep.published name=kgcn_lastfm fetches and writes it")
+
+
 @pytest.mark.parametrize(("name", "model", "number"), CONFIGURATIONS)
 def test_a_configuration_of_bars_is_as_published(name: str, model: str, number: int) -> None:
     parameters, val, test, settings = BARS[name][number]

@@ -80,6 +80,15 @@ def test_rows_of_the_batch_decay_as_documented(here: Runtime, dataset: Path, mod
             ["model.tables.storage=fp16", "optimizer.name=sgd", "optimizer.eps=null"],
             "FBGEMM's sgd has none; use one of",
         ),
+        (
+            [
+                "optimizer.name=adam",
+                "optimizer.beta1=0.9",
+                "optimizer.beta2=0.999",
+                "optimizer.fused_weight_decay_mode=decouple",
+            ],
+            "FBGEMM has no adam on cpu; use optimizer=rowwise_adagrad, or optimizer.sparse_weight_decay, or leave it",
+        ),
         (["optimizer.fused_weight_decay_mode=null"], "give optimizer.fused_weight_decay_mode=l2 or decouple"),
         (["optimizer.sparse_weight_decay=0.1"], "FBGEMM updates no table with optimizer.sparse_weight_decay"),
         (["optimizer.fused_weight_decay=null"], "has no effect without optimizer.fused_weight_decay"),
