@@ -125,9 +125,36 @@ def test_a_sound_table_is_passed_in_silence(seed: int, tmp_path: Path) -> None:
     assert manifest.extra[MISLEADING]["shared_rows"] == 0
 
 
-@pytest.mark.parametrize("sparse", ["[shop, item]", "[user, item]", "[item, age]"])
+def of_users_and_cities(rng: np.random.Generator) -> pd.DataFrame:
+    """The most various column, the user, decides the next, the city; what was bought is free of both."""
+    user = rng.integers(0, 900, 6_000)
+    others = {f"of_{size}": rng.integers(0, size, len(user)) for size in (50, 40, 30)}
+    return pd.DataFrame({"user": user, "city": user % 300, **others})
+
+
+def of_few_values(rng: np.random.Generator) -> pd.DataFrame:
+    return pd.DataFrame(rng.integers(0, 8, (6_000, 12))).add_prefix("c")
+
+
+@pytest.mark.parametrize("make", [of_users_and_cities, of_few_values])
+@pytest.mark.parametrize("copied", [0, 300])
+def test_copied_rows_are_named_whatever_the_columns(
+    make: Callable[[np.random.Generator], pd.DataFrame], copied: int, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(7)
+    rows = make(rng).assign(label=rng.integers(0, 2, 6_000))
+    rows = pd.concat([rows, rows[:copied]])  # the last tenth of the file is held out
+    schema = f"label: label\nsparse: [{', '.join(rows.columns[:-1])}]\n"
+    manifest = prepared(tmp_path, rows, FRACTION, schema=schema)
+    figures = manifest.extra[MISLEADING]
+    assert figures["shared_by_chance"] < 0.01
+    held_out = sum(manifest.splits[split].rows for split in ("val", "test"))
+    assert figures["shared_rows"] == pytest.approx(copied / held_out, abs=0.01)
+    assert len(misleading_sentences(manifest.extra)) == (copied > 0)
+
+
+@pytest.mark.parametrize("sparse", ["[user, item]", "[item, age]"])
 def test_rows_of_few_values_meet_again_by_chance(sparse: str, tmp_path: Path) -> None:
-    """That is no fault, whether one column depends on the other (an item's shop) or not."""
     manifest = prepared(tmp_path, table(1, rows=30_000), schema=f"label: label\nsparse: {sparse}\n")
     assert manifest.extra[MISLEADING]["shared_rows"] > 0.3
     assert misleading_sentences(manifest.extra) == []
