@@ -5,13 +5,14 @@ their number. Columns are read one at a time, so that memory does not grow with 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.dataset.bags import Bags, join, unpack
+from data_prep.dataset.bags import Bags, unpack
 from data_prep.dataset.misleading import ColumnFigures, Misleading, Part
 from data_prep.dataset.sample import mix, sampled_rows
 from data_prep.engine.job import ChunkRecord, Job
@@ -20,6 +21,7 @@ from data_prep.stages.split import BuiltShard
 
 MAX_ROWS = 2_000_000
 ROW_BYTES = 400  # of memory at most for a row looked at, where each has an id of its own
+BLOCK_IDS = 1 << 18  # of bags, that are hashed at once
 FOLDS, PRIOR_ROWS = 2, 10.0  # of out-of-fold rates; rows at the base rate that smooth each
 MIN_LABELS = 50  # of each class, for an AUC that says anything
 AUC_LEVELS = 1 << 16  # of the roots of rates, so that low rates have finer ones; equal within a level
@@ -61,8 +63,15 @@ class _Rows:
         return np.concatenate([self._bag_hashes(paths, column, rows) for paths, rows in self._parts])
 
     def _bag_hashes(self, paths: Mapping[str, Path], column: int, rows: NDArray[np.int64]) -> NDArray[np.uint64]:
-        bags = unpack(open_array(paths["values"]), open_array(paths["offsets"]), self._num_ragged)
-        return bag_hashes(join([bags[column].take(rows)]))
+        bags = unpack(open_array(paths["values"]), open_array(paths["offsets"]), self._num_ragged)[column]
+        return hashes_of_rows(bags, rows)
+
+
+def hashes_of_rows(bags: Bags, rows: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """The hash of the bag of each of the rows, in memory for fewer than BLOCK_IDS ids and one bag at once."""
+    blocks = (np.cumsum(bags.offsets[rows + 1] - bags.offsets[rows]) - 1) // BLOCK_IDS
+    bounds = [0, *(np.flatnonzero(blocks[1:] != blocks[:-1]) + 1), len(rows)]
+    return np.concatenate([bag_hashes(bags.take(rows[a:b])) for a, b in pairwise(bounds)])
 
 
 def bag_hashes(bags: Bags) -> NDArray[np.uint64]:

@@ -1,6 +1,7 @@
 """Data that mislead: planted faults are named, sound tables are not, and figures are those of plain loops."""
 
 import json
+import tracemalloc
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -277,6 +278,23 @@ def test_a_bag_s_hash_is_of_its_ids_in_order() -> None:
     values = [tuple(bags.values[a:b]) for a, b in zip(bags.offsets[:-1], bags.offsets[1:], strict=True)]
     for one, first in zip(hashes, values, strict=True):
         assert [other == one for other in hashes] == [second == first for second in values]
+
+
+def test_long_bags_are_hashed_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    rows = rng.permutation(20_000)
+    lengths = rng.integers(0, 150, len(rows))
+    bags = Bags(rng.integers(0, 1_000, lengths.sum()), np.append(0, np.cumsum(lengths)))
+    expected = misleading.bag_hashes(bags.take(rows))
+    tracemalloc.start()
+    hashes = misleading.hashes_of_rows(bags, rows)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    np.testing.assert_array_equal(hashes, expected)
+    assert peak < 16 * bags.values.size
+    monkeypatch.setattr(misleading, "BLOCK_IDS", 1)
+    np.testing.assert_array_equal(misleading.hashes_of_rows(bags, rows[:500]), expected[:500])
+    assert not len(misleading.hashes_of_rows(bags, rows[:0]))
 
 
 def test_a_leak_in_a_column_of_bags(tmp_path: Path) -> None:
