@@ -147,6 +147,8 @@ class _Comparison:
 
     def add(self, train: NDArray[Any], held_out: NDArray[Any], is_dense: bool) -> ColumnFigures:
         """The figures of a column by its values [rows] in train and in the held-out rows."""
+        if not len(train):
+            return ColumnFigures()
         self._hash(train, held_out)
         codes, other_codes, size = _codes(train, held_out, is_dense)
         cells = codes * FOLDS + self._folds
@@ -175,7 +177,7 @@ class _Comparison:
 
         That is the share of them in train, without labels, once one half of the columns is shuffled against the other.
         """
-        if not len(self._held_out_labels):
+        if not len(self._labels) or not len(self._held_out_labels):
             return None, None
         train, held_out = (first + second for first, second in self._halves)
         labels = [mix(each.astype(np.uint64)) for each in (self._labels, self._held_out_labels)]

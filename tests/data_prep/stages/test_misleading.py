@@ -261,6 +261,22 @@ def test_beyond_the_limit_a_sample_finds_the_same(tmp_path: Path, monkeypatch: p
     assert all(f"by a sample of {figures['rows']:,} of 12,000 rows" in sentence for sentence in shown)
 
 
+@pytest.mark.parametrize("without", ["train", "held out", "both"])
+def test_where_no_row_is_sampled_nothing_is_measured(
+    without: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def some_rows(rows: int, share: float, number: int) -> NDArray[np.int64]:
+        is_train = rows > 500  # by the shards' sizes
+        return np.arange(0 if without in ("both", "train" if is_train else "held out") else rows)
+
+    monkeypatch.setattr(misleading, "sampled_rows", some_rows)
+    manifest = prepared(tmp_path, leaking(overlapping(table(0, rows=2_000))), FRACTION)
+    figures = manifest.extra[MISLEADING]
+    assert figures["shared_rows"] is figures["shared_by_chance"] is None
+    assert all(one["stability_index"] is None for one in figures["columns"].values())
+    assert (figures["columns"]["shop"]["auc"] is None) == (without != "held out")
+
+
 def test_the_sample_is_a_function_of_a_row_s_number() -> None:
     once, again = (sample.sampled_rows(100_000, 0.3, 7) for _ in range(2))
     np.testing.assert_array_equal(once, again)
