@@ -25,6 +25,7 @@ BLOCK_IDS = 1 << 18  # of bags, that are hashed at once
 FOLDS, PRIOR_ROWS = 2, 10.0  # of out-of-fold rates; rows at the base rate that smooth each
 MIN_LABELS = 50  # of each class, for an AUC that says anything
 AUC_LEVELS = 1 << 16  # of the roots of rates, so that low rates have finer ones; equal within a level
+MIN_SHARED = 25  # equal rows in a sample, for a share that says anything
 DENSE_BINS, TOP_VALUES = 32, 20  # of a number's quantiles; the most frequent ids, the others are one bin
 QUANTILE_ROWS = 1 << 14  # that quantiles, and the number of distinct values, are of
 PARTS, PART_ROWS = 20, 500  # of the raw rows, at most; rows of each, at least
@@ -105,6 +106,8 @@ def find_misleading(
 
     # A train row is looked at with probability `share`, so a held-out row's equal is found with that.
     shared, chance = comparison.shared()
+    if share < 1 and shared is not None and shared * held_out.count < MIN_SHARED:
+        shared = chance = None
     return Misleading(
         rows=train.count + held_out.count,
         of=total,

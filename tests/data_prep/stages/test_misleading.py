@@ -261,6 +261,18 @@ def test_beyond_the_limit_a_sample_finds_the_same(tmp_path: Path, monkeypatch: p
     assert all(f"by a sample of {figures['rows']:,} of 12,000 rows" in sentence for sentence in shown)
 
 
+@pytest.mark.parametrize(("copied", "is_measured"), [(1, False), (20, False), (600, True)])
+def test_a_few_equal_rows_of_a_sample_are_no_share(
+    copied: int, is_measured: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = table(0)
+    monkeypatch.setattr(misleading, "MAX_ROWS", 3_000)
+    monkeypatch.setattr(sample, "BLOCK_ROWS", 1)
+    manifest = prepared(tmp_path, pd.concat([rows[:-copied], rows[:copied]]), FRACTION)
+    assert (manifest.extra[MISLEADING]["shared_rows"] is not None) == is_measured
+    assert len(misleading_sentences(manifest.extra)) == is_measured
+
+
 @pytest.mark.parametrize("without", ["train", "held out", "both"])
 def test_where_no_row_is_sampled_nothing_is_measured(
     without: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
