@@ -100,7 +100,7 @@ def find_misleading(
     train, held_out = (_Rows(job, each, len(ragged), share) for each in shards)
 
     # Figures of each column, and the hashes of whole rows.
-    comparison, columns = _Comparison(train, held_out), {}
+    comparison, columns = _Comparison(train, held_out, is_sample=share < 1), {}
     for name, values, is_dense in _columns(job, train, held_out, features, ragged):
         columns[name] = comparison.add(*values, is_dense)
 
@@ -141,7 +141,8 @@ def _share_in(values: NDArray[np.uint64], ordered: NDArray[np.uint64]) -> float:
 class _Comparison:
     """Train against the held-out rows, column after column."""
 
-    def __init__(self, train: _Rows, held_out: _Rows) -> None:
+    def __init__(self, train: _Rows, held_out: _Rows, is_sample: bool) -> None:
+        self._is_sample = is_sample
         self._labels, self._held_out_labels = train.labels, held_out.labels
         self._folds = (mix(np.arange(train.count, dtype=np.uint64)) % np.uint64(FOLDS)).astype(np.int64)
         # The hashes of rows by each half of the columns, which alternate: of train, and of the held-out rows.
@@ -162,7 +163,8 @@ class _Comparison:
             counts, other_rows = rows.sum(axis=1), np.bincount(other_codes, minlength=size)
             other_positives = np.bincount(other_codes[self._held_out_labels], minlength=size)
             figures.stability_index = stability_index(counts, other_rows, is_dense)
-            if not is_dense:
+            # Of a value with a fixed number of negatives, a sample has any number.
+            if not is_dense and not self._is_sample:
                 rates = (counts, positives.sum(axis=1), other_rows, other_positives)
                 figures.rate_correlation, figures.rated_values = rate_correlation(*rates)
         return figures

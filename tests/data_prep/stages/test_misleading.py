@@ -273,6 +273,14 @@ def test_a_few_equal_rows_of_a_sample_are_no_share(
     assert len(misleading_sentences(manifest.extra)) == is_measured
 
 
+def test_the_correlation_of_rates_is_not_measured_on_a_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(misleading, "MAX_ROWS", 3_000)
+    monkeypatch.setattr(sample, "BLOCK_ROWS", 1)
+    figures = prepared(tmp_path, balanced(table(0))).extra[MISLEADING]
+    assert figures["rows"] < figures["of"]
+    assert {one["rate_correlation"] for one in figures["columns"].values()} == {None}
+
+
 @pytest.mark.parametrize("without", ["train", "held out", "both"])
 def test_where_no_row_is_sampled_nothing_is_measured(
     without: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
