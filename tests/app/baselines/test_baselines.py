@@ -16,6 +16,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss, roc_auc_score
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
+from app.baselines import __main__ as command
 from app.baselines import after_training, cache
 from app.baselines.fit import fit_baselines
 from app.baselines.rates import label_rates
@@ -192,6 +193,30 @@ def test_the_command_completes_a_run(run_app: Command, tmp_path: Path) -> None:
     refused = run_app("baselines", "run=runs/y", "data.path=other")
     assert refused.returncode == 2
     assert "another dataset than the run's" in error_line(refused.stderr)
+
+
+@pytest.mark.parametrize(("change", "is_refused"), [({"steps": 200}, True), ({"status": "interrupted"}, False)])
+def test_a_summary_that_is_newer_is_not_overwritten(
+    change: dict[str, Any], is_refused: bool, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = load_manifest(dataset).digest
+    run = write_run(tmp_path / "run", manifest={"dataset": {"path": str(dataset), "digest": digest}})
+    before = json.loads((run / "summary.json").read_text())
+
+    def computed_while_the_run_is_resumed(*arguments: Any) -> Baselines:
+        baselines = cache.computed(*arguments)
+        (run / "summary.json").write_text(json.dumps({**before, **change}))
+        return baselines
+
+    monkeypatch.setattr(command, "computed", computed_while_the_run_is_resumed)
+    if is_refused:
+        with pytest.raises(UserError, match="was trained further while its baselines were computed"):
+            command.main(BaselinesConfig(run=str(run), seconds=0.001))
+    else:
+        assert command.main(BaselinesConfig(run=str(run), seconds=0.001)) == 0
+    after = json.loads((run / "summary.json").read_text())
+    assert (after.pop("baselines", None) is None) == is_refused
+    assert {**before, **change, "baselines": None} == {**after, "baselines": None}
 
 
 @pytest.mark.slow
