@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import shlex
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from app.baselines import after_training, cache
 from app.baselines.fit import fit_baselines
 from app.baselines.rates import label_rates
 from app.baselines.rows import load_rows
+from app.commands import COMMANDS
 from app.config import CONFIG_DIR, AppConfig
 from app.config.commands import BaselinesConfig
 from app.record.documents import Baseline, Baselines
@@ -162,7 +164,22 @@ def test_without_time_what_is_not_done_is_null(dataset: Path, caplog: pytest.Log
     figures = fit_baselines(train, val, names, 0.001)
     assert figures.trees is None
     assert not figures.is_whole
-    assert "stopped after" in caplog.text
+    assert "stopped after 0.001 s; give more seconds" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["run", "of two words"])
+def test_a_run_whose_time_is_up_is_named_in_the_command_that_has_no_limit(
+    name: str, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    digest = load_manifest(dataset).digest
+    run = write_run(tmp_path / name, manifest={"dataset": {"path": str(dataset), "digest": digest}})
+    monkeypatch.setattr(after_training, "DEFAULT_SECONDS", 0.001)
+    after_training.add_baselines(composed(f"run.dir='{run}'"))
+    (line,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    typed = shlex.split(line.removesuffix(" has no limit").split("; ")[1])
+    assert typed[:3] == ["python", "-m", "app.baselines"]
+    row = COMMANDS["baselines"]
+    assert compose_config(BaselinesConfig, row.config_dir, typed[3:], row.config).run == str(run)
 
 
 @pytest.mark.slow
