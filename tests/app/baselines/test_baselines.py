@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import shlex
+import shutil
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -322,6 +323,17 @@ def test_where_the_dataset_cannot_be_written_the_run_keeps_them(
     (tmp_path / cache.CACHE).write_text("damaged")
     again = cache.computed(dataset, manifest, "val", tmp_path, config)
     assert (again.trees and again.trees.auc) == (first.trees and first.trees.auc)
+
+
+def test_baselines_of_another_version_are_computed_again(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = Path(shutil.copytree(dataset, tmp_path / "data"))
+    manifest, config = load_manifest(root), BaselinesConfig(run="x")
+    for version in (cache.VERSION, cache.VERSION + 1, cache.VERSION):
+        monkeypatch.setattr(cache, "VERSION", version)
+        cache.computed(root, manifest, "val", tmp_path, config)
+    assert len(json.loads((root / cache.CACHE).read_text())["baselines"]) == 2
 
 
 def figures_of(**auc: float) -> Baselines:
