@@ -26,6 +26,7 @@ from app.baselines.rows import load_rows
 from app.commands import COMMANDS
 from app.config import CONFIG_DIR, AppConfig
 from app.config.commands import BaselinesConfig
+from app.kinds.metrics import STANDARD_ERROR
 from app.record.documents import Baseline, Baselines
 from app.report.read import read_run
 from app.report.verdict import baselines_sentence, comparisons, sentences
@@ -370,3 +371,31 @@ def test_the_verdict_says_whether_the_model_earns_its_keep(
     assert set(auc.values()) - {0.5} <= {value for value in shown if value is not None}
     run.summary.baselines.split = "test"  # of other rows than the evaluation's
     assert baselines_sentence(run) is None
+
+
+@pytest.mark.parametrize(("eval_rows", "kind"), [(4_000, "good"), (1_000, "plain"), (100, "plain")])
+def test_baselines_scored_on_a_sample_have_an_error_of_their_own(eval_rows: int, kind: str, tmp_path: Path) -> None:
+    """Three standard errors of all rows are below two of the difference, by a quarter of them (two times 5 ** 0.5)."""
+    run = read_run(write_run(tmp_path / "run"))
+    assert run.summary is not None
+    assert run.evaluation.auc is not None
+    assert run.auc_standard_error is not None
+    run.summary.baselines = replace(figures_of(lr=run.evaluation.auc - 3 * run.auc_standard_error), eval_rows=eval_rows)
+    against = baselines_sentence(run)
+    assert against is not None
+    assert against[0] == kind
+
+
+@pytest.mark.parametrize(("lead", "words"), [(0.1, "0.1000 AUC above"), (-0.1, "0.1000 AUC below")])
+def test_without_a_standard_error_a_difference_is_not_tested(lead: float, words: str, tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "run"))
+    assert run.summary is not None
+    assert run.evaluation.auc is not None
+    run.summary.eval.rest.pop(STANDARD_ERROR, None)
+    run.curves = None
+    run.summary.baselines = figures_of(lr=run.evaluation.auc - lead)
+    against = baselines_sentence(run)
+    assert against is not None
+    assert against[0] == "plain"
+    assert words in against[1]
+    assert "without a standard error" in against[1]
