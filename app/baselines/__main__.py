@@ -46,8 +46,16 @@ def main(config: BaselinesConfig) -> int:
         )
     split = str(read_config(directory)["eval"]["split"])
     baselines = computed(Path(root), manifest, split, directory, config)
-    summary.baselines = baselines
-    save_summary(directory, summary)
+
+    # Into the summary as it is now, since the run may have been resumed in the meantime.
+    newest = read_summary(directory)
+    if newest is None or (newest.steps, newest.digest) != (summary.steps, summary.digest):
+        raise UserError(
+            f"run={directory}: was trained further while its baselines were computed; when it has ended, "
+            "give the same command again"
+        )
+    newest.baselines = baselines
+    save_summary(directory, newest)
     write_report(directory)
     print(json.dumps(plain_object(baselines), indent=1))
     return EXIT_DONE

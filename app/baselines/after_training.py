@@ -3,6 +3,7 @@
 import importlib.util
 import logging
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +53,7 @@ def add_baselines(config: AppConfig) -> None:
         return
     path = read_manifest(directory).dataset.path
     command = [sys.executable, "-m", "app.baselines", f"run={quoted(str(directory))}", f"data.path={quoted(str(path))}"]
+    later = shlex.join(["python", "-m", "app.baselines", f"run={directory}"])
     limit = None
     if config.baselines is None:
         command += [f"rows={DEFAULT_ROWS}", f"seconds={DEFAULT_SECONDS}"]
@@ -63,16 +65,13 @@ def add_baselines(config: AppConfig) -> None:
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit, check=False)
     except subprocess.TimeoutExpired:
-        log.warning(
-            "baselines: not computed within %d s; python -m app.baselines run=%s has no limit", limit, directory
-        )
+        log.warning("baselines: not computed within %d s; %s has no limit", limit, later)
         return
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
         log.warning("baselines: not computed: %s", last[0].removeprefix("error: "))
         return
-    for line in done.stderr.splitlines():
-        if line.startswith("baselines: "):
-            log.warning("%s", line)
+    if any(line.startswith("baselines: stopped") for line in done.stderr.splitlines()):
+        log.warning("baselines: stopped after %g s; %s has no limit", DEFAULT_SECONDS, later)
     if (sentence := baselines_sentence(read_run(directory))) is not None:
         log.info("baselines: %s", sentence[1])

@@ -68,7 +68,7 @@ def fit_baselines(train: Rows, others: Rows, names: Sequence[str], seconds: floa
                 figures.rest = {"library": library}
                 setattr(baselines, name, figures)
     except _TimeIsUpError:
-        log.warning("baselines: stopped after %.0f s; baselines=true has no limit", seconds)
+        log.warning("baselines: stopped after %g s; give more seconds", seconds)
     return baselines
 
 

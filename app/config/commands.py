@@ -127,7 +127,7 @@ class BaselinesConfig:
     run: str = key(MISSING, "the run's directory")
     data: DatasetConfig = field(default_factory=DatasetConfig)
     rows: int | None = key(
-        None, "of a larger split at most this number of rows, blocks by a hash of theirs; null: all", at_least=1
+        None, "of a larger split at most this number of rows, blocks by a hash of theirs; null: all", at_least=10_000
     )
     seconds: float | None = key(
         None, "for all baselines, of which those not finished are null; null: no limit", above=0

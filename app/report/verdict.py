@@ -197,14 +197,27 @@ def baselines_sentence(run: RunFiles) -> tuple[str, str] | None:
     if auc is None or not known:
         return None
     best = max(known, key=lambda name: known[name])
-    gain, error = auc - known[best], 2 * (run.auc_standard_error or 0.0)
+    gain, error = auc - known[best], _two_errors(run)
     others = ", ".join(f"{name} {value:.4f}" for name, value in known.items())
     of = f"AUC {auc:.4f} against {others}{_sample_of(run)}"
+    if error is None:
+        side = "below" if gain < 0 else "above"
+        return "plain", f"{abs(gain):.4f} AUC {side} {best}, without a standard error to test that by ({of})."
     if gain < -error:
         return "bad", f"{-gain:.4f} AUC below {best}: the model does not earn its keep yet ({of})."
     if gain > error:
         return "good", f"The model earns its keep: {gain:.4f} AUC above {best} ({of})."
     return "plain", f"Within chance of {best}, by two standard errors of the AUC ({of})."
+
+
+def _two_errors(run: RunFiles) -> float | None:
+    """Two standard errors of the AUC, of its difference from another one's where that is of a sample of the rows."""
+    baselines = (run.summary.baselines or None) if run.summary else None
+    error = run.auc_standard_error
+    if baselines is None or error is None or not baselines.eval_rows:
+        return None
+    is_sample = baselines.eval_rows < baselines.of_eval_rows
+    return 2 * error * math.sqrt(1 + is_sample * baselines.of_eval_rows / baselines.eval_rows)
 
 
 def _sample_of(run: RunFiles) -> str:

@@ -23,7 +23,8 @@ class ColumnFigures(Struct, kw_only=True):
 
     Attributes:
         auc: of the column's smoothed out-of-fold label rates alone, in train.
-        rate_correlation: weighted correlation of its values' label rates in train and in the held-out rows.
+        rate_correlation: weighted correlation of its values' label rates in train and in the held-out rows; None of a
+            sample of the rows, which dilutes the negative one of balanced columns.
         rated_values: the effective number of values that the correlation is over.
         stability_index: population stability index between train and the held-out rows, less what chance adds.
     """
@@ -47,7 +48,8 @@ class Misleading(Struct, kw_only=True):
 
     Attributes:
         rows: of all splits, that were looked at; of: how many there are.
-        shared_rows: share of the rows of val and test that are in train, features and label; None without such rows.
+        shared_rows: share of the rows of val and test that are in train, features and label; None without such rows,
+            and of a sample where few are.
         shared_by_chance: what of it is to be expected of rows of so few values.
         parts: label rates along the raw rows.
     """

@@ -5,13 +5,14 @@ their number. Columns are read one at a time, so that memory does not grow with 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.dataset.bags import Bags, join, unpack
+from data_prep.dataset.bags import Bags, unpack
 from data_prep.dataset.misleading import ColumnFigures, Misleading, Part
 from data_prep.dataset.sample import mix, sampled_rows
 from data_prep.engine.job import ChunkRecord, Job
@@ -20,13 +21,14 @@ from data_prep.stages.split import BuiltShard
 
 MAX_ROWS = 2_000_000
 ROW_BYTES = 400  # of memory at most for a row looked at, where each has an id of its own
+BLOCK_IDS = 1 << 18  # of bags, that are hashed at once
 FOLDS, PRIOR_ROWS = 2, 10.0  # of out-of-fold rates; rows at the base rate that smooth each
 MIN_LABELS = 50  # of each class, for an AUC that says anything
 AUC_LEVELS = 1 << 16  # of the roots of rates, so that low rates have finer ones; equal within a level
+MIN_SHARED = 25  # equal rows in a sample, for a share that says anything
 DENSE_BINS, TOP_VALUES = 32, 20  # of a number's quantiles; the most frequent ids, the others are one bin
 QUANTILE_ROWS = 1 << 14  # that quantiles, and the number of distinct values, are of
 PARTS, PART_ROWS = 20, 500  # of the raw rows, at most; rows of each, at least
-DEPENDENT = 0.4  # distinct pairs of two columns over those once shuffled, below which one depends on the other
 
 
 class _Rows:
@@ -62,8 +64,15 @@ class _Rows:
         return np.concatenate([self._bag_hashes(paths, column, rows) for paths, rows in self._parts])
 
     def _bag_hashes(self, paths: Mapping[str, Path], column: int, rows: NDArray[np.int64]) -> NDArray[np.uint64]:
-        bags = unpack(open_array(paths["values"]), open_array(paths["offsets"]), self._num_ragged)
-        return bag_hashes(join([bags[column].take(rows)]))
+        bags = unpack(open_array(paths["values"]), open_array(paths["offsets"]), self._num_ragged)[column]
+        return hashes_of_rows(bags, rows)
+
+
+def hashes_of_rows(bags: Bags, rows: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """The hash of the bag of each of the rows, in memory for fewer than BLOCK_IDS ids and one bag at once."""
+    blocks = (np.cumsum(bags.offsets[rows + 1] - bags.offsets[rows]) - 1) // BLOCK_IDS
+    bounds = [0, *(np.flatnonzero(blocks[1:] != blocks[:-1]) + 1), len(rows)]
+    return np.concatenate([bag_hashes(bags.take(rows[a:b])) for a, b in pairwise(bounds)])
 
 
 def bag_hashes(bags: Bags) -> NDArray[np.uint64]:
@@ -91,12 +100,14 @@ def find_misleading(
     train, held_out = (_Rows(job, each, len(ragged), share) for each in shards)
 
     # Figures of each column, and the hashes of whole rows.
-    comparison, columns = _Comparison(train, held_out), {}
+    comparison, columns = _Comparison(train, held_out, is_sample=share < 1), {}
     for name, values, is_dense in _columns(job, train, held_out, features, ragged):
         columns[name] = comparison.add(*values, is_dense)
 
     # A train row is looked at with probability `share`, so a held-out row's equal is found with that.
     shared, chance = comparison.shared()
+    if share < 1 and shared is not None and shared * held_out.count < MIN_SHARED:
+        shared = chance = None
     return Misleading(
         rows=train.count + held_out.count,
         of=total,
@@ -120,14 +131,6 @@ def _columns(
         yield name, (train.ragged(number), held_out.ragged(number)), False
 
 
-class _Hashes(NamedTuple):
-    """What a column adds to the hashes of rows, and how many distinct values some rows have."""
-
-    distinct: int
-    train: NDArray[np.uint64]
-    held_out: NDArray[np.uint64]
-
-
 def _share_in(values: NDArray[np.uint64], ordered: NDArray[np.uint64]) -> float:
     """Share of the values that are among others, in ascending order; faster than np.isin."""
     values = np.sort(values)
@@ -135,23 +138,21 @@ def _share_in(values: NDArray[np.uint64], ordered: NDArray[np.uint64]) -> float:
     return float((ordered[places] == values).mean())
 
 
-def _num_distinct(ordered: NDArray[Any]) -> int:
-    """Number of distinct values, which are in ascending order."""
-    return int(np.count_nonzero(ordered[1:] != ordered[:-1])) + 1
-
-
 class _Comparison:
     """Train against the held-out rows, column after column."""
 
-    def __init__(self, train: _Rows, held_out: _Rows) -> None:
+    def __init__(self, train: _Rows, held_out: _Rows, is_sample: bool) -> None:
+        self._is_sample = is_sample
         self._labels, self._held_out_labels = train.labels, held_out.labels
         self._folds = (mix(np.arange(train.count, dtype=np.uint64)) % np.uint64(FOLDS)).astype(np.int64)
-        self._hashes = [mix(labels.astype(np.uint64)) for labels in (train.labels, held_out.labels)]
-        self._various: list[_Hashes] = []  # the two most various columns
+        # The hashes of rows by each half of the columns, which alternate: of train, and of the held-out rows.
+        self._halves = [[np.zeros(rows, np.uint64) for _ in range(2)] for rows in (train.count, held_out.count)]
         self._number = 0
 
     def add(self, train: NDArray[Any], held_out: NDArray[Any], is_dense: bool) -> ColumnFigures:
         """The figures of a column by its values [rows] in train and in the held-out rows."""
+        if not len(train):
+            return ColumnFigures()
         self._hash(train, held_out)
         codes, other_codes, size = _codes(train, held_out, is_dense)
         cells = codes * FOLDS + self._folds
@@ -162,41 +163,32 @@ class _Comparison:
             counts, other_rows = rows.sum(axis=1), np.bincount(other_codes, minlength=size)
             other_positives = np.bincount(other_codes[self._held_out_labels], minlength=size)
             figures.stability_index = stability_index(counts, other_rows, is_dense)
-            if not is_dense:
+            # Of a value with a fixed number of negatives, a sample has any number.
+            if not is_dense and not self._is_sample:
                 rates = (counts, positives.sum(axis=1), other_rows, other_positives)
                 figures.rate_correlation, figures.rated_values = rate_correlation(*rates)
         return figures
 
     def _hash(self, train: NDArray[Any], held_out: NDArray[Any]) -> None:
-        """Add a column to the hashes of rows: a sum of products with odd constants, which are of all columns."""
+        """Add a column to the hashes of its half: a sum of products with odd constants."""
         self._number += 1
         factor = mix(np.array([self._number], np.uint64)) | np.uint64(1)
         kind = f"u{train.dtype.itemsize}"  # of the bits of a number
-        hashes, others = (each.view(kind).astype(np.uint64) * factor for each in (train, held_out))
-        self._hashes = [self._hashes[0] + hashes, self._hashes[1] + others]
-        distinct = _num_distinct(np.sort(train[:: len(train) // QUANTILE_ROWS + 1]))
-        self._various = sorted([*self._various, _Hashes(distinct, hashes, others)], key=lambda one: -one.distinct)[:2]
+        for halves, values in zip(self._halves, (train, held_out), strict=True):
+            halves[self._number % 2] += values.view(kind).astype(np.uint64) * factor
 
     def shared(self) -> tuple[float | None, float | None]:
-        """Share of the held-out rows that are in train, and what chance gives.
+        """Share of the held-out rows that are in train, with their label, and what chance gives.
 
-        That is the share of them in train by the two most various columns alone, once one of these is shuffled; where
-        one depends on the other it is the share of train's rows that another row of train equals.
+        That is the share of them in train, without labels, once one half of the columns is shuffled against the other.
         """
-        if not len(self._held_out_labels):
+        if not len(self._labels) or not len(self._held_out_labels):
             return None, None
-        ordered = np.sort(self._hashes[0])
-        shared = _share_in(self._hashes[1], ordered)
-
-        # Whether the two columns vary freely: shuffled, they have not many more pairs.
-        rng, columns = np.random.default_rng(0), self._various
-        pairs = np.sort(sum((one.train for one in columns), np.zeros_like(ordered)))
-        free = np.sort(sum((rng.permutation(one.train) for one in columns), np.zeros_like(ordered)))
-        if _num_distinct(pairs) < DEPENDENT * _num_distinct(free):
-            equal = ordered[1:] == ordered[:-1]
-            return shared, float((np.append(equal, False) | np.insert(equal, 0, False)).mean())
-        shuffled = [rng.permutation(one.held_out) for one in columns]
-        return shared, _share_in(sum(shuffled, np.zeros_like(self._hashes[1])), pairs)
+        train, held_out = (first + second for first, second in self._halves)
+        labels = [mix(each.astype(np.uint64)) for each in (self._labels, self._held_out_labels)]
+        shared = _share_in(held_out + labels[1], np.sort(train + labels[0]))
+        first, second = self._halves[1]
+        return shared, _share_in(first + np.random.default_rng(0).permutation(second), np.sort(train))
 
 
 def _codes(

@@ -31,6 +31,7 @@ RATES: Limits = ([[-0.01], [0.2, 1.0]], [[0.0], [0.5, 0.99]], "a list of numbers
 LIST: Limits = ([[0], [3, 0]], [[1], [7, 1]], "a list of numbers of at least 1")
 NOT_EMPTY: Limits = ([*LIST[0], []], LIST[1], LIST[2])
 ZERO: Limits = ([-1], [0, 9], "at least 0")
+BLOCKS: Limits = ([0, 9_999], [10_000, 200_000], "at least 10000")
 DECAY: Limits = ([-1e-9, math.nan], [0.0, 10.0], "at least 0")
 TOLERANCE: Limits = ([-1.0, math.nan], [0.0, 1.0], "at least 0")
 POSITIVE: Limits = ([0.0, -1.0, INF, math.nan, 1e39], [1e-9, 3e38], "a finite number above 0")
@@ -103,7 +104,7 @@ OF_COMMANDS: dict[type, dict[str, Limits]] = {
     RecommendConfig: {"top_k": ONE},
     ExportConfig: {"tolerance": TOLERANCE},
     VerifyConfig: {"tolerance": TOLERANCE},
-    BaselinesConfig: {"rows": ONE, "seconds": POSITIVE},
+    BaselinesConfig: {"rows": BLOCKS, "seconds": POSITIVE},
     DoctorConfig: {},
     ReportConfig: {"auc_tolerance": POSITIVE, "loss_tolerance": POSITIVE},
     HSTUConfig: {

@@ -3,6 +3,8 @@
 import importlib.util
 import json
 import os
+import shlex
+import shutil
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -16,12 +18,15 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss, roc_auc_score
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
+from app.baselines import __main__ as command
 from app.baselines import after_training, cache
 from app.baselines.fit import fit_baselines
 from app.baselines.rates import label_rates
 from app.baselines.rows import load_rows
+from app.commands import COMMANDS
 from app.config import CONFIG_DIR, AppConfig
 from app.config.commands import BaselinesConfig
+from app.kinds.metrics import STANDARD_ERROR
 from app.record.documents import Baseline, Baselines
 from app.report.read import read_run
 from app.report.verdict import baselines_sentence, comparisons, sentences
@@ -161,7 +166,22 @@ def test_without_time_what_is_not_done_is_null(dataset: Path, caplog: pytest.Log
     figures = fit_baselines(train, val, names, 0.001)
     assert figures.trees is None
     assert not figures.is_whole
-    assert "stopped after" in caplog.text
+    assert "stopped after 0.001 s; give more seconds" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["run", "of two words"])
+def test_a_run_whose_time_is_up_is_named_in_the_command_that_has_no_limit(
+    name: str, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    digest = load_manifest(dataset).digest
+    run = write_run(tmp_path / name, manifest={"dataset": {"path": str(dataset), "digest": digest}})
+    monkeypatch.setattr(after_training, "DEFAULT_SECONDS", 0.001)
+    after_training.add_baselines(composed(f"run.dir='{run}'"))
+    (line,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    typed = shlex.split(line.removesuffix(" has no limit").split("; ")[1])
+    assert typed[:3] == ["python", "-m", "app.baselines"]
+    row = COMMANDS["baselines"]
+    assert compose_config(BaselinesConfig, row.config_dir, typed[3:], row.config).run == str(run)
 
 
 @pytest.mark.slow
@@ -192,6 +212,30 @@ def test_the_command_completes_a_run(run_app: Command, tmp_path: Path) -> None:
     refused = run_app("baselines", "run=runs/y", "data.path=other")
     assert refused.returncode == 2
     assert "another dataset than the run's" in error_line(refused.stderr)
+
+
+@pytest.mark.parametrize(("change", "is_refused"), [({"steps": 200}, True), ({"status": "interrupted"}, False)])
+def test_a_summary_that_is_newer_is_not_overwritten(
+    change: dict[str, Any], is_refused: bool, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = load_manifest(dataset).digest
+    run = write_run(tmp_path / "run", manifest={"dataset": {"path": str(dataset), "digest": digest}})
+    before = json.loads((run / "summary.json").read_text())
+
+    def computed_while_the_run_is_resumed(*arguments: Any) -> Baselines:
+        baselines = cache.computed(*arguments)
+        (run / "summary.json").write_text(json.dumps({**before, **change}))
+        return baselines
+
+    monkeypatch.setattr(command, "computed", computed_while_the_run_is_resumed)
+    if is_refused:
+        with pytest.raises(UserError, match="was trained further while its baselines were computed"):
+            command.main(BaselinesConfig(run=str(run), seconds=0.001))
+    else:
+        assert command.main(BaselinesConfig(run=str(run), seconds=0.001)) == 0
+    after = json.loads((run / "summary.json").read_text())
+    assert (after.pop("baselines", None) is None) == is_refused
+    assert {**before, **change, "baselines": None} == {**after, "baselines": None}
 
 
 @pytest.mark.slow
@@ -282,6 +326,17 @@ def test_where_the_dataset_cannot_be_written_the_run_keeps_them(
     assert (again.trees and again.trees.auc) == (first.trees and first.trees.auc)
 
 
+def test_baselines_of_another_version_are_computed_again(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = Path(shutil.copytree(dataset, tmp_path / "data"))
+    manifest, config = load_manifest(root), BaselinesConfig(run="x")
+    for version in (cache.VERSION, cache.VERSION + 1, cache.VERSION):
+        monkeypatch.setattr(cache, "VERSION", version)
+        cache.computed(root, manifest, "val", tmp_path, config)
+    assert len(json.loads((root / cache.CACHE).read_text())["baselines"]) == 2
+
+
 def figures_of(**auc: float) -> Baselines:
     made = {name: Baseline(auc=value, ne=0.9, seconds=1.0, rows=200_000) for name, value in auc.items()}
     if "columns" in made:
@@ -316,3 +371,31 @@ def test_the_verdict_says_whether_the_model_earns_its_keep(
     assert set(auc.values()) - {0.5} <= {value for value in shown if value is not None}
     run.summary.baselines.split = "test"  # of other rows than the evaluation's
     assert baselines_sentence(run) is None
+
+
+@pytest.mark.parametrize(("eval_rows", "kind"), [(4_000, "good"), (1_000, "plain"), (100, "plain")])
+def test_baselines_scored_on_a_sample_have_an_error_of_their_own(eval_rows: int, kind: str, tmp_path: Path) -> None:
+    """Three standard errors of all rows are below two of the difference, by a quarter of them (two times 5 ** 0.5)."""
+    run = read_run(write_run(tmp_path / "run"))
+    assert run.summary is not None
+    assert run.evaluation.auc is not None
+    assert run.auc_standard_error is not None
+    run.summary.baselines = replace(figures_of(lr=run.evaluation.auc - 3 * run.auc_standard_error), eval_rows=eval_rows)
+    against = baselines_sentence(run)
+    assert against is not None
+    assert against[0] == kind
+
+
+@pytest.mark.parametrize(("lead", "words"), [(0.1, "0.1000 AUC above"), (-0.1, "0.1000 AUC below")])
+def test_without_a_standard_error_a_difference_is_not_tested(lead: float, words: str, tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "run"))
+    assert run.summary is not None
+    assert run.evaluation.auc is not None
+    run.summary.eval.rest.pop(STANDARD_ERROR, None)
+    run.curves = None
+    run.summary.baselines = figures_of(lr=run.evaluation.auc - lead)
+    against = baselines_sentence(run)
+    assert against is not None
+    assert against[0] == "plain"
+    assert words in against[1]
+    assert "without a standard error" in against[1]

@@ -1,6 +1,7 @@
 """Data that mislead: planted faults are named, sound tables are not, and figures are those of plain loops."""
 
 import json
+import tracemalloc
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -125,9 +126,36 @@ def test_a_sound_table_is_passed_in_silence(seed: int, tmp_path: Path) -> None:
     assert manifest.extra[MISLEADING]["shared_rows"] == 0
 
 
-@pytest.mark.parametrize("sparse", ["[shop, item]", "[user, item]", "[item, age]"])
+def of_users_and_cities(rng: np.random.Generator) -> pd.DataFrame:
+    """The most various column, the user, decides the next, the city; what was bought is free of both."""
+    user = rng.integers(0, 900, 6_000)
+    others = {f"of_{size}": rng.integers(0, size, len(user)) for size in (50, 40, 30)}
+    return pd.DataFrame({"user": user, "city": user % 300, **others})
+
+
+def of_few_values(rng: np.random.Generator) -> pd.DataFrame:
+    return pd.DataFrame(rng.integers(0, 8, (6_000, 12))).add_prefix("c")
+
+
+@pytest.mark.parametrize("make", [of_users_and_cities, of_few_values])
+@pytest.mark.parametrize("copied", [0, 300])
+def test_copied_rows_are_named_whatever_the_columns(
+    make: Callable[[np.random.Generator], pd.DataFrame], copied: int, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(7)
+    rows = make(rng).assign(label=rng.integers(0, 2, 6_000))
+    rows = pd.concat([rows, rows[:copied]])  # the last tenth of the file is held out
+    schema = f"label: label\nsparse: [{', '.join(rows.columns[:-1])}]\n"
+    manifest = prepared(tmp_path, rows, FRACTION, schema=schema)
+    figures = manifest.extra[MISLEADING]
+    assert figures["shared_by_chance"] < 0.01
+    held_out = sum(manifest.splits[split].rows for split in ("val", "test"))
+    assert figures["shared_rows"] == pytest.approx(copied / held_out, abs=0.01)
+    assert len(misleading_sentences(manifest.extra)) == (copied > 0)
+
+
+@pytest.mark.parametrize("sparse", ["[user, item]", "[item, age]"])
 def test_rows_of_few_values_meet_again_by_chance(sparse: str, tmp_path: Path) -> None:
-    """That is no fault, whether one column depends on the other (an item's shop) or not."""
     manifest = prepared(tmp_path, table(1, rows=30_000), schema=f"label: label\nsparse: {sparse}\n")
     assert manifest.extra[MISLEADING]["shared_rows"] > 0.3
     assert misleading_sentences(manifest.extra) == []
@@ -233,6 +261,42 @@ def test_beyond_the_limit_a_sample_finds_the_same(tmp_path: Path, monkeypatch: p
     assert all(f"by a sample of {figures['rows']:,} of 12,000 rows" in sentence for sentence in shown)
 
 
+@pytest.mark.parametrize(("copied", "is_measured"), [(1, False), (20, False), (600, True)])
+def test_a_few_equal_rows_of_a_sample_are_no_share(
+    copied: int, is_measured: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = table(0)
+    monkeypatch.setattr(misleading, "MAX_ROWS", 3_000)
+    monkeypatch.setattr(sample, "BLOCK_ROWS", 1)
+    manifest = prepared(tmp_path, pd.concat([rows[:-copied], rows[:copied]]), FRACTION)
+    assert (manifest.extra[MISLEADING]["shared_rows"] is not None) == is_measured
+    assert len(misleading_sentences(manifest.extra)) == is_measured
+
+
+def test_the_correlation_of_rates_is_not_measured_on_a_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(misleading, "MAX_ROWS", 3_000)
+    monkeypatch.setattr(sample, "BLOCK_ROWS", 1)
+    figures = prepared(tmp_path, balanced(table(0))).extra[MISLEADING]
+    assert figures["rows"] < figures["of"]
+    assert {one["rate_correlation"] for one in figures["columns"].values()} == {None}
+
+
+@pytest.mark.parametrize("without", ["train", "held out", "both"])
+def test_where_no_row_is_sampled_nothing_is_measured(
+    without: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def some_rows(rows: int, share: float, number: int) -> NDArray[np.int64]:
+        is_train = rows > 500  # by the shards' sizes
+        return np.arange(0 if without in ("both", "train" if is_train else "held out") else rows)
+
+    monkeypatch.setattr(misleading, "sampled_rows", some_rows)
+    manifest = prepared(tmp_path, leaking(overlapping(table(0, rows=2_000))), FRACTION)
+    figures = manifest.extra[MISLEADING]
+    assert figures["shared_rows"] is figures["shared_by_chance"] is None
+    assert all(one["stability_index"] is None for one in figures["columns"].values())
+    assert (figures["columns"]["shop"]["auc"] is None) == (without != "held out")
+
+
 def test_the_sample_is_a_function_of_a_row_s_number() -> None:
     once, again = (sample.sampled_rows(100_000, 0.3, 7) for _ in range(2))
     np.testing.assert_array_equal(once, again)
@@ -250,6 +314,23 @@ def test_a_bag_s_hash_is_of_its_ids_in_order() -> None:
     values = [tuple(bags.values[a:b]) for a, b in zip(bags.offsets[:-1], bags.offsets[1:], strict=True)]
     for one, first in zip(hashes, values, strict=True):
         assert [other == one for other in hashes] == [second == first for second in values]
+
+
+def test_long_bags_are_hashed_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    rows = rng.permutation(20_000)
+    lengths = rng.integers(0, 150, len(rows))
+    bags = Bags(rng.integers(0, 1_000, lengths.sum()), np.append(0, np.cumsum(lengths)))
+    expected = misleading.bag_hashes(bags.take(rows))
+    tracemalloc.start()
+    hashes = misleading.hashes_of_rows(bags, rows)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    np.testing.assert_array_equal(hashes, expected)
+    assert peak < 16 * bags.values.size
+    monkeypatch.setattr(misleading, "BLOCK_IDS", 1)
+    np.testing.assert_array_equal(misleading.hashes_of_rows(bags, rows[:500]), expected[:500])
+    assert not len(misleading.hashes_of_rows(bags, rows[:0]))
 
 
 def test_a_leak_in_a_column_of_bags(tmp_path: Path) -> None:
