@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from app.config import AppConfig
 from app.record.reading import read_manifest, read_summary
@@ -52,7 +53,9 @@ def add_baselines(config: AppConfig) -> None:
         log.info("baselines: not computed: %s", reason)
         return
     path = read_manifest(directory).dataset.path
-    command = [sys.executable, "-m", "app.baselines", f"run={quoted(str(directory))}", f"data.path={quoted(str(path))}"]
+    command = [sys.executable, "-m", "app.baselines", f"run={quoted(str(directory.absolute()))}"]
+    if path is not None:
+        command.append(f"data.path={quoted(str(Path(path).absolute()))}")
     later = shlex.join(["python", "-m", "app.baselines", f"run={directory}"])
     limit = None
     if config.baselines is None:
@@ -61,9 +64,12 @@ def add_baselines(config: AppConfig) -> None:
         log.info("baselines: fitting them, for %d s at most; baselines=false leaves them out", DEFAULT_SECONDS)
     environment = {name: value for name, value in os.environ.items() if name not in OF_LAUNCHERS}
     environment["RANK"] = "0"  # as a launcher's process it ends with this one
-    environment["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), environment.get("PYTHONPATH", "")])
+    others = [os.path.abspath(path) for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
+    environment["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), *others])
+    settings: dict[str, Any] = {"env": environment, "cwd": REPOSITORY, "capture_output": True, "text": True}
     try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit, check=False)
+        # From the repository, since a working directory may have a package `app` of its own.
+        done = subprocess.run(command, timeout=limit, check=False, **settings)
     except subprocess.TimeoutExpired:
         log.warning("baselines: not computed within %d s; %s has no limit", limit, later)
         return

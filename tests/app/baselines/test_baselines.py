@@ -169,12 +169,29 @@ def test_without_time_what_is_not_done_is_null(dataset: Path, caplog: pytest.Log
     assert "stopped after 0.001 s; give more seconds" in caplog.text
 
 
+def test_a_working_directory_with_a_package_app_is_in_nothing_s_way(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    digest = load_manifest(dataset).digest
+    shutil.copytree(dataset, tmp_path / "data")
+    write_run(tmp_path / "run", manifest={"dataset": {"path": "data", "digest": digest}})
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app/__init__.py").write_text("raise SystemExit('another package')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", "")
+    after_training.add_baselines(composed("run.dir=run"))
+    assert not [record.message for record in caplog.records if record.levelname == "WARNING"]
+    baselines = json.loads((tmp_path / "run/summary.json").read_text())["baselines"]
+    assert baselines["base_rate"]["auc"] == 0.5
+
+
 @pytest.mark.parametrize("name", ["run", "of two words"])
 def test_a_run_whose_time_is_up_is_named_in_the_command_that_has_no_limit(
     name: str, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     digest = load_manifest(dataset).digest
-    run = write_run(tmp_path / name, manifest={"dataset": {"path": str(dataset), "digest": digest}})
+    data = shutil.copytree(dataset, tmp_path / "data")
+    run = write_run(tmp_path / name, manifest={"dataset": {"path": str(data), "digest": digest}})
     monkeypatch.setattr(after_training, "DEFAULT_SECONDS", 0.001)
     after_training.add_baselines(composed(f"run.dir='{run}'"))
     (line,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
