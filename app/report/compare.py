@@ -56,7 +56,7 @@ class RunGroup:
 def facts(run: RunFiles) -> dict[str, str]:
     """Everything that may differ between two runs, flat, as text."""
     manifest = run.manifest
-    flat = dict(_flat_facts("", run.config))
+    flat = dict(flat_facts("", run.config))
     dataset = manifest.dataset
     digest = dataset.digest or dataset.published_tables or "none"  # of a run that was built without data
     flat |= {
@@ -67,7 +67,7 @@ def facts(run: RunFiles) -> dict[str, str]:
     }
     made = plain_object(manifest)
     for part in MADE_BY:
-        flat |= dict(_flat_facts(f"{part}.", made.get(part)))
+        flat |= dict(flat_facts(f"{part}.", made.get(part)))
     return flat
 
 
@@ -97,9 +97,10 @@ def _label(number: int) -> str:
     return chr(ord("A") + number) if number < 26 else f"G{number + 1}"
 
 
-def _flat_facts(prefix: str, content: object) -> list[tuple[str, str]]:
+def flat_facts(prefix: str, content: object) -> list[tuple[str, str]]:
+    """The leaves of nested values by dotted key, as text; texts are as they are, the rest as JSON."""
     if isinstance(content, dict):
-        return [pair for key, value in content.items() for pair in _flat_facts(f"{prefix}{key}.", value)]
+        return [pair for key, value in content.items() for pair in flat_facts(f"{prefix}{key}.", value)]
     return [(prefix.rstrip("."), content if isinstance(content, str) else json.dumps(content))]
 
 

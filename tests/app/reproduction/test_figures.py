@@ -18,7 +18,7 @@ PUBLISHED = ["published.source=A", "published.data=B", "published.tolerance=0.00
 
 
 def document(seeds: list[Seed], *overrides: str, failed: dict[int, int] | None = None) -> Reproduction:
-    arguments = [override for override in overrides if not override.startswith("seeds=")]
+    arguments = [override for override in overrides if not override.startswith(("seeds=", "published."))]
     config = composed("run.name=x", *overrides)
     return summarise(config, arguments, seeds, failed or {}, "")
 
