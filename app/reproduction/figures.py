@@ -10,13 +10,13 @@ from app.config.data import DataScale
 from app.kinds.metrics import ACCURACY, AUC, LOGLOSS, METRICS, NE
 from app.metrics.documents import EvaluationFigures
 from app.record.reading import MANIFEST
-from app.report.compare import MADE_BY, differences
+from app.report.compare import BESIDE, MADE_BY, differences
 from app.report.read import RunFiles, read_run
 from app.report.statistics import Spread, spread
 from app.report.verdict import not_comparable
 from app.report.words import count, devices, duration, figure, plural, signed
 from app.reproduction.documents import DataOf, Reproduction, SeedFigure, SeedRun, SourceOf
-from app.reproduction.seeds import DONE, NOT_BEGUN, TEST, Seed, changed_keys, figures_of_test
+from app.reproduction.seeds import DONE, NOT_BEGUN, TEST, Seed, changed_keys, figures_of_test, is_of_recipe
 from common.files import digest_file
 from common.redact import redact_arguments
 
@@ -148,6 +148,9 @@ def why_no_verdict(config: ReproduceConfig, arguments: Sequence[str], done: Sequ
     for each in done:
         if (reason := not_comparable(each.run, published)) is not None:
             return f"{reason.removesuffix('.')}; the dataset is {each.run.manifest.dataset.path}."
+    of_config = [key for key in _differing(done) if is_of_recipe(key) and _is_of_config(key, done[0].run)]
+    if of_config:
+        return f"The configurations of the seeds differ ({', '.join(of_config)}), so there is no verdict."
     if changed := changed_keys(arguments):
         return f"The recipe was changed ({' '.join(changed)}), so there is no verdict on the published figure."
     return None
@@ -207,11 +210,19 @@ def _progress(records: Sequence[SeedRun], failed: dict[int, int]) -> list[tuple[
     return sentences
 
 
+def _differing(done: Sequence[Finished]) -> list[str]:
+    """The keys in which the runs differ, but for those beside learning and speed."""
+    return [key for key in differences([each.run for each in done])[0] if not key.startswith(BESIDE)] if done else []
+
+
+def _is_of_config(key: str, run: RunFiles) -> bool:
+    group = key.partition(".")[0]
+    return group in run.config and group not in MADE_BY
+
+
 def _equality(done: Sequence[Finished]) -> list[tuple[str, str]]:
     """What differs between the runs besides their seeds."""
-    keys = (
-        [key for key in differences([each.run for each in done])[0] if key.partition(".")[0] in MADE_BY] if done else []
-    )
+    keys = _differing(done)
     return [("bad", f"The runs were not made alike; they differ in {', '.join(keys)}.")] if keys else []
 
 

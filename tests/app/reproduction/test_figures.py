@@ -164,6 +164,21 @@ def test_runs_of_two_commits_are_named(tmp_path: Path) -> None:
     assert "The runs were not made alike; they differ in code." in said(made)
 
 
+def test_seeds_of_two_configurations_get_no_verdict(tmp_path: Path) -> None:
+    first, second = write_seeds(tmp_path / "a", 1), write_seeds(tmp_path / "b", 2, "optimizer.lr=0.5")[1:]
+    made = document([*first, *second], "published.test_auc=0.7", *PUBLISHED)
+    assert "The runs were not made alike; they differ in optimizer.lr." in said(made)
+    assert "The configurations of the seeds differ (optimizer.lr), so there is no verdict." in said(made)
+    assert all(figure.inside is None for figure in made.figures)
+
+
+def test_the_number_of_slurms_job_is_no_difference(tmp_path: Path) -> None:
+    seeds = write_seeds(tmp_path, 2)
+    for seed in seeds:
+        edit(seed.directory / "manifest.json", environment={"SLURM_JOB_ID": str(seed.number), "OMP_NUM_THREADS": "1"})
+    assert "not made alike" not in said(document(seeds))
+
+
 def test_nothing_published(tmp_path: Path) -> None:
     assert "no figure is published" in said(document(write_seeds(tmp_path, 2)))
     assert "Misses the recipe's promise of an AUC of at least 0.9000" in said(
