@@ -51,7 +51,7 @@ def test_figures_are_those_of_numpy_and_scipy(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("published", "kind", "words"),
     [
-        (0.70596 + 1e-3 + 1e-6, "bad", "Not reproduced"),
+        (0.70596 + 1e-3 + 1e-6, "bad", "the mean is worse by 0.00396"),
         (0.70096 - 1e-3 - 1e-5, "plain", "the mean is better by"),
         (0.7049 + 1e-3, "good", "Reproduced"),
     ],
@@ -154,6 +154,23 @@ def test_samples_to_the_target(tmp_path: Path) -> None:
     assert f"Samples to AUC 0.7: mean 1,200, 95% interval {interval.replace('−', '-')}, of 2 seeds." in said(made)
     assert "1 seed did not reach AUC 0.7." in said(made)
     assert [run.samples_to_target for run in made.runs] == [1000, 1400, None]
+
+
+@pytest.mark.parametrize(("reached", "kind"), [(3, "good"), (2, "bad")])
+def test_a_published_target_is_judged_by_reaching_it(tmp_path: Path, reached: int, kind: str) -> None:
+    """The runs end above it, so that the interval of their means does not have it."""
+    keys = ["train.target_auc=0.6", "published.auc=0.6"]
+    seeds = write_seeds(tmp_path, 3, "train.target_auc=0.6")
+    for seed in seeds[:reached]:
+        edit(seed.directory / "summary.json", status="target_reached")
+    config = composed("run.name=x", *keys)
+    made = summarise(config, [], seeds, {}, "")
+    (figure,) = [each for each in made.figures if each.published is not None]
+    assert figure.low is not None
+    assert figure.low > 0.6
+    assert figure.inside is (reached == 3)
+    words = {"good": "each of 3 seeds reached", "bad": "1 of 3 seeds did not reach"}[kind]
+    assert any(found == kind and words in sentence and "eproduced" in sentence for found, sentence in made.verdict)
 
 
 def test_runs_of_two_commits_are_named(tmp_path: Path) -> None:
