@@ -233,7 +233,8 @@ def compare_scores(first: RunGroup, second: RunGroup) -> ScoreComparison | None:
     """
     seeds = [{int(run.config["train"]["seed"]): run for run in reversed(group.runs)} for group in (first, second)]
     shared = sorted(seeds[0].keys() & seeds[1].keys())
-    one, other = (of_seed[shared[0]] for of_seed in seeds) if shared else (first.runs[0], second.runs[0])
+    pairs = [(seeds[0][seed], seeds[1][seed]) for seed in shared] or [(first.runs[0], second.runs[0])]
+    one, other = next((pair for pair in pairs if _have_scores_of_one_split(pair)), pairs[0])
     splits = [kept_splits(run.directory) for run in (one, other)]
     if not any(splits):
         return None
@@ -247,6 +248,11 @@ def compare_scores(first: RunGroup, second: RunGroup) -> ScoreComparison | None:
     labels = scores[0].labels
     difference = None if reason else delong(labels, scores[0].logits, scores[1].logits)
     return ScoreComparison(one, other, split, len(labels), difference, reason)
+
+
+def _have_scores_of_one_split(pair: tuple[RunFiles, RunFiles]) -> bool:
+    one, other = (set(kept_splits(run.directory)) for run in pair)
+    return bool(one & other)
 
 
 def _why_not_paired(runs: tuple[RunFiles, RunFiles], scores: Sequence[Scores]) -> str:

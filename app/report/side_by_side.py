@@ -185,8 +185,8 @@ def _choice(auc: AucComparison, speed: SpeedComparison | None, scores: ScoreComp
     if auc.difference.p is None:
         of_models = scores.difference if scores is not None else None
         is_shown = of_models is not None and of_models.p is not None and of_models.p < SIGNIFICANT
-        if of_models is not None and is_shown:
-            model = scores.second.name if scores is not None and of_models.mean > 0 else auc.first.runs[0].name
+        if scores is not None and of_models is not None and is_shown:
+            model = scores.second.name if of_models.mean > 0 else scores.first.name
             return (
                 f"Choice: of the two trained models take {model}; which configuration is the better takes two seeds of "
                 "each at least, as by python -m app.reproduce."

@@ -334,6 +334,33 @@ def test_two_models_are_compared_row_by_row(tmp_path: Path) -> None:
     assert "Choice: of the two trained models take b; which configuration is the better takes two seeds" in said
 
 
+@pytest.mark.parametrize("better", [0, 1])
+def test_the_pair_that_kept_scores_is_tested_and_named(tmp_path: Path, better: int) -> None:
+    """Of seeds that both have, the first with scores on either side; the choice is of those two."""
+    first, second, labels, logits = scored(tmp_path, seed=1)
+    others = [read_run(write_run(tmp_path / f"{first.name}{seed}", "optimizer.lr=0.01", seed=seed)) for seed in (1, 2)]
+    for run, scores in zip((others[0], second), logits if better else reversed(logits), strict=True):
+        keep(run, scores, labels)
+    found = compare_scores(*group([first, *others, second]))
+    assert found is not None
+    assert (found.first.name, found.second.name) == ("a1", "b")
+    (choice,) = [text for text in said_of(first, *others, second) if text.startswith("Choice")]
+    assert f"of the two trained models take {'b' if better else 'a1'};" in choice
+
+
+def test_a_seed_without_scores_gives_way_to_one_that_has_them(tmp_path: Path) -> None:
+    first, second, labels, logits = scored(tmp_path)
+    later = [
+        read_run(write_run(tmp_path / f"{run.name}5", f"optimizer.lr={rate}", seed=5))
+        for run, rate in ((first, 0.01), (second, 0.02))
+    ]
+    for run, scores in zip(later, logits, strict=True):
+        keep(run, scores, labels)
+    found = compare_scores(*group([first, second, *later]))
+    assert found is not None
+    assert (found.first.name, found.second.name, found.reason) == ("a5", "b5", "")
+
+
 @pytest.mark.parametrize(
     ("planted", "words"),
     [
