@@ -10,7 +10,8 @@ from scipy import stats
 from app.report.read import read_run
 from app.report.statistics import Spread
 from app.reproduction.documents import Reproduction
-from app.reproduction.figures import is_inside, registry_name, summarise
+from app.reproduction.figures import finished_runs, is_inside, registry_name, summarise
+from app.reproduction.page import reproduction_page
 from app.reproduction.seeds import Seed
 from tests.app.reproduction.runs import composed, edit, write_seeds
 
@@ -103,6 +104,8 @@ def test_a_failed_seed_is_named_and_the_rest_stands(tmp_path: Path) -> None:
     assert "Seed 3: failed, UserError: loss is nan; the figures are of the other seeds." in said(made)
     assert "Reproduced" in said(made)
     assert made.seconds == 60.0
+    page = reproduction_page(composed("run.name=x"), made, finished_runs(seeds), tmp_path)
+    assert 'Seeds done</p><p class="value">4</p>' in page
 
 
 def test_another_dataset_than_the_recipes_is_named_and_gets_no_verdict(tmp_path: Path) -> None:
