@@ -86,15 +86,20 @@ def _reproduce(config: ReproduceConfig, arguments: Sequence[str], seeds: Sequenc
     _write(config, arguments, seeds, {}, out)  # so that what is there is known to be of these arguments
     if config.sbatch is not None:
         is_there = (dataset_path(config.data) / MANIFEST_NAME).exists()
-        for line in submit(seeds, arguments, config.sbatch, is_there):
+        try:
+            lines = submit(seeds, arguments, config.sbatch, is_there)
+        except UserError:
+            if not have_begun(seeds):
+                _remove_documents(out)
+            raise
+        for line in lines:
             print(line)
         statuses = {seed.number: score_test_split(seed) for seed in seeds if seed.status in DONE}
         failed = {seed: status for seed, status in statuses.items() if status}
     else:
         failed = run_seeds(seeds, arguments, config.processes)
     if EXIT_BAD_INPUT in failed.values() and not have_begun(seeds):
-        (out / DOCUMENT).unlink()  # of nothing: other arguments are welcome
-        (out / PAGE).unlink()
+        _remove_documents(out)
         return EXIT_BAD_INPUT
     stopped = [seed for seed, status in failed.items() if status == EXIT_STOPPED]
     failed = {seed: status for seed, status in failed.items() if status != EXIT_STOPPED}
@@ -107,6 +112,12 @@ def _reproduce(config: ReproduceConfig, arguments: Sequence[str], seeds: Sequenc
     if stopped or (config.sbatch is not None and any(seed.status not in DONE for seed in seeds)):
         return EXIT_STOPPED
     return EXIT_FAILED if failed else EXIT_DONE
+
+
+def _remove_documents(out: Path) -> None:
+    """Of nothing that has begun: other arguments are welcome."""
+    (out / DOCUMENT).unlink()
+    (out / PAGE).unlink()
 
 
 def _register(config: ReproduceConfig, registry: str, document: Reproduction, out: Path) -> None:

@@ -84,6 +84,14 @@ def test_a_registry_takes_the_recipe_itself_only(
     assert not list((tmp_path / "registry").iterdir())
 
 
+def test_without_slurm_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(UserError, match="sbatch, Slurm's command, is not here"):
+        call(monkeypatch, "seeds=2", 'sbatch="--nodes=1"')
+    assert not list((tmp_path / "runs/quickstart").glob("reproduce.*"))
+
+
 def test_other_arguments_do_not_mix_with_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_seeds(tmp_path / "runs/quickstart", 2)
