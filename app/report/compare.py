@@ -141,6 +141,7 @@ class ScoreComparison:
     rows: int
     difference: MeanDifference | None  # None: not the same rows, or not the models that the runs serve
     reason: str = ""  # why there is none
+    at_fault: Sequence[RunFiles] = ()  # whose scores are to be kept again, or for the first time
 
 
 @dataclass
@@ -241,13 +242,14 @@ def compare_scores(first: RunGroup, second: RunGroup) -> ScoreComparison | None:
     split = next((name for name in splits[0] if name in splits[1]), "")
     if not split:
         first_split = (splits[0] or splits[1])[0]
-        lacking = f"{(other if splits[0] else one).name} has no scores of {first_split}"
-        return ScoreComparison(one, other, first_split, 0, None, lacking)
+        lacking = other if splits[0] else one
+        reason = f"{lacking.name} has no scores of {first_split}"
+        return ScoreComparison(one, other, first_split, 0, None, reason, [lacking])
     scores = [read_scores(run.directory, split) for run in (one, other)]
-    reason = _why_not_paired((one, other), scores)
+    reason, at_fault = _why_not_paired((one, other), scores)
     labels = scores[0].labels
     difference = None if reason else delong(labels, scores[0].logits, scores[1].logits)
-    return ScoreComparison(one, other, split, len(labels), difference, reason)
+    return ScoreComparison(one, other, split, len(labels), difference, reason, at_fault)
 
 
 def _have_scores_of_one_split(pair: tuple[RunFiles, RunFiles]) -> bool:
@@ -255,19 +257,23 @@ def _have_scores_of_one_split(pair: tuple[RunFiles, RunFiles]) -> bool:
     return bool(one & other)
 
 
-def _why_not_paired(runs: tuple[RunFiles, RunFiles], scores: Sequence[Scores]) -> str:
-    """Why the scores of two runs are not of the same rows and of the models that they serve; empty: they are."""
+def _why_not_paired(runs: tuple[RunFiles, RunFiles], scores: Sequence[Scores]) -> tuple[str, Sequence[RunFiles]]:
+    """Why the scores of two runs are not of the same rows and of the models that they serve (empty: they are).
+
+    And the runs whose scores may be kept again.
+    """
     for run, of_run in zip(runs, scores, strict=True):
         served = run.evaluation.step
         if served and served != of_run.about.step:
-            return f"the scores of {run.name} are of step {of_run.about.step}, and step {served} is served"
+            return f"the scores of {run.name} are of step {of_run.about.step}, and step {served} is served", [run]
     one, other = scores
     if one.about.dataset != other.about.dataset and not same_rows(*runs):
         digests = f"{one.about.dataset[:12]} and {other.about.dataset[:12]}"
-        return f"the datasets are not the same (digests {digests})"
+        return f"the datasets are not the same (digests {digests})", runs
     if not np.array_equal(one.labels, other.labels):
-        return f"the labels are not the same ({len(one.labels):,} and {len(other.labels):,} rows, or another order)"
-    return "all rows have one label" if one.labels.all() or not one.labels.any() else ""
+        rows = f"{len(one.labels):,} and {len(other.labels):,} rows"
+        return f"the labels are not the same ({rows}, or another order)", runs
+    return ("all rows have one label" if one.labels.all() or not one.labels.any() else ""), ()
 
 
 def same_rows(first: RunFiles, second: RunFiles) -> bool:

@@ -157,9 +157,13 @@ def _describe_scores(scores: ScoreComparison) -> tuple[str, str]:
     pair = f"{scores.second.name} against {scores.first.name}"
     difference = scores.difference
     if difference is None:
-        runs = [run.directory for run in (scores.first, scores.second)]
-        again = " and ".join(f"python -m app.evaluate run={run} split={scores.split} keep_scores=ROWS" for run in runs)
-        return "bad", f"Row by row: {pair} is not compared, as {scores.reason}; keep the scores by {again}."
+        words = f"python -m app.evaluate run={{}} split={scores.split} keep_scores={{}}"
+        rows = [(run.manifest.dataset.rows or {}).get(scores.split) or scores.rows for run in scores.at_fault]
+        again = " and ".join(
+            words.format(run.directory, count) for run, count in zip(scores.at_fault, rows, strict=True)
+        )
+        remedy = f"; keep the scores by {again}" if again else ""
+        return "bad", f"Row by row: {pair} is not compared, as {scores.reason}{remedy}."
     text = f"Row by row: {pair} on the same {scores.rows:,} rows of {scores.split}: {signed(difference.mean, 5)} in AUC"
     if difference.p is None:
         return "plain", f"{text}; too few rows of a label for a test."

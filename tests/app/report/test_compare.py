@@ -379,13 +379,19 @@ def test_scores_of_other_rows_are_not_compared(tmp_path: Path, planted: str, wor
     of_second = labels[::-1] if planted == "other labels" else labels
     if planted != "none":
         keep(second, logits[1][:rows], of_second[:rows], 50 if planted == "another step" else 100, digest)
+    for run in (first, second):
+        run.manifest.dataset.rows = {"test": 800}
     found = compare_scores(*group([first, second]))
     assert found is not None
     assert found.difference is None
     said = said_of(first, second)
     (row_by_row,) = [text for text in said if text.startswith("Row by row")]
     assert words in row_by_row
-    assert f"keep the scores by python -m app.evaluate run={first.directory} split=test" in row_by_row
+    remedies = [
+        f"python -m app.evaluate run={run.directory} split=test keep_scores=800"
+        for run in ([second] if planted in ("another step", "none") else [first, second])
+    ]
+    assert row_by_row.endswith(f"; keep the scores by {' and '.join(remedies)}.")
     assert any(text.startswith("Choice") for text in said) == (planted != "another dataset")
 
 
