@@ -34,8 +34,7 @@ def main(config: EvaluateConfig) -> int:
     directory = Path(config.run)
     trained = resume.trained_config(directory, config.runtime, config.data.path)
     batch_size = config.global_batch_size or trained.eval.global_batch_size
-    limit = trained.eval.keep_scores if config.keep_scores is None else config.keep_scores
-    limit = 0 if config.tables is not None else limit
+    limit = config.keep_scores or 0  # not the run's own: its scores are of the model that it serves
     evaluation = replace(trained.eval, global_batch_size=batch_size, exact_rows=config.exact_rows, keep_scores=limit)
     trained = replace(trained, eval=evaluation)
     if config.tables is not None:

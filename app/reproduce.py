@@ -25,16 +25,18 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from app.config.commands import ReproduceConfig
+from app.config.data import DataScale
 from app.data.prepare import dataset_path
 from app.report.page import write_page
 from app.report.read import refusing_other_versions
 from app.reproduction.convergence import check_convergence
-from app.reproduction.documents import DOCUMENT, PAGE, read_reproduction
+from app.reproduction.documents import DOCUMENT, PAGE, Reproduction, read_reproduction
 from app.reproduction.figures import finished_runs, registry_path, summarise
 from app.reproduction.page import reproduction_page
 from app.reproduction.seeds import (
     DONE,
     Seed,
+    changed_keys,
     have_begun,
     run_seeds,
     score_test_split,
@@ -84,40 +86,65 @@ def _reproduce(config: ReproduceConfig, arguments: Sequence[str], seeds: Sequenc
     _write(config, arguments, seeds, {}, out)  # so that what is there is known to be of these arguments
     if config.sbatch is not None:
         is_there = (dataset_path(config.data) / MANIFEST_NAME).exists()
-        for line in submit(seeds, arguments, config.sbatch, is_there):
+        try:
+            lines = submit(seeds, arguments, config.sbatch, is_there)
+        except UserError:
+            if not have_begun(seeds):
+                _remove_documents(out)
+            raise
+        for line in lines:
             print(line)
         statuses = {seed.number: score_test_split(seed) for seed in seeds if seed.status in DONE}
         failed = {seed: status for seed, status in statuses.items() if status}
     else:
         failed = run_seeds(seeds, arguments, config.processes)
     if EXIT_BAD_INPUT in failed.values() and not have_begun(seeds):
-        (out / DOCUMENT).unlink()  # of nothing: other arguments are welcome
-        (out / PAGE).unlink()
+        _remove_documents(out)
         return EXIT_BAD_INPUT
     stopped = [seed for seed, status in failed.items() if status == EXIT_STOPPED]
     failed = {seed: status for seed, status in failed.items() if status != EXIT_STOPPED}
-    sentences = _write(config, arguments, seeds, failed, out)
-    for sentence in sentences:
+    document = _write(config, arguments, seeds, failed, out)
+    for _, sentence in document.verdict:
         print(sentence)
     print(out / PAGE)
+    if config.registry is not None:
+        _register(config, config.registry, document, out)
     if stopped or (config.sbatch is not None and any(seed.status not in DONE for seed in seeds)):
         return EXIT_STOPPED
     return EXIT_FAILED if failed else EXIT_DONE
 
 
+def _remove_documents(out: Path) -> None:
+    """Of nothing that has begun: other arguments are welcome."""
+    (out / DOCUMENT).unlink()
+    (out / PAGE).unlink()
+
+
+def _register(config: ReproduceConfig, registry: str, document: Reproduction, out: Path) -> None:
+    """Copy the document to a registry; or print why it is not of the recipe as it is, with all its seeds."""
+    reason = ""
+    if any(run.error is not None or run.status not in DONE for run in document.runs):
+        reason = "not all seeds are done"
+    elif config.data.scale is DataScale.tiny:
+        reason = "data.scale=tiny is not the recipe itself"
+    elif changed := changed_keys(training_arguments(sys.argv[1:])):
+        reason = f"the recipe was changed ({' '.join(changed)})"
+    if reason:
+        print(f"registry={registry}: not written, as {reason}")
+    else:
+        write_atomically(registry_path(registry, document), (out / DOCUMENT).read_bytes())
+
+
 def _write(
     config: ReproduceConfig, arguments: Sequence[str], seeds: Sequence[Seed], failed: dict[int, int], out: Path
-) -> list[str]:
-    """Write document and page from what is on the disk; return the verdict's sentences."""
+) -> Reproduction:
+    """Write document and page from what is on the disk; return the document."""
     done = [seed.directory for seed in seeds if seed.status in DONE]
     is_whole = len(done) == len(seeds)
     convergence = check_convergence(config.mlperf.benchmark, done) if config.mlperf.enabled and is_whole else ""
     with refusing_other_versions(f"[{','.join(map(str, done))}]"):
         document = summarise(config, arguments, seeds, failed, convergence)
         page = reproduction_page(config, document, finished_runs(seeds), out)
-    text = (encode(document, indent=1) + "\n").encode()
-    write_atomically(out / DOCUMENT, text)
+    write_atomically(out / DOCUMENT, (encode(document, indent=1) + "\n").encode())
     write_page(out / PAGE, page)
-    if config.registry is not None and is_whole:
-        write_atomically(registry_path(config.registry, document), text)
-    return [sentence for _, sentence in document.verdict]
+    return document

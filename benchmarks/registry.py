@@ -109,7 +109,7 @@ def _measured(each: SeedFigure) -> str:
     if each.mean is None:
         return f"{_label(each)}: not measured"
     half = "" if each.low is None else f" ± {each.mean - each.low:.5f}"
-    return f"{_label(each)} {each.mean:.5f}{half}, {len(each.values)} seeds"
+    return f"{_label(each)} {each.mean:.5f}{half}, {sum(value is not None for value in each.values.values())} seeds"
 
 
 if __name__ == "__main__":

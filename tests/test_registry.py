@@ -42,6 +42,13 @@ def test_each_file_has_what_it_takes_to_do_it_again() -> None:
         assert path.name.startswith(f"{made.recipe}--")
 
 
+def test_seeds_without_a_figure_are_not_counted(tmp_path: Path) -> None:
+    made = document(write_seeds(tmp_path / "x", 3), "published.test_auc=0.7")
+    (figure,) = [each for each in made.figures if each.published is not None]
+    figure.values["3"] = None
+    assert ", 2 seeds |" in registry.table([made], [])[-1]
+
+
 def test_a_new_file_is_a_row_and_a_table_without_it_is_out_of_date(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

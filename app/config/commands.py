@@ -254,7 +254,7 @@ class EvaluateConfig:
         EvalConfig.exact_rows, "of a larger split the AUC is from a histogram, with its error's bound", at_least=0
     )
     keep_scores: int | None = key(
-        None, "keep the scores of at most this number of rows in the run; null: the run's eval.keep_scores", at_least=0
+        None, "keep the scores of a split of at most this number of rows in the run; null: keep none", at_least=0
     )
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # threads, precision: those of the run unless given
 

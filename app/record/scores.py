@@ -77,8 +77,8 @@ def read_scores(directory: Path, split: str) -> Scores:
         UserError: they are damaged.
     """
     path = directory / SCORES / f"{split}.json"
-    remedy = f"write them again by python -m app.evaluate run={directory} split={split} keep_scores=ROWS"
-    about = read_document(path, ScoresFile, remedy)
+    about = read_document(path, ScoresFile, f"remove it, and keep the scores of {split} again")
+    remedy = f"write them again by python -m app.evaluate run={directory} split={split} keep_scores={about.rows}"
     arrays = []
     for name, checksum in (("logits", about.logits_sha256), ("labels", about.labels_sha256)):
         array = path.with_name(f"{split}.{name}.npy")

@@ -56,7 +56,7 @@ class RunGroup:
 def facts(run: RunFiles) -> dict[str, str]:
     """Everything that may differ between two runs, flat, as text."""
     manifest = run.manifest
-    flat = dict(_flat_facts("", run.config))
+    flat = dict(flat_facts("", run.config))
     dataset = manifest.dataset
     digest = dataset.digest or dataset.published_tables or "none"  # of a run that was built without data
     flat |= {
@@ -67,7 +67,7 @@ def facts(run: RunFiles) -> dict[str, str]:
     }
     made = plain_object(manifest)
     for part in MADE_BY:
-        flat |= dict(_flat_facts(f"{part}.", made.get(part)))
+        flat |= dict(flat_facts(f"{part}.", made.get(part)))
     return flat
 
 
@@ -97,9 +97,10 @@ def _label(number: int) -> str:
     return chr(ord("A") + number) if number < 26 else f"G{number + 1}"
 
 
-def _flat_facts(prefix: str, content: object) -> list[tuple[str, str]]:
+def flat_facts(prefix: str, content: object) -> list[tuple[str, str]]:
+    """The leaves of nested values by dotted key, as text; texts are as they are, the rest as JSON."""
     if isinstance(content, dict):
-        return [pair for key, value in content.items() for pair in _flat_facts(f"{prefix}{key}.", value)]
+        return [pair for key, value in content.items() for pair in flat_facts(f"{prefix}{key}.", value)]
     return [(prefix.rstrip("."), content if isinstance(content, str) else json.dumps(content))]
 
 
@@ -140,6 +141,7 @@ class ScoreComparison:
     rows: int
     difference: MeanDifference | None  # None: not the same rows, or not the models that the runs serve
     reason: str = ""  # why there is none
+    at_fault: Sequence[RunFiles] = ()  # whose scores are to be kept again, or for the first time
 
 
 @dataclass
@@ -232,35 +234,46 @@ def compare_scores(first: RunGroup, second: RunGroup) -> ScoreComparison | None:
     """
     seeds = [{int(run.config["train"]["seed"]): run for run in reversed(group.runs)} for group in (first, second)]
     shared = sorted(seeds[0].keys() & seeds[1].keys())
-    one, other = (of_seed[shared[0]] for of_seed in seeds) if shared else (first.runs[0], second.runs[0])
+    pairs = [(seeds[0][seed], seeds[1][seed]) for seed in shared] or [(first.runs[0], second.runs[0])]
+    one, other = next((pair for pair in pairs if _have_scores_of_one_split(pair)), pairs[0])
     splits = [kept_splits(run.directory) for run in (one, other)]
     if not any(splits):
         return None
     split = next((name for name in splits[0] if name in splits[1]), "")
     if not split:
         first_split = (splits[0] or splits[1])[0]
-        lacking = f"{(other if splits[0] else one).name} has no scores of {first_split}"
-        return ScoreComparison(one, other, first_split, 0, None, lacking)
+        lacking = other if splits[0] else one
+        reason = f"{lacking.name} has no scores of {first_split}"
+        return ScoreComparison(one, other, first_split, 0, None, reason, [lacking])
     scores = [read_scores(run.directory, split) for run in (one, other)]
-    reason = _why_not_paired((one, other), scores)
+    reason, at_fault = _why_not_paired((one, other), scores)
     labels = scores[0].labels
     difference = None if reason else delong(labels, scores[0].logits, scores[1].logits)
-    return ScoreComparison(one, other, split, len(labels), difference, reason)
+    return ScoreComparison(one, other, split, len(labels), difference, reason, at_fault)
 
 
-def _why_not_paired(runs: tuple[RunFiles, RunFiles], scores: Sequence[Scores]) -> str:
-    """Why the scores of two runs are not of the same rows and of the models that they serve; empty: they are."""
+def _have_scores_of_one_split(pair: tuple[RunFiles, RunFiles]) -> bool:
+    one, other = (set(kept_splits(run.directory)) for run in pair)
+    return bool(one & other)
+
+
+def _why_not_paired(runs: tuple[RunFiles, RunFiles], scores: Sequence[Scores]) -> tuple[str, Sequence[RunFiles]]:
+    """Why the scores of two runs are not of the same rows and of the models that they serve (empty: they are).
+
+    And the runs whose scores may be kept again.
+    """
     for run, of_run in zip(runs, scores, strict=True):
         served = run.evaluation.step
         if served and served != of_run.about.step:
-            return f"the scores of {run.name} are of step {of_run.about.step}, and step {served} is served"
+            return f"the scores of {run.name} are of step {of_run.about.step}, and step {served} is served", [run]
     one, other = scores
     if one.about.dataset != other.about.dataset and not same_rows(*runs):
         digests = f"{one.about.dataset[:12]} and {other.about.dataset[:12]}"
-        return f"the datasets are not the same (digests {digests})"
+        return f"the datasets are not the same (digests {digests})", runs
     if not np.array_equal(one.labels, other.labels):
-        return f"the labels are not the same ({len(one.labels):,} and {len(other.labels):,} rows, or another order)"
-    return "all rows have one label" if one.labels.all() or not one.labels.any() else ""
+        rows = f"{len(one.labels):,} and {len(other.labels):,} rows"
+        return f"the labels are not the same ({rows}, or another order)", runs
+    return ("all rows have one label" if one.labels.all() or not one.labels.any() else ""), ()
 
 
 def same_rows(first: RunFiles, second: RunFiles) -> bool:

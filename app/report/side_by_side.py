@@ -157,9 +157,13 @@ def _describe_scores(scores: ScoreComparison) -> tuple[str, str]:
     pair = f"{scores.second.name} against {scores.first.name}"
     difference = scores.difference
     if difference is None:
-        runs = [run.directory for run in (scores.first, scores.second)]
-        again = " and ".join(f"python -m app.evaluate run={run} split={scores.split} keep_scores=ROWS" for run in runs)
-        return "bad", f"Row by row: {pair} is not compared, as {scores.reason}; keep the scores by {again}."
+        words = f"python -m app.evaluate run={{}} split={scores.split} keep_scores={{}}"
+        rows = [(run.manifest.dataset.rows or {}).get(scores.split) or scores.rows for run in scores.at_fault]
+        again = " and ".join(
+            words.format(run.directory, count) for run, count in zip(scores.at_fault, rows, strict=True)
+        )
+        remedy = f"; keep the scores by {again}" if again else ""
+        return "bad", f"Row by row: {pair} is not compared, as {scores.reason}{remedy}."
     text = f"Row by row: {pair} on the same {scores.rows:,} rows of {scores.split}: {signed(difference.mean, 5)} in AUC"
     if difference.p is None:
         return "plain", f"{text}; too few rows of a label for a test."
@@ -185,8 +189,8 @@ def _choice(auc: AucComparison, speed: SpeedComparison | None, scores: ScoreComp
     if auc.difference.p is None:
         of_models = scores.difference if scores is not None else None
         is_shown = of_models is not None and of_models.p is not None and of_models.p < SIGNIFICANT
-        if of_models is not None and is_shown:
-            model = scores.second.name if scores is not None and of_models.mean > 0 else auc.first.runs[0].name
+        if scores is not None and of_models is not None and is_shown:
+            model = scores.second.name if of_models.mean > 0 else scores.first.name
             return (
                 f"Choice: of the two trained models take {model}; which configuration is the better takes two seeds of "
                 "each at least, as by python -m app.reproduce."

@@ -16,6 +16,8 @@ from common.documents import convert
 
 SAME_ROWS = 0.01  # relative difference in training rows up to which the data count as those of the publication
 
+TESTED = tuple(f"test_{metric}" for metric in (AUC, LOGLOSS))  # keys of `published`: figures of the test split
+
 
 @dataclass
 class ComparisonRow:
@@ -271,7 +273,7 @@ def not_comparable(run: RunFiles, published: dict[str, Any]) -> str | None:
     rows, files = published.get("train_rows"), published.get("md5")
     if published.get("model"):
         return f"The published figures are of another model ({published['model']}), so this run is not held to them."
-    if rows is None or all(published.get(key) is None for key in COMPARED):
+    if rows is None or all(published.get(key) is None for key in (*COMPARED, *TESTED)):
         return None
     if files and sorted(run.manifest.dataset.source_md5 or ()) != sorted(files):
         return (

@@ -42,7 +42,7 @@ class SeedFigure(OpenDocument, kw_only=True):
 
     values: by seed; mean, std and the mean's 95% interval (Student's t) of those that are not None. published, with
     its tolerance: null: there is none. inside: whether it lies in the interval, widened by the tolerance at both ends;
-    None: no verdict.
+    None: no verdict. Of a published AUC that is train.target_auc: whether each finished run reached it.
     """
 
     split: str

@@ -10,13 +10,13 @@ from app.config.data import DataScale
 from app.kinds.metrics import ACCURACY, AUC, LOGLOSS, METRICS, NE
 from app.metrics.documents import EvaluationFigures
 from app.record.reading import MANIFEST
-from app.report.compare import MADE_BY, differences
+from app.report.compare import BESIDE, MADE_BY, differences
 from app.report.read import RunFiles, read_run
 from app.report.statistics import Spread, spread
 from app.report.verdict import not_comparable
-from app.report.words import count, devices, duration, figure, plural, signed
+from app.report.words import count, devices, duration, figure, plural
 from app.reproduction.documents import DataOf, Reproduction, SeedFigure, SeedRun, SourceOf
-from app.reproduction.seeds import DONE, NOT_BEGUN, TEST, Seed, changed_keys, figures_of_test
+from app.reproduction.seeds import DONE, NOT_BEGUN, TEST, Seed, changed_keys, figures_of_test, is_of_recipe
 from common.files import digest_file
 from common.redact import redact_arguments
 
@@ -93,7 +93,7 @@ def summarise(
             *_progress(records, failed),
             *_equality(done),
             *_means(figures),
-            *_against_published(config, figures, reason),
+            *_against_published(config, figures, reason, done),
             *_promise(config, figures),
             *_target(config, records),
             *([("plain", convergence)] if convergence else []),
@@ -148,6 +148,9 @@ def why_no_verdict(config: ReproduceConfig, arguments: Sequence[str], done: Sequ
     for each in done:
         if (reason := not_comparable(each.run, published)) is not None:
             return f"{reason.removesuffix('.')}; the dataset is {each.run.manifest.dataset.path}."
+    of_config = [key for key in _differing(done) if is_of_recipe(key) and _is_of_config(key, done[0].run)]
+    if of_config:
+        return f"The configurations of the seeds differ ({', '.join(of_config)}), so there is no verdict."
     if changed := changed_keys(arguments):
         return f"The recipe was changed ({' '.join(changed)}), so there is no verdict on the published figure."
     return None
@@ -168,6 +171,9 @@ def figures_of(config: ReproduceConfig, done: Sequence[Finished], is_judged: boo
             of_seed = {each.seed: each.splits[split].figure(metric) for each in done if split in each.splits}
             values = [value for value in of_seed.values() if value is not None]
             measured = spread(values) if values else None
+            judged = is_inside(measured, reference, published.tolerance)
+            if judged is not None and is_target(config, split, metric):
+                judged = not _missed(done)
             figures.append(
                 SeedFigure(
                     split=split,
@@ -179,10 +185,21 @@ def figures_of(config: ReproduceConfig, done: Sequence[Finished], is_judged: boo
                     high=measured.high if measured else None,
                     published=reference,
                     tolerance=None if reference is None else published.tolerance,
-                    inside=is_inside(measured, reference, published.tolerance) if is_judged else None,
+                    inside=judged if is_judged else None,
                 )
             )
     return figures
+
+
+def is_target(config: ReproduceConfig, split: str, metric: str) -> bool:
+    """Whether a figure is the published AUC at which training stops: runs end at or above it, and their mean does."""
+    target = config.train.target_auc
+    return (metric, split) == (AUC, config.eval.split) and target is not None and target == config.published.auc
+
+
+def _missed(done: Sequence[Finished]) -> int:
+    """The number of finished runs that ended without reaching the target of training."""
+    return sum(each.run.status != "target_reached" for each in done)
 
 
 def is_inside(measured: Spread | None, reference: float | None, tolerance: float | None) -> bool | None:
@@ -207,11 +224,19 @@ def _progress(records: Sequence[SeedRun], failed: dict[int, int]) -> list[tuple[
     return sentences
 
 
+def _differing(done: Sequence[Finished]) -> list[str]:
+    """The keys in which the runs differ, but for those beside learning and speed."""
+    return [key for key in differences([each.run for each in done])[0] if not key.startswith(BESIDE)] if done else []
+
+
+def _is_of_config(key: str, run: RunFiles) -> bool:
+    group = key.partition(".")[0]
+    return group in run.config and group not in MADE_BY
+
+
 def _equality(done: Sequence[Finished]) -> list[tuple[str, str]]:
     """What differs between the runs besides their seeds."""
-    keys = (
-        [key for key in differences([each.run for each in done])[0] if key.partition(".")[0] in MADE_BY] if done else []
-    )
+    keys = _differing(done)
     return [("bad", f"The runs were not made alike; they differ in {', '.join(keys)}.")] if keys else []
 
 
@@ -229,7 +254,7 @@ def _means(figures: Sequence[SeedFigure]) -> list[tuple[str, str]]:
 
 
 def _against_published(
-    config: ReproduceConfig, figures: Sequence[SeedFigure], reason: str | None
+    config: ReproduceConfig, figures: Sequence[SeedFigure], reason: str | None, done: Sequence[Finished]
 ) -> list[tuple[str, str]]:
     compared = [each for each in figures if each.published is not None]
     if not compared:
@@ -241,7 +266,19 @@ def _against_published(
         return [("plain", f"{name}: {lacks}, so there is none to hold these against.")]
     if reason is not None:
         return [("plain", reason)]
-    return [_judged(each) for each in compared]
+    return [
+        _judged_by_target(each, _missed(done), len(done))
+        if is_target(config, each.split, each.metric) and each.inside is not None
+        else _judged(each)
+        for each in compared
+    ]
+
+
+def _judged_by_target(each: SeedFigure, missed: int, seeds: int) -> tuple[str, str]:
+    beside = f"the published {METRICS[each.metric].title} of {each.split}, {figure(each.published, DIGITS)}"
+    if not missed:
+        return "good", f"Reproduced: each of {plural(seeds, 'seed')} reached {beside}, at which training stops."
+    return "bad", f"Not reproduced: {missed} of {plural(seeds, 'seed')} did not reach {beside}, the target of training."
 
 
 def _judged(each: SeedFigure) -> tuple[str, str]:
@@ -260,7 +297,7 @@ def _judged(each: SeedFigure) -> tuple[str, str]:
     better = (each.mean > reference) is METRICS[each.metric].larger_is_better
     kind = "plain" if better else "bad"
     is_better = "better" if better else "worse"
-    apart = f"the mean is {is_better} by {signed(each.mean - reference, DIGITS)}"
+    apart = f"the mean is {is_better} by {figure(abs(each.mean - reference), DIGITS)}"
     return kind, f"Not reproduced: {beside} lies outside, {measured}{allowed}; {apart}."
 
 

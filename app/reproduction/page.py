@@ -13,10 +13,11 @@ from app.report.tables import ReportTable
 from app.report.words import NOT_MEASURED, count, duration, figure, plural
 from app.reproduction.documents import Reproduction, SeedFigure
 from app.reproduction.figures import DIGITS, Finished
+from app.reproduction.seeds import DONE
 
 NONE = "–"
 SHORTEST = 12  # characters of a digest
-VERSIONS = ("python", "torch", "torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu", "numpy")
+VERSIONS = ("python", "torch", "torchrec", "fbgemm-gpu", "fbgemm_gpu-cpu", "numpy")
 
 
 def reproduction_page(
@@ -57,7 +58,7 @@ def _tiles(document: Reproduction) -> list[tuple[str, str, str]]:
     published = main.published if main else None
     inside = {True: "inside", False: "outside", None: "no verdict" if published is not None else "none"}
     tiles.append(("Published AUC", _value(published), inside[main.inside if main else None]))
-    tiles.append(("Seeds done", str(sum(run.seconds is not None for run in document.runs)), f"of {document.seeds}"))
+    tiles.append(("Seeds done", str(sum(run.status in DONE for run in document.runs)), f"of {document.seeds}"))
     return tiles
 
 
@@ -86,7 +87,8 @@ def _figures(document: Reproduction) -> ReportTable:
     columns = ["Figure", "Mean", "Standard deviation", "95% interval of the mean", "Published", "Tolerance", "Verdict"]
     note = (
         "Of the model that each run serves, over the finished seeds; the interval by Student's t. Inside: the "
-        "published figure lies in the interval, widened by the tolerance at both ends."
+        "published figure lies in the interval, widened by the tolerance at both ends; or, where it is the target of "
+        "training, each run reached it."
     )
     return ReportTable(columns, rows, {1, 2, 3, 4, 5}, note)
 

@@ -1,7 +1,6 @@
 """The runs of a reproduction: started one after the other as processes, or submitted as jobs of Slurm."""
 
 import logging
-import re
 import shlex
 import shutil
 import subprocess
@@ -12,11 +11,14 @@ from typing import NamedTuple
 
 from filelock import FileLock, Timeout
 
+from app.config import CONFIG_DIR, AppConfig, to_plain
 from app.metrics.documents import EvaluationFigures
 from app.record.reading import LOCK, SUMMARY, is_run, read_config, read_manifest, read_outcome
+from app.report.compare import flat_facts
 from app.report.read import UNFINISHED
 from common import signals
 from common.cli import EXIT_DONE, EXIT_STOPPED
+from common.compose import compose_config
 from common.config_file import read_overrides
 from common.documents import read_document
 from common.errors import UserError
@@ -33,6 +35,28 @@ REFUSED = {
     "checkpoint.resume": "each run resumes by itself; give another out=DIR for new ones",
     "checkpoint.overwrite": "nothing is overwritten; give another out=DIR for new runs",
 }
+# Keys with which a run is still the recipe's: places, records, machine, intervals of saving and logging.
+BESIDE_RECIPE = (
+    "run.",
+    "record.",
+    "checkpoint.",
+    "environment.",
+    "mlperf.",
+    "baselines",
+    "data.path",
+    "data.raw",
+    "data.train",
+    "data.val",
+    "data.test",
+    "runtime.platform",
+    "runtime.num_threads",
+    "runtime.timeout_minutes",
+    "train.log",
+    "train.print",
+    "train.warmup_steps_excluded",
+    "train.max_minutes",
+    "eval.keep_scores",
+)
 DONE = ("completed", "target_reached")
 NOT_BEGUN = "not begun"
 TEST, TEST_FIGURES = "test", "test.json"
@@ -90,22 +114,25 @@ def training_arguments(arguments: Sequence[str]) -> list[str]:
 
 
 def changed_keys(arguments: Sequence[str]) -> list[str]:
-    """Those of the arguments of app.train, and of its files, that change what a recipe learns."""
-    typed = [
-        override
-        for argument in arguments
-        for override in (
-            read_overrides(argument, Path(argument.partition("=")[2].strip("\"'")))
-            if _key(argument) == "config"
-            else [argument]
-        )
-    ]
-    return [
-        each
-        for each in typed
-        if re.match(r"(train|model|loss|optimizer|schedule)\.", _key(each))
-        and not re.match(r"train\.(log|print|eval|warmup|pipeline|deterministic|max_minutes)", _key(each))
-    ]
+    """Every `key=value` in which arguments of app.train, and of its files, differ from their recipe alone."""
+    files = [argument for argument in arguments if _key(argument) == "config"]
+    typed = [argument for argument in arguments if _key(argument) != "config"]
+    of_files = [each for file in files for each in read_overrides(file, Path(file.partition("=")[2].strip("\"'")))]
+    choices = {_key(each): each for each in (*of_files, *typed) if _key(each) in ("recipe", "model")}
+    recipe, model = (choices.get(group, "").partition("=")[2] for group in ("recipe", "model"))
+    if not (CONFIG_DIR / f"bars/{recipe}_{model}.yaml").is_file():  # the recipe is published with one model
+        choices.pop("model", None)
+    own, here = (
+        dict(flat_facts("", to_plain(compose_config(AppConfig, CONFIG_DIR, overrides))))
+        for overrides in (list(choices.values()), arguments)
+    )
+    keys = [key for key in dict.fromkeys((*here, *own)) if here.get(key) != own.get(key) and is_of_recipe(key)]
+    return [f"{key}={here.get(key, 'null')}" for key in keys]
+
+
+def is_of_recipe(key: str) -> bool:
+    """Whether a key of the configuration may change what a recipe learns, or what is measured and published of it."""
+    return key == "checkpoint.keep_best" or not key.startswith(BESIDE_RECIPE)
 
 
 def _key(argument: str) -> str:

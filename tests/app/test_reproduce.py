@@ -55,10 +55,41 @@ def test_runs_that_are_done_are_not_run_again(
     page = (tmp_path / "runs/quickstart/reproduce.html").read_text()
     for words in ("quickstart at 3 seeds", "0.69952 to 0.70448", "none published", "python -m app.reproduce seeds=3"):
         assert words in page
+    assert "fbgemm_gpu-cpu " in page
     made = document(tmp_path / "runs/quickstart")
     assert [run["status"] for run in made["runs"]] == ["completed"] * 3
     (copy,) = (tmp_path / "registry").iterdir()
     assert copy.read_bytes() == (tmp_path / "runs/quickstart/reproduce.json").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["optimizer.lr=0.5"], r"the recipe was changed (optimizer.lr=0.5)"),
+        (["data.scale=tiny"], "data.scale=tiny is not the recipe itself"),
+    ],
+)
+def test_a_registry_takes_the_recipe_itself_only(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    reason: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_seeds(tmp_path / "runs/x", 2)
+    (tmp_path / "registry").mkdir()
+    assert call(monkeypatch, "seeds=2", "out=runs/x", "registry=registry", *arguments) == 0
+    assert f"registry=registry: not written, as {reason}\n" in capsys.readouterr().out
+    assert not list((tmp_path / "registry").iterdir())
+
+
+def test_without_slurm_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(UserError, match="sbatch, Slurm's command, is not here"):
+        call(monkeypatch, "seeds=2", 'sbatch="--nodes=1"')
+    assert not list((tmp_path / "runs/quickstart").glob("reproduce.*"))
 
 
 def test_other_arguments_do_not_mix_with_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ def test_an_array_of_another_writing_is_no_part_of_it(tmp_path: Path, name: str,
     np.save(path, np.load(path)[:-1])
     if not is_there:
         path.unlink()
-    with pytest.raises(UserError, match=rf"test\.{name}\.npy: damaged .*keep_scores=ROWS"):
+    with pytest.raises(UserError, match=rf"test\.{name}\.npy: damaged .*keep_scores=3"):
         read_scores(tmp_path, "test")
 
 

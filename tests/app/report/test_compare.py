@@ -334,6 +334,33 @@ def test_two_models_are_compared_row_by_row(tmp_path: Path) -> None:
     assert "Choice: of the two trained models take b; which configuration is the better takes two seeds" in said
 
 
+@pytest.mark.parametrize("better", [0, 1])
+def test_the_pair_that_kept_scores_is_tested_and_named(tmp_path: Path, better: int) -> None:
+    """Of seeds that both have, the first with scores on either side; the choice is of those two."""
+    first, second, labels, logits = scored(tmp_path, seed=1)
+    others = [read_run(write_run(tmp_path / f"{first.name}{seed}", "optimizer.lr=0.01", seed=seed)) for seed in (1, 2)]
+    for run, scores in zip((others[0], second), logits if better else reversed(logits), strict=True):
+        keep(run, scores, labels)
+    found = compare_scores(*group([first, *others, second]))
+    assert found is not None
+    assert (found.first.name, found.second.name) == ("a1", "b")
+    (choice,) = [text for text in said_of(first, *others, second) if text.startswith("Choice")]
+    assert f"of the two trained models take {'b' if better else 'a1'};" in choice
+
+
+def test_a_seed_without_scores_gives_way_to_one_that_has_them(tmp_path: Path) -> None:
+    first, second, labels, logits = scored(tmp_path)
+    later = [
+        read_run(write_run(tmp_path / f"{run.name}5", f"optimizer.lr={rate}", seed=5))
+        for run, rate in ((first, 0.01), (second, 0.02))
+    ]
+    for run, scores in zip(later, logits, strict=True):
+        keep(run, scores, labels)
+    found = compare_scores(*group([first, second, *later]))
+    assert found is not None
+    assert (found.first.name, found.second.name, found.reason) == ("a5", "b5", "")
+
+
 @pytest.mark.parametrize(
     ("planted", "words"),
     [
@@ -352,13 +379,19 @@ def test_scores_of_other_rows_are_not_compared(tmp_path: Path, planted: str, wor
     of_second = labels[::-1] if planted == "other labels" else labels
     if planted != "none":
         keep(second, logits[1][:rows], of_second[:rows], 50 if planted == "another step" else 100, digest)
+    for run in (first, second):
+        run.manifest.dataset.rows = {"test": 800}
     found = compare_scores(*group([first, second]))
     assert found is not None
     assert found.difference is None
     said = said_of(first, second)
     (row_by_row,) = [text for text in said if text.startswith("Row by row")]
     assert words in row_by_row
-    assert f"keep the scores by python -m app.evaluate run={first.directory} split=test" in row_by_row
+    remedies = [
+        f"python -m app.evaluate run={run.directory} split=test keep_scores=800"
+        for run in ([second] if planted in ("another step", "none") else [first, second])
+    ]
+    assert row_by_row.endswith(f"; keep the scores by {' and '.join(remedies)}.")
     assert any(text.startswith("Choice") for text in said) == (planted != "another dataset")
 
 

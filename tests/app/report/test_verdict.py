@@ -12,7 +12,7 @@ from sklearn.metrics import accuracy_score, log_loss, roc_auc_score
 from app.metrics.documents import EvaluationFigures
 from app.report.page import write_report
 from app.report.read import RunFiles, read_run
-from app.report.verdict import baseline, comparisons, sentences
+from app.report.verdict import baseline, comparisons, not_comparable, sentences
 from common.errors import UserError
 from tests.app.report.runs import write_run
 
@@ -123,6 +123,14 @@ def test_overfitting_is_told(tmp_path: Path) -> None:
     assert "checkpoint.keep_best=true" in said(kept, "Overfitted")[1]
     level = read_run(write_run(tmp_path / "level", best={"step": 60, "auc": auc + 0.001}))
     assert not any("Overfitted" in text for _, text in sentences(level))
+
+
+@pytest.mark.parametrize("key", ["test_auc", "test_logloss"])
+def test_figures_of_the_test_split_alone_are_for_the_rows_they_were_measured_on(tmp_path: Path, key: str) -> None:
+    run = read_run(write_run(tmp_path / "run"))
+    assert "here 10,000" in str(not_comparable(run, {key: 0.7, "train_rows": 33_003_326}))
+    assert not_comparable(run, {key: 0.7, "train_rows": 10_000}) is None
+    assert "other files" in str(not_comparable(run, {key: 0.7, "train_rows": 10_000, "md5": ["0" * 32]}))
 
 
 def test_no_better_than_chance_is_told(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from scipy import stats
 from app.report.read import read_run
 from app.report.statistics import Spread
 from app.reproduction.documents import Reproduction
-from app.reproduction.figures import is_inside, registry_name, summarise
+from app.reproduction.figures import finished_runs, is_inside, registry_name, summarise
+from app.reproduction.page import reproduction_page
 from app.reproduction.seeds import Seed
 from tests.app.reproduction.runs import composed, edit, write_seeds
 
@@ -18,7 +19,7 @@ PUBLISHED = ["published.source=A", "published.data=B", "published.tolerance=0.00
 
 
 def document(seeds: list[Seed], *overrides: str, failed: dict[int, int] | None = None) -> Reproduction:
-    arguments = [override for override in overrides if not override.startswith("seeds=")]
+    arguments = [override for override in overrides if not override.startswith(("seeds=", "published."))]
     config = composed("run.name=x", *overrides)
     return summarise(config, arguments, seeds, failed or {}, "")
 
@@ -51,7 +52,7 @@ def test_figures_are_those_of_numpy_and_scipy(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("published", "kind", "words"),
     [
-        (0.70596 + 1e-3 + 1e-6, "bad", "Not reproduced"),
+        (0.70596 + 1e-3 + 1e-6, "bad", "the mean is worse by 0.00396"),
         (0.70096 - 1e-3 - 1e-5, "plain", "the mean is better by"),
         (0.7049 + 1e-3, "good", "Reproduced"),
     ],
@@ -103,6 +104,8 @@ def test_a_failed_seed_is_named_and_the_rest_stands(tmp_path: Path) -> None:
     assert "Seed 3: failed, UserError: loss is nan; the figures are of the other seeds." in said(made)
     assert "Reproduced" in said(made)
     assert made.seconds == 60.0
+    page = reproduction_page(composed("run.name=x"), made, finished_runs(seeds), tmp_path)
+    assert 'Seeds done</p><p class="value">4</p>' in page
 
 
 def test_another_dataset_than_the_recipes_is_named_and_gets_no_verdict(tmp_path: Path) -> None:
@@ -156,12 +159,44 @@ def test_samples_to_the_target(tmp_path: Path) -> None:
     assert [run.samples_to_target for run in made.runs] == [1000, 1400, None]
 
 
+@pytest.mark.parametrize(("reached", "kind"), [(3, "good"), (2, "bad")])
+def test_a_published_target_is_judged_by_reaching_it(tmp_path: Path, reached: int, kind: str) -> None:
+    """The runs end above it, so that the interval of their means does not have it."""
+    keys = ["train.target_auc=0.6", "published.auc=0.6"]
+    seeds = write_seeds(tmp_path, 3, "train.target_auc=0.6")
+    for seed in seeds[:reached]:
+        edit(seed.directory / "summary.json", status="target_reached")
+    config = composed("run.name=x", *keys)
+    made = summarise(config, [], seeds, {}, "")
+    (figure,) = [each for each in made.figures if each.published is not None]
+    assert figure.low is not None
+    assert figure.low > 0.6
+    assert figure.inside is (reached == 3)
+    words = {"good": "each of 3 seeds reached", "bad": "1 of 3 seeds did not reach"}[kind]
+    assert any(found == kind and words in sentence and "eproduced" in sentence for found, sentence in made.verdict)
+
+
 def test_runs_of_two_commits_are_named(tmp_path: Path) -> None:
     seeds = write_seeds(tmp_path, 2)
     edit(seeds[1].directory / "manifest.json", code={"git_sha": "f" * 40, "dirty_diff_sha256": None})
     made = document(seeds)
     assert made.commit is None
     assert "The runs were not made alike; they differ in code." in said(made)
+
+
+def test_seeds_of_two_configurations_get_no_verdict(tmp_path: Path) -> None:
+    first, second = write_seeds(tmp_path / "a", 1), write_seeds(tmp_path / "b", 2, "optimizer.lr=0.5")[1:]
+    made = document([*first, *second], "published.test_auc=0.7", *PUBLISHED)
+    assert "The runs were not made alike; they differ in optimizer.lr." in said(made)
+    assert "The configurations of the seeds differ (optimizer.lr), so there is no verdict." in said(made)
+    assert all(figure.inside is None for figure in made.figures)
+
+
+def test_the_number_of_slurms_job_is_no_difference(tmp_path: Path) -> None:
+    seeds = write_seeds(tmp_path, 2)
+    for seed in seeds:
+        edit(seed.directory / "manifest.json", environment={"SLURM_JOB_ID": str(seed.number), "OMP_NUM_THREADS": "1"})
+    assert "not made alike" not in said(document(seeds))
 
 
 def test_nothing_published(tmp_path: Path) -> None:

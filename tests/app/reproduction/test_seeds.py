@@ -54,7 +54,38 @@ def test_arguments_of_training_are_handed_on(tmp_path: Path) -> None:
     words = ["recipe=quickstart", f"config={path}", "optimizer=adam", "optimizer.lr=0.1", "train.log_every_steps=3"]
     given = ["seeds=3", "out=x", "processes=2", "registry=y", 'sbatch="--nodes=2"', *words]
     assert training_arguments(given) == words
-    assert changed_keys(words) == ["train.epochs=2", "optimizer.lr=0.1"]
+    assert {"train.epochs=2", "optimizer.name=adam", "optimizer.lr=0.1"} <= set(changed_keys(words))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "changed"),
+    [
+        (["optimizer=sgd"], "optimizer.name=sgd"),
+        (["schedule=cosine"], "schedule.name=cosine"),
+        (["loss=mse"], "loss.name=mse"),
+        (["model=dlrm_dcn"], "model.interaction=dcn"),
+        (["recipe=meta_kaggle_2019", "eval.split=val"], "eval.split=val"),
+        (["train.eval_every_steps=7"], "train.eval_every_steps=7"),
+        (["checkpoint.keep_best=false"], "checkpoint.keep_best=false"),
+        (["runtime.precision=bf16"], "runtime.precision=bf16"),
+        (["published.tolerance=0.5"], "published.tolerance=0.5"),
+        (["data.synthetic.rows=20000"], "data.synthetic.rows=20000"),
+    ],
+)
+def test_every_key_that_changes_a_recipe_is_named(arguments: list[str], changed: str) -> None:
+    assert changed in changed_keys(arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["recipe=bars_frappe_x1", "model=dcnv2"],
+        ["data.path=x", "record.tensorboard=false", "checkpoint.every_steps=7", "eval.keep_scores=7", "baselines=true"],
+    ],
+)
+def test_what_leaves_the_recipe_as_it_is_is_not_named(arguments: list[str]) -> None:
+    assert changed_keys(arguments) == []
 
 
 @pytest.fixture

@@ -49,12 +49,14 @@ def test_kept_scores_are_those_of_the_served_model(run_app: Command, dataset: Pa
     kept = {name: np.load(run / f"scores/test.{name}.npy") for name in ("logits", "labels")}
     files = sorted((dataset / "test").glob("*.labels.npy"))
     assert kept["labels"].tolist() == np.concatenate([np.load(path) for path in files]).reshape(-1).tolist()
-    evaluated = run_app("evaluate", "run=runs/x", "split=test", "keep_scores=0")
+    before = {path: path.stat().st_mtime_ns for path in (run / "scores").iterdir()}
+    evaluated = run_app("evaluate", "run=runs/x", "split=test")
     assert evaluated.returncode == 0, evaluated.stderr
+    assert {path: path.stat().st_mtime_ns for path in (run / "scores").iterdir()} == before
     assert roc_auc_score(kept["labels"], kept["logits"]) == pytest.approx(
         json.loads(evaluated.stdout)["auc"], abs=1e-12
     )
-    both = run_app("evaluate", "run=runs/x", "split=test", "runtime.num_threads=1", processes=2)
+    both = run_app("evaluate", "run=runs/x", "split=test", "keep_scores=100000", "runtime.num_threads=1", processes=2)
     assert both.returncode == 0, both.stderr
     again = {name: np.load(run / f"scores/test.{name}.npy") for name in ("logits", "labels")}
     np.testing.assert_array_equal(again["labels"], kept["labels"])
