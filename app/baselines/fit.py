@@ -1,9 +1,8 @@
 """Fit each baseline on the rows of train and score it on those of another split."""
 
-import contextlib
 import importlib.util
 import logging
-import signal
+import multiprocessing
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -19,31 +18,12 @@ from threadpoolctl import threadpool_limits
 from app.baselines.rates import Rates, dense_rates, folds_of, label_rates
 from app.baselines.rows import Rows
 from app.record.documents import Baseline, Baselines
+from common import signals
 
 log = logging.getLogger("clickwork")
 
 Preds = NDArray[np.float64]
 STRENGTHS = [0.01, 0.1, 1.0]  # of logistic regression: scikit-learn's C, the inverse of L2's weight
-
-
-class _TimeIsUpError(Exception):
-    """The seconds given to all baselines are over."""
-
-
-@contextlib.contextmanager
-def _limited(seconds: float | None) -> Iterator[None]:
-    """Raise _TimeIsUpError in this process's main thread after so much time."""
-
-    def stop(number: int, frame: Any) -> None:
-        raise _TimeIsUpError
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds or 0)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def fit_baselines(train: Rows, others: Rows, names: Sequence[str], seconds: float | None) -> Baselines:
@@ -54,22 +34,53 @@ def fit_baselines(train: Rows, others: Rows, names: Sequence[str], seconds: floa
     baselines = Baselines(
         rows=len(train.labels), of_rows=train.of, eval_rows=len(others.labels), of_eval_rows=others.of
     )
-    try:
-        with _limited(seconds):
-            began = time.perf_counter()
-            constant = np.full(len(others.labels), train.labels.mean())
-            baselines.base_rate = score(constant, others.labels, len(train.labels), began)
-            rates = _all_rates(train, others)
-            baselines.columns = _best_column(rates, train, others, names, began)
-            models = (("trees", _trees, _trees_library()), ("lr", _logistic_regression, "scikit-learn"))
-            for name, fit, library in models:
-                began = time.perf_counter()
-                figures = score(fit(train, others, rates), others.labels, len(train.labels), began)
-                figures.rest = {"library": library}
-                setattr(baselines, name, figures)
-    except _TimeIsUpError:
-        log.warning("baselines: stopped after %g s; give more seconds", seconds)
+    rows = (train, others, names)
+    for name, figures in _fitted(*rows) if seconds is None else _within(seconds, *rows):
+        setattr(baselines, name, figures)
     return baselines
+
+
+def _within(seconds: float, train: Rows, others: Rows, names: Sequence[str]) -> Iterator[tuple[str, Baseline | None]]:
+    """What a process of its own comes to in so much time: a library that is interrupted would have to expect it."""
+    context = multiprocessing.get_context("spawn")  # a fork has none of the threads that libraries count on
+    reader, writer = context.Pipe(duplex=False)
+    process = context.Process(target=_send, args=(writer, train, others, names), daemon=True)
+    until = time.monotonic() + seconds
+    process.start()
+    writer.close()
+    try:
+        while reader.poll(max(0.0, until - time.monotonic())):
+            yield reader.recv()
+    except EOFError:
+        process.join()
+        if process.exitcode:
+            raise RuntimeError(f"fitting ended with exit status {process.exitcode}") from None
+    else:
+        log.warning("baselines: stopped after %g s; give more seconds", seconds)
+    finally:
+        process.kill()
+        process.join()
+
+
+def _send(writer: Any, train: Rows, others: Rows, names: Sequence[str]) -> None:
+    signals.end_with_parent()
+    for figures in _fitted(train, others, names):
+        writer.send(figures)
+
+
+def _fitted(train: Rows, others: Rows, names: Sequence[str]) -> Iterator[tuple[str, Baseline | None]]:
+    """Each baseline by its name, in the order of their cost."""
+    began = time.perf_counter()
+    constant = np.full(len(others.labels), train.labels.mean())
+    yield "base_rate", score(constant, others.labels, len(train.labels), began)
+    rates = _all_rates(train, others)
+    yield "columns", _best_column(rates, train, others, names, began)
+    models = (("trees", _trees, _trees_library()), ("lr", _logistic_regression, "scikit-learn"))
+    for name, fit, library in models:
+        began = time.perf_counter()
+        figures = score(fit(train, others, rates), others.labels, len(train.labels), began)
+        figures.rest = {"library": library}
+        yield name, figures
 
 
 def score(preds: Preds, labels: NDArray[np.bool_], rows: int, began: float) -> Baseline:
