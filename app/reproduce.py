@@ -27,6 +27,7 @@ from filelock import FileLock, Timeout
 from app.config.commands import ReproduceConfig
 from app.config.data import DataScale
 from app.data.prepare import dataset_path
+from app.record.documents import DONE
 from app.report.page import write_page
 from app.report.read import refusing_other_versions
 from app.reproduction.convergence import check_convergence
@@ -34,7 +35,6 @@ from app.reproduction.documents import DOCUMENT, PAGE, Reproduction, read_reprod
 from app.reproduction.figures import finished_runs, registry_path, summarise
 from app.reproduction.page import reproduction_page
 from app.reproduction.seeds import (
-    DONE,
     Seed,
     changed_keys,
     have_begun,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from app.config import AppConfig
+from app.record.documents import DONE
 from app.record.reading import read_manifest, read_summary
 from app.report.read import read_run
 from app.report.verdict import baselines_sentence
@@ -46,7 +47,7 @@ def add_baselines(config: AppConfig) -> None:
     """Compute the baselines of a completed run that has none yet; whatever prevents it is logged in one line."""
     directory = Path(config.run.dir)
     summary = read_summary(directory)
-    is_completed = summary is not None and summary.status in ("completed", "target_reached")
+    is_completed = summary is not None and summary.status in DONE
     if config.baselines is False or summary is None or not is_completed or summary.baselines or not summary.steps:
         return
     if (reason := _obstacle(config)) is not None:

@@ -13,6 +13,7 @@ FORMAT_NAME = "clickwork-run"
 # Of summary.json. 2: `eval` is of the model that is served, `last` the newest evaluation. 1, and older ones, which name
 # no version: `eval` is the newest.
 SUMMARY_VERSION = 2
+DONE = ("completed", "target_reached")  # statuses of a run that came to its end
 
 
 class Code(OpenDocument, kw_only=True):

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from app.kinds.metrics import AUC, COMPARED, LOGLOSS, METRICS, NE
+from app.record.documents import DONE
 from app.report import charts, compare, tables
 from app.report.charts import Chart, Series
 from app.report.compare import (
@@ -46,7 +47,7 @@ class Comparison:
         sentences = [
             ("bad", f"{run.name} is {run.status}: its figures are not final.")
             for run in self.runs
-            if run.status not in ("completed", "target_reached")
+            if run.status not in DONE
         ]
         if len(self.groups) == 1:
             sentences.append(("plain", f"{len(self.runs)} runs of one configuration" + _spread(self.base) + "."))

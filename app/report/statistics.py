@@ -105,7 +105,8 @@ def delong(labels: NDArray[np.bool_], first: NDArray[np.floating], second: NDArr
         raise ValueError("all rows have one label")
     components = [_components(np.asarray(scores, np.float64), labels) for scores in (first, second)]
     of_positives, of_negatives = (
-        np.subtract(theirs, ours) for ours, theirs in zip(components[0], components[1], strict=True)
+        np.subtract(second_part, first_part)
+        for first_part, second_part in zip(components[0], components[1], strict=True)
     )
     mean = float(of_positives.mean())
     if min(len(of_positives), len(of_negatives)) < 2:

@@ -9,6 +9,7 @@ from app.config.commands import ReproduceConfig
 from app.config.data import DataScale
 from app.kinds.metrics import ACCURACY, AUC, LOGLOSS, METRICS, NE
 from app.metrics.documents import EvaluationFigures
+from app.record.documents import DONE
 from app.record.reading import MANIFEST
 from app.report.compare import BESIDE, MADE_BY, differences
 from app.report.read import RunFiles, read_run
@@ -16,7 +17,7 @@ from app.report.statistics import Spread, spread
 from app.report.verdict import not_comparable
 from app.report.words import count, devices, duration, figure, plural
 from app.reproduction.documents import DataOf, Reproduction, SeedFigure, SeedRun, SourceOf
-from app.reproduction.seeds import DONE, NOT_BEGUN, TEST, Seed, changed_keys, figures_of_test, is_of_recipe
+from app.reproduction.seeds import NOT_BEGUN, TEST, Seed, changed_keys, figures_of_test, is_of_recipe
 from common.files import digest_file
 from common.redact import redact_arguments
 

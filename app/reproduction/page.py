@@ -5,6 +5,7 @@ from pathlib import Path
 
 from app.config.commands import ReproduceConfig
 from app.kinds.metrics import AUC, LOGLOSS, METRICS, NE
+from app.record.documents import DONE
 from app.report.charts import Chart, Series, quality_charts
 from app.report.compare import differences
 from app.report.page import render
@@ -13,7 +14,6 @@ from app.report.tables import ReportTable
 from app.report.words import NOT_MEASURED, count, duration, figure, plural
 from app.reproduction.documents import Reproduction, SeedFigure
 from app.reproduction.figures import DIGITS, Finished
-from app.reproduction.seeds import DONE
 
 NONE = "–"
 SHORTEST = 12  # characters of a digest

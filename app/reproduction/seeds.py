@@ -13,6 +13,7 @@ from filelock import FileLock, Timeout
 
 from app.config import CONFIG_DIR, AppConfig, to_plain
 from app.metrics.documents import EvaluationFigures
+from app.record.documents import DONE
 from app.record.reading import LOCK, SUMMARY, is_run, read_config, read_manifest, read_outcome
 from app.report.compare import flat_facts
 from app.report.read import UNFINISHED
@@ -57,7 +58,6 @@ BESIDE_RECIPE = (
     "train.max_minutes",
     "eval.keep_scores",
 )
-DONE = ("completed", "target_reached")
 NOT_BEGUN = "not begun"
 TEST, TEST_FIGURES = "test", "test.json"
 SLURM_SCRIPT = Path(__file__).parents[2] / "launch/slurm.sh"
@@ -122,12 +122,16 @@ def changed_keys(arguments: Sequence[str]) -> list[str]:
     recipe, model = (choices.get(group, "").partition("=")[2] for group in ("recipe", "model"))
     if not (CONFIG_DIR / f"bars/{recipe}_{model}.yaml").is_file():  # the recipe is published with one model
         choices.pop("model", None)
-    own, here = (
+    of_recipe, in_force = (
         dict(flat_facts("", to_plain(compose_config(AppConfig, CONFIG_DIR, overrides))))
         for overrides in (list(choices.values()), arguments)
     )
-    keys = [key for key in dict.fromkeys((*here, *own)) if here.get(key) != own.get(key) and is_of_recipe(key)]
-    return [f"{key}={here.get(key, 'null')}" for key in keys]
+    keys = [
+        key
+        for key in dict.fromkeys((*in_force, *of_recipe))
+        if in_force.get(key) != of_recipe.get(key) and is_of_recipe(key)
+    ]
+    return [f"{key}={in_force.get(key, 'null')}" for key in keys]
 
 
 def is_of_recipe(key: str) -> bool:

@@ -19,7 +19,7 @@ from app.metrics.timing import StepTimer, step_time_histogram
 from app.metrics.totals import Measured
 from app.optimizer.build import set_step
 from app.record.directory import RunDirectory, ignoring_full_disk
-from app.record.documents import Summary
+from app.record.documents import DONE, Summary
 from app.record.reading import read_evaluations, read_events
 from app.training import resume, summary
 from app.training.checkpointer import Checkpointer
@@ -105,7 +105,7 @@ class TrainingRun:
     def is_done(self, before: Summary) -> bool:
         """Return whether the run that wrote this summary had come to the end that the configuration now asks for."""
         state = self.state
-        if before.steps != state.step or before.status not in ("completed", "target_reached"):
+        if before.steps != state.step or before.status not in DONE:
             return False
         evaluated = state.evaluation is not None and state.evaluation.step == state.step
         if not evaluated:
