@@ -43,6 +43,11 @@ from tests.error_lines import error_line
 Loops = tuple[list[float], list[float]]
 
 
+def copy_uncached(dataset: Path, path: Path) -> Path:
+    """A dataset of which no other test has left baselines."""
+    return shutil.copytree(dataset, path, ignore=shutil.ignore_patterns(cache.CACHE))
+
+
 def rates_by_loops(train: list[list[int]], labels: list[int], others: list[list[int]]) -> Loops:
     """Out-of-fold rates of train's bags, and rates of the others', ten rows at the base rate added to each id."""
     folds, base = [splitmix64(row) % 5 for row in range(len(train))], sum(labels) / len(labels)
@@ -173,7 +178,7 @@ def test_a_working_directory_with_a_package_app_is_in_nothing_s_way(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     digest = load_manifest(dataset).digest
-    shutil.copytree(dataset, tmp_path / "data")
+    copy_uncached(dataset, tmp_path / "data")
     write_run(tmp_path / "run", manifest={"dataset": {"path": "data", "digest": digest}})
     (tmp_path / "app").mkdir()
     (tmp_path / "app/__init__.py").write_text("raise SystemExit('another package')\n")
@@ -190,7 +195,7 @@ def test_a_run_whose_time_is_up_is_named_in_the_command_that_has_no_limit(
     name: str, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     digest = load_manifest(dataset).digest
-    data = shutil.copytree(dataset, tmp_path / "data")
+    data = copy_uncached(dataset, tmp_path / "data")
     run = write_run(tmp_path / name, manifest={"dataset": {"path": str(data), "digest": digest}})
     monkeypatch.setattr(after_training, "DEFAULT_SECONDS", 0.001)
     after_training.add_baselines(composed(f"run.dir='{run}'"))
@@ -329,24 +334,25 @@ def test_where_they_cannot_be_true_is_refused_and_the_default_says_so(
 def test_where_the_dataset_cannot_be_written_the_run_keeps_them(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    manifest = load_manifest(dataset)
+    root = copy_uncached(dataset, tmp_path / "data")
+    manifest = load_manifest(root)
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     config = BaselinesConfig(run=str(tmp_path))
-    first = cache.computed(dataset, manifest, "val", tmp_path, config)
+    first = cache.computed(root, manifest, "val", tmp_path, config)
     assert (tmp_path / cache.CACHE).exists()
-    assert not (dataset / cache.CACHE).exists()
-    assert cache.computed(dataset, manifest, "val", tmp_path, config) == first
+    assert not (root / cache.CACHE).exists()
+    assert cache.computed(root, manifest, "val", tmp_path, config) == first
     other = replace(first, split="")
-    assert cache.computed(dataset, manifest, "test", tmp_path, config) != other
+    assert cache.computed(root, manifest, "test", tmp_path, config) != other
     (tmp_path / cache.CACHE).write_text("damaged")
-    again = cache.computed(dataset, manifest, "val", tmp_path, config)
+    again = cache.computed(root, manifest, "val", tmp_path, config)
     assert (again.trees and again.trees.auc) == (first.trees and first.trees.auc)
 
 
 def test_baselines_of_another_version_are_computed_again(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root = Path(shutil.copytree(dataset, tmp_path / "data"))
+    root = copy_uncached(dataset, tmp_path / "data")
     manifest, config = load_manifest(root), BaselinesConfig(run="x")
     for version in (cache.VERSION, cache.VERSION + 1, cache.VERSION):
         monkeypatch.setattr(cache, "VERSION", version)
