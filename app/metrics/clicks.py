@@ -12,6 +12,10 @@ CALIBRATION_BINS = 15
 HISTOGRAM_BITS = 22
 BLOCK_ROWS = 1 << 20  # whose intermediate values are in memory
 OVERFIT = 0.002  # the last AUC this far below the best is more than the noise of an evaluation
+AGAINST_OVERFITTING = (
+    "train.early_stop_patience ends a run sooner, and model.dropout, optimizer.weight_decay and "
+    "optimizer.sparse_weight_decay restrain the model"
+)
 
 
 def click_metrics(logits: NDArray[np.float32], labels: NDArray[np.float32]) -> dict[str, float | None]:
@@ -200,7 +204,7 @@ def shortcomings(last: EvaluationFigures, best: Best | None, keeps_best: bool) -
         )
         remarks.append(
             f"Overfitted: the best AUC was {by_auc:.5f} at step {best.step:,}, and the last is "
-            f"{by_auc - auc:.5f} lower, {auc:.5f}; {remedy}"
+            f"{by_auc - auc:.5f} lower, {auc:.5f}; {remedy}; {AGAINST_OVERFITTING}"
         )
     served = best.auc if keeps_best and best is not None else auc
     if served is not None and served <= 0.5:

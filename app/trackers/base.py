@@ -57,12 +57,20 @@ def one_line_errors(key: str, value: str) -> Iterator[None]:
 
 
 def figures(event: AnyEvent) -> dict[str, float]:
-    """The numbers of an event by tag, `<kind>/<key>`; figures that were not measured are left out."""
-    return {
-        f"{event.event}/{key}": float(value)
-        for key, value in plain_object(event).items()
-        if key not in NO_FIGURES and isinstance(value, (int, float)) and not isinstance(value, bool)
-    }
+    """The numbers of an event by tag, `<kind>/<key>`, or `<kind>/<key>/<key>` where they are nested.
+
+    Figures that were not measured are left out.
+    """
+    plain = {key: value for key, value in plain_object(event).items() if key not in NO_FIGURES}
+    return dict(_numbers(event.event, plain))
+
+
+def _numbers(tag: str, value: object) -> Iterator[tuple[str, float]]:
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _numbers(f"{tag}/{key}", part)
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        yield tag, float(value)
 
 
 def settings(config: Mapping[str, Mapping[str, object]], world_size: int) -> dict[str, str | int | float | bool]:

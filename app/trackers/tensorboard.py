@@ -21,6 +21,7 @@ try:
 except ImportError:  # the tensorboard package is not here
     AVAILABLE = False
 
+LAST_GROUP = "various"
 SUMMARY_TAGS = ("eval/auc", "eval/ne", "eval/logloss", "train/samples_per_second")
 
 
@@ -37,7 +38,7 @@ class TensorBoard:
 
     def event(self, event: AnyEvent) -> None:
         for tag, value in figures(event).items():
-            self._writer.add_scalar(tag, value, event.step)
+            self._writer.add_scalar(_grouped(tag), value, event.step)
 
     def curves(self, curves: Curves) -> None:
         edges = np.asarray(curves.scores.edges, np.float64)
@@ -64,6 +65,16 @@ class TensorBoard:
     def _add(self, summary: Any) -> None:
         writer: Any = self._writer.file_writer
         writer.add_summary(summary)
+
+
+def _grouped(tag: str) -> str:
+    """A tag under the heading that TensorBoard shows it with: headings are in alphabetical order.
+
+    Evaluations come first, then training; checkpoints and the sums that other figures are made of come last.
+    """
+    kind, _, figure = tag.partition("/")
+    is_quality = kind.startswith(("eval", "train")) and not figure.startswith("measured/")
+    return tag if is_quality else f"{LAST_GROUP}/{tag}"
 
 
 def start(setting: Setting) -> TensorBoard | None:

@@ -1,6 +1,7 @@
 """What a report says first, against scikit-learn's own constant predictor."""
 
 import json
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +10,12 @@ import yaml
 from sklearn.dummy import DummyClassifier
 from sklearn.metrics import accuracy_score, log_loss, roc_auc_score
 
+from app.config import CONFIG_DIR, AppConfig
 from app.metrics.documents import EvaluationFigures
 from app.report.page import write_report
 from app.report.read import RunFiles, read_run
 from app.report.verdict import baseline, comparisons, not_comparable, sentences
+from common.compose import compose_config
 from common.errors import UserError
 from tests.app.report.runs import write_run
 
@@ -112,6 +115,9 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
         read_run(directory)
 
 
+REMEDIES = ("train.early_stop_patience", "model.dropout", "optimizer.weight_decay", "optimizer.sparse_weight_decay")
+
+
 def test_overfitting_is_told(tmp_path: Path) -> None:
     auc = read_run(write_run(tmp_path / "last")).evaluation.auc or 0
     over = read_run(write_run(tmp_path / "over", best={"step": 60, "auc": auc + 0.066}))
@@ -119,6 +125,9 @@ def test_overfitting_is_told(tmp_path: Path) -> None:
     assert kind == "bad"
     assert f"{auc + 0.066:.5f} at step 60" in text
     assert "checkpoint=best" in text
+    for key in REMEDIES:
+        assert key in text
+        attrgetter(key)(compose_config(AppConfig, CONFIG_DIR, ["run.name=x"]))  # it is one
     kept = read_run(write_run(tmp_path / "kept", "checkpoint.keep_best=false", best={"step": 60, "auc": auc + 0.066}))
     assert "checkpoint.keep_best=true" in said(kept, "Overfitted")[1]
     level = read_run(write_run(tmp_path / "level", best={"step": 60, "auc": auc + 0.001}))

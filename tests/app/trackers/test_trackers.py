@@ -15,9 +15,10 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from app.config import CONFIG_DIR, AppConfig, to_plain
-from app.metrics.documents import EvaluationEvent, TrainEvent
+from app.metrics.documents import EvaluationEvent, TrainEvent, decode_event
 from app.trackers.base import settings
 from app.trackers.prometheus import CONTENT_TYPE, Prometheus
+from app.trackers.tensorboard import TensorBoard
 from common.compose import compose_config
 from common.errors import UserError
 from tests.app.conftest import SMALL, Command, ended, forked
@@ -71,6 +72,40 @@ def test_tensorboard_shows_a_killed_and_resumed_run_once(run_app: Command, datas
     again = run_app("train", *overrides, "train.max_steps=25", "checkpoint.resume=never", "checkpoint.overwrite=true")
     assert again.returncode == 0, again.stderr
     assert_board_shows(run)
+
+
+def test_tensorboard_has_every_number_of_every_event_and_begins_with_evaluations(tmp_path: Path) -> None:
+    """As the lines of metrics.jsonl have them, nested ones too; read by TensorBoard's own program."""
+    lines = [
+        b'{"event": "checkpoint", "step": 5, "samples": 50, "seconds": 0.5, "stall_seconds": 0.25, "path": "x"}',
+        b'{"event": "train", "step": 10, "samples": 99, "loss": 0.7, "lr": 0.1, "device_bytes": 8, '
+        b'"phase_seconds": {"forward": 0.25, "backward": 0.5, "optimizer": 0.125}, "watts": null, '
+        b'"measured": {"steps": 4, "joules": 2}}',
+        b'{"event": "eval", "step": 10, "samples": 99, "auc": 0.75, "ne": 0.5, "eval_samples": 7, "split": "val"}',
+    ]
+    tracker = TensorBoard(tmp_path / "tensorboard", {"lr": 0.1}, 0)
+    for line in lines:
+        tracker.event(decode_event(line))
+    tracker.close(None)
+    accumulator = board(tmp_path)
+    shown = {tag: accumulator.Scalars(tag)[0].value for tag in accumulator.Tags()["scalars"]}
+    expected = {
+        "eval/auc": 0.75,
+        "eval/ne": 0.5,
+        "eval/eval_samples": 7,
+        "train/loss": 0.7,
+        "train/lr": 0.1,
+        "train/device_bytes": 8,
+        "train/phase_seconds/forward": 0.25,
+        "train/phase_seconds/backward": 0.5,
+        "train/phase_seconds/optimizer": 0.125,
+        "various/checkpoint/stall_seconds": 0.25,
+        "various/train/measured/steps": 4,
+        "various/train/measured/joules": 2,
+    }
+    assert {tag: value for tag, value in shown.items() if value} == pytest.approx(expected)
+    assert not any(shown[tag] for tag in shown.keys() - expected.keys())  # sums of what was not measured are 0
+    assert min(shown).startswith("eval/")
 
 
 def test_hyper_parameters_are_flat_and_of_simple_types() -> None:
