@@ -11,6 +11,8 @@ from msgspec import UNSET, Struct, UnsetType
 from app.metrics.totals import Measured
 from common.documents import Json, Number, OpenDocument, convert, decode
 
+MIN_TRAIN_SECONDS = 20.0  # shorter runs are not worth measuring the machine's ceilings
+
 
 def rest() -> Json:
     """The default of the keys that a document does not name."""
@@ -189,7 +191,10 @@ class OtherEvent(Event, kw_only=True):
 
 
 class TrainEvent(Event, kw_only=True):
-    """A window of steps that ends with `step`. loss, logloss: None where all steps were skipped, or not computed."""
+    """A window of steps that ends with `step`. loss, logloss: None where all steps were skipped, or not computed.
+
+    gradient_norm: 2-norm of the dense parameters' gradients of that step, before clipping; None where it was skipped.
+    """
 
     epoch: int | UnsetType = UNSET
     steps: int | UnsetType = UNSET
@@ -197,6 +202,7 @@ class TrainEvent(Event, kw_only=True):
     accuracy: Number | UnsetType | None = UNSET
     logloss: Number | UnsetType | None = UNSET
     lr: Number | UnsetType = UNSET
+    gradient_norm: Number | UnsetType | None = UNSET
     samples_per_second: Number | UnsetType | None = UNSET
     input_wait_fraction: Number | UnsetType | None = UNSET
     phase_seconds: dict[str, Number | None] | UnsetType | None = UNSET

@@ -8,6 +8,7 @@ import torch
 
 from app.config import AppConfig, Precision
 from app.metrics.ceilings import measure_ceilings
+from app.metrics.documents import MIN_TRAIN_SECONDS
 from app.model.flops import training_flops
 from app.model.tables import REMAINDER, VALUE_BYTES, TableSpec
 from app.runtime.platform import Runtime
@@ -16,7 +17,6 @@ from data_prep.dataset.format import Manifest
 
 log = logging.getLogger("clickwork")
 
-MIN_TRAIN_SECONDS = 20.0  # shorter runs are not worth measuring the ceilings
 CEILING_SECONDS = 0.2
 STATE_BYTES = 4
 

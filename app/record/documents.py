@@ -96,7 +96,10 @@ class TableSize(OpenDocument, kw_only=True):
 
 
 class RunManifest(Provenance, kw_only=True):
-    """What made a run: its newest launch, and the `earlier` ones, whose manifests have no such list."""
+    """What made a run: its newest launch, and the `earlier` ones, whose manifests have no such list.
+
+    began: when the launch began, UTC, as ISO 8601 writes it.
+    """
 
     dataset: Dataset
     files: dict[str, str] | UnsetType = UNSET
@@ -107,6 +110,7 @@ class RunManifest(Provenance, kw_only=True):
     compile: str | UnsetType = UNSET
     local_world_size: int | UnsetType = UNSET
     plan: dict[str, PlannedTable] | UnsetType = UNSET
+    began: str | UnsetType = UNSET
     pipeline: str | UnsetType = UNSET
     tables: dict[str, TableSize] | UnsetType = UNSET
     rest: Json = rest()
@@ -196,6 +200,19 @@ class Baselines(OpenDocument, kw_only=True):
         return None not in (self.base_rate, self.columns, self.lr, self.trees)
 
 
+class TableFigures(Struct, kw_only=True):
+    """A table after training, of `rows` of its rows: all, or of a large one a sample; norms are 2-norms of rows.
+
+    rows_touched: rows whose values differ from their initial ones; None where others than looked-up rows change, or the
+    run starts from another's checkpoint.
+    """
+
+    rows: int
+    rows_touched: int | None
+    mean_norm: Number
+    largest_norm: Number
+
+
 class Summary(OpenDocument, kw_only=True):
     """A run's final figures; what was not measured is None or not set.
 
@@ -223,6 +240,7 @@ class Summary(OpenDocument, kw_only=True):
     phase_seconds: dict[str, Number | None] | UnsetType | None = UNSET
     rest: Json = rest()
     power: Power | UnsetType | None = UNSET
+    tables: dict[str, TableFigures] | UnsetType = UNSET
     seconds: dict[str, Number] | UnsetType = UNSET
     digest: Digests | UnsetType = UNSET
 

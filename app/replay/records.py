@@ -35,7 +35,7 @@ NOT_COMPARED = (
     "baselines",
 )
 OWN_STATUS = ("completed", "target_reached")  # the training decides them; the others come from outside
-RELATIVE = ("loss", LOGLOSS, "lr")
+RELATIVE = ("loss", LOGLOSS, "lr", "gradient_norm")
 SMOOTH = (*RELATIVE, NE, CALIBRATION, BASE_RATE)
 ROUNDING = 1e-12  # relative: of float64 sums over samples, whose order may be another in another release
 CHANGED_PLACES = 4  # samples that may change sides of a threshold or a rank where a logit differs by rounding

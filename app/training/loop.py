@@ -103,6 +103,8 @@ class TrainingLoop:
         else:
             loss.backward()
             self.timer.phase_done("backward")
+            if self.length.reported(state.step + 1):
+                window.gradient_norm = session.gradient_norm()
             session.optimizer.step()
             self.timer.phase_done("optimizer")
         window.add(loss, logits, batch)

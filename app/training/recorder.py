@@ -1,6 +1,7 @@
 """What a run reports while it trains: events in its directory, trackers, progress, and its clock."""
 
 import time
+from datetime import datetime, timezone
 
 import numpy as np
 from msgspec import UNSET, structs
@@ -108,6 +109,7 @@ class Recorder:
             accuracy=accuracy,
             logloss=loss if self._is_logloss else None,
             lr=figures.lr,
+            gradient_norm=figures.gradient_norm,
             samples_per_second=rate,
             input_wait_fraction=wait,
             phase_seconds={**figures.phases},
@@ -157,6 +159,7 @@ class Recorder:
             compile=(session.config.runtime.compile or Compile.none).value,
             local_world_size=session.runtime.local_world_size,
             plan=session.plan.describe_tables(),
+            began=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             pipeline=pipeline,
             tables=describe_tables(session),
         )

@@ -24,6 +24,7 @@ from app.sharding.execute import table_blocks, table_weights
 from app.sharding.plan import Plan
 from app.training.build import sharded_model
 from app.training.predictor import Predictor
+from app.training.table_figures import TableMeter
 from app.training.window import FiniteChecks
 from common.errors import UserError
 from data_prep.dataset.format import Manifest
@@ -110,6 +111,11 @@ class Session(Predictor):
         """Checks of each step's values, from now on."""
         return FiniteChecks(self.dense_parameters())
 
+    def gradient_norm(self) -> Tensor:
+        """2-norm of the dense parameters' gradients, a scalar on the device; after a backward."""
+        computed = [each.grad for each in self.dense_parameters().values() if each.grad is not None]
+        return torch.nn.utils.get_total_norm(computed)
+
     def parameter_counts(self) -> dict[str, int]:
         """Numbers of embedding and dense parameters of the whole model."""
         embedding = sum(table.num_embeddings * table.embedding_dim for table in self.model.module.sparse_arch.tables)
@@ -133,9 +139,12 @@ class Session(Predictor):
             if self.runtime.rank == 0:
                 yield name, parameter.detach().cpu().numpy()
 
-    def parameters_digest(self) -> str:
-        """SHA-256 over the bytes of all parameters; a collective call, valid on rank 0."""
-        return provenance.parameters_digest(values for _, values in self.parameters())
+    def parameters_digest(self, meter: TableMeter | None = None) -> str:
+        """SHA-256 over the bytes of all parameters, which a meter sees pass; a collective call, valid on rank 0."""
+        parameters = self.parameters()
+        return provenance.parameters_digest(
+            (values for _, values in parameters) if meter is None else meter.watch(parameters)
+        )
 
 
 def build(config: AppConfig, runtime: Runtime, root: Path, manifest: Manifest) -> Session:

@@ -20,6 +20,7 @@ from app.record import provenance
 from app.record.documents import SUMMARY_VERSION, Covered, Digests, Memory, Parameters, Summary, TrainFigures
 from app.training.session import Session
 from app.training.state import RunState
+from app.training.table_figures import TableMeter
 from common.documents import Json, convert
 from common.terminal import coloured
 
@@ -59,8 +60,15 @@ def summarise(
     summary.power = Power.of(measured, meter)
     summary.seconds = seconds
     digest = sha256(state.all_losses().tobytes()).hexdigest()
-    summary.digest = Digests(parameters=session.parameters_digest(), losses=digest)
+    meter_of_tables = TableMeter(tables, session.config.train.seed, _counts_touched(session.config))
+    summary.digest = Digests(parameters=session.parameters_digest(meter_of_tables), losses=digest)
+    summary.tables = meter_of_tables.figures()
     return summary
+
+
+def _counts_touched(config: AppConfig) -> bool:
+    """Whether rows that differ from this run's initial values are those that its steps have looked up."""
+    return not config.optimizer.sparse_weight_decay and config.checkpoint.resume in ("auto", "never")
 
 
 def summarise_failure(

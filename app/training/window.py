@@ -57,6 +57,7 @@ class StepFigures(NamedTuple):
     seconds: NDArray[np.float32]  # of this process; of fewer steps, where some were before a resumption
     input_wait: float  # seconds of them all, of this process
     phases: dict[str, float]  # mean seconds of a sampled step's, on the slowest process
+    gradient_norm: float | None  # of the last step's dense gradients; None where it was skipped
 
 
 class StepWindow:
@@ -66,6 +67,7 @@ class StepWindow:
         self, checks: FiniteChecks, timer: StepTimer, runtime: Runtime, length: RunLength, state: RunState
     ) -> None:
         self.lr = 0.0
+        self.gradient_norm: Tensor | None = None  # of the last reported step
         self.first_counted_step = state.step + length.train.warmup_steps_excluded
         self._checks, self._timer, self._runtime, self._length, self._state = checks, timer, runtime, length, state
         self._values: list[Tensor] = []  # of each step: its finite checks, and its accuracy
@@ -130,7 +132,9 @@ class StepWindow:
             np.concatenate(self._seconds),
             self._input_wait,
             {name: seconds / self._phases.phase_steps for name, seconds in self._phases.phases.items()},
+            None if self.gradient_norm is None else float(self.gradient_norm),
         )
+        self.gradient_norm = None
         self._state.accuracies = np.empty(0, np.float32)
         self._losses, self._seconds, self._input_wait, self._phases = [], [], 0.0, Measured()
         return figures

@@ -30,6 +30,9 @@ class OneLayer:
     def loss_of(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
         return nn.functional.binary_cross_entropy_with_logits(logits, batch.labels)
 
+    def gradient_norm(self) -> torch.Tensor:
+        return torch.nn.utils.get_total_norm([each.grad for each in self.model.parameters() if each.grad is not None])
+
     def finite_checks(self) -> "OneLayer":
         return self
 
