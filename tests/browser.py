@@ -1,5 +1,9 @@
-"""A headless Chromium, and pictures of a report: python -m tests.browser runs/quickstart/report.html docs/images."""
+"""A headless Chromium, and pictures of a report: python -m tests.browser runs/quickstart/report.html docs/images.
 
+Pictures of a page's top come with a digest of what draws pages, by which a test says when they have aged.
+"""
+
+import hashlib
 import io
 import shutil
 import sys
@@ -13,7 +17,9 @@ from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-COLORS, HEIGHT = 64, 1150
+COLORS, HEIGHT = 160, 1150
+SOURCES = Path(__file__).parents[1] / "app/report"
+DRAWN_BY = "drawn-by.sha256"  # beside the pictures
 PICTURES = {"light": (1280, False), "dark": (1280, True), "narrow": (400, False)}
 
 
@@ -73,6 +79,19 @@ def take_pictures(page: Path, directory: Path, height: int | None = HEIGHT) -> l
     return made
 
 
-if __name__ == "__main__":
-    for picture in take_pictures(Path(sys.argv[1]), Path(sys.argv[2]), None if "--whole" in sys.argv else HEIGHT):
+def drawing_digest() -> str:
+    """SHA-256 over what decides how a report looks: templates, styles, scripts, and the code of its first part."""
+    files = [*sorted((SOURCES / "assets").glob("*.*")), SOURCES / "page.py"]
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
+
+
+def main(page: Path, directory: Path, whole: bool) -> None:
+    """Take the pictures, of the top with their digest, and print their paths."""
+    for picture in take_pictures(page, directory, None if whole else HEIGHT):
         print(picture)
+    if not whole:
+        (directory / DRAWN_BY).write_text(drawing_digest() + "\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), "--whole" in sys.argv)

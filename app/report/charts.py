@@ -9,6 +9,7 @@ from app.kinds.metrics import ACCURACY, AUC, BASE_RATE, LOGLOSS, NE
 from app.metrics.documents import Curves, EvaluationEvent, StepTimeHistogram, TrainEvent
 from app.report.read import RunFiles
 from app.report.verdict import baseline, truth
+from app.report.words import METERS
 from common.documents import Json
 
 MAX_POINTS = 2000
@@ -57,8 +58,8 @@ class Chart:
     """One picture. `steps`: x is the step, and the cursor moves with the other charts of steps.
 
     `band`: names of the two series between which the chart is filled. `note`: an explanation for the reader.
-    `from_zero`: the vertical axis begins at 0, so that lengths compare. `y_max`: where the vertical axis ends, if
-    single values beyond it would flatten all others.
+    `from_zero`: the vertical axis begins at 0, so that lengths compare. `limits`: the lowest and highest value on the
+    vertical axis, if single ones beyond them would flatten all others. `absent`: why nothing was measured.
     """
 
     key: str
@@ -71,20 +72,32 @@ class Chart:
     band: tuple[str, str] | None = None
     log_x: bool = False
     from_zero: bool = False
-    y_max: float | None = None
+    limits: tuple[float, float] | None = None
+    absent: str = ""
 
     def cut_outliers(self) -> None:
-        """End the vertical axis below values that are several times all but a twentieth, and say so in the note."""
-        drawn = [(y, x) for series in self.series for x, y in zip(series.x, series.y, strict=True) if y is not None]
-        values = sorted(y for y, _ in drawn)
-        bulk = values[: len(values) - max(1, len(values) // 20)]
-        if len(bulk) < 3 or values[-1] < OUTLIER * bulk[-1] or bulk[-1] <= 0:
+        """End the vertical axis before values that are several times all but a twentieth, and say so in the note.
+
+        Of each line; one of up to three values counts whole, as do references.
+        """
+        usual, drawn = [], []
+        for series in self.series:
+            points = sorted((y, x) for x, y in zip(series.x, series.y, strict=True) if y is not None)
+            is_whole = series.kind == "reference" or len(points) < 4
+            by_size = sorted((abs(y) for y, _ in points))
+            usual += by_size if is_whole else by_size[: len(points) - max(1, len(points) // 20)]
+            drawn += [(y, x, series.name) for y, x in points]
+        reach = OUTLIER * max(usual, default=0.0)
+        beyond = [point for point in drawn if abs(point[0]) > reach]
+        if not beyond or not reach:
             return
-        self.y_max = 1.1 * max(y for y in values if y < OUTLIER * bulk[-1])
-        largest, at = max(drawn)
-        beyond = sum(y > self.y_max for y in values)
-        what = "One value is" if beyond == 1 else f"{beyond:,} values are"
-        self.note = f"{self.note} {what} above the axis, the largest {largest:.4g} at {self.x} {at:,.0f}.".strip()
+        within = [y for y, _, _ in drawn if abs(y) <= reach]
+        self.limits = min(within), max(within)
+        largest, x, name = max(beyond, key=lambda point: abs(point[0]))
+        what = "One value is" if len(beyond) == 1 else f"{len(beyond):,} values are"
+        of = f" ({name})" if len(self.series) > 1 else ""
+        at = f"the largest {largest:.4g} at {self.x} {x:,.0f}{of}"
+        self.note = f"{self.note} {what} beyond the axis, {at}.".strip()
 
     def measured(self) -> bool:
         """Return whether there is anything but references to draw."""
@@ -111,23 +124,23 @@ def run_charts(run: RunFiles) -> list[Chart]:
 
 
 def quality_charts(run: RunFiles) -> list[Chart]:
-    """The article's charts, train and test BCE and accuracy, and AUC and NE of the evaluations."""
-    split = str(run.evaluation.split or "test")
+    """BCE and accuracy of train and of the evaluated split, AUC and NE of the evaluations, gradient norms."""
+    split = str(run.evaluation.split or "evaluations")
     constant = baseline(run.evaluation.figure(BASE_RATE))
     known = truth(run)
     published = run.config.get("published") or {}
     charts = []
     for key, title, y, train in (
-        (LOGLOSS, "Logloss (BCE): train and test", "nats", LOGLOSS),
-        (ACCURACY, "Accuracy: train and test", "share", ACCURACY),
-        (AUC, "AUC of the evaluations", "AUC", None),
-        (NE, "Normalised entropy of the evaluations", "NE", None),
+        (LOGLOSS, f"Logloss (BCE): train and {split}", "nats", LOGLOSS),
+        (ACCURACY, f"Accuracy: train and {split}", "share", ACCURACY),
+        (AUC, f"AUC of {split}", "AUC", None),
+        (NE, f"Normalised entropy of {split}", "NE", None),
     ):
         chart = Chart(key, title, "step", y)
         if train:
             chart.series.append(_of(run.windows, train, "train", 0))
             chart.note = "Train: mean over the steps of each window of the log."
-        chart.series.append(_of(run.evaluations, key, f"test ({split})", 1, kind="points"))
+        chart.series.append(_of(run.evaluations, key, split, 1, kind="points"))
         best = known.figures[key] if known else None
         references = ("majority class", constant[key], 3), ("ground-truth model", best, 2)
         for name, value, color in (*references, ("published", published.get(key), 4)):
@@ -145,9 +158,22 @@ def quality_charts(run: RunFiles) -> list[Chart]:
             note="The training loss is not logloss, so train logloss was not measured.",
         )
         charts.insert(0, trained)
+    charts.append(_gradient_norm(run))
     for chart in charts:
         chart.cut_outliers()
     return charts
+
+
+def _gradient_norm(run: RunFiles) -> Chart:
+    return Chart(
+        "gradient_norm",
+        "Norm of the dense gradients",
+        "step",
+        "2-norm",
+        [_of(run.windows, "gradient_norm", "gradient norm", 0)],
+        note="Of the last step of each window of the log, before clipping; tables' gradients never exist as tensors.",
+        absent="as the run is of an older version, or has no window of the log",
+    )
 
 
 def course_charts(run: RunFiles) -> list[Chart]:
@@ -184,7 +210,11 @@ def course_charts(run: RunFiles) -> list[Chart]:
     )
     memory.series = [series for series in memory.series if series.x]
     power = Chart("power", "Power", "step", "W", [_of(run.windows, "watts", "power", 1)], from_zero=True)
-    return [rate, speed, _step_times(run), _phases(run), wait, memory, power]
+    power.absent = METERS.get(str(run.manifest.platform), "")
+    over_steps = [rate, speed, _phases(run), wait, memory, power]
+    for chart in over_steps:
+        chart.cut_outliers()
+    return [*over_steps[:2], _step_times(run), *over_steps[2:]]
 
 
 def evaluation_charts(run: RunFiles) -> list[Chart]:
@@ -251,7 +281,7 @@ def _phases(run: RunFiles) -> Chart:
     """Forward, backward, optimizer and the other phases that the run measured."""
     chart = Chart(
         "phases",
-        "Where a step's time goes",
+        "Phases of a step",
         "step",
         "ms",
         from_zero=True,

@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from markupsafe import Markup
 
 from app.kinds.metrics import ACCURACY, BASE_RATE, COMPARED, LOGLOSS, METRICS, NE
 from app.metrics.documents import EvaluationFigures
-from app.report import charts, tables, verdict
+from app.report import charts, speed, tables, verdict
 from app.report.charts import Chart
 from app.report.read import RunFiles, read_run, refusing_other_versions
 from app.report.tables import ReportTable
@@ -21,6 +22,9 @@ from common.files import write_atomically
 
 ASSETS = Path(__file__).parent / "assets"
 REPORT = "report.html"
+NO_BREAK = "\u00a0"  # a space at which a line does not end
+LONG_WORD = re.compile(r"(\S{25,})")  # broken where need be; shorter ones never are
+PART = re.compile(r"[^/._-]{0,11}[/._-]+|[^/._-]{1,12}")
 
 
 def run_page(run: RunFiles) -> str:
@@ -36,13 +40,17 @@ def run_page(run: RunFiles) -> str:
         [chart for group in groups.values() for chart in group],
         title=run.name,
         run=run,
+        about=tables.about(run),
         tiles=_tiles(run),
+        step=speed.step_parts(run),
+        limits=speed.limits(run),
         sentences=verdict.sentences(run),
         against=_against(run),
         thinned=charts.thinned(run),
         figures=tables.halves(tables.figures(run)),
         deepspark=ReportTable(tables.DEEPSPARK_COLUMNS, [tables.deepspark(run)], set()),
         tables=tables.embedding_tables(run),
+        trained=tables.trained_tables(run),
         ranks=tables.rank_loads(run),
         replay=tables.replay(run),
         caveats=tables.replay_caveats(run),
@@ -58,6 +66,7 @@ def render(template: str, directory: Path, drawn: list[Chart], **content: Any) -
     environment = jinja2.Environment(
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    environment.filters["breakable"] = breakable
     environment.globals["asset"] = lambda name: Markup((ASSETS / name).read_text())  # our own files
     return environment.get_template(template).render(
         directory=str(directory),
@@ -65,6 +74,12 @@ def render(template: str, directory: Path, drawn: list[Chart], **content: Any) -
         charts={chart.key: chart.plain() for chart in drawn},
         **content,
     )
+
+
+def breakable(text: object) -> Markup:
+    """HTML of a text in which words too long for a narrow column may be broken, after their separators or parts."""
+    parts = enumerate(LONG_WORD.split(str(text)))
+    return Markup("").join(Markup("<wbr>").join(PART.findall(part)) if place % 2 else part for place, part in parts)
 
 
 def write_report(directory: Path, out: Path | None = None) -> Path:
@@ -95,7 +110,7 @@ def _tiles(run: RunFiles) -> list[tuple[str, str, str]]:
     best, last = run.best, run.last_evaluation
     of = f", step {count(evaluation.figure('step'))}" if evaluation.figure("step") is not None else ""
     tiles = [
-        ("AUC", evaluation.auc, split + of + (f", ± {error:.4f}" if error else "")),
+        ("AUC", evaluation.auc, split + of + (f", ±{NO_BREAK}{error:.4f}" if error else "")),
         (
             f"Best {best.label}" if best else "Best AUC",
             best.of_monitor if best else None,
@@ -112,6 +127,13 @@ def _tiles(run: RunFiles) -> list[tuple[str, str, str]]:
             "Throughput",
             "–" if rate is None else count(rate),
             NOT_MEASURED if rate is None else f"samples/s global; {count(per_device)} a device × {run.world_size}",
+        ),
+        (
+            "Step, median",
+            "–" if rates.step_ms_p50 is None else f"{figure(rates.step_ms_p50, 2)} ms",
+            NOT_MEASURED
+            if rates.step_ms_p95 is None
+            else f"95th percentile {figure(rates.step_ms_p95, 2)}{NO_BREAK}ms",
         ),
     ]
 

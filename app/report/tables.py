@@ -7,9 +7,9 @@ from msgspec import UNSET
 
 from app.kinds.metrics import AUC, LOGLOSS, METRICS
 from app.metrics.documents import Power
-from app.record.documents import TableSize, TrainFigures
+from app.record.documents import Hardware, TableSize, TrainFigures
 from app.report.read import RunFiles
-from app.report.words import NOT_MEASURED, count, devices, duration, figure, percent, plural, size
+from app.report.words import NOT_MEASURED, count, devices, duration, figure, percent, plural, precision, size
 from app.sharding.documents import PlannedTable
 from common.documents import plain_object
 
@@ -45,7 +45,7 @@ def deepspark(run: RunFiles, scalability: str | None = None) -> list[str]:
     published = config.get("published") or {}
     goal = config["train"].get("target_auc") or published.get(AUC) or published.get("least_auc")
     rates, memory, power = run.throughput, run.memory, (summary.power or None) if summary else None
-    optimizer, runtime = config["optimizer"], config["runtime"]
+    optimizer = config["optimizer"]
     peak = memory.device_peak_bytes or memory.host_peak_bytes
     where = "device" if memory.device_peak_bytes else "host"
     watts = power.mean_watts if power else None
@@ -53,7 +53,7 @@ def deepspark(run: RunFiles, scalability: str | None = None) -> list[str]:
     return [
         devices(run.manifest),
         NOT_MEASURED if goal is None and not run.is_evaluated else "none set" if goal is None else f"AUC {goal}",
-        f"global batch {run.global_batch_size:,}, {runtime.get('precision') or 'fp32'}, {optimizer['name']} "
+        f"global batch {run.global_batch_size:,}, {precision(config)}, {optimizer['name']} "
         f"lr {optimizer['lr']}, {_sharding(run)}",
         NOT_MEASURED
         if rate is None
@@ -121,6 +121,29 @@ def embedding_tables(run: RunFiles) -> ReportTable:
     return ReportTable(columns, rows, {1, 2, 3, 4, 8, 9, 10}, note)
 
 
+def trained_tables(run: RunFiles) -> ReportTable:
+    """What training has left of each table, those with the smallest touched part first; no rows in older runs."""
+    trained = (run.summary.tables or {}) if run.summary else {}
+    rows = [
+        [
+            name,
+            count(table.rows),
+            count(table.rows_touched),
+            NOT_MEASURED if table.rows_touched is None else percent(table.rows_touched / table.rows),
+            f"{table.mean_norm:.3g}",
+            f"{table.largest_norm:.3g}",
+        ]
+        for name, table in sorted(trained.items(), key=lambda item: (item[1].rows_touched or 0) / item[1].rows)
+    ]
+    note = (
+        "A table has the name of its feature, or of those that share it. Rows touched differ from their initial values "
+        "after training; of a table of more than 524,288 rows a sample of blocks of rows is looked at. Norms are "
+        "2-norms of rows."
+    )
+    columns = ["Table", "Rows looked at", "Rows touched", "Share", "Mean norm", "Largest norm"]
+    return ReportTable(columns, rows, {1, 2, 3, 4, 5}, note)
+
+
 def _traffic(run: RunFiles, table: TableSize, entry: PlannedTable | None) -> tuple[float, float, float]:
     """Bytes a step over all processes: weights read, weights written, vectors or gradients exchanged."""
     samples, features = run.global_batch_size, table.features or 1
@@ -162,13 +185,33 @@ def rank_loads(run: RunFiles) -> ReportTable:
     return ReportTable(["Rank", "Tables", "Weights", "Of the mean"], rows, {0, 1, 2, 3})
 
 
+def about(run: RunFiles) -> list[tuple[str, str]]:
+    """What a run was: its date, machine, precision, batch, dataset and model."""
+    manifest, dataset, model = run.manifest, run.manifest.dataset, run.config["model"]
+    hardware = manifest.hardware or Hardware()
+    began = manifest.launches[0].began
+    cores = f", {plural(hardware.cores, 'core')}" if hardware.cores else ""
+    rows = (dataset.rows or {}).get("train")
+    data = dataset.path or f"none, table sizes of {dataset.published_tables}"
+    parameters = run.summary.parameters or None if run.summary else None
+    kind = "HSTU" if model.get("hstu") is not None else f"DLRM, interaction {model.get('interaction')}"
+    size_of = f", {count(parameters.total)} parameters" if parameters is not None else ""
+    return [
+        ("Date", began.replace("T", " ").replace("+00:00", " UTC") if began else "not recorded"),
+        ("Machine", devices(manifest) + cores),
+        ("Precision", precision(run.config)),
+        ("Global batch", f"{run.global_batch_size:,} samples"),
+        ("Dataset", data + (f", {count(rows)} rows of train" if rows is not None else "")),
+        ("Model", f"{kind}, embedding_dim {model.get('embedding_dim')}{size_of}"),
+    ]
+
+
 def figures(run: RunFiles) -> ReportTable:
     """The rest of summary.json, labelled."""
     summary, rates, evaluation, memory = run.summary, run.throughput, run.evaluation, run.memory
-    seconds, phases, parameters = {}, {}, None
-    power, used, train = None, {}, TrainFigures()
+    seconds, parameters, power, train = {}, None, None, TrainFigures()
     if summary is not None:
-        seconds, phases, used = summary.seconds or {}, summary.phase_seconds or {}, summary.utilisation or {}
+        seconds = summary.seconds or {}
         parameters, power, train = summary.parameters or None, summary.power or None, summary.train or train
     total, in_tables = (count(parameters and getattr(parameters, key)) for key in ("total", "embedding"))
     best, last = run.best, run.last_evaluation
@@ -187,20 +230,13 @@ def figures(run: RunFiles) -> ReportTable:
         ],
         [f"Train logloss, last {_train_steps(run)} steps", figure(train.figure(LOGLOSS))],
         ["Peak memory of a process, host", size(memory.host_peak_bytes)],
-        ["Peak memory of a process, device", size(memory.device_peak_bytes)],
-        *[
-            [f"Step, {name}", NOT_MEASURED if taken is None else f"{taken * 1e3:,.2f} ms"]
-            for name, taken in phases.items()
-        ],
-        ["Model FLOPs, of this machine's matrix products", percent(used.get("model_flops_utilisation"))],
-        ["Table bytes, of this machine's memory bandwidth", percent(used.get("memory_bandwidth_utilisation"))],
+        *([["Peak memory of a process, device", size(memory.device_peak_bytes)]] if memory.device_peak_bytes else []),
         ["Step of the model that is served", count(evaluation.figure("step"))],
         ["Last AUC, and its step", f"{figure(last.auc)}, {count(last.figure('step'))}"],
         [
             f"Best {best.label if best else 'AUC'}, and its step",
             f"{figure(best.of_monitor if best else None)}, {count(best.step if best else None)}",
         ],
-        ["Mean power", f"{power.mean_watts:,.1f} W" if power and power.mean_watts is not None else NOT_MEASURED],
         *[[f"Time, {kind}", duration(seconds.get(kind))] for kind in ("total", "train", "eval", "checkpoint")],
         *[[f"{key.replace('_', ' ').capitalize()}", str(value)] for key, value in _further(power) if value is not None],
     ]

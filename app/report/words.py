@@ -1,5 +1,8 @@
 """Figures as text."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from app.record.documents import Hardware, RunManifest
 
 NOT_MEASURED = "not measured"
@@ -48,9 +51,21 @@ def duration(seconds: float | None) -> str:
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
 
 
+METERS = {
+    "cpu": "as this machine has no RAPL counter that the run may read (/sys/class/powercap)",
+    "cuda": "as NVML's energy counter cannot be read (it takes the nvidia-ml-py package)",
+    "rocm": "as AMD SMI's energy accumulator cannot be read (it takes ROCm's amdsmi package)",
+}
+
+
 def plural(number: int, noun: str) -> str:
     """A count and its noun."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def precision(config: Mapping[str, Any]) -> str:
+    """The precision of a run's configuration."""
+    return str(config["runtime"].get("precision") or "fp32")
 
 
 def devices(manifest: RunManifest) -> str:

@@ -21,17 +21,6 @@
     return String(Number(value.toPrecision(6)));
   }
 
-  const tick = (value) => value == null ? "" : minus(plainTick(value));
-
-  function plainTick(value) {
-    const size = Math.abs(value);
-    if (size >= 1e9) return Number((value / 1e9).toPrecision(4)) + "G";
-    if (size >= 1e6) return Number((value / 1e6).toPrecision(4)) + "M";
-    if (size >= 1e4) return Number((value / 1e3).toPrecision(4)) + "k";
-    if (size !== 0 && size < 1e-3) return value.toExponential().replace(/\.?0+e/, "e");
-    return String(Number(value.toPrecision(6)));
-  }
-
   function line(series) {
     const stroke = color("--c" + (series.color % 8));
     const options = { label: series.name, stroke, width: 1.6, spanGaps: true, points: { show: false },
@@ -50,34 +39,62 @@
     return options;
   }
 
-  /** 1, 2 and 5 times the powers of ten within a logarithmic axis. */
-  function rounds(plot, axis, low, high) {
-    const found = [];
-    for (let power = 10 ** Math.floor(Math.log10(low)); power <= high; power *= 10) {
-      found.push(...[1, 2, 5].map((factor) => factor * power).filter((value) => value >= low && value <= high));
+  /** Round values that label an axis of `pixels`, the longest of them beside each other. */
+  function splits(low, high, isLog, pixels, space) {
+    let values = ticks(low, high, isLog, Math.max(5, Math.floor(pixels / space)));
+    const widest = 8 * Math.max(...tickTexts(values).map((text) => text.length));
+    while (values.length > 2 && space > 40 && widest * values.length > pixels) {
+      values = values.filter((value, place) => place % 2 === 0);
     }
-    return found;
+    return values;
+  }
+
+  function axes(chart) {
+    const axis = { stroke: color("--quiet"), grid: { stroke: color("--grid"), width: 1 },
+                   ticks: { stroke: color("--grid"), width: 1 }, font: "12px system-ui, sans-serif",
+                   labelFont: "12px system-ui, sans-serif", labelSize: 20, values: (plot, values) => tickTexts(values),
+                   filter: (plot, values) => values };
+    const longest = (values) => Math.max(0, ...(values ?? []).map((text) => text.length));
+    return [
+      { ...axis, label: chart.x, size: 34,
+        splits: (plot, side, low, high) => splits(low, high, chart.log_x, plot.width - 90, 60) },
+      { ...axis, label: chart.y, size: (plot, values) => Math.max(44, 22 + 7 * longest(values)),
+        splits: (plot, side, low, high) => splits(low, high, false, HEIGHT - 70, 30) },
+    ];
+  }
+
+  /** The vertical axis: from 0 where lengths compare, and without outliers where there are any. */
+  function heights(chart) {
+    if (!chart.from_zero && !chart.limits) return {};
+    return { range: (plot, lowest, highest) => {
+      const [low, high] = chart.limits ?? [lowest, highest];
+      const from = chart.from_zero ? Math.min(0, low) : low - 0.05 * (high - low || 1);
+      return [from, high + 0.08 * (high - from || 1)];
+    } };
+  }
+
+  /** Without a cursor the legend shows where lines over steps end, and no value of other charts. */
+  function rest(plot) {
+    if (plot.cursor.idx != null) return;
+    const ends = plot.data.map((column) => column.findLastIndex((value) => value != null));
+    plot.setLegend({ idxs: ends.map((end) => end < 0 ? null : end) }, false);
   }
 
   function options(chart, width) {
-    const axis = { stroke: color("--quiet"), grid: { stroke: color("--grid"), width: 1 },
-                   ticks: { stroke: color("--grid"), width: 1 }, font: "12px system-ui, sans-serif",
-                   labelFont: "12px system-ui, sans-serif", labelSize: 20 };
+    const idle = (plot) => {
+      plot.root.classList.toggle("idle", plot.cursor.idx == null && !chart.steps);
+      rest(plot);
+    };
     const made = {
       width, height: HEIGHT,
       scales: { x: chart.log_x ? { time: false, distr: 3, range: (plot, low, high) => [low * 0.95, high * 1.05] }
-                               : { time: false } },
-      axes: [
-        { ...axis, label: chart.x, values: (plot, ticks) => ticks.map(tick), size: 34, space: 60 },
-        { ...axis, label: chart.y, values: (plot, ticks) => ticks.map(tick), size: 56 },
-      ],
+                               : { time: false }, y: heights(chart) },
+      axes: axes(chart),
       series: [{ label: chart.x, value: (plot, value) => figure(value) }, ...chart.series.map(line)],
       legend: { live: true },
       cursor: { points: { size: 7 } },
+      hooks: { ready: [idle], setLegend: [idle] },
     };
-    if (chart.log_x) Object.assign(made.axes[0], { splits: rounds, filter: (plot, splits) => splits });
-    if (chart.y_max != null) made.scales.y = { range: (plot, low) => [low - 0.05 * (chart.y_max - low), chart.y_max] };
-    if (chart.from_zero) made.scales.y = { range: (plot, low, high) => [0, (high || 1) * 1.08] };
     if (chart.steps) made.cursor.sync = { key: "steps" };
     if (chart.band) {
       const place = (name) => 1 + chart.series.findIndex((series) => series.name === name);

@@ -94,6 +94,7 @@ def write_run(
             "logloss": loss,
             "accuracy": 0.75,
             "lr": 0.01,
+            "gradient_norm": 0.5 + 1 / step,
             "samples_per_second": batch / taken,
             "input_wait_fraction": 0.01,
             "phase_seconds": {"forward": 0.004, "backward": 0.005},
@@ -131,7 +132,14 @@ def write_run(
         "eval": {"step": steps, **evaluation},
         "throughput": plain_object(throughput(seconds, 0.1, batch, world_size, 0)),
         "memory": {"host_peak_bytes": int(6e8), "device_peak_bytes": None},
+        "utilisation": {"flops_per_second": 4e10, "model_flops_utilisation": None},
+        "phase_seconds": {
+            "forward": 0.3 * step_ms / 1e3,
+            "backward": 0.5 * step_ms / 1e3,
+            "optimizer": 0.1 * step_ms / 1e3,
+        },
         "power": None,
+        "tables": {"t_a": {"rows": 1000, "rows_touched": 250, "mean_norm": 0.125, "largest_norm": 0.5}},
         "seconds": {"total": 12.0, "train": 10.0, "eval": 1.0, "checkpoint": 0.5},
         "digest": {"parameters": f"{seed}{gain}{platform}", "losses": "l"},
     }

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from PIL import Image
 from selenium import webdriver
+from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
@@ -85,7 +88,7 @@ def test_it_loads_alone_and_in_silence(driver: webdriver.Chrome, report: Path) -
 def test_charts_are_drawn_in_their_colours(driver: webdriver.Chrome, report: Path) -> None:
     load(driver, report)
     charts = driver.find_elements(By.CSS_SELECTOR, "[data-chart]")
-    assert len(charts) == 14
+    assert len(charts) == 15
     first = css(driver, "--c0")
     for chart in charts:
         name = chart.get_attribute("data-chart")
@@ -183,6 +186,140 @@ def test_no_text_is_cut_off(width: int, font: str, driver: webdriver.Chrome, wid
         if font:
             driver.execute_script(add, style)
         assert driver.execute_script(CUT) == [], page.name
+
+
+BROKEN = r"""
+const broken = [];
+const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+while (walker.nextNode()) {
+  const node = walker.currentNode, parent = node.parentElement;
+  if (!parent.checkVisibility() || parent.closest(".unseen, .skip, script, style, pre")) continue;
+  for (const word of node.textContent.matchAll(/[\p{L}\p{N}_.,]+/gu)) {
+    if (word[0].length > 24) continue;
+    const range = document.createRange();
+    range.setStart(node, word.index);
+    range.setEnd(node, word.index + word[0].length);
+    const tops = new Set([...range.getClientRects()].map((box) => Math.round(box.top)));
+    if (tops.size > 1) broken.push(word[0]);
+  }
+}
+return broken;"""
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [390, 768, 1280, 1920])
+def test_no_word_is_broken(width: int, dark: bool, driver: webdriver.Chrome, every_page: list[Path]) -> None:
+    for page in every_page:
+        load(driver, page, width=width, dark=dark)
+        driver.execute_script("document.querySelectorAll('details').forEach((each) => { each.open = true })")
+        assert driver.execute_script(BROKEN) == [], page
+        assert driver.execute_script("return document.documentElement.scrollWidth") <= width, page
+        assert driver.get_log("browser") == []
+
+
+def test_every_chart_has_labelled_axes_and_a_legend_of_last_values(
+    driver: webdriver.Chrome, every_page: list[Path]
+) -> None:
+    """Two labels an axis at least, all different, as the charts themselves ask for them."""
+    watch = (
+        "window.texts = []; const made = tickTexts; tickTexts = (v) => { const t = made(v); texts.push(t); return t }"
+    )
+    for page in every_page:
+        load(driver, page)
+        driver.execute_script(watch)
+        driver.execute_script("document.getElementById('theme').click()")  # draws all charts anew
+        drawn = driver.execute_script("return texts")
+        assert len(drawn) >= 2 * len(driver.find_elements(By.CSS_SELECTOR, "[data-chart]"))
+        for texts in drawn:
+            assert len(texts) == len(set(texts)) >= 2, (page, texts)
+        legends = [each.text for each in driver.find_elements(By.CSS_SELECTOR, ".u-legend")]
+        assert legends
+        assert not [text for text in legends if "–" in text or "--" in text]
+
+
+def legend(driver: webdriver.Chrome, chart: str) -> dict[str, str]:
+    """The values that a chart's legend shows, by name."""
+    rows = driver.find_elements(By.CSS_SELECTOR, f"#{chart} .u-series")
+    shown = [[row.find_element(By.TAG_NAME, tag).text for tag in ("th", "td")] for row in rows if row.is_displayed()]
+    return {row[0]: row[1] for row in shown}
+
+
+def test_the_idle_legend_has_the_last_values(driver: webdriver.Chrome, report: Path) -> None:
+    load(driver, report)
+    last = read_run(report.parent).windows[-1]
+    idle = legend(driver, "logloss")
+    assert idle["step"] == str(last.step)
+    assert float(idle["train"]) == pytest.approx(last.logloss, rel=1e-4)
+    assert legend(driver, "roc") == {"model": "", "chance": ""}
+    over = driver.find_element(By.CSS_SELECTOR, "#logloss .u-over")
+    ActionChains(driver).move_to_element_with_offset(over, -over.size["width"] // 4, 0).perform()
+    assert legend(driver, "logloss")["train"] != idle["train"]
+    ActionChains(driver).move_to_element(driver.find_element(By.TAG_NAME, "h1")).perform()
+    assert legend(driver, "logloss") == idle
+
+
+def value_of(text: str) -> float:
+    """The number that a label of an axis stands for."""
+    units = {"T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3}
+    plain = text.replace("−", "-")
+    return float(plain[:-1]) * units[plain[-1]] if plain[-1] in units else float(plain)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    cases=st.lists(
+        st.tuples(
+            st.sampled_from([-1, 1]),
+            st.floats(-9, 12),
+            st.one_of(st.none(), st.floats(-9, 12)),
+            st.booleans(),
+            st.integers(5, 30),
+        ),
+        min_size=20,
+        max_size=20,
+    )
+)
+def test_ticks_label_any_range(
+    cases: list[tuple[int, float, float | None, bool, int]], driver: webdriver.Chrome, report: Path
+) -> None:
+    """From 1e-9 to 1e12, of one value, negative ones too, linear and logarithmic: a label is the value of its tick."""
+    if driver.current_url != report.resolve().as_uri():
+        load(driver, report)
+    ranges = [
+        (low, low if span is None else low + 10**span, is_log, most)
+        for sign, size, span, is_log, most in cases
+        for low in (sign * 10**size,)
+    ]
+    script = "return arguments[0].map((each) => { const at = ticks(...each); return [at, tickTexts(at)] })"
+    for (low, high, _, most), (values, texts) in zip(ranges, driver.execute_script(script, ranges), strict=True):
+        assert len(values) == len(texts) == len(set(texts)) <= most
+        assert len(values) >= (2 if high > low else 1)
+        assert all(low <= value <= high for value in values)
+        assert [value_of(text) for text in texts] == pytest.approx(values, rel=1e-3 if high == low else 1e-12)
+
+
+@pytest.fixture(scope="module")
+def every_page(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Reports of a usual run, one of one window, one that failed with a NaN; comparisons of two and of twelve."""
+    root = tmp_path_factory.mktemp("every")
+    usual = write_run(root / "quickstart", steps=300)
+    brief = write_run(root / "brief", steps=10)
+    failed = write_run(root / "failed", status="failed")
+    spoil(failed, 1, None)
+    spoil(usual, 0, 970.0)
+    many = [write_run(root / f"quickstart{number}", f"optimizer.lr={0.01 * number}") for number in range(1, 11)]
+    pages = [write_report(run) for run in (usual, brief, failed)]
+    for name, runs in (("two", [usual, many[0]]), ("twelve", [usual, failed, *many])):
+        pages.append(root / f"{name}.html")
+        pages[-1].write_text(Comparison([read_run(run) for run in runs], 0.001, 0.01).page(root))
+    return pages
+
+
+def spoil(run: Path, window: int, logloss: float | None) -> None:
+    """Give a window another logloss; None: NaN was skipped."""
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    lines[window] = json.dumps({**json.loads(lines[window]), "loss": logloss, "logloss": logloss}) + "\n"
+    (run / "metrics.jsonl").write_text("".join(lines))
 
 
 @pytest.fixture(scope="module")

@@ -12,12 +12,14 @@ from app.report.page import write_report
 from tests.app.conftest import SMALL, Command
 from tests.app.report.conftest import LongReport
 from tests.app.report.runs import write_run
+from tests.browser import DRAWN_BY, PICTURES, drawing_digest
 
 CHARTS = [
     "logloss",
     "accuracy",
     "auc",
     "ne",
+    "gradient_norm",
     "calibration",
     "scores",
     "roc",
@@ -81,7 +83,7 @@ def test_the_report_of_a_real_run(run_app: Command, dataset: Path, tmp_path: Pat
     assert drawn["accuracy"]["train"]["y"] == [
         pytest.approx(round(64 * y) / 64) for y in drawn["accuracy"]["train"]["y"]
     ]
-    assert drawn["auc"]["test (val)"]["x"] == [event["step"] for event in events if event["event"] == "eval"]
+    assert drawn["auc"]["val"]["x"] == [event["step"] for event in events if event["event"] == "eval"]
     assert sum(drawn["step_times"]["steps"]["y"]) == len(train) - 10
     assert all(f"t_cat_{i}" in page.text for i in range(3))
     assert "make verify RUN=" in page.text
@@ -146,10 +148,11 @@ def test_a_first_loss_does_not_flatten_the_chart(first: float, tmp_path: Path) -
     chart = Page(write_report(run).read_text()).charts["logloss"]
     assert chart["series"][0]["y"][0] == first
     if first == 0.9:
-        assert chart["y_max"] is None
+        assert chart["limits"] is None
     else:
-        assert 0.5 < chart["y_max"] < 1
-        assert "One value is above the axis, the largest 300 at step 10." in chart["note"]
+        drawn = [y for series in chart["series"] for y in series["y"] if y != first]
+        assert chart["limits"] == pytest.approx([min(drawn), max(drawn)], rel=1e-4)
+        assert "One value is beyond the axis, the largest 300 at step 10 (train)." in chart["note"]
 
 
 def test_ids_are_unique_and_every_chart_is_told_in_words(tmp_path: Path) -> None:
@@ -159,3 +162,12 @@ def test_ids_are_unique_and_every_chart_is_told_in_words(tmp_path: Path) -> None
     result = re.findall(r'role="group" aria-roledescription="chart" aria-label="([^"]+)"', text)
     assert len(result) == len(CHARTS) - 1  # power was not measured
     assert all("minimum" in words for words in result)
+
+
+def test_the_pictures_in_the_docs_are_of_todays_report() -> None:
+    """Else: make train, then .venv/bin/python -m tests.browser runs/quickstart/report.html docs/images."""
+    images = Path(__file__).parents[3] / "docs/images"
+    assert (images / DRAWN_BY).read_text().strip() == drawing_digest(), (
+        "the report's pictures have aged; take them again"
+    )
+    assert all((images / f"report-{name}.png").exists() for name in PICTURES)
