@@ -82,7 +82,7 @@ report: environment ## The HTML report of a run, finished or not; several runs s
 	$(if $(RUN),,$(error report needs a run: make report RUN=runs/quickstart))
 	$(python) -m app.report 'runs=["$(RUN)"]' $(ARGS)
 
-compare: environment ## Several runs side by side: RUNS="runs/a runs/b"
+compare: environment ## Several runs side by side, in runs/compare-a-b.html: RUNS="runs/a runs/b"
 	$(if $(RUNS),,$(error compare needs runs: make compare RUNS="runs/a runs/b"))
 	$(python) -m app.report 'runs=[$(subst $(space),$(comma),$(patsubst %,"%",$(strip $(RUNS))))]' $(ARGS)
 

@@ -322,7 +322,7 @@ class ReportConfig:
     """The configuration of `python -m app.report`; the tolerances decide about two platforms at one seed."""
 
     runs: list[str] = key(MISSING, "directories; one gives its report, several a comparison")
-    out: str | None = key(None, "the HTML file; null: report.html in the run, compare.html beside the first of several")
+    out: str | None = key(None, "the HTML file; null: report.html in the run, or compare-NAMES.html beside the first")
     auc_tolerance: float = key(0.001, "largest difference in AUC between platforms", above=0)
     loss_tolerance: float = key(
         0.01, "largest mean relative difference of the windows' losses between platforms", above=0

@@ -1,7 +1,7 @@
 """python -m app.report runs=[runs/NAME]: the HTML report of a run; of several, side by side.
 
-One run: <run>/report.html, from whatever its directory holds, finished or not. Several: compare.html beside the
-first, with the differences in configuration and versions, a speed ratio with its interval, a test of the AUCs over
+One run: <run>/report.html, from whatever its directory holds, finished or not. Several: compare-NAMES.html beside
+the first, with the differences in configuration and versions, a speed ratio with its interval, a test of the AUCs over
 seeds, a verdict on platforms at one seed and configuration, and scaling over processes.
 """
 
@@ -19,7 +19,7 @@ from app.config import ReportConfig
 from app.config.checks import require_place
 from app.report.page import write_page, write_report
 from app.report.read import read_run, refusing_other_versions
-from app.report.side_by_side import COMPARE, Comparison
+from app.report.side_by_side import Comparison, page_name
 from common.cli import EXIT_DONE
 from common.errors import UserError
 
@@ -37,7 +37,7 @@ def main(config: ReportConfig) -> int:
         print(write_report(directories[0], Path(config.out) if config.out else None))
         return EXIT_DONE
     runs = [read_run(path) for path in directories]
-    path = Path(config.out) if config.out else directories[0].parent / COMPARE
+    path = Path(config.out) if config.out else directories[0].parent / page_name(directories)
     with refusing_other_versions(f"[{','.join(config.runs)}]"):
         comparison = Comparison(runs, config.auc_tolerance, config.loss_tolerance)
         sentences, page = comparison.sentences(), comparison.page(path.parent)

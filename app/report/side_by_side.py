@@ -1,5 +1,8 @@
 """The page that shows several runs side by side, and its verdict in sentences."""
 
+import hashlib
+import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,14 +21,26 @@ from app.report.compare import (
 )
 from app.report.page import render
 from app.report.read import RunFiles
+from app.report.speed import COLORS, energy, share_of_limit, step_parts
 from app.report.statistics import MeanDifference, Ratio
 from app.report.tables import ReportTable
-from app.report.words import NOT_MEASURED, count, figure, percent, signed
+from app.report.words import NOT_MEASURED, count, devices, figure, percent, precision, signed, size
 
-COMPARE = "compare.html"
+NONE = "–"
+MAX_NAME = 80  # characters of a page's name
 RUN_COLORS = (0, 1, 2, 4, 5, 6, 7)  # 3 is for references
 SHORTEST_DIGEST = 12  # characters of a digest in a sentence
 SHORTEST = 18  # characters of a hash or value shown in a cell
+
+
+def page_name(directories: Sequence[Path]) -> str:
+    """The file name of a comparison: by the runs' names, and a digest where they are long or of several directories."""
+    names = [re.sub(r"[^\w.-]", "_", path.resolve().name) for path in directories]
+    whole = f"compare-{'-'.join(names)}"
+    if len(whole) <= MAX_NAME and len({path.resolve().parent for path in directories}) == 1:
+        return f"{whole}.html"
+    digest = hashlib.sha256("\n".join(str(path.resolve()) for path in directories).encode()).hexdigest()[:8]
+    return f"{whole[: MAX_NAME - len(digest) - 1]}-{digest}.html"
 
 
 class Comparison:
@@ -97,6 +112,7 @@ class Comparison:
             title=f"{len(self.runs)} runs side by side",
             sentences=self.sentences(),
             overview=_overview(self.runs, names),
+            speeds=_speeds(self.runs, names),
             base=self.base.name,
             tests=_tests(self.speeds, self.aucs),
             row_by_row=_row_by_row(self.scores),
@@ -118,8 +134,14 @@ class Comparison:
 
 
 def _spread(group: RunGroup) -> str:
+    """The lowest and highest AUC and rate of one configuration's runs."""
     aucs = [run.evaluation.auc for run in group.runs if run.evaluation.auc is not None]
-    return f", AUC from {min(aucs):.4f} to {max(aucs):.4f}" if aucs else ""
+    rates = [run.throughput.samples_per_second for run in group.runs if run.throughput.samples_per_second]
+    text = f", AUC from {min(aucs):.4f} to {max(aucs):.4f}" if aucs else ""
+    if len(rates) < 2:
+        return text
+    ratio = max(rates) / min(rates)
+    return f"{text}, global samples/s from {count(min(rates))} to {count(max(rates))} ({ratio:.2f} ×)"
 
 
 def _interval(value: Ratio | MeanDifference, digits: int) -> str:
@@ -131,7 +153,17 @@ def _interval(value: Ratio | MeanDifference, digits: int) -> str:
 def _describe_speed(speed: SpeedComparison) -> str:
     interval = _interval(speed.ratio, 3)
     text = f" (95% interval {interval})" if interval else " (no interval)"
-    return f"Speed: {speed.second.name} runs at {speed.ratio.ratio:.3f} × {speed.first.name}{text}, over {speed.over}."
+    rates = " and ".join(_rates(group) for group in (speed.second, speed.first))
+    return (
+        f"Speed: {speed.second.name} runs at {speed.ratio.ratio:.3f} × {speed.first.name}{text}, with {rates} global "
+        f"samples/s, over {speed.over}."
+    )
+
+
+def _rates(group: RunGroup) -> str:
+    """The lowest and highest rate of a configuration's runs, or the only one."""
+    rates = [rate for run in group.runs if (rate := run.throughput.samples_per_second)]
+    return " to ".join(dict.fromkeys(map(count, (min(rates), max(rates)))))
 
 
 def _describe_auc(auc: AucComparison) -> str:
@@ -254,33 +286,46 @@ def _describe_scaling(scaling: Scaling) -> str:
 
 
 def _overview(runs: list[RunFiles], names: list[str]) -> ReportTable:
-    rows = []
-    for run, name in zip(runs, names, strict=True):
-        rates = run.throughput
-        rows.append(
-            [
-                name,
-                run.status,
-                str(run.config["train"]["seed"]),
-                *(figure(run.evaluation.figure(key)) for key in COMPARED),
-                count(rates.samples_per_second),
-                count(rates.samples_per_second_per_device),
-                str(run.world_size),
-                str(run.manifest.platform),
-            ]
-        )
-    columns = [
-        "Run",
-        "Status",
-        "Seed",
-        *(METRICS[key].title for key in COMPARED),
-        "Samples/s, global",
-        "Per device",
-        "Processes",
-        "Platform",
+    rows = [
+        [
+            name,
+            run.status,
+            str(run.config["train"]["seed"]),
+            *(figure(run.evaluation.figure(key)) for key in COMPARED),
+            count(run.throughput.samples_per_second),
+        ]
+        for run, name in zip(runs, names, strict=True)
     ]
+    columns = ["Run", "Status", "Seed", *(METRICS[key].title for key in COMPARED), "Samples/s, global"]
     note = "One letter: one configuration, whose runs differ in nothing but their seed."
-    return ReportTable(columns, rows, set(range(2, len(COMPARED) + 6)), note)
+    return ReportTable(columns, rows, set(range(2, len(columns))), note)
+
+
+def _speed_of(run: RunFiles) -> dict[str, str]:
+    """What a run was trained on, and how fast, by the names of the rows."""
+    rates, memory = run.throughput, run.memory
+    parts = {part.name: f"{part.milliseconds:,.2f} ms" for part in step_parts(run)}
+    return {
+        "Device": devices(run.manifest),
+        "Precision": precision(run.config),
+        "Global batch": count(run.global_batch_size),
+        "Samples/s, global": count(rates.samples_per_second),
+        "Samples/s per device": count(rates.samples_per_second_per_device),
+        "Step, p50": NOT_MEASURED if rates.step_ms_p50 is None else f"{figure(rates.step_ms_p50, 2)} ms",
+        "Step, p95": NOT_MEASURED if rates.step_ms_p95 is None else f"{figure(rates.step_ms_p95, 2)} ms",
+        **{f"Mean step, {name}": parts.get(name, NONE) for name in COLORS},
+        "Peak memory, host": size(memory.host_peak_bytes),
+        "Peak memory, device": NONE if memory.device_peak_bytes is None else size(memory.device_peak_bytes),
+        "Of the matrix products' ceiling": share_of_limit(run, "model_flops_utilisation"),
+        "Of the memory bandwidth's ceiling": share_of_limit(run, "memory_bandwidth_utilisation"),
+        "Samples a second and watt": energy(run).partition(",")[0],
+    }
+
+
+def _speeds(runs: list[RunFiles], names: list[str]) -> ReportTable:
+    every = [_speed_of(run) for run in runs]
+    rows = [[row, *(of_run[row] for of_run in every)] for row in every[0]]
+    return ReportTable(["", *names], [row for row in rows if set(row[1:]) != {NONE}], set(range(1, len(names) + 1)))
 
 
 def _tests(speeds: list[SpeedComparison], aucs: list[AucComparison]) -> ReportTable:
@@ -307,8 +352,10 @@ def _tests(speeds: list[SpeedComparison], aucs: list[AucComparison]) -> ReportTa
     note = (
         "Speed: ratio of global samples/s; its interval by the delta method over runs, or over stretches of one run "
         "each where there are not two. AUC: a t-test over the seeds that both have, paired; else Welch's; two-sided, "
-        "not corrected for several tests. Not comparable: evaluated on different rows."
+        "not corrected for several tests."
     )
+    if any(auc.difference is None for auc in aucs):
+        note += " Not comparable: evaluated on different rows."
     return ReportTable(columns, rows, {1, 2, 3, 4, 5, 7}, note)
 
 
@@ -383,7 +430,7 @@ def _charts(runs: list[RunFiles]) -> list[Chart]:
     }
     made = []
     for key, (name, title) in wanted.items():
-        chart = replace(every[0][key], series=[], band=None, note="")
+        chart = replace(every[0][key], series=[], band=None, note="", limits=None)
         chart.title = title or chart.title
         for number, (run, its) in enumerate(zip(runs, every, strict=True)):
             found = [s for s in its[key].series if s.kind != "reference" and name in (None, s.name)]
@@ -392,6 +439,8 @@ def _charts(runs: list[RunFiles]) -> list[Chart]:
             ]
         if key == "roc":
             chart.series.append(Series("chance", [0, 1], [0, 1], "reference", 3))
+        if chart.steps:
+            chart.cut_outliers()
         made.append(chart)
     return made
 

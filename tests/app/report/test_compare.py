@@ -30,7 +30,8 @@ from app.report.compare import (
 )
 from app.report.page import run_page
 from app.report.read import RunFiles, read_run
-from app.report.side_by_side import Comparison
+from app.report.side_by_side import Comparison, _speeds, page_name
+from app.report.side_by_side import _charts as side_charts
 from common.compose import compose_config
 from common.errors import UserError
 from tests.app.report.runs import write_run
@@ -464,3 +465,63 @@ def test_other_rows_differ_by_their_digests_and_get_no_choice(sweep: list[RunFil
 def test_keeping_scores_is_no_other_configuration(tmp_path: Path) -> None:
     runs = [read_run(write_run(tmp_path / f"{rows}", f"eval.keep_scores={rows}", seed=rows)) for rows in (0, 1)]
     assert len(group(runs)) == 1
+
+
+def test_speed_is_in_words_where_the_aucs_are_equal(tmp_path: Path) -> None:
+    runs = [read_run(write_run(tmp_path / f"{ms}", step_ms=ms)) for ms in (10.0, 20.0)]
+    rates = sorted(run.throughput.samples_per_second or 0 for run in runs)
+    (one_configuration,) = said_of(*runs)
+    assert (
+        f"global samples/s from {rates[0]:,.0f} to {rates[1]:,.0f} ({rates[1] / rates[0]:.2f} ×)" in one_configuration
+    )
+    other = read_run(write_run(tmp_path / "other", "optimizer.lr=0.02", step_ms=20.0))
+    (speed,) = [text for text in said_of(runs[0], other) if text.startswith("Speed")]
+    assert f"with {other.throughput.samples_per_second:,.0f} and {rates[1]:,.0f} global samples/s" in speed
+
+
+def test_machine_and_speed_have_a_row_each(tmp_path: Path) -> None:
+    runs = [
+        read_run(write_run(tmp_path / name, f"runtime.precision={name}", step_ms=ms))
+        for name, ms in (("fp32", 10.0), ("bf16", 20.0))
+    ]
+    names = ["A", "B"]
+    table = {row[0]: row[1:] for row in _speeds(runs, names).rows}
+    assert table["Precision"] == ["fp32", "bf16"]
+    assert table["Global batch"] == ["512", "512"]
+    for key, figure in (("Step, p50", "step_ms_p50"), ("Step, p95", "step_ms_p95")):
+        assert table[key] == [f"{getattr(run.throughput, figure):.2f} ms" for run in runs]
+    assert table["Mean step, backward"] == ["5.00 ms", "10.00 ms"]
+    assert "Device" in table
+    assert "Mean step, exchange" not in table  # of one process each
+
+
+def test_not_comparable_is_said_only_of_runs_that_are_not(sweep: list[RunFiles], tmp_path: Path) -> None:
+    words = "Not comparable: evaluated on different rows."
+    assert words not in Comparison(sweep, 0.001, 0.01).page(tmp_path)
+    other = read_run(write_run(tmp_path / "o", "optimizer.lr=0.05", digest="e" * 64))
+    assert words in Comparison([*sweep, other], 0.001, 0.01).page(tmp_path)
+
+
+def test_one_outlier_flattens_no_chart_of_a_comparison(tmp_path: Path) -> None:
+    runs = [read_run(write_run(tmp_path / name)) for name in ("a", "b")]
+    runs[1].windows[0].logloss = 970.0
+    (chart,) = [chart for chart in side_charts(runs) if chart.key == "logloss"]
+    assert chart.limits is not None
+    assert chart.limits[1] < 1
+    assert "the largest 970 at step 10 (b)" in chart.note
+
+
+def test_each_comparison_has_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b", "c"):
+        write_run(tmp_path / "runs" / name)
+    for runs in ("[runs/a,runs/b]", "[runs/a,runs/c]"):
+        main(compose_config(ReportConfig, CONFIG_DIR, [f"runs={runs}"], name="report"))
+    main(compose_config(ReportConfig, CONFIG_DIR, ["runs=[runs/b,runs/c]", "out=given.html"], name="report"))
+    assert {path.name for path in (tmp_path / "runs").glob("*.html")} == {"compare-a-b.html", "compare-a-c.html"}
+    assert (tmp_path / "given.html").exists()
+    many = [Path(f"runs/a_long_name_{number}") for number in range(40)]
+    elsewhere = [Path("x/seed_0"), Path("y/seed_0")], [Path("x/seed_0"), Path("z/seed_0")]
+    names = [page_name(directories) for directories in (many, many[:39], *elsewhere)]
+    assert len(set(names)) == 4
+    assert max(map(len, names)) <= 90
