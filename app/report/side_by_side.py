@@ -82,7 +82,7 @@ class Comparison:
                 )
             )
         sentences += [("plain", _describe_scaling(scaling)) for scaling in self.scalings if scaling.kind != "base"]
-        return sentences
+        return list(dict.fromkeys(sentences))  # several configurations may have the same choice
 
     def _choices(self) -> list[tuple[str, str]]:
         """Which configuration to take, or what would show it; nothing where the rows are not the same."""
