@@ -113,8 +113,8 @@ class Session(Predictor):
 
     def gradient_norm(self) -> Tensor:
         """2-norm of the dense parameters' gradients, a scalar on the device; after a backward."""
-        computed = [each.grad for each in self.dense_parameters().values() if each.grad is not None]
-        return torch.nn.utils.get_total_norm(computed)
+        gradients = [p.grad for p in self.dense_parameters().values() if p.grad is not None]
+        return torch.nn.utils.get_total_norm(gradients)
 
     def parameter_counts(self) -> dict[str, int]:
         """Numbers of embedding and dense parameters of the whole model."""
