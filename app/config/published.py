@@ -85,13 +85,14 @@ class PublishedConfig:
     logloss: float | None = key(None, "nats", above=0)
     test_auc: float | None = key(None, "of the test split, where another is evaluated in training", within="[0, 1]")
     test_logloss: float | None = key(None, "likewise, nats", above=0)
+    rmse: float | None = key(None, "of the evaluated split, where labels are numbers", above=0)
     md5: list[str] = key([], "MD5 of the files that it was measured on, of train, val and test; []: any files")
     accuracy: float | None = key(None, "at a threshold of 0.5", within="[0, 1]")
     samples_per_second: float | None = key(None, "global, over all devices", above=0)
     num_devices: int | None = key(None, "that samples_per_second is of", at_least=1)
     parameters: int | None = key(None, "of the whole model", at_least=1)
     tolerance: float | None = key(
-        None, "largest absolute difference in auc, logloss and accuracy that counts as reproduced", within="[0, 1]"
+        None, "largest absolute difference of these figures that counts as reproduced", within="[0, 1]"
     )
     least_auc: float | None = key(None, "minimum AUC that the recipe promises on any machine", within="[0, 1]")
 

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
-from app.kinds.metrics import ACCURACY, AUC, BASE_RATE, LOGLOSS, NE
+from app.kinds.metrics import ACCURACY, AUC, BASE_RATE, LABEL_DEVIATION, LOGLOSS, MAE, METRICS, NE, RMSE
 from app.metrics.documents import Curves, EvaluationEvent, StepTimeHistogram, TrainEvent
 from app.report.read import RunFiles
 from app.report.verdict import baseline, truth
@@ -110,26 +110,39 @@ def run_charts(run: RunFiles) -> list[Chart]:
     return [*quality_charts(run), *course_charts(run), *evaluation_charts(run)]
 
 
+_CLICK_TITLES: tuple[tuple[str, str, str, str | None], ...] = (
+    (LOGLOSS, "Logloss (BCE): train and test", "nats", LOGLOSS),
+    (ACCURACY, "Accuracy: train and test", "share", ACCURACY),
+    (AUC, "AUC of the evaluations", "AUC", None),
+    (NE, "Normalised entropy of the evaluations", "NE", None),
+)
+_NUMBER_TITLES: tuple[tuple[str, str, str, str | None], ...] = tuple(
+    (key, f"{METRICS[key].label} of the evaluations", METRICS[key].label, None) for key in (RMSE, MAE)
+)
+
+
 def quality_charts(run: RunFiles) -> list[Chart]:
     """The article's charts, train and test BCE and accuracy, and AUC and NE of the evaluations."""
     split = str(run.evaluation.split or "test")
+    of_numbers = run.evaluation.main == RMSE
     constant = baseline(run.evaluation.figure(BASE_RATE))
+    if of_numbers:
+        constant = {RMSE: run.evaluation.figure(LABEL_DEVIATION), MAE: None}
+    titles = _NUMBER_TITLES if of_numbers else _CLICK_TITLES
     known = truth(run)
     published = run.config.get("published") or {}
     charts = []
-    for key, title, y, train in (
-        (LOGLOSS, "Logloss (BCE): train and test", "nats", LOGLOSS),
-        (ACCURACY, "Accuracy: train and test", "share", ACCURACY),
-        (AUC, "AUC of the evaluations", "AUC", None),
-        (NE, "Normalised entropy of the evaluations", "NE", None),
-    ):
+    for key, title, y, train in titles:
         chart = Chart(key, title, "step", y)
         if train:
             chart.series.append(_of(run.windows, train, "train", 0))
             chart.note = "Train: mean over the steps of each window of the log."
         chart.series.append(_of(run.evaluations, key, f"test ({split})", 1, kind="points"))
         best = known.figures[key] if known else None
-        references = ("majority class", constant[key], 3), ("ground-truth model", best, 2)
+        references = (
+            ("labels' mean" if of_numbers else "majority class", constant[key], 3),
+            ("ground-truth model", best, 2),
+        )
         for name, value, color in (*references, ("published", published.get(key), 4)):
             if value is not None and run.steps and not (key == AUC and name == "majority class"):
                 chart.series.append(Series(name, [0, run.steps], [value, value], "reference", color))
