@@ -55,13 +55,17 @@ PUBLISHED_TABLES: dict[str, dict[str, int]] = {
     "avazu_x1": _even([f"feat_{i}" for i in range(1, 23)], 1_298_577),
     "movielenslatest_x1": _even(["user_id", "item_id", "tag_id"], 90_236),
     "kgcn_lastfm": {"user": 1_871, "item": 3_811},  # of its training split, and a row for values of none
+    "tfrs_movielens_100k": {  # likewise
+        "movie_id": 1_652, "user_id": 944, "user_gender": 3, "user_zip_code": 796, "user_occupation_text": 22,
+        "bucketized_user_age": 8,
+    },
     "frappe_x1": _even(["user", "item", "daytime", "weekday", "isweekend", "homework", "cost", "weather", "country",
                         "city"], 5_379),
 }  # fmt: skip
 
 
 NUM_DENSE = 13  # of Criteo's rows …
-WITHOUT_DENSE = ("avazu_x1", "movielenslatest_x1", "frappe_x1", "kgcn_lastfm")  # … but for these
+WITHOUT_DENSE = ("avazu_x1", "movielenslatest_x1", "frappe_x1", "kgcn_lastfm", "tfrs_movielens_100k")  # … but for these
 
 
 @dataclass(frozen=True)
