@@ -8,7 +8,7 @@ from typing import TypeAlias
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from app.kinds.metrics import AUC, COMPARED, COMPARED_NUMBERS
+from app.kinds.metrics import AUC, COMPARED, COMPARED_NUMBERS, METRICS
 from app.kinds.tasks import TASKS
 from app.metrics.totals import Measured
 from common.documents import Json, Number, OpenDocument, convert, decode
@@ -31,7 +31,8 @@ class Best(OpenDocument, kw_only=True):
     @property
     def label(self) -> str:
         """What it is the best by."""
-        return "AUC" if self.monitor is UNSET else self.monitor
+        name = AUC if self.monitor is UNSET else self.monitor
+        return METRICS[name].label if name in METRICS else name
 
     @property
     def of_monitor(self) -> float | None:

@@ -201,7 +201,9 @@ def course_charts(run: RunFiles) -> list[Chart]:
 
 
 def evaluation_charts(run: RunFiles) -> list[Chart]:
-    """Calibration, scores by label, ROC, precision over recall, of the last evaluation."""
+    """Calibration, scores by label, ROC, precision over recall, of the last evaluation; of numbers none."""
+    if run.evaluation.main == RMSE:
+        return []
     curves, used = run.curves, ""
     if curves is not None:
         used = f"Step {curves.step:,}, split {curves.split}, {curves.samples:,} samples"

@@ -391,7 +391,8 @@ def _charts(runs: list[RunFiles]) -> list[Chart]:
     }
     made = []
     for key, (name, title) in wanted.items():
-        if (first := next((its[key] for its in every if key in its), None)) is None:
+        first = next((its[key] for its in every if key in its), None)
+        if first is None:
             continue
         chart = replace(first, series=[], band=None, note="")
         chart.title = title or chart.title

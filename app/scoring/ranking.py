@@ -62,7 +62,7 @@ def rank(
 def to_table(ranking: Ranking) -> str:
     """Aligned columns for a terminal."""
     rows = [("rank", "candidate", _columns(ranking)[2], "out of vocabulary")]
-    rows += [(str(each[0]), each[1], f"{each[2]:.6f}", " ".join(each.out_of_vocabulary)) for each in ranking]
+    rows += [(str(entry[0]), entry[1], f"{entry[2]:.6f}", " ".join(entry.out_of_vocabulary)) for entry in ranking]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join(lines) + "\n"

@@ -216,7 +216,7 @@ def _label(path: Path, label: Any) -> tuple[Any, str | None, LabelKind]:
     if not isinstance(label, dict):
         return label, None, LabelKind.click
     rule, kind = label.get("rule"), label.get("kind", LabelKind.click.value)
-    is_known = {"column"} < set(label) <= {"column", "rule", "kind"} and kind in [each.value for each in LabelKind]
+    is_known = {"column"} < set(label) <= {"column", "rule", "kind"} and kind in [member.value for member in LabelKind]
     if not is_known or (rule is not None and not RULE.fullmatch(str(rule))):
         raise UserError(
             f'{path}: key label: give a column, {{column: NAME, rule: ">= 4"}}, or {{column: NAME, kind: number}}'

@@ -24,21 +24,21 @@ def test_they_are_scikit_learns_of_a_whole_and_of_its_parts(offset: float) -> No
     assert {name: whole[name] for name in expected} == pytest.approx(expected, rel=1e-12)
     assert all(whole[name] is None for name in OF_ROWS)
     parts = [slice(0, 1_000), slice(1_000, 1_000), slice(1_000, 3_000)]
-    # Each part asks for the sums of all: those of the others, computed likewise, come from a first pass.
-    sums: list[list[NDArray[np.float64]]] = [[], []]
+    sums: list[NDArray[np.float64]] = []  # of each part: samples, squares, absolute errors, labels
 
-    def collect(number: int, own: NDArray[np.float64]) -> NDArray[np.float64]:
-        sums[number].append(own)
-        return own
+    def collect(of_part: NDArray[np.float64]) -> NDArray[np.float64]:
+        if len(of_part) == 4:
+            sums.append(of_part)
+        return of_part
 
     for part in parts:
-        number_metrics(preds[part], labels[part], lambda own: collect(int(len(own) == 1), own))
-    first = np.sum(sums[0], axis=0)
+        number_metrics(preds[part], labels[part], collect)
+    first = np.sum(sums, axis=0)
     mean = first[3] / first[0]
     deviations = [np.square(exact[1][part] - mean).sum(keepdims=True) for part in parts]
     for part in parts:
         totals = iter([first, np.sum(deviations, axis=0)])
-        of_part = number_metrics(preds[part], labels[part], lambda own, totals=totals: next(totals))  # type: ignore[misc]
+        of_part = number_metrics(preds[part], labels[part], lambda _, totals=totals: next(totals))  # type: ignore[misc]
         assert {name: of_part[name] for name in expected} == pytest.approx(expected, rel=1e-12)
 
 

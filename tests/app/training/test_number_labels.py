@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ import pytest
 import torch
 
 from app.config import CONFIG_DIR, AppConfig
+from app.data.shards import SplitShards
 from app.runtime.platform import Runtime
 from app.training import session
 from common.compose import compose_config
-from data_prep.dataset.format import load_manifest, open_shard
+from common.errors import OwnError
+from data_prep.dataset.format import load_manifest, open_shard, shard_path
 from data_prep.pipeline import preprocess
 from tests.app.conftest import Command
 from tests.data_prep.conftest import config as data_config
@@ -50,8 +53,8 @@ def ratings(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def train(run_app: Command, root: Path, name: str, *overrides: str, processes: int = 1) -> str:
     usual = ["model.over_arch=[16,1]", "train.global_batch_size=100", "optimizer=adam", "optimizer.lr=0.02"]
-    chosen = [*MODEL, *usual, f"data.path={root}", f"run.name={name}", *overrides]
-    done = run_app("train", *chosen, processes=processes)
+    keys = [*MODEL, *usual, f"data.path={root}", f"run.name={name}", *overrides]
+    done = run_app("train", *keys, processes=processes)
     assert done.returncode == 0, done.stderr
     return done.stderr
 
@@ -78,12 +81,10 @@ def test_steps_and_errors_are_those_of_a_few_lines_of_numpy(
     overrides += [f"data.path={ratings}", "run.name=x", "optimizer.lr=0.3", "train.epochs=6"]
     config = compose_config(AppConfig, CONFIG_DIR, overrides)
     start = dict(session.build(config, here, ratings, load_manifest(ratings)).parameters())
-    tables = [np.array(start[name], np.float64) for name in ("t_user", "t_item") if name in start]
-    others = {name: np.array(values, np.float64) for name, values in start.items()}
-    if not tables:
-        tables = [values for name, values in others.items() if values.ndim == 2 and values.shape[1] == 4]
-    [weight] = [values[0] for name, values in others.items() if name.startswith("over_arch") and values.ndim == 2]
-    [bias] = [values for name, values in others.items() if name.startswith("over_arch") and values.ndim == 1]
+    parameters = {name: np.array(values, np.float64) for name, values in start.items()}
+    tables = [parameters[name] for name in ("t_user", "t_item")]
+    [weight] = [values[0] for name, values in parameters.items() if name.startswith("over_arch") and values.ndim == 2]
+    [bias] = [values for name, values in parameters.items() if name.startswith("over_arch") and values.ndim == 1]
 
     def predict(rows: Any) -> tuple[Any, Any]:
         vectors = np.concatenate([table[rows[:, column]] for column, table in enumerate(tables)], axis=1)
@@ -122,8 +123,8 @@ def test_a_run_is_evaluated_ranked_exported_verified_and_compared(
 ) -> None:
     for seed in (1, 2):
         for steps, name in ((12, "short"), (36, "long")):
-            each = ["train.eval_every_steps=4", f"train.seed={seed}"]
-            text = train(run_app, ratings, f"{name}{seed}", *each, f"train.max_steps={steps}")
+            keys = ["train.eval_every_steps=4", f"train.seed={seed}", f"train.max_steps={steps}"]
+            text = train(run_app, ratings, f"{name}{seed}", *keys)
     assert re.search(r"evaluation +RMSE 0\.\d+, MAE 0\.\d+ \(val", text)
     assert "AUC" not in text
     summary = summary_of(tmp_path / "runs/long1")
@@ -183,10 +184,10 @@ def test_an_interrupted_run_continues_with_the_same_bits(run_app: Command, ratin
 def test_two_processes_have_the_figures_of_one(run_app: Command, ratings: Path, tmp_path: Path) -> None:
     train(run_app, ratings, "one", "train.epochs=2")
     train(run_app, ratings, "two", "train.epochs=2", processes=2)
-    one, two = (summary_of(tmp_path / f"runs/{name}")["eval"] for name in ("one", "two"))
+    alone, together = (summary_of(tmp_path / f"runs/{name}")["eval"] for name in ("one", "two"))
     for metric in ("rmse", "mae"):
-        assert one[metric] == pytest.approx(two[metric], rel=1e-4)
-    assert one["label_deviation"] == pytest.approx(two["label_deviation"], rel=1e-12)
+        assert alone[metric] == pytest.approx(together[metric], rel=1e-4)
+    assert alone["label_deviation"] == pytest.approx(together["label_deviation"], rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -211,6 +212,21 @@ def test_what_is_of_clicks_is_refused_with_what_to_give(
     assert line.startswith(f"error: {given}: not of the labels of ")
     assert line.endswith(f"which are numbers (column rating); give {remedy}")
     assert run_app("train", *usual, given, remedy).returncode == 0
+
+
+def test_a_number_that_is_not_finite_is_found_when_it_is_read(ratings: Path, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(ratings, tmp_path / "copy"))
+    manifest = load_manifest(root)
+    [shard] = manifest.splits["train"].shards
+    path = shard_path(root, "train", shard.name, "labels")
+    labels = np.load(path)
+    labels[41] = np.inf
+    np.save(path, labels)
+    shards = SplitShards(root, manifest, "train")
+    with pytest.raises(OwnError, match=r"row 41, label: is not a finite number"):
+        shards.read([(0, 100)], np.arange(100))
+    read = shards.read([(100, 200)], np.arange(100)[::-1].copy())
+    np.testing.assert_array_equal(read.labels, labels[100:200, 0][::-1])
 
 
 def test_rmse_of_clicks_is_refused(run_app: Command, dataset: Path) -> None:

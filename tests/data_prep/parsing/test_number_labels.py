@@ -167,5 +167,5 @@ def test_misleading_columns_are_not_looked_for_by_rates(tmp_path: Path) -> None:
     assert "label rate" not in process.stderr
     figures = load_manifest(tmp_path / "out").extra["misleading"]
     assert figures["parts"] == []
-    assert all(each["auc"] is None and each["rate_correlation"] is None for each in figures["columns"].values())
-    assert all(each["stability_index"] is not None for each in figures["columns"].values())
+    assert all(column["auc"] is None and column["rate_correlation"] is None for column in figures["columns"].values())
+    assert all(column["stability_index"] is not None for column in figures["columns"].values())
