@@ -49,15 +49,6 @@ class Metric:
 
 
 _ROWS = (
-    Metric(RMSE, "RMSE", False, logged=True, in_summary=True, compared=True, in_report="RMSE", task=NUMBER),
-    Metric(MAE, "MAE", False, logged=True, in_summary=True, compared=True, in_report="MAE", task=NUMBER),
-    Metric(
-        LABEL_DEVIATION,
-        "labels' standard deviation",
-        logged=True,
-        in_report="Labels' standard deviation, the RMSE of their mean",
-        task=NUMBER,
-    ),
     Metric(AUC, "AUC", True, logged=True, in_summary=True, compared=True),
     Metric(STANDARD_ERROR, "standard error of the AUC"),
     Metric("gauc", "GAUC", True, True, True, logged=True, in_summary=True, in_report="GAUC"),
@@ -68,6 +59,15 @@ _ROWS = (
     Metric(LOGLOSS, "logloss", False, logged=True, in_summary=True, compared=True),
     Metric(ACCURACY, "accuracy", True, logged=True, in_summary=True, compared=True),
     Metric("pr_auc", "PR AUC", True, needs_scores=True, in_report="PR AUC (average precision)"),
+    Metric(RMSE, "RMSE", False, logged=True, in_summary=True, compared=True, in_report="RMSE", task=NUMBER),
+    Metric(MAE, "MAE", False, logged=True, in_summary=True, compared=True, in_report="MAE", task=NUMBER),
+    Metric(
+        LABEL_DEVIATION,
+        "labels' standard deviation",
+        logged=True,
+        in_report="Labels' standard deviation, the RMSE of their mean",
+        task=NUMBER,
+    ),
     Metric(
         CALIBRATION,
         "calibration",
