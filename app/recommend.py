@@ -32,6 +32,7 @@ from app.runtime.platform import Runtime
 from app.scoring import ranking
 from app.scoring.candidates import ignored_columns, row_names, texts_of, with_user
 from app.training import predictor, resume
+from app.training.labels import task_of
 from app.training.predictor import Predictor
 from app.training.resume import TrainedRun
 from common.cli import EXIT_DONE
@@ -70,7 +71,8 @@ def main(config: RecommendConfig) -> int:
         run = resume.open_checkpoint(directory, config.checkpoint, trained, runtime)
         scored = score(config, trained, run, runtime)
         _require_finite(scored.logits)
-        ranked = ranking.rank(scored.names, scored.logits, scored.order, scored.unknown, scored.features)
+        has_clicks = task_of(run.manifest).has_clicks
+        ranked = ranking.rank(*scored[:-1], has_clicks)
         run.log_choice()
         if runtime.rank == 0:
             counts = zip(scored.features, scored.unknown.sum(axis=0).tolist(), strict=True)
@@ -229,7 +231,7 @@ def _score(scorer: Predictor, block: EncodedBlock, order: NDArray[np.int64]) -> 
     return logits
 
 
-def _report(config: RecommendConfig, ranked: list[ranking.Ranked], about: dict[str, object]) -> None:
+def _report(config: RecommendConfig, ranked: ranking.Ranking, about: dict[str, object]) -> None:
     """Print the table; write the file, if one is wanted."""
     print(ranking.to_table(ranked), end="")
     unknown = about["out_of_vocabulary"]

@@ -32,6 +32,7 @@ from app.report.page import write_report
 from app.runtime import platform, process_group
 from app.trackers.run_trackers import require_clients
 from app.training import agreement, meta_build, scores, session
+from app.training.labels import require_task
 from app.training.monitor import require_validation
 from app.training.run import TrainingRun
 from app.training.state import require_steps_left
@@ -124,6 +125,7 @@ def _set_up(config: AppConfig, runtime: platform.Runtime, record: RunDirectory, 
     made = runtime.on_rank_0(lambda: _prepare(config.data, root)) is not None
     manifest, shared = agreement.load_same_manifest(root, runtime, made)
     prepare.require_agreement(config.data, manifest)
+    require_task(config, root, manifest)
     if not manifest.is_events:
         if manifest.has_given_splits:
             find_split(root, manifest, config.eval.split)  # which names the key of its files

@@ -43,7 +43,7 @@ from app.config import (
     validate,
 )
 from app.data.shards import verify_splits
-from app.kinds.metrics import AUC, LOGLOSS
+from app.kinds.metrics import AUC, LOGLOSS, RMSE
 from app.record.directory import RunDirectory
 from app.record.documents import RunManifest, Summary
 from app.record.reading import METRICS, SUMMARY, read_evaluations, read_manifest, read_summary, read_windows
@@ -66,7 +66,7 @@ log = logging.getLogger("clickwork")
 
 EXIT_DIFFERENT = 1
 VERDICTS = ("identical", "equal within tolerance", "different")
-EVAL_FIGURES = (LOGLOSS, AUC)
+EVAL_FIGURES = (LOGLOSS, AUC, RMSE)
 MOST_LINES = 10  # of figures that differ; the JSON has them all
 
 

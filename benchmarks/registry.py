@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from app.config import CONFIG_DIR
-from app.kinds.metrics import AUC, METRICS
+from app.kinds.metrics import METRICS
 from app.reproduction.documents import Reproduction, SeedFigure, read_reproduction
 from common.errors import UserError
 
@@ -85,7 +85,7 @@ def table(documents: Sequence[Reproduction], names: Sequence[str]) -> list[str]:
 
 def _row(document: Reproduction) -> list[str]:
     figures = [each for each in document.figures if each.published is not None]
-    main = document.figure_of(AUC)
+    main = document.figure_of(document.main)
     measured = figures or ([main] if main is not None else [])
     verdicts = {True: "inside", False: "outside", None: "no verdict"}
     data = document.dataset

@@ -359,7 +359,7 @@ def _told(manifest: Manifest) -> Iterator[str]:
     of, history = manifest.extra, manifest.encoding["raw_schema"].get("min_history", 1)
     yield (
         f"{manifest.rows:,} events of {of['users']:,} users, {of['anchors']:,} samples (min_history: {history}), "
-        f"label rate {manifest.label_rate:.4f}, peak memory {of['peak_memory_bytes'] / 2**20:.0f} MiB"
+        f"label rate {manifest.label_rate or 0.0:.4f}, peak memory {of['peak_memory_bytes'] / 2**20:.0f} MiB"
     )
     notes = {
         "users have too short histories for a sample": of["short_users"],

@@ -24,7 +24,7 @@ from common.errors import UserError
 from data_prep.config.agreement import refuse_unused
 from data_prep.config.keys import PrepConfig, dataset_path
 from data_prep.dataset.format import load_rows_manifest
-from data_prep.dataset.options import ExchangeFormat
+from data_prep.dataset.options import ExchangeFormat, LabelKind
 from data_prep.exchange.export import export_bin, export_multi_hot, export_npy
 from data_prep.exchange.importer import import_bin, import_npy
 
@@ -53,6 +53,11 @@ def _exchange(config: PrepConfig, root: Path) -> int:
     if exchange.to is not None:
         target = Path(exchange.to)
         manifest = load_rows_manifest(root)
+        if manifest.label_kind is LabelKind.number:
+            raise UserError(
+                f"data.path={root}: its labels are numbers, and these files have labels of 0 and 1; read the shards "
+                "themselves, which are plain NumPy files"
+            )
         if exchange.format is ExchangeFormat.npy:
             files = export_npy(root, manifest, target)
         elif exchange.format is ExchangeFormat.multi_hot:

@@ -28,7 +28,7 @@ from data_prep.config.presets import largest_id, num_embeddings, report_differen
 from data_prep.dataset.format import SPLITS, Manifest, build_manifest
 from data_prep.dataset.misleading import MISLEADING, misleading_sentences
 from data_prep.dataset.multi_hot import TABLES_DIRECTORY, MultiHotTables
-from data_prep.dataset.options import DataSource, DenseTransform
+from data_prep.dataset.options import DataSource, DenseTransform, LabelKind
 from data_prep.dataset.schema import CRITEO
 from data_prep.dataset.spelling import Form, to_text
 from data_prep.dataset.unseen import UNSEEN, unseen_values
@@ -122,6 +122,11 @@ def preprocess(data: DataConfig) -> Manifest:
             rules = resolve_rules(data, len(sources))
             table = None if data.schema is None else load_table(schema_path(data.schema), sources)
             schema = CRITEO if table is None else table.schema
+            if data.sampling.negative_drop_rate is not None and schema.label_kind is LabelKind.number:
+                raise UserError(
+                    f"data.sampling.negative_drop_rate={data.sampling.negative_drop_rate}: drops rows of label 0, and "
+                    f"the labels of {data.schema} are numbers (kind: number); leave it out"
+                )
             bags = chosen_bags(data, rules, schema)
             parameters = encoding_parameters(data, rules, table, bags)
             md5s = given_md5s(data.checksums, sources)
@@ -371,7 +376,7 @@ def _row_layout(job: Job, result: Result) -> RowLayout:
     """How rows are packed on their way to another shard."""
     single = [feature for feature in result.features if feature not in job.schema.ragged]
     largest = tuple(largest_id(job.rules, result.num_values(feature)) for feature in single)
-    return RowLayout(len(job.schema.dense), largest, job.dtypes["dense"])
+    return RowLayout(len(job.schema.dense), largest, job.dtypes["dense"], job.dtypes["labels"])
 
 
 def _cut(job: Job, result: Result, chunks: list[EncodeTask], executor: Executor) -> None:
@@ -452,8 +457,9 @@ def _describe(job: Job, result: Result, parameters: dict[str, Any], extra: dict[
 
 def _summary(manifest: Manifest) -> str:
     splits = ", ".join(f"{name} {split.rows:,}" for name, split in manifest.splits.items())
+    rate = "" if manifest.label_rate is None else f"label rate {manifest.label_rate:.4f}, "
     return (
-        f"{manifest.rows:,} rows ({splits}), label rate {manifest.label_rate:.4f}, "
+        f"{manifest.rows:,} rows ({splits}), {rate}"
         f"{sum(manifest.num_embeddings.values()):,} embedding rows, "
         f"peak memory {manifest.extra['peak_memory_bytes'] / 2**20:.0f} MiB"
     )

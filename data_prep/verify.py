@@ -37,6 +37,7 @@ from data_prep.dataset.format import (
 )
 from data_prep.dataset.manifest import EVENTS
 from data_prep.dataset.multi_hot import SUMS_NAME, TABLES_DIRECTORY, verify_sums
+from data_prep.dataset.options import LabelKind
 from data_prep.encoding.lookup import VOCABULARY_DIRECTORY, vocabulary_path
 from data_prep.encoding.texts import text_path, verify_texts
 
@@ -66,12 +67,12 @@ def verify_dataset(root: Path) -> Manifest:
 
 def _verify_rows(root: Path, manifest: Manifest) -> None:
     """Check the shards of all splits, and the label rates."""
-    positives = 0
+    positives, has_rate = 0, manifest.label_kind is LabelKind.click
     for name, split in manifest.splits.items():
-        rows = sum(_verify_shard(root, name, shard, manifest) for shard in split.shards)
-        _check_rate(root, f"splits.{name}.label_rate", split.label_rate, rows, split.rows)
-        positives += rows
-    _check_rate(root, "label_rate", manifest.label_rate, positives, manifest.rows)
+        ones = sum(_verify_shard(root, name, shard, manifest) for shard in split.shards)
+        _check_rate(root, f"splits.{name}.label_rate", split.label_rate, ones, split.rows if has_rate else 0)
+        positives += ones
+    _check_rate(root, "label_rate", manifest.label_rate, positives, manifest.rows if has_rate else 0)
 
 
 def _verify_tables(root: Path) -> None:
@@ -111,11 +112,13 @@ def _verify_shard(root: Path, split: str, shard: Shard, manifest: Manifest) -> i
         labels = arrays.labels[start : start + CHECKED_ROWS, 0]
         dense = arrays.dense[start : start + CHECKED_ROWS]
         sparse = arrays.sparse[start : start + CHECKED_ROWS]
-        _refuse(root, split, shard, "labels", start, ~np.isin(labels, (0, 1))[:, None], [manifest.schema["label"]])
+        is_number = manifest.label_kind is LabelKind.number
+        bad = ~np.isfinite(labels) if is_number else ~np.isin(labels, (0, 1))
+        _refuse(root, split, shard, "labels", start, bad[:, None], [manifest.schema["label"]])
         if manifest.encoding["name"] != "torchrec":  # there integers may overflow, as they do in TorchRec
             _refuse(root, split, shard, "dense", start, ~np.isfinite(dense), manifest.schema["dense"])
         _refuse(root, split, shard, "sparse", start, (sparse < 0) | (sparse >= limits), features)
-        positives += int(labels.sum(dtype=np.int64))
+        positives += int(np.count_nonzero(labels == 1))
     return positives
 
 

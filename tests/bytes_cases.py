@@ -90,6 +90,10 @@ DATASETS: dict[str, list[str]] = {
     "csv_hash": _dataset(f"{_CSV} data.encoding=hash data.max_ind_range=100"),
     "csv_shuffled": _dataset(f"{_CSV} data.split.method=random data.frequency_threshold=3 data.dense_transform=raw"),
     "csv_sampled": _dataset(f"{_CSV} data.sampling.negative_drop_rate=0.5 data.dense_transform=minmax"),
+    "csv_numbers": _dataset(
+        "data=custom data.raw=inputs/table.csv data.schema=inputs/numbers.yaml data.chunk_bytes=30000 "
+        "data.split.method=random"
+    ),
     "tsv_without_header": _dataset(_BARE),
     "parquet": _dataset(_PARQUET),
     "parquet_hash": _dataset(f"{_PARQUET} data.encoding=hash data.max_ind_range=100"),

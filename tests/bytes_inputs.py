@@ -29,6 +29,11 @@ label: rating >= 4
 dense: [price, age]
 sparse: [user, genres, item, {column: tags, separator: ", "}]
 """
+NUMBERS_SCHEMA = """\
+label: {column: rating, kind: number}
+dense: [price]
+sparse: [user, {column: genres, separator: "|"}, item]
+"""
 
 
 def write_inputs(directory: Path) -> None:
@@ -46,7 +51,12 @@ def write_inputs(directory: Path) -> None:
     _write_text(directory, table)
     _write_parquet(directory / "table.parquet", table)
     _write_parquet(directory / "more.parquet", table_columns(400, seed=4))
-    for name, schema in (("csv", CSV_SCHEMA), ("bare", BARE_SCHEMA), ("parquet", PARQUET_SCHEMA)):
+    for name, schema in (
+        ("csv", CSV_SCHEMA),
+        ("bare", BARE_SCHEMA),
+        ("parquet", PARQUET_SCHEMA),
+        ("numbers", NUMBERS_SCHEMA),
+    ):
         (directory / f"{name}.yaml").write_text(schema)
 
 

@@ -25,6 +25,7 @@ from common.cli import EXIT_DONE
 from common.documents import plain_object
 from common.errors import UserError
 from data_prep.dataset.format import load_rows_manifest
+from data_prep.dataset.options import LabelKind
 
 
 def main(config: BaselinesConfig) -> int:
@@ -43,6 +44,11 @@ def main(config: BaselinesConfig) -> int:
     if manifest.digest != dataset.digest:
         raise UserError(
             f"data.path={root}: another dataset than the run's, by its digest; give data.path=DIRECTORY of that one"
+        )
+    if manifest.label_kind is not LabelKind.click:
+        raise UserError(
+            f"run={directory}: baselines are of clicks, and the labels of {root} are numbers; its report compares with "
+            "their mean"
         )
     split = str(read_config(directory)["eval"]["split"])
     baselines = computed(Path(root), manifest, split, directory, config)

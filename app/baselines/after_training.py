@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from app.config import AppConfig
+from app.kinds.metrics import AUC
 from app.record.documents import DONE
 from app.record.reading import read_manifest, read_summary
 from app.report.read import read_run
@@ -53,7 +54,11 @@ def add_baselines(config: AppConfig) -> None:
     if (reason := _obstacle(config)) is not None:
         log.info("baselines: not computed: %s", reason)
         return
-    path = read_manifest(directory).dataset.path
+    dataset = read_manifest(directory).dataset
+    if summary.eval.main != AUC:
+        log.info("baselines: not computed: they are of clicks, and the labels are numbers")
+        return
+    path = dataset.path
     command = [sys.executable, "-m", "app.baselines", f"run={quoted(str(directory.absolute()))}"]
     if path is not None:
         command.append(f"data.path={quoted(str(Path(path).absolute()))}")

@@ -19,6 +19,7 @@ from data_prep.dataset.format import Manifest, ShardArrays, open_shard, shard_pa
 from data_prep.dataset.format import Split as SplitEntry
 from data_prep.dataset.manifest import EVENTS
 from data_prep.dataset.multi_hot import TABLES_DIRECTORY, verify_tables
+from data_prep.dataset.options import LabelKind
 
 log = logging.getLogger("clickwork")
 
@@ -27,6 +28,7 @@ SPLITS_OF_EVENTS = (TRAIN, "val")
 VERIFY_AUTO_BYTES = 4 << 30
 OPEN_SHARDS = 64  # a dataset may have more of them than a process may have open files
 LINE_VALUES, PREFETCHED_ROWS = 16, 12  # values of 4 bytes in a cache line; rows asked for ahead
+ANY = (1 << 32) - 1  # the largest bits of a label that is a number
 NO_BAGS = Bags(np.empty(0, np.int32), np.zeros(1, np.int64))
 
 
@@ -45,6 +47,7 @@ class SplitShards:
         self._features, self._ragged = manifest.num_embeddings, manifest.ragged
         self._one_hot = [feature for feature in self._features if feature not in self._ragged]
         self._dense = list(manifest.schema["dense"])
+        self._label_limit = 1 if manifest.label_kind is LabelKind.click else ANY
         self._limits = np.array([self._features[feature] for feature in self._one_hot], dtype=np.int64)
         self._starts = np.cumsum([0] + [shard.rows for shard in split.shards])
         self._stamps = [
@@ -63,30 +66,32 @@ class SplitShards:
         """
         self._require_unchanged(ranges)  # to read beyond the end of a file cut short would kill the process
         count = len(order)
-        labels, dense = np.empty(count, np.int32), np.empty((count, len(self._dense)), np.float32)
+        bits, dense = np.empty(count, np.int32), np.empty((count, len(self._dense)), np.float32)
         sparse = np.empty((count, len(self._one_hot)), np.int32)
         bags: list[list[Bags]] = [[NO_BAGS] for _ in self._ragged]
         places, first, valid = [np.empty(0, np.int64)], 0, True
         for piece in (piece for start, stop in ranges for piece in self._pieces(start, stop)):
-            valid &= gather_rows(
-                piece.labels, piece.dense, piece.sparse, first, order, self._limits, labels, dense, sparse
-            )
+            of_labels = piece.labels.view(np.int32), self._label_limit, bits
+            valid &= gather_rows(*of_labels, piece.dense, piece.sparse, first, order, self._limits, dense, sparse)
             if self._ragged:
                 places.append(np.flatnonzero((order >= first) & (order < first + len(piece.labels))))
                 for index, one in enumerate(piece.bags):
                     bags[index].append(self._taken(index, one, order, places[-1], first, ranges))
             first += len(piece.labels)
         self._require_unchanged(ranges)
+        labels: NDArray[Any] = bits.view(self._manifest.label_kind.dtype)
+        if self._label_limit == ANY:
+            self._check(np.isfinite(labels)[:, None], ["label"], "is not a finite number", ranges, order)
         if not valid:
             names = [self._table_of(feature) for feature in self._one_hot]
-            self._check(labels.view(np.uint32)[:, None] <= 1, ["label"], "is not 0 or 1", ranges, order)
+            self._check(bits.view(np.uint32)[:, None] <= self._label_limit, ["label"], "is not 0 or 1", ranges, order)
             self._check(np.isfinite(dense), self._dense, "is not a finite number", ranges, order)
             self._check(sparse.view(np.uint32) < self._limits, names, "the id is not in it", ranges, order)
         back = np.argsort(np.concatenate(places)) if self._ragged else order
         joined = [join(parts).take(back) for parts in bags]
         for feature, one in zip(self._ragged, joined, strict=True):
             self._check_ids(feature, one, ranges, order)
-        return RowArrays(labels.astype(np.float32), dense, sparse, tuple(joined))
+        return RowArrays(labels.astype(np.float32, copy=False), dense, sparse, tuple(joined))
 
     def _require_unchanged(self, ranges: list[tuple[int, int]]) -> None:
         for start, stop in ranges:
@@ -158,18 +163,20 @@ class SplitShards:
 @jit
 def gather_rows(
     piece_labels: NDArray[np.int32],
+    label_limit: Int,
+    labels: NDArray[np.int32],
     piece_dense: NDArray[Any],
     piece_sparse: NDArray[np.int32],
     first: int,
     order: NDArray[np.int64],
     limits: NDArray[np.int64],
-    labels: NDArray[np.int32],
     dense: NDArray[np.float32],
     sparse: NDArray[np.int32],
 ) -> bool:
     """Copy those of the rows numbered `order` that are in a piece, which begins with number `first`.
 
-    Returns whether their labels are 0 or 1, their dense features finite and their ids below `limits`.
+    Returns whether their labels, or the bits of numbers, are at most `label_limit`, their dense features finite and
+    their ids below `limits`.
     """
     rows, num_dense, num_sparse = len(piece_labels), dense.shape[1], sparse.shape[1]
     flat_labels, flat_dense, flat_sparse = piece_labels.reshape(-1), piece_dense.reshape(-1), piece_sparse.reshape(-1)
@@ -189,7 +196,7 @@ def gather_rows(
                 dense[place, column] = flat_dense[row * num_dense + column]
             for column in range(num_sparse):
                 sparse[place, column] = flat_sparse[row * num_sparse + column]
-            invalid += np.uint32(labels[place]) > 1
+            invalid += np.uint32(labels[place]) > label_limit
             for column in range(num_dense):
                 invalid += not np.isfinite(dense[place, column])
             for column in range(num_sparse):

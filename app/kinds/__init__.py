@@ -1,1 +1,1 @@
-"""Kinds by name, a row each: optimizers, schedules, metrics, trackers. Libraries stand as text, loaded where used."""
+"""Kinds by name, a row each: optimizers, schedules, metrics, tasks, trackers. Libraries are text, loaded where used."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 AUC, LOGLOSS, NE, ACCURACY = "auc", "logloss", "ne", "accuracy"  # those that code asks for by name
 CALIBRATION, BASE_RATE, STANDARD_ERROR = "calibration", "base_rate", "auc_standard_error"
+RMSE, MAE, LABEL_DEVIATION = "rmse", "mae", "label_deviation"
+NUMBER = "number"
 
 
 @dataclass(frozen=True)
@@ -17,6 +19,7 @@ class Metric:
         name: its key in metrics.jsonl, summary.json and the JSON of evaluate.
         label: its name for readers.
         larger_is_better: None: neither larger nor smaller is.
+        task: the kind of label that it is of, a row of app.kinds.tasks.
         needs_users: whether only rows with users, a log's of events, have it.
         needs_scores: whether it needs all scores at once, which of more than eval.exact_rows are not kept.
         logged: whether it stands in the log's line of an evaluation.
@@ -37,6 +40,7 @@ class Metric:
     compared: bool = False
     in_report: str = ""
     mean_of: str = ""
+    task: str = "click"
 
     @property
     def title(self) -> str:
@@ -55,6 +59,15 @@ _ROWS = (
     Metric(LOGLOSS, "logloss", False, logged=True, in_summary=True, compared=True),
     Metric(ACCURACY, "accuracy", True, logged=True, in_summary=True, compared=True),
     Metric("pr_auc", "PR AUC", True, needs_scores=True, in_report="PR AUC (average precision)"),
+    Metric(RMSE, "RMSE", False, logged=True, in_summary=True, compared=True, in_report="RMSE", task=NUMBER),
+    Metric(MAE, "MAE", False, logged=True, in_summary=True, compared=True, in_report="MAE", task=NUMBER),
+    Metric(
+        LABEL_DEVIATION,
+        "labels' standard deviation",
+        logged=True,
+        in_report="Labels' standard deviation, the RMSE of their mean",
+        task=NUMBER,
+    ),
     Metric(
         CALIBRATION,
         "calibration",
@@ -66,7 +79,8 @@ _ROWS = (
     Metric(BASE_RATE, "base rate", logged=True, in_report="Base rate"),
 )
 METRICS = {row.name: row for row in _ROWS}
-OF_ROWS = tuple(row.name for row in _ROWS if not row.needs_users)
-COMPARED = tuple(row.name for row in _ROWS if row.compared)
+OF_ROWS = tuple(row.name for row in _ROWS if not row.needs_users and row.task != NUMBER)
+COMPARED = tuple(row.name for row in _ROWS if row.compared and row.task != NUMBER)
+COMPARED_NUMBERS = tuple(row.name for row in _ROWS if row.compared and row.task == NUMBER)
 MEANS = {row.name: row.mean_of for row in _ROWS if row.mean_of}
 RANKED = tuple(row.name for row in _ROWS if row.larger_is_better is not None)  # those by which one model is better

@@ -8,6 +8,8 @@ from typing import TypeAlias
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from app.kinds.metrics import AUC, COMPARED, COMPARED_NUMBERS, METRICS
+from app.kinds.tasks import TASKS
 from app.metrics.totals import Measured
 from common.documents import Json, Number, OpenDocument, convert, decode
 
@@ -31,7 +33,8 @@ class Best(OpenDocument, kw_only=True):
     @property
     def label(self) -> str:
         """What it is the best by."""
-        return "AUC" if self.monitor is UNSET else self.monitor
+        name = AUC if self.monitor is UNSET else self.monitor
+        return METRICS[name].label if name in METRICS else name
 
     @property
     def of_monitor(self) -> float | None:
@@ -82,6 +85,26 @@ class EvaluationFigures(OpenDocument, kw_only=True):
     samples: int | UnsetType = UNSET
     auc: Number | None
     rest: Json = rest()
+
+    @property
+    def main(self) -> str:
+        """The metric that it is judged by: of labels that are numbers another one than the AUC."""
+        return next((task.main for task in TASKS.values() if self.figure(task.main) is not None), AUC)
+
+    @property
+    def main_value(self) -> float | None:
+        """Its value of that metric."""
+        return self.figure(self.main)
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether it has a value of that metric."""
+        return self.main_value is not None
+
+    @property
+    def compared(self) -> tuple[str, ...]:
+        """The metrics that models of its labels are compared by."""
+        return COMPARED_NUMBERS if self.main in COMPARED_NUMBERS else COMPARED
 
 
 class Slowdown(Struct, kw_only=True):

@@ -203,7 +203,7 @@ class NoVectors(nn.Module):
 
     def forward(self, dense_features: Tensor) -> Tensor:
         """[B, 0] to [B, 0, D]."""
-        return dense_features.new_zeros(len(dense_features), 0, self._dim)
+        return dense_features.new_zeros(dense_features.shape[0], 0, self._dim)  # no len(): export would fix it
 
 
 class Bias(nn.Module):

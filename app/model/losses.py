@@ -8,10 +8,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from app.config import LossConfig, LossName
+from app.kinds.tasks import CLICK, Task
 
 
-def make_loss(config: LossConfig, factor: float = 1.0) -> Callable[[Tensor, Tensor], Tensor]:
+def make_loss(config: LossConfig, factor: float = 1.0, task: Task = CLICK) -> Callable[[Tensor, Tensor], Tensor]:
     """The function from logits and labels (0 or 1) of one shape, float32, to the mean loss times a factor, a scalar.
+
+    Where labels are numbers it is from predicted numbers and labels to their mean squared error.
 
     A clamped prediction gives no gradient, as in facebookresearch/dlrm. Logits are clamped instead, which is the
     same: sigmoid is monotonic, and clamped predictions would lose the precision of small ones.
@@ -22,7 +25,7 @@ def make_loss(config: LossConfig, factor: float = 1.0) -> Callable[[Tensor, Tens
     def loss(logits: Tensor, labels: Tensor) -> Tensor:
         logits = logits if bound == math.inf else logits.clamp(-bound, bound)
         if name is LossName.mse:
-            return F.mse_loss(torch.sigmoid(logits), labels)
+            return F.mse_loss(torch.sigmoid(logits) if task.has_clicks else logits, labels)
         weight = None
         if name is LossName.weighted_bce:
             weight = torch.where(labels > 0.5, positive, negative)

@@ -9,6 +9,9 @@ from typing import Any
 
 from tqdm import tqdm
 
+from app.kinds.metrics import METRICS
+from app.metrics.documents import EvaluationFigures
+
 log = logging.getLogger("clickwork")
 
 FIRST_SECONDS, QUIET_SECONDS = 5.0, 20.0  # to the first line, and between lines, without a terminal
@@ -52,18 +55,22 @@ class ProgressDisplay:
         step: int,
         epoch: int,
         loss: float | None,
-        accuracy: float,
+        accuracy: float | None,
         samples_per_second: float,
         input_wait: float,
-        auc: float | None,
+        evaluation: EvaluationFigures | None,
     ) -> None:
-        """Show the state after `step`, with the window's loss and accuracy; the rate is global, the wait a fraction."""
+        """Show the state after `step`, with the window's loss and accuracy; the rate is global, the wait a fraction.
+
+        accuracy: None where labels are numbers. evaluation: the last one.
+        """
         if not self._shown:
             return
-        text = "all skipped" if loss is None else f"loss {loss:.4f} accuracy {accuracy:.2%}"
+        right = "" if accuracy is None else f" accuracy {accuracy:.2%}"
+        text = "all skipped" if loss is None else f"loss {loss:.4f}{right}"
         text = f"epoch {epoch} {text} {samples_per_second:,.0f} samples/s, input wait {input_wait:.0%}"
-        if auc is not None:
-            text += f", last AUC {auc:.4f}"
+        if evaluation is not None and (value := evaluation.figure(evaluation.main)) is not None:
+            text += f", last {METRICS[evaluation.main].label} {value:.4f}"
         if self._bar is not None:
             self._bar.set_postfix_str(text, refresh=False)
             self._bar.update(step - self._bar.n)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from msgspec import UNSET
 
-from app.kinds.metrics import AUC, BASE_RATE, CALIBRATION, LOGLOSS, NE
+from app.kinds.metrics import AUC, BASE_RATE, CALIBRATION, LABEL_DEVIATION, LOGLOSS, MAE, NE, RMSE
 from app.metrics.documents import TrainEvent
 from app.record.documents import Summary
 from app.record.reading import METRICS, SUMMARY, read_config, read_events, read_summary
@@ -35,7 +35,7 @@ NOT_COMPARED = (
     "baselines",
 )
 OWN_STATUS = ("completed", "target_reached")  # the training decides them; the others come from outside
-RELATIVE = ("loss", LOGLOSS, "lr", "gradient_norm")
+RELATIVE = ("loss", LOGLOSS, "lr", "gradient_norm", RMSE, MAE, LABEL_DEVIATION)
 SMOOTH = (*RELATIVE, NE, CALIBRATION, BASE_RATE)
 ROUNDING = 1e-12  # relative: of float64 sums over samples, whose order may be another in another release
 CHANGED_PLACES = 4  # samples that may change sides of a threshold or a rank where a logit differs by rounding

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
-from app.kinds.metrics import ACCURACY, AUC, BASE_RATE, LOGLOSS, NE
+from app.kinds.metrics import ACCURACY, AUC, BASE_RATE, LABEL_DEVIATION, LOGLOSS, MAE, METRICS, NE, RMSE
 from app.metrics.documents import Curves, EvaluationEvent, StepTimeHistogram, TrainEvent
 from app.report.read import RunFiles
 from app.report.verdict import baseline, truth
@@ -123,26 +123,39 @@ def run_charts(run: RunFiles) -> list[Chart]:
     return [*quality_charts(run), *course_charts(run), *evaluation_charts(run)]
 
 
+_CLICK_TITLES: tuple[tuple[str, str, str, str | None], ...] = (
+    (LOGLOSS, "Logloss (BCE): train and {split}", "nats", LOGLOSS),
+    (ACCURACY, "Accuracy: train and {split}", "share", ACCURACY),
+    (AUC, "AUC of {split}", "AUC", None),
+    (NE, "Normalised entropy of {split}", "NE", None),
+)
+_NUMBER_TITLES: tuple[tuple[str, str, str, str | None], ...] = tuple(
+    (key, f"{METRICS[key].label} of {{split}}", METRICS[key].label, None) for key in (RMSE, MAE)
+)
+
+
 def quality_charts(run: RunFiles) -> list[Chart]:
     """BCE and accuracy of train and of the evaluated split, AUC and NE of the evaluations, gradient norms."""
     split = str(run.evaluation.split or "evaluations")
+    of_numbers = run.evaluation.main == RMSE
     constant = baseline(run.evaluation.figure(BASE_RATE))
+    if of_numbers:
+        constant = {RMSE: run.evaluation.figure(LABEL_DEVIATION), MAE: None}
+    titles = _NUMBER_TITLES if of_numbers else _CLICK_TITLES
     known = truth(run)
     published = run.config.get("published") or {}
     charts = []
-    for key, title, y, train in (
-        (LOGLOSS, f"Logloss (BCE): train and {split}", "nats", LOGLOSS),
-        (ACCURACY, f"Accuracy: train and {split}", "share", ACCURACY),
-        (AUC, f"AUC of {split}", "AUC", None),
-        (NE, f"Normalised entropy of {split}", "NE", None),
-    ):
-        chart = Chart(key, title, "step", y)
+    for key, title, y, train in titles:
+        chart = Chart(key, title.format(split=split), "step", y)
         if train:
             chart.series.append(_of(run.windows, train, "train", 0))
             chart.note = "Train: mean over the steps of each window of the log."
         chart.series.append(_of(run.evaluations, key, split, 1, kind="points"))
         best = known.figures[key] if known else None
-        references = ("majority class", constant[key], 3), ("ground-truth model", best, 2)
+        references = (
+            ("labels' mean" if of_numbers else "majority class", constant[key], 3),
+            ("ground-truth model", best, 2),
+        )
         for name, value, color in (*references, ("published", published.get(key), 4)):
             if value is not None and run.steps and not (key == AUC and name == "majority class"):
                 chart.series.append(Series(name, [0, run.steps], [value, value], "reference", color))
@@ -218,7 +231,9 @@ def course_charts(run: RunFiles) -> list[Chart]:
 
 
 def evaluation_charts(run: RunFiles) -> list[Chart]:
-    """Calibration, scores by label, ROC, precision over recall, of the last evaluation."""
+    """Calibration, scores by label, ROC, precision over recall, of the last evaluation; of numbers none."""
+    if run.evaluation.main == RMSE:
+        return []
     curves, used = run.curves, ""
     if curves is not None:
         used = f"Step {curves.step:,}, split {curves.split}, {curves.samples:,} samples"

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from app.kinds.metrics import METRICS, Metric
 from app.record.scores import Scores, kept_splits, read_scores
 from app.report.read import RunFiles
 from app.report.statistics import MeanDifference, Ratio, batch_means, delong, paired, seeds_needed, speed_ratio, welch
@@ -116,7 +117,7 @@ class SpeedComparison:
 
 @dataclass
 class AucComparison:
-    """Two groups' AUC over seeds."""
+    """Two groups' AUC over seeds, or of labels that are numbers their RMSE."""
 
     first: RunGroup
     second: RunGroup
@@ -124,6 +125,17 @@ class AucComparison:
     seeds: tuple[int, int]
     test: str  # the test of the difference
     needed: int | None = None  # seeds of either that would show a difference of this size; None: too many, or unknown
+
+    @property
+    def metric(self) -> Metric:
+        """The metric that is compared."""
+        return METRICS[self.first.runs[0].evaluation.main]
+
+    @property
+    def better(self) -> RunGroup:
+        """The group whose mean is better."""
+        assert self.difference is not None
+        return self.second if (self.difference.mean > 0) is self.metric.larger_is_better else self.first
 
     @property
     def is_shown(self) -> bool:
@@ -287,8 +299,8 @@ def same_rows(first: RunFiles, second: RunFiles) -> bool:
 
 
 def _aucs(group: RunGroup) -> dict[int, float]:
-    """One AUC a seed: a run repeated at one seed is no new evidence."""
-    by_seed = {run.config["train"]["seed"]: run.evaluation.auc for run in group.runs}
+    """One AUC or RMSE a seed: a run repeated at one seed is no new evidence."""
+    by_seed = {run.config["train"]["seed"]: run.evaluation.main_value for run in group.runs}
     return {seed: auc for seed, auc in by_seed.items() if auc is not None}
 
 
@@ -316,9 +328,10 @@ def _parity(first: RunFiles, second: RunFiles, auc_tolerance: float, loss_tolera
     if first.steps != second.steps or skipped[0] != skipped[1] or not common:
         return Parity(first, second, None, None, "no verdict: they did not train the same steps", None)
     loss = float(np.mean([abs(a[step] - b[step]) / abs(a[step]) for step in common]))
-    aucs = [run.evaluation.auc for run in (first, second)]
+    main = METRICS[first.evaluation.main]
+    aucs = [run.evaluation.figure(main.name) for run in (first, second)]
     if aucs[0] is None or aucs[1] is None:
-        return Parity(first, second, None, loss, "no verdict: an AUC is missing", None)
+        return Parity(first, second, None, loss, f"no verdict: an {main.label} is missing", None)
     auc = aucs[1] - aucs[0]
     summaries = [run.summary for run in (first, second)]
     digests = [one.digest.parameters if one and one.digest else None for one in summaries]

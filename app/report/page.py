@@ -10,7 +10,7 @@ import jinja2
 import yaml
 from markupsafe import Markup
 
-from app.kinds.metrics import ACCURACY, BASE_RATE, COMPARED, LOGLOSS, METRICS, NE
+from app.kinds.metrics import ACCURACY, BASE_RATE, LABEL_DEVIATION, LOGLOSS, MAE, METRICS, NE, RMSE
 from app.metrics.documents import EvaluationFigures
 from app.report import charts, speed, tables, verdict
 from app.report.charts import Chart
@@ -109,18 +109,30 @@ def _tiles(run: RunFiles) -> list[tuple[str, str, str]]:
     per_device = rates.samples_per_second_per_device
     best, last = run.best, run.last_evaluation
     of = f", step {count(evaluation.figure('step'))}" if evaluation.figure("step") is not None else ""
+    main = METRICS[evaluation.main].label
     tiles = [
-        ("AUC", evaluation.auc, split + of + (f", ±{NO_BREAK}{error:.4f}" if error else "")),
+        (main, evaluation.main_value, split + of + (f", ±{NO_BREAK}{error:.4f}" if error else "")),
         (
-            f"Best {best.label}" if best else "Best AUC",
+            f"Best {best.label}" if best else f"Best {main}",
             best.of_monitor if best else None,
             f"at step {count(best.step)}" if best else NOT_MEASURED,
         ),
-        ("Last AUC", last.auc, f"at step {count(last.figure('step'))}" if last.auc is not None else NOT_MEASURED),
+        (
+            f"Last {main}",
+            last.main_value,
+            f"at step {count(last.figure('step'))}" if last.is_measured else NOT_MEASURED,
+        ),
+    ]
+    of_clicks = [
         ("Normalised entropy", evaluation.figure(NE), "below 1 beats the base rate"),
         ("Logloss", evaluation.figure(LOGLOSS), "nats a sample"),
         ("Accuracy", evaluation.figure(ACCURACY), f"majority {percent(_majority(evaluation))}"),
     ]
+    of_numbers = [
+        (METRICS[MAE].label, evaluation.figure(MAE), "mean absolute error"),
+        ("Labels' deviation", evaluation.figure(LABEL_DEVIATION), f"the {METRICS[RMSE].label} of their mean"),
+    ]
+    tiles += of_numbers if evaluation.main == RMSE else of_clicks
     return [
         *((what, "–" if value is None else figure(value), remark) for what, value, remark in tiles),
         (
@@ -143,17 +155,18 @@ def _majority(evaluation: EvaluationFigures) -> float | None:
 
 
 def _against(run: RunFiles) -> ReportTable:
+    names = run.evaluation.compared
     rows = [
         [
             row.name,
-            *("–" if row.figures[key] is None else figure(row.figures[key]) for key in COMPARED),
+            *("–" if row.figures[key] is None else figure(row.figures[key]) for key in names),
             "–" if row.samples_per_second is None else count(row.samples_per_second),
             row.remark,
         ]
         for row in verdict.comparisons(run)
     ]
     return ReportTable(
-        ["", *(METRICS[key].title for key in COMPARED), "Samples/s (global)", ""],
+        ["", *(METRICS[key].title for key in names), "Samples/s (global)", ""],
         rows,
-        set(range(1, len(COMPARED) + 2)),
+        set(range(1, len(names) + 2)),
     )

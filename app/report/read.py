@@ -61,7 +61,7 @@ class RunFiles:
         served = self._served_by_older if self.summary and not self.summary.last else None
         if served is not None:
             return served
-        if self.summary and self.summary.eval.auc is not None:
+        if self.summary and self.summary.eval.is_measured:
             return self.summary.eval
         return self.last_evaluation
 
@@ -75,7 +75,7 @@ class RunFiles:
     @property
     def last_evaluation(self) -> EvaluationFigures:
         """The newest evaluation; without a split and samples if there was none."""
-        if self.summary and self.summary.newest.auc is not None:
+        if self.summary and self.summary.newest.is_measured:
             return self.summary.newest
         evaluations = self.evaluations
         return evaluations[-1].figures() if evaluations else EvaluationFigures(auc=None)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from app.kinds.metrics import AUC, COMPARED, LOGLOSS, METRICS, NE
+from app.kinds.metrics import AUC, LOGLOSS, MAE, METRICS, NE, RMSE
 from app.record.documents import DONE
 from app.report import charts, compare, tables
 from app.report.charts import Chart, Series
@@ -134,10 +134,11 @@ class Comparison:
 
 
 def _spread(group: RunGroup) -> str:
-    """The lowest and highest AUC and rate of one configuration's runs."""
-    aucs = [run.evaluation.auc for run in group.runs if run.evaluation.auc is not None]
+    """The lowest and highest main metric and rate of one configuration's runs."""
+    values = [value for run in group.runs if (value := run.evaluation.main_value) is not None]
     rates = [run.throughput.samples_per_second for run in group.runs if run.throughput.samples_per_second]
-    text = f", AUC from {min(aucs):.4f} to {max(aucs):.4f}" if aucs else ""
+    label = METRICS[group.runs[0].evaluation.main].label
+    text = f", {label} from {min(values):.4f} to {max(values):.4f}" if values else ""
     if len(rates) < 2:
         return text
     ratio = max(rates) / min(rates)
@@ -169,8 +170,10 @@ def _rates(group: RunGroup) -> str:
 def _describe_auc(auc: AucComparison) -> str:
     difference, (first, second) = auc.difference, auc.seeds
     if difference is None:
-        return f"AUC: {auc.second.name} is not comparable with {auc.first.name}: {_other_rows(auc)}."
-    text = f"AUC: {auc.second.name} is {signed(difference.mean, 5)} against {auc.first.name}"
+        return f"{auc.metric.label}: {auc.second.name} is not comparable with {auc.first.name}: {_other_rows(auc)}."
+    text = f"{auc.metric.label}: {auc.second.name} is {signed(difference.mean, 5)} against {auc.first.name}"
+    if difference.p is None and auc.metric.name != AUC:
+        return f"{text}; {first} and {second} seed(s), and a test over seeds takes two of either."
     if difference.p is None:
         errors = [run.auc_standard_error for run in (auc.first.runs[0], auc.second.runs[0])]
         sampling = " and ".join("?" if error is None else f"{error:.4f}" for error in errors)
@@ -211,13 +214,16 @@ def _choice(auc: AucComparison, speed: SpeedComparison | None, scores: ScoreComp
     """Which of two configurations to take; or, if the seeds show no difference, how many would."""
     assert auc.difference is not None
     first, second = auc.first.name, auc.second.name
-    better, other = (second, first) if auc.difference.mean > 0 else (first, second)
+    better = auc.better.name
+    other = first if better == second else second
+    label = auc.metric.label
     faster = _faster(speed)
     if auc.is_shown:
         costs = ""
         if speed is not None and faster is not None:
             costs = ", and is the faster, too" if faster == better else f"; {other} is the faster one"
-        return f"Choice: take {better}, whose AUC is higher by {figure(abs(auc.difference.mean), 5)}{costs}."
+        apart = "higher" if auc.metric.larger_is_better else "lower"
+        return f"Choice: take {better}, whose {label} is {apart} by {figure(abs(auc.difference.mean), 5)}{costs}."
     takes = f"take {faster}, which is faster" if faster else "take either, as neither is shown to be faster"
     if auc.difference.p is None:
         of_models = scores.difference if scores is not None else None
@@ -229,15 +235,15 @@ def _choice(auc: AucComparison, speed: SpeedComparison | None, scores: ScoreComp
                 "each at least, as by python -m app.reproduce."
             )
         return (
-            "Choice: none by AUC, as one seed of a configuration says nothing of its others; run at least two seeds of "
-            f"each, as by python -m app.reproduce. For speed {takes}."
+            f"Choice: none by {label}, as one seed of a configuration says nothing of its others; run at least two "
+            f"seeds of each, as by python -m app.reproduce. For speed {takes}."
         )
     if auc.needed is None:
         would = "more than 10,000 seeds of each" if auc.difference.mean else "no number of seeds"
     else:
         would = f"{auc.needed:,} seeds of each"
     return (
-        f"Choice: no difference in AUC is shown, so {takes}; {would} would show a difference of "
+        f"Choice: no difference in {label} is shown, so {takes}; {would} would show a difference of "
         f"{figure(abs(auc.difference.mean), 5)} with a probability of 0.8 at 5%."
     )
 
@@ -271,9 +277,10 @@ def _describe_parity(parity: Parity, tolerances: tuple[float, float]) -> tuple[s
     )
     if parity.agrees is None:
         return "bad", f"Parity of {pair}: {parity.verdict}."
+    label = METRICS[parity.first.evaluation.main].label
     return (
         "good" if parity.agrees else "bad",
-        f"Parity of {pair}: {parity.verdict}; AUC {signed(parity.auc, 5)} (tolerance {tolerances[0]}), losses "
+        f"Parity of {pair}: {parity.verdict}; {label} {signed(parity.auc, 5)} (tolerance {tolerances[0]}), losses "
         f"{percent(parity.loss, 3)} apart on average (tolerance {percent(tolerances[1], 1)}).",
     )
 
@@ -286,17 +293,18 @@ def _describe_scaling(scaling: Scaling) -> str:
 
 
 def _overview(runs: list[RunFiles], names: list[str]) -> ReportTable:
+    metrics = tuple(dict.fromkeys(key for run in runs for key in run.evaluation.compared))
     rows = [
         [
             name,
             run.status,
             str(run.config["train"]["seed"]),
-            *(figure(run.evaluation.figure(key)) for key in COMPARED),
+            *(figure(run.evaluation.figure(key)) for key in metrics),
             count(run.throughput.samples_per_second),
         ]
         for run, name in zip(runs, names, strict=True)
     ]
-    columns = ["Run", "Status", "Seed", *(METRICS[key].title for key in COMPARED), "Samples/s, global"]
+    columns = ["Run", "Status", "Seed", *(METRICS[key].title for key in metrics), "Samples/s, global"]
     note = "One letter: one configuration, whose runs differ in nothing but their seed."
     return ReportTable(columns, rows, set(range(2, len(columns))), note)
 
@@ -348,11 +356,13 @@ def _tests(speeds: list[SpeedComparison], aucs: list[AucComparison]) -> ReportTa
                 "–" if auc is None else " and ".join(map(str, auc.seeds)),
             ]
         )
-    columns = ["Configuration", "Speed ratio", "95% interval", "AUC difference", "95% interval", "p", "Test", "Seeds"]
+    label = aucs[0].metric.label if aucs else METRICS[AUC].label
+    difference_of = f"{label} difference"
+    columns = ["Configuration", "Speed ratio", "95% interval", difference_of, "95% interval", "p", "Test", "Seeds"]
     note = (
         "Speed: ratio of global samples/s; its interval by the delta method over runs, or over stretches of one run "
-        "each where there are not two. AUC: a t-test over the seeds that both have, paired; else Welch's; two-sided, "
-        "not corrected for several tests."
+        f"each where there are not two. {label}: a t-test over the seeds that both have, paired; else Welch's; "
+        "two-sided, not corrected for several tests."
     )
     if any(auc.difference is None for auc in aucs):
         note += " Not comparable: evaluated on different rows."
@@ -419,8 +429,7 @@ def _charts(runs: list[RunFiles]) -> list[Chart]:
     every = [{chart.key: chart for chart in charts.run_charts(run)} for run in runs]
     wanted = {
         LOGLOSS: ("train", "Train logloss (BCE)"),
-        AUC: (None, None),
-        NE: (None, None),
+        **dict.fromkeys((AUC, NE, RMSE, MAE), (None, None)),
         "throughput": (None, None),
         "input_wait": (None, None),
         "memory": ("host, resident", None),
@@ -430,10 +439,14 @@ def _charts(runs: list[RunFiles]) -> list[Chart]:
     }
     made = []
     for key, (name, title) in wanted.items():
-        chart = replace(every[0][key], series=[], band=None, note="", limits=None)
+        first = next((its[key] for its in every if key in its), None)
+        if first is None:
+            continue
+        chart = replace(first, series=[], band=None, note="", limits=None)
         chart.title = title or chart.title
         for number, (run, its) in enumerate(zip(runs, every, strict=True)):
-            found = [s for s in its[key].series if s.kind != "reference" and name in (None, s.name)]
+            drawn = its[key].series if key in its else []
+            found = [s for s in drawn if s.kind != "reference" and name in (None, s.name)]
             chart.series += [
                 replace(series, name=run.name, color=RUN_COLORS[number % len(RUN_COLORS)]) for series in found[:1]
             ]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from msgspec import UNSET
 
-from app.kinds.metrics import AUC, LOGLOSS, METRICS
+from app.kinds.metrics import LOGLOSS, METRICS
 from app.metrics.documents import Power
 from app.record.documents import Hardware, TableSize, TrainFigures
 from app.report.read import RunFiles
@@ -43,7 +43,8 @@ def deepspark(run: RunFiles, scalability: str | None = None) -> list[str]:
     """One run in the columns of DeepSpark's result table."""
     config, summary = run.config, run.summary
     published = config.get("published") or {}
-    goal = config["train"].get("target_auc") or published.get(AUC) or published.get("least_auc")
+    main = METRICS[run.evaluation.main]
+    goal = config["train"].get("target_auc") or published.get(main.name) or published.get("least_auc")
     rates, memory, power = run.throughput, run.memory, (summary.power or None) if summary else None
     optimizer = config["optimizer"]
     peak = memory.device_peak_bytes or memory.host_peak_bytes
@@ -52,13 +53,17 @@ def deepspark(run: RunFiles, scalability: str | None = None) -> list[str]:
     rate = rates.samples_per_second
     return [
         devices(run.manifest),
-        NOT_MEASURED if goal is None and not run.is_evaluated else "none set" if goal is None else f"AUC {goal}",
+        NOT_MEASURED
+        if goal is None and not run.is_evaluated
+        else "none set"
+        if goal is None
+        else f"{main.label} {goal}",
         f"global batch {run.global_batch_size:,}, {precision(config)}, {optimizer['name']} "
         f"lr {optimizer['lr']}, {_sharding(run)}",
         NOT_MEASURED
         if rate is None
         else f"{rate:,.0f} samples/s global ({rates.samples_per_second_per_device:,.0f} per device)",
-        NOT_MEASURED if run.evaluation.auc is None else f"AUC {run.evaluation.auc:.4f}",
+        f"{main.label} {run.evaluation.main_value:.4f}" if run.evaluation.is_measured else NOT_MEASURED,
         NOT_MEASURED if watts is None else f"{watts:,.0f} W",
         scalability or "one world size; see compare",
         NOT_MEASURED if peak is None else f"{size(peak)} × {run.world_size} ({where} peak)",
@@ -214,7 +219,7 @@ def figures(run: RunFiles) -> ReportTable:
         seconds = summary.seconds or {}
         parameters, power, train = summary.parameters or None, summary.power or None, summary.train or train
     total, in_tables = (count(parameters and getattr(parameters, key)) for key in ("total", "embedding"))
-    best, last = run.best, run.last_evaluation
+    best, last, main = run.best, run.last_evaluation, METRICS[evaluation.main].label
     rows = [
         ["Samples trained on", count((summary.samples or 0) if summary else None)],
         ["Parameters", f"{total} ({in_tables} in tables)"],
@@ -226,15 +231,16 @@ def figures(run: RunFiles) -> ReportTable:
         *[
             [metric.in_report, figure(evaluation.figure(metric.name))]
             for metric in METRICS.values()
-            if metric.in_report and (metric.name in evaluation.rest or not (metric.needs_users or metric.mean_of))
+            if metric.in_report and (metric.task == METRICS[evaluation.main].task)
+            if metric.name in evaluation.rest or not (metric.needs_users or metric.mean_of)
         ],
         [f"Train logloss, last {_train_steps(run)} steps", figure(train.figure(LOGLOSS))],
         ["Peak memory of a process, host", size(memory.host_peak_bytes)],
         *([["Peak memory of a process, device", size(memory.device_peak_bytes)]] if memory.device_peak_bytes else []),
         ["Step of the model that is served", count(evaluation.figure("step"))],
-        ["Last AUC, and its step", f"{figure(last.auc)}, {count(last.figure('step'))}"],
+        [f"Last {main}, and its step", f"{figure(last.main_value)}, {count(last.figure('step'))}"],
         [
-            f"Best {best.label if best else 'AUC'}, and its step",
+            f"Best {best.label if best else main}, and its step",
             f"{figure(best.of_monitor if best else None)}, {count(best.step if best else None)}",
         ],
         *[[f"Time, {kind}", duration(seconds.get(kind))] for kind in ("total", "train", "eval", "checkpoint")],

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from app.kinds.metrics import ACCURACY, AUC, BASE_RATE, COMPARED, LOGLOSS, METRICS, NE
+from app.kinds.metrics import ACCURACY, AUC, BASE_RATE, COMPARED, LABEL_DEVIATION, LOGLOSS, METRICS, NE, RMSE
 from app.metrics.clicks import shortcomings
 from app.metrics.slowdown import find_slowdown, slowdown_sentence
 from app.record.documents import Baseline
@@ -21,7 +21,7 @@ TESTED = tuple(f"test_{metric}" for metric in (AUC, LOGLOSS))  # keys of `publis
 
 @dataclass
 class ComparisonRow:
-    """One line of the table of comparisons; figures in the order of COMPARED, then global samples/s."""
+    """One line of the table of comparisons; figures of the evaluation's `compared`, then global samples/s."""
 
     name: str
     figures: dict[str, float | None]
@@ -85,15 +85,19 @@ def truth(run: RunFiles) -> Truth | None:
 def comparisons(run: RunFiles) -> list[ComparisonRow]:
     """This run, the constant predictor, the ground-truth model and the recipe's source, as far as there are any."""
     evaluation = run.evaluation
-    figures = {key: evaluation.figure(key) for key in COMPARED}
+    figures = {key: evaluation.figure(key) for key in evaluation.compared}
     error = run.auc_standard_error
     of = f"{evaluation.split}, {count(evaluation.figure('samples'))} samples" if run.is_evaluated else "no evaluation"
     sampled = f"; AUC ± {error:.4f} (standard error, DeLong)" if error else ""
     rows = [ComparisonRow("This run", figures, run.throughput.samples_per_second, of + sampled)]
-    constant = baseline(evaluation.figure(BASE_RATE))
-    rows.append(
-        ComparisonRow("Majority class", constant, None, "the base rate predicted for everybody: must be beaten")
-    )
+    if RMSE in figures:
+        constant = {**dict.fromkeys(figures), RMSE: evaluation.figure(LABEL_DEVIATION)}
+        rows.append(ComparisonRow("Mean", constant, None, "the labels' mean predicted for each row: must be beaten"))
+    else:
+        constant = baseline(evaluation.figure(BASE_RATE))
+        rows.append(
+            ComparisonRow("Majority class", constant, None, "the base rate predicted for everybody: must be beaten")
+        )
     for name, one in baselines_of(run).items():
         known_figures = {**dict.fromkeys(COMPARED), AUC: one.auc, NE: one.ne}
         remark = f"a simpler model on the same splits{_sample_of(run)}"
@@ -102,11 +106,11 @@ def comparisons(run: RunFiles) -> list[ComparisonRow]:
         remark = f"the true probabilities of {known.rows}: cannot be beaten but by chance"
         rows.append(ComparisonRow("Ground-truth model", known.figures, None, remark))
     published = run.config.get("published") or {}
-    if published.get("source") or any(published.get(key) is not None for key in (*COMPARED, "samples_per_second")):
+    if published.get("source") or any(published.get(key) is not None for key in (*figures, "samples_per_second")):
         rows.append(
             ComparisonRow(
                 "Published",
-                {key: published.get(key) for key in COMPARED},
+                {key: published.get(key) for key in figures},
                 published.get("samples_per_second"),
                 _published_remark(published),
             )
@@ -150,6 +154,8 @@ def _reason(run: RunFiles) -> str:
 
 def _quality(run: RunFiles) -> list[tuple[str, str]]:
     evaluation = run.evaluation
+    if (rmse := evaluation.figure(RMSE)) is not None:
+        return _quality_of_numbers(run, rmse, evaluation.figure(LABEL_DEVIATION) or 0.0)
     auc, ne = evaluation.auc, evaluation.figure(NE)
     if auc is None or ne is None:
         return [("bad", "AUC was not measured: there was no evaluation of a split with both classes.")]
@@ -167,15 +173,27 @@ def _quality(run: RunFiles) -> list[tuple[str, str]]:
     if (against := baselines_sentence(run)) is not None:
         sentences.append(against)
     sentences += [("bad", f"{sentence}.") for sentence in shortcomings(run.last_evaluation, run.best, keeps_best)]
-    dataset = run.manifest.dataset
-    for line in [*([dataset.unseen] if dataset.unseen else []), *(dataset.misleading or [])]:
-        sentences.append(("bad", f"{line[0].upper()}{line[1:]}."))
+    sentences += _faults_of_data(run)
     known = truth(run)
     true_auc, true_ne = (known.figures[key] if known else None for key in (AUC, NE))
     if true_auc is not None and true_ne is not None:
         text = f"AUC {true_auc - auc:.4f} below its {true_auc:.4f}, NE {ne - true_ne:.4f} above its {true_ne:.4f}."
         sentences.append(("plain", f"Gap to the ground-truth model: {text}"))
     return sentences
+
+
+def _quality_of_numbers(run: RunFiles, rmse: float, deviation: float) -> list[tuple[str, str]]:
+    is_better = rmse < deviation
+    beside = f"{METRICS[RMSE].label} {rmse:.4f} against {deviation:.4f}"
+    words = "Better than the labels' mean" if is_better else "No better than the labels' mean"
+    return [("good" if is_better else "bad", f"{words}: {beside}."), *_faults_of_data(run)]
+
+
+def _faults_of_data(run: RunFiles) -> list[tuple[str, str]]:
+    """What the dataset has that misleads."""
+    dataset = run.manifest.dataset
+    lines = [*([dataset.unseen] if dataset.unseen else []), *(dataset.misleading or [])]
+    return [("bad", f"{line[0].upper()}{line[1:]}.") for line in lines]
 
 
 def baselines_of(run: RunFiles) -> dict[str, Baseline]:
@@ -252,7 +270,7 @@ def _promises(run: RunFiles) -> list[tuple[str, str]]:
     if reason := not_comparable(run, published):
         return [*sentences, ("plain", reason)]
     tolerance = published.get("tolerance")
-    for key in (AUC, ACCURACY, LOGLOSS):
+    for key in (AUC, ACCURACY, LOGLOSS, RMSE):
         reference, value = published.get(key), run.evaluation.figure(key)
         if reference is None or value is None:
             continue
@@ -273,7 +291,7 @@ def not_comparable(run: RunFiles, published: dict[str, Any]) -> str | None:
     rows, files = published.get("train_rows"), published.get("md5")
     if published.get("model"):
         return f"The published figures are of another model ({published['model']}), so this run is not held to them."
-    if rows is None or all(published.get(key) is None for key in (*COMPARED, *TESTED)):
+    if rows is None or all(published.get(key) is None for key in (*COMPARED, *TESTED, RMSE)):
         return None
     if files and sorted(run.manifest.dataset.source_md5 or ()) != sorted(files):
         return (

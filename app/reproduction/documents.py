@@ -4,6 +4,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from app.kinds.metrics import AUC
 from app.metrics.documents import rest
 from common.documents import Json, Number, OpenDocument, decode, read_document
 from common.errors import UserError
@@ -102,6 +103,11 @@ class Reproduction(OpenDocument, kw_only=True):
     reference_convergence: str | None
     verdict: list[tuple[str, str]]
     rest: Json = rest()
+
+    @property
+    def main(self) -> str:
+        """The metric that its models are judged by."""
+        return self.figures[0].metric if self.figures else AUC
 
     def figure_of(self, metric: str) -> SeedFigure | None:
         """The figure of a metric that is published; else that of the test split, else of the evaluated one."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from app.config.commands import ReproduceConfig
-from app.kinds.metrics import AUC, LOGLOSS, METRICS, NE
+from app.kinds.metrics import AUC, LOGLOSS, MAE, METRICS, NE, RMSE
 from app.record.documents import DONE
 from app.report.charts import Chart, Series, quality_charts
 from app.report.compare import differences
@@ -50,14 +50,16 @@ def reproduction_page(
 def _tiles(document: Reproduction) -> list[tuple[str, str, str]]:
     """The main figures: name, value, remark."""
     tiles = []
-    for metric in (AUC, LOGLOSS, NE):
+    for metric in (RMSE, MAE) if document.main == RMSE else (AUC, LOGLOSS, NE):
         main = document.figure_of(metric)
         remark = NOT_MEASURED if main is None else f"{main.split}; 95% interval {_interval(main)}"
         tiles.append((METRICS[metric].title, _value(main.mean if main else None), remark))
-    main = document.figure_of(AUC)
+    main = document.figure_of(document.main)
     published = main.published if main else None
     inside = {True: "inside", False: "outside", None: "no verdict" if published is not None else "none"}
-    tiles.append(("Published AUC", _value(published), inside[main.inside if main else None]))
+    tiles.append(
+        (f"Published {METRICS[document.main].label}", _value(published), inside[main.inside if main else None])
+    )
     tiles.append(("Seeds done", str(sum(run.status in DONE for run in document.runs)), f"of {document.seeds}"))
     return tiles
 
@@ -94,7 +96,7 @@ def _figures(document: Reproduction) -> ReportTable:
 
 
 def _seeds(document: Reproduction) -> ReportTable:
-    figures = [each for each in document.figures if each.metric in (AUC, LOGLOSS)]
+    figures = [each for each in document.figures if each.metric in (AUC, LOGLOSS, RMSE, MAE)]
     rows = [
         [
             str(run.seed),
@@ -155,14 +157,14 @@ def _short(md5: str) -> str:
 
 
 def _charts(document: Reproduction, done: Sequence[Finished]) -> list[Chart]:
-    """The AUC of each seed with the mean's interval, and the evaluations of all runs over the steps."""
+    """The AUC, or RMSE, of each seed with the mean's interval, and the evaluations of all runs over the steps."""
     charts = []
-    main = document.figure_of(AUC)
+    main, label = document.figure_of(document.main), METRICS[document.main].label
     if main is not None:
         seeds = [float(seed) for seed, value in main.values.items() if value is not None]
         values = [value for value in main.values.values() if value is not None]
-        chart = Chart("seeds", f"AUC of {main.split} by seed", "seed", "AUC", steps=False)
-        chart.series = [Series("AUC", seeds, list(values), "dots", 0)]
+        chart = Chart("seeds", f"{label} of {main.split} by seed", "seed", label, steps=False)
+        chart.series = [Series(label, seeds, list(values), "dots", 0)]
         ends = [0.5, *seeds, document.seeds + 0.5]
         if main.low is not None:
             chart.series += [
@@ -174,9 +176,9 @@ def _charts(document: Reproduction, done: Sequence[Finished]) -> list[Chart]:
         if main.published is not None:
             chart.series.append(Series("published", ends, [main.published] * len(ends), "reference", 4))
         charts.append(chart)
-    course = Chart("course", "AUC of the evaluations", "step", "AUC")
+    course = Chart("course", f"{label} of the evaluations", "step", label)
     for number, each in enumerate(done):
-        (of_run,) = [chart for chart in quality_charts(each.run) if chart.key == AUC]
+        (of_run,) = [chart for chart in quality_charts(each.run) if chart.key == document.main]
         (series,) = [series for series in of_run.series if series.kind != "reference"]
         series.name, series.color, series.kind = f"seed {each.seed}", RUN_COLORS[number % len(RUN_COLORS)], "line"
         course.series.append(series)

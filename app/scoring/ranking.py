@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-COLUMNS = ("rank", "candidate", "probability", "logit", "out_of_vocabulary")
-
 
 class Ranked(NamedTuple):
     """One candidate: its rank from 1, its name, its click probability and features with values not known."""
@@ -22,51 +20,68 @@ class Ranked(NamedTuple):
     out_of_vocabulary: list[str]
 
 
+class RankedNumber(NamedTuple):
+    """The same by a predicted number."""
+
+    rank: int
+    candidate: str
+    prediction: float
+    out_of_vocabulary: list[str]
+
+
+Ranking = Sequence[Ranked] | Sequence[RankedNumber]
+
+
 def rank(
     names: Sequence[str],
     logits: NDArray[np.float32],
     order: NDArray[np.int64],
     unknown: NDArray[np.bool_],
     features: Sequence[str],
-) -> list[Ranked]:
+    has_clicks: bool = True,
+) -> Ranking:
     """Candidates from the best to the worst; those with equal scores in their canonical order.
 
     Args:
         logits: [n]; order: [n], candidates in their canonical order; unknown: [n, F], per feature of `features`.
+        has_clicks: whether these are logits of clicks; else they are predicted numbers.
     """
-    best = order[np.argsort(-logits[order], kind="stable")]
+    best = order[np.argsort(-logits[order], kind="stable")].tolist()
+    not_known = [[name for name, is_unknown in zip(features, row, strict=True) if is_unknown] for row in unknown]
+    if not has_clicks:
+        return [
+            RankedNumber(number, names[i], float(logits[i]), not_known[i]) for number, i in enumerate(best, start=1)
+        ]
     probabilities = 1 / (1 + np.exp(-logits.astype(np.float64)))
     return [
-        Ranked(
-            rank=number,
-            candidate=names[i],
-            probability=float(probabilities[i]),
-            logit=float(logits[i]),
-            out_of_vocabulary=[feature for feature, is_unknown in zip(features, unknown[i], strict=True) if is_unknown],
-        )
-        for number, i in enumerate(best.tolist(), start=1)
+        Ranked(number, names[i], float(probabilities[i]), float(logits[i]), not_known[i])
+        for number, i in enumerate(best, start=1)
     ]
 
 
-def to_table(ranking: Sequence[Ranked]) -> str:
+def to_table(ranking: Ranking) -> str:
     """Aligned columns for a terminal."""
-    rows = [("rank", "candidate", "probability", "out of vocabulary")]
-    rows += [(str(r.rank), r.candidate, f"{r.probability:.6f}", " ".join(r.out_of_vocabulary)) for r in ranking]
+    rows = [("rank", "candidate", _columns(ranking)[2], "out of vocabulary")]
+    rows += [(str(entry[0]), entry[1], f"{entry[2]:.6f}", " ".join(entry.out_of_vocabulary)) for entry in ranking]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join(lines) + "\n"
 
 
-def to_json(ranking: Sequence[Ranked], about: dict[str, Any]) -> str:
+def _columns(ranking: Ranking) -> tuple[str, ...]:
+    return ranking[0]._fields if ranking else Ranked._fields
+
+
+def to_json(ranking: Ranking, about: dict[str, Any]) -> str:
     """The ranking with a description of it, as JSON."""
     return json.dumps({**about, "ranking": [candidate._asdict() for candidate in ranking]}, indent=1) + "\n"
 
 
-def to_csv(ranking: Sequence[Ranked]) -> str:
+def to_csv(ranking: Ranking) -> str:
     """One line a candidate; the features not known are joined by spaces."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    writer.writerow(_columns(ranking))
     for candidate in ranking:
         writer.writerow([*candidate[:-1], " ".join(candidate.out_of_vocabulary)])
     return text.getvalue()

@@ -4,11 +4,12 @@ import logging
 
 from msgspec import structs
 
-from app.kinds.metrics import ACCURACY, BASE_RATE, LOGLOSS, METRICS, NE
+from app.kinds.metrics import ACCURACY, AUC, BASE_RATE, LOGLOSS, METRICS, NE
 from app.metrics.curves import click_curves
 from app.metrics.documents import EvaluationFigures
 from app.metrics.timing import StepTimer
 from app.optimizer.build import set_step
+from app.training.labels import task_of
 from app.training.recorder import Recorder
 from app.training.session import Session
 from app.training.state import RunState
@@ -44,9 +45,11 @@ class Evaluator:
         spent = self._timer.spent["eval"]
         with self._timer.apart("eval"):
             result, logits, labels = self._session.evaluate(self._config.split, self._stop.requested)
-            curves = self._recorder.directory.curves(
-                lambda: structs.replace(click_curves(logits, labels, result), step=step, split=self._config.split)
-            )
+            curves = None
+            if task_of(self._session.manifest).has_clicks:
+                curves = self._recorder.directory.curves(
+                    lambda: structs.replace(click_curves(logits, labels, result), step=step, split=self._config.split)
+                )
             set_step(self._session.optimizer, self._state.updates)
         self._recorder.curves(curves)
         self._recorder.evaluation("eval", step, result, self._timer.spent["eval"] - spent)
@@ -79,7 +82,7 @@ def _log(step: int, result: EvaluationFigures) -> None:
     if (error := result.figure("auc_error")) is not None:
         shown += f" (AUC from a histogram, within {error:.1e})"
     log.info("eval: step %d %s (%s samples) %s", step, result.split, f"{result.samples:,}", shown)
-    if result.auc is None:
+    if result.figure(result.main) is None:
         reason = "has only one class" if result.samples else "has no rows"
         log.warning("eval: split %s %s; AUC is undefined", result.split, reason)
     if is_collapsed(result):
@@ -91,7 +94,9 @@ def _beside_train(train: EvaluationFigures, held_out: EvaluationFigures, epochs:
     """Accuracy and average loss of both splits after a number of epochs, and a guess that needs no model."""
     lines = [f"epoch {epochs:g}"]
     for result in (train, held_out):
-        if result.samples:
+        if result.samples and result.main != AUC:
+            lines.append(f"{result.split} {METRICS[result.main].label} = {result.figure(result.main):.6f}")
+        elif result.samples:
             auc = "undefined" if result.auc is None else f"{result.auc:.5f}"
             base_rate = result.figure(BASE_RATE) or 0.0
             majority = max(base_rate, 1 - base_rate)

@@ -22,9 +22,11 @@ from app.data.split import SplitReader
 from app.metrics.clicks import click_metrics, click_sums, histogram_metrics, score_counts
 from app.metrics.curves import MAX_SAMPLES
 from app.metrics.documents import EvaluationFigures
+from app.metrics.numbers import number_metrics
 from app.metrics.users import user_metrics
 from app.runtime.platform import Runtime
 from app.training.build import WITHOUT_STATE, sharded_model
+from app.training.labels import task_of
 from common.documents import convert, decode, encode
 from common.errors import UserError
 from data_prep.dataset.event_schema import USER
@@ -48,9 +50,10 @@ class Scores(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """A split's click metrics, with its name and number of samples, the same on all processes.
+    """A split's metrics, with its name and number of samples, the same on all processes.
 
-    logits, labels: [n] float32 on rank 0, none elsewhere; a part of them if the AUC is from a histogram.
+    logits, labels: [n] float32 on rank 0, none elsewhere; a part of them if the AUC is from a histogram, none where
+    labels are numbers.
     """
 
     figures: EvaluationFigures
@@ -171,12 +174,15 @@ class Predictor:
         batches = split.eval_batches(self.eval_batch_size(split.rows))
         logits, labels, users, tasks = self.score(batches, interrupted)
         self._require_finite([logits, *(scores for scores, _ in tasks)], split.rows, name)
+        if not task_of(self.manifest).has_clicks:
+            figures = number_metrics(logits, labels, lambda sums: np.sum(runtime.gather(sums), axis=0))
+            return Evaluation(_figures(name, split.rows, figures), logits[:0], labels[:0])
         if split.rows > self.config.eval.exact_rows:
             sums = np.sum(runtime.gather(click_sums(logits, labels)), axis=0)
-            figures = histogram_metrics(runtime.total(score_counts(logits, labels)), sums)
+            binned = histogram_metrics(runtime.total(score_counts(logits, labels)), sums)
             stride = -(-split.rows // MAX_SAMPLES)
             logits, labels = (runtime.to_rank_0(values[::stride]) for values in (logits, labels))
-            return Evaluation(_figures(name, split.rows, figures), logits, labels)
+            return Evaluation(_figures(name, split.rows, binned), logits, labels)
         logits, labels, users = runtime.to_rank_0(logits), runtime.to_rank_0(labels), runtime.to_rank_0(users)
         others = [(runtime.to_rank_0(scores), runtime.to_rank_0(truth)) for scores, truth in tasks]
 

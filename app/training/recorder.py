@@ -17,6 +17,7 @@ from app.record.documents import RunManifest
 from app.record.progress import ProgressDisplay
 from app.trackers.run_trackers import FILES, Trackers
 from app.training.describe import describe_dataset, describe_files, describe_tables
+from app.training.labels import task_of
 from app.training.session import Session
 from app.training.state import RunState
 from app.training.summary import mean_loss
@@ -92,7 +93,9 @@ class Recorder:
 
     def steps(self, state: RunState, figures: StepFigures) -> None:
         """Report a window of steps; the state's step is the last of them."""
-        loss, accuracy = mean_loss(figures.losses), float(figures.accuracies.mean(dtype=np.float64))
+        loss, accuracy = mean_loss(figures.losses), None
+        if task_of(self._session.manifest).has_clicks:
+            accuracy = float(figures.accuracies.mean(dtype=np.float64))
         total = float(figures.seconds.sum(dtype=np.float64))
         samples = self._session.samples
         rate = (samples(state.step) - samples(state.step - len(figures.seconds))) / total
@@ -119,8 +122,7 @@ class Recorder:
             device_bytes=device_bytes,
         )
         self.event(event)
-        auc = state.evaluation.auc if state.evaluation else None
-        self._progress.update(state.step, state.epoch, loss, accuracy, rate, wait, auc)
+        self._progress.update(state.step, state.epoch, loss, accuracy, rate, wait, state.evaluation)
 
     def evaluation(self, kind: str, step: int, result: EvaluationFigures, seconds: float | None = None) -> None:
         """Report the metrics of a split, and the seconds that they took; a collective call."""

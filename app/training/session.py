@@ -23,6 +23,7 @@ from app.runtime.platform import Runtime
 from app.sharding.execute import table_blocks, table_weights
 from app.sharding.plan import Plan
 from app.training.build import sharded_model
+from app.training.labels import task_of
 from app.training.predictor import Predictor
 from app.training.table_figures import TableMeter
 from app.training.window import FiniteChecks
@@ -154,7 +155,8 @@ def build(config: AppConfig, runtime: Runtime, root: Path, manifest: Manifest) -
         UserError: the dataset does not fit the configuration.
     """
     model, plan = sharded_model(config, runtime, root, manifest, fused_params(config.optimizer))
-    optimizer, loss = make_optimizer(model, config.optimizer), make_loss(config.loss, _loss_factor(config))
+    optimizer = make_optimizer(model, config.optimizer)
+    loss = make_loss(config.loss, _loss_factor(config), task_of(manifest))
     return Session(config, runtime, root, manifest, model, plan, optimizer, loss)
 
 

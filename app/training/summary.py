@@ -189,7 +189,7 @@ def _closing_rows(summary: Summary, measured_before: int, keeps_best: bool) -> I
 def _quality_rows(summary: Summary, best: Best | None) -> Iterator[tuple[str, str]]:
     """The evaluation of the model that is served, if there was one; the last, and the best, if they are others."""
     evaluation, last = summary.eval, summary.newest
-    if evaluation.figure(LOGLOSS) is None:
+    if evaluation.figure(evaluation.main) is None and evaluation.figure(LOGLOSS) is None:
         return
     shown = [metric for metric in METRICS.values() if metric.in_summary]
     values = [(metric.label, evaluation.figure(metric.name)) for metric in shown]
@@ -197,8 +197,8 @@ def _quality_rows(summary: Summary, best: Best | None) -> Iterator[tuple[str, st
     is_last = evaluation.step == last.step
     of = "" if is_last else f", of the best checkpoint, step {evaluation.step:,}"
     yield "evaluation", f"{', '.join(figures)} ({evaluation.split}, {evaluation.samples:,} samples{of})"
-    if not is_last and last.auc is not None:
-        yield "last AUC", f"{last.auc:.5f} at step {last.step:,} (checkpoint=last)"
+    if not is_last and (value := last.figure(last.main)) is not None:
+        yield f"last {METRICS[last.main].label}", f"{value:.5f} at step {last.step:,} (checkpoint=last)"
     if best is not None and best.of_monitor is not None and evaluation.step not in (UNSET, best.step):
         yield f"best {best.label}", f"{best.of_monitor:.5f} at step {best.step:,}"
 

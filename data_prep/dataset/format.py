@@ -42,11 +42,11 @@ ROW_KINDS = ("labels", "dense", "sparse")  # the arrays with one row a sample
 class ShardArrays(NamedTuple):
     """One shard, memory-mapped: labels [rows, 1] int32, dense [rows, N] float32, sparse [rows, F] int32.
 
-    With the transform `integers` dense is int32. Where features are multi-hot `sparse` has the columns of the others,
-    and `bags` theirs, one entry a feature.
+    Labels that are numbers are float32; with the transform `integers` dense is int32. Where features are multi-hot
+    `sparse` has the columns of the others, and `bags` theirs, one entry a feature.
     """
 
-    labels: NDArray[np.int32]
+    labels: NDArray[Any]
     dense: NDArray[np.float32]
     sparse: NDArray[np.int32]
     bags: tuple[Bags, ...] = ()
@@ -84,9 +84,9 @@ def open_shard(root: Path, split: str, shard: Shard, manifest: Manifest) -> Shar
     """
 
     def open_array(kind: str, shape: tuple[int, ...]) -> NDArray[Any]:
-        dtype = manifest.dense_dtype if kind == "dense" else np.dtype(ARRAY_DTYPES[kind])
-        return _open_array(root, split, shard, kind, (shape, dtype))
+        return _open_array(root, split, shard, kind, (shape, dtypes.get(kind, np.dtype(ARRAY_DTYPES[kind]))))
 
+    dtypes = {"labels": manifest.label_kind.dtype, "dense": manifest.dense_dtype}
     num_ragged = len(manifest.ragged)
     labels = open_array("labels", (shard.rows, 1))
     dense = open_array("dense", (shard.rows, len(manifest.schema["dense"])))

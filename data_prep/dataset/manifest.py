@@ -16,7 +16,7 @@ from common.files import FileDigest, write_atomically
 from common.version import VERSION
 from data_prep.dataset.manifest_schema import EVENTS as EVENTS
 from data_prep.dataset.manifest_schema import manifest_fault
-from data_prep.dataset.options import DenseTransform
+from data_prep.dataset.options import DenseTransform, LabelKind
 from data_prep.dataset.schema import Schema
 
 SPLITS = ("train", "val", "test")  # in the order of a dataset's rows
@@ -41,7 +41,7 @@ class Shard:
 
 @dataclass
 class Split:
-    """The shards of a split in the order of its rows; label_rate is None for a split without rows."""
+    """The shards of a split in the order of its rows; label_rate: None without rows, or where labels are numbers."""
 
     rows: int
     label_rate: float | None
@@ -59,13 +59,13 @@ class Manifest:
 
     Attributes:
         schema: {"label": name, "dense": [N names], "sparse": [F names]}, in column order, and, where features are
-            multi-hot, "ragged": their names, in the order of `sparse`.
+            multi-hot, "ragged": their names, in the order of `sparse`; "label_kind": "number" where labels are numbers.
         encoding: its name and every parameter that decides the shards' bytes.
         num_embeddings: rows of the table of each sparse feature; ids are in [0, num_embeddings).
         splits: train, val, test; of events, one split of that name.
         sources: the raw files read: {"name", "bytes", "sha256", "rows"}, and "split", where they are given for each.
         rows: rows over all splits.
-        label_rate: share of positive labels over all splits.
+        label_rate: share of positive labels over all splits; None where labels are numbers.
         extra: figures that no reader needs (peak memory, the Bayes AUC of the ground-truth model, …).
     """
 
@@ -75,7 +75,7 @@ class Manifest:
     splits: dict[str, Split]
     sources: list[dict[str, Any]]
     rows: int
-    label_rate: float
+    label_rate: float | None
     tool_version: str
     extra: dict[str, Any] = field(default_factory=dict)
 
@@ -83,6 +83,11 @@ class Manifest:
     def ragged(self) -> list[str]:
         """The multi-hot features."""
         return list(self.schema.get("ragged", []))
+
+    @property
+    def label_kind(self) -> LabelKind:
+        """What its labels are."""
+        return LabelKind(self.schema.get("label_kind", LabelKind.click.value))
 
     @property
     def is_events(self) -> bool:
@@ -122,12 +127,12 @@ def build_manifest(
         shards: split, shard and its number of positive labels, in the order of a split's rows; at least one row.
         sources: name, digest and number of rows of every raw file.
     """
-    splits = {}
+    splits, has_rate = {}, schema.label_kind is LabelKind.click
     for name in SPLITS:
         rows = sum(shard.rows for split, shard, _ in shards if split == name)
         positives = sum(count for split, _, count in shards if split == name)
         of_split = [shard for split, shard, _ in shards if split == name]
-        splits[name] = Split(rows, positives / rows if rows else None, of_split)
+        splits[name] = Split(rows, positives / rows if rows and has_rate else None, of_split)
     total = sum(split.rows for split in splits.values())
     return Manifest(
         schema=schema.to_manifest(),
@@ -136,7 +141,7 @@ def build_manifest(
         splits=splits,
         sources=[{"name": name, **asdict(digest), "rows": rows} for name, digest, rows in sources],
         rows=total,
-        label_rate=sum(positives for _, _, positives in shards) / total,
+        label_rate=sum(positives for _, _, positives in shards) / total if has_rate else None,
         tool_version=f"clickwork {VERSION}",
         extra=extra or {},
     )

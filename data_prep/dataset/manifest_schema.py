@@ -9,7 +9,14 @@ from data_prep.dataset.bags import BAG_KINDS
 from data_prep.dataset.event_schema import EventSchema
 from data_prep.dataset.misleading import Misleading
 from data_prep.dataset.multi_hot import Distribution
-from data_prep.dataset.options import CategoryValue, DenseTransform, Encoding, SplitMethod, VocabularyOrder
+from data_prep.dataset.options import (
+    CategoryValue,
+    DenseTransform,
+    Encoding,
+    LabelKind,
+    SplitMethod,
+    VocabularyOrder,
+)
 from data_prep.dataset.schema import CRITEO, Feature, Schema, TableRows
 from data_prep.dataset.spelling import from_text
 from data_prep.dataset.table_spec import FORMATS, Table
@@ -138,7 +145,7 @@ class _Document(_Object):
     splits: dict[FileName, _Split]
     sources: list[_Source]
     rows: Count
-    label_rate: Share
+    label_rate: Share | None
     tool_version: str
     extra: _Extra | UnsetType = UNSET
 
@@ -186,6 +193,8 @@ def _contradiction(document: _Document) -> str | None:
                     f"key 'splits.{name}.shards[{number}].files' names {', '.join(shard.files)}, "
                     f"but by 'schema' it is {', '.join(kinds)}"
                 )
+    if (document.label_rate is None) != (schema.label_kind is LabelKind.number):
+        return f"key 'label_rate' is {document.label_rate}, but labels are {schema.label_kind.value}s by 'schema'"
     in_splits = sum(split.rows for split in document.splits.values())
     if document.rows != in_splits:
         return f"key 'rows' is {document.rows}, but the splits have {in_splits}"
@@ -204,7 +213,7 @@ def _encoding_contradiction(encoding: _RawEncoding, schema: Schema) -> str | Non
         if set(entry.texts or {}) != ({"texts", "offsets"} if encoding.keep_texts is True else set()):
             return f"keys 'encoding.keep_texts' and 'encoding.vocabulary.{name}' do not agree on 'texts'"
     kept = tuple(name for name in raw.sparse if name in schema.sparse)
-    if (raw.label, raw.dense, kept) != (schema.label, schema.dense, schema.sparse):
+    if (raw.label, raw.label_kind, raw.dense, kept) != (schema.label, schema.label_kind, schema.dense, schema.sparse):
         return "keys 'encoding.raw_schema' and 'schema' name different columns"
     if encoding.multi_hot is UNSET and raw.ragged != schema.ragged:
         return "keys 'encoding.raw_schema' and 'schema' name different multi-hot features"
@@ -260,7 +269,7 @@ def _table_contradiction(table: Table | None, raw: Schema) -> str | None:
     if table is None:
         is_criteo = raw == CRITEO
         return None if is_criteo else "key 'encoding.table' is null, but 'encoding.raw_schema' is not of Criteo's rows"
-    for key in ("label", "dense", "sparse"):
+    for key in ("label", "label_kind", "dense", "sparse"):
         if getattr(table, key) != getattr(raw, key):
             return f"keys 'encoding.table.{key}' and 'encoding.raw_schema.{key}' name different columns"
     if not {table.label, *table.inputs} <= set(table.names):

@@ -48,6 +48,18 @@ class Encoding(Enum):
     amd_blog = "amd_blog"
 
 
+class LabelKind(Enum):
+    """What labels are. click: 0 or 1, int32 in shards; number: any finite number, float32."""
+
+    click = "click"
+    number = "number"
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Dtype of labels in shards."""
+        return np.dtype(np.int32 if self is LabelKind.click else np.float32)
+
+
 class DenseTransform(Enum):
     """Transforms of an integer x (missing: 0), to float32 except for the last.
 

@@ -6,6 +6,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from common.documents import Json, decode
+from data_prep.dataset.options import LabelKind
 
 CRITEO_NUM_DENSE = 13
 CRITEO_NUM_SPARSE = 26
@@ -18,13 +19,14 @@ TableRows = Annotated[int, Meta(ge=1, le=MAX_NUM_EMBEDDINGS)]
 class Schema(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Column names in the order of the file: the label, then N dense, then F sparse.
 
-    `ragged` are those of `sparse`, in its order, whose fields hold any number of values.
+    `ragged` are those of `sparse`, in its order, whose fields hold any number of values. label_kind: of the labels.
     """
 
     label: str
     dense: tuple[str, ...]
     sparse: tuple[Feature, ...]
     ragged: tuple[Feature, ...] = ()
+    label_kind: LabelKind = LabelKind.click
 
     @property
     def columns(self) -> tuple[str, ...]:

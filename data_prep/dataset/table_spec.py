@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from common.documents import Json
 from common.errors import UserError
+from data_prep.dataset.options import LabelKind
 from data_prep.dataset.schema import Feature, Schema, to_json
 
 RULE = re.compile(r"\s*(>=|<=|==|!=|>|<)\s*(-?\d+(?:\.\d+)?)\s*")
@@ -65,6 +66,7 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
         decimal, thousands: characters in the numbers of a text file; thousands "": none.
         missing: texts that stand for an empty field in a text file.
         parts: those of `dense` and `sparse` that are not columns, but parts of the dates in one.
+        label_kind: what the labels are; numbers have no rule.
     """
 
     delimiter: Annotated[str, Meta(min_length=1, max_length=1)]
@@ -81,12 +83,14 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
     thousands: str = ""
     missing: tuple[str, ...] = ()
     parts: tuple[DatePart, ...] = ()
+    label_kind: LabelKind = LabelKind.click
 
     @property
     def schema(self) -> Schema:
         """The columns that are used."""
         several = dict(self.separators)
-        return Schema(self.label, self.dense, self.sparse, tuple(name for name in self.sparse if name in several))
+        ragged = tuple(name for name in self.sparse if name in several)
+        return Schema(self.label, self.dense, self.sparse, ragged, self.label_kind)
 
     def column_of(self, feature: str) -> str:
         """The column of a file that a feature is read from."""
@@ -118,8 +122,13 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
                 raise UserError(f"{name}: row 1: no column {column}; the first row must name the columns")
         return replace(self, names=names)
 
-    def apply_rule(self, numbers: NDArray[np.float64]) -> tuple[NDArray[np.int32], int | None]:
+    def labels_of(self, numbers: NDArray[np.float64]) -> tuple[NDArray[Any], int | None]:
         """Labels of the label column's numbers, and the index of the first invalid one (None if all are valid)."""
+        if self.label_kind is LabelKind.number:
+            with np.errstate(over="ignore"):
+                labels = numbers.astype(np.float32)
+            infinite = np.flatnonzero(np.isinf(labels))
+            return labels, int(infinite[0]) if len(infinite) else None
         if self.rule is not None:
             match = RULE.fullmatch(self.rule)
             assert match is not None

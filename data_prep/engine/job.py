@@ -69,7 +69,8 @@ class Job:
     @property
     def dtypes(self) -> dict[str, np.dtype[Any]]:
         """Dtypes of a shard's arrays with one entry a row."""
-        return {kind: np.dtype(ARRAY_DTYPES[kind]) for kind in ROW_KINDS} | {"dense": self.rules.dense.dtype}
+        usual = {kind: np.dtype(ARRAY_DTYPES[kind]) for kind in ROW_KINDS}
+        return usual | {"labels": self.schema.label_kind.dtype, "dense": self.rules.dense.dtype}
 
     @property
     def raw_dense_dtype(self) -> np.dtype[Any]:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from common.errors import UserError
 from data_prep.dataset.bags import offsets_of
+from data_prep.dataset.options import LabelKind
 from data_prep.dataset.spelling import (
     LIST_SEPARATOR,
     Form,
@@ -59,7 +60,7 @@ def convert(
         UserError: a value that does not fit (file, row, column, remedy).
     """
     columns, where = {name: plain(values) for name, values in batch.columns.items()}, batch.where
-    labels = np.zeros(batch.rows, np.int32)
+    labels: NDArray[Any] = np.zeros(batch.rows, table.label_kind.dtype)
     if labelled:
         labels = _labels(columns[table.label], table, where)
     parts = {part.feature: _date_part(columns[part.column], table, where, part) for part in table.parts}
@@ -230,12 +231,14 @@ def too_large(number: object, max_number: float) -> str:
     )
 
 
-def _labels(values: Any, table: Table, where: Where) -> NDArray[np.int32]:
+def _labels(values: Any, table: Table, where: Where) -> NDArray[Any]:
     numbers = numbers_of(values, table, where, table.label, None, np.inf)
-    labels, bad = table.apply_rule(numbers)
+    labels, bad = table.labels_of(numbers)
+    if bad is not None and table.label_kind is LabelKind.number:
+        raise where.error(bad, table.label, f"{numbers[bad]:g} is beyond 3.4e38, the largest float32")
     if bad is not None:
         fault = f"{numbers[bad]:g} is not a label (0 or 1)"
-        raise where.error(bad, table.label, fault, "correct the row, or give a rule in the schema")
+        raise where.error(bad, table.label, fault, "correct the row, or give a rule or kind: number in the schema")
     return labels
 
 

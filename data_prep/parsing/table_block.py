@@ -19,13 +19,13 @@ class TextBags(NamedTuple):
 class TableBlock(NamedTuple):
     """Parsed rows, of given files and of new rows alike.
 
-    labels [rows] int32; dense [rows, N] float64, 0 where a field is empty; categories: of each single-valued sparse
-    column an Arrow array [rows] of a dictionary of distinct texts (int32 indices, no nulls; "" where a field is empty);
-    bags: of each multi-valued one; forms: of each sparse column how its values are spelled, as
-    `data_prep.dataset.spelling.Form`.
+    labels [rows] int32, or float32 where they are numbers; dense [rows, N] float64, 0 where a field is empty;
+    categories: of each single-valued sparse column an Arrow array [rows] of a dictionary of distinct texts (int32
+    indices, no nulls; "" where a field is empty); bags: of each multi-valued one; forms: of each sparse column how its
+    values are spelled, as `data_prep.dataset.spelling.Form`.
     """
 
-    labels: NDArray[np.int32]
+    labels: NDArray[Any]
     dense: NDArray[np.float64]
     categories: tuple[Any, ...]
     bags: tuple[TextBags, ...]

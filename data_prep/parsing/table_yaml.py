@@ -9,6 +9,7 @@ import yaml
 from msgspec.structs import replace
 
 from common.errors import UserError
+from data_prep.dataset.options import LabelKind
 from data_prep.dataset.table_spec import RULE, DatePart, Table
 from data_prep.parsing.dates import EPOCH, PARTS
 from data_prep.parsing.formats import Column, Format, format_of, suffix_of
@@ -168,7 +169,7 @@ def _table(path: Path, document: dict[str, Any], names: tuple[str, ...], header:
     """The table that a document describes; `names`: of the file's columns; header: whether they are its own."""
     delimiter, _ = _text_keys(path, document)
     known = Names(names, header)
-    label, rule = _label(path, document["label"])
+    label, rule, kind = _label(path, document["label"])
     lists = [document.get("dense") or [], document["sparse"]]
     if not all(isinstance(columns, list) for columns in lists) or not lists[1]:
         raise UserError(f"{path}: keys dense and sparse: give lists of columns, sparse at least one")
@@ -191,7 +192,7 @@ def _table(path: Path, document: dict[str, Any], names: tuple[str, ...], header:
         twice = next(name for name in wanted if wanted.count(name) > 1)
         raise UserError(f"{path}: column {twice} is named twice; a column has one use")
     table = Table(delimiter, header, label, tuple(dense), tuple(sparse), rule, names=(), separators=tuple(separators))
-    return replace(table, parts=tuple(parts), **_number_format(path, document))
+    return replace(table, parts=tuple(parts), label_kind=kind, **_number_format(path, document))
 
 
 def _number_format(path: Path, document: dict[str, Any]) -> dict[str, Any]:
@@ -208,15 +209,21 @@ def _number_format(path: Path, document: dict[str, Any]) -> dict[str, Any]:
     return {"decimal": decimal, "thousands": thousands, "missing": tuple(missing)}
 
 
-def _label(path: Path, label: Any) -> tuple[Any, str | None]:
-    """Column and rule from COLUMN, "COLUMN >= 4" or {column: COLUMN, rule: ">= 4"}."""
+def _label(path: Path, label: Any) -> tuple[Any, str | None, LabelKind]:
+    """Column, rule and kind from COLUMN, "COLUMN >= 4", {column: COLUMN, rule: ">= 4"} or {…, kind: number}."""
     if isinstance(label, str) and (match := COLUMN_AND_RULE.fullmatch(label)):
-        return match[1], match[2].strip()
+        return match[1], match[2].strip(), LabelKind.click
     if not isinstance(label, dict):
-        return label, None
-    if set(label) != {"column", "rule"} or not RULE.fullmatch(str(label["rule"])):
-        raise UserError(f'{path}: key label: give a column, or {{column: NAME, rule: ">= 4"}}')
-    return label["column"], str(label["rule"])
+        return label, None, LabelKind.click
+    rule, kind = label.get("rule"), label.get("kind", LabelKind.click.value)
+    is_known = {"column"} < set(label) <= {"column", "rule", "kind"} and kind in [member.value for member in LabelKind]
+    if not is_known or (rule is not None and not RULE.fullmatch(str(rule))):
+        raise UserError(
+            f'{path}: key label: give a column, {{column: NAME, rule: ">= 4"}}, or {{column: NAME, kind: number}}'
+        )
+    if rule is not None and kind == LabelKind.number.value:
+        raise UserError(f"{path}: key label: a rule makes labels of 0 and 1; leave out kind: number, or rule")
+    return label["column"], None if rule is None else str(rule), LabelKind(kind)
 
 
 def _separated(path: Path, entry: dict[str, Any]) -> tuple[Any, str]:

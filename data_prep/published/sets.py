@@ -47,6 +47,20 @@ SETS = {
             "test": "de1633ef3df812d1f8185a1a5961a31b4d842558d8d8c4f9545f5e369a920c92",
         },
     ),
+    "tfrs_movielens_100k": PublishedSet(
+        "MovieLens-100K of GroupLens (research use, no redistribution) as RUCAIBox/RecBole keeps it, with the "
+        "columns and sizes of TensorFlow Recommenders' tutorial of DCN v2, in a shuffle of NumPy's",
+        "https://raw.githubusercontent.com/RUCAIBox/RecBole/7b02be5ec80a88310f2d04a27a82adfcbb5dc211/dataset/ml-100k/",
+        {
+            "ml-100k.inter": "4edb74e2a81178c2ba9ff381495f754f996c4aea351b1272ca36b43da0935eff",
+            "ml-100k.user": "4f670007d9cfbeb9807e757209af1555b9bcc186bde25e767f67cb67c6dd5972",
+        },
+        "data_prep.published.tfrs_movielens_100k:split_rows",
+        {
+            "train": "0348dcacc64f67701345bea9aa6593a7578e554a291e0d66d5312d269caba4e8",
+            "test": "ba1801a090757931568ed659b0b1adc412cd586d2c94c2d51e2479f628441ecd",
+        },
+    ),
 }
 
 

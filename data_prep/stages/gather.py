@@ -122,7 +122,7 @@ class GatherTask(LoggedTask[GatheredShard]):
                 moved_rows.fill(number, window)
                 kept_rows.fill(start, stop, window)
                 finish_ids(job.rules, self.split, window["sparse"])
-                shard.positives += int(window["labels"].sum(dtype=np.int64))
+                shard.positives += int(np.count_nonzero(window["labels"] == 1))
                 unknown += count_unknown(job, window["sparse"])
                 for kind, writer in writers.items():
                     writer.append(window[kind])

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from data_prep.dataset.bags import Bags, unpack
 from data_prep.dataset.misleading import ColumnFigures, Misleading, Part
+from data_prep.dataset.options import LabelKind
 from data_prep.dataset.sample import mix, sampled_rows
 from data_prep.engine.job import ChunkRecord, Job
 from data_prep.io.arrays import open_array
@@ -44,7 +45,7 @@ class _Rows:
             )
             for number, shard in enumerate(shards)
         ]
-        self.labels = self._joined("labels", 0) > 0
+        self.labels = self._joined("labels", 0)
         self.count = len(self.labels)
 
     def _joined(self, kind: str, column: int) -> NDArray[Any]:
@@ -100,7 +101,8 @@ def find_misleading(
     train, held_out = (_Rows(job, each, len(ragged), share) for each in shards)
 
     # Figures of each column, and the hashes of whole rows.
-    comparison, columns = _Comparison(train, held_out, is_sample=share < 1), {}
+    has_rates = job.schema.label_kind is LabelKind.click
+    comparison, columns = _Comparison(train, held_out, is_sample=share < 1, has_rates=has_rates), {}
     for name, values, is_dense in _columns(job, train, held_out, features, ragged):
         columns[name] = comparison.add(*values, is_dense)
 
@@ -114,7 +116,7 @@ def find_misleading(
         columns=columns,
         shared_rows=None if shared is None else min(1.0, shared / share),
         shared_by_chance=None if chance is None else min(1.0, chance / share),
-        parts=label_parts(job, records, total),
+        parts=label_parts(job, records, total) if has_rates else [],
     )
 
 
@@ -141,8 +143,9 @@ def _share_in(values: NDArray[np.uint64], ordered: NDArray[np.uint64]) -> float:
 class _Comparison:
     """Train against the held-out rows, column after column."""
 
-    def __init__(self, train: _Rows, held_out: _Rows, is_sample: bool) -> None:
-        self._is_sample = is_sample
+    def __init__(self, train: _Rows, held_out: _Rows, is_sample: bool, has_rates: bool) -> None:
+        """has_rates: whether labels are 0 and 1, so that values have label rates."""
+        self._is_sample, self._has_rates = is_sample, has_rates
         self._labels, self._held_out_labels = train.labels, held_out.labels
         self._folds = (mix(np.arange(train.count, dtype=np.uint64)) % np.uint64(FOLDS)).astype(np.int64)
         # The hashes of rows by each half of the columns, which alternate: of train, and of the held-out rows.
@@ -157,14 +160,14 @@ class _Comparison:
         codes, other_codes, size = _codes(train, held_out, is_dense)
         cells = codes * FOLDS + self._folds
         rows = np.bincount(cells, minlength=size * FOLDS).reshape(size, FOLDS)
-        positives = np.bincount(cells[self._labels], minlength=size * FOLDS).reshape(size, FOLDS)
-        figures = ColumnFigures(auc=out_of_fold_auc(rows, positives))
+        positives = np.bincount(cells[self._labels > 0], minlength=size * FOLDS).reshape(size, FOLDS)
+        figures = ColumnFigures(auc=out_of_fold_auc(rows, positives) if self._has_rates else None)
         if len(other_codes):
             counts, other_rows = rows.sum(axis=1), np.bincount(other_codes, minlength=size)
-            other_positives = np.bincount(other_codes[self._held_out_labels], minlength=size)
+            other_positives = np.bincount(other_codes[self._held_out_labels > 0], minlength=size)
             figures.stability_index = stability_index(counts, other_rows, is_dense)
             # Of a value with a fixed number of negatives, a sample has any number.
-            if not is_dense and not self._is_sample:
+            if not is_dense and not self._is_sample and self._has_rates:
                 rates = (counts, positives.sum(axis=1), other_rows, other_positives)
                 figures.rate_correlation, figures.rated_values = rate_correlation(*rates)
         return figures
@@ -185,7 +188,7 @@ class _Comparison:
         if not len(self._labels) or not len(self._held_out_labels):
             return None, None
         train, held_out = (first + second for first, second in self._halves)
-        labels = [mix(each.astype(np.uint64)) for each in (self._labels, self._held_out_labels)]
+        labels = [mix(each.view(np.uint32).astype(np.uint64)) for each in (self._labels, self._held_out_labels)]
         shared = _share_in(held_out + labels[1], np.sort(train + labels[0]))
         first, second = self._halves[1]
         return shared, _share_in(first + np.random.default_rng(0).permutation(second), np.sort(train))

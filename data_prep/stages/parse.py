@@ -256,7 +256,7 @@ class ChunkWriter:
     def __init__(self, job: Job, source: int, chunk: int) -> None:
         self._job, self._source, self._chunk = job, source, chunk
         self._files: dict[str, ArrayWriter] = {}
-        self._labels = self._array("labels.npy", np.int32, 1)
+        self._labels = self._array("labels.npy", job.dtypes["labels"], 1)
         self._is_raw = job.rules.needs_statistics
         suffix, dtype = ("integers.npy", job.raw_dense_dtype) if self._is_raw else ("dense.npy", job.dtypes["dense"])
         self._dense = self._array(suffix, dtype, len(job.schema.dense))
@@ -302,7 +302,7 @@ class ChunkWriter:
         rules, rows = self._job.rules, len(block.labels)
         if self._truth is not None and truth is not None:
             self._truth.append(truth)
-        self._positives += int(block.labels.sum(dtype=np.int64))
+        self._positives += int(np.count_nonzero(block.labels == 1))
         self._labels.append(block.labels)
         if self._is_raw:
             self._dense.append(block.dense)

@@ -29,13 +29,13 @@ MOVED_BAGS = "moved-values.npy", "moved-offsets.npy"
 POSITIONS_SUFFIX = "positions.npy"
 ID_TYPES: tuple[np.dtype[Any], ...] = (np.dtype(np.int32), np.dtype(np.uint16), np.dtype(np.uint8))
 ALIGNMENT = 4
-FLOAT32 = np.dtype(np.float32)
+FLOAT32, INT32 = np.dtype(np.float32), np.dtype(np.int32)
 FIELD_BYTES = 4  # of a label, of a dense value
 
 
 @jit
 def pack_rows(
-    labels: NDArray[np.int32],
+    labels: NDArray[Any],
     dense: NDArray[np.float32],
     ids: NDArray[np.int32],
     indices: NDArray[np.int64],
@@ -71,7 +71,7 @@ def unpack_rows(
     fields: tuple[NDArray[Any], ...],
     columns: tuple[NDArray[np.int64], ...],
     indices: NDArray[np.int64],
-    labels: NDArray[np.int32],
+    labels: NDArray[Any],
     dense: NDArray[np.float32],
     ids: NDArray[np.int32],
 ) -> None:
@@ -95,12 +95,13 @@ def unpack_rows(
 class RowLayout:
     """The bytes of a packed row: a label, N dense values, and an id of each feature in as few bytes as it needs.
 
-    largest_ids: of each feature the largest id there can be.
+    largest_ids: of each feature the largest id there can be. dense, label: their dtypes.
     """
 
     num_dense: int
     largest_ids: tuple[int, ...]
     dense: np.dtype[Any] = FLOAT32
+    label: np.dtype[Any] = INT32
 
     @cached_property
     def id_columns(self) -> tuple[NDArray[np.int64], ...]:
@@ -132,7 +133,7 @@ class RowLayout:
     def _fields(self, packed: NDArray[np.uint8]) -> tuple[NDArray[Any], ...]:
         """Views of packed rows: labels, dense values, ids of each of ID_TYPES, [n, their number]."""
         widths = [1, self.num_dense, *(len(columns) for columns in self.id_columns)]
-        dtypes = [np.dtype(np.int32), self.dense, *ID_TYPES]
+        dtypes = [self.label, self.dense, *ID_TYPES]
         fields, start = [], 0
         for dtype, width in zip(dtypes, widths, strict=True):
             stop = start + dtype.itemsize * width

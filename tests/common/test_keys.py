@@ -62,7 +62,7 @@ OF_RUNS: dict[str, Limits] = {
                      "model.tables.min_rows", "model.tables.alpha"), ZERO),
     **dict.fromkeys(("train.max_minutes", "checkpoint.every_minutes", "optimizer.lr", "optimizer.sparse_lr",
                      "optimizer.eps", "optimizer.max_grad_norm", "optimizer.fused_weight_decay",
-                     "published.logloss", "published.test_logloss", "published.samples_per_second",
+                     "published.logloss", "published.test_logloss", "published.samples_per_second", "published.rmse",
                      "topology.memory_gib", "topology.memory_gb_per_s", "topology.host_memory_gib",
                      "topology.host_memory_gb_per_s", "topology.host_link_gb_per_s", "topology.intra_host_gb_per_s",
                      "topology.inter_host_gb_per_s", "model.tables.init_std"), POSITIVE),

@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from app.config import LossName
 from app.kinds.metrics import METRICS
 from app.kinds.optimizers import OptimizerName
 from app.kinds.schedules import ScheduleName
+from app.kinds.tasks import TASKS
 from app.kinds.trackers import TRACKERS
+from data_prep.dataset.options import LabelKind
 
 ROOT = Path(__file__).parents[3]
 PACKAGES = ("app", "common", "data_prep")
@@ -61,3 +64,11 @@ def files_with(names: set[str]) -> dict[str, set[str]]:
 def test_names_stand_in_the_tables_alone(names: set[str], exceptions: dict[str, str]) -> None:
     elsewhere = {path: present for path, present in files_with(names).items() if path not in exceptions}
     assert not elsewhere
+
+
+def test_a_task_is_of_a_kind_of_label_with_metrics_and_losses_that_are() -> None:
+    assert set(TASKS) == {kind.value for kind in LabelKind}
+    for task in TASKS.values():
+        assert METRICS[task.main].task == task.labels
+        assert set(task.losses) <= {loss.value for loss in LossName}
+    assert {metric.task for metric in METRICS.values()} == set(TASKS)

@@ -3,10 +3,13 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from sklearn.metrics import mean_squared_error
 
 from app.config import LossConfig, LossName
+from app.kinds.tasks import TASKS
 from app.model.losses import make_loss
 from tests import reference
 from tests.app.conftest import SMALL, Command
@@ -32,6 +35,14 @@ def test_loss_and_gradient_equal_the_oracle(
     beyond = torch.sigmoid(logits.detach()) - 0.5
     assert torch.equal(gradient == 0, beyond.abs() > 0.5 - threshold)
     assert not threshold or 0 < int((gradient == 0).sum()) < 64
+
+
+def test_the_loss_of_numbers_is_scikit_learns_and_has_no_sigmoid() -> None:
+    rng = np.random.default_rng(0)
+    preds, labels = rng.normal(3, 2, (2, 50))
+    loss = make_loss(LossConfig(LossName.mse), 0.5, TASKS["number"])
+    value = loss(torch.from_numpy(preds), torch.from_numpy(labels))
+    assert value.item() == pytest.approx(mean_squared_error(labels, preds) / 2, rel=1e-12)
 
 
 def test_a_hopeless_sample_keeps_its_loss_and_its_gradient() -> None:

@@ -12,10 +12,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from common.errors import UserError
-from data_prep.published import kgcn_lastfm, sets
+from data_prep.published import kgcn_lastfm, sets, tfrs_movielens_100k
 
 # Of the files below by src/preprocess.py and src/data_loader.py of hwwang55/KGCN at 2363ca2, as label,user,item.
 KGCN = {
@@ -86,4 +88,30 @@ def test_another_file_or_split_is_refused(small: sets.PublishedSet, raw: Path, t
 def test_a_set_without_a_mirror_or_a_name_is_one_line(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "data_prep.published", f"out={tmp_path}/out"]
     done = subprocess.run([*command, "name=kgcn"], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (2, "error: name=kgcn: must be one of kgcn_lastfm\n")
+    assert (done.returncode, done.stderr) == (2, "error: name=kgcn: must be one of kgcn_lastfm, tfrs_movielens_100k\n")
+
+
+def test_movielens_is_shuffled_as_numpy_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against pandas' own joins and cuts; an age's bucket is the last that begins at or below it."""
+    ages = {"1": 17, "2": 18, "3": 24, "4": 56, "5": 49, "6": 50, "7": 7}
+    users = [f"{user}\t{age}\tF\tother\tT8H{user}N" for user, age in ages.items()]
+    ratings = [f"{user}\t{movie}\t{1 + (int(user) + movie) % 5}\t88{movie}" for movie in range(9) for user in ages]
+    (tmp_path / "user").write_text("\n".join(["user_id:token\tage\tgender\toccupation\tzip_code", *users, ""]))
+    (tmp_path / "inter").write_text("\n".join(["user_id:token\titem\trating\ttimestamp", *ratings, ""]))
+    monkeypatch.setattr(tfrs_movielens_100k, "TRAIN_ROWS", 50)
+    splits = {name: list(rows) for name, rows in tfrs_movielens_100k.split_rows(*_movielens(tmp_path)).items()}
+    table = pd.read_csv(tmp_path / "inter", sep="\t", names=["user", "movie", "rating", "time"], skiprows=1)
+    table["age"] = table["user"].astype(str).map(ages)
+    edges = [1, 18, 25, 35, 45, 50, 56, 200]
+    table["bucket"] = pd.cut(table["age"], edges, right=False, labels=edges[:-1])
+    shuffled = table.iloc[np.random.RandomState(42).permutation(len(table))]
+    expected = [
+        (str(row.rating), str(row.movie), str(row.user), "F", f"T8H{row.user}N", "other", row.bucket)
+        for row in shuffled.itertuples()
+    ]
+    assert [len(rows) for rows in splits.values()] == [51, 14]
+    assert splits["train"][1:] + splits["test"][1:] == expected
+
+
+def _movielens(directory: Path) -> tuple[Path, Path]:
+    return directory / "inter", directory / "user"

@@ -1,0 +1,33 @@
+"""Errors of predicted numbers over a whole split."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.kinds.metrics import LABEL_DEVIATION, MAE, OF_ROWS, RMSE
+
+Total = Callable[[NDArray[np.float64]], NDArray[np.float64]]  # sums over all processes
+
+
+def number_metrics(
+    preds: NDArray[np.float32], labels: NDArray[np.float32], total: Total = lambda sums: sums
+) -> dict[str, float | None]:
+    """Metrics of predicted numbers [n] against labels [n]; those of clicks are None, and all are without samples.
+
+    rmse: root of the mean squared error. mae: mean absolute error. label_deviation: the labels' standard deviation,
+    which is the RMSE of their mean. Sums are of float64. total: adds up those of several processes, each with a part.
+    """
+    metrics: dict[str, float | None] = {**dict.fromkeys(OF_ROWS), **dict.fromkeys((RMSE, MAE, LABEL_DEVIATION))}
+    truth = labels.astype(np.float64)
+    errors = preds.astype(np.float64) - truth
+    samples, squares, absolute, label_sum = total(
+        np.array([len(truth), np.square(errors).sum(), np.abs(errors).sum(), truth.sum()])
+    ).tolist()
+    if not samples:
+        return metrics
+    [deviations] = total(np.array([np.square(truth - label_sum / samples).sum()])).tolist()
+    metrics[RMSE], metrics[MAE] = math.sqrt(squares / samples), absolute / samples
+    metrics[LABEL_DEVIATION] = math.sqrt(deviations / samples)
+    return metrics

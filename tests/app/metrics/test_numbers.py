@@ -1,0 +1,47 @@
+"""Errors of predicted numbers against scikit-learn's, of whole splits and of parts."""
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from sklearn.metrics import mean_absolute_error, mean_squared_error
+
+from app.kinds.metrics import OF_ROWS
+from app.metrics.numbers import number_metrics
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e6])
+def test_they_are_scikit_learns_of_a_whole_and_of_its_parts(offset: float) -> None:
+    rng = np.random.default_rng(0)
+    labels = (offset + rng.normal(size=3_000)).astype(np.float32)
+    preds = (labels + rng.normal(size=3_000)).astype(np.float32)
+    exact = preds.astype(np.float64), labels.astype(np.float64)
+    expected = {
+        "rmse": float(np.sqrt(mean_squared_error(exact[1], exact[0]))),
+        "mae": float(mean_absolute_error(exact[1], exact[0])),
+        "label_deviation": float(exact[1].std()),
+    }
+    whole = number_metrics(preds, labels)
+    assert {name: whole[name] for name in expected} == pytest.approx(expected, rel=1e-12)
+    assert all(whole[name] is None for name in OF_ROWS)
+    parts = [slice(0, 1_000), slice(1_000, 1_000), slice(1_000, 3_000)]
+    sums: list[NDArray[np.float64]] = []  # of each part: samples, squares, absolute errors, labels
+
+    def collect(of_part: NDArray[np.float64]) -> NDArray[np.float64]:
+        if len(of_part) == 4:
+            sums.append(of_part)
+        return of_part
+
+    for part in parts:
+        number_metrics(preds[part], labels[part], collect)
+    first = np.sum(sums, axis=0)
+    mean = first[3] / first[0]
+    deviations = [np.square(exact[1][part] - mean).sum(keepdims=True) for part in parts]
+    for part in parts:
+        totals = iter([first, np.sum(deviations, axis=0)])
+        of_part = number_metrics(preds[part], labels[part], lambda _, totals=totals: next(totals))  # type: ignore[misc]
+        assert {name: of_part[name] for name in expected} == pytest.approx(expected, rel=1e-12)
+
+
+def test_without_samples_they_are_none() -> None:
+    nothing = np.zeros(0, np.float32)
+    assert set(number_metrics(nothing, nothing).values()) == {None}
