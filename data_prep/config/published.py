@@ -9,6 +9,6 @@ from common.keys import MISSING, key
 class PublishedDataConfig:
     """Which set, and where."""
 
-    name: str = key(MISSING, "of the set: kgcn_lastfm or tfrs_movielens_100k")
-    out: str | None = key(None, "directory of train.csv, test.csv and, where there is one, val.csv; null: data/NAME")
+    name: str = key(MISSING, "of the set: kgcn_lastfm, ncf_movielens_1m, tfrs_movielens_100k")
+    out: str | None = key(None, "directory of the splits, train.csv and so on; null: data/NAME")
     raw: str | None = key(None, "directory that has its files, or that they are fetched into; null: OUT/raw")

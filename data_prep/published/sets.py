@@ -9,6 +9,8 @@ from common.errors import UserError
 from common.files import digest_file, temporary_path
 from data_prep.sources.download import RemoteFile, download_all
 
+NCF = "hexiangnan/neural_collaborative_filtering/4aab159e81c44b062c091bdaed0ab54ac632371f"
+
 Rows = Iterable[tuple[object, ...]]
 
 
@@ -18,8 +20,8 @@ class PublishedSet:
 
     Attributes:
         title: what it is, whose, and its license.
-        url: what names of files are appended to.
-        files: SHA-256 by name.
+        url: what paths of files are appended to.
+        files: SHA-256 by path; the names of files are different.
         function: module:function, from the files' paths to the rows of each split, the first of them a header.
         splits: SHA-256 of each split as this command writes it.
     """
@@ -45,6 +47,23 @@ SETS = {
             "train": "e6b95b90c90c58466f7e1f23330d8a8a64d39a0d521f2d63eff229241180e5f5",
             "val": "c38a1f36ce81de49c1e23997e33492064d9286a28ee42975b597a365a170164f",
             "test": "de1633ef3df812d1f8185a1a5961a31b4d842558d8d8c4f9545f5e369a920c92",
+        },
+    ),
+    "ncf_movielens_1m": PublishedSet(
+        "MovieLens 1M (GroupLens; for research, neither redistributed nor used commercially), with the test pairs and "
+        "negatives of Neural Collaborative Filtering (He et al. 2017; Apache-2.0)",
+        "https://raw.githubusercontent.com/",
+        {
+            "bigdataguide/AuraSparkTraining/03ebfaf1fdd7a0abd40578aa2ab72bcac51f18db/data/ml-1m/ratings.parquet": (
+                "b354c7081dd0a6ca6b2711d6ae48d057ade864332ae90e28856372997d88994f"
+            ),
+            f"{NCF}/Data/ml-1m.test.rating": "231ae11eb060b643a8c58c063cd17ffc743b54f569afb073d1abb6cf126b88b5",
+            f"{NCF}/Data/ml-1m.test.negative": "127853228a76b7d21c0481e8ef8d00dd009cd5c88670dbdd9e9debfdb9f93de4",
+        },
+        "data_prep.published.ncf_movielens_1m:split_rows",
+        {
+            "train": "913006b62f47c589e9457f646f22dab6020b5d3cbdce3c507f5f100fba684976",
+            "test": "4eb2b9e2f1df5f4cdb8792576d202d58dc20fef53b51d53840044a02c881f316",
         },
     ),
     "tfrs_movielens_100k": PublishedSet(
@@ -78,15 +97,18 @@ def write_splits(published: PublishedSet, raw: Path, out: Path) -> list[Path]:
         UserError: a file or a split is another than the published one; no split is written then.
     """
     remote = [
-        RemoteFile(name, (published.url + name,), sha256, otherwise=f"get {published.url}{name} and put it into {raw}")
-        for name, sha256 in published.files.items()
+        RemoteFile(
+            Path(path).name,
+            (published.url + path,),
+            sha256,
+            otherwise=f"get {published.url}{path} and put it into {raw}",
+        )
+        for path, sha256 in published.files.items()
     ]
     paths = download_all(remote, raw)
-    for path in paths:
-        if (sha256 := digest_file(path).sha256) != published.files[path.name]:
-            raise UserError(
-                f"{path}: sha256 {sha256} where the published file has {published.files[path.name]}; delete it"
-            )
+    for path, expected in zip(paths, published.files.values(), strict=True):
+        if (sha256 := digest_file(path).sha256) != expected:
+            raise UserError(f"{path}: sha256 {sha256} where the published file has {expected}; delete it")
     out.mkdir(parents=True, exist_ok=True)
     targets = {split: temporary_path(out / f"{split}.csv") for split in published.splits}
     try:

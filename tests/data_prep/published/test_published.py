@@ -14,10 +14,12 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from common.errors import UserError
-from data_prep.published import kgcn_lastfm, sets, tfrs_movielens_100k
+from data_prep.published import kgcn_lastfm, ncf_movielens_1m, sets, tfrs_movielens_100k
 
 # Of the files below by src/preprocess.py and src/data_loader.py of hwwang55/KGCN at 2363ca2, as label,user,item.
 KGCN = {
@@ -75,6 +77,30 @@ def test_each_user_has_as_many_negatives_as_positives(raw: Path) -> None:
         )
 
 
+def test_pairs_of_the_test_file_leave_train_and_items_are_numbered_as_they_appear(tmp_path: Path) -> None:
+    """Against loops over dictionaries: drawn pairs in the order of users, of each the last one held out."""
+    draw, films = random.Random(5), [str(film) for film in range(100, 160)]
+    pairs = [(user, film) for user in range(1, 13) for film in draw.sample(films, draw.randint(2, 30))]
+    columns = {"userID": [str(user) for user, _ in pairs], "movieID": [film for _, film in pairs]}
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "ratings.parquet")
+    items: dict[str, int] = {}
+    numbered = [(user - 1, items.setdefault(film, len(items))) for user, film in pairs]
+    held_out = dict(numbered)
+    negatives = {user: [draw.randrange(len(items)), item] for user, item in held_out.items()}
+    lines = [f"{user}\t{item}\t5\t97830{user}\n" for user, item in held_out.items()]
+    (tmp_path / "test.rating").write_text("".join(lines))
+    lines = [f"({user},{held_out[user]})\t{one}\t{other}\n" for user, (one, other) in negatives.items()]
+    (tmp_path / "test.negative").write_text("".join(lines))
+    paths = (tmp_path / name for name in ("ratings.parquet", "test.rating", "test.negative"))
+    splits = {name: list(rows)[1:] for name, rows in ncf_movielens_1m.split_rows(*paths).items()}
+    assert splits["train"] == [(1, *pair) for pair in numbered if pair not in set(held_out.items())]
+    assert splits["test"] == [
+        (int(number == 0), user, int(item))
+        for user in held_out
+        for number, item in enumerate([held_out[user], *negatives[user]])
+    ]
+
+
 def test_another_file_or_split_is_refused(small: sets.PublishedSet, raw: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"train.csv: other rows than those of the published split"):
         sets.write_splits(replace(small, splits={**KGCN, "train": "0" * 64}), raw, tmp_path / "out")
@@ -88,7 +114,8 @@ def test_another_file_or_split_is_refused(small: sets.PublishedSet, raw: Path, t
 def test_a_set_without_a_mirror_or_a_name_is_one_line(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "data_prep.published", f"out={tmp_path}/out"]
     done = subprocess.run([*command, "name=kgcn"], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (2, "error: name=kgcn: must be one of kgcn_lastfm, tfrs_movielens_100k\n")
+    message = "error: name=kgcn: must be one of kgcn_lastfm, ncf_movielens_1m, tfrs_movielens_100k\n"
+    assert (done.returncode, done.stderr) == (2, message)
 
 
 def test_movielens_is_shuffled_as_numpy_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
