@@ -184,7 +184,7 @@ class SyntheticEventsConfig:
     )
     items: int = key(500, "number of items", at_least=100)
     stay: float = key(
-        0.9, "probability that a listen is of the genre that its user is in the mood for; else of any", within="[0, 1)"
+        0.3, "probability that a listen is of the genre that its user is in the mood for; else of any", within="[0, 1)"
     )
     seed: int = key(0, "decides every byte", at_least=0)
 

@@ -3,13 +3,12 @@
 Every item has an artist, every artist a genre; a user explores a few genres that change with time (drift), at hours of
 their own. A listen is to the end ("listen_plus") with probability
 
-    p = sigmoid(BIAS + TASTE * taste[genre] - SATIETY * satiety[genre] + q[item]
-                + HOUR * cos(2 pi (hour - peak[genre]) / 24)).
+    p = sigmoid(BIAS - SATIETY * satiety[genre] + q[item] + HOUR * cos(2 pi (hour - peak[genre]) / 24)).
 
-`taste` and `satiety` follow from the user's own events: a listen multiplies those of its genre by TASTE_DECAY and
-SATIETY_DECAY, then adds +1 if it was to the end, else -1. What one likes one hears again, but not at once. So p is a
-function of the history, its order, the item and the hour: no model can know more than p, and one that does not see the
-order cannot know satiety. Of listens to the end LIKES are liked at once.
+`satiety` follows from the user's own events: a listen multiplies that of its genre by DECAY, then adds +1 if it was to
+the end, else -1. So p is a function of the history, its order, the item and the hour: no model can know more than p,
+and what counts are the latest events of the candidate's genre, of which the last event seldom is one. Of listens to
+the end LIKES are liked at once.
 """
 
 import json
@@ -30,12 +29,11 @@ from data_prep.sources.discover import RAW_DIRECTORY, Source, resolve_sources
 from data_prep.sources.finished import finished_manifest, recorded_sources, refuse_other_generation
 from data_prep.synthetic.bayes_scores import PROBABILITY_STEPS, bayes_scores
 
-VERSION = 1  # of the events that a configuration gives
+VERSION = 2  # of the events that a configuration gives
 BLOCK_USERS = 256
 DAY, TICK = 86_400, 5  # times are multiples of a tick, as Yambda's
-GENRES, ARTISTS_PER_GENRE, ALBUMS_PER_ARTIST = 12, 8, 3
-BIAS, TASTE, SATIETY, HOUR, QUALITY = 0.3, 0.25, 1.6, 0.7, 0.5
-TASTE_DECAY, SATIETY_DECAY = 0.9, 0.4
+GENRES, ARTISTS_PER_GENRE, ALBUMS_PER_ARTIST = 8, 8, 3
+BIAS, SATIETY, DECAY, HOUR, QUALITY = 0.3, 0.8, 0.8, 0.7, 0.5
 LIKES, CHANGE = 0.1, 0.05
 MIN_HISTORY = 20  # of data_prep/conf/events/synthetic.yaml
 RECORD, LOG, TABLE = "synthetic_events.json", "events.parquet", "items.parquet"
@@ -126,7 +124,8 @@ def _write(config: SyntheticEventsConfig, log: Path, table: Path) -> Json:
     import pyarrow.parquet as pq
 
     world = World(config)
-    pq.write_table(pa.table({"item": np.arange(config.items), "artist": world.artist, "album": world.album}), table)
+    items = {"item": np.arange(config.items), "artist": world.artist, "album": world.album, "genre": world.genre}
+    pq.write_table(pa.table(items), table)
     types = {"user": pa.int32(), "time": pa.uint32(), "item": pa.int32(), "event": pa.string(), "played": pa.int16()}
     known: list[tuple[NDArray[Any], ...]] = []
     with pq.ParquetWriter(log, pa.schema(types)) as writer:
@@ -206,9 +205,9 @@ def _simulate(
     labels: NDArray[np.bool_],
 ) -> None:
     """Draw items and labels of all users' listens, in time; draws [listens, 5] uniform."""
-    mood = np.empty((2, GENRES))
+    satiety = np.empty(GENRES)
     for user in range(len(offsets) - 1):
-        mood[:] = 0
+        satiety[:] = 0
         focus: Int = 0
         for i in range(offsets[user], offsets[user + 1]):
             if i == offsets[user] or draws[i, 0] < CHANGE:
@@ -216,22 +215,20 @@ def _simulate(
             genre = focus if draws[i, 1] < stay else int((draws[i, 1] - stay) / (1 - stay) * GENRES)
             width = starts[genre + 1] - starts[genre]
             items[i] = by_genre[starts[genre] + int(draws[i, 2] * draws[i, 2] * width)]
-            probability[i] = click_probability(mood[:, genre], quality[items[i]], peak[genre], times[i])
+            probability[i] = click_probability(satiety[genre], quality[items[i]], peak[genre], times[i])
             labels[i] = draws[i, 3] < probability[i]
-            update_mood(mood[:, genre], labels[i])
+            satiety[genre] = next_satiety(satiety[genre], labels[i])
 
 
 @jit
-def click_probability(mood: NDArray[np.float64], quality: float, peak: float, time: Int) -> float:
-    """The probability of listening to the end; mood: taste and satiety of the item's genre."""
+def click_probability(satiety: float, quality: float, peak: float, time: Int) -> float:
+    """The probability of listening to the end; satiety, peak hour: of the item's genre."""
     phase = 2 * np.pi * (time / 3600 % 24 - peak) / 24
-    logit = BIAS + TASTE * mood[0] - SATIETY * mood[1] + quality + HOUR * np.cos(phase)
+    logit = BIAS - SATIETY * satiety + quality + HOUR * np.cos(phase)
     return 1 / (1 + np.exp(-logit))
 
 
 @jit
-def update_mood(mood: NDArray[np.float64], label: bool) -> None:
-    """Change a user's taste and satiety of a genre after a listen to its items."""
-    change = 1 if label else -1
-    mood[0] = mood[0] * TASTE_DECAY + change
-    mood[1] = mood[1] * SATIETY_DECAY + change
+def next_satiety(satiety: float, label: bool) -> float:
+    """A user's satiety of a genre after a listen to one of its items."""
+    return satiety * DECAY + (1 if label else -1)

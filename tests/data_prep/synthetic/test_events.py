@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from common.errors import UserError
 from data_prep.config.keys import SyntheticEventsConfig
 from data_prep.pipeline import preprocess
-from data_prep.synthetic.events import World, click_probability, update_mood
+from data_prep.synthetic.events import World, click_probability, next_satiety
 from tests.data_prep.conftest import config, sums
 from tests.event_logs import opened
 
@@ -53,12 +53,12 @@ def replay(root: Path, shuffle: bool) -> tuple[NDArray[np.float64], NDArray[np.b
         past = past[events.flags[past] & 64 != 0]
         genre = world.genre[events.items[past] - 1]
         item = int(events.items[anchor]) - 1
-        mine = past[genre == world.genre[item]]
-        mood = np.zeros(2)
-        for event in rng.permutation(mine) if shuffle else mine:
-            update_mood(mood, bool(events.flags[event] & 1))
+        of_genre = past[genre == world.genre[item]]
+        satiety = 0.0
+        for event in rng.permutation(of_genre) if shuffle else of_genre:
+            satiety = next_satiety(satiety, bool(events.flags[event] & 1))
         peak = world.peak[world.genre[item]]
-        scores.append(click_probability(mood, world.quality[item], peak, int(events.times[anchor])))
+        scores.append(click_probability(satiety, world.quality[item], peak, int(events.times[anchor])))
         labels.append(bool(events.flags[anchor] & 1))
     return np.array(scores), np.array(labels)
 
