@@ -427,7 +427,7 @@ def _scalings(scalings: list[Scaling]) -> ReportTable:
 def _charts(runs: list[RunFiles]) -> list[Chart]:
     """One line a run in each chart."""
     every = [{chart.key: chart for chart in charts.run_charts(run)} for run in runs]
-    wanted = {
+    lines = {
         LOGLOSS: ("train", "Train logloss (BCE)"),
         **dict.fromkeys((AUC, NE, RMSE, MAE), (None, None)),
         "throughput": (None, None),
@@ -438,7 +438,7 @@ def _charts(runs: list[RunFiles]) -> list[Chart]:
         "pr": ("model", None),
     }
     made = []
-    for key, (name, title) in wanted.items():
+    for key, (name, title) in lines.items():
         first = next((its[key] for its in every if key in its), None)
         if first is None:
             continue
@@ -446,9 +446,10 @@ def _charts(runs: list[RunFiles]) -> list[Chart]:
         chart.title = title or chart.title
         for number, (run, its) in enumerate(zip(runs, every, strict=True)):
             drawn = its[key].series if key in its else []
-            found = [s for s in drawn if s.kind != "reference" and name in (None, s.name)]
+            series_of_run = [s for s in drawn if s.kind != "reference" and name in (None, s.name)]
             chart.series += [
-                replace(series, name=run.name, color=RUN_COLORS[number % len(RUN_COLORS)]) for series in found[:1]
+                replace(series, name=run.name, color=RUN_COLORS[number % len(RUN_COLORS)])
+                for series in series_of_run[:1]
             ]
         if key == "roc":
             chart.series.append(Series("chance", [0, 1], [0, 1], "reference", 3))
