@@ -1,13 +1,13 @@
 """Generated events of listeners, whose labels come from a known model of what a history shows.
 
-Every item has an artist, every artist a genre; a user explores a few genres that change with time (drift), at hours of
-their own. A listen is to the end ("listen_plus") with probability
+Every item has an artist and an album; a user explores a few artists that change with time (drift), at hours of their
+own. A listen is to the end ("listen_plus") with probability
 
-    p = sigmoid(BIAS - SATIETY * satiety[genre] + q[item] + HOUR * cos(2 pi (hour - peak[genre]) / 24)).
+    p = sigmoid(BIAS - SATIETY * satiety[artist] + q[item] + HOUR * cos(2 pi (hour - peak[artist]) / 24)).
 
-`satiety` follows from the user's own events: a listen multiplies that of its genre by DECAY, then adds +1 if it was to
+`satiety` follows from the user's own events: a listen multiplies that of its artist by DECAY, then adds +1 if it was to
 the end, else -1. So p is a function of the history, its order, the item and the hour: no model can know more than p,
-and what counts are the latest events of the candidate's genre, of which the last event seldom is one. Of listens to
+and what counts are the latest events of the candidate's artist, of which the last event seldom is one. Of listens to
 the end LIKES are liked at once.
 """
 
@@ -32,7 +32,7 @@ from data_prep.synthetic.bayes_scores import PROBABILITY_STEPS, bayes_scores
 VERSION = 2  # of the events that a configuration gives
 BLOCK_USERS = 256
 DAY, TICK = 86_400, 5  # times are multiples of a tick, as Yambda's
-GENRES, ARTISTS_PER_GENRE, ALBUMS_PER_ARTIST = 8, 8, 3
+ARTISTS, ALBUMS_PER_ARTIST = 8, 8
 BIAS, SATIETY, DECAY, HOUR, QUALITY = 0.3, 0.8, 0.8, 0.7, 0.5
 LIKES, CHANGE = 0.1, 0.05
 MIN_HISTORY = 20  # of data_prep/conf/events/synthetic.yaml
@@ -40,18 +40,17 @@ RECORD, LOG, TABLE = "synthetic_events.json", "events.parquet", "items.parquet"
 
 
 class World:
-    """What all users share: artist [items], genre [items], quality [items], peak hour [GENRES]."""
+    """What all users share: artist [items], album [items], quality [items], peak hour [ARTISTS]."""
 
     def __init__(self, config: SyntheticEventsConfig) -> None:
         rng = np.random.default_rng([config.seed, 0])
-        self.artist = rng.integers(0, GENRES * ARTISTS_PER_GENRE, config.items)
-        self.artist[:GENRES] = np.arange(GENRES) * ARTISTS_PER_GENRE  # no genre is empty
-        self.genre = self.artist // ARTISTS_PER_GENRE
+        self.artist = rng.integers(0, ARTISTS, config.items)
+        self.artist[:ARTISTS] = np.arange(ARTISTS)  # each has an item
         self.album = self.artist * ALBUMS_PER_ARTIST + rng.integers(0, ALBUMS_PER_ARTIST, config.items)
         self.quality = rng.normal(0, QUALITY, config.items)
-        self.peak = rng.uniform(0, 24, GENRES)
-        self.by_genre = np.argsort(self.genre, kind="stable")
-        self.starts = np.searchsorted(self.genre[self.by_genre], np.arange(GENRES + 1))
+        self.peak = rng.uniform(0, 24, ARTISTS)
+        self.by_artist = np.argsort(self.artist, kind="stable")
+        self.starts = np.searchsorted(self.artist[self.by_artist], np.arange(ARTISTS + 1))
 
 
 def described(config: SyntheticEventsConfig) -> Json:
@@ -124,8 +123,7 @@ def _write(config: SyntheticEventsConfig, log: Path, table: Path) -> Json:
     import pyarrow.parquet as pq
 
     world = World(config)
-    items = {"item": np.arange(config.items), "artist": world.artist, "album": world.album, "genre": world.genre}
-    pq.write_table(pa.table(items), table)
+    pq.write_table(pa.table({"item": np.arange(config.items), "artist": world.artist, "album": world.album}), table)
     types = {"user": pa.int32(), "time": pa.uint32(), "item": pa.int32(), "event": pa.string(), "played": pa.int16()}
     known: list[tuple[NDArray[Any], ...]] = []
     with pq.ParquetWriter(log, pa.schema(types)) as writer:
@@ -163,8 +161,7 @@ def user_events(
         times,
         draws,
         config.stay,
-        world.genre,
-        world.by_genre,
+        world.by_artist,
         world.starts,
         world.quality,
         world.peak,
@@ -195,8 +192,7 @@ def _simulate(
     times: NDArray[np.int64],
     draws: NDArray[np.float64],
     stay: float,
-    genres: NDArray[np.int64],
-    by_genre: NDArray[np.int64],
+    by_artist: NDArray[np.int64],
     starts: NDArray[np.int64],
     quality: NDArray[np.float64],
     peak: NDArray[np.float64],
@@ -205,24 +201,24 @@ def _simulate(
     labels: NDArray[np.bool_],
 ) -> None:
     """Draw items and labels of all users' listens, in time; draws [listens, 5] uniform."""
-    satiety = np.empty(GENRES)
+    satiety = np.empty(ARTISTS)
     for user in range(len(offsets) - 1):
         satiety[:] = 0
         focus: Int = 0
         for i in range(offsets[user], offsets[user + 1]):
             if i == offsets[user] or draws[i, 0] < CHANGE:
-                focus = int(draws[i, 0] / CHANGE * 1e6) % GENRES
-            genre = focus if draws[i, 1] < stay else int((draws[i, 1] - stay) / (1 - stay) * GENRES)
-            width = starts[genre + 1] - starts[genre]
-            items[i] = by_genre[starts[genre] + int(draws[i, 2] * draws[i, 2] * width)]
-            probability[i] = click_probability(satiety[genre], quality[items[i]], peak[genre], times[i])
+                focus = int(draws[i, 0] / CHANGE * 1e6) % ARTISTS
+            artist = focus if draws[i, 1] < stay else int((draws[i, 1] - stay) / (1 - stay) * ARTISTS)
+            width = starts[artist + 1] - starts[artist]
+            items[i] = by_artist[starts[artist] + int(draws[i, 2] * draws[i, 2] * width)]
+            probability[i] = click_probability(satiety[artist], quality[items[i]], peak[artist], times[i])
             labels[i] = draws[i, 3] < probability[i]
-            satiety[genre] = next_satiety(satiety[genre], labels[i])
+            satiety[artist] = next_satiety(satiety[artist], labels[i])
 
 
 @jit
 def click_probability(satiety: float, quality: float, peak: float, time: Int) -> float:
-    """The probability of listening to the end; satiety, peak hour: of the item's genre."""
+    """The probability of listening to the end; satiety, peak hour: of the item's artist."""
     phase = 2 * np.pi * (time / 3600 % 24 - peak) / 24
     logit = BIAS - SATIETY * satiety + quality + HOUR * np.cos(phase)
     return 1 / (1 + np.exp(-logit))
@@ -230,5 +226,5 @@ def click_probability(satiety: float, quality: float, peak: float, time: Int) ->
 
 @jit
 def next_satiety(satiety: float, label: bool) -> float:
-    """A user's satiety of a genre after a listen to one of its items."""
+    """A user's satiety of a artist after a listen to one of its items."""
     return satiety * DECAY + (1 if label else -1)

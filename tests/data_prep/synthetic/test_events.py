@@ -51,13 +51,13 @@ def replay(root: Path, shuffle: bool) -> tuple[NDArray[np.float64], NDArray[np.b
         user = int(np.searchsorted(events.offsets, anchor, "right")) - 1
         past = np.arange(events.offsets[user], anchor)
         past = past[events.flags[past] & 64 != 0]
-        genre = world.genre[events.items[past] - 1]
+        artist = world.artist[events.items[past] - 1]
         item = int(events.items[anchor]) - 1
-        of_genre = past[genre == world.genre[item]]
+        of_artist = past[artist == world.artist[item]]
         satiety = 0.0
-        for event in rng.permutation(of_genre) if shuffle else of_genre:
+        for event in rng.permutation(of_artist) if shuffle else of_artist:
             satiety = next_satiety(satiety, bool(events.flags[event] & 1))
-        peak = world.peak[world.genre[item]]
+        peak = world.peak[world.artist[item]]
         scores.append(click_probability(satiety, world.quality[item], peak, int(events.times[anchor])))
         labels.append(bool(events.flags[anchor] & 1))
     return np.array(scores), np.array(labels)
