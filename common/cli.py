@@ -119,9 +119,11 @@ def _print_error(message: str) -> None:
 
 
 def _print_help(command: Command, schema: type, overrides: list[str]) -> None:
-    config = compose_partly(schema, command.config_dir, overrides, command.config)
+    whole = "all" in overrides
+    typed = [override for override in overrides if override != "all"]
+    config = compose_partly(schema, command.config_dir, typed, command.config)
     print(command.description(), end="\n\n")
     groups = groups_of(command.config_dir) if command.has_groups else {}
     recipe = "; recipe=FILE.yaml is a recipe" if "recipe" in groups else ""
     print(f"config=FILE.yaml takes keys from a file, below those that are typed{recipe}.\n")
-    print("\n".join(describe(schema, redact(plain_values(config)), groups)))
+    print("\n".join(describe(schema, redact(plain_values(config)), groups, whole)))

@@ -375,7 +375,7 @@ def _suggestion(schema: type, config_dir: Path, overrides: Sequence[str]) -> str
             ends = [each for each in known if each.rpartition(".")[2] == tail]
             ends = [each for each in ends if each.rpartition(".")[0] == head] or ends
             close = ends if len(ends) == 1 else difflib.get_close_matches(key, known, n=1)
-            return f"; did you mean {close[0]}?" if close else "; --help lists the keys"
+            return f"; did you mean {close[0]}?" if close else "; --help all lists the keys"
     return ""
 
 

@@ -1,10 +1,13 @@
 """Help on keys: each with its value, its choices and its meaning."""
 
+import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from common.keys import choices, declaration, keys_of, shown
+
+WIDTH, NOTE = 120, 48  # of a line, and where its note begins
 
 
 def groups_of(config_dir: Path) -> dict[str, list[str]]:
@@ -16,28 +19,39 @@ def groups_of(config_dir: Path) -> dict[str, list[str]]:
     }
 
 
-def describe(schema: type, values: Mapping[str, Any], groups: Mapping[str, list[str]]) -> Iterator[str]:
-    """Lines of help.
+def describe(
+    schema: type, values: Mapping[str, Any], groups: Mapping[str, list[str]], whole: bool = True
+) -> Iterator[str]:
+    """Lines of help, at most WIDTH wide but for longer values.
 
     Args:
         schema: the dataclass of the whole configuration; values: the same as nested plain values.
         groups: groups that the configuration uses.
+        whole: list every key; else the common ones, where the schema has any.
     """
+    keys = [(key, declaration(owner, field), kind) for key, owner, field, kind in keys_of(schema)]
+    common = [] if whole else [row for row in keys if row[1].is_common]
     if groups:
         yield "Ready-made values, as in group=name:"
-        yield from (f"  {group}: {', '.join(names)}" for group, names in groups.items())
+        for group, names in groups.items():
+            yield from textwrap.wrap(
+                f"  {group}: {', '.join(names)}", WIDTH, subsequent_indent="    ", break_on_hyphens=False
+            )
         yield ""
     yield "Every key can be given as key=value; what is in force now:"
     last = ""
-    for key, owner, field, kind in keys_of(schema):
+    for key, declared, kind in common or keys:
         group = key.rpartition(".")[0]
         if group != last:
             yield ""
         last = group
         line = f"  {key}={shown(_value(values, key))}"
-        notes = [" | ".join(choices(kind)), declaration(owner, field).meaning]
-        note = "; ".join(filter(None, notes))
-        yield f"{line:<46}  # {note}" if note else line
+        note = "; ".join(filter(None, [" | ".join(choices(kind)), declared.meaning]))
+        first, *rest = textwrap.wrap(note, WIDTH - NOTE - 2, break_long_words=False, break_on_hyphens=False) or [""]
+        yield f"{line:<{NOTE - 2}}  # {first}" if first else line
+        yield from (f"{'':{NOTE}}# {words}" for words in rest)
+    if common:
+        yield f"\n--help all lists all {len(keys)} keys."
 
 
 def key_table(schema: type, values: Mapping[str, Any]) -> Iterator[str]:

@@ -36,6 +36,7 @@ class Key:
         only_with: the name of another key of the group and those of its values with which this one has an effect, so
             that it is refused beside others; without values: any but null, false and 0.
         is_name: a text must not be empty or blank.
+        is_common: `--help` lists it; the others are listed by `--help all`.
     """
 
     default: Any = None
@@ -47,6 +48,7 @@ class Key:
     within: str | None = None
     only_with: tuple[Any, ...] = ()
     is_name: bool = False
+    is_common: bool = False
 
     @property
     def rule(self) -> str:

@@ -77,7 +77,9 @@ class AppConfig:
     record: RecordConfig = field(default_factory=RecordConfig)
     mlperf: MLPerfConfig = field(default_factory=MLPerfConfig)
     baselines: bool | None = key(
-        None, "compute baselines after training: null: on 200,000 rows, in 30 s, where possible; true: on all rows"
+        None,
+        "compute baselines after training: null: on 200,000 rows, in 30 s, where possible; true: on all rows",
+        is_common=True,
     )
     tiny: dict[str, Any] = key({}, "what data.scale=tiny changes, by dotted key")
 

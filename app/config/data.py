@@ -105,25 +105,34 @@ class MultiHotConfig(keys.MultiHotConfig):
 class DataConfig:
     """The dataset, the raw rows it is made from, and how it is read."""
 
-    path: str | None = key(None, "dataset directory; null without data.raw or data.train: default_path")
-    raw: Any = key(None, "raw files (a path, a glob or a list) to preprocess into data.path if it is not there yet")
-    train: Any = key(None, "in place of data.raw: the files of the train split (a path, a glob or a list)")
-    val: Any = key(None, "beside data.train: the files of the val split; null: it has no rows")
+    path: str | None = key(None, "dataset directory; null without data.raw or data.train: default_path", is_common=True)
+    raw: Any = key(
+        None, "raw files (a path, a glob or a list) to preprocess into data.path if it is not there yet", is_common=True
+    )
+    train: Any = key(
+        None, "in place of data.raw: the files of the train split (a path, a glob or a list)", is_common=True
+    )
+    val: Any = key(None, "beside data.train: the files of the val split; null: it has no rows", is_common=True)
     test: Any = key(None, "beside data.train: the files of the test split; null: it has no rows")
     checksums: Any = key(None, "MD5 that files of data.train, data.val and data.test must have: {NAME: MD5, …}")
     default_path: str = key("data/synthetic", "data.path where neither is given")
     source: str | None = key(
-        None, "make data.path from synthetic, criteo_kaggle, synthetic_events, yambda_50m, …; null: see next"
+        None,
+        "make data.path from synthetic, criteo_kaggle, synthetic_events, yambda_50m, …; null: default_source where no "
+        "file is given",
+        is_common=True,
     )
     default_source: str | None = key("synthetic", "data.source where neither data.path nor any file is given")
-    scale: DataScale = key(DataScale.full, "tiny: the recipe's values under `tiny` in place of its own")
+    scale: DataScale = key(DataScale.full, "tiny: the recipe's values under `tiny` in place of its own", is_common=True)
     default_prep: dict[str, Any] = key({}, "further keys of data_prep, of data.default_source alone")
     published_tables: str | None = key(None, "sizes for building the model where there is no data (train.max_steps=0)")
     prep: dict[str, Any] = key({}, "further keys of data_prep: data.KEY is data.prep.KEY")
     encoding: str | None = key(None, "as of data_prep (docs/data.md), as are the next four; null: its default")
     frequency_threshold: int | None = key(None, "as of data_prep; null: its default", at_least=0)
     max_ind_range: int | None = key(None, "as of data_prep; null: its default", within=f"[1, {keys.MAX_TABLE_ROWS}]")
-    schema: str | None = key(None, "as of data_prep: YAML file that describes your own table; null: Criteo's rows")
+    schema: str | None = key(
+        None, "as of data_prep: YAML file that describes your own table; null: Criteo's rows", is_common=True
+    )
     workers: int | None = key(None, "as of data_prep: number of processes; null: its default", at_least=1)
     synthetic: SyntheticConfig = field(default_factory=SyntheticConfig)
     multi_hot: MultiHotConfig = field(default_factory=MultiHotConfig)

@@ -63,7 +63,9 @@ class ModelConfig:
     dense_final_relu: bool = key(True, "a ReLU after dense_arch's last layer too")
     numeric: Numeric = key(Numeric.dense_arch, "what dense features become")
     embedding_dim: int = key(
-        MISSING, "D, of every feature's vector; a multiple of 4 (FBGEMM), any with sharding.types=data_parallel"
+        MISSING,
+        "D, of every feature's vector; a multiple of 4 (FBGEMM), any with sharding.types=data_parallel",
+        is_common=True,
     )
     dense_arch: list[int] = key(
         MISSING, "widths of its layers, the last being D; []: none, without dense features; HSTU has none"

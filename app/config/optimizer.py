@@ -15,10 +15,10 @@ class OptimizerConfig:
     """The algorithms and their rates."""
 
     name: OptimizerName = key(MISSING, "for tables, and for dense parameters unless `dense` names another")
-    lr: float = key(MISSING, "at schedule factor 1", above=0)
+    lr: float = key(MISSING, "at schedule factor 1", above=0, is_common=True)
     eps: float | None = key(None, "all but SGD: added to the root of the second moment", above=0)
     dense: OptimizerName | None = key(None, "for dense parameters; null: `name` without its rowwise_")
-    sparse_lr: float | None = key(None, "of tables, at schedule factor 1; null: lr", above=0)
+    sparse_lr: float | None = key(None, "of tables, at schedule factor 1; null: lr", above=0, is_common=True)
     beta1: float | None = key(None, "Adam and LAMB: decay of the first moment a step", within="[0, 1)")
     beta2: float | None = key(None, "and of the second", within="[0, 1)")
     max_grad_norm: float | None = key(

@@ -41,12 +41,18 @@ class RuntimeConfig:
     """Platform, threads, precision, and limits of waiting."""
 
     platform: Platform = key(
-        Platform.auto, "devices to compute on; auto: the GPUs that torch was built for, if it sees any"
+        Platform.auto,
+        "devices to compute on; auto: the GPUs that torch was built for, if it sees any",
+        is_common=True,
     )
     num_threads: int | None = key(
-        None, "torch's threads a process; null: cores / processes here. Changes CPU bits", at_least=1, at_most=4_096
+        None,
+        "torch's threads a process; null: cores / processes here. Changes CPU bits",
+        at_least=1,
+        at_most=4_096,
+        is_common=True,
     )
-    precision: Precision | None = key(None, "null: fp32; for a run that is there, its own")
+    precision: Precision | None = key(None, "null: fp32; for a run that is there, its own", is_common=True)
     compile: Compile | None = key(None, "null: none; for a run that is there, its own. dense changes bits")
     timeout_minutes: float = key(30.0, "longest wait of a process for another", above=0, at_most=100_000)
     different_releases: bool = key(False, "let machines of a job have other releases of torch, TorchRec, FBGEMM, NumPy")

@@ -67,10 +67,10 @@ class ShardingConfig:
 
     types: Any = key(
         None,
-        "one of SHARDING_TYPES, a list to choose from, or auto (all that fit but grid_shard); null: auto among several "
-        "GPUs, else table_wise",
+        f"{', '.join(SHARDING_TYPES)}, a list to choose from, or auto (all that fit but grid_shard); null: auto among "
+        "several GPUs, else table_wise",
     )
-    kernels: Any = key(None, "one of KERNELS or a list; null: fused, and dense for data_parallel")
+    kernels: Any = key(None, f"{', '.join(KERNELS)}, or a list; null: fused, and dense for data_parallel")
     min_partition: int | None = key(
         None, "minimum columns of a shard of the column types; null: an equal part for each process", at_least=4
     )

@@ -45,7 +45,7 @@ class EvalGrid(Enum):
 class RunConfig:
     """The run's name and directory."""
 
-    name: str = key(MISSING, "names the run and its directory", is_name=True)
+    name: str = key(MISSING, "names the run and its directory", is_name=True, is_common=True)
     dir: str = key("runs/${run.name}", "directory of the run", is_name=True)
 
 
@@ -54,27 +54,37 @@ class TrainConfig:
     """Length of the run, batch size, evaluation and logging."""
 
     global_batch_size: int = key(
-        0, "samples a step over all processes; 0: local_batch_size times their number", at_least=0
+        0,
+        "samples a step over all processes; 0: local_batch_size times their number",
+        at_least=0,
+        is_common=True,
     )
     local_batch_size: int | None = key(None, "samples a step of each process", at_least=1)
-    epochs: int | None = key(None, "null: one, or as many as max_steps or max_samples take", at_least=1)
-    max_steps: int | None = key(None, "stop after this number of steps; 0 builds the run and ends", at_least=0)
+    epochs: int | None = key(None, "null: one, or as many as max_steps or max_samples take", at_least=1, is_common=True)
+    max_steps: int | None = key(
+        None, "stop after this number of steps; 0 builds the run and ends", at_least=0, is_common=True
+    )
     max_samples: int | None = key(None, "stop before the step that would exceed this number of samples", at_least=0)
     max_minutes: float | None = key(None, "stop resumably after this time", above=0)
-    seed: int = key(0, "initial values and data order", at_least=0, below=2**63)
+    seed: int = key(0, "initial values and data order", at_least=0, below=2**63, is_common=True)
     drop_last: bool = key(True, "leave out the rows of an epoch that fill no whole batch; false: train on them, too")
-    eval_every_steps: int | None = key(None, "null: only at the end", at_least=1)
+    eval_every_steps: int | None = key(None, "null: only at the end", at_least=1, is_common=True)
     eval_every_fraction: float | None = key(
         None, "the same as a share of an epoch: 0.05: 20 times in each, 1: at its end", within="(0, 1]"
     )
     eval_grid: EvalGrid = key(EvalGrid.down, "steps that eval_every_fraction means", only_with=("eval_every_fraction",))
-    target_auc: float | None = key(None, "stop once an evaluation reaches it", within="(0, 1]")
+    target_auc: float | None = key(None, "stop once an evaluation reaches it", within="(0, 1]", is_common=True)
     target_accuracy: float | None = key(None, "likewise", within="(0, 1]")
     monitor: Any = key(
-        AUC, "metric by which evaluations rank; or weights of a sum to be maximised, as {auc:1,logloss:-1}"
+        AUC,
+        "metric by which evaluations rank; or weights of a sum to be maximised, as {auc:1,logloss:-1}",
+        is_common=True,
     )
     early_stop_patience: int | None = key(
-        None, "end the run at this number of evaluations in a row without a gain of monitor; null: never", at_least=1
+        None,
+        "end the run at this number of evaluations in a row without a gain of monitor; null: never",
+        at_least=1,
+        is_common=True,
     )
     log_every_steps: int = key(50, "steps in one window: a line of metrics.jsonl", at_least=1)
     print_windows: bool = key(False, "each window on the terminal too, as benchmarks print them")
@@ -88,7 +98,7 @@ class TrainConfig:
 class EvalConfig:
     """Evaluation during and after training."""
 
-    split: str = key("val", "split to evaluate")
+    split: str = key("val", "split to evaluate", is_common=True)
     train_split: bool = key(False, "evaluate the training split as well, each time, and compare both")
     global_batch_size: int = key(16_384, "samples an evaluation step over all processes", at_least=1)
     exact_rows: int = key(1 << 28, "of a larger split the AUC is from a histogram, with its error's bound", at_least=0)
@@ -105,7 +115,10 @@ class CheckpointConfig:
     """Intervals of saving, checkpoints kept, and the one to start from."""
 
     every_steps: int | None = key(
-        None, "steps between checkpoints; null: by every_minutes, or one at the end", at_least=1
+        None,
+        "steps between checkpoints; null: by every_minutes, or one at the end",
+        at_least=1,
+        is_common=True,
     )
     every_minutes: float | None = key(
         None, "minutes between checkpoints; null: by every_steps, or one at the end", above=0
@@ -117,6 +130,7 @@ class CheckpointConfig:
         "auto",
         "auto: the run's newest whole one; never: start over; a path: of a checkpoint or a run",
         is_name=True,
+        is_common=True,
     )
     overwrite: bool = key(
         False, "let `resume` remove checkpoints of this run: all, or those after the one it starts from"

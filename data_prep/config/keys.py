@@ -54,13 +54,15 @@ class SplitConfig:
         None,
         "how rows are held out; null: auto, which is random for your own table, and for Criteo's rows last_day if "
         "there are several raw files, else fraction",
+        is_common=True,
     )
     held_out: float | None = key(
         None,
         "share of the rows that all methods but last_day hold out; null: a seventh, Criteo Kaggle's last day",
         within="[0, 1)",
+        is_common=True,
     )
-    seed: int | None = key(None, "of random and scikit_learn; null: 0", within=SEEDS)
+    seed: int | None = key(None, "of random and scikit_learn; null: 0", within=SEEDS, is_common=True)
 
 
 @dataclass(frozen=True)
@@ -184,7 +186,7 @@ class SyntheticEventsConfig:
     )
     items: int = key(500, "number of items", at_least=100)
     stay: float = key(
-        0.3, "probability that a listen is of the genre that its user is in the mood for; else of any", within="[0, 1)"
+        0.3, "probability that a listen is of the artist that its user is in the mood for; else of any", within="[0, 1)"
     )
     seed: int = key(0, "decides every byte", at_least=0)
 
@@ -198,31 +200,40 @@ class DataConfig:
 
     source: DataSource = key(DataSource.local, "where the rows come from; set by data=NAME")
     raw: Any = key(
-        None, "path, glob, directory of day files, or a list of these; plain or .gz; in the order of the days"
+        None,
+        "path, glob, directory of day files, or a list of these; plain or .gz; in the order of the days",
+        is_common=True,
     )
     train: Any = key(
         None,
         "in place of data.raw: the files of the train split, named as there; vocabularies, and what transforms need to "
         "know, are of their rows alone",
+        is_common=True,
     )
-    val: Any = key(None, "beside data.train: the files of the val split; null: it has no rows")
-    test: Any = key(None, "beside data.train: the files of the test split; null: it has no rows")
+    val: Any = key(None, "beside data.train: the files of the val split; null: it has no rows", is_common=True)
+    test: Any = key(None, "beside data.train: the files of the test split; null: it has no rows", is_common=True)
     checksums: Any = key(
         None, "MD5 that files of data.train, data.val and data.test must have: {NAME: MD5, …}, by name or path"
     )
-    path: str | None = key(None, "directory of the finished dataset")
+    path: str | None = key(None, "directory of the finished dataset", is_common=True)
     overwrite: bool = key(
-        False, "replace a dataset at data.path that was made from other rows or with other parameters"
+        False,
+        "replace a dataset at data.path that was made from other rows or with other parameters",
+        is_common=True,
     )
-    encoding: Encoding | None = key(None, "how categories become ids; null: vocabulary")
+    encoding: Encoding | None = key(None, "how categories become ids; null: vocabulary", is_common=True)
     frequency_threshold: int | None = key(
-        None, "values seen fewer times than this in the train split have no id of their own; null: 1", at_least=0
+        None,
+        "values seen fewer times than this in the train split have no id of their own; null: 1",
+        at_least=0,
+        is_common=True,
     )
     max_ind_range: int | None = key(
         None,
         "maximum rows per table; hash: the modulus; vocabulary: the most frequent max_ind_range - 1 values keep "
         "ids; null: no limit",
         within=f"[1, {MAX_TABLE_ROWS}]",
+        is_common=True,
     )
     max_categories: int | None = key(
         None, "amd_blog: columns of more values are dropped; null: 10,000, as the blog", at_least=1
@@ -240,10 +251,15 @@ class DataConfig:
         "this machine",
     )
     workers: int | None = key(
-        None, "number of processes; null: one per usable CPU, as far as memory_budget allows", at_least=1
+        None,
+        "number of processes; null: one per usable CPU, as far as memory_budget allows",
+        at_least=1,
+        is_common=True,
     )
     memory_budget: str = key(
-        "2GiB", "memory of all processes together, at least 512MiB; with a scheduler, of each worker"
+        "2GiB",
+        "memory of all processes together, at least 512MiB; with a scheduler, of each worker",
+        is_common=True,
     )
     chunk_bytes: str | None = key(
         None,
@@ -251,13 +267,15 @@ class DataConfig:
         "that, and at most 128MiB; half of that where rows leave their order, a quarter where columns hold any "
         "number of values",
     )
-    schema: str | None = key(None, "YAML file that describes your own table; null: Criteo's rows")
+    schema: str | None = key(None, "YAML file that describes your own table; null: Criteo's rows", is_common=True)
     keep_texts: bool | None = key(
         None,
         "your own table with encoding=vocabulary: keep the values' texts in the dataset, so that reports can name "
         "them; they may be personal data; null: true",
     )
-    days: list[int] | None = key(None, "numbers of the days to download, in this order; set by data=criteo_1tb")
+    days: list[int] | None = key(
+        None, "numbers of the days to download, in this order; set by data=criteo_1tb", is_common=True
+    )
     remote: RemoteConfig = field(default_factory=RemoteConfig)
     synthetic: SyntheticConfig = field(default_factory=SyntheticConfig)
     synthetic_events: SyntheticEventsConfig = field(default_factory=SyntheticEventsConfig)

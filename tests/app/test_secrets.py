@@ -81,7 +81,7 @@ def test_errors(
 
 
 def test_help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", ["app.train", "--help", *ARGUMENTS])
+    monkeypatch.setattr(sys, "argv", ["app.train", "--help", "all", *ARGUMENTS])
     assert run_command(COMMANDS["train"]) == 0
     assert SECRET not in capsys.readouterr().out
 

@@ -53,7 +53,7 @@ def config_dir(tmp_path: Path) -> Path:
     [
         (["name=x", "inner.witdh=4"], "did you mean inner.width?"),
         (["name=x", "innner.width=4"], "did you mean inner.width?"),
-        (["name=x", "zzz=1"], "--help lists the keys"),
+        (["name=x", "zzz=1"], "--help all lists the keys"),
         (["--name=x"], "keys have no dashes; write name=x"),
         (["inner.width=4"], "name has no value; add name=..."),
         (["name=x", "inner.colour=green"], "expected one of [red, blue]"),

@@ -5,6 +5,8 @@ import pytest
 from app.config import CONFIG_DIR, AppConfig, EvaluateConfig, Interaction, from_plain, to_plain, validate
 from common.compose import ConversionError, compose_config
 from common.errors import UserError
+from common.help import describe
+from common.keys import keys_of
 from tests.app.conftest import REPOSITORY
 from tests.forks import run_module
 
@@ -144,6 +146,17 @@ def test_help_lists_keys_with_their_values() -> None:
     assert done.returncode == 0
     assert "python -m app.train" in done.stdout
     assert "train.global_batch_size=512" in done.stdout
+
+
+def test_help_has_the_common_keys_and_help_all_every_key() -> None:
+    values = to_plain(compose_config(AppConfig, CONFIG_DIR, []))
+    pages = [list(describe(AppConfig, values, {}, whole)) for whole in (False, True)]
+    listed, every = ({line.split("=")[0].strip() for line in page if "=" in line[:46]} for page in pages)
+    assert 15 < len(listed) < 30
+    assert listed < every
+    assert every >= {key for key, *_ in keys_of(AppConfig)}
+    assert f"--help all lists all {len(list(keys_of(AppConfig)))} keys." in pages[0][-1]
+    assert not [line for line in pages[1] if len(line) > 120 and "  # " in line]
 
 
 def test_names_and_paths_are_taken_as_they_are_typed() -> None:

@@ -81,5 +81,6 @@ def test_every_key_has_a_meaning() -> None:
 
 def test_help_prints_the_meaning_beside_the_value() -> None:
     lines = [" ".join(line.split()) for line in describe(PrepConfig, plain_values(PrepConfig), {})]
-    assert "data.overwrite=false # " + declaration(DataConfig, "overwrite").meaning in lines
+    text = " ".join(line.removeprefix("# ") for line in lines)
+    assert "data.overwrite=false # " + declaration(DataConfig, "overwrite").meaning in text
     assert any(line.startswith("data.encoding=null # vocabulary | hash | ") for line in lines)
