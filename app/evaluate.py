@@ -24,9 +24,10 @@ from app.runtime import process_group
 from app.runtime.platform import Runtime
 from app.scoring import served_model
 from app.training import predictor, resume, scores
-from app.training.labels import require_task
+from app.training.labels import require_task, task_of
 from app.training.resume import TrainedRun
 from common.documents import plain_object
+from common.errors import UserError
 from common.files import write_atomically
 
 
@@ -46,6 +47,10 @@ def main(config: EvaluateConfig) -> int:
     split = config.split or ("test" if trained.model.hstu is None else "val")
     with process_group.joined(trained, process_group.READING) as runtime:
         run = resume.open_checkpoint(directory, config.checkpoint, trained, runtime)
+        if limit and not task_of(run.manifest).has_clicks:
+            raise UserError(
+                f"keep_scores={limit}: scores are kept of clicks, and these labels are numbers; leave it out"
+            )
         require_task(trained, run.root, run.manifest)
         runtime.on_rank_0(lambda: verify_splits(run.root, run.manifest, [split], trained.data))
         result = {

@@ -184,7 +184,7 @@ def _gradient_norm(run: RunFiles) -> Chart:
         "step",
         "2-norm",
         [_of(run.windows, "gradient_norm", "gradient norm", 0)],
-        note="Of the last step of each window of the log, before clipping; tables' gradients never exist as tensors.",
+        note="Of the last step of each window of the log, before clipping, without the gradients of tables.",
         absent="as the run is of an older version, or has no window of the log",
     )
 

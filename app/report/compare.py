@@ -128,8 +128,9 @@ class AucComparison:
 
     @property
     def metric(self) -> Metric:
-        """The metric that is compared."""
-        return METRICS[self.first.runs[0].evaluation.main]
+        """The metric that is compared: that of the first run that was evaluated, as others have none."""
+        evaluations = [run.evaluation for group in (self.first, self.second) for run in group.runs]
+        return METRICS[next((each.main for each in evaluations if each.main_value is not None), evaluations[0].main)]
 
     @property
     def better(self) -> RunGroup:
@@ -331,7 +332,7 @@ def _parity(first: RunFiles, second: RunFiles, auc_tolerance: float, loss_tolera
     main = METRICS[first.evaluation.main]
     aucs = [run.evaluation.figure(main.name) for run in (first, second)]
     if aucs[0] is None or aucs[1] is None:
-        return Parity(first, second, None, loss, f"no verdict: an {main.label} is missing", None)
+        return Parity(first, second, None, loss, f"no verdict: {main.label} is missing", None)
     auc = aucs[1] - aucs[0]
     summaries = [run.summary for run in (first, second)]
     digests = [one.digest.parameters if one and one.digest else None for one in summaries]

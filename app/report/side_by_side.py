@@ -34,10 +34,11 @@ SHORTEST = 18  # characters of a hash or value shown in a cell
 
 
 def page_name(directories: Sequence[Path]) -> str:
-    """The file name of a comparison: by the runs' names, and a digest where they are long or of several directories."""
-    names = [re.sub(r"[^\w.-]", "_", path.resolve().name) for path in directories]
-    whole = f"compare-{'-'.join(names)}"
-    if len(whole) <= MAX_NAME and len({path.resolve().parent for path in directories}) == 1:
+    """The file name of a comparison: by the runs' names, and a digest where these do not decide it."""
+    names = [path.resolve().name for path in directories]
+    whole = "-".join(["compare", *(re.sub(r"[^\w.-]", "_", name) for name in names)])
+    is_plain = all(re.fullmatch(r"[\w.]+", name) for name in names)
+    if is_plain and len(whole) <= MAX_NAME and len({path.resolve().parent for path in directories}) == 1:
         return f"{whole}.html"
     digest = hashlib.sha256("\n".join(str(path.resolve()) for path in directories).encode()).hexdigest()[:8]
     return f"{whole[: MAX_NAME - len(digest) - 1]}-{digest}.html"

@@ -166,7 +166,7 @@ def figures_of(config: ReproduceConfig, done: Sequence[Finished], is_judged: boo
         ACCURACY: published.accuracy,
         RMSE: published.rmse,
     }
-    of_numbers = any(figures.main == RMSE for each in done for figures in each.splits.values())
+    of_numbers = any(figures.main == RMSE for finished in done for figures in finished.splits.values())
     tested = {AUC: published.test_auc, LOGLOSS: published.test_logloss}
     figures = []
     for split in dict.fromkeys(name for each in done for name in each.splits):

@@ -1,6 +1,8 @@
 """TensorBoard: scalars of every event, histograms at evaluations, hyper-parameters."""
 
+import functools
 import logging
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ try:
 except ImportError:  # the tensorboard package is not here
     AVAILABLE = False
 
+WRITERS = "tensorboard.summary.writer"
 LAST_GROUP = "various"
 SUMMARY_TAGS = ("eval/auc", "eval/ne", "eval/logloss", "train/samples_per_second")
 
@@ -32,6 +35,7 @@ class TensorBoard:
 
     def __init__(self, directory: Path, settings: Mapping[str, str | int | float | bool], from_step: int) -> None:
         """Continue at `from_step`: earlier events of that step and later ones are hidden."""
+        _report_errors_once()
         self._writer = SummaryWriter(str(directory), purge_step=from_step or None)
         for summary in hparams(dict(settings), dict.fromkeys(SUMMARY_TAGS, 0.0))[:2]:
             self._add(summary)
@@ -65,6 +69,18 @@ class TensorBoard:
     def _add(self, summary: Any) -> None:
         writer: Any = self._writer.file_writer
         writer.add_summary(summary)
+
+
+@functools.cache
+def _report_errors_once() -> None:
+    """Print no traceback of TensorBoard's own thread: the next call raises its error, which is reported there."""
+    report = threading.excepthook
+
+    def report_others(error: threading.ExceptHookArgs) -> None:
+        if not type(error.thread).__module__.startswith(WRITERS):
+            report(error)
+
+    threading.excepthook = report_others
 
 
 def _grouped(tag: str) -> str:

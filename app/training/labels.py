@@ -33,13 +33,14 @@ def require_task(config: AppConfig, root: Path, manifest: Manifest) -> None:
             "loss.threshold": (config.loss.threshold, 0.0),
             "train.target_auc": (config.train.target_auc, None),
             "train.target_accuracy": (config.train.target_accuracy, None),
-            "eval.keep_scores": (config.eval.keep_scores, 0),
             "mlperf.enabled": (config.mlperf.enabled, False),
             "baselines": (config.baselines is True, False),
         }
         for key, (value, usual) in of_clicks.items():
             if value != usual:
                 remedies[f"{key}={shown(value)}"] = f"{key}={shown(usual)}"
+        if config.eval.keep_scores:
+            remedies[f"eval.keep_scores={config.eval.keep_scores}"] = "eval.keep_scores=0"
     if remedies:
         label = manifest.schema["label"]
         kind = "clicks, 0 or 1" if task.has_clicks else "numbers"

@@ -20,6 +20,7 @@ from data_prep.dataset.options import LabelKind
 from data_prep.dataset.schema import Feature, Schema, to_json
 
 RULE = re.compile(r"\s*(>=|<=|==|!=|>|<)\s*(-?\d+(?:\.\d+)?)\s*")
+TEXT_RULE = re.compile(r"\s*(==|!=)\s*(\S(?:.*\S)?)\s*")  # where it is no RULE
 COMPARISONS: dict[str, Callable[[Any, float], Any]] = {
     ">=": operator.ge,
     "<=": operator.le,
@@ -74,7 +75,7 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
     label: str
     dense: tuple[str, ...]
     sparse: tuple[Feature, ...]
-    rule: Annotated[str, Meta(pattern=rf"\A{RULE.pattern}\Z")] | None
+    rule: Annotated[str, Meta(pattern=rf"\A(?:{RULE.pattern}|{TEXT_RULE.pattern})\Z")] | None
     names: tuple[str, ...]
     separators: tuple[tuple[str, str], ...] = ()
     format: str = "text"
@@ -84,6 +85,15 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
     missing: tuple[str, ...] = ()
     parts: tuple[DatePart, ...] = ()
     label_kind: LabelKind = LabelKind.click
+
+    @property
+    def text_rule(self) -> tuple[bool, str] | None:
+        """Of a rule on texts: whether a label of 1 has its text (or any other), and the text."""
+        if self.rule is None or RULE.fullmatch(self.rule):
+            return None
+        match = TEXT_RULE.fullmatch(self.rule)
+        assert match is not None
+        return match[1] == "==", match[2]
 
     @property
     def schema(self) -> Schema:

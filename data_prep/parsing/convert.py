@@ -232,14 +232,56 @@ def too_large(number: object, max_number: float) -> str:
 
 
 def _labels(values: Any, table: Table, where: Where) -> NDArray[Any]:
+    if table.text_rule is not None:
+        return _text_labels(values, table, where, *table.text_rule)
+    if table.label_kind is LabelKind.click:
+        _refuse_texts(values, table, where)
     numbers = numbers_of(values, table, where, table.label, None, np.inf)
     labels, bad = table.labels_of(numbers)
     if bad is not None and table.label_kind is LabelKind.number:
-        raise where.error(bad, table.label, f"{numbers[bad]:g} is beyond 3.4e38, the largest float32")
+        raise where.error(
+            bad, table.label, f"{numbers[bad]:g} is beyond 3.4e38, the largest float32", "correct the row"
+        )
     if bad is not None:
         fault = f"{numbers[bad]:g} is not a label (0 or 1)"
         raise where.error(bad, table.label, fault, "correct the row, or give a rule or kind: number in the schema")
     return labels
+
+
+def _text_labels(values: Any, table: Table, where: Where, is_equal: bool, text: str) -> NDArray[np.int32]:
+    """1 where a field's text is the rule's, or, unless `is_equal`, another."""
+    codes, known = distinct(values)
+    refuse_first(
+        codes,
+        [value is None or value == "" or value in table.missing for value in known],
+        where,
+        table.label,
+        lambda code: "no value",
+    )
+    labels = np.array([(text_of(value) == text) == is_equal for value in known], np.int32)
+    return labels[codes]
+
+
+def _refuse_texts(values: Any, table: Table, where: Where) -> None:
+    """Raise UserError for labels that are texts, with those of the block and the rule that takes them."""
+    if _cast(values, table, None) is not None:
+        return
+    codes, known = distinct(values)
+    is_other = [isinstance(value, str) and value != "" and value not in table.missing for value in known]
+    is_other = [text and math.isnan(number_of(value, table)) for text, value in zip(is_other, known, strict=True)]
+    texts = [value for value, is_bad in zip(known, is_other, strict=True) if is_bad]
+    shown_texts = ", ".join(map(shown, texts[:5])) + (", …" if len(texts) > 5 else "")
+    remedy = (
+        f"labels that are texts need a rule in the schema, as in label: {table.label} == {texts[0] if texts else ''}"
+    )
+    refuse_first(
+        codes,
+        is_other,
+        where,
+        table.label,
+        lambda code: f"{shown(known[code])} is no number (of {shown_texts})",
+        remedy,
+    )
 
 
 # ---- dates

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from common.errors import UserError
 from data_prep.dataset.options import LabelKind
-from data_prep.dataset.table_spec import RULE, DatePart, Table
+from data_prep.dataset.table_spec import RULE, TEXT_RULE, DatePart, Table
 from data_prep.parsing.dates import EPOCH, PARTS
 from data_prep.parsing.formats import Column, Format, format_of, suffix_of
 from data_prep.sources.discover import Source
@@ -18,7 +18,7 @@ from data_prep.sources.discover import Source
 TEXTS = ("text", "any")  # kinds of columns that hold text; those of text and JSON are of any kind
 OF_TEXT = ("delimiter", "header", "decimal", "thousands", "missing")
 KEYS = {*OF_TEXT, "label", "dense", "sparse"}
-COLUMN_AND_RULE = re.compile(rf"(.*\S)({RULE.pattern})")
+COLUMN_AND_RULE = re.compile(rf"(.*?\S)({RULE.pattern}|{TEXT_RULE.pattern})")
 
 
 class Names(NamedTuple):
@@ -210,14 +210,14 @@ def _number_format(path: Path, document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _label(path: Path, label: Any) -> tuple[Any, str | None, LabelKind]:
-    """Column, rule and kind from COLUMN, "COLUMN >= 4", {column: COLUMN, rule: ">= 4"} or {…, kind: number}."""
+    """Column, rule and kind from COLUMN, "COLUMN >= 4", {column: COLUMN, rule: ">= 4"}, or {…, kind: number}."""
     if isinstance(label, str) and (match := COLUMN_AND_RULE.fullmatch(label)):
         return match[1], match[2].strip(), LabelKind.click
     if not isinstance(label, dict):
         return label, None, LabelKind.click
     rule, kind = label.get("rule"), label.get("kind", LabelKind.click.value)
     is_known = {"column"} < set(label) <= {"column", "rule", "kind"} and kind in [member.value for member in LabelKind]
-    if not is_known or (rule is not None and not RULE.fullmatch(str(rule))):
+    if not is_known or (rule is not None and not any(form.fullmatch(str(rule)) for form in (RULE, TEXT_RULE))):
         raise UserError(
             f'{path}: key label: give a column, {{column: NAME, rule: ">= 4"}}, or {{column: NAME, kind: number}}'
         )

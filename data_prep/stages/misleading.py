@@ -188,7 +188,10 @@ class _Comparison:
         if not len(self._labels) or not len(self._held_out_labels):
             return None, None
         train, held_out = (first + second for first, second in self._halves)
-        labels = [mix(each.view(np.uint32).astype(np.uint64)) for each in (self._labels, self._held_out_labels)]
+        labels = [
+            mix((each + each.dtype.type(0)).view(np.uint32).astype(np.uint64))
+            for each in (self._labels, self._held_out_labels)
+        ]
         shared = _share_in(held_out + labels[1], np.sort(train + labels[0]))
         first, second = self._halves[1]
         return shared, _share_in(first + np.random.default_rng(0).permutation(second), np.sort(train))

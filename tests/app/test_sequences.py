@@ -418,6 +418,7 @@ def test_it_learns_from_the_order_of_events(tmp_path: Path) -> None:
         "data.source=synthetic_events",
         f"data.path={tmp_path}/log",
         "data.prep.synthetic_events.users=800",
+        "data.prep.synthetic_events.stay=0.9",
         "data.events.history=last_n",
         "data.events.history_length=12",
         "model.hstu.num_layers=1",

@@ -125,6 +125,29 @@ def test_rows_after_a_blank_line_keep_their_numbers(tmp_path: Path) -> None:
 WORDS = ["True", "False", "true", "false", "TRUE", "yes", "no", "Yes", "1", "0"]
 
 
+@pytest.mark.parametrize(
+    ("rule", "expected"), [("== clicked", [1, 0, 0]), ("!= not", [1, 0, 1]), ("==clicked", [1, 0, 0])]
+)
+def test_texts_are_labels_by_a_rule(tmp_path: Path, rule: str, expected: list[int]) -> None:
+    text = "Was it clicked,price,user,item\n" + "clicked,1,u,i\nnot,2,u,i\nnot at all,3,u,i\n" * 10
+    schema = SCHEMA.replace("label: label", f"label: Was it clicked {rule}")
+    labels, _, _ = make(tmp_path, text, schema)
+    assert labels.tolist() == expected * 10
+
+
+def test_texts_without_a_rule_are_refused_with_one_that_works(tmp_path: Path) -> None:
+    text = "Was it clicked,price,user,item\n" + "1,1,u,i\nnot,2,u,i\nclicked,3,u,i\n" * 10
+    with pytest.raises(
+        UserError, match=r"row 3, column Was it clicked: 'not' is no number \(of 'not', 'clicked'\)"
+    ) as error:
+        make(tmp_path, text, SCHEMA.replace("label: label", "label: Was it clicked"))
+    rule = str(error.value).rpartition("as in ")[2]
+    labels, _, _ = make(tmp_path, text, SCHEMA.replace("label: label", rule), "data.overwrite=true")
+    assert labels.tolist() == [0, 1, 0] * 10
+    with pytest.raises(UserError, match="row 2, column Was it clicked: no value"):
+        make(tmp_path, text.replace("1,1", ",1"), SCHEMA.replace("label: label", rule), "data.overwrite=true")
+
+
 def test_truth_values_are_labels_and_numbers(tmp_path: Path) -> None:
     text = "label,price,user,item\n" + "".join(f"{word},{word},u,{word}\n" for word in WORDS * 3)
     labels, dense, sparse = make(tmp_path, text)
