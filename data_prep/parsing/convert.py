@@ -279,7 +279,7 @@ def _refuse_texts(values: Any, table: Table, where: Where) -> None:
         is_other,
         where,
         table.label,
-        lambda code: f"{shown(known[code])} is no number (of {shown_texts})",
+        lambda code: f"{shown(known[code])} is not a number (texts: {shown_texts})",
         remedy,
     )
 

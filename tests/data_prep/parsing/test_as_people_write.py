@@ -138,7 +138,7 @@ def test_texts_are_labels_by_a_rule(tmp_path: Path, rule: str, expected: list[in
 def test_texts_without_a_rule_are_refused_with_one_that_works(tmp_path: Path) -> None:
     text = "Was it clicked,price,user,item\n" + "1,1,u,i\nnot,2,u,i\nclicked,3,u,i\n" * 10
     with pytest.raises(
-        UserError, match=r"row 3, column Was it clicked: 'not' is no number \(of 'not', 'clicked'\)"
+        UserError, match=r"row 3, column Was it clicked: 'not' is not a number \(texts: 'not', 'clicked'\)"
     ) as error:
         make(tmp_path, text, SCHEMA.replace("label: label", "label: Was it clicked"))
     rule = str(error.value).rpartition("as in ")[2]
