@@ -39,6 +39,7 @@ SUMMARY_KEYS = {
     "phase_seconds",
     "covers",
     "baselines",
+    "tables",
 }
 
 

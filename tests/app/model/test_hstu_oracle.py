@@ -58,6 +58,7 @@ MODEL = [
     "model.hstu.position_bound=0.5",
 ]
 DATA = [
+    "data.events.history=interleaved",
     f"data.events.history_length={HISTORY}",
     f"data.events.scan_events={SCAN}",
     f"data.events.window_seconds={WINDOW_SECONDS}",
