@@ -19,6 +19,7 @@ CHANGES = {  # assignments to attributes of what is imported, by file
     "app/launch.py": ["torch_launcher.LocalElasticAgent"],  # torchrun's own agent, in the launcher's process
     "app/model/dlrm.py": ["torch._inductor.config.compile_threads"],  # a setting
     "app/__main__.py": ["sys.argv"],
+    "app/trackers/tensorboard.py": ["threading.excepthook"],  # the hook that Python has for it
 }
 
 
