@@ -54,11 +54,10 @@ def add_baselines(config: AppConfig) -> None:
     if (reason := _obstacle(config)) is not None:
         log.info("baselines: not computed: %s", reason)
         return
-    dataset = read_manifest(directory).dataset
     if summary.eval.main != AUC:
         log.info("baselines: not computed: they are of clicks, and the labels are numbers")
         return
-    path = dataset.path
+    path = read_manifest(directory).dataset.path
     command = [sys.executable, "-m", "app.baselines", f"run={quoted(str(directory.absolute()))}"]
     if path is not None:
         command.append(f"data.path={quoted(str(Path(path).absolute()))}")

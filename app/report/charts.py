@@ -84,7 +84,7 @@ class Chart:
         for series in self.series:
             points = sorted((y, x) for x, y in zip(series.x, series.y, strict=True) if y is not None)
             is_whole = series.kind == "reference" or len(points) < 4
-            by_size = sorted((abs(y) for y, _ in points))
+            by_size = sorted(abs(y) for y, _ in points)
             usual += by_size if is_whole else by_size[: len(points) - max(1, len(points) // 20)]
             drawn += [(y, x, series.name) for y, x in points]
         reach = OUTLIER * max(usual, default=0.0)

@@ -5,6 +5,7 @@ those for numbers that are not cast, run on a column's distinct values.
 """
 
 import functools
+import itertools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -158,7 +159,7 @@ def numbers_of(
     if numbers is not None and (np.abs(numbers) <= max_number).all() and np.isfinite(numbers).all():
         return numbers
     codes, known = distinct(values)
-    is_missing = [value is None or value == "" or value in table.missing for value in known]
+    is_missing = [_is_missing(value, table) for value in known]
     array = np.array([number_of(value, table) for value in known], np.float64)
 
     def fault(code: int) -> str:
@@ -177,6 +178,10 @@ def numbers_of(
         "or correct this row",
     )
     return array[codes]
+
+
+def _is_missing(value: Any, table: Table) -> bool:
+    return value is None or value == "" or value in table.missing
 
 
 def _cast(values: Any, table: Table, empty: float | None) -> NDArray[np.float64] | None:
@@ -234,9 +239,12 @@ def too_large(number: object, max_number: float) -> str:
 def _labels(values: Any, table: Table, where: Where) -> NDArray[Any]:
     if table.text_rule is not None:
         return _text_labels(values, table, where, *table.text_rule)
-    if table.label_kind is LabelKind.click:
-        _refuse_texts(values, table, where)
-    numbers = numbers_of(values, table, where, table.label, None, np.inf)
+    try:
+        numbers = numbers_of(values, table, where, table.label, None, np.inf)
+    except UserError:
+        if table.label_kind is LabelKind.click:
+            _refuse_texts(values, table, where)
+        raise
     labels, bad = table.labels_of(numbers)
     if bad is not None and table.label_kind is LabelKind.number:
         raise where.error(
@@ -253,7 +261,7 @@ def _text_labels(values: Any, table: Table, where: Where, is_equal: bool, text: 
     codes, known = distinct(values)
     refuse_first(
         codes,
-        [value is None or value == "" or value in table.missing for value in known],
+        [_is_missing(value, table) for value in known],
         where,
         table.label,
         lambda code: "no value",
@@ -264,12 +272,12 @@ def _text_labels(values: Any, table: Table, where: Where, is_equal: bool, text: 
 
 def _refuse_texts(values: Any, table: Table, where: Where) -> None:
     """Raise UserError for labels that are texts, with those of the block and the rule that takes them."""
-    if _cast(values, table, None) is not None:
-        return
     codes, known = distinct(values)
-    is_other = [isinstance(value, str) and value != "" and value not in table.missing for value in known]
-    is_other = [text and math.isnan(number_of(value, table)) for text, value in zip(is_other, known, strict=True)]
-    texts = [value for value, is_bad in zip(known, is_other, strict=True) if is_bad]
+    is_other = [
+        isinstance(value, str) and not _is_missing(value, table) and math.isnan(number_of(value, table))
+        for value in known
+    ]
+    texts = list(itertools.compress(known, is_other))
     shown_texts = ", ".join(map(shown, texts[:5])) + (", …" if len(texts) > 5 else "")
     remedy = (
         f"labels that are texts need a rule in the schema, as in label: {table.label} == {texts[0] if texts else ''}"

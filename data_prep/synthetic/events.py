@@ -226,5 +226,5 @@ def click_probability(satiety: float, quality: float, peak: float, time: Int) ->
 
 @jit
 def next_satiety(satiety: float, label: bool) -> float:
-    """A user's satiety of a artist after a listen to one of its items."""
+    """A user's satiety of an artist after a listen to one of its items."""
     return satiety * DECAY + (1 if label else -1)
