@@ -12,7 +12,7 @@ from app.report.statistics import Spread
 from app.reproduction.documents import Reproduction
 from app.reproduction.figures import finished_runs, is_inside, registry_name, summarise
 from app.reproduction.page import reproduction_page
-from app.reproduction.seeds import Seed
+from app.reproduction.seeds import Seed, training_arguments
 from tests.app.reproduction.runs import composed, edit, write_seeds
 
 PUBLISHED = ["published.source=A", "published.data=B", "published.tolerance=0.001"]
@@ -143,7 +143,9 @@ def test_a_changed_recipe_gets_no_verdict(tmp_path: Path, override: str, words: 
 def test_keys_of_a_file_change_the_recipe_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump({"train": {"epochs": 3}}))
-    made = document(write_seeds(tmp_path / "x", 2), "published.test_auc=0.7", *PUBLISHED, "config=mine.yaml")
+    made = document(
+        write_seeds(tmp_path / "x", 2), "published.test_auc=0.7", *PUBLISHED, *training_arguments(["config=mine.yaml"])
+    )
     assert "The recipe was changed (train.epochs=3)" in said(made)
 
 
