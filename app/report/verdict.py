@@ -158,7 +158,8 @@ def _quality(run: RunFiles) -> list[tuple[str, str]]:
         return _quality_of_numbers(run, rmse, evaluation.figure(LABEL_DEVIATION) or 0.0)
     auc, ne = evaluation.auc, evaluation.figure(NE)
     if auc is None or ne is None:
-        return [("bad", "AUC was not measured: there was no evaluation of a split with both classes.")]
+        lacks = "of a split with both classes" if run.is_evaluated else "at all"
+        return [("bad", f"What the model has learned was not measured: there was no evaluation {lacks}.")]
     constant = baseline(evaluation.figure(BASE_RATE))
     better = ne < 1
     gain = signed((evaluation.figure(ACCURACY) or 0) - (constant[ACCURACY] or 0))

@@ -262,7 +262,7 @@ def _means(figures: Sequence[SeedFigure]) -> list[tuple[str, str]]:
                     f"{METRICS[each.metric].label} of {each.split}: mean {figure(each.mean, DIGITS)}, {interval}.",
                 )
             )
-    return sentences or [("plain", "AUC was not measured.")]
+    return sentences or [("plain", "What the models have learned was not measured.")]
 
 
 def _against_published(
