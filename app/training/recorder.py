@@ -122,7 +122,7 @@ class Recorder:
             device_bytes=device_bytes,
         )
         self.event(event)
-        self._progress.update(state.step, state.epoch, loss, accuracy, rate, wait, state.evaluation)
+        self._progress.update(event, state.evaluation)
 
     def evaluation(self, kind: str, step: int, result: EvaluationFigures, seconds: float | None = None) -> None:
         """Report the metrics of a split, and the seconds that they took; a collective call."""

@@ -200,9 +200,7 @@ class TrainingRun:
             self.state,
             self._served(),
             status,
-            self.recorder.seconds(),
-            self.recorder.energy.source,
-            profiler.communication_seconds,
+            summary.Clocks(self.recorder.seconds(), self.recorder.energy.source, profiler.communication_seconds),
         )
         events = read_events(self._directory.path) if self.runtime.rank == 0 else []
         figures.throughput.slowdown = find_slowdown(events)
