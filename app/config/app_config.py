@@ -157,6 +157,8 @@ def validate(config: AppConfig) -> None:
             f"schedule.threshold={config.schedule.threshold}: has no effect without schedule=plateau or "
             "train.early_stop_patience; leave it out"
         )
+    if config.data.negatives.per_positive is not None:
+        require_dlrm(config.model, f"data.negatives.per_positive={config.data.negatives.per_positive}")
     if config.eval.group_by is not None:
         require_dlrm(config.model, f"eval.group_by={config.eval.group_by}")
     over = USERS if config.model.hstu is not None else GROUPS if config.eval.group_by is not None else ""

@@ -34,10 +34,15 @@ def require_task(config: AppConfig, root: Path, manifest: Manifest) -> None:
     """Refuse keys that labels of the dataset's kind do not have.
 
     Raises:
-        UserError: names all of them, with what to give; eval.group_by is not a column of one id a row.
+        UserError: names all of them, with what to give; a key names what is no column of one id a row.
     """
-    if config.eval.group_by is not None:
-        require_column("eval.group_by", config.eval.group_by, config.data, root, manifest)
+    for key, column in (
+        ("eval.group_by", config.eval.group_by),
+        ("data.negatives.user", config.data.negatives.user),
+        ("data.negatives.item", config.data.negatives.item),
+    ):
+        if column is not None:
+            require_column(key, column, config.data, root, manifest)
     task = task_of(manifest)
     monitor = config.train.monitor
     remedies = {}
@@ -52,6 +57,7 @@ def require_task(config: AppConfig, root: Path, manifest: Manifest) -> None:
             "train.target_accuracy": (config.train.target_accuracy, None),
             "mlperf.enabled": (config.mlperf.enabled, False),
             "baselines": (config.baselines is True, False),
+            **{f"data.negatives.{name}": (value, None) for name, value in vars(config.data.negatives).items()},
         }
         for key, (value, usual) in of_clicks.items():
             if value != usual:

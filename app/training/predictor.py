@@ -111,7 +111,7 @@ class Predictor:
     def samples(self, steps: int) -> int:
         """Samples of the run's first steps."""
         train = self.config.train
-        return samples_of(train, 0 if train.drop_last else self.manifest.splits["train"].rows, steps)
+        return samples_of(train, 0 if train.drop_last else self.split("train").rows, steps)
 
     def split_rows(self) -> dict[str, int]:
         """Rows of each split; of a dataset of events, samples."""
