@@ -91,6 +91,7 @@ _ROWS = (
 )
 METRICS = {row.name: row for row in _ROWS}
 OF_ROWS = tuple(row.name for row in _ROWS if not row.over and row.task != NUMBER)
+PUBLISHED = (AUC, ACCURACY, LOGLOSS, RMSE, HR, NDCG)  # keys of app.config.published too, of the evaluated split
 COMPARED = tuple(row.name for row in _ROWS if row.compared and row.task != NUMBER)
 COMPARED_NUMBERS = tuple(row.name for row in _ROWS if row.compared and row.task == NUMBER)
 MEANS = {row.name: row.mean_of for row in _ROWS if row.mean_of}

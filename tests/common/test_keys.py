@@ -69,7 +69,7 @@ OF_RUNS: dict[str, Limits] = {
     **dict.fromkeys(("optimizer.weight_decay", "optimizer.sparse_weight_decay"), DECAY),
     **dict.fromkeys(("model.dropout", "model.dense_dropout"), RATES),
     **dict.fromkeys(("published.auc", "published.test_auc", "published.accuracy", "published.least_auc",
-                     "published.tolerance",
+                     "published.hr_at_10", "published.ndcg_at_10", "published.tolerance",
                      "schedule.end_factor"), SHARE),
     **dict.fromkeys(("optimizer.beta1", "optimizer.beta2", "topology.reserve"), BELOW_1),
     **dict.fromkeys(("train.target_auc", "train.target_accuracy", "train.eval_every_fraction",
