@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from app.kinds.metrics import ACCURACY, AUC, BASE_RATE, COMPARED, LABEL_DEVIATION, LOGLOSS, METRICS, NE, RMSE
+from app.kinds.metrics import ACCURACY, AUC, BASE_RATE, COMPARED, LABEL_DEVIATION, LOGLOSS, METRICS, NE, PUBLISHED, RMSE
 from app.metrics.clicks import shortcomings
 from app.metrics.slowdown import find_slowdown, slowdown_sentence
 from app.record.documents import Baseline
@@ -271,7 +271,7 @@ def _promises(run: RunFiles) -> list[tuple[str, str]]:
     if reason := not_comparable(run, published):
         return [*sentences, ("plain", reason)]
     tolerance = published.get("tolerance")
-    for key in (AUC, ACCURACY, LOGLOSS, RMSE):
+    for key in PUBLISHED:
         reference, value = published.get(key), run.evaluation.figure(key)
         if reference is None or value is None:
             continue
@@ -292,7 +292,7 @@ def not_comparable(run: RunFiles, published: dict[str, Any]) -> str | None:
     rows, files = published.get("train_rows"), published.get("md5")
     if published.get("model"):
         return f"The published figures are of another model ({published['model']}), so this run is not held to them."
-    if rows is None or all(published.get(key) is None for key in (*COMPARED, *TESTED, RMSE)):
+    if rows is None or all(published.get(key) is None for key in (*COMPARED, *TESTED, *PUBLISHED)):
         return None
     if files and sorted(run.manifest.dataset.source_md5 or ()) != sorted(files):
         return (

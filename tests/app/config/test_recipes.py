@@ -92,6 +92,7 @@ PARAMETERS = {
     "amd_2026": MLPERF_V2,
     "mlperf_v4": 293_051_712 * 512 + 15_243_057,
     "kgcn_lastfm": (1_871 + 3_811) * 16 + perceptron(32, 400, 400, 400, 1) + 3 * 2 * 400,
+    "ncf_movielens_1m": (6_041 + 3_705) * 32 + perceptron(64, 32, 16, 8, 1),
     "tfrs_movielens_100k": 3_425 * 32 + 193 * 192 + perceptron(192, 192, 192, 1),
     **{f"bars_{name}": bars[0][0] for name, bars in BARS.items()},
 }
@@ -173,6 +174,7 @@ def test_published_sizes_add_up() -> None:
         "movielenslatest_x1": 90_236 + 3,
         "frappe_x1": 5_379 + 10,
         "kgcn_lastfm": 1_870 + 3_810 + 2,
+        "ncf_movielens_1m": 6_040 + 3_704 + 2,
         "tfrs_movielens_100k": 1_651 + 943 + 2 + 795 + 21 + 7 + 6,
     }
 
@@ -209,7 +211,8 @@ def test_a_recipe_without_tiny_values_refuses_the_scale(tmp_path: Path) -> None:
 @pytest.mark.parametrize("recipe", PUBLISHED)
 def test_a_recipe_trains_tiny_and_resumes(recipe: str, run_app: Command, tmp_path: Path) -> None:
     fewer = {"amd_2026": "data.prep.random.rows=2000", "mlperf_v4": "data.prep.synthetic_events.users=50"}
-    without_dense = [*(f"bars_{name}" for name in BARS if name != "criteo_x1"), "kgcn_lastfm", "tfrs_movielens_100k"]
+    small_sets = ["kgcn_lastfm", "ncf_movielens_1m", "tfrs_movielens_100k"]
+    without_dense = [*(f"bars_{name}" for name in BARS if name != "criteo_x1"), *small_sets]
     fewer |= dict.fromkeys(without_dense, "data.prep.random.rows=3000")
     overrides = [
         f"recipe={recipe}",
@@ -240,6 +243,7 @@ def test_a_recipe_trains_tiny_and_resumes(recipe: str, run_app: Command, tmp_pat
         "bars_movielenslatest_x1": 3,
         "bars_frappe_x1": 10,
         "kgcn_lastfm": 2,
+        "ncf_movielens_1m": 2,
         "tfrs_movielens_100k": 6,
     }
     assert len(features) == columns.get(recipe, 26)

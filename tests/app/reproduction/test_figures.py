@@ -1,5 +1,6 @@
 """Means, intervals and verdicts of a reproduction, against NumPy and SciPy; and when there is no verdict."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -199,6 +200,24 @@ def test_the_number_of_slurms_job_is_no_difference(tmp_path: Path) -> None:
     for seed in seeds:
         edit(seed.directory / "manifest.json", environment={"SLURM_JOB_ID": str(seed.number), "OMP_NUM_THREADS": "1"})
     assert "not made alike" not in said(document(seeds))
+
+
+def test_published_figures_of_groups_are_judged_as_others(tmp_path: Path) -> None:
+    seeds = write_seeds(tmp_path, 3)
+    for seed, hr in zip(seeds, (0.670, 0.672, 0.674), strict=True):
+        evaluation = json.loads((seed.directory / "summary.json").read_bytes())["eval"]
+        edit(seed.directory / "summary.json", eval={**evaluation, "hr_at_10": hr, "ndcg_at_10": hr / 2})
+    made = document(seeds, "published.hr_at_10=0.671", "published.ndcg_at_10=0.3963", "published.source=A")
+    by_name = {(figure.split, figure.metric): figure for figure in made.figures}
+    reach = stats.t.ppf(0.975, 2) * 0.002 / np.sqrt(3)
+    figure = by_name["val", "hr_at_10"]
+    assert (figure.mean, figure.low, figure.high) == pytest.approx((0.672, 0.672 - reach, 0.672 + reach))
+    assert (figure.inside, by_name["val", "ndcg_at_10"].inside) == (True, False)
+    assert "Reproduced: HR@10 of val: published 0.67100 lies inside, mean 0.67200" in said(made)
+    assert "Not reproduced: NDCG@10 of val: published 0.39630 lies outside" in said(made)
+    page = reproduction_page(composed("run.name=x"), made, finished_runs(seeds), tmp_path)
+    assert "HR@10 of val" in page
+    assert ("val", "hr_at_10") not in {(each.split, each.metric) for each in document(seeds).figures}
 
 
 def test_nothing_published(tmp_path: Path) -> None:
