@@ -9,11 +9,15 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from common import signals
-from common.command import Command, load
-from common.compose import compose_config, compose_partly, plain_values
+from common.command import Command, end_without_package, load
 from common.errors import DISK_FULL, LostPeerError, OwnError, UserError
 from common.help import describe, groups_of
 from common.redact import redact, redact_message
+
+try:
+    from common.compose import compose_config, compose_partly, plain_values
+except ModuleNotFoundError as error:  # such as the system's Python: this is what every command imports first
+    end_without_package(error)
 
 EXIT_DONE = 0
 EXIT_BAD_INPUT = 2

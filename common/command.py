@@ -4,10 +4,13 @@ import ast
 import importlib
 import importlib.util
 import inspect
+import shlex
+import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from common.errors import UserError
+from common.redact import redact_arguments
 
 # Of packages that are not required of each installation; pyproject.toml says why torchrec is in no extra.
 REMEDIES = {
@@ -74,3 +77,14 @@ def load(name: str) -> Any:
         if error.name not in REMEDIES:
             raise
         raise UserError(f"{error.name} is not installed beside clickwork; {REMEDIES[error.name]}") from error
+
+
+def end_without_package(error: ModuleNotFoundError) -> NoReturn:
+    """End the process with exit status 2 and one line: the package that this Python lacks, and what to type instead."""
+    typed = sys.orig_argv[1:]  # `-m` and the module are in no other place while a module is imported
+    command = redact_arguments(typed[typed.index("-m") :] if "-m" in typed else typed)
+    sys.stderr.write(
+        f"error: {error.name} is not installed for {sys.executable}; run `make environment`, then "
+        f"`.venv/bin/python {shlex.join(command)}`\n"
+    )
+    sys.exit(2)

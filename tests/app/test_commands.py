@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from app.commands import COMMANDS
 from common.command import Command, load
 from tests.app.conftest import REPOSITORY
+from tests.error_lines import error_line
 
 HEAVY = {"torch", "torchrec", "fbgemm_gpu", "tensordict"}
 SLOW = pytest.mark.slow
@@ -78,6 +80,31 @@ def test_help_and_errors_come_before_torch_is_imported(arguments: list[str], sta
     assert returned == status
     assert "omegaconf" in modules
     assert not modules & HEAVY
+
+
+def without_packages(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    """`python -m ...` by an interpreter that has its standard library only."""
+    command, environment = [sys.executable, "-S", "-m", *arguments], {"PYTHONPATH": str(REPOSITORY)}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("module", [command.module for command in COMMANDS.values()])
+def test_without_packages_a_line_has_the_command_that_works(module: str) -> None:
+    done = without_packages(module, "--help")
+    assert (done.returncode, done.stdout) == (2, "")
+    remedy = f"run `make environment`, then `.venv/bin/python -m {module} --help`"
+    assert error_line(done.stderr) == f"error: hydra is not installed for {sys.executable}; {remedy}"
+
+
+def test_the_command_that_works_is_quoted_and_has_no_secret() -> None:
+    done = without_packages("app", "train", "run.name=a b", "note.token=tiger")
+    (command,) = re.findall(r"then `\S+ (.*)`$", error_line(done.stderr))
+    assert shlex.split(command) == ["-m", "app", "train", "run.name=a b", "note.token=***"]
+    command = command.replace("a b", "x").replace("note.token=***", "train.max_steps=-1")
+    done = subprocess.run(  # of an interpreter with packages: the run's own answer
+        [sys.executable, *shlex.split(command)], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, error_line(done.stderr)) == (2, "error: train.max_steps=-1: must be at least 0")
 
 
 def test_a_list_of_commands_needs_nothing(tmp_path: Path) -> None:
