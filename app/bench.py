@@ -121,7 +121,7 @@ def _cases(config: BenchConfig, shape: Shape, runtime: Runtime, dtype: torch.dty
     if config.operators is None:
         log.info("bench: inference is not among these; give 'operators=[inference]'")
 
-    def wanted(name: str) -> bool:
+    def is_selected(name: str) -> bool:
         return any(name.startswith(beginning) for beginning in selected)
 
     with ExitStack() as stack:
@@ -136,7 +136,7 @@ def _cases(config: BenchConfig, shape: Shape, runtime: Runtime, dtype: torch.dty
             ),
             "input": lambda: input_path.input_cases(shape, root, manifest, config.data, runtime.device),
             "step": lambda: steps.step_cases(shape, session.build(config, runtime, root, manifest)),
-            "inference": lambda: steps.inference_cases(shape, config, runtime, root, manifest, wanted),
+            "inference": lambda: steps.inference_cases(shape, config, runtime, root, manifest, is_selected),
         }
         for family, make in families.items():
             if not any(name.split("/")[0] == family for name in selected):
@@ -144,7 +144,7 @@ def _cases(config: BenchConfig, shape: Shape, runtime: Runtime, dtype: torch.dty
             if family == "collective" and runtime.world_size == 1:
                 log.info("bench: collective: nothing to exchange in one process; give NPROC=2")
             try:
-                yield from (case for case in make() if case.family == family and wanted(case.name))
+                yield from (case for case in make() if case.family == family and is_selected(case.name))
             except torch.OutOfMemoryError:
                 if runtime.world_size > 1:
                     raise

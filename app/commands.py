@@ -63,7 +63,7 @@ COMMANDS = {
         ),
         _row(
             "export",
-            "a run's model as one file that scores without Clickwork",
+            "a run's model as one file that scores encoded samples without Clickwork",
             f"{_CONFIG}:ExportConfig",
             f"{_CONFIG}:validate_export",
         ),

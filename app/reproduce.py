@@ -86,14 +86,15 @@ def _reproduce(config: ReproduceConfig, arguments: Sequence[str], seeds: Sequenc
     _write(config, arguments, seeds, {}, out)  # so that what is there is known to be of these arguments
     if config.sbatch is not None:
         is_there = (dataset_path(config.data) / MANIFEST_NAME).exists()
+        jobs = 0
         try:
-            lines = submit(seeds, arguments, config.sbatch, is_there)
+            for line in submit(seeds, arguments, config.sbatch, is_there):
+                print(line, flush=True)
+                jobs += 1
         except UserError:
-            if not have_begun(seeds):
+            if not jobs and not have_begun(seeds):
                 _remove_documents(out)
             raise
-        for line in lines:
-            print(line)
         statuses = {seed.number: score_test_split(seed) for seed in seeds if seed.status in DONE}
         failed = {seed: status for seed, status in statuses.items() if status}
     else:

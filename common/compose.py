@@ -145,7 +145,7 @@ def compose_partly(schema: type, config_dir: Path, overrides: Sequence[str], nam
 
     config=FILE stands for the keys in a YAML file, below those of the command line; recipe=FILE.yaml for a recipe.
     """
-    overrides = _with_files(schema, config_dir, overrides, name)
+    overrides = with_files(schema, config_dir, overrides, name)
     overrides = _with_recipe_file(schema, config_dir, overrides, name)
     for override in overrides:
         if override.startswith("-"):
@@ -181,7 +181,7 @@ def compose_partly(schema: type, config_dir: Path, overrides: Sequence[str], nam
         raise UserError(_one_line(error) + _suggestion(schema, config_dir, typed)) from error
 
 
-def _with_files(schema: type, config_dir: Path, overrides: Sequence[str], name: str) -> list[str]:
+def with_files(schema: type, config_dir: Path, overrides: Sequence[str], name: str = "config") -> list[str]:
     """Overrides with the keys of each config=FILE before them; groups that the command line names, too, left out.
 
     Raises:

@@ -114,10 +114,10 @@ def _verify_shard(root: Path, split: str, shard: Shard, manifest: Manifest) -> i
         sparse = arrays.sparse[start : start + CHECKED_ROWS]
         is_number = manifest.label_kind is LabelKind.number
         bad = ~np.isfinite(labels) if is_number else ~np.isin(labels, (0, 1))
-        _refuse(root, split, shard, "labels", start, bad[:, None], [manifest.schema["label"]])
+        _refuse(shard_path(root, split, shard.name, "labels"), start, bad[:, None], [manifest.schema["label"]])
         if manifest.encoding["name"] != "torchrec":  # there integers may overflow, as they do in TorchRec
-            _refuse(root, split, shard, "dense", start, ~np.isfinite(dense), manifest.schema["dense"])
-        _refuse(root, split, shard, "sparse", start, (sparse < 0) | (sparse >= limits), features)
+            _refuse(shard_path(root, split, shard.name, "dense"), start, ~np.isfinite(dense), manifest.schema["dense"])
+        _refuse(shard_path(root, split, shard.name, "sparse"), start, (sparse < 0) | (sparse >= limits), features)
         positives += int(np.count_nonzero(labels == 1))
     return positives
 
@@ -127,27 +127,18 @@ def _verify_bags(root: Path, split: str, shard: Shard, feature: str, bags: Bags,
     for start in range(0, shard.rows, CHECKED_ROWS):
         part = bags.part(start, min(start + CHECKED_ROWS, shard.rows))
         bad = (part.lengths < 0) | (part.offsets[:-1] < 0) | (part.offsets[1:] > len(part.values))
-        _refuse(root, split, shard, "offsets", start, bad[:, None], [feature])
+        _refuse(shard_path(root, split, shard.name, "offsets"), start, bad[:, None], [feature])
         wrong = np.flatnonzero((part.ids < 0) | (part.ids >= limit))
         bad = np.isin(np.arange(1, len(part.offsets)), np.searchsorted(part.offsets, wrong + part.offsets[0], "right"))
-        _refuse(root, split, shard, "values", start, bad[:, None], [feature])
+        _refuse(shard_path(root, split, shard.name, "values"), start, bad[:, None], [feature])
 
 
-def _refuse(
-    root: Path,
-    split: str,
-    shard: Shard,
-    kind: str,
-    start: int,
-    bad: NDArray[Any],
-    columns: list[str],
-) -> None:
-    """Name the first bad value, if there is one."""
+def _refuse(path: Path, start: int, bad: NDArray[Any], columns: list[str]) -> None:
+    """Name the first bad value of a file, if there is one. start: the row of the first."""
     if bad.any():
         row, column = np.argwhere(bad)[0]
         raise UserError(
-            f"{shard_path(root, split, shard.name, kind)}: row {start + row + 1}, column {columns[column]}: "
-            "value out of range; preprocess again"
+            f"{path}: row {start + row + 1}, column {columns[column]}: value out of range; preprocess again"
         )
 
 

@@ -39,6 +39,8 @@ def require_possible(config: AppConfig) -> None:
 def _obstacle(config: AppConfig) -> str | None:
     if config.model.hstu is not None:
         return "baselines are of rows, and this model learns from events; give baselines=false"
+    if config.data.negatives.per_positive is not None:
+        return "baselines learn from rows of the split, which are positives alone; give baselines=false"
     if importlib.util.find_spec("sklearn") is None:
         return "scikit-learn is not installed; pip install scikit-learn"
     return None

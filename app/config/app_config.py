@@ -49,6 +49,7 @@ from app.config.train import (
     validate_new_name,
     validate_train,
 )
+from app.kinds.metrics import GROUPS, USERS
 from common.compose import as_today, convert
 from common.errors import UserError
 from common.keys import check_keys, key
@@ -156,7 +157,12 @@ def validate(config: AppConfig) -> None:
             f"schedule.threshold={config.schedule.threshold}: has no effect without schedule=plateau or "
             "train.early_stop_patience; leave it out"
         )
-    validate_monitor(config.train, config.checkpoint, cuts_rate, has_users=config.model.hstu is not None)
+    if config.data.negatives.per_positive is not None:
+        require_dlrm(config.model, f"data.negatives.per_positive={config.data.negatives.per_positive}")
+    if config.eval.group_by is not None:
+        require_dlrm(config.model, f"eval.group_by={config.eval.group_by}")
+    over = USERS if config.model.hstu is not None else GROUPS if config.eval.group_by is not None else ""
+    validate_monitor(config.train, config.checkpoint, cuts_rate, over)
     require_source(config.data, config.model.hstu is not None)
     require_eval_split(config.data, config.eval.split)
     _validate_last_batch(config)

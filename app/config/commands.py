@@ -326,5 +326,5 @@ class ReportConfig:
     out: str | None = key(None, "the HTML file; null: report.html in the run, or compare-NAMES.html beside the first")
     auc_tolerance: float = key(0.001, "largest difference in AUC between platforms", above=0)
     loss_tolerance: float = key(
-        0.01, "largest mean relative difference of the windows' losses between platforms", above=0
+        0.01, "largest mean relative difference of the windows' losses, and of RMSE, between platforms", above=0
     )

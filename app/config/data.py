@@ -102,6 +102,20 @@ class MultiHotConfig(keys.MultiHotConfig):
 
 
 @dataclass(frozen=True)
+class NegativesConfig:
+    """Rows of label 0 for a train split of positives alone, drawn anew in each epoch (docs/data.md)."""
+
+    per_positive: int | None = key(None, "rows drawn for each of the train split; null: none", at_least=1)
+    user: str | None = key(None, "column of the users", is_name=True, only_with=("per_positive",))
+    item: str | None = key(
+        None,
+        "column of the items; those that a user has in train are not drawn",
+        is_name=True,
+        only_with=("per_positive",),
+    )
+
+
+@dataclass(frozen=True)
 class DataConfig:
     """The dataset, the raw rows it is made from, and how it is read."""
 
@@ -137,6 +151,7 @@ class DataConfig:
     synthetic: SyntheticConfig = field(default_factory=SyntheticConfig)
     multi_hot: MultiHotConfig = field(default_factory=MultiHotConfig)
     events: EventConfig = field(default_factory=EventConfig)
+    negatives: NegativesConfig = field(default_factory=NegativesConfig)
     verify: VerifyData = key(VerifyData.auto, "when to compare shards with their checksums; auto: up to 4 GiB of them")
     shuffle: bool = key(True, "reorder the training split in every epoch")
     shuffle_block_rows: int = key(65_536, "rows read in one piece; blocks are permuted …", at_least=1)
@@ -241,5 +256,11 @@ def validate_data(data: DataConfig) -> None:
     refuse_given_splits(preprocessing(data))
     if multi_hot_bags(data) is None and data.multi_hot.directory is not None:
         raise UserError("data.multi_hot.directory: has no effect without data.multi_hot.sizes; leave it out")
+    negatives = data.negatives
+    if negatives.per_positive is not None and (negatives.user is None or negatives.item in (None, negatives.user)):
+        raise UserError(
+            f"data.negatives.per_positive={negatives.per_positive}: needs two columns; give data.negatives.user=COLUMN "
+            "and data.negatives.item=COLUMN"
+        )
     if data.published_tables is not None:
         published_tables(data.published_tables)

@@ -55,6 +55,7 @@ PUBLISHED_TABLES: dict[str, dict[str, int]] = {
     "avazu_x1": _even([f"feat_{i}" for i in range(1, 23)], 1_298_577),
     "movielenslatest_x1": _even(["user_id", "item_id", "tag_id"], 90_236),
     "kgcn_lastfm": {"user": 1_871, "item": 3_811},  # of its training split, and a row for values of none
+    "ncf_movielens_1m": {"user": 6_041, "item": 3_705},  # likewise
     "tfrs_movielens_100k": {  # likewise
         "movie_id": 1_652, "user_id": 944, "user_gender": 3, "user_zip_code": 796, "user_occupation_text": 22,
         "bucketized_user_age": 8,
@@ -65,7 +66,14 @@ PUBLISHED_TABLES: dict[str, dict[str, int]] = {
 
 
 NUM_DENSE = 13  # of Criteo's rows …
-WITHOUT_DENSE = ("avazu_x1", "movielenslatest_x1", "frappe_x1", "kgcn_lastfm", "tfrs_movielens_100k")  # … but for these
+WITHOUT_DENSE = (  # … but for these
+    "avazu_x1",
+    "movielenslatest_x1",
+    "frappe_x1",
+    "kgcn_lastfm",
+    "ncf_movielens_1m",
+    "tfrs_movielens_100k",
+)
 
 
 @dataclass(frozen=True)
@@ -90,6 +98,8 @@ class PublishedConfig:
     test_auc: float | None = key(None, "of the test split, where another is evaluated in training", within="[0, 1]")
     test_logloss: float | None = key(None, "likewise, nats", above=0)
     rmse: float | None = key(None, "of the evaluated split, where labels are numbers", above=0)
+    hr_at_10: float | None = key(None, "of the evaluated split, over groups of eval.group_by", within="[0, 1]")
+    ndcg_at_10: float | None = key(None, "likewise", within="[0, 1]")
     md5: list[str] = key([], "MD5 of the files that it was measured on, of train, val and test; []: any files")
     accuracy: float | None = key(None, "at a threshold of 0.5", within="[0, 1]")
     samples_per_second: float | None = key(None, "global, over all devices", above=0)

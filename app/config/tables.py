@@ -1,7 +1,7 @@
 """`model.tables`: how tables are made, all of them or single ones. Formulas and sources: docs/models.md."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Any
 
@@ -135,12 +135,12 @@ def override_of(tables: TablesConfig, name: str) -> TableOverride:
         ) from error
 
 
-def settings_of(tables: TablesConfig, name: str | None = None) -> TableConfig:
+def settings_of(tables: TablesConfig, name: str | None = None) -> TableOverride:
     """The settings in force for a table that has an override, or for those that have none."""
-    levels = [tables, DEFAULTS] if name is None else [override_of(tables, name), tables, DEFAULTS]
-    return TableConfig(
-        *(next((v for level in levels if (v := getattr(level, key)) is not None), None) for key in SETTINGS)
-    )
+    own = TableOverride() if name is None else override_of(tables, name)
+    levels = [own, tables, DEFAULTS]
+    values = (next((v for level in levels if (v := getattr(level, key)) is not None), None) for key in SETTINGS)
+    return replace(TableOverride(*values), row_weights_path=own.row_weights_path)
 
 
 def validate_tables(tables: TablesConfig, embedding_dim: int) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, TypeAlias
 
-from app.kinds.metrics import AUC, METRICS, RANKED
+from app.kinds.metrics import AUC, GROUPS, METRICS, RANKED
 from common.errors import UserError
 from common.keys import MISSING, key, shown
 
@@ -102,6 +102,12 @@ class EvalConfig:
     train_split: bool = key(False, "evaluate the training split as well, each time, and compare both")
     global_batch_size: int = key(16_384, "samples an evaluation step over all processes", at_least=1)
     exact_rows: int = key(1 << 28, "of a larger split the AUC is from a histogram, with its error's bound", at_least=0)
+    group_by: str | None = key(
+        None,
+        "a column of one id a row, such as the user's: GAUC, HR@10 and NDCG@10 are over the groups of rows that have "
+        "the same; null: none of these",
+        is_name=True,
+    )
     keep_scores: int = key(
         0,
         "keep the served model's scores of the test split (the evaluated one without it), of at most this number of "
@@ -181,10 +187,10 @@ def keys_by_evaluations(train: TrainConfig, cuts_rate: bool) -> list[str]:
     return stops + ["schedule=plateau"] * cuts_rate
 
 
-def validate_monitor(train: TrainConfig, checkpoint: CheckpointConfig, cuts_rate: bool, has_users: bool) -> None:
+def validate_monitor(train: TrainConfig, checkpoint: CheckpointConfig, cuts_rate: bool, over: str) -> None:
     """Refuse what evaluations cannot decide.
 
-    cuts_rate: whether the schedule goes by them. has_users: whether rows have users.
+    cuts_rate: whether the schedule goes by them. over: what samples have that metrics are over; empty: nothing.
 
     Raises:
         UserError: names the key and the remedy.
@@ -197,10 +203,12 @@ def validate_monitor(train: TrainConfig, checkpoint: CheckpointConfig, cuts_rate
             raise UserError(
                 f"{shown_monitor}: must be one of {', '.join(RANKED)}, or weights of some, such as {{auc:1,logloss:-1}}"
             )
-        if METRICS[name].needs_users and not has_users:
-            raise UserError(
-                f"{shown_monitor}: {name} is over users, which only logs of events (model=hstu) have; use auc"
-            )
+        if METRICS[name].over and over not in METRICS[name].over:
+            needed = "users, which only logs of events (model=hstu) have"
+            remedy = "use auc"
+            if GROUPS in METRICS[name].over:
+                needed, remedy = "groups of rows", "use gauc" if over else "give eval.group_by=COLUMN, or use auc"
+            raise UserError(f"{shown_monitor}: {name} is over {needed}; {remedy}")
     users = keys_by_evaluations(train, cuts_rate)
     if users and train.eval_every_steps is None and train.eval_every_fraction is None:
         raise UserError(

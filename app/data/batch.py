@@ -17,6 +17,7 @@ from app.runtime.background import background_thread
 from common.errors import UserError
 from data_prep.dataset.bags import Bags, join, offsets_of
 from data_prep.dataset.multi_hot import MultiHotTables
+from data_prep.dataset.sample import mix
 
 BATCHES_AHEAD = 2
 
@@ -129,6 +130,16 @@ class Batch(Pipelineable):
     def inputs(self) -> tuple[Any, KeyedJaggedTensor]:
         """What a model is called with: dense features, or sequences, and ids."""
         return self.dense_features if self.sequences is None else self.sequences, self.sparse_features
+
+    def row_keys(self) -> NDArray[np.int64]:
+        """A number for each sample, [B], the same of those that have the same ids, in any order within a bag."""
+        features = self.sparse_features
+        ids, offsets = (part.cpu().numpy() for part in (features.values(), features.offsets()))
+        sums = np.append(np.uint64(0), np.cumsum(mix(ids.astype(np.uint64)), dtype=np.uint64))
+        keys = np.zeros(features.stride(), np.uint64)
+        for bags in np.diff(sums[offsets]).reshape(-1, len(keys)):
+            keys = mix(keys + bags)
+        return keys.view(np.int64)
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":
         """Copy to a device; to a GPU from page-locked memory, without which no copy overlaps a kernel."""

@@ -22,7 +22,7 @@ from app.config.data import AnchorOrder, CandidateTime, HistoryKind, WindowRest
 from app.config.hstu import AttentionScale, HSTUConfig
 from app.data.anchors import Anchors
 from app.data.batch import Batch, Sequences, layout_of
-from app.data.histories import Histories, gather_histories, hash_rows, longest_history, wrong_item
+from app.data.histories import Histories, HistoryRule, gather_histories, hash_rows, longest_history, wrong_item
 from app.data.shards import TRAIN, file_stamp, require_split_of_events, require_unchanged
 from app.runtime.background import background_thread
 from common.errors import UserError
@@ -175,9 +175,8 @@ class EventLog:
             yield replace(batch, num_valid=min(size, len(given.items) - start))
 
     def _histories(self, positions: NDArray[np.int64], users: NDArray[np.int64]) -> Histories:
-        return gather_histories(
-            self.events, positions, users, self._masks, self._quota, self.config.scan_events, self._max_history
-        )
+        rule = HistoryRule(self._masks, self._quota, self.config.scan_events, self._max_history)
+        return gather_histories(self.events, positions, users, rule)
 
     def _joined(
         self,

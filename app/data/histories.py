@@ -33,25 +33,30 @@ class Histories(NamedTuple):
     actions: NDArray[np.uint8]
 
 
+class HistoryRule(NamedTuple):
+    """Which events are a history: of each kind, a mask of `masks` [kinds] uint8, the last `quota`.
+
+    scan_events: the last events among which they are sought. max_history: of all kinds together.
+    """
+
+    masks: NDArray[np.uint8]
+    quota: int
+    scan_events: int
+    max_history: int
+
+
 def gather_histories(
-    events: EventArrays,
-    anchors: NDArray[np.int64],
-    users: NDArray[np.int64],
-    masks: NDArray[np.uint8],
-    quota: int,
-    scan_events: int,
-    max_history: int,
+    events: EventArrays, anchors: NDArray[np.int64], users: NDArray[np.int64], rule: HistoryRule
 ) -> Histories:
     """The histories of anchors [B]; fastest where those of a user follow each other in time.
 
     Args:
         users: [B] index of each anchor's user.
-        masks: [kinds] uint8.
 
     Raises:
         OwnError: an item that is not in its table.
     """
-    count, most = len(anchors), min(max_history, quota * len(masks), scan_events)
+    count, most = len(anchors), min(rule.max_history, rule.quota * len(rule.masks), rule.scan_events)
     before = (anchors - events.offsets[users]).sum() if count else 0
     room = int(min(count * most, before))
     histories = Histories(
@@ -68,11 +73,8 @@ def gather_histories(
         events.times,
         events.flags,
         events.attributes,
-        masks,
-        quota,
-        scan_events,
-        max_history,
-        np.bitwise_or.reduce(masks),
+        *rule,
+        np.bitwise_or.reduce(rule.masks),
         *histories,
     )
     if total < 0:

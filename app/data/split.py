@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from app.config import DataConfig
 from app.config.data import multi_hot_bags
 from app.data.batch import Batch, BatchBuilder, RowArrays, join_rows
-from app.data.shards import SplitShards, bags_directory
+from app.data.negatives import DrawnNegatives
+from app.data.shards import TRAIN, SplitShards, bags_directory
 from app.runtime.background import background_thread
 from common.errors import UserError
 from data_prep.dataset.format import Manifest
@@ -100,10 +101,13 @@ class SplitReader:
         """Open the shards of split `name`; drop_last: as of train.drop_last.
 
         Raises:
-            UserError: there is no such split, or a file differs from the manifest.
+            UserError: there is no such split, a file differs from the manifest, or negatives cannot be drawn.
         """
         self._shards = SplitShards(root, manifest, name)
-        self.rows = self._shards.rows
+        self._negatives = None
+        if name == TRAIN and config.negatives.per_positive is not None:
+            self._negatives = DrawnNegatives(self._shards, manifest, config.negatives)
+        self.rows = (self._negatives or self._shards).rows
         self.features = list(manifest.num_embeddings)
         self.dense_names = list(manifest.schema["dense"])
         self._config, self._rank, self._world_size, self._drop_last = config, rank, world_size, drop_last
@@ -144,7 +148,7 @@ class SplitReader:
         for window in order.windows(lane, share, whole):
             rows = own[(own >= window.first) & (own < window.first + window.size)] - window.first
             if len(rows):
-                parts.append(self._shards.read(window.ranges, order.permutation(window)[rows]))
+                parts.append(self._load(order, window, rows))
         batch, valid = self._maker.of_size(local).batch(join_rows(parts)), min(max(left - begin, 0), local)
         return replace(batch, num_valid=valid, share=valid * self._world_size / left)
 
@@ -175,10 +179,6 @@ class SplitReader:
 
         share, own: the rows of a global batch that the lane gives, and those of them that are this process's.
         """
-
-        def load(window: Window, rows: NDArray[np.int64]) -> RowArrays:
-            return self._shards.read(window.ranges, order.permutation(window)[rows])
-
         previous = None
         for window in windows:
             end, size = window.first + window.size, len(share)
@@ -186,12 +186,19 @@ class SplitReader:
             rows = (numbers[:, None] * size + np.arange(own.start, own.stop) - share.start).reshape(-1) - window.first
             rows = rows[(rows >= 0) & (rows < window.size)]
             if len(rows):
-                pending = pool.submit(load, window, rows)
+                pending = pool.submit(self._load, order, window, rows)
                 if previous is not None:
                     yield previous.result()
                 previous = pending
         if previous is not None:
             yield previous.result()
+
+    def _load(self, order: Order, window: Window, rows: NDArray[np.int64]) -> RowArrays:
+        """These rows of a window, by their places in its order; with their negatives they are of seed and epoch."""
+        places = order.permutation(window)[rows]
+        if self._negatives is not None:
+            return self._negatives.read(window.ranges, places, order.seed, order.epoch)
+        return self._shards.read(window.ranges, places)
 
     def _cut(self, windows: Iterator[RowArrays], size: int, count: int) -> Iterator[list[RowArrays]]:
         """Cut rows into `count` pieces of `size` rows, fewer at the end."""

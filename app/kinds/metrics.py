@@ -8,7 +8,9 @@ from dataclasses import dataclass
 AUC, LOGLOSS, NE, ACCURACY = "auc", "logloss", "ne", "accuracy"  # those that code asks for by name
 CALIBRATION, BASE_RATE, STANDARD_ERROR = "calibration", "base_rate", "auc_standard_error"
 RMSE, MAE, LABEL_DEVIATION = "rmse", "mae", "label_deviation"
+HR, NDCG = "hr_at_10", "ndcg_at_10"
 NUMBER = "number"
+USERS, GROUPS = "users", "groups"  # what a metric is a mean over: users of a log of events, groups of eval.group_by
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,7 @@ class Metric:
         label: its name for readers.
         larger_is_better: None: neither larger nor smaller is.
         task: the kind of label that it is of, a row of app.kinds.tasks.
-        needs_users: whether only rows with users, a log's of events, have it.
+        over: USERS, GROUPS or both, where only samples that have these have it.
         needs_scores: whether it needs all scores at once, which of more than eval.exact_rows are not kept.
         logged: whether it stands in the log's line of an evaluation.
         in_summary: whether it stands among a run's last lines.
@@ -33,7 +35,7 @@ class Metric:
     name: str
     label: str
     larger_is_better: bool | None = None
-    needs_users: bool = False
+    over: tuple[str, ...] = ()
     needs_scores: bool = False
     logged: bool = False
     in_summary: bool = False
@@ -51,10 +53,19 @@ class Metric:
 _ROWS = (
     Metric(AUC, "AUC", True, logged=True, in_summary=True, compared=True),
     Metric(STANDARD_ERROR, "standard error of the AUC"),
-    Metric("gauc", "GAUC", True, True, True, logged=True, in_summary=True, in_report="GAUC"),
+    Metric("gauc", "GAUC", True, (USERS, GROUPS), needs_scores=True, logged=True, in_summary=True, in_report="GAUC"),
     Metric(
-        "auc_torchrec", "TorchRec's AUC", True, True, True, logged=True, in_summary=True, in_report="TorchRec's AUC"
+        "auc_torchrec",
+        "TorchRec's AUC",
+        True,
+        (USERS,),
+        needs_scores=True,
+        logged=True,
+        in_summary=True,
+        in_report="TorchRec's AUC",
     ),
+    Metric(HR, "HR@10", True, (GROUPS,), needs_scores=True, logged=True, in_summary=True, in_report="HR@10"),
+    Metric(NDCG, "NDCG@10", True, (GROUPS,), needs_scores=True, logged=True, in_summary=True, in_report="NDCG@10"),
     Metric(NE, "NE", False, logged=True, in_summary=True, compared=True),
     Metric(LOGLOSS, "logloss", False, logged=True, in_summary=True, compared=True),
     Metric(ACCURACY, "accuracy", True, logged=True, in_summary=True, compared=True),
@@ -79,7 +90,8 @@ _ROWS = (
     Metric(BASE_RATE, "base rate", logged=True, in_report="Base rate"),
 )
 METRICS = {row.name: row for row in _ROWS}
-OF_ROWS = tuple(row.name for row in _ROWS if not row.needs_users and row.task != NUMBER)
+OF_ROWS = tuple(row.name for row in _ROWS if not row.over and row.task != NUMBER)
+PUBLISHED = (AUC, ACCURACY, LOGLOSS, RMSE, HR, NDCG)  # keys of app.config.published too, of the evaluated split
 COMPARED = tuple(row.name for row in _ROWS if row.compared and row.task != NUMBER)
 COMPARED_NUMBERS = tuple(row.name for row in _ROWS if row.compared and row.task == NUMBER)
 MEANS = {row.name: row.mean_of for row in _ROWS if row.mean_of}

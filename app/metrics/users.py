@@ -1,7 +1,9 @@
-"""Quality of the ranking within each user's samples, and AUC as MLPerf's reference computes it."""
+"""Quality of the ranking within each user's samples or group of rows, and AUC as MLPerf's reference computes it."""
 
 import numpy as np
 from numpy.typing import NDArray
+
+TOP = 10  # places of a group's ranking that HR and NDCG count
 
 
 def user_metrics(
@@ -9,27 +11,70 @@ def user_metrics(
 ) -> dict[str, float | int | None]:
     """Metrics of logits [n] against labels [n] of 0 and 1, of samples of the users [n]; None where undefined.
 
-    gauc: mean of users' AUCs, ties counted half, each user once; without users of one label or of one score alone.
-    gauc_users: number of users in it.
+    gauc, gauc_users: as of `grouped_auc`.
     auc_torchrec: AUC of probabilities, whose ties count in the order that the sort leaves them in.
     """
     import torch  # both take seconds to import: only for datasets of events
     from torchrec.metrics.auc import compute_auc
 
-    metrics: dict[str, float | int | None] = {"gauc": None, "gauc_users": 0, "auc_torchrec": None}
+    metrics = {**grouped_auc(logits, labels, users), "auc_torchrec": None}
     is_positive = labels > 0.5
-    if is_positive.all() or not is_positive.any():
+    if is_positive.any() and not is_positive.all():
+        preds, truth = (torch.from_numpy(each)[None].double() for each in (logits, labels))
+        metrics["auc_torchrec"] = float(compute_auc(1, [preds.sigmoid()], [truth], [torch.ones_like(truth)]))
+    return metrics
+
+
+def group_metrics(
+    logits: NDArray[np.float32], labels: NDArray[np.float32], groups: NDArray[np.integer], rows: NDArray[np.integer]
+) -> dict[str, float | int | None]:
+    """Metrics of logits [n] against labels [n] of 0 and 1, of rows in groups [n]; None where undefined.
+
+    gauc, gauc_users: as of `grouped_auc`.
+    hr_at_10: share of positives ranked among the first 10 of their group's negatives and themselves, as in Neural
+        Collaborative Filtering, whose groups have one positive and 99 negatives. A tie counts against the positive.
+    ndcg_at_10: mean over positives of log(2) / log(1 + rank), 0 of a rank beyond 10.
+
+    rows: [n], equal where a group's rows have the same ids. Such rows are one candidate, and it is positive if one of
+    them is: a negative that is the positive itself does not count. Positives of groups without negatives are left out.
+    """
+    metrics = grouped_auc(logits, labels, groups)
+    is_negative = labels <= 0.5
+    order = np.lexsort((is_negative, rows, groups))
+    order = order[_differs(groups[order], rows[order])]
+    order = order[np.lexsort((~is_negative[order], -logits[order], groups[order]))]
+    is_negative, groups = is_negative[order], groups[order]
+    starts = np.flatnonzero(_differs(groups))
+    counts = np.diff(np.append(starts, len(groups)))
+    before: NDArray[np.int64] = np.cumsum(is_negative) - is_negative  # negatives, over all groups
+    negatives = np.add.reduceat(is_negative, starts, dtype=np.int64) if len(starts) else starts
+    is_ranked = ~is_negative & (np.repeat(negatives, counts) > 0)
+    places: NDArray[np.int64] = (before - np.repeat(before[starts], counts))[is_ranked]
+    is_hit = places < TOP
+    has_places = len(places) > 0
+    metrics["hr_at_10"] = float(is_hit.mean()) if has_places else None
+    metrics["ndcg_at_10"] = float((is_hit / np.log2(places + 2)).mean()) if has_places else None
+    return metrics
+
+
+def grouped_auc(
+    logits: NDArray[np.float32], labels: NDArray[np.float32], groups: NDArray[np.integer]
+) -> dict[str, float | int | None]:
+    """Mean of groups' AUCs (`gauc`), and the number of groups in it (`gauc_users`), of samples in the groups [n].
+
+    Ties are counted half, each group once; without groups of one label or of one score alone.
+    """
+    metrics: dict[str, float | int | None] = {"gauc": None, "gauc_users": 0}
+    if not len(labels):
         return metrics
-    preds, truth = (torch.from_numpy(each)[None].double() for each in (logits, labels))
-    metrics["auc_torchrec"] = float(compute_auc(1, [preds.sigmoid()], [truth], [torch.ones_like(truth)]))
-    order = np.lexsort((logits, users))
-    logits, is_positive, users = logits[order], is_positive[order], users[order]
-    is_first = np.append(True, users[1:] != users[:-1])
+    order = np.lexsort((logits, groups))
+    logits, is_positive, groups = logits[order], labels[order] > 0.5, groups[order]
+    is_first = _differs(groups)
     starts = np.flatnonzero(is_first)
-    counts = np.diff(np.append(starts, len(users)))
-    ties = np.flatnonzero(is_first | np.append(True, logits[1:] != logits[:-1]))
-    sizes = np.diff(np.append(ties, len(users)))
-    ranks = np.repeat(ties + (sizes + 1) / 2, sizes) - np.repeat(starts, counts)  # from 1, within a user
+    counts = np.diff(np.append(starts, len(groups)))
+    ties = np.flatnonzero(is_first | _differs(logits))
+    sizes = np.diff(np.append(ties, len(groups)))
+    ranks = np.repeat(ties + (sizes + 1) / 2, sizes) - np.repeat(starts, counts)  # from 1, within a group
     positives = np.add.reduceat(is_positive, starts, dtype=np.int64)
     pairs = positives * (counts - positives)
     areas = np.add.reduceat(ranks * is_positive, starts) - positives * (positives + 1) / 2
@@ -38,3 +83,8 @@ def user_metrics(
         metrics["gauc"] = float((areas[is_counted] / pairs[is_counted]).mean())
         metrics["gauc_users"] = int(is_counted.sum())
     return metrics
+
+
+def _differs(*columns: NDArray[np.generic]) -> NDArray[np.bool_]:
+    """Whether each place [n] differs from the one before in one of these; the first one does."""
+    return np.append(True, np.any([column[1:] != column[:-1] for column in columns], axis=0))[: len(columns[0])]

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -21,25 +22,37 @@ CEILING_SECONDS = 0.2
 STATE_BYTES = 4
 
 
+class SampleWork(NamedTuple):
+    """What training costs a sample: flops, None where they depend on the sample; table_bytes, if no cache served them.
+
+    Bytes of tables are rows read forward, rows and optimizer state read and written backward.
+    """
+
+    flops: float | None
+    table_bytes: float
+
+
+def work_of_sample(config: AppConfig, root: Path, manifest: Manifest, tables: Sequence[TableSpec]) -> SampleWork:
+    """The work of a model with these tables on a dataset's mean sample."""
+    flops = None  # of HSTU they depend on each history's length
+    if config.model.hstu is None:
+        flops = training_flops(config.model, len(manifest.schema["dense"]), len(manifest.num_embeddings))
+    return SampleWork(flops, _table_bytes(config, tables, from_config.bag_sizes_of(config, root, manifest)))
+
+
 def utilisation(
     config: AppConfig,
     runtime: Runtime,
-    root: Path,
-    manifest: Manifest,
-    tables: Sequence[TableSpec],
+    work: SampleWork,
     samples_per_second_per_device: float | None,
     train_seconds: float,
 ) -> dict[str, float | None]:
     """FLOPs and bytes of a sample and a second, and their shares of ceilings measured here and now.
 
-    Table bytes are those of lookups and updates if no cache served them: rows read forward, rows and optimizer state
-    read and written backward. Ceilings, and so shares, are None for a run that trained less than 20 seconds,
-    or whose GPUs have no memory left to measure them.
+    Ceilings, and so shares, are None for a run that trained less than 20 seconds, or whose GPUs have no memory left to
+    measure them.
     """
-    flops = None  # of HSTU they depend on each history's length
-    if config.model.hstu is None:
-        flops = training_flops(config.model, len(manifest.schema["dense"]), len(manifest.num_embeddings))
-    moved = _table_bytes(config, tables, from_config.bag_sizes_of(config, root, manifest))
+    flops, moved = work
     figures: dict[str, float | None] = {
         "flops_per_sample": flops,
         "table_bytes_per_sample": moved,

@@ -20,6 +20,7 @@ from app.config.tables import (
     TableConfig,
     TableInit,
     TableKind,
+    TableOverride,
     TablesConfig,
     override_of,
     settings_of,
@@ -133,7 +134,6 @@ def make_embeddings(
                 rows[name],
                 width,
                 settings,
-                own.row_weights_path,
                 multi_hot is None or not set(multi_hot).isdisjoint(features),
             )
         )
@@ -148,13 +148,12 @@ def _make_embedding(
     features: tuple[str, ...],
     rows: int,
     width: int,
-    settings: TableConfig,
-    path: str | None,
+    settings: TableOverride,
     multi_hot: bool,
 ) -> Embedding:
     operation = settings.qr_operation if settings.kind is TableKind.qr else None
     weighted = settings.pooling is Pooling.weighted
-    if weighted and settings.row_weights is RowWeights.fixed and path is None:
+    if weighted and settings.row_weights is RowWeights.fixed and settings.row_weights_path is None:
         raise UserError(
             f"model.tables.overrides.{name}.row_weights_path=null: fixed weights come from a file; without one they "
             "are all 1, which is pooling=sum"
@@ -180,7 +179,7 @@ def _make_embedding(
         operation=operation,
         collisions=collisions if operation is not None else 1,
         row_weights=settings.row_weights if weighted else None,
-        row_weights_path=path,
+        row_weights_path=settings.row_weights_path,
         tables=tuple(tables),
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 from tqdm import tqdm
 
 from app.kinds.metrics import METRICS
-from app.metrics.documents import EvaluationFigures
+from app.metrics.documents import EvaluationFigures, TrainEvent
 
 log = logging.getLogger("clickwork")
 
@@ -50,35 +50,30 @@ class ProgressDisplay:
             )
             self._bar.dynamic_ncols = _columns_but_those_of_a_key
 
-    def update(
-        self,
-        step: int,
-        epoch: int,
-        loss: float | None,
-        accuracy: float | None,
-        samples_per_second: float,
-        input_wait: float,
-        evaluation: EvaluationFigures | None,
-    ) -> None:
-        """Show the state after `step`, with the window's loss and accuracy; the rate is global, the wait a fraction.
+    def update(self, event: TrainEvent, evaluation: EvaluationFigures | None) -> None:
+        """Show the state after a window's event: its loss and accuracy, global rate, share of waiting for input.
 
-        accuracy: None where labels are numbers. evaluation: the last one.
+        evaluation: the last one.
         """
         if not self._shown:
             return
+        loss, accuracy = event.figure("loss"), event.figure("accuracy")
+        rate, wait = event.figure("samples_per_second") or 0.0, event.figure("input_wait_fraction") or 0.0
         right = "" if accuracy is None else f" accuracy {accuracy:.2%}"
         text = "all skipped" if loss is None else f"loss {loss:.4f}{right}"
-        text = f"epoch {epoch} {text} {samples_per_second:,.0f} samples/s, input wait {input_wait:.0%}"
+        text = f"epoch {event.epoch} {text} {rate:,.0f} samples/s, input wait {wait:.0%}"
         if evaluation is not None and (value := evaluation.figure(evaluation.main)) is not None:
             text += f", last {METRICS[evaluation.main].label} {value:.4f}"
         if self._bar is not None:
             self._bar.set_postfix_str(text, refresh=False)
-            self._bar.update(step - self._bar.n)
+            self._bar.update(event.step - self._bar.n)
         now = time.monotonic()
         if self._all_windows or (self._bar is None and now >= self._next_line):
             self._next_line = now + QUIET_SECONDS
-            left = (now - self._began) / max(1, step - self._first) * (self._total - step)
-            log.info("step %d/%d %s, %s%s to go", step, self._total, text, self._at_most, tqdm.format_interval(left))
+            left = (now - self._began) / max(1, event.step - self._first) * (self._total - event.step)
+            log.info(
+                "step %d/%d %s, %s%s to go", event.step, self._total, text, self._at_most, tqdm.format_interval(left)
+            )
 
     def _bar_format(self) -> str:
         """The bar; its share of all steps is left out where the run may end before."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from app.kinds.metrics import METRICS, Metric
+from app.kinds.metrics import AUC, METRICS, Metric
 from app.record.scores import Scores, kept_splits, read_scores
 from app.report.read import RunFiles
 from app.report.statistics import MeanDifference, Ratio, batch_means, delong, paired, seeds_needed, speed_ratio, welch
@@ -338,7 +338,8 @@ def _parity(first: RunFiles, second: RunFiles, auc_tolerance: float, loss_tolera
     digests = [one.digest.parameters if one and one.digest else None for one in summaries]
     if digests[0] is not None and digests[0] == digests[1]:
         return Parity(first, second, auc, loss, "identical", True)
-    agrees = abs(auc) <= auc_tolerance and loss <= loss_tolerance
+    allowed = auc_tolerance if main.name == AUC else loss_tolerance * aucs[0]  # an error has the labels' unit
+    agrees = abs(auc) <= allowed and loss <= loss_tolerance
     return Parity(first, second, auc, loss, "agree" if agrees else "differ", agrees)
 
 

@@ -403,8 +403,9 @@ def _parities(parities: list[Parity], tolerances: tuple[float, float]) -> Report
         ]
         for p in parities
     ]
-    note = f"Tolerances: AUC {tolerances[0]}, losses {tolerances[1]:.1%} (mean relative difference of the windows)."
-    return ReportTable(["One", "The other", "AUC difference", "Losses apart", "Verdict"], rows, {2, 3}, note)
+    note = f"Tolerances: AUC {tolerances[0]}, losses {tolerances[1]:.1%} (mean relative difference of the windows), "
+    note += "RMSE as the losses."
+    return ReportTable(["One", "The other", "AUC or RMSE apart", "Losses apart", "Verdict"], rows, {2, 3}, note)
 
 
 def _scalings(scalings: list[Scaling]) -> ReportTable:

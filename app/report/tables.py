@@ -232,7 +232,7 @@ def figures(run: RunFiles) -> ReportTable:
             [metric.in_report, figure(evaluation.figure(metric.name))]
             for metric in METRICS.values()
             if metric.in_report and (metric.task == METRICS[evaluation.main].task)
-            if metric.name in evaluation.rest or not (metric.needs_users or metric.mean_of)
+            if metric.name in evaluation.rest or not (metric.over or metric.mean_of)
         ],
         [f"Train logloss, last {_train_steps(run)} steps", figure(train.figure(LOGLOSS))],
         ["Peak memory of a process, host", size(memory.host_peak_bytes)],

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from app.kinds.metrics import ACCURACY, AUC, BASE_RATE, COMPARED, LABEL_DEVIATION, LOGLOSS, METRICS, NE, RMSE
+from app.kinds.metrics import ACCURACY, AUC, BASE_RATE, COMPARED, LABEL_DEVIATION, LOGLOSS, METRICS, NE, PUBLISHED, RMSE
 from app.metrics.clicks import shortcomings
 from app.metrics.slowdown import find_slowdown, slowdown_sentence
 from app.record.documents import Baseline
@@ -158,7 +158,8 @@ def _quality(run: RunFiles) -> list[tuple[str, str]]:
         return _quality_of_numbers(run, rmse, evaluation.figure(LABEL_DEVIATION) or 0.0)
     auc, ne = evaluation.auc, evaluation.figure(NE)
     if auc is None or ne is None:
-        return [("bad", "AUC was not measured: there was no evaluation of a split with both classes.")]
+        lacks = "of a split with both classes" if run.is_evaluated else "at all"
+        return [("bad", f"What the model has learned was not measured: there was no evaluation {lacks}.")]
     constant = baseline(evaluation.figure(BASE_RATE))
     better = ne < 1
     gain = signed((evaluation.figure(ACCURACY) or 0) - (constant[ACCURACY] or 0))
@@ -270,7 +271,7 @@ def _promises(run: RunFiles) -> list[tuple[str, str]]:
     if reason := not_comparable(run, published):
         return [*sentences, ("plain", reason)]
     tolerance = published.get("tolerance")
-    for key in (AUC, ACCURACY, LOGLOSS, RMSE):
+    for key in PUBLISHED:
         reference, value = published.get(key), run.evaluation.figure(key)
         if reference is None or value is None:
             continue
@@ -291,7 +292,7 @@ def not_comparable(run: RunFiles, published: dict[str, Any]) -> str | None:
     rows, files = published.get("train_rows"), published.get("md5")
     if published.get("model"):
         return f"The published figures are of another model ({published['model']}), so this run is not held to them."
-    if rows is None or all(published.get(key) is None for key in (*COMPARED, *TESTED, RMSE)):
+    if rows is None or all(published.get(key) is None for key in (*COMPARED, *TESTED, *PUBLISHED)):
         return None
     if files and sorted(run.manifest.dataset.source_md5 or ()) != sorted(files):
         return (

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from app.config.commands import ReproduceConfig
 from app.config.data import DataScale
-from app.kinds.metrics import ACCURACY, AUC, LOGLOSS, MAE, METRICS, NE, RMSE
+from app.kinds.metrics import ACCURACY, AUC, HR, LOGLOSS, MAE, METRICS, NDCG, NE, PUBLISHED, RMSE
 from app.metrics.documents import EvaluationFigures
 from app.record.documents import DONE
 from app.record.reading import MANIFEST
@@ -160,20 +160,15 @@ def why_no_verdict(config: ReproduceConfig, arguments: Sequence[str], done: Sequ
 def figures_of(config: ReproduceConfig, done: Sequence[Finished], is_judged: bool) -> list[SeedFigure]:
     """The main metrics of each split, and what else is published, over the finished runs."""
     published = config.published
-    evaluated = {
-        AUC: published.auc,
-        LOGLOSS: published.logloss,
-        ACCURACY: published.accuracy,
-        RMSE: published.rmse,
-    }
+    evaluated = {metric: getattr(published, metric) for metric in PUBLISHED}
     of_numbers = any(figures.main == RMSE for finished in done for figures in finished.splits.values())
     tested = {AUC: published.test_auc, LOGLOSS: published.test_logloss}
     figures = []
     for split in dict.fromkeys(name for each in done for name in each.splits):
         of_split = evaluated if split == config.eval.split else tested
-        for metric in (RMSE, MAE) if of_numbers else (AUC, LOGLOSS, NE, ACCURACY):
+        for metric in (RMSE, MAE) if of_numbers else (AUC, LOGLOSS, NE, ACCURACY, HR, NDCG):
             reference = of_split.get(metric)
-            if metric == ACCURACY and reference is None:
+            if metric in (ACCURACY, HR, NDCG) and reference is None:
                 continue
             of_seed = {each.seed: each.splits[split].figure(metric) for each in done if split in each.splits}
             values = [value for value in of_seed.values() if value is not None]
@@ -248,10 +243,10 @@ def _equality(done: Sequence[Finished]) -> list[tuple[str, str]]:
 
 
 def _means(figures: Sequence[SeedFigure]) -> list[tuple[str, str]]:
-    """The AUC, or RMSE, of each split."""
+    """The AUC, or RMSE, of each split, and what is published of groups."""
     sentences = []
     for each in figures:
-        if each.metric in (AUC, RMSE) and each.mean is not None:
+        if each.metric in (AUC, RMSE, HR, NDCG) and each.mean is not None:
             interval = "no interval of one seed"
             if each.low is not None and each.high is not None:
                 interval = f"95% interval {figure(each.low, DIGITS)} to {figure(each.high, DIGITS)}"
@@ -262,7 +257,7 @@ def _means(figures: Sequence[SeedFigure]) -> list[tuple[str, str]]:
                     f"{METRICS[each.metric].label} of {each.split}: mean {figure(each.mean, DIGITS)}, {interval}.",
                 )
             )
-    return sentences or [("plain", "AUC was not measured.")]
+    return sentences or [("plain", "What the models have learned was not measured.")]
 
 
 def _against_published(
@@ -272,8 +267,7 @@ def _against_published(
     if not compared:
         name = config.published.recipe or config.run.name
         is_published = any(
-            getattr(config.published, key) is not None
-            for key in (AUC, LOGLOSS, ACCURACY, RMSE, "test_auc", "test_logloss")
+            getattr(config.published, key) is not None for key in (*PUBLISHED, "test_auc", "test_logloss")
         )
         lacks = "the published figures were not measured" if is_published else "no figure is published"
         return [("plain", f"{name}: {lacks}, so there is none to hold these against.")]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from app.config.commands import ReproduceConfig
-from app.kinds.metrics import AUC, LOGLOSS, MAE, METRICS, NE, RMSE
+from app.kinds.metrics import AUC, HR, LOGLOSS, MAE, METRICS, NDCG, NE, RMSE
 from app.record.documents import DONE
 from app.report.charts import Chart, Series, quality_charts
 from app.report.compare import differences
@@ -96,7 +96,7 @@ def _figures(document: Reproduction) -> ReportTable:
 
 
 def _seeds(document: Reproduction) -> ReportTable:
-    figures = [each for each in document.figures if each.metric in (AUC, LOGLOSS, RMSE, MAE)]
+    figures = [each for each in document.figures if each.metric in (AUC, LOGLOSS, RMSE, MAE, HR, NDCG)]
     rows = [
         [
             str(run.seed),

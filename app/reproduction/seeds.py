@@ -5,7 +5,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from app.report.compare import flat_facts
 from app.report.read import UNFINISHED
 from common import signals
 from common.cli import EXIT_DONE, EXIT_STOPPED
-from common.compose import compose_config
+from common.compose import compose_config, with_files
 from common.config_file import read_overrides
 from common.documents import read_document
 from common.errors import UserError
@@ -92,7 +92,7 @@ def seeds_of(out: Path, count: int) -> list[Seed]:
 
 
 def training_arguments(arguments: Sequence[str]) -> list[str]:
-    """The arguments that are of app.train.
+    """The arguments that are of app.train, with the keys of each config=FILE in its place, as the file may change.
 
     Raises:
         UserError: one that each run has its own value of; or in a file, one that is not of app.train.
@@ -110,15 +110,12 @@ def training_arguments(arguments: Sequence[str]) -> list[str]:
                 raise UserError(f"{argument}: has {others[0]}, which is not taken from a file: {why}")
         if key not in OWN_KEYS:
             own.append(argument)
-    return own
+    return with_files(AppConfig, CONFIG_DIR, own)
 
 
 def changed_keys(arguments: Sequence[str]) -> list[str]:
-    """Every `key=value` in which arguments of app.train, and of its files, differ from their recipe alone."""
-    files = [argument for argument in arguments if _key(argument) == "config"]
-    typed = [argument for argument in arguments if _key(argument) != "config"]
-    of_files = [each for file in files for each in read_overrides(file, Path(file.partition("=")[2].strip("\"'")))]
-    choices = {_key(each): each for each in (*of_files, *typed) if _key(each) in ("recipe", "model")}
+    """Every `key=value` in which arguments of app.train differ from their recipe alone."""
+    choices = {_key(each): each for each in arguments if _key(each) in ("recipe", "model")}
     recipe, model = (choices.get(group, "").partition("=")[2] for group in ("recipe", "model"))
     if not (CONFIG_DIR / f"bars/{recipe}_{model}.yaml").is_file():  # the recipe is published with one model
         choices.pop("model", None)
@@ -238,8 +235,8 @@ def _wait_for_orphan(directory: Path) -> None:
     lock.release()
 
 
-def submit(seeds: Sequence[Seed], arguments: Sequence[str], options: str, dataset_is_there: bool) -> list[str]:
-    """Submit a job of Slurm for each run that is neither finished nor queued; return a line about each.
+def submit(seeds: Sequence[Seed], arguments: Sequence[str], options: str, dataset_is_there: bool) -> Iterator[str]:
+    """Submit a job of Slurm for each run that is neither finished nor queued; yield a line about each.
 
     dataset_is_there: if not, the first job makes it, and the others wait for its end.
 
@@ -249,19 +246,18 @@ def submit(seeds: Sequence[Seed], arguments: Sequence[str], options: str, datase
     if shutil.which("sbatch") is None or not SLURM_SCRIPT.is_file():
         lacks = "sbatch, Slurm's command" if SLURM_SCRIPT.is_file() else str(SLURM_SCRIPT)
         raise UserError(f"sbatch={options}: {lacks}, is not here; run it on a cluster, in a checkout, or leave it out")
-    lines, first = [], ""
+    first = ""
     for seed in (seed for seed in seeds if seed.status not in DONE):
         queued = _output(["squeue", "--noheader", "--me", "--format=%i", f"--name={seed.name}"]).split()
         if queued:
-            lines.append(f"seed {seed.number}: job {queued[0]} is queued or running")
+            yield f"seed {seed.number}: job {queued[0]} is queued or running"
             first = first or queued[0]
             continue
         waits = [f"--dependency=afterany:{first}"] if first and not dataset_is_there else []
         command = ["sbatch", "--parsable", f"--job-name={seed.name}", *waits, *shlex.split(options), str(SLURM_SCRIPT)]
         job = _output([*command, *arguments, *seed.overrides]).strip().partition(";")[0]
-        lines.append(f"seed {seed.number}: submitted as job {job}")
+        yield f"seed {seed.number}: submitted as job {job}"
         first = first or job
-    return lines
 
 
 def _output(command: list[str]) -> str:

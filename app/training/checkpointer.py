@@ -40,11 +40,11 @@ class Checkpointer:
         """
         size = model_state.stored_bytes(model_state.tensors_of(self._session.model, self._session.optimizer))
         there = [path for checkpoint in files.whole_checkpoints(self._directory) for path in checkpoint.iterdir()]
-        remaining = length.total_steps - step
-        evaluations = int(remaining // (length.distance or length.total_steps)) if self.config.keep_best else 0
+        remaining, whole = length.total_steps - step, max(1, length.total_steps)
+        evaluations = int(remaining // (length.distance or whole)) if self.config.keep_best else 0
         number = self.config.keep + 1 + (evaluations > 1)  # an old one is removed when the new one is complete
         if self.config.every_minutes is None:
-            number = min(number, 1 + (remaining - 1) // (self.config.every_steps or length.total_steps) + evaluations)
+            number = min(number, 1 + (remaining - 1) // (self.config.every_steps or whole) + evaluations)
         needed = max(size, number * size - sum(path.stat().st_size for path in there))
         need = Need(self._directory, needed, f"for checkpoints of {in_words(size)}, up to {number} at a time")
         self._session.runtime.on_rank_0(lambda: require_room([need], NO_SPACE))

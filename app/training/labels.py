@@ -2,12 +2,27 @@
 
 from pathlib import Path
 
-from app.config import AppConfig
+from app.config import AppConfig, DataConfig
+from app.config.data import multi_hot_bags
 from app.kinds.metrics import METRICS
 from app.kinds.tasks import TASKS, Task
 from common.errors import UserError
 from common.keys import shown
 from data_prep.dataset.format import Manifest
+
+
+def require_column(key: str, column: str, config: DataConfig, root: Path, manifest: Manifest) -> None:
+    """Refuse as the value of a key what is not a column of one id a row.
+
+    Raises:
+        UserError: names the key, and the columns that can be given.
+    """
+    bags, features = multi_hot_bags(config), list(manifest.num_embeddings)
+    sizes = bags.sizes if bags is not None else (1,) * len(features)
+    single = [name for name, size in zip(features, sizes, strict=False) if size == 1 and name not in manifest.ragged]
+    if column not in single:
+        fault = "has bags of ids" if column in features else f"is not a categorical column of {root}"
+        raise UserError(f"{key}={column}: {fault}; give one of {', '.join(single) or 'another dataset'}")
 
 
 def task_of(manifest: Manifest) -> Task:
@@ -19,8 +34,15 @@ def require_task(config: AppConfig, root: Path, manifest: Manifest) -> None:
     """Refuse keys that labels of the dataset's kind do not have.
 
     Raises:
-        UserError: names all of them, with what to give.
+        UserError: names all of them, with what to give; a key names what is no column of one id a row.
     """
+    for key, column in (
+        ("eval.group_by", config.eval.group_by),
+        ("data.negatives.user", config.data.negatives.user),
+        ("data.negatives.item", config.data.negatives.item),
+    ):
+        if column is not None:
+            require_column(key, column, config.data, root, manifest)
     task = task_of(manifest)
     monitor = config.train.monitor
     remedies = {}
@@ -35,12 +57,15 @@ def require_task(config: AppConfig, root: Path, manifest: Manifest) -> None:
             "train.target_accuracy": (config.train.target_accuracy, None),
             "mlperf.enabled": (config.mlperf.enabled, False),
             "baselines": (config.baselines is True, False),
+            **{f"data.negatives.{name}": (value, None) for name, value in vars(config.data.negatives).items()},
         }
         for key, (value, usual) in of_clicks.items():
             if value != usual:
                 remedies[f"{key}={shown(value)}"] = f"{key}={shown(usual)}"
         if config.eval.keep_scores:
             remedies[f"eval.keep_scores={config.eval.keep_scores}"] = "eval.keep_scores=0"
+        if config.eval.group_by is not None:
+            remedies[f"eval.group_by={config.eval.group_by}"] = "eval.group_by=null"
     if remedies:
         label = manifest.schema["label"]
         kind = "clicks, 0 or 1" if task.has_clicks else "numbers"

@@ -23,7 +23,7 @@ from app.metrics.clicks import click_metrics, click_sums, histogram_metrics, sco
 from app.metrics.curves import MAX_SAMPLES
 from app.metrics.documents import EvaluationFigures
 from app.metrics.numbers import number_metrics
-from app.metrics.users import user_metrics
+from app.metrics.users import group_metrics, user_metrics
 from app.runtime.platform import Runtime
 from app.training.build import WITHOUT_STATE, sharded_model
 from app.training.labels import task_of
@@ -38,14 +38,16 @@ Interrupted = Callable[[int], bool]
 
 
 class Scores(NamedTuple):
-    """Samples' logits and labels [n] float32, and of events their users' ids [n] int32; of rows none.
+    """Samples' logits and labels [n] float32, and what metrics of groups need.
 
+    groups: ids [n] int32 of events' users, or of eval.group_by; none without it. rows: of the latter `Batch.row_keys`.
     tasks: logits and labels of each of data.events.tasks.
     """
 
     logits: NDArray[np.float32]
     labels: NDArray[np.float32]
-    users: NDArray[np.int32]
+    groups: NDArray[np.int32]
+    rows: NDArray[np.int64]
     tasks: list[tuple[NDArray[np.float32], NDArray[np.float32]]]
 
 
@@ -109,7 +111,7 @@ class Predictor:
     def samples(self, steps: int) -> int:
         """Samples of the run's first steps."""
         train = self.config.train
-        return samples_of(train, 0 if train.drop_last else self.manifest.splits["train"].rows, steps)
+        return samples_of(train, 0 if train.drop_last else self.split("train").rows, steps)
 
     def split_rows(self) -> dict[str, int]:
         """Rows of each split; of a dataset of events, samples."""
@@ -141,7 +143,9 @@ class Predictor:
         """
         was_training = self.model.training
         self.model.eval()
-        logits, labels, users = [torch.empty(0)], [torch.empty(0)], [torch.empty(0, dtype=torch.int32)]
+        logits, labels, groups = [torch.empty(0)], [torch.empty(0)], [torch.empty(0, dtype=torch.int32)]
+        rows = [np.empty(0, np.int64)]
+        column = self.config.eval.group_by if self.config.model.hstu is None else USER
         try:
             with torch.no_grad():
                 for number, batch in enumerate(self.on_device(batches)):
@@ -149,14 +153,18 @@ class Predictor:
                         raise EvaluationInterrupted
                     logits.append(self.forward(batch)[: batch.num_valid].cpu())
                     labels.append(batch.labels[: batch.num_valid].cpu())
-                    if batch.sequences is not None:
-                        users.append(batch.sparse_features[USER].values()[: batch.num_valid].cpu())
+                    if column is not None:
+                        groups.append(batch.sparse_features[column].values()[: batch.num_valid].cpu())
+                    if self.config.eval.group_by is not None:
+                        rows.append(batch.row_keys()[: batch.num_valid])
         finally:
             self.model.train(was_training)
-        scores, truth, ids = (torch.cat(parts).numpy() for parts in (logits, labels, users))
+        scores, truth, ids = (torch.cat(parts).numpy() for parts in (logits, labels, groups))
         if scores.ndim == 1:
-            return Scores(scores, truth, ids, [])
-        return Scores(scores[:, 0], truth[:, 0], ids, [*zip(scores.T[1:], truth.T[1:], strict=True)])
+            return Scores(scores, truth, ids, np.concatenate(rows), [])
+        return Scores(
+            scores[:, 0], truth[:, 0], ids, np.concatenate(rows), [*zip(scores.T[1:], truth.T[1:], strict=True)]
+        )
 
     def eval_batch_size(self, rows: int) -> int:
         """Samples of an evaluation step over all processes, of a split of that number of rows."""
@@ -172,7 +180,7 @@ class Predictor:
         """
         split, runtime = self.split(name), self.runtime
         batches = split.eval_batches(self.eval_batch_size(split.rows))
-        logits, labels, users, tasks = self.score(batches, interrupted)
+        logits, labels, groups, rows, tasks = self.score(batches, interrupted)
         self._require_finite([logits, *(scores for scores, _ in tasks)], split.rows, name)
         if not task_of(self.manifest).has_clicks:
             figures = number_metrics(logits, labels, lambda sums: np.sum(runtime.gather(sums), axis=0))
@@ -183,14 +191,19 @@ class Predictor:
             stride = -(-split.rows // MAX_SAMPLES)
             logits, labels = (runtime.to_rank_0(values[::stride]) for values in (logits, labels))
             return Evaluation(_figures(name, split.rows, binned), logits, labels)
-        logits, labels, users = runtime.to_rank_0(logits), runtime.to_rank_0(labels), runtime.to_rank_0(users)
+        logits, labels = runtime.to_rank_0(logits), runtime.to_rank_0(labels)
+        groups, rows = runtime.to_rank_0(groups), runtime.to_rank_0(rows)
         others = [(runtime.to_rank_0(scores), runtime.to_rank_0(truth)) for scores, truth in tasks]
 
         def measured() -> str:
-            by_user = {} if self.config.model.hstu is None else user_metrics(logits, labels, users)
+            grouped: dict[str, float | int | None] = {}
+            if self.config.model.hstu is not None:
+                grouped = user_metrics(logits, labels, groups)
+            elif self.config.eval.group_by is not None:
+                grouped = group_metrics(logits, labels, groups, rows)
             names = self.config.data.events.tasks
             aucs = {f"auc_{name}": click_metrics(*task)["auc"] for name, task in zip(names, others, strict=False)}
-            return encode(_figures(name, split.rows, {**click_metrics(logits, labels), **by_user, **aucs}))
+            return encode(_figures(name, split.rows, {**click_metrics(logits, labels), **grouped, **aucs}))
 
         text = runtime.on_rank_0(measured)
         return Evaluation(decode(text, EvaluationFigures), logits, labels)

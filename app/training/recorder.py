@@ -53,7 +53,7 @@ class Recorder:
         session, directory, self._state = self._session, self.directory, state
         plain, manifest = redact(to_plain(session.config)), self._manifest(pipeline)
         evaluated = state.evaluation is not None and state.evaluation.step == state.step
-        rows = session.split_rows()
+        rows = {**session.split_rows(), "train": session.split("train").rows}  # with negatives that are drawn
 
         def open_trackers() -> None:
             world_size = session.runtime.world_size
@@ -122,7 +122,7 @@ class Recorder:
             device_bytes=device_bytes,
         )
         self.event(event)
-        self._progress.update(state.step, state.epoch, loss, accuracy, rate, wait, state.evaluation)
+        self._progress.update(event, state.evaluation)
 
     def evaluation(self, kind: str, step: int, result: EvaluationFigures, seconds: float | None = None) -> None:
         """Report the metrics of a split, and the seconds that they took; a collective call."""

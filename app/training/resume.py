@@ -239,6 +239,7 @@ def fingerprint(config: AppConfig) -> Json:
         keys |= {f"data.events.{key}": value for key, value in plain["data"]["events"].items()}
     keys |= {f"train.{key}": plain["train"][key] for key in ("seed", "global_batch_size", "monitor", "drop_last")}
     keys |= {f"data.{key}": value for key, value in plain["data"].items() if key.startswith("shuffle")}
+    keys |= {f"data.negatives.{key}": value for key, value in plain["data"]["negatives"].items()}
     keys |= {f"sharding.qcomm.{way}": value for way, value in plain["sharding"]["qcomm"].items()}
     bags = plain["data"]["multi_hot"]
     keys |= {f"data.multi_hot.{key}": bags[key] for key in ("sizes", "distribution", "seed")}

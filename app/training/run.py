@@ -34,7 +34,6 @@ from app.training.stop import StopCheck
 from common.documents import decode, encode
 from common.errors import UserError
 from common.signals import StopRequest
-from data_prep.dataset.format import Manifest
 
 log = logging.getLogger("clickwork")
 
@@ -59,7 +58,7 @@ class TrainingRun:
         """
         self.session, self.config, self.runtime = session, session.config, session.runtime
         self.state = RunState()
-        _require_rows_for_batch_norm(self.config, session.manifest)
+        _require_rows_for_batch_norm(self.config, session.split("train").rows)
         self.length = length or run_length(self.config.train, session.split("train"), self.runtime.world_size)
         # Before any thread of ours copies to the GPU: graphs are recorded, which forbids that.
         session.compile(self.config.train.global_batch_size // self.runtime.world_size)
@@ -200,9 +199,7 @@ class TrainingRun:
             self.state,
             self._served(),
             status,
-            self.recorder.seconds(),
-            self.recorder.energy.source,
-            profiler.communication_seconds,
+            summary.Clocks(self.recorder.seconds(), self.recorder.energy.source, profiler.communication_seconds),
         )
         events = read_events(self._directory.path) if self.runtime.rank == 0 else []
         figures.throughput.slowdown = find_slowdown(events)
@@ -230,11 +227,11 @@ class TrainingRun:
         return StepProfiler(self.runtime.device, directory, self.runtime.rank, steps, sampled)
 
 
-def _require_rows_for_batch_norm(config: AppConfig, manifest: Manifest) -> None:
+def _require_rows_for_batch_norm(config: AppConfig, rows: int) -> None:
     """Raises UserError if an epoch ends with a batch of one row, which batch norm has no variance of."""
     if not config.model.batch_norm or config.train.drop_last:
         return
-    rows, batch = manifest.splits["train"].rows, config.train.global_batch_size
+    batch = config.train.global_batch_size
     if rows % batch == 1:
         raise UserError(
             f"train.drop_last=false: of {rows:,} rows the last batch of {batch} has one, and model.batch_norm=true "

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator
 from hashlib import sha256
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from app.metrics import clicks
 from app.metrics.documents import Best, EvaluationFigures, Power
 from app.metrics.slowdown import slowdown_sentence
 from app.metrics.timing import PHASES, throughput
-from app.metrics.utilisation import utilisation
+from app.metrics.utilisation import utilisation, work_of_sample
 from app.record import provenance
 from app.record.documents import SUMMARY_VERSION, Covered, Digests, Memory, Parameters, Summary, TrainFigures
 from app.training.session import Session
@@ -28,20 +29,25 @@ COLOURS = {"completed": "green", "target_reached": "green", "interrupted": "yell
 INTERRUPTED = "saved; the same command resumes from here"
 
 
+class Clocks(NamedTuple):
+    """What was measured beside a run's state: seconds by phase; meter, what energy was measured by.
+
+    communication_seconds: of a step's exchanges on this process, None where they were not measured.
+    """
+
+    seconds: dict[str, float]
+    meter: str
+    communication_seconds: float | None
+
+
 def summarise(
     session: Session,
     state: RunState,
     served: EvaluationFigures | None,
     status: str,
-    seconds: dict[str, float],
-    meter: str,
-    communication_seconds: float | None,
+    clocks: Clocks,
 ) -> Summary:
-    """The content of summary.json; a collective call.
-
-    served: the evaluation of the model that is served, on rank 0. meter: what energy was measured by.
-    communication_seconds: of a step's exchanges on this process, where measured.
-    """
+    """The content of summary.json; a collective call. served: the evaluation of the model that is served, on rank 0."""
     runtime, measured = session.runtime, state.measured
     device_peak = torch.cuda.max_memory_allocated() if runtime.device.type == "cuda" else None
     summary = _figures_of(session, state)
@@ -52,13 +58,12 @@ def summarise(
         host_peak_bytes=int(runtime.highest(provenance.host_peak_bytes())),
         device_peak_bytes=None if device_peak is None else int(runtime.highest(device_peak)),
     )
-    summary.utilisation = utilisation(
-        session.config, runtime, session.root, session.manifest, tables, rate, seconds["train"]
-    )
-    exchanged = runtime.highest(communication_seconds or 0.0) or None
+    work = work_of_sample(session.config, session.root, session.manifest, tables)
+    summary.utilisation = utilisation(session.config, runtime, work, rate, clocks.seconds["train"])
+    exchanged = runtime.highest(clocks.communication_seconds or 0.0) or None
     summary.phase_seconds = {**measured.phase_means(PHASES), "communication": exchanged}
-    summary.power = Power.of(measured, meter)
-    summary.seconds = seconds
+    summary.power = Power.of(measured, clocks.meter)
+    summary.seconds = clocks.seconds
     digest = sha256(state.all_losses().tobytes()).hexdigest()
     meter_of_tables = TableMeter(tables, session.config.train.seed, _counts_touched(session.config))
     summary.digest = Digests(parameters=session.parameters_digest(meter_of_tables), losses=digest)

@@ -1,6 +1,8 @@
 """launch/slurm.sh on a cluster of two: Debian's Slurm, with a daemon in each of two network namespaces."""
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.app.conftest import REPOSITORY
+from tests.app.conftest import REPOSITORY, SMALL
 from tests.app.machines import ADDRESSES, DISTURBED, ip, kill, num_checkpoints, two_machines, undisturbed
 from tests.app.run_files import summary
 
@@ -62,9 +64,9 @@ class Slurm:
         (folder / "gres.conf").write_text(f"Name=gpu File={folder}/gpu[0-7]\n")
         self.daemons = [self._start(0, "slurmctld"), *(self._start(number, "slurmd") for number in range(2))]
 
-    def run(self, *command: str, cwd: Path | None = None, **variables: str) -> str:
-        """The output of a command on the first machine."""
-        done = subprocess.run(
+    def result(self, *command: str, cwd: Path | None = None, **variables: str) -> "subprocess.CompletedProcess[str]":
+        """What a command on the first machine ended with."""
+        return subprocess.run(
             self._on(0, *command),
             cwd=cwd,
             env=self._variables() | variables,
@@ -72,6 +74,10 @@ class Slurm:
             text=True,
             check=False,
         )
+
+    def run(self, *command: str, cwd: Path | None = None, **variables: str) -> str:
+        """The output of a command on the first machine."""
+        done = self.result(*command, cwd=cwd, **variables)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
@@ -208,3 +214,28 @@ def test_a_job_of_two_machines_survives_a_loss_and_its_time_limit(
         assert words in log, log
     assert "completed: 300 steps" in log, log
     assert summary(run)["digest"] == summary(undisturbed(tmp_path_factory, dataset))["digest"], log
+
+
+@pytest.mark.slow
+def test_seeds_of_a_reproduction_are_jobs(slurm: Slurm, dataset: Path, tmp_path: Path) -> None:
+    """Two seeds on one machine each, queued once however often they are asked for, then the page."""
+    words = ["-m", "app.reproduce", "seeds=2", 'sbatch="--nodes=1"', "out=repeated", *SMALL, f"data.path={dataset}"]
+
+    def reproduce() -> tuple[int, str]:
+        done = slurm.result(sys.executable, *words, cwd=tmp_path)
+        return done.returncode, done.stdout + done.stderr
+
+    status, printed = reproduce()
+    assert status == 75, printed
+    numbers = re.findall(r"seed \d: submitted as job (\d+)", printed)
+    assert len(numbers) == 2, printed
+    status, printed = reproduce()
+    assert (status, "submitted" in printed) == (75, False), printed
+    wait_until(
+        lambda: all(slurm.job(number)["JobState"] == "COMPLETED" or slurm.release(number) for number in numbers), slurm
+    )
+    status, printed = reproduce()
+    assert (status, "2 of 2 seeds done." in printed) == (0, True), printed
+    figures = json.loads((tmp_path / "repeated/reproduce.json").read_text())
+    digests = [summary(tmp_path / f"repeated/seed_{seed}")["digest"]["parameters"] for seed in (1, 2)]
+    assert ([run["status"] for run in figures["runs"]], digests[0] == digests[1]) == (["completed"] * 2, False)

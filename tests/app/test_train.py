@@ -192,8 +192,9 @@ def test_its_time_ends_it_resumably(run_app: Command, dataset: Path, tmp_path: P
     assert len(losses(tmp_path / "runs/brief")) == figures["steps"] + 3
 
 
-def test_zero_steps_builds_the_run(run_app: Command, dataset: Path, tmp_path: Path) -> None:
-    done = run_app("train", *SMALL, f"data.path={dataset}", "run.name=zero", "train.max_steps=0")
+@pytest.mark.parametrize("further", [[], ["checkpoint.every_steps=null", "train.eval_every_steps=null"]])
+def test_zero_steps_builds_the_run(further: list[str], run_app: Command, dataset: Path, tmp_path: Path) -> None:
+    done = run_app("train", *SMALL, f"data.path={dataset}", "run.name=zero", "train.max_steps=0", *further)
     assert done.returncode == 0, done.stderr
     figures = summary(tmp_path / "runs/zero")
     assert figures["status"] == "completed"

@@ -92,6 +92,7 @@ PARAMETERS = {
     "amd_2026": MLPERF_V2,
     "mlperf_v4": 293_051_712 * 512 + 15_243_057,
     "kgcn_lastfm": (1_871 + 3_811) * 16 + perceptron(32, 400, 400, 400, 1) + 3 * 2 * 400,
+    "ncf_movielens_1m": (6_041 + 3_705) * 32 + perceptron(64, 32, 16, 8, 1),
     "tfrs_movielens_100k": 3_425 * 32 + 193 * 192 + perceptron(192, 192, 192, 1),
     **{f"bars_{name}": bars[0][0] for name, bars in BARS.items()},
 }
@@ -181,6 +182,7 @@ def test_published_sizes_add_up() -> None:
         "movielenslatest_x1": 90_236 + 3,
         "frappe_x1": 5_379 + 10,
         "kgcn_lastfm": 1_870 + 3_810 + 2,
+        "ncf_movielens_1m": 6_040 + 3_704 + 2,
         "tfrs_movielens_100k": 1_651 + 943 + 2 + 795 + 21 + 7 + 6,
     }
 

@@ -3,6 +3,7 @@
 import numpy as np
 
 from app.data.batch import BatchBuilder, RowArrays
+from data_prep.dataset.bags import Bags
 from data_prep.dataset.multi_hot import MultiHotTables
 
 SIZE = 4
@@ -30,3 +31,21 @@ def test_lengths_and_offsets_of_full_batches_are_copied_once() -> None:
     last = builder.batch(_rows(2, count=3))  # its fourth bag of b is empty
     assert last.layout is None
     assert last.sparse_features.lengths().tolist() == [1] * SIZE + [3, 3, 3, 0]
+
+
+def test_rows_of_the_same_ids_have_the_same_number() -> None:
+    """Whatever the order within a bag; not those of which an id is another, of another feature, or there twice."""
+    sparse = np.array([[1], [1], [1], [1], [2], [1], [1], [1]], np.int32)
+    of_a = [[3, 4], [4, 3], [3], [3, 3], [3, 4], [], [3], [3, 4]]
+    of_b = [[], [], [4], [4], [], [3, 4], [4], []]
+    bags = tuple(
+        Bags(np.array([each for row in rows for each in row], np.int32), np.cumsum([0, *map(len, rows)]))
+        for rows in (of_a, of_b)
+    )
+    rows = RowArrays(np.zeros(8, np.float32), np.zeros((8, 0), np.float32), sparse, bags)
+    keys = BatchBuilder(["one", "a", "b"], 9, ["a", "b"], None).batch(rows).row_keys()
+    assert keys.dtype == np.int64
+    expected = list(zip(sparse[:, 0].tolist(), map(sorted, of_a), map(sorted, of_b), strict=True))
+    for first in range(8):
+        for second in range(8):
+            assert (keys[first] == keys[second]) == (expected[first] == expected[second])

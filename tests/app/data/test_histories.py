@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.data.anchors import Anchors
-from app.data.histories import gather_histories, hash_rows
+from app.data.histories import HistoryRule, gather_histories, hash_rows
 from data_prep.dataset.events import EventArrays
 
 
@@ -46,7 +46,7 @@ def test_histories(seed: int, kinds: int, quota: int, scan: int, most: int, join
     anchors = np.flatnonzero(events.flags & 64)
     anchors = {"user": anchors, "shuffled": rng.permutation(anchors), "backwards": anchors[::-1]}[order]
     users = np.searchsorted(events.offsets, anchors, "right") - 1
-    found = gather_histories(events, anchors, users, np.array(masks, np.uint8), quota, scan, most)
+    found = gather_histories(events, anchors, users, HistoryRule(np.array(masks, np.uint8), quota, scan, most))
     wanted = [
         by_definition(events, int(anchor), int(events.offsets[user]), masks, quota, scan, most)
         for anchor, user in zip(anchors, users, strict=True)

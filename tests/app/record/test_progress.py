@@ -4,8 +4,13 @@ import io
 
 import pytest
 
+from app.metrics.documents import TrainEvent
 from app.record import progress
 from app.record.progress import ProgressDisplay
+
+WINDOW = TrainEvent(
+    event="train", step=10, epoch=0, loss=0.5, accuracy=0.8, samples_per_second=1e3, input_wait_fraction=0.0
+)
 
 
 class Terminal(io.StringIO):
@@ -27,13 +32,13 @@ def test_lines_and_the_bar_say_at_most(
     display = ProgressDisplay(100, shown=True, all_windows=True, may_end_early=may_end_early)
     display.start(0)
     with caplog.at_level("INFO", "clickwork"):
-        display.update(10, 0, 0.5, 0.8, 1e3, 0.0, None)
+        display.update(WINDOW, None)
     assert ("at most 00:00 to go" in caplog.text) is may_end_early
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
     bar = ProgressDisplay(100, shown=True, may_end_early=may_end_early)
     bar.start(0)
-    bar.update(10, 0, 0.5, 0.8, 1e3, 0.0, None)
+    bar.update(WINDOW, None)
     bar.close()
     drawn = terminal.getvalue()
     assert ("step 10 of at most 100" in drawn) is may_end_early

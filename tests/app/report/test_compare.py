@@ -176,6 +176,18 @@ def test_platforms_agree_differ_or_cannot_be_compared(tmp_path: Path) -> None:
         assert any("No parity verdict for cuda and rocm" in text for text in said)
 
 
+@pytest.mark.parametrize(("rmse", "verdict"), [(20.1, "agree"), (20.3, "differ")])
+def test_errors_of_numbers_agree_by_their_own_size(tmp_path: Path, rmse: float, verdict: str) -> None:
+    runs = []
+    for platform, error in (("cuda", 20.0), ("rocm", rmse)):
+        run = read_run(write_run(tmp_path / platform, platform=platform))
+        assert run.summary is not None
+        figures = structs.replace(run.summary.eval, auc=None, rest={"rmse": error})
+        runs.append(dataclasses.replace(run, summary=structs.replace(run.summary, eval=figures)))
+    (parity,) = compare_platforms(runs, 0.001, 0.01)  # 0.01 of 20 is 0.2
+    assert parity.verdict == verdict
+
+
 def _losses(run: RunFiles) -> list[float]:
     return [event.loss for event in run.windows if event.loss]
 

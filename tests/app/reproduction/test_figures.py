@@ -1,5 +1,6 @@
 """Means, intervals and verdicts of a reproduction, against NumPy and SciPy; and when there is no verdict."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from app.report.statistics import Spread
 from app.reproduction.documents import Reproduction
 from app.reproduction.figures import finished_runs, is_inside, registry_name, summarise
 from app.reproduction.page import reproduction_page
-from app.reproduction.seeds import Seed
+from app.reproduction.seeds import Seed, training_arguments
 from tests.app.reproduction.runs import composed, edit, write_seeds
 
 PUBLISHED = ["published.source=A", "published.data=B", "published.tolerance=0.001"]
@@ -143,7 +144,9 @@ def test_a_changed_recipe_gets_no_verdict(tmp_path: Path, override: str, words: 
 def test_keys_of_a_file_change_the_recipe_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump({"train": {"epochs": 3}}))
-    made = document(write_seeds(tmp_path / "x", 2), "published.test_auc=0.7", *PUBLISHED, "config=mine.yaml")
+    made = document(
+        write_seeds(tmp_path / "x", 2), "published.test_auc=0.7", *PUBLISHED, *training_arguments(["config=mine.yaml"])
+    )
     assert "The recipe was changed (train.epochs=3)" in said(made)
 
 
@@ -197,6 +200,24 @@ def test_the_number_of_slurms_job_is_no_difference(tmp_path: Path) -> None:
     for seed in seeds:
         edit(seed.directory / "manifest.json", environment={"SLURM_JOB_ID": str(seed.number), "OMP_NUM_THREADS": "1"})
     assert "not made alike" not in said(document(seeds))
+
+
+def test_published_figures_of_groups_are_judged_as_others(tmp_path: Path) -> None:
+    seeds = write_seeds(tmp_path, 3)
+    for seed, hr in zip(seeds, (0.670, 0.672, 0.674), strict=True):
+        evaluation = json.loads((seed.directory / "summary.json").read_bytes())["eval"]
+        edit(seed.directory / "summary.json", eval={**evaluation, "hr_at_10": hr, "ndcg_at_10": hr / 2})
+    made = document(seeds, "published.hr_at_10=0.671", "published.ndcg_at_10=0.3963", "published.source=A")
+    by_name = {(figure.split, figure.metric): figure for figure in made.figures}
+    reach = stats.t.ppf(0.975, 2) * 0.002 / np.sqrt(3)
+    figure = by_name["val", "hr_at_10"]
+    assert (figure.mean, figure.low, figure.high) == pytest.approx((0.672, 0.672 - reach, 0.672 + reach))
+    assert (figure.inside, by_name["val", "ndcg_at_10"].inside) == (True, False)
+    assert "Reproduced: HR@10 of val: published 0.67100 lies inside, mean 0.67200" in said(made)
+    assert "Not reproduced: NDCG@10 of val: published 0.39630 lies outside" in said(made)
+    page = reproduction_page(composed("run.name=x"), made, finished_runs(seeds), tmp_path)
+    assert "HR@10 of val" in page
+    assert ("val", "hr_at_10") not in {(each.split, each.metric) for each in document(seeds).figures}
 
 
 def test_nothing_published(tmp_path: Path) -> None:

@@ -51,8 +51,9 @@ def test_a_files_own_seed_is_refused(key: str, tmp_path: Path) -> None:
 def test_arguments_of_training_are_handed_on(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("train.epochs: 2\nruntime.num_threads: 1\n")
-    words = ["recipe=quickstart", f"config={path}", "optimizer=adam", "optimizer.lr=0.1", "train.log_every_steps=3"]
-    given = ["seeds=3", "out=x", "processes=2", "registry=y", 'sbatch="--nodes=2"', *words]
+    typed = ["recipe=quickstart", "optimizer=adam", "optimizer.lr=0.1", "train.log_every_steps=3"]
+    given = ["seeds=3", "out=x", "processes=2", "registry=y", 'sbatch="--nodes=2"', f"config={path}", *typed]
+    words = ["train.epochs=2", "runtime.num_threads=1", *typed]
     assert training_arguments(given) == words
     assert {"train.epochs=2", "optimizer.name=adam", "optimizer.lr=0.1"} <= set(changed_keys(words))
 
@@ -103,7 +104,7 @@ def test_a_job_for_each_run_that_is_not_done_or_queued(slurm: Path, dataset_is_t
     write_seeds(slurm / "x", 1)
     seeds = seeds_of(slurm / "x", 4)
     (slurm / "queued").write_text("77\n")
-    lines = submit(seeds, ["recipe=quickstart", "a b"], "--nodes=2 --time=1", dataset_is_there)
+    lines = list(submit(seeds, ["recipe=quickstart", "a b"], "--nodes=2 --time=1", dataset_is_there))
     assert lines == [
         "seed 2: job 77 is queued or running",
         "seed 3: submitted as job 101",
@@ -121,10 +122,20 @@ def test_a_job_for_each_run_that_is_not_done_or_queued(slurm: Path, dataset_is_t
 def test_without_slurm_or_with_a_job_refused_one_line(slurm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (slurm / "sbatch").write_text("#!/bin/bash\necho 'sbatch: error: no such\npartition' >&2; exit 1\n")
     with pytest.raises(UserError, match=r"^sbatch: sbatch: error: no such partition$"):
-        submit(seeds_of(slurm, 1), [], "", True)
+        list(submit(seeds_of(slurm, 1), [], "", True))
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(UserError, match="sbatch, Slurm's command, is not here"):
-        submit(seeds_of(slurm, 1), [], "", True)
+        list(submit(seeds_of(slurm, 1), [], "", True))
+
+
+def test_jobs_before_a_refused_one_are_named(slurm: Path) -> None:
+    limit = 'if [ $(wc -l < sbatch_words) = 3 ]; then echo "limit of jobs" >&2; exit 1; fi\n'
+    (slurm / "sbatch").write_text(SBATCH.replace("number=", limit + "number="))
+    lines: list[str] = []
+    jobs = submit(seeds_of(slurm / "x", 4), [], "", True)
+    with pytest.raises(UserError, match=r"^sbatch: limit of jobs$"):
+        lines.extend(jobs)
+    assert lines == [f"seed {seed}: submitted as job {100 + seed}" for seed in (1, 2)]
 
 
 def test_figures_of_an_earlier_run_do_not_count(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from app.config import (
 )
 from app.config.published import published_tables
 from app.config.tables import Storage, TablesConfig
-from app.metrics.utilisation import utilisation
+from app.metrics.utilisation import work_of_sample
 from app.model.embeddings import make_sparse_arch
 from app.runtime.platform import Runtime
 from app.sharding import from_config, topology
@@ -176,7 +176,7 @@ def test_ids_a_bag_are_the_means_of_the_shards(here: Runtime, ragged: Path) -> N
     described = {name: table.ids_per_sample for name, table in describe_tables(this).items()}
     assert described == pytest.approx({f"t_{name}": mean for name, mean in means.items()})
     tables = this.model.module.sparse_arch.tables
-    moved = utilisation(config, here, ragged, manifest, tables, None, 0.0)["table_bytes_per_sample"]
+    moved = work_of_sample(config, ragged, manifest, tables).table_bytes
     assert moved == pytest.approx(sum(means.values()) * 16 * 4 * 3)  # rows read twice and written
     planned = plan._tables(compose_config(PlanAppConfig, CONFIG_DIR, overrides, "plan"))[1]
     assert planned == pytest.approx(means)

@@ -1,0 +1,26 @@
+"""HR@10 and NDCG@10 as the program of Neural Collaborative Filtering computes them, in plain loops."""
+
+import heapq
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def ranked(logits: NDArray[Any], labels: NDArray[Any], groups: NDArray[Any], rows: NDArray[Any]) -> tuple[float, float]:
+    """HR@10 and NDCG@10 as NCF's program has them: the first ten of a dictionary from items to scores.
+
+    Each positive beside the negatives of its group alone, and behind those of its score.
+    """
+    hits, gains = [], []
+    for group in np.unique(groups):
+        of_group = [place for place in range(len(groups)) if groups[place] == group]
+        positives = {rows[place]: logits[place] for place in of_group if labels[place] == 1}
+        others = {rows[place]: logits[place] for place in of_group if rows[place] not in positives}
+        for item, score in positives.items() if others else ():
+            scores = {**others, item: score}
+            first = heapq.nlargest(10, scores, key=lambda key: scores[key])
+            hits.append(item in first)
+            gains.append(math.log(2) / math.log(first.index(item) + 2) if item in first else 0.0)
+    return float(np.mean(hits)), float(np.mean(gains))
