@@ -7,6 +7,7 @@ import pytest
 from hypothesis import settings
 
 from data_prep.stages.parse import compile_kernels
+from tests.blocks import not_run
 from tests.forks import start_server
 
 # A test that fails must fail again when it is run again, and a slow machine is not a bug.
@@ -37,6 +38,12 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         reporter.write_line(f"not to be skipped here: {reason}", red=True)
     if unexpected and exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print how many commands of the documentation no test runs, and why."""
+    reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(not_run().items()))
+    terminalreporter.write_line(f"blocks of README.md and docs that are not run: {reasons}")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
