@@ -59,7 +59,7 @@ def main(config: PlanAppConfig) -> int:
         if what_if:
             print("\n".join(what_if_lines(what_if)))
         raise
-    lines = plan_lines(plan, resolved.name)
+    lines = plan_lines(plan, resolved.name, config.plan.reasons)
     if what_if:
         lines += ["", *what_if_lines(what_if)]
     if config.plan.against is not None:

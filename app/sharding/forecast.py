@@ -1,6 +1,7 @@
 """What a plan costs, by TorchRec's estimates: memory and time of each table and process, and as text."""
 
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 
 from torchrec.distributed.planner.types import ShardingOption
 
@@ -9,8 +10,11 @@ from app.model.hstu import EventArch
 from app.sharding.documents import Forecast, PlanFile, PlannedTable, RankCost, WhatIf
 from app.sharding.plan import Plan, TablePlan, tables_in_order
 from app.sharding.planner import Choice, Estimate, Workload, estimate_shard, estimates, sharding_options
+from common.help import WIDTH
 
 _RIGHT = set("0123456789-.")
+# Characters that a table leaves to its first column, whose cells are cut, and its last, whose cells run over lines.
+_LEAST_OF_FIRST, _LEAST_OF_LAST = 8, 24
 
 
 def forecast_plan(
@@ -108,20 +112,22 @@ def _size(size: float) -> str:
     return f"{size:.1f} GiB"
 
 
-def plan_lines(plan: PlanFile, topology: str) -> list[str]:
-    """The plan: a line for each table, a line for each process, and the sum of it."""
+def plan_lines(plan: PlanFile, topology: str, reasons: bool = False) -> list[str]:
+    """The plan: a line for each table, its reason if wanted, a line for each process, and the sum of it."""
     lines = [
         f"plan: {plan.world_size} devices ({plan.nodes} x {plan.local_world_size} {topology}), "
         f"global batch {plan.global_batch_size:,}, {plan.optimizer}",
         "",
     ]
-    rows = [["table", "rows", "dim", "type", "kernel", "ranks", "size", "lookup ms", "comm. ms", "reason"]]
+    rows = [["table", "rows", "dim", "type", "kernel", "size", "lookup ms", "comm. ms", "ranks"]]
     for name, table in plan.tables.items():
         size = [f"{table.num_embeddings:,}", str(table.embedding_dim)]
-        how = [table.type, table.kernel, _ranks(table.ranks or [], plan.world_size), _size(table.bytes or 0)]
+        how = [table.type, table.kernel, _size(table.bytes or 0)]
         cost = [f"{table.lookup_ms:.3f}", f"{table.communication_ms:.3f}"]
-        rows.append([name, *size, *how, *cost, table.reason or ""])
+        rows.append([name, *size, *how, *cost, _ranks(table.ranks or [], plan.world_size)])
     lines += _aligned(rows)
+    if reasons:
+        lines += ["", *_aligned([[name, table.reason or ""] for name, table in plan.tables.items()])]
     rows = [["rank", "device", "host", "lookup ms", "comm. ms", "total ms"]]
     for rank in plan.ranks or []:
         cost = [f"{ms:.3f}" for ms in (rank.lookup_ms, rank.communication_ms, rank.total_ms)]
@@ -129,12 +135,12 @@ def plan_lines(plan: PlanFile, topology: str) -> list[str]:
     lines += ["", *_aligned(rows), ""]
     if forecast := plan.forecast:
         verdict = "fits" if forecast.fits else "DOES NOT FIT"
-        lines.append(
+        lines += _wrapped(
             f"forecast: {verdict}, headroom {_size(forecast.headroom_bytes)} of {_size(forecast.capacity_bytes)} a "
             f"device for tables; slowest rank {forecast.step_ms:.3f} ms a step (embeddings only), imbalance "
             f"{forecast.imbalance:.2f}"
         )
-    return [*lines, *(f"note: {note}" for note in plan.notes or [])]
+    return [*lines, *(line for note in plan.notes or [] for line in _wrapped(f"note: {note}"))]
 
 
 def what_if_lines(cases: Sequence[WhatIf]) -> list[str]:
@@ -171,7 +177,7 @@ def diff_lines(before: PlanFile, after: PlanFile, name: str) -> list[str]:
     for table in dict.fromkeys([*before.tables, *after.tables]):
         one, two = (_summary_of(plan.tables.get(table), plan.world_size) for plan in (before, after))
         if one != two:
-            lines.append(f"  {table}: {one} -> {two}")
+            lines += _wrapped(f"  {table}: {one} -> {two}")
     for key in ("world_size", "local_world_size", "global_batch_size", "optimizer"):
         values = [getattr(plan, key) or None for plan in (before, after)]
         if values[0] != values[1]:
@@ -196,20 +202,38 @@ def _ranks(ranks: Sequence[int], world_size: int) -> str:
         return "all"
     if len(ranks) > 2 and list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
         return f"{ranks[0]}-{ranks[-1]}"
-    return ",".join(map(str, ranks))
+    return ", ".join(map(str, ranks))
+
+
+def _wrapped(text: str, indent: int = 4) -> list[str]:
+    """Lines of at most WIDTH, all but the first indented; a word is broken only where it is longer than a line."""
+    return textwrap.wrap(text, WIDTH, subsequent_indent=" " * indent, break_on_hyphens=False)
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns as wide as they need; those that begin with a digit to the right. Short rows' last cell may run over."""
+    """Columns as wide as they need, in lines of at most WIDTH; those that begin with a digit to the right.
+
+    The last cell of a row, and of a row that is short, runs over several lines; long names in the first column are cut.
+    """
     columns = max(map(len, rows))
     widths = [max((len(row[i]) for row in rows if len(row) == columns), default=0) for i in range(columns)]
-    lines = []
-    for row in rows:
-        cells = []
-        for number, cell in enumerate(row):
-            right = bool(cell) and set(cell[0]) <= _RIGHT
-            last = number == len(row) - 1
-            width = 0 if last and not right else widths[number]
-            cells.append(cell.rjust(width) if right else cell.ljust(width))
-        lines.append("  ".join(cells).rstrip())
-    return lines
+    others = sum(widths[1:-1]) + 2 * (columns - 1) + min(widths[-1], _LEAST_OF_LAST)
+    widths[0] = min(widths[0], max(_LEAST_OF_FIRST, WIDTH - others))
+    widths[-1] = min(widths[-1], WIDTH - sum(widths[:-1]) - 2 * (columns - 1))
+    return [line for row in rows for line in _row_lines(row, widths)]
+
+
+def _row_lines(row: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
+    """The lines of a row."""
+    indent = sum(widths[: len(row) - 1]) + 2 * (len(row) - 1)
+    last = textwrap.wrap(row[-1], WIDTH - indent, break_on_hyphens=False) or [""]
+    first = row[0] if len(row[0]) <= widths[0] else f"{row[0][: widths[0] - 1]}…"
+    cells = [first, *row[1:-1], last[0]]
+    runs_over = len(row) < len(widths) or len(last) > 1
+    fitted = [
+        cell.rjust(width) if cell and cell[0] in _RIGHT else cell.ljust(width)
+        for cell, width in zip(cells[: -1 if runs_over else None], widths, strict=False)
+    ]
+    fitted += cells[-1:] * runs_over
+    yield "  ".join(fitted).rstrip()
+    yield from (f"{'':{indent}}{words}" for words in last[1:])

@@ -149,7 +149,8 @@ def test_where_it_does_not_fit_it_shows_what_would(run_app: Command) -> None:
     done = run_app("plan", *MLPERF, "topology=h100", "plan.devices=[1,4]")
     assert done.returncode == 2
     assert done.stderr.startswith("error: topology: no plan fits: 26 tables of 97.4 GiB")
-    alone, four = done.stdout.splitlines()[2:]
+    alone, rest, four, _ = done.stdout.splitlines()[2:]
+    assert rest.lstrip().startswith("devices of 80.0 GiB")
     assert alone.split()[:2] == ["h100", "1"]
     assert "no plan fits" in alone
     assert four.split()[:2] == ["h100", "4"]
@@ -238,3 +239,30 @@ def test_a_plan_for_something_else_is_refused(run_app: Command, dataset: Path, t
         assert said in error_line(done.stderr)
     (tmp_path / "plan.json").write_text("{}")
     assert "not a plan of" in run_app("train", *config).stderr
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        "recipe=mlperf_v2 topology=mi250x topology.nodes=2 topology.devices_per_node=8 plan.devices=[1,8]",
+        *(
+            pytest.param(overrides, marks=pytest.mark.slow)
+            for overrides in (
+                "recipe=mlperf_v2 topology=h100 topology.devices_per_node=8 sharding=column_wise",
+                "recipe=mlperf_v4 topology=mi300x topology.devices_per_node=8 plan.topologies=[b200,gb300,h100]",
+                "recipe=tfrs_movielens_100k topology=cpu topology.devices_per_node=4",
+                "recipe=amd_2026 topology=h200 topology.nodes=4 topology.devices_per_node=8 sharding=grid_shard",
+                "recipe=kgcn_lastfm topology=a100_40 plan.batch_sizes=[256,512]",
+            )
+        ),
+    ],
+)
+def test_a_plan_fits_the_terminal_and_reasons_are_a_key(overrides: str, run_app: Command, tmp_path: Path) -> None:
+    arguments = [*overrides.split(), f"plan.out={tmp_path / 'plan.json'}"]
+    short, long = run_app("plan", *arguments), run_app("plan", *arguments, "plan.reasons=true")
+    assert (short.returncode, long.returncode) == (0, 0), short.stderr + long.stderr
+    assert max(map(len, [*short.stdout.splitlines(), *long.stdout.splitlines()])) <= 120
+    words = " ".join(long.stdout.split())
+    for name, table in json.loads((tmp_path / "plan.json").read_bytes())["tables"].items():
+        assert f"{name} {table['reason']}" in words
+        assert f"{name} {table['reason']}" not in " ".join(short.stdout.split())

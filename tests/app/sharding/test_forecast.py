@@ -1,0 +1,84 @@
+"""A plan as text: whatever its names and numbers, lines that fit, with everything in them."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from app.sharding.documents import Forecast, PlanFile, PlannedTable, RankCost, WhatIf
+from app.sharding.forecast import plan_lines, what_if_lines
+
+WIDTH = 120
+NAMES = st.text("abcxyz_019", min_size=1, max_size=150)
+MS = st.floats(0, 1e4)
+TYPES = st.sampled_from(["data_parallel", "table_column_wise", "grid_shard"])
+
+
+def tables(draw: st.DrawFn, world_size: int) -> dict[str, PlannedTable]:
+    """Of up to six names, on any ranks."""
+    return {
+        name: PlannedTable(
+            type=draw(TYPES),
+            kernel=draw(st.sampled_from(["dense", "fused_uvm_caching"])),
+            ranks=draw(st.lists(st.integers(0, world_size - 1), min_size=1, max_size=world_size)),
+            num_embeddings=draw(st.integers(1, 10**10)),
+            embedding_dim=draw(st.integers(1, 1024)),
+            bytes=draw(st.integers(0, 10**13)),
+            lookup_ms=draw(MS),
+            communication_ms=draw(MS),
+            reason=draw(st.text("abc,; ", max_size=300)),
+        )
+        for name in draw(st.lists(NAMES, min_size=1, max_size=6, unique=True))
+    }
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> PlanFile:
+    """Of up to 40 processes."""
+    world_size = draw(st.integers(1, 40))
+    return PlanFile(
+        format=1,
+        world_size=world_size,
+        local_world_size=world_size,
+        nodes=1,
+        global_batch_size=8192,
+        optimizer="rowwise_adagrad",
+        tables=tables(draw, world_size),
+        ranks=[RankCost(rank=0, device_bytes=1, host_bytes=0, lookup_ms=1, communication_ms=2, total_ms=3)],
+        forecast=Forecast(fits=True, capacity_bytes=1 << 44, step_ms=draw(MS), headroom_bytes=1 << 43, imbalance=1.0),
+        notes=draw(st.lists(st.text("abc ", max_size=300), max_size=2)),
+    )
+
+
+@given(plans())
+def test_lines_fit_and_have_every_table_and_rank(plan: PlanFile) -> None:
+    lines = plan_lines(plan, "mi300x", reasons=True)
+    assert max(map(len, lines)) <= WIDTH
+    text = " ".join(" ".join(lines).split())
+    for name, table in plan.tables.items():
+        ranks = list(table.ranks or [])
+        assert name[:5] in text
+        assert len(ranks) < 3 or len(set(ranks)) < len(ranks) or str(ranks[-1]) in text
+        assert "".join((table.reason or "").split()) in "".join(text.split())
+    table_of_plan = lines[2 : lines.index("", 2)]
+    assert sum(any(kernel in line for kernel in ("dense", "fused")) for line in table_of_plan) == len(plan.tables)
+    assert all(line in lines for line in plan_lines(plan, "mi300x"))
+
+
+@given(NAMES, st.text("abc ", max_size=300), st.lists(TYPES, max_size=6))
+def test_what_if_fits(topology: str, problem: str, types: list[str]) -> None:
+    cost = RankCost(rank=0, device_bytes=1, host_bytes=0, lookup_ms=1, communication_ms=2, total_ms=3)
+    forecast = Forecast(fits=True, capacity_bytes=1 << 44, step_ms=1e4, headroom_bytes=1 << 43, imbalance=1.0)
+    without = WhatIf(
+        topology=topology,
+        nodes=1,
+        devices_per_node=8,
+        world_size=8,
+        global_batch_size=10**6,
+        forecast=None,
+        problem=problem,
+    )
+    lines = what_if_lines([replace(without, forecast=forecast, slowest=cost, types=", ".join(types)), without])
+    assert max(map(len, lines)) <= WIDTH
+    text = "".join("".join(lines).split())
+    assert "".join(problem.split()) in text
+    assert ",".join(types) in text
