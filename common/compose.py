@@ -24,7 +24,7 @@ from common.config_file import quoted as _quoted
 from common.config_file import read_overrides
 from common.errors import UserError
 from common.help import groups_of
-from common.keys import check_keys, group_of, keys_of
+from common.keys import check_keys, declaration, group_of, keys_of
 
 # Keys by the names that other programs have for them.
 ELSEWHERE = {
@@ -156,6 +156,8 @@ def compose_partly(schema: type, config_dir: Path, overrides: Sequence[str], nam
             raise UserError(
                 f"configuration: {override}: Hydra's own settings have no effect here; use run.dir and run.name"
             )
+        if override.startswith("~"):
+            _refuse_removed_group(override, config_dir)
     for override in overrides:
         _refuse_unquoted(override)
     typed, overrides = overrides, _by_own_names(schema, overrides)
@@ -248,9 +250,14 @@ def _with_recipe_file(schema: type, config_dir: Path, overrides: Sequence[str], 
 
 
 def _by_own_names(schema: type, overrides: Sequence[str]) -> list[str]:
-    """Overrides with the keys' own names; keys that a user may add need no + before them."""
+    """Overrides with the keys' own names; keys that a user may add need no + before them.
+
+    Raises:
+        UserError: a truth value for a key of numbers.
+    """
     others = getattr(schema, "other_names", {})
     mappings, kinds = _mappings(schema), {key: kind for key, _, _, kind in keys_of(schema)}
+    meanings = {key: declaration(owner, field).meaning for key, owner, field, _ in keys_of(schema)}
     opened = tuple(f"{key}." for key in mappings)
     named = []
     for override in overrides:
@@ -261,7 +268,10 @@ def _by_own_names(schema: type, overrides: Sequence[str]) -> list[str]:
         is_open = key.startswith(opened) or (key in mappings and rest.startswith("={"))
         sign = "++" if is_open and sign != "~" else sign
         rest = _as_typed(rest) if _is_text(schema, key) else rest
-        rest = _as_list(rest) if _is_list(kinds.get(key)) else rest
+        if _is_list(kinds.get(key)):
+            rest = _as_list(rest)
+            if rest.lower() in ("=[true]", "=[false]"):
+                raise UserError(f"configuration: {override}: must be a number or a list of numbers: {meanings[key]}")
         named.append(f"{sign}{key}{rest}" if key else override)
     return named
 
@@ -300,6 +310,16 @@ def _as_typed(rest: str) -> str:
     if isinstance(parsed, list) and any(isinstance(each, (bool, int, float)) for each in parsed):
         return f"=[{','.join(_quoted(item) for item in value.strip()[1:-1].split(','))}]"
     return rest
+
+
+def _refuse_removed_group(override: str, config_dir: Path) -> None:
+    """Raise UserError for ~GROUP: each group has one of its values."""
+    group, groups = override.lstrip("~").partition("=")[0], groups_of(config_dir)
+    if group in groups:
+        raise UserError(
+            f"configuration: {override}: {group} is always one of {', '.join(groups[group])}; leave {override} out "
+            f"for the usual one, or give {group}=NAME"
+        )
 
 
 def _refuse_unquoted(override: str) -> None:

@@ -209,7 +209,8 @@ def shortcomings(last: EvaluationFigures, best: Best | None, keeps_best: bool) -
     served = best.auc if keeps_best and best is not None else auc
     if served is not None and served <= 0.5:
         remarks.append(
-            f"Learned nothing: AUC {served:.5f} is no better than chance, 0.5; train on more rows or for more "
-            "steps (data.scale=tiny only shows that a recipe runs)"
+            f"Learned nothing: AUC {served:.5f} is no better than chance, 0.5; train on more rows, for more steps "
+            "(train.max_steps, train.epochs) or with another optimizer.lr; data.scale=tiny only shows that a recipe "
+            "runs, recipe=quickstart learns"
         )
     return remarks

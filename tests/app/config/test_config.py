@@ -24,6 +24,13 @@ from tests.forks import run_module
         ),
         ("optimizer=lion", "'optimizer/lion' .*adagrad adam lamb rowwise_adagrad rowwise_adagrad_adam rowwise_adam"),
         ("recipe=nothing", "'recipe/nothing'"),
+        (
+            "~recipe",
+            "~recipe: recipe is always one of amd_2026, .*; leave ~recipe out for the usual one, or give recipe=",
+        ),
+        ("~model=dlrm", "~model=dlrm: model is always one of .*, dlrm, .*give model=NAME"),
+        ("model.dropout=true", "model.dropout=true: must be a number or a list of numbers: .*, as 0.2, or one a layer"),
+        ("model.over_arch=False", "model.over_arch=False: must be a number or a list of numbers: widths"),
         ("train.global_batch_size=0", "train.global_batch_size=0: must be at least 1"),
         ("train.max_steps=-1", "train.max_steps=-1: must be at least 0"),
         ("optimizer.lr=0", "optimizer.lr=0.0: must be a finite number above 0"),

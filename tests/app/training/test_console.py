@@ -85,6 +85,8 @@ def test_a_run_that_overfits_or_learns_nothing_is_told() -> None:
     )
     lines = "\n".join(closing_lines({**SUMMARY, "eval": {**auc, "auc": 0.47678}}, 0))
     assert "Learned nothing: AUC 0.47678 is no better than chance" in lines
+    for key in ("train.max_steps", "train.epochs", "optimizer.lr"):
+        assert key in lines.partition("Learned nothing")[2]
 
 
 def test_a_warm_up_longer_than_the_run_is_told(dataset: Path, run_app: Command) -> None:
