@@ -16,7 +16,7 @@ from tests.once import made_once
 # How many blocks are not run. A number may only fall.
 MOST_NOT_RUN = {"GPU": 2, "Docker": 4, "network": 16, "over five minutes": 3}
 # Pages of which no block is run yet. The list may only become shorter.
-NOT_YET: tuple[str, ...] = ("recipes.md", "sequences.md")
+NOT_YET: tuple[str, ...] = ("recipes.md",)
 MOST_SECONDS = 900  # of a block: five minutes, with other tests beside
 PUBLISHED = "published"  # the repository that README clones
 ABSENT_FROM_COPY = (".git", ".venv", ".venv-oldest", ".venv-newest", "data", "runs", "shared")
