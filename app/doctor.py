@@ -75,5 +75,5 @@ def run_checks(config: DoctorConfig) -> Iterator[Check]:
 def describe(check: Check) -> str:
     """A line for a terminal, with a second one where something is to be done."""
     verdict = coloured(f"{check.verdict.value:<4}", COLOURS[check.verdict], sys.stdout)
-    line = f"{verdict}  {check.name}: {check.finding}"
+    line = f"{verdict}  {check.name}: {check.found}"
     return line if check.remedy is None else f"{line}\n      -> {check.remedy}"

@@ -17,20 +17,20 @@ class Check(NamedTuple):
 
     name: str
     verdict: Verdict
-    finding: str
+    found: str
     remedy: str | None = None
 
 
-def ok(name: str, finding: str) -> Check:
+def ok(name: str, found: str) -> Check:
     """A check without findings."""
-    return Check(name, Verdict.ok, finding)
+    return Check(name, Verdict.ok, found)
 
 
-def warn(name: str, finding: str, remedy: str) -> Check:
+def warn(name: str, found: str, remedy: str) -> Check:
     """Works, but slower or with something missing."""
-    return Check(name, Verdict.warn, finding, remedy)
+    return Check(name, Verdict.warn, found, remedy)
 
 
-def fail(name: str, finding: str, remedy: str) -> Check:
+def fail(name: str, found: str, remedy: str) -> Check:
     """Does not work."""
-    return Check(name, Verdict.fail, finding, remedy)
+    return Check(name, Verdict.fail, found, remedy)

@@ -85,7 +85,7 @@ def test_machines_whose_gpus_torch_does_not_see(
         monkeypatch.setattr(devices, name, tmp_path if name == present else tmp_path / "absent")
     (check,) = devices.check_devices(convert({**CUDA, **probe, "devices": []}, Probe))
     assert check.verdict is verdict
-    assert words in check.finding
+    assert words in check.found
 
 
 @pytest.mark.parametrize(

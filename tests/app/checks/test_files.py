@@ -16,14 +16,14 @@ def test_datasets(tmp_path: Path) -> None:
     write_dataset(tmp_path, rows={"train": 40, "val": 5, "test": 5})
     check = files.check_dataset(tmp_path)
     assert check.verdict is Verdict.ok
-    assert "train 40, val 5, test 5" in check.finding
+    assert "train 40, val 5, test 5" in check.found
     shard = tmp_path / "train" / "00000.sparse.npy"
     shard.write_bytes(shard.read_bytes()[:-1])
     check = files.check_dataset(tmp_path)
     assert check.verdict is Verdict.fail
-    assert str(shard) in check.finding
+    assert str(shard) in check.found
     shard.unlink()
-    assert "missing" in files.check_dataset(tmp_path).finding
+    assert "missing" in files.check_dataset(tmp_path).found
     (tmp_path / "manifest.json").write_text("{}")
     assert files.check_dataset(tmp_path).verdict is Verdict.fail
 
@@ -50,7 +50,7 @@ def test_runs(run_app: Command, dataset: Path, tmp_path: Path) -> None:
 
 def test_all_datasets_under_a_directory(tmp_path: Path) -> None:
     (check,) = files.check_datasets(tmp_path / "data")
-    assert (check.verdict, check.finding) == (Verdict.ok, "none yet")
+    assert (check.verdict, check.found) == (Verdict.ok, "none yet")
     for name in ("one", "tiny/two"):
         write_dataset(tmp_path / "data" / name, rows={"train": 40, "val": 5, "test": 5})
     (tmp_path / "data/tiny/two/val/00000.dense.npy").unlink()

@@ -62,9 +62,9 @@ def test_a_mixed_environment_is_named_with_the_command_that_repairs_it(
 ) -> None:
     versions = {**HERE, "torch": torch, "fbgemm-gpu-cpu": fbgemm, "torchrec": torchrec}
     [check] = [check for check in stack.check_packages(versions) if check.name == "pairing"]
-    assert torch in check.finding
+    assert torch in check.found
     assert words in (check.remedy or "")
-    assert ("no FBGEMM is built against torch 2.15 yet" in check.finding) == (torch == "2.15.0")
+    assert ("no FBGEMM is built against torch 2.15 yet" in check.found) == (torch == "2.15.0")
 
 
 def test_missing_and_doubled_packages() -> None:

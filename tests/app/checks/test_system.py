@@ -28,9 +28,9 @@ def test_a_container_s_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(system, "CGROUP_MEMORY", (tmp_path / "memory.max",))
     check = system.check_memory()
     assert check.verdict is Verdict.warn
-    assert check.finding.startswith("1.0 GiB (container's limit")
+    assert check.found.startswith("1.0 GiB (container's limit")
     (tmp_path / "memory.max").write_text("max\n")
-    assert "container" not in system.check_memory().finding
+    assert "container" not in system.check_memory().found
 
 
 @pytest.fixture
