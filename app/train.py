@@ -130,7 +130,9 @@ def _set_up(config: AppConfig, runtime: platform.Runtime, record: RunDirectory, 
         if manifest.has_given_splits:
             find_split(root, manifest, config.eval.split)  # which names the key of its files
         evaluated = manifest.splits.get(config.eval.split)
-        require_validation(config, evaluated.rows if evaluated is not None else 0)
+        rows = evaluated.rows if evaluated is not None else 0
+        rows *= 1 + (config.data.negatives.per_positive or 0) if config.eval.split == "train" else 1
+        require_validation(config, rows)
     scored = [scores.split_of(config, manifest)] if config.eval.keep_scores else []
     splits = list(dict.fromkeys(["train", config.eval.split, *scored]))
     agreement.on_each_machine(runtime, shared, lambda: verify_splits(root, manifest, splits, config.data))

@@ -81,8 +81,8 @@ def load(name: str) -> Any:
 
 def end_without_package(error: ModuleNotFoundError) -> NoReturn:
     """End the process with exit status 2 and one line: the package that this Python lacks, and what to type instead."""
-    typed = sys.orig_argv[1:]  # `-m` and the module are in no other place while a module is imported
-    command = redact_arguments(typed[typed.index("-m") :] if "-m" in typed else typed)
+    words = sys.orig_argv[1:]  # `-m` and the module are in no other place while a module is imported
+    command = redact_arguments(words[words.index("-m") :] if "-m" in words else words)
     sys.stderr.write(
         f"error: {error.name} is not installed for {sys.executable}; run `make environment`, then "
         f"`.venv/bin/python {shlex.join(command)}`\n"

@@ -228,7 +228,11 @@ def _with_recipe_file(schema: type, config_dir: Path, overrides: Sequence[str], 
     keys = [key for key in read_overrides(option, path, _mappings(schema)) if not key.startswith("defaults=")]
     content = OmegaConf.create({})
     try:
-        for key in _by_own_names(schema, keys):
+        named = _by_own_names(schema, keys)
+    except UserError as error:
+        raise UserError(f"{option}: {str(error).removeprefix('configuration: ')}") from error
+    try:
+        for key in named:
             parsed = OverridesParser.create().parse_override(key)
             OmegaConf.update(content, parsed.key_or_group, parsed.value(), merge=True)
         OmegaConf.merge(_stored(schema), content)

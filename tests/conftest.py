@@ -7,7 +7,7 @@ import pytest
 from hypothesis import settings
 
 from data_prep.stages.parse import compile_kernels
-from tests.blocks import not_run
+from tests.blocks import NOT_YET, not_run
 from tests.forks import start_server
 
 # A test that fails must fail again when it is run again, and a slow machine is not a bug.
@@ -43,7 +43,9 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print how many commands of the documentation no test runs, and why."""
     reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(not_run().items()))
-    terminalreporter.write_line(f"blocks of README.md and docs that are not run: {reasons}")
+    terminalreporter.write_line(
+        f"blocks of README.md and docs that are not run: {reasons}; none of {', '.join(NOT_YET)}"
+    )
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -10,13 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.blocks import PAGES, REASONS, ROOT, Block, blocks_of, differences, not_run
+from tests.blocks import NOT_YET, PAGES, REASONS, ROOT, Block, blocks_of, differences, not_run
 from tests.once import made_once
 
 # How many blocks are not run. A number may only fall.
 MOST_NOT_RUN = {"GPU": 2, "Docker": 4, "network": 16, "over five minutes": 3}
-# Pages of which no block is run yet. The list may only become shorter.
-NOT_YET: tuple[str, ...] = ("recipes.md",)
 MOST_SECONDS = 900  # of a block: five minutes, with other tests beside
 PUBLISHED = "published"  # the repository that README clones
 ABSENT_FROM_COPY = (".git", ".venv", ".venv-oldest", ".venv-newest", "data", "runs", "shared")

@@ -50,7 +50,10 @@ def main(config: BaselinesConfig) -> int:
             f"run={directory}: baselines are of clicks, and the labels of {root} are numbers; its report compares with "
             "their mean"
         )
-    split = str(read_config(directory)["eval"]["split"])
+    recorded = read_config(directory)
+    if (recorded["data"].get("negatives") or {}).get("per_positive") is not None:
+        raise UserError(f"run={directory}: baselines learn from rows of the split, which are positives alone")
+    split = str(recorded["eval"]["split"])
     baselines = computed(Path(root), manifest, split, directory, config)
 
     # Into the summary as it is now, since the run may have been resumed in the meantime.

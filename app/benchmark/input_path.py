@@ -14,6 +14,7 @@ import torch
 from app.benchmark.case import Case
 from app.benchmark.shape import Shape, random_batch
 from app.config import DataConfig, MultiHotConfig
+from app.config.data import NegativesConfig
 from app.data.batch import Batch, BatchBuilder, RowArrays
 from app.data.split import SplitReader
 from data_prep.dataset.format import Manifest, ShardArrays, write_shard
@@ -60,7 +61,7 @@ def input_cases(
 ) -> Iterator[Case]:
     """Batches of a dataset in the order on disk, shuffled, and with bags of several ids; their parts alone."""
     row_bytes = LABEL_BYTES + VALUE_BYTES * (shape.num_dense + len(shape.num_embeddings))
-    plain = replace(config, multi_hot=MultiHotConfig(), shuffle=False)
+    plain = replace(config, multi_hot=MultiHotConfig(), negatives=NegativesConfig(), shuffle=False)
     kinds = {
         "input/read": plain,
         "input/read_shuffled": replace(plain, shuffle=True),

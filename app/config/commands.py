@@ -182,7 +182,7 @@ class PlanConfig:
     )
     bag_sizes: Any = key(None, "mean ids a bag of each feature, a list; null: the dataset's or the recipe's")
     out: str | None = key(None, 'the plan and its forecast as JSON; `sharding.plan=FILE` trains by it. "-": to stdout')
-    reasons: bool = key(False, "print why each table lies as it does; plan.out has the reasons anyhow")
+    reasons: bool = key(False, "print why each table lies as it does; plan.out has them in any case")
     against: str | None = key(None, "another plan's JSON to compare with")
     topologies: list[str] = key([], "what if: these instead, names or YAML files")
     batch_sizes: list[int] = key([], "what if: these global batches instead", at_least=1)

@@ -137,10 +137,10 @@ def override_of(tables: TablesConfig, name: str) -> TableOverride:
 
 def settings_of(tables: TablesConfig, name: str | None = None) -> TableOverride:
     """The settings in force for a table that has an override, or for those that have none."""
-    own = TableOverride() if name is None else override_of(tables, name)
-    levels = [own, tables, DEFAULTS]
+    override = TableOverride() if name is None else override_of(tables, name)
+    levels = [override, tables, DEFAULTS]
     values = (next((v for level in levels if (v := getattr(level, key)) is not None), None) for key in SETTINGS)
-    return replace(TableOverride(*values), row_weights_path=own.row_weights_path)
+    return replace(TableOverride(*values), row_weights_path=override.row_weights_path)
 
 
 def validate_tables(tables: TablesConfig, embedding_dim: int) -> None:

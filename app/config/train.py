@@ -187,6 +187,11 @@ def keys_by_evaluations(train: TrainConfig, cuts_rate: bool) -> list[str]:
     return stops + ["schedule=plateau"] * cuts_rate
 
 
+def metrics_of(monitor: Monitor) -> list[str]:
+    """The metrics that train.monitor names."""
+    return [monitor] if isinstance(monitor, str) else list(monitor)
+
+
 def validate_monitor(train: TrainConfig, checkpoint: CheckpointConfig, cuts_rate: bool, over: str) -> None:
     """Refuse what evaluations cannot decide.
 

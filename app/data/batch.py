@@ -132,13 +132,15 @@ class Batch(Pipelineable):
         return self.dense_features if self.sequences is None else self.sequences, self.sparse_features
 
     def row_keys(self) -> NDArray[np.int64]:
-        """A number for each sample, [B], the same of those that have the same ids, in any order within a bag."""
+        """A number for each sample, [B], the same of those with the same features, whatever the order in bags."""
         features = self.sparse_features
         ids, offsets = (part.cpu().numpy() for part in (features.values(), features.offsets()))
         sums = np.append(np.uint64(0), np.cumsum(mix(ids.astype(np.uint64)), dtype=np.uint64))
         keys = np.zeros(features.stride(), np.uint64)
         for bags in np.diff(sums[offsets]).reshape(-1, len(keys)):
             keys = mix(keys + bags)
+        for column in self.dense_features.cpu().numpy().view(np.uint32).T:
+            keys = mix(keys + column)
         return keys.view(np.int64)
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":

@@ -1,8 +1,9 @@
 """Negatives for a split of positives alone, drawn anew in each epoch.
 
-Each row is followed by `per_positive` others: its own with label 0 and another item, one that its user has no row with.
-What is drawn is a function of seed, epoch and the row's number alone, so it does not depend on processes, batches or
-where a run was resumed. All rows of the item's table can be drawn, also that of values that the split lacks.
+Each row is followed by `per_positive` others: its own with label 0 and another item, one that its user has no row of
+train with. What is drawn is a function of seed, epoch and the row's number alone, so it does not depend on processes,
+batches or where a run was resumed. All rows of the item's table can be drawn, also that of values that the split
+lacks.
 """
 
 import logging
@@ -85,9 +86,10 @@ class DrawnNegatives:
             firsts - [start for start, _ in on_disk], [stop - start for start, stop in ranges]
         )
         rows = self._shards.read(on_disk, numbers // self._per_row + shifts[order])
-        drawn = np.flatnonzero(numbers % self._per_row)
-        rows.labels[drawn] = 0
-        rows.sparse[drawn, self._item] = self._draw(rows.sparse[drawn, self._user], numbers[drawn], seed, epoch)
+        negatives = np.flatnonzero(numbers % self._per_row)
+        rows.labels[negatives] = 0
+        users = rows.sparse[negatives, self._user]
+        rows.sparse[negatives, self._item] = self._draw(users, numbers[negatives], seed, epoch)
         return rows
 
     def _draw(self, users: NDArray[np.int32], numbers: NDArray[np.int64], seed: int, epoch: int) -> NDArray[np.int64]:

@@ -22,7 +22,8 @@ def require_column(key: str, column: str, config: DataConfig, root: Path, manife
     single = [name for name, size in zip(features, sizes, strict=False) if size == 1 and name not in manifest.ragged]
     if column not in single:
         fault = "has bags of ids" if column in features else f"is not a categorical column of {root}"
-        raise UserError(f"{key}={column}: {fault}; give one of {', '.join(single) or 'another dataset'}")
+        remedy = f"give one of {', '.join(single)}" if single else "give another dataset"
+        raise UserError(f"{key}={column}: {fault}; {remedy}")
 
 
 def task_of(manifest: Manifest) -> Task:

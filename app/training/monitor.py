@@ -1,7 +1,7 @@
 """What a run's evaluations decide by train.monitor: the best, when the rate is cut, and whether to stop early."""
 
 from app.config import AppConfig, ScheduleConfig
-from app.config.train import Monitor, keys_by_evaluations
+from app.config.train import Monitor, keys_by_evaluations, metrics_of
 from app.kinds.metrics import AUC, METRICS
 from app.metrics.documents import Best, EarlyStop, EvaluationFigures, Monitored
 from app.training.state import RunLength, RunState
@@ -22,7 +22,7 @@ def require_validation(config: AppConfig, rows: int) -> None:
             f"(data.split.method), give another in eval.split, or leave {keys[0].partition('=')[0]} out"
         )
     monitor = config.train.monitor
-    needed = [name for name in ([monitor] if isinstance(monitor, str) else monitor) if METRICS[name].needs_scores]
+    needed = [name for name in metrics_of(monitor) if METRICS[name].needs_scores]
     if needed and rows > config.eval.exact_rows:
         raise UserError(
             f"train.monitor={shown(monitor)}: {needed[0]} is not computed of the {rows:,} rows of split "

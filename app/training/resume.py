@@ -25,6 +25,8 @@ from app.checkpoint.files import (
 )
 from app.checkpoint.model_state import load_tensors
 from app.config import AppConfig, Compile, RuntimeConfig, from_plain, to_plain
+from app.config.train import metrics_of
+from app.kinds.metrics import METRICS
 from app.metrics.documents import Best, EvaluationEvent, EvaluationFigures, Monitored
 from app.metrics.totals import Measured, of_steps
 from app.record.directory import RunDirectory
@@ -244,6 +246,8 @@ def fingerprint(config: AppConfig) -> Json:
     bags = plain["data"]["multi_hot"]
     keys |= {f"data.multi_hot.{key}": bags[key] for key in ("sizes", "distribution", "seed")}
     keys["runtime.precision"] = plain["runtime"]["precision"]
+    if any(METRICS[name].over for name in metrics_of(config.train.monitor)):  # else it decides nothing
+        keys["eval.group_by"] = plain["eval"]["group_by"]
     return keys
 
 

@@ -33,19 +33,20 @@ def test_lengths_and_offsets_of_full_batches_are_copied_once() -> None:
     assert last.sparse_features.lengths().tolist() == [1] * SIZE + [3, 3, 3, 0]
 
 
-def test_rows_of_the_same_ids_have_the_same_number() -> None:
-    """Whatever the order within a bag; not those of which an id is another, of another feature, or there twice."""
-    sparse = np.array([[1], [1], [1], [1], [2], [1], [1], [1]], np.int32)
-    of_a = [[3, 4], [4, 3], [3], [3, 3], [3, 4], [], [3], [3, 4]]
-    of_b = [[], [], [4], [4], [], [3, 4], [4], []]
+def test_rows_of_the_same_features_have_the_same_number() -> None:
+    """Whatever the order within a bag; not those with another number, or an id that is another, elsewhere or twice."""
+    sparse = np.array([[1], [1], [1], [1], [2], [1], [1], [1], [1]], np.int32)
+    dense = np.array([[0.5, 1]] * 8 + [[1, 0.5]], np.float32)
+    of_a = [[3, 4], [4, 3], [3], [3, 3], [3, 4], [], [3], [3, 4], [3, 4]]
+    of_b = [[], [], [4], [4], [], [3, 4], [4], [], []]
     bags = tuple(
         Bags(np.array([each for row in rows for each in row], np.int32), np.cumsum([0, *map(len, rows)]))
         for rows in (of_a, of_b)
     )
-    rows = RowArrays(np.zeros(8, np.float32), np.zeros((8, 0), np.float32), sparse, bags)
+    rows = RowArrays(np.zeros(9, np.float32), dense, sparse, bags)
     keys = BatchBuilder(["one", "a", "b"], 9, ["a", "b"], None).batch(rows).row_keys()
     assert keys.dtype == np.int64
-    expected = list(zip(sparse[:, 0].tolist(), map(sorted, of_a), map(sorted, of_b), strict=True))
-    for first in range(8):
-        for second in range(8):
+    expected = list(zip(dense.tolist(), sparse[:, 0].tolist(), map(sorted, of_a), map(sorted, of_b), strict=True))
+    for first in range(9):
+        for second in range(9):
             assert (keys[first] == keys[second]) == (expected[first] == expected[second])

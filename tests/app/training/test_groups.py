@@ -31,22 +31,26 @@ def figures_of(run: Path) -> dict[str, Any]:
 
 
 def test_a_run_has_the_metrics_of_plain_loops(run_app: Command, tmp_path: Path) -> None:
-    """On one process and on two, whose rows come in another order; of rows with dense features, which are no ids."""
+    """On one process and on two, whose rows come in another order; the groups of a run are not changed later."""
     manifest = write_dataset(tmp_path / "data", {"train": 1_000, "val": 501, "test": 333})
     shards = [open_shard(tmp_path / "data", "test", shard, manifest) for shard in manifest.splits["test"].shards]
     ids = np.concatenate([shard.sparse for shard in shards])
-    rows = np.unique(ids, axis=0, return_inverse=True)[1].reshape(-1)
+    dense = np.concatenate([shard.dense for shard in shards])
+    rows = np.unique(np.column_stack([ids, dense.view(np.int32)]), axis=0, return_inverse=True)[1].reshape(-1)
     keys = [*MODEL, "data.path=data", "eval.group_by=cat_0", "train.monitor=hr_at_10", "eval.keep_scores=1000"]
     for processes in (1, 2):
         run = tmp_path / f"runs/of_{processes}"
         done = run_app("train", *keys, "eval.split=test", f"run.name={run.name}", processes=processes)
         assert done.returncode == 0, done.stderr
         assert "HR@10" in done.stderr
-        kept, figures = read_scores(run, "test"), figures_of(run)
-        expected = ranked(kept.logits, kept.labels.astype(np.float32), ids[:, 0], rows)
+        scores, figures = read_scores(run, "test"), figures_of(run)
+        expected = ranked(scores.logits, scores.labels.astype(np.float32), ids[:, 0], rows)
         assert (figures["hr_at_10"], figures["ndcg_at_10"]) == pytest.approx(expected, abs=1e-12)
         assert figures["gauc_users"] > 0
         assert "HR@10" in (run / "report.html").read_text()
+    keys[keys.index("eval.group_by=cat_0")] = "eval.group_by=cat_1"
+    done = run_app("train", *keys, "eval.split=test", "run.name=of_1", "train.epochs=2")
+    assert (done.returncode, "eval.group_by" in done.stderr) == (2, True), done.stderr
     again = run_app("evaluate", "run=runs/of_1", "split=test")
     assert json.loads(again.stdout)["hr_at_10"] == figures_of(tmp_path / "runs/of_1")["hr_at_10"]
 
