@@ -122,9 +122,8 @@ def run_block(commands: str, directory: Path, where: str) -> tuple[str, Path]:
 
 def environment() -> dict[str, str]:
     """Variables for commands: `python` and `make` take the environment at hand, and install nothing."""
-    variables = {
-        name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "MAKE", "MFLAGS"))
-    }
+    inherited = ("PYTEST_", "MAKE", "MFLAGS", "ARGS")  # of the `make test-all` that runs this
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(inherited)}
     path = f"{Path(sys.prefix) / 'bin'}{os.pathsep}{os.environ['PATH']}"
     return variables | {"PATH": path, "VENV": sys.prefix, "PYTHON": "true"}
 
