@@ -9,7 +9,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from app.kinds.metrics import METRICS
+from app.kinds.metrics import ACCURACY, METRICS
 from app.metrics.documents import EvaluationFigures, TrainEvent
 
 log = logging.getLogger("clickwork")
@@ -57,7 +57,7 @@ class ProgressDisplay:
         """
         if not self._shown:
             return
-        loss, accuracy = event.figure("loss"), event.figure("accuracy")
+        loss, accuracy = event.figure("loss"), event.figure(ACCURACY)
         rate, wait = event.figure("samples_per_second") or 0.0, event.figure("input_wait_fraction") or 0.0
         right = "" if accuracy is None else f" accuracy {accuracy:.2%}"
         text = "all skipped" if loss is None else f"loss {loss:.4f}{right}"
