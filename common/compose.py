@@ -8,7 +8,8 @@ import json
 import re
 import shlex
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -196,11 +197,18 @@ def with_files(schema: type, config_dir: Path, overrides: Sequence[str], name: s
     for option in options:
         own = read_overrides(option, Path(option.removeprefix(FILE_OPTION).strip("\"'")), _mappings(schema))
         keys += [override for override in own if override.partition("=")[0] not in given]
-        try:
+        with _naming(option):
             _check(schema, compose_partly(schema, config_dir, [*keys, *choices], name))
-        except UserError as error:
-            raise UserError(f"{option}: {str(error).removeprefix('configuration: ')}") from error
     return [*keys, *typed]
+
+
+@contextmanager
+def _naming(option: str) -> Iterator[None]:
+    """Context in which an error of a configuration names the option whose file has the fault."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{option}: {str(error).removeprefix('configuration: ')}") from error
 
 
 def _check(schema: type, composed: Any) -> None:
@@ -227,12 +235,10 @@ def _with_recipe_file(schema: type, config_dir: Path, overrides: Sequence[str], 
     option, recipe = f"recipe={path}", f"recipe={RECIPE_OF_FILE}"
     keys = [key for key in read_overrides(option, path, _mappings(schema)) if not key.startswith("defaults=")]
     content = OmegaConf.create({})
+    with _naming(option):
+        keys = _by_own_names(schema, keys)
     try:
-        named = _by_own_names(schema, keys)
-    except UserError as error:
-        raise UserError(f"{option}: {str(error).removeprefix('configuration: ')}") from error
-    try:
-        for key in named:
+        for key in keys:
             parsed = OverridesParser.create().parse_override(key)
             OmegaConf.update(content, parsed.key_or_group, parsed.value(), merge=True)
         OmegaConf.merge(_stored(schema), content)
@@ -243,13 +249,14 @@ def _with_recipe_file(schema: type, config_dir: Path, overrides: Sequence[str], 
             f"{option}: {getattr(error, 'full_key', '')}: {str(error).splitlines()[0]}{suggestion}"
         ) from error
     ConfigStore.instance().store(group="recipe", name=RECIPE_OF_FILE, node=content, package="_global_")
-    try:
-        named = [override for override in overrides if override.startswith("run.name=")]
-        _check(schema, compose_partly(schema, config_dir, [recipe, *named], name))  # its list of defaults, too
-    except UserError as error:
-        if (lacking := re.search(r"Missing mandatory value: (\S+)", str(error))) is not None:
-            raise UserError(f"{option}: lacks {lacking[1]}; add it to the file, or {lacking[1]}=...") from error
-        raise UserError(f"{option}: {str(error).removeprefix('configuration: ')}") from error
+    with _naming(option):
+        try:
+            named = [override for override in overrides if override.startswith("run.name=")]
+            _check(schema, compose_partly(schema, config_dir, [recipe, *named], name))  # its list of defaults, too
+        except UserError as error:
+            if (lacking := re.search(r"Missing mandatory value: (\S+)", str(error))) is None:
+                raise
+            raise UserError(f"lacks {lacking[1]}; add it to the file, or {lacking[1]}=...") from error
     return [recipe if override in options else override for override in overrides]
 
 
@@ -261,7 +268,6 @@ def _by_own_names(schema: type, overrides: Sequence[str]) -> list[str]:
     """
     others = getattr(schema, "other_names", {})
     mappings, kinds = _mappings(schema), {key: kind for key, _, _, kind in keys_of(schema)}
-    meanings = {key: declaration(owner, field).meaning for key, owner, field, _ in keys_of(schema)}
     opened = tuple(f"{key}." for key in mappings)
     named = []
     for override in overrides:
@@ -275,7 +281,9 @@ def _by_own_names(schema: type, overrides: Sequence[str]) -> list[str]:
         if _is_list(kinds.get(key)):
             rest = _as_list(rest)
             if rest.lower() in ("=[true]", "=[false]"):
-                raise UserError(f"configuration: {override}: must be a number or a list of numbers: {meanings[key]}")
+                owner, field = next((owner, field) for each, owner, field, _ in keys_of(schema) if each == key)
+                meaning = declaration(owner, field).meaning
+                raise UserError(f"configuration: {override}: must be a number or a list of numbers: {meaning}")
         named.append(f"{sign}{key}{rest}" if key else override)
     return named
 
