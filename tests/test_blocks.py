@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.blocks import NOT_YET, PAGES, REASONS, ROOT, Block, blocks_of, differences, not_run
+from tests.data_prep.oracle import make_rows
 from tests.once import made_once
 
 # How many blocks are not run. A number may only fall.
@@ -158,11 +159,11 @@ def write_files_of_the_reader(directory: Path) -> None:
     generator = np.random.default_rng(1)
     (directory / "days").mkdir()
     for day in range(2):
-        rows = criteo_rows(generator, 3000)
+        rows = make_rows(3000, seed=day)
         for path in (directory / f"day_{day}.gz", directory / f"days/day_{day}.gz"):
-            path.write_bytes(gzip.compress(rows.encode()))
+            path.write_bytes(gzip.compress(rows))
     (directory / "logs").mkdir()
-    (directory / "logs/train.txt").write_text(criteo_rows(generator, 6000))
+    (directory / "logs/train.txt").write_bytes(make_rows(6000, seed=2))
     for name, count in (("ratings", 4000), ("train", 3000), ("valid", 500), ("test", 500)):
         users, movies = generator.integers(100, size=count), generator.integers(50, size=count)
         stars = (users + movies + generator.integers(3, size=count)) % 5 + 1
@@ -182,11 +183,3 @@ def write_log(directory: Path, generator: np.random.Generator) -> None:
     brands = [f"{product},{product % 7}" for product in range(30)]
     (directory / "products.csv").write_text("\n".join(["product,brand", *brands]) + "\n")
     (directory / "items.csv").write_text("item\n1\n2\n3\n")
-
-
-def criteo_rows(generator: np.random.Generator, count: int) -> str:
-    """Rows of Criteo's layout: a label, 13 integers, 26 hexadecimal categories."""
-    integers, categories = generator.integers(100, size=(count, 14)), generator.integers(500, size=(count, 26))
-    integers[:, 0] = (categories[:, 0] + integers[:, 0]) % 4 == 0
-    rows = zip(integers.tolist(), categories.tolist(), strict=True)
-    return "".join("\t".join([*map(str, row), *(f"{value:08x}" for value in ids)]) + "\n" for row, ids in rows)

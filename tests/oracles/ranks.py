@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 def ranked(logits: NDArray[Any], labels: NDArray[Any], groups: NDArray[Any], rows: NDArray[Any]) -> tuple[float, float]:
     """HR@10 and NDCG@10 as NCF's program has them: the first ten of a dictionary from items to scores.
 
-    Each positive beside the negatives of its group alone, and behind those of its score.
+    Each positive is ranked among the negatives of its group alone, after those with the same score.
     """
     hits, gains = [], []
     for group in np.unique(groups):

@@ -46,17 +46,17 @@ def test_histories(seed: int, kinds: int, quota: int, scan: int, most: int, join
     anchors = np.flatnonzero(events.flags & 64)
     anchors = {"user": anchors, "shuffled": rng.permutation(anchors), "backwards": anchors[::-1]}[order]
     users = np.searchsorted(events.offsets, anchors, "right") - 1
-    found = gather_histories(events, anchors, users, HistoryRule(np.array(masks, np.uint8), quota, scan, most))
+    histories = gather_histories(events, anchors, users, HistoryRule(np.array(masks, np.uint8), quota, scan, most))
     wanted = [
         by_definition(events, int(anchor), int(events.offsets[user]), masks, quota, scan, most)
         for anchor, user in zip(anchors, users, strict=True)
     ]
-    assert found.lengths.tolist() == [len(each) for each in wanted]
+    assert histories.lengths.tolist() == [len(each) for each in wanted]
     positions = np.concatenate([np.zeros(0, np.int64), *map(np.array, wanted)]).astype(np.int64)
     items = events.items[positions]
-    assert found.ids.tolist() == [items.tolist(), *events.attributes[:, items].tolist()]
-    assert found.times.tolist() == events.times[positions].tolist()
-    assert found.actions.tolist() == (events.flags[positions] & ((1 << kinds) - 1)).tolist()
+    assert histories.ids.tolist() == [items.tolist(), *events.attributes[:, items].tolist()]
+    assert histories.times.tolist() == events.times[positions].tolist()
+    assert histories.actions.tolist() == (events.flags[positions] & ((1 << kinds) - 1)).tolist()
 
 
 @settings(max_examples=50)
