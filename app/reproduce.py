@@ -77,7 +77,7 @@ def _require_same(out: Path, arguments: Sequence[str]) -> None:
         before = read_reproduction(out / DOCUMENT)
     except FileNotFoundError:
         return
-    if [each for each in before.arguments if each.startswith("config=")]:
+    if any(argument.startswith("config=") for argument in before.arguments):
         raise UserError(
             f"out={out}: reproduce.json names a file of keys, as older versions wrote it, which may have changed; "
             "remove reproduce.json if it has not, or give another out"
@@ -114,7 +114,7 @@ def _reproduce(config: ReproduceConfig, arguments: Sequence[str], seeds: Sequenc
         print(sentence)
     print(out / PAGE)
     if config.registry is not None:
-        _register(config, arguments, document, out)
+        _register(config, config.registry, arguments, document, out)
     if stopped or (config.sbatch is not None and any(seed.status not in DONE for seed in seeds)):
         return EXIT_STOPPED
     return EXIT_FAILED if failed else EXIT_DONE
@@ -126,10 +126,11 @@ def _remove_documents(out: Path) -> None:
     (out / PAGE).unlink()
 
 
-def _register(config: ReproduceConfig, arguments: Sequence[str], document: Reproduction, out: Path) -> None:
+def _register(
+    config: ReproduceConfig, registry: str, arguments: Sequence[str], document: Reproduction, out: Path
+) -> None:
     """Copy the document to a registry; or print why it is not of the recipe as it is, with all its seeds."""
-    assert config.registry is not None
-    registry, reason = config.registry, ""
+    reason = ""
     if any(run.error is not None or run.status not in DONE for run in document.runs):
         reason = "not all seeds are done"
     elif config.data.scale is DataScale.tiny:

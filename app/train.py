@@ -25,7 +25,7 @@ from app.config.hstu import require_attention
 from app.config.runtime import require_graphs
 from app.config.train import with_batch_of_all
 from app.data import prepare
-from app.data.shards import find_split, verify_splits
+from app.data.shards import TRAIN, find_split, verify_splits
 from app.record.directory import RunDirectory
 from app.record.reading import read_summary
 from app.report.page import write_report
@@ -131,7 +131,8 @@ def _set_up(config: AppConfig, runtime: platform.Runtime, record: RunDirectory, 
             find_split(root, manifest, config.eval.split)  # which names the key of its files
         evaluated = manifest.splits.get(config.eval.split)
         rows = evaluated.rows if evaluated is not None else 0
-        rows *= 1 + (config.data.negatives.per_positive or 0) if config.eval.split == "train" else 1
+        if config.eval.split == TRAIN:
+            rows *= config.data.negatives.rows_per_positive
         require_validation(config, rows)
     scored = [scores.split_of(config, manifest)] if config.eval.keep_scores else []
     splits = list(dict.fromkeys(["train", config.eval.split, *scored]))

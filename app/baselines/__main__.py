@@ -16,6 +16,7 @@ import json
 import logging
 from pathlib import Path
 
+from app.baselines import POSITIVES_ALONE
 from app.baselines.cache import computed
 from app.config.commands import BaselinesConfig
 from app.record.directory import save_summary
@@ -52,7 +53,7 @@ def main(config: BaselinesConfig) -> int:
         )
     recorded = read_config(directory)
     if (recorded["data"].get("negatives") or {}).get("per_positive") is not None:
-        raise UserError(f"run={directory}: baselines learn from rows of the split, which are positives alone")
+        raise UserError(f"run={directory}: {POSITIVES_ALONE}")
     split = str(recorded["eval"]["split"])
     baselines = computed(Path(root), manifest, split, directory, config)
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from app.baselines import POSITIVES_ALONE
 from app.config import AppConfig
 from app.kinds.metrics import AUC
 from app.record.documents import DONE
@@ -40,7 +41,7 @@ def _obstacle(config: AppConfig) -> str | None:
     if config.model.hstu is not None:
         return "baselines are of rows, and this model learns from events; give baselines=false"
     if config.data.negatives.per_positive is not None:
-        return "baselines learn from rows of the split, which are positives alone; give baselines=false"
+        return f"{POSITIVES_ALONE}; give baselines=false"
     if importlib.util.find_spec("sklearn") is None:
         return "scikit-learn is not installed; pip install scikit-learn"
     return None

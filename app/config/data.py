@@ -114,6 +114,11 @@ class NegativesConfig:
         only_with=("per_positive",),
     )
 
+    @property
+    def rows_per_positive(self) -> int:
+        """Rows of an epoch for each of the split, itself included."""
+        return 1 + (self.per_positive or 0)
+
 
 @dataclass(frozen=True)
 class DataConfig:

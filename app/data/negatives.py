@@ -33,12 +33,11 @@ class DrawnNegatives:
         Raises:
             UserError: the split has rows of label 0, or a user who has all items.
         """
-        assert config.per_positive is not None  # as are the columns, which validate_data requires
-        assert config.user is not None
+        assert config.user is not None  # which validate_data requires beside per_positive
         assert config.item is not None
         one_hot = [name for name in manifest.num_embeddings if name not in manifest.ragged]
         self._shards, self._user, self._item = shards, one_hot.index(config.user), one_hot.index(config.item)
-        self._per_row, self.rows = 1 + config.per_positive, shards.rows * (1 + config.per_positive)
+        self._per_row, self.rows = config.rows_per_positive, shards.rows * config.rows_per_positive
         num_users, self._num_items = (manifest.num_embeddings[name] for name in (config.user, config.item))
         pairs = np.unique(np.concatenate([np.empty(0, np.int64), *self._pairs()]))  # user * items + item
         users, items = pairs // self._num_items, pairs % self._num_items
