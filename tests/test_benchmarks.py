@@ -48,7 +48,7 @@ def test_a_slowdown_of_five_percent_is_found_and_none_is_not() -> None:
     assert np.mean(found[1]) > 0.95
 
 
-@pytest.mark.parametrize("cases", [1, 4, 18])
+@pytest.mark.parametrize("cases", [1, 4, pytest.param(18, marks=pytest.mark.slow)])
 def test_too_few_rounds_are_said_to_be_too_few(cases: int, capsys: pytest.CaptureFixture[str]) -> None:
     """One fewer than those it names cannot find a case that became slower in each of them."""
     assert print_table({str(case): [1.5, 1.6, 1.7] for case in range(cases)}, 1.03) == 0
