@@ -172,6 +172,7 @@ def test_the_optimizers_state_is_counted(run_app: Command, tmp_path: Path) -> No
         assert state["device_bytes"] - without["device_bytes"] == rows * 16 * 4
 
 
+@pytest.mark.slow
 def test_two_plans_side_by_side(run_app: Command, tmp_path: Path) -> None:
     overrides = [
         "plan.num_embeddings=[100000,300]",

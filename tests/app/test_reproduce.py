@@ -65,7 +65,7 @@ def test_runs_that_are_done_are_not_run_again(
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["optimizer.lr=0.5"], r"the recipe was changed (optimizer.lr=0.5)"),
+        pytest.param(["optimizer.lr=0.5"], r"the recipe was changed (optimizer.lr=0.5)", marks=pytest.mark.slow),
         (["data.scale=tiny"], "data.scale=tiny is not the recipe itself"),
     ],
 )
@@ -213,6 +213,7 @@ def test_a_failed_seed_leaves_the_others(run_app: Command, overrides: list[str],
     assert (out / "summary.json").exists()
 
 
+@pytest.mark.slow
 def test_jobs_of_slurm_are_to_be_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

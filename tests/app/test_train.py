@@ -158,6 +158,7 @@ def test_killed_in_mid_run_it_goes_on_to_the_same_bits(
     assert evals[0] == evals[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "number",
     [signal.SIGTERM, *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGINT, signal.SIGUSR1))],

@@ -109,6 +109,7 @@ def test_another_dataset_is_refused_before_anything_is_replayed(
     assert "other: not the dataset that" in error_line(result.stderr)
 
 
+@pytest.mark.slow
 def test_the_checkpoint_and_the_tensor_of_the_first_difference_are_named(
     run_app: Command, dataset: Path, tmp_path: Path
 ) -> None:

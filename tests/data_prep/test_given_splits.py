@@ -279,6 +279,7 @@ def test_workers_do_not_change_a_byte(tmp_path: Path, kind: str) -> None:
     assert sums(tmp_path / "1") == sums(tmp_path / "2") == sums(tmp_path / "3")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "results"),
     [("csv", [5]), *(pytest.param(kind, [2, 5, 1, 8], marks=pytest.mark.slow) for kind in ("csv", "criteo"))],

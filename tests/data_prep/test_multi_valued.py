@@ -182,6 +182,7 @@ def test_hash_needs_no_vocabulary(directory: Path) -> None:
     assert rows_of(directory / "parquet")[2] == wanted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["csv", pytest.param("parquet", marks=pytest.mark.slow)])
 def test_workers_do_not_change_a_byte(directory: Path, kind: str) -> None:
     more = ["data.chunk_bytes=3000"]
@@ -203,6 +204,7 @@ def test_vocabularies_beyond_the_budget(
     assert sums(directory / "parts") == sums(directory / "whole")
 
 
+@pytest.mark.slow
 def test_row_groups_larger_than_a_unit_are_divided(directory: Path) -> None:
     write_parquet(directory / "rows.parquet", make_records(350), group=350)
     manifest = preprocess(config(*overrides(directory, "parquet", "out", "data.chunk_bytes=2000")))

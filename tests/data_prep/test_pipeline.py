@@ -40,7 +40,9 @@ def assert_dataset(root: Path, expected: dict[str, list[NDArray[Any]]]) -> None:
     verify_dataset(root)
 
 
-@pytest.mark.parametrize("chunk_bytes", [pytest.param(1000, marks=pytest.mark.slow), 8000, 50_000, 10**7])
+@pytest.mark.parametrize(
+    "chunk_bytes", [8000, *(pytest.param(size, marks=pytest.mark.slow) for size in (1000, 50_000, 10**7))]
+)
 @pytest.mark.parametrize(
     ("overrides", "encoding"),
     [
@@ -181,6 +183,7 @@ def test_too_little_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "encoding", ["vocabulary", *(pytest.param(name, marks=pytest.mark.slow) for name in ("torchrec_fixed", "amd_blog"))]
 )

@@ -90,6 +90,7 @@ def test_finished_units_are_kept(tmp_path: Path, rows: Path, monkeypatch: pytest
     assert len(again) == -(-manifest.sources[0]["bytes"] // 20000) + -(-manifest.sources[1]["bytes"] // 20000) - 5
 
 
+@pytest.mark.slow
 def test_a_damaged_unit_is_done_again(tmp_path: Path, rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a power cut a finished unit's file may be anything; its sum tells."""
     from data_prep import pipeline
@@ -230,6 +231,7 @@ def test_a_file_of_equal_size_and_time_is_another(tmp_path: Path, monkeypatch: p
     assert labels.tolist() == oracle.parse(other)[0].tolist()
 
 
+@pytest.mark.slow
 def test_a_dataset_that_is_there_starts_no_processes(
     rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -36,7 +36,11 @@ def good(count: int, label: Callable[..., Any] = lambda i: i % 2) -> list[tuple[
     return [(label(i), i % 5, f"u{i % 7}", f"i{i % 3}", "a|b" if i % 4 else "") for i in range(count)]
 
 
-@pytest.mark.parametrize("overrides", [(), ("data.encoding=hash", "data.max_ind_range=50")], ids=["vocabulary", "hash"])
+@pytest.mark.parametrize(
+    "overrides",
+    [(), pytest.param(("data.encoding=hash", "data.max_ind_range=50"), marks=pytest.mark.slow)],
+    ids=["vocabulary", "hash"],
+)
 def test_each_kind(capsys: pytest.CaptureFixture[str], tmp_path: Path, overrides: tuple[str, ...]) -> None:
     assert warned(capsys, tmp_path, good(300), *overrides) == []
     more = [*overrides, "data.overwrite=true"]

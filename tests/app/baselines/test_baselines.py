@@ -165,6 +165,7 @@ def test_a_limit_of_rows_is_kept(tmp_path: Path) -> None:
     assert np.ptp(positions) > 15_000
 
 
+@pytest.mark.slow
 def test_without_time_what_is_not_done_is_null(dataset: Path, caplog: pytest.LogCaptureFixture) -> None:
     manifest = load_manifest(dataset)
     train, val = (load_rows(dataset, manifest, split, None) for split in ("train", "val"))
@@ -239,6 +240,7 @@ def test_the_command_completes_a_run(run_app: Command, tmp_path: Path) -> None:
     assert "another dataset than the run's" in error_line(refused.stderr)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "is_refused"),
     [({"steps": 200}, True), pytest.param({"status": "interrupted"}, False, marks=pytest.mark.slow)],

@@ -65,6 +65,7 @@ def test_a_file_is_as_if_its_keys_were_typed(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_it_is_above_the_recipe_and_files_are_in_order(tmp_path: Path) -> None:
     one = written(tmp_path / "one.yaml", "recipe: deepspark_3day\ntrain: {seed: 1, epochs: 4}\ndata.scale: tiny")
     other = written(tmp_path / "other.yaml", "train.seed: 2")

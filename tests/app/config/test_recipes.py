@@ -263,7 +263,8 @@ def test_a_recipe_trains_tiny_and_resumes(recipe: str, run_app: Command, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("ruleset", "benchmark", "optimizer"), [("6.0.0", "dlrm_dcnv2", "adagrad"), ("1.0.0", "dlrm", "sgd")]
+    ("ruleset", "benchmark", "optimizer"),
+    [("6.0.0", "dlrm_dcnv2", "adagrad"), pytest.param("1.0.0", "dlrm", "sgd", marks=pytest.mark.slow)],
 )
 def test_the_mlperf_log_passes_the_compliance_checker(
     ruleset: str, benchmark: str, optimizer: str, run_app: Command, dataset: Path, tmp_path: Path

@@ -233,6 +233,7 @@ def test_a_window_that_a_resumption_began_in_is_of_its_warm_up(tmp_path: Path) -
     assert 0.95 < speed.ratio.low < speed.ratio.high < 1.05
 
 
+@pytest.mark.slow
 def test_strong_and_weak_scaling_of_one_size_are_both_shown(tmp_path: Path) -> None:
     shapes = {
         "one": (1, 64, 10.0),

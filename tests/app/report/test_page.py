@@ -90,6 +90,7 @@ def test_the_report_of_a_real_run(run_app: Command, dataset: Path, tmp_path: Pat
     assert "not measured" in page.text  # power
 
 
+@pytest.mark.slow
 def test_an_interrupted_and_a_failed_run_have_their_reports(run_app: Command, dataset: Path, tmp_path: Path) -> None:
     cut = run_app("train", *SMALL, f"data.path={dataset}", "run.name=cut", "train.max_minutes=0.00001")
     assert cut.returncode == 75, cut.stderr

@@ -54,8 +54,8 @@ def test_figures_are_those_of_numpy_and_scipy(tmp_path: Path) -> None:
     ("published", "kind", "words"),
     [
         (0.70596 + 1e-3 + 1e-6, "bad", "the mean is worse by 0.00396"),
-        (0.70096 - 1e-3 - 1e-5, "plain", "the mean is better by"),
-        (0.7049 + 1e-3, "good", "Reproduced"),
+        pytest.param(0.70096 - 1e-3 - 1e-5, "plain", "the mean is better by", marks=pytest.mark.slow),
+        pytest.param(0.7049 + 1e-3, "good", "Reproduced", marks=pytest.mark.slow),
     ],
 )
 def test_a_published_figure_is_inside_with_the_tolerance_or_not(
@@ -150,6 +150,7 @@ def test_keys_of_a_file_change_the_recipe_too(tmp_path: Path, monkeypatch: pytes
     assert "The recipe was changed (train.epochs=3)" in said(made)
 
 
+@pytest.mark.slow
 def test_samples_to_the_target(tmp_path: Path) -> None:
     seeds = write_seeds(tmp_path, 3, "train.target_auc=0.7")
     for seed, samples in zip(seeds[:2], (1000, 1400), strict=True):
@@ -162,7 +163,7 @@ def test_samples_to_the_target(tmp_path: Path) -> None:
     assert [run.samples_to_target for run in made.runs] == [1000, 1400, None]
 
 
-@pytest.mark.parametrize(("reached", "kind"), [(3, "good"), (2, "bad")])
+@pytest.mark.parametrize(("reached", "kind"), [pytest.param(3, "good", marks=pytest.mark.slow), (2, "bad")])
 def test_a_published_target_is_judged_by_reaching_it(tmp_path: Path, reached: int, kind: str) -> None:
     """The runs end above it, so that the interval of their means does not have it."""
     keys = ["train.target_auc=0.6", "published.auc=0.6"]
@@ -202,6 +203,7 @@ def test_the_number_of_slurms_job_is_no_difference(tmp_path: Path) -> None:
     assert "not made alike" not in said(document(seeds))
 
 
+@pytest.mark.slow
 def test_published_figures_of_groups_are_judged_as_others(tmp_path: Path) -> None:
     seeds = write_seeds(tmp_path, 3)
     for seed, hr in zip(seeds, (0.670, 0.672, 0.674), strict=True):
@@ -220,6 +222,7 @@ def test_published_figures_of_groups_are_judged_as_others(tmp_path: Path) -> Non
     assert ("val", "hr_at_10") not in {(each.split, each.metric) for each in document(seeds).figures}
 
 
+@pytest.mark.slow
 def test_nothing_published(tmp_path: Path) -> None:
     assert "no figure is published" in said(document(write_seeds(tmp_path, 2)))
     assert "Misses the recipe's promise of an AUC of at least 0.9000" in said(

@@ -295,6 +295,7 @@ def test_rows_looked_up_id_by_id_are_refused(ragged: Manifest) -> None:
         export_program.export(program, 2, RAGGED_EMBEDDINGS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "interaction",
     [

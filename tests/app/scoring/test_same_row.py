@@ -280,7 +280,9 @@ def require_logits_of_train(model: Model, name: str) -> None:
     np.testing.assert_allclose(model.recommend(name)[: len(expected)], expected, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("header", [False, True], ids=["headerless", "header in training alone"])
+@pytest.mark.parametrize(
+    "header", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["headerless", "header in training alone"]
+)
 def test_the_schema_s_delimiter_divides_candidates(here: Runtime, tmp_path: Path, header: bool) -> None:
     """At the decimal comma of `0;u1;1,234` the rows themselves are divided otherwise."""
     lines = rows_of_people(lambda user, label, number: f"{label};{user};{comma(number)}\n")
@@ -291,7 +293,11 @@ def test_the_schema_s_delimiter_divides_candidates(here: Runtime, tmp_path: Path
     require_logits_of_train(trained(here, tmp_path, "rows.csv", schema, "data.dense_transform=raw"), "bare.csv")
 
 
-@pytest.mark.parametrize("numbers", [(1.234, 2.718, 9.125), (1.234, 4.95, -0.5)], ids=["digits in threes", "others"])
+@pytest.mark.parametrize(
+    "numbers",
+    [(1.234, 2.718, 9.125), pytest.param((1.234, 4.95, -0.5), marks=pytest.mark.slow)],
+    ids=["digits in threes", "others"],
+)
 @pytest.mark.parametrize(
     "form", ["jsonl", *(pytest.param(form, marks=pytest.mark.slow) for form in ("parquet", "json"))]
 )
@@ -308,7 +314,7 @@ def test_numbers_with_types_are_those_numbers(
     require_logits_of_train(trained(here, tmp_path, "rows.csv", schema, "data.dense_transform=raw"), f"people.{form}")
 
 
-@pytest.mark.parametrize("labelled", [True, False])
+@pytest.mark.parametrize("labelled", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_an_unused_last_column_counts(here: Runtime, tmp_path: Path, labelled: bool) -> None:
     """Without the label, rows of as many fields as the used columns have were read one column off."""
     lines = rows_of_people(lambda user, label, number: f"{label},{number},{user},{len(user) + label}\n")
@@ -318,7 +324,7 @@ def test_an_unused_last_column_counts(here: Runtime, tmp_path: Path, labelled: b
     require_logits_of_train(trained(here, tmp_path, "rows.csv", schema), "new.csv")
 
 
-@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+@pytest.mark.parametrize("form", ["jsonl", pytest.param("parquet", marks=pytest.mark.slow)])
 def test_lists_are_not_joined_and_divided_again(here: Runtime, tmp_path: Path, form: str) -> None:
     """The single value "a|b" is not two values, and "" is one."""
     bags: list[list[str]] = [["a|b"], ["a", "b"], [""], [], ["a"], ["b", ""]]
@@ -329,6 +335,7 @@ def test_lists_are_not_joined_and_divided_again(here: Runtime, tmp_path: Path, f
     require_logits_of_train(model, f"new.{form}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
 @pytest.mark.parametrize("encoding", ["hash", pytest.param("vocabulary", marks=pytest.mark.slow)])
 def test_a_frame_is_scored_as_the_text_that_it_was_written_to(
@@ -358,7 +365,7 @@ def test_a_frame_is_scored_as_the_text_that_it_was_written_to(
     [
         (["3", "3.0", "x"], 3),
         pytest.param(["3", "3.0", "x"], 3.0, marks=pytest.mark.slow),
-        (["True", "true", "x"], True),
+        pytest.param(["True", "true", "x"], True, marks=pytest.mark.slow),
         pytest.param(["x", "y"], 3, marks=pytest.mark.slow),
         (["x", "y"], 0.5),
         pytest.param(["x", "y"], True, marks=pytest.mark.slow),
@@ -409,6 +416,7 @@ def test_json_lines_are_raw_data(here: Runtime, tmp_path: Path, name: str) -> No
     require_logits_of_train(model, "new.json")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "form", ["csv", *(pytest.param(form, marks=pytest.mark.slow) for form in ("jsonl", "parquet"))]
 )

@@ -89,6 +89,7 @@ def test_a_run_that_overfits_or_learns_nothing_is_told() -> None:
         assert key in lines.partition("Learned nothing")[2]
 
 
+@pytest.mark.slow
 def test_a_warm_up_longer_than_the_run_is_told(dataset: Path, run_app: Command) -> None:
     short = [*SMALL, f"data.path={dataset}", "train.max_steps=20", "schedule=warmup_poly"]
     done = run_app("train", *short, "schedule.warmup_steps=1000", "run.name=long")
@@ -98,7 +99,7 @@ def test_a_warm_up_longer_than_the_run_is_told(dataset: Path, run_app: Command) 
     assert "longer than the run" not in run_app("train", *short, remedy[1], "run.name=short").stderr
 
 
-@pytest.mark.parametrize("no_colour", [False, True])
+@pytest.mark.parametrize("no_colour", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_on_a_terminal(dataset: Path, tmp_path: Path, no_colour: bool) -> None:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 160, 0, 0))

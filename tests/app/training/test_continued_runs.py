@@ -46,6 +46,7 @@ def set_aucs(monkeypatch: pytest.MonkeyPatch, *aucs: float) -> None:
     monkeypatch.setattr(Session, "evaluate", evaluated)
 
 
+@pytest.mark.slow
 def test_a_longer_run_keeps_the_best_checkpoint_of_the_shorter(
     here: Runtime, base: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,6 +82,7 @@ def test_the_summary_s_evaluation_is_of_the_model_that_is_served(
         assert (scored["step"], scored["logloss"]) == (step, pytest.approx(recorded[step]["logloss"], rel=1e-12))
 
 
+@pytest.mark.slow
 def test_without_a_best_the_summary_s_evaluation_is_the_last(
     here: Runtime, base: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,6 +131,7 @@ def test_another_split_is_refused_before_anything_changes(
     assert best_of(Path("runs/x")) in (3, 6)
 
 
+@pytest.mark.slow
 def test_fewer_steps_than_were_trained_are_refused(
     here: Runtime, base: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,6 +170,7 @@ def test_a_run_from_another_runs_checkpoint_keeps_its_own_best(
     assert best_of(Path("runs/z")) == 6
 
 
+@pytest.mark.slow
 def test_going_back_forgets_a_best_whose_checkpoint_is_gone(
     here: Runtime, base: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,6 +183,7 @@ def test_going_back_forgets_a_best_whose_checkpoint_is_gone(
     assert best_of(Path("runs/x")) == 5
 
 
+@pytest.mark.slow
 def test_an_evaluation_of_both_splits_stands_once_after_a_kill(
     here: Runtime, base: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

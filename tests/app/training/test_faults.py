@@ -70,7 +70,7 @@ def test_a_kill_at_any_moment_changes_nothing(
 
 
 @pytest.mark.parametrize("number", [1, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("again", [[], OVERWRITE])
+@pytest.mark.parametrize("again", [[], pytest.param(OVERWRITE, marks=pytest.mark.slow)])
 def test_a_kill_before_the_first_step_is_no_hindrance(
     number: int, again: list[str], overrides: list[str], run_app: Command, tmp_path: Path
 ) -> None:
@@ -311,6 +311,7 @@ def test_two_processes_stop_together_and_go_on_to_the_same_bits(
     assert summary(stopped)["digest"] == summary(tmp_path / "runs/whole")["digest"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interaction", ["dot", pytest.param("cat", marks=pytest.mark.slow)])
 def test_bf16_trains(interaction: str, run_app: Command, dataset: Path, tmp_path: Path) -> None:
     figures = []

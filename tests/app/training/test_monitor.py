@@ -196,6 +196,7 @@ def test_killed_in_any_step_it_cuts_and_ends_in_the_same(
     assert result(tmp_path / "run") == result(whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("moment", "number"),
     [
@@ -260,6 +261,7 @@ def test_keep_best_goes_by_the_monitor(here: Runtime, dataset: Path, tmp_path: P
     assert (tmp_path / f"checkpoints/step_{step:08d}").is_dir()
 
 
+@pytest.mark.slow
 def test_a_sum_is_recorded_resumed_and_replayed(
     here: Runtime, dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -67,6 +67,7 @@ def test_a_full_disk_in_mid_checkpoint(
     assert summary(run)["digest"] == summary(uninterrupted)["digest"]
 
 
+@pytest.mark.slow
 def test_training_meets_the_disk_that_a_checkpoint_fills(overrides: list[str], small_disk: Path) -> None:
     """What training writes fails before the checkpoint behind its back does, which then leaves room to say so."""
     here = [*overrides, f"run.dir={small_disk}/run", "run.name=x", "record.tensorboard=false"]

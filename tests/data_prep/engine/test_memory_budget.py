@@ -103,6 +103,7 @@ def made_within_the_budget(directory: Path, overrides: list[str], cores: int | N
     return manifest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "encoding", ["amd_blog", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dlrm_kaggle", "torchrec"))]
 )

@@ -59,6 +59,7 @@ def text(directory: Path) -> bytes:
     return (directory / "rows.tsv").read_bytes()
 
 
+@pytest.mark.slow
 def test_random_by_seed(directory: Path, text: bytes) -> None:
     seven = ["data.split.method=random", "data.split.held_out=0.3", "data.split.seed=7"]
     _, splits = make(directory, "a", *seven, "data.chunk_bytes=40000")
