@@ -222,16 +222,21 @@ def _mappings(schema: type) -> frozenset[str]:
     return frozenset(key for key, _, _, kind in keys_of(schema) if typing.get_origin(kind) is dict)
 
 
+def recipe_file(overrides: Sequence[str]) -> Path | None:
+    """The file of the last recipe=FILE.yaml."""
+    options = [override for override in overrides if RECIPE_FILE.fullmatch(override)]
+    return Path(options[-1].removeprefix("recipe=").strip("\"'")) if options else None
+
+
 def _with_recipe_file(schema: type, config_dir: Path, overrides: Sequence[str], name: str) -> list[str]:
     """Overrides with recipe=FILE.yaml as the name of a recipe that Hydra finds, which has that file's content.
 
     Raises:
         UserError: not readable, or with a key or value that does not fit.
     """
-    options = [override for override in overrides if RECIPE_FILE.fullmatch(override)]
-    if not options or "recipe" not in groups_of(config_dir):
+    path = recipe_file(overrides)
+    if path is None or "recipe" not in groups_of(config_dir):
         return list(overrides)
-    path = Path(options[-1].removeprefix("recipe=").strip("\"'"))
     option, recipe = f"recipe={path}", f"recipe={RECIPE_OF_FILE}"
     keys = [key for key in read_overrides(option, path, _mappings(schema)) if not key.startswith("defaults=")]
     content = OmegaConf.create({})
@@ -257,7 +262,7 @@ def _with_recipe_file(schema: type, config_dir: Path, overrides: Sequence[str], 
             if (lacking := re.search(r"Missing mandatory value: (\S+)", str(error))) is None:
                 raise
             raise UserError(f"lacks {lacking[1]}; add it to the file, or {lacking[1]}=...") from error
-    return [recipe if override in options else override for override in overrides]
+    return [recipe if RECIPE_FILE.fullmatch(override) else override for override in overrides]
 
 
 def _by_own_names(schema: type, overrides: Sequence[str]) -> list[str]:
