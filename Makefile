@@ -15,8 +15,8 @@ endif
 endif
 
 # `make train train.epochs=3` sets a variable of make, which no command reads.
-typed := $(foreach name,$(.VARIABLES),$(if $(findstring command line,$(origin $(name))),$(name)))
-keys := $(filter $(foreach letter,a b c d e f g h i j k l m n o p q r s t u v w x y z,$(letter)%),$(typed))
+overrides := $(foreach name,$(.VARIABLES),$(if $(findstring command line,$(origin $(name))),$(name)))
+keys := $(filter $(foreach letter,a b c d e f g h i j k l m n o p q r s t u v w x y z,$(letter)%),$(overrides))
 ifneq ($(keys),)
 $(error $(foreach key,$(keys),$(key)=$($(key))): keys go into ARGS; write make $(firstword $(MAKECMDGOALS)) \
   ARGS="$(strip $(ARGS) $(foreach key,$(keys),$(key)=$($(key))))")

@@ -44,7 +44,7 @@ from app.reproduction.seeds import (
     seeds_of,
     submit,
     training_arguments,
-    with_kept_recipe,
+    with_copied_recipe,
 )
 from common.cli import EXIT_BAD_INPUT, EXIT_DONE, EXIT_STOPPED
 from common.documents import encode
@@ -91,7 +91,7 @@ def _require_same(out: Path, arguments: Sequence[str]) -> None:
 
 
 def _reproduce(config: ReproduceConfig, arguments: Sequence[str], seeds: Sequence[Seed], out: Path) -> int:
-    of_runs = with_kept_recipe(arguments, out)
+    of_runs = with_copied_recipe(arguments, out)
     _write(config, arguments, seeds, {}, out)  # so that what is there is known to be of these arguments
     if config.sbatch is not None:
         is_there = (dataset_path(config.data) / MANIFEST_NAME).exists()

@@ -115,7 +115,7 @@ def training_arguments(arguments: Sequence[str]) -> list[str]:
     return with_files(AppConfig, CONFIG_DIR, own)
 
 
-def with_kept_recipe(arguments: Sequence[str], out: Path) -> list[str]:
+def with_copied_recipe(arguments: Sequence[str], out: Path) -> list[str]:
     """The arguments with a copy in `out` for recipe=FILE.yaml, which may be edited before the last run begins."""
     path = recipe_file(arguments)
     if path is None:
@@ -126,19 +126,19 @@ def with_kept_recipe(arguments: Sequence[str], out: Path) -> list[str]:
 
 def require_same_recipe(arguments: Sequence[str], out: Path) -> None:
     """Raises UserError if recipe=FILE.yaml has other keys than the copy in `out`, or there is none."""
-    path, kept = recipe_file(arguments), out / RECIPE
+    path, copy = recipe_file(arguments), out / RECIPE
     if path is None:
         return
-    if not kept.exists():
+    if not copy.exists():
         raise UserError(
             f"out={out}: its runs are of recipe={path} as it was, of which older versions kept no copy; give another "
-            f"out, or if the file has not changed, {shlex.join(['cp', str(path), str(kept)])}"
+            f"out, or if the file has not changed, {shlex.join(['cp', str(path), str(copy)])}"
         )
-    changed = set(read_overrides(f"recipe={path}", path)) ^ set(read_overrides(f"recipe={kept}", kept))
-    if changed:
+    difference = set(read_overrides(f"recipe={path}", path)) ^ set(read_overrides(f"recipe={copy}", copy))
+    if difference:
         raise UserError(
-            f"out={out}: recipe={path} has changed since its runs were made ({', '.join(sorted(changed))}); "
-            f"{shlex.join(['cp', str(kept), str(path)])}, or give another out"
+            f"out={out}: recipe={path} has changed since its runs were made ({', '.join(sorted(difference))}); "
+            f"{shlex.join(['cp', str(copy), str(path)])}, or give another out"
         )
 
 

@@ -11,7 +11,14 @@ import pytest
 from app.config import CONFIG_DIR, AppConfig
 from app.reproduction.convergence import check_convergence
 from app.reproduction.documents import Reproduction, read_reproduction
-from app.reproduction.seeds import changed_keys, figures_of_test, seeds_of, submit, training_arguments, with_kept_recipe
+from app.reproduction.seeds import (
+    changed_keys,
+    figures_of_test,
+    seeds_of,
+    submit,
+    training_arguments,
+    with_copied_recipe,
+)
 from common.compose import compose_config
 from common.documents import encode
 from common.errors import UserError
@@ -65,11 +72,11 @@ def test_runs_are_of_a_copy_of_a_recipes_file(tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "my recipe.yaml"
     path.write_text("run.name: mine\ntrain.epochs: 2\n")
-    arguments = with_kept_recipe(["optimizer.lr=0.1", "recipe='my recipe.yaml'"], Path("runs/mine"))
+    arguments = with_copied_recipe(["optimizer.lr=0.1", "recipe='my recipe.yaml'"], Path("runs/mine"))
     path.write_text("run.name: mine\ntrain.epochs: 3\n")
     assert arguments[0] == "optimizer.lr=0.1"
     assert compose_config(AppConfig, CONFIG_DIR, arguments).train.epochs == 2
-    assert with_kept_recipe(["recipe=quickstart"], Path("runs/other")) == ["recipe=quickstart"]
+    assert with_copied_recipe(["recipe=quickstart"], Path("runs/other")) == ["recipe=quickstart"]
     assert not Path("runs/other").exists()
 
 
