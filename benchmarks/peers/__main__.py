@@ -24,8 +24,8 @@ from typing import Any
 from benchmarks.peers.curve import Point, Task, reach
 from benchmarks.peers.rows import REPOSITORY, make_rows
 
-OURS, OURS_BF16 = "clickwork", "clickwork_bf16"
-SUPPORTS_GPUS = (OURS, OURS_BF16, "torchrec_dlrm")
+OURS, OURS_BF16, OURS_DEFAULT = "clickwork", "clickwork_bf16", "clickwork_default"
+SUPPORTS_GPUS = (OURS, OURS_BF16, OURS_DEFAULT, "torchrec_dlrm")
 QUICK = {"rounds": 1, "rows": 4096, "batch": 64, "max_cardinality": 100, "margin": 0.25}
 
 
@@ -47,6 +47,7 @@ class Program:
 PROGRAMS = {
     OURS: Program("clickwork:run", ""),
     OURS_BF16: Program("clickwork:run_in_bf16", ""),
+    OURS_DEFAULT: Program("clickwork:run_with_defaults", ""),
     "dlrm_s_pytorch": Program("facebookresearch:dlrm_s_pytorch", "", needs_dlrm=True),
     "torchrec_dlrm_main": Program("facebookresearch:torchrec_dlrm_main", "", needs_dlrm=True),
     "torchrec_dlrm": Program("torchrec_dlrm:run", "torchrec"),
@@ -166,7 +167,7 @@ def version(name: str, arguments: argparse.Namespace) -> str | None:
 
 def run(name: str, seed: int, rate: float, arguments: argparse.Namespace) -> list[Point]:
     """The curve of one of them, in a process of its own."""
-    python = sys.executable if name in (OURS, OURS_BF16) else arguments.peer_python
+    python = arguments.peer_python if PROGRAMS[name].package or PROGRAMS[name].needs_dlrm else sys.executable
     command = [str(python), "-m", "benchmarks.peers", "--one", name, "--seed", str(seed), "--rate", str(rate)]
     for key in ("work", "batch", "rows", "evaluations", "threads", "device"):
         command += [f"--{key}", str(getattr(arguments, key))]

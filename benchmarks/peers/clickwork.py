@@ -8,20 +8,28 @@ from benchmarks.peers.curve import Point, Task
 from benchmarks.peers.rows import DENSE_ARCH, DIM, EPS, OVER_ARCH, REPOSITORY
 
 
+def run(task: Task) -> list[Point]:
+    """Train and evaluate; a line of the log an evaluation, no checkpoint before the end."""
+    return _run(task, "checkpoint.keep_best=false", f"train.log_every_steps={task.steps()}")
+
+
 def run_in_bf16(task: Task) -> list[Point]:
-    """Train and evaluate with dense layers in bf16, tables in fp32."""
-    return run(task, "runtime.precision=bf16")
+    """The same with dense layers in bf16, tables in fp32."""
+    return _run(task, "checkpoint.keep_best=false", f"train.log_every_steps={task.steps()}", "runtime.precision=bf16")
 
 
-def run(task: Task, *more: str) -> list[Point]:
-    """Train and evaluate."""
+def run_with_defaults(task: Task) -> list[Point]:
+    """Train and evaluate as a user does: its checkpoints, the best kept, a line of the log each ten steps."""
+    return _run(task)
+
+
+def _run(task: Task, *more: str) -> list[Point]:
     directory = task.work / "run"
     overrides = [
         f"data.path={task.work / 'clickwork'}",
         f"run.dir={directory}",
         "checkpoint.resume=never",
         "checkpoint.overwrite=true",
-        "checkpoint.keep_best=false",
         "baselines=false",
         f"model.embedding_dim={DIM}",
         f"model.dense_arch={list(DENSE_ARCH)}",
@@ -33,7 +41,6 @@ def run(task: Task, *more: str) -> list[Point]:
         "schedule=constant",
         f"train.global_batch_size={task.batch}",
         f"train.eval_every_steps={task.steps()}",
-        f"train.log_every_steps={task.steps()}",
         "train.warmup_steps_excluded=0",
         f"train.seed={task.seed}",
         f"runtime.num_threads={task.threads}",

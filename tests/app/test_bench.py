@@ -56,6 +56,7 @@ def test_everything_is_measured_with_its_counts(run_app: Command, tmp_path: Path
     assert len(lines) == len(document["results"]) + len(latencies) + 4
 
 
+@pytest.mark.slow
 def test_a_choice_of_operators(run_app: Command, tmp_path: Path) -> None:
     done = run_app("bench", *TINY, "operators=[mlp/over_arch,optimizer_step/sgd]", "out=bench.json")
     assert done.returncode == 0, done.stderr

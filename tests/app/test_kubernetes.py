@@ -137,7 +137,8 @@ def run(folder: Path, file: str, arguments: list[str], disturbances: Sequence[Ca
     return cluster
 
 
-@pytest.mark.parametrize("file", ["job.yaml", pytest.param("jobset.yaml", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("file", ["job.yaml", "jobset.yaml"])
 def test_a_refusal_fails_a_job_at_once(tmp_path: Path, file: str) -> None:
     cluster = run(tmp_path, file, ["train.epocs=1"], [])
     assert (cluster.result, cluster.statuses) == ("Failed", [{EXIT_BAD_INPUT}])

@@ -244,7 +244,7 @@ def test_a_plan_for_something_else_is_refused(run_app: Command, dataset: Path, t
 @pytest.mark.parametrize(
     "overrides",
     [
-        "recipe=mlperf_v2 topology=mi250x topology.nodes=2 topology.devices_per_node=8 plan.devices=[1,8]",
+        "recipe=kgcn_lastfm topology=a100_40 plan.batch_sizes=[256,512]",
         *(
             pytest.param(overrides, marks=pytest.mark.slow)
             for overrides in (
@@ -252,7 +252,7 @@ def test_a_plan_for_something_else_is_refused(run_app: Command, dataset: Path, t
                 "recipe=mlperf_v4 topology=mi300x topology.devices_per_node=8 plan.topologies=[b200,gb300,h100]",
                 "recipe=tfrs_movielens_100k topology=cpu topology.devices_per_node=4",
                 "recipe=amd_2026 topology=h200 topology.nodes=4 topology.devices_per_node=8 sharding=grid_shard",
-                "recipe=kgcn_lastfm topology=a100_40 plan.batch_sizes=[256,512]",
+                "recipe=mlperf_v2 topology=mi250x topology.nodes=2 topology.devices_per_node=8 plan.devices=[1,8]",
             )
         ),
     ],

@@ -93,6 +93,7 @@ def test_without_slurm_nothing_is_left(tmp_path: Path, monkeypatch: pytest.Monke
     assert not list((tmp_path / "runs/quickstart").glob("reproduce.*"))
 
 
+@pytest.mark.slow
 def test_other_arguments_do_not_mix_with_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_seeds(tmp_path / "runs/quickstart", 2)

@@ -38,6 +38,7 @@ def planted(root: Path) -> list[Path]:
     return [path for path in root.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
 
 
+@pytest.mark.slow
 def test_a_run_and_its_replay(run_app: Command, dataset: Path, tmp_path: Path) -> None:
     overrides = [*SMALL, f"data.path={dataset}", "run.name=one", "train.max_steps=10", *ARGUMENTS]
     done = ended(forked("train", *overrides, cwd=tmp_path, environment=ENVIRONMENT), tmp_path)

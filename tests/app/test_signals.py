@@ -89,16 +89,14 @@ def ask(terminal: Terminal, how: str) -> str:
     return {"ctrl-c": "SIGINT", "ctrl-\\": "SIGQUIT"}[how]
 
 
-SLOW = pytest.mark.slow
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("processes", "how"),
     [
         (1, "ctrl-c"),
-        *(pytest.param(processes, how, marks=SLOW) for processes in (1, 2) for how in ("ctrl-\\", "close", "SIGUSR1")),
-        pytest.param(2, "ctrl-c", marks=SLOW),
-        pytest.param(2, "SIGTERM", marks=SLOW),
+        *((processes, how) for processes in (1, 2) for how in ("ctrl-\\", "close", "SIGUSR1")),
+        (2, "ctrl-c"),
+        (2, "SIGTERM"),
     ],
 )
 def test_a_run_on_a_terminal_is_stopped_and_saved(processes: int, how: str, dataset: Path, tmp_path: Path) -> None:
@@ -245,7 +243,7 @@ def test_commands_that_save_nothing_end_with_one_line(
     assert terminal.text.count("\n") == 3  # the moment's two, and this
 
 
-@pytest.mark.parametrize("module", ["app.train", pytest.param("app.launch", marks=SLOW)])
+@pytest.mark.parametrize("module", ["app.train", pytest.param("app.launch", marks=pytest.mark.slow)])
 def test_a_key_while_modules_are_imported(module: str, tmp_path: Path) -> None:
     terminal = on_terminal([*PYTHON, module, "run.name=x"], tmp_path)
     pid, hang_up = terminal.process.pid, 1 << (signal.SIGHUP - 1)

@@ -34,9 +34,10 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("encoding", "workers"),
-    [("vocabulary", 3), pytest.param("hash", 2, marks=pytest.mark.slow)],
+    [("vocabulary", 3), ("hash", 2)],
     ids=["in chunks", "file by file"],
 )
 def test_kill_and_go_on(tmp_path: Path, rows: Path, encoding: str, workers: int) -> None:
@@ -165,6 +166,7 @@ def stop_in_the_third_unit() -> None:
     vars(parse)["_parse_lines"] = parse_and_stop
 
 
+@pytest.mark.slow
 def test_a_signal_stops_the_job_resumably(tmp_path: Path, rows: Path) -> None:
     arguments = [f"data.raw={rows}", f"data.path={tmp_path}/out", "data.chunk_bytes=5000", "data.workers=1"]
     stopped = run_module("data_prep", *arguments, cwd=REPOSITORY, prepare=stop_in_the_third_unit)

@@ -89,6 +89,7 @@ def test_rates_are_those_of_plain_loops(ragged: Path) -> None:
     assert any(not bag for bag in as_lists(train.bags[1]))
 
 
+@pytest.mark.slow
 def test_figures_are_those_of_scikit_learn_s_own_pipelines(dataset: Path) -> None:
     manifest = load_manifest(dataset)
     names = [*manifest.schema["dense"], *manifest.schema["sparse"]]
@@ -174,6 +175,7 @@ def test_without_time_what_is_not_done_is_null(dataset: Path, caplog: pytest.Log
     assert "stopped after 0.001 s; give more seconds" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_working_directory_with_a_package_app_is_in_nothing_s_way(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -190,6 +192,7 @@ def test_a_working_directory_with_a_package_app_is_in_nothing_s_way(
     assert baselines["base_rate"]["auc"] == 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["run", "of two words"])
 def test_a_run_whose_time_is_up_is_named_in_the_command_that_has_no_limit(
     name: str, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -236,7 +239,10 @@ def test_the_command_completes_a_run(run_app: Command, tmp_path: Path) -> None:
     assert "another dataset than the run's" in error_line(refused.stderr)
 
 
-@pytest.mark.parametrize(("change", "is_refused"), [({"steps": 200}, True), ({"status": "interrupted"}, False)])
+@pytest.mark.parametrize(
+    ("change", "is_refused"),
+    [({"steps": 200}, True), pytest.param({"status": "interrupted"}, False, marks=pytest.mark.slow)],
+)
 def test_a_summary_that_is_newer_is_not_overwritten(
     change: dict[str, Any], is_refused: bool, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -349,6 +355,7 @@ def test_where_the_dataset_cannot_be_written_the_run_keeps_them(
     assert (again.trees and again.trees.auc) == (first.trees and first.trees.auc)
 
 
+@pytest.mark.slow
 def test_baselines_of_another_version_are_computed_again(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -163,6 +163,7 @@ MODEL = [
 STEPS = 2 * -(-ROWS * (1 + DRAWN) // 64)
 
 
+@pytest.mark.slow
 def test_a_killed_run_ends_as_if_it_had_not_been(root: Path, run_app: Command, tmp_path: Path) -> None:
     """In its second epoch; on one process and on two, with the figures of a run over all samples."""
     keys = [*MODEL, f"data.path={root}", "checkpoint.every_steps=5"]

@@ -83,6 +83,7 @@ def test_extreme_logits_stay_finite() -> None:
     assert all(value is not None and np.isfinite(value) for value in found.values())
 
 
+@pytest.mark.slow
 @settings(max_examples=15)  # each fills 8 million counts
 @given(seed=st.integers(0, 10_000), size=st.integers(2, 400), decimals=st.sampled_from([None, 0, 1]))
 def test_a_histogram_added_up_from_parts_is_within_its_bound(seed: int, size: int, decimals: int | None) -> None:

@@ -54,9 +54,10 @@ def test_threads_are_started_in_one_place() -> None:
     assert starting == MAY_START_THREADS.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
-    [["train.eval_every_steps=10"], pytest.param(["train.eval_every_steps=null"], marks=pytest.mark.slow)],
+    [["train.eval_every_steps=10"], ["train.eval_every_steps=null"]],
     ids=["evaluated", "not evaluated"],
 )
 def test_no_thread_is_added_by_checkpoints_evaluations_or_resumption(

@@ -43,7 +43,7 @@ from tests.oracles.own_tables import (
     write_text,
 )
 
-FAST, ALL, ROWS = 5, 40, 60
+FAST, ALL, ROWS = 2, 40, 60
 FORMS_AT_ONCE = 3  # in the quick tests
 SEEDS = [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= FAST)) for seed in range(ALL)]
 TRAIN = [
@@ -292,7 +292,9 @@ def test_the_schema_s_delimiter_divides_candidates(here: Runtime, tmp_path: Path
 
 
 @pytest.mark.parametrize("numbers", [(1.234, 2.718, 9.125), (1.234, 4.95, -0.5)], ids=["digits in threes", "others"])
-@pytest.mark.parametrize("form", ["jsonl", "parquet", pytest.param("json", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "form", ["jsonl", *(pytest.param(form, marks=pytest.mark.slow) for form in ("parquet", "json"))]
+)
 def test_numbers_with_types_are_those_numbers(
     here: Runtime, tmp_path: Path, form: str, numbers: tuple[float, ...]
 ) -> None:

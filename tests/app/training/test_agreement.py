@@ -141,6 +141,7 @@ def test_an_equal_dataset_is_read_and_checked_on_each_machine(dataset: Path, tmp
     assert not (tmp_path / "again").exists()
 
 
+@pytest.mark.slow
 def test_a_run_directory_that_is_not_shared_is_refused(dataset: Path, tmp_path: Path) -> None:
     refused(train_apart(tmp_path, [f"data.path={dataset}"]), "run.dir=runs/x: files of ", "all machines share")
     assert contents(tmp_path) == ["a", "b"]

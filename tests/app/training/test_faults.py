@@ -183,14 +183,15 @@ def test_no_checkpoint_is_removed_unasked(overrides: list[str], run_app: Command
     assert "checkpoint.overwrite=true: has no effect with checkpoint.resume=auto" in idle.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "damage",
     [
         "a changed byte",
-        *(
-            pytest.param(other, marks=pytest.mark.slow)
-            for other in ("state.json empty", "cut short", "gone", "arrays.npz cut short")
-        ),
+        "state.json empty",
+        "cut short",
+        "gone",
+        "arrays.npz cut short",
     ],
 )
 def test_a_damaged_checkpoint_is_passed_over(damage: str, run_app: Command, dataset: Path, tmp_path: Path) -> None:

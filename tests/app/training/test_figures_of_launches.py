@@ -162,7 +162,8 @@ def base(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list
     ]
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8))])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(8))
 def test_stops_change_no_figure(seed: int, here: Runtime, base: list[str]) -> None:
     parts = parts_of(random.Random(seed), most_processes=1)
     run_part(here, base, "whole", (1, STEPS, None))

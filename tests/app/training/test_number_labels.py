@@ -118,6 +118,7 @@ def test_steps_and_errors_are_those_of_a_few_lines_of_numpy(
     assert {figures[name] for name in ("auc", "ne", "logloss", "accuracy", "calibration", "pr_auc", "ece")} == {None}
 
 
+@pytest.mark.slow
 def test_a_run_is_evaluated_ranked_exported_verified_and_compared(
     run_app: Command, ratings: Path, tmp_path: Path
 ) -> None:
@@ -170,6 +171,7 @@ def test_a_run_is_evaluated_ranked_exported_verified_and_compared(
     assert "AUC" not in compared.stdout
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_continues_with_the_same_bits(run_app: Command, ratings: Path, tmp_path: Path) -> None:
     plateau = ["train.epochs=4", "train.eval_every_steps=3", "schedule=plateau", "train.early_stop_patience=3"]
     train(run_app, ratings, "whole", *plateau)
@@ -181,6 +183,7 @@ def test_an_interrupted_run_continues_with_the_same_bits(run_app: Command, ratin
     assert whole["eval"] == parts["eval"]
 
 
+@pytest.mark.slow
 def test_two_processes_have_the_figures_of_one(run_app: Command, ratings: Path, tmp_path: Path) -> None:
     train(run_app, ratings, "one", "train.epochs=2")
     train(run_app, ratings, "two", "train.epochs=2", processes=2)

@@ -30,12 +30,13 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("world_size", "layouts"),
     [
         (1, ["bags"]),
-        pytest.param(2, ["table_wise", "bags"], marks=pytest.mark.slow),
-        pytest.param(2, ["row_wise", "mixed", "bags_by_id"], marks=pytest.mark.slow),
+        (2, ["table_wise", "bags"]),
+        (2, ["row_wise", "mixed", "bags_by_id"]),
     ],
 )
 def test_the_bits_are_the_same(

@@ -249,9 +249,8 @@ def walk(walked: Walk, parts: int) -> None:
         raise
 
 
-@pytest.mark.parametrize(
-    ("seed", "parts"), [(10, 3), *(pytest.param(seed, 50, marks=pytest.mark.slow) for seed in (1, 2, 3))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("seed", "parts"), [(10, 3), *((seed, 50) for seed in (1, 2, 3))])
 def test_a_random_walk(
     seed: int, parts: int, here: Runtime, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,6 +45,7 @@ def base(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list
     return [*SMALL, *EVERYTHING, *BRIEF, f"data.path={dataset}"]
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_has_the_bits_of_one_that_was_not(
     base: list[str], here: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -58,6 +59,7 @@ def test_a_run_that_was_stopped_has_the_bits_of_one_that_was_not(
     assert whole["eval"] == parts["eval"]
 
 
+@pytest.mark.slow
 def test_two_processes_learn_as_one(base: list[str], here: Runtime, tmp_path: Path) -> None:
     """Over an epoch's last batch, too, of 16 rows."""
     base += ["train.drop_last=false", "train.max_steps=34"]

@@ -35,10 +35,9 @@ def spoiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "make_loss", made)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("spoiled")
-@pytest.mark.parametrize(
-    "optimizer", ["adam", *(pytest.param(name, marks=pytest.mark.slow) for name in ("rowwise_adam", "lamb", "adagrad"))]
-)
+@pytest.mark.parametrize("optimizer", ["adam", "rowwise_adam", "lamb", "adagrad"])
 def test_evaluations_and_resumptions_change_no_bits(
     optimizer: str, here: Runtime, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

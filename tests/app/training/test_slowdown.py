@@ -3,9 +3,12 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.app.conftest import SMALL, ended, forked
 
 
+@pytest.mark.slow
 def test_a_planted_slowdown_is_named(dataset: Path, tmp_path: Path) -> None:
     settings = [
         *SMALL,

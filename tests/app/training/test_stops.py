@@ -16,7 +16,7 @@ def injected(fault: str, *overrides: str, cwd: Path, processes: int = 1) -> "sub
     return ended(forked("train", *overrides, cwd=cwd, processes=processes, fault=fault), cwd)
 
 
-@pytest.mark.parametrize(("processes", "most"), [(1, 31), (2, 40)])
+@pytest.mark.parametrize(("processes", "most"), [(1, 31), pytest.param(2, 40, marks=pytest.mark.slow)])
 def test_the_step_is_finished_and_no_more_are_begun(
     processes: int, most: int, overrides: list[str], run_app: Command, tmp_path: Path
 ) -> None:
@@ -40,13 +40,15 @@ def test_a_second_signal_ends_it_at_once(overrides: list[str], tmp_path: Path) -
     assert lost in (tmp_path / "runs/x/log.txt").read_text()
 
 
+@pytest.mark.slow
 def test_an_echo_of_a_signal_is_no_second_one(overrides: list[str], tmp_path: Path) -> None:
     stopped = injected("an echoed signal:31", *overrides, "run.name=x", cwd=tmp_path)
     assert stopped.returncode == 75, stopped.stderr
     assert whole_checkpoints(tmp_path / "runs/x/checkpoints")[-1].name == "step_00000031"
 
 
-@pytest.mark.parametrize("number", [3, pytest.param(15, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [3, 15])
 def test_a_signal_in_an_evaluation_is_seen_inside(
     number: int, overrides: list[str], uninterrupted: Path, run_app: Command, tmp_path: Path
 ) -> None:
