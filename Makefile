@@ -14,6 +14,14 @@ $(error NPROC=$(NPROC): not a number of processes; write for instance NPROC=2)
 endif
 endif
 
+# `make train train.epochs=3` sets a variable of make, which no command reads.
+overrides := $(foreach name,$(.VARIABLES),$(if $(findstring command line,$(origin $(name))),$(name)))
+keys := $(filter $(foreach letter,a b c d e f g h i j k l m n o p q r s t u v w x y z,$(letter)%),$(overrides))
+ifneq ($(keys),)
+$(error $(foreach key,$(keys),$(key)=$($(key))): keys go into ARGS; write make $(firstword $(MAKECMDGOALS)) \
+  ARGS="$(strip $(ARGS) $(foreach key,$(keys),$(key)=$($(key))))")
+endif
+
 python := $(VENV)/bin/python
 launch := $(python) -m $(if $(NPROC),app.launch --nproc-per-node $(NPROC) -m )
 

@@ -31,18 +31,20 @@ from app.record.documents import DONE
 from app.report.page import write_page
 from app.report.read import refusing_other_versions
 from app.reproduction.convergence import check_convergence
-from app.reproduction.documents import DOCUMENT, PAGE, Reproduction, read_reproduction
+from app.reproduction.documents import DOCUMENT, PAGE, RECIPE, Reproduction, read_reproduction
 from app.reproduction.figures import finished_runs, registry_path, summarise
 from app.reproduction.page import reproduction_page
 from app.reproduction.seeds import (
     Seed,
     changed_keys,
     have_begun,
+    require_same_recipe,
     run_seeds,
     score_test_split,
     seeds_of,
     submit,
     training_arguments,
+    with_copied_recipe,
 )
 from common.cli import EXIT_BAD_INPUT, EXIT_DONE, EXIT_STOPPED
 from common.documents import encode
@@ -85,15 +87,17 @@ def _require_same(out: Path, arguments: Sequence[str]) -> None:
     if sorted(before.arguments) != sorted(redact_arguments(arguments)):
         typed = " ".join(before.arguments) or "no further keys"
         raise UserError(f"out={out}: its runs were made with {typed}; type these, or give another out")
+    require_same_recipe(arguments, out)
 
 
 def _reproduce(config: ReproduceConfig, arguments: Sequence[str], seeds: Sequence[Seed], out: Path) -> int:
+    of_runs = with_copied_recipe(arguments, out)
     _write(config, arguments, seeds, {}, out)  # so that what is there is known to be of these arguments
     if config.sbatch is not None:
         is_there = (dataset_path(config.data) / MANIFEST_NAME).exists()
         jobs = 0
         try:
-            for line in submit(seeds, arguments, config.sbatch, is_there):
+            for line in submit(seeds, of_runs, config.sbatch, is_there):
                 print(line, flush=True)
                 jobs += 1
         except UserError:
@@ -103,7 +107,7 @@ def _reproduce(config: ReproduceConfig, arguments: Sequence[str], seeds: Sequenc
         statuses = {seed.number: score_test_split(seed) for seed in seeds if seed.status in DONE}
         failed = {seed: status for seed, status in statuses.items() if status}
     else:
-        failed = run_seeds(seeds, arguments, config.processes)
+        failed = run_seeds(seeds, of_runs, config.processes)
     if EXIT_BAD_INPUT in failed.values() and not have_begun(seeds):
         _remove_documents(out)
         return EXIT_BAD_INPUT
@@ -122,8 +126,8 @@ def _reproduce(config: ReproduceConfig, arguments: Sequence[str], seeds: Sequenc
 
 def _remove_documents(out: Path) -> None:
     """Of nothing that has begun: other arguments are welcome."""
-    (out / DOCUMENT).unlink()
-    (out / PAGE).unlink()
+    for name in (DOCUMENT, PAGE, RECIPE):
+        (out / name).unlink(missing_ok=True)
 
 
 def _register(

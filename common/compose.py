@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import difflib
 import functools
+import itertools
 import json
 import re
 import shlex
@@ -148,9 +149,11 @@ def compose_partly(schema: type, config_dir: Path, overrides: Sequence[str], nam
     """
     overrides = with_files(schema, config_dir, overrides, name)
     overrides = _with_recipe_file(schema, config_dir, overrides, name)
-    for override in overrides:
+    for override, next_word in itertools.zip_longest(overrides, overrides[1:], fillvalue=""):
         if override.startswith("-"):
             bare = override.lstrip("-")
+            if "=" not in bare:
+                bare += "=..." if "=" in next_word or not next_word else f"={next_word}"
             remedy = _suggestion(schema, config_dir, [bare]) or f"; write {bare}"
             raise UserError(f"configuration: {override}: keys have no dashes{remedy}")
         if override.lstrip("+~").startswith("hydra"):
@@ -160,7 +163,7 @@ def compose_partly(schema: type, config_dir: Path, overrides: Sequence[str], nam
         if override.startswith("~"):
             _refuse_removed_group(override, config_dir)
     for override in overrides:
-        _refuse_unquoted(override)
+        _refuse_unquoted(schema, override)
     typed, overrides = overrides, _by_own_names(schema, overrides)
     structured = _stored(schema)
     name = name if (config_dir / f"{name}.yaml").is_file() else SCHEMA
@@ -179,7 +182,22 @@ def compose_partly(schema: type, config_dir: Path, overrides: Sequence[str], nam
         OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
         return config
     except REFUSED as error:
-        raise UserError(_one_line(error) + _suggestion(schema, config_dir, typed)) from error
+        fault = _unknown_choice(schema, config_dir, typed) or _one_line(error) + _suggestion(schema, config_dir, typed)
+        raise UserError(fault) from error
+
+
+def _unknown_choice(schema: type, config_dir: Path, overrides: Sequence[str]) -> str:
+    """What is wrong with the first GROUP=NAME whose name is none of the group's; or nothing."""
+    for override in overrides:
+        group, _, name = override.lstrip("+").partition("=")
+        names = groups_of(config_dir).get(group, [name])
+        if name not in (*names, RECIPE_OF_FILE):
+            fault = f"configuration: {override}: not one of {', '.join(names)}"
+            if instead := getattr(schema, "instead", {}).get(override):
+                return f"{fault}; give {instead} instead"
+            close = difflib.get_close_matches(name.lower(), names, n=1)
+            return f"{fault}; did you mean {group}={close[0]}?" if close else f"{fault}; give one of these"
+    return ""
 
 
 def with_files(schema: type, config_dir: Path, overrides: Sequence[str], name: str = "config") -> list[str]:
@@ -222,16 +240,21 @@ def _mappings(schema: type) -> frozenset[str]:
     return frozenset(key for key, _, _, kind in keys_of(schema) if typing.get_origin(kind) is dict)
 
 
+def recipe_file(overrides: Sequence[str]) -> Path | None:
+    """The file of the last recipe=FILE.yaml."""
+    options = [override for override in overrides if RECIPE_FILE.fullmatch(override)]
+    return Path(options[-1].removeprefix("recipe=").strip("\"'")) if options else None
+
+
 def _with_recipe_file(schema: type, config_dir: Path, overrides: Sequence[str], name: str) -> list[str]:
     """Overrides with recipe=FILE.yaml as the name of a recipe that Hydra finds, which has that file's content.
 
     Raises:
         UserError: not readable, or with a key or value that does not fit.
     """
-    options = [override for override in overrides if RECIPE_FILE.fullmatch(override)]
-    if not options or "recipe" not in groups_of(config_dir):
+    path = recipe_file(overrides)
+    if path is None or "recipe" not in groups_of(config_dir):
         return list(overrides)
-    path = Path(options[-1].removeprefix("recipe=").strip("\"'"))
     option, recipe = f"recipe={path}", f"recipe={RECIPE_OF_FILE}"
     keys = [key for key in read_overrides(option, path, _mappings(schema)) if not key.startswith("defaults=")]
     content = OmegaConf.create({})
@@ -257,7 +280,7 @@ def _with_recipe_file(schema: type, config_dir: Path, overrides: Sequence[str], 
             if (lacking := re.search(r"Missing mandatory value: (\S+)", str(error))) is None:
                 raise
             raise UserError(f"lacks {lacking[1]}; add it to the file, or {lacking[1]}=...") from error
-    return [recipe if override in options else override for override in overrides]
+    return [recipe if RECIPE_FILE.fullmatch(override) else override for override in overrides]
 
 
 def _by_own_names(schema: type, overrides: Sequence[str]) -> list[str]:
@@ -334,7 +357,7 @@ def _refuse_removed_group(override: str, config_dir: Path) -> None:
         )
 
 
-def _refuse_unquoted(override: str) -> None:
+def _refuse_unquoted(schema: type, override: str) -> None:
     """Raise UserError for a value that Hydra's grammar does not take, or takes for several; with the form to type."""
     key, is_given, value = override.partition("=")
     try:
@@ -342,7 +365,9 @@ def _refuse_unquoted(override: str) -> None:
             return
     except HydraException as error:
         if not is_given:
-            raise UserError(f"configuration: {override}: give it as key=value") from error
+            keys = [key for key, *_ in keys_of(schema) if key in ("run", "runs")]
+            form = f"{keys[0]}={override}" if keys else "key=value"
+            raise UserError(f"configuration: {override}: give it as {form}") from error
     if value.startswith("[") and value.endswith("]"):
         typed = f"{key}=[{','.join(_quoted(item) for item in value[1:-1].split(','))}]"
     else:

@@ -7,14 +7,19 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-NOT_YET = ("recipes.md",)  # pages of which no block is run yet; the list may only become shorter
 REASONS = ("GPU", "Docker", "network", "over five minutes")  # why a block is not run; network: other machines, too
 PROGRAMS = "bash|cd|clickwork|dask|docker|eval|git|head|kubectl|make|pip|printf|python|sbatch|sed|taskset|tensorboard"
 COMMAND = re.compile(rf"(?:[A-Z_]+=\S+ )*(?:\.venv/bin/)?(?:{PROGRAMS}) ")
 MARK = re.compile(r"<!-- not run in tests: (.*) -->")
 FILE = re.compile(r"<!-- file: (\S+) -->")
-SCORE = re.compile(r"\b(auc|ne|logloss|rmse)\b\D{0,16}?(\d\.\d{3,})", re.IGNORECASE)
-COUNT = re.compile(r"\b(\d[\d,.]*) (rows \(|embedding rows|parameters|steps of|GiB)")
+NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?"
+# Of a machine and a moment: rates, seconds, shares of time, memory; calibration, too, which rounding moves most.
+OF_A_MACHINE = re.compile(
+    rf"(?:p50|p95|forward|backward|optimizer|input|input wait|memory|host|calibration) ({NUMBER})"
+    rf"|({NUMBER})(?= (?:\w+/s|s|per device)\b)"
+)
+# A command, and lines that not every run prints: of an installation, of what is compiled once, of progress.
+NOT_COMPARED = re.compile(r"\$ |\.venv/bin/|set-up: |compiling |step \d+/|…?$")
 
 
 class Block(NamedTuple):
@@ -28,8 +33,13 @@ class Block(NamedTuple):
 
     @property
     def is_commands(self) -> bool:
-        """Whether it is run: in `bash` or `sh`, or in no language with a first line that begins with a program."""
-        return self.language in ("bash", "sh") or (not self.language and COMMAND.match(self.text) is not None)
+        """Whether it is run: Python, a shell's, or in no language with a first line that begins with a program."""
+        return self.language in ("bash", "python") or (not self.language and COMMAND.match(self.text) is not None)
+
+    @property
+    def commands(self) -> str:
+        """What a shell runs of it."""
+        return f"python - <<'END'\n{self.text}\nEND" if self.language == "python" else self.text
 
     @property
     def is_output(self) -> bool:
@@ -74,22 +84,29 @@ def not_run() -> Counter[str]:
     return Counter(block.reason for page in PAGES for block in blocks_of(page.read_text()) if block.reason)
 
 
-def scores_and_counts(text: str) -> tuple[list[tuple[str, float]], set[tuple[str, str]]]:
-    """The figures of an output that do not depend on the machine's speed: scores by metric, counts by unit."""
-    scores = [(name.lower(), float(value)) for name, value in SCORE.findall(text)]
-    return scores, {(unit, count) for count, unit in COUNT.findall(text)}
-
-
 def differences(shown: str, printed: str) -> list[str]:
-    """Figures that a page shows and its commands have not printed.
+    """Lines of a page that its commands have not printed, however either is wrapped.
 
-    Scores agree within 0.002, as processors round sums differently; counts are the same.
+    Numbers of a machine may be any; decimal fractions agree within 0.002, as processors round sums differently; other
+    numbers and all words are the same.
     """
-    scores, counts = scores_and_counts(shown)
-    printed_scores, printed_counts = scores_and_counts(printed)
-    missing = [
-        f"{name} {value}"
-        for name, value in scores
-        if not any(name == other and abs(value - measured) <= 0.002 for other, measured in printed_scores)
-    ]
-    return missing + [f"{count} {unit}" for unit, count in sorted(counts - printed_counts)]
+    words = " ".join(printed.split())
+    lines = [line.strip() for line in shown.splitlines()]
+    return [line for line in lines if not NOT_COMPARED.match(line) and not _is_printed(" ".join(line.split()), words)]
+
+
+def _is_printed(line: str, printed: str) -> bool:
+    """Whether a text has a line, with numbers that agree."""
+    of_a_machine = {match.start(match.lastindex or 0) for match in OF_A_MACHINE.finditer(line)}
+    numbers = [None if match.start() in of_a_machine else match[0] for match in re.finditer(NUMBER, line)]
+    pattern = rf"(?<![\d.,])({NUMBER})".join(map(re.escape, re.split(NUMBER, line)))
+    return any(
+        all(number is None or _agree(number, other) for number, other in zip(numbers, match.groups(), strict=True))
+        for match in re.finditer(pattern, printed)
+    )
+
+
+def _agree(number: str, other: str) -> bool:
+    if "." not in number or "." not in other:
+        return number == other
+    return abs(float(number.replace(",", "")) - float(other.replace(",", ""))) <= 0.002

@@ -15,6 +15,7 @@ CONFIG, MANIFEST, METRICS, SUMMARY = "config.yaml", "manifest.json", "metrics.js
 RESULTS, LOG, LOCK = "results.csv", "log.txt", ".lock"
 CURVES, STEP_TIMES = "curves.json", "step_times.json"
 OTHER_VERSION = "if another version of the tool wrote it, use that; else train the run again"
+RUNS = Path("runs")  # where runs are, if run.dir does not say otherwise
 WITHOUT = "remove it, and the report does without"
 
 
@@ -41,7 +42,9 @@ def read_config(directory: Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load((directory / CONFIG).read_bytes())
     except (OSError, yaml.YAMLError) as error:
-        raise UserError(f"run={directory}: not a run's directory (no readable {CONFIG})") from error
+        place = RUNS / directory
+        remedy = f"did you mean {place}?" if (place / CONFIG).is_file() else f"give one, such as {RUNS}/quickstart"
+        raise UserError(f"run={directory}: not a run's directory (no readable {CONFIG}); {remedy}") from error
     if not isinstance(content, dict):
         raise UserError(f"run={directory}: {CONFIG} is not a configuration")
     return content

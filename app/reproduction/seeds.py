@@ -17,12 +17,14 @@ from app.record.documents import DONE
 from app.record.reading import LOCK, SUMMARY, is_run, read_config, read_manifest, read_outcome
 from app.report.compare import flat_facts
 from app.report.read import UNFINISHED
+from app.reproduction.documents import RECIPE
 from common import signals
 from common.cli import EXIT_DONE, EXIT_STOPPED
-from common.compose import compose_config, with_files
+from common.compose import compose_config, recipe_file, with_files
 from common.config_file import read_overrides
 from common.documents import read_document
 from common.errors import UserError
+from common.files import write_atomically
 from common.signals import Interrupted
 
 log = logging.getLogger("clickwork")
@@ -111,6 +113,33 @@ def training_arguments(arguments: Sequence[str]) -> list[str]:
         if key not in OWN_KEYS:
             own.append(argument)
     return with_files(AppConfig, CONFIG_DIR, own)
+
+
+def with_copied_recipe(arguments: Sequence[str], out: Path) -> list[str]:
+    """The arguments with a copy in `out` for recipe=FILE.yaml, which may be edited before the last run begins."""
+    path = recipe_file(arguments)
+    if path is None:
+        return list(arguments)
+    write_atomically(out / RECIPE, path.read_bytes())
+    return [*(argument for argument in arguments if _key(argument) != "recipe"), f"recipe={_quoted(out / RECIPE)}"]
+
+
+def require_same_recipe(arguments: Sequence[str], out: Path) -> None:
+    """Raises UserError if recipe=FILE.yaml has other keys than the copy in `out`, or there is none."""
+    path, copy = recipe_file(arguments), out / RECIPE
+    if path is None:
+        return
+    if not copy.exists():
+        raise UserError(
+            f"out={out}: its runs are of recipe={path} as it was, of which older versions kept no copy; give another "
+            f"out, or if the file has not changed, {shlex.join(['cp', str(path), str(copy)])}"
+        )
+    difference = set(read_overrides(f"recipe={path}", path)) ^ set(read_overrides(f"recipe={copy}", copy))
+    if difference:
+        raise UserError(
+            f"out={out}: recipe={path} has changed since its runs were made ({', '.join(sorted(difference))}); "
+            f"{shlex.join(['cp', str(copy), str(path)])}, or give another out"
+        )
 
 
 def changed_keys(arguments: Sequence[str]) -> list[str]:

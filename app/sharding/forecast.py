@@ -1,5 +1,6 @@
 """What a plan costs, by TorchRec's estimates: memory and time of each table and process, and as text."""
 
+import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -12,6 +13,16 @@ from app.sharding.plan import Plan, TablePlan, tables_in_order
 from app.sharding.planner import Choice, Estimate, Workload, estimate_shard, estimates, sharding_options
 from common.help import WIDTH
 
+# Sharding types as in the output of TorchRec's planner.
+ABBREVIATIONS = {
+    "data_parallel": "DP",
+    "table_wise": "TW",
+    "row_wise": "RW",
+    "column_wise": "CW",
+    "table_row_wise": "TWRW",
+    "table_column_wise": "TWCW",
+    "grid_shard": "GS",
+}
 _RIGHT = set("0123456789-.")
 # Characters that a table leaves to its first column, whose cells are cut, and its last, whose cells run over lines.
 _LEAST_OF_FIRST, _LEAST_OF_LAST = 8, 24
@@ -144,7 +155,7 @@ def plan_lines(plan: PlanFile, topology: str, reasons: bool = False) -> list[str
 
 
 def what_if_lines(cases: Sequence[WhatIf]) -> list[str]:
-    """Other hardware and other batches, side by side."""
+    """Other hardware and other batches, side by side; sharding types by abbreviations, which the last line explains."""
     rows = [
         [
             "topology",
@@ -167,8 +178,11 @@ def what_if_lines(cases: Sequence[WhatIf]) -> list[str]:
             continue
         room = [_size(forecast.capacity_bytes - forecast.headroom_bytes), _size(forecast.headroom_bytes)]
         cost = [f"{ms:.3f}" for ms in (slowest.lookup_ms, slowest.communication_ms, forecast.step_ms)]
-        rows.append([*start, *room, *cost, f"{forecast.imbalance:.2f}", case.types or ""])
-    return ["what if:", *_aligned(rows)]
+        short = re.sub(r"[a-z_]+", lambda name: ABBREVIATIONS[name[0]], case.types or "")
+        rows.append([*start, *room, *cost, f"{forecast.imbalance:.2f}", short])
+    types = set(re.findall(r"[a-z_]+", " ".join(case.types or "" for case in cases)))
+    legend = ", ".join(f"{short}: {name}" for name, short in ABBREVIATIONS.items() if name in types)
+    return ["what if:", *_aligned(rows), *_wrapped(legend)]
 
 
 def diff_lines(before: PlanFile, after: PlanFile, name: str) -> list[str]:

@@ -4,6 +4,7 @@ Rows are parsed in batches, and one by one where a batch has something unusual i
 `diagnose_row` gives the reason.
 """
 
+import shlex
 from typing import NamedTuple
 
 import numpy as np
@@ -124,6 +125,7 @@ def parse_bytes(
 INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
 MAX_CATEGORY_DIGITS = 8
 SHOWN_BYTES = 40
+TO_TABS = r"tr , '\t'"
 
 
 def diagnose_row(line: bytes, name: str, row: int, schema: Schema, labelled: bool, is_last: bool) -> str:
@@ -145,8 +147,8 @@ def diagnose_row(line: bytes, name: str, row: int, schema: Schema, labelled: boo
     fields = line.split(b"\t")
     if len(fields) != len(columns) and not _is_text(line):
         return f"{where}: not text; give tab-separated rows, plain or gzip-compressed, or a table with data.schema"
-    if len(fields) == 1 and line.count(b",") > 1:
-        return f"{where}: separated by commas, not tabs; of a table of your own, name its columns in data.schema=FILE"
+    if row == 1 and (form := _other_form(fields, name, len(columns), len(schema.dense))):
+        return f"{where}: {form}"
     if len(fields) != len(columns):
         column = columns[len(fields)] if len(fields) < len(columns) else columns[-1]
         if len(fields) < len(columns) and is_last:
@@ -161,6 +163,27 @@ def diagnose_row(line: bytes, name: str, row: int, schema: Schema, labelled: boo
         if fault:
             return f"{where}, column {column}: {_shown(field)} {fault}; correct or remove this row"
     return f"{where}: not readable as a row; correct or remove this row"
+
+
+def _other_form(fields: list[bytes], path: str, columns: int, numbers: int) -> str:
+    """What the first row of a file in another form is, and the remedy; or nothing.
+
+    columns, numbers: how many a row has.
+    """
+    commas = fields[0].count(b",")
+    if len(fields) > 1 and all(field[:1].isalpha() for field in fields[: 1 + numbers]):
+        return f"names of columns, which raw rows do without; remove it: {_copy_by('tail -n +2', path)}"
+    if len(fields) > 1 or commas < 2:
+        return ""
+    if commas == columns - 1:
+        return f"separated by commas, not tabs; convert the file: {_copy_by(TO_TABS, path)}"
+    return "separated by commas, not tabs; of a table of your own, name its columns in data.schema=FILE"
+
+
+def _copy_by(program: str, path: str) -> str:
+    """A shell's command that makes NEW of a file, plain or .gz."""
+    name = shlex.quote(path)
+    return f"gzip -dc {name} | {program} > NEW" if path.endswith(".gz") else f"{program} < {name} > NEW"
 
 
 def _is_text(line: bytes) -> bool:

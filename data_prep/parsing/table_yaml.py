@@ -1,5 +1,7 @@
 """The YAML file that says how to read a user's own table, checked against the table's files."""
 
+import difflib
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +20,8 @@ from data_prep.sources.discover import Source
 TEXTS = ("text", "any")  # kinds of columns that hold text; those of text and JSON are of any kind
 OF_TEXT = ("delimiter", "header", "decimal", "thousands", "missing")
 KEYS = {*OF_TEXT, "label", "dense", "sparse"}
+DELIMITERS = (";", "\t", "|", ",")
+LONGEST = 200  # characters of the columns' names in an error
 COLUMN_AND_RULE = re.compile(rf"(.*?\S)({RULE.pattern}|{TEXT_RULE.pattern})")
 
 
@@ -54,7 +58,7 @@ def load_table(path: Path, sources: tuple[Source, ...]) -> Table:
     table = replace(_table(path, document, names, header), names=names, format=form.name)
     row = "row 1: " if form.has_layout and header else ""
     for source, others in zip(sources, columns, strict=True):
-        _check_columns(path, table, f"{source.path}: {row}", others, _hint(form, source))
+        _check_columns(path, table, f"{source.path}: {row}", others, _hint(form, source, others))
         if row and others != first:
             raise UserError(f"{source.path}: row 1: other columns than in {sources[0].path}; give like files")
         for column in others:
@@ -84,11 +88,19 @@ def _merged(columns: Sequence[Sequence[Column]]) -> list[Column]:
     return [Column(name, kind) for name, kind in kinds.items()]
 
 
-def _hint(form: Format, source: Source) -> str:
-    """What else may be the reason that a column is not there."""
+def _hint(form: Format, source: Source, columns: Sequence[Column]) -> str:
+    """What else may be the reason that a column is not among those of a file."""
     if form.merges_columns:
         return ", or put a row that has it among the first of a file"
-    return ", or name JSON lines .jsonl" if suffix_of(source.name) == ".json" else ""
+    if suffix_of(source.name) == ".json":
+        return ", or name JSON lines .jsonl"
+    names = [column.name for column in columns]
+    delimiters = [delimiter for delimiter in DELIMITERS if len(names) == 1 and delimiter in names[0]]
+    if form.has_layout and delimiters:
+        return f", or write delimiter: {json.dumps(delimiters[0])} in the schema"
+    if form.has_layout and all(re.fullmatch(r"[-+]?[\d.]+", name) for name in names):
+        return ", or if the file has no names, write header: false and name columns by positions, from 0"
+    return ""
 
 
 def _check_columns(path: Path, table: Table, where: str, columns: Sequence[Column], hint: str) -> None:
@@ -96,8 +108,9 @@ def _check_columns(path: Path, table: Table, where: str, columns: Sequence[Colum
     names = [column.name for column in columns]
     for name in (table.label, *table.inputs):
         if name not in names:
-            hint = hint or (f", perhaps the delimiter, {table.delimiter!r} now" if len(names) == 1 else "")
-            raise UserError(f"{where}no column {name}, which {path} names; correct one of them{hint}")
+            text = ", ".join(names)
+            text = text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+            raise UserError(f"{where}no column {name}, which {path} names; it has {text}; correct one of them{hint}")
         if names.count(name) > 1:
             raise UserError(f"{where}two columns {name}; rename one of them")
 
@@ -151,9 +164,16 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: a directory; name the YAML file in data.schema") from error
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise UserError(f"{path}: not readable as YAML ({' '.join(str(error).split())}); see docs/data.md") from error
-    if not isinstance(document, dict) or not {"label", "sparse"} <= set(document) or set(document) - KEYS:
-        content = sorted(map(str, document)) if isinstance(document, dict) else document
-        raise UserError(f"{path}: keys {content}; label and sparse are needed, {sorted(KEYS)} are known")
+    if not isinstance(document, dict):
+        raise UserError(f"{path}: not a mapping; write one `key: value` a line, of which label and sparse are needed")
+    for key in map(str, document):
+        if key not in KEYS:
+            close = difflib.get_close_matches(key, KEYS, n=1)
+            remedy = f"did you mean {close[0]}?" if close else f"leave it out; known are {', '.join(sorted(KEYS))}"
+            raise UserError(f"{path}: key {key} is not known; {remedy}")
+    for key in ("label", "sparse"):
+        if key not in document:
+            raise UserError(f"{path}: lacks {key}; add it, as in docs/data.md")
     return document
 
 

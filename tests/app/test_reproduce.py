@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -105,6 +106,32 @@ def test_other_arguments_do_not_mix_with_what_is_there(tmp_path: Path, monkeypat
         pytest.raises(UserError, match="another process makes runs there"),
     ):
         call(monkeypatch, "seeds=2", "train.epochs=2", "optimizer.lr=0.1")
+
+
+def test_a_recipe_edited_between_seeds_is_refused_and_the_remedy_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    mine, again = tmp_path / "mine.yaml", ["seeds=2", "recipe=mine.yaml"]
+    before = "defaults:\n  - override /optimizer: adam\nrun.name: mine\ntrain.max_steps: 50\n"
+    mine.write_text(before)
+    write_seeds(tmp_path / "runs/mine", 2)
+    assert call(monkeypatch, *again) == 0
+    mine.write_text(f"# a comment changes nothing\n{before}")
+    assert call(monkeypatch, *again) == 0
+    for old, new in (("max_steps: 50", "max_steps: 60"), ("adam", "sgd")):
+        mine.write_text(before.replace(old, new))
+        with pytest.raises(UserError) as caught:
+            call(monkeypatch, *again)
+        message = str(caught.value)
+        assert message.startswith("out=runs/mine: recipe=mine.yaml has changed since its runs were made (")
+        assert new.replace(": ", "=") in message
+        (remedy,) = re.findall(r"cp \S+ [^\s,]+", message)
+        subprocess.run(remedy.split(), check=True)
+        assert call(monkeypatch, *again) == 0
+    (tmp_path / "runs/mine/recipe.yaml").unlink()
+    with pytest.raises(UserError, match="of which older versions kept no copy; give another out, or if"):
+        call(monkeypatch, *again)
 
 
 @pytest.mark.parametrize(

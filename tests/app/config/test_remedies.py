@@ -10,6 +10,7 @@ import pytest
 from app.config import CONFIG_DIR, AppConfig, EvaluateConfig, VerifyConfig, validate_new_run
 from app.config.commands import DoctorConfig, ExportConfig, RecommendConfig
 from app.data import prepare
+from app.record.reading import read_config
 from common.compose import compose_config
 from common.errors import UserError
 from tests.changed import changed
@@ -21,6 +22,9 @@ REMEDIES = {
     "batch": (["--batch-size=64"], r"did you mean (train\.global_batch_size)\?", ["{0}=64"]),
     "epochs": (["num_epochs=2"], r"did you mean (train\.epochs)\?", ["{0}=2"]),
     "dashes": (["--train.epochs=2"], r"keys have no dashes; write (\S+)$", ["{0}"]),
+    "dashes and a space": (["--train.epochs", "2"], r"keys have no dashes; write (\S+)$", ["{0}"]),
+    "a ready-made value": (["optimizer=Adam"], r"; did you mean (optimizer=adam)\?$", ["{0}"]),
+    "a recipe": (["recipe=quikstart"], r"; did you mean (recipe=quickstart)\?$", ["{0}"]),
     "data_prep's": (["data.split.metod=random"], r"did you mean (data\.split\.method)\?", ["{0}=random"]),
     "data_prep's, within": (
         ["data.prep.split.metod=random"],
@@ -129,6 +133,19 @@ def test_the_source_and_the_path_go_together(tmp_path: Path, dataset: Path) -> N
 def test_data_path_has_one_name_everywhere(schema: type, name: str, given: list[str]) -> None:
     for key in ("data.path", "data_path"):  # the second is of version 0.1
         assert compose_config(schema, CONFIG_DIR, [*given, f"{key}=x"], name).data.path == "x"
+
+
+def test_a_run_by_its_place_alone_or_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs/a").mkdir(parents=True)
+    (tmp_path / "runs/a/config.yaml").write_text("run: {name: a}\n")
+    with pytest.raises(UserError, match=r"runs/a: give it as run=runs/a$"):
+        compose_config(EvaluateConfig, CONFIG_DIR, ["runs/a"], "evaluate")
+    with pytest.raises(UserError, match=r"^run=a: .*; did you mean runs/a\?$"):
+        read_config(Path("a"))
+    assert read_config(Path("runs/a")) == {"run": {"name": "a"}}
+    with pytest.raises(UserError, match=r"^run=b: .*; give one, such as runs/quickstart$"):
+        read_config(Path("b"))
 
 
 NAMES = [

@@ -8,9 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from app.config import CONFIG_DIR, AppConfig
 from app.reproduction.convergence import check_convergence
 from app.reproduction.documents import Reproduction, read_reproduction
-from app.reproduction.seeds import changed_keys, figures_of_test, seeds_of, submit, training_arguments
+from app.reproduction.seeds import (
+    changed_keys,
+    figures_of_test,
+    seeds_of,
+    submit,
+    training_arguments,
+    with_copied_recipe,
+)
+from common.compose import compose_config
 from common.documents import encode
 from common.errors import UserError
 from tests.app.reproduction.runs import write_seeds, write_test
@@ -56,6 +65,19 @@ def test_arguments_of_training_are_handed_on(tmp_path: Path) -> None:
     words = ["train.epochs=2", "runtime.num_threads=1", *typed]
     assert training_arguments(given) == words
     assert {"train.epochs=2", "optimizer.name=adam", "optimizer.lr=0.1"} <= set(changed_keys(words))
+
+
+def test_runs_are_of_a_copy_of_a_recipes_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An edit of the file while seeds run, or wait in a queue, reaches none of them; nothing else is copied."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "my recipe.yaml"
+    path.write_text("run.name: mine\ntrain.epochs: 2\n")
+    arguments = with_copied_recipe(["optimizer.lr=0.1", "recipe='my recipe.yaml'"], Path("runs/mine"))
+    path.write_text("run.name: mine\ntrain.epochs: 3\n")
+    assert arguments[0] == "optimizer.lr=0.1"
+    assert compose_config(AppConfig, CONFIG_DIR, arguments).train.epochs == 2
+    assert with_copied_recipe(["recipe=quickstart"], Path("runs/other")) == ["recipe=quickstart"]
+    assert not Path("runs/other").exists()
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,16 @@
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from torchrec.distributed.planner.stats import _get_sharding_type_abbr
 
+from app.config.sharding import SHARDING_TYPES
 from app.sharding.documents import Forecast, PlanFile, PlannedTable, RankCost, WhatIf
 from app.sharding.forecast import plan_lines, what_if_lines
 
 WIDTH = 120
 NAMES = st.text("abcxyz_019", min_size=1, max_size=150)
 MS = st.floats(0, 1e4)
-TYPES = st.sampled_from(["data_parallel", "table_column_wise", "grid_shard"])
+TYPES = st.sampled_from(SHARDING_TYPES)
 
 
 def tables(draw: st.DrawFn, world_size: int) -> dict[str, PlannedTable]:
@@ -81,4 +83,24 @@ def test_what_if_fits(topology: str, problem: str, types: list[str]) -> None:
     assert max(map(len, lines)) <= WIDTH
     text = "".join("".join(lines).split())
     assert "".join(problem.split()) in text
-    assert ",".join(types) in text
+    assert ",".join(map(_get_sharding_type_abbr, types)) in text
+    assert all(f"{_get_sharding_type_abbr(name)}:{name}" in text for name in types)
+
+
+def test_the_types_of_a_plan_take_one_line() -> None:
+    """As in the plans of docs/plans.md, whose lines were twice as many when names stood in place of abbreviations."""
+    cost = RankCost(rank=0, device_bytes=1, host_bytes=0, lookup_ms=1, communication_ms=2, total_ms=3)
+    forecast = Forecast(fits=True, capacity_bytes=175 << 30, step_ms=1.3, headroom_bytes=120 << 30, imbalance=1.0)
+    case = WhatIf(
+        topology="mi300x",
+        nodes=1,
+        devices_per_node=8,
+        world_size=8,
+        global_batch_size=65_536,
+        forecast=forecast,
+        slowest=cost,
+        types="data_parallel 10, row_wise 1, table_wise 15",
+    )
+    _, _, row, legend = what_if_lines([case])
+    assert row.endswith("  DP 10, RW 1, TW 15")
+    assert legend == "DP: data_parallel, TW: table_wise, RW: row_wise"

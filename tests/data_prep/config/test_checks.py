@@ -1,6 +1,8 @@
 """Keys without effect, choices that cannot be, input of another kind: refused, in one line, before any work."""
 
 import gzip
+import re
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -86,6 +88,23 @@ def test_files_of_another_kind(tmp_path: Path, content: bytes, message: str) -> 
     (tmp_path / "file").write_bytes(content)
     with pytest.raises(UserError, match=message):
         make(tmp_path, raw=tmp_path / "file")
+
+
+@pytest.mark.parametrize("name", ["my rows.tsv", "rows.gz"])
+@pytest.mark.parametrize("fault", ["a header", "commas"])
+def test_the_command_that_repairs_a_file_works(tmp_path: Path, fault: str, name: str) -> None:
+    """Rows with the names of columns above them, or as a spreadsheet exports them."""
+    rows = oracle.make_rows(40, seed=0)
+    header = "\t".join(["label", *(f"I{number}" for number in range(13)), *(f"C{number}" for number in range(26))])
+    content = rows.replace(b"\t", b",") if fault == "commas" else header.encode() + b"\n" + rows
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    with pytest.raises(UserError) as error:
+        make(tmp_path, raw=tmp_path / name)
+    words = {"a header": "row 1: names of columns, which raw", "commas": "row 1: separated by commas, not tabs"}
+    assert words[fault] in str(error.value)
+    (command,) = re.findall(r"; (?:remove it|convert the file): (.* > NEW)$", str(error.value))
+    subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True)
+    assert (tmp_path / "NEW").read_bytes() == rows
 
 
 def test_new_rows_wrap_and_miss_as_the_dataset_s_do(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ CASES = {
     "too large": (with_row(33, replaced(13, b"3000000000")), ["row 33", "int_12", "32 bits"]),
     "empty line": (b"".join([*LINES[:20], b"\n", *LINES[20:]]), ["row 21", "empty line"]),
     "cut in mid-row": (b"".join(LINES[:30]) + LINES[30][:50], ["row 31", "cut off"]),
-    "a header": (b"label\t" + b"\t".join([b"x"] * 39) + b"\n" + GOOD, ["row 1", "label"]),
+    "a header": (b"label\t" + b"\t".join([b"x"] * 39) + b"\n" + GOOD, ["row 1", "names of columns"]),
     "empty file": (b"", ["empty file"]),
 }
 

@@ -199,6 +199,33 @@ def test_bad_rows(
     assert not (directory / "out" / "manifest.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("content", "remedy", "schema"),
+    [
+        (
+            "user;rating\n1;1\n2;0\n",
+            r'write delimiter: ";" in the schema$',
+            'delimiter: ";"\nlabel: rating\nsparse: [user]\n',
+        ),
+        ("1,1\n2,0\n", "write header: false and name columns by positions", "header: false\nlabel: 1\nsparse: [0]\n"),
+        (
+            "User,rating\n1,1\n2,0\n",
+            "no column user, .*; it has User, rating; correct",
+            "label: rating\nsparse: [User]\n",
+        ),
+    ],
+)
+def test_what_the_first_row_may_be_is_named_and_the_remedy_works(
+    tmp_path: Path, content: str, remedy: str, schema: str
+) -> None:
+    (tmp_path / "rows.csv").write_text(content)
+    (tmp_path / "schema.yaml").write_text("label: rating\nsparse: [user]\n")
+    with pytest.raises(UserError, match=remedy):
+        preprocess(config(*overrides(tmp_path)))
+    (tmp_path / "schema.yaml").write_text(schema)
+    assert preprocess(config(*overrides(tmp_path))).splits["train"].rows > 0
+
+
 def test_text_that_is_not_utf8(table: tuple[Path, list[dict[str, str]]]) -> None:
     directory, records = table
     (directory / "rows.csv").write_bytes(
@@ -212,12 +239,20 @@ def test_text_that_is_not_utf8(table: tuple[Path, list[dict[str, str]]]) -> None
     ("schema", "message"),
     [
         ("label: [", "not readable as YAML"),
-        ("label: rating", "label and sparse are needed"),
-        ("label: rating\nsparse: [user]\ncolour: red", "are known"),
+        ("label: rating", "lacks sparse; add it"),
+        ("- rating", "not a mapping; write one"),
+        ("lable: rating\nsparse: [user]", r"key lable is not known; did you mean label\?$"),
+        ("label: rating\nsparse: [user]\ncolour: red", "key colour is not known; leave it out; known are decimal, "),
         ("label: rating\nsparse: []", "sparse at least one"),
         ("label: rating\nsparse: [user, user]", "column user is named twice"),
-        ("label: stars\nsparse: [user]", "no column stars"),
-        ('delimiter: "\\t"\nlabel: rating\nsparse: [user]', r"no column rating, .*perhaps the delimiter, '\\t' now"),
+        (
+            "label: stars\nsparse: [user]",
+            f"no column stars, .*; it has {', '.join(HEADER)}; correct one of them$",
+        ),
+        (
+            'delimiter: "\\t"\nlabel: rating\nsparse: [user]',
+            r'no column rating, .*, or write delimiter: "," in the schema$',
+        ),
         ("label: 7\nsparse: [user]", "column 7: the file has 7 columns"),
         ("label: -1\nsparse: [user]", "-1 is not a column"),
         ("header: false\nlabel: 3\nsparse: [user]", "'user' is not a column; of these files columns are positions"),
