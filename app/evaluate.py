@@ -44,7 +44,7 @@ def main(config: EvaluateConfig) -> int:
         exact = replace(trained.runtime, precision=Precision.fp32)  # of all arithmetic but the rounding
         trained = replace(trained, runtime=exact)
     validate(trained)
-    split = config.split or ("test" if trained.model.hstu is None else "val")
+    split = config.split or trained.model.kind.eval_split
     with process_group.joined(trained, process_group.READING) as runtime:
         run = resume.open_checkpoint(directory, config.checkpoint, trained, runtime)
         if limit and not task_of(run.manifest).has_clicks:
