@@ -23,8 +23,9 @@ from app.metrics.documents import EvaluationFigures
 from app.runtime import process_group
 from app.runtime.platform import Runtime
 from app.scoring import served_model
-from app.training import predictor, resume, scores
+from app.training import predictor, resume
 from app.training.labels import require_task, task_of
+from app.training.recording import scores
 from app.training.resume import TrainedRun
 from common.documents import plain_object
 from common.errors import UserError

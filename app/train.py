@@ -31,9 +31,10 @@ from app.record.reading import read_summary
 from app.report.page import write_report
 from app.runtime import platform, process_group
 from app.trackers.run_trackers import require_clients
-from app.training import agreement, meta_build, scores, session
+from app.training import agreement, meta_build, session
 from app.training.labels import require_task
 from app.training.monitor import require_validation
+from app.training.recording import scores
 from app.training.run import TrainingRun
 from app.training.state import require_steps_left
 from common import signals

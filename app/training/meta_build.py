@@ -24,7 +24,7 @@ from app.record.documents import Dataset, RunManifest, TableSize
 from app.runtime.platform import Runtime
 from app.sharding import from_config
 from app.sharding.plan import tables_in_order
-from app.training import summary
+from app.training.recording import summary
 from common.cli import EXIT_DONE
 from common.errors import UserError
 from data_prep.dataset.event_schema import EventSchema

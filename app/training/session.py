@@ -25,7 +25,7 @@ from app.sharding.plan import Plan
 from app.training.build import sharded_model
 from app.training.labels import task_of
 from app.training.predictor import Predictor
-from app.training.table_figures import TableMeter
+from app.training.recording.table_figures import TableMeter
 from app.training.window import FiniteChecks
 from common.command import load
 from common.errors import UserError
