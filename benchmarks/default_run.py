@@ -161,8 +161,9 @@ def execute(case: Case, module: list[str], directory: Path) -> str:
 def window_rates(events: Sequence[dict[str, Any]], first: int) -> tuple[list[float], list[float]]:
     """Samples/s of the windows after step `first`: those in which nothing was written, and the others."""
     ends = {event["step"]: event["seconds"] for event in events if event["event"] == "train"}
+    # From the end of a checkpoint's step, after which an evaluation may come first, to the line that says it is whole.
     writes = [
-        (ends[event["step"]], ends[event["step"]] + event["stall_seconds"] + event["write_seconds"])
+        (ends[event["step"]], event["seconds"])
         for event in events
         if event["event"] == "checkpoint" and event["step"] in ends
     ]

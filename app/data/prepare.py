@@ -16,7 +16,14 @@ from app.config.data import FILES, own_files, preprocessing, source_of
 from common.cli import EXIT_BAD_INPUT, EXIT_STOPPED
 from common.errors import UserError
 from common.signals import Interrupted
-from data_prep.config.agreement import GENERATORS, compared_keys, first_difference, given_keys, keys_in_force
+from data_prep.config.agreement import (
+    GENERATORS,
+    compared_keys,
+    first_difference,
+    given_keys,
+    keys_in_force,
+    refuse_unused,
+)
 from data_prep.config.compose import PICKLED
 from data_prep.config.keys import PrepConfig, SyntheticConfig
 from data_prep.dataset.event_schema import EventSchema
@@ -49,8 +56,9 @@ def dataset_path(config: DataConfig) -> Path:
 def prepare(config: DataConfig) -> None:
     """Run data_prep if the configuration names raw files, or a source and no dataset.
 
-    data_prep itself leaves a dataset made from the same files with the same parameters as it is, and refuses
-    to replace another. It gets the signal that interrupts this process, and has stopped resumably before that goes on.
+    data_prep leaves a dataset made from the same files with the same parameters as it is, and refuses to replace
+    another; this process does that itself. What is to be made is made by one of its own, which gets the signal that
+    interrupts this one, and has stopped resumably before that goes on.
 
     Raises:
         UserError: a key that has no effect on a dataset that is there already; or there is nothing to make one from.
@@ -62,6 +70,12 @@ def prepare(config: DataConfig) -> None:
     if job is None:
         return
     _require_written(config)
+    if (Path(str(job.data.path)) / MANIFEST_NAME).exists() and not job.data.overwrite:
+        from data_prep.pipeline import preprocess  # with modules that runs without data of their own do without
+
+        refuse_unused(job, ("data",))
+        preprocess(job.data)
+        return
     process = subprocess.Popen(
         [sys.executable, "-m", "data_prep", PICKLED],
         env=_environment(),

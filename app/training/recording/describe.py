@@ -47,14 +47,16 @@ def describe_tables(session: Session) -> dict[str, TableSize]:
     bag_sizes = from_config.bag_sizes_of(session.config, session.root, session.manifest)
     features = {table.name: [arch.feature_of[key] for key in table.keys] for table in arch.tables}
     by_id = {table.name: table.by_id for table in arch.tables}  # its rows travel, not sums of them
+    # Each attribute of a sharded tensor takes a millisecond.
+    sizes = {name: (*weight.size(), weight.dtype.itemsize) for name, weight in table_weights(session.model)}
     return {
         name: TableSize(
             features=len(features[name]),
             by_id=by_id[name],
             ids_per_sample=sum(bag_sizes[feature] for feature in features[name]),
-            num_embeddings=weight.size(0),
-            embedding_dim=weight.size(1),
-            bytes=weight.size(0) * weight.size(1) * weight.dtype.itemsize,
+            num_embeddings=num_embeddings,
+            embedding_dim=embedding_dim,
+            bytes=num_embeddings * embedding_dim * itemsize,
         )
-        for name, weight in table_weights(session.model)
+        for name, (num_embeddings, embedding_dim, itemsize) in sizes.items()
     }
