@@ -23,8 +23,9 @@ from app.metrics.documents import EvaluationFigures
 from app.runtime import process_group
 from app.runtime.platform import Runtime
 from app.scoring import served_model
-from app.training import predictor, resume, scores
+from app.training import predictor, resume
 from app.training.labels import require_task, task_of
+from app.training.recording import scores
 from app.training.resume import TrainedRun
 from common.documents import plain_object
 from common.errors import UserError
@@ -44,7 +45,7 @@ def main(config: EvaluateConfig) -> int:
         exact = replace(trained.runtime, precision=Precision.fp32)  # of all arithmetic but the rounding
         trained = replace(trained, runtime=exact)
     validate(trained)
-    split = config.split or ("test" if trained.model.hstu is None else "val")
+    split = config.split or trained.model.kind.eval_split
     with process_group.joined(trained, process_group.READING) as runtime:
         run = resume.open_checkpoint(directory, config.checkpoint, trained, runtime)
         if limit and not task_of(run.manifest).has_clicks:

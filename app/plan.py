@@ -24,9 +24,9 @@ from app.config.published import published_tables
 from app.config.sharding import AUTO_SHARDING
 from app.config.train import with_batch_of_all
 from app.data import prepare
-from app.model.embeddings import SparseArch
-from app.model.hstu import EventArch
+from app.model.embeddings import TableArch
 from app.model.make import make_tables
+from app.model.tables import Features
 from app.runtime import platform, process_group
 from app.sharding import from_config, topology
 from app.sharding.documents import PlanFile, WhatIf
@@ -35,13 +35,11 @@ from app.sharding.plan import load_plan, tables_in_order
 from app.sharding.planner import table_choices
 from app.training.meta_build import published_schema
 from common.cli import EXIT_DONE
+from common.command import load
 from common.documents import encode
 from common.errors import UserError
 from common.files import write_atomically
-from data_prep.dataset.event_schema import EventSchema
-from data_prep.dataset.events import event_schema
 from data_prep.dataset.format import MANIFEST_NAME, load_manifest, mean_bag_sizes
-from data_prep.dataset.manifest import load_rows_manifest
 
 
 def main(config: PlanAppConfig) -> int:
@@ -75,14 +73,14 @@ def main(config: PlanAppConfig) -> int:
 
 
 def _planned(
-    config: PlanAppConfig, resolved: TopologyConfig, tables: SparseArch | EventArch, bag_sizes: Mapping[str, float]
+    config: PlanAppConfig, resolved: TopologyConfig, tables: TableArch, bag_sizes: Mapping[str, float]
 ) -> PlanFile:
     """The plan's file: the plan itself, its conditions, and its forecast."""
     config = replace(config, topology=resolved)
     device = _device(resolved)
     plan = from_config.decide(config, device, tables, bag_sizes)
     work = from_config.workload(config, resolved, tables, bag_sizes)
-    parts, name = tables_in_order(tables), config.optimizer.name
+    parts, name, notes = tables_in_order(tables), config.optimizer.name, config.model.kind.plan_notes
     choices = {}
     if config.sharding.plan is None:
         choices = from_config.choices(config.sharding, config.optimizer, parts, device, plan.world_size)
@@ -95,34 +93,15 @@ def _planned(
         global_batch_size=config.train.global_batch_size,
         optimizer=name.value,
         types=plan.summary(),
-        notes=_notes(config, tables, bag_sizes, work.local_batch_size),
+        notes=load(notes)(config, tables, bag_sizes, work.local_batch_size) if notes else [],
     )
-
-
-def _notes(
-    config: PlanAppConfig, tables: SparseArch | EventArch, bag_sizes: Mapping[str, float], local_batch_size: int
-) -> list[str]:
-    """What a forecast for a sequence model assumes and leaves out."""
-    if config.model.hstu is None or isinstance(tables, SparseArch):
-        return []
-    shared = next(table for table in tables.tables if len(table.keys) > 1)  # the items', of histories and candidates
-    around = sum(bag_sizes[key] for table in tables.tables if len(table.keys) == 1 for key in table.keys)
-    positions = around + sum(bag_sizes[key] for key in shared.keys)
-    gib = local_batch_size * positions * config.model.hstu.dim * 4 / topology.GIB
-    return [
-        f"every history is taken to have {bag_sizes[shared.keys[0]]:,.0f} events; give their mean as "
-        "data.events.history_length for mean times",
-        "every id is a row that is looked up and sent, also one that a batch has already",
-        f"attention, the dense layers and their memory are not estimated: {local_batch_size:,} samples of "
-        f"{positions:,.0f} positions a device, {gib:.1f} GiB for each fp32 vector of model.hstu.dim that a layer keeps",
-    ]
 
 
 def _what_if(
     config: PlanAppConfig,
     resolved: TopologyConfig,
     global_batch_size: int,
-    tables: SparseArch | EventArch,
+    tables: TableArch,
     bag_sizes: Mapping[str, float],
 ) -> WhatIf:
     """One line of the comparison: planned anew for that hardware and batch."""
@@ -175,43 +154,38 @@ def _resolved(topology_config: TopologyConfig) -> TopologyConfig:
     return replace(resolved, nodes=topology_config.nodes or 1, devices_per_node=count)
 
 
-def _tables(config: PlanAppConfig) -> tuple[SparseArch | EventArch, dict[str, float]]:
+def _tables(config: PlanAppConfig) -> tuple[TableArch, dict[str, float]]:
     """The tables, and mean ids a bag of each feature: as given, else the dataset's, else the recipe's as published.
 
     Raises:
         UserError: there is neither, or the numbers do not fit together.
     """
-    rows, events, means = _table_sizes(config)
-    sizes = from_config.bag_sizes(config, list(rows), means, events)
+    features, means = _table_sizes(config)
+    sizes = from_config.bag_sizes(config, features, means)
     if (given := config.plan.bag_sizes) is not None:
         if len(given) != len(sizes):
             raise UserError(f"plan.bag_sizes: {len(given)} given for {len(sizes)} features; give one for each")
         sizes = dict(zip(sizes, map(float, given), strict=True))
     multi_hot = [feature for feature, size in sizes.items() if size != 1]
-    return make_tables(config.model, rows, events, multi_hot), sizes
+    return make_tables(config.model, features._replace(multi_hot=multi_hot)), sizes
 
 
-def _table_sizes(config: PlanAppConfig) -> tuple[dict[str, int], EventSchema | None, dict[str, float]]:
-    """Rows of each table, of events their schema, and the mean ids a bag of a dataset's multi-hot features."""
-    given, root, by_rows = config.plan.num_embeddings, prepare.dataset_path(config.data), config.model.hstu is None
+def _table_sizes(config: PlanAppConfig) -> tuple[Features, dict[str, float]]:
+    """What the tables are made for, and the mean ids a bag of a dataset's multi-hot features."""
+    given, root, kind = config.plan.num_embeddings, prepare.dataset_path(config.data), config.model.kind
     published = given if isinstance(given, str) else config.data.published_tables
     if given is not None and not isinstance(given, str):
-        if not by_rows:
+        if not kind.has_plain_tables:
             raise UserError(
-                "plan.num_embeddings: rows alone are no tables of events; leave it out and give the "
+                f"plan.num_embeddings: rows alone are no tables of {kind.learns_from.name}; leave it out and give the "
                 "dataset's data.path, or plan.num_embeddings=mlperf_v4"
             )
         rows = dict(given) if isinstance(given, dict) else {f"cat_{i}": count for i, count in enumerate(given)}
-        return rows, None, {}
+        return Features(rows), {}
     if given is None and (root / MANIFEST_NAME).is_file():
-        if by_rows:
-            manifest = load_rows_manifest(root)
-            return manifest.num_embeddings, None, mean_bag_sizes(root, manifest)
         manifest = load_manifest(root)
-        return manifest.num_embeddings, event_schema(root, manifest), {}
+        manifest.require_kind(root, kind.learns_from)
+        return Features(manifest.num_embeddings, events=manifest.events), mean_bag_sizes(root, manifest)
     if published is None:
-        instead = (
-            "rows of each table, such as [1000,7], or mlperf_v2" if by_rows else "mlperf_v4, or data.path of events"
-        )
-        raise UserError(f"plan.num_embeddings=null: {root} is not a dataset; give {instead}")
-    return published_tables(published), published_schema(published, config.model), {}
+        raise UserError(f"plan.num_embeddings=null: {root} is not a dataset; give {kind.instead_of_sizes}")
+    return Features(published_tables(published), events=published_schema(published, config.model)), {}

@@ -36,6 +36,7 @@ from app.training.labels import task_of
 from app.training.predictor import Predictor
 from app.training.resume import TrainedRun
 from common.cli import EXIT_DONE
+from common.command import load
 from common.errors import UserError
 from common.files import write_atomically
 from data_prep.dataset.event_schema import FLAG_BIT, EventSchema
@@ -66,10 +67,10 @@ def main(config: RecommendConfig) -> int:
     trained = resume.trained_config(directory, config.runtime, config.data.path)
     validate(trained)
     require_own_scores(trained.model, "recommend")
-    score = _score_rows if trained.model.hstu is None else _score_items
+    score = load(trained.model.kind.rank)
     with process_group.joined(trained, process_group.READING) as runtime:
         run = resume.open_checkpoint(directory, config.checkpoint, trained, runtime)
-        scored = score(config, trained, run, runtime)
+        scored: Scored = score(config, trained, run, runtime)
         _require_finite(scored.logits)
         has_clicks = task_of(run.manifest).has_clicks
         ranked = ranking.rank(*scored[:-1], has_clicks)
@@ -100,9 +101,13 @@ def _load(trained: AppConfig, run: TrainedRun, runtime: Runtime) -> Predictor:
     return predictor.load(run.path, trained, runtime, run.root, run.manifest)
 
 
-def _score_items(config: RecommendConfig, trained: AppConfig, run: TrainedRun, runtime: Runtime) -> Scored:
-    """Items after the events of one user in a dataset of events."""
-    history = EventLog(run.root, run.manifest, trained.data, trained.model.hstu)
+def score_items(config: RecommendConfig, trained: AppConfig, run: TrainedRun, runtime: Runtime) -> Scored:
+    """Items after the events of one user in a dataset of events.
+
+    Raises:
+        UserError: items or a user that the log does not have, or no user.
+    """
+    history = events.open_log(run.root, run.manifest, trained)
     schema, arrays = history.schema, history.events
     keys, ids = known_items(run.root, run.manifest, arrays)
     if config.candidates == ALL:
@@ -185,8 +190,12 @@ def _history(config: RecommendConfig, history: EventLog, candidates: NewRows) ->
     return index, end, time
 
 
-def _score_rows(config: RecommendConfig, trained: AppConfig, run: TrainedRun, runtime: Runtime) -> Scored:
-    """New rows, encoded as the dataset was."""
+def score_rows(config: RecommendConfig, trained: AppConfig, run: TrainedRun, runtime: Runtime) -> Scored:
+    """New rows, encoded as the dataset was.
+
+    Raises:
+        UserError: a time is given, or the rows lack a column or have an invalid value.
+    """
     if config.time is not None:
         raise UserError(f"time={config.time}: is of datasets of events, and {run.root} holds rows; leave it out")
     encoder = Encoder.load(run.root)

@@ -21,7 +21,7 @@ from pathlib import Path
 from app.baselines.after_training import add_baselines, require_possible
 from app.checkpoint import files
 from app.config import AppConfig, DataConfig
-from app.config.hstu import require_attention
+from app.config.model import validate_device
 from app.config.runtime import require_graphs
 from app.config.train import with_batch_of_all
 from app.data import prepare
@@ -31,9 +31,10 @@ from app.record.reading import read_summary
 from app.report.page import write_report
 from app.runtime import platform, process_group
 from app.trackers.run_trackers import require_clients
-from app.training import agreement, meta_build, scores, session
+from app.training import agreement, meta_build, session
 from app.training.labels import require_task
 from app.training.monitor import require_validation
+from app.training.recording import scores
 from app.training.run import TrainingRun
 from app.training.state import require_steps_left
 from common import signals
@@ -116,7 +117,7 @@ def _train(config: AppConfig, runtime: platform.Runtime, record: RunDirectory, b
 
 def _set_up(config: AppConfig, runtime: platform.Runtime, record: RunDirectory, began: float) -> TrainingRun | None:
     """Everything before the first step; None if there is nothing left to train. Raises Interrupted at a signal."""
-    require_attention(config.model.hstu, runtime.device.type)
+    validate_device(config.model, runtime.device.type)
     require_graphs(config.runtime, runtime.device.type)
     runtime.on_rank_0(record.open)
     agreement.require_shared(record.path, runtime, config.runtime.timeout_minutes)
@@ -126,7 +127,8 @@ def _set_up(config: AppConfig, runtime: platform.Runtime, record: RunDirectory, 
     manifest, shared = agreement.load_same_manifest(root, runtime, made)
     prepare.require_agreement(config.data, manifest)
     require_task(config, root, manifest)
-    if not manifest.is_events:
+    has_windows = bool(manifest.kind.windows)  # whose rows are known once the log is open
+    if not has_windows:
         if manifest.has_given_splits:
             find_split(root, manifest, config.eval.split)  # which names the key of its files
         evaluated = manifest.splits.get(config.eval.split)
@@ -141,7 +143,7 @@ def _set_up(config: AppConfig, runtime: platform.Runtime, record: RunDirectory, 
     for line in [*([] if unseen is None else [unseen]), *misleading_sentences(manifest.extra)]:
         log.warning("%s: %s", root, line)
     run = TrainingRun(session.build(resolved(config, runtime, root, manifest), runtime, root, manifest), record, began)
-    if manifest.is_events:
+    if has_windows:
         require_validation(config, run.session.split_rows()[config.eval.split])
     if start is not None:
         run.restore(Path(start))

@@ -10,10 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-try:
-    from isal.isal_zlib import crc32
-except ImportError:
-    from zlib import crc32
+from isal.isal_zlib import crc32
 
 READ_BYTES = 1 << 18
 

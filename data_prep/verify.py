@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.cli import EXIT_DONE
+from common.command import load
 from common.errors import UserError
 from common.files import FileDigest
 from data_prep.config.agreement import refuse_unused
 from data_prep.config.keys import PrepConfig, dataset_path
 from data_prep.dataset.bags import Bags
-from data_prep.dataset.events import verify_events
 from data_prep.dataset.format import (
     MANIFEST_NAME,
     REMEDY,
@@ -54,10 +54,7 @@ def verify_dataset(root: Path) -> Manifest:
     manifest = load_manifest(root)
     vocabulary = manifest.encoding.get("vocabulary", {})
     _refuse_strangers(root, manifest, vocabulary)
-    if manifest.is_events:
-        verify_events(root, manifest)
-    else:
-        _verify_rows(root, manifest)
+    load(manifest.kind.verify)(root, manifest)
     for feature, entry in vocabulary.items():
         verify_file(vocabulary_path(root, feature), FileDigest(entry["bytes"], entry["sha256"]))
     verify_texts(root, manifest)
@@ -65,8 +62,12 @@ def verify_dataset(root: Path) -> Manifest:
     return manifest
 
 
-def _verify_rows(root: Path, manifest: Manifest) -> None:
-    """Check the shards of all splits, and the label rates."""
+def verify_rows(root: Path, manifest: Manifest) -> None:
+    """Check the shards of all splits of rows, and the label rates.
+
+    Raises:
+        UserError: naming the first bad file, row and column.
+    """
     positives, has_rate = 0, manifest.label_kind is LabelKind.click
     for name, split in manifest.splits.items():
         ones = sum(_verify_shard(root, name, shard, manifest) for shard in split.shards)
@@ -155,8 +156,8 @@ def main(config: PrepConfig) -> int:
     root = dataset_path(config.data)
     manifest = verify_dataset(root)
     shards = sum(len(split.shards) for split in manifest.splits.values())
-    what = "events" if manifest.is_events else "rows"
     print(
-        f"{root}: {manifest.rows:,} {what} in {shards} shards are as the manifest says (digest {manifest.digest[:12]}…)"
+        f"{root}: {manifest.rows:,} {manifest.kind.name} in {shards} shards are as the manifest says "
+        f"(digest {manifest.digest[:12]}…)"
     )
     return EXIT_DONE

@@ -38,8 +38,8 @@ def require_possible(config: AppConfig) -> None:
 
 
 def _obstacle(config: AppConfig) -> str | None:
-    if config.model.hstu is not None:
-        return "baselines are of rows, and this model learns from events; give baselines=false"
+    if obstacle := config.model.kind.obstacle_to_baselines:
+        return obstacle
     if config.data.negatives.per_positive is not None:
         return f"{POSITIVES_ALONE}; give baselines=false"
     if importlib.util.find_spec("sklearn") is None:

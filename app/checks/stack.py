@@ -13,9 +13,8 @@ from common.documents import decode
 
 PYTHONS = ((3, 10), (3, 12))
 FBGEMM_NAMES = ("fbgemm-gpu", "fbgemm-gpu-cpu", "fbgemm-gpu-genai", "fbgemm-gpu-nightly", "fbgemm-gpu-nightly-cpu")
-NEEDED = ("torch", "torchrec", "numpy", "hydra-core", "omegaconf", "numba", "tqdm")
+NEEDED = ("torch", "torchrec", "numpy", "hydra-core", "omegaconf", "numba", "tqdm", "isal")
 USED = {
-    "isal": ".gz files are inflated several times slower",
     "pyarrow": "Parquet files cannot be read",
     "tensorboard": "runs write no TensorBoard scalars",
     "distributed": "data.scheduler cannot be used",
@@ -104,57 +103,11 @@ def _minor(version: str) -> int | None:
     return int(release[2]) if release else None
 
 
-# Run in a process of its own, which a broken package may crash.
-PROBE = """
-import json, sys
-import torch, fbgemm_gpu, torchrec
-from fbgemm_gpu.split_table_batched_embeddings_ops_common import ComputeDevice, EmbeddingLocation
-from fbgemm_gpu.split_table_batched_embeddings_ops_training import SplitTableBatchedEmbeddingBagsCodegen as Tables
-import torch.distributed as dist
-
-def lookup(device):
-    on_gpu = device.type == "cuda"
-    location = (EmbeddingLocation.DEVICE, ComputeDevice.CUDA) if on_gpu else (EmbeddingLocation.HOST, ComputeDevice.CPU)
-    tables = Tables([(8, 4, *location)], device=device)
-    with torch.no_grad():
-        for weight in tables.split_embedding_weights():
-            weight.fill_(0.5)
-    ids, offsets = torch.tensor([1, 2, 3], device=device), torch.tensor([0, 1, 3], device=device)
-    pooled = tables(ids, offsets)
-    if pooled.tolist() != [[0.5] * 4, [1.0] * 4]:
-        raise RuntimeError(f"bags of 1 and 2 rows of 0.5 were looked up as {pooled.tolist()}")
-    torch.nn.Linear(4, 4, device=device)(pooled).sum().backward()
-
-def attempt(device):
-    try:
-        lookup(torch.device(device))
-        return None
-    except Exception as error:
-        return f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
-
-devices = []
-for index in range(torch.cuda.device_count()):
-    properties = torch.cuda.get_device_properties(index)
-    devices.append({
-        "name": properties.name, "memory": properties.total_memory,
-        "architecture": getattr(properties, "gcnArchName", None) or f"sm_{properties.major}{properties.minor}",
-        "fault": attempt(f"cuda:{index}"),
-    })
-json.dump({
-    "cuda": torch.version.cuda, "hip": torch.version.hip, "kernels": torch.cuda.get_arch_list(),
-    "cpu_fault": attempt("cpu"), "devices": devices,
-    "nccl": ".".join(map(str, torch.cuda.nccl.version())) if dist.is_nccl_available() and devices else None,
-    "gloo": dist.is_gloo_available(),
-}, sys.stdout)
-"""
-
-
 def probe_stack() -> tuple[Check, Probe | None]:
     """Import the stack and look up a few rows, in a process of its own; returns its findings, None if it crashed."""
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=PROBE_SECONDS, check=False
-        )
+        command = [sys.executable, "-m", "app.checks.stack_probe"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False)
     except subprocess.TimeoutExpired:
         return fail("import", f"not done after {PROBE_SECONDS} s", "look for a hanging driver or file system"), None
     if done.returncode:

@@ -49,7 +49,7 @@ from app.config.train import (
     validate_new_name,
     validate_train,
 )
-from app.kinds.metrics import GROUPS, USERS
+from app.kinds.metrics import GROUPS
 from common.compose import as_today, convert
 from common.errors import UserError
 from common.keys import check_keys, key
@@ -161,9 +161,9 @@ def validate(config: AppConfig) -> None:
         require_dlrm(config.model, f"data.negatives.per_positive={config.data.negatives.per_positive}")
     if config.eval.group_by is not None:
         require_dlrm(config.model, f"eval.group_by={config.eval.group_by}")
-    over = USERS if config.model.hstu is not None else GROUPS if config.eval.group_by is not None else ""
+    over = config.model.kind.over if config.eval.group_by is None else GROUPS
     validate_monitor(config.train, config.checkpoint, cuts_rate, over)
-    require_source(config.data, config.model.hstu is not None)
+    require_source(config.data, config.model.kind)
     require_eval_split(config.data, config.eval.split)
     _validate_last_batch(config)
     _validate_batch_norm(config)

@@ -6,12 +6,14 @@ from enum import Enum
 from typing import Any
 
 from app.config.published import published_tables
+from app.kinds.models import ModelKind
 from common.errors import UserError
 from common.keys import key, keys_of
 from data_prep.config import keys
 from data_prep.config.checks import refuse_given_splits
 from data_prep.config.compose import compose_data
 from data_prep.config.keys import SyntheticConfig
+from data_prep.dataset.kinds import EVENT_LOG, ROWS
 from data_prep.dataset.manifest import SPLITS
 from data_prep.dataset.multi_hot import MultiHot
 from data_prep.dataset.options import DataSource
@@ -225,17 +227,15 @@ def require_eval_split(data: DataConfig, split: str) -> None:
     raise UserError(f"eval.split={split}: data.{split} is not given; give it, or eval.split={usable}")
 
 
-def require_source(data: DataConfig, events: bool) -> None:
-    """Refuse to make a dataset of the kind that the model does not learn from. Raises UserError."""
+def require_source(data: DataConfig, model: ModelKind) -> None:
+    """Refuse to make a dataset of a kind that the model does not learn from. Raises UserError."""
     source = source_of(data)
-    if source in (None, "local") or str(source).startswith(OF_EVENTS) == events:
-        return
-    if events:
+    made, needed = EVENT_LOG if str(source).startswith(OF_EVENTS) else ROWS, model.learns_from
+    if source not in (None, "local") and made is not needed:
         raise UserError(
-            f"data.source={source}: makes rows, and model=hstu learns from events; give "
-            "data.source=synthetic_events data.path=data/synthetic_events"
+            f"data.source={source}: makes {made.name}, and {model.label} learns from {needed.name}; give "
+            f"{model.instead_of_source}"
         )
-    raise UserError(f"data.source={source}: makes events, and DLRM learns from rows; give model=hstu")
 
 
 def preprocessing(data: DataConfig) -> keys.DataConfig:

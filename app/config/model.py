@@ -3,8 +3,9 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
-from app.config.hstu import HSTUConfig
+from app.config.hstu import HSTUConfig, require_attention
 from app.config.tables import TablesConfig, validate_tables
+from app.kinds.models import DLRM, MODELS, ModelKind
 from common.errors import UserError
 from common.keys import MISSING, key, shown
 
@@ -108,13 +109,19 @@ class ModelConfig:
     tables: TablesConfig = field(default_factory=TablesConfig)
     hstu: HSTUConfig | None = key(None, "the sequence model, over a dataset of events; null: DLRM, over rows")
 
+    @property
+    def kind(self) -> ModelKind:
+        """The kind whose settings are given."""
+        others = (kind for kind in MODELS if kind.section and getattr(self, kind.section) is not None)
+        return next(others, DLRM)
+
 
 def validate_model(model: ModelConfig) -> None:
     """Raises UserError for values that cannot work."""
     if model.embedding_dim < 1:
         raise UserError(f"model.embedding_dim={model.embedding_dim}: must be at least 1")
-    if model.hstu is not None:
-        _validate_beside_hstu(model)
+    if model.kind.section:
+        _refuse_settings_beside(model, model.kind.section)
         return
     _validate_dense_arch(model)
     _validate_over_arch(model)
@@ -130,23 +137,26 @@ def validate_model(model: ModelConfig) -> None:
     validate_tables(model.tables, model.embedding_dim)
 
 
-def _validate_beside_hstu(model: ModelConfig) -> None:
-    """DLRM's own settings would do nothing."""
-    usual = ModelConfig(embedding_dim=model.embedding_dim, dense_arch=[], over_arch=[], hstu=model.hstu)
+def _refuse_settings_beside(model: ModelConfig, section: str) -> None:
+    """Raises UserError for DLRM's own settings, which would do nothing beside those of another kind."""
+    usual = ModelConfig(embedding_dim=model.embedding_dim, dense_arch=[], over_arch=[])
     for name, value in vars(usual).items():
-        if getattr(model, name) != value:
+        if name != section and getattr(model, name) != value:
             raise UserError(
-                f"model.{name}: is DLRM's and has no effect with model.hstu; leave it out, and give "
-                "model=hstu for the sequence model"
+                f"model.{name}: is DLRM's and has no effect with model.{section}; leave it out, and give "
+                f"model={section} for the sequence model"
             )
+
+
+def validate_device(model: ModelConfig, device_type: str) -> None:
+    """Raises UserError if the model cannot be computed on such a device as configured."""
+    require_attention(model.hstu, device_type)
 
 
 def require_dlrm(model: ModelConfig, what: str) -> None:
     """Refuse what only DLRM can do. Raises UserError."""
-    if model.hstu is not None:
-        raise UserError(
-            f"model=hstu: {what} is for DLRM alone so far; train, evaluate, recommend, plan and verify know HSTU"
-        )
+    if model.kind.commands:
+        raise UserError(f"{model.kind.label}: {what} is for DLRM alone so far; {model.kind.commands}")
 
 
 def require_own_scores(model: ModelConfig, what: str) -> None:

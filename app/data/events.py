@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from app.config import DataConfig
+from app.config import AppConfig, DataConfig
 from app.config.data import AnchorOrder, CandidateTime, HistoryKind, WindowRest
 from app.config.hstu import AttentionScale, HSTUConfig
 from app.data.anchors import Anchors
 from app.data.batch import Batch, Sequences, layout_of
 from app.data.histories import Histories, HistoryRule, gather_histories, hash_rows, longest_history, wrong_item
-from app.data.shards import TRAIN, file_stamp, require_split_of_events, require_unchanged
+from app.data.shards import TRAIN, file_stamp, require_unchanged, require_window
 from app.runtime.background import background_thread
 from common.errors import UserError
 from data_prep.dataset.bags import offsets_of
@@ -67,7 +67,8 @@ class EventLog:
             UserError: a file differs from the manifest, or there is nothing to train on or to evaluate.
         """
         hstu = hstu or HSTUConfig()
-        self.schema = schema = event_schema(root, manifest)
+        self._manifest, self.schema = manifest, event_schema(root, manifest)
+        schema = self.schema
         self.events, self.config, self._sizes = open_events(root, manifest), config.events, manifest.num_embeddings
         shard = manifest.splits[EVENTS].shards[0]
         mapped = [shard_path(root, EVENTS, shard.name, kind) for kind in ("items", "times", "flags")]
@@ -111,7 +112,7 @@ class EventLog:
         Raises:
             UserError: there is no such split.
         """
-        require_split_of_events(name)
+        require_window(self._manifest, name)
         end = self.eval_window
         if name == TRAIN:
             self._log_counts()
@@ -330,3 +331,8 @@ def _ahead(make: Callable[[int], Batch], numbers: range) -> Iterator[Batch]:
             batch = pending.pop().result()
             pending = [pool.submit(make, number + 1)] if number + 1 < numbers.stop else []
             yield batch
+
+
+def open_log(root: Path, manifest: Manifest, config: AppConfig) -> EventLog:
+    """A dataset of events as a run reads it. Raises UserError as `EventLog` does."""
+    return EventLog(root, manifest, config.data, config.model.hstu)

@@ -28,6 +28,7 @@ from data_prep.config.compose import PICKLED
 from data_prep.config.keys import PrepConfig, SyntheticConfig
 from data_prep.dataset.event_schema import EventSchema
 from data_prep.dataset.format import MANIFEST_NAME, Manifest, load_manifest
+from data_prep.dataset.kinds import EVENT_LOG, ROWS, DatasetKind
 from data_prep.parsing.event_yaml import load_event_schema, schema_path
 from data_prep.published.sets import SETS
 
@@ -104,6 +105,11 @@ def _require_written(config: DataConfig) -> None:
     name, train = config.published_tables, config.train
     if name in SETS and isinstance(train, str) and train == f"data/{name}/train.csv" and not Path(train).exists():
         raise UserError(f"{train}: no such file; python -m data_prep.published name={name} fetches and writes it")
+
+
+def published_kind(name: str) -> DatasetKind:
+    """The kind of the data that published table sizes are of."""
+    return EVENT_LOG if name in SCHEMAS else ROWS
 
 
 def published_events(name: str) -> EventSchema | None:

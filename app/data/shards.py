@@ -17,14 +17,12 @@ from common.jit import Int, jit, prefetch
 from data_prep.dataset.bags import Bags, join
 from data_prep.dataset.format import Manifest, ShardArrays, open_shard, shard_path, verify_shard
 from data_prep.dataset.format import Split as SplitEntry
-from data_prep.dataset.manifest import EVENTS
 from data_prep.dataset.multi_hot import TABLES_DIRECTORY, verify_tables
 from data_prep.dataset.options import LabelKind
 
 log = logging.getLogger("clickwork")
 
 TRAIN = "train"
-SPLITS_OF_EVENTS = (TRAIN, "val")
 VERIFY_AUTO_BYTES = 4 << 30
 OPEN_SHARDS = 64  # a dataset may have more of them than a process may have open files
 LINE_VALUES, PREFETCHED_ROWS = 16, 12  # values of 4 bytes in a cache line; rows asked for ahead
@@ -221,9 +219,9 @@ def find_split(root: Path, manifest: Manifest, name: str) -> SplitEntry:
     return manifest.splits[name]
 
 
-def require_split_of_events(name: str) -> None:
+def require_window(manifest: Manifest, name: str) -> None:
     """Of a dataset of events, splits are windows of time. Raises UserError if there is none of this name."""
-    if name not in SPLITS_OF_EVENTS:
+    if name not in manifest.kind.windows:
         raise UserError(
             f"no split {name!r}: a dataset of events has train and val, the window that data.events.eval_window chooses"
         )
@@ -254,10 +252,10 @@ def verify_splits(root: Path, manifest: Manifest, names: list[str], config: Data
         UserError: names the first file that differs.
     """
     when = config.verify
-    if manifest.is_events:
+    if manifest.kind.windows:
         for name in names:
-            require_split_of_events(name)
-        names = [EVENTS]
+            require_window(manifest, name)
+        names = [*manifest.splits]
     shards = [(name, shard) for name in names for shard in find_split(root, manifest, name).shards]
     size = sum(file.bytes for _, shard in shards for file in shard.files.values())
     if _is_verified(root, when, size):

@@ -12,6 +12,7 @@ gives its equal part of every global batch: a process permutes the windows of it
 from collections.abc import Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from app.config import DataConfig
+from app.config import AppConfig, DataConfig
 from app.config.data import multi_hot_bags
 from app.data.batch import Batch, BatchBuilder, RowArrays, join_rows
 from app.data.negatives import DrawnNegatives
@@ -230,3 +231,15 @@ class BatchMaker:
     def of_size(self, local_batch_size: int) -> BatchBuilder:
         """For batches of this size, padded at the end."""
         return BatchBuilder(self._features, local_batch_size, self._ragged, self._tables)
+
+
+class RowSplits:
+    """A dataset of rows as a run reads it."""
+
+    def __init__(self, root: Path, manifest: Manifest, config: AppConfig) -> None:
+        """Nothing is opened yet."""
+        self._open = partial(SplitReader, root, manifest, config=config.data, drop_last=config.train.drop_last)
+
+    def split(self, name: str, rank: int, world_size: int) -> SplitReader:
+        """A split as process `rank` of `world_size` reads it. Raises UserError as `SplitReader` does."""
+        return self._open(name, rank=rank, world_size=world_size)

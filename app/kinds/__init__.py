@@ -1,1 +1,1 @@
-"""Kinds by name, a row each: optimizers, schedules, metrics, tasks, trackers. Libraries are text, loaded where used."""
+"""Kinds by name, a row each: models, optimizers, schedules, metrics, tasks, trackers; types of libraries are text."""

@@ -42,13 +42,23 @@ class Vectors(NamedTuple):
     order: Order = None
 
 
-class SparseArch(nn.Module):
+class TableArch(nn.Module):
+    """Tables and their lookup.
+
+    Attributes:
+        tables: weight matrices, in the order of their declaration.
+        feature_of: by key of a table's ids, the feature that they are derived from.
+    """
+
+    tables: list[TableSpec]
+    feature_of: dict[str, str]
+
+
+class SparseArch(TableArch):
     """Lookup, pooling, and projection to vectors of one width.
 
     Attributes:
         feature_names: F, in the order of the vectors that come out.
-        tables: weight matrices, in the order of their declaration.
-        feature_of: by key of a table's ids, the feature that they are derived from.
         bags: the tables whose lookup pools the rows; None if there is none.
         rows: the others, one collection for each width.
     """

@@ -1,40 +1,35 @@
-"""The model that a configuration names: DLRM over rows, or HSTU over events."""
+"""The model that a configuration names, and its tables, by the functions in its row of app.kinds.models."""
 
-from collections.abc import Collection, Mapping
+from torch import nn
 
 from app.config import ModelConfig
 from app.model.dlrm import DLRM
-from app.model.embeddings import SparseArch, make_sparse_arch
-from app.model.hstu import HSTU, EventArch, EventKeys, make_event_arch
-from data_prep.dataset.event_schema import EventSchema
+from app.model.embeddings import SparseArch, TableArch, make_sparse_arch
+from app.model.tables import Features
+from common.command import load
 
 
-def make_tables(
-    config: ModelConfig,
-    num_embeddings: Mapping[str, int],
-    events: EventSchema | None,
-    multi_hot: Collection[str] | None = None,
-    initial: bool = True,
-) -> SparseArch | EventArch:
-    """The model's tables, on the meta device. `events`: of a dataset of events; others as `make_sparse_arch` has them.
+def make_tables(config: ModelConfig, features: Features, initial: bool = True) -> TableArch:
+    """The model's tables, on the meta device. initial: read initial row weights from their files.
 
     Raises:
         UserError: as `make_sparse_arch` does.
     """
-    if events is None:
-        return make_sparse_arch(config, num_embeddings, multi_hot, initial)
-    return make_event_arch(config, num_embeddings, EventKeys.of(events))
+    tables: TableArch = load(config.kind.tables)(config, features, initial)
+    return tables
 
 
-def make_model(
-    config: ModelConfig,
-    tables: SparseArch | EventArch,
-    num_dense: int,
-    num_sparse: int,
-    events: EventSchema | None,
-    num_tasks: int = 1,
-) -> DLRM | HSTU:
-    """The model around its tables; the numbers of dense and sparse features are of rows."""
-    if events is None or config.hstu is None:
-        return DLRM(config, num_dense, num_sparse, tables)
-    return HSTU(config.hstu, tables, config.embedding_dim, EventKeys.of(events), num_tasks)
+def make_model(config: ModelConfig, tables: TableArch, features: Features) -> nn.Module:
+    """The model around its tables."""
+    model: nn.Module = load(config.kind.model)(config, tables, features)
+    return model
+
+
+def tables_of_rows(config: ModelConfig, features: Features, initial: bool) -> SparseArch:
+    """Those of DLRM."""
+    return make_sparse_arch(config, features.num_embeddings, features.multi_hot, initial)
+
+
+def dlrm(config: ModelConfig, tables: TableArch, features: Features) -> DLRM:
+    """DLRM around its tables."""
+    return DLRM(config, features.num_dense, len(features.num_embeddings), tables)

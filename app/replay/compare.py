@@ -13,7 +13,7 @@ from torch import Tensor
 from app.checkpoint.model_state import local_tensors, read_tensors, stage, tensors_of
 from app.metrics.timing import StepTimer
 from app.training.checkpointer import Checkpointer
-from app.training.recorder import Recorder
+from app.training.recording.recorder import Recorder
 from app.training.session import Session
 from app.training.state import RunState
 from common.documents import Json

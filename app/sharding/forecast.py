@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torchrec.distributed.planner.types import ShardingOption
 
-from app.model.embeddings import SparseArch
-from app.model.hstu import EventArch
+from app.model.embeddings import TableArch
 from app.sharding.documents import Forecast, PlanFile, PlannedTable, RankCost, WhatIf
 from app.sharding.plan import Plan, TablePlan, tables_in_order
 from app.sharding.planner import Choice, Estimate, Workload, estimate_shard, estimates, sharding_options
@@ -29,7 +28,7 @@ _LEAST_OF_FIRST, _LEAST_OF_LAST = 8, 24
 
 
 def forecast_plan(
-    model: SparseArch | EventArch,
+    model: TableArch,
     plan: Plan,
     workload: Workload,
     choices: Mapping[str, Choice],

@@ -11,19 +11,18 @@ from app.config import AppConfig, OptimizerConfig, ShardingConfig, TopologyConfi
 from app.config.data import multi_hot_bags
 from app.config.sharding import AUTO_SHARDING, refuse_columns, with_default_types
 from app.config.tables import Storage
-from app.model.embeddings import SparseArch
-from app.model.hstu import EventArch, EventKeys
-from app.model.tables import FBGEMM_MULTIPLE, TableSpec
+from app.model.embeddings import TableArch
+from app.model.tables import FBGEMM_MULTIPLE, Features, TableSpec
 from app.optimizer.build import has_fused
 from app.runtime.platform import Runtime
 from app.sharding import topology
 from app.sharding.documents import PlanFile
 from app.sharding.plan import Plan, read_plan, tables_in_order
 from app.sharding.planner import Choice, Workload, place_tables, search, table_choices
+from common.command import load
 from common.documents import decode, encode
 from common.errors import UserError
 from common.keys import shown
-from data_prep.dataset.event_schema import EventSchema
 from data_prep.dataset.format import Manifest, mean_bag_sizes
 
 log = logging.getLogger("clickwork")
@@ -31,9 +30,7 @@ log = logging.getLogger("clickwork")
 MAX_REPLICATED = 1 << 26  # parameters in tables that torch updates; with gradient and moments 1 GiB
 
 
-def plan_for(
-    config: AppConfig, runtime: Runtime, tables: SparseArch | EventArch, bag_sizes: Mapping[str, float]
-) -> Plan:
+def plan_for(config: AppConfig, runtime: Runtime, tables: TableArch, bag_sizes: Mapping[str, float]) -> Plan:
     """The plan that all processes use; a collective call. `bag_sizes`: mean ids a bag of each feature.
 
     Raises:
@@ -60,9 +57,7 @@ def plan_for(
     return plan
 
 
-def decide(
-    config: AppConfig, device: torch.device, tables: SparseArch | EventArch, bag_sizes: Mapping[str, float]
-) -> Plan:
+def decide(config: AppConfig, device: torch.device, tables: TableArch, bag_sizes: Mapping[str, float]) -> Plan:
     """The plan for `topology.nodes` machines of `topology.devices_per_node` devices; needs none of them.
 
     Raises:
@@ -102,9 +97,7 @@ def _refuse_ignored_decay(
             )
 
 
-def _decide(
-    config: AppConfig, device: torch.device, tables: SparseArch | EventArch, bag_sizes: Mapping[str, float]
-) -> Plan:
+def _decide(config: AppConfig, device: torch.device, tables: TableArch, bag_sizes: Mapping[str, float]) -> Plan:
     own, optimizer, name = config.topology, config.optimizer, config.optimizer.name
     local_world_size = own.devices_per_node or 1
     world_size = (own.nodes or 1) * local_world_size
@@ -158,7 +151,7 @@ def choices(
 
 
 def workload(
-    config: AppConfig, resolved: TopologyConfig, tables: SparseArch | EventArch, bag_sizes: Mapping[str, float]
+    config: AppConfig, resolved: TopologyConfig, tables: TableArch, bag_sizes: Mapping[str, float]
 ) -> Workload:
     """The planner's input; `resolved`: a topology with all figures and numbers of devices."""
     local_world_size = resolved.devices_per_node or 1
@@ -176,18 +169,18 @@ def workload(
     )
 
 
-def bag_sizes(
-    config: AppConfig, features: Sequence[str], means: Mapping[str, float], events: EventSchema | None = None
-) -> dict[str, float]:
-    """Ids a bag of each feature: expanded while reading, or the means in the shards; 1 of features that are in neither.
+def bag_sizes(config: AppConfig, features: Features, means: Mapping[str, float]) -> dict[str, float]:
+    """Mean ids a bag by key of the model's ids; `means`: those in the shards, of multi-hot features."""
+    sizes: dict[str, float] = load(config.model.kind.bag_sizes)(
+        config, list(features.num_embeddings), means, features.events
+    )
+    return sizes
 
-    Of events, by key, with histories as long as they can be.
-    """
-    if events is not None:
-        keys, event_config, hstu = EventKeys.of(events), config.data.events, config.model.hstu
-        room = hstu.max_seq_len - len(keys.context) - 1 if hstu is not None else event_config.history_length
-        length = float(min(event_config.history_length, event_config.max_history or event_config.history_length, room))
-        return {**dict.fromkeys((*keys.context, *keys.candidate), 1.0), **dict.fromkeys(keys.history, length)}
+
+def bag_sizes_of_rows(
+    config: AppConfig, features: Sequence[str], means: Mapping[str, float], _schema: object = None
+) -> dict[str, float]:
+    """Ids a bag of each feature: expanded while reading, or the means in the shards; 1 of features in neither."""
     bags = multi_hot_bags(config.data)
     if bags is not None:
         return {feature: float(size) for feature, size in zip(features, bags.sizes, strict=True)}
@@ -200,14 +193,13 @@ def bag_sizes_of(config: AppConfig, root: Path, manifest: Manifest) -> dict[str,
     Raises:
         UserError: a file of multi-hot features is missing or damaged.
     """
-    events = EventSchema.from_manifest(manifest.encoding["raw_schema"]) if manifest.is_events else None
-    means = {} if events is not None else mean_bag_sizes(root, manifest)
-    return bag_sizes(config, list(manifest.num_embeddings), means, events)
+    features = Features(manifest.num_embeddings, events=manifest.events)
+    return bag_sizes(config, features, mean_bag_sizes(root, manifest))
 
 
 def multi_hot_features(config: AppConfig, manifest: Manifest) -> list[str]:
     """Features of a dataset whose bags may have another number of ids than one."""
-    sizes = bag_sizes(config, list(manifest.num_embeddings), {})
+    sizes = bag_sizes_of_rows(config, list(manifest.num_embeddings), {})
     return [feature for feature, size in sizes.items() if size != 1 or feature in manifest.ragged]
 
 

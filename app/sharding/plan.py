@@ -14,8 +14,7 @@ from torchrec.distributed.types import CacheParams, EmbeddingModuleShardingPlan,
 
 from app.config.sharding import COLUMN_TYPES
 from app.config.tables import Storage
-from app.model.embeddings import SparseArch
-from app.model.hstu import EventArch
+from app.model.embeddings import TableArch
 from app.model.tables import TableSpec
 from app.sharding.documents import FORMAT, PlanFile, PlanFormat, PlannedTable
 from common.documents import decode
@@ -213,6 +212,6 @@ def _require_same(path: Path, table: TableSpec, plan: Plan) -> None:
         )
 
 
-def tables_in_order(arch: SparseArch | EventArch) -> list[TableSpec]:
+def tables_in_order(arch: TableArch) -> list[TableSpec]:
     """Tables in the order of a plan: those whose lookup pools the rows, then the others by width."""
     return sorted(arch.tables, key=lambda table: (table.by_id, table.embedding_dim if table.by_id else 0))

@@ -24,8 +24,7 @@ from app.config.sharding import (
     of_table,
     types_allowed,
 )
-from app.model.embeddings import SparseArch
-from app.model.hstu import EventArch
+from app.model.embeddings import TableArch
 from app.model.tables import TableSpec
 from app.sharding.execute import codecs, make_sharders
 from app.sharding.plan import Plan, TableBlock, TablePlan, blocks, shardable, tables_in_order
@@ -216,7 +215,7 @@ class Estimate(NamedTuple):
         )
 
 
-def search(model: SparseArch | EventArch, choices: Mapping[str, Choice], workload: Workload) -> Plan:
+def search(model: TableArch, choices: Mapping[str, Choice], workload: Workload) -> Plan:
     """The best plan that TorchRec's planner finds within the choices; needs no process group.
 
     Raises:
@@ -331,7 +330,7 @@ def _table_plan(option: ShardingOption, choice: Choice) -> TablePlan:
     return TablePlan(kind, option.compute_kernel, shards, option.cache_load_factor if cached else None)
 
 
-def _no_plan(model: SparseArch | EventArch, workload: Workload) -> str:
+def _no_plan(model: TableArch, workload: Workload) -> str:
     tables, optimizer = model.tables, workload.optimizer
     gib = sum(table.bytes for table in tables) / 2**30
     state = sum(table.num_embeddings * optimizer.algorithm.state_elements(table.embedding_dim) for table in tables)

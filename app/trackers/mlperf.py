@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct
 
@@ -14,6 +15,7 @@ from app.config.train import samples_of, steps_per_epoch
 from app.metrics.documents import AnyEvent, Curves, EvaluationEvent, TrainEvent
 from app.record.documents import Summary
 from app.trackers.base import Setting
+from common.command import load
 from common.documents import Json, Number, decode
 from common.files import write_atomically
 from common.redact import RedactingFormatter
@@ -56,7 +58,7 @@ class MLPerf:
         steps = [entry.metadata.step for entry in entries if entry.key == constants.EVAL_ACCURACY]
         blocks = [entry.key for entry in entries if entry.key in (constants.BLOCK_START, constants.BLOCK_STOP)]
         self._evaluated = steps[-1] if steps else None
-        self._by_block, self._in_block = config.model.hstu is not None, blocks[-1:] == [constants.BLOCK_START]
+        self._by_block, self._in_block = config.model.kind.has_blocks, blocks[-1:] == [constants.BLOCK_START]
         ends = [entry.key for entry in entries if entry.key in (constants.EPOCH_START, constants.EPOCH_STOP)]
         self._epoch, self._in_epoch = ends.count(constants.EPOCH_STOP), ends[-1:] == [constants.EPOCH_START]
         self._part_from = (from_step, int(time.time() * 1000))  # where a block or an epoch would start
@@ -150,7 +152,7 @@ class MLPerf:
             keys.TRAIN_SAMPLES: self._rows["train"],
             keys.EVAL_SAMPLES: self._rows[config.eval.split],
             keys.GRADIENT_ACCUMULATION_STEPS: 1,
-            **(self._optimizer() if config.model.hstu is None else self._of_sequences()),
+            **load(config.model.kind.mlperf_values)(keys, config, self._world_size),
         }
         for key, value in values.items():
             self._log.event(key, value, metadata={"step": 0})
@@ -160,57 +162,59 @@ class MLPerf:
             self._part_from = (0, int(time.time() * 1000))
             self._start_part()
 
-    def _optimizer(self) -> Json:
-        keys, optimizer, schedule = self._keys, self._config.optimizer, self._config.schedule
-        values: Json = {
-            keys.OPT_NAME: optimizer.name.value,
-            keys.OPT_BASE_LR: optimizer.lr,
-            keys.OPT_WEIGHT_DECAY: 0,
-            keys.OPT_LR_WARMUP_STEPS: schedule.warmup_steps,
-            keys.OPT_LR_DECAY_START_STEP: schedule.decay_start_step,
-            keys.OPT_LR_DECAY_STEPS: schedule.decay_steps,
-        }
-        for key, value in optimizer.name.algorithm.mlperf_values.items():
-            values[key] = attrgetter(value)(self._config) if isinstance(value, str) else value
-        return values
-
-    def _of_sequences(self) -> Json:
-        """What the rules for DLRMv4 (Training 6.1) ask for."""
-        keys, config = self._keys, self._config
-        optimizer, hstu, arithmetic = config.optimizer, config.model.hstu, config.runtime.precision
-        assert hstu is not None
-        precision = "fp32" if arithmetic is None else arithmetic.value
-        qcomm = config.sharding.qcomm
-        sent = min(qcomm.forward.value, qcomm.backward.value, key=BY_PRECISION.index)
-        return {
-            keys.OPT_NAME: optimizer.dense_name.algorithm.mlperf or optimizer.dense_name.value,
-            keys.OPT_BASE_LR: optimizer.lr,
-            keys.OPT_ADAM_BETA_1: optimizer.beta1,
-            keys.OPT_ADAM_BETA_2: optimizer.beta2,
-            keys.OPT_ADAM_EPSILON: optimizer.eps,
-            keys.OPT_WEIGHT_DECAY: 0.0,
-            keys.OPT_GRADIENT_CLIP_NORM: optimizer.max_grad_norm,
-            keys.OPT_SPARSE_NAME: optimizer.name.algorithm.mlperf or optimizer.name.value,
-            keys.OPT_SPARSE_BASE_LR: optimizer.table_lr,
-            keys.OPT_LR_WARMUP_STEPS: config.schedule.warmup_steps,
-            keys.OPT_LR_WARMUP_START_LR: 0.0,
-            keys.MAX_SEQUENCE_LENGTH: hstu.max_seq_len,
-            keys.EVAL_EVERY_DATA_PCT: config.train.eval_every_fraction,
-            keys.LOWEST_NUMERICAL_PRECISION_IN_LINEAR: PRECISIONS.get(precision, precision),
-            keys.LOWEST_NUMERICAL_PRECISION_IN_ATTN: PRECISIONS.get(precision, precision),
-            keys.LOWEST_NUMERICAL_PRECISION_IN_COMM: PRECISIONS.get(sent, sent),
-            keys.TENSOR_PARALLELISM: 1,
-            keys.PIPELINE_PARALLELISM: 1,
-            keys.CONTEXT_PARALLELISM: 1,
-            keys.EXPERT_PARALLELISM: 1,
-            keys.MICRO_BATCH_SIZE: config.train.global_batch_size // self._world_size,
-            keys.CONFIG_FILENAME: "config.yaml",
-        }
-
 
 def start(setting: Setting) -> MLPerf:
     """Write the log, or continue it."""
     return MLPerf(setting.file, setting.config, setting.rows, setting.world_size, setting.from_step)
+
+
+def values_of_dlrm(keys: Any, config: AppConfig, _world_size: int) -> Json:
+    """What is logged of DLRM."""
+    optimizer, schedule = config.optimizer, config.schedule
+    values: Json = {
+        keys.OPT_NAME: optimizer.name.value,
+        keys.OPT_BASE_LR: optimizer.lr,
+        keys.OPT_WEIGHT_DECAY: 0,
+        keys.OPT_LR_WARMUP_STEPS: schedule.warmup_steps,
+        keys.OPT_LR_DECAY_START_STEP: schedule.decay_start_step,
+        keys.OPT_LR_DECAY_STEPS: schedule.decay_steps,
+    }
+    for key, value in optimizer.name.algorithm.mlperf_values.items():
+        values[key] = attrgetter(value)(config) if isinstance(value, str) else value
+    return values
+
+
+def values_of_hstu(keys: Any, config: AppConfig, world_size: int) -> Json:
+    """What the rules for DLRMv4 (Training 6.1) ask for."""
+    optimizer, hstu, arithmetic = config.optimizer, config.model.hstu, config.runtime.precision
+    assert hstu is not None
+    precision = "fp32" if arithmetic is None else arithmetic.value
+    qcomm = config.sharding.qcomm
+    sent = min(qcomm.forward.value, qcomm.backward.value, key=BY_PRECISION.index)
+    return {
+        keys.OPT_NAME: optimizer.dense_name.algorithm.mlperf or optimizer.dense_name.value,
+        keys.OPT_BASE_LR: optimizer.lr,
+        keys.OPT_ADAM_BETA_1: optimizer.beta1,
+        keys.OPT_ADAM_BETA_2: optimizer.beta2,
+        keys.OPT_ADAM_EPSILON: optimizer.eps,
+        keys.OPT_WEIGHT_DECAY: 0.0,
+        keys.OPT_GRADIENT_CLIP_NORM: optimizer.max_grad_norm,
+        keys.OPT_SPARSE_NAME: optimizer.name.algorithm.mlperf or optimizer.name.value,
+        keys.OPT_SPARSE_BASE_LR: optimizer.table_lr,
+        keys.OPT_LR_WARMUP_STEPS: config.schedule.warmup_steps,
+        keys.OPT_LR_WARMUP_START_LR: 0.0,
+        keys.MAX_SEQUENCE_LENGTH: hstu.max_seq_len,
+        keys.EVAL_EVERY_DATA_PCT: config.train.eval_every_fraction,
+        keys.LOWEST_NUMERICAL_PRECISION_IN_LINEAR: PRECISIONS.get(precision, precision),
+        keys.LOWEST_NUMERICAL_PRECISION_IN_ATTN: PRECISIONS.get(precision, precision),
+        keys.LOWEST_NUMERICAL_PRECISION_IN_COMM: PRECISIONS.get(sent, sent),
+        keys.TENSOR_PARALLELISM: 1,
+        keys.PIPELINE_PARALLELISM: 1,
+        keys.CONTEXT_PARALLELISM: 1,
+        keys.EXPERT_PARALLELISM: 1,
+        keys.MICRO_BATCH_SIZE: config.train.global_batch_size // world_size,
+        keys.CONFIG_FILENAME: "config.yaml",
+    }
 
 
 class _At(Struct):

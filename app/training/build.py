@@ -9,13 +9,12 @@ from torchrec.distributed import DistributedModelParallel
 
 from app.config import AppConfig
 from app.model.make import make_model, make_tables
-from app.model.tables import initial_rows
+from app.model.tables import Features, initial_rows
 from app.runtime.platform import Runtime
 from app.sharding import from_config
 from app.sharding.execute import distribute, fill_tables
 from app.sharding.plan import Plan
 from common.errors import UserError
-from data_prep.dataset.events import event_schema
 from data_prep.dataset.format import Manifest
 
 # Of tables that are not updated: FBGEMM has no lookup without an optimizer on CPUs, and this one keeps no state.
@@ -38,20 +37,26 @@ def sharded_model(
     Raises:
         UserError: the dataset does not fit the configuration.
     """
-    if config.model.hstu is None and manifest.is_events:
-        raise UserError(f"{root}: holds events, not rows, which DLRM learns from; give model=hstu (docs/sequences.md)")
-    events = event_schema(root, manifest) if config.model.hstu is not None else None
+    kind = config.model.kind
+    if manifest.kind is not kind.learns_from:
+        needed = kind.learns_from.name
+        raise UserError(
+            f"{root}: holds {manifest.kind.name}, not {needed}, which {kind.label} learns from; {kind.remedy}"
+        )
     if not manifest.num_embeddings:
         raise UserError(f"{root}: DLRM needs at least one sparse feature")
     torch.manual_seed(config.train.seed)  # dense layers draw from it, in the order of their declaration
-    multi_hot = from_config.multi_hot_features(config, manifest)
-    sparse_arch = make_tables(config.model, manifest.num_embeddings, events, multi_hot, initial)
+    features = Features(
+        manifest.num_embeddings,
+        len(manifest.schema.get("dense", [])),
+        from_config.multi_hot_features(config, manifest),
+        manifest.events,
+        config.data.events.num_tasks,
+    )
+    sparse_arch = make_tables(config.model, features, initial)
     plan = from_config.plan_for(config, runtime, sparse_arch, from_config.bag_sizes_of(config, root, manifest))
-    num_dense = len(manifest.schema.get("dense", []))
     model = distribute(
-        make_model(
-            config.model, sparse_arch, num_dense, len(manifest.num_embeddings), events, config.data.events.num_tasks
-        ),
+        make_model(config.model, sparse_arch, features),
         plan,
         fused_params,
         config.sharding.qcomm,

@@ -7,7 +7,7 @@ from app.checkpoint.saver import Saver
 from app.metrics.documents import OtherEvent
 from app.metrics.timing import StepTimer
 from app.training import resume
-from app.training.recorder import Recorder
+from app.training.recording.recorder import Recorder
 from app.training.session import Session
 from app.training.state import AGREE_EVERY_STEPS, RunLength, RunState
 from common.disk_space import Need, require_room

@@ -10,7 +10,7 @@ from app.metrics.documents import EvaluationFigures
 from app.metrics.timing import StepTimer
 from app.optimizer.build import set_step
 from app.training.labels import task_of
-from app.training.recorder import Recorder
+from app.training.recording.recorder import Recorder
 from app.training.session import Session
 from app.training.state import RunState
 from app.training.stop import StopCheck

@@ -19,7 +19,7 @@ from app.training.data_loader import DataLoader
 from app.training.evaluator import Evaluator
 from app.training.monitor import best_of, early_stop, monitored_value, score_of, watch
 from app.training.predictor import EvaluationInterrupted
-from app.training.recorder import Recorder
+from app.training.recording.recorder import Recorder
 from app.training.session import Session
 from app.training.state import RunLength, RunState
 from app.training.stop import StopCheck

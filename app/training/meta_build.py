@@ -8,24 +8,23 @@ import time
 from pathlib import Path
 
 from msgspec import structs
+from torch import nn
 
 from app.checkpoint.files import whole_checkpoints
 from app.config import AppConfig, DataConfig, ModelConfig, to_plain
 from app.config.data import own_files
 from app.config.published import published_num_dense, published_tables
 from app.data import prepare
-from app.model.dlrm import DLRM
-from app.model.embeddings import SparseArch
-from app.model.hstu import HSTU, EventArch
+from app.model.embeddings import TableArch
 from app.model.make import make_model, make_tables
-from app.model.tables import TableSpec
+from app.model.tables import Features
 from app.record import provenance
 from app.record.directory import RunDirectory
 from app.record.documents import Dataset, RunManifest, TableSize
 from app.runtime.platform import Runtime
 from app.sharding import from_config
 from app.sharding.plan import tables_in_order
-from app.training import summary
+from app.training.recording import summary
 from common.cli import EXIT_DONE
 from common.errors import UserError
 from data_prep.dataset.event_schema import EventSchema
@@ -49,22 +48,21 @@ def _has_own_files(data: DataConfig) -> bool:
     return own_files(data) is not None
 
 
-def meta_model(config: AppConfig) -> DLRM | HSTU:
+def meta_model(config: AppConfig) -> nn.Module:
     """The configured model with published table sizes, on the meta device.
 
     Raises:
         UserError: as `published_arch` does.
     """
-    tables, sizes, events = published_arch(config)
-    num_dense = published_num_dense(str(config.data.published_tables))
-    return make_model(config.model, tables, num_dense, len(sizes), events, config.data.events.num_tasks).to("meta")
+    tables, _, features = published_arch(config)
+    return make_model(config.model, tables, features).to("meta")
 
 
-def parameter_counts(model: DLRM | HSTU) -> dict[str, int]:
+def parameter_counts(model: nn.Module) -> dict[str, int]:
     """Numbers of parameters in tables and of all others, of a model that is not sharded."""
     total = sum(parameter.numel() for parameter in model.parameters())
-    tables: list[TableSpec] = model.sparse_arch.tables  # type: ignore[assignment]
-    embedding = sum(table.num_embeddings * table.embedding_dim for table in tables)
+    [arch] = [part for part in model.modules() if isinstance(part, TableArch)]
+    embedding = sum(table.num_embeddings * table.embedding_dim for table in arch.tables)
     return {"embedding": embedding, "dense": total - embedding, "total": total}
 
 
@@ -110,8 +108,8 @@ def write(config: AppConfig, runtime: Runtime, record: RunDirectory, began: floa
     return EXIT_DONE
 
 
-def published_arch(config: AppConfig) -> tuple[SparseArch | EventArch, dict[str, float], EventSchema | None]:
-    """Tables of published sizes, mean ids a bag of each feature, and the schema of their data if it is of events.
+def published_arch(config: AppConfig) -> tuple[TableArch, dict[str, float], Features]:
+    """Tables of published sizes, mean ids a bag of each feature, and what a model of them is made for.
 
     Raises:
         UserError: the configuration names no published sizes, or the model learns from the other kind of data.
@@ -119,8 +117,13 @@ def published_arch(config: AppConfig) -> tuple[SparseArch | EventArch, dict[str,
     name = config.data.published_tables
     if name is None:
         raise UserError("data.published_tables=null: without data, table sizes must come from it; name one")
-    rows, events = published_tables(name), published_schema(name, config.model)
-    return make_tables(config.model, rows, events), from_config.bag_sizes(config, list(rows), {}, events), events
+    features = Features(
+        published_tables(name),
+        published_num_dense(name),
+        events=published_schema(name, config.model),
+        num_tasks=config.data.events.num_tasks,
+    )
+    return make_tables(config.model, features), from_config.bag_sizes(config, features, {}), features
 
 
 def published_schema(name: str, model: ModelConfig) -> EventSchema | None:
@@ -129,8 +132,9 @@ def published_schema(name: str, model: ModelConfig) -> EventSchema | None:
     Raises:
         UserError: the model learns from the other kind.
     """
-    events = prepare.published_events(name)
-    if (events is None) != (model.hstu is None):
-        kind, other = ("rows", "model=hstu") if events is None else ("events", "DLRM")
-        raise UserError(f"table sizes of {name}: of {kind}, which {other} does not learn from; choose another")
-    return events
+    data, kind = prepare.published_kind(name), model.kind
+    if data is not kind.learns_from:
+        raise UserError(
+            f"table sizes of {name}: of {data.name}, which {kind.label} does not learn from; choose another"
+        )
+    return prepare.published_events(name)

@@ -17,19 +17,17 @@ from app.config import AppConfig, Precision
 from app.config.train import samples_of
 from app.data.batch import Batch, copied_ahead
 from app.data.events import EventLog, EventSplit
-from app.data.shards import SPLITS_OF_EVENTS
-from app.data.split import SplitReader
+from app.data.split import RowSplits, SplitReader
 from app.metrics.clicks import click_metrics, click_sums, histogram_metrics, score_counts
 from app.metrics.curves import MAX_SAMPLES
 from app.metrics.documents import EvaluationFigures
 from app.metrics.numbers import number_metrics
-from app.metrics.users import group_metrics, user_metrics
 from app.runtime.platform import Runtime
 from app.training.build import WITHOUT_STATE, sharded_model
 from app.training.labels import task_of
+from common import command
 from common.documents import convert, decode, encode
 from common.errors import UserError
-from data_prep.dataset.event_schema import USER
 from data_prep.dataset.format import Manifest
 
 log = logging.getLogger("clickwork")
@@ -95,18 +93,14 @@ class Predictor:
     def split(self, name: str) -> SplitReader | EventSplit:
         """A split of the dataset, opened once for this process."""
         if name not in self._splits:
-            config, rank, world_size = self.config, self.runtime.rank, self.runtime.world_size
-            if config.model.hstu is None:
-                self._splits[name] = SplitReader(
-                    self.root, self.manifest, name, config.data, rank, world_size, config.train.drop_last
-                )
-            else:
-                self._splits[name] = self._log.split(name, rank, world_size)
+            self._splits[name] = self._dataset.split(name, self.runtime.rank, self.runtime.world_size)
         return self._splits[name]
 
     @cached_property
-    def _log(self) -> EventLog:
-        return EventLog(self.root, self.manifest, self.config.data, self.config.model.hstu)
+    def _dataset(self) -> RowSplits | EventLog:
+        reader = command.load(self.config.model.kind.reader)
+        dataset: RowSplits | EventLog = reader(self.root, self.manifest, self.config)
+        return dataset
 
     def samples(self, steps: int) -> int:
         """Samples of the run's first steps."""
@@ -115,9 +109,8 @@ class Predictor:
 
     def split_rows(self) -> dict[str, int]:
         """Rows of each split; of a dataset of events, samples."""
-        if self.manifest.is_events:
-            return {name: self.split(name).rows for name in SPLITS_OF_EVENTS}
-        return {name: split.rows for name, split in self.manifest.splits.items()}
+        windows = {name: self.split(name).rows for name in self.manifest.kind.windows}
+        return windows or {name: split.rows for name, split in self.manifest.splits.items()}
 
     def on_device(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Batches moved to this process's device."""
@@ -145,7 +138,7 @@ class Predictor:
         self.model.eval()
         logits, labels, groups = [torch.empty(0)], [torch.empty(0)], [torch.empty(0, dtype=torch.int32)]
         rows = [np.empty(0, np.int64)]
-        column = self.config.eval.group_by if self.config.model.hstu is None else USER
+        column = self.config.model.kind.group_feature or self.config.eval.group_by
         try:
             with torch.no_grad():
                 for number, batch in enumerate(self.on_device(batches)):
@@ -197,10 +190,10 @@ class Predictor:
 
         def measured() -> str:
             grouped: dict[str, float | int | None] = {}
-            if self.config.model.hstu is not None:
-                grouped = user_metrics(logits, labels, groups)
-            elif self.config.eval.group_by is not None:
-                grouped = group_metrics(logits, labels, groups, rows)
+            kind, group_by = self.config.model.kind, self.config.eval.group_by
+            if group_by is not None or kind.group_feature:
+                ids = [groups] if group_by is None else [groups, rows]
+                grouped = command.load(kind.group_metrics)(logits, labels, *ids)
             names = self.config.data.events.tasks
             aucs = {f"auc_{name}": click_metrics(*task)["auc"] for name, task in zip(names, others, strict=False)}
             return encode(_figures(name, split.rows, {**click_metrics(logits, labels), **grouped, **aucs}))

@@ -27,6 +27,7 @@ from app.checkpoint.model_state import load_tensors
 from app.config import AppConfig, Compile, RuntimeConfig, from_plain, to_plain
 from app.config.train import metrics_of
 from app.kinds.metrics import METRICS
+from app.kinds.models import MODELS
 from app.metrics.documents import Best, EvaluationEvent, EvaluationFigures, Monitored
 from app.metrics.totals import Measured, of_steps
 from app.record.directory import RunDirectory
@@ -235,10 +236,11 @@ def fingerprint(config: AppConfig) -> Json:
         for group in ("model", "loss", "optimizer", "schedule")
         for key, value in plain[group].items()
     }
-    del keys["model.hstu"]
-    if (hstu := plain["model"]["hstu"]) is not None:
-        keys |= {f"model.hstu.{key}": value for key, value in hstu.items()}
-        keys |= {f"data.events.{key}": value for key, value in plain["data"]["events"].items()}
+    for kind in MODELS:
+        keys.pop(f"model.{kind.section}", None)
+    for path in config.model.kind.recorded_groups:
+        group, _, section = path.partition(".")
+        keys |= {f"{path}.{key}": value for key, value in plain[group][section].items()}
     keys |= {f"train.{key}": plain["train"][key] for key in ("seed", "global_batch_size", "monitor", "drop_last")}
     keys |= {f"data.{key}": value for key, value in plain["data"].items() if key.startswith("shuffle")}
     keys |= {f"data.negatives.{key}": value for key, value in plain["data"]["negatives"].items()}

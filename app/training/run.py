@@ -21,13 +21,14 @@ from app.optimizer.build import set_step
 from app.record.directory import RunDirectory, ignoring_full_disk
 from app.record.documents import DONE, Summary
 from app.record.reading import read_evaluations, read_events
-from app.training import resume, summary
+from app.training import resume
 from app.training.checkpointer import Checkpointer
 from app.training.data_loader import DataLoader
 from app.training.evaluator import Evaluator
 from app.training.loop import TrainingLoop, target_reached
 from app.training.monitor import early_stop, monitored_value, watch
-from app.training.recorder import Recorder
+from app.training.recording import summary
+from app.training.recording.recorder import Recorder
 from app.training.session import Session
 from app.training.state import RunLength, RunState, run_length
 from app.training.stop import StopCheck

@@ -25,8 +25,9 @@ from app.sharding.plan import Plan
 from app.training.build import sharded_model
 from app.training.labels import task_of
 from app.training.predictor import Predictor
-from app.training.table_figures import TableMeter
+from app.training.recording.table_figures import TableMeter
 from app.training.window import FiniteChecks
+from common.command import load
 from common.errors import UserError
 from data_prep.dataset.format import Manifest
 
@@ -161,5 +162,6 @@ def build(config: AppConfig, runtime: Runtime, root: Path, manifest: Manifest) -
 
 
 def _loss_factor(config: AppConfig) -> float:
-    """What the mean loss over samples and tasks is multiplied by: tasks are added."""
-    return 1.0 if config.model.hstu is None else config.model.hstu.loss_weight * config.data.events.num_tasks
+    """What the mean loss over samples and tasks is multiplied by."""
+    factor = config.model.kind.loss_factor
+    return load(factor)(config) if factor else 1.0

@@ -23,7 +23,6 @@ USED_BY_GENERATORS = {"source", "path", "overwrite", "workers", "random", "trace
 USED_BY_EVENTS = {"source", "raw", "path", "overwrite", "schema", "scheduler", "workers", "memory_budget"}
 USED_BY_EVENTS |= {"chunk_bytes", "remote", "synthetic_events"}
 OF_WHOLE_DAYS = (Encoding.torchrec, Encoding.torchrec_fixed)
-SEEDED = (SplitMethod.random, SplitMethod.scikit_learn)
 GROUPS = {
     "synthetic": (DataSource.synthetic,),
     "remote": (DataSource.remote, DataSource.yambda),
@@ -172,7 +171,7 @@ def refuse_unused_choices(data: DataConfig) -> None:
 
 def refuse_unused_split_keys(split: SplitConfig, method: SplitMethod) -> None:
     """Raises UserError for a key of the split that has no effect with its method."""
-    if split.seed and method not in SEEDED:
+    if split.seed and not method.is_random:
         raise UserError(f"data.split.seed: has no effect with data.split.method={method.value}; leave it out")
     if split.held_out not in (None, HELD_OUT) and method is SplitMethod.last_day:
         raise UserError("data.split.held_out: has no effect with data.split.method=last_day; use fraction, or leave it")

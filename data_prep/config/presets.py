@@ -75,8 +75,8 @@ class Rules:
     @property
     def is_arranged(self) -> bool:
         """Whether rows leave their order: else shards are the units as they are."""
-        random = self.split in (SplitMethod.random, SplitMethod.scikit_learn)
-        return random or self.train_seed is not None or self.negative_drop_rate > 0
+        is_random = self.split is not None and self.split.is_random
+        return is_random or self.train_seed is not None or self.negative_drop_rate > 0
 
     @property
     def counts_while_parsing(self) -> bool:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from common.errors import UserError
 from data_prep.dataset.event_schema import ITEM, EventSchema
 from data_prep.dataset.format import REMEDY, Manifest, shard_path, verify_shard
+from data_prep.dataset.kinds import EVENT_LOG
 from data_prep.dataset.manifest import EVENTS
 from data_prep.io.arrays import open_array
 
@@ -47,8 +48,7 @@ def event_schema(root: Path, manifest: Manifest) -> EventSchema:
     Raises:
         UserError: it is a dataset of rows.
     """
-    if not manifest.is_events:
-        raise UserError(f"{root}: holds rows, not events; give a dataset of events in data.path (docs/sequences.md)")
+    manifest.require_kind(root, EVENT_LOG)
     return EventSchema.from_manifest(manifest.encoding["raw_schema"])
 
 

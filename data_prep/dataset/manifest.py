@@ -10,10 +10,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from common.command import load
 from common.documents import UNKNOWN, decode
 from common.errors import UserError
 from common.files import FileDigest, write_atomically
 from common.version import VERSION
+from data_prep.dataset.event_schema import EventSchema
+from data_prep.dataset.kinds import EVENT_LOG, ROWS, DatasetKind, kind_of
 from data_prep.dataset.manifest_schema import EVENTS as EVENTS
 from data_prep.dataset.manifest_schema import manifest_fault
 from data_prep.dataset.options import DenseTransform, LabelKind
@@ -22,7 +25,6 @@ from data_prep.dataset.schema import Schema
 SPLITS = ("train", "val", "test")  # in the order of a dataset's rows
 FORMAT_NAME = "clickwork-dataset"
 ONE_HOT_VERSION, FORMAT_VERSION = 1, 2  # a manifest without multi-hot features is still of the first
-EVENTS_VERSION = 3  # of kind `events`: see data_prep/dataset/events.py
 # of a user's own table: categories are known by 64 bits, and there is room for a transform of each column
 # (`encoding.transforms`), which no version writes yet
 TABLE_VERSION = 4
@@ -90,9 +92,22 @@ class Manifest:
         return LabelKind(self.schema.get("label_kind", LabelKind.click.value))
 
     @property
-    def is_events(self) -> bool:
-        """Return whether it is of a log of events, not of rows."""
-        return bool(self.encoding.get("name") == EVENTS)
+    def kind(self) -> DatasetKind:
+        """What the dataset holds."""
+        return kind_of(self.encoding.get("name"))
+
+    @property
+    def events(self) -> EventSchema | None:
+        """The schema of a log of events; None of rows."""
+        if not self.kind.schema:
+            return None
+        schema: EventSchema = load(self.kind.schema).from_manifest(self.encoding["raw_schema"])
+        return schema
+
+    def require_kind(self, root: Path, kind: DatasetKind) -> None:
+        """Raises UserError for a dataset of another kind at `root`."""
+        if self.kind is not kind:
+            raise UserError(f"{root}: holds {self.kind.name}, not {kind.name}; {kind.remedy}")
 
     @property
     def has_given_splits(self) -> bool:
@@ -151,8 +166,8 @@ def save_manifest(root: Path, manifest: Manifest) -> None:
     """Write `root`/manifest.json; it appears whole or not at all, after all it names is on disk."""
     version = FORMAT_VERSION if manifest.ragged else ONE_HOT_VERSION
     kind: dict[str, Any] = {"format_version": TABLE_VERSION if VALUE_KEY in manifest.encoding else version}
-    if manifest.is_events:
-        kind = {"format_version": EVENTS_VERSION, "kind": EVENTS}
+    if manifest.kind.format_version is not None:
+        kind = {"format_version": manifest.kind.format_version, "kind": manifest.kind.encoding}
     document = {"format": FORMAT_NAME, **kind, **asdict(manifest)}
     write_atomically(root / MANIFEST_NAME, (json.dumps(document, indent=1) + "\n").encode())
 
@@ -164,8 +179,7 @@ def load_rows_manifest(root: Path) -> Manifest:
         UserError: it is a dataset of events.
     """
     manifest = load_manifest(root)
-    if manifest.is_events:
-        raise UserError(f"{root}: holds events, not rows; give a dataset of rows in its place")
+    manifest.require_kind(root, ROWS)
     return manifest
 
 
@@ -188,13 +202,14 @@ def load_manifest(root: Path) -> Manifest:
     if document.pop("format", None) != FORMAT_NAME:
         raise UserError(f"{path}: key 'format' is not {FORMAT_NAME!r}; not a dataset of this tool")
     version = document.pop("format_version", None)
-    if version not in (ONE_HOT_VERSION, FORMAT_VERSION, EVENTS_VERSION, TABLE_VERSION):
+    if version not in (ONE_HOT_VERSION, FORMAT_VERSION, EVENT_LOG.format_version, TABLE_VERSION):
         raise UserError(
             f"{path}: format_version {version}, but this version reads {ONE_HOT_VERSION} to {TABLE_VERSION}; "
             "use the version that wrote it, or preprocess again"
         )
-    if (document.pop("kind", None) == EVENTS) != (version == EVENTS_VERSION):
-        raise UserError(f"{path}: key 'kind' is {EVENTS!r} in format_version {EVENTS_VERSION} alone; preprocess again")
+    events, of_events = EVENT_LOG.encoding, EVENT_LOG.format_version
+    if (document.pop("kind", None) == events) != (version == of_events):
+        raise UserError(f"{path}: key 'kind' is {events!r} in format_version {of_events} alone; preprocess again")
     if fault := manifest_fault(document):
         remedy = "use that version, or preprocess again" if fault.endswith(UNKNOWN) else "preprocess again"
         raise UserError(f"{path}: {fault}; {remedy}")

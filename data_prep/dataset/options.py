@@ -121,6 +121,11 @@ class SplitMethod(Enum):
     random = "random"
     scikit_learn = "scikit_learn"
 
+    @property
+    def is_random(self) -> bool:
+        """Whether rows are drawn by a seed, not taken by their place."""
+        return self in (SplitMethod.random, SplitMethod.scikit_learn)
+
 
 class ExchangeFormat(Enum):
     """Files of other programs: see data_prep/interchange.py."""

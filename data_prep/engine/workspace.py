@@ -141,7 +141,7 @@ def find_finished(
     if data.overwrite:  # also where nothing differs: its files may be damaged
         return None
     if difference is None:
-        print(f"{root}: already done ({manifest.rows:,} {'events' if manifest.is_events else 'rows'})", file=sys.stderr)
+        print(f"{root}: already done ({manifest.rows:,} {manifest.kind.name})", file=sys.stderr)
         return manifest
     raise other_dataset(root, difference)
 

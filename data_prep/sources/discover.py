@@ -13,19 +13,12 @@ from pathlib import Path, PurePath
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from isal import igzip, isal_zlib
 from numpy.typing import NDArray
 
 from common.errors import UserError
 
-try:
-    from isal import igzip as gzip_module
-    from isal import isal_zlib as zlib_module
-except ImportError:  # the same bytes, but slower
-    import gzip as gzip_module  # type: ignore[no-redef]
-    import zlib as zlib_module  # type: ignore[no-redef]
-
-
-DAMAGE: tuple[Any, ...] = (gzip.BadGzipFile, zlib_module.error)
+DAMAGE: tuple[Any, ...] = (gzip.BadGzipFile, isal_zlib.error)
 RAW_DIRECTORY = "raw"  # of a dataset: the raw files that were made or fetched for it
 GZIP_MAGIC = b"\x1f\x8b"
 TAR_MAGIC, TAR_MAGIC_AT = b"ustar", 257
@@ -207,7 +200,7 @@ def is_gzip(path: Path) -> bool:
 
 def open_gzip(file: Any) -> Any:
     """The content of a gzip file, given by its path or open, as a file; reading it raises EOFError and DAMAGE."""
-    return gzip_module.open(file, "rb")
+    return igzip.open(file, "rb")
 
 
 def is_tar(path: Path) -> bool:

@@ -7,10 +7,13 @@ import pytest
 
 from app.config import LossName
 from app.kinds.metrics import METRICS
+from app.kinds.models import MODELS
 from app.kinds.optimizers import OptimizerName
 from app.kinds.schedules import ScheduleName
 from app.kinds.tasks import TASKS
 from app.kinds.trackers import TRACKERS
+from common.command import load
+from data_prep.dataset.kinds import KINDS
 from data_prep.dataset.options import LabelKind
 
 ROOT = Path(__file__).parents[3]
@@ -34,6 +37,20 @@ METRIC_EXCEPTIONS = {
     "app/report/charts.py": "key of the chart of calibration",
     "app/report/side_by_side.py": "key of that chart",
 }
+# Files that may ask for a kind of model or dataset itself, and why.
+SECTION_EXCEPTIONS = {
+    "app/config/model.py": "declares the settings and says which kind they are of",
+    "app/data/events.py": "reads a log of events for it",
+    "app/model/hstu.py": "is the model",
+    "app/trackers/mlperf.py": "the values that the rules of its benchmark log",
+}
+ROW_EXCEPTIONS = {
+    "app/config/data.py": "which kind a source makes",
+    "app/config/model.py": "which kind is given",
+    "app/data/prepare.py": "which kind published sizes are of",
+    "data_prep/dataset/events.py": "the format of a log of events",
+    "data_prep/dataset/manifest.py": "the formats of manifests",
+}
 
 
 def literals(path: Path) -> set[str]:
@@ -44,11 +61,29 @@ def literals(path: Path) -> set[str]:
     return {node.value for node in constants if isinstance(node.value, str)}
 
 
+def attributes(path: Path) -> set[str]:
+    """Names that a module reads of objects."""
+    return {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
+
+
+def rows_imported(path: Path) -> set[str]:
+    """Rows of the tables of models and datasets that a module imports by name."""
+    imports = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+    of_tables = [node for node in imports if node.module in ("app.kinds.models", "data_prep.dataset.kinds")]
+    return {alias.name for node in of_tables for alias in node.names if alias.name.isupper()} - {"MODELS", "KINDS"}
+
+
+def product_files() -> dict[str, Path]:
+    """Modules beside the tables, by their path from the root."""
+    paths = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+    by_name = {str(path.relative_to(ROOT)): path for path in paths}
+    return {name: path for name, path in by_name.items() if not name.startswith(TABLES)}
+
+
 def files_with(names: set[str]) -> dict[str, set[str]]:
     """Product files beside the tables that have one of these names as a literal, and which."""
-    paths = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
-    by_file = {str(path.relative_to(ROOT)): literals(path) & names for path in paths}
-    return {path: present for path, present in by_file.items() if present and not path.startswith(TABLES)}
+    by_file = {name: literals(path) & names for name, path in product_files().items()}
+    return {name: present for name, present in by_file.items() if present}
 
 
 @pytest.mark.parametrize(
@@ -72,3 +107,29 @@ def test_a_task_is_of_a_kind_of_label_with_metrics_and_losses_that_are() -> None
         assert METRICS[task.main].task == task.labels
         assert set(task.losses) <= {loss.value for loss in LossName}
     assert {metric.task for metric in METRICS.values()} == set(TASKS)
+
+
+def test_no_other_file_asks_which_kind_a_model_or_a_dataset_is_of() -> None:
+    sections = {kind.section for kind in MODELS} - {""}
+    for name, path in product_files().items():
+        assert name in SECTION_EXCEPTIONS or not attributes(path) & sections, name
+        assert name in ROW_EXCEPTIONS or not rows_imported(path), name
+
+
+def test_exceptions_are_needed() -> None:
+    sections, files = {kind.section for kind in MODELS} - {""}, product_files()
+    assert all(attributes(files[name]) & sections for name in SECTION_EXCEPTIONS)
+    assert all(rows_imported(files[name]) for name in ROW_EXCEPTIONS)
+
+
+@pytest.mark.parametrize(
+    "kind", [*MODELS, *KINDS], ids=[*(kind.label for kind in MODELS), *(kind.name for kind in KINDS)]
+)
+def test_a_kind_names_functions_that_are(kind: object) -> None:
+    texts = [value for value in vars(kind).values() if isinstance(value, str) and ":" in value and " " not in value]
+    assert texts
+    assert all(callable(load(text)) for text in texts)
+
+
+def test_each_kind_of_dataset_has_a_model_that_learns_from_it() -> None:
+    assert {kind.learns_from for kind in MODELS} == set(KINDS)

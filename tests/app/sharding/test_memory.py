@@ -31,7 +31,7 @@ from app.runtime.platform import Runtime
 from app.sharding import from_config, topology
 from app.sharding.planner import estimates
 from app.training import session
-from app.training.describe import describe_tables
+from app.training.recording.describe import describe_tables
 from common.compose import compose_config
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest, shard_path

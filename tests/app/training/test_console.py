@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from app.record.documents import Summary
-from app.training import summary
+from app.training.recording import summary
 from common.documents import convert
 from tests.app.conftest import SMALL, Command, forked
 

@@ -19,7 +19,7 @@ from app.report.verdict import sentences
 from app.runtime.platform import Runtime
 from app.training.checkpointer import Checkpointer
 from app.training.monitor import best_of, early_stop, monitored_value, score_of, watch
-from app.training.recorder import Recorder
+from app.training.recording.recorder import Recorder
 from app.training.run import TrainingRun
 from app.training.session import Session
 from app.training.state import RunLength, RunState

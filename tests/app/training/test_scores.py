@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from app.training.scores import rows_of_processes
+from app.training.recording.scores import rows_of_processes
 from data_prep.dataset.format import load_manifest
 from tests.app.conftest import SMALL, Command
 from tests.app.run_files import summary

@@ -10,9 +10,9 @@ from app.config.tables import Storage
 from app.model import tables
 from app.model.tables import TableInitRange, TableSpec, initial_rows
 from app.runtime.platform import Runtime
-from app.training import table_figures
+from app.training.recording import table_figures
+from app.training.recording.table_figures import MAX_BLOCKS, TableMeter
 from app.training.session import Session
-from app.training.table_figures import MAX_BLOCKS, TableMeter
 from tests.app.conftest import SMALL
 from tests.app.in_process import train_here
 from tests.app.run_files import events, summary

@@ -16,11 +16,11 @@ from app.record.directory import RunDirectory
 from app.record.documents import RunManifest
 from app.record.progress import ProgressDisplay
 from app.trackers.run_trackers import FILES, Trackers
-from app.training.describe import describe_dataset, describe_files, describe_tables
 from app.training.labels import task_of
+from app.training.recording.describe import describe_dataset, describe_files, describe_tables
+from app.training.recording.summary import mean_loss
 from app.training.session import Session
 from app.training.state import RunState
-from app.training.summary import mean_loss
 from app.training.window import StepFigures
 from common.redact import redact
 

@@ -18,7 +18,7 @@ MAX_SOURCES = 30  # names of raw files in a manifest
 def describe_dataset(session: Session) -> Dataset:
     """The dataset in a run's manifest; `bayes` are the figures of a ground-truth model, if the dataset has one."""
     manifest = session.manifest
-    labels = {name: split.labels_digest for name, split in manifest.splits.items() if not manifest.is_events}
+    labels = {name: split.labels_digest for name, split in manifest.splits.items() if not manifest.kind.windows}
     return Dataset(
         path=str(session.root),
         digest=manifest.digest,

@@ -19,9 +19,9 @@ from app.metrics.timing import PHASES, throughput
 from app.metrics.utilisation import utilisation, work_of_sample
 from app.record import provenance
 from app.record.documents import SUMMARY_VERSION, Covered, Digests, Memory, Parameters, Summary, TrainFigures
+from app.training.recording.table_figures import TableMeter
 from app.training.session import Session
 from app.training.state import RunState
-from app.training.table_figures import TableMeter
 from common.documents import Json, convert
 from common.terminal import coloured
 

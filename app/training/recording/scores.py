@@ -37,7 +37,7 @@ def keep_served(session: Session, directory: Path, step: int) -> None:
 
 def split_of(config: AppConfig, manifest: Manifest) -> str:
     """The split whose scores a run keeps: test, or the evaluated one of a dataset without it."""
-    has_test = TEST in manifest.splits and manifest.splits[TEST].rows > 0 and not manifest.is_events
+    has_test = TEST in manifest.splits and manifest.splits[TEST].rows > 0
     return TEST if has_test else config.eval.split
 
 
@@ -62,7 +62,7 @@ def keep(predictor: Predictor, evaluation: Evaluation, directory: Path, step: in
 
     def write() -> str:
         logits, labels = evaluation.logits, evaluation.labels
-        if not predictor.manifest.is_events:  # whose order is that of the processes
+        if not predictor.manifest.kind.windows:  # whose order is that of the processes
             order = rows_of_processes(rows, predictor.eval_batch_size(rows), predictor.runtime.world_size)
             logits, labels = (_in_order(values, order) for values in (logits, labels))
         return str(write_scores(directory, split, step, predictor.manifest.digest, logits, labels))
