@@ -22,8 +22,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from common.config_file import quoted as _quoted
-from common.config_file import read_overrides
+from common.config_file import quoted, read_overrides
 from common.errors import UserError
 from common.help import groups_of
 from common.keys import check_keys, declaration, group_of, keys_of
@@ -341,9 +340,9 @@ def _as_typed(rest: str) -> str:
     value = rest[1:]
     parsed = OverridesParser.create().parse_override(f"key{rest}").value()
     if isinstance(parsed, (bool, int, float)):
-        return f"={_quoted(value)}"
+        return f"={quoted(value)}"
     if isinstance(parsed, list) and any(isinstance(each, (bool, int, float)) for each in parsed):
-        return f"=[{','.join(_quoted(item) for item in value.strip()[1:-1].split(','))}]"
+        return f"=[{','.join(quoted(item) for item in value.strip()[1:-1].split(','))}]"
     return rest
 
 
@@ -369,9 +368,9 @@ def _refuse_unquoted(schema: type, override: str) -> None:
             form = f"{keys[0]}={override}" if keys else "key=value"
             raise UserError(f"configuration: {override}: give it as {form}") from error
     if value.startswith("[") and value.endswith("]"):
-        typed = f"{key}=[{','.join(_quoted(item) for item in value[1:-1].split(','))}]"
+        typed = f"{key}=[{','.join(quoted(item) for item in value[1:-1].split(','))}]"
     else:
-        typed = f"{key}={_quoted(value)}"
+        typed = f"{key}={quoted(value)}"
     raise UserError(f"configuration: {override}: not readable without quotes; write {shlex.quote(typed)}")
 
 

@@ -136,7 +136,7 @@ def test_a_job_for_each_run_that_is_not_done_or_queued(slurm: Path, dataset_is_t
     waits = "" if dataset_is_there else "--dependency=afterany:77 "
     assert third.startswith(f"--parsable --job-name=x_seed_3 {waits}--nodes=2 --time=1 /")
     assert third.endswith(
-        f"launch/slurm.sh recipe=quickstart a b train.seed=3 run.name=x_seed_3 run.dir='{slurm}/x/seed_3'"
+        f'launch/slurm.sh recipe=quickstart a b train.seed=3 run.name=x_seed_3 run.dir="{slurm}/x/seed_3"'
     )
     assert "train.seed=4" in fourth
 
