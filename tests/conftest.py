@@ -2,6 +2,7 @@
 
 import gc
 import os
+from collections import defaultdict
 
 import pytest
 from hypothesis import settings
@@ -14,6 +15,8 @@ from tests.forks import start_server
 settings.register_profile("clickwork", derandomize=True, deadline=None)
 settings.load_profile("clickwork")
 
+
+FAST_CASES = 4
 
 # Skips that are right on any machine without what they name.
 OPTIONAL = ("no GPU", "MLflow's client is not installed", "Triton is not interpreted", "Slurm is tried alone")
@@ -60,11 +63,25 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()  # what was imported is for good: no collection walks through all of torch again
 
 
+def mark_further_cases(items: list[pytest.Item]) -> None:
+    """Of a test with many cases FAST_CASES, spread evenly, are fast; the others are slow."""
+    tests: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if not item.get_closest_marker("slow"):
+            tests[item.nodeid.partition("[")[0]].append(item)
+    for cases in tests.values():
+        fast = {number * (len(cases) - 1) // (FAST_CASES - 1) for number in range(FAST_CASES)}
+        for number, item in enumerate(cases):
+            if len(cases) > FAST_CASES and number not in fast:
+                item.add_marker(pytest.mark.slow)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Each worker begins with its share of the slow tests, so that none is still at one when the others are done.
 
     xdist gives every worker an equal part of the list, and who has nothing left takes from another's end.
     """
+    mark_further_cases(items)
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     slow = [item for item in items if item.get_closest_marker("slow")]
     others = [item for item in items if not item.get_closest_marker("slow")]
