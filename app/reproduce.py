@@ -92,7 +92,7 @@ def _require_same(out: Path, arguments: Sequence[str]) -> None:
 
 def _reproduce(config: ReproduceConfig, arguments: Sequence[str], seeds: Sequence[Seed], out: Path) -> int:
     of_runs = with_copied_recipe(arguments, out)
-    _write(config, arguments, seeds, {}, out)  # so that what is there is known to be of these arguments
+    _write(config, arguments, of_runs, seeds, {}, out)  # so that what is there is known to be of these arguments
     if config.sbatch is not None:
         is_there = (dataset_path(config.data) / MANIFEST_NAME).exists()
         jobs = 0
@@ -113,12 +113,12 @@ def _reproduce(config: ReproduceConfig, arguments: Sequence[str], seeds: Sequenc
         return EXIT_BAD_INPUT
     stopped = [seed for seed, status in failed.items() if status == EXIT_STOPPED]
     failed = {seed: status for seed, status in failed.items() if status != EXIT_STOPPED}
-    document = _write(config, arguments, seeds, failed, out)
+    document = _write(config, arguments, of_runs, seeds, failed, out)
     for _, sentence in document.verdict:
         print(sentence)
     print(out / PAGE)
     if config.registry is not None:
-        _register(config, config.registry, arguments, document, out)
+        _register(config, config.registry, of_runs, document, out)
     if stopped or (config.sbatch is not None and any(seed.status not in DONE for seed in seeds)):
         return EXIT_STOPPED
     return EXIT_FAILED if failed else EXIT_DONE
@@ -131,7 +131,7 @@ def _remove_documents(out: Path) -> None:
 
 
 def _register(
-    config: ReproduceConfig, registry: str, arguments: Sequence[str], document: Reproduction, out: Path
+    config: ReproduceConfig, registry: str, of_runs: Sequence[str], document: Reproduction, out: Path
 ) -> None:
     """Copy the document to a registry; or print why it is not of the recipe as it is, with all its seeds."""
     reason = ""
@@ -139,7 +139,7 @@ def _register(
         reason = "not all seeds are done"
     elif config.data.scale is DataScale.tiny:
         reason = "data.scale=tiny is not the recipe itself"
-    elif changed := changed_keys(arguments):
+    elif changed := changed_keys(of_runs):
         reason = f"the recipe was changed ({' '.join(changed)})"
     if reason:
         print(f"registry={registry}: not written, as {reason}")
@@ -148,14 +148,19 @@ def _register(
 
 
 def _write(
-    config: ReproduceConfig, arguments: Sequence[str], seeds: Sequence[Seed], failed: dict[int, int], out: Path
+    config: ReproduceConfig,
+    arguments: Sequence[str],
+    of_runs: Sequence[str],
+    seeds: Sequence[Seed],
+    failed: dict[int, int],
+    out: Path,
 ) -> Reproduction:
     """Write document and page from what is on the disk; return the document."""
     done = [seed.directory for seed in seeds if seed.status in DONE]
     is_whole = len(done) == len(seeds)
     convergence = check_convergence(config.mlperf.benchmark, done) if config.mlperf.enabled and is_whole else ""
     with refusing_other_versions(f"[{','.join(map(str, done))}]"):
-        document = summarise(config, arguments, seeds, failed, convergence)
+        document = summarise(config, arguments, of_runs, seeds, failed, convergence)
         page = reproduction_page(config, document, finished_runs(seeds), out)
     write_atomically(out / DOCUMENT, (encode(document, indent=1) + "\n").encode())
     write_page(out / PAGE, page)

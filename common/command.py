@@ -12,11 +12,12 @@ from typing import Any, NamedTuple, NoReturn
 from common.errors import UserError
 from common.redact import redact_arguments
 
-# Of packages that are not required of each installation; pyproject.toml says why torchrec is in no extra.
+# Of packages without which no command begins; pyproject.toml says why torchrec is in no extra.
 REMEDIES = {
     "torch": 'in its checkout: pip install ".[cpu]"',
     "fbgemm_gpu": 'in its checkout: pip install ".[cpu]"',
     "torchrec": "pip install --no-deps torchrec==1.8.0",
+    "isal": "pip install isal",
 }
 
 

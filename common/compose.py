@@ -18,7 +18,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
+from hydra.errors import HydraException, MissingConfigException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -153,7 +153,8 @@ def compose_partly(schema: type, config_dir: Path, overrides: Sequence[str], nam
             bare = override.lstrip("-")
             if "=" not in bare:
                 bare += "=..." if "=" in next_word or not next_word else f"={next_word}"
-            remedy = _suggestion(schema, config_dir, [bare]) or f"; write {bare}"
+            typed = bare if bare.endswith("=...") else shlex.quote(bare)
+            remedy = _suggestion(schema, config_dir, [bare]) or f"; write {typed}"
             raise UserError(f"configuration: {override}: keys have no dashes{remedy}")
         if override.lstrip("+~").startswith("hydra"):
             raise UserError(
@@ -181,14 +182,15 @@ def compose_partly(schema: type, config_dir: Path, overrides: Sequence[str], nam
         OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
         return config
     except REFUSED as error:
-        fault = _unknown_choice(schema, config_dir, typed) or _one_line(error) + _suggestion(schema, config_dir, typed)
-        raise UserError(fault) from error
+        fault = _unknown_choice(schema, config_dir, typed) if isinstance(error, MissingConfigException) else ""
+        raise UserError(fault or _one_line(error) + _suggestion(schema, config_dir, typed)) from error
 
 
 def _unknown_choice(schema: type, config_dir: Path, overrides: Sequence[str]) -> str:
     """What is wrong with the first GROUP=NAME whose name is none of the group's; or nothing."""
     for override in overrides:
         group, _, name = override.lstrip("+").partition("=")
+        name = name.strip("\"'")
         names = groups_of(config_dir).get(group, [name])
         if name not in (*names, RECIPE_OF_FILE):
             fault = f"configuration: {override}: not one of {', '.join(names)}"

@@ -13,9 +13,8 @@ from common.documents import decode
 
 PYTHONS = ((3, 10), (3, 12))
 FBGEMM_NAMES = ("fbgemm-gpu", "fbgemm-gpu-cpu", "fbgemm-gpu-genai", "fbgemm-gpu-nightly", "fbgemm-gpu-nightly-cpu")
-NEEDED = ("torch", "torchrec", "numpy", "hydra-core", "omegaconf", "numba", "tqdm", "isal")
+NEEDED = ("torch", "torchrec", "numpy", "hydra-core", "omegaconf", "numba", "tqdm", "isal", "pyarrow")
 USED = {
-    "pyarrow": "Parquet files cannot be read",
     "tensorboard": "runs write no TensorBoard scalars",
     "distributed": "data.scheduler cannot be used",
 }

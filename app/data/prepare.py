@@ -61,9 +61,10 @@ def prepare(config: DataConfig) -> None:
     interrupts this one, and has stopped resumably before that goes on.
 
     Raises:
-        UserError: a key that has no effect on a dataset that is there already; or there is nothing to make one from.
+        UserError: a key that has no effect on a dataset that is there already, or other files or parameters than it was
+            made from; or there is nothing to make one from.
         SystemExit: data_prep found bad input, which it has reported on stderr; with its status.
-        Interrupted: a signal stopped it; it has said so on stderr.
+        Interrupted: a signal stopped it; where a dataset is being made, it has said so on stderr.
         RuntimeError: it failed otherwise.
     """
     job = _job(config)
@@ -74,7 +75,10 @@ def prepare(config: DataConfig) -> None:
         from data_prep.pipeline import preprocess  # with modules that runs without data of their own do without
 
         refuse_unused(job, ("data",))
-        preprocess(job.data)
+        try:
+            preprocess(job.data)
+        except OSError as error:
+            raise UserError(f"{error.filename or job.data.path}: {error.strerror}") from error
         return
     process = subprocess.Popen(
         [sys.executable, "-m", "data_prep", PICKLED],

@@ -64,7 +64,7 @@ RESULTS_COLUMNS = (
 # Files of a run that was killed before it had a manifest.
 BEFORE_MANIFEST = (LOCK, LOG, ".shared", ".shared.tmp", f"{MANIFEST}.tmp")
 # Those of app.reproduce, which makes a recipe's runs at several seeds in the directory of the recipe's own run.
-OF_REPRODUCTION = re.compile(r"seed_\d+|(reproduce\.(json|html)|recipe\.yaml)(\.tmp)?|\.reproduce\.lock")
+OF_REPRODUCTION = re.compile(r"seed_\d+|reproduce\.(json|html|recipe\.yaml)(\.tmp)?|\.reproduce\.lock")
 
 
 @contextlib.contextmanager

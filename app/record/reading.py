@@ -42,8 +42,13 @@ def read_config(directory: Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load((directory / CONFIG).read_bytes())
     except (OSError, yaml.YAMLError) as error:
-        place = RUNS / directory
-        remedy = f"did you mean {place}?" if (place / CONFIG).is_file() else f"give one, such as {RUNS}/quickstart"
+        place, example = RUNS / directory, RUNS / "quickstart"
+        if not directory.is_absolute() and (place / CONFIG).is_file():
+            remedy = f"did you mean {place}?"
+        elif directory == example:
+            remedy = "python -m app.train makes it"
+        else:
+            remedy = f"give one, such as {example}"
         raise UserError(f"run={directory}: not a run's directory (no readable {CONFIG}); {remedy}") from error
     if not isinstance(content, dict):
         raise UserError(f"run={directory}: {CONFIG} is not a configuration")

@@ -11,7 +11,7 @@ from common.errors import UserError
 
 FORMAT, VERSION = "clickwork-reproduction", 1
 DOCUMENT, PAGE = "reproduce.json", "reproduce.html"
-RECIPE = "recipe.yaml"  # the copy of recipe=FILE.yaml that all runs are of
+RECIPE = "reproduce.recipe.yaml"  # the copy of recipe=FILE.yaml that all runs are of
 
 
 class _Version(Struct):

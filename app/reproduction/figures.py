@@ -47,17 +47,23 @@ def finished_runs(seeds: Sequence[Seed]) -> list[Finished]:
 
 
 def summarise(
-    config: ReproduceConfig, arguments: Sequence[str], seeds: Sequence[Seed], failed: dict[int, int], convergence: str
+    config: ReproduceConfig,
+    arguments: Sequence[str],
+    of_runs: Sequence[str],
+    seeds: Sequence[Seed],
+    failed: dict[int, int],
+    convergence: str,
 ) -> Reproduction:
     """The document of a reproduction from what is on the disk.
 
-    arguments: those of app.train. failed: exit status of each seed that failed now. convergence: what the check of
-    MLPerf's reference convergence says; empty: none was made.
+    arguments: those of app.train, as they were typed. of_runs: those of the runs, with a copy of the recipe. failed:
+    exit status of each seed that failed now. convergence: what the check of MLPerf's reference convergence says; empty:
+    none was made.
     """
     done = finished_runs(seeds)
     last, published = done[-1].run if done else None, config.published
     manifest = last.manifest if last else None
-    reason = why_no_verdict(config, arguments, done)
+    reason = why_no_verdict(config, of_runs, done)
     figures = figures_of(config, done, is_judged=reason is None)
     records = [_record(seed, failed.get(seed.number)) for seed in seeds]
     words = ["python", "-m", "app.reproduce", *redact_arguments(_own(config)), *redact_arguments(arguments)]
@@ -135,7 +141,7 @@ def _record(seed: Seed, status: int | None) -> SeedRun:
     )
 
 
-def why_no_verdict(config: ReproduceConfig, arguments: Sequence[str], done: Sequence[Finished]) -> str | None:
+def why_no_verdict(config: ReproduceConfig, of_runs: Sequence[str], done: Sequence[Finished]) -> str | None:
     """Why the figures are not held against the published ones; None: they are, or there is none."""
     digests = {run.run.manifest.dataset.digest or "none" for run in done}
     if len(digests) > 1:
@@ -152,7 +158,7 @@ def why_no_verdict(config: ReproduceConfig, arguments: Sequence[str], done: Sequ
     of_config = [key for key in _differing(done) if is_of_recipe(key) and _is_of_config(key, done[0].run)]
     if of_config:
         return f"The configurations of the seeds differ ({', '.join(of_config)}), so there is no verdict."
-    if changed := changed_keys(arguments):
+    if changed := changed_keys(of_runs):
         return f"The recipe was changed ({' '.join(changed)}), so there is no verdict on the published figure."
     return None
 

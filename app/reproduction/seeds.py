@@ -116,7 +116,7 @@ def training_arguments(arguments: Sequence[str]) -> list[str]:
 
 
 def with_copied_recipe(arguments: Sequence[str], out: Path) -> list[str]:
-    """The arguments with a copy in `out` for recipe=FILE.yaml, which may be edited before the last run begins."""
+    """The arguments with a copy in `out`, made here, for recipe=FILE.yaml, which may be edited before all runs end."""
     path = recipe_file(arguments)
     if path is None:
         return list(arguments)
@@ -137,8 +137,8 @@ def require_same_recipe(arguments: Sequence[str], out: Path) -> None:
     difference = set(read_overrides(f"recipe={path}", path)) ^ set(read_overrides(f"recipe={copy}", copy))
     if difference:
         raise UserError(
-            f"out={out}: recipe={path} has changed since its runs were made ({', '.join(sorted(difference))}); "
-            f"{shlex.join(['cp', str(copy), str(path)])}, or give another out"
+            f"out={out}: recipe={path} has changed since its runs were made ({', '.join(sorted(difference))}); give "
+            f"another out, or take the change back: {copy} is the recipe of these runs"
         )
 
 

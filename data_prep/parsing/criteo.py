@@ -172,6 +172,8 @@ def _other_form(fields: list[bytes], path: str, columns: int, numbers: int) -> s
     """
     commas = fields[0].count(b",")
     if len(fields) > 1 and all(field[:1].isalpha() for field in fields[: 1 + numbers]):
+        if len(fields) != columns:
+            return r"names of columns; of a table of your own, name them in data.schema=FILE (delimiter: \"\t\")"
         return f"names of columns, which raw rows do without; remove it: {_copy_by('tail -n +2', path)}"
     if len(fields) > 1 or commas < 2:
         return ""

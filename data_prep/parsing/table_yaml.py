@@ -58,7 +58,7 @@ def load_table(path: Path, sources: tuple[Source, ...]) -> Table:
     table = replace(_table(path, document, names, header), names=names, format=form.name)
     row = "row 1: " if form.has_layout and header else ""
     for source, others in zip(sources, columns, strict=True):
-        _check_columns(path, table, f"{source.path}: {row}", others, _hint(form, source, others))
+        _check_columns(path, table, f"{source.path}: {row}", others, _hint(form, source, others, header))
         if row and others != first:
             raise UserError(f"{source.path}: row 1: other columns than in {sources[0].path}; give like files")
         for column in others:
@@ -88,7 +88,7 @@ def _merged(columns: Sequence[Sequence[Column]]) -> list[Column]:
     return [Column(name, kind) for name, kind in kinds.items()]
 
 
-def _hint(form: Format, source: Source, columns: Sequence[Column]) -> str:
+def _hint(form: Format, source: Source, columns: Sequence[Column], header: bool) -> str:
     """What else may be the reason that a column is not among those of a file."""
     if form.merges_columns:
         return ", or put a row that has it among the first of a file"
@@ -98,7 +98,7 @@ def _hint(form: Format, source: Source, columns: Sequence[Column]) -> str:
     delimiters = [delimiter for delimiter in DELIMITERS if len(names) == 1 and delimiter in names[0]]
     if form.has_layout and delimiters:
         return f", or write delimiter: {json.dumps(delimiters[0])} in the schema"
-    if form.has_layout and all(re.fullmatch(r"[-+]?[\d.]+", name) for name in names):
+    if form.has_layout and header and all(re.fullmatch(r"[-+]?[\d.]+", name) for name in names):
         return ", or if the file has no names, write header: false and name columns by positions, from 0"
     return ""
 

@@ -126,10 +126,10 @@ def test_a_recipe_edited_between_seeds_is_refused_and_the_remedy_works(
         message = str(caught.value)
         assert message.startswith("out=runs/mine: recipe=mine.yaml has changed since its runs were made (")
         assert new.replace(": ", "=") in message
-        (remedy,) = re.findall(r"cp \S+ [^\s,]+", message)
-        subprocess.run(remedy.split(), check=True)
+        (copy,) = re.findall(r"take the change back: (\S+) is", message)
+        mine.write_text(Path(copy).read_text())
         assert call(monkeypatch, *again) == 0
-    (tmp_path / "runs/mine/recipe.yaml").unlink()
+    (tmp_path / "runs/mine/reproduce.recipe.yaml").unlink()
     with pytest.raises(UserError, match="of which older versions kept no copy; give another out, or if"):
         call(monkeypatch, *again)
 

@@ -15,7 +15,7 @@ HERE = {
     "fbgemm-gpu-cpu": "1.8.0",
     "torchrec": "1.8.0",
     **dict.fromkeys(stack.USED, "1"),
-    **dict.fromkeys(("numpy", "hydra-core", "omegaconf", "numba", "tqdm", "isal"), "1"),
+    **dict.fromkeys(("numpy", "hydra-core", "omegaconf", "numba", "tqdm", "isal", "pyarrow"), "1"),
 }
 
 

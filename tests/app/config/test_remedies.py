@@ -23,6 +23,7 @@ REMEDIES = {
     "epochs": (["num_epochs=2"], r"did you mean (train\.epochs)\?", ["{0}=2"]),
     "dashes": (["--train.epochs=2"], r"keys have no dashes; write (\S+)$", ["{0}"]),
     "dashes and a space": (["--train.epochs", "2"], r"keys have no dashes; write (\S+)$", ["{0}"]),
+    "dashes and spaces": (["--run.dir", "my runs/a"], r"keys have no dashes; write '(.*)'$", ["{0}"]),
     "a ready-made value": (["optimizer=Adam"], r"; did you mean (optimizer=adam)\?$", ["{0}"]),
     "a recipe": (["recipe=quikstart"], r"; did you mean (recipe=quickstart)\?$", ["{0}"]),
     "data_prep's": (["data.split.metod=random"], r"did you mean (data\.split\.method)\?", ["{0}=random"]),
@@ -146,6 +147,23 @@ def test_a_run_by_its_place_alone_or_by_its_name(tmp_path: Path, monkeypatch: py
     assert read_config(Path("runs/a")) == {"run": {"name": "a"}}
     with pytest.raises(UserError, match=r"^run=b: .*; give one, such as runs/quickstart$"):
         read_config(Path("b"))
+    with pytest.raises(UserError, match=r"; python -m app.train makes it$"):
+        read_config(Path("runs/quickstart"))
+    (tmp_path / "runs/a/config.yaml").write_text("run: {")
+    with pytest.raises(UserError, match=r"; give one, such as runs/quickstart$"):
+        read_config(tmp_path / "runs/a")
+
+
+def test_a_choice_is_not_blamed_for_another_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.yaml").write_text("optimizer: adam\ntrain: {epoch: 3}\n")
+    with pytest.raises(UserError, match=r"did you mean train\.epochs\?"):
+        compose_config(AppConfig, CONFIG_DIR, ["config=my.yaml"])
+    with pytest.raises(UserError, match=r"^configuration: optimizer=lion: not one of adagrad, .*; give one of these$"):
+        compose_config(AppConfig, CONFIG_DIR, ["optimizer=lion"])
+    with pytest.raises(UserError) as caught:  # a command that takes no groups
+        compose_config(EvaluateConfig, CONFIG_DIR, ["run=a", "data=data/mine"], "evaluate")
+    assert "not one of" not in str(caught.value)
 
 
 NAMES = [

@@ -12,7 +12,9 @@ from common.errors import UserError
 from data_prep.config.compose import CONFIG_DIRECTORY
 from data_prep.config.keys import PrepConfig
 from data_prep.dataset.format import load_manifest
+from tests.app.conftest import SMALL, ended, forked
 from tests.changed import changed
+from tests.error_lines import error_line
 
 
 @pytest.mark.parametrize(
@@ -85,3 +87,21 @@ def test_a_key_that_data_prep_does_not_have_is_refused_at_start(override: str, e
 
 def test_an_encoding_that_data_prep_does_not_make_is_compared_with_the_dataset() -> None:
     validate(compose_config(AppConfig, CONFIG_DIR, ["data.path=imported", "data.encoding=imported_npy"]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["other rows", "not a directory"])
+def test_what_is_refused_of_a_dataset_that_is_there_ends_all_processes(fault: str, tmp_path: Path) -> None:
+    """The check is that of rank 0; another process is not left waiting for it."""
+    rows = ["data.source=random", f"data.path={tmp_path / 'rows'}", "+data.prep.random.tables=[3,7]"]
+    small = [*SMALL, *rows, "+data.prep.random.eval_rows=64", "run.name=a", "train.max_steps=1", "baselines=false"]
+    made = ended(forked("train", *small, "+data.prep.random.rows=640", cwd=tmp_path, processes=2), tmp_path)
+    assert made.returncode == 0, made.stderr
+    count, words = 700, "random.rows"
+    if fault == "not a directory":
+        (tmp_path / "rows/.work").write_text("")
+        count, words = 640, "rows/.work: File exists"
+    done = ended(forked("train", *small, f"+data.prep.random.rows={count}", cwd=tmp_path, processes=2), tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("error: ") == 1
+    assert words in error_line(done.stderr)

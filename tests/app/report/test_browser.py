@@ -404,7 +404,7 @@ def test_several_side_by_side(driver: webdriver.Chrome, tmp_path: Path) -> None:
 def test_a_reproduction_has_its_interval_as_a_band(driver: webdriver.Chrome, tmp_path: Path) -> None:
     seeds = write_seeds(tmp_path, 3)
     config = composed("seeds=3")
-    document = summarise(config, [], seeds, {}, "")
+    document = summarise(config, [], [], seeds, {}, "")
     page = tmp_path / "reproduce.html"
     page.write_text(reproduction_page(config, document, finished_runs(seeds), tmp_path))
     load(driver, page)

@@ -22,7 +22,7 @@ PUBLISHED = ["published.source=A", "published.data=B", "published.tolerance=0.00
 def document(seeds: list[Seed], *overrides: str, failed: dict[int, int] | None = None) -> Reproduction:
     arguments = [override for override in overrides if not override.startswith(("seeds=", "published."))]
     config = composed("run.name=x", *overrides)
-    return summarise(config, arguments, seeds, failed or {}, "")
+    return summarise(config, arguments, arguments, seeds, failed or {}, "")
 
 
 def said(made: Reproduction) -> str:
@@ -171,7 +171,7 @@ def test_a_published_target_is_judged_by_reaching_it(tmp_path: Path, reached: in
     for seed in seeds[:reached]:
         edit(seed.directory / "summary.json", status="target_reached")
     config = composed("run.name=x", *keys)
-    made = summarise(config, [], seeds, {}, "")
+    made = summarise(config, [], [], seeds, {}, "")
     (figure,) = [each for each in made.figures if each.published is not None]
     assert figure.low is not None
     assert figure.low > 0.6

@@ -76,6 +76,8 @@ def test_runs_are_of_a_copy_of_a_recipes_file(tmp_path: Path, monkeypatch: pytes
     path.write_text("run.name: mine\ntrain.epochs: 3\n")
     assert arguments[0] == "optimizer.lr=0.1"
     assert compose_config(AppConfig, CONFIG_DIR, arguments).train.epochs == 2
+    path.unlink()
+    assert changed_keys(arguments) == ["optimizer.lr=0.1"]
     assert with_copied_recipe(["recipe=quickstart"], Path("runs/other")) == ["recipe=quickstart"]
     assert not Path("runs/other").exists()
 

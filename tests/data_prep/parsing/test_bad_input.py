@@ -42,6 +42,7 @@ CASES = {
     "empty line": (b"".join([*LINES[:20], b"\n", *LINES[20:]]), ["row 21", "empty line"]),
     "cut in mid-row": (b"".join(LINES[:30]) + LINES[30][:50], ["row 31", "cut off"]),
     "a header": (b"label\t" + b"\t".join([b"x"] * 39) + b"\n" + GOOD, ["row 1", "names of columns"]),
+    "a header of a table": (b"user\titem\trating\n1\t2\t3\n", ["row 1", "name them in data.schema=FILE"]),
     "empty file": (b"", ["empty file"]),
 }
 
