@@ -108,7 +108,7 @@ def _check_columns(path: Path, table: Table, where: str, columns: Sequence[Colum
     names = [column.name for column in columns]
     for name in (table.label, *table.inputs):
         if name not in names:
-            text = ", ".join(names)
+            text = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in ", ".join(names))
             text = text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
             raise UserError(f"{where}no column {name}, which {path} names; it has {text}; correct one of them{hint}")
         if names.count(name) > 1:
