@@ -18,8 +18,9 @@ OF_A_MACHINE = re.compile(
     rf"(?:p50|p95|forward|backward|optimizer|input|input wait|memory|host|calibration) ({NUMBER})"
     rf"|({NUMBER})(?= (?:\w+/s|s|per device)\b)"
 )
-# A command, and lines that not every run prints: of an installation, of what is compiled once, of progress.
-NOT_COMPARED = re.compile(r"\$ |\.venv/bin/|set-up: |compiling |step \d+/|…?$")
+# A command, and lines that not every run prints: of an installation, of what is compiled once, of progress, and of
+# baselines, which end after 30 s on any machine.
+NOT_COMPARED = re.compile(r"\$ |\.venv/bin/|set-up: |compiling |baselines: |step \d+/|…?$")
 
 
 class Block(NamedTuple):
