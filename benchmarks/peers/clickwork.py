@@ -19,8 +19,8 @@ def run_in_bf16(task: Task) -> list[Point]:
 
 
 def run_with_defaults(task: Task) -> list[Point]:
-    """Train and evaluate as a user does: its checkpoints, the best kept, a line of the log each ten steps."""
-    return _run(task)
+    """Train and evaluate as a user does: its checkpoints, the best kept, a line of the log at least each ten steps."""
+    return _run(task, f"train.log_every_steps={min(10, task.steps())}")
 
 
 def _run(task: Task, *more: str) -> list[Point]:
