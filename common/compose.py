@@ -153,8 +153,8 @@ def compose_partly(schema: type, config_dir: Path, overrides: Sequence[str], nam
             bare = override.lstrip("-")
             if "=" not in bare:
                 bare += "=..." if "=" in next_word or not next_word else f"={next_word}"
-            typed = bare if bare.endswith("=...") else shlex.quote(bare)
-            remedy = _suggestion(schema, config_dir, [bare]) or f"; write {typed}"
+            line = bare if bare.endswith("=...") else shlex.quote(bare)
+            remedy = _suggestion(schema, config_dir, [bare]) or f"; write {line}"
             raise UserError(f"configuration: {override}: keys have no dashes{remedy}")
         if override.lstrip("+~").startswith("hydra"):
             raise UserError(
