@@ -58,7 +58,7 @@ def prepare(config: DataConfig) -> None:
 
     data_prep leaves a dataset made from the same files with the same parameters as it is, and refuses to replace
     another; this process does that itself. What is to be made is made by one of its own, which gets the signal that
-    interrupts this one, and has stopped resumably before that goes on.
+    interrupts this one, and has stopped resumably before this one ends.
 
     Raises:
         UserError: a key that has no effect on a dataset that is there already, or other files or parameters than it was
