@@ -112,26 +112,26 @@ def test_a_recipe_edited_between_seeds_is_refused_and_the_remedy_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    mine, again = tmp_path / "mine.yaml", ["seeds=2", "recipe=mine.yaml"]
+    recipe, command = tmp_path / "mine.yaml", ["seeds=2", "recipe=mine.yaml"]
     before = "defaults:\n  - override /optimizer: adam\nrun.name: mine\ntrain.max_steps: 50\n"
-    mine.write_text(before)
+    recipe.write_text(before)
     write_seeds(tmp_path / "runs/mine", 2)
-    assert call(monkeypatch, *again) == 0
-    mine.write_text(f"# a comment changes nothing\n{before}")
-    assert call(monkeypatch, *again) == 0
+    assert call(monkeypatch, *command) == 0
+    recipe.write_text(f"# a comment changes nothing\n{before}")
+    assert call(monkeypatch, *command) == 0
     for old, new in (("max_steps: 50", "max_steps: 60"), ("adam", "sgd")):
-        mine.write_text(before.replace(old, new))
+        recipe.write_text(before.replace(old, new))
         with pytest.raises(UserError) as caught:
-            call(monkeypatch, *again)
+            call(monkeypatch, *command)
         message = str(caught.value)
         assert message.startswith("out=runs/mine: recipe=mine.yaml has changed since its runs were made (")
         assert new.replace(": ", "=") in message
         (copy,) = re.findall(r"take the change back: (\S+) is", message)
-        mine.write_text(Path(copy).read_text())
-        assert call(monkeypatch, *again) == 0
+        recipe.write_text(Path(copy).read_text())
+        assert call(monkeypatch, *command) == 0
     (tmp_path / "runs/mine/reproduce.recipe.yaml").unlink()
     with pytest.raises(UserError, match="of which older versions kept no copy; give another out, or if"):
-        call(monkeypatch, *again)
+        call(monkeypatch, *command)
 
 
 @pytest.mark.parametrize(
