@@ -62,14 +62,15 @@ def _name(key: yaml.Node) -> str:
 
 
 def quoted(value: str) -> str:
-    """A value as Hydra takes it literally."""
+    """A typed value, which may have quotes already, as Hydra takes it literally."""
     bare = value.strip()
     if len(bare) > 1 and bare[0] == bare[-1] and bare[0] in "\"'":
         bare = bare[1:-1]
-    return _escaped(bare)
+    return literal(bare)
 
 
-def _escaped(text: str) -> str:
+def literal(text: str) -> str:
+    """A text as a value of Hydra's grammar, with the spaces and quotes at its ends."""
     return '"' + re.sub(r'(\\*)("|$)', lambda match: match[1] * 2 + ('\\"' if match[2] else ""), text) + '"'
 
 
@@ -97,8 +98,8 @@ def _text(node: yaml.Node) -> str:
         return "{" + ",".join(f"{key.value}:{_text(value)}" for key, value in node.value) + "}"
     text = str(node.value)
     if node.style is not None:
-        return _escaped(text)
-    return "null" if text in PLAIN_NULLS else text if _is_one_value(text) else _escaped(text)
+        return literal(text)
+    return "null" if text in PLAIN_NULLS else text if _is_one_value(text) else literal(text)
 
 
 def _is_one_value(text: str) -> bool:

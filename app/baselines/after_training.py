@@ -16,7 +16,7 @@ from app.record.documents import DONE
 from app.record.reading import read_manifest, read_summary
 from app.report.read import read_run
 from app.report.verdict import baselines_sentence
-from common.config_file import quoted
+from common.config_file import literal
 from common.errors import UserError
 
 log = logging.getLogger("clickwork")
@@ -61,9 +61,9 @@ def add_baselines(config: AppConfig) -> None:
         log.info("baselines: not computed: they are of clicks, and the labels are numbers")
         return
     path = read_manifest(directory).dataset.path
-    command = [sys.executable, "-m", "app.baselines", f"run={quoted(str(directory.absolute()))}"]
+    command = [sys.executable, "-m", "app.baselines", f"run={literal(str(directory.absolute()))}"]
     if path is not None:
-        command.append(f"data.path={quoted(str(Path(path).absolute()))}")
+        command.append(f"data.path={literal(str(Path(path).absolute()))}")
     later = shlex.join(["python", "-m", "app.baselines", f"run={directory}"])
     limit = None
     if config.baselines is None:

@@ -21,7 +21,7 @@ from app.reproduction.documents import RECIPE
 from common import signals
 from common.cli import EXIT_DONE, EXIT_STOPPED
 from common.compose import compose_config, recipe_file, with_files
-from common.config_file import quoted, read_overrides
+from common.config_file import literal, read_overrides
 from common.documents import read_document
 from common.errors import UserError
 from common.files import write_atomically
@@ -84,7 +84,7 @@ class Seed(NamedTuple):
     @property
     def overrides(self) -> list[str]:
         """What makes it this run of the recipe."""
-        return [f"train.seed={self.number}", f"run.name={self.name}", f"run.dir={quoted(str(self.directory))}"]
+        return [f"train.seed={self.number}", f"run.name={self.name}", f"run.dir={literal(str(self.directory))}"]
 
 
 def seeds_of(out: Path, count: int) -> list[Seed]:
@@ -121,7 +121,7 @@ def with_copied_recipe(arguments: Sequence[str], out: Path) -> list[str]:
     if path is None:
         return list(arguments)
     write_atomically(out / RECIPE, path.read_bytes())
-    return [*(argument for argument in arguments if _key(argument) != "recipe"), f"recipe={quoted(str(out / RECIPE))}"]
+    return [*(argument for argument in arguments if _key(argument) != "recipe"), f"recipe={literal(str(out / RECIPE))}"]
 
 
 def require_same_recipe(arguments: Sequence[str], out: Path) -> None:
@@ -207,7 +207,7 @@ def score_test_split(seed: Seed, launcher: Sequence[str] = ()) -> int:
     if config["train"].get("max_steps") == 0:  # built, not trained
         return EXIT_DONE
     out = seed.directory / TEST_FIGURES
-    words = [f"run={quoted(str(seed.directory))}", f"split={TEST}", f"out={quoted(str(out))}"]
+    words = [f"run={literal(str(seed.directory))}", f"split={TEST}", f"out={literal(str(out))}"]
     return _run([*launcher, "app.evaluate", *words], stdout=subprocess.DEVNULL)
 
 

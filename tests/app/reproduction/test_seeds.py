@@ -239,3 +239,10 @@ def test_another_version_and_damage_are_one_line(tmp_path: Path, changes: dict[s
     path.write_text("{")
     with pytest.raises(UserError, match="damaged"):
         read_reproduction(path)
+
+
+@pytest.mark.parametrize("out", [" a", "runs/'a'", 'runs/"a"', "runs/it's", "runs/a\\"])
+def test_a_run_is_where_its_path_says_whatever_is_in_it(out: str) -> None:
+    [seed] = seeds_of(Path(out), 1)
+    override = next(each for each in seed.overrides if each.startswith("run.dir="))
+    assert compose_config(AppConfig, CONFIG_DIR, [override]).run.dir == f"{out}/seed_1"
