@@ -9,7 +9,7 @@ import json
 import re
 import shlex
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -215,10 +215,28 @@ def with_files(schema: type, config_dir: Path, overrides: Sequence[str], name: s
     keys: list[str] = []
     for option in options:
         own = read_overrides(option, Path(option.removeprefix(FILE_OPTION).strip("\"'")), _mappings(schema))
-        keys += [override for override in own if override.partition("=")[0] not in given]
+        follows = _following(schema, own, {override.partition("=")[0] for override in typed})
+        keys += [override for override in own if override.partition("=")[0] not in given | follows]
         with _naming(option):
             _check(schema, compose_partly(schema, config_dir, [*keys, *choices], name))
     return [*keys, *typed]
+
+
+def _following(schema: type, overrides: Sequence[str], names: Set[str]) -> set[str]:
+    """Keys among `overrides` whose value is what their default makes of another of them, whose name is in `names`.
+
+    Of a recorded run that is run.dir, which is made of run.name: it is that of the run which has the new name.
+    """
+    values = {key: value.strip('"') for key, _, value in (override.partition("=") for override in overrides)}
+    follows = set()
+    for key, owner, name, _ in keys_of(schema):
+        default = getattr(owner, name, None)
+        sources = re.findall(r"\$\{([\w.]+)\}", default) if isinstance(default, str) else []
+        if names.isdisjoint(sources):
+            continue
+        if values.get(key) == re.sub(r"\$\{([\w.]+)\}", lambda match: values.get(match[1], ""), str(default)):
+            follows.add(key)
+    return follows
 
 
 @contextmanager

@@ -65,6 +65,21 @@ def test_a_file_is_as_if_its_keys_were_typed(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("lines", "directory"),
+    [
+        ("run: {name: a, dir: runs/a}", "runs/b"),
+        ('run.name: "a"\nrun.dir: "runs/a"', "runs/b"),
+        ("run: {name: a, dir: elsewhere/a}", "elsewhere/a"),
+        ("run: {dir: runs/a}", "runs/a"),
+    ],
+)
+def test_a_recorded_run_by_a_new_name_has_a_new_directory(tmp_path: Path, lines: str, directory: str) -> None:
+    file = written(tmp_path / "my.yaml", lines)
+    assert composed(f"config={file}", "run.name=b").run.dir == directory
+    assert composed("run.name=b", f"config={file}", "run.dir=c").run.dir == "c"
+
+
 @pytest.mark.slow
 def test_it_is_above_the_recipe_and_files_are_in_order(tmp_path: Path) -> None:
     one = written(tmp_path / "one.yaml", "recipe: deepspark_3day\ntrain: {seed: 1, epochs: 4}\ndata.scale: tiny")
