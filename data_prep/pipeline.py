@@ -77,7 +77,7 @@ from data_prep.stages.parse import (
     refuse_wrong_sums,
 )
 from data_prep.stages.scatter import RowLayout, plan_scatter
-from data_prep.stages.shuffle_order import ordering, rows_by_source
+from data_prep.stages.shuffle_order import ordering, rows_by_source, split_sizes
 from data_prep.stages.split import (
     BuiltShard,
     built_shard,
@@ -86,7 +86,6 @@ from data_prep.stages.split import (
     moves_to_dataset,
     plan_cut,
     refuse_no_train_rows,
-    split_rows,
     whole_chunk,
 )
 from data_prep.stages.unseen import unseen_shares
@@ -293,7 +292,7 @@ def _order_and_fit(data: DataConfig, job: Job, result: Result, executor: Executo
         if fits_all:
             _fit(data, job, result, executor, sum(record.rows for record in result.records))
         if ordered is None:
-            result.rows = split_rows(job, result.records)
+            result.rows = split_sizes(job, rows_by_source(job, result.records))
         else:
             with executor.stage("arrange", 0):
                 result.rows = ordered.result()

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from common.errors import UserError
 from common.files import digest_file
 from data_prep.config.keys import DataConfig, PrepConfig, parse_size
-from data_prep.config.presets import SPLIT_IS_THEIRS, resolve_method
+from data_prep.config.presets import SPLIT_IS_THEIRS
 from data_prep.dataset.format import Manifest
 from data_prep.dataset.multi_hot import MLPERF_SIZES, MLPERF_V2
 from data_prep.dataset.options import DataSource, Encoding, SplitMethod
@@ -105,7 +105,7 @@ def _comparable(key: str, value: Any, manifest: Manifest) -> Any:
         return parse_size(str(value), f"data.{key}")
     if key == "split.method" and "split" in manifest.encoding:
         is_own = manifest.encoding.get("table") is not None
-        return resolve_method(SplitMethod(value), len(manifest.sources), is_own).value
+        return SplitMethod(value).resolved(len(manifest.sources), is_own).value
     if key == "multi_hot.sizes":
         sizes = list(MLPERF_SIZES if value == MLPERF_V2 else value)
         return sizes if max(sizes) > 1 else None  # bags of one are no bags

@@ -171,7 +171,8 @@ def refuse_unused_choices(data: DataConfig) -> None:
 
 def refuse_unused_split_keys(split: SplitConfig, method: SplitMethod) -> None:
     """Raises UserError for a key of the split that has no effect with its method."""
-    if split.seed and not method.is_random:
-        raise UserError(f"data.split.seed: has no effect with data.split.method={method.value}; leave it out")
-    if split.held_out not in (None, HELD_OUT) and method is SplitMethod.last_day:
-        raise UserError("data.split.held_out: has no effect with data.split.method=last_day; use fraction, or leave it")
+    with_method = f"has no effect with data.split.method={method.value}"
+    if split.seed and not method.algorithm.is_random:
+        raise UserError(f"data.split.seed: {with_method}; leave it out")
+    if split.held_out not in (None, HELD_OUT) and not method.algorithm.has_share:
+        raise UserError(f"data.split.held_out: {with_method}; use fraction, or leave it out")

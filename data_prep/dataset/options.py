@@ -1,9 +1,14 @@
 """Enumerations used by the configuration and the manifest."""
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum
+from math import ceil
 from typing import Any
 
 import numpy as np
+
+from common.errors import UserError
 
 
 class DataSource(Enum):
@@ -105,6 +110,31 @@ class CategoryValue(Enum):
     crc32 = "crc32"
 
 
+@dataclass(frozen=True)
+class SplitAlgorithm:
+    """What is to know of a method of splits.
+
+    Attributes:
+        held_out: counts the held-out rows, of the rows of each source and their share; None: each row's split is drawn.
+        is_random: whether data.split.seed has an effect: rows are drawn or permuted, not taken by their place.
+        has_share: whether data.split.held_out has an effect.
+        has_val: whether val has half of the held-out rows; else test has all.
+        needs_several: whether it needs several raw files.
+    """
+
+    held_out: Callable[[Sequence[int], float], int] | None = None
+    is_random: bool = False
+    has_share: bool = True
+    has_val: bool = True
+    needs_several: bool = False
+
+
+def _rounded_down(by_source: Sequence[int], share: float) -> int:
+    """A share of the rows, with one at least for each of val and test where there are others."""
+    rows = int(sum(by_source) * share + 1e-9)
+    return max(rows, 2) if share and sum(by_source) > 2 else rows
+
+
 class SplitMethod(Enum):
     """Choices of held-out rows.
 
@@ -115,16 +145,33 @@ class SplitMethod(Enum):
     scikit_learn: train_test_split with test_size `held_out` and random_state `seed`; val stays empty.
     """
 
-    auto = "auto"
-    last_day = "last_day"
-    fraction = "fraction"
-    random = "random"
-    scikit_learn = "scikit_learn"
+    auto = "auto", SplitAlgorithm()
+    last_day = "last_day", SplitAlgorithm(lambda by_source, _: by_source[-1], has_share=False, needs_several=True)
+    fraction = "fraction", SplitAlgorithm(_rounded_down)
+    random = "random", SplitAlgorithm(is_random=True)
+    scikit_learn = (
+        "scikit_learn",
+        SplitAlgorithm(lambda by_source, share: ceil(sum(by_source) * share), is_random=True, has_val=False),
+    )
 
-    @property
-    def is_random(self) -> bool:
-        """Whether rows are drawn by a seed, not taken by their place."""
-        return self in (SplitMethod.random, SplitMethod.scikit_learn)
+    _value_: str
+    algorithm: SplitAlgorithm
+
+    def __new__(cls, name: str, algorithm: SplitAlgorithm) -> "SplitMethod":
+        """A row: `value` is its name."""
+        row = object.__new__(cls)
+        row._value_, row.algorithm = name, algorithm
+        return row
+
+    def resolved(self, num_sources: int, is_own: bool) -> "SplitMethod":
+        """The method, of `auto` one that does not depend on anything else. Raises UserError for too few raw files."""
+        if self is SplitMethod.auto and is_own:
+            return SplitMethod.random  # a table may be sorted by any of its columns
+        if self is SplitMethod.auto:
+            return SplitMethod.last_day if num_sources > 1 else SplitMethod.fraction
+        if self.algorithm.needs_several and num_sources < 2:
+            raise UserError(f"data.split.method={self.value}: needs at least two raw files; use fraction, or add a day")
+        return self
 
 
 class ExchangeFormat(Enum):
