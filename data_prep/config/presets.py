@@ -184,10 +184,10 @@ def _of_given_splits(rules: Rules) -> Rules:
     )
 
 
-def differences(rules: Rules) -> list[str]:
-    """The choices, as key=value, that make rows differ from those of the program that the encoding repeats."""
+def report_differences(rules: Rules) -> None:
+    """Print on stderr the choices, if any, that make rows differ from those of the program that is repeated."""
     if rules.encoding not in REPEATED:
-        return []
+        return
     usual = RULES[rules.encoding]
     choices = {
         "data.dense_transform": (rules.dense.value, usual.dense.value),
@@ -197,15 +197,11 @@ def differences(rules: Rules) -> list[str]:
         "data.sampling.negative_drop_rate": (rules.negative_drop_rate, usual.negative_drop_rate),
     }
     if rules.split is None:
-        choices["data.split.method"] = (None, None)  # what differs is that there is data.train
+        del choices["data.split.method"]
     changed = [f"{key}={value}" for key, (value, published) in choices.items() if value != published]
-    return changed if rules.split is not None else [*changed, "data.train"]
-
-
-def report_differences(rules: Rules) -> None:
-    """Print the differences, if any, in one line on stderr."""
-    if text := ", ".join(differences(rules)):
-        message = f"output will differ from {REPEATED[rules.encoding]} because of {text}"
+    changed += ["data.train"] if rules.split is None else []
+    if changed:
+        message = f"output will differ from {REPEATED[rules.encoding]} because of {', '.join(changed)}"
         print(f"data.encoding={rules.encoding.value}: {message}", file=sys.stderr)
 
 

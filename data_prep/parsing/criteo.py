@@ -18,7 +18,6 @@ from data_prep.sources.line_blocks import bare_returns
 
 PADDING = SCAN_BYTES  # readable bytes after the last row
 MISSING_INTEGER = np.int32(-(2**31))
-MISSING_CATEGORY = np.uint32(0)
 
 
 class Block(NamedTuple):

@@ -89,8 +89,11 @@ def order_rows(job: Job, records: list[ChunkRecord], window_rows: int, check: Ca
     rules = job.rules
     algorithm = None if rules.split is None else rules.split.algorithm
     if algorithm is not None and algorithm.held_out is None:
-        sizes = _random_sizes(job, records)
-        following = np.cumsum([0, *sizes.values()][:-1])
+        rows = np.zeros(len(SPLITS), np.int64)
+        for choice in _random_choices(job, records):
+            rows += np.bincount(choice[choice >= 0], minlength=len(SPLITS))
+        sizes = dict(zip(SPLITS, rows.tolist(), strict=True))
+        following = np.cumsum([0, *rows[:-1]])
         numbers: Iterator[Positions] = (_follow(choice, following) for choice in _random_choices(job, records))
     else:
         kept = _count_kept(job, records)
@@ -178,14 +181,6 @@ def _random_choices(job: Job, records: list[ChunkRecord]) -> Iterator[NDArray[np
     for record in records:
         choice = np.searchsorted(bounds, rng.random(record.rows), side="right")
         yield choice if dropping is None else np.where(next(dropping), choice, LEFT_OUT)
-
-
-def _random_sizes(job: Job, records: list[ChunkRecord]) -> dict[str, int]:
-    """Rows of every split where each row is given one."""
-    sizes = np.zeros(len(SPLITS), np.int64)
-    for choice in _random_choices(job, records):
-        sizes += np.bincount(choice[choice >= 0], minlength=len(SPLITS))
-    return dict(zip(SPLITS, sizes.tolist(), strict=True))
 
 
 def _permute(
