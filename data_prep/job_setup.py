@@ -8,7 +8,7 @@ from typing import Any
 
 from common.errors import UserError
 from data_prep.config.checks import refuse_criteo_only_choices, refuse_unused_choices
-from data_prep.config.keys import DataConfig, chunk_size, multi_hot_bags
+from data_prep.config.keys import DataConfig, chunk_size
 from data_prep.config.presets import Rules, resolve_rules
 from data_prep.dataset.manifest import SPLITS
 from data_prep.dataset.multi_hot import MultiHot
@@ -82,7 +82,7 @@ def chosen_bags(data: DataConfig, rules: Rules, schema: Schema) -> MultiHot | No
     Raises:
         UserError: they do not fit the columns.
     """
-    bags = multi_hot_bags(data)
+    bags = data.multi_hot.bags()
     if bags is None or max(bags.sizes) == 1:
         return None
     if rules.max_categories is not None:

@@ -15,7 +15,6 @@ from data_prep.config.compose import compose_data
 from data_prep.config.keys import SyntheticConfig
 from data_prep.dataset.kinds import EVENT_LOG, ROWS
 from data_prep.dataset.manifest import SPLITS
-from data_prep.dataset.multi_hot import MultiHot
 from data_prep.dataset.options import DataSource
 
 FILES = ("raw", "train", "val", "test", "checksums")  # of the user's own, by data_prep's keys
@@ -176,12 +175,6 @@ class DataConfig:
 OF_EVENTS = ("events", "synthetic_events", "yambda")  # beginnings of sources
 
 
-def multi_hot_bags(data: DataConfig) -> MultiHot | None:
-    """The bags that ids are expanded to, if any. Raises UserError for values that cannot work."""
-    chosen = data.multi_hot
-    return MultiHot.of("data.multi_hot", chosen.sizes, chosen.distribution, chosen.seed)
-
-
 def _theirs() -> Iterator[str]:
     """data_prep's keys, and groups of keys, that DataConfig has no field for."""
     own_keys = {each.name for each in fields(DataConfig)}
@@ -259,7 +252,7 @@ def preprocessing(data: DataConfig) -> keys.DataConfig:
 def validate_data(data: DataConfig) -> None:
     """Raises UserError for invalid values."""
     refuse_given_splits(preprocessing(data))
-    if multi_hot_bags(data) is None and data.multi_hot.directory is not None:
+    if data.multi_hot.bags() is None and data.multi_hot.directory is not None:
         raise UserError("data.multi_hot.directory: has no effect without data.multi_hot.sizes; leave it out")
     negatives = data.negatives
     if negatives.per_positive is not None and (negatives.user is None or negatives.item in (None, negatives.user)):

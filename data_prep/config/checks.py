@@ -12,7 +12,6 @@ from data_prep.config.keys import (
     SplitConfig,
     chunk_size,
     dataset_path,
-    multi_hot_bags,
     parse_size,
 )
 from data_prep.dataset.manifest import SPLITS
@@ -48,7 +47,7 @@ def validate(data: DataConfig) -> None:
         raise UserError("data.encoding=hash: needs data.max_ind_range, the rows per table, e.g. 1000000")
     if data.encoding is Encoding.hash and (data.frequency_threshold or 0) > 1:
         raise UserError("data.frequency_threshold: has no effect with data.encoding=hash; leave it out")
-    multi_hot_bags(data)
+    data.multi_hot.bags()
     if data.synthetic.rows < data.synthetic.days:
         raise UserError(f"data.synthetic.rows={data.synthetic.rows}: must be at least {data.synthetic.days}")
     if data.days is not None:
