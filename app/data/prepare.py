@@ -17,7 +17,6 @@ from common.cli import EXIT_BAD_INPUT, EXIT_STOPPED
 from common.errors import UserError
 from common.signals import Interrupted
 from data_prep.config.agreement import (
-    GENERATORS,
     compared_keys,
     first_difference,
     given_keys,
@@ -29,6 +28,7 @@ from data_prep.config.keys import PrepConfig, SyntheticConfig
 from data_prep.dataset.event_schema import EventSchema
 from data_prep.dataset.format import MANIFEST_NAME, Manifest, load_manifest
 from data_prep.dataset.kinds import EVENT_LOG, ROWS, DatasetKind
+from data_prep.dataset.options import GENERATORS
 from data_prep.parsing.event_yaml import load_event_schema, schema_path
 from data_prep.published.sets import SETS
 

@@ -15,20 +15,11 @@ from data_prep.config.keys import (
     parse_size,
 )
 from data_prep.dataset.manifest import SPLITS
-from data_prep.dataset.options import DataSource, DenseTransform, Encoding, SplitMethod
+from data_prep.dataset.options import GROUPS, DenseTransform, Encoding, SplitMethod
 
-GENERATED = (DataSource.random, DataSource.trace)
-USED_BY_GENERATORS = {"source", "path", "overwrite", "workers", "random", "trace"}
-USED_BY_EVENTS = {"source", "raw", "path", "overwrite", "schema", "scheduler", "workers", "memory_budget"}
-USED_BY_EVENTS |= {"chunk_bytes", "remote", "synthetic_events"}
+USED_BY_GENERATORS = {"source", "path", "overwrite", "workers", *GROUPS}
+USED_BY_EVENTS = USED_BY_GENERATORS | {"raw", "schema", "scheduler", "memory_budget", "chunk_bytes"}
 OF_WHOLE_DAYS = (Encoding.torchrec, Encoding.torchrec_fixed)
-GROUPS = {
-    "synthetic": (DataSource.synthetic,),
-    "remote": (DataSource.remote, DataSource.yambda),
-    "synthetic_events": (DataSource.synthetic_events,),
-    "random": (DataSource.random,),
-    "trace": (DataSource.trace,),
-}
 
 
 def validate(data: DataConfig) -> None:
@@ -51,7 +42,7 @@ def validate(data: DataConfig) -> None:
     if data.synthetic.rows < data.synthetic.days:
         raise UserError(f"data.synthetic.rows={data.synthetic.rows}: must be at least {data.synthetic.days}")
     if data.days is not None:
-        if data.source is not DataSource.remote:
+        if "{day}" not in data.remote.name:
             raise UserError("data.days: has no effect here; it chooses days to fetch, e.g. with data=criteo_1tb")
         last = math.inf if data.remote.days is None else data.remote.days - 1
         if not data.days or len(set(data.days)) != len(data.days) or not 0 <= min(data.days) <= max(data.days) <= last:
@@ -85,7 +76,7 @@ def refuse_given_splits(data: DataConfig) -> None:
             "data.raw: not together with data.train; name all files in data.raw, or each split's in data.train, "
             "data.val and data.test"
         )
-    if data.source not in (DataSource.local, DataSource.custom):
+    if data.source.kind.makes is not None:
         raise UserError(f"data.train: has no effect with data={data.source.value}; leave it out")
     for key, value in vars(data.split).items():
         if value is not None:
@@ -106,35 +97,36 @@ def refuse_given_splits(data: DataConfig) -> None:
         )
 
 
-def refuse_unused_keys(data: DataConfig) -> None:
+def refuse_keys_of_raw_rows(data: DataConfig) -> None:
     """Raises UserError for a key of the encoding of raw rows, where there are none."""
-    refuse_unused_groups(data)
-    usual = DataConfig()
-    for key in vars(usual):
-        if key not in USED_BY_GENERATORS and getattr(data, key) != getattr(usual, key):
-            raise UserError(f"data.{key}: has no effect with data={data.source.value}, which makes ids itself")
+    _refuse_others(data, USED_BY_GENERATORS, f"with data={data.source.value}, which makes ids itself")
 
 
 def refuse_keys_without_events(data: DataConfig) -> None:
     """Raises UserError for a key of rows, or of another source, that has no effect on events."""
-    refuse_unused_groups(data)
     if data.train is not None:
         raise UserError("data.train: a log of events is split by time, not by files; name its files in data.raw")
+    _refuse_others(data, USED_BY_EVENTS, "on a log of events; leave it out")
+    if data.source.kind.figures and data.raw is not None:
+        raise UserError(f"data.raw: has no effect with data={data.source.value}, which makes the log; leave it out")
+
+
+def _refuse_others(data: DataConfig, used: set[str], reason: str) -> None:
+    """Raises UserError for a key of another source than the chosen one, or one that is not used."""
+    refuse_unused_groups(data)
     usual = DataConfig()
     for key in vars(usual):
-        if key not in USED_BY_EVENTS and getattr(data, key) != getattr(usual, key):
-            raise UserError(f"data.{key}: has no effect on a log of events; leave it out")
-    if data.source is DataSource.synthetic_events and data.raw is not None:
-        raise UserError("data.raw: has no effect with data=synthetic_events, which makes the log; leave it out")
+        if key not in used and getattr(data, key) != getattr(usual, key):
+            raise UserError(f"data.{key}: has no effect {reason}")
 
 
 def refuse_criteo_only_choices(data: DataConfig) -> None:
     """Raises UserError for a schema that does not go with the other choices."""
     if data.schema is None:
-        if data.source is DataSource.custom:
+        if data.source.kind.needs_schema:
             raise UserError("data.schema: not given; name the YAML file that describes your table")
         return
-    if data.source not in (DataSource.local, DataSource.custom):
+    if data.source.kind.makes is not None:
         raise UserError(
             f"data.schema={data.schema}: these rows are Criteo's; name your own in data.raw and leave out data=NAME"
         )
@@ -148,10 +140,10 @@ def refuse_criteo_only_choices(data: DataConfig) -> None:
 def refuse_unused_groups(data: DataConfig) -> None:
     """Raises UserError for a key of another source than the chosen one."""
     usual = DataConfig()
-    for group, sources in GROUPS.items():
+    for group in GROUPS:
         values, there = vars(getattr(data, group)), vars(getattr(usual, group))
         for key, value in values.items():
-            if data.source not in sources and value != there[key]:
+            if group != data.source.kind.group and value != there[key]:
                 raise UserError(f"data.{group}.{key}: has no effect with data={data.source.value}; leave it out")
 
 

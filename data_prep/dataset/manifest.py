@@ -17,7 +17,7 @@ from common.files import FileDigest, write_atomically
 from common.version import VERSION
 from data_prep.dataset.event_schema import EventSchema
 from data_prep.dataset.kinds import EVENT_LOG, ROWS, DatasetKind, kind_of
-from data_prep.dataset.manifest_schema import EVENTS as EVENTS
+from data_prep.dataset.kinds import EVENTS as EVENTS
 from data_prep.dataset.manifest_schema import manifest_fault
 from data_prep.dataset.options import DenseTransform, LabelKind
 from data_prep.dataset.schema import Schema

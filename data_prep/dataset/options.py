@@ -1,4 +1,4 @@
-"""Enumerations used by the configuration and the manifest."""
+"""Enumerations used by the configuration and the manifest; sources of rows and methods of splits are rows of tables."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,6 +9,31 @@ from typing import Any
 import numpy as np
 
 from common.errors import UserError
+from data_prep.dataset.kinds import EVENT_LOG, ROWS, DatasetKind
+
+
+@dataclass(frozen=True)
+class SourceKind:
+    """What is to know of a source of raw rows; functions are text, "module:function".
+
+    Attributes:
+        makes: the kind of its datasets; None: the files are the user's own, and their schema says.
+        find: the function that makes or fetches the raw files, of DataConfig and the directories of dataset and job.
+        directory: the function that says where it does, of DataConfig and the dataset's directory.
+        group: the keys of `data` that it reads and most others do not.
+        generator: the class that makes shards without raw files, of these keys and a number of threads.
+        figures: the function that gives what the manifest's `extra` has of generated rows, of DataConfig and, of rows,
+            job, chunks and rows of each split, of events, the dataset's directory.
+        needs_schema: whether data.schema must be given.
+    """
+
+    makes: DatasetKind | None = None
+    find: str = ""
+    directory: str = "data_prep.sources.remote:raw_directory"
+    group: str = ""
+    generator: str = ""
+    figures: str = ""
+    needs_schema: bool = False
 
 
 class DataSource(Enum):
@@ -19,17 +44,44 @@ class DataSource(Enum):
     synthetic_events: generated events.
     """
 
-    local = "local"
-    custom = "custom"
-    synthetic = "synthetic"
-    remote = "remote"
-    random = "random"
-    trace = "trace"
-    yambda = "yambda"
-    synthetic_events = "synthetic_events"
+    local = "local", SourceKind()
+    custom = "custom", SourceKind(needs_schema=True)
+    synthetic = (
+        "synthetic",
+        SourceKind(
+            ROWS,
+            "data_prep.synthetic.days:synthetic_sources",
+            "data_prep.synthetic.days:raw_directory",
+            group="synthetic",
+            figures="data_prep.stages.bayes:figures",
+        ),
+    )
+    remote = "remote", SourceKind(ROWS, "data_prep.job_setup:fetch_days", group="remote")
+    random = "random", SourceKind(ROWS, group="random", generator="data_prep.synthetic.random_ids:RandomRows")
+    trace = "trace", SourceKind(ROWS, group="trace", generator="data_prep.traces.rows:TraceRows")
+    yambda = "yambda", SourceKind(EVENT_LOG, "data_prep.event_pipeline:fetch_log", group="remote")
+    synthetic_events = (
+        "synthetic_events",
+        SourceKind(
+            EVENT_LOG,
+            "data_prep.synthetic.events:find_log",
+            group="synthetic_events",
+            figures="data_prep.synthetic.events:figures",
+        ),
+    )
+
+    _value_: str
+    kind: SourceKind
+
+    def __new__(cls, name: str, kind: SourceKind) -> "DataSource":
+        """A row: `value` is its name."""
+        row = object.__new__(cls)
+        row._value_, row.kind = name, kind
+        return row
 
 
-EVENT_SOURCES = (DataSource.yambda, DataSource.synthetic_events)
+GROUPS = tuple(dict.fromkeys(source.kind.group for source in DataSource if source.kind.group))
+GENERATORS = tuple(each.kind.group for each in DataSource if each.kind.generator or each.kind.figures)
 
 
 class Encoding(Enum):

@@ -49,8 +49,8 @@ def remote_files(data: DataConfig, directory: Path) -> list[RemoteFile]:
     if not remote.name:
         raise UserError("data.remote.name: not given; choose data=criteo_1tb or data=criteo_kaggle")
     has_days = "{day}" in remote.name
-    if has_days != (data.days is not None):
-        raise UserError(f"data.days={data.days}: {'name the days to fetch' if has_days else 'there are no days here'}")
+    if has_days and data.days is None:
+        raise UserError("data.days=null: name the days to fetch")
     if has_days and remote.member is not None:
         raise UserError("data.remote.member: of a single archive, not of days; leave it out")
     _refuse_unused_sums(remote)
