@@ -16,13 +16,7 @@ from app.config.data import FILES, own_files, preprocessing, source_of
 from common.cli import EXIT_BAD_INPUT, EXIT_STOPPED
 from common.errors import UserError
 from common.signals import Interrupted
-from data_prep.config.agreement import (
-    compared_keys,
-    first_difference,
-    given_keys,
-    keys_in_force,
-    refuse_unused,
-)
+from data_prep.config.agreement import compared_keys, first_difference, given_keys, keys_in_force
 from data_prep.config.compose import PICKLED
 from data_prep.config.keys import PrepConfig, SyntheticConfig
 from data_prep.dataset.event_schema import EventSchema
@@ -74,11 +68,7 @@ def prepare(config: DataConfig) -> None:
     if (Path(str(job.data.path)) / MANIFEST_NAME).exists() and not job.data.overwrite:
         from data_prep.pipeline import preprocess  # with modules that runs without data of their own do without
 
-        refuse_unused(job, ("data",))
-        try:
-            preprocess(job.data)
-        except OSError as error:
-            raise UserError(f"{error.filename or job.data.path}: {error.strerror}") from error
+        preprocess(job.data)
         return
     process = subprocess.Popen(
         [sys.executable, "-m", "data_prep", PICKLED],
