@@ -104,10 +104,10 @@ class Manifest:
         schema: EventSchema = load(self.kind.schema).from_manifest(self.encoding["raw_schema"])
         return schema
 
-    def require_kind(self, root: Path, kind: DatasetKind) -> None:
-        """Raises UserError for a dataset of another kind at `root`."""
+    def require_kind(self, root: Path, kind: DatasetKind, remedy: str = "") -> None:
+        """Raises UserError for a dataset of another kind at `root`. remedy: in place of the kind's own."""
         if self.kind is not kind:
-            raise UserError(f"{root}: holds {self.kind.name}, not {kind.name}; {kind.remedy}")
+            raise UserError(f"{root}: holds {self.kind.name}, not {kind.name}; {remedy or kind.remedy}")
 
     @property
     def has_given_splits(self) -> bool:
