@@ -27,7 +27,6 @@ from app.benchmark.case import Case, result, results_table
 from app.benchmark.shape import Shape
 from app.config import Precision
 from app.config.commands import BenchConfig, chosen_operators
-from app.config.data import multi_hot_bags
 from app.config.published import published_tables
 from app.config.runtime import require_graphs
 from app.config.train import with_batch_of_all
@@ -102,7 +101,7 @@ def shape_of(config: BenchConfig, world_size: int) -> Shape:
     rows = shape.num_embeddings or [min(count, shape.most_rows) for count in published]
     bags = shape.bag_sizes
     if bags is None:
-        expanded = multi_hot_bags(config.data)
+        expanded = config.data.multi_hot.bags()
         bags = list(expanded.sizes) if expanded is not None else [1] * len(rows)
     if len(bags) != len(rows):
         raise UserError(f"shape.bag_sizes: {len(bags)} of them for {len(rows)} tables; give one a table")

@@ -184,7 +184,7 @@ def _table_sizes(config: PlanAppConfig) -> tuple[Features, dict[str, float]]:
         return Features(rows), {}
     if given is None and (root / MANIFEST_NAME).is_file():
         manifest = load_manifest(root)
-        manifest.require_kind(root, kind.learns_from)
+        manifest.require_kind(root, kind.learns_from, kind.remedy)
         return Features(manifest.num_embeddings, events=manifest.events), mean_bag_sizes(root, manifest)
     if published is None:
         raise UserError(f"plan.num_embeddings=null: {root} is not a dataset; give {kind.instead_of_sizes}")

@@ -13,7 +13,6 @@ from common import signals
 from common.cli import EXIT_DONE, EXIT_STOPPED, exit_status, run
 from data_prep.commands import COMMANDS
 from data_prep.config.agreement import refuse_unused
-from data_prep.config.checks import GENERATED
 from data_prep.config.compose import PICKLED
 from data_prep.config.keys import PrepConfig, dataset_path, may_use_processes
 from data_prep.dataset.format import MANIFEST_NAME
@@ -26,7 +25,7 @@ def main(config: PrepConfig) -> int:
     root = dataset_path(config.data)  # checked before the imports that take a second
     try:
         is_made = (root / MANIFEST_NAME).exists()
-        if may_use_processes(config.data) and config.data.source not in GENERATED and not is_made:
+        if may_use_processes(config.data) and not config.data.source.kind.generator and not is_made:
             start_fork_server()  # what takes most of its start is what is loaded here next
         from data_prep.pipeline import preprocess
 

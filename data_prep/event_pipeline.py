@@ -3,13 +3,14 @@
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from common.command import load
 from common.disk_space import Need, require_room
 from common.errors import UserError
 from common.files import FileDigest
@@ -21,11 +22,11 @@ from data_prep.dataset.event_schema import ITEM, USER, EventSchema
 from data_prep.dataset.events import EVENT_DTYPES, SHARD_NAME, attribute_path
 from data_prep.dataset.format import Manifest, Shard, Split, shard_path
 from data_prep.dataset.manifest import EVENTS
-from data_prep.dataset.options import EVENT_SOURCES, DataSource
 from data_prep.engine.executor import Executor, open_executor, start_fork_server
 from data_prep.engine.memory_budget import WORKER_BYTES, within_budget
 from data_prep.engine.workspace import claimed, find_finished, keep_or_discard_work, publish, refuse_foreign_files
 from data_prep.io.arrays import ArrayWriter, open_array, write_array
+from data_prep.job_setup import find_sources
 from data_prep.parsing.event_yaml import load_event_schema, schema_path
 from data_prep.parsing.events import EVENT_BYTES, check_columns, keys_of, parsed_blocks, plan_event_chunks
 from data_prep.sources.checksums import refuse_other
@@ -42,7 +43,6 @@ from data_prep.stages.events import (
     plan_merge,
 )
 from data_prep.stages.parse import DigestTask, refuse_changed, refuse_same
-from data_prep.synthetic.events import described, find_log, synthetic_log
 
 SORT_BYTES = 128  # of memory for an event of a run, while it is sorted or merged
 KEY_BYTES = 64  # for a user or item, while all are counted, or an attribute's table is read
@@ -88,9 +88,8 @@ def prepare_events(data: DataConfig, root: Path) -> Manifest:
     path = schema_path(str(data.schema))
     schema = load_event_schema(path)
     with claimed(root) as work:
-        if data.source in EVENT_SOURCES:  # before anything is fetched or generated
-            refuse_foreign_files(root, work, [raw_directory(data, root) / data.source.value])
-        logs, others = _find_logs(data, root, work)
+        sources, is_own = find_sources(data, root, work), data.source.kind.makes is None
+        logs, others = (sources, []) if is_own else (sources[:1], sources[1:])
         tables = [_attribute_source(path, logs[0], others, each.file) for each in schema.attributes.values()]
         everything = tuple({source.path: source for source in (*logs, *tables)}.values())
         parameters = {"name": EVENTS, "chunk_bytes": chunk_size(data), "order": ORDER, "bits": list(schema.actions)}
@@ -99,34 +98,27 @@ def prepare_events(data: DataConfig, root: Path) -> Manifest:
         if finished is not None:
             return finished
         refuse_foreign_files(root, work, [Path(source.path) for source in everything])
-        _check_input(path, schema, logs, tables)
+        for source in logs:
+            check_columns(source, schema.columns, schema.delimiter, str(path))
+        for table, attribute in zip(tables, schema.attributes.values(), strict=True):
+            check_columns(table, (attribute.item, attribute.column), schema.delimiter, str(path))
         keep_or_discard_work(work, parameters | {"raw_schema": schema.to_manifest()}, everything)
         paths = [source.path for source in everything]
         indices = {name: paths.index(table.path) for name, table in zip(schema.attributes, tables, strict=True)}
         limit = parse_size(data.memory_budget, "data.memory_budget") // KEYS_PER_BUDGET // KEY_BYTES
         job = EventJob(work, schema, everything, len(logs), indices, chunk_size(data), limit)
         manifest, moves = _make(data, root, job, parameters)
-        if data.source is DataSource.synthetic_events:
-            manifest.extra["bayes"] = synthetic_log(data.synthetic_events, root)[1]
-            manifest.extra["synthetic_events"] = described(data.synthetic_events)
+        if data.source.kind.figures:
+            manifest.extra |= load(data.source.kind.figures)(data, root)
         manifest = publish(work, root, manifest, moves)
     for line in _told(manifest):
         print(f"{root}: {line}", file=sys.stderr)
     return manifest
 
 
-def _find_logs(data: DataConfig, root: Path, work: Path) -> tuple[list[Source], list[Source]]:
-    """The log's files, fetched if need be, and further files that were fetched with them."""
-    if data.source is DataSource.yambda:
-        sources = find_remote(data, root, lambda rows: int(rows * (RUN_BYTES + 2 * PIECE_BYTES)))
-        return sources[:1], sources[1:]
-    if data.source is DataSource.synthetic_events:
-        sources = find_log(data, root, work)
-        return sources[:1], sources[1:]
-    sources = resolve_sources(data.raw)
-    if data.scheduler is not None:
-        sources = [replace(source, path=str(Path(source.path).absolute())) for source in sources]
-    return sources, []
+def fetch_log(data: DataConfig, root: Path, work: Path) -> list[Source]:
+    """A log from mirrors, and the tables of its items' attributes."""
+    return find_remote(data, root, lambda rows: int(rows * (RUN_BYTES + 2 * PIECE_BYTES)))
 
 
 def _attribute_source(schema: Path, log: Source, fetched: list[Source], file: str) -> Source:
@@ -135,13 +127,6 @@ def _attribute_source(schema: Path, log: Source, fetched: list[Source], file: st
         return known
     beside = [schema.parent / file, Path(log.path).parent / file]
     return resolve_sources(str(next((path for path in beside if path.exists()), beside[0])))[0]
-
-
-def _check_input(path: Path, schema: EventSchema, logs: list[Source], tables: list[Source]) -> None:
-    for source in logs:
-        check_columns(source, schema.columns, schema.delimiter, str(path))
-    for table, attribute in zip(tables, schema.attributes.values(), strict=True):
-        check_columns(table, (attribute.item, attribute.column), schema.delimiter, str(path))
 
 
 def _make(data: DataConfig, root: Path, job: EventJob, parameters: dict[str, Any]) -> tuple[Manifest, list[Any]]:

@@ -6,22 +6,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from common.command import load
 from common.errors import UserError
 from data_prep.config.checks import refuse_criteo_only_choices, refuse_unused_choices
-from data_prep.config.keys import DataConfig, chunk_size, multi_hot_bags
+from data_prep.config.keys import DataConfig, chunk_size
 from data_prep.config.presets import Rules, resolve_rules
+from data_prep.dataset.kinds import ROWS, DatasetKind
 from data_prep.dataset.manifest import SPLITS
 from data_prep.dataset.multi_hot import MultiHot
-from data_prep.dataset.options import EVENT_SOURCES, CategoryValue, DataSource
+from data_prep.dataset.options import CategoryValue
 from data_prep.dataset.schema import CRITEO, Schema
 from data_prep.dataset.table_spec import Table
 from data_prep.engine.memory_budget import dataset_bytes
 from data_prep.engine.workspace import refuse_foreign_files
-from data_prep.parsing.event_yaml import describes_events, schema_path
+from data_prep.parsing.event_yaml import described_kind, schema_path
 from data_prep.sources.discover import Source, own_path, resolve_sources, resolve_splits
-from data_prep.sources.remote import find_remote, raw_directory
-from data_prep.synthetic.days import raw_directory as synthetic_directory
-from data_prep.synthetic.days import synthetic_sources
+from data_prep.sources.remote import find_remote
 
 # Of a user's own table: small, as a chunk's distinct texts are in memory while it is parsed, and for all workers.
 MIN_OWN_CHUNK_BYTES, MAX_OWN_CHUNK_BYTES = 1 << 20, 8 << 20
@@ -35,9 +35,8 @@ def refuse_early(data: DataConfig, root: Path) -> None:
     """
     refuse_unused_choices(data)
     refuse_criteo_only_choices(data)
-    num_days = {DataSource.remote: len(data.days or [0]), DataSource.synthetic: data.synthetic.days}
-    if data.source in num_days:
-        chosen_bags(data, resolve_rules(data, num_days[data.source]), CRITEO)
+    if data.source.kind.makes is not None:  # else a schema may be read first
+        chosen_bags(data, resolve_rules(data, max(data.synthetic.days, len(data.days or []))), CRITEO)
     for key in ("raw", *SPLITS):
         value = getattr(data, key)
         given = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
@@ -45,12 +44,9 @@ def refuse_early(data: DataConfig, root: Path) -> None:
             raise UserError(f"data.{key}={value}: is data.path too; give the dataset a directory of its own")
 
 
-def is_of_events(data: DataConfig) -> bool:
-    """Return whether the input is a log of events: by its source, or by its schema."""
-    if data.source in EVENT_SOURCES:
-        return True
-    is_own = data.source in (DataSource.local, DataSource.custom) and data.schema is not None
-    return is_own and describes_events(schema_path(str(data.schema)))
+def kind_to_make(data: DataConfig) -> DatasetKind:
+    """The kind of dataset to make: by the source, or by the schema."""
+    return data.source.kind.makes or (ROWS if data.schema is None else described_kind(schema_path(data.schema)))
 
 
 def find_sources(data: DataConfig, root: Path, work: Path) -> list[Source]:
@@ -59,14 +55,10 @@ def find_sources(data: DataConfig, root: Path, work: Path) -> list[Source]:
     Raises:
         UserError: none, one that cannot be read, or files at `root` that are not a dataset's.
     """
-    if data.source is DataSource.synthetic:
-        refuse_foreign_files(root, work, [synthetic_directory(data, root) / "day_0"])
-        return synthetic_sources(data, root, work)
-    if data.source is DataSource.remote:
-        refuse_foreign_files(root, work, [raw_directory(data, root) / data.remote.name])
-        rules = resolve_rules(data, len(data.days or [0]))
-        needed = partial(dataset_bytes, schema=CRITEO, rules=rules, bags=chosen_bags(data, rules, CRITEO))
-        sources = find_remote(data, root, needed)
+    source = data.source.kind
+    if source.find:
+        refuse_foreign_files(root, work, [load(source.directory)(data, root) / "raw"])
+        sources: list[Source] = load(source.find)(data, root, work)
     elif data.train is not None:
         sources = resolve_splits({split: getattr(data, split) for split in SPLITS})
     else:
@@ -76,13 +68,20 @@ def find_sources(data: DataConfig, root: Path, work: Path) -> list[Source]:
     return sources
 
 
+def fetch_days(data: DataConfig, root: Path, work: Path) -> list[Source]:
+    """Criteo's rows from mirrors."""
+    rules = resolve_rules(data, len(data.days or [0]))
+    needed = partial(dataset_bytes, schema=CRITEO, rules=rules, bags=chosen_bags(data, rules, CRITEO))
+    return find_remote(data, root, needed)
+
+
 def chosen_bags(data: DataConfig, rules: Rules, schema: Schema) -> MultiHot | None:
     """The bags that ids are expanded to, if any.
 
     Raises:
         UserError: they do not fit the columns.
     """
-    bags = multi_hot_bags(data)
+    bags = data.multi_hot.bags()
     if bags is None or max(bags.sizes) == 1:
         return None
     if rules.max_categories is not None:
@@ -91,11 +90,6 @@ def chosen_bags(data: DataConfig, rules: Rules, schema: Schema) -> MultiHot | No
         raise UserError(f"data.multi_hot: column {schema.ragged[0]} holds any number of values already; leave it out")
     bags.check(len(schema.sparse))
     return bags
-
-
-def keeps_texts(data: DataConfig) -> bool:
-    """Whether the texts of a vocabulary's values are part of a dataset of a user's own table."""
-    return data.keep_texts is not False
 
 
 def divide_shard(shard_bytes: int, is_own: bool) -> tuple[int, int]:
@@ -118,6 +112,6 @@ def encoding_parameters(
         "chunk_bytes": chunk_size(data, rules.is_arranged, table is not None and bool(table.schema.ragged)),
         "table": None if table is None else table.to_manifest(),
         **({} if table is None else {"category_value": CategoryValue.text_key.value}),
-        **({} if table is None or rules.order is None else {"keep_texts": keeps_texts(data)}),
+        **({} if table is None or rules.order is None else {"keep_texts": data.keep_texts is not False}),
         **({} if bags is None else {"multi_hot": bags.to_plain()}),
     }

@@ -18,17 +18,18 @@ import numpy as np
 from msgspec import to_builtins
 from msgspec.structs import replace
 
+from common.command import load
 from common.errors import UserError
 from common.files import FileDigest
 from common.jit import compile_notice
 from common.memory import keep_freed_memory
-from data_prep.config.checks import GENERATED, refuse_unused_keys, validate
+from data_prep.config.checks import refuse_keys_of_raw_rows, validate
 from data_prep.config.keys import DataConfig, dataset_path, may_use_processes, parse_size, usable_cpus
 from data_prep.config.presets import largest_id, num_embeddings, report_differences, resolve_rules
 from data_prep.dataset.format import SPLITS, Manifest, build_manifest
 from data_prep.dataset.misleading import MISLEADING, misleading_sentences
 from data_prep.dataset.multi_hot import TABLES_DIRECTORY, MultiHotTables
-from data_prep.dataset.options import DataSource, DenseTransform, LabelKind
+from data_prep.dataset.options import DenseTransform, LabelKind
 from data_prep.dataset.schema import CRITEO
 from data_prep.dataset.spelling import Form, to_text
 from data_prep.dataset.unseen import UNSEEN, unseen_values
@@ -50,8 +51,7 @@ from data_prep.job_setup import (
     divide_shard,
     encoding_parameters,
     find_sources,
-    is_of_events,
-    keeps_texts,
+    kind_to_make,
     refuse_early,
 )
 from data_prep.parsing.event_yaml import schema_path
@@ -60,7 +60,6 @@ from data_prep.sources.checksums import given_md5s, refuse_other_md5
 from data_prep.sources.discover import described_sources, missing_days
 from data_prep.sources.finished import SOURCE_MD5, note_times
 from data_prep.sources.remote import known_sums, note_read
-from data_prep.stages.bayes import dataset_scores
 from data_prep.stages.data_checks import constant_columns, cut_columns, warnings
 from data_prep.stages.encode import EncodeTask, PassTask
 from data_prep.stages.expand_multi_hot import ExpandTask
@@ -77,7 +76,7 @@ from data_prep.stages.parse import (
     refuse_wrong_sums,
 )
 from data_prep.stages.scatter import RowLayout, plan_scatter
-from data_prep.stages.shuffle_order import ordering, rows_by_source
+from data_prep.stages.shuffle_order import ordering, rows_by_source, split_sizes
 from data_prep.stages.split import (
     BuiltShard,
     built_shard,
@@ -86,15 +85,11 @@ from data_prep.stages.split import (
     moves_to_dataset,
     plan_cut,
     refuse_no_train_rows,
-    split_rows,
     whole_chunk,
 )
 from data_prep.stages.unseen import unseen_shares
 from data_prep.stages.vocabulary import VocabularyRecord, count_chunks, fit_vocabularies, plan_counting
-from data_prep.stages.write_generated import Generator, write_generated
-from data_prep.synthetic.days import described
-from data_prep.synthetic.random_ids import RandomRows
-from data_prep.traces.rows import TraceRows
+from data_prep.stages.write_generated import write_generated
 
 
 def preprocess(data: DataConfig) -> Manifest:
@@ -108,52 +103,51 @@ def preprocess(data: DataConfig) -> Manifest:
     root = dataset_path(data)
     if data.scheduler is not None:
         root = root.absolute()  # its workers may be in other directories
-    if data.source in GENERATED:
-        refuse_unused_keys(data)
-        return write_generated(data, root, _generator(data))
+    source = data.source.kind
     try:
-        if is_of_events(data):
-            from data_prep.event_pipeline import prepare_events  # with pyarrow, which Criteo's rows do without
-
-            return prepare_events(data, root)
-        refuse_early(data, root)
-        with claimed(root) as work:
-            sources = tuple(find_sources(data, root, work))
-            rules = resolve_rules(data, len(sources))
-            table = None if data.schema is None else load_table(schema_path(data.schema), sources)
-            schema = CRITEO if table is None else table.schema
-            if data.sampling.negative_drop_rate is not None and schema.label_kind is LabelKind.number:
-                raise UserError(
-                    f"data.sampling.negative_drop_rate={data.sampling.negative_drop_rate}: drops rows of label 0, and "
-                    f"the labels of {data.schema} are numbers (kind: number); leave it out"
-                )
-            bags = chosen_bags(data, rules, schema)
-            parameters = encoding_parameters(data, rules, table, bags)
-            md5s = given_md5s(data.checksums, sources)
-            finished = find_finished(root, {"table": parameters["table"]}, schema.to_manifest(), sources, data)
-            if finished is not None:
-                if finished.has_given_splits:
-                    refuse_other_md5(sources, md5s, finished.extra[SOURCE_MD5])
-                return finished
-            report_differences(rules)
-            refuse_foreign_files(root, work, [Path(source.path) for source in sources])
-            known = known_sums(data, root, sources) if data.source is DataSource.remote else ()
-            chunk_bytes, per_shard = divide_shard(parameters["chunk_bytes"], table is not None)
-            job = Job(work, sources, schema, rules, chunk_bytes, table, bags, known, keeps_texts(data), per_shard)
-            check_disk(root, job)
-            keep_or_discard_work(work, parameters, sources)
-            manifest = _make(data, root, job, parameters)
+        if source.generator:
+            refuse_keys_of_raw_rows(data)
+            threads = data.workers or usable_cpus()
+            return write_generated(data, root, load(source.generator)(getattr(data, source.group), threads))
+        manifest: Manifest = load(kind_to_make(data).prepare)(data, root)
     except OSError as error:
         reason = error.strerror or str(error)
         raise UserError(f"{error.filename or root}: {reason}; check data.path and the disk") from error
-    print(f"{root}: {_summary(manifest)}", file=sys.stderr)
     return manifest
 
 
-def _generator(data: DataConfig) -> Generator:
-    """Return the generator of data=random or data=trace."""
-    threads = data.workers or usable_cpus()
-    return RandomRows(data.random, threads) if data.source is DataSource.random else TraceRows(data.trace, threads)
+def prepare_rows(data: DataConfig, root: Path) -> Manifest:
+    """Make a dataset of rows of raw files. Raises UserError as `preprocess` does."""
+    refuse_early(data, root)
+    with claimed(root) as work:
+        sources = tuple(find_sources(data, root, work))
+        rules = resolve_rules(data, len(sources))
+        table = None if data.schema is None else load_table(schema_path(data.schema), sources)
+        schema = CRITEO if table is None else table.schema
+        if data.sampling.negative_drop_rate is not None and schema.label_kind is LabelKind.number:
+            raise UserError(
+                f"data.sampling.negative_drop_rate={data.sampling.negative_drop_rate}: drops rows of label 0, and "
+                f"the labels of {data.schema} are numbers (kind: number); leave it out"
+            )
+        bags = chosen_bags(data, rules, schema)
+        parameters = encoding_parameters(data, rules, table, bags)
+        md5s = given_md5s(data.checksums, sources)
+        finished = find_finished(root, {"table": parameters["table"]}, schema.to_manifest(), sources, data)
+        if finished is not None:
+            if finished.has_given_splits:
+                refuse_other_md5(sources, md5s, finished.extra[SOURCE_MD5])
+            return finished
+        report_differences(rules)
+        refuse_foreign_files(root, work, [Path(source.path) for source in sources])
+        known = known_sums(data, root, sources) if data.remote.name else ()
+        chunk_bytes, per_shard = divide_shard(parameters["chunk_bytes"], table is not None)
+        keeps_texts = data.keep_texts is not False
+        job = Job(work, sources, schema, rules, chunk_bytes, table, bags, known, keeps_texts, per_shard)
+        check_disk(root, job)
+        keep_or_discard_work(work, parameters, sources)
+        manifest = _make(data, root, job, parameters)
+    print(f"{root}: {_summary(manifest)}", file=sys.stderr)
+    return manifest
 
 
 def _make(data: DataConfig, root: Path, job: Job, parameters: dict[str, Any]) -> Manifest:
@@ -165,12 +159,10 @@ def _make(data: DataConfig, root: Path, job: Job, parameters: dict[str, Any]) ->
         compile_kernels()
     begin = time.monotonic()
     result = run_stages(data, job)
-    if data.source is DataSource.remote:
+    if data.remote.name:
         note_read(data, root, job.sources, result.digests)
-    extra: dict[str, Any] = {}
-    if data.source is DataSource.synthetic:
-        extra["bayes"] = dataset_scores(job, result.records, result.rows)
-        extra["synthetic"] = described(data.synthetic)
+    figures = data.source.kind.figures
+    extra: dict[str, Any] = load(figures)(data, job, result.records, result.rows) if figures else {}
     budget = parse_size(data.memory_budget, "data.memory_budget")
     misleading = to_builtins(find_misleading(job, result.records, result.built, result.features, budget))
     extra |= {
@@ -187,7 +179,7 @@ def _make(data: DataConfig, root: Path, job: Job, parameters: dict[str, Any]) ->
     manifest = _describe(job, result, parameters, extra)
     if len(job.sources) > 1:
         print(f"{root}: {described_sources(job.sources)}", file=sys.stderr)
-    missing = ", ".join(missing_days(job.sources)) if data.source in (DataSource.local, DataSource.custom) else ""
+    missing = ", ".join(missing_days(job.sources)) if data.source.kind.makes is None else ""
     lines = [f"among the raw files there is no {missing}"] if missing else []
     if result.cut:
         columns = ", ".join(result.cut)
@@ -293,7 +285,7 @@ def _order_and_fit(data: DataConfig, job: Job, result: Result, executor: Executo
         if fits_all:
             _fit(data, job, result, executor, sum(record.rows for record in result.records))
         if ordered is None:
-            result.rows = split_rows(job, result.records)
+            result.rows = split_sizes(job, rows_by_source(job, result.records))
         else:
             with executor.stage("arrange", 0):
                 result.rows = ordered.result()

@@ -13,9 +13,7 @@ from data_prep.config import keys
 from data_prep.config.checks import refuse_given_splits
 from data_prep.config.compose import compose_data
 from data_prep.config.keys import SyntheticConfig
-from data_prep.dataset.kinds import EVENT_LOG, ROWS
 from data_prep.dataset.manifest import SPLITS
-from data_prep.dataset.multi_hot import MultiHot
 from data_prep.dataset.options import DataSource
 
 FILES = ("raw", "train", "val", "test", "checksums")  # of the user's own, by data_prep's keys
@@ -173,15 +171,6 @@ class DataConfig:
     )
 
 
-OF_EVENTS = ("events", "synthetic_events", "yambda")  # beginnings of sources
-
-
-def multi_hot_bags(data: DataConfig) -> MultiHot | None:
-    """The bags that ids are expanded to, if any. Raises UserError for values that cannot work."""
-    chosen = data.multi_hot
-    return MultiHot.of("data.multi_hot", chosen.sizes, chosen.distribution, chosen.seed)
-
-
 def _theirs() -> Iterator[str]:
     """data_prep's keys, and groups of keys, that DataConfig has no field for."""
     own_keys = {each.name for each in fields(DataConfig)}
@@ -229,11 +218,10 @@ def require_eval_split(data: DataConfig, split: str) -> None:
 
 def require_source(data: DataConfig, model: ModelKind) -> None:
     """Refuse to make a dataset of a kind that the model does not learn from. Raises UserError."""
-    source = source_of(data)
-    made, needed = EVENT_LOG if str(source).startswith(OF_EVENTS) else ROWS, model.learns_from
-    if source not in (None, "local") and made is not needed:
+    made, needed = preprocessing(data).source.kind.makes, model.learns_from
+    if made is not None and made is not needed:
         raise UserError(
-            f"data.source={source}: makes {made.name}, and {model.label} learns from {needed.name}; give "
+            f"data.source={source_of(data)}: makes {made.name}, and {model.label} learns from {needed.name}; give "
             f"{model.instead_of_source}"
         )
 
@@ -259,7 +247,7 @@ def preprocessing(data: DataConfig) -> keys.DataConfig:
 def validate_data(data: DataConfig) -> None:
     """Raises UserError for invalid values."""
     refuse_given_splits(preprocessing(data))
-    if multi_hot_bags(data) is None and data.multi_hot.directory is not None:
+    if data.multi_hot.bags() is None and data.multi_hot.directory is not None:
         raise UserError("data.multi_hot.directory: has no effect without data.multi_hot.sizes; leave it out")
     negatives = data.negatives
     if negatives.per_positive is not None and (negatives.user is None or negatives.item in (None, negatives.user)):

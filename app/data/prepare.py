@@ -16,19 +16,13 @@ from app.config.data import FILES, own_files, preprocessing, source_of
 from common.cli import EXIT_BAD_INPUT, EXIT_STOPPED
 from common.errors import UserError
 from common.signals import Interrupted
-from data_prep.config.agreement import (
-    GENERATORS,
-    compared_keys,
-    first_difference,
-    given_keys,
-    keys_in_force,
-    refuse_unused,
-)
+from data_prep.config import keys
+from data_prep.config.agreement import compared_keys, first_difference, given_keys, keys_in_force
 from data_prep.config.compose import PICKLED
-from data_prep.config.keys import PrepConfig, SyntheticConfig
 from data_prep.dataset.event_schema import EventSchema
 from data_prep.dataset.format import MANIFEST_NAME, Manifest, load_manifest
 from data_prep.dataset.kinds import EVENT_LOG, ROWS, DatasetKind
+from data_prep.dataset.options import GENERATORS
 from data_prep.parsing.event_yaml import load_event_schema, schema_path
 from data_prep.published.sets import SETS
 
@@ -74,11 +68,7 @@ def prepare(config: DataConfig) -> None:
     if (Path(str(job.data.path)) / MANIFEST_NAME).exists() and not job.data.overwrite:
         from data_prep.pipeline import preprocess  # with modules that runs without data of their own do without
 
-        refuse_unused(job, ("data",))
-        try:
-            preprocess(job.data)
-        except OSError as error:
-            raise UserError(f"{error.filename or job.data.path}: {error.strerror}") from error
+        preprocess(job.data)
         return
     process = subprocess.Popen(
         [sys.executable, "-m", "data_prep", PICKLED],
@@ -174,7 +164,7 @@ def _typed(key: str) -> str:
     return f"data.prep.{key}" if key.startswith("multi_hot.") else f"data.{key}"
 
 
-def _job(config: DataConfig) -> PrepConfig | None:
+def _job(config: DataConfig) -> keys.PrepConfig | None:
     """Return the configuration of the preprocessing to run; None if the dataset exists."""
     source, files = source_of(config), own_files(config)
     if files is not None and config.source not in (None, source):
@@ -195,13 +185,9 @@ def _job(config: DataConfig) -> PrepConfig | None:
         require_agreement(config, load_manifest(root))
         return None
     if source != "synthetic":
-        usual = SyntheticConfig()
-        unused = {key: value for key, value in vars(config.synthetic).items() if value != getattr(usual, key)}
-        _refuse(
-            {f"synthetic.{key}": value for key, value in unused.items()},
-            f"has no effect with data from {config.raw or config.train or source}; leave it out",
-        )
-    return PrepConfig(data=replace(preprocessing(config), path=config.prep.get("path") or str(root)))
+        unused = given_keys(keys.DataConfig(synthetic=config.synthetic))
+        _refuse(unused, f"has no effect with data from {config.raw or config.train or source}; leave it out")
+    return keys.PrepConfig(data=replace(preprocessing(config), path=config.prep.get("path") or str(root)))
 
 
 def _refuse(unused: dict[str, object], reason: str) -> None:

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.config import DataConfig, VerifyData
-from app.config.data import multi_hot_bags
 from app.data.batch import RowArrays
 from common.errors import OwnError, UserError
 from common.jit import Int, jit, prefetch
@@ -261,7 +260,7 @@ def verify_splits(root: Path, manifest: Manifest, names: list[str], config: Data
     if _is_verified(root, when, size):
         for name, shard in shards:
             verify_shard(root, name, shard)
-    bags, rows = multi_hot_bags(config), list(manifest.num_embeddings.values())
+    bags, rows = config.multi_hot.bags(), list(manifest.num_embeddings.values())
     if bags is not None and len(bags.sizes) == len(rows):  # BatchMaker refuses others
         directory = bags_directory(root, config)
         if _is_verified(directory, when, bags.table_bytes(rows)) and not verify_tables(directory, rows, bags):

@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.config import AppConfig, DataConfig
-from app.config.data import multi_hot_bags
 from app.data.batch import Batch, BatchBuilder, RowArrays, join_rows
 from app.data.negatives import DrawnNegatives
 from app.data.shards import TRAIN, SplitShards, bags_directory
@@ -220,7 +219,7 @@ class BatchMaker:
         """Raises UserError if the configuration asks for bags that these rows cannot have."""
         self._features, self._ragged = list(manifest.num_embeddings), manifest.ragged
         self._tables: MultiHotTables | None = None
-        bags = multi_hot_bags(config)
+        bags = config.multi_hot.bags()
         if bags is not None:
             if manifest.ragged:
                 raise UserError(f"data.multi_hot.sizes: {root} has multi-hot columns of its own; leave it out")

@@ -17,7 +17,8 @@ class ModelKind:
         label: its name in messages.
         section: the key of `model` with its settings, beside which DLRM's have no effect; empty: `model` itself.
         learns_from: the datasets that it learns from.
-        remedy: what to give for a dataset of another kind, and instead_of_source for a source of another kind.
+        remedy: what to give for a dataset of another kind; empty: what that kind's row says.
+        instead_of_source: what to give for a source of another kind.
         instead_of_sizes: what to give app.plan where it has no sizes of tables.
         has_plain_tables: whether numbers of rows alone describe its tables.
         tables, model: make its tables and itself, of ModelConfig and `Features`.
@@ -41,7 +42,6 @@ class ModelKind:
     label: str
     section: str
     learns_from: DatasetKind
-    remedy: str
     instead_of_source: str
     instead_of_sizes: str
     tables: str
@@ -51,6 +51,7 @@ class ModelKind:
     rank: str
     group_metrics: str
     mlperf_values: str
+    remedy: str = ""
     has_plain_tables: bool = False
     flops: str = ""
     loss_factor: str = ""
@@ -85,7 +86,6 @@ HSTU = ModelKind(
     "model=hstu",
     "hstu",
     EVENT_LOG,
-    remedy=EVENT_LOG.remedy,
     instead_of_source="data.source=synthetic_events data.path=data/synthetic_events",
     instead_of_sizes="mlperf_v4, or data.path of events",
     tables="app.model.hstu:tables_of_events",

@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 
 from app.config import AppConfig, OptimizerConfig, ShardingConfig, TopologyConfig
-from app.config.data import multi_hot_bags
 from app.config.sharding import AUTO_SHARDING, refuse_columns, with_default_types
 from app.config.tables import Storage
 from app.model.embeddings import TableArch
@@ -181,7 +180,7 @@ def bag_sizes_of_rows(
     config: AppConfig, features: Sequence[str], means: Mapping[str, float], _schema: object = None
 ) -> dict[str, float]:
     """Ids a bag of each feature: expanded while reading, or the means in the shards; 1 of features in neither."""
-    bags = multi_hot_bags(config.data)
+    bags = config.data.multi_hot.bags()
     if bags is not None:
         return {feature: float(size) for feature, size in zip(features, bags.sizes, strict=True)}
     return {feature: means.get(feature, 1.0) for feature in features}

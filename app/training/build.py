@@ -37,12 +37,7 @@ def sharded_model(
     Raises:
         UserError: the dataset does not fit the configuration.
     """
-    kind = config.model.kind
-    if manifest.kind is not kind.learns_from:
-        needed = kind.learns_from.name
-        raise UserError(
-            f"{root}: holds {manifest.kind.name}, not {needed}, which {kind.label} learns from; {kind.remedy}"
-        )
+    manifest.require_kind(root, config.model.kind.learns_from, config.model.kind.remedy)
     if not manifest.num_embeddings:
         raise UserError(f"{root}: DLRM needs at least one sparse feature")
     torch.manual_seed(config.train.seed)  # dense layers draw from it, in the order of their declaration

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from app.config import AppConfig, DataConfig
-from app.config.data import multi_hot_bags
 from app.kinds.metrics import METRICS
 from app.kinds.tasks import TASKS, Task
 from common.errors import UserError
@@ -17,7 +16,7 @@ def require_column(key: str, column: str, config: DataConfig, root: Path, manife
     Raises:
         UserError: names the key, and the columns that can be given.
     """
-    bags, features = multi_hot_bags(config), list(manifest.num_embeddings)
+    bags, features = config.multi_hot.bags(), list(manifest.num_embeddings)
     sizes = bags.sizes if bags is not None else (1,) * len(features)
     single = [name for name, size in zip(features, sizes, strict=False) if size == 1 and name not in manifest.ragged]
     if column not in single:

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 from common.errors import UserError
 from common.files import digest_file
 from data_prep.config.keys import DataConfig, PrepConfig, parse_size
-from data_prep.config.presets import SPLIT_IS_THEIRS, resolve_method
+from data_prep.config.presets import SPLIT_IS_THEIRS
 from data_prep.dataset.format import Manifest
 from data_prep.dataset.multi_hot import MLPERF_SIZES, MLPERF_V2
-from data_prep.dataset.options import DataSource, Encoding, SplitMethod
+from data_prep.dataset.options import GENERATORS, Encoding, SplitMethod
 
 # Keys that decide a dataset's rows, and where its manifest's `encoding` has them.
 IN_ENCODING = {
@@ -33,7 +33,6 @@ IN_ENCODING = {
     "multi_hot.distribution": "multi_hot.distribution",
     "multi_hot.seed": "multi_hot.seed",
 }
-GENERATORS = ("random", "trace", "synthetic", "synthetic_events")  # groups of keys that decide generated rows
 
 
 class Difference(NamedTuple):
@@ -74,9 +73,10 @@ def refuse_unused(config: PrepConfig, used: Collection[str]) -> None:
         UserError: naming the first other key that is given.
     """
     named = {"data.source", "data.days", "data.schema", "data.remote"}
-    if "data.path" in used and config.data.source is not DataSource.local:
+    changed = _changed(config, PrepConfig(), "")
+    if "data.path" in used and "data.source" in changed:
         used = {*used, *named}
-    for key in _changed(config, PrepConfig(), ""):
+    for key in changed:
         if not any(key == each or key.startswith(f"{each}.") for each in used):
             raise UserError(f"{key}: has no effect on this command; leave it out")
 
@@ -105,7 +105,7 @@ def _comparable(key: str, value: Any, manifest: Manifest) -> Any:
         return parse_size(str(value), f"data.{key}")
     if key == "split.method" and "split" in manifest.encoding:
         is_own = manifest.encoding.get("table") is not None
-        return resolve_method(SplitMethod(value), len(manifest.sources), is_own).value
+        return SplitMethod[value].resolved(len(manifest.sources), is_own).value
     if key == "multi_hot.sizes":
         sizes = list(MLPERF_SIZES if value == MLPERF_V2 else value)
         return sizes if max(sizes) > 1 else None  # bags of one are no bags

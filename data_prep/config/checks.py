@@ -12,24 +12,14 @@ from data_prep.config.keys import (
     SplitConfig,
     chunk_size,
     dataset_path,
-    multi_hot_bags,
     parse_size,
 )
 from data_prep.dataset.manifest import SPLITS
-from data_prep.dataset.options import DataSource, DenseTransform, Encoding, SplitMethod
+from data_prep.dataset.options import GROUPS, DenseTransform, Encoding, SplitMethod
 
-GENERATED = (DataSource.random, DataSource.trace)
-USED_BY_GENERATORS = {"source", "path", "overwrite", "workers", "random", "trace"}
-USED_BY_EVENTS = {"source", "raw", "path", "overwrite", "schema", "scheduler", "workers", "memory_budget"}
-USED_BY_EVENTS |= {"chunk_bytes", "remote", "synthetic_events"}
+USED_BY_GENERATORS = {"source", "path", "overwrite", "workers", *GROUPS}
+USED_BY_EVENTS = USED_BY_GENERATORS | {"raw", "schema", "scheduler", "memory_budget", "chunk_bytes"}
 OF_WHOLE_DAYS = (Encoding.torchrec, Encoding.torchrec_fixed)
-GROUPS = {
-    "synthetic": (DataSource.synthetic,),
-    "remote": (DataSource.remote, DataSource.yambda),
-    "synthetic_events": (DataSource.synthetic_events,),
-    "random": (DataSource.random,),
-    "trace": (DataSource.trace,),
-}
 
 
 def validate(data: DataConfig) -> None:
@@ -48,11 +38,11 @@ def validate(data: DataConfig) -> None:
         raise UserError("data.encoding=hash: needs data.max_ind_range, the rows per table, e.g. 1000000")
     if data.encoding is Encoding.hash and (data.frequency_threshold or 0) > 1:
         raise UserError("data.frequency_threshold: has no effect with data.encoding=hash; leave it out")
-    multi_hot_bags(data)
+    data.multi_hot.bags()
     if data.synthetic.rows < data.synthetic.days:
         raise UserError(f"data.synthetic.rows={data.synthetic.rows}: must be at least {data.synthetic.days}")
     if data.days is not None:
-        if data.source is not DataSource.remote:
+        if "{day}" not in data.remote.name:
             raise UserError("data.days: has no effect here; it chooses days to fetch, e.g. with data=criteo_1tb")
         last = math.inf if data.remote.days is None else data.remote.days - 1
         if not data.days or len(set(data.days)) != len(data.days) or not 0 <= min(data.days) <= max(data.days) <= last:
@@ -72,26 +62,21 @@ def _validate_memory(data: DataConfig) -> None:
         )
 
 
-def has_given_splits(data: DataConfig) -> bool:
-    """Whether files are given for each split, in place of data.raw."""
-    return any(getattr(data, split) is not None for split in SPLITS)
-
-
 def refuse_given_splits(data: DataConfig) -> None:
     """Raises UserError for files of splits that do not go with each other or with other keys."""
-    if not has_given_splits(data):
+    given = [split for split in SPLITS if getattr(data, split) is not None]
+    if not given:
         if data.checksums is not None:
             raise UserError("data.checksums: has no effect without data.train; leave it out")
         return
     if data.train is None:
-        first = next(split for split in SPLITS if getattr(data, split) is not None)
-        raise UserError(f"data.{first}: needs data.train, the files of the rows to train on")
+        raise UserError(f"data.{given[0]}: needs data.train, the files of the rows to train on")
     if data.raw is not None:
         raise UserError(
             "data.raw: not together with data.train; name all files in data.raw, or each split's in data.train, "
             "data.val and data.test"
         )
-    if data.source not in (DataSource.local, DataSource.custom):
+    if data.source.kind.makes is not None:
         raise UserError(f"data.train: has no effect with data={data.source.value}; leave it out")
     for key, value in vars(data.split).items():
         if value is not None:
@@ -112,35 +97,36 @@ def refuse_given_splits(data: DataConfig) -> None:
         )
 
 
-def refuse_unused_keys(data: DataConfig) -> None:
+def refuse_keys_of_raw_rows(data: DataConfig) -> None:
     """Raises UserError for a key of the encoding of raw rows, where there are none."""
-    refuse_unused_groups(data)
-    usual = DataConfig()
-    for key in vars(usual):
-        if key not in USED_BY_GENERATORS and getattr(data, key) != getattr(usual, key):
-            raise UserError(f"data.{key}: has no effect with data={data.source.value}, which makes ids itself")
+    _refuse_others(data, USED_BY_GENERATORS, f"with data={data.source.value}, which makes ids itself")
 
 
 def refuse_keys_without_events(data: DataConfig) -> None:
     """Raises UserError for a key of rows, or of another source, that has no effect on events."""
-    refuse_unused_groups(data)
     if data.train is not None:
         raise UserError("data.train: a log of events is split by time, not by files; name its files in data.raw")
+    _refuse_others(data, USED_BY_EVENTS, "on a log of events; leave it out")
+    if data.source.kind.figures and data.raw is not None:
+        raise UserError(f"data.raw: has no effect with data={data.source.value}, which makes the log; leave it out")
+
+
+def _refuse_others(data: DataConfig, used: set[str], reason: str) -> None:
+    """Raises UserError for a key of another source than the chosen one, or one that is not used."""
+    refuse_unused_groups(data)
     usual = DataConfig()
     for key in vars(usual):
-        if key not in USED_BY_EVENTS and getattr(data, key) != getattr(usual, key):
-            raise UserError(f"data.{key}: has no effect on a log of events; leave it out")
-    if data.source is DataSource.synthetic_events and data.raw is not None:
-        raise UserError("data.raw: has no effect with data=synthetic_events, which makes the log; leave it out")
+        if key not in used and getattr(data, key) != getattr(usual, key):
+            raise UserError(f"data.{key}: has no effect {reason}")
 
 
 def refuse_criteo_only_choices(data: DataConfig) -> None:
     """Raises UserError for a schema that does not go with the other choices."""
     if data.schema is None:
-        if data.source is DataSource.custom:
+        if data.source.kind.needs_schema:
             raise UserError("data.schema: not given; name the YAML file that describes your table")
         return
-    if data.source not in (DataSource.local, DataSource.custom):
+    if data.source.kind.makes is not None:
         raise UserError(
             f"data.schema={data.schema}: these rows are Criteo's; name your own in data.raw and leave out data=NAME"
         )
@@ -154,10 +140,10 @@ def refuse_criteo_only_choices(data: DataConfig) -> None:
 def refuse_unused_groups(data: DataConfig) -> None:
     """Raises UserError for a key of another source than the chosen one."""
     usual = DataConfig()
-    for group, sources in GROUPS.items():
+    for group in GROUPS:
         values, there = vars(getattr(data, group)), vars(getattr(usual, group))
         for key, value in values.items():
-            if data.source not in sources and value != there[key]:
+            if group != data.source.kind.group and value != there[key]:
                 raise UserError(f"data.{group}.{key}: has no effect with data={data.source.value}; leave it out")
 
 
@@ -171,7 +157,8 @@ def refuse_unused_choices(data: DataConfig) -> None:
 
 def refuse_unused_split_keys(split: SplitConfig, method: SplitMethod) -> None:
     """Raises UserError for a key of the split that has no effect with its method."""
-    if split.seed and not method.is_random:
-        raise UserError(f"data.split.seed: has no effect with data.split.method={method.value}; leave it out")
-    if split.held_out not in (None, HELD_OUT) and method is SplitMethod.last_day:
-        raise UserError("data.split.held_out: has no effect with data.split.method=last_day; use fraction, or leave it")
+    with_method = f"has no effect with data.split.method={method.value}"
+    if split.seed and not method.algorithm.is_random:
+        raise UserError(f"data.split.seed: {with_method}; leave it out")
+    if split.held_out not in (None, HELD_OUT) and not method.algorithm.has_share:
+        raise UserError(f"data.split.held_out: {with_method}; use fraction, or leave it out")

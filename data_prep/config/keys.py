@@ -107,6 +107,10 @@ class MultiHotConfig:
     distribution: Distribution | None = key(None, "distribution of a bag's further ids; null: uniform")
     seed: int | None = key(None, "of their draws; null: 0, the reference's", at_least=0)
 
+    def bags(self) -> MultiHot | None:
+        """The bags that ids are expanded to, if any. Raises UserError for values that cannot work."""
+        return MultiHot.of("data.multi_hot", self.sizes, self.distribution, self.seed)
+
 
 @dataclass(frozen=True)
 class SyntheticConfig:
@@ -331,11 +335,6 @@ def parse_size(text: str, key: str) -> int:
     if not size < 2**63:
         raise UserError(f"{key}={text}: not a size; give bytes or e.g. 512MiB, 2GiB")
     return int(size)
-
-
-def multi_hot_bags(data: DataConfig) -> MultiHot | None:
-    """The bags that ids are expanded to, if any. Raises UserError for invalid values."""
-    return MultiHot.of("data.multi_hot", data.multi_hot.sizes, data.multi_hot.distribution, data.multi_hot.seed)
 
 
 def usable_cpus() -> int:

@@ -75,7 +75,7 @@ class Rules:
     @property
     def is_arranged(self) -> bool:
         """Whether rows leave their order: else shards are the units as they are."""
-        is_random = self.split is not None and self.split.is_random
+        is_random = self.split is not None and self.split.algorithm.is_random
         return is_random or self.train_seed is not None or self.negative_drop_rate > 0
 
     @property
@@ -171,7 +171,7 @@ def resolve_rules(data: DataConfig, num_sources: int) -> Rules:
         return rules if data.train is None else _of_given_splits(rules)
     if data.train is not None:
         return _of_given_splits(rules)
-    method = resolve_method(split.method or SplitMethod.auto, num_sources, is_own)
+    method = (split.method or SplitMethod.auto).resolved(num_sources, is_own)
     refuse_unused_split_keys(split, method)
     held_out = HELD_OUT if split.held_out is None else split.held_out
     return replace(rules, split=method, held_out=held_out, split_seed=split.seed or 0)
@@ -184,25 +184,10 @@ def _of_given_splits(rules: Rules) -> Rules:
     )
 
 
-def resolve_method(method: SplitMethod, num_sources: int, is_own: bool) -> SplitMethod:
-    """The method of a split that does not depend on anything else any more.
-
-    Raises:
-        UserError: `last_day` of one file.
-    """
-    if method is SplitMethod.auto and is_own:
-        return SplitMethod.random  # a table may be sorted by any of its columns
-    if method is SplitMethod.auto:
-        return SplitMethod.last_day if num_sources > 1 else SplitMethod.fraction
-    if method is SplitMethod.last_day and num_sources < 2:
-        raise UserError("data.split.method=last_day: needs at least two raw files; use fraction, or add a day")
-    return method
-
-
-def differences(rules: Rules) -> list[str]:
-    """The choices, as key=value, that make rows differ from those of the program that the encoding repeats."""
+def report_differences(rules: Rules) -> None:
+    """Print on stderr the choices, if any, that make rows differ from those of the program that is repeated."""
     if rules.encoding not in REPEATED:
-        return []
+        return
     usual = RULES[rules.encoding]
     choices = {
         "data.dense_transform": (rules.dense.value, usual.dense.value),
@@ -212,15 +197,11 @@ def differences(rules: Rules) -> list[str]:
         "data.sampling.negative_drop_rate": (rules.negative_drop_rate, usual.negative_drop_rate),
     }
     if rules.split is None:
-        choices["data.split.method"] = (None, None)  # what differs is that there is data.train
+        del choices["data.split.method"]
     changed = [f"{key}={value}" for key, (value, published) in choices.items() if value != published]
-    return changed if rules.split is not None else [*changed, "data.train"]
-
-
-def report_differences(rules: Rules) -> None:
-    """Print the differences, if any, in one line on stderr."""
-    if text := ", ".join(differences(rules)):
-        message = f"output will differ from {REPEATED[rules.encoding]} because of {text}"
+    changed += ["data.train"] if rules.split is None else []
+    if changed:
+        message = f"output will differ from {REPEATED[rules.encoding]} because of {', '.join(changed)}"
         print(f"data.encoding={rules.encoding.value}: {message}", file=sys.stderr)
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from data_prep.dataset.manifest_schema import EVENTS
+EVENTS = "events"  # the kind of a dataset, its encoding's name, and its only split
 
 
 @dataclass(frozen=True)
@@ -11,7 +11,8 @@ class DatasetKind:
 
     Attributes:
         name: what it holds, for readers.
-        verify: the function "module:function" of root and manifest that compares the arrays with the manifest.
+        prepare: the function "module:function" of DataConfig and the directory that makes it of raw files.
+        verify: the function of root and manifest that compares the arrays with the manifest.
         remedy: what to give instead of a dataset of another kind.
         encoding: the encoding's name in a manifest, which is `kind` there too; empty: all names of no other row.
         format_version: of such a manifest; None: it depends on the features.
@@ -20,6 +21,7 @@ class DatasetKind:
     """
 
     name: str
+    prepare: str
     verify: str
     remedy: str
     encoding: str = ""
@@ -28,9 +30,12 @@ class DatasetKind:
     windows: tuple[str, ...] = ()
 
 
-ROWS = DatasetKind("rows", "data_prep.verify:verify_rows", "give a dataset of rows in its place")
+ROWS = DatasetKind(
+    "rows", "data_prep.pipeline:prepare_rows", "data_prep.verify:verify_rows", "give a dataset of rows in its place"
+)
 EVENT_LOG = DatasetKind(
     "events",
+    "data_prep.event_pipeline:prepare_events",
     "data_prep.dataset.events:verify_events",
     "give a dataset of events in data.path (docs/sequences.md)",
     encoding=EVENTS,

@@ -17,7 +17,7 @@ from common.files import FileDigest, write_atomically
 from common.version import VERSION
 from data_prep.dataset.event_schema import EventSchema
 from data_prep.dataset.kinds import EVENT_LOG, ROWS, DatasetKind, kind_of
-from data_prep.dataset.manifest_schema import EVENTS as EVENTS
+from data_prep.dataset.kinds import EVENTS as EVENTS
 from data_prep.dataset.manifest_schema import manifest_fault
 from data_prep.dataset.options import DenseTransform, LabelKind
 from data_prep.dataset.schema import Schema
@@ -104,10 +104,10 @@ class Manifest:
         schema: EventSchema = load(self.kind.schema).from_manifest(self.encoding["raw_schema"])
         return schema
 
-    def require_kind(self, root: Path, kind: DatasetKind) -> None:
-        """Raises UserError for a dataset of another kind at `root`."""
+    def require_kind(self, root: Path, kind: DatasetKind, remedy: str = "") -> None:
+        """Raises UserError for a dataset of another kind at `root`. remedy: in place of the kind's own."""
         if self.kind is not kind:
-            raise UserError(f"{root}: holds {self.kind.name}, not {kind.name}; {kind.remedy}")
+            raise UserError(f"{root}: holds {self.kind.name}, not {kind.name}; {remedy or kind.remedy}")
 
     @property
     def has_given_splits(self) -> bool:

@@ -7,6 +7,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from common.documents import UNKNOWN, Json, convert
 from data_prep.dataset.bags import BAG_KINDS
 from data_prep.dataset.event_schema import EventSchema
+from data_prep.dataset.kinds import EVENTS
 from data_prep.dataset.misleading import Misleading
 from data_prep.dataset.multi_hot import Distribution
 from data_prep.dataset.options import (
@@ -22,7 +23,6 @@ from data_prep.dataset.spelling import from_text
 from data_prep.dataset.table_spec import FORMATS, Table
 
 SHARD_KINDS = ("labels", "dense", "sparse")
-EVENTS = "events"  # the kind of a dataset, its encoding's name, and its only split
 EVENT_KINDS = ("users", "offsets", "items", "times", "flags")
 OF_ALL_ROWS = (DenseTransform.torchrec, DenseTransform.minmax)  # the transforms that need a range
 

@@ -1,9 +1,39 @@
-"""Enumerations used by the configuration and the manifest."""
+"""Enumerations used by the configuration and the manifest; sources of rows and methods of splits are rows of tables."""
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum
+from math import ceil
 from typing import Any
 
 import numpy as np
+
+from common.errors import UserError
+from data_prep.dataset.kinds import EVENT_LOG, ROWS, DatasetKind
+
+
+@dataclass(frozen=True)
+class SourceKind:
+    """What is to know of a source of raw rows; functions are text, "module:function".
+
+    Attributes:
+        makes: the kind of its datasets; None: the files are the user's own, and their schema says.
+        find: the function that makes or fetches the raw files, of DataConfig and the directories of dataset and job.
+        directory: the function that says where it does, of DataConfig and the dataset's directory.
+        group: the keys of `data` that it reads and most others do not.
+        generator: the class that makes shards without raw files, of these keys and a number of threads.
+        figures: the function that gives what the manifest's `extra` has of generated rows, of DataConfig and, of rows,
+            job, chunks and rows of each split, of events, the dataset's directory.
+        needs_schema: whether data.schema must be given.
+    """
+
+    makes: DatasetKind | None = None
+    find: str = ""
+    directory: str = "data_prep.sources.remote:raw_directory"
+    group: str = ""
+    generator: str = ""
+    figures: str = ""
+    needs_schema: bool = False
 
 
 class DataSource(Enum):
@@ -14,17 +44,44 @@ class DataSource(Enum):
     synthetic_events: generated events.
     """
 
-    local = "local"
-    custom = "custom"
-    synthetic = "synthetic"
-    remote = "remote"
-    random = "random"
-    trace = "trace"
-    yambda = "yambda"
-    synthetic_events = "synthetic_events"
+    local = "local", SourceKind()
+    custom = "custom", SourceKind(needs_schema=True)
+    synthetic = (
+        "synthetic",
+        SourceKind(
+            ROWS,
+            "data_prep.synthetic.days:synthetic_sources",
+            "data_prep.synthetic.days:raw_directory",
+            group="synthetic",
+            figures="data_prep.stages.bayes:figures",
+        ),
+    )
+    remote = "remote", SourceKind(ROWS, "data_prep.job_setup:fetch_days", group="remote")
+    random = "random", SourceKind(ROWS, group="random", generator="data_prep.synthetic.random_ids:RandomRows")
+    trace = "trace", SourceKind(ROWS, group="trace", generator="data_prep.traces.rows:TraceRows")
+    yambda = "yambda", SourceKind(EVENT_LOG, "data_prep.event_pipeline:fetch_log", group="remote")
+    synthetic_events = (
+        "synthetic_events",
+        SourceKind(
+            EVENT_LOG,
+            "data_prep.synthetic.events:find_log",
+            group="synthetic_events",
+            figures="data_prep.synthetic.events:figures",
+        ),
+    )
+
+    _value_: str
+    kind: SourceKind
+
+    def __new__(cls, name: str, kind: SourceKind) -> "DataSource":
+        """A row: `value` is its name."""
+        row = object.__new__(cls)
+        row._value_, row.kind = name, kind
+        return row
 
 
-EVENT_SOURCES = (DataSource.yambda, DataSource.synthetic_events)
+GROUPS = tuple(dict.fromkeys(source.kind.group for source in DataSource if source.kind.group))
+GENERATORS = tuple(each.kind.group for each in DataSource if each.kind.generator or each.kind.figures)
 
 
 class Encoding(Enum):
@@ -105,6 +162,31 @@ class CategoryValue(Enum):
     crc32 = "crc32"
 
 
+@dataclass(frozen=True)
+class SplitAlgorithm:
+    """What is to know of a method of splits.
+
+    Attributes:
+        held_out: counts the held-out rows, of the rows of each source and their share; None: each row's split is drawn.
+        is_random: whether data.split.seed has an effect: rows are drawn or permuted, not taken by their place.
+        has_share: whether data.split.held_out has an effect.
+        has_val: whether val has half of the held-out rows; else test has all.
+        needs_several: whether it needs several raw files.
+    """
+
+    held_out: Callable[[Sequence[int], float], int] | None = None
+    is_random: bool = False
+    has_share: bool = True
+    has_val: bool = True
+    needs_several: bool = False
+
+
+def _rounded_down(by_source: Sequence[int], share: float) -> int:
+    """A share of the rows, with one at least for each of val and test where there are others."""
+    rows = int(sum(by_source) * share + 1e-9)
+    return max(rows, 2) if share and sum(by_source) > 2 else rows
+
+
 class SplitMethod(Enum):
     """Choices of held-out rows.
 
@@ -115,16 +197,33 @@ class SplitMethod(Enum):
     scikit_learn: train_test_split with test_size `held_out` and random_state `seed`; val stays empty.
     """
 
-    auto = "auto"
-    last_day = "last_day"
-    fraction = "fraction"
-    random = "random"
-    scikit_learn = "scikit_learn"
+    auto = "auto", SplitAlgorithm()
+    last_day = "last_day", SplitAlgorithm(lambda by_source, _: by_source[-1], has_share=False, needs_several=True)
+    fraction = "fraction", SplitAlgorithm(_rounded_down)
+    random = "random", SplitAlgorithm(is_random=True)
+    scikit_learn = (
+        "scikit_learn",
+        SplitAlgorithm(lambda by_source, share: ceil(sum(by_source) * share), is_random=True, has_val=False),
+    )
 
-    @property
-    def is_random(self) -> bool:
-        """Whether rows are drawn by a seed, not taken by their place."""
-        return self in (SplitMethod.random, SplitMethod.scikit_learn)
+    _value_: str
+    algorithm: SplitAlgorithm
+
+    def __new__(cls, name: str, algorithm: SplitAlgorithm) -> "SplitMethod":
+        """A row: `value` is its name."""
+        row = object.__new__(cls)
+        row._value_, row.algorithm = name, algorithm
+        return row
+
+    def resolved(self, num_sources: int, is_own: bool) -> "SplitMethod":
+        """The method, of `auto` one that does not depend on anything else. Raises UserError for too few raw files."""
+        if self is SplitMethod.auto and is_own:
+            return SplitMethod.random  # a table may be sorted by any of its columns
+        if self is SplitMethod.auto:
+            return SplitMethod.last_day if num_sources > 1 else SplitMethod.fraction
+        if self.algorithm.needs_several and num_sources < 2:
+            raise UserError(f"data.split.method={self.value}: needs at least two raw files; use fraction, or add a day")
+        return self
 
 
 class ExchangeFormat(Enum):

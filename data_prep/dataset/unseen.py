@@ -17,7 +17,7 @@ def unseen_values(manifest: Manifest) -> str | None:
     ordered = sorted(large, key=lambda name: -large[name])
     shown = ", ".join(f"{name} ({large[name]:.0%})" for name in ordered[:SHOWN_COLUMNS])
     more = f" and {len(large) - SHOWN_COLUMNS} more columns" if len(large) > SHOWN_COLUMNS else ""
-    if manifest.encoding.get("split") in [method.value for method in SplitMethod if method.is_random]:
+    if manifest.encoding.get("split") in [method.value for method in SplitMethod if method.algorithm.is_random]:
         remedy = "most of them occur once, so no split helps; leave such a column out of data.schema"
     elif manifest.has_given_splits:
         remedy = "the score is of new values, as the files of the splits are given"

@@ -98,11 +98,6 @@ def _chunk_bytes(job: Job) -> int:
     return min(CHUNK_BYTES, job.chunk_bytes * CHUNK_BYTES_PER_CHUNK_BYTE)
 
 
-def _bytes_to_shuffle(job: Job) -> int:
-    """Memory of a shard that is put together."""
-    return int(job.shard_rows * SHUFFLE_BYTES_PER_ROW) if job.rules.is_arranged else 0
-
-
 def plan_encoding(
     data: DataConfig, job: Job, workers: int, table_values: dict[str, int]
 ) -> tuple[int, tuple[tuple[Slice, ...], ...]]:
@@ -119,7 +114,8 @@ def plan_encoding(
     if is_own and table_values:  # while one is built its values and their order are there as well
         tables += bytes_for(max(table_values.values()))
     budget = parse_size(data.memory_budget, "data.memory_budget")
-    in_work = BLOCK_BYTES_IN_WORK + _chunk_bytes(job) + _bytes_to_shuffle(job) + (ARROW_BYTES if is_own else 0)
+    in_work = BLOCK_BYTES_IN_WORK + _chunk_bytes(job) + (ARROW_BYTES if is_own else 0)
+    in_work += job.shard_rows * SHUFFLE_BYTES_PER_ROW if job.rules.is_arranged else 0
     base = WORKER_BYTES + in_work
     if PARENT_BYTES + in_work + tables <= budget:
         return within_budget(data, workers, base + tables), ()

@@ -4,7 +4,6 @@ Rows are parsed in batches, and one by one where a batch has something unusual i
 `diagnose_row` gives the reason.
 """
 
-import shlex
 from typing import NamedTuple
 
 import numpy as np
@@ -14,11 +13,11 @@ from common.errors import UserError
 from common.jit import Int, jit
 from data_prep.dataset.schema import CRITEO, Schema
 from data_prep.parsing.criteo_kernels import BATCH_BYTES, NEWLINE, SCAN_BYTES, batch_buffers, parse_batch, parse_rows
+from data_prep.sources.discover import copy_by
 from data_prep.sources.line_blocks import bare_returns
 
 PADDING = SCAN_BYTES  # readable bytes after the last row
 MISSING_INTEGER = np.int32(-(2**31))
-MISSING_CATEGORY = np.uint32(0)
 
 
 class Block(NamedTuple):
@@ -174,18 +173,12 @@ def _other_form(fields: list[bytes], path: str, columns: int, numbers: int) -> s
     if len(fields) > 1 and all(field[:1].isalpha() for field in fields[: 1 + numbers]):
         if len(fields) != columns:
             return r"names of columns; of a table of your own, name them in data.schema=FILE (delimiter: \"\t\")"
-        return f"names of columns, which raw rows do without; remove it: {_copy_by('tail -n +2', path)}"
+        return f"names of columns, which raw rows do without; remove it: {copy_by('tail -n +2', path)}"
     if len(fields) > 1 or commas < 2:
         return ""
     if commas == columns - 1:
-        return f"separated by commas, not tabs; convert the file: {_copy_by(TO_TABS, path)}"
+        return f"separated by commas, not tabs; convert the file: {copy_by(TO_TABS, path)}"
     return "separated by commas, not tabs; of a table of your own, name its columns in data.schema=FILE"
-
-
-def _copy_by(program: str, path: str) -> str:
-    """A shell's command that makes NEW of a file, plain or .gz."""
-    name = shlex.quote(path)
-    return f"gzip -dc {name} | {program} > NEW" if path.endswith(".gz") else f"{program} < {name} > NEW"
 
 
 def _is_text(line: bytes) -> bool:

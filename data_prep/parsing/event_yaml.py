@@ -8,6 +8,7 @@ import yaml
 from common.documents import convert
 from common.errors import UserError
 from data_prep.dataset.event_schema import EventSchema
+from data_prep.dataset.kinds import EVENT_LOG, ROWS, DatasetKind
 from data_prep.dataset.table_spec import RULE
 
 OF_EVENTS = {"user", "item", "time"}  # keys that a schema of rows does not have
@@ -20,13 +21,13 @@ def schema_path(name: str) -> Path:
     return Path(name) if Path(name).exists() else next((path for path in built_in if path.exists()), Path(name))
 
 
-def describes_events(path: Path) -> bool:
-    """Return whether a YAML file is of events, not of rows; faults are left to who reads it whole."""
+def described_kind(path: Path) -> DatasetKind:
+    """The kind of dataset that a YAML file describes; faults are left to what reads it whole."""
     try:
         document = yaml.safe_load(path.read_text())
     except (OSError, ValueError, yaml.YAMLError):
-        return False
-    return isinstance(document, dict) and bool(OF_EVENTS & set(document))
+        return ROWS
+    return EVENT_LOG if isinstance(document, dict) and OF_EVENTS & set(document) else ROWS
 
 
 def load_event_schema(path: Path) -> EventSchema:

@@ -8,14 +8,14 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from isal import igzip, isal_zlib
 from numpy.typing import NDArray
 
+from common.command import load
 from common.errors import UserError
 
 DAMAGE: tuple[Any, ...] = (gzip.BadGzipFile, isal_zlib.error)
@@ -123,7 +123,7 @@ def resolve_splits(files: Mapping[str, Any]) -> list[Source]:
 
 def _rows_of(path: Path) -> str:
     """What is the same of two paths of a file, packed or not."""
-    return str(path.resolve()).removesuffix(".gz")
+    return without_packing(str(path.resolve()))
 
 
 def own_path(text: str) -> Path:
@@ -214,7 +214,7 @@ class Packing(NamedTuple):
     """A form of packed file: its first bytes, its name, the command that unpacks it, and the ending of files' names.
 
     reader: "module:function" that opens a path or an open file as a file of its content, which raises EOFError and
-    DAMAGE; None: it is not read.
+    DAMAGE; None: it is not read. Of a form that is read the command prints the content.
     """
 
     magic: re.Pattern[bytes]
@@ -226,12 +226,11 @@ class Packing(NamedTuple):
     def open(self, file: Any) -> Any:
         """Open a file of this form, whose content is read."""
         assert self.reader is not None
-        module, _, function = self.reader.partition(":")
-        return getattr(import_module(module), function)(file)
+        return load(self.reader)(file)
 
 
 PACKINGS = (
-    Packing(re.compile(GZIP_MAGIC), "gzip", "gunzip -k {}", ".gz", "data_prep.sources.discover:open_gzip"),
+    Packing(re.compile(GZIP_MAGIC), "gzip", "gzip -dc {}", ".gz", "data_prep.sources.discover:open_gzip"),
     Packing(re.compile(rb"\x28\xb5\x2f\xfd"), "zstd", "zstd -d {}"),
     Packing(re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"), "bzip2", "bunzip2 -k {}"),
     Packing(re.compile(rb"\xfd7zXZ\0"), "xz", "xz -dk {}"),
@@ -259,10 +258,21 @@ def packing_of(path: Path) -> Packing | None:
     return packing
 
 
+def packing_named(name: str) -> Packing | None:
+    """The packing that is read and that a file has by the ending of its name."""
+    return next((each for each in PACKINGS if each.reader and name.lower().endswith(each.suffix)), None)
+
+
 def without_packing(name: str) -> str:
     """A file's name without the ending of a packing that is read."""
-    suffix = PurePath(name).suffix.lower()
-    return name[: -len(suffix)] if suffix in {each.suffix for each in PACKINGS if each.reader} else name
+    packing = packing_named(name)
+    return name if packing is None else name[: -len(packing.suffix)]
+
+
+def copy_by(program: str, path: str) -> str:
+    """A shell's command that makes NEW of a file by a program, unpacked first where its name says so."""
+    packing, name = packing_named(path), shlex.quote(path)
+    return f"{program} < {name} > NEW" if packing is None else f"{packing.unpack.format(name)} | {program} > NEW"
 
 
 def _inspect(path: Path, key: str) -> Source:
@@ -275,8 +285,8 @@ def _inspect(path: Path, key: str) -> Source:
         raise UserError(f"{path}: not readable ({error.strerror}); check {key}") from error
     if status.st_size == 0:
         raise UserError(f"{path}: empty file; get it again, or leave it out of {key}")
-    if path.suffix == ".gz" and packing is None:
-        raise UserError(f"{path}: not a gzip file, though named .gz; get it again, or rename it")
+    if packing is None and (named := packing_named(path.name)) is not None:
+        raise UserError(f"{path}: not a {named.name} file, though named {named.suffix}; get it again, or rename it")
     if is_tar(path):
         raise UserError(
             f"{path}: a tar archive, not rows; unpack it, or, of Criteo's Kaggle competition, "

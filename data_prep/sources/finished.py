@@ -59,8 +59,16 @@ def other_dataset(root: Path, difference: str) -> UserError:
     )
 
 
-def refuse_other_generation(root: Path, group: str, recorded: Json, given: Json) -> None:
-    """Raises UserError where generated rows differ from those of the dataset at `root`, by the keys of data.`group`."""
+def sources_of_generated(data: DataConfig, root: Path, manifest: Manifest, given: Json) -> list[Source] | None:
+    """The sources of generated rows at `root`; None: by a version that did not record what decides them.
+
+    Raises:
+        UserError: they are not as the `given` keys of their group say.
+    """
+    group = data.source.kind.group
+    if (recorded := manifest.extra.get(group)) is None:
+        return None
     for key, value in given.items():
         if recorded.get(key) != value:
             raise other_dataset(root, f"{group}.{key} is {recorded.get(key)} there, {value} here")
+    return recorded_sources(root, manifest)

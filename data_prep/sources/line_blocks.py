@@ -2,7 +2,6 @@
 
 import mmap
 import os
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -13,15 +12,16 @@ from numpy.typing import NDArray
 from common.errors import UserError
 from common.files import FileDigest, SummedFile
 from data_prep.io.read_ahead import BLOCK_BYTES, ReadAhead
-from data_prep.sources.discover import DAMAGE, Source, packing_of
+from data_prep.sources.discover import DAMAGE, Source, copy_by, packing_of
 
 ROOM_BEFORE = BLOCK_BYTES  # before a block: for the start of a line that ends in it
 ROOM_BEHIND = 128  # for a newline, and for what a kernel may read too far
+TO_NEWLINES = r"tr '\r' '\n'"
 
 
 def bare_returns(path: str) -> str:
     r"""What is wrong with a file whose lines end in \r alone, and the command that converts it."""
-    return rf"lines end in carriage returns alone; convert the file: tr '\r' '\n' < {shlex.quote(path)} > NEW"
+    return f"lines end in carriage returns alone; convert the file: {copy_by(TO_NEWLINES, path)}"
 
 
 class PlainReader:

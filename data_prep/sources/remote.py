@@ -49,31 +49,29 @@ def remote_files(data: DataConfig, directory: Path) -> list[RemoteFile]:
     if not remote.name:
         raise UserError("data.remote.name: not given; choose data=criteo_1tb or data=criteo_kaggle")
     has_days = "{day}" in remote.name
-    if has_days != (data.days is not None):
-        raise UserError(f"data.days={data.days}: {'name the days to fetch' if has_days else 'there are no days here'}")
+    if has_days and data.days is None:
+        raise UserError("data.days=null: name the days to fetch")
     if has_days and remote.member is not None:
         raise UserError("data.remote.member: of a single archive, not of days; leave it out")
     _refuse_unused_sums(remote)
     for mirror in remote.mirrors if len(data.days or []) > 1 else []:
         if "{day}" not in mirror:
             raise UserError(f"data.remote.mirrors: {redact(mirror)}: the same file for every day; write {{day}} in it")
-    files = []
+    entries = []
     for day in data.days if data.days is not None else [0]:
         name = remote.name.replace("{day}", str(day))
-        urls = tuple(mirror.replace("{day}", str(day)) for mirror in remote.mirrors)
-        known = known_sum(directory, name, remote.sha256)
-        if remote.member is None:
-            own = f"put it at {directory / name} yourself, or name your file in data.raw and leave out data=NAME"
-        else:
+        urls = [mirror.replace("{day}", str(day)) for mirror in remote.mirrors]
+        own = f"put it at {directory / name} yourself, or name your file in data.raw and leave out data=NAME"
+        if remote.member is not None:
             own = f"get it yourself and put it, or {remote.member} out of it, into {directory}, or name it in data.raw"
-        sha256, given_by = (None, PUBLISHED) if known is None else (known.sha256, known.given_by)
-        files.append(RemoteFile(name, urls, sha256, given_by, own))
+        entries.append((name, urls, own))
     for name, urls in (remote.also or {}).items():
+        entries.append((name, urls, f"put it at {directory / name} yourself"))
+    files = []
+    for name, urls, own in entries:
         known = known_sum(directory, name, remote.sha256)
-        own = f"put it at {directory / name} yourself"
-        files.append(
-            RemoteFile(name, tuple(urls), known.sha256 if known else None, known.given_by if known else PUBLISHED, own)
-        )
+        sha256, given_by = (None, PUBLISHED) if known is None else (known.sha256, known.given_by)
+        files.append(RemoteFile(name, tuple(urls), sha256, given_by, own))
     return files
 
 
@@ -228,20 +226,11 @@ def unpack_member(archive: Path, name: str, directory: Path, known: KnownSum | N
         part.clear()
         origin = archive_origin(archive)
         try:
-            is_there, digest = _copy_member(archive, name, part.append, part.partial)
+            digest = _copy_member(archive, name, part.append, part.partial)
             refuse_other(archive, known, digest)
-        except (tarfile.TarError, EOFError, *DAMAGE) as error:
-            part.clear()
-            remedy = "delete it and get it again"
-            raise UserError(f"{archive}: not readable as a tar archive ({error}); {remedy}") from error
         except BaseException:
             part.clear()
             raise
-        if not is_there:
-            part.clear()
-            raise UserError(
-                f"{archive}: has no file {name}; get it again, or name your own in data.raw and leave out data=NAME"
-            )
         part.finish(origin)
     return digest
 
@@ -259,44 +248,46 @@ def member_digest(archive: Path, name: str) -> FileDigest:
         total.update(block)
         size += len(block)
 
-    try:
-        is_there, _ = _copy_member(archive, name, take)
-    except (tarfile.TarError, EOFError, *DAMAGE) as error:
-        remedy = "delete it and get it again"
-        raise UserError(f"{archive}: not readable as a tar archive ({error}); {remedy}") from error
-    if not is_there:
-        raise UserError(f"{archive}: has no file {name}; get it again")
+    _copy_member(archive, name, take)
     return FileDigest(size, total.hexdigest())
 
 
-def _copy_member(
-    archive: Path, name: str, take: Callable[[bytes], None], target: Path | None = None
-) -> tuple[bool, FileDigest]:
-    """Hand on the first plain file of that name; whether there was one, and the archive's digest.
+def _copy_member(archive: Path, name: str, take: Callable[[bytes], None], target: Path | None = None) -> FileDigest:
+    """Hand on the only plain file of that name; the archive's digest.
 
     Args:
         target: the file that its blocks are written to, which the disk must have room for.
+
+    Raises:
+        UserError: the archive is damaged, or has no such file or two, or the disk has too little space.
     """
     is_there = False
     tally = Tally(0)
     progress = Progress("unpack", archive.stat().st_size, tally)
-    with SummedFile(archive) as summed, progress:
-        content: Any = open_gzip(summed) if is_gzip(archive) else summed
-        with tarfile.open(fileobj=content, mode="r|") as members:
-            for member in members:
-                # the member's own path is never used, so it cannot lead out of the directory
-                if not member.isfile() or Path(member.name).name != name:
-                    continue
-                if is_there:
-                    raise UserError(f"{archive}: has two files {name}; unpack the right one, and name it in data.raw")
-                source = members.extractfile(member)
-                assert source is not None
-                if target is not None:
-                    require_room([Need(target, member.size, f"to unpack {archive.name}")])
-                while block := source.read(BLOCK_BYTES):
-                    take(block)
-                    tally.bytes = summed.position
-                is_there = True
-        while content.read(BLOCK_BYTES):
-            tally.bytes = summed.position
-        return is_there, summed.digest()
+    try:
+        with SummedFile(archive) as summed, progress:
+            content: Any = open_gzip(summed) if is_gzip(archive) else summed
+            with tarfile.open(fileobj=content, mode="r|") as members:
+                for member in members:
+                    # the member's own path is never used, so it cannot lead out of the directory
+                    if not member.isfile() or Path(member.name).name != name:
+                        continue
+                    if is_there:
+                        raise UserError(f"{archive}: has two files {name}; unpack the right one, name it in data.raw")
+                    source = members.extractfile(member)
+                    assert source is not None
+                    if target is not None:
+                        require_room([Need(target, member.size, f"to unpack {archive.name}")])
+                    while block := source.read(BLOCK_BYTES):
+                        take(block)
+                        tally.bytes = summed.position
+                    is_there = True
+            while content.read(BLOCK_BYTES):
+                tally.bytes = summed.position
+            digest = summed.digest()
+    except (tarfile.TarError, EOFError, *DAMAGE) as error:
+        raise UserError(f"{archive}: not readable as a tar archive ({error}); delete it and get it again") from error
+    if not is_there:
+        remedy = "get it again, or name your own in data.raw and leave out data=NAME"
+        raise UserError(f"{archive}: has no file {name}; {remedy}")
+    return digest

@@ -8,16 +8,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.documents import Json
+from data_prep.config.keys import DataConfig
 from data_prep.dataset.format import SPLITS
 from data_prep.engine.job import ChunkRecord, Job
 from data_prep.io.arrays import open_array
 from data_prep.stages.parse import TRUTH_SUFFIX
 from data_prep.stages.shuffle_order import chunk_positions
 from data_prep.synthetic.bayes_scores import PROBABILITY_STEPS, bayes_scores, truth_path
+from data_prep.synthetic.days import described
 
 
-def dataset_scores(job: Job, records: list[ChunkRecord], rows: dict[str, int]) -> Json:
-    """The manifest's `extra.bayes`: scores over all rows of a generated dataset, and over each of its `splits`.
+def figures(data: DataConfig, job: Job, records: list[ChunkRecord], rows: dict[str, int]) -> Json:
+    """The manifest's `extra` of generated rows: what decides them, and scores over all and over each of the `splits`.
 
     Args:
         records: all chunks, in the order of the rows, with labels.npy and truth of their rows still in place.
@@ -36,7 +38,8 @@ def dataset_scores(job: Job, records: list[ChunkRecord], rows: dict[str, int]) -
                     histograms[split][label] += np.bincount(of_label, minlength=PROBABILITY_STEPS)
     total = np.sum(list(histograms.values()), axis=0)
     splits = {split: asdict(bayes_scores(counts.sum(axis=0), counts[1])) for split, counts in histograms.items()}
-    return {**asdict(bayes_scores(total.sum(axis=0), total[1])), "splits": splits}
+    bayes = {**asdict(bayes_scores(total.sum(axis=0), total[1])), "splits": splits}
+    return {data.source.kind.group: described(data.synthetic), "bayes": bayes}
 
 
 def _steps(probability: NDArray[np.float32], negative_drop_rate: float) -> NDArray[np.int64]:

@@ -25,8 +25,8 @@ from data_prep.io.arrays import ArrayWriter
 from data_prep.io.direct_io import FileWriter
 from data_prep.parsing.table_block import TableBlock
 from data_prep.stages.columns import (
-    OWN_DICTIONARIES,
-    OWN_ENTRY_BYTES,
+    DICTIONARIES,
+    ENTRY_BYTES,
     aligned,
     chunk_bags,
     code_dtype,
@@ -37,8 +37,7 @@ from data_prep.stages.columns import (
 )
 from data_prep.vocabulary.dictionaries import Entries, refuse_collisions
 
-DICTIONARIES, TEXTS = OWN_DICTIONARIES, "texts"  # suffixes of a chunk's files
-ENTRY_BYTES = OWN_ENTRY_BYTES
+TEXTS = "texts"  # suffix of a chunk's file
 KEY_BYTES = 8  # of a value, and of an offset
 COUNT_ROWS = 1 << 18  # counted at once
 

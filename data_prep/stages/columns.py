@@ -26,8 +26,8 @@ from data_prep.io.direct_io import FileRange, FileWriter, read_ranges
 from data_prep.vocabulary.count import FEW_CODES, MAX_CODES, Coding
 
 ALIGNMENT = 8
-OWN_DICTIONARIES = "dictionaries"  # suffix of the file of a chunk of a user's own table
-OWN_ENTRY_BYTES = 16  # in it: value, count, first row
+DICTIONARIES = "dictionaries"  # suffix of the file of a chunk of a user's own table
+ENTRY_BYTES = 16  # in it: value, count, first row
 
 
 @jit
@@ -192,8 +192,8 @@ def read_dictionary(job: Job, record: ChunkRecord, feature: str) -> NDArray[Any]
     """The value of every code of a feature, uint64 of a user's own table, else uint32; None without a dictionary."""
     if job.table is not None:
         number = job.schema.sparse.index(feature)
-        offset = OWN_ENTRY_BYTES * sum(record.distinct[:number])
-        path = job.chunk_path(record.source, record.chunk, OWN_DICTIONARIES)
+        offset = ENTRY_BYTES * sum(record.distinct[:number])
+        path = job.chunk_path(record.source, record.chunk, DICTIONARIES)
         return np.fromfile(path, np.uint64, record.distinct[number], offset=offset)
     number = job.schema.single.index(feature)
     if not record.dictionaries[number]:

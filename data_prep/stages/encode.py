@@ -1,6 +1,6 @@
 """Values to ids, integers to what the model reads. All ids of a dataset are made here, with data_prep/encoding.
 
-Encodings that need to know of no other rows are made block by block while rows are parsed: `encode_block`. The others
+Encodings that need to know of no other rows are made block by block while rows are parsed: `encode_hash`. The others
 wait until vocabularies are fitted: `EncodeTask` then writes the chunks that `encoded_blocks` gives. Where rows are
 reordered anyway, scatter and gather take them from `encoded_blocks` instead, which saves writing and reading all rows
 once more; and `finish_ids` does to ids what TorchRec does after its shuffle.
@@ -23,7 +23,7 @@ from data_prep.config.presets import Rules
 from data_prep.dataset.bags import Bags
 from data_prep.dataset.format import ROW_KINDS
 from data_prep.encoding.dense import DenseRange, transform_dense
-from data_prep.encoding.ids import encode_hash, torchrec_ids
+from data_prep.encoding.ids import torchrec_ids
 from data_prep.encoding.lookup import ValueTable, load_tables, table_of_codes
 from data_prep.encoding.passes import NOT_FOUND, Slice, load_slice, pass_name
 from data_prep.engine.executor import Worker
@@ -32,12 +32,6 @@ from data_prep.io.arrays import HEADER_BYTES, ArrayWriter, read_rows, write_arra
 from data_prep.stages.columns import chunk_bags, column_blocks, read_codes, read_dictionary, row_blocks
 
 BLOCK_VALUES = 1 << 20  # of bags, or of passes, at once
-
-
-def encode_block(rules: Rules, values: NDArray[np.uint32], ids: NDArray[np.int32] | None = None) -> NDArray[np.int32]:
-    """The ids of values by an encoding without vocabularies, in `ids` if given."""
-    assert rules.max_ind_range is not None
-    return encode_hash(values, rules.max_ind_range, ids)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,6 @@ from data_prep.sources.discover import GENERATED_ROW_BYTES, TEXT_ROW_BYTES, RowG
 from data_prep.sources.line_blocks import LineBlock, LineBlocks, SourceStream, count_lines_before
 from data_prep.stages.categories import TableCategories
 from data_prep.stages.columns import ValueBuffer, write_columns
-from data_prep.stages.encode import encode_block
 from data_prep.stages.vocabulary import PARSED_COUNTS, write_counts
 from data_prep.vocabulary.count import Coding
 
@@ -316,7 +315,9 @@ class ChunkWriter:
         elif self._values is not None:
             self._values.append(block.sparse)
         else:
-            self._sparse.extend(rows, lambda ids: encode_block(rules, block.sparse, ids))
+            modulus = rules.max_ind_range
+            assert modulus is not None
+            self._sparse.extend(rows, lambda ids: encode_hash(block.sparse, modulus, ids))
 
     def finish(self) -> ChunkRecord:
         """Close the files, count the values for a vocabulary, log the chunk."""

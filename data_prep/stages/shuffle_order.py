@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.dataset.format import SPLITS
-from data_prep.dataset.options import SplitMethod
 from data_prep.engine.executor import Stopped
 from data_prep.engine.job import ChunkRecord, Job
 from data_prep.io.arrays import open_array
@@ -49,18 +48,11 @@ def split_sizes(job: Job, by_source: Sequence[int]) -> dict[str, int]:
     if rules.split is None:
         pairs = list(zip(job.sources, by_source, strict=True))
         return {split: sum(rows for source, rows in pairs if source.split == split) for split in SPLITS}
-    if rules.split is SplitMethod.last_day:
-        held_out = by_source[-1]
-    elif rules.split is SplitMethod.scikit_learn:
-        held_out = int(np.ceil(total * rules.held_out))
-        return {"train": total - held_out, "val": 0, "test": held_out}
-    else:
-        held_out = int(total * rules.held_out + 1e-9)
-        if rules.held_out and total > len(SPLITS) - 1:
-            held_out = max(held_out, len(SPLITS) - 1)
-    halves = [-(-held_out // 2), held_out // 2]
-    val, test = reversed(halves) if rules.test_first else halves
-    return {"train": total - held_out, "val": val, "test": test}
+    algorithm = rules.split.algorithm
+    assert algorithm.held_out is not None
+    held_out = algorithm.held_out(by_source, rules.held_out)
+    val = (held_out + (not rules.test_first)) // 2 if algorithm.has_val else 0
+    return {"train": total - held_out, "val": val, "test": held_out - val}
 
 
 @contextmanager
@@ -95,16 +87,20 @@ def order_rows(job: Job, records: list[ChunkRecord], window_rows: int, check: Ca
         rows of every split.
     """
     rules = job.rules
-    if rules.split is SplitMethod.random:
-        sizes = _random_sizes(job, records)
-        following = np.cumsum([0, *sizes.values()][:-1])
+    algorithm = None if rules.split is None else rules.split.algorithm
+    if algorithm is not None and algorithm.held_out is None:
+        rows = np.zeros(len(SPLITS), np.int64)
+        for choice in _random_choices(job, records):
+            rows += np.bincount(choice[choice >= 0], minlength=len(SPLITS))
+        sizes = dict(zip(SPLITS, rows.tolist(), strict=True))
+        following = np.cumsum([0, *rows[:-1]])
         numbers: Iterator[Positions] = (_follow(choice, following) for choice in _random_choices(job, records))
     else:
         kept = _count_kept(job, records)
         sizes = split_sizes(job, kept)
         numbers = _number(job, records)
-        if rules.split is SplitMethod.scikit_learn:
-            # it takes the test rows, which come last here, from the front
+        if algorithm is not None and algorithm.is_random:
+            # the test rows, which come last here, are taken from the front of the permutation
             places = inverse_permutation(sum(kept), rules.split_seed, job.work / PERMUTATION, window_rows, check)
             numbers = _permute(numbers, places, sum(kept), sizes["train"])
         elif rules.train_seed is not None:
@@ -185,14 +181,6 @@ def _random_choices(job: Job, records: list[ChunkRecord]) -> Iterator[NDArray[np
     for record in records:
         choice = np.searchsorted(bounds, rng.random(record.rows), side="right")
         yield choice if dropping is None else np.where(next(dropping), choice, LEFT_OUT)
-
-
-def _random_sizes(job: Job, records: list[ChunkRecord]) -> dict[str, int]:
-    """Rows of every split where each row is given one."""
-    sizes = np.zeros(len(SPLITS), np.int64)
-    for choice in _random_choices(job, records):
-        sizes += np.bincount(choice[choice >= 0], minlength=len(SPLITS))
-    return dict(zip(SPLITS, sizes.tolist(), strict=True))
 
 
 def _permute(

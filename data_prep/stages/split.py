@@ -16,27 +16,20 @@ from data_prep.engine.job import ChunkRecord, Job
 from data_prep.stages.encode import EncodeTask
 from data_prep.stages.gather import GatheredShard, GatherTask
 from data_prep.stages.scatter import KeptChunk, RowLayout
-from data_prep.stages.shuffle_order import rows_by_source, split_sizes
-
-
-def split_rows(job: Job, records: list[ChunkRecord]) -> dict[str, int]:
-    """Rows of train, val and test, where they follow each other in the order of the raw rows."""
-    return split_sizes(job, rows_by_source(job, records))
 
 
 def refuse_no_train_rows(job: Job, rows: dict[str, int]) -> None:
     """Refuse a dataset that holds all its rows out."""
     if not sum(rows.values()):
         raise UserError("data.sampling.negative_drop_rate: no row is left; give a lower rate")
-    if not rows["train"] and job.rules.split is None:
+    if rows["train"]:
+        return
+    if job.rules.split is None:
         raise UserError("data.sampling.negative_drop_rate: no row of data.train is left; give a lower rate")
-    if not rows["train"]:
-        assert job.rules.split is not None
-        method = job.rules.split.value
-        raise UserError(
-            f"data.split: all {sum(rows.values())} rows are held out (method {method}), none is left to train on; "
-            "give more rows, or a smaller data.split.held_out"
-        )
+    raise UserError(
+        f"data.split: all {sum(rows.values())} rows are held out (method {job.rules.split.value}), none is left to "
+        "train on; give more rows, or a smaller data.split.held_out"
+    )
 
 
 def plan_cut(chunks: list[EncodeTask], rows: dict[str, int], layout: RowLayout) -> list[GatherTask]:

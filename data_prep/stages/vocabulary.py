@@ -25,8 +25,8 @@ from data_prep.encoding.texts import TEXT_KINDS
 from data_prep.engine.executor import Executor, Worker
 from data_prep.engine.job import VALUE_BYTES, ChunkRecord, Job, LoggedTask
 from data_prep.io.direct_io import FileRange, FileWriter, read_ranges
-from data_prep.stages.categories import DICTIONARIES, StoredDictionary, write_code_counts
-from data_prep.stages.columns import read_column
+from data_prep.stages.categories import StoredDictionary, write_code_counts
+from data_prep.stages.columns import DICTIONARIES, read_column
 from data_prep.stages.shuffle_order import chunk_positions
 from data_prep.vocabulary.count import Coding, Run, count_in_order, count_values
 from data_prep.vocabulary.dictionaries import NumberedValues, merge_dictionaries, write_ranked

@@ -20,7 +20,7 @@ from data_prep.config.keys import DataConfig, SyntheticConfig, usable_cpus
 from data_prep.io.arrays import ArrayWriter
 from data_prep.parsing.criteo import Block
 from data_prep.sources.discover import RAW_DIRECTORY, Source, resolve_sources
-from data_prep.sources.finished import finished_manifest, recorded_sources, refuse_other_generation
+from data_prep.sources.finished import finished_manifest, sources_of_generated
 from data_prep.synthetic.bayes_scores import truth_path
 from data_prep.synthetic.rows import (
     BLOCK_ROWS,
@@ -50,10 +50,9 @@ def synthetic_sources(data: DataConfig, root: Path, work: Path) -> list[Source]:
     config, directory = data.synthetic, raw_directory(data, root)
     existing = finished_manifest(data, root)
     if existing is not None:
-        if "synthetic" in existing.extra:
-            refuse_other_generation(root, "synthetic", existing.extra["synthetic"], described(config))
-            return recorded_sources(root, existing)
-        if config.direct or not _are_there(config, directory):  # by a version that did not record it: made to compare
+        if (sources := sources_of_generated(data, root, existing, described(config))) is not None:
+            return sources
+        if config.direct or not _are_there(config, directory):  # made to compare
             directory = work / directory.name
     if config.direct:
         return _describe_days(config, directory)

@@ -26,7 +26,7 @@ from common.files import write_atomically
 from common.jit import Int, jit
 from data_prep.config.keys import DataConfig, SyntheticEventsConfig
 from data_prep.sources.discover import RAW_DIRECTORY, Source, resolve_sources
-from data_prep.sources.finished import finished_manifest, recorded_sources, refuse_other_generation
+from data_prep.sources.finished import finished_manifest, sources_of_generated
 from data_prep.synthetic.bayes_scores import PROBABILITY_STEPS, bayes_scores
 
 VERSION = 2  # of the events that a configuration gives
@@ -97,6 +97,12 @@ def _known_scores(config: SyntheticEventsConfig, directory: Path) -> Json | None
     return recorded.bayes if is_same and recorded.bytes == [log.stat().st_size, table.stat().st_size] else None
 
 
+def figures(data: DataConfig, root: Path) -> Json:
+    """The manifest's `extra` of a generated log: what decides the events, and the best scores."""
+    config = data.synthetic_events
+    return {data.source.kind.group: described(config), "bayes": synthetic_log(config, root)[1]}
+
+
 def find_log(data: DataConfig, root: Path, work: Path) -> list[Source]:
     """The log and its items' table, written below `root` unless they are there.
 
@@ -108,11 +114,9 @@ def find_log(data: DataConfig, root: Path, work: Path) -> list[Source]:
     config, place = data.synthetic_events, root
     existing = finished_manifest(data, root)
     if existing is not None:
-        if "synthetic_events" in existing.extra:
-            recorded = existing.extra["synthetic_events"]
-            refuse_other_generation(root, "synthetic_events", recorded, described(config))
-            return recorded_sources(root, existing)
-        if _known_scores(config, root / RAW_DIRECTORY) is None:  # by a version that did not record it: made to compare
+        if (sources := sources_of_generated(data, root, existing, described(config))) is not None:
+            return sources
+        if _known_scores(config, root / RAW_DIRECTORY) is None:  # made to compare
             place = work
     log, _ = synthetic_log(config, place)
     return resolve_sources([str(log), str(log.with_name(TABLE))])

@@ -169,11 +169,11 @@ def test_two_processes_train_by_a_plan(run_app: Command, log: Path, tmp_path: Pa
     [
         ("train", ["model=hstu"], "data.source=synthetic: makes rows, and model=hstu learns from events"),
         ("train", ["data.source=synthetic_events"], "makes events, and DLRM learns from rows; give model=hstu"),
-        ("train", ["data.path={log}"], "holds events, not rows, which DLRM learns from; give model=hstu"),
+        ("train", ["data.path={log}"], "holds events, not rows; give model=hstu"),
         (
             "train",
             [*TINY, "data.path={dataset}"],
-            "not events, which model=hstu learns from; give a dataset of events",
+            "not events; give a dataset of events",
         ),
         ("train", ["model=hstu", "data.path={log}", "model.dense_arch=[8]"], "model.dense_arch: is DLRM's"),
         ("train", ["model=hstu", "data.path={log}", "model.hstu.num_heads=0"], "num_heads=0: must be at least 1"),
@@ -184,7 +184,7 @@ def test_two_processes_train_by_a_plan(run_app: Command, log: Path, tmp_path: Pa
         ("plan", [*NOWHERE], "nowhere is not a dataset; give mlperf_v4, or data.path of events"),
         ("plan", [*NOWHERE, "plan.num_embeddings=[7]"], "rows alone are no tables of events"),
         ("plan", [*NOWHERE, "plan.num_embeddings=mlperf_v2"], "mlperf_v2: of rows, which model=hstu does not"),
-        ("plan", ["data.path={log}"], "holds events, not rows"),
+        ("plan", ["data.path={log}"], "holds events, not rows; give model=hstu"),
     ],
 )
 def test_what_does_not_go_together_is_refused(

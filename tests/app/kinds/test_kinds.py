@@ -14,11 +14,12 @@ from app.kinds.tasks import TASKS
 from app.kinds.trackers import TRACKERS
 from common.command import load
 from data_prep.dataset.kinds import KINDS
-from data_prep.dataset.options import LabelKind
+from data_prep.dataset.options import DataSource, LabelKind, SplitMethod
 
 ROOT = Path(__file__).parents[3]
 PACKAGES = ("app", "common", "data_prep")
-TABLES = "app/kinds/"
+TABLES = ("app/kinds/", "data_prep/dataset/options.py")
+SPLITS = {row.value for row in SplitMethod} - {"auto", "random"}  # which are other things' names, too
 # Files that may have a kind's name, and why.
 OPTIMIZER_EXCEPTIONS: dict[str, str] = {}
 SCHEDULE_EXCEPTIONS: dict[str, str] = {}
@@ -37,6 +38,19 @@ METRIC_EXCEPTIONS = {
     "app/report/charts.py": "key of the chart of calibration",
     "app/report/side_by_side.py": "key of that chart",
 }
+SOURCE_EXCEPTIONS = {
+    "app/benchmark/input_path.py": "the encoding's name of random ids",
+    "app/config/data.py": "ready-made values by name: what files of the user's own take, and the default",
+    "app/data/prepare.py": "the generator whose keys are the run's own; a schema's name",
+    "data_prep/synthetic/random_ids.py": "its own name in the manifest",
+    "data_prep/traces/rows.py": "its own name in the manifest",
+}
+SPLIT_EXCEPTIONS: dict[str, str] = {}
+# Files that may have a source or a method of splits itself, and why.
+MEMBER_EXCEPTIONS = {
+    "data_prep/config/keys.py": "the default",
+    "data_prep/config/presets.py": "what encodings have",
+}
 # Files that may ask for a kind of model or dataset itself, and why.
 SECTION_EXCEPTIONS = {
     "app/config/model.py": "declares the settings and says which kind they are of",
@@ -45,11 +59,12 @@ SECTION_EXCEPTIONS = {
     "app/trackers/mlperf.py": "the values that the rules of its benchmark log",
 }
 ROW_EXCEPTIONS = {
-    "app/config/data.py": "which kind a source makes",
     "app/config/model.py": "which kind is given",
     "app/data/prepare.py": "which kind published sizes are of",
     "data_prep/dataset/events.py": "the format of a log of events",
     "data_prep/dataset/manifest.py": "the formats of manifests",
+    "data_prep/job_setup.py": "Criteo's rows have no schema",
+    "data_prep/parsing/event_yaml.py": "which kind a schema describes",
 }
 
 
@@ -70,7 +85,18 @@ def rows_imported(path: Path) -> set[str]:
     """Rows of the tables of models and datasets that a module imports by name."""
     imports = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
     of_tables = [node for node in imports if node.module in ("app.kinds.models", "data_prep.dataset.kinds")]
-    return {alias.name for node in of_tables for alias in node.names if alias.name.isupper()} - {"MODELS", "KINDS"}
+    return {alias.name for node in of_tables for alias in node.names if alias.name.isupper()} - {
+        "MODELS",
+        "KINDS",
+        "EVENTS",
+    }
+
+
+def members(path: Path) -> set[str]:
+    """Sources and methods of splits that a module reads by name, such as DataSource.local."""
+    tree, enums = ast.parse(path.read_text()), {DataSource.__name__, SplitMethod.__name__}
+    read = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)]
+    return {ast.unparse(node) for node in read if isinstance(node.value, ast.Name) and node.value.id in enums}
 
 
 def product_files() -> dict[str, Path]:
@@ -93,12 +119,19 @@ def files_with(names: set[str]) -> dict[str, set[str]]:
         ({row.value for row in ScheduleName}, SCHEDULE_EXCEPTIONS),
         ({row.name for row in TRACKERS}, TRACKER_EXCEPTIONS),
         (set(METRICS), METRIC_EXCEPTIONS),
+        ({row.value for row in DataSource}, SOURCE_EXCEPTIONS),
+        (SPLITS, SPLIT_EXCEPTIONS),
     ],
-    ids=["optimizers", "schedules", "trackers", "metrics"],
+    ids=["optimizers", "schedules", "trackers", "metrics", "sources", "splits"],
 )
 def test_names_stand_in_the_tables_alone(names: set[str], exceptions: dict[str, str]) -> None:
     elsewhere = {path: present for path, present in files_with(names).items() if path not in exceptions}
     assert not elsewhere
+
+
+def test_no_other_file_asks_for_a_source_or_a_method_of_splits() -> None:
+    by_file = {name: members(path) for name, path in product_files().items()}
+    assert {name for name, read in by_file.items() if read} == set(MEMBER_EXCEPTIONS)
 
 
 def test_a_task_is_of_a_kind_of_label_with_metrics_and_losses_that_are() -> None:
@@ -123,7 +156,9 @@ def test_exceptions_are_needed() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [*MODELS, *KINDS], ids=[*(kind.label for kind in MODELS), *(kind.name for kind in KINDS)]
+    "kind",
+    [*MODELS, *KINDS, *(source.kind for source in DataSource)],
+    ids=[*(kind.label for kind in MODELS), *(kind.name for kind in KINDS), *(source.name for source in DataSource)],
 )
 def test_a_kind_names_functions_that_are(kind: object) -> None:
     texts = [value for value in vars(kind).values() if isinstance(value, str) and ":" in value and " " not in value]

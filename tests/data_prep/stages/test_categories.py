@@ -13,13 +13,12 @@ from common.files import Crc32
 from data_prep.engine.job import ChunkRecord
 from data_prep.parsing.table_block import TableBlock, TextBags
 from data_prep.stages.categories import (
-    DICTIONARIES,
     CategoryBuffer,
     StoredDictionary,
     TableCategories,
     write_code_counts,
 )
-from data_prep.stages.columns import chunk_bags, read_codes, read_dictionary
+from data_prep.stages.columns import DICTIONARIES, chunk_bags, read_codes, read_dictionary
 from tests.data_prep import oracle
 
 
