@@ -143,9 +143,16 @@ def refuse_first(
 ) -> None:
     """Raise UserError for the first row whose code is bad; `fault` describes a code."""
     bad = np.asarray(is_bad, np.bool_)[codes] if len(codes) else np.zeros(0, np.bool_)
+    refuse_row(bad, where, name, lambda index: fault(int(codes[index])), remedy)
+
+
+def refuse_row(
+    bad: NDArray[np.bool_], where: Where, name: str, fault: Callable[[int], str], remedy: str = CORRECT
+) -> None:
+    """Raise UserError for the first bad row; `fault` describes a row."""
     if bad.any():
         index = int(bad.argmax())
-        raise where.error(index, name, fault(int(codes[index])), remedy)
+        raise where.error(index, name, fault(index), remedy)
 
 
 # ---- numbers
