@@ -147,7 +147,7 @@ def _check_input(path: Path, schema: EventSchema, logs: list[Source], tables: li
 def _make(data: DataConfig, root: Path, job: EventJob, parameters: dict[str, Any]) -> tuple[Manifest, list[Any]]:
     """Run all stages."""
     if may_use_processes(data):
-        start_fork_server()
+        start_fork_server(has_schema=True)
     keep_freed_memory()
     begin = time.monotonic()
     sorting = [
