@@ -266,13 +266,7 @@ def _labels(values: Any, table: Table, where: Where) -> NDArray[Any]:
 def _text_labels(values: Any, table: Table, where: Where, is_equal: bool, text: str) -> NDArray[np.int32]:
     """1 where a field's text is the rule's, or, unless `is_equal`, another."""
     codes, known = distinct(values)
-    refuse_first(
-        codes,
-        [_is_missing(value, table) for value in known],
-        where,
-        table.label,
-        lambda code: "no value",
-    )
+    refuse_first(codes, [_is_missing(value, table) for value in known], where, table.label, lambda code: "no value")
     labels = np.array([(text_of(value) == text) == is_equal for value in known], np.int32)
     return labels[codes]
 
