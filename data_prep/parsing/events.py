@@ -94,13 +94,8 @@ def as_array(values: Any, where: Where, column: str) -> Any:
     """A column as an Arrow array: where types are mixed, as texts."""
     if not isinstance(values, list):
         return plain(values)
-    kinds = {type(value) for value in values} - {type(None)}
-    if kinds <= {int} or kinds <= {bool}:
-        with suppress(OverflowError):
-            return pa.array(values, pa.int64() if kinds <= {int} else pa.bool_())
-    for index, value in enumerate(values):
-        if not isinstance(value, str | int | float | None):
-            raise where.error(index, column, f"{str(value)[:40]} is neither text nor a number")
+    is_bad = np.array([not isinstance(value, str | int | float | None) for value in values], np.bool_)
+    refuse_row(is_bad, where, column, lambda index: f"{shown(values[index])} is neither text nor a number")
     return pa.array([None if value is None else text_of(value) for value in values], pa.string())
 
 

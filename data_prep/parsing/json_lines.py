@@ -1,6 +1,7 @@
 """JSON lines: one object a line, whose members are the columns; a member that an object lacks is an empty field."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ from data_prep.sources.line_blocks import LineBlocks
 
 SUFFIXES = (".jsonl", ".ndjson")
 BLANK = b" \t\r"
+ARROW_TYPES = {str: pa.string(), float: pa.float64(), int: pa.int64(), bool: pa.bool_()}
 _decode = msgspec.json.Decoder().decode
 
 
@@ -73,8 +75,7 @@ def column_of(objects: Mapping[int, Mapping[str, Any]], column: str) -> Any:
     """A column's values: an Arrow array where all are of one type, else a list of Python's values."""
     values = [item.get(column) for item in objects.values()]
     kinds = {type(value) for value in values} - {type(None)}
-    if kinds == {str}:
-        return pa.array(values, pa.string())
-    if kinds == {float}:
-        return pa.array(values, pa.float64())
+    if len(kinds) == 1 and (kind := ARROW_TYPES.get(kinds.pop())):
+        with suppress(OverflowError):  # of an integer beyond 64 bits
+            return pa.array(values, kind)
     return values
