@@ -120,6 +120,8 @@ class CategoryBuffer:
         """The distinct texts of all blocks, and of every entry of a block its place among them."""
         import pyarrow as pa
 
+        if len(self._texts) == 1:
+            return (texts := self._texts.pop()), np.arange(len(texts), dtype=np.int32)
         encoded = pa.chunked_array(self._texts, pa.string()).dictionary_encode()
         self._texts.clear()
         texts = encoded.chunk(0).dictionary if encoded.num_chunks else pa.array([], pa.string())
