@@ -217,6 +217,7 @@ def _read(lines: bytes, delimiter: str, columns: int, places: Sequence[int]) -> 
                 column_types=dict.fromkeys(names, pa.string()),
                 strings_can_be_null=False,
                 include_columns=[names[place] for place in places],
+                check_utf8=False,  # all of the block is
             ),
         )
     except pa.ArrowInvalid:
