@@ -14,7 +14,7 @@ from data_prep.parsing.formats import CORRECT, Batch, Chunk, Column, Format, Lay
 from data_prep.sources.discover import Source
 
 MAGIC = b"PAR1"
-BLOCK_ROWS = 1 << 16
+BATCH_ROWS = 1 << 18  # at most: as many as 8 MiB of text have
 BATCH_BYTES = 16 << 20  # of a batch of rows as pyarrow holds it, and of what it reads ahead, all columns together
 BUFFER_BYTES, MIN_BUFFER_BYTES = 1 << 20, 1 << 14
 FIELD_BYTES, LIST_VALUE_BYTES = 8, 16  # of a field, and of a value in a list, on their way
@@ -73,7 +73,7 @@ class Parquet(Format):
         rows, key = chunk.rows, (source, chunk.rows.groups, *columns)
         reader = _unfinished.pop(key, None)
         if reader is None or reader.position > rows.first:
-            reader = _GroupReader(source, rows.groups, columns, lists)
+            reader = _GroupReader(source, rows, columns, lists)
         row_bytes = source.bytes / max(1, reader.metadata.num_rows)
         try:
             for first, part in reader.read(rows.first, rows.first + rows.rows):
@@ -96,14 +96,15 @@ class _GroupReader:
         rows: of the groups; position: how many of them were read.
     """
 
-    def __init__(self, source: Source, groups: tuple[int, int], columns: Sequence[str], lists: Collection[str]) -> None:
-        file = _open(source, len(columns))
+    def __init__(self, source: Source, chunk: RowRange, columns: Sequence[str], lists: Collection[str]) -> None:
+        file, groups = _open(source, len(columns)), range(*chunk.groups)
         self.metadata = file.metadata
-        of_groups = [self.metadata.row_group(i) for i in range(*groups)]
+        of_groups = [self.metadata.row_group(i) for i in groups]
         self.rows, self.position = sum(group.num_rows for group in of_groups), 0
         values = sum(_list_values(group, lists) for group in of_groups) / max(1, self.rows)
-        size = max(1, min(BLOCK_ROWS, int(BATCH_BYTES / (FIELD_BYTES * len(columns) + LIST_VALUE_BYTES * values))))
-        self._batches = file.iter_batches(size, row_groups=range(*groups), columns=list(columns), use_threads=False)
+        most = max(1, min(BATCH_ROWS, int(BATCH_BYTES / (FIELD_BYTES * len(columns) + LIST_VALUE_BYTES * values))))
+        size = -(-chunk.rows // -(-chunk.rows // most))  # so that batches and chunks of these groups end together
+        self._batches = file.iter_batches(size, row_groups=groups, columns=list(columns), use_threads=False)
         self._rest: Any = None  # of the last batch
 
     def read(self, start: int, stop: int) -> Iterator[tuple[int, Any]]:
