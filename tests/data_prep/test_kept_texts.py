@@ -11,7 +11,7 @@ import pytest
 
 from common.errors import UserError
 from data_prep import job_setup
-from data_prep.config.keys import PrepConfig
+from data_prep.config.keys import DataConfig, PrepConfig
 from data_prep.dataset.events import text_hash
 from data_prep.dataset.format import load_manifest
 from data_prep.encoding import values
@@ -82,7 +82,7 @@ def test_values_are_named_when_a_dataset_is_verified(
     tmp_path: Path, table: list[list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = make(tmp_path)
-    assert main(PrepConfig(data=config(f"data.path={root}"))) == 0
+    assert main(PrepConfig(data=DataConfig(path=str(root)))) == 0
     _, users, tags = capsys.readouterr().out.splitlines()
     train = table[: load_manifest(root).splits["train"].rows]
     counts = {
@@ -93,7 +93,8 @@ def test_values_are_named_when_a_dataset_is_verified(
         ranked = sorted(of_column, key=lambda text: (-of_column[text], oracle.text_value(text)))
         shown = ", ".join(map(repr, ranked[:5])) + (", …" if len(ranked) > 5 else "")
         assert line == f"{name}: {len(ranked)} values by frequency: {shown}"
-    assert main(PrepConfig(data=config(f"data.path={make(tmp_path, 'data.keep_texts=false', name='without')}"))) == 0
+    without = make(tmp_path, "data.keep_texts=false", name="without")
+    assert main(PrepConfig(data=DataConfig(path=str(without)))) == 0
     assert capsys.readouterr().out.splitlines()[1:] == [
         "data.keep_texts=false: the texts of the columns' values are not in the dataset"
     ]

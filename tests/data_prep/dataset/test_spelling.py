@@ -15,7 +15,7 @@ TEXTS = INTEGERS + OTHERS
 def test_forms_of_all_texts_are_those_of_each() -> None:
     rng = random.Random(0)
     draws = [*itertools.combinations(TEXTS, 1), *itertools.combinations(TEXTS, 2)]
-    draws += [rng.sample(TEXTS, rng.randint(3, len(TEXTS))) for _ in range(300)]
+    draws += [tuple(rng.sample(TEXTS, rng.randint(3, len(TEXTS)))) for _ in range(300)]
     for texts in [(), *draws]:
         expected = Form(0)
         for text in texts:

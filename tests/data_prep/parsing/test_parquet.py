@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -30,9 +31,10 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Source:
     return source
 
 
-def read(source: Source, chunk: Chunk) -> tuple[list[object], list[str]]:
+def read(source: Source, chunk: Chunk) -> tuple[list[Any], list[str]]:
     """A chunk's rows, and what an error calls the first of each batch."""
-    rows, places = [], []
+    rows: list[Any] = []
+    places: list[str] = []
     for batch, _ in Parquet().batches(source, chunk, COLUMNS, Layout(tuple(COLUMNS)), ["tags"]):
         rows += list(zip(*(batch.columns[name].to_pylist() for name in COLUMNS), strict=True))
         places.append(str(batch.where.error(0, "number", "")))
