@@ -135,6 +135,7 @@ def convert(path: Path) -> float:
     from data_prep.parsing import convert as converter
     from data_prep.parsing import formats, table_yaml
     from data_prep.sources.discover import resolve_sources
+    from data_prep.stages import preload_readers  # noqa: F401  # as a job does
 
     sources = tuple(resolve_sources(str(path)))
     table = table_yaml.load_table(path.parent / "schema.yaml", sources)

@@ -132,7 +132,7 @@ def _attribute_source(schema: Path, log: Source, fetched: list[Source], file: st
 def _make(data: DataConfig, root: Path, job: EventJob, parameters: dict[str, Any]) -> tuple[Manifest, list[Any]]:
     """Run all stages."""
     if may_use_processes(data):
-        start_fork_server()
+        start_fork_server(has_schema=True)
     keep_freed_memory()
     begin = time.monotonic()
     sorting = [

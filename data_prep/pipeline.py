@@ -153,7 +153,7 @@ def prepare_rows(data: DataConfig, root: Path) -> Manifest:
 def _make(data: DataConfig, root: Path, job: Job, parameters: dict[str, Any]) -> Manifest:
     """Run all stages and finish."""
     if may_use_processes(data):
-        start_fork_server()  # it loads the kernels while this process does
+        start_fork_server(job.table is not None)  # it loads the kernels while this process does
     keep_freed_memory()
     with compile_notice("the parser"):
         compile_kernels()

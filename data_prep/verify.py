@@ -10,6 +10,7 @@ if __name__ == "__main__":  # first: what is imported below may take seconds
     run(COMMANDS["verify-data"])
 
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +40,11 @@ from data_prep.dataset.manifest import EVENTS
 from data_prep.dataset.multi_hot import SUMS_NAME, TABLES_DIRECTORY, verify_sums
 from data_prep.dataset.options import LabelKind
 from data_prep.encoding.lookup import VOCABULARY_DIRECTORY, vocabulary_path
-from data_prep.encoding.texts import text_path, verify_texts
+from data_prep.encoding.texts import VocabularyTexts, text_path, verify_texts
 
 CHECKED_ROWS = 1 << 18
 RATE_TOLERANCE = 1e-12
+SHOWN_VALUES, SHOWN_CHARACTERS = 5, 40
 
 
 def verify_dataset(root: Path) -> Manifest:
@@ -150,8 +152,22 @@ def _check_rate(root: Path, key: str, rate: float | None, positives: int, rows: 
         raise UserError(f"{root / MANIFEST_NAME}: key {key!r} is {rate}, but in the shards it is {actual}; {REMEDY}")
 
 
+def describe_values(root: Path, manifest: Manifest) -> Iterator[str]:
+    """A line on each column of categories of a user's own table: its first values by their texts, as ids have them."""
+    encoding = manifest.encoding
+    if encoding.get("keep_texts") is False:
+        yield "data.keep_texts=false: the texts of the columns' values are not in the dataset"
+    for feature, entry in (encoding.get("vocabulary") or {}).items():
+        if entry.get("texts"):
+            texts, first = VocabularyTexts(root, feature, encoding["first_id"]), encoding["first_id"]
+            shown = [repr(texts[first + i][:SHOWN_CHARACTERS]) for i in range(min(SHOWN_VALUES, len(texts)))]
+            more = ", …" if len(texts) > SHOWN_VALUES else ""
+            order = encoding["order"].replace("_", " ")
+            yield f"{feature}: {len(texts):,} values by {order}: {', '.join(shown)}{more}"
+
+
 def main(config: PrepConfig) -> int:
-    """Verify the dataset at data.path; an exit status."""
+    """Verify the dataset at data.path and print what its columns hold; an exit status."""
     refuse_unused(config, ("data.path",))
     root = dataset_path(config.data)
     manifest = verify_dataset(root)
@@ -160,4 +176,6 @@ def main(config: PrepConfig) -> int:
         f"{root}: {manifest.rows:,} {manifest.kind.name} in {shards} shards are as the manifest says "
         f"(digest {manifest.digest[:12]}…)"
     )
+    for line in describe_values(root, manifest):
+        print(line)
     return EXIT_DONE

@@ -274,8 +274,8 @@ class DataConfig:
     schema: str | None = key(None, "YAML file that describes your own table; null: Criteo's rows", is_common=True)
     keep_texts: bool | None = key(
         None,
-        "your own table with encoding=vocabulary: keep the values' texts in the dataset, so that reports can name "
-        "them; they may be personal data; null: true",
+        "your own table with encoding=vocabulary: keep the values' texts in the dataset, so that data_prep.verify "
+        "and others can name them; they may be personal data; null: true",
     )
     days: list[int] | None = key(
         None, "numbers of the days to download, in this order; set by data=criteo_1tb", is_common=True

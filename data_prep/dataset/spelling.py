@@ -6,9 +6,10 @@ where those are text, in their one spelling ("True" or "1", "3" or "3.0"); where
 
 import math
 import re
-from collections.abc import Iterable
 from decimal import Decimal
 from enum import IntFlag
+from functools import reduce
+from operator import or_
 from typing import Any
 
 EXACT_INTEGERS = 1 << 53  # below, a float64 with a whole value is that integer
@@ -59,28 +60,26 @@ def form_of(text: str) -> Form:
 
 
 def forms_of_texts(texts: Any) -> Form:
-    """The spellings in an Arrow array of distinct texts; those that are no numbers are judged all at once."""
+    """The spellings in an Arrow array of distinct texts; integers and texts that are no numbers are judged at once."""
+    import pyarrow as pa
     import pyarrow.compute as pc
 
-    if not len(texts):
-        return Form(0)
-    forms = Form.TEXT
-    is_number = pc.match_substring_regex(texts, f"^({NUMBER})$")
-    is_plain = pc.match_substring_regex(texts, f"^({PLAIN})$")
-    if pc.any(is_plain).as_py():
-        is_binary = pc.is_in(texts, value_set=_strings(["0", "1"]))
-        forms |= Form.PLAIN | (Form.NOT_BINARY if pc.any(pc.and_not(is_plain, is_binary)).as_py() else Form(0))
-    words = pc.is_in(texts, value_set=_strings(list(_OF_WORDS)))
-    rest = texts.filter(pc.or_(words, pc.and_not(is_number, is_plain)))
-    for text in rest.to_pylist():
-        forms |= form_of(text)
-    return forms
+    rest, judged = texts, list(texts[:1].to_pylist())
+    for is_plain in (are_digits, lambda part: pc.match_substring_regex(part, f"^({PLAIN})$")):
+        mask = is_plain(rest)
+        judged += rest.filter(mask)[:3].to_pylist()  # of three different ones, one is neither 0 nor 1
+        rest = rest.filter(pc.invert(mask))
+    words = pc.is_in(rest, value_set=pa.array(list(_OF_WORDS), pa.string()))
+    judged += rest.filter(pc.or_(words, pc.match_substring_regex(rest, f"^({NUMBER})$"))).to_pylist()
+    return reduce(or_, map(form_of, judged), Form(0))
 
 
-def _strings(texts: Iterable[str]) -> Any:
-    import pyarrow as pa
+def are_digits(texts: Any) -> Any:
+    """Which texts of an Arrow array are whole numbers without a sign or further zeros before them."""
+    import pyarrow.compute as pc
 
-    return pa.array(texts, pa.string())
+    begins_plainly = pc.or_(pc.invert(pc.starts_with(texts, "0")), pc.equal(pc.binary_length(texts), 1))
+    return pc.and_(pc.ascii_is_decimal(texts), begins_plainly)
 
 
 def form_of_typed(value: Any) -> Form:

@@ -130,8 +130,8 @@ class Encoder:
             layout = layout._replace(names=fields if layout.header else self._names_of(len(fields), labelled))
             table = table.with_names(layout.names, name, labelled) if layout.header else table
         columns = (table.label, *table.inputs) if labelled else table.inputs
-        batch = form.parse(data, list(dict.fromkeys(columns)), layout, name)
-        return self._convert(batch, labelled)
+        by_column, numbers = form.fields(data, list(dict.fromkeys(columns)), layout, name, 1)
+        return self._convert(Batch(by_column, len(numbers), Rows(name, numbers)), labelled)
 
     def _names_of(self, width: int, labelled: bool) -> tuple[str, ...]:
         """Names for the columns of rows without names: all, all but the label, or more than older manifests have."""

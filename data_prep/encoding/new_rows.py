@@ -1,6 +1,7 @@
 """New rows for a dataset's encoder, from the files people have: columns as a raw file has them, text or typed."""
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,9 +13,9 @@ from common.errors import UserError
 from data_prep.dataset.spelling import text_of
 from data_prep.parsing.convert import plain
 from data_prep.parsing.convert import to_list as to_list
-from data_prep.parsing.formats import BYTE_ORDER_MARK, suffix_of
+from data_prep.parsing.formats import BYTE_ORDER_MARK, Layout, suffix_of
 from data_prep.parsing.json_lines import column_of, read_objects
-from data_prep.parsing.text import read_exact
+from data_prep.parsing.text import Text, read_names
 from data_prep.sources.discover import DAMAGE, packing_of
 
 DELIMITERS = {".csv": ",", ".tsv": "\t", ".txt": "\t"}
@@ -86,33 +87,21 @@ def _read_content(path: Path) -> bytes:
 
 def _read_text(path: Path, content: bytes, own: str, shape: Shape) -> NewRows:
     """Columns of text: by the names in the first row, or, where it has none that is known, by their number."""
-    widths = (len(shape.names), len(shape.names) - 1)
-    readings: dict[str, tuple[list[list[str]], Sequence[int]]] = {}
-    is_named, faults = False, {}
+    text = content.removeprefix(BYTE_ORDER_MARK).lstrip(b"\n")
+    row, first = 1 + content.count(b"\n") - text.count(b"\n"), text.partition(b"\n")[0]
+    heads: dict[str, tuple[str, ...]] = {}
     for delimiter in dict.fromkeys((shape.delimiter, own, *OTHER_DELIMITERS)):
-        try:
-            readings[delimiter] = read_exact(content, delimiter, str(path), 1) if content else ([], [])
-        except UserError as error:  # of a quote, perhaps, which another delimiter does not divide
-            faults[delimiter] = error
-            continue
-        first = readings[delimiter][0][:1]
-        if is_named := bool(first) and any(field in shape.names for field in first[0]):
-            break
-    else:
-        delimiter = next((each for each, (rows, _) in readings.items() if rows and len(rows[0]) in widths), own)
-        if faults.keys() & {shape.delimiter, delimiter}:
-            raise faults.get(shape.delimiter) or faults[delimiter]
-    rows, numbers = readings[delimiter]
-    names: Sequence[str] = shape.names
-    if is_named:
-        names, rows, numbers = rows[0], rows[1:], numbers[1:]
+        with suppress(UserError):  # of a quote, perhaps, which another delimiter does not divide
+            heads[delimiter] = read_names(first, delimiter, str(path))
+    delimiter = next((each for each, head in heads.items() if not set(shape.names).isdisjoint(head)), "")
+    if delimiter:
+        names, text, row = heads[delimiter], text.partition(b"\n")[2], row + 1
         _require_distinct(f"{path}: row 1", names, shape.needed)
-    elif rows and len(rows[0]) == widths[1]:
-        names = [name for name in names if name != shape.label]
-    for number, fields in zip(numbers, rows, strict=True):
-        if len(fields) != len(names):
-            raise UserError(f"{path}: row {number}: {len(fields)} columns, but a row has {len(names)}; correct the row")
-    columns = {name: pa.array([fields[i] for fields in rows], pa.string()) for i, name in enumerate(names)}
+    else:
+        by_width = {len(names): names for names in (tuple(n for n in shape.names if n != shape.label), shape.names)}
+        delimiter = next((each for each, head in heads.items() if len(head) in by_width), own)
+        names = by_width.get(len(heads.get(delimiter, ())), shape.names)
+    columns, numbers = Text().fields(text, names, Layout(names, delimiter, header=False), str(path), row)
     return NewRows(columns, numbers)
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from data_prep.dataset.events import text_hash
 from data_prep.dataset.options import CategoryValue
+from data_prep.dataset.spelling import are_digits
 
 HASHED = np.uint64(1 << 63)  # the highest bit of the value of a text that is no whole number
 HASHED_AT_ONCE = 1 << 14
@@ -31,9 +32,7 @@ def _text_keys(texts: Any) -> NDArray[np.uint64]:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    starts_plainly = pc.or_(pc.invert(pc.starts_with(texts, "0")), pc.equal(pc.binary_length(texts), 1))
-    is_short = pc.less_equal(pc.binary_length(texts), MAX_DIGITS)
-    is_decimal = pc.and_(pc.ascii_is_decimal(texts), pc.and_(starts_plainly, is_short))
+    is_decimal = pc.and_(are_digits(texts), pc.less_equal(pc.binary_length(texts), MAX_DIGITS))
     is_number = np.array(is_decimal.to_numpy(zero_copy_only=False))
     numbers = texts.filter(is_decimal).cast(pa.uint64()).to_numpy()
     values = np.empty(len(texts), np.uint64)

@@ -31,6 +31,7 @@ ResultT_co = TypeVar("ResultT_co", covariant=True)
 TASKS_AHEAD = 4  # submitted per worker, so that none waits and an error ends the job soon
 START_METHOD = "forkserver"  # imports and compiled kernels are loaded once, and no thread is ever forked
 PRELOADED = "data_prep.stages.preload"  # by the server that forks workers: what takes most of their start
+READERS = "data_prep.stages.preload_readers"  # likewise, with pyarrow
 ON_CLUSTER = "from data_prep.stages import expand_multi_hot, parse"  # the first and the last import all that tasks need
 LOCK_SECONDS = 1.0  # a process killed while it counts keeps the lock: counts are worth no longer wait
 RETRIES = 3  # of a task whose worker in a cluster was lost
@@ -328,9 +329,13 @@ def open_executor(scheduler: str | None, workers: int) -> Executor:
     return Executor(workers) if scheduler is None else ClusterExecutor(scheduler)
 
 
-def start_fork_server() -> None:
-    """Start the process that workers are forked from, unless it runs; it loads what they need on its own time."""
-    multiprocessing.set_forkserver_preload([PRELOADED])
+def start_fork_server(has_schema: bool = False) -> None:
+    """Start the process that workers are forked from, unless it runs; it loads what they need on its own time.
+
+    Args:
+        has_schema: whether they read files of a user's own, which takes pyarrow.
+    """
+    multiprocessing.set_forkserver_preload([PRELOADED, *([READERS] if has_schema else [])])
     with signals.kept_from_children():
         forkserver.ensure_running()
 

@@ -59,7 +59,7 @@ def num_workers(data: DataConfig, job: Job, num_tasks: int) -> int:
     is_streamed = any(source.compressed for source in job.sources)
     to_fit = WORKER_BYTES + 2 * counts_bytes(data) + (ARROW_BYTES if job.table is not None else 0)
     need = max(_bytes_to_parse(job, is_streamed), to_fit if job.rules.order else 0)
-    return within_budget(data, workers, need, parent_bytes=_bytes_to_order(data, job))
+    return within_budget(data, workers, need, parent_bytes=_bytes_beside(data, job))
 
 
 def reads_whole(data: DataConfig, job: Job, workers: int) -> bool:
@@ -68,7 +68,7 @@ def reads_whole(data: DataConfig, job: Job, workers: int) -> bool:
     It is where that keeps all workers busy about as long, within the memory budget. A cluster cannot stop what one of
     its workers has begun, so nothing it is given takes as long as a file.
     """
-    need, parent_bytes = _bytes_to_parse(job, is_streamed=True), _bytes_to_order(data, job)
+    need, parent_bytes = _bytes_to_parse(job, is_streamed=True), _bytes_beside(data, job)
     if data.scheduler is not None or _fitting(data, need, parent_bytes) < workers:
         return False
     loads = [0] * workers
@@ -88,9 +88,10 @@ def _bytes_to_parse(job: Job, is_streamed: bool) -> int:
     return need
 
 
-def _bytes_to_order(data: DataConfig, job: Job) -> int:
-    """Memory of the parent to find the order of rows, while workers fit vocabularies."""
-    return 2 * np.dtype(np.uint32).itemsize * window_rows(data) if job.rules.is_arranged else 0
+def _bytes_beside(data: DataConfig, job: Job) -> int:
+    """Memory of the parent to find the order of rows, while workers fit vocabularies, and of Arrow in their server."""
+    to_order = 2 * np.dtype(np.uint32).itemsize * window_rows(data) if job.rules.is_arranged else 0
+    return to_order + (ARROW_BYTES if job.table is not None else 0)
 
 
 def _chunk_bytes(job: Job) -> int:

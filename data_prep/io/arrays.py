@@ -47,6 +47,12 @@ class ArrayWriter:
         self._file = FileWriter(path, checksum, held=rows is None)
         self._file.append(np.frombuffer(npy_header(self._dtype, rows or 0, width), np.uint8))
 
+    def __enter__(self) -> "ArrayWriter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.abandon()
+
     def append(self, rows: NDArray[Any]) -> None:
         """Add [rows, width] or, where the width is 1 or None, [rows] values."""
         self._file.append(np.ascontiguousarray(rows, self._dtype))
@@ -70,12 +76,9 @@ class ArrayWriter:
 
 def write_array(path: Path, array: NDArray[Any], checksum: Callable[[], Any] = hashlib.sha256) -> FileDigest:
     """Write an array of one or two dimensions, whole; the file's size and checksum."""
-    writer = ArrayWriter(path, array.dtype, None if array.ndim == 1 else array.shape[1], len(array), checksum)
-    try:
+    with ArrayWriter(path, array.dtype, None if array.ndim == 1 else array.shape[1], len(array), checksum) as writer:
         writer.append(array)
         return writer.close()
-    finally:
-        writer.abandon()
 
 
 def npy_header(dtype: np.dtype[Any], rows: int, width: int | None) -> bytes:

@@ -35,7 +35,7 @@ def empty_pages(num_bytes: int) -> NDArray[np.uint8]:
 
 
 class FileWriter:
-    """Writes a file, which appears whole with `close`, and checksums it on the way.
+    """Writes a file, which appears whole with `close`, and checksums it on the way; a context, or else it is abandoned.
 
     Args:
         path: of the file.
@@ -55,6 +55,12 @@ class FileWriter:
         self._begin = 0  # offset of the first of them
         self._threads = ThreadPoolExecutor(1)  # which starts its thread when there is something to write
         self._writes: deque[Future[None]] = deque()
+
+    def __enter__(self) -> "FileWriter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.abandon()
 
     def append(self, array: NDArray[Any]) -> None:
         """Add an array's bytes."""

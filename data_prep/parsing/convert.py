@@ -75,8 +75,8 @@ def convert(
     categories, bags = [], []
     for name in table.schema.sparse:
         if name in parts:
-            texts = pa.array(_part_texts(*parts[name]), pa.string())
-            categories.append(texts.dictionary_encode())
+            texts = [str(number) if is_there else "" for number, is_there in zip(*parts[name], strict=True)]
+            categories.append(pa.array(texts, pa.string()).dictionary_encode())
             reader.forms.append(Form(0))
         elif name in table.schema.ragged:
             bags.append(reader.bags(columns[name], name))
@@ -143,9 +143,16 @@ def refuse_first(
 ) -> None:
     """Raise UserError for the first row whose code is bad; `fault` describes a code."""
     bad = np.asarray(is_bad, np.bool_)[codes] if len(codes) else np.zeros(0, np.bool_)
+    refuse_row(bad, where, name, lambda index: fault(int(codes[index])), remedy)
+
+
+def refuse_row(
+    bad: NDArray[np.bool_], where: Where, name: str, fault: Callable[[int], str], remedy: str = CORRECT
+) -> None:
+    """Raise UserError for the first bad row; `fault` describes a row."""
     if bad.any():
         index = int(bad.argmax())
-        raise where.error(index, name, fault(int(codes[index])), remedy)
+        raise where.error(index, name, fault(index), remedy)
 
 
 # ---- numbers
@@ -259,13 +266,7 @@ def _labels(values: Any, table: Table, where: Where) -> NDArray[Any]:
 def _text_labels(values: Any, table: Table, where: Where, is_equal: bool, text: str) -> NDArray[np.int32]:
     """1 where a field's text is the rule's, or, unless `is_equal`, another."""
     codes, known = distinct(values)
-    refuse_first(
-        codes,
-        [_is_missing(value, table) for value in known],
-        where,
-        table.label,
-        lambda code: "no value",
-    )
+    refuse_first(codes, [_is_missing(value, table) for value in known], where, table.label, lambda code: "no value")
     labels = np.array([(text_of(value) == text) == is_equal for value in known], np.int32)
     return labels[codes]
 
@@ -315,11 +316,6 @@ def _time_text(value: Any) -> str:
     if isinstance(value, date):  # and datetime
         return value.isoformat()
     return text_of(value)
-
-
-def _part_texts(numbers: NDArray[np.int64], present: NDArray[np.bool_]) -> list[str]:
-    """Whole numbers as categories, "" where there is none."""
-    return [str(number) if is_there else "" for number, is_there in zip(numbers.tolist(), present, strict=True)]
 
 
 # ---- categories
@@ -394,11 +390,10 @@ class _Categories:
 
     def _refuse_joined(self, values: Any, name: str) -> None:
         """Refuse text for a column of lists, of which some hold what would divide it."""
-        rows = values.to_pylist() if is_text(values) else values if isinstance(values, list) else []
-        for index, value in enumerate(rows):
-            if isinstance(value, str) and value:
-                fault = f"text, but lists of the dataset hold empty values or {LIST_SEPARATOR}"
-                raise self._where.error(index, name, fault, "give lists, in JSON or Parquet")
+        rows = to_list(values) if is_text(values) or isinstance(values, list) else []
+        is_joined = np.array([isinstance(value, str) and value != "" for value in rows], np.bool_)
+        fault = f"text, but lists of the dataset hold empty values or {LIST_SEPARATOR}"
+        refuse_row(is_joined, self._where, name, lambda _: fault, "give lists, in JSON or Parquet")
 
 
 class _OfMembers(NamedTuple):

@@ -16,7 +16,7 @@ from data_prep.dataset.event_schema import ANCHOR_BIT, FLAG_BIT, MAX_ID, Conditi
 from data_prep.dataset.events import flag_value, text_key
 from data_prep.dataset.spelling import text_of
 from data_prep.dataset.table_spec import COMPARISONS, RULE
-from data_prep.parsing.convert import is_text, plain
+from data_prep.parsing.convert import distinct, is_text, plain, refuse_first, refuse_row, shown
 from data_prep.parsing.dates import EPOCH, read_times
 from data_prep.parsing.formats import Chunk, Layout, Size, Where, format_of
 from data_prep.sources.discover import Source
@@ -94,13 +94,8 @@ def as_array(values: Any, where: Where, column: str) -> Any:
     """A column as an Arrow array: where types are mixed, as texts."""
     if not isinstance(values, list):
         return plain(values)
-    kinds = {type(value) for value in values} - {type(None)}
-    if kinds <= {int} or kinds <= {bool}:
-        with suppress(OverflowError):
-            return pa.array(values, pa.int64() if kinds <= {int} else pa.bool_())
-    for index, value in enumerate(values):
-        if not isinstance(value, str | int | float | None):
-            raise where.error(index, column, f"{str(value)[:40]} is neither text nor a number")
+    is_bad = np.array([not isinstance(value, str | int | float | None) for value in values], np.bool_)
+    refuse_row(is_bad, where, column, lambda index: f"{shown(values[index])} is neither text nor a number")
     return pa.array([None if value is None else text_of(value) for value in values], pa.string())
 
 
@@ -121,8 +116,7 @@ def parse_events(columns: dict[str, Any], schema: EventSchema, where: Where) -> 
         flags[_meets(condition, columns, codes, numbers, where)] |= mask
     if schema.flag is not None:
         values = _flags(columns[schema.flag], where, schema.flag)
-        if not (good := np.isin(values, (0, 1))).all():
-            raise where.error(int(good.argmin()), schema.flag, f"{values[good.argmin()]:g} is not 0 or 1")
+        refuse_row(~np.isin(values, (0, 1)), where, schema.flag, lambda index: f"{values[index]:g} is not 0 or 1")
         flags[values == 1] |= np.uint8(FLAG_BIT)
     return EventBlock(users, items, times, flags)
 
@@ -133,24 +127,22 @@ def keys_of(array: Any, where: Where, column: str, is_any: bool = True) -> NDArr
     if not pa.types.is_integer(array.type):
         texts = array.cast(pa.string())
         is_empty = pc.equal(texts, "").fill_null(True).to_numpy(zero_copy_only=False)
-        if is_empty.any():
-            raise where.error(int(is_empty.argmax()), column, "no value")
+        refuse_row(is_empty, where, column, lambda _: "no value")
         if pc.all(pc.match_substring_regex(texts, WHOLE)).as_py() in (True, None):
             array, texts = texts.cast(pa.int64()), None
     elif array.null_count:
-        raise where.error(int(array.is_null().to_numpy(zero_copy_only=False).argmax()), column, "no value")
+        refuse_row(array.is_null().to_numpy(zero_copy_only=False), where, column, lambda _: "no value")
     elif pc.any(pc.less(array, 0)).as_py() or array.type == pa.uint64():
         texts = array.cast(pa.string())
     if texts is None:
         keys: NDArray[np.int64] = array.cast(pa.int64()).to_numpy()
     else:
-        encoded = texts.dictionary_encode()
-        distinct = np.array([text_key(text) for text in encoded.dictionary.to_pylist()], np.int64)
-        keys = distinct[encoded.indices.to_numpy()]
-    if not is_any and (bad := (keys < 0) | (keys > MAX_ID)).any():
-        index = int(bad.argmax())
-        fault = f"{array[index].as_py()} is not an id from 0 to {MAX_ID}"
-        raise where.error(index, column, fault, "set `renumber: true` in the schema, or correct this row")
+        codes, known = distinct(texts)
+        keys = np.array([text_key(text) for text in known], np.int64)[codes]
+    if not is_any:
+        remedy = "set `renumber: true` in the schema, or correct this row"
+        is_bad = (keys < 0) | (keys > MAX_ID)
+        refuse_row(is_bad, where, column, lambda index: f"{array[index]} is not an id from 0 to {MAX_ID}", remedy)
     return keys
 
 
@@ -162,8 +154,7 @@ def _times(array: Any, where: Where, schema: EventSchema) -> NDArray[np.uint32]:
         seconds = array.cast(pa.int64())
     else:
         seconds = _text_times(array.cast(pa.string()).fill_null(""), where, column, form)
-    if seconds.null_count:
-        raise where.error(int(seconds.is_null().to_numpy(zero_copy_only=False).argmax()), column, "no time")
+    refuse_row(seconds.is_null().to_numpy(zero_copy_only=False), where, column, lambda _: "no time")
     times: NDArray[np.int64] = seconds.to_numpy()
     if form == EPOCH_MS:
         times = times // 1000
@@ -202,17 +193,15 @@ def _text_times(texts: Any, where: Where, column: str, form: str | None) -> Any:
 
 def _known(array: Any, where: Where, column: str, known: set[str]) -> tuple[NDArray[np.int64], list[str]]:
     """Codes of a column of text, and their texts. Raises UserError for a text that the schema does not name."""
-    encoded = array.cast(pa.string()).fill_null("").dictionary_encode()
-    texts: list[str] = encoded.dictionary.to_pylist()
-    codes: NDArray[np.int64] = encoded.indices.to_numpy().astype(np.int64)
-    for code, text in enumerate(texts):
-        if text not in known:
-            raise where.error(
-                int((codes == code).argmax()),
-                column,
-                f"unknown action {text[:40]!a}; known are {sorted(known)}",
-                f"name it in `actions`, or in `others: {{{column}: […]}}`, which no history shows, in the schema",
-            )
+    codes, texts = distinct(array.cast(pa.string()).fill_null(""))
+    refuse_first(
+        codes,
+        [text not in known for text in texts],
+        where,
+        column,
+        lambda code: f"unknown action {shown(texts[code])}; known are {sorted(known)}",
+        f"name it in `actions`, or in `others: {{{column}: […]}}`, which no history shows, in the schema",
+    )
     return codes, texts
 
 
@@ -221,25 +210,25 @@ def _numbers(array: Any, where: Where, column: str) -> NDArray[np.float64]:
     if not is_text(array):
         numbers: NDArray[np.float64] = array.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy()
         return numbers
-    texts = pc.if_else(pc.equal(array, ""), None, array)
-    try:
-        return texts.cast(pa.float64()).fill_null(np.nan).to_numpy()
-    except pa.ArrowInvalid as error:
-        for index, text in enumerate(texts.to_pylist()):
-            try:
-                float(text or 0)
-            except ValueError:
-                raise where.error(index, column, f"{text[:40]!a} is not a number") from error
-        raise where.error(0, column, str(error)) from error
+    codes, texts = distinct(array.fill_null(""))
+    values = [_number(text or "nan") for text in texts]
+    is_none = [value is None for value in values]
+    refuse_first(codes, is_none, where, column, lambda code: f"{shown(texts[code])} is not a number")
+    return np.array(values, np.float64)[codes]
+
+
+def _number(text: str) -> float | None:
+    with suppress(ValueError):
+        return float(text) if text.isascii() and "_" not in text else None  # Python takes 1_000 and other digits
+    return None
 
 
 def _flags(array: Any, where: Where, column: str) -> NDArray[np.float64]:
     """Numbers of a column that holds 0 and 1, as `flag_value` reads texts."""
     if not is_text(array):
         return _numbers(array, where, column)
-    encoded = array.fill_null("").dictionary_encode()
-    distinct = np.array([flag_value(text) for text in encoded.dictionary.to_pylist()], np.float64)
-    return np.asarray(distinct[encoded.indices.to_numpy()], np.float64)
+    codes, texts = distinct(array.fill_null(""))
+    return np.array([flag_value(text) for text in texts], np.float64)[codes]
 
 
 def _meets(

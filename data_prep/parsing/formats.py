@@ -7,6 +7,7 @@ data_prep/parsing/convert.py and data_prep/parsing/events.py, which do not ask w
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import PurePath
 from typing import Any, NamedTuple, Protocol
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 from common.errors import UserError
 from data_prep.dataset.table_spec import FORMATS, Table
 from data_prep.sources.discover import Source, without_packing
-from data_prep.sources.line_blocks import LineBlocks
+from data_prep.sources.line_blocks import LineBlocks, count_lines_before
 
 CORRECT = "correct or remove this row"
 
@@ -175,26 +176,36 @@ class LineFormat(Format):
             size += len(parts[-1])
             num_bytes += lines.advance()
             if size >= self.batch_bytes:
-                yield self.parse(b"".join(parts), columns, layout, source.path, source, begin), num_bytes
+                yield self._parse(b"".join(parts), columns, layout, source, begin), num_bytes
                 parts, size, num_bytes = [], 0, 0
         if parts:
-            yield self.parse(b"".join(parts), columns, layout, source.path, source, begin), num_bytes
+            yield self._parse(b"".join(parts), columns, layout, source, begin), num_bytes
+
+    def _parse(self, text: bytes, columns: Sequence[str], layout: Layout, source: Source, offset: int) -> Batch:
+        """The rows of whole lines, which begin at a byte of a source's text."""
+        count_before = partial(self.lines_before, source, layout, offset)
+        try:
+            fields, numbers = self.fields(text, columns, layout, source.path, 2 if offset else 1)
+        except UserError:
+            if offset:  # only now is the row's number worth counting
+                self.fields(text, columns, layout, source.path, 1 + count_before())
+            raise
+        where = Rows(source.path, numbers, (lambda: count_before() - 1) if offset else None)
+        return Batch(fields, len(numbers), where)
 
     @abstractmethod
-    def parse(
-        self,
-        text: bytes,
-        columns: Sequence[str],
-        layout: Layout,
-        name: str,
-        source: Source | None = None,
-        offset: int = 0,
-    ) -> Batch:
-        """Parse whole lines, which begin at a byte of a source's text, or (None) are a whole file in memory.
+    def fields(
+        self, text: bytes, columns: Sequence[str], layout: Layout, name: str, row: int
+    ) -> tuple[Mapping[str, Any], Sequence[int]]:
+        """Columns as of `Batch`, and the number of each row's line, of whole lines that begin at line `row` of a file.
 
         Raises:
             UserError: rows that are none (file, row, remedy).
         """
+
+    def lines_before(self, source: Source, layout: Layout, offset: int) -> int:
+        """Lines of a source before an offset. Raises UserError where they are no rows."""
+        return count_lines_before(source, offset)
 
 
 def format_named(name: str) -> Format:

@@ -1,19 +1,20 @@
 """JSON lines: one object a line, whose members are the columns; a member that an object lacks is an empty field."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 
 from common.errors import UserError
-from data_prep.parsing.formats import BYTE_ORDER_MARK, Batch, Column, Layout, LineFormat, Rows, suffix_of
+from data_prep.parsing.formats import BYTE_ORDER_MARK, Column, Layout, LineFormat, suffix_of
 from data_prep.sources.discover import Source
-from data_prep.sources.line_blocks import LineBlocks, count_lines_before
+from data_prep.sources.line_blocks import LineBlocks
 
 SUFFIXES = (".jsonl", ".ndjson")
 BLANK = b" \t\r"
+ARROW_TYPES = {str: pa.string(), float: pa.float64(), int: pa.int64(), bool: pa.bool_()}
 _decode = msgspec.json.Decoder().decode
 
 
@@ -42,25 +43,12 @@ class JsonLines(LineFormat):
             raise UserError(f"{source.path}: no rows in it; get it again, or leave it out of {source.key}")
         return [Column(name, kind) for name, kind in kinds.items()]
 
-    def parse(
-        self,
-        text: bytes,
-        columns: Sequence[str],
-        layout: Layout,
-        name: str,
-        source: Source | None = None,
-        offset: int = 0,
-    ) -> Batch:
+    def fields(
+        self, text: bytes, columns: Sequence[str], layout: Layout, name: str, row: int
+    ) -> tuple[dict[str, Any], list[int]]:
         """See `LineFormat`."""
-        try:
-            objects = read_objects(text, name)
-        except UserError:
-            if offset and source is not None:  # only now is the row's number worth counting
-                read_objects(text, name, 1 + count_lines_before(source, offset))
-            raise
-        before = partial(count_lines_before, source, offset) if offset and source else None
-        where = Rows(name, list(objects), before)
-        return Batch({column: column_of(objects, column) for column in columns}, len(objects), where)
+        objects = read_objects(text, name, row)
+        return {column: column_of(objects, column) for column in columns}, list(objects)
 
 
 def read_objects(text: bytes, name: str, first: int = 1) -> dict[int, dict[str, Any]]:
@@ -87,8 +75,7 @@ def column_of(objects: Mapping[int, Mapping[str, Any]], column: str) -> Any:
     """A column's values: an Arrow array where all are of one type, else a list of Python's values."""
     values = [item.get(column) for item in objects.values()]
     kinds = {type(value) for value in values} - {type(None)}
-    if kinds == {str}:
-        return pa.array(values, pa.string())
-    if kinds == {float}:
-        return pa.array(values, pa.float64())
+    if len(kinds) == 1 and (kind := ARROW_TYPES.get(kinds.pop())):
+        with suppress(OverflowError):  # of an integer beyond 64 bits
+            return pa.array(values, kind)
     return values

@@ -14,7 +14,7 @@ from data_prep.parsing.formats import CORRECT, Batch, Chunk, Column, Format, Lay
 from data_prep.sources.discover import Source
 
 MAGIC = b"PAR1"
-BLOCK_ROWS = 1 << 16
+BATCH_ROWS = 1 << 18  # at most: as many as 8 MiB of text have
 BATCH_BYTES = 16 << 20  # of a batch of rows as pyarrow holds it, and of what it reads ahead, all columns together
 BUFFER_BYTES, MIN_BUFFER_BYTES = 1 << 20, 1 << 14
 FIELD_BYTES, LIST_VALUE_BYTES = 8, 16  # of a field, and of a value in a list, on their way
@@ -70,30 +70,55 @@ class Parquet(Format):
         self, source: Source, chunk: Chunk, columns: Sequence[str], layout: Layout, lists: Collection[str] = ()
     ) -> Iterator[tuple[Batch, int]]:
         """Each batch of as many rows as pyarrow holds in about BATCH_BYTES."""
-        file = _open(source, len(columns))
-        metadata, rows = file.metadata, chunk.rows
-        groups = [metadata.row_group(i) for i in range(*rows.groups)]
-        values = sum(_list_values(group, lists) for group in groups) / max(1, sum(group.num_rows for group in groups))
-        size = max(1, min(BLOCK_ROWS, int(BATCH_BYTES / (FIELD_BYTES * len(columns) + LIST_VALUE_BYTES * values))))
-        row_bytes = source.bytes / max(1, metadata.num_rows)
-        position = 0
-        batches = file.iter_batches(size, row_groups=range(*rows.groups), columns=list(columns), use_threads=False)
+        rows, key = chunk.rows, (source, chunk.rows.groups, *columns)
+        reader = _unfinished.pop(key, None)
+        if reader is None or reader.position > rows.first:
+            reader = _GroupReader(source, rows, columns, lists)
+        row_bytes = source.bytes / max(1, reader.metadata.num_rows)
         try:
-            for read in batches:
-                start, stop = max(rows.first - position, 0), min(rows.first + rows.rows - position, read.num_rows)
-                if start < stop:
-                    part = read.slice(start, stop - start)
-                    where = _Where(source.path, metadata, rows.row + position + start)
-                    arrays = {name: part.column(name) for name in columns}
-                    yield Batch(arrays, part.num_rows, where), int(row_bytes * part.num_rows)
-                position += read.num_rows
-                if position >= rows.first + rows.rows:
-                    return
+            for first, part in reader.read(rows.first, rows.first + rows.rows):
+                where = _Where(source.path, reader.metadata, rows.row + first)
+                yield Batch({name: part.column(name) for name in columns}, len(part), where), int(row_bytes * len(part))
         except OSError as error:
             raise UserError(
                 f"{source.path}: row groups {rows.groups[0]} to {rows.groups[1] - 1}: damaged "
                 f"({' '.join(str(error).split())}); get it again"
             ) from error
+        _unfinished.clear()
+        if reader.position < reader.rows:
+            _unfinished[key] = reader
+
+
+class _GroupReader:
+    """Reads rows of some row groups front to back, for one chunk after the other: pyarrow cannot begin within a group.
+
+    Attributes:
+        rows: of the groups; position: how many of them were read.
+    """
+
+    def __init__(self, source: Source, chunk: RowRange, columns: Sequence[str], lists: Collection[str]) -> None:
+        file, groups = _open(source, len(columns)), range(*chunk.groups)
+        self.metadata = file.metadata
+        of_groups = [self.metadata.row_group(i) for i in groups]
+        self.rows, self.position = sum(group.num_rows for group in of_groups), 0
+        values = sum(_list_values(group, lists) for group in of_groups) / max(1, self.rows)
+        most = max(1, min(BATCH_ROWS, int(BATCH_BYTES / (FIELD_BYTES * len(columns) + LIST_VALUE_BYTES * values))))
+        size = -(-chunk.rows // -(-chunk.rows // most))  # so that batches and chunks of these groups end together
+        self._batches = file.iter_batches(size, row_groups=groups, columns=list(columns), use_threads=False)
+        self._rest: Any = None  # of the last batch
+
+    def read(self, start: int, stop: int) -> Iterator[tuple[int, Any]]:
+        """Batches of the rows start..stop, each with the number of its first; those before are passed over."""
+        while self.position < stop:
+            batch = next(self._batches) if self._rest is None else self._rest
+            first, end = max(start - self.position, 0), min(stop - self.position, len(batch))
+            self._rest = batch.slice(end) if end < len(batch) else None
+            begin, self.position = self.position + first, self.position + end
+            if first < end:
+                yield begin, batch.slice(first, end - first)
+
+
+_unfinished: dict[Any, _GroupReader] = {}  # the last one, until a thread takes it for the next chunk of its groups
 
 
 class _Where(NamedTuple):

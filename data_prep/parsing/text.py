@@ -7,6 +7,7 @@ has come back as one row.
 
 import csv
 from collections.abc import Sequence
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,7 +15,7 @@ from pyarrow import csv as arrow_csv
 
 from common.errors import UserError
 from data_prep.io.read_ahead import BLOCK_BYTES
-from data_prep.parsing.formats import BYTE_ORDER_MARK, CORRECT, Batch, Column, Layout, LineFormat, Rows
+from data_prep.parsing.formats import BYTE_ORDER_MARK, CORRECT, Column, Layout, LineFormat
 from data_prep.sources.discover import Source
 from data_prep.sources.line_blocks import LineBlocks, bare_returns
 
@@ -37,47 +38,29 @@ class Text(LineFormat):
         names = read_header(source, delimiter)
         return [Column(name, "any") for name in (names if header else position_names(len(names)))]
 
-    def parse(
-        self,
-        text: bytes,
-        columns: Sequence[str],
-        layout: Layout,
-        name: str,
-        source: Source | None = None,
-        offset: int = 0,
-    ) -> Batch:
+    def fields(
+        self, text: bytes, columns: Sequence[str], layout: Layout, name: str, row: int
+    ) -> tuple[dict[str, Any], Sequence[int]]:
         """See `LineFormat`."""
-        first = 1
-        if layout.header and offset == 0:
-            first, text = 2, text.partition(b"\n")[2]
-        elif offset:
-            first = 2  # not 1, where a byte-order mark may stand
+        if layout.header and row == 1:
+            row, text = 2, text.partition(b"\n")[2]
         places = [layout.names.index(column) for column in columns]
         fast = read_fast(text, layout.delimiter, places, len(layout.names))
         if fast is not None:
-            arrays = fast.columns
-            numbers: Sequence[int] = range(first, first + fast.num_rows)
-        else:
-            try:
-                rows, numbers = _read_rows(text, layout, name, first)
-            except UserError:
-                if offset and source is not None:  # only now is the row's number worth counting
-                    _read_rows(text, layout, name, 1 + rows_before(source, layout.delimiter, offset))
-                raise
-            arrays = [pa.array([fields[place] for fields in rows], pa.string()) for place in places]
-        before = (lambda: rows_before(source, layout.delimiter, offset) - 1) if offset and source else None
-        return Batch(dict(zip(columns, arrays, strict=True)), len(numbers), Rows(name, numbers, before))
+            return dict(zip(columns, fast.columns, strict=True)), range(row, row + fast.num_rows)
+        rows, numbers = _read_rows(text, layout, name, row)
+        arrays = (pa.array([fields[place] for fields in rows], pa.string()) for place in places)
+        return dict(zip(columns, arrays, strict=True)), numbers
 
-
-def rows_before(source: Source, delimiter: str, offset: int) -> int:
-    """Lines before an offset. Raises UserError where a quote is open: what follows is not rows."""
-    row = 1
-    with LineBlocks(source) as before:
-        for block in before.until(offset):
-            text = bytes(block.buffer[block.start : block.end])
-            split_rows(text.decode(errors="replace"), delimiter, source.path, row)
-            row += text.count(b"\n")
-    return row - 1
+    def lines_before(self, source: Source, layout: Layout, offset: int) -> int:
+        """See `LineFormat`; where a quote is open, what follows is not rows."""
+        row = 1
+        with LineBlocks(source) as before:
+            for block in before.until(offset):
+                text = bytes(block.buffer[block.start : block.end])
+                split_rows(text.decode(errors="replace"), layout.delimiter, source.path, row)
+                row += text.count(b"\n")
+        return row - 1
 
 
 def position_names(width: int) -> tuple[str, ...]:
@@ -234,6 +217,7 @@ def _read(lines: bytes, delimiter: str, columns: int, places: Sequence[int]) -> 
                 column_types=dict.fromkeys(names, pa.string()),
                 strings_can_be_null=False,
                 include_columns=[names[place] for place in places],
+                check_utf8=False,  # all of the block is
             ),
         )
     except pa.ArrowInvalid:

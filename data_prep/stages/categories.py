@@ -119,6 +119,8 @@ class CategoryBuffer:
         """The distinct texts of all blocks, and of every entry of a block its place among them."""
         import pyarrow as pa
 
+        if len(self._texts) == 1:
+            return (texts := self._texts.pop()), np.arange(len(texts), dtype=np.int32)
         encoded = pa.chunked_array(self._texts, pa.string()).dictionary_encode()
         self._texts.clear()
         texts = encoded.chunk(0).dictionary if encoded.num_chunks else pa.array([], pa.string())
@@ -174,9 +176,10 @@ class TableCategories:
         ranges: list[tuple[int, int]] = []
         columns: list[NDArray[np.unsignedinteger]] = []
         bags: list[NDArray[np.unsignedinteger]] = []
-        dictionaries = FileWriter(job.chunk_path(*chunk, DICTIONARIES), job.checksum(DICTIONARIES))
-        texts = FileWriter(job.chunk_path(*chunk, TEXTS), job.checksum(TEXTS))
-        try:
+        with (
+            FileWriter(job.chunk_path(*chunk, DICTIONARIES), job.checksum(DICTIONARIES)) as dictionaries,
+            FileWriter(job.chunk_path(*chunk, TEXTS), job.checksum(TEXTS)) as texts,
+        ):
             for feature, buffer in self._buffers.items():
                 categories = buffer.finish(are_keys=True)
                 record.distinct.append(len(categories.values))
@@ -189,9 +192,6 @@ class TableCategories:
                     columns.append(categories.codes)
                     ranges.append(_range(categories.values))
             record.files[DICTIONARIES], record.files[TEXTS] = dictionaries.close(), texts.close()
-        finally:
-            dictionaries.abandon()
-            texts.abandon()
         if bags:
             total = sum(map(len, bags))
             record.files["bags.npy"] = self._write_array("bags.npy", np.uint32, bags, total)
@@ -218,28 +218,22 @@ class TableCategories:
         if bags:
             record.files["values.npy"] = self._write_array("values.npy", np.int32, bags, sum(map(len, bags)))
         path = self._job.chunk_path(*self._chunk, "sparse.npy")
-        writer = ArrayWriter(path, np.int32, len(columns), self._rows, self._job.checksum("sparse.npy"))
-        try:
+        with ArrayWriter(path, np.int32, len(columns), self._rows, self._job.checksum("sparse.npy")) as writer:
             for start, stop in row_blocks(0, self._rows, self._job.block_rows):
                 block = np.empty((stop - start, len(columns)), np.int32)
                 for column, (codes, ids) in enumerate(columns):
                     block[:, column] = ids[codes[start:stop]]
                 writer.append(block)
             record.files["sparse.npy"] = writer.close()
-        finally:
-            writer.abandon()
         return ranges
 
     def _write_array(self, suffix: str, dtype: Any, parts: Sequence[NDArray[Any]], total: int) -> Any:
         """Write arrays one after the other as one of the chunk's files."""
         path = self._job.chunk_path(*self._chunk, suffix)
-        writer = ArrayWriter(path, dtype, None, total, self._job.checksum(suffix))
-        try:
+        with ArrayWriter(path, dtype, None, total, self._job.checksum(suffix)) as writer:
             for part in parts:
                 writer.append(part)
             return writer.close()
-        finally:
-            writer.abandon()
 
 
 def _range(values: NDArray[np.uint64]) -> tuple[int, int]:
@@ -274,8 +268,7 @@ def count_codes(
 def write_code_counts(job: Job, record: ChunkRecord, suffix: str, rows: NDArray[np.int64]) -> FileDigest:
     """Count the codes of some rows of a chunk, rising: of each feature counts, then first rows, uint32."""
     bags = iter(chunk_bags(job, record.source, record.chunk) if job.schema.ragged else ())
-    file = FileWriter(job.chunk_path(record.source, record.chunk, suffix), job.checksum(suffix))
-    try:
+    with FileWriter(job.chunk_path(record.source, record.chunk, suffix), job.checksum(suffix)) as file:
         for feature, num_values in zip(job.schema.sparse, record.distinct, strict=True):
             if feature in job.schema.ragged:
                 bags_of_rows = next(bags).take(rows)
@@ -284,10 +277,7 @@ def write_code_counts(job: Job, record: ChunkRecord, suffix: str, rows: NDArray[
                 codes, of_rows = read_codes(job, record, job.schema.single.index(feature))[rows], rows
             for array in count_codes(codes, of_rows, num_values):
                 file.append(array)
-    except BaseException:
-        file.abandon()
-        raise
-    return file.close()
+        return file.close()
 
 
 @dataclass(frozen=True)

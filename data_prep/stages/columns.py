@@ -147,8 +147,7 @@ def write_blocks(
     job: Job, chunk: tuple[int, int], columns: Sequence[NDArray[np.unsignedinteger]], values: NDArray[np.uint32]
 ) -> FileDigest:
     """Write a chunk's `columns`: the values of its dictionaries, then the columns block by block."""
-    file = FileWriter(job.chunk_path(*chunk, "columns"), job.checksum("columns"))
-    try:
+    with FileWriter(job.chunk_path(*chunk, "columns"), job.checksum("columns")) as file:
         file.append(values)
         _pad(file, values.nbytes)
         for start in range(0, len(columns[0]) if columns else 0, job.block_rows):
@@ -156,10 +155,7 @@ def write_blocks(
                 part = column[start : start + job.block_rows]
                 file.append(part)
                 _pad(file, part.nbytes)
-    except BaseException:
-        file.abandon()
-        raise
-    return file.close()
+        return file.close()
 
 
 def _pad(file: FileWriter, num_bytes: int) -> None:

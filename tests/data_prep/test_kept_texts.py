@@ -11,6 +11,7 @@ import pytest
 
 from common.errors import UserError
 from data_prep import job_setup
+from data_prep.config.keys import DataConfig, PrepConfig
 from data_prep.dataset.events import text_hash
 from data_prep.dataset.format import load_manifest
 from data_prep.encoding import values
@@ -19,7 +20,7 @@ from data_prep.encoding.texts import VocabularyTexts
 from data_prep.engine import job
 from data_prep.pipeline import preprocess
 from data_prep.stages import vocabulary
-from data_prep.verify import verify_dataset
+from data_prep.verify import main, verify_dataset
 from tests.data_prep import oracle
 from tests.data_prep.conftest import config, load_split, sums
 
@@ -75,6 +76,28 @@ def test_an_id_leads_to_its_text(tmp_path: Path, table: list[list[str]], overrid
     for number in (0, len(texts) + 1):
         with pytest.raises(IndexError):
             texts[number]
+
+
+def test_values_are_named_when_a_dataset_is_verified(
+    tmp_path: Path, table: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = make(tmp_path)
+    assert main(PrepConfig(data=DataConfig(path=str(root)))) == 0
+    _, users, tags = capsys.readouterr().out.splitlines()
+    train = table[: load_manifest(root).splits["train"].rows]
+    counts = {
+        "user": Counter(user for _, user, _ in train),
+        "tags": Counter(tag for *_, field in train for tag in field.split("|") if tag),
+    }
+    for line, (name, of_column) in zip((users, tags), counts.items(), strict=True):
+        ranked = sorted(of_column, key=lambda text: (-of_column[text], oracle.text_value(text)))
+        shown = ", ".join(map(repr, ranked[:5])) + (", …" if len(ranked) > 5 else "")
+        assert line == f"{name}: {len(ranked)} values by frequency: {shown}"
+    without = make(tmp_path, "data.keep_texts=false", name="without")
+    assert main(PrepConfig(data=DataConfig(path=str(without)))) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "data.keep_texts=false: the texts of the columns' values are not in the dataset"
+    ]
 
 
 def test_texts_may_be_left_out(tmp_path: Path, table: list[list[str]]) -> None:

@@ -239,7 +239,7 @@ def test_a_dataset_that_is_there_starts_no_processes(
     arguments = [f"data.raw={rows}", f"data.path={tmp_path}/out", "data.chunk_bytes=20000"]
     preprocess(config(*arguments))
     started: list[str] = []
-    monkeypatch.setattr(main_module, "start_fork_server", lambda: started.append("early"))
+    monkeypatch.setattr(main_module, "start_fork_server", lambda has_schema: started.append("early"))
     monkeypatch.setattr(main_module, "may_use_processes", lambda data: True)
     assert main_module.main(PrepConfig(data=config(*arguments))) == 0
     assert "already done" in capsys.readouterr().err

@@ -1,0 +1,28 @@
+"""The spellings of many texts at once are those of each by itself."""
+
+import itertools
+import random
+
+import pyarrow as pa
+
+from data_prep.dataset.spelling import Form, are_digits, form_of, forms_of_texts
+
+INTEGERS = ["0", "1", "2", "17", "-1", "-20", "-0", "007", "00", "+3", "3.0", "-3.0", "3.00", "99999999999999999999"]
+OTHERS = ["", "0.5", ".5", "0.50", "1e3", "True", "true", "TRUE", "False", "x", "3 ", " 3", "3x", "--5", "1_0", "٣"]
+TEXTS = INTEGERS + OTHERS
+
+
+def test_forms_of_all_texts_are_those_of_each() -> None:
+    rng = random.Random(0)
+    draws = [*itertools.combinations(TEXTS, 1), *itertools.combinations(TEXTS, 2)]
+    draws += [tuple(rng.sample(TEXTS, rng.randint(3, len(TEXTS)))) for _ in range(300)]
+    for texts in [(), *draws]:
+        expected = Form(0)
+        for text in texts:
+            expected |= form_of(text)
+        assert forms_of_texts(pa.array(texts, pa.string())) == expected, texts
+
+
+def test_digits_are_whole_numbers_without_more_zeros() -> None:
+    expected = [text.isascii() and text.isdecimal() and str(int(text)) == text for text in TEXTS]
+    assert are_digits(pa.array(TEXTS, pa.string())).to_pylist() == expected
