@@ -178,8 +178,8 @@ OF_EVENTS = ("events", "synthetic_events", "yambda")  # beginnings of sources
 
 def multi_hot_bags(data: DataConfig) -> MultiHot | None:
     """The bags that ids are expanded to, if any. Raises UserError for values that cannot work."""
-    chosen = data.multi_hot
-    return MultiHot.of("data.multi_hot", chosen.sizes, chosen.distribution, chosen.seed)
+    multi_hot = data.multi_hot
+    return MultiHot.of("data.multi_hot", multi_hot.sizes, multi_hot.distribution, multi_hot.seed)
 
 
 def _theirs() -> Iterator[str]:
@@ -230,10 +230,10 @@ def require_eval_split(data: DataConfig, split: str) -> None:
 def require_source(data: DataConfig, model: ModelKind) -> None:
     """Refuse to make a dataset of a kind that the model does not learn from. Raises UserError."""
     source = source_of(data)
-    made, needed = EVENT_LOG if str(source).startswith(OF_EVENTS) else ROWS, model.learns_from
-    if source not in (None, "local") and made is not needed:
+    source_kind, required_kind = EVENT_LOG if str(source).startswith(OF_EVENTS) else ROWS, model.learns_from
+    if source not in (None, "local") and source_kind is not required_kind:
         raise UserError(
-            f"data.source={source}: makes {made.name}, and {model.label} learns from {needed.name}; give "
+            f"data.source={source}: makes {source_kind.name}, and {model.label} learns from {required_kind.name}; give "
             f"{model.instead_of_source}"
         )
 
@@ -247,13 +247,13 @@ def preprocessing(data: DataConfig) -> keys.DataConfig:
     if (own_key := next((name for name in FILES if name in data.prep), None)) is not None:
         raise UserError(f"data.prep.{own_key}: is data.{own_key} here; give data.{own_key}={data.prep[own_key]}")
     source = source_of(data)
-    own = {key: getattr(data, key) for key in (*FILES, *FOR_RAW)}
+    settings = {key: getattr(data, key) for key in (*FILES, *FOR_RAW)}
     if source is None:  # a dataset that is there may have an encoding that data_prep does not make
-        own["encoding"] = None
+        settings["encoding"] = None
     if source in (None, "synthetic"):
-        own["synthetic"] = vars(data.synthetic)
+        settings["synthetic"] = vars(data.synthetic)
     default = data.default_prep if source is not None and source == data.default_source else {}
-    return compose_data(source or "local", {"data": own, "data.default_prep": default, "data.prep": data.prep})
+    return compose_data(source or "local", {"data": settings, "data.default_prep": default, "data.prep": data.prep})
 
 
 def validate_data(data: DataConfig) -> None:
