@@ -24,5 +24,5 @@ class SequenceLayout:
         """What a strategy makes of the layout for one layer and uses for all."""
         if key not in self._made:
             self._made[key] = make()
-        made: T = self._made[key]
-        return made
+        product: T = self._made[key]
+        return product
