@@ -39,9 +39,9 @@ def sharded_model(
     """
     kind = config.model.kind
     if manifest.kind is not kind.learns_from:
-        needed = kind.learns_from.name
+        required_name = kind.learns_from.name
         raise UserError(
-            f"{root}: holds {manifest.kind.name}, not {needed}, which {kind.label} learns from; {kind.remedy}"
+            f"{root}: holds {manifest.kind.name}, not {required_name}, which {kind.label} learns from; {kind.remedy}"
         )
     if not manifest.num_embeddings:
         raise UserError(f"{root}: DLRM needs at least one sparse feature")

@@ -103,14 +103,14 @@ def restore(path: Path, session: Session) -> Resumed:
         )
     load_tensors(path, session.model, session.optimizer)
     # Of an older checkpoint what can be known, as if all was done by its last processes.
-    known = of_steps(arrays["step_seconds"], values.world_size, values.input_wait)
+    estimate = of_steps(arrays["step_seconds"], values.world_size, values.input_wait)
     state = RunState(
         step=values.step,
         epoch=values.epoch,
         step_in_epoch=values.step_in_epoch,
         losses=[arrays["losses"]],
         step_seconds=[arrays["step_seconds"]],
-        measured=values.measured or known,
+        measured=values.measured or estimate,
         unreported=values.unreported or Measured(),
         accuracies=arrays["accuracies"],
         skipped=values.skipped,
@@ -164,18 +164,18 @@ def adopt_evaluations(
             f"give eval.split={last.split} or another run.name, and for figures of another split "
             f"python -m app.evaluate run={directory.path} split={config.eval.split}"
         )
-    kept = {path.name for path in whole_checkpoints(directory.checkpoints)}
+    checkpoint_names = {path.name for path in whole_checkpoints(directory.checkpoints)}
     candidates = [one for one in evaluations if last is not None and one.split == last.split]
     monitor = config.train.monitor
     ranked = [best for one in candidates if (best := best_of(one, monitor)) is not None]
     ranked += [state.best] if state.best is not None else []
     if config.checkpoint.keep_best:
-        ranked = [one for one in ranked if checkpoint_name(one.step) in kept]
+        ranked = [one for one in ranked if checkpoint_name(one.step) in checkpoint_names]
     best = max(sorted(ranked, key=lambda one: one.step), key=lambda one: score_of(one, monitor), default=None)
     after_saving = last is not None and last.step == state.step and state.evaluated_at != state.step
     events = [event for event in recorded if after_saving and event.step == state.step]
-    spent = sum(event.eval_seconds or 0.0 for event in events)
-    seconds = {**seconds, "eval": seconds.get("eval", 0.0) + spent, "total": seconds.get("total", 0.0) + spent}
+    eval_time = sum(event.eval_seconds or 0.0 for event in events)
+    seconds = {**seconds, "eval": seconds.get("eval", 0.0) + eval_time, "total": seconds.get("total", 0.0) + eval_time}
     if summary is not None and summary.steps == state.step and summary.status != "failed":  # it ended here
         seconds = summary.seconds or seconds
     energy = _energy_after_saving(state, [event.measured for event in events if event.measured])
@@ -291,9 +291,9 @@ class TrainedRun(NamedTuple):
     def log_choice(self) -> None:
         """Log which checkpoint was taken; after all that may be refused, which ends in one line."""
         kinds = [kind for kind, holds in (("the best", self.best), ("the last", self.last)) if holds]
-        own = f", {' and '.join(kinds)} of the run" if kinds else ""
+        role = f", {' and '.join(kinds)} of the run" if kinds else ""
         others = f"; the last is {self.newest.name} (checkpoint={LAST})" if self.newest and not self.last else ""
-        log.info("checkpoint: %s, step %d%s%s", self.path, self.state.step, own, others)
+        log.info("checkpoint: %s, step %d%s%s", self.path, self.state.step, role, others)
 
 
 def open_checkpoint(run: Path, choice: str | None, config: AppConfig, runtime: Runtime) -> TrainedRun:
