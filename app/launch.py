@@ -130,8 +130,8 @@ def main(arguments: list[str]) -> int:
         if torchrun.config_from_args(options)[0].nproc_per_node < 1:
             raise ValueError("at least one process is needed")
     except (ValueError, AssertionError) as error:
-        given = f"--nproc-per-node {options.nproc_per_node} --nnodes {options.nnodes}"
-        print(f"error: {given}: {error}; give numbers of at least 1", file=sys.stderr)
+        counts = f"--nproc-per-node {options.nproc_per_node} --nnodes {options.nnodes}"
+        print(f"error: {counts}: {error}; give numbers of at least 1", file=sys.stderr)
         return EXIT_BAD_INPUT
     try:
         if _has_several_machines(options) and not _meets_in_file(options):
@@ -347,8 +347,8 @@ def first_failure(failures: Mapping[int, tuple[int, int]]) -> tuple[int, int]:
 
     Of those that torchrun found at the same time, prefer one that neither lost its peers nor was asked to end.
     """
-    first = min(when for when, _ in failures.values())
-    at_once = {rank: status for rank, (when, status) in failures.items() if when <= first + 1}
+    first = min(timestamp for timestamp, _ in failures.values())
+    at_once = {rank: status for rank, (timestamp, status) in failures.items() if timestamp <= first + 1}
     return min(at_once.items(), key=lambda item: item[1] in CONSEQUENCES)
 
 
