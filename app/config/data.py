@@ -182,7 +182,7 @@ def multi_hot_bags(data: DataConfig) -> MultiHot | None:
     return MultiHot.of("data.multi_hot", multi_hot.sizes, multi_hot.distribution, multi_hot.seed)
 
 
-def _theirs() -> Iterator[str]:
+def _keys_of_data_prep() -> Iterator[str]:
     """data_prep's keys, and groups of keys, that DataConfig has no field for."""
     own_keys = {each.name for each in fields(DataConfig)}
     for name, *_ in keys_of(keys.DataConfig):
@@ -193,7 +193,7 @@ def _theirs() -> Iterator[str]:
 
 OTHER_TEXTS = {f"data.prep.{key}" for key, *_, kind in keys_of(keys.DataConfig) if kind in (str, str | None, list[str])}
 OLD_NAMES = {"data_path": "data.path"}  # up to version 0.1
-OTHER_NAMES = OLD_NAMES | {f"data.{key}": f"data.prep.{key}" for key in _theirs()}
+OTHER_NAMES = OLD_NAMES | {f"data.{key}": f"data.prep.{key}" for key in _keys_of_data_prep()}
 INSTEAD = {f"data={source.value}": f"data.source={source.value}" for source in DataSource} | {
     "data=criteo_kaggle": "data.source=criteo_kaggle",
     "data=criteo_1tb": "data.source=criteo_1tb data.days=[0]",
