@@ -66,7 +66,7 @@ def summarise(
     reason = why_no_verdict(config, of_runs, runs)
     figures = figures_of(config, runs, is_judged=reason is None)
     records = [_record(seed, failed.get(seed.number)) for seed in seeds]
-    words = ["python", "-m", "app.reproduce", *redact_arguments(_own(config)), *redact_arguments(arguments)]
+    words = ["python", "-m", "app.reproduce", *redact_arguments(_command_keys(config)), *redact_arguments(arguments)]
     dataset = manifest.dataset if manifest else None
     seconds = [run.seconds for run in records if run.seconds is not None]
     joules = [run.joules for run in records if run.joules is not None]
@@ -109,7 +109,7 @@ def summarise(
     )
 
 
-def _own(config: ReproduceConfig) -> list[str]:
+def _command_keys(config: ReproduceConfig) -> list[str]:
     """The keys of the command itself that are not at their defaults, but for the registry's place."""
     out = None if config.out == f"runs/{config.run.name}" else config.out
     values = {"out": out, "processes": config.processes, "sbatch": config.sbatch}
