@@ -74,7 +74,7 @@ class SplitShards:
             if self._ragged:
                 places.append(np.flatnonzero((order >= first) & (order < first + len(piece.labels))))
                 for index, one in enumerate(piece.bags):
-                    bags[index].append(self._taken(index, one, order, places[-1], first, ranges))
+                    bags[index].append(self._bags_of_rows(index, one, order, places[-1], first, ranges))
             first += len(piece.labels)
         self._require_unchanged(ranges)
         labels: NDArray[Any] = bits.view(self._manifest.label_kind.dtype)
@@ -97,7 +97,7 @@ class SplitShards:
             for path, stamp in [item for stamps in self._stamps[first : last + 1] for item in stamps.items()]:
                 require_unchanged(path, stamp)
 
-    def _taken(
+    def _bags_of_rows(
         self,
         index: int,
         bags: Bags,
