@@ -138,7 +138,7 @@ def _cases(config: PlanAppConfig, resolved: TopologyConfig) -> list[tuple[Topolo
     if not (settings.topologies or settings.batch_sizes or settings.devices):
         return []
     others = [resolved] + [
-        _resolved(replace(topology.named(name), nodes=resolved.nodes, devices_per_node=resolved.devices_per_node))
+        _resolved(replace(topology.load(name), nodes=resolved.nodes, devices_per_node=resolved.devices_per_node))
         for name in settings.topologies
     ]
     counts = settings.devices or [resolved.devices_per_node or 1]

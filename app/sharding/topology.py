@@ -47,13 +47,13 @@ def probe(device_type: str) -> Device:
     return Device(properties.name, architecture, properties.total_memory / GIB)
 
 
-def known() -> dict[str, TopologyConfig]:
+def load_all() -> dict[str, TopologyConfig]:
     """The topologies of conf/topology, by name."""
     files = sorted((CONFIG_DIR / "topology").glob("*.yaml"))
     return {path.stem: _read(path) for path in files if path.stem != AUTO_TOPOLOGY}
 
 
-def named(name: str) -> TopologyConfig:
+def load(name: str) -> TopologyConfig:
     """A topology of conf/topology, or of a YAML file if the name ends like one.
 
     Raises:
@@ -61,7 +61,7 @@ def named(name: str) -> TopologyConfig:
     """
     if name.endswith((".yaml", ".yml")):
         return _read(Path(name))
-    topologies = known()
+    topologies = load_all()
     if name not in topologies:
         raise UserError(f"topology={name}: not known; there are {', '.join(topologies)}, or give a YAML file")
     return topologies[name]
@@ -78,7 +78,7 @@ def resolve(config: TopologyConfig, find: Callable[[], Device], devices_per_node
     if config.file is not None:
         config = _over(_read(Path(config.file)), config)
     elif config.name == AUTO_TOPOLOGY and any(getattr(config, key) is None for key in HARDWARE):
-        entry = identify(find(), known())
+        entry = identify(find(), load_all())
         config = replace(_over(entry, config), name=entry.name)
     if config.architecture == "cpu":
         memory = config.memory_gib or probe("cpu").memory_gib / devices_per_node
