@@ -42,7 +42,7 @@ class Evaluator:
         Raises:
             EvaluationInterrupted: the run was asked to stop.
         """
-        seconds_before = self._timer.spent["eval"]
+        seconds_before = self._timer.seconds["eval"]
         with self._timer.apart("eval"):
             result, logits, labels = self._session.evaluate(self._config.split, self._stop.requested)
             curves = None
@@ -52,7 +52,7 @@ class Evaluator:
                 )
             set_step(self._session.optimizer, self._state.updates)
         self._recorder.curves(curves)
-        self._recorder.evaluation("eval", step, result, self._timer.spent["eval"] - seconds_before)
+        self._recorder.evaluation("eval", step, result, self._timer.seconds["eval"] - seconds_before)
         if self._session.runtime.rank == 0:
             _log(step, result)
         if self._config.train_split:

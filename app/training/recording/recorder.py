@@ -82,7 +82,7 @@ class Recorder:
 
     def seconds(self) -> dict[str, float]:
         """Seconds spent so far, including those before a resumption."""
-        seconds_by_kind = {"total": time.perf_counter() - self._began, **self._timer.spent}
+        seconds_by_kind = {"total": time.perf_counter() - self._began, **self._timer.seconds}
         return {kind: value + self.seconds_before.get(kind, 0.0) for kind, value in seconds_by_kind.items()}
 
     def event(self, event: AnyEvent) -> None:
