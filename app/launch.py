@@ -51,7 +51,7 @@ DEFAULT_PORTS = (None, 29500)  # of --master-port: up to torch 2.10 the port tha
 # What a process ends with because another has ended, or because it was asked to.
 CONSEQUENCES = (EXIT_STOPPED, EXIT_LOST, -signal.SIGTERM, 128 + signal.SIGTERM)
 
-_taken: list[int] = []  # signals whose handler has run
+_signal_numbers: list[int] = []  # signals whose handler has run
 _forwarded: list[int] = []  # signals that a thread sent on, while no handler could run
 
 
@@ -246,7 +246,7 @@ def _is_host(host: str, way: network.Way) -> bool | None:
 
 
 def _raise_stopped(number: int) -> None:
-    _taken.append(number)
+    _signal_numbers.append(number)
     raise SignalException("", signal.Signals(number))  # torchrun's agent forwards it
 
 
@@ -287,7 +287,7 @@ def _forward_if_blocked(arrivals: Iterator[int]) -> None:
     """
     for number in arrivals:
         time.sleep(BLOCKED_SECONDS)
-        if _taken:
+        if _signal_numbers:
             return  # the handler runs, and from now on it decides
         _forwarded.append(number)
         for pid in (children := _children()):

@@ -141,13 +141,13 @@ def _batch(shape: Shape, batch: int, seed: int) -> dict[str, Any]:
 
 def _sharded(tables: EmbeddingCollection) -> nn.Module:
     """The tables as a process of a training holds them: FBGEMM's, which apply row-wise Adagrad in their backward."""
-    on_this = {
+    sharding = {
         table.name: table_wise(rank=0, device="cpu", compute_kernel="fused") for table in tables.embedding_configs()
     }
     sharder = EmbeddingCollectionSharder(
         {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 1e-3, "eps": 1e-8}
     )
-    plan = construct_module_sharding_plan(tables, on_this, sharder, local_size=1, world_size=1, device_type="cpu")
+    plan = construct_module_sharding_plan(tables, sharding, sharder, local_size=1, world_size=1, device_type="cpu")
     sharded = DistributedModelParallel(
         nn.ModuleDict({"tables": tables}),
         device=torch.device("cpu"),

@@ -184,9 +184,9 @@ def multi_hot_bags(data: DataConfig) -> MultiHot | None:
 
 def _keys_of_data_prep() -> Iterator[str]:
     """data_prep's keys, and groups of keys, that DataConfig has no field for."""
-    own_keys = {each.name for each in fields(DataConfig)}
+    field_names = {each.name for each in fields(DataConfig)}
     for name, *_ in keys_of(keys.DataConfig):
-        if name.partition(".")[0] not in own_keys:
+        if name.partition(".")[0] not in field_names:
             parts = name.split(".")
             yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))
 

@@ -99,7 +99,7 @@ class RunDirectory:
         self.checkpoints = path / CHECKPOINTS
         self._writes = rank == 0
         self._lock: FileLock | None = None
-        self._made_here: list[Path] = []  # directories that were not there before
+        self._new_directories: list[Path] = []  # directories that were not there before
 
     def open(self) -> None:
         """Claim the directory for this process, on rank 0.
@@ -110,7 +110,7 @@ class RunDirectory:
         try:
             above = [path for path in (self.path, *self.path.parents) if not path.exists()]
             self.path.mkdir(parents=True, exist_ok=True)
-            self._made_here = above
+            self._new_directories = above
             names = [path.name for path in self.path.iterdir() if path.name not in BEFORE_MANIFEST]
             others = [name for name in names if not OF_REPRODUCTION.fullmatch(name)]
             if others and not self._is_run():
@@ -191,7 +191,7 @@ class RunDirectory:
         if self._lock is not None and not self._is_run():
             (self.path / LOCK).unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # not empty: it holds files of others
-                for path in self._made_here:
+                for path in self._new_directories:
                     path.rmdir()
 
     def event(self, event: AnyEvent) -> None:

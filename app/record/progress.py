@@ -38,13 +38,13 @@ class ProgressDisplay:
         self._all_windows, self._at_most = all_windows, "at most " * may_end_early
         self._bar: Any = None
         self._next_line = self._began = time.monotonic()
-        self._shown, self._total, self._first = visible, total_steps, 0
+        self._visible, self._total, self._first = visible, total_steps, 0
 
     def start(self, step: int) -> None:
         """Start to show progress; `step` steps were done before."""
         self._began, self._first = time.monotonic(), step
         self._next_line = self._began + FIRST_SECONDS
-        if self._shown and sys.stderr.isatty():
+        if self._visible and sys.stderr.isatty():
             self._bar = tqdm(
                 total=self._total, initial=step, dynamic_ncols=True, mininterval=0.2, bar_format=self._bar_format()
             )
@@ -55,7 +55,7 @@ class ProgressDisplay:
 
         evaluation: the last one.
         """
-        if not self._shown:
+        if not self._visible:
             return
         loss, accuracy = event.figure("loss"), event.figure(ACCURACY)
         rate, wait = event.figure("samples_per_second") or 0.0, event.figure("input_wait_fraction") or 0.0

@@ -69,9 +69,9 @@ class Runtime:
         """Every process's array, in order of rank; all of one shape and dtype."""
         if self.world_size == 1:
             return [values]
-        own_tensor = torch.from_numpy(np.require(values, requirements=["C", "W"]))
-        tensors = [torch.empty_like(own_tensor) for _ in range(self.world_size)]
-        dist.all_gather(tensors, own_tensor)
+        local_tensor = torch.from_numpy(np.require(values, requirements=["C", "W"]))
+        tensors = [torch.empty_like(local_tensor) for _ in range(self.world_size)]
+        dist.all_gather(tensors, local_tensor)
         return [tensor.numpy() for tensor in tensors]
 
     def gather_objects(self, value: Any) -> list[Any]:

@@ -23,10 +23,10 @@ class MLflow:
         """`id_file`: the file that remembers the remote run's id."""
         self._client: Any = importlib.import_module("mlflow").MlflowClient(uri)
         self._entities: Any = importlib.import_module("mlflow.entities")
-        self._id, self._sent = (id_file.read_text().strip(), -1) if id_file.exists() else ("", -1)
+        self._id, self._last_step = (id_file.read_text().strip(), -1) if id_file.exists() else ("", -1)
         if self._id:
             history = self._client.get_metric_history(self._id, "train/loss")
-            self._sent = max((metric.step for metric in history), default=-1)
+            self._last_step = max((metric.step for metric in history), default=-1)
             self._client.set_terminated(self._id, status="RUNNING")
             return
         existing = self._client.get_experiment_by_name(experiment)
@@ -38,7 +38,7 @@ class MLflow:
 
     def event(self, event: AnyEvent) -> None:
         """Those that were sent before an interruption are not sent again."""
-        if event.step > self._sent:
+        if event.step > self._last_step:
             stamp, step = time.time_ns() // 1_000_000, event.step
             metrics = [self._entities.Metric(tag, value, stamp, step) for tag, value in figures(event).items()]
             self._client.log_batch(self._id, metrics=metrics, synchronous=False)

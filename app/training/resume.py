@@ -120,8 +120,8 @@ def restore(path: Path, session: Session) -> Resumed:
     )
     line = f"resume: from {path}, step {state.step}"
     if values.world_size == session.runtime.world_size:
-        own_states = {name: states[session.runtime.rank] for name, states in arrays.items() if name.startswith("rng_")}
-        rng.restore(own_states, session.runtime.device)
+        rng_states = {name: states[session.runtime.rank] for name, states in arrays.items() if name.startswith("rng_")}
+        rng.restore(rng_states, session.runtime.device)
     before, layout = {"compile": Compile.none.value, **plain_object(values.layout)}, plain_object(_layout(session))
     if changes := [f"{key} {before[key]} then, {layout[key]} now" for key in layout if before[key] != layout[key]]:
         line += f" ({'; '.join(changes)}: results agree with an uninterrupted run within rounding only, losses to 1e-5)"
@@ -328,7 +328,7 @@ def open_dataset(config: AppConfig, trained: Path, path_then: str, digest_then: 
     return root, manifest
 
 
-def trained_config(run: Path, own_runtime: RuntimeConfig, data_path: str | None) -> AppConfig:
+def trained_config(run: Path, overrides: RuntimeConfig, data_path: str | None) -> AppConfig:
     """A run's own configuration, with the runtime asked for and the dataset's present path.
 
     Raises:
@@ -339,9 +339,9 @@ def trained_config(run: Path, own_runtime: RuntimeConfig, data_path: str | None)
     except ConversionError as error:
         raise UserError(f"run={run}: {CONFIG} is of another version ({error})") from error
     runtime = replace(
-        own_runtime,
-        precision=own_runtime.precision or config.runtime.precision,
-        compile=own_runtime.compile or config.runtime.compile,
-        num_threads=own_runtime.num_threads or config.runtime.num_threads,
+        overrides,
+        precision=overrides.precision or config.runtime.precision,
+        compile=overrides.compile or config.runtime.compile,
+        num_threads=overrides.num_threads or config.runtime.num_threads,
     )
     return replace(config, runtime=runtime, data=replace(config.data, path=data_path or config.data.path))
