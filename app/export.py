@@ -96,8 +96,8 @@ def _export(config: ExportConfig, trained: AppConfig, runtime: Runtime) -> None:
         differences["largest_difference"],
         " after import fbgemm_gpu" if about.imports else " alone",
     )
-    shown = {key: getattr(about, key) for key in ("tables", "imports", "inputs")}
-    print(json.dumps(run.about | shown | differences))
+    properties = {key: getattr(about, key) for key in ("tables", "imports", "inputs")}
+    print(json.dumps(run.about | properties | differences))
 
 
 def _difference(program: Program, loaded: torch.export.ExportedProgram, num_dense: int, manifest: Manifest) -> float:

@@ -51,7 +51,7 @@ DEFAULT_PORTS = (None, 29500)  # of --master-port: up to torch 2.10 the port tha
 # What a process ends with because another has ended, or because it was asked to.
 CONSEQUENCES = (EXIT_STOPPED, EXIT_LOST, -signal.SIGTERM, 128 + signal.SIGTERM)
 
-_taken: list[int] = []  # signals whose handler has run
+_signal_numbers: list[int] = []  # signals whose handler has run
 _forwarded: list[int] = []  # signals that a thread sent on, while no handler could run
 
 
@@ -130,8 +130,8 @@ def main(arguments: list[str]) -> int:
         if torchrun.config_from_args(options)[0].nproc_per_node < 1:
             raise ValueError("at least one process is needed")
     except (ValueError, AssertionError) as error:
-        given = f"--nproc-per-node {options.nproc_per_node} --nnodes {options.nnodes}"
-        print(f"error: {given}: {error}; give numbers of at least 1", file=sys.stderr)
+        counts = f"--nproc-per-node {options.nproc_per_node} --nnodes {options.nnodes}"
+        print(f"error: {counts}: {error}; give numbers of at least 1", file=sys.stderr)
         return EXIT_BAD_INPUT
     try:
         if _has_several_machines(options) and not _meets_in_file(options):
@@ -246,7 +246,7 @@ def _is_host(host: str, way: network.Way) -> bool | None:
 
 
 def _raise_stopped(number: int) -> None:
-    _taken.append(number)
+    _signal_numbers.append(number)
     raise SignalException("", signal.Signals(number))  # torchrun's agent forwards it
 
 
@@ -287,7 +287,7 @@ def _forward_if_blocked(arrivals: Iterator[int]) -> None:
     """
     for number in arrivals:
         time.sleep(BLOCKED_SECONDS)
-        if _taken:
+        if _signal_numbers:
             return  # the handler runs, and from now on it decides
         _forwarded.append(number)
         for pid in (children := _children()):
@@ -347,8 +347,8 @@ def first_failure(failures: Mapping[int, tuple[int, int]]) -> tuple[int, int]:
 
     Of those that torchrun found at the same time, prefer one that neither lost its peers nor was asked to end.
     """
-    first = min(when for when, _ in failures.values())
-    at_once = {rank: status for rank, (when, status) in failures.items() if when <= first + 1}
+    first = min(timestamp for timestamp, _ in failures.values())
+    at_once = {rank: status for rank, (timestamp, status) in failures.items() if timestamp <= first + 1}
     return min(at_once.items(), key=lambda item: item[1] in CONSEQUENCES)
 
 

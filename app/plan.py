@@ -138,7 +138,7 @@ def _cases(config: PlanAppConfig, resolved: TopologyConfig) -> list[tuple[Topolo
     if not (settings.topologies or settings.batch_sizes or settings.devices):
         return []
     others = [resolved] + [
-        _resolved(replace(topology.named(name), nodes=resolved.nodes, devices_per_node=resolved.devices_per_node))
+        _resolved(replace(topology.load(name), nodes=resolved.nodes, devices_per_node=resolved.devices_per_node))
         for name in settings.topologies
     ]
     counts = settings.devices or [resolved.devices_per_node or 1]
@@ -162,27 +162,27 @@ def _tables(config: PlanAppConfig) -> tuple[TableArch, dict[str, float]]:
     """
     features, means = _table_sizes(config)
     sizes = from_config.bag_sizes(config, features, means)
-    if (given := config.plan.bag_sizes) is not None:
-        if len(given) != len(sizes):
-            raise UserError(f"plan.bag_sizes: {len(given)} given for {len(sizes)} features; give one for each")
-        sizes = dict(zip(sizes, map(float, given), strict=True))
+    if (bag_sizes := config.plan.bag_sizes) is not None:
+        if len(bag_sizes) != len(sizes):
+            raise UserError(f"plan.bag_sizes: {len(bag_sizes)} given for {len(sizes)} features; give one for each")
+        sizes = dict(zip(sizes, map(float, bag_sizes), strict=True))
     multi_hot = [feature for feature, size in sizes.items() if size != 1]
     return make_tables(config.model, features._replace(multi_hot=multi_hot)), sizes
 
 
 def _table_sizes(config: PlanAppConfig) -> tuple[Features, dict[str, float]]:
     """What the tables are made for, and the mean ids a bag of a dataset's multi-hot features."""
-    given, root, kind = config.plan.num_embeddings, prepare.dataset_path(config.data), config.model.kind
-    published = given if isinstance(given, str) else config.data.published_tables
-    if given is not None and not isinstance(given, str):
+    sizes, root, kind = config.plan.num_embeddings, prepare.dataset_path(config.data), config.model.kind
+    published = sizes if isinstance(sizes, str) else config.data.published_tables
+    if sizes is not None and not isinstance(sizes, str):
         if not kind.has_plain_tables:
             raise UserError(
                 f"plan.num_embeddings: rows alone are no tables of {kind.learns_from.name}; leave it out and give the "
                 "dataset's data.path, or plan.num_embeddings=mlperf_v4"
             )
-        rows = dict(given) if isinstance(given, dict) else {f"cat_{i}": count for i, count in enumerate(given)}
+        rows = dict(sizes) if isinstance(sizes, dict) else {f"cat_{i}": count for i, count in enumerate(sizes)}
         return Features(rows), {}
-    if given is None and (root / MANIFEST_NAME).is_file():
+    if sizes is None and (root / MANIFEST_NAME).is_file():
         manifest = load_manifest(root)
         manifest.require_kind(root, kind.learns_from, kind.remedy)
         return Features(manifest.num_embeddings, events=manifest.events), mean_bag_sizes(root, manifest)

@@ -122,15 +122,15 @@ def score_items(config: RecommendConfig, trained: AppConfig, run: TrainedRun, ru
     places = np.minimum(np.searchsorted(keys, item_keys), len(keys) - 1)
     if (unknown := keys[places] != item_keys).any():
         row = int(unknown.argmax())
-        where = f"{path}: row {candidates.numbers[row]}"
-        raise UserError(f"{where}: {schema.item} {names[row]} is not in the log of {run.root}; leave it out")
+        place = f"{path}: row {candidates.numbers[row]}"
+        raise UserError(f"{place}: {schema.item} {names[row]} is not in the log of {run.root}; leave it out")
     items = ids[places].astype(np.int32)
     user, end, time = _history(config, history, candidates)
     flagged = _flagged(config, schema, candidates)
-    given = events.Candidates(items, np.full(len(items), time), np.where(flagged, FLAG_BIT, 0).astype(np.uint8))
+    candidate_set = events.Candidates(items, np.full(len(items), time), np.where(flagged, FLAG_BIT, 0).astype(np.uint8))
     order = np.lexsort((flagged, items))
     logits = np.empty(len(items), np.float32)
-    logits[order] = _load(trained, run, runtime).score(history.candidates(user, end, given.take(order))).logits
+    logits[order] = _load(trained, run, runtime).score(history.candidates(user, end, candidate_set.take(order))).logits
     if config.id_column in candidates.columns:
         names = texts_of(candidates, path, config.id_column)
     about = {"user": config.user, "time": time, "history": end - int(arrays.offsets[user])}
@@ -145,8 +145,8 @@ def _flagged(config: RecommendConfig, schema: EventSchema, candidates: NewRows) 
     values = np.array([flag_value(text or "0") for text in texts])
     if not (good := np.isin(values, (0, 1))).all():
         row = int(good.argmin())
-        where = f"{config.candidates}: row {candidates.numbers[row]}, column {schema.flag}"
-        raise UserError(f"{where}: {texts[row][:40]!a} is not 0 or 1; correct it")
+        place = f"{config.candidates}: row {candidates.numbers[row]}, column {schema.flag}"
+        raise UserError(f"{place}: {texts[row][:40]!a} is not 0 or 1; correct it")
     return values == 1
 
 
@@ -167,12 +167,12 @@ def _history(config: RecommendConfig, history: EventLog, candidates: NewRows) ->
         UserError: no user, one that the log does not have, or one with too few events.
     """
     arrays, column = history.events, history.schema.user
-    named = {config.user} if config.user is not None else set()
+    users = {config.user} if config.user is not None else set()
     if config.user is None and column in candidates.columns:
-        named = set(texts_of(candidates, Path(config.candidates), column))
-    if len(named) != 1:
-        raise UserError(f"user: {len(named)} users are given in column {column}; give one, as in the log: user=ID")
-    [user] = named
+        users = set(texts_of(candidates, Path(config.candidates), column))
+    if len(users) != 1:
+        raise UserError(f"user: {len(users)} users are given in column {column}; give one, as in the log: user=ID")
+    [user] = users
     assert user is not None
     places = np.flatnonzero(arrays.users == text_key(user))
     if not len(places):

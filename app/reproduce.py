@@ -85,8 +85,8 @@ def _require_same(out: Path, arguments: Sequence[str]) -> None:
             "remove reproduce.json if it has not, or give another out"
         )
     if sorted(before.arguments) != sorted(redact_arguments(arguments)):
-        typed = " ".join(before.arguments) or "no further keys"
-        raise UserError(f"out={out}: its runs were made with {typed}; type these, or give another out")
+        former_arguments = " ".join(before.arguments) or "no further keys"
+        raise UserError(f"out={out}: its runs were made with {former_arguments}; type these, or give another out")
     require_same_recipe(arguments, out)
 
 
@@ -139,8 +139,8 @@ def _register(
         reason = "not all seeds are done"
     elif config.data.scale is DataScale.tiny:
         reason = "data.scale=tiny is not the recipe itself"
-    elif changed := changed_keys(of_runs):
-        reason = f"the recipe was changed ({' '.join(changed)})"
+    elif recipe_changes := changed_keys(of_runs):
+        reason = f"the recipe was changed ({' '.join(recipe_changes)})"
     if reason:
         print(f"registry={registry}: not written, as {reason}")
     else:
@@ -156,10 +156,10 @@ def _write(
     out: Path,
 ) -> Reproduction:
     """Write document and page from what is on the disk; return the document."""
-    done = [seed.directory for seed in seeds if seed.status in DONE]
-    is_whole = len(done) == len(seeds)
-    convergence = check_convergence(config.mlperf.benchmark, done) if config.mlperf.enabled and is_whole else ""
-    with refusing_other_versions(f"[{','.join(map(str, done))}]"):
+    directories = [seed.directory for seed in seeds if seed.status in DONE]
+    is_whole = len(directories) == len(seeds)
+    convergence = check_convergence(config.mlperf.benchmark, directories) if config.mlperf.enabled and is_whole else ""
+    with refusing_other_versions(f"[{','.join(map(str, directories))}]"):
         document = summarise(config, arguments, of_runs, seeds, failed, convergence)
         page = reproduction_page(config, document, finished_runs(seeds), out)
     write_atomically(out / DOCUMENT, (encode(document, indent=1) + "\n").encode())

@@ -62,8 +62,8 @@ def main(config: AppConfig) -> int:
         status = _join_and_train(config, advice, began)
     except Interrupted as error:  # none is raised from the first step on
         resumable, words = files.resumption(checkpoints)
-        left = words if resumable else "nothing was trained yet"
-        raise Interrupted(error.signal, f"stopped before the first step; {left}") from error
+        progress = words if resumable else "nothing was trained yet"
+        raise Interrupted(error.signal, f"stopped before the first step; {progress}") from error
     if status == EXIT_DONE and os.environ.get("RANK", "0") == "0":
         add_baselines(config)  # once the process group is closed: the others need not wait
     return status
@@ -123,8 +123,8 @@ def _set_up(config: AppConfig, runtime: platform.Runtime, record: RunDirectory, 
     agreement.require_shared(record.path, runtime, config.runtime.timeout_minutes)
     start = runtime.on_rank_0(lambda: files.choose(config.checkpoint, record.checkpoints))
     root = prepare.dataset_path(config.data)
-    made = runtime.on_rank_0(lambda: _prepare(config.data, root)) is not None
-    manifest, shared = agreement.load_same_manifest(root, runtime, made)
+    is_new = runtime.on_rank_0(lambda: _prepare(config.data, root)) is not None
+    manifest, shared = agreement.load_same_manifest(root, runtime, is_new)
     prepare.require_agreement(config.data, manifest)
     require_task(config, root, manifest)
     has_windows = bool(manifest.kind.windows)  # whose rows are known once the log is open

@@ -88,13 +88,13 @@ def main(config: VerifyConfig) -> int:
         scratch = Path(joined.on_rank_0(tempfile.mkdtemp))
         try:
             replayed = _as_planned(_replay_config(trained, directory, steps), first, joined, scratch)
-            this = session.build(replayed, joined, root, manifest)
+            replay_session = session.build(replayed, joined, root, manifest)
             whole, replay = (
-                run_length(one.train, this.split("train"), joined.world_size) for one in (trained, replayed)
+                run_length(one.train, replay_session.split("train"), joined.world_size) for one in (trained, replayed)
             )
             compare = partial(ReplayComparison, checkpoints=checkpoints)
             record, length = RunDirectory(scratch, joined.rank), _recorded_length(replay, directory)
-            run = TrainingRun(this, record, began, length, compare)
+            run = TrainingRun(replay_session, record, began, length, compare)
             comparison = run.checkpointer
             assert isinstance(comparison, ReplayComparison)
             run.train()
@@ -109,11 +109,11 @@ def main(config: VerifyConfig) -> int:
                 shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _runtime_of(launch: RunManifest, given: RuntimeConfig, trained: RuntimeConfig) -> RuntimeConfig:
-    """A run's runtime as its first launch had it, but for what is given."""
-    threads = given.num_threads or launch.num_threads or trained.num_threads
+def _runtime_of(launch: RunManifest, overrides: RuntimeConfig, trained: RuntimeConfig) -> RuntimeConfig:
+    """A run's runtime as its first launch had it, but for the overrides."""
+    threads = overrides.num_threads or launch.num_threads or trained.num_threads
     before = Compile[launch.compile] if launch.compile else trained.compile  # older manifests lack it
-    return replace(trained, num_threads=threads, compile=given.compile or before)
+    return replace(trained, num_threads=threads, compile=overrides.compile or before)
 
 
 def _steps(directory: Path, checkpoints: dict[int, Path]) -> int:
@@ -192,17 +192,17 @@ def _compare(before: Path, now: Path, status: str, report: dict[str, Any]) -> di
         first = min(windows, key=lambda one: int(one.where.rsplit(" ", 1)[1]))
         largest = max(one.size for one in windows)
         report["losses"] = {"first_step": int(first.where.rsplit(" ", 1)[1]), "largest": largest}
-    recorded, again = read_summary(before), read_summary(now)
+    recorded, replay_summary = read_summary(before), read_summary(now)
     digests = _digests(recorded) if recorded is not None and recorded.steps == report["steps"] else {}
-    digests_now = _digests(again)
+    digests_now = _digests(replay_summary)
     differing = {one.figure: one.size for one in comparison.differences if one.where == f"{SUMMARY}, eval"}
-    known = [key for key in EVAL_FIGURES if recorded is not None and recorded.eval.figure(key) is not None]
+    figures = [key for key in EVAL_FIGURES if recorded is not None and recorded.eval.figure(key) is not None]
     return {
         **report,
         "figures": [one._asdict() for one in comparison.differences],
         "figures_compared": comparison.compared,
         "not_compared": comparison.not_compared,
-        "evaluation": {key: differing.get(key, 0.0) for key in known},
+        "evaluation": {key: differing.get(key, 0.0) for key in figures},
         "same_digests": {key: value == digests_now[key] for key, value in digests.items() if value is not None},
         "largest_difference": max([report["largest_difference"], *(one.size for one in comparison.differences)]),
     }
@@ -230,7 +230,7 @@ def _log_layout(directory: Path, launches: list[Launch], joined: runtime.Runtime
         )
 
 
-def _report(directory: Path, report: dict[str, Any], changed: list[str], until: int | None, tolerance: float) -> int:
+def _report(directory: Path, report: dict[str, Any], conditions: list[str], until: int | None, tolerance: float) -> int:
     """Print the verdict and its reasons, as JSON on stdout; return the exit status.
 
     until: the step up to which bits can be equal; None: to the end.
@@ -280,16 +280,16 @@ def _report(directory: Path, report: dict[str, Any], changed: list[str], until: 
         log.info("verify: %s: the digest of %s differs", SUMMARY, name)
     if not same and not within:
         log.info("verify: the largest difference is %.3g, the tolerance %.3g", report["largest_difference"], tolerance)
-    _report_changes(report, changed, until, same)
+    _report_changes(report, conditions, until, same)
     log.info("verify: not compared: %s", ", ".join(report["not_compared"]))
-    about = {"verdict": verdict, "tolerance": tolerance, "changed_since": changed, "bits_can_be_equal_until": until}
+    about = {"verdict": verdict, "tolerance": tolerance, "changed_since": conditions, "bits_can_be_equal_until": until}
     print(json.dumps({**report, **about}, indent=1))
     return EXIT_DIFFERENT if verdict == VERDICTS[2] else EXIT_DONE
 
 
-def _report_changes(report: dict[str, Any], changed: list[str], until: int | None, same: bool) -> None:
+def _report_changes(report: dict[str, Any], conditions: list[str], until: int | None, same: bool) -> None:
     """Log what changed since the run, and whether that explains a difference."""
-    for line in changed:
+    for line in conditions:
         log.info("verify: since then: %s", line)
     first = (report["losses"] or {}).get("first_step")
     if until:

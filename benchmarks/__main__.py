@@ -64,12 +64,12 @@ def run_quickly(name: str) -> bool:
         arguments = [f"{directory}/out" if argument == OUT else argument for argument in QUICK[name]]
         began = time.monotonic()
         command = [sys.executable, "-m", f"benchmarks.{name}", *arguments]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    outcome = f"failed with status {done.returncode}" if done.returncode else "ran"
+        process = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    outcome = f"failed with status {process.returncode}" if process.returncode else "ran"
     print(f"{name:<17} {outcome} in {time.monotonic() - began:.0f} s", flush=True)
-    if done.returncode:
-        print(done.stdout)
-    return done.returncode == 0
+    if process.returncode:
+        print(process.stdout)
+    return process.returncode == 0
 
 
 if __name__ == "__main__":

@@ -42,8 +42,8 @@ def main() -> int:
     parser.add_argument("--default-rounds", type=int, default=5, help="of benchmarks.default_run")
     parser.add_argument("overrides", nargs="*", help="of app.bench, after --")
     arguments = parser.parse_args()
-    with checkout(arguments.against) as there:
-        ratios = compare(there, arguments.rounds, arguments.overrides)
+    with checkout(arguments.against) as baseline:
+        ratios = compare(baseline, arguments.rounds, arguments.overrides)
     slower = print_table(ratios, arguments.bound)
     if not arguments.default_rounds:
         return slower
@@ -56,17 +56,17 @@ def main() -> int:
 def checkout(commit: str) -> Iterator[Path]:
     """A directory with the files of a commit, which goes away."""
     with tempfile.TemporaryDirectory() as directory:
-        there = Path(directory) / "checkout"
-        git("worktree", "add", "--detach", str(there), commit)
+        tree = Path(directory) / "checkout"
+        git("worktree", "add", "--detach", str(tree), commit)
         try:
-            yield there
+            yield tree
         finally:
-            git("worktree", "remove", "--force", str(there))
+            git("worktree", "remove", "--force", str(tree))
 
 
-def in_turn(there: Path, number: int) -> list[Path]:
+def in_turn(baseline: Path, number: int) -> list[Path]:
     """Both trees, in the order of a round: which goes first alternates."""
-    return [there, REPOSITORY] if number % 2 else [REPOSITORY, there]
+    return [baseline, REPOSITORY] if number % 2 else [REPOSITORY, baseline]
 
 
 def git(*arguments: str) -> None:
@@ -74,14 +74,14 @@ def git(*arguments: str) -> None:
     subprocess.run(["git", "-C", str(REPOSITORY), *arguments], check=True, capture_output=True)
 
 
-def compare(there: Path, rounds: int, overrides: list[str]) -> dict[str, list[float]]:
-    """Ratios here/there of each case's time, one a round; which goes first changes from round to round."""
+def compare(baseline: Path, rounds: int, overrides: list[str]) -> dict[str, list[float]]:
+    """Ratios of each case's time to the baseline's, one a round; which goes first changes from round to round."""
     ratios: dict[str, list[float]] = {}
     for number in range(rounds):
-        times = {tree: bench(tree, overrides) for tree in in_turn(there, number)}
-        for name, here in times[REPOSITORY].items():
-            if name in times[there]:
-                ratios.setdefault(name, []).append(here / times[there][name])
+        times = {tree: bench(tree, overrides) for tree in in_turn(baseline, number)}
+        for name, milliseconds in times[REPOSITORY].items():
+            if name in times[baseline]:
+                ratios.setdefault(name, []).append(milliseconds / times[baseline][name])
         print(f"round {number + 1} of {rounds} done", file=sys.stderr)
     return ratios
 
@@ -91,9 +91,9 @@ def bench(tree: Path, overrides: list[str]) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory) / "bench.json"
         command = [sys.executable, "-m", "app.bench", f"out={out}", *overrides]
-        done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise SystemExit(f"{tree}: {done.stderr.strip()}")
+        process = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
+        if process.returncode:
+            raise SystemExit(f"{tree}: {process.stderr.strip()}")
         return {result["name"]: result["p10_ms"] for result in json.loads(out.read_bytes())["results"]}
 
 
@@ -102,13 +102,13 @@ def print_table(ratios: dict[str, list[float]], bound: float) -> int:
     if not ratios:
         raise SystemExit("nothing to compare: the two commits have no case in common")
     slower, p_value = 0, ALPHA / len(ratios)
-    for name, found in ratios.items():
-        is_slower = became_slower(found, bound, p_value)
+    for name, case_ratios in ratios.items():
+        is_slower = became_slower(case_ratios, bound, p_value)
         slower += is_slower
-        noise = [ratio / statistics.median(found) for ratio in found]
+        noise = [ratio / statistics.median(case_ratios) for ratio in case_ratios]
         resolved = next((f for f in STEPS if became_slower([f * ratio for ratio in noise], bound, p_value)), None)
         resolution = "nothing below 2 times" if resolved is None else f"{resolved - 1:.0%}"
-        spread = f"{statistics.median(found):.3f} ({min(found):.3f} to {max(found):.3f})"
+        spread = f"{statistics.median(case_ratios):.3f} ({min(case_ratios):.3f} to {max(case_ratios):.3f})"
         print(f"{name:<46} {spread}  finds {resolution}{'  SLOWER' if is_slower else ''}")
     print(f"{slower} of {len(ratios)} slower by {bound - 1:.0%} or more")
     rounds = min(map(len, ratios.values()))

@@ -44,9 +44,9 @@ KINDS = ("none", "synchronous", "asynchronous")
 class OneCheckpoint(training_loop.NotMeasured):
     """In place of the loop's checkpointer: saves at one step, or never."""
 
-    def __init__(self, this: session.Session, saver: Saver, step: int | None) -> None:
+    def __init__(self, train_session: session.Session, saver: Saver, step: int | None) -> None:
         self.stall = 0.0
-        self._this, self._saver, self._step = this, saver, step
+        self._session, self._saver, self._step = train_session, saver, step
 
     def due(self, step: int) -> bool:
         """Whether it is that step."""
@@ -55,33 +55,33 @@ class OneCheckpoint(training_loop.NotMeasured):
     def save(self, state: RunState) -> None:
         """Save, and note how long the loop waits; not at the end of the run."""
         if self.due(state.step):
-            began, this = time.perf_counter(), self._this
-            content = resume.checkpoint_state(this, state, {})
-            self._saver.save(state.step, this.model, this.optimizer, content, best=False)
+            began, train_session = time.perf_counter(), self._session
+            content = resume.checkpoint_state(train_session, state, {})
+            self._saver.save(state.step, train_session.model, train_session.optimizer, content, best=False)
             self.stall += time.perf_counter() - began
 
 
 def measure_once(
-    this: session.Session, directory: Path, kind: str, steps: int, batches: Iterator[Batch]
+    train_session: session.Session, directory: Path, kind: str, steps: int, batches: Iterator[Batch]
 ) -> dict[str, float]:
     """Run the loop for `steps` steps with one checkpoint of that kind; seconds."""
-    saver = Saver(directory, 1, kind == "asynchronous", this.runtime.local_world_size)
-    checkpointer = OneCheckpoint(this, saver, None if kind == "none" else steps // 4)
-    took = training_loop.time_loop(this, steps, batches, checkpointer) * steps
+    saver = Saver(directory, 1, kind == "asynchronous", train_session.runtime.local_world_size)
+    checkpointer = OneCheckpoint(train_session, saver, None if kind == "none" else steps // 4)
+    took = training_loop.time_loop(train_session, steps, batches, checkpointer) * steps
     saver.wait()
-    written = [one.seconds for one in saver.finished()]
+    write_seconds = [one.seconds for one in saver.finished()]
     saver.close()
-    return {"loop": took, "stall": checkpointer.stall, "write": written[0] if written else 0.0}
+    return {"loop": took, "stall": checkpointer.stall, "write": write_seconds[0] if write_seconds else 0.0}
 
 
-def measure(this: session.Session, directory: Path, rounds: int) -> dict[str, Any]:
+def measure(train_session: session.Session, directory: Path, rounds: int) -> dict[str, Any]:
     """Rounds in turn; the first one warms up."""
-    batches = training_loop.stream(this)
-    warm = [measure_once(this, directory, kind, 40, batches) for kind in KINDS]
+    batches = training_loop.stream(train_session)
+    warm = [measure_once(train_session, directory, kind, 40, batches) for kind in KINDS]
     steps = max(40, int(2 * warm[1]["stall"] / (warm[0]["loop"] / 40)))
     results = []
     for _ in range(rounds):
-        figures = {kind: measure_once(this, directory, kind, steps, batches) for kind in KINDS}
+        figures = {kind: measure_once(train_session, directory, kind, steps, batches) for kind in KINDS}
         for figure in figures.values():
             figure["delay"] = figure["loop"] - figures["none"]["loop"]
         results.append(figures)
@@ -93,7 +93,7 @@ def measure(this: session.Session, directory: Path, rounds: int) -> dict[str, An
         key: float(np.median([one["asynchronous"][key] / one["synchronous"][key] for one in results]))
         for key in ("stall", "delay")
     }
-    tensors = {"model": this.model.state_dict(), "optimizer": this.optimizer.state_dict()}
+    tensors = {"model": train_session.model.state_dict(), "optimizer": train_session.optimizer.state_dict()}
     return {
         "bytes": num_bytes(tensors),
         "steps a round": steps,
@@ -114,12 +114,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     training_loop.KAGGLE_TABLES[:] = [max(3, int(n * arguments.scale)) for n in training_loop.KAGGLE_TABLES]
-    here = platform.start(RuntimeConfig(num_threads=arguments.threads), seed=0, deterministic=False)
+    runtime = platform.start(RuntimeConfig(num_threads=arguments.threads), seed=0, deterministic=False)
     with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryDirectory(dir=arguments.directory) as directory:
         manifest = training_loop.write_rows(Path(scratch))
         overrides = [f"optimizer={arguments.optimizer}", f"train.global_batch_size={BATCH}", f"data.path={scratch}"]
         config = compose_config(AppConfig, CONFIG_DIR, overrides)
-        result = measure(session.build(config, here, Path(scratch), manifest), Path(directory), arguments.rounds)
+        result = measure(session.build(config, runtime, Path(scratch), manifest), Path(directory), arguments.rounds)
     platform.stop()
     print("| checkpoint | GiB | stall s | delay s | written after s |")
     print("|---|---|---|---|---|")

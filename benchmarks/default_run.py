@@ -160,10 +160,10 @@ def execute(case: Case, module: list[str], directory: Path) -> str:
     launcher = ["app.launch", "--nproc-per-node", str(case.processes), "-m"] if case.processes > 1 else []
     command = [sys.executable, "-m", *launcher, *module]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
-    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)}: status {done.returncode}\n{done.stderr}")
-    return done.stdout
+    process = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)}: status {process.returncode}\n{process.stderr}")
+    return process.stdout
 
 
 def window_rates(events: Sequence[dict[str, Any]], first: int) -> tuple[list[float], list[float]]:
@@ -206,19 +206,19 @@ def run_bare(threads: str, overrides: list[str]) -> None:
     runtime = platform.start(RuntimeConfig(num_threads=int(threads)), seed=0, deterministic=False)
     root = prepare.dataset_path(config.data)
     config = replace(config, data=replace(config.data, path=str(root)))
-    this = session.build(config, runtime, root, load_manifest(root))
+    train_session = session.build(config, runtime, root, load_manifest(root))
     size, steps = config.train.global_batch_size, config.train.max_steps or 1
 
     def batches() -> Iterator[Any]:
         for epoch in itertools.count():
-            yield from this.split("train").train_batches(size, config.train.seed, epoch, 0)
+            yield from train_session.split("train").train_batches(size, config.train.seed, epoch, 0)
 
     seconds = np.empty(steps)
     began = time.perf_counter()
     for step, batch in zip(range(steps), batches(), strict=False):
-        this.optimizer.zero_grad()
-        this.loss(this.forward(batch), batch.labels).backward()
-        this.optimizer.step()
+        train_session.optimizer.zero_grad()
+        train_session.loss(train_session.forward(batch), batch.labels).backward()
+        train_session.optimizer.step()
         ended = time.perf_counter()
         seconds[step], began = ended - began, ended
     if runtime.rank == 0:

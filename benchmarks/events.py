@@ -70,14 +70,14 @@ def write_log(directory: Path, num_events: int, order: str) -> list[str]:
 
 def prepare(directory: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """Prepare the log; seconds, memory and bytes."""
-    given = write_log(directory, arguments.events, arguments.order)
-    given += [
+    overrides = write_log(directory, arguments.events, arguments.order)
+    overrides += [
         f"data.path={directory}/out",
         f"data.memory_budget={arguments.budget}",
         f"data.workers={arguments.workers}",
     ]
     began = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "data_prep", *given], check=True)
+    subprocess.run([sys.executable, "-m", "data_prep", *overrides], check=True)
     seconds = time.perf_counter() - began
     manifest = load_manifest(directory / "out")
     size = sum(path.stat().st_size for path in (directory / "out/events").iterdir())

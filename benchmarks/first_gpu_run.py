@@ -82,10 +82,10 @@ class FirstRun:
             self._until = began + (end - began) * SHARES[name] / shares_left
             shares_left -= SHARES[name]
             try:
-                found = {"status": "done", **stage()}
+                entry = {"status": "done", **stage()}
             except (StageError, subprocess.TimeoutExpired, OSError, ValueError, KeyError) as error:
-                found = {"status": "failed", "reason": f"{type(error).__name__}: {str(error)[-2000:]}"}
-            results[name] = {**found, "seconds": round(time.monotonic() - began, 1)}
+                entry = {"status": "failed", "reason": f"{type(error).__name__}: {str(error)[-2000:]}"}
+            results[name] = {**entry, "seconds": round(time.monotonic() - began, 1)}
             document = {
                 "made by": plain_object(provenance.describe_run()),
                 "pretended": self._pretend,
@@ -93,7 +93,7 @@ class FirstRun:
             }
             write_atomically(self._out / "results.json", (json.dumps(document, indent=1) + "\n").encode())
             print(
-                f"{name}: {results[name]['status']}, {results[name]['seconds']} s {found.get('reason', '')}", flush=True
+                f"{name}: {results[name]['status']}, {results[name]['seconds']} s {entry.get('reason', '')}", flush=True
             )
         return all(result["status"] == "done" for result in results.values())
 
@@ -259,7 +259,7 @@ class FirstRun:
         out = self._work / "peers.json"
         self._python("benchmarks.peers", "--programs", "torchrec_dlrm", "--device", "cuda", "--out", str(out), *sizes)
         programs = json.loads(out.read_bytes())["results"]["programs"]
-        return {"samples_per_second": {name: found["samples_per_second"] for name, found in programs.items()}}
+        return {"samples_per_second": {name: figures["samples_per_second"] for name, figures in programs.items()}}
 
     def _tests(self) -> dict[str, Any]:
         """The tests marked gpu, or some of them on a pretended device."""

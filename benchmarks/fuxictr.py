@@ -129,7 +129,7 @@ def curves(arguments: argparse.Namespace, work: Path) -> dict[str, Any]:
     if not arguments.fuxictr:
         return results
     pairs = zip(results["clickwork"], results["fuxictr"], strict=True)
-    mean, half = interval([ours["test"] - theirs["test"] for ours, theirs in pairs])
+    mean, half = interval([clickwork["test"] - fuxictr["test"] for clickwork, fuxictr in pairs])
     results["difference"] = {"mean": mean, "interval": half}
     print(f"test AUC, Clickwork's less FuxiCTR's: {mean:.5f} ± {half:.5f}")
     return results
@@ -160,7 +160,7 @@ def speed(arguments: argparse.Namespace, work: Path) -> dict[str, Any]:
             )
         results[name] = milliseconds
         if arguments.fuxictr:
-            ratios = [theirs / ours for ours, theirs in zip(*milliseconds.values(), strict=True)]
+            ratios = [fuxictr / clickwork for clickwork, fuxictr in zip(*milliseconds.values(), strict=True)]
             results[name] = {**milliseconds, "ratio": statistics.median(ratios)}
             print(f"{name}: {results[name]['ratio']:.2f} times ({min(ratios):.2f} to {max(ratios):.2f})")
     return results
@@ -200,14 +200,14 @@ def write_rows(root: Path, shape: Shape, rows: int) -> None:
     names = [f"C{i}" for i in range(len(shape.sizes))]
     schema = {"label": "label", "dense": [f"I{i}" for i in range(shape.num_dense)], "sparse": names}
     total = sum(split.rows for split in splits.values())
-    made: dict[str, Any] = {
+    manifest_fields: dict[str, Any] = {
         "encoding": {"name": "drawn"},
         "sources": [],
         "tool_version": "benchmark",
         "label_rate": 0.5,
     }
     sizes = dict(zip(names, shape.sizes, strict=True))
-    save_manifest(root, Manifest(schema=schema, splits=splits, rows=total, num_embeddings=sizes, **made))
+    save_manifest(root, Manifest(schema=schema, splits=splits, rows=total, num_embeddings=sizes, **manifest_fields))
 
 
 def peer(arguments: argparse.Namespace, shards: Path, shape: str, seed: int) -> Any:
@@ -222,10 +222,10 @@ def peer(arguments: argparse.Namespace, shards: Path, shape: str, seed: int) -> 
 def execute(command: list[str], directory: Path) -> str:
     """What a command prints; it must succeed."""
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, env=environment, check=False)
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    return done.stdout
+    process = subprocess.run(command, cwd=directory, capture_output=True, text=True, env=environment, check=False)
+    if process.returncode:
+        raise SystemExit(process.stderr)
+    return process.stdout
 
 
 class Batches:
@@ -284,8 +284,8 @@ def peer_curve(arguments: argparse.Namespace) -> dict[str, Any]:
         aucs: list[float] = []
         evaluate = model.evaluate
 
-        def recorded(*given: Any, **options: Any) -> Any:
-            logs = evaluate(*given, **options)
+        def recorded(*inputs: Any, **options: Any) -> Any:
+            logs = evaluate(*inputs, **options)
             aucs.append(logs["AUC"])
             return logs
 

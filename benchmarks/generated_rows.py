@@ -37,10 +37,10 @@ def main() -> None:
     for name in WAYS:  # compile
         rate(teacher, name, 1)
     for _ in range(arguments.runs):
-        for name, found in rates.items():
-            found.append(rate(teacher, name, arguments.blocks))
-    for name, found in rates.items():
-        print(f"{name:>7}: {statistics.median(found):>11,.0f} rows/s (from {min(found):,.0f} to {max(found):,.0f})")
+        for name, runs in rates.items():
+            runs.append(rate(teacher, name, arguments.blocks))
+    for name, runs in rates.items():
+        print(f"{name:>7}: {statistics.median(runs):>11,.0f} rows/s (from {min(runs):,.0f} to {max(runs):,.0f})")
 
 
 def rate(teacher: Teacher, name: str, blocks: int) -> float:

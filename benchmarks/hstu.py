@@ -74,7 +74,7 @@ def main() -> None:
     results = []
     for shape in starmap(Shape, product(arguments.dims, arguments.histories)):
         batches = [_batch(shape, arguments.batch, seed) for seed in range(arguments.steps)]
-        steps = {"ours": _ours(shape)}
+        steps = {"ours": _clickwork(shape)}
         if arguments.reference is not None:
             steps["reference"] = _reference(arguments.reference, shape)
         results.append(_measure(shape, steps, batches, arguments.rounds))
@@ -93,12 +93,12 @@ def _measure(shape: Shape, steps: dict[str, Callable[[Any], float]], batches: li
                 step(batch)
             samples = sum(len(batch["labels"]) for batch in batches)
             rates[name].append(samples / (time.perf_counter() - began))
-    found: dict[str, Any] = {**shape._asdict(), "heads": shape.heads, "batch": len(batches[0]["labels"]), **grown}
-    found |= {f"{name}_samples_per_second": round(statistics.median(values), 1) for name, values in rates.items()}
+    figures: dict[str, Any] = {**shape._asdict(), "heads": shape.heads, "batch": len(batches[0]["labels"]), **grown}
+    figures |= {f"{name}_samples_per_second": round(statistics.median(values), 1) for name, values in rates.items()}
     if "reference" in rates:
-        ratios = [ours / theirs for ours, theirs in zip(rates["ours"], rates["reference"], strict=True)]
-        found |= {"ratio": round(statistics.median(ratios), 3), "ratios": [round(ratio, 3) for ratio in ratios]}
-    return found
+        ratios = [clickwork / reference for clickwork, reference in zip(rates["ours"], rates["reference"], strict=True)]
+        figures |= {"ratio": round(statistics.median(ratios), 3), "ratios": [round(ratio, 3) for ratio in ratios]}
+    return figures
 
 
 def _growth(work: Callable[[], object]) -> int:
@@ -141,21 +141,21 @@ def _batch(shape: Shape, batch: int, seed: int) -> dict[str, Any]:
 
 def _sharded(tables: EmbeddingCollection) -> nn.Module:
     """The tables as a process of a training holds them: FBGEMM's, which apply row-wise Adagrad in their backward."""
-    on_this = {
+    sharding = {
         table.name: table_wise(rank=0, device="cpu", compute_kernel="fused") for table in tables.embedding_configs()
     }
     sharder = EmbeddingCollectionSharder(
         {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 1e-3, "eps": 1e-8}
     )
-    plan = construct_module_sharding_plan(tables, on_this, sharder, local_size=1, world_size=1, device_type="cpu")
+    plan = construct_module_sharding_plan(tables, sharding, sharder, local_size=1, world_size=1, device_type="cpu")
     sharded = DistributedModelParallel(
         nn.ModuleDict({"tables": tables}),
         device=torch.device("cpu"),
         plan=ShardingPlan({"tables": plan}),
         sharders=[sharder],
     )
-    found: nn.Module = sharded.module["tables"]
-    return found
+    sharded_tables: nn.Module = sharded.module["tables"]
+    return sharded_tables
 
 
 def _step_of(dense: list[nn.Parameter], loss_of: Callable[[Any], Tensor], fused: bool) -> Callable[[Any], float]:
@@ -173,7 +173,7 @@ def _step_of(dense: list[nn.Parameter], loss_of: Callable[[Any], Tensor], fused:
     return step
 
 
-def _ours(shape: Shape) -> Callable[[Any], float]:
+def _clickwork(shape: Shape) -> Callable[[Any], float]:
     keys: dict[str, tuple[str, ...]] = {name: (name,) for name in CONTEXT}
     keys |= {name: (name, candidate) for name, candidate in zip(HISTORY, CANDIDATE, strict=True)}
     arch = EventArch(

@@ -57,14 +57,14 @@ def training(module: nn.Module, *inputs: Tensor) -> Callable[[], None]:
 class OneProduct(nn.Module):
     """The dot interaction, left to autograd, with the pairs' gradient made symmetric first: one product for two."""
 
-    def __init__(self, ours: DotInteraction) -> None:
+    def __init__(self, interaction: DotInteraction) -> None:
         super().__init__()
-        self.ours = ours
+        self.interaction = interaction
 
     def forward(self, dense: Tensor, sparse: Tensor) -> Tensor:
         """As DotInteraction, other roundings."""
         vectors = torch.cat([dense.unsqueeze(1), sparse], dim=1)
-        return torch.cat([dense, _Symmetric.apply(vectors, self.ours.pairs, self.ours.pair_of)], dim=1)
+        return torch.cat([dense, _Symmetric.apply(vectors, self.interaction.pairs, self.interaction.pair_of)], dim=1)
 
 
 class _Symmetric(torch.autograd.Function):
@@ -83,10 +83,10 @@ class _Symmetric(torch.autograd.Function):
 def interactions(batch: int) -> Variants:
     """The dot interaction: flat index and own backward, TorchRec's, one product in the backward."""
     dense, sparse = torch.randn(batch, DIM), torch.randn(batch, NUM_SPARSE, DIM)
-    ours, theirs = DotInteraction(NUM_SPARSE, DIM, itself=False), InteractionArch(NUM_SPARSE)
-    np.testing.assert_array_equal(ours(dense, sparse).numpy(), theirs(dense, sparse).numpy())
-    torch.testing.assert_close(OneProduct(ours)(dense, sparse), ours(dense, sparse))
-    modules = {"own backward": ours, "TorchRec's": theirs, "one product": OneProduct(ours)}
+    clickwork, torchrec = DotInteraction(NUM_SPARSE, DIM, itself=False), InteractionArch(NUM_SPARSE)
+    np.testing.assert_array_equal(clickwork(dense, sparse).numpy(), torchrec(dense, sparse).numpy())
+    torch.testing.assert_close(OneProduct(clickwork)(dense, sparse), clickwork(dense, sparse))
+    modules = {"own backward": clickwork, "TorchRec's": torchrec, "one product": OneProduct(clickwork)}
     return {name: training(module, dense.clone(), sparse.clone()) for name, module in modules.items()}
 
 
@@ -117,8 +117,8 @@ def lookups(batch: int) -> Variants:
     )
 
     def with_type(dtype: torch.dtype) -> Callable[[], None]:
-        given = torch.from_numpy(ids).to(dtype), offsets.to(dtype)
-        return lambda: tables(*given).backward(grad)
+        bags = torch.from_numpy(ids).to(dtype), offsets.to(dtype)
+        return lambda: tables(*bags).backward(grad)
 
     threads = torch.get_num_threads()
 
@@ -129,8 +129,8 @@ def lookups(batch: int) -> Variants:
         finally:
             torch.set_num_threads(threads)
 
-    found: Variants = {"int32 ids": with_type(torch.int32), "int64 ids": with_type(torch.int64)}
-    return found if threads == 1 else {**found, "one thread": on_one_thread}
+    variants: Variants = {"int32 ids": with_type(torch.int32), "int64 ids": with_type(torch.int64)}
+    return variants if threads == 1 else {**variants, "one thread": on_one_thread}
 
 
 def losses(batch: int) -> Variants:

@@ -55,19 +55,19 @@ def main() -> None:
         path, *numbers = arguments.read
         print(json.dumps(read(Path(path), arguments.batch_size, *map(int, numbers))))
         return
-    found: dict[str, list[float]] = {}
+    measurements: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as directory:
         write_rows(Path(directory), arguments.rows)
         for _ in range(arguments.rounds):
             for lanes in LANES:
                 for world_size in arguments.processes:
                     name = f"reading, lanes={lanes}, {world_size} processes"
-                    found.setdefault(name, []).append(read_all(directory, arguments, lanes, world_size))
-            found.setdefault("multi_hot", []).append(expand(arguments.batch_size, arguments.max_rows))
-    for name, times in found.items():
+                    measurements.setdefault(name, []).append(read_all(directory, arguments, lanes, world_size))
+            measurements.setdefault("multi_hot", []).append(expand(arguments.batch_size, arguments.max_rows))
+    for name, times in measurements.items():
         median = statistics.median(times)
         print(f"{name:<32} {median:8.1f} ns of CPU a row ({min(times):.1f} to {max(times):.1f})")
-    write_result(arguments, found)
+    write_result(arguments, measurements)
 
 
 def write_rows(root: Path, rows: int) -> None:
@@ -104,8 +104,8 @@ def read_all(directory: str, arguments: argparse.Namespace, lanes: int, world_si
 
     def measure(rank: int) -> dict[str, float]:
         numbers = (str(number) for number in (lanes, rank, world_size))
-        done = subprocess.run([*command, directory, *numbers], stdout=subprocess.PIPE, check=True)
-        return json.loads(done.stdout)
+        process = subprocess.run([*command, directory, *numbers], stdout=subprocess.PIPE, check=True)
+        return json.loads(process.stdout)
 
     with ThreadPoolExecutor(arguments.at_once) as pool:
         measured = list(pool.map(measure, range(world_size)))

@@ -68,14 +68,14 @@ def measure(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
     traces["uniform"] = rng.integers(0, rows, count, np.int32)
     cached = max(WAYS, profile.distinct // 10)
     for name, ids in traces.items():
-        found, seconds = timed(lambda ids=ids: profile_of(ids, rows))
+        trace_profile, seconds = timed(lambda ids=ids: profile_of(ids, rows))
         one, ten = (int(np.searchsorted(BIN_STARTS[1:], profile.distinct * share)) for share in (0.01, 0.1))
         results.setdefault(name, {}).update(
             distances_per_s=round(count / seconds),
-            distinct=found.distinct,
-            ks=distance_between([profile], [found]).high,
-            lru_1_percent=float(found.hit_rates()[one]),
-            lru_10_percent=float(found.hit_rates()[ten]),
+            distinct=trace_profile.distinct,
+            ks=distance_between([profile], [trace_profile]).high,
+            lru_1_percent=float(trace_profile.hit_rates()[one]),
+            lru_10_percent=float(trace_profile.hit_rates()[ten]),
             sets_of_32=hits_in_sets(ids, np.full((cached // WAYS, WAYS), -1, np.int64)) / count,
         )
     table = torch.rand(rows, arguments.dim)

@@ -85,8 +85,8 @@ def measure(arguments: argparse.Namespace, raw: Path, out: Path) -> list[dict[st
         for workers in WORKERS:
             label = f"{name}: parse, {workers} worker{'s' * (workers > 1)}"
             tasks[label] = functools.partial(run_job, path, out, workers, arguments.budget)
-        for label, read in (("read and convert", convert), ("pyarrow", read_by_pyarrow), ("polars", read_by_polars)):
-            tasks[f"{name}: {label}"] = functools.partial(on_one_core, read, path, arguments.rows)
+        for label, reader in (("read and convert", convert), ("pyarrow", read_by_pyarrow), ("polars", read_by_polars)):
+            tasks[f"{name}: {label}"] = functools.partial(on_one_core, reader, path, arguments.rows)
     rounds: dict[str, list[Figures | None]] = {name: [] for name in tasks}
     for number in range(arguments.rounds + 1):
         names = list(tasks) if number % 2 else list(reversed(tasks))
@@ -105,9 +105,9 @@ def run_job(path: Path, out: Path, workers: int, budget: str) -> Figures:
     """Rows per second of the parse stage and of the whole job, and the memory of its processes."""
     root = out / "dataset"
     shutil.rmtree(root, ignore_errors=True)
-    given = [f"data.raw={path}", f"data.schema={path.parent}/schema.yaml", f"data.path={root}"]
-    given += ["data=custom", f"data.workers={workers}", f"data.memory_budget={budget}"]
-    run_data_prep(REPOSITORY, given, pinned=workers == 1)
+    overrides = [f"data.raw={path}", f"data.schema={path.parent}/schema.yaml", f"data.path={root}"]
+    overrides += ["data=custom", f"data.workers={workers}", f"data.memory_budget={budget}"]
+    run_data_prep(REPOSITORY, overrides, pinned=workers == 1)
     manifest = json.loads((root / "manifest.json").read_bytes())
     rows, extra = manifest["rows"], manifest["extra"]
     return {
@@ -117,10 +117,10 @@ def run_job(path: Path, out: Path, workers: int, budget: str) -> Figures:
     }
 
 
-def on_one_core(read: Callable[[Path], float | None], path: Path, rows: int) -> Figures | None:
+def on_one_core(reader: Callable[[Path], float | None], path: Path, rows: int) -> Figures | None:
     """Rows per second of a reader in a fresh process on one core; None where its program is not installed."""
     with multiprocessing.get_context("spawn").Pool(1, pin) as pool:
-        seconds = pool.apply(read, (path,))
+        seconds = pool.apply(reader, (path,))
     return None if seconds is None else {"rows_per_second": rows / seconds}
 
 
@@ -159,8 +159,8 @@ def read_by_pyarrow(path: Path) -> float:
         table = pq.read_table(path, use_threads=False)
     else:
         kinds = {name: pa.string() for name in CATEGORIES} | {name: pa.float64() for name in ("label", *NUMBERS)}
-        read = pyarrow.csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES)
-        table = pyarrow.csv.read_csv(path, read, convert_options=pyarrow.csv.ConvertOptions(column_types=kinds))
+        options = pyarrow.csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES)
+        table = pyarrow.csv.read_csv(path, options, convert_options=pyarrow.csv.ConvertOptions(column_types=kinds))
     for name in CATEGORIES:
         table.column(name).dictionary_encode()
     for name in ("label", *NUMBERS):

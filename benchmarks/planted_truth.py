@@ -101,11 +101,11 @@ def measure(arguments: argparse.Namespace, work: Path) -> list[dict[str, Any]]:
 
 def run(module: str, *overrides: str) -> None:
     """Run an entry point, its messages passed on if it fails."""
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", module, *overrides], cwd=REPOSITORY, capture_output=True, text=True, check=False
     )
-    if done.returncode:
-        raise SystemExit(done.stderr)
+    if process.returncode:
+        raise SystemExit(process.stderr)
 
 
 def train(root: Path, directory: Path, overrides: list[str], more: list[str]) -> tuple[float, float]:
@@ -123,8 +123,8 @@ def train(root: Path, directory: Path, overrides: list[str], more: list[str]) ->
         *overrides,
         *more,
     )
-    found = json.loads((directory / "summary.json").read_text())["eval"]
-    return found["auc"], found["logloss"]
+    evaluation = json.loads((directory / "summary.json").read_text())["eval"]
+    return evaluation["auc"], evaluation["logloss"]
 
 
 def logistic_regression(root: Path) -> tuple[float, float]:
@@ -133,14 +133,14 @@ def logistic_regression(root: Path) -> tuple[float, float]:
     sizes = np.array(list(manifest.num_embeddings.values()))
     train_x, train_y = one_hot(root, "train", sizes)
     (val_x, val_y), (test_x, test_y) = one_hot(root, "val", sizes), one_hot(root, "test", sizes)
-    best, chosen = 0.0, None
+    best, best_model = 0.0, None
     for strength in (0.1, 0.5):
         model = LogisticRegression(C=strength, max_iter=300, tol=1e-3).fit(train_x, train_y)
         auc = roc_auc_score(val_y, model.decision_function(val_x))
         if auc > best:
-            best, chosen = auc, model
-    assert chosen is not None
-    preds = chosen.predict_proba(test_x)[:, 1]
+            best, best_model = auc, model
+    assert best_model is not None
+    preds = best_model.predict_proba(test_x)[:, 1]
     return float(roc_auc_score(test_y, preds)), float(log_loss(test_y, preds))
 
 

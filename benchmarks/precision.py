@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--report", type=Path, help="an HTML report of the runs side by side")
     arguments = parser.parse_args()
     names = [BASE, *(name for name in arguments.settings if name != BASE)]
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    sweep: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     missing: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as directory:
         for seed in range(arguments.seeds):
@@ -65,17 +65,17 @@ def main() -> None:
                 if name in missing:
                     continue
                 try:
-                    found[name].append(figures_of(Path(directory), name, seed, arguments))
+                    sweep[name].append(figures_of(Path(directory), name, seed, arguments))
                 except Unavailable as error:
                     missing[name] = str(error)
                 print(
-                    f"seed {seed}: {name} {found[name][-1] if name not in missing else missing[name]}", file=sys.stderr
+                    f"seed {seed}: {name} {sweep[name][-1] if name not in missing else missing[name]}", file=sys.stderr
                 )
         if arguments.report:
             runs = [f"runs/{name}_0" for name in names if (Path(directory) / f"runs/{name}_0").is_dir()]
             call(["app.report", f"runs={json.dumps(runs)}", f"out={arguments.report.resolve()}"], Path(directory))
-    print_table(found, missing)
-    write_result(arguments, {"runs": found, "unavailable": missing})
+    print_table(sweep, missing)
+    write_result(arguments, {"runs": sweep, "unavailable": missing})
 
 
 class Unavailable(Exception):
@@ -86,8 +86,8 @@ def figures_of(directory: Path, name: str, seed: int, arguments: argparse.Namesp
     """Train one run, or evaluate the fp32 run of this seed in another precision."""
     setting = SETTINGS[name]
     if setting.tables is not None:
-        done = call(["app.evaluate", f"run=runs/{BASE}_{seed}", f"tables={setting.tables}", "split=test"], directory)
-        result = json.loads(done)
+        output = call(["app.evaluate", f"run=runs/{BASE}_{seed}", f"tables={setting.tables}", "split=test"], directory)
+        result = json.loads(output)
         bits = {"int8": 8, "int4": 4}[setting.tables]
         base = json.loads((directory / f"runs/{BASE}_{seed}/manifest.json").read_bytes())["tables"].values()
         size = sum(t["num_embeddings"] * (t["embedding_dim"] * bits / 8 + 4) for t in base)  # scale and bias: 4 bytes
@@ -126,12 +126,12 @@ def call(arguments: list[str], directory: Path) -> str:
     """
     command = [sys.executable, "-m", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode == 2:
-        raise Unavailable(done.stderr.strip().splitlines()[-1])
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    return done.stdout
+    process = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
+    if process.returncode == 2:
+        raise Unavailable(process.stderr.strip().splitlines()[-1])
+    if process.returncode:
+        raise SystemExit(process.stderr)
+    return process.stdout
 
 
 def interval(values: list[float]) -> tuple[float, float]:
@@ -140,15 +140,15 @@ def interval(values: list[float]) -> tuple[float, float]:
     return mean, float("nan") if low is None else mean - low
 
 
-def print_table(found: dict[str, list[dict[str, float]]], missing: dict[str, str]) -> None:
+def print_table(sweep: dict[str, list[dict[str, float]]], missing: dict[str, str]) -> None:
     """A Markdown table."""
     print("| | AUC | AUC minus fp32's | NE | samples/s | tables, MiB |\n|---|---|---|---|---|---|")
-    for name, runs in found.items():
+    for name, runs in sweep.items():
         if not runs:
             print(f"| {name} | not here: {missing[name]} | | | | |")
             continue
         auc, ne = (interval([run[key] for run in runs]) for key in ("auc", "ne"))
-        paired = interval([run["auc"] - base["auc"] for run, base in zip(runs, found[BASE], strict=True)])
+        paired = interval([run["auc"] - base["auc"] for run, base in zip(runs, sweep[BASE], strict=True)])
         rates = [run["samples_per_second"] for run in runs if "samples_per_second" in run]
         rate = f"{statistics.median(rates):,.0f}" if rates else ""
         print(

@@ -98,8 +98,8 @@ def main() -> None:
             results = measure(arguments, Path(raw), Path(out), packed_rows)
             print(markdown(results))
         else:
-            with checkout(arguments.against) as there:
-                results = compare(arguments, there, Path(raw), Path(out))
+            with checkout(arguments.against) as baseline:
+                results = compare(arguments, baseline, Path(raw), Path(out))
     write_result(arguments, results)
 
 
@@ -115,36 +115,36 @@ def measure(arguments: argparse.Namespace, raw: Path, out: Path, packed_rows: in
         name: functools.partial(run_job, REPOSITORY, job, raw, out) for name, job in JOBS.items()
     }
     tasks[INFLATE] = lambda: {"whole": packed_rows / inflate(raw / GZ)}
-    found: dict[str, list[Rates]] = {name: [] for name in tasks}
+    rates_by_task: dict[str, list[Rates]] = {name: [] for name in tasks}
     for round_number in range(arguments.runs + 1):
         for name, task in tasks.items():
             rates = task()
             if round_number:
-                found[name].append(rates)
+                rates_by_task[name].append(rates)
     (raw / GZ).unlink()  # TorchRec wants the memory
-    found[TORCHREC] = [{"whole": arguments.rows / torchrec_steps(out, raw / DAYS)}]
-    return [{"what": name, **medians(runs), "runs": runs} for name, runs in found.items()]
+    rates_by_task[TORCHREC] = [{"whole": arguments.rows / torchrec_steps(out, raw / DAYS)}]
+    return [{"what": name, **medians(runs), "runs": runs} for name, runs in rates_by_task.items()]
 
 
-def compare(arguments: argparse.Namespace, there: Path, raw: Path, out: Path) -> list[dict[str, Any]]:
+def compare(arguments: argparse.Namespace, baseline: Path, raw: Path, out: Path) -> list[dict[str, Any]]:
     """Each job in both trees in turn, several times over; a line is printed for each job."""
     results = []
     for name in arguments.jobs:
-        runs: dict[Path, list[Rates]] = {there: [], REPOSITORY: []}
+        runs: dict[Path, list[Rates]] = {baseline: [], REPOSITORY: []}
         for round_number in range(arguments.runs + 1):
-            for tree in in_turn(there, round_number):
+            for tree in in_turn(baseline, round_number):
                 rates = run_job(tree, JOBS[name], raw, out)
                 if round_number:
                     runs[tree].append(rates)
-        ratios = [new["whole"] / old["whole"] for old, new in zip(runs[there], runs[REPOSITORY], strict=True)]
-        old, new = medians(runs[there]), medians(runs[REPOSITORY])
+        ratios = [new["whole"] / old["whole"] for old, new in zip(runs[baseline], runs[REPOSITORY], strict=True)]
+        old, new = medians(runs[baseline]), medians(runs[REPOSITORY])
         print(
             f"{name}: {statistics.median(ratios):.2f} times as fast ({min(ratios):.2f} to {max(ratios):.2f}), "
             f"{old['whole']:,.0f} rows/s and {old['peak_mib']:,.0f} MiB at {arguments.against}, "
             f"{new['whole']:,.0f} and {new['peak_mib']:,.0f} here",
             flush=True,
         )
-        results.append({"what": name, "ratios": ratios, "there": runs[there], "here": runs[REPOSITORY]})
+        results.append({"what": name, "ratios": ratios, "there": runs[baseline], "here": runs[REPOSITORY]})
     return results
 
 
@@ -186,11 +186,11 @@ def run_data_prep(tree: Path, overrides: list[str], pinned: bool = False) -> Non
     try:
         if pinned:
             os.sched_setaffinity(0, {max(before)})
-        done = subprocess.run(command, cwd=tree, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        process = subprocess.run(command, cwd=tree, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     finally:
         os.sched_setaffinity(0, before)
-    if done.returncode:
-        raise SystemExit(done.stdout.decode())
+    if process.returncode:
+        raise SystemExit(process.stdout.decode())
 
 
 def run_job(tree: Path, job: Job, raw: Path, out: Path) -> Rates:

@@ -115,10 +115,10 @@ def execute(arguments: Sequence[str], directory: Path) -> str:
     """What a command prints; it must succeed."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     command = [sys.executable, *arguments]
-    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, env=environment, check=False)
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    return done.stdout
+    process = subprocess.run(command, cwd=directory, capture_output=True, text=True, env=environment, check=False)
+    if process.returncode:
+        raise SystemExit(process.stderr)
+    return process.stdout
 
 
 def write_splits(arguments: argparse.Namespace, target: Path) -> None:

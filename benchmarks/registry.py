@@ -39,15 +39,15 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         text = PAGE.read_text()
-        made = with_table(text, table(read_registry(REGISTRY), recipes()))
+        new_text = with_table(text, table(read_registry(REGISTRY), recipes()))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    if arguments.check and made != text:
+    if arguments.check and new_text != text:
         print(f"{PAGE.relative_to(ROOT)}: its table is out of date; run python -m benchmarks.registry")
         return 1
     if not arguments.check:
-        PAGE.write_text(made)
+        PAGE.write_text(new_text)
     return 0
 
 
@@ -77,8 +77,8 @@ def with_table(text: str, lines: Sequence[str]) -> str:
 def table(documents: Sequence[Reproduction], names: Sequence[str]) -> list[str]:
     """The lines of a Markdown table: a row for each document, and one for each recipe that has none."""
     rows = [_row(document) for document in documents]
-    known = {document.recipe for document in documents}
-    rows += [[f"`{name}`", NO_RUN, *[""] * (len(COLUMNS) - 2)] for name in names if name not in known]
+    document_recipes = {document.recipe for document in documents}
+    rows += [[f"`{name}`", NO_RUN, *[""] * (len(COLUMNS) - 2)] for name in names if name not in document_recipes]
     lines = [COLUMNS, ("---",) * len(COLUMNS), *sorted(rows)]
     return [f"| {' | '.join(line)} |" for line in lines]
 

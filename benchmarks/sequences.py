@@ -174,8 +174,8 @@ def write_rows(log: EventLog, work: Path) -> None:
         for batch in split.eval_batches(BATCH):
             assert batch.sequences is not None
             ids = {key: each.values() for key, each in batch.sparse_features.to_dict().items()}
-            known = {"action": batch.sequences.actions, "then": batch.sequences.times, "label": batch.labels.int()}
-            parts.append({key: each[: batch.num_valid].numpy() for key, each in {**ids, **known}.items()})
+            targets = {"action": batch.sequences.actions, "then": batch.sequences.times, "label": batch.labels.int()}
+            parts.append({key: each[: batch.num_valid].numpy() for key, each in {**ids, **targets}.items()})
         columns = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
         columns["minutes"] = (times - columns.pop("then")) // 60
         columns["hour"] = times // 3600 % 24
@@ -204,18 +204,18 @@ def trees(model: str, log: EventLog) -> float:
     features = np.column_stack([means(log.events, log.schema) for means in FEATURES[model]])
     labels = np.asarray(log.events.flags) & log.schema.label_bit != 0
     windows = [log.anchors.window(number) for number in range(log.eval_window + 1)]
-    known, asked = np.concatenate(windows[:-1]), windows[-1]
+    train_anchors, eval_anchors = np.concatenate(windows[:-1]), windows[-1]
     fitted = HistGradientBoostingClassifier(early_stopping=False, **TREES)
-    fitted.fit(features[known], labels[known])
-    return float(roc_auc_score(labels[asked], fitted.predict_proba(features[asked])[:, 1]))
+    fitted.fit(features[train_anchors], labels[train_anchors])
+    return float(roc_auc_score(labels[eval_anchors], fitted.predict_proba(features[eval_anchors])[:, 1]))
 
 
 def run(module: str, *overrides: str) -> None:
     """Run an entry point, its messages passed on if it fails."""
     command = [sys.executable, "-m", module, *overrides]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(done.stderr)
+    process = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    if process.returncode:
+        raise SystemExit(process.stderr)
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ def train(directory: Path, processes: int, count: int, steps: int, batch: int) -
         "checkpoint.overwrite=true",
     ]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1]), "GOMP_SPINCOUNT": str(count)}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", *launcher, "app.train", *settings],
         cwd=directory,
         env=environment,
@@ -87,8 +87,8 @@ def train(directory: Path, processes: int, count: int, steps: int, batch: int) -
         text=True,
         check=False,
     )
-    if done.returncode:
-        raise SystemExit(done.stderr)
+    if process.returncode:
+        raise SystemExit(process.stderr)
     lines = (directory / "runs/spinning/metrics.jsonl").read_text().splitlines()
     events = [event for event in map(json.loads, lines) if event["event"] == "train"]
     return float(np.median([event["samples_per_second"] for event in events[1:] or events]))

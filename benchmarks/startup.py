@@ -74,12 +74,12 @@ def execute(arguments: list[str], status: int, directory: Path) -> float:
     """Seconds of a Python process. Raises SystemExit if it ends with another status."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
     began = time.perf_counter()
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, *arguments], cwd=directory, env=environment, capture_output=True, text=True, check=False
     )
     ended = time.perf_counter()
-    if done.returncode != status:
-        raise SystemExit(f"python {' '.join(arguments)}: status {done.returncode}\n{done.stderr}")
+    if process.returncode != status:
+        raise SystemExit(f"python {' '.join(arguments)}: status {process.returncode}\n{process.stderr}")
     return ended - began
 
 

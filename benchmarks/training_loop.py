@@ -121,10 +121,10 @@ def write_rows(root: Path, evaluated_rows: int = 0) -> Manifest:
     )
 
 
-def stream(this: session.Session) -> Iterator[Batch]:
+def stream(train_session: session.Session) -> Iterator[Batch]:
     """Epoch after epoch."""
     for epoch in itertools.count():
-        yield from this.split("train").train_batches(this.config.train.global_batch_size, 0, epoch, 0)
+        yield from train_session.split("train").train_batches(train_session.config.train.global_batch_size, 0, epoch, 0)
 
 
 class Batches:
@@ -152,19 +152,19 @@ class NotMeasured:
         return lambda *arguments: None
 
 
-def time_loop(this: session.Session, steps: int, batches: Iterator[Batch], checkpointer: Any = None) -> float:
+def time_loop(train_session: session.Session, steps: int, batches: Iterator[Batch], checkpointer: Any = None) -> float:
     """Seconds a step of the real loop over the next of the batches."""
-    config, nothing = this.config.train, NotMeasured()
-    length = RunLength(this.split("train").num_batches(config.global_batch_size), steps, config)
+    config, nothing = train_session.config.train, NotMeasured()
+    length = RunLength(train_session.split("train").num_batches(config.global_batch_size), steps, config)
     make: Any = TrainingLoop
     loop = make(
-        session=this,
+        session=train_session,
         data=Batches(batches),
         evaluator=nothing,
         checkpointer=checkpointer or nothing,
         recorder=nothing,
         profiler=nothing,
-        timer=StepTimer(this.runtime.device),
+        timer=StepTimer(train_session.runtime.device),
         stop=nothing,
         length=length,
         state=RunState(),
@@ -182,33 +182,33 @@ def time_plain(step: Step, batches: list[Batch], steps: int) -> float:
     return (time.perf_counter() - began) / steps
 
 
-def tables_of(this: session.Session) -> nn.Module:
+def tables_of(train_session: session.Session) -> nn.Module:
     """The tables' place in a model; they have no memory."""
-    return make_sparse_arch(this.config.model, this.manifest.num_embeddings, [])
+    return make_sparse_arch(train_session.config.model, train_session.manifest.num_embeddings, [])
 
 
-def sharded_step(this: session.Session) -> Step:
+def sharded_step(train_session: session.Session) -> Step:
     """The run's own model and optimizer, with nothing around them."""
 
     def step(batch: Batch) -> None:
-        this.optimizer.zero_grad()
-        nn.functional.binary_cross_entropy_with_logits(this.forward(batch), batch.labels).backward()
-        this.optimizer.step()
+        train_session.optimizer.zero_grad()
+        nn.functional.binary_cross_entropy_with_logits(train_session.forward(batch), batch.labels).backward()
+        train_session.optimizer.step()
 
     return step
 
 
-def compiled_steps(this: session.Session) -> dict[str, Step]:
+def compiled_steps(train_session: session.Session) -> dict[str, Step]:
     """The run's own model by precision, eager and compiled; both have the same parameters."""
-    model = this.model.module
+    model = train_session.model.module
     model.compile_dense_layers()
-    config, compiled = this.config, model._compiled
+    config, compiled = train_session.config, model._compiled
 
     def make(precision: Precision, program: Any) -> Step:
-        inner = sharded_step(this)
+        inner = sharded_step(train_session)
 
         def step(batch: Batch) -> None:
-            this.config = replace(config, runtime=replace(config.runtime, precision=precision))
+            train_session.config = replace(config, runtime=replace(config.runtime, precision=precision))
             model._compiled = program
             inner(batch)
 
@@ -221,10 +221,12 @@ def compiled_steps(this: session.Session) -> dict[str, Step]:
     }
 
 
-def measure_compiled(this: session.Session, batches: list[Batch], arguments: argparse.Namespace) -> dict[str, Any]:
+def measure_compiled(
+    train_session: session.Session, batches: list[Batch], arguments: argparse.Namespace
+) -> dict[str, Any]:
     """Rounds of each precision, eager and compiled in turn, once everything is compiled."""
     torch.compiler.reset()  # torch keeps the programs of eight shapes at most
-    steps = compiled_steps(this)
+    steps = compiled_steps(train_session)
     for step in steps.values():
         time_plain(step, batches, 2)
     count = max(1, round(arguments.seconds / time_plain(steps["fp32 eager"], batches, 2)))
@@ -251,9 +253,9 @@ def print_compiled(threads: int, results: list[dict[str, Any]]) -> None:
             print(f"| {result['batch']} | {threads} | {precision} | {eager:,.0f} | {compiled:,.0f} | {ratio:.3f} |")
 
 
-def bare_step(this: session.Session) -> Step:
+def bare_step(train_session: session.Session) -> Step:
     """One table-batched lookup, our dense modules, SGD."""
-    model = DLRM(this.config.model, 13, 26, tables_of(this))
+    model = DLRM(train_session.config.model, 13, 26, tables_of(train_session))
     tables = SplitTableBatchedEmbeddingBagsCodegen(
         [(count, 16, EmbeddingLocation.HOST, ComputeDevice.CPU) for count in KAGGLE_TABLES],
         optimizer=EmbOptimType.EXACT_SGD,
@@ -275,9 +277,9 @@ def bare_step(this: session.Session) -> Step:
     return step
 
 
-def mlps_step(this: session.Session) -> Step:
+def mlps_step(train_session: session.Session) -> Step:
     """dense_arch and over_arch; what the interaction would give is constant."""
-    model = DLRM(this.config.model, 13, 26, tables_of(this))
+    model = DLRM(train_session.config.model, 13, 26, tables_of(train_session))
     dense = [*model.dense_arch.parameters(), *model.over_arch.parameters()]
     sgd = torch.optim.SGD(dense, lr=LEARNING_RATE, fused=True)
 
@@ -294,7 +296,7 @@ def mlps_step(this: session.Session) -> Step:
 
 
 def measure(
-    batch_size: int, arguments: argparse.Namespace, here: platform.Runtime, root: Path, manifest: Manifest
+    batch_size: int, arguments: argparse.Namespace, runtime: platform.Runtime, root: Path, manifest: Manifest
 ) -> dict[str, Any]:
     """Rounds in turn at one batch size."""
     overrides = [
@@ -306,16 +308,16 @@ def measure(
         f"data.path={root}",
     ]
     overrides += [f"data.shuffle_block_rows={WINDOW_ROWS // 4}", "data.shuffle_window_blocks=4"]
-    this = session.build(compose_config(AppConfig, CONFIG_DIR, overrides), here, root, manifest)
-    batches, following = _first(stream(this), 8 if arguments.compiled else 50), stream(this)
+    train_session = session.build(compose_config(AppConfig, CONFIG_DIR, overrides), runtime, root, manifest)
+    batches, following = _first(stream(train_session), 8 if arguments.compiled else 50), stream(train_session)
     if arguments.compiled:
-        return measure_compiled(this, batches, arguments)
-    plain = [sharded_step(this), bare_step(this), mlps_step(this)]
+        return measure_compiled(train_session, batches, arguments)
+    plain = [sharded_step(train_session), bare_step(train_session), mlps_step(train_session)]
     window_steps = max(1, WINDOW_ROWS // batch_size)
     steps = max(1, round(arguments.seconds / time_plain(plain[1], batches, 10) / window_steps)) * window_steps
     rounds: list[dict[str, float]] = []
     for number in range(arguments.rounds + 1):  # the first one warms up
-        figures = [time_loop(this, steps, following), *(time_plain(step, batches, steps) for step in plain)]
+        figures = [time_loop(train_session, steps, following), *(time_plain(step, batches, steps) for step in plain)]
         rounds += [dict(zip(KINDS, figures, strict=True))] if number else []
     medians = {kind: float(np.median([r[kind] for r in rounds])) * 1e3 for kind in KINDS}
     ratios = {f"loop/{kind}": float(np.median([r["loop"] / r[kind] for r in rounds])) for kind in KINDS[1:]}
@@ -343,10 +345,10 @@ def main() -> None:
     parser.add_argument("--compiled", action="store_true", help="eager and compiled steps instead, fp32 and bf16")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    here = platform.start(RuntimeConfig(num_threads=arguments.threads), seed=0, deterministic=False)
+    runtime = platform.start(RuntimeConfig(num_threads=arguments.threads), seed=0, deterministic=False)
     with tempfile.TemporaryDirectory() as scratch:
         manifest = write_rows(Path(scratch))
-        results = [measure(size, arguments, here, Path(scratch), manifest) for size in arguments.batch]
+        results = [measure(size, arguments, runtime, Path(scratch), manifest) for size in arguments.batch]
     platform.stop()
     write_result(arguments, results)
     if arguments.compiled:

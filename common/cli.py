@@ -124,8 +124,8 @@ def _print_error(message: str) -> None:
 
 def _print_help(command: Command, schema: type, overrides: list[str]) -> None:
     whole = "all" in overrides
-    typed = [override for override in overrides if override != "all"]
-    config = compose_partly(schema, command.config_dir, typed, command.config)
+    config_overrides = [override for override in overrides if override != "all"]
+    config = compose_partly(schema, command.config_dir, config_overrides, command.config)
     print(command.description(), end="\n\n")
     groups = groups_of(command.config_dir) if command.has_groups else {}
     recipe = "; recipe=FILE.yaml is a recipe" if "recipe" in groups else ""

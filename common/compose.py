@@ -164,7 +164,7 @@ def compose_partly(schema: type, config_dir: Path, overrides: Sequence[str], nam
             _refuse_removed_group(override, config_dir)
     for override in overrides:
         _refuse_unquoted(schema, override)
-    typed, overrides = overrides, _by_own_names(schema, overrides)
+    command_line, overrides = overrides, _by_own_names(schema, overrides)
     structured = _stored(schema)
     name = name if (config_dir / f"{name}.yaml").is_file() else SCHEMA
     GlobalHydra.instance().clear()
@@ -175,15 +175,15 @@ def compose_partly(schema: type, config_dir: Path, overrides: Sequence[str], nam
             if implied:
                 plain = OmegaConf.to_container(OmegaConf.create({"values": list(implied.values())}))
                 assert isinstance(plain, dict)
-                added = [f"++{key}={json.dumps(value)}" for key, value in zip(implied, plain["values"], strict=True)]
-                composed = compose(name, overrides=[*added, *overrides])
+                defaults = [f"++{key}={json.dumps(value)}" for key, value in zip(implied, plain["values"], strict=True)]
+                composed = compose(name, overrides=[*defaults, *overrides])
         # Merge into the schema again: an override that begins with + could have added an unknown key.
         config = OmegaConf.merge(structured, OmegaConf.to_container(composed, resolve=True))
         OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
         return config
     except REFUSED as error:
-        fault = _unknown_choice(schema, config_dir, typed) if isinstance(error, MissingConfigException) else ""
-        raise UserError(fault or _one_line(error) + _suggestion(schema, config_dir, typed)) from error
+        fault = _unknown_choice(schema, config_dir, command_line) if isinstance(error, MissingConfigException) else ""
+        raise UserError(fault or _one_line(error) + _suggestion(schema, config_dir, command_line)) from error
 
 
 def _unknown_choice(schema: type, config_dir: Path, overrides: Sequence[str]) -> str:
@@ -208,18 +208,18 @@ def with_files(schema: type, config_dir: Path, overrides: Sequence[str], name: s
         UserError: a file that is none, or has a key or value that does not fit, with its name.
     """
     options = [override for override in overrides if override.startswith(FILE_OPTION)]
-    typed = [override for override in overrides if not override.startswith(FILE_OPTION)]
+    command_line = [override for override in overrides if not override.startswith(FILE_OPTION)]
     groups = groups_of(config_dir)
-    choices = [override for override in typed if override.partition("=")[0] in groups]
-    given = {override.partition("=")[0] for override in choices}
+    choices = [override for override in command_line if override.partition("=")[0] in groups]
+    group_names = {override.partition("=")[0] for override in choices}
     keys: list[str] = []
     for option in options:
-        own = read_overrides(option, Path(option.removeprefix(FILE_OPTION).strip("\"'")), _mappings(schema))
-        follows = _following(schema, own, {override.partition("=")[0] for override in typed})
-        keys += [override for override in own if override.partition("=")[0] not in given | follows]
+        file_keys = read_overrides(option, Path(option.removeprefix(FILE_OPTION).strip("\"'")), _mappings(schema))
+        follows = _following(schema, file_keys, {override.partition("=")[0] for override in command_line})
+        keys += [override for override in file_keys if override.partition("=")[0] not in group_names | follows]
         with _naming(option):
             _check(schema, compose_partly(schema, config_dir, [*keys, *choices], name))
-    return [*keys, *typed]
+    return [*keys, *command_line]
 
 
 def _following(schema: type, overrides: Sequence[str], names: Set[str]) -> set[str]:
@@ -293,8 +293,8 @@ def _with_recipe_file(schema: type, config_dir: Path, overrides: Sequence[str], 
     ConfigStore.instance().store(group="recipe", name=RECIPE_OF_FILE, node=content, package="_global_")
     with _naming(option):
         try:
-            named = [override for override in overrides if override.startswith("run.name=")]
-            _check(schema, compose_partly(schema, config_dir, [recipe, *named], name))  # its list of defaults, too
+            run_name = [override for override in overrides if override.startswith("run.name=")]
+            _check(schema, compose_partly(schema, config_dir, [recipe, *run_name], name))  # its list of defaults, too
         except UserError as error:
             if (lacking := re.search(r"Missing mandatory value: (\S+)", str(error))) is None:
                 raise
@@ -311,7 +311,7 @@ def _by_own_names(schema: type, overrides: Sequence[str]) -> list[str]:
     others = getattr(schema, "other_names", {})
     mappings, kinds = _mappings(schema), {key: kind for key, _, _, kind in keys_of(schema)}
     opened = tuple(f"{key}." for key in mappings)
-    named = []
+    canonical = []
     for override in overrides:
         matched = re.fullmatch(r"([+~]*)([^=]*)(.*)", override, re.DOTALL)
         assert matched is not None
@@ -326,15 +326,15 @@ def _by_own_names(schema: type, overrides: Sequence[str]) -> list[str]:
                 owner, field = next((owner, field) for each, owner, field, _ in keys_of(schema) if each == key)
                 meaning = declaration(owner, field).meaning
                 raise UserError(f"configuration: {override}: must be a number or a list of numbers: {meaning}")
-        named.append(f"{sign}{key}{rest}" if key else override)
-    return named
+        canonical.append(f"{sign}{key}{rest}" if key else override)
+    return canonical
 
 
 def _is_text(schema: type, key: str) -> bool:
     """Return whether the values of a key are texts, or lists of them."""
     if key in getattr(schema, "other_texts", ()):
         return True
-    kinds = {known: kind for known, *_, kind in keys_of(schema)}
+    kinds = {name: kind for name, *_, kind in keys_of(schema)}
     group = kinds.get(key.rpartition(".")[0])
     kind = kinds.get(key, typing.get_args(group)[1] if typing.get_origin(group) is dict else None)
     return kind in (str, str | None, list[str], list[str] | None)
@@ -388,10 +388,10 @@ def _refuse_unquoted(schema: type, override: str) -> None:
             form = f"{keys[0]}={override}" if keys else "key=value"
             raise UserError(f"configuration: {override}: give it as {form}") from error
     if value.startswith("[") and value.endswith("]"):
-        typed = f"{key}=[{','.join(quoted(item) for item in value[1:-1].split(','))}]"
+        quoted_override = f"{key}=[{','.join(quoted(item) for item in value[1:-1].split(','))}]"
     else:
-        typed = f"{key}={quoted(value)}"
-    raise UserError(f"configuration: {override}: not readable without quotes; write {shlex.quote(typed)}")
+        quoted_override = f"{key}={quoted(value)}"
+    raise UserError(f"configuration: {override}: not readable without quotes; write {shlex.quote(quoted_override)}")
 
 
 @functools.lru_cache(maxsize=1)
@@ -438,19 +438,19 @@ def _suggestion(schema: type, config_dir: Path, overrides: Sequence[str]) -> str
         group, table = override.partition("=")[0].rpartition(".")[0], getattr(schema, "instead", {})
         if (instead := table.get(override) or table.get(group)) and instead not in overrides:
             return f"; give {instead} instead"
-    known = [key for key, *_ in keys_of(schema)]
-    known += [FILE_OPTION.rstrip("="), *groups_of(config_dir), *getattr(schema, "other_names", {})]
+    names = [key for key, *_ in keys_of(schema)]
+    names += [FILE_OPTION.rstrip("="), *groups_of(config_dir), *getattr(schema, "other_names", {})]
     for override in overrides:
         key = override.lstrip("+~").partition("=")[0].replace("-", "_")
-        if key not in known and not any(each.startswith(f"{key}.") for each in known):
+        if key not in names and not any(each.startswith(f"{key}.") for each in names):
             head, _, tail = key.rpartition(".")
-            meant = ELSEWHERE.get(tail, tail)
-            if meant in known:
-                return f"; did you mean {meant}?"
-            tail = meant.rpartition(".")[2]
-            ends = [each for each in known if each.rpartition(".")[2] == tail]
+            full_key = ELSEWHERE.get(tail, tail)
+            if full_key in names:
+                return f"; did you mean {full_key}?"
+            tail = full_key.rpartition(".")[2]
+            ends = [each for each in names if each.rpartition(".")[2] == tail]
             ends = [each for each in ends if each.rpartition(".")[0] == head] or ends
-            close = ends if len(ends) == 1 else difflib.get_close_matches(key, known, n=1)
+            close = ends if len(ends) == 1 else difflib.get_close_matches(key, names, n=1)
             return f"; did you mean {close[0]}?" if close else "; --help all lists the keys"
     return ""
 

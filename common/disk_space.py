@@ -32,13 +32,13 @@ def require_room(needs: Sequence[Need], remedy: str = "free some, or choose anot
     for need in needs:
         by_device.setdefault(_existing(need.path).stat().st_dev, []).append(need)
     for together in by_device.values():
-        path, needed = together[0].path, sum(need.bytes for need in together)
+        path, num_bytes = together[0].path, sum(need.bytes for need in together)
         free = shutil.disk_usage(_existing(path)).free
-        if needed > free:
+        if num_bytes > free:
             if len(together) == 1:
                 text = f"{together[0]} needed {together[0].what}"
             else:
-                total = Need(path, needed, "", any(need.about for need in together))
+                total = Need(path, num_bytes, "", any(need.about for need in together))
                 text = f"{total} needed ({', '.join(f'{need} {need.what}' for need in together)})"
             raise UserError(f"{path}: {text}, {in_words(free)} free; {remedy}")
 

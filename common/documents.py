@@ -107,19 +107,19 @@ def convert(value: object, kind: type[T], prefix: str = "") -> T:
         ValueError: naming the first key that is missing, unknown or of a wrong value.
     """
     try:
-        made = msgspec.convert(value, kind)
+        document = msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         names, part = _locate(value, kind, str(error))
         message = str(error).partition(" - at ")[0]
     else:
-        _keep_rest(made, value)
-        return made
+        _keep_rest(document, value)
+        return document
     field = re.fullmatch("Object (missing required|contains unknown) field `(.*)`", message)
     key = ".".join(filter(None, (prefix, *names, field and field[2]))).replace(".[", "[")
     if field:
         raise ValueError(f"key {key!r} {'is missing' if field[1] == 'missing required' else UNKNOWN}")
-    where = f"key {key!r} is {_shown(part)}" if key else "the document"
-    raise ValueError(f"{where}: {message[0].lower()}{message[1:]}")
+    place = f"key {key!r} is {_shown(part)}" if key else "the document"
+    raise ValueError(f"{place}: {message[0].lower()}{message[1:]}")
 
 
 def _shown(value: object) -> str:
@@ -127,22 +127,22 @@ def _shown(value: object) -> str:
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
 
 
-def _keep_rest(made: object, value: object) -> None:
+def _keep_rest(document: object, value: object) -> None:
     """Set `rest` of all open documents in what was made of a value."""
-    if isinstance(made, Struct) and isinstance(value, dict):
-        fields = made.__struct_fields__
-        if isinstance(made, OpenDocument):
-            setattr(made, REST, {key: part for key, part in value.items() if key not in fields})
-        parts = [(getattr(made, name), value[name]) for name in fields if name in value and name != REST]
-    elif isinstance(made, dict) and isinstance(value, dict):
-        parts = [(made_part, value[key]) for key, made_part in made.items()]
-    elif isinstance(made, list) and isinstance(value, list):
-        parts = list(zip(made, value, strict=True))
+    if isinstance(document, Struct) and isinstance(value, dict):
+        fields = document.__struct_fields__
+        if isinstance(document, OpenDocument):
+            setattr(document, REST, {key: part for key, part in value.items() if key not in fields})
+        parts = [(getattr(document, name), value[name]) for name in fields if name in value and name != REST]
+    elif isinstance(document, dict) and isinstance(value, dict):
+        parts = [(document_part, value[key]) for key, document_part in document.items()]
+    elif isinstance(document, list) and isinstance(value, list):
+        parts = list(zip(document, value, strict=True))
     else:
         return
-    for made_part, value_part in parts:
-        if isinstance(made_part, (Struct, dict, list)) and made_part is not value_part:
-            _keep_rest(made_part, value_part)
+    for document_part, value_part in parts:
+        if isinstance(document_part, (Struct, dict, list)) and document_part is not value_part:
+            _keep_rest(document_part, value_part)
 
 
 def _locate(document: object, kind: type[T], message: str) -> tuple[list[str], object]:

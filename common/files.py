@@ -42,12 +42,12 @@ class Crc32:
 
 def digest_file(path: Path, start_sum: Callable[[], Any] = hashlib.sha256) -> FileDigest:
     """Size and checksum of a file, read in a stream."""
-    begun = start_sum()
+    checksum = start_sum()
     block = memoryview(bytearray(READ_BYTES))  # one for all: fresh memory for each costs more than the sum
     with open(path, "rb", buffering=0) as file:
         while count := file.readinto(block):
-            begun.update(block[:count])
-        return FileDigest(bytes=file.tell(), sha256=begun.hexdigest())
+            checksum.update(block[:count])
+        return FileDigest(bytes=file.tell(), sha256=checksum.hexdigest())
 
 
 def is_unchanged(path: Path, digest: FileDigest) -> bool:

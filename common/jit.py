@@ -39,9 +39,9 @@ class _Notice(event.Listener):
 
 
 @contextmanager
-def compile_notice(what: str) -> Iterator[None]:
-    """Log once on stderr that `what` is being compiled, if the body compiles anything rather than loading it."""
-    with event.install_listener("numba:compile", _Notice(f"compiling {what} (once; the result is cached) ...")):
+def compile_notice(subject: str) -> Iterator[None]:
+    """Log once on stderr that `subject` is being compiled, if the body compiles anything rather than loading it."""
+    with event.install_listener("numba:compile", _Notice(f"compiling {subject} (once; the result is cached) ...")):
         yield
 
 

@@ -146,15 +146,15 @@ def check_keys(config: Any, prefix: str = "") -> None:
             _refuse_without(config, prefix, f"{name}={shown(value)}", *declared.only_with)
 
 
-def _refuse_without(config: Any, prefix: str, given: str, other: str, *values: Enum) -> None:
-    """Refuse `given`, a key with its value, unless the key `other` of its group has one of these values, or any."""
+def _refuse_without(config: Any, prefix: str, setting: str, other: str, *values: Enum) -> None:
+    """Refuse `setting`, a key with its value, unless the key `other` of its group has one of these values, or any."""
     present = getattr(config, other)
     if not values and not present:
-        raise UserError(f"{given}: has no effect without {prefix}{other}; leave it out")
+        raise UserError(f"{setting}: has no effect without {prefix}{other}; leave it out")
     if values and present not in values:
         group = prefix.rstrip(".") if other == "name" else f"{prefix}{other}"
         allowed = " or ".join(f"{group}={value.name}" for value in values)
-        raise UserError(f"{given}: has no effect with {group}={shown(present)}; leave it out, or use {allowed}")
+        raise UserError(f"{setting}: has no effect with {group}={shown(present)}; leave it out, or use {allowed}")
 
 
 def shown(value: Any) -> str:

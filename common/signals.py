@@ -86,12 +86,12 @@ class StopRequest:
     A thread does both: the main thread may be inside a long operation, or in the middle of a line of the log.
     """
 
-    def __init__(self, answer: str, lost: Callable[[], str]) -> None:
-        """answer: what the first signal leads to; lost: what ending at once would lose. Both end a line of the log."""
+    def __init__(self, answer: str, cost: Callable[[], str]) -> None:
+        """answer: what the first signal leads to; cost: what ending at once would lose. Both end a line of the log."""
         self.answer = answer
         self.signal: signal.Signals | None = None
         self.came_at = 0.0  # time.monotonic()
-        self._lost = lost
+        self._cost = cost
         arrivals = wake_up()
         _handle(lambda number, frame: self.note(number))
         threading.Thread(target=self._watch, args=(arrivals,), daemon=True).start()
@@ -116,7 +116,7 @@ class StopRequest:
             elif not _is_echo(number, self.came_at):
                 # The log may be held by a write to a terminal that takes none.
                 threading.Timer(LAST_WORDS_SECONDS, os._exit, (128 + number,)).start()
-                _log_once_a_machine("%s: stopped immediately: %s", name, self._lost())
+                _log_once_a_machine("%s: stopped immediately: %s", name, self._cost())
                 os.write(2, erased(2).encode())  # the progress bar, drawn again
                 os._exit(128 + number)
 

@@ -16,13 +16,13 @@ def without_native_stdout() -> Iterator[None]:
     sys.stdout.flush()
     flush_native = getattr(ctypes.CDLL(None), "fflush", lambda _: None)
     flush_native(None)
-    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    stdout_copy, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nowhere, 1)
         yield
     finally:
         # Else what is left in C's buffer would be printed later.
         flush_native(None)
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(stdout_copy, 1)
+        os.close(stdout_copy)
         os.close(nowhere)

@@ -109,7 +109,7 @@ def test_every_program_is_given_the_same_rows(tmp_path: Path) -> None:
 
     splits = {"train": draw(50), "test": draw(7)}
     features = {f"cat_{i}": 9 for i in range(rows.NUM_SPARSE)}
-    rows.write_ours(tmp_path / "ours", splits, features)
+    rows.write_clickwork(tmp_path / "ours", splits, features)
     rows.write_torchrec(tmp_path / "torchrec", splits)
     rows.write_dlrm_s(tmp_path / "dlrm_s", splits, list(features.values()))
     manifest = load_manifest(tmp_path / "ours")

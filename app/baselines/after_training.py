@@ -77,15 +77,15 @@ def add_baselines(config: AppConfig) -> None:
     settings: dict[str, Any] = {"env": environment, "cwd": REPOSITORY, "capture_output": True, "text": True}
     try:
         # From the repository, since a working directory may have a package `app` of its own.
-        done = subprocess.run(command, timeout=limit, check=False, **settings)
+        process = subprocess.run(command, timeout=limit, check=False, **settings)
     except subprocess.TimeoutExpired:
         log.warning("baselines: not computed within %d s; %s has no limit", limit, later)
         return
-    if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
+    if process.returncode:
+        last = process.stderr.strip().splitlines()[-1:] or [f"exit status {process.returncode}"]
         log.warning("baselines: not computed: %s", last[0].removeprefix("error: "))
         return
-    if any(line.startswith("baselines: stopped") for line in done.stderr.splitlines()):
+    if any(line.startswith("baselines: stopped") for line in process.stderr.splitlines()):
         log.warning("baselines: stopped after %g s; %s has no limit", DEFAULT_SECONDS, later)
     if (sentence := baselines_sentence(read_run(directory))) is not None:
         log.info("baselines: %s", sentence[1])

@@ -43,9 +43,9 @@ def computed(root: Path, manifest: Manifest, split: str, directory: Path, config
     rows = None if config.rows is None or config.rows >= largest else config.rows
     key = " ".join([split, f"rows={rows}", f"version={VERSION}", *versions])
     places = [root / CACHE, directory / CACHE]
-    known = next((cache for place in places if (cache := _read(place, manifest.digest)) is not None), None)
-    if known is not None and key in known.baselines:
-        return known.baselines[key]
+    previous_cache = next((cache for place in places if (cache := _read(place, manifest.digest)) is not None), None)
+    if previous_cache is not None and key in previous_cache.baselines:
+        return previous_cache.baselines[key]
 
     from app.baselines.fit import fit_baselines  # with scikit-learn, which takes seconds
 
@@ -54,8 +54,8 @@ def computed(root: Path, manifest: Manifest, split: str, directory: Path, config
     baselines = fit_baselines(train, others, names, config.seconds)
     baselines.split = split
     if baselines.is_whole:  # else another attempt may have the time
-        others_known = {} if known is None else known.baselines
-        cache = _Cache(manifest.digest, {**others_known, key: baselines})
+        other_baselines = {} if previous_cache is None else previous_cache.baselines
+        cache = _Cache(manifest.digest, {**other_baselines, key: baselines})
         write_atomically(places[0] if os.access(root, os.W_OK) else places[1], encode(cache).encode())
     return baselines
 

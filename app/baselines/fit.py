@@ -162,8 +162,8 @@ def _one_hot(train: Rows, rows: Rows, dense: NDArray[np.float32]) -> Any:
     from scipy import sparse
 
     parts = [sparse.csr_array(dense)]
-    for known, bags in zip(train.bags, rows.bags, strict=True):
-        values = np.unique(known.ids)
+    for train_bags, bags in zip(train.bags, rows.bags, strict=True):
+        values = np.unique(train_bags.ids)
         places = np.minimum(np.searchsorted(values, bags.ids), max(len(values) - 1, 0))
         is_known = values[places] == bags.ids if len(values) else np.zeros(len(bags.ids), bool)
         row = np.repeat(np.arange(len(rows.labels)), bags.lengths)[is_known]

@@ -247,12 +247,12 @@ def collective_cases(shape: Shape, dense_parameters: int, device: torch.device) 
         0,
     )
     elements = -(-shape.pooled // world_size) * world_size
-    sent, received = torch.ones(elements, device=device), torch.empty(elements, device=device)
+    send_buffer, receive_buffer = torch.ones(elements, device=device), torch.empty(elements, device=device)
     moved = FLOAT_BYTES * elements * (world_size - 1) // world_size
     yield Case(
         "collective/all_to_all",
         f"{elements:,} float32, {world_size} processes",
-        lambda: dist.all_to_all_single(received, sent),
+        lambda: dist.all_to_all_single(receive_buffer, send_buffer),
         0,
         2 * moved,
         0,

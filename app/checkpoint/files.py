@@ -233,19 +233,19 @@ def choose(config: CheckpointConfig, checkpoints: Path) -> str | None:
     return str(directory)
 
 
-def _require_overwrite(config: CheckpointConfig, removed: list[Path]) -> None:
+def _require_overwrite(config: CheckpointConfig, obsolete: list[Path]) -> None:
     """Raises UserError if checkpoints would be removed and checkpoint.overwrite does not allow it."""
-    if removed and not config.overwrite:
+    if obsolete and not config.overwrite:
         raise UserError(
-            f"checkpoint.resume={config.resume}: would remove {', '.join(path.name for path in removed)} in "
-            f"{removed[0].parent}; give another run.name, or checkpoint.overwrite=true to remove them"
+            f"checkpoint.resume={config.resume}: would remove {', '.join(path.name for path in obsolete)} in "
+            f"{obsolete[0].parent}; give another run.name, or checkpoint.overwrite=true to remove them"
         )
 
 
 def _not_before(checkpoints: Path, start: Path) -> list[Path]:
     """This run's checkpoints that are later than `start`, or all if that is of another run."""
-    own = start.parent.resolve() == checkpoints.resolve()
-    return [path for path in whole_checkpoints(checkpoints) if not own or path.name > start.name]
+    is_same_run = start.parent.resolve() == checkpoints.resolve()
+    return [path for path in whole_checkpoints(checkpoints) if not is_same_run or path.name > start.name]
 
 
 def undamaged(run: Path) -> list[Path]:
@@ -278,22 +278,22 @@ def find_checkpoint(run: Path, choice: str | None) -> str:
     if choice in (None, LAST, LATEST):
         return str(_last(run))
     if choice == BEST:
-        named = pointed_to(checkpoints, BEST)
-        if named is None:
+        checkpoint = pointed_to(checkpoints, BEST)
+        if checkpoint is None:
             remedy = f"use checkpoint={LAST}" if whole_checkpoints(checkpoints) else "train it first"
             raise UserError(f"checkpoint={BEST}: {run} keeps none (checkpoint.keep_best); {remedy}")
     elif choice.isdecimal():
-        named = checkpoints / checkpoint_name(int(choice))
+        checkpoint = checkpoints / checkpoint_name(int(choice))
         existing = whole_checkpoints(checkpoints)
-        if named not in existing:
+        if checkpoint not in existing:
             steps = ", ".join(str(int(path.name.removeprefix("step_"))) for path in existing) or "none"
             raise UserError(f"checkpoint={choice}: {run} has no checkpoint of this step; it has of steps: {steps}")
     else:
-        named = checkpoints / choice if (checkpoints / choice).is_dir() else Path(choice)
-        if not named.is_dir():
+        checkpoint = checkpoints / choice if (checkpoints / choice).is_dir() else Path(choice)
+        if not checkpoint.is_dir():
             raise UserError(f"checkpoint={choice}: must be {BEST}, {LAST}, a step, or the path of a checkpoint")
-    verify(named)
-    return str(named)
+    verify(checkpoint)
+    return str(checkpoint)
 
 
 def _last(run: Path) -> Path:
@@ -315,5 +315,5 @@ def remove_later(checkpoints: Path, start: Path, best_step: int | None) -> None:
         log.info("resume: removing %s, which is later than %s", path, start)
         remove(path)
     best = None if best_step is None else checkpoint_name(best_step)
-    there = best in [path.name for path in whole_checkpoints(checkpoints)]
-    point_to_best(checkpoints, best if there else None)
+    has_best = best in [path.name for path in whole_checkpoints(checkpoints)]
+    point_to_best(checkpoints, best if has_best else None)

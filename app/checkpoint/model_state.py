@@ -94,10 +94,10 @@ def host_bytes_available() -> int:
             available = int(line.split()[1]) * 1024
     try:
         limit = (CGROUP / "memory.max").read_text().strip()
-        used = int((CGROUP / "memory.current").read_text())
+        usage = int((CGROUP / "memory.current").read_text())
     except OSError:
         return available
-    return available if limit == "max" else min(available, int(limit) - used)
+    return available if limit == "max" else min(available, int(limit) - usage)
 
 
 def _on_host(tensor: Tensor) -> Tensor:
@@ -175,8 +175,8 @@ def tensors_of(model: DistributedModelParallel, optimizer: CombinedOptimizer | N
 
 def _without_empty(nest: dict[str, Any]) -> dict[str, Any]:
     """Without empty dicts (SGD has no state): torch saves those of rank 0 only, and misses the others' in loading."""
-    kept = {key: _without_empty(value) if isinstance(value, dict) else value for key, value in nest.items()}
-    return {key: value for key, value in kept.items() if not isinstance(value, dict) or value}
+    children = {key: _without_empty(value) if isinstance(value, dict) else value for key, value in nest.items()}
+    return {key: value for key, value in children.items() if not isinstance(value, dict) or value}
 
 
 def _filled(nest: dict[str, Any], loaded: dict[str, Any]) -> dict[str, Any]:

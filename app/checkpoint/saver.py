@@ -54,7 +54,7 @@ class Saver:
             self._group = dist.new_group(backend="gloo")
         self._thread: ThreadPoolExecutor | None = None
         self._pending: Future[WrittenCheckpoint] | None = None
-        self._done: list[WrittenCheckpoint] = []
+        self._completed: list[WrittenCheckpoint] = []
         self._warned_of_memory = False
 
     def save(
@@ -76,7 +76,7 @@ class Saver:
         self.wait()
         tensors = model_state.tensors_of(model, optimizer)
         if not self._asynchronous or not self._fits_in_memory(model_state.num_bytes(tensors)):
-            self._done.append(self._write(step, tensors, saved, best))
+            self._completed.append(self._write(step, tensors, saved, best))
             return
         if self._thread is None:
             on_gpu = torch.cuda.is_initialized()
@@ -88,7 +88,7 @@ class Saver:
         """Wait until nothing is being written. Raises UserError if that failed."""
         pending, self._pending = self._pending, None
         if pending is not None:
-            self._done.append(pending.result())
+            self._completed.append(pending.result())
 
     def failed(self) -> bool:
         """Return whether `wait` would raise immediately."""
@@ -98,8 +98,8 @@ class Saver:
         """Checkpoints completed since the last call."""
         if self._pending is not None and self._pending.done() and not self.failed():
             self.wait()
-        done, self._done = self._done, []
-        return done
+        checkpoints, self._completed = self._completed, []
+        return checkpoints
 
     def close(self) -> None:
         """Wait for the thread after another failure; its own failure is only logged."""
@@ -138,7 +138,7 @@ class Saver:
         part = final.with_suffix(PART)
         try:
             self._write_part(step, part, tensors)
-            failure, digests = self._digest_mine(part)
+            failure, digests = self._digest_files_of_rank(part)
             digests = {name: digest for of_rank in self._agree(failure, digests) for name, digest in of_rank.items()}
             self._agree(self._complete(part, final, saved, digests, best))
         except UserError:
@@ -159,7 +159,7 @@ class Saver:
         except (CheckpointException, OSError) as error:  # the first is a BaseException; all processes get it
             raise _unwritable(part, error) from error
 
-    def _digest_mine(self, part: Path) -> tuple[str | None, dict[str, FileDigest]]:
+    def _digest_files_of_rank(self, part: Path) -> tuple[str | None, dict[str, FileDigest]]:
         """An error message, if any, and size and digest of each file that this process wrote, by name."""
         try:
             files_of_rank = sorted(part.glob(f"__{dist.get_rank()}_*"))
@@ -201,7 +201,7 @@ class Saver:
         for message, _ in of_ranks:
             if message is not None:
                 raise UserError(message)
-        return [theirs for _, theirs in of_ranks]
+        return [of_rank for _, of_rank in of_ranks]
 
 
 def _missing_files(part: Path, digests: dict[str, FileDigest]) -> str | None:

@@ -21,16 +21,16 @@ class Check(NamedTuple):
     remedy: str | None = None
 
 
-def ok(name: str, found: str) -> Check:
+def ok(name: str, finding: str) -> Check:
     """A check without findings."""
-    return Check(name, Verdict.ok, found)
+    return Check(name, Verdict.ok, finding)
 
 
-def warn(name: str, found: str, remedy: str) -> Check:
+def warn(name: str, finding: str, remedy: str) -> Check:
     """Works, but slower or with something missing."""
-    return Check(name, Verdict.warn, found, remedy)
+    return Check(name, Verdict.warn, finding, remedy)
 
 
-def fail(name: str, found: str, remedy: str) -> Check:
+def fail(name: str, finding: str, remedy: str) -> Check:
     """Does not work."""
-    return Check(name, Verdict.fail, found, remedy)
+    return Check(name, Verdict.fail, finding, remedy)

@@ -109,9 +109,9 @@ def _check_driver(cuda: str | None) -> Check:
         except (OSError, IndexError):
             continue
         version = re.search(r"\b(\d{3,})\.\d+", driver)
-        needed = MIN_DRIVERS.get((cuda or "").split(".")[0], 0)
-        if path == NVIDIA_DRIVER and version and int(version[1]) < needed:
-            remedy = f"install the driver's release {needed} or later, or packages built for an older CUDA"
+        min_release = MIN_DRIVERS.get((cuda or "").split(".")[0], 0)
+        if path == NVIDIA_DRIVER and version and int(version[1]) < min_release:
+            remedy = f"install the driver's release {min_release} or later, or packages built for an older CUDA"
             return fail("driver", f"{driver}: too old for CUDA {cuda}", remedy)
         return ok("driver", driver)
     return warn("driver", "its version cannot be read", "not needed to run; the run's manifest will lack it")

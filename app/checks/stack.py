@@ -106,19 +106,19 @@ def probe_stack() -> tuple[Check, Probe | None]:
     """Import the stack and look up a few rows, in a process of its own; returns its findings, None if it crashed."""
     try:
         command = [sys.executable, "-m", "app.checks.stack_probe"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False)
+        process = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False)
     except subprocess.TimeoutExpired:
         return fail("import", f"not done after {PROBE_SECONDS} s", "look for a hanging driver or file system"), None
-    if done.returncode:
-        return fail("import", _last_line(done), f"torch, fbgemm_gpu or torchrec is broken: {REMAKE}"), None
-    probe = decode(done.stdout.splitlines()[-1], Probe)
+    if process.returncode:
+        return fail("import", _last_line(process), f"torch, fbgemm_gpu or torchrec is broken: {REMAKE}"), None
+    probe = decode(process.stdout.splitlines()[-1], Probe)
     if probe.cpu_fault:
         return fail("import", f"a lookup on the CPU fails: {probe.cpu_fault}", REMAKE), probe
     return ok("import", "torch, fbgemm_gpu and torchrec load; a lookup on the CPU is right"), probe
 
 
-def _last_line(done: "subprocess.CompletedProcess[str]") -> str:
-    if done.returncode < 0:
-        return f"ended by {signal.Signals(-done.returncode).name}"
-    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-    return lines[-1] if lines else f"exit status {done.returncode}"
+def _last_line(process: "subprocess.CompletedProcess[str]") -> str:
+    if process.returncode < 0:
+        return f"ended by {signal.Signals(-process.returncode).name}"
+    lines = [line.strip() for line in process.stderr.splitlines() if line.strip()]
+    return lines[-1] if lines else f"exit status {process.returncode}"

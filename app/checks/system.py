@@ -98,15 +98,15 @@ def check_host_name() -> Check:
 
 def check_disk(name: str, path: Path) -> Check:
     """Free space at `path` or its nearest existing parent, and permission to write there."""
-    there = path.absolute()
-    while not there.exists():
-        there = there.parent
-    if not os.access(there, os.W_OK | os.X_OK):
-        return fail(name, f"{there}: no permission to write", f"make it yours: sudo chown $USER {there}")
-    if not there.is_dir():
-        return fail(name, f"{there}: not a directory", "move it away, or give another path")
-    free = shutil.disk_usage(there).free
-    space = f"{there}: {free / GIB:.1f} GiB free"
+    parent = path.absolute()
+    while not parent.exists():
+        parent = parent.parent
+    if not os.access(parent, os.W_OK | os.X_OK):
+        return fail(name, f"{parent}: no permission to write", f"make it yours: sudo chown $USER {parent}")
+    if not parent.is_dir():
+        return fail(name, f"{parent}: not a directory", "move it away, or give another path")
+    free = shutil.disk_usage(parent).free
+    space = f"{parent}: {free / GIB:.1f} GiB free"
     if free < DISK_FAIL_BYTES:
         return fail(name, space, "free some, or give another path")
     if free < DISK_WARN_BYTES:

@@ -171,18 +171,18 @@ class DataConfig:
     )
 
 
-def _theirs() -> Iterator[str]:
+def _keys_of_data_prep() -> Iterator[str]:
     """data_prep's keys, and groups of keys, that DataConfig has no field for."""
-    own_keys = {each.name for each in fields(DataConfig)}
+    field_names = {each.name for each in fields(DataConfig)}
     for name, *_ in keys_of(keys.DataConfig):
-        if name.partition(".")[0] not in own_keys:
+        if name.partition(".")[0] not in field_names:
             parts = name.split(".")
             yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))
 
 
 OTHER_TEXTS = {f"data.prep.{key}" for key, *_, kind in keys_of(keys.DataConfig) if kind in (str, str | None, list[str])}
 OLD_NAMES = {"data_path": "data.path"}  # up to version 0.1
-OTHER_NAMES = OLD_NAMES | {f"data.{key}": f"data.prep.{key}" for key in _theirs()}
+OTHER_NAMES = OLD_NAMES | {f"data.{key}": f"data.prep.{key}" for key in _keys_of_data_prep()}
 INSTEAD = {f"data={source.value}": f"data.source={source.value}" for source in DataSource} | {
     "data=criteo_kaggle": "data.source=criteo_kaggle",
     "data=criteo_1tb": "data.source=criteo_1tb data.days=[0]",
@@ -218,11 +218,11 @@ def require_eval_split(data: DataConfig, split: str) -> None:
 
 def require_source(data: DataConfig, model: ModelKind) -> None:
     """Refuse to make a dataset of a kind that the model does not learn from. Raises UserError."""
-    made, needed = preprocessing(data).source.kind.makes, model.learns_from
-    if made is not None and made is not needed:
+    source_kind, required_kind = preprocessing(data).source.kind.makes, model.learns_from
+    if source_kind is not None and source_kind is not required_kind:
         raise UserError(
-            f"data.source={source_of(data)}: makes {made.name}, and {model.label} learns from {needed.name}; give "
-            f"{model.instead_of_source}"
+            f"data.source={source_of(data)}: makes {source_kind.name}, and {model.label} learns from "
+            f"{required_kind.name}; give {model.instead_of_source}"
         )
 
 
@@ -235,13 +235,13 @@ def preprocessing(data: DataConfig) -> keys.DataConfig:
     if (own_key := next((name for name in FILES if name in data.prep), None)) is not None:
         raise UserError(f"data.prep.{own_key}: is data.{own_key} here; give data.{own_key}={data.prep[own_key]}")
     source = source_of(data)
-    own = {key: getattr(data, key) for key in (*FILES, *FOR_RAW)}
+    settings = {key: getattr(data, key) for key in (*FILES, *FOR_RAW)}
     if source is None:  # a dataset that is there may have an encoding that data_prep does not make
-        own["encoding"] = None
+        settings["encoding"] = None
     if source in (None, "synthetic"):
-        own["synthetic"] = vars(data.synthetic)
+        settings["synthetic"] = vars(data.synthetic)
     default = data.default_prep if source is not None and source == data.default_source else {}
-    return compose_data(source or "local", {"data": own, "data.default_prep": default, "data.prep": data.prep})
+    return compose_data(source or "local", {"data": settings, "data.default_prep": default, "data.prep": data.prep})
 
 
 def validate_data(data: DataConfig) -> None:

@@ -153,17 +153,17 @@ def validate_device(model: ModelConfig, device_type: str) -> None:
     require_attention(model.hstu, device_type)
 
 
-def require_dlrm(model: ModelConfig, what: str) -> None:
+def require_dlrm(model: ModelConfig, operation: str) -> None:
     """Refuse what only DLRM can do. Raises UserError."""
     if model.kind.commands:
-        raise UserError(f"{model.kind.label}: {what} is for DLRM alone so far; {model.kind.commands}")
+        raise UserError(f"{model.kind.label}: {operation} is for DLRM alone so far; {model.kind.commands}")
 
 
-def require_own_scores(model: ModelConfig, what: str) -> None:
+def require_own_scores(model: ModelConfig, operation: str) -> None:
     """Refuse what needs a sample's logit to depend on this sample alone. Raises UserError."""
     if model.mixes_samples:
         raise UserError(
-            f"model.mixes_samples=true: {what} has no meaning, since a sample's logit depends on the other "
+            f"model.mixes_samples=true: {operation} has no meaning, since a sample's logit depends on the other "
             "rows of its batch and its place among them; train with model.mixes_samples=false"
         )
 

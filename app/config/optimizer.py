@@ -95,19 +95,19 @@ def validate_optimizer(optimizer: OptimizerConfig) -> None:
         raise UserError(
             f"optimizer.dense={optimizer.dense.value}: only tables have rows; use {optimizer.dense.plain.value}"
         )
-    used = {optimizer.name, optimizer.dense_name}
-    names = " and ".join(sorted(name.value for name in used))
-    needed = {name: usual for each in used for name, usual in each.algorithm.settings.items()}
+    optimizers = {optimizer.name, optimizer.dense_name}
+    names = " and ".join(sorted(name.value for name in optimizers))
+    usual_values = {name: usual for each in optimizers for name, usual in each.algorithm.settings.items()}
     for name in SETTINGS:
         value = getattr(optimizer, name)
-        if name in needed and value is None:
-            raise UserError(f"optimizer.{name}=null: {names} needs one, such as {needed[name]}")
-        if name not in needed and value is not None:
+        if name in usual_values and value is None:
+            raise UserError(f"optimizer.{name}=null: {names} needs one, such as {usual_values[name]}")
+        if name not in usual_values and value is not None:
             raise UserError(f"optimizer.{name}={value}: has no effect with {names}")
-    for name, own in (("weight_decay", optimizer.dense_name), ("sparse_weight_decay", optimizer.name)):
-        if (value := getattr(optimizer, name)) and not own.algorithm.has_weight_decay:
+    for name, optimizer_name in (("weight_decay", optimizer.dense_name), ("sparse_weight_decay", optimizer.name)):
+        if (value := getattr(optimizer, name)) and not optimizer_name.algorithm.has_weight_decay:
             usable = ", ".join(each.value for each in OptimizerName if each.algorithm.has_weight_decay)
-            raise UserError(f"optimizer.{name}={value}: {own.value} has none; use one of {usable}")
+            raise UserError(f"optimizer.{name}={value}: {optimizer_name.value} has none; use one of {usable}")
 
     _validate_fused_decay(optimizer)
 

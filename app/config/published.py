@@ -13,8 +13,8 @@ def _even(columns: list[str], values: int) -> dict[str, int]:
 
     Which column has how many changes no count of parameters.
     """
-    each, left = divmod(values, len(columns))
-    return {column: each + 1 + (number < left) for number, column in enumerate(columns)}
+    each, remainder = divmod(values, len(columns))
+    return {column: each + 1 + (number < remainder) for number, column in enumerate(columns)}
 
 
 PUBLISHED_TABLES: dict[str, dict[str, int]] = {

@@ -153,10 +153,10 @@ def of_table(config: ShardingConfig, name: str, features: list[str]) -> tuple[st
     Raises:
         UserError: the table is given twice.
     """
-    own = [(f"sharding.tables.{key}", own_part(config, key)) for key in (name, *features) if key in config.tables]
-    if len(own) > 1:
-        raise UserError(f"{own[0][0]} and {own[1][0]}: are one table; give one of them")
-    key, table = own[0] if own else ("sharding", TableShardingConfig())
+    matches = [(f"sharding.tables.{key}", own_part(config, key)) for key in (name, *features) if key in config.tables]
+    if len(matches) > 1:
+        raise UserError(f"{matches[0][0]} and {matches[1][0]}: are one table; give one of them")
+    key, table = matches[0] if matches else ("sharding", TableShardingConfig())
     values = {part.name: getattr(table, part.name) for part in fields(TableShardingConfig)}
     return key, TableShardingConfig(
         **{part: getattr(config, part) if value is None else value for part, value in values.items()}
@@ -180,17 +180,17 @@ def validate_sharding(config: ShardingConfig, optimizer: OptimizerName) -> None:
     """Raises UserError for values that cannot work or would do nothing."""
     parts: dict[str, ShardingConfig | TableShardingConfig] = {"sharding": config}
     parts |= {f"sharding.tables.{name}": own_part(config, name) for name in config.tables}
-    for path, own in parts.items():
-        if own is not config:
-            check_keys(own, f"{path}.")
-        part = own if own is config else of_table(config, path.split(".")[-1], [])[1]
+    for path, section in parts.items():
+        if section is not config:
+            check_keys(section, f"{path}.")
+        part = section if section is config else of_table(config, path.split(".")[-1], [])[1]
         types = types_allowed("table_wise" if part.types is None else part.types, optimizer, f"{path}.types")
         kernels = kernels_allowed(part.kernels, types, part.types == AUTO_SHARDING, f"{path}.kernels")
-        if own.min_partition is not None and not set(types) & set(COLUMN_TYPES):
-            raise UserError(f"{path}.min_partition={own.min_partition}: has no effect without a column-wise type")
-        if own.min_partition is not None and own.min_partition % 4:
-            raise UserError(f"{path}.min_partition={own.min_partition}: must be a multiple of 4 (FBGEMM)")
-        factor = own.cache_load_factor
+        if section.min_partition is not None and not set(types) & set(COLUMN_TYPES):
+            raise UserError(f"{path}.min_partition={section.min_partition}: has no effect without a column-wise type")
+        if section.min_partition is not None and section.min_partition % 4:
+            raise UserError(f"{path}.min_partition={section.min_partition}: must be a multiple of 4 (FBGEMM)")
+        factor = section.cache_load_factor
         if factor is not None and "fused_uvm_caching" not in kernels:
             raise UserError(f"{path}.cache_load_factor={factor}: has no effect without the kernel fused_uvm_caching")
     if config.plan is not None and (config.tables or config.kernels is not None):

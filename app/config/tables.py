@@ -121,16 +121,16 @@ def override_of(tables: TablesConfig, name: str) -> TableOverride:
     Raises:
         UserError: an unknown key or a value of the wrong type.
     """
-    own = tables.overrides.get(name, {})
-    if isinstance(own, TableOverride):
-        return own
-    if not own:
+    override = tables.overrides.get(name, {})
+    if isinstance(override, TableOverride):
+        return override
+    if not override:
         return TableOverride()  # without OmegaConf, for which it is 4 ms a table
     try:
-        return convert(TableOverride, own)
+        return convert(TableOverride, override)
     except ConversionError as error:
         raise UserError(
-            f"model.tables.overrides.{name}={own}: {error}; its keys are "
+            f"model.tables.overrides.{name}={override}: {error}; its keys are "
             f"{', '.join(item.name for item in fields(TableOverride))}"
         ) from error
 
@@ -147,9 +147,9 @@ def validate_tables(tables: TablesConfig, embedding_dim: int) -> None:
     """Raises UserError for values that cannot work or would do nothing."""
     every = settings_of(tables)
     overrides = {name: override_of(tables, name) for name in tables.overrides}
-    own = {name: settings_of(tables, name) for name in overrides}
-    _require_use("model.tables", tables, [every, *own.values()])
-    for name, settings in own.items():
+    by_table = {name: settings_of(tables, name) for name in overrides}
+    _require_use("model.tables", tables, [every, *by_table.values()])
+    for name, settings in by_table.items():
         _require_use(f"model.tables.overrides.{name}", overrides[name], [settings])
     if tables.min_rows is not None and every.kind is TableKind.plain:
         raise UserError(f"model.tables.min_rows={tables.min_rows}: has no effect with model.tables.kind=plain")
@@ -161,14 +161,14 @@ def validate_tables(tables: TablesConfig, embedding_dim: int) -> None:
             raise UserError(
                 f"{path}.dim={level.dim}: must be a multiple of 4 (FBGEMM), at most model.embedding_dim={embedding_dim}"
             )
-    for path, table in zip(levels, [every, *own.values()], strict=True):
+    for path, table in zip(levels, [every, *by_table.values()], strict=True):
         pooled_first = table.kind is TableKind.qr and table.qr_operation is QROperation.pooled_mult
         if pooled_first and table.pooling is Pooling.weighted:
             raise UserError(
                 f"{path}.qr_operation=pooled_mult: pools before it multiplies, so pooling=weighted cannot "
                 "weight products; use qr_operation=mult"
             )
-    concat = [t for t in (every, *own.values()) if t.kind is TableKind.qr and t.qr_operation is QROperation.concat]
+    concat = [t for t in (every, *by_table.values()) if t.kind is TableKind.qr and t.qr_operation is QROperation.concat]
     if concat and embedding_dim % 8:
         raise UserError(
             f"model.tables.qr_operation=concat: model.embedding_dim={embedding_dim} does not divide into two halves "
@@ -176,10 +176,10 @@ def validate_tables(tables: TablesConfig, embedding_dim: int) -> None:
         )
 
 
-def _require_use(path: str, given: TableConfig, tables: Iterable[TableConfig]) -> None:
-    """Each setting that was given must matter to one of the tables."""
+def _require_use(path: str, config: TableConfig, tables: Iterable[TableConfig]) -> None:
+    """Each setting of `config` must matter to one of the tables."""
     for name, (owner, has_use) in _HAS_USE.items():
-        value = getattr(given, name, None)
+        value = getattr(config, name, None)
         if value is not None and not any(has_use(table) for table in tables):
-            shown = value.value if isinstance(value, Enum) else value
-            raise UserError(f"{path}.{name}={shown}: has no effect without {owner}")
+            plain_value = value.value if isinstance(value, Enum) else value
+            raise UserError(f"{path}.{name}={plain_value}: has no effect without {owner}")

@@ -209,11 +209,11 @@ def validate_monitor(train: TrainConfig, checkpoint: CheckpointConfig, cuts_rate
                 f"{shown_monitor}: must be one of {', '.join(RANKED)}, or weights of some, such as {{auc:1,logloss:-1}}"
             )
         if METRICS[name].over and over not in METRICS[name].over:
-            needed = "users, which only logs of events (model=hstu) have"
+            entities = "users, which only logs of events (model=hstu) have"
             remedy = "use auc"
             if GROUPS in METRICS[name].over:
-                needed, remedy = "groups of rows", "use gauc" if over else "give eval.group_by=COLUMN, or use auc"
-            raise UserError(f"{shown_monitor}: {name} is over {needed}; {remedy}")
+                entities, remedy = "groups of rows", "use gauc" if over else "give eval.group_by=COLUMN, or use auc"
+            raise UserError(f"{shown_monitor}: {name} is over {entities}; {remedy}")
     users = keys_by_evaluations(train, cuts_rate)
     if users and train.eval_every_steps is None and train.eval_every_fraction is None:
         raise UserError(

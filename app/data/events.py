@@ -157,7 +157,7 @@ class EventLog:
         divisor = self._divisor(histories.lengths, global_positions)
         return self._joined(histories, users, Candidates(items, times, flags), divisor, missing=size - len(positions))
 
-    def candidates(self, user: int, end: int, given: Candidates) -> Iterator[Batch]:
+    def candidates(self, user: int, end: int, candidate_set: Candidates) -> Iterator[Batch]:
         """Candidates of the user of this index, after its events before event `end`, each scored as if it were alone.
 
         A batch is a fixed number of candidates, padded. Where no table depends on the candidate besides its own, they
@@ -170,10 +170,10 @@ class EventLog:
         copies, per = (1, size) if shared else (size, 1)
         histories = self._histories(positions.repeat(copies), users.repeat(copies))
         divisor = self._divisor(histories.lengths, positions)
-        for start in range(0, len(given.items), size):
-            piece = given.take(np.minimum(np.arange(start, start + size), len(given.items) - 1))
+        for start in range(0, len(candidate_set.items), size):
+            piece = candidate_set.take(np.minimum(np.arange(start, start + size), len(candidate_set.items) - 1))
             batch = self._joined(histories, users.repeat(size), piece, divisor, per_history=per)
-            yield replace(batch, num_valid=min(size, len(given.items) - start))
+            yield replace(batch, num_valid=min(size, len(candidate_set.items) - start))
 
     def _histories(self, positions: NDArray[np.int64], users: NDArray[np.int64]) -> Histories:
         rule = HistoryRule(self._masks, self._quota, self.config.scan_events, self._max_history)
@@ -183,14 +183,14 @@ class EventLog:
         self,
         histories: Histories,
         users: NDArray[np.int64],
-        given: Candidates,
+        candidate_set: Candidates,
         divisor: float,
         missing: int = 0,
         per_history: int = 1,
     ) -> Batch:
         """Histories and their candidates, with the index of each candidate's user, and samples of padding."""
         events, schema, size = self.events, self.schema, len(histories.lengths) + missing
-        items, times, flags = given
+        items, times, flags = candidate_set
         candidates = [items, *(table[items] for table in events.attributes)]
         keys = users + 1 if schema.renumber else events.users[users]
         columns = {USER: keys, HOUR: times // 3600 % 24, **dict(zip(schema.sequence_tables, candidates, strict=True))}

@@ -108,12 +108,12 @@ def _gather(
 ) -> Int:
     """Write the histories; the number of their events, or -1 - e where e is an event with an unknown item.
 
-    `held` are the events of the present history, oldest first; of kind k those from `lows[k]` on, `counts[k]` in all.
+    `history` has the events of the present anchor, oldest first; of kind k those from `lows[k]` on, `counts[k]` in all.
     """
     kinds, widths = len(masks), len(attributes)
     total: Int = 0
     room = quota * kinds + 1
-    held, held_ids = np.empty(2 * room, np.int64), np.empty((1 + widths, 2 * room), np.int32)
+    history, history_ids = np.empty(2 * room, np.int64), np.empty((1 + widths, 2 * room), np.int32)
     counts, lows = np.zeros(kinds, np.int64), np.zeros(kinds, np.int64)
     size: Int = 0
     user: Int = np.int64(-1)
@@ -123,30 +123,30 @@ def _gather(
         bound = max(offsets[users[sample]], anchor - scan)
         if users[sample] != user or anchor < after or bound >= after:
             user = users[sample]
-            size = _reach_back(anchor, bound, flags, masks, quota, any_mask, held, counts, lows)
+            size = _reach_back(anchor, bound, flags, masks, quota, any_mask, history, counts, lows)
             for i in range(size):
-                if not _look_up(items[held[i]], attributes, held_ids[:, i]):
-                    return -1 - held[i]
+                if not _look_up(items[history[i]], attributes, history_ids[:, i]):
+                    return -1 - history[i]
             after = anchor
         for event in range(after, anchor):
             bits = flags[event] & any_mask
             if bits:
-                if size == len(held):
-                    size = _compact(held, held_ids, size, bound, flags, masks, quota, counts, lows)
-                if not _look_up(items[event], attributes, held_ids[:, size]):
+                if size == len(history):
+                    size = _compact(history, history_ids, size, bound, flags, masks, quota, counts, lows)
+                if not _look_up(items[event], attributes, history_ids[:, size]):
                     return -1 - event
-                held[size] = event
+                history[size] = event
                 size += 1
                 for k in range(kinds):
                     counts[k] += (bits & masks[k]) != 0
         after = anchor
-        size = _compact(held, held_ids, size, bound, flags, masks, quota, counts, lows)
+        size = _compact(history, history_ids, size, bound, flags, masks, quota, counts, lows)
         first = max(0, size - max_history)
         length = size - first
         for a in range(1 + widths):
-            ids[a, total : total + length] = held_ids[a, first:size]
+            ids[a, total : total + length] = history_ids[a, first:size]
         for i in range(length):
-            event = held[first + i]
+            event = history[first + i]
             out_times[total + i] = times[event]
             actions[total + i] = flags[event] & any_mask
         lengths[sample] = length
@@ -168,14 +168,14 @@ def longest_history(
 ) -> Int:
     """The most events that a history of these anchors has; those that cannot have more than another are passed over."""
     kinds = len(masks)
-    held = np.empty(2 * (quota * kinds + 1), np.int64)
+    history = np.empty(2 * (quota * kinds + 1), np.int64)
     counts, lows = np.zeros(kinds, np.int64), np.zeros(kinds, np.int64)
     longest: Int = 0
     for sample in range(len(anchors)):
         anchor = anchors[sample]
         bound = max(offsets[users[sample]], anchor - scan)
         if min(anchor - bound, quota * kinds, max_history) > longest:
-            size = _reach_back(anchor, bound, flags, masks, quota, any_mask, held, counts, lows)
+            size = _reach_back(anchor, bound, flags, masks, quota, any_mask, history, counts, lows)
             longest = max(longest, min(size, max_history))
     return longest
 
@@ -199,13 +199,13 @@ def _reach_back(
     masks: NDArray[np.uint8],
     quota: int,
     any_mask: int,
-    held: NDArray[np.int64],
+    history: NDArray[np.int64],
     counts: NDArray[np.int64],
     lows: NDArray[np.int64],
 ) -> Int:
-    """Write an anchor's history to `held`, `counts` and `lows`, from its newest event back; the number of events."""
+    """Write an anchor's events to `history`, `counts` and `lows`, from its newest event back; the number of events."""
     counts[:], lows[:] = 0, bound
-    open_kinds, first, event = len(masks), len(held), anchor
+    open_kinds, first, event = len(masks), len(history), anchor
     while event > bound and open_kinds:
         event -= 1
         bits = flags[event] & any_mask
@@ -220,16 +220,16 @@ def _reach_back(
                         open_kinds -= 1
             if is_taken:
                 first -= 1
-                held[first] = event
-    for i in range(first, len(held)):
-        held[i - first] = held[i]
-    return len(held) - first
+                history[first] = event
+    for i in range(first, len(history)):
+        history[i - first] = history[i]
+    return len(history) - first
 
 
 @jit
 def _compact(
-    held: NDArray[np.int64],
-    held_ids: NDArray[np.int32],
+    history: NDArray[np.int64],
+    history_ids: NDArray[np.int32],
     size: Int,
     bound: Int,
     flags: NDArray[np.uint8],
@@ -239,14 +239,14 @@ def _compact(
     lows: NDArray[np.int64],
 ) -> Int:
     """Drop the events beyond a kind's quota, the oldest first, and those before the bound; the number that stays."""
-    is_full = size > 0 and held[0] < bound
+    is_full = size > 0 and history[0] < bound
     for k in range(len(masks)):
         is_full |= counts[k] > quota
     if not is_full:
         return size
-    kept = 0
+    new_size = 0
     for i in range(size):
-        event = held[i]
+        event = history[i]
         stays = False
         for k in range(len(masks)):
             if flags[event] & masks[k] and event >= lows[k]:
@@ -256,12 +256,12 @@ def _compact(
                 else:
                     stays = True
         if stays:
-            if kept < i:
-                held[kept] = event
-                for a in range(len(held_ids)):
-                    held_ids[a, kept] = held_ids[a, i]
-            kept += 1
-    return kept
+            if new_size < i:
+                history[new_size] = event
+                for a in range(len(history_ids)):
+                    history_ids[a, new_size] = history_ids[a, i]
+            new_size += 1
+    return new_size
 
 
 @jit

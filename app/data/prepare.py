@@ -117,8 +117,8 @@ def require_agreement(config: DataConfig, manifest: Manifest) -> None:
     Raises:
         UserError: names the key that says otherwise, or that has no effect on a dataset that is there.
     """
-    given, path = _given(config), dataset_path(config)
-    if (difference := first_difference(given, manifest)) is not None:
+    settings, path = _prep_settings(config), dataset_path(config)
+    if (difference := first_difference(settings, manifest)) is not None:
         key = _typed(difference.key)
         as_it_is = "leave it out" if difference.key.partition(".")[0] in GENERATORS else f"{key}=null"
         raise UserError(
@@ -126,7 +126,7 @@ def require_agreement(config: DataConfig, manifest: Manifest) -> None:
             f"another data.path, or {as_it_is} to take it as it is"
         )
     if source_of(config) is None:
-        unused = {key: given[key] for key in given if key not in compared_keys(given, manifest)}
+        unused = {key: settings[key] for key in settings if key not in compared_keys(settings, manifest)}
         _refuse(unused, f"has no effect on the dataset at data.path={path}; {LEAVE_OUT}")
 
 
@@ -134,21 +134,21 @@ def in_force(config: DataConfig, manifest: Manifest) -> DataConfig:
     """The configuration with the values that the dataset was made with, resolved ones too, whether given or not."""
     recorded = keys_in_force(manifest)
     synthetic = {key.removeprefix("synthetic."): recorded.pop(key) for key in list(recorded) if "synthetic." in key}
-    own = {key: recorded.pop(key, None) for key in ("encoding", "frequency_threshold", "max_ind_range")}
+    settings = {key: recorded.pop(key, None) for key in ("encoding", "frequency_threshold", "max_ind_range")}
     prep: dict[str, Any] = {}
     for key, value in recorded.items():
         group, _, name = key.rpartition(".")
         (prep.setdefault(group, {}) if group else prep)[name] = value
     if "chunk_bytes" in prep:
         prep["chunk_bytes"] = str(prep["chunk_bytes"])
-    return replace(config, **own, prep={**config.prep, **prep}, synthetic=replace(config.synthetic, **synthetic))
+    return replace(config, **settings, prep={**config.prep, **prep}, synthetic=replace(config.synthetic, **synthetic))
 
 
-def _given(config: DataConfig) -> dict[str, Any]:
+def _prep_settings(config: DataConfig) -> dict[str, Any]:
     """Keys of preparation that the user or the recipe gave, by their names in data_prep, with plain values."""
-    given = given_keys(preprocessing(config), list(_dotted(config.prep)))
-    given = {key: value for key, value in given.items() if key not in NOT_OF_ROWS}
-    return {"encoding": config.encoding, **given} if config.encoding is not None else given
+    settings = given_keys(preprocessing(config), list(_dotted(config.prep)))
+    settings = {key: value for key, value in settings.items() if key not in NOT_OF_ROWS}
+    return {"encoding": config.encoding, **settings} if config.encoding is not None else settings
 
 
 def _dotted(values: dict[str, Any], prefix: str = "") -> Iterator[str]:

@@ -73,7 +73,7 @@ class SplitShards:
             if self._ragged:
                 places.append(np.flatnonzero((order >= first) & (order < first + len(piece.labels))))
                 for index, one in enumerate(piece.bags):
-                    bags[index].append(self._taken(index, one, order, places[-1], first, ranges))
+                    bags[index].append(self._bags_of_rows(index, one, order, places[-1], first, ranges))
             first += len(piece.labels)
         self._require_unchanged(ranges)
         labels: NDArray[Any] = bits.view(self._manifest.label_kind.dtype)
@@ -96,7 +96,7 @@ class SplitShards:
             for path, stamp in [item for stamps in self._stamps[first : last + 1] for item in stamps.items()]:
                 require_unchanged(path, stamp)
 
-    def _taken(
+    def _bags_of_rows(
         self,
         index: int,
         bags: Bags,
@@ -142,8 +142,8 @@ class SplitShards:
         numbers = np.concatenate([np.arange(*rows) for rows in ranges])[order[bad]]
         row, column = int(numbers.min()), int(good[bad[numbers.argmin()]].argmin())
         shard = int(np.searchsorted(self._starts, row, side="right")) - 1
-        where = f"shard {self._shards[shard].name}, row {row - self._starts[shard]}, {names[column]}"
-        raise OwnError(f"{self._root / self._name}: {where}: {fault}; preprocess again")
+        place = f"shard {self._shards[shard].name}, row {row - self._starts[shard]}, {names[column]}"
+        raise OwnError(f"{self._root / self._name}: {place}: {fault}; preprocess again")
 
     def _pieces(self, start: int, stop: int) -> Iterator[ShardArrays]:
         """Rows [start, stop) of the split, as views of the shards that hold them."""
@@ -250,20 +250,20 @@ def verify_splits(root: Path, manifest: Manifest, names: list[str], config: Data
     Raises:
         UserError: names the first file that differs.
     """
-    when = config.verify
+    policy = config.verify
     if manifest.kind.windows:
         for name in names:
             require_window(manifest, name)
         names = [*manifest.splits]
     shards = [(name, shard) for name in names for shard in find_split(root, manifest, name).shards]
     size = sum(file.bytes for _, shard in shards for file in shard.files.values())
-    if _is_verified(root, when, size):
+    if _is_verified(root, policy, size):
         for name, shard in shards:
             verify_shard(root, name, shard)
     bags, rows = config.multi_hot.bags(), list(manifest.num_embeddings.values())
     if bags is not None and len(bags.sizes) == len(rows):  # BatchMaker refuses others
         directory = bags_directory(root, config)
-        if _is_verified(directory, when, bags.table_bytes(rows)) and not verify_tables(directory, rows, bags):
+        if _is_verified(directory, policy, bags.table_bytes(rows)) and not verify_tables(directory, rows, bags):
             log.info("data: %s has no checksums of these bags yet", directory)
 
 
@@ -272,9 +272,9 @@ def bags_directory(root: Path, config: DataConfig) -> Path:
     return Path(config.multi_hot.directory or root / TABLES_DIRECTORY)
 
 
-def _is_verified(path: Path, when: VerifyData, size: int) -> bool:
+def _is_verified(path: Path, policy: VerifyData, size: int) -> bool:
     """Return whether files of `size` bytes are to be compared with their digests; log it if not."""
-    if when is VerifyData.never or (when is VerifyData.auto and size > VERIFY_AUTO_BYTES):
-        log.info("data: %s not compared with its digests (data.verify=%s, %.1f GiB)", path, when.value, size / 2**30)
+    if policy is VerifyData.never or (policy is VerifyData.auto and size > VERIFY_AUTO_BYTES):
+        log.info("data: %s not compared with its digests (data.verify=%s, %.1f GiB)", path, policy.value, size / 2**30)
         return False
     return True

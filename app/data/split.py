@@ -139,18 +139,18 @@ class SplitReader:
         Parts are equal, as sharded tables need them to be. What is missing of one are copies of the batch's last row,
         which touch no row of a table that the batch does not, and have no share in the loss.
         """
-        whole, left = divmod(self.rows, global_batch_size)
-        local, lane = -(-left // self._world_size), order.lanes - 1
+        whole, remainder = divmod(self.rows, global_batch_size)
+        local, lane = -(-remainder // self._world_size), order.lanes - 1
         share = range(lane * global_batch_size // order.lanes, global_batch_size)
         begin = self._rank * local
-        own = np.minimum(np.arange(begin, begin + local), left - 1) + whole * len(share)
+        local_rows = np.minimum(np.arange(begin, begin + local), remainder - 1) + whole * len(share)
         parts = []
         for window in order.windows(lane, share, whole):
-            rows = own[(own >= window.first) & (own < window.first + window.size)] - window.first
+            rows = local_rows[(local_rows >= window.first) & (local_rows < window.first + window.size)] - window.first
             if len(rows):
                 parts.append(self._load(order, window, rows))
-        batch, valid = self._maker.of_size(local).batch(join_rows(parts)), min(max(left - begin, 0), local)
-        return replace(batch, num_valid=valid, share=valid * self._world_size / left)
+        batch, valid = self._maker.of_size(local).batch(join_rows(parts)), min(max(remainder - begin, 0), local)
+        return replace(batch, num_valid=valid, share=valid * self._world_size / remainder)
 
     def _order(self, lanes: int, seed: int, epoch: int, shuffle: bool) -> Order:
         config = self._config
@@ -165,25 +165,25 @@ class SplitReader:
         with background_thread("read") as pool:
             parts = []
             for lane, share in enumerate(map(range, cuts, cuts[1:])):
-                if own := range(max(share.start, local_rows.start), min(share.stop, local_rows.stop)):
+                if local_share := range(max(share.start, local_rows.start), min(share.stop, local_rows.stop)):
                     windows = order.windows(lane, share, self.rows // global_batch_size)
-                    rows = self._read(pool, order, windows, share, own, batches)
-                    parts.append(self._cut(rows, len(own), len(batches)))
+                    rows = self._read(pool, order, windows, share, local_share, batches)
+                    parts.append(self._cut(rows, len(local_share), len(batches)))
             for part in zip(*parts, strict=True):
                 yield builder.batch(join_rows(list(chain.from_iterable(part))))
 
     def _read(
-        self, pool: Executor, order: Order, windows: Iterator[Window], share: range, own: range, batches: range
+        self, pool: Executor, order: Order, windows: Iterator[Window], share: range, part: range, batches: range
     ) -> Iterator[RowArrays]:
         """This process's rows of a lane, window by window and in order; the next is read while one is in use.
 
-        share, own: the rows of a global batch that the lane gives, and those of them that are this process's.
+        share, part: the rows of a global batch that the lane gives, and those of them that are this process's.
         """
         previous = None
         for window in windows:
             end, size = window.first + window.size, len(share)
             numbers = np.arange(max(batches.start, window.first // size), min(batches.stop, -(-end // size)))
-            rows = (numbers[:, None] * size + np.arange(own.start, own.stop) - share.start).reshape(-1) - window.first
+            rows = (numbers[:, None] * size + np.arange(part.start, part.stop) - share.start).reshape(-1) - window.first
             rows = rows[(rows >= 0) & (rows < window.size)]
             if len(rows):
                 pending = pool.submit(self._load, order, window, rows)
@@ -202,13 +202,13 @@ class SplitReader:
 
     def _cut(self, windows: Iterator[RowArrays], size: int, count: int) -> Iterator[list[RowArrays]]:
         """Cut rows into `count` pieces of `size` rows, fewer at the end."""
-        rows, used = self._shards.read([], np.empty(0, np.int64)), 0
+        rows, offset = self._shards.read([], np.empty(0, np.int64)), 0
         for _ in range(count):
-            parts = [rows.part(used, used + size)]
-            used += len(parts[0].labels)
+            parts = [rows.part(offset, offset + size)]
+            offset += len(parts[0].labels)
             while (missing := size - sum(len(part.labels) for part in parts)) and (following := next(windows, None)):
-                rows, used = following, min(missing, len(following.labels))
-                parts.append(rows.part(0, used))
+                rows, offset = following, min(missing, len(following.labels))
+                parts.append(rows.part(0, offset))
             yield parts
 
 

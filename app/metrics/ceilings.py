@@ -88,8 +88,8 @@ def measure_ceilings(
     once, so that each gets its part of what they share. None if a process's GPU has less memory left than it takes.
     """
     kind = device.type
-    needed = 3 * (STREAM_BYTES[kind] + MATRIX_ROWS[kind] ** 2 * dtype.itemsize)
-    if kind == "cuda" and agree(needed - _free_bytes(device)) > 0:
+    num_bytes = 3 * (STREAM_BYTES[kind] + MATRIX_ROWS[kind] ** 2 * dtype.itemsize)
+    if kind == "cuda" and agree(num_bytes - _free_bytes(device)) > 0:
         return None
     a, b, c = (torch.ones(STREAM_BYTES[kind] // 4, device=device) for _ in range(3))
     triad = time_work(lambda: torch.add(b, c, alpha=3.0, out=a), device, seconds, agree)
@@ -106,8 +106,8 @@ def measure_ceilings(
 
 def _free_bytes(device: torch.device) -> int:
     """What torch can still allocate on a GPU: the driver's free memory, and torch's own that holds no tensor."""
-    held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return torch.cuda.mem_get_info(device)[0] + held
+    reserve = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + reserve
 
 
 def higher(a: Ceilings, b: Ceilings | None) -> Ceilings:

@@ -135,7 +135,7 @@ def _from_sums(sums: NDArray[np.float64]) -> dict[str, float | None]:
 def _areas(positives: NDArray[np.float32], negatives: NDArray[np.float32]) -> tuple[int, float]:
     """Twice the number of pairs in the right order (a tie is half), and the sum of precisions; of ascending scores."""
     p, n = len(positives), len(negatives)
-    twice_area, total, lost = 0, 0.0, 0.0
+    twice_area, total, compensation = 0, 0.0, 0.0
     while p > 0 or n > 0:
         from_positives = n == 0 or (p > 0 and positives[p - 1] >= negatives[n - 1])
         score = positives[p - 1] if from_positives else negatives[n - 1]
@@ -148,9 +148,9 @@ def _areas(positives: NDArray[np.float32], negatives: NDArray[np.float32]) -> tu
         new, true = before[0] - p, len(positives) - p
         twice_area += (before[1] - n) * (2 * true - new)
         if new:  # summed with Kahan's correction
-            term = new * (true / (true + len(negatives) - n)) - lost
+            term = new * (true / (true + len(negatives) - n)) - compensation
             following = total + term
-            lost = (following - total) - term
+            compensation = (following - total) - term
             total = following
     return twice_area, total
 

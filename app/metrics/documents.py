@@ -69,9 +69,9 @@ class EarlyStop(OpenDocument, kw_only=True):
     @property
     def reason(self) -> str:
         """The reason in words."""
-        known = "" if self.best is None else f"; the best was {self.best:.5f} at step {self.best_step:,}"
+        best = "" if self.best is None else f"; the best was {self.best:.5f} at step {self.best_step:,}"
         times = "at the last evaluation" if self.misses == 1 else f"at {self.misses} evaluations in a row"
-        return f"no gain of train.monitor={self.monitor} {times}{known}"
+        return f"no gain of train.monitor={self.monitor} {times}{best}"
 
 
 class EvaluationFigures(OpenDocument, kw_only=True):

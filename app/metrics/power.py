@@ -83,8 +83,8 @@ def _amd(device: torch.device) -> Counter | None:
         return None
 
     def joules() -> float:
-        read = amdsmi.amdsmi_get_energy_count(handle)
-        return float(read["energy_accumulator"]) * float(read["counter_resolution"]) / 1e6  # microjoules
+        energy = amdsmi.amdsmi_get_energy_count(handle)
+        return float(energy["energy_accumulator"]) * float(energy["counter_resolution"]) / 1e6  # microjoules
 
     return joules
 

@@ -57,12 +57,12 @@ class StepProfiler:
         self._running = None
 
 
-def _exchanged(done: Any) -> float:
+def _exchanged(profiler: Any) -> float:
     """Seconds of collectives: gloo's as the host sees them, NCCL's and RCCL's kernels."""
     return (
         sum(
             event.device_time_total if event.key.startswith("nccl") else event.cpu_time_total
-            for event in done.key_averages()
+            for event in profiler.key_averages()
             if event.key.startswith(("gloo:", "ncclDevKernel", "ncclKernel"))
         )
         / 1e6

@@ -39,7 +39,7 @@ class StepTimer:
         self._device = device
         self._marks: list[Any] = []
         self._input_wait = 0.0
-        self.spent = {"train": 0.0, "eval": 0.0, "checkpoint": 0.0}
+        self.seconds = {"train": 0.0, "eval": 0.0, "checkpoint": 0.0}
         self._began = time.perf_counter()
         self._every, self._count = SAMPLED_EVERY.get(device.type, 1), 0
         self._phase_marks: list[tuple[str, Any]] = []  # of the sampled steps: "", then the completed phases
@@ -73,7 +73,7 @@ class StepTimer:
         wait, self._input_wait = self._input_wait, 0.0
         self._marks = self._marks[-1:]
         now = time.perf_counter()
-        self.spent["train"] += now - self._began
+        self.seconds["train"] += now - self._began
         self._began = now
         return StepTimes(seconds, wait, *self._phase_sums())
 
@@ -82,11 +82,11 @@ class StepTimer:
         """Count the time inside as `kind` (eval or checkpoint), not as training; call after `take`."""
         began = time.perf_counter()
         if self._marks:
-            self.spent["train"] += began - self._began
+            self.seconds["train"] += began - self._began
         try:
             yield
         finally:
-            self.spent[kind] += time.perf_counter() - began
+            self.seconds[kind] += time.perf_counter() - began
             if self._marks:
                 self.start()
 

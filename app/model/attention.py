@@ -38,8 +38,8 @@ def attend_padded(q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, candi
     (bucket,) = _buckets(layout, candidates_only, q.device, alike=math.inf)
     keys, values = _rows(k, bucket.positions), _rows(v, bucket.positions)  # [B, n, H, width]
     scores = torch.einsum("bihd,bjhd->bhij", _rows(q, bucket.query_rows), keys) / math.sqrt(q.shape[2])
-    seen = bucket.seen(0, bucket.query_rows.shape[1], bucket.positions.shape[1])
-    weights = torch.nn.functional.silu(scores) * seen.unsqueeze(1) / layout.divisor
+    mask = bucket.seen(0, bucket.query_rows.shape[1], bucket.positions.shape[1])
+    weights = torch.nn.functional.silu(scores) * mask.unsqueeze(1) / layout.divisor
     return _rows(torch.einsum("bhij,bjhd->bihd", weights, values).flatten(0, 1), bucket.query_slots)
 
 
@@ -143,8 +143,8 @@ class _Bucketed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, candidates_only: bool) -> Tensor:
         ctx.save_for_backward(q, k, v)
-        ctx.layout, made = layout, lambda: list(_buckets(layout, candidates_only, q.device))
-        ctx.buckets = layout.once(("buckets", candidates_only), made)
+        ctx.layout, make_buckets = layout, lambda: list(_buckets(layout, candidates_only, q.device))
+        ctx.buckets = layout.once(("buckets", candidates_only), make_buckets)
         out = v.new_empty(q.shape[0], *v.shape[1:])
         for bucket in ctx.buckets:
             queries, keys, values = _padded_by_head(bucket, q, k, v)

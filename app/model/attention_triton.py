@@ -68,8 +68,8 @@ def _weights(q, k, query, key, history, scale, precision: constexpr):
     scores = _dot(q, tl.trans(k), precision) * scale
     sigmoid = tl.sigmoid(scores)
     earlier = tl.minimum(query, history)[:, None] > key[None, :]
-    seen = earlier | (query[:, None] == key[None, :])
-    return tl.where(seen, scores * sigmoid, 0.0), tl.where(seen, sigmoid * (1 + scores * (1 - sigmoid)), 0.0)
+    mask = earlier | (query[:, None] == key[None, :])
+    return tl.where(mask, scores * sigmoid, 0.0), tl.where(mask, sigmoid * (1 + scores * (1 - sigmoid)), 0.0)
 
 
 @triton.jit
@@ -102,21 +102,21 @@ def _of_queries(
     if first_query + start >= past_queries:
         return
     query = start + tl.arange(0, block)
-    places, there = _places(first_query + query, past_queries, heads, width, columns)
-    value_places, value_there = _places(first_query + query, past_queries, heads, value_width, value_columns)
+    places, mask = _places(first_query + query, past_queries, heads, width, columns)
+    value_places, value_mask = _places(first_query + query, past_queries, heads, value_width, value_columns)
     query += offset
-    q = tl.load(q_at + places, mask=there, other=0.0)
+    q = tl.load(q_at + places, mask=mask, other=0.0)
     if backward:
-        grad = tl.load(grad_at + value_places, mask=value_there, other=0.0)
+        grad = tl.load(grad_at + value_places, mask=value_mask, other=0.0)
         total = tl.zeros([block, columns], dtype=tl.float32)
     else:
         total = tl.zeros([block, value_columns], dtype=tl.float32)
     for begin in range(0, tl.minimum(offset + start + block, past_keys - first_key), block):
         key = begin + tl.arange(0, block)
-        key_places, key_there = _places(first_key + key, past_keys, heads, width, columns)
-        k = tl.load(k_at + key_places, mask=key_there, other=0.0)
-        key_places, key_there = _places(first_key + key, past_keys, heads, value_width, value_columns)
-        v = tl.load(v_at + key_places, mask=key_there, other=0.0)
+        key_places, key_mask = _places(first_key + key, past_keys, heads, width, columns)
+        k = tl.load(k_at + key_places, mask=key_mask, other=0.0)
+        key_places, key_mask = _places(first_key + key, past_keys, heads, value_width, value_columns)
+        v = tl.load(v_at + key_places, mask=key_mask, other=0.0)
         weights, slope = _weights(q, k, query, key, history, scale, precision)
         if backward:
             slope *= _dot(grad, tl.trans(v), precision)
@@ -124,9 +124,9 @@ def _of_queries(
         else:
             total += _dot(weights.to(v.dtype), v, precision)
     if backward:
-        tl.store(out_at + places, total * (scale * factor), mask=there)
+        tl.store(out_at + places, total * (scale * factor), mask=mask)
     else:
-        tl.store(out_at + value_places, total * factor, mask=value_there)
+        tl.store(out_at + value_places, total * factor, mask=value_mask)
 
 
 @triton.jit
@@ -159,24 +159,24 @@ def _of_keys(
     if first_key + start >= past_keys:
         return
     key = start + tl.arange(0, block)
-    places, there = _places(first_key + key, past_keys, heads, width, columns)
-    value_places, value_there = _places(first_key + key, past_keys, heads, value_width, value_columns)
-    k = tl.load(k_at + places, mask=there, other=0.0)
-    v = tl.load(v_at + value_places, mask=value_there, other=0.0)
+    places, mask = _places(first_key + key, past_keys, heads, width, columns)
+    value_places, value_mask = _places(first_key + key, past_keys, heads, value_width, value_columns)
+    k = tl.load(k_at + places, mask=mask, other=0.0)
+    v = tl.load(v_at + value_places, mask=value_mask, other=0.0)
     k_total = tl.zeros([block, columns], dtype=tl.float32)
     v_total = tl.zeros([block, value_columns], dtype=tl.float32)
     for begin in range(tl.maximum(start - offset, 0), past_queries - first_query, block):  # earlier ones see none
         query = begin + tl.arange(0, block)
-        query_places, query_there = _places(first_query + query, past_queries, heads, width, columns)
-        q = tl.load(q_at + query_places, mask=query_there, other=0.0)
-        query_places, query_there = _places(first_query + query, past_queries, heads, value_width, value_columns)
-        grad = tl.load(grad_at + query_places, mask=query_there, other=0.0)
+        query_places, query_mask = _places(first_query + query, past_queries, heads, width, columns)
+        q = tl.load(q_at + query_places, mask=query_mask, other=0.0)
+        query_places, query_mask = _places(first_query + query, past_queries, heads, value_width, value_columns)
+        grad = tl.load(grad_at + query_places, mask=query_mask, other=0.0)
         weights, slope = _weights(q, k, query + offset, key, history, scale, precision)
         v_total += _dot(tl.trans(weights).to(grad.dtype), grad, precision)
         slope *= _dot(grad, tl.trans(v), precision)
         k_total += _dot(tl.trans(slope).to(q.dtype), q, precision)
-    tl.store(to_k + places, k_total * (scale * factor), mask=there)
-    tl.store(to_v + value_places, v_total * factor, mask=value_there)
+    tl.store(to_k + places, k_total * (scale * factor), mask=mask)
+    tl.store(to_v + value_places, v_total * factor, mask=value_mask)
 
 
 class _Attention(torch.autograd.Function):

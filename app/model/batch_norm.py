@@ -70,10 +70,10 @@ class _GlobalBatchNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor, num_valid: int) -> tuple[Tensor, ...]:
         valid = inputs[:num_valid]
-        own_mean = valid.mean(0) if num_valid else torch.zeros_like(weight)
-        squares = (valid - own_mean).square().sum(0)
-        own = torch.cat([weight.new_full((1,), num_valid), own_mean, squares])
-        counts, means, squares = _gathered(own).split([1, len(weight), len(weight)], dim=1)
+        local_mean = valid.mean(0) if num_valid else torch.zeros_like(weight)
+        squares = (valid - local_mean).square().sum(0)
+        statistics = torch.cat([weight.new_full((1,), num_valid), local_mean, squares])
+        counts, means, squares = _gathered(statistics).split([1, len(weight), len(weight)], dim=1)
         count = counts.sum()
         mean = (counts * means).sum(0) / count
         total = squares.sum(0) + (counts * (means - mean).square()).sum(0)
@@ -99,10 +99,10 @@ class _GlobalBatchNorm(torch.autograd.Function):
         return of_inputs, of_weight, of_bias, None
 
 
-def _gathered(own: Tensor) -> Tensor:
+def _gathered(statistics: Tensor) -> Tensor:
     """[n] of each process to [W, n]."""
     if num_processes() == 1:
-        return own.unsqueeze(0)
-    parts = [torch.empty_like(own) for _ in range(num_processes())]
-    dist.all_gather(parts, own)
+        return statistics.unsqueeze(0)
+    parts = [torch.empty_like(statistics) for _ in range(num_processes())]
+    dist.all_gather(parts, statistics)
     return torch.stack(parts)

@@ -143,7 +143,7 @@ class DLRM(nn.Module):
         examples = ((inputs,), (dense.requires_grad_(), vectors.requires_grad_()))
         graphs: Any = torch.cuda.make_graphed_callables(
             tuple(part.call for part in parts),
-            tuple((*given, *part.aliases()) for part, given in zip(parts, examples, strict=True)),
+            tuple((*example, *part.aliases()) for part, example in zip(parts, examples, strict=True)),
         )
         self.undo_step()  # of the example
         dense_parameters, top_parameters = (tuple(part.parameters()) for part in parts)

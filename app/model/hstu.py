@@ -78,11 +78,11 @@ def tables_of_events(config: ModelConfig, features: Features, _initial: bool = T
     names = dict(zip(keys.history, keys.candidate, strict=True))
     for name, rows in features.num_embeddings.items():
         bound = 1 / math.sqrt(rows)
-        own = (name, names[name]) if name in names else (name,)
+        table_keys = (name, names[name]) if name in names else (name,)
         tables.append(
             TableSpec(
                 name,
-                own,
+                table_keys,
                 rows,
                 config.embedding_dim,
                 TableInitRange(-bound, bound),

@@ -109,7 +109,7 @@ def _(inputs: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor
 
 
 @register_flop_formula(torch.ops.clickwork.linear)
-def _linear_flops(inputs: tuple[int, int], weight: tuple[int, int], *settings: Any, **named: Any) -> int:
+def _linear_flops(inputs: tuple[int, int], weight: tuple[int, int], *settings: Any, **keywords: Any) -> int:
     """A multiplication and an addition count as two."""
     return 2 * inputs[0] * inputs[1] * weight[0]
 

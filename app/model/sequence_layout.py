@@ -18,11 +18,11 @@ class SequenceLayout:
     lengths: Sequence[int]
     num_candidates: Sequence[int]
     divisor: float
-    _made: dict[Any, Any] = field(default_factory=dict)
+    _products: dict[Any, Any] = field(default_factory=dict)
 
     def once(self, key: Any, make: Callable[[], T]) -> T:
         """What a strategy makes of the layout for one layer and uses for all."""
-        if key not in self._made:
-            self._made[key] = make()
-        made: T = self._made[key]
-        return made
+        if key not in self._products:
+            self._products[key] = make()
+        product: T = self._products[key]
+        return product

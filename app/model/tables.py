@@ -138,9 +138,9 @@ def make_embeddings(
     embeddings = []
     for name, by_rule in zip(names, ruled, strict=True):
         settings = settings_of(tables, name)
-        own = override_of(tables, name)
+        override = override_of(tables, name)
         min_rows = DEFAULT_MIN_ROWS if tables.min_rows is None else tables.min_rows
-        if own.kind is None and rows[name] <= min_rows:
+        if override.kind is None and rows[name] <= min_rows:
             settings = replace(settings, kind=TableKind.plain)
         width = config.embedding_dim
         if settings.kind is TableKind.mixed_dimension:
@@ -156,9 +156,9 @@ def make_embeddings(
                 multi_hot is None or not set(multi_hot).isdisjoint(features),
             )
         )
-    made = [table for embedding in embeddings for table in embedding.tables]
-    _require_distinct([table.name for table in made])
-    _require_distinct([key for table in made for key in table.keys])
+    specs = [table for embedding in embeddings for table in embedding.tables]
+    _require_distinct([table.name for table in specs])
+    _require_distinct([key for table in specs for key in table.keys])
     return embeddings
 
 

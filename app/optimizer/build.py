@@ -42,7 +42,7 @@ def make_optimizer(model: DistributedModelParallel, config: OptimizerConfig) -> 
     weights = {id(weight) for weight in model.module.feature_weights()}  # decayed as tables are
 
     def make(params: list[nn.Parameter]) -> Optimizer:
-        layers, vectors = ([each for each in params if (id(each) in weights) is own] for own in (False, True))
+        layers, vectors = ([each for each in params if (id(each) in weights) is member] for member in (False, True))
         groups = _decayed(layers, config.weight_decay, config) + _decayed(vectors, config.sparse_weight_decay, config)
         return optimizer_of_layers(groups, config)
 
@@ -56,8 +56,8 @@ def make_optimizer(model: DistributedModelParallel, config: OptimizerConfig) -> 
 
 def _decayed(params: list[nn.Parameter], decay: float, config: OptimizerConfig) -> list[dict[str, Any]]:
     """A group of parameters with their L2: applied by the optimizer, or before clipping by `ClippedTogether`."""
-    own = {"weight_decay": 0.0, CLIPPED_DECAY: decay} if config.clip_tables else {"weight_decay": decay}
-    return [{"params": params, **(own if decay else {})}] if params else []
+    options = {"weight_decay": 0.0, CLIPPED_DECAY: decay} if config.clip_tables else {"weight_decay": decay}
+    return [{"params": params, **(options if decay else {})}] if params else []
 
 
 class ClippedTogether(CombinedOptimizer):
@@ -178,11 +178,11 @@ def _make(
     config: OptimizerConfig,
 ) -> Optimizer:
     """The algorithm over groups of whole tensors, by the class `kind`, with those settings of `config` that it has."""
-    made, settings = load(kind), dict[str, Any](arguments)
+    optimizer_class, settings = load(kind), dict[str, Any](arguments)
     if "eps" in algorithm.settings:
         settings["eps"] = config.eps or 0.0
     if "beta1" in algorithm.settings:
         settings["betas"] = (config.beta1 or 0.0, config.beta2 or 0.0)
-    if params[0]["params"][0].device.type == "cpu" and "fused" in signature(made).parameters:
+    if params[0]["params"][0].device.type == "cpu" and "fused" in signature(optimizer_class).parameters:
         settings["fused"] = True  # on GPUs torch's default, foreach; False is neither
-    return with_state(made(params, lr=lr, **settings), algorithm)
+    return with_state(optimizer_class(params, lr=lr, **settings), algorithm)

@@ -99,7 +99,7 @@ class RunDirectory:
         self.checkpoints = path / CHECKPOINTS
         self._writes = rank == 0
         self._lock: FileLock | None = None
-        self._made_here: list[Path] = []  # directories that were not there before
+        self._new_directories: list[Path] = []  # directories that were not there before
 
     def open(self) -> None:
         """Claim the directory for this process, on rank 0.
@@ -110,7 +110,7 @@ class RunDirectory:
         try:
             above = [path for path in (self.path, *self.path.parents) if not path.exists()]
             self.path.mkdir(parents=True, exist_ok=True)
-            self._made_here = above
+            self._new_directories = above
             names = [path.name for path in self.path.iterdir() if path.name not in BEFORE_MANIFEST]
             others = [name for name in names if not OF_REPRODUCTION.fullmatch(name)]
             if others and not self._is_run():
@@ -151,15 +151,15 @@ class RunDirectory:
         # The manifest marks a run's directory, so it exists at all times.
         before = None if afresh or not is_run(self.path) else read_manifest(self.path)
         earlier = [*(before.earlier or []), replace(before, earlier=UNSET)] if before else []
-        counted = before.results_before if before else UNSET
-        written = replace(
+        results_before = before.results_before if before else UNSET
+        document = replace(
             manifest,
             format=FORMAT_NAME,
             from_step=step,
-            results_before=self._results_lines() if counted is UNSET else counted,
+            results_before=self._results_lines() if results_before is UNSET else results_before,
             earlier=earlier,
         )
-        write_atomically(self.path / MANIFEST, _json(written))
+        write_atomically(self.path / MANIFEST, _json(document))
         write_atomically(self.path / CONFIG, yaml.safe_dump(redact(config), sort_keys=False).encode())
         path = self.path / METRICS
         if path.exists():
@@ -173,14 +173,14 @@ class RunDirectory:
 
     def _put_aside(self) -> str:
         """Rename log.txt and metrics.jsonl of an earlier run; what to log about it, nothing if there are none."""
-        there = [self.path / name for name in (LOG, METRICS) if (self.path / name).exists()]
-        if not there or not self._is_run():
+        logs = [self.path / name for name in (LOG, METRICS) if (self.path / name).exists()]
+        if not logs or not self._is_run():
             return ""
-        number = next(n for n in itertools.count(1) if not any(_numbered(path, n).exists() for path in there))
+        number = next(n for n in itertools.count(1) if not any(_numbered(path, n).exists() for path in logs))
         before = "the part before was killed" if self.was_killed() else "the run before"
-        for path in there:
+        for path in logs:
             path.rename(_numbered(path, number))
-        return f"{before}; what it logged is in {' and '.join(_numbered(path, number).name for path in there)}"
+        return f"{before}; what it logged is in {' and '.join(_numbered(path, number).name for path in logs)}"
 
     def was_killed(self) -> bool:
         """Return whether a run trained here and ended without a summary."""
@@ -191,7 +191,7 @@ class RunDirectory:
         if self._lock is not None and not self._is_run():
             (self.path / LOCK).unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # not empty: it holds files of others
-                for path in self._made_here:
+                for path in self._new_directories:
                     path.rmdir()
 
     def event(self, event: AnyEvent) -> None:
@@ -240,15 +240,15 @@ class RunDirectory:
         before = read_manifest(self.path).results_before or 0
         text = io.StringIO()
         writer = csv.writer(text)
-        kept = path.read_bytes().splitlines(keepends=True)[:before] if path.exists() else []
-        if not kept:
+        lines = path.read_bytes().splitlines(keepends=True)[:before] if path.exists() else []
+        if not lines:
             writer.writerow(RESULTS_COLUMNS)
         stamp = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
         rate = rates.samples_per_second
         whole = [global_batch_size, rate, spread, run, world_size, global_batch_size, rate]
         each = [global_batch_size // world_size, rates.samples_per_second_per_device]
         writer.writerow([stamp, num_nodes, *whole, *each, summary.status])
-        write_atomically(path, b"".join(kept) + text.getvalue().encode())
+        write_atomically(path, b"".join(lines) + text.getvalue().encode())
 
     def _results_lines(self) -> int:
         """Lines of results.csv, its head included; 0 if there is none."""

@@ -30,7 +30,7 @@ def _columns_but_those_of_a_key(stream: Any) -> tuple[int, int]:
 class ProgressDisplay:
     """Shows steps done, loss, global samples/s and the time left."""
 
-    def __init__(self, total_steps: int, shown: bool, all_windows: bool = False, may_end_early: bool = False) -> None:
+    def __init__(self, total_steps: int, visible: bool, all_windows: bool = False, may_end_early: bool = False) -> None:
         """all_windows: a line for each window of steps (train.print_windows).
 
         may_end_early: whether the run may end before its last step: what is left is said as "at most".
@@ -38,13 +38,13 @@ class ProgressDisplay:
         self._all_windows, self._at_most = all_windows, "at most " * may_end_early
         self._bar: Any = None
         self._next_line = self._began = time.monotonic()
-        self._shown, self._total, self._first = shown, total_steps, 0
+        self._visible, self._total, self._first = visible, total_steps, 0
 
     def start(self, step: int) -> None:
         """Start to show progress; `step` steps were done before."""
         self._began, self._first = time.monotonic(), step
         self._next_line = self._began + FIRST_SECONDS
-        if self._shown and sys.stderr.isatty():
+        if self._visible and sys.stderr.isatty():
             self._bar = tqdm(
                 total=self._total, initial=step, dynamic_ncols=True, mininterval=0.2, bar_format=self._bar_format()
             )
@@ -55,7 +55,7 @@ class ProgressDisplay:
 
         evaluation: the last one.
         """
-        if not self._shown:
+        if not self._visible:
             return
         loss, accuracy = event.figure("loss"), event.figure(ACCURACY)
         rate, wait = event.figure("samples_per_second") or 0.0, event.figure("input_wait_fraction") or 0.0
@@ -70,9 +70,9 @@ class ProgressDisplay:
         now = time.monotonic()
         if self._all_windows or (self._bar is None and now >= self._next_line):
             self._next_line = now + QUIET_SECONDS
-            left = (now - self._began) / max(1, event.step - self._first) * (self._total - event.step)
+            eta = (now - self._began) / max(1, event.step - self._first) * (self._total - event.step)
             log.info(
-                "step %d/%d %s, %s%s to go", event.step, self._total, text, self._at_most, tqdm.format_interval(left)
+                "step %d/%d %s, %s%s to go", event.step, self._total, text, self._at_most, tqdm.format_interval(eta)
             )
 
     def _bar_format(self) -> str:

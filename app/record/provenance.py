@@ -134,10 +134,10 @@ def _content(path: Path) -> Iterator[bytes]:
 
 def _git(*arguments: str) -> bytes | None:
     try:
-        done = subprocess.run(["git", "-C", str(REPOSITORY), *arguments], capture_output=True, timeout=30, check=False)
+        git = subprocess.run(["git", "-C", str(REPOSITORY), *arguments], capture_output=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout if done.returncode == 0 else None
+    return git.stdout if git.returncode == 0 else None
 
 
 def versions() -> dict[str, str | None]:

@@ -71,17 +71,17 @@ def compare_records(before: Path, now: Path, steps: int, status: str) -> RecordC
     differences: list[Difference] = []
     replayed = {(event.event, event.step): plain_object(event) for event in read_events(now) if event.event in KINDS}
     compared, skipped = 0, set()
-    for where, recorded, again in _pairs(before, now, steps, status, replayed):
-        if not again:
-            differences.append(Difference(where, "all", "recorded", "not replayed", math.inf))
+    for place, recorded, replay in _pairs(before, now, steps, status, replayed):
+        if not replay:
+            differences.append(Difference(place, "all", "recorded", "not replayed", math.inf))
         for name, value in recorded.items():
-            if name in NOT_COMPARED or name not in again:
+            if name in NOT_COMPARED or name not in replay:
                 skipped.add(name)
                 continue
             compared += 1
-            size = _difference(name, value, again[name], _samples({**again, **recorded}))
+            size = _difference(name, value, replay[name], _samples({**replay, **recorded}))
             if size is not None:
-                differences.append(Difference(where, name, value, again[name], size))
+                differences.append(Difference(place, name, value, replay[name], size))
     if not compared:
         raise UserError(f"run={before}: {METRICS} has no losses to compare")
     summary = read_summary(before)
@@ -102,19 +102,19 @@ def _pairs(
                     plain_object(event),
                     replayed.get((kind, event.step), {}),
                 )
-    recorded, again = read_summary(before), read_summary(now)
-    if recorded is None or again is None or recorded.status == "failed":
+    recorded, replay = read_summary(before), read_summary(now)
+    if recorded is None or replay is None or recorded.status == "failed":
         return
     evaluated = [event.step for event in events if event.event == "eval" and event.step <= steps]
     figures: Json = {"steps": recorded.steps, "samples": recorded.samples}
-    expected: Json = {"steps": steps, "samples": again.samples, "status": status}
+    expected: Json = {"steps": steps, "samples": replay.samples, "status": status}
     if recorded.status in OWN_STATUS:
         figures["status"] = recorded.status
     yield SUMMARY, figures, expected
     if recorded.steps != steps:
         return
     for part in ("parameters", "train"):
-        yield f"{SUMMARY}, {part}", _part(recorded, part), _part(again, part)
+        yield f"{SUMMARY}, {part}", _part(recorded, part), _part(replay, part)
     step = recorded.eval.step
     if step is not UNSET:
         yield f"{SUMMARY}, eval", {"step": step}, {"step": _step_of_eval(before, recorded, step, evaluated)}
@@ -125,7 +125,7 @@ def _pairs(
         yield f"{SUMMARY}, last", plain_object(recorded.last), _evaluation(replayed, last)
     if recorded.best:
         best = recorded.best
-        same = again.best if again.best and again.best.step == best.step else None  # has the value of train.monitor
+        same = replay.best if replay.best and replay.best.step == best.step else None  # has the value of train.monitor
         expected = _evaluation(replayed, best.step) | (plain_object(same) if same is not None else {})
         yield f"{SUMMARY}, best", plain_object(best), expected
 

@@ -29,14 +29,14 @@ def thin_line(
         return list(x), list(y)
     xs = np.asarray(x, np.float64)
     ys = np.array([np.nan if value is None else value for value in y], np.float64)
-    known = np.flatnonzero(np.isfinite(ys))
-    if len(known) <= max_points:
-        return xs[known].tolist(), ys[known].tolist()
-    keep = {int(known[0]), int(known[-1])}
-    for stretch in np.array_split(known, max_points // 2 - 1):
+    finite_points = np.flatnonzero(np.isfinite(ys))
+    if len(finite_points) <= max_points:
+        return xs[finite_points].tolist(), ys[finite_points].tolist()
+    keep = {int(finite_points[0]), int(finite_points[-1])}
+    for stretch in np.array_split(finite_points, max_points // 2 - 1):
         keep |= {int(stretch[ys[stretch].argmin()]), int(stretch[ys[stretch].argmax()])}
-    kept = sorted(keep)
-    return xs[kept].tolist(), ys[kept].tolist()
+    indices = sorted(keep)
+    return xs[indices].tolist(), ys[indices].tolist()
 
 
 @dataclass
@@ -80,24 +80,24 @@ class Chart:
 
         Of each line; one of up to three values counts whole, as do references.
         """
-        usual, drawn = [], []
+        usual, all_points = [], []
         for series in self.series:
             points = sorted((y, x) for x, y in zip(series.x, series.y, strict=True) if y is not None)
             is_whole = series.kind == "reference" or len(points) < 4
             by_size = sorted(abs(y) for y, _ in points)
             usual += by_size if is_whole else by_size[: len(points) - max(1, len(points) // 20)]
-            drawn += [(y, x, series.name) for y, x in points]
+            all_points += [(y, x, series.name) for y, x in points]
         reach = OUTLIER * max(usual, default=0.0)
-        beyond = [point for point in drawn if abs(point[0]) > reach]
+        beyond = [point for point in all_points if abs(point[0]) > reach]
         if not beyond or not reach:
             return
-        within = [y for y, _, _ in drawn if abs(y) <= reach]
+        within = [y for y, _, _ in all_points if abs(y) <= reach]
         self.limits = min(within), max(within)
         largest, x, name = max(beyond, key=lambda point: abs(point[0]))
-        what = "One value is" if len(beyond) == 1 else f"{len(beyond):,} values are"
+        subject = "One value is" if len(beyond) == 1 else f"{len(beyond):,} values are"
         of = f" ({name})" if len(self.series) > 1 else ""
         at = f"the largest {largest:.4g} at {self.x} {x:,.0f}{of}"
-        self.note = f"{self.note} {what} beyond the axis, {at}.".strip()
+        self.note = f"{self.note} {subject} beyond the axis, {at}.".strip()
 
     def measured(self) -> bool:
         """Return whether there is anything but references to draw."""
@@ -142,7 +142,7 @@ def quality_charts(run: RunFiles) -> list[Chart]:
     if of_numbers:
         constant = {RMSE: run.evaluation.figure(LABEL_DEVIATION), MAE: None}
     titles = _NUMBER_TITLES if of_numbers else _CLICK_TITLES
-    known = truth(run)
+    ground_truth = truth(run)
     published = run.config.get("published") or {}
     charts = []
     for key, title, y, train in titles:
@@ -151,7 +151,7 @@ def quality_charts(run: RunFiles) -> list[Chart]:
             chart.series.append(_of(run.windows, train, "train", 0))
             chart.note = "Train: mean over the steps of each window of the log."
         chart.series.append(_of(run.evaluations, key, split, 1, kind="points"))
-        best = known.figures[key] if known else None
+        best = ground_truth.figures[key] if ground_truth else None
         references = (
             ("labels' mean" if of_numbers else "majority class", constant[key], 3),
             ("ground-truth model", best, 2),
@@ -234,11 +234,11 @@ def evaluation_charts(run: RunFiles) -> list[Chart]:
     """Calibration, scores by label, ROC, precision over recall, of the last evaluation; of numbers none."""
     if run.evaluation.main == RMSE:
         return []
-    curves, used = run.curves, ""
+    curves, caption = run.curves, ""
     if curves is not None:
-        used = f"Step {curves.step:,}, split {curves.split}, {curves.samples:,} samples"
-        used += "." if curves.samples == curves.of else f" (every k-th of {curves.of:,})."
-    return [_reliability(curves, used), _scores(curves, used), _roc(curves, used), _pr(run, curves, used)]
+        caption = f"Step {curves.step:,}, split {curves.split}, {curves.samples:,} samples"
+        caption += "." if curves.samples == curves.of else f" (every k-th of {curves.of:,})."
+    return [_reliability(curves, caption), _scores(curves, caption), _roc(curves, caption), _pr(run, curves, caption)]
 
 
 def _of(
@@ -305,13 +305,13 @@ def _phases(run: RunFiles) -> Chart:
     phases = [(event.step, event.phase_seconds) for event in run.windows if event.phase_seconds]
     for color, name in enumerate(phases[-1][1] if phases else ()):
         points = [(step, seconds.get(name)) for step, seconds in phases]
-        known = [(step, seconds * 1e3) for step, seconds in points if seconds is not None]
-        x, y = thin_line([step for step, _ in known], [value for _, value in known])
+        measurements = [(step, seconds * 1e3) for step, seconds in points if seconds is not None]
+        x, y = thin_line([step for step, _ in measurements], [value for _, value in measurements])
         chart.series.append(Series(name, x, y, "line", (0, 1, 2, 4, 5, 6, 7)[color % 7]))
     return chart
 
 
-def _reliability(curves: Curves | None, used: str) -> Chart:
+def _reliability(curves: Curves | None, caption: str) -> Chart:
     chart = Chart(
         "calibration",
         "Calibration (reliability)",
@@ -319,7 +319,7 @@ def _reliability(curves: Curves | None, used: str) -> Chart:
         "share of clicks",
         steps=False,
         band=("95% above", "95% below"),
-        note=f"{used} 20 bins of equally many samples; band: Wilson's 95% interval.",
+        note=f"{caption} 20 bins of equally many samples; band: Wilson's 95% interval.",
     )
     bins = curves.reliability if curves is not None else []
     if bins:
@@ -335,14 +335,14 @@ def _reliability(curves: Curves | None, used: str) -> Chart:
     return chart
 
 
-def _scores(curves: Curves | None, used: str) -> Chart:
+def _scores(curves: Curves | None, caption: str) -> Chart:
     chart = Chart(
         "scores",
         "Predicted probabilities by label",
         "predicted probability",
         "density",
         steps=False,
-        note=f"{used} Each label's histogram has area 1.",
+        note=f"{caption} Each label's histogram has area 1.",
     )
     if curves is not None:
         content = curves.scores
@@ -355,8 +355,8 @@ def _scores(curves: Curves | None, used: str) -> Chart:
     return chart
 
 
-def _roc(curves: Curves | None, used: str) -> Chart:
-    chart = Chart("roc", "ROC", "false positive rate", "true positive rate", steps=False, note=used)
+def _roc(curves: Curves | None, caption: str) -> Chart:
+    chart = Chart("roc", "ROC", "false positive rate", "true positive rate", steps=False, note=caption)
     if curves is not None and curves.roc is not None:
         chart.series = [
             Series("model", [*curves.roc.fpr], [*curves.roc.tpr], "line", 0),
@@ -365,8 +365,8 @@ def _roc(curves: Curves | None, used: str) -> Chart:
     return chart
 
 
-def _pr(run: RunFiles, curves: Curves | None, used: str) -> Chart:
-    chart = Chart("pr", "Precision over recall", "recall", "precision", steps=False, note=used)
+def _pr(run: RunFiles, curves: Curves | None, caption: str) -> Chart:
+    chart = Chart("pr", "Precision over recall", "recall", "precision", steps=False, note=caption)
     if curves is not None and curves.pr is not None:
         chart.series = [Series("model", [*curves.pr.recall], [*curves.pr.precision], "line", 0)]
         base_rate = run.evaluation.figure(BASE_RATE)

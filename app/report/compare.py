@@ -66,9 +66,9 @@ def facts(run: RunFiles) -> dict[str, str]:
         "platform": str(manifest.platform),
         "threads": str(manifest.num_threads),
     }
-    made = plain_object(manifest)
+    plain_manifest = plain_object(manifest)
     for part in MADE_BY:
-        flat |= dict(flat_facts(f"{part}.", made.get(part)))
+        flat |= dict(flat_facts(f"{part}.", plain_manifest.get(part)))
     return flat
 
 
@@ -124,7 +124,7 @@ class AucComparison:
     difference: MeanDifference | None  # None: they were evaluated on different rows
     seeds: tuple[int, int]
     test: str  # the test of the difference
-    needed: int | None = None  # seeds of either that would show a difference of this size; None: too many, or unknown
+    min_seeds: int | None = None  # seeds of either that would show a difference of this size; None: too many or unknown
 
     @property
     def metric(self) -> Metric:
@@ -184,30 +184,30 @@ def window_times(run: RunFiles) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Seconds and samples [2, windows] of the log's windows, those with steps of a launch's warm-up left out."""
     excluded = int(run.config["train"].get("warmup_steps_excluded") or 0)
     starts = [part.from_step or 0 for part in run.manifest.launches]
-    kept = []
+    windows = []
     for event in run.windows:
         rate, steps, last = event.samples_per_second, event.steps, event.step
         if rate and steps and not any(last - steps < start + excluded and start < last for start in starts):
-            kept.append((steps * run.global_batch_size / rate, steps * run.global_batch_size))
-    return np.array(kept, np.float64).reshape(-1, 2).T
+            windows.append((steps * run.global_batch_size / rate, steps * run.global_batch_size))
+    return np.array(windows, np.float64).reshape(-1, 2).T
 
 
 def compare_speed(first: RunGroup, second: RunGroup) -> SpeedComparison | None:
     """The ratio over runs where either group has two, else over stretches of one run each; None without figures."""
     rates = [[run.throughput.samples_per_second for run in group.runs] for group in (first, second)]
-    known = [[rate for rate in group if rate] for group in rates]
-    if min(map(len, known)) >= 2:
-        measured = speed_ratio([1 / rate for rate in known[0]], [1 / rate for rate in known[1]])
-        return SpeedComparison(first, second, measured, f"{len(known[0])} and {len(known[1])} runs")
-    if not all(known):
+    valid_rates = [[rate for rate in group if rate] for group in rates]
+    if min(map(len, valid_rates)) >= 2:
+        measured = speed_ratio([1 / rate for rate in valid_rates[0]], [1 / rate for rate in valid_rates[1]])
+        return SpeedComparison(first, second, measured, f"{len(valid_rates[0])} and {len(valid_rates[1])} runs")
+    if not all(valid_rates):
         return None
     a, b = (batch_means(*window_times(group.runs[0])) for group in (first, second))
     if min(len(a), len(b)) < 2:
         return SpeedComparison(
-            first, second, Ratio(known[1][0] / known[0][0], None, None), "too few windows for an interval"
+            first, second, Ratio(valid_rates[1][0] / valid_rates[0][0], None, None), "too few windows for an interval"
         )
     interval = speed_ratio(a, b)
-    ratio = known[1][0] / known[0][0]  # of the runs' own figures; the windows give the interval's width
+    ratio = valid_rates[1][0] / valid_rates[0][0]  # of the runs' own figures; the windows give the interval's width
     width = ratio / interval.ratio
     low, high = (None if end is None else end * width for end in (interval.low, interval.high))
     return SpeedComparison(
@@ -230,13 +230,13 @@ def compare_auc(first: RunGroup, second: RunGroup) -> AucComparison | None:
     if len(shared) > 1:
         one, other = (np.array([entry[seed] for seed in shared]) for entry in values)
         difference, count = paired(one, other), len(shared)
-        needed = seeds_needed(difference.mean, float((other - one).std(ddof=1)))
-        return AucComparison(first, second, difference, (count, count), "paired t-test", needed)
+        min_seeds = seeds_needed(difference.mean, float((other - one).std(ddof=1)))
+        return AucComparison(first, second, difference, (count, count), "paired t-test", min_seeds)
     samples = [np.array(list(entry.values())) for entry in values]
     difference = welch(*samples)
     deviations = [float(sample.std(ddof=1)) for sample in samples if len(sample) > 1]
-    needed = seeds_needed(difference.mean, *deviations) if len(deviations) == 2 else None
-    return AucComparison(first, second, difference, seeds, "Welch's test", needed)
+    min_seeds = seeds_needed(difference.mean, *deviations) if len(deviations) == 2 else None
+    return AucComparison(first, second, difference, seeds, "Welch's test", min_seeds)
 
 
 def compare_scores(first: RunGroup, second: RunGroup) -> ScoreComparison | None:
@@ -294,8 +294,8 @@ def same_rows(first: RunFiles, second: RunFiles) -> bool:
     one, other = first.manifest.dataset, second.manifest.dataset
     splits = [run.evaluation.split for run in (first, second)]
     labels = [(dataset.labels or {}).get(str(split)) for dataset, split in zip((one, other), splits, strict=True)]
-    chosen = [[run.config["data"].get("events", {}).get(key) for key in CHOOSE_SAMPLES] for run in (first, second)]
-    same = splits[0] == splits[1] and chosen[0] == chosen[1]
+    selections = [[run.config["data"].get("events", {}).get(key) for key in CHOOSE_SAMPLES] for run in (first, second)]
+    same = splits[0] == splits[1] and selections[0] == selections[1]
     return same and (one.digest == other.digest or labels[0] == labels[1] is not None)
 
 
@@ -324,7 +324,7 @@ def _precision(run: RunFiles) -> str:
 def _parity(first: RunFiles, second: RunFiles, auc_tolerance: float, loss_tolerance: float) -> Parity:
     losses = [{event.step: event.figure("loss") for event in run.windows} for run in (first, second)]
     a, b = ({step: loss for step, loss in of_run.items() if loss is not None} for of_run in losses)
-    skipped = [of_run.keys() - known.keys() for of_run, known in zip(losses, (a, b), strict=True)]  # whole windows
+    skipped = [of_run.keys() - by_step.keys() for of_run, by_step in zip(losses, (a, b), strict=True)]  # whole windows
     common = sorted((a.keys() & b.keys()) - skipped[0] - skipped[1])
     if first.steps != second.steps or skipped[0] != skipped[1] or not common:
         return Parity(first, second, None, None, "no verdict: they did not train the same steps", None)

@@ -196,10 +196,10 @@ def _describe_scores(scores: ScoreComparison) -> tuple[str, str]:
     if difference is None:
         words = f"python -m app.evaluate run={{}} split={scores.split} keep_scores={{}}"
         rows = [(run.manifest.dataset.rows or {}).get(scores.split) or scores.rows for run in scores.at_fault]
-        again = " and ".join(
+        commands = " and ".join(
             words.format(run.directory, count) for run, count in zip(scores.at_fault, rows, strict=True)
         )
-        remedy = f"; keep the scores by {again}" if again else ""
+        remedy = f"; keep the scores by {commands}" if commands else ""
         return "bad", f"Row by row: {pair} is not compared, as {scores.reason}{remedy}."
     text = f"Row by row: {pair} on the same {scores.rows:,} rows of {scores.split}: {signed(difference.mean, 5)} in AUC"
     if difference.p is None:
@@ -239,10 +239,10 @@ def _choice(auc: AucComparison, speed: SpeedComparison | None, scores: ScoreComp
             f"Choice: none by {label}, as one seed of a configuration says nothing of its others; run at least two "
             f"seeds of each, as by python -m app.reproduce. For speed {takes}."
         )
-    if auc.needed is None:
+    if auc.min_seeds is None:
         would = "more than 10,000 seeds of each" if auc.difference.mean else "no number of seeds"
     else:
-        would = f"{auc.needed:,} seeds of each"
+        would = f"{auc.min_seeds:,} seeds of each"
     return (
         f"Choice: no difference in {label} is shown, so {takes}; {would} would show a difference of "
         f"{figure(abs(auc.difference.mean), 5)} with a probability of 0.8 at 5%."
@@ -439,16 +439,16 @@ def _charts(runs: list[RunFiles]) -> list[Chart]:
         "roc": ("model", None),
         "pr": ("model", None),
     }
-    made = []
+    comparison_charts = []
     for key, (name, title) in lines.items():
-        first = next((its[key] for its in every if key in its), None)
+        first = next((of_run[key] for of_run in every if key in of_run), None)
         if first is None:
             continue
         chart = replace(first, series=[], band=None, note="", limits=None)
         chart.title = title or chart.title
-        for number, (run, its) in enumerate(zip(runs, every, strict=True)):
-            drawn = its[key].series if key in its else []
-            series_of_run = [s for s in drawn if s.kind != "reference" and name in (None, s.name)]
+        for number, (run, of_run) in enumerate(zip(runs, every, strict=True)):
+            lines_of_run = of_run[key].series if key in of_run else []
+            series_of_run = [s for s in lines_of_run if s.kind != "reference" and name in (None, s.name)]
             chart.series += [
                 replace(series, name=run.name, color=RUN_COLORS[number % len(RUN_COLORS)])
                 for series in series_of_run[:1]
@@ -457,8 +457,8 @@ def _charts(runs: list[RunFiles]) -> list[Chart]:
             chart.series.append(Series("chance", [0, 1], [0, 1], "reference", 3))
         if chart.steps:
             chart.cut_outliers()
-        made.append(chart)
-    return made
+        comparison_charts.append(chart)
+    return comparison_charts
 
 
 def short(text: str) -> str:

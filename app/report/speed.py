@@ -47,23 +47,23 @@ def step_parts(run: RunFiles) -> list[StepPart]:
     seconds["host"] = max(0.0, 1 / steps - sum(seconds.values()))
     whole = sum(seconds.values())
     return [
-        StepPart(name, 1e3 * taken, taken / whole, COLORS[name])
-        for name, taken in seconds.items()
-        if taken or name != "exchange"
+        StepPart(name, 1e3 * duration, duration / whole, COLORS[name])
+        for name, duration in seconds.items()
+        if duration or name != "exchange"
     ]
 
 
 def limits(run: RunFiles) -> ReportTable:
     """What a run computed and moved a second and device, beside what its machine could; and energy, in the note."""
-    used = (run.summary.utilisation or {}) if run.summary else {}
+    utilisation = (run.summary.utilisation or {}) if run.summary else {}
     rows = []
-    for what, unit, achieved, ceiling in (
+    for label, unit, achieved, ceiling in (
         ("Model FLOPs, of matrix products", "GFLOP/s", "flops_per_second", "matrix_flops_per_second"),
         ("Table bytes, of memory bandwidth", "GB/s", "table_bytes_per_second", "memory_bytes_per_second"),
     ):
-        values = used.get(achieved), used.get(ceiling)
+        values = utilisation.get(achieved), utilisation.get(ceiling)
         amounts = [NOT_MEASURED if value is None else f"{value / 1e9:,.2f} {unit}" for value in values]
-        rows.append([what, *amounts, share_of_limit(run, SHARES[ceiling])])
+        rows.append([label, *amounts, share_of_limit(run, SHARES[ceiling])])
     columns = ["A second and device", "This run", "This machine's ceiling", "Share"]
     return ReportTable(columns, rows, {1, 2, 3}, f"{_why_no_ceiling(run)}Samples a second and watt: {energy(run)}.")
 
@@ -76,12 +76,12 @@ def share_of_limit(run: RunFiles, key: str) -> str:
 def _why_no_ceiling(run: RunFiles) -> str:
     """Sentences on what keeps shares from being measured; empty where they are."""
     summary, reasons = run.summary, ""
-    used = (summary.utilisation or {}) if summary else {}
-    if summary is None or not used or not run.throughput.steps_per_second:
+    utilisation = (summary.utilisation or {}) if summary else {}
+    if summary is None or not utilisation or not run.throughput.steps_per_second:
         return "Measured at the end of a run that has steps beyond its warm-up. "
-    if used.get("flops_per_second") is None:
+    if utilisation.get("flops_per_second") is None:
         reasons = "FLOPs of HSTU depend on each history's length. "
-    if used.get("memory_bytes_per_second") is None:
+    if utilisation.get("memory_bytes_per_second") is None:
         trained = (summary.seconds or {}).get("train", 0.0)
         is_short = f"it takes {MIN_TRAIN_SECONDS:.0f} s of training, and this run has {trained:.1f}"
         why = is_short if trained < MIN_TRAIN_SECONDS else "the devices have too little memory left"

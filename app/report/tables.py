@@ -48,7 +48,7 @@ def deepspark(run: RunFiles, scalability: str | None = None) -> list[str]:
     rates, memory, power = run.throughput, run.memory, (summary.power or None) if summary else None
     optimizer = config["optimizer"]
     peak = memory.device_peak_bytes or memory.host_peak_bytes
-    where = "device" if memory.device_peak_bytes else "host"
+    memory_kind = "device" if memory.device_peak_bytes else "host"
     watts = power.mean_watts if power else None
     rate = rates.samples_per_second
     return [
@@ -66,7 +66,7 @@ def deepspark(run: RunFiles, scalability: str | None = None) -> list[str]:
         f"{main.label} {run.evaluation.main_value:.4f}" if run.evaluation.is_measured else NOT_MEASURED,
         NOT_MEASURED if watts is None else f"{watts:,.0f} W",
         scalability or "one world size; see compare",
-        NOT_MEASURED if peak is None else f"{size(peak)} × {run.world_size} ({where} peak)",
+        NOT_MEASURED if peak is None else f"{size(peak)} × {run.world_size} ({memory_kind} peak)",
         _stability(run),
     ]
 
@@ -177,16 +177,16 @@ def _exchanged(run: RunFiles, table: TableSize, entry: PlannedTable | None, vect
 def rank_loads(run: RunFiles) -> ReportTable:
     """Bytes of weights on each rank."""
     plan, tables = run.manifest.plan or {}, run.manifest.tables or {}
-    load, held = [0.0] * run.world_size, [0] * run.world_size
+    load, counts = [0.0] * run.world_size, [0] * run.world_size
     for name, table in tables.items():
         entry = plan.get(name)
         ranks = (entry.ranks if entry else None) or range(run.world_size)
         is_copied = entry is not None and entry.type == "data_parallel"
         for rank in ranks:
-            held[rank] += 1
+            counts[rank] += 1
             load[rank] += table.bytes if is_copied else table.bytes / len(ranks)
     mean = sum(load) / len(load) or 1.0
-    rows = [[str(rank), str(held[rank]), size(load[rank]), f"{load[rank] / mean:.2f}"] for rank in range(len(load))]
+    rows = [[str(rank), str(counts[rank]), size(load[rank]), f"{load[rank] / mean:.2f}"] for rank in range(len(load))]
     return ReportTable(["Rank", "Tables", "Weights", "Of the mean"], rows, {0, 1, 2, 3})
 
 
@@ -253,8 +253,8 @@ def _train_steps(run: RunFiles) -> int:
     """Steps that the training loss of the summary is the mean of; older summaries do not say."""
     steps = run.summary.steps if run.summary else 0
     covered = (run.summary.covers or {}).get("train") if run.summary else None
-    known = covered.steps if covered else UNSET
-    return min(int(run.config["train"]["log_every_steps"]), steps) if known is UNSET else known
+    num_steps = covered.steps if covered else UNSET
+    return min(int(run.config["train"]["log_every_steps"]), steps) if num_steps is UNSET else num_steps
 
 
 def halves(table: ReportTable) -> list[ReportTable]:

@@ -75,11 +75,11 @@ def truth(run: RunFiles) -> Truth | None:
     scores = (bayes.splits or {}).get(str(run.evaluation.split))
     entropy = baseline(run.evaluation.figure(BASE_RATE))[LOGLOSS]
     if scores is None or scores.sampled_auc is None or scores.sampled_logloss is None or entropy is None:
-        known = {AUC: bayes.auc, NE: bayes.ne, LOGLOSS: bayes.logloss, ACCURACY: bayes.accuracy}
-        return Truth(known, f"all {count(bayes.rows)} rows")
+        best_possible = {AUC: bayes.auc, NE: bayes.ne, LOGLOSS: bayes.logloss, ACCURACY: bayes.accuracy}
+        return Truth(best_possible, f"all {count(bayes.rows)} rows")
     logloss = scores.sampled_logloss
-    known = {AUC: scores.sampled_auc, NE: logloss / entropy, LOGLOSS: logloss, ACCURACY: None}
-    return Truth(known, f"the same {count(scores.rows)} rows")
+    best_possible = {AUC: scores.sampled_auc, NE: logloss / entropy, LOGLOSS: logloss, ACCURACY: None}
+    return Truth(best_possible, f"the same {count(scores.rows)} rows")
 
 
 def comparisons(run: RunFiles) -> list[ComparisonRow]:
@@ -99,12 +99,12 @@ def comparisons(run: RunFiles) -> list[ComparisonRow]:
             ComparisonRow("Majority class", constant, None, "the base rate predicted for everybody: must be beaten")
         )
     for name, one in baselines_of(run).items():
-        known_figures = {**dict.fromkeys(COMPARED), AUC: one.auc, NE: one.ne}
+        baseline_figures = {**dict.fromkeys(COMPARED), AUC: one.auc, NE: one.ne}
         remark = f"a simpler model on the same splits{_sample_of(run)}"
-        rows.append(ComparisonRow(f"{name[0].upper()}{name[1:]}", known_figures, None, remark))
-    if known := truth(run):
-        remark = f"the true probabilities of {known.rows}: cannot be beaten but by chance"
-        rows.append(ComparisonRow("Ground-truth model", known.figures, None, remark))
+        rows.append(ComparisonRow(f"{name[0].upper()}{name[1:]}", baseline_figures, None, remark))
+    if ground_truth := truth(run):
+        remark = f"the true probabilities of {ground_truth.rows}: cannot be beaten but by chance"
+        rows.append(ComparisonRow("Ground-truth model", ground_truth.figures, None, remark))
     published = run.config.get("published") or {}
     if published.get("source") or any(published.get(key) is not None for key in (*figures, "samples_per_second")):
         rows.append(
@@ -131,15 +131,15 @@ def sentences(run: RunFiles) -> list[tuple[str, str]]:
 
 
 def _status(run: RunFiles) -> tuple[str, str]:
-    done = f"{plural(run.steps, 'step')} of {run.global_batch_size:,} samples"
+    work = f"{plural(run.steps, 'step')} of {run.global_batch_size:,} samples"
     sentences = {
-        "completed": ("good", f"Completed: {done}{_early(run)}."),
-        "target_reached": ("good", f"Target reached (AUC {run.config['train'].get('target_auc')}): {done}."),
-        "interrupted": ("bad", f"Interrupted after {done}; the same command resumes from there."),
-        "failed": ("bad", f"Failed after {done}: {_reason(run)}"),
-        UNFINISHED: ("bad", f"No summary after {done}: still running, or killed; the same command resumes from there."),
+        "completed": ("good", f"Completed: {work}{_early(run)}."),
+        "target_reached": ("good", f"Target reached (AUC {run.config['train'].get('target_auc')}): {work}."),
+        "interrupted": ("bad", f"Interrupted after {work}; the same command resumes from there."),
+        "failed": ("bad", f"Failed after {work}: {_reason(run)}"),
+        UNFINISHED: ("bad", f"No summary after {work}: still running, or killed; the same command resumes from there."),
     }
-    return sentences.get(run.status, ("plain", f"{run.status}: {done}."))
+    return sentences.get(run.status, ("plain", f"{run.status}: {work}."))
 
 
 def _early(run: RunFiles) -> str:
@@ -175,8 +175,8 @@ def _quality(run: RunFiles) -> list[tuple[str, str]]:
         sentences.append(against)
     sentences += [("bad", f"{sentence}.") for sentence in shortcomings(run.last_evaluation, run.best, keeps_best)]
     sentences += _faults_of_data(run)
-    known = truth(run)
-    true_auc, true_ne = (known.figures[key] if known else None for key in (AUC, NE))
+    ground_truth = truth(run)
+    true_auc, true_ne = (ground_truth.figures[key] if ground_truth else None for key in (AUC, NE))
     if true_auc is not None and true_ne is not None:
         text = f"AUC {true_auc - auc:.4f} below its {true_auc:.4f}, NE {ne - true_ne:.4f} above its {true_ne:.4f}."
         sentences.append(("plain", f"Gap to the ground-truth model: {text}"))
@@ -203,23 +203,23 @@ def baselines_of(run: RunFiles) -> dict[str, Baseline]:
     if baselines is None or baselines.split != run.evaluation.split:
         return {}
     column = baselines.columns.rest.get("column") if baselines.columns else None
-    named = {
+    by_name = {
         f"the label rates of {column} alone": baselines.columns,
         "logistic regression": baselines.lr,
         "boosted trees": baselines.trees,
     }
-    return {name: one for name, one in named.items() if one is not None}
+    return {name: one for name, one in by_name.items() if one is not None}
 
 
 def baselines_sentence(run: RunFiles) -> tuple[str, str] | None:
     """Whether the model earns its keep: the sentence with its kind, good, bad or plain; None without baselines."""
     auc, baselines = run.evaluation.auc, baselines_of(run)
-    known = {name: one.auc for name, one in baselines.items() if one.auc is not None}
-    if auc is None or not known:
+    aucs = {name: one.auc for name, one in baselines.items() if one.auc is not None}
+    if auc is None or not aucs:
         return None
-    best = max(known, key=lambda name: known[name])
-    gain, error = auc - known[best], _two_errors(run)
-    others = ", ".join(f"{name} {value:.4f}" for name, value in known.items())
+    best = max(aucs, key=lambda name: aucs[name])
+    gain, error = auc - aucs[best], _two_errors(run)
+    others = ", ".join(f"{name} {value:.4f}" for name, value in aucs.items())
     of = f"AUC {auc:.4f} against {others}{_sample_of(run)}"
     if error is None:
         side = "below" if gain < 0 else "above"
@@ -250,8 +250,8 @@ def _sample_of(run: RunFiles) -> str:
         ("trained on", baselines.rows, baselines.of_rows),
         ("scored on", baselines.eval_rows, baselines.of_eval_rows),
     ]
-    shown = [f"{what} {rows:,} of {of:,} rows" for what, rows, of in parts if rows < of]
-    return f"; baselines {' and '.join(shown)}" if shown else ""
+    phrases = [f"{purpose} {rows:,} of {of:,} rows" for purpose, rows, of in parts if rows < of]
+    return f"; baselines {' and '.join(phrases)}" if phrases else ""
 
 
 def _speed(run: RunFiles) -> list[tuple[str, str]]:
@@ -265,9 +265,9 @@ def _promises(run: RunFiles) -> list[tuple[str, str]]:
     sentences = []
     min_auc = published.get("least_auc")
     if min_auc is not None and auc is not None:
-        kept = auc >= min_auc
-        does = "Keeps" if kept else "Misses"
-        sentences.append(("good" if kept else "bad", f"{does} what {recipe} promises: AUC of at least {min_auc:.4f}."))
+        holds = auc >= min_auc
+        does = "Keeps" if holds else "Misses"
+        sentences.append(("good" if holds else "bad", f"{does} what {recipe} promises: AUC of at least {min_auc:.4f}."))
     if reason := not_comparable(run, published):
         return [*sentences, ("plain", reason)]
     tolerance = published.get("tolerance")

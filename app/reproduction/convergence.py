@@ -16,23 +16,23 @@ INSTALL = "pip install mlperf-logging"
 
 def check_convergence(benchmark: str, runs: Sequence[Path]) -> str:
     """What the checker says of the logs of runs, one a seed; or why it was not asked."""
-    what = f"MLPerf's reference convergence ({benchmark})"
+    title = f"MLPerf's reference convergence ({benchmark})"
     logs = [run / MLPERF_LOG for run in runs if (run / MLPERF_LOG).is_file()]
     if benchmark not in RULESETS:
-        return f"{what}: not checked, as the rules have no points of it."
+        return f"{title}: not checked, as the rules have no points of it."
     if importlib.util.find_spec("mlperf_logging") is None:
-        return f"{what}: not checked; install the checker by `{INSTALL}`, and run the same command again."
+        return f"{title}: not checked; install the checker by `{INSTALL}`, and run the same command again."
     if not logs:
-        return f"{what}: not checked, as no run has a log ({MLPERF_LOG})."
+        return f"{title}: not checked, as no run has a log ({MLPERF_LOG})."
     with tempfile.TemporaryDirectory() as directory:
         for number, log in enumerate(logs):
             shutil.copy(log, Path(directory) / f"result_{number}.txt")
         command = [sys.executable, "-m", "mlperf_logging.rcp_checker", directory, "--rcp_version", RULESETS[benchmark]]
         command += ["--log_output", str(Path(directory) / "rcp_checker.log")]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    reports = [line.partition(" - ")[2] for line in done.stderr.splitlines() if "RCP test" in line]
-    verdict = reports[-1].partition(", consider")[0] if reports else f"the checker failed: {_last_line(done.stderr)}"
-    return f"{what}, rules {RULESETS[benchmark]}, {len(logs)} logs: {verdict}."
+        process = subprocess.run(command, capture_output=True, text=True, check=False)
+    reports = [line.partition(" - ")[2] for line in process.stderr.splitlines() if "RCP test" in line]
+    verdict = reports[-1].partition(", consider")[0] if reports else f"the checker failed: {_last_line(process.stderr)}"
+    return f"{title}, rules {RULESETS[benchmark]}, {len(logs)} logs: {verdict}."
 
 
 def _last_line(text: str) -> str:

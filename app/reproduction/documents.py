@@ -112,9 +112,9 @@ class Reproduction(OpenDocument, kw_only=True):
 
     def figure_of(self, metric: str) -> SeedFigure | None:
         """The figure of a metric that is published; else that of the test split, else of the evaluated one."""
-        known = [figure for figure in self.figures if figure.metric == metric and figure.mean is not None]
-        known.sort(key=lambda figure: (figure.published is None, figure.split != "test"))
-        return known[0] if known else None
+        candidates = [figure for figure in self.figures if figure.metric == metric and figure.mean is not None]
+        candidates.sort(key=lambda figure: (figure.published is None, figure.split != "test"))
+        return candidates[0] if candidates else None
 
 
 def read_reproduction(path: Path) -> Reproduction:
@@ -124,13 +124,13 @@ def read_reproduction(path: Path) -> Reproduction:
         FileNotFoundError: there is none.
         UserError: it is none, damaged, or of another version.
     """
-    again = "make it again with python -m app.reproduce"
+    remedy = "make it again with python -m app.reproduce"
     try:
-        known = decode(path.read_bytes(), _Version)
+        header = decode(path.read_bytes(), _Version)
     except ValueError as error:
-        raise UserError(f"{path}: damaged ({error}); {again}") from error
-    if known.format != FORMAT:
-        raise UserError(f"{path}: is not of python -m app.reproduce (its format is {known.format}); remove it")
-    if known.version != VERSION:
-        raise UserError(f"{path}: of version {known.version} of its format, here {VERSION} is read; {again}")
-    return read_document(path, Reproduction, again)
+        raise UserError(f"{path}: damaged ({error}); {remedy}") from error
+    if header.format != FORMAT:
+        raise UserError(f"{path}: is not of python -m app.reproduce (its format is {header.format}); remove it")
+    if header.version != VERSION:
+        raise UserError(f"{path}: of version {header.version} of its format, here {VERSION} is read; {remedy}")
+    return read_document(path, Reproduction, remedy)

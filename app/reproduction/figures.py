@@ -60,17 +60,17 @@ def summarise(
     exit status of each seed that failed now. convergence: what the check of MLPerf's reference convergence says; empty:
     none was made.
     """
-    done = finished_runs(seeds)
-    last, published = done[-1].run if done else None, config.published
+    runs = finished_runs(seeds)
+    last, published = runs[-1].run if runs else None, config.published
     manifest = last.manifest if last else None
-    reason = why_no_verdict(config, of_runs, done)
-    figures = figures_of(config, done, is_judged=reason is None)
+    reason = why_no_verdict(config, of_runs, runs)
+    figures = figures_of(config, runs, is_judged=reason is None)
     records = [_record(seed, failed.get(seed.number)) for seed in seeds]
-    words = ["python", "-m", "app.reproduce", *redact_arguments(_own(config)), *redact_arguments(arguments)]
+    words = ["python", "-m", "app.reproduce", *redact_arguments(_command_keys(config)), *redact_arguments(arguments)]
     dataset = manifest.dataset if manifest else None
     seconds = [run.seconds for run in records if run.seconds is not None]
     joules = [run.joules for run in records if run.joules is not None]
-    commits = {run.run.manifest.commit for run in done}
+    commits = {run.run.manifest.commit for run in runs}
     return Reproduction(
         recipe=config.run.name,
         command=shlex.join(words),
@@ -92,15 +92,15 @@ def summarise(
         machine=devices(manifest) if manifest else None,
         versions=(manifest.versions or {}) if manifest else {},
         commit=commits.pop() if len(commits) == 1 else None,
-        dirty=any(run.run.manifest.code and run.run.manifest.code.dirty_diff_sha256 for run in done),
+        dirty=any(run.run.manifest.code and run.run.manifest.code.dirty_diff_sha256 for run in runs),
         seconds=sum(seconds) if seconds else None,
         joules=sum(joules) if joules and len(joules) == len(seconds) else None,
         reference_convergence=convergence or None,
         verdict=[
             *_progress(records, failed),
-            *_equality(done),
+            *_equality(runs),
             *_means(figures),
-            *_against_published(config, figures, reason, done),
+            *_against_published(config, figures, reason, runs),
             *_promise(config, figures),
             *_target(config, records),
             *([("plain", convergence)] if convergence else []),
@@ -109,7 +109,7 @@ def summarise(
     )
 
 
-def _own(config: ReproduceConfig) -> list[str]:
+def _command_keys(config: ReproduceConfig) -> list[str]:
     """The keys of the command itself that are not at their defaults, but for the registry's place."""
     out = None if config.out == f"runs/{config.run.name}" else config.out
     values = {"out": out, "processes": config.processes, "sbatch": config.sbatch}
@@ -141,9 +141,9 @@ def _record(seed: Seed, status: int | None) -> SeedRun:
     )
 
 
-def why_no_verdict(config: ReproduceConfig, of_runs: Sequence[str], done: Sequence[Finished]) -> str | None:
+def why_no_verdict(config: ReproduceConfig, of_runs: Sequence[str], runs: Sequence[Finished]) -> str | None:
     """Why the figures are not held against the published ones; None: they are, or there is none."""
-    digests = {run.run.manifest.dataset.digest or "none" for run in done}
+    digests = {run.run.manifest.dataset.digest or "none" for run in runs}
     if len(digests) > 1:
         return (
             f"The seeds were trained on different datasets (digests {', '.join(sorted(each[:12] for each in digests))}"
@@ -152,36 +152,36 @@ def why_no_verdict(config: ReproduceConfig, of_runs: Sequence[str], done: Sequen
     if config.data.scale is DataScale.tiny:
         return "Of the recipe's tiny form on generated rows (data.scale=tiny), so there is no verdict."
     published = {**vars(config.published)}
-    for each in done:
+    for each in runs:
         if (reason := not_comparable(each.run, published)) is not None:
             return f"{reason.removesuffix('.')}; the dataset is {each.run.manifest.dataset.path}."
-    of_config = [key for key in _differing(done) if is_of_recipe(key) and _is_of_config(key, done[0].run)]
+    of_config = [key for key in _differing(runs) if is_of_recipe(key) and _is_of_config(key, runs[0].run)]
     if of_config:
         return f"The configurations of the seeds differ ({', '.join(of_config)}), so there is no verdict."
-    if changed := changed_keys(of_runs):
-        return f"The recipe was changed ({' '.join(changed)}), so there is no verdict on the published figure."
+    if recipe_changes := changed_keys(of_runs):
+        return f"The recipe was changed ({' '.join(recipe_changes)}), so there is no verdict on the published figure."
     return None
 
 
-def figures_of(config: ReproduceConfig, done: Sequence[Finished], is_judged: bool) -> list[SeedFigure]:
+def figures_of(config: ReproduceConfig, runs: Sequence[Finished], is_judged: bool) -> list[SeedFigure]:
     """The main metrics of each split, and what else is published, over the finished runs."""
     published = config.published
     evaluated = {metric: getattr(published, metric) for metric in PUBLISHED}
-    of_numbers = any(figures.main == RMSE for finished in done for figures in finished.splits.values())
+    of_numbers = any(figures.main == RMSE for run in runs for figures in run.splits.values())
     tested = {AUC: published.test_auc, LOGLOSS: published.test_logloss}
     figures = []
-    for split in dict.fromkeys(name for each in done for name in each.splits):
+    for split in dict.fromkeys(name for each in runs for name in each.splits):
         of_split = evaluated if split == config.eval.split else tested
         for metric in (RMSE, MAE) if of_numbers else (AUC, LOGLOSS, NE, ACCURACY, HR, NDCG):
             reference = of_split.get(metric)
             if metric in (ACCURACY, HR, NDCG) and reference is None:
                 continue
-            of_seed = {each.seed: each.splits[split].figure(metric) for each in done if split in each.splits}
+            of_seed = {each.seed: each.splits[split].figure(metric) for each in runs if split in each.splits}
             values = [value for value in of_seed.values() if value is not None]
             measured = spread(values) if values else None
             judged = is_inside(measured, reference, published.tolerance)
             if judged is not None and is_target(config, split, metric):
-                judged = not _missed(done)
+                judged = not _count_misses(runs)
             figures.append(
                 SeedFigure(
                     split=split,
@@ -205,9 +205,9 @@ def is_target(config: ReproduceConfig, split: str, metric: str) -> bool:
     return (metric, split) == (AUC, config.eval.split) and target is not None and target == config.published.auc
 
 
-def _missed(done: Sequence[Finished]) -> int:
+def _count_misses(runs: Sequence[Finished]) -> int:
     """The number of finished runs that ended without reaching the target of training."""
-    return sum(each.run.status != "target_reached" for each in done)
+    return sum(each.run.status != "target_reached" for each in runs)
 
 
 def is_inside(measured: Spread | None, reference: float | None, tolerance: float | None) -> bool | None:
@@ -218,9 +218,9 @@ def is_inside(measured: Spread | None, reference: float | None, tolerance: float
 
 
 def _progress(records: Sequence[SeedRun], failed: dict[int, int]) -> list[tuple[str, str]]:
-    done = [run for run in records if run.status in DONE]
+    num_complete = sum(run.status in DONE for run in records)
     sentences = [
-        ("good" if len(done) == len(records) else "bad", f"{len(done)} of {plural(len(records), 'seed')} done.")
+        ("good" if num_complete == len(records) else "bad", f"{num_complete} of {plural(len(records), 'seed')} done.")
     ]
     for run in records:
         if run.error is not None:
@@ -232,9 +232,9 @@ def _progress(records: Sequence[SeedRun], failed: dict[int, int]) -> list[tuple[
     return sentences
 
 
-def _differing(done: Sequence[Finished]) -> list[str]:
+def _differing(runs: Sequence[Finished]) -> list[str]:
     """The keys in which the runs differ, but for those beside learning and speed."""
-    return [key for key in differences([each.run for each in done])[0] if not key.startswith(BESIDE)] if done else []
+    return [key for key in differences([each.run for each in runs])[0] if not key.startswith(BESIDE)] if runs else []
 
 
 def _is_of_config(key: str, run: RunFiles) -> bool:
@@ -242,9 +242,9 @@ def _is_of_config(key: str, run: RunFiles) -> bool:
     return group in run.config and group not in MADE_BY
 
 
-def _equality(done: Sequence[Finished]) -> list[tuple[str, str]]:
+def _equality(runs: Sequence[Finished]) -> list[tuple[str, str]]:
     """What differs between the runs besides their seeds."""
-    keys = _differing(done)
+    keys = _differing(runs)
     return [("bad", f"The runs were not made alike; they differ in {', '.join(keys)}.")] if keys else []
 
 
@@ -267,7 +267,7 @@ def _means(figures: Sequence[SeedFigure]) -> list[tuple[str, str]]:
 
 
 def _against_published(
-    config: ReproduceConfig, figures: Sequence[SeedFigure], reason: str | None, done: Sequence[Finished]
+    config: ReproduceConfig, figures: Sequence[SeedFigure], reason: str | None, runs: Sequence[Finished]
 ) -> list[tuple[str, str]]:
     compared = [each for each in figures if each.published is not None]
     if not compared:
@@ -280,18 +280,18 @@ def _against_published(
     if reason is not None:
         return [("plain", reason)]
     return [
-        _judged_by_target(each, _missed(done), len(done))
+        _judged_by_target(each, _count_misses(runs), len(runs))
         if is_target(config, each.split, each.metric) and each.inside is not None
         else _judged(each)
         for each in compared
     ]
 
 
-def _judged_by_target(each: SeedFigure, missed: int, seeds: int) -> tuple[str, str]:
+def _judged_by_target(each: SeedFigure, misses: int, seeds: int) -> tuple[str, str]:
     beside = f"the published {METRICS[each.metric].title} of {each.split}, {figure(each.published, DIGITS)}"
-    if not missed:
+    if not misses:
         return "good", f"Reproduced: each of {plural(seeds, 'seed')} reached {beside}, at which training stops."
-    return "bad", f"Not reproduced: {missed} of {plural(seeds, 'seed')} did not reach {beside}, the target of training."
+    return "bad", f"Not reproduced: {misses} of {plural(seeds, 'seed')} did not reach {beside}, the target of training."
 
 
 def _judged(each: SeedFigure) -> tuple[str, str]:
@@ -299,8 +299,8 @@ def _judged(each: SeedFigure) -> tuple[str, str]:
     assert reference is not None
     beside = f"{label} of {each.split}: published {figure(reference, DIGITS)}"
     if each.mean is None or each.low is None or each.high is None:
-        known = "" if each.mean is None else f", here {figure(each.mean, DIGITS)}"
-        return "plain", f"{beside}{known}; an interval takes two finished seeds at least, so there is no verdict."
+        mean_text = "" if each.mean is None else f", here {figure(each.mean, DIGITS)}"
+        return "plain", f"{beside}{mean_text}; an interval takes two finished seeds at least, so there is no verdict."
     measured = (
         f"mean {figure(each.mean, DIGITS)}, 95% interval {figure(each.low, DIGITS)} to {figure(each.high, DIGITS)}"
     )
@@ -340,7 +340,7 @@ def _target(config: ReproduceConfig, records: Sequence[SeedRun]) -> list[tuple[s
     if config.train.target_auc is None:
         return []
     samples = [run.samples_to_target for run in records if run.samples_to_target is not None]
-    missed = sum(run.status == "completed" for run in records)
+    misses = sum(run.status == "completed" for run in records)
     sentences = []
     if samples:
         mean, _, low, high = spread(samples)
@@ -352,8 +352,8 @@ def _target(config: ReproduceConfig, records: Sequence[SeedRun]) -> list[tuple[s
                 f"{plural(len(samples), 'seed')}.",
             )
         )
-    if missed:
-        sentences.append(("bad", f"{plural(missed, 'seed')} did not reach AUC {config.train.target_auc}."))
+    if misses:
+        sentences.append(("bad", f"{plural(misses, 'seed')} did not reach AUC {config.train.target_auc}."))
     return sentences
 
 

@@ -21,16 +21,16 @@ VERSIONS = ("python", "torch", "torchrec", "fbgemm-gpu", "fbgemm_gpu-cpu", "nump
 
 
 def reproduction_page(
-    config: ReproduceConfig, document: Reproduction, done: Sequence[Finished], directory: Path
+    config: ReproduceConfig, document: Reproduction, runs: Sequence[Finished], directory: Path
 ) -> str:
-    """The HTML of a reproduction whose files are in `directory`; `done` are its finished runs."""
-    drawn = _charts(document, done)
-    differing = differences([each.run for each in done])[0] if done else {}
+    """The HTML of a reproduction whose files are in `directory`; `runs` are its finished ones."""
+    charts = _charts(document, runs)
+    differing = differences([each.run for each in runs])[0] if runs else {}
     differing.pop("train.seed", None)
     return render(
         "reproduce.html.j2",
         directory,
-        drawn,
+        charts,
         title=f"{document.recipe} at {plural(document.seeds, 'seed')}",
         tiles=_tiles(document),
         sentences=document.verdict,
@@ -38,11 +38,11 @@ def reproduction_page(
         seeds=_seeds(document),
         source=_beside_source(config, document),
         differing=ReportTable(
-            ["Key", *(f"seed {each.seed}" for each in done)],
+            ["Key", *(f"seed {each.seed}" for each in runs)],
             [[key, *map(short, row)] for key, row in differing.items()],
             set(),
         ),
-        charts_of_seeds=drawn,
+        charts_of_seeds=charts,
         command=document.command,
     )
 
@@ -156,7 +156,7 @@ def _short(md5: str) -> str:
     return f"{md5[:SHORTEST]}…"
 
 
-def _charts(document: Reproduction, done: Sequence[Finished]) -> list[Chart]:
+def _charts(document: Reproduction, runs: Sequence[Finished]) -> list[Chart]:
     """The AUC, or RMSE, of each seed with the mean's interval, and the evaluations of all runs over the steps."""
     charts = []
     main, label = document.figure_of(document.main), METRICS[document.main].label
@@ -177,7 +177,7 @@ def _charts(document: Reproduction, done: Sequence[Finished]) -> list[Chart]:
             chart.series.append(Series("published", ends, [main.published] * len(ends), "reference", 4))
         charts.append(chart)
     course = Chart("course", f"{label} of the evaluations", "step", label)
-    for number, each in enumerate(done):
+    for number, each in enumerate(runs):
         (of_run,) = [chart for chart in quality_charts(each.run) if chart.key == document.main]
         (series,) = [series for series in of_run.series if series.kind != "reference"]
         series.name, series.color, series.kind = f"seed {each.seed}", RUN_COLORS[number % len(RUN_COLORS)], "line"

@@ -99,7 +99,7 @@ def training_arguments(arguments: Sequence[str]) -> list[str]:
     Raises:
         UserError: one that each run has its own value of; or in a file, one that is not of app.train.
     """
-    own = []
+    train_arguments = []
     for argument in arguments:
         key = _key(argument)
         if key in REFUSED:
@@ -111,8 +111,8 @@ def training_arguments(arguments: Sequence[str]) -> list[str]:
                 why = REFUSED.get(others[0], f"type {others[0]}=… instead")
                 raise UserError(f"{argument}: has {others[0]}, which is not taken from a file: {why}")
         if key not in OWN_KEYS:
-            own.append(argument)
-    return with_files(AppConfig, CONFIG_DIR, own)
+            train_arguments.append(argument)
+    return with_files(AppConfig, CONFIG_DIR, train_arguments)
 
 
 def with_copied_recipe(arguments: Sequence[str], out: Path) -> list[str]:
@@ -285,7 +285,7 @@ def submit(seeds: Sequence[Seed], arguments: Sequence[str], options: str, datase
 
 
 def _output(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise UserError(f"{command[0]}: {' '.join(done.stderr.split()) or f'status {done.returncode}'}")
-    return done.stdout
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    if process.returncode:
+        raise UserError(f"{command[0]}: {' '.join(process.stderr.split()) or f'status {process.returncode}'}")
+    return process.stdout

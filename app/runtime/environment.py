@@ -25,9 +25,9 @@ def apply(config: EnvironmentConfig, with_networks: bool = True) -> list[str]:
     for name, value in config.variables.items():
         if not with_networks and name.startswith(OF_NETWORKS):
             continue
-        if (own := os.environ.get(name)) is None or name in replaced:
+        if (user_value := os.environ.get(name)) is None or name in replaced:
             os.environ[name] = value
             lines.append(f"environment: {config.name} sets {name}={value}")
-        elif own != value:
-            lines.append(f"environment: {config.name} would set {name}={value}; {own} of the environment stays")
+        elif user_value != value:
+            lines.append(f"environment: {config.name} would set {name}={value}; {user_value} of the environment stays")
     return lines

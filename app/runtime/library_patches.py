@@ -48,13 +48,13 @@ def require_tried(name: str, version: str) -> None:
         )
 
 
-def _permutation_if_used(local_split: int, num_splits: int, *settings: Any, **named: Any) -> torch.Tensor | None:
+def _permutation_if_used(local_split: int, num_splits: int, *settings: Any, **keywords: Any) -> torch.Tensor | None:
     """None for a process alone, which receives nothing.
 
     TorchRec (1.4 to 1.9, KJTAllToAll; no issue known) makes a permutation that changes nothing, copies it to the GPU at
     each step and waits for it.
     """
-    return None if num_splits == 1 else _permutation_of_received_ids(local_split, num_splits, *settings, **named)
+    return None if num_splits == 1 else _permutation_of_received_ids(local_split, num_splits, *settings, **keywords)
 
 
 def count_empty_shards(lookup: nn.Module) -> None:
@@ -69,8 +69,8 @@ def count_empty_shards(lookup: nn.Module) -> None:
     for tables in lookup.modules():
         if isinstance(tables, SplitTableBatchedEmbeddingBagsCodegen) and tables.use_cpu:
             starts = list(accumulate((max(1, rows) for rows, *_ in tables.embedding_specs), initial=0))
-            counted = [*(starts[table] for table in tables.feature_table_map), starts[-1]]
-            tables.hash_size_cumsum.copy_(torch.tensor(counted))
+            row_offsets = [*(starts[table] for table in tables.feature_table_map), starts[-1]]
+            tables.hash_size_cumsum.copy_(torch.tensor(row_offsets))
             if tables.weights_host.numel() == 0:
                 row = tables.weights_host.new_zeros(tables.max_D)
                 del tables.weights_host  # empty, it is a buffer

@@ -69,10 +69,10 @@ class Runtime:
         """Every process's array, in order of rank; all of one shape and dtype."""
         if self.world_size == 1:
             return [values]
-        own_tensor = torch.from_numpy(np.require(values, requirements=["C", "W"]))
-        tensors = [torch.empty_like(own_tensor) for _ in range(self.world_size)]
-        dist.all_gather(tensors, own_tensor)
-        return [theirs.numpy() for theirs in tensors]
+        local_tensor = torch.from_numpy(np.require(values, requirements=["C", "W"]))
+        tensors = [torch.empty_like(local_tensor) for _ in range(self.world_size)]
+        dist.all_gather(tensors, local_tensor)
+        return [tensor.numpy() for tensor in tensors]
 
     def gather_objects(self, value: Any) -> list[Any]:
         """Every process's value, which pickle can carry, in order of rank."""
@@ -205,11 +205,11 @@ def stop(failed: bool = False) -> None:
 
 def _launched() -> bool:
     """Return whether torchrun started this process."""
-    given = [name for name in LAUNCHER_VARIABLES if os.environ.get(name)]
-    if given and len(given) < len(LAUNCHER_VARIABLES):
-        missing = ", ".join(name for name in LAUNCHER_VARIABLES if name not in given)
-        raise UserError(f"environment: {given[0]} is set but not {missing}; unset it, or start with torchrun")
-    return bool(given)
+    variables = [name for name in LAUNCHER_VARIABLES if os.environ.get(name)]
+    if variables and len(variables) < len(LAUNCHER_VARIABLES):
+        missing = ", ".join(name for name in LAUNCHER_VARIABLES if name not in variables)
+        raise UserError(f"environment: {variables[0]} is set but not {missing}; unset it, or start with torchrun")
+    return bool(variables)
 
 
 def _this_generation(store: dist.Store, rank: int, world_size: int, timeout: datetime.timedelta) -> dist.Store:

@@ -58,16 +58,16 @@ def reporting_failures(rank: int, timeout_minutes: float, advice: FailureAdvice)
     except (MemoryError, OSError, RuntimeError) as error:
         text = str(error)
         if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(sign in text for sign in NO_MEMORY):
-            reason, (_, again) = (text or "Python").splitlines()[0][:200], advice.resumption()
-            message = f"out of memory ({reason}, process {rank}): {advice.less_memory}; {again}"
+            reason, (_, remedy) = (text or "Python").splitlines()[0][:200], advice.resumption()
+            message = f"out of memory ({reason}, process {rank}): {advice.less_memory}; {remedy}"
             raise OwnError(message) from error
         match = _LOST.search(text) if isinstance(error, RuntimeError) else None
         if not match:
             raise
-        resumable, again = advice.resumption()
+        resumable, remedy = advice.resumption()
         raise LostPeerError(
             f"process {rank}: another process is lost or unreachable ({match.group().lower()}; "
-            f"runtime.timeout_minutes={timeout_minutes:g}), perhaps killed for lack of memory; {again}",
+            f"runtime.timeout_minutes={timeout_minutes:g}), perhaps killed for lack of memory; {remedy}",
             resumable,
         ) from error
 

@@ -24,9 +24,9 @@ def with_user(candidates: NewRows, user: NewRows, path: Path) -> NewRows:
     } | candidates.columns
     for name, absent in candidates.absent.items():
         if name in user.columns:
-            [own] = to_list(user.columns[name])
+            [default] = to_list(user.columns[name])
             lacking = set(absent)
-            columns[name] = [own if row in lacking else value for row, value in enumerate(to_list(columns[name]))]
+            columns[name] = [default if row in lacking else value for row, value in enumerate(to_list(columns[name]))]
     return candidates._replace(columns=columns)
 
 

@@ -162,8 +162,8 @@ def save(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         torch.export.save(exported, part, extra_files={ABOUT: encode(about, indent=1)})
-        with part.open("rb") as written:
-            os.fsync(written.fileno())
+        with part.open("rb") as file:
+            os.fsync(file.fileno())
         check(torch.export.load(part))
         part.replace(path)
     except (OSError, RuntimeError) as error:  # torch's own writer raises the latter

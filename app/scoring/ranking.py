@@ -47,14 +47,14 @@ def rank(
         has_clicks: whether these are logits of clicks; else they are predicted numbers.
     """
     best = order[np.argsort(-logits[order], kind="stable")].tolist()
-    not_known = [[name for name, is_unknown in zip(features, row, strict=True) if is_unknown] for row in unknown]
+    unknown_names = [[name for name, is_unknown in zip(features, row, strict=True) if is_unknown] for row in unknown]
     if not has_clicks:
         return [
-            RankedNumber(number, names[i], float(logits[i]), not_known[i]) for number, i in enumerate(best, start=1)
+            RankedNumber(number, names[i], float(logits[i]), unknown_names[i]) for number, i in enumerate(best, start=1)
         ]
     probabilities = 1 / (1 + np.exp(-logits.astype(np.float64)))
     return [
-        Ranked(number, names[i], float(probabilities[i]), float(logits[i]), not_known[i])
+        Ranked(number, names[i], float(probabilities[i]), float(logits[i]), unknown_names[i])
         for number, i in enumerate(best, start=1)
     ]
 

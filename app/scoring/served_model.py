@@ -54,8 +54,8 @@ def packed_rows(weight: Tensor, precision: TablePrecision) -> tuple[Tensor, Tens
     return fused[:, :-SCALE_AND_BIAS_BYTES], fused[:, -SCALE_AND_BIAS_BYTES:]
 
 
-def _require_fp16(kept: Tensor, weight: Tensor, precision: TablePrecision) -> None:
-    if not kept.isfinite().all():
+def _require_fp16(fp16_values: Tensor, weight: Tensor, precision: TablePrecision) -> None:
+    if not fp16_values.isfinite().all():
         raise UserError(
             f"tables={precision.value}: a table has values up to {weight.abs().max().item():.4g}, and fp16 "
             "ends at 65,504, which they, or of integers their rows' minimum and range, are kept in; use "
@@ -168,8 +168,8 @@ class PackedRows(nn.Module):
 
 def _under(features: KeyedJaggedTensor, keys: list[str]) -> KeyedJaggedTensor:
     """The bags under these keys, in this order."""
-    there = features.keys()
-    return features if there == keys else features.permute([there.index(key) for key in keys])
+    feature_keys = features.keys()
+    return features if feature_keys == keys else features.permute([feature_keys.index(key) for key in keys])
 
 
 def unsharded(config: AppConfig, manifest: Manifest) -> DLRM:

@@ -44,14 +44,14 @@ def forecast_plan(
         shards = parts[table.name]
         for shard in shards:
             ranks[shard.rank] = ranks[shard.rank].plus(shard)
-        own, choice = _busiest(shards), choices.get(table.name)
+        busiest, choice = _busiest(shards), choices.get(table.name)
         forced = "as the plan's file says" if choice is None else f"as {choice.key}.types says"
         is_forced = choice is None or choice.is_forced
         entry = document.tables[table.name]
         entry.name, entry.num_embeddings, entry.embedding_dim = table.name, table.num_embeddings, table.embedding_dim
         entry.bytes = sum(shard.total_bytes for shard in shards)
-        entry.lookup_ms, entry.communication_ms = own.lookup_ms, own.communication_ms
-        entry.reason = forced if is_forced else _reason(plan.tables[table.name], own, ways[table.name])
+        entry.lookup_ms, entry.communication_ms = busiest.lookup_ms, busiest.communication_ms
+        entry.reason = forced if is_forced else _reason(plan.tables[table.name], busiest, ways[table.name])
     on_host = all(rank.device_bytes == 0 for rank in ranks)
     room = capacity(workload)
     headroom = room - max(rank.host_bytes if on_host else rank.device_bytes for rank in ranks)
@@ -90,9 +90,9 @@ def _busiest(shards: Sequence[Estimate]) -> Estimate:
     return max(shards, key=lambda shard: (shard.total_ms, shard.total_bytes))
 
 
-def _reason(planned: TablePlan, own: Estimate, ways: Mapping[str, Estimate]) -> str:
+def _reason(planned: TablePlan, estimate: Estimate, ways: Mapping[str, Estimate]) -> str:
     """The reason for the planner's choice, in the figures that it compared."""
-    ms, size = own.total_ms, _size(own.total_bytes)
+    ms, size = estimate.total_ms, _size(estimate.total_bytes)
     whole, copied = ways.get("table_wise"), ways.get("data_parallel")
     if planned.type == "data_parallel":
         text = f"small enough to copy ({size} a rank): its gradient takes {ms:.3f} ms"
@@ -196,10 +196,10 @@ def diff_lines(before: PlanFile, after: PlanFile, name: str) -> list[str]:
         if values[0] != values[1]:
             lines.append(f"  {key}: {values[0]} -> {values[1]}")
     figures = (("step_ms", "{:.3f} ms".format), ("imbalance", "{:.2f}".format), ("headroom_bytes", _size))
-    for key, shown in figures:
+    for key, format_figure in figures:
         forecasts = [plan.forecast.figure(key) if plan.forecast else None for plan in (before, after)]
         if forecasts[0] != forecasts[1]:
-            before_it, after_it = ("none" if figure is None else shown(figure) for figure in forecasts)
+            before_it, after_it = ("none" if figure is None else format_figure(figure) for figure in forecasts)
             lines.append(f"  {key.removesuffix('_bytes')}: {before_it} -> {after_it}")
     return [f"against {name}:", *(lines or ["  the same"])]
 

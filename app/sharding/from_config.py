@@ -37,18 +37,18 @@ def plan_for(config: AppConfig, runtime: Runtime, tables: TableArch, bag_sizes: 
     """
 
     def decided() -> str:
-        own = config.topology
+        hardware = config.topology
         numbers = {
             "nodes": runtime.world_size // runtime.local_world_size,
             "devices_per_node": runtime.local_world_size,
         }
         for key, number in numbers.items():
-            if getattr(own, key) not in (None, number):
-                raise UserError(f"topology.{key}={getattr(own, key)}: the run has {number}; leave it out")
-        counted = replace(
-            config, topology=replace(own, nodes=numbers["nodes"], devices_per_node=numbers["devices_per_node"])
+            if getattr(hardware, key) not in (None, number):
+                raise UserError(f"topology.{key}={getattr(hardware, key)}: the run has {number}; leave it out")
+        run_config = replace(
+            config, topology=replace(hardware, nodes=numbers["nodes"], devices_per_node=numbers["devices_per_node"])
         )
-        return encode(decide(counted, runtime.device, tables, bag_sizes).to_document())
+        return encode(decide(run_config, runtime.device, tables, bag_sizes).to_document())
 
     plan = Plan.from_document(decode(runtime.on_rank_0(decided), PlanFile))
     if runtime.world_size == 1 and config.sharding.qcomm != type(config.sharding.qcomm)():
@@ -97,9 +97,9 @@ def _refuse_ignored_decay(
 
 
 def _decide(config: AppConfig, device: torch.device, tables: TableArch, bag_sizes: Mapping[str, float]) -> Plan:
-    own, optimizer, name = config.topology, config.optimizer, config.optimizer.name
-    local_world_size = own.devices_per_node or 1
-    world_size = (own.nodes or 1) * local_world_size
+    hardware, optimizer, name = config.topology, config.optimizer, config.optimizer.name
+    local_world_size = hardware.devices_per_node or 1
+    world_size = (hardware.nodes or 1) * local_world_size
     parts = tables_in_order(tables)
     if config.sharding.plan is not None:
         plan = read_plan(Path(config.sharding.plan), parts, world_size, local_world_size)
@@ -119,7 +119,7 @@ def _decide(config: AppConfig, device: torch.device, tables: TableArch, bag_size
     of_tables = choices(config.sharding, optimizer, parts, device, world_size)
     if not all(choice.is_forced for choice in of_tables.values()):
         try:
-            resolved = topology.resolve(own, lambda: topology.probe(device.type), local_world_size)
+            resolved = topology.resolve(hardware, lambda: topology.probe(device.type), local_world_size)
         except UserError as error:
             if config.sharding.types is not None:
                 raise
@@ -229,8 +229,8 @@ def replicated(
     name, parameters = optimizer.name, sum(table.num_embeddings * table.embedding_dim for table in tables)
     if parameters > MAX_REPLICATED:
         of_gpus = name.algorithm.fbgemm is not None
-        where, or_a_gpu = ("FBGEMM has it on GPUs only", ", or a GPU") if of_gpus else ("FBGEMM lacks it", "")
-        cause, remedy = f"optimizer={name.value}: {where}, and torch's", "use optimizer=rowwise_adagrad, "
+        limitation, or_a_gpu = ("FBGEMM has it on GPUs only", ", or a GPU") if of_gpus else ("FBGEMM lacks it", "")
+        cause, remedy = f"optimizer={name.value}: {limitation}, and torch's", "use optimizer=rowwise_adagrad, "
         if reason is not None:
             cause, remedy, or_a_gpu = f"{reason}; that", "use ", ""
         raise UserError(

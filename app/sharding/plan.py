@@ -127,19 +127,19 @@ def shardable(key: str, kinds: Sequence[str], table: TableSpec) -> list[str]:
     Raises:
         UserError: none.
     """
-    left, reason = list(kinds), ""
+    possible, reason = list(kinds), ""
     if table.by_id:
-        left = [kind for kind in left if kind in BY_ID_TYPES]
+        possible = [kind for kind in possible if kind in BY_ID_TYPES]
         reason = (
             f"is looked up id by id (model.tables.qr_operation=mult or pooling=weighted, of bags), which can be "
             f"{', '.join(BY_ID_TYPES)}"
         )
-    if table.storage is not Storage.fp32 and "data_parallel" in left:
-        left.remove("data_parallel")
+    if table.storage is not Storage.fp32 and "data_parallel" in possible:
+        possible.remove("data_parallel")
         reason = "is not stored as fp32 (model.tables.storage), and torch would compute its update in that precision"
-    if not left:
+    if not possible:
         raise UserError(f"{key}={', '.join(kinds)}: {table.name} {reason}")
-    return left
+    return possible
 
 
 def blocks(kind: str, table: TableSpec, world_size: int, local_world_size: int, columns: int) -> list[TableBlock]:
@@ -178,12 +178,12 @@ def read_plan(path: Path, tables: Sequence[TableSpec], world_size: int, local_wo
         UserError: not a plan, or one for other tables, or for other numbers of processes.
     """
     plan, _ = load_plan("sharding.plan", path)
-    for what, planned, actual in (
+    for unit, planned, actual in (
         ("processes", plan.world_size, world_size),
         ("processes a machine", plan.local_world_size, local_world_size),
     ):
         if planned != actual:
-            raise UserError(f"sharding.plan={path}: made for {planned} {what}, but there are {actual}; plan again")
+            raise UserError(f"sharding.plan={path}: made for {planned} {unit}, but there are {actual}; plan again")
     unknown = [name for name in plan.tables if name not in {table.name for table in tables}]
     missing = [table.name for table in tables if table.name not in plan.tables]
     if unknown or missing:

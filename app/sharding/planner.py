@@ -67,9 +67,9 @@ def table_choices(
             raise UserError(f"sharding.tables.{name}: no such table or feature; there are {', '.join(sorted(names))}")
     result = {}
     for table in tables:
-        key, own = of_table(config, table.name, list(table.keys))
-        types = shardable(f"{key}.types", types_allowed(own.types, optimizer, f"{key}.types"), table)
-        kernels = kernels_allowed(own.kernels, types, own.types == AUTO_SHARDING, f"{key}.kernels")
+        key, section = of_table(config, table.name, list(table.keys))
+        types = shardable(f"{key}.types", types_allowed(section.types, optimizer, f"{key}.types"), table)
+        kernels = kernels_allowed(section.kernels, types, section.types == AUTO_SHARDING, f"{key}.kernels")
         if device_type == "cpu" and (uvm_kernels := [kernel for kernel in kernels if kernel in UVM_KERNELS]):
             raise UserError(
                 f"{key}.kernels={uvm_kernels[0]}: keeps a table in host memory for a GPU to read; a CPU's tables are "
@@ -77,7 +77,7 @@ def table_choices(
             )
         options = tuple((kind, kernel) for kind in types for kernel in kernels_of(kind, kernels))
         cached = any(kernel == "fused_uvm_caching" for _, kernel in options)
-        result[table.name] = Choice(key, options, own.min_partition, own.cache_load_factor if cached else None)
+        result[table.name] = Choice(key, options, section.min_partition, section.cache_load_factor if cached else None)
     return result
 
 
@@ -376,13 +376,13 @@ class _OptimizerState:
                 moments, of_row = len(self._algorithm.state), len(self._algorithm.row_state)
                 if option.compute_kernel == "dense":
                     moments += 1  # the gradient
-                beside, own = rows * columns * moments * FP32_BYTES, rows * of_row * FP32_BYTES
+                beside, row_state_bytes = rows * columns * moments * FP32_BYTES, rows * of_row * FP32_BYTES
                 if self._on_host:
-                    shard.storage += Storage(hbm=0, ddr=beside + own)
+                    shard.storage += Storage(hbm=0, ddr=beside + row_state_bytes)
                 elif option.compute_kernel in UVM_KERNELS:
-                    shard.storage += Storage(hbm=own, ddr=beside)
+                    shard.storage += Storage(hbm=row_state_bytes, ddr=beside)
                 else:
-                    shard.storage += Storage(hbm=beside + own, ddr=0)
+                    shard.storage += Storage(hbm=beside + row_state_bytes, ddr=0)
 
 
 class _BestPlan:

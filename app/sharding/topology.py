@@ -47,13 +47,13 @@ def probe(device_type: str) -> Device:
     return Device(properties.name, architecture, properties.total_memory / GIB)
 
 
-def known() -> dict[str, TopologyConfig]:
+def load_all() -> dict[str, TopologyConfig]:
     """The topologies of conf/topology, by name."""
     files = sorted((CONFIG_DIR / "topology").glob("*.yaml"))
     return {path.stem: _read(path) for path in files if path.stem != AUTO_TOPOLOGY}
 
 
-def named(name: str) -> TopologyConfig:
+def load(name: str) -> TopologyConfig:
     """A topology of conf/topology, or of a YAML file if the name ends like one.
 
     Raises:
@@ -61,10 +61,10 @@ def named(name: str) -> TopologyConfig:
     """
     if name.endswith((".yaml", ".yml")):
         return _read(Path(name))
-    there = known()
-    if name not in there:
-        raise UserError(f"topology={name}: not known; there are {', '.join(there)}, or give a YAML file")
-    return there[name]
+    topologies = load_all()
+    if name not in topologies:
+        raise UserError(f"topology={name}: not known; there are {', '.join(topologies)}, or give a YAML file")
+    return topologies[name]
 
 
 def resolve(config: TopologyConfig, find: Callable[[], Device], devices_per_node: int) -> TopologyConfig:
@@ -78,7 +78,7 @@ def resolve(config: TopologyConfig, find: Callable[[], Device], devices_per_node
     if config.file is not None:
         config = _over(_read(Path(config.file)), config)
     elif config.name == AUTO_TOPOLOGY and any(getattr(config, key) is None for key in HARDWARE):
-        entry = identify(find(), known())
+        entry = identify(find(), load_all())
         config = replace(_over(entry, config), name=entry.name)
     if config.architecture == "cpu":
         memory = config.memory_gib or probe("cpu").memory_gib / devices_per_node
@@ -157,12 +157,12 @@ def _read(path: Path) -> TopologyConfig:
 def _over(base: TopologyConfig, config: TopologyConfig) -> TopologyConfig:
     """`base` with the values that `config` sets itself."""
     plain = TopologyConfig()
-    own = {key: value for key, value in vars(config).items() if value != getattr(plain, key)}
-    return replace(base, **own)
+    overrides = {key: value for key, value in vars(config).items() if value != getattr(plain, key)}
+    return replace(base, **overrides)
 
 
 def _example(device: Device) -> str:
     """Return the overrides that describe this device, on one line."""
-    given = {"name": "mine", "architecture": device.architecture, "memory_gib": round(device.memory_gib)}
-    text = ", ".join(f"{key}: {value}" for key, value in {**given, **dict.fromkeys(HARDWARE[2:], "...")}.items())
+    overrides = {"name": "mine", "architecture": device.architecture, "memory_gib": round(device.memory_gib)}
+    text = ", ".join(f"{key}: {value}" for key, value in {**overrides, **dict.fromkeys(HARDWARE[2:], "...")}.items())
     return f"describe it in mine.yaml, in GiB and GB/s one way: {{{text}}}; then give topology.file=mine.yaml"

@@ -190,7 +190,7 @@ def values_of_hstu(keys: Any, config: AppConfig, world_size: int) -> Json:
     assert hstu is not None
     precision = "fp32" if arithmetic is None else arithmetic.value
     qcomm = config.sharding.qcomm
-    sent = min(qcomm.forward.value, qcomm.backward.value, key=BY_PRECISION.index)
+    comm_precision = min(qcomm.forward.value, qcomm.backward.value, key=BY_PRECISION.index)
     return {
         keys.OPT_NAME: optimizer.dense_name.algorithm.mlperf or optimizer.dense_name.value,
         keys.OPT_BASE_LR: optimizer.lr,
@@ -207,7 +207,7 @@ def values_of_hstu(keys: Any, config: AppConfig, world_size: int) -> Json:
         keys.EVAL_EVERY_DATA_PCT: config.train.eval_every_fraction,
         keys.LOWEST_NUMERICAL_PRECISION_IN_LINEAR: PRECISIONS.get(precision, precision),
         keys.LOWEST_NUMERICAL_PRECISION_IN_ATTN: PRECISIONS.get(precision, precision),
-        keys.LOWEST_NUMERICAL_PRECISION_IN_COMM: PRECISIONS.get(sent, sent),
+        keys.LOWEST_NUMERICAL_PRECISION_IN_COMM: PRECISIONS.get(comm_precision, comm_precision),
         keys.TENSOR_PARALLELISM: 1,
         keys.PIPELINE_PARALLELISM: 1,
         keys.CONTEXT_PARALLELISM: 1,
@@ -236,7 +236,7 @@ def _until(path: Path, step: int, epoch_steps: int) -> tuple[list[str], list[_En
     """
     if not path.exists():
         return [], []
-    kept, entries = [], []
+    lines, entries = [], []
     for line in path.read_text(errors="replace").splitlines(keepends=True):
         try:
             entry = decode(line.partition(PREFIX)[2], _Entry)
@@ -246,6 +246,6 @@ def _until(path: Path, step: int, epoch_steps: int) -> tuple[list[str], list[_En
         partial = entry.key == "epoch_stop" and at < epochs * epoch_steps
         past = at <= step and entry.key != "run_stop" and not partial
         if past and line.endswith("\n"):
-            kept.append(line)
+            lines.append(line)
             entries.append(entry)
-    return kept, entries
+    return lines, entries

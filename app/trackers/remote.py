@@ -19,14 +19,14 @@ class MLflow:
 
     name = "mlflow"
 
-    def __init__(self, uri: str, experiment: str, run: str, settings: Settings, kept: Path) -> None:
-        """`kept`: the file that remembers the remote run's id."""
+    def __init__(self, uri: str, experiment: str, run: str, settings: Settings, id_file: Path) -> None:
+        """`id_file`: the file that remembers the remote run's id."""
         self._client: Any = importlib.import_module("mlflow").MlflowClient(uri)
         self._entities: Any = importlib.import_module("mlflow.entities")
-        self._id, self._sent = (kept.read_text().strip(), -1) if kept.exists() else ("", -1)
+        self._id, self._last_step = (id_file.read_text().strip(), -1) if id_file.exists() else ("", -1)
         if self._id:
             history = self._client.get_metric_history(self._id, "train/loss")
-            self._sent = max((metric.step for metric in history), default=-1)
+            self._last_step = max((metric.step for metric in history), default=-1)
             self._client.set_terminated(self._id, status="RUNNING")
             return
         existing = self._client.get_experiment_by_name(experiment)
@@ -34,11 +34,11 @@ class MLflow:
         self._id = self._client.create_run(number, run_name=run).info.run_id
         params = [self._entities.Param(key, str(value)) for key, value in settings.items()]
         self._client.log_batch(self._id, params=params)
-        kept.write_text(self._id)
+        id_file.write_text(self._id)
 
     def event(self, event: AnyEvent) -> None:
         """Those that were sent before an interruption are not sent again."""
-        if event.step > self._sent:
+        if event.step > self._last_step:
             stamp, step = time.time_ns() // 1_000_000, event.step
             metrics = [self._entities.Metric(tag, value, stamp, step) for tag, value in figures(event).items()]
             self._client.log_batch(self._id, metrics=metrics, synchronous=False)
@@ -46,8 +46,8 @@ class MLflow:
     def curves(self, curves: Curves) -> None: ...
 
     def close(self, summary: Summary | None) -> None:
-        done = summary is not None and summary.status in ("completed", "target_reached")
-        self._client.set_terminated(self._id, status="FINISHED" if done else "FAILED")
+        is_complete = summary is not None and summary.status in ("completed", "target_reached")
+        self._client.set_terminated(self._id, status="FINISHED" if is_complete else "FAILED")
 
 
 class WeightsAndBiases:
@@ -55,14 +55,14 @@ class WeightsAndBiases:
 
     name = "wandb"
 
-    def __init__(self, project: str, run: str, settings: Settings, kept: Path) -> None:
-        """`kept`: the file that remembers the run's id; W&B's own files lie beside it."""
+    def __init__(self, project: str, run: str, settings: Settings, id_file: Path) -> None:
+        """`id_file`: the file that remembers the run's id; W&B's own files lie beside it."""
         wandb: Any = importlib.import_module("wandb")
-        number = kept.read_text().strip() if kept.exists() else uuid.uuid4().hex
+        number = id_file.read_text().strip() if id_file.exists() else uuid.uuid4().hex
         self._run = wandb.init(
-            project=project, name=run, id=number, resume="allow", config=dict(settings), dir=str(kept.parent)
+            project=project, name=run, id=number, resume="allow", config=dict(settings), dir=str(id_file.parent)
         )
-        kept.write_text(number)
+        id_file.write_text(number)
 
     def event(self, event: AnyEvent) -> None:
         """W&B takes steps in order only: earlier ones are left out."""
@@ -72,8 +72,8 @@ class WeightsAndBiases:
     def curves(self, curves: Curves) -> None: ...
 
     def close(self, summary: Summary | None) -> None:
-        done = summary is not None and summary.status in ("completed", "target_reached")
-        self._run.finish(exit_code=0 if done else 1)
+        is_complete = summary is not None and summary.status in ("completed", "target_reached")
+        self._run.finish(exit_code=0 if is_complete else 1)
 
 
 def start_mlflow(setting: Setting) -> MLflow:

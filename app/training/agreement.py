@@ -47,19 +47,19 @@ def require_same_program(config: AppConfig, runtime: Runtime) -> None:
         )
 
 
-def load_same_manifest(root: Path, runtime: Runtime, made: bool) -> tuple[Manifest, bool]:
+def load_same_manifest(root: Path, runtime: Runtime, is_new: bool) -> tuple[Manifest, bool]:
     """The dataset's manifest, and whether all machines read the same files; a collective call.
 
     Args:
         root: the dataset's directory on this machine.
         runtime: this process of the job.
-        made: whether rank 0 has just made the dataset, which may take a while to be there on other machines.
+        is_new: whether rank 0 has just made the dataset, which may take a while to be there on other machines.
 
     Raises:
         UserError: names the machine that has no dataset or another one, on all of them.
     """
     path, fault, manifest = root / MANIFEST_NAME, None, None
-    if made and runtime.rank > 0:
+    if is_new and runtime.rank > 0:
         shared_files.wait_until(path.is_file)
     try:
         manifest = load_manifest(root)
@@ -110,13 +110,13 @@ def require_shared(directory: Path, runtime: Runtime, timeout_minutes: float) ->
             return False
 
     seconds = shared_files.patience(timeout_minutes)
-    seen = _by_host({"seen": shared_files.wait_until(is_there, seconds)}, runtime)
+    by_host = _by_host({"seen": shared_files.wait_until(is_there, seconds)}, runtime)
     if runtime.rank == 0:
         path.unlink(missing_ok=True)
-    apart = [host for host, facts in seen.items() if not facts["seen"]]
+    apart = [host for host, facts in by_host.items() if not facts["seen"]]
     if apart:
         raise UserError(
-            f"run.dir={directory}: files of {next(iter(seen))} are not there on {_some(apart)} after "
+            f"run.dir={directory}: files of {next(iter(by_host))} are not there on {_some(apart)} after "
             f"{seconds:.0f} s; give run.dir on a file system that all machines share"
         )
 

@@ -39,14 +39,14 @@ class Checkpointer:
             UserError: names the directory, the bytes needed and free, and the remedy.
         """
         size = model_state.stored_bytes(model_state.tensors_of(self._session.model, self._session.optimizer))
-        there = [path for checkpoint in files.whole_checkpoints(self._directory) for path in checkpoint.iterdir()]
+        old_files = [path for checkpoint in files.whole_checkpoints(self._directory) for path in checkpoint.iterdir()]
         remaining, whole = length.total_steps - step, max(1, length.total_steps)
         evaluations = int(remaining // (length.distance or whole)) if self.config.keep_best else 0
         number = self.config.keep + 1 + (evaluations > 1)  # an old one is removed when the new one is complete
         if self.config.every_minutes is None:
             number = min(number, 1 + (remaining - 1) // (self.config.every_steps or whole) + evaluations)
-        needed = max(size, number * size - sum(path.stat().st_size for path in there))
-        need = Need(self._directory, needed, f"for checkpoints of {in_words(size)}, up to {number} at a time")
+        num_bytes = max(size, number * size - sum(path.stat().st_size for path in old_files))
+        need = Need(self._directory, num_bytes, f"for checkpoints of {in_words(size)}, up to {number} at a time")
         self._session.runtime.on_rank_0(lambda: require_room([need], NO_SPACE))
 
     def due(self, step: int) -> bool:
@@ -84,10 +84,10 @@ class Checkpointer:
 
     def report_finished(self) -> None:
         """Report each checkpoint that was completed since the last call."""
-        for written in self._saver.finished():
-            values = {"write_seconds": written.seconds, "stall_seconds": self._stalls.pop(written.step)}
-            about: Json = {"path": written.path.name, **values}
-            self._recorder.event(OtherEvent(event="checkpoint", step=written.step, rest=about))
+        for checkpoint in self._saver.finished():
+            values = {"write_seconds": checkpoint.seconds, "stall_seconds": self._stalls.pop(checkpoint.step)}
+            about: Json = {"path": checkpoint.path.name, **values}
+            self._recorder.event(OtherEvent(event="checkpoint", step=checkpoint.step, rest=about))
 
     def failed(self) -> bool:
         """Return whether a checkpoint could not be written; `wait` raises the reason."""

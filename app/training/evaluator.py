@@ -42,7 +42,7 @@ class Evaluator:
         Raises:
             EvaluationInterrupted: the run was asked to stop.
         """
-        spent = self._timer.spent["eval"]
+        seconds_before = self._timer.seconds["eval"]
         with self._timer.apart("eval"):
             result, logits, labels = self._session.evaluate(self._config.split, self._stop.requested)
             curves = None
@@ -52,7 +52,7 @@ class Evaluator:
                 )
             set_step(self._session.optimizer, self._state.updates)
         self._recorder.curves(curves)
-        self._recorder.evaluation("eval", step, result, self._timer.spent["eval"] - spent)
+        self._recorder.evaluation("eval", step, result, self._timer.seconds["eval"] - seconds_before)
         if self._session.runtime.rank == 0:
             _log(step, result)
         if self._config.train_split:
@@ -78,10 +78,10 @@ def is_collapsed(evaluation: EvaluationFigures) -> bool:
 def _log(step: int, result: EvaluationFigures) -> None:
     """Log an evaluation on one line, with warnings if it is undefined or collapsed."""
     values = [(key, result.figure(key)) for key, metric in METRICS.items() if metric.logged]
-    shown = " ".join(f"{key} {value:.5f}" for key, value in values if value is not None)
+    figures = " ".join(f"{key} {value:.5f}" for key, value in values if value is not None)
     if (error := result.figure("auc_error")) is not None:
-        shown += f" (AUC from a histogram, within {error:.1e})"
-    log.info("eval: step %d %s (%s samples) %s", step, result.split, f"{result.samples:,}", shown)
+        figures += f" (AUC from a histogram, within {error:.1e})"
+    log.info("eval: step %d %s (%s samples) %s", step, result.split, f"{result.samples:,}", figures)
     if result.figure(result.main) is None:
         reason = "has only one class" if result.samples else "has no rows"
         log.warning("eval: split %s %s; AUC is undefined", result.split, reason)

@@ -114,10 +114,10 @@ class TrainingLoop:
     def _after_step(self, window: StepWindow) -> str | None:
         """Log, save and evaluate where that is due; return the status if the run ends here."""
         state = self.state
-        done = state.step == self.length.total_steps
+        is_last = state.step == self.length.total_steps
         stop = self.stop.requested(state.step)
         evaluate = self._evaluation_due()
-        save = done or stop or self.checkpointer.due(state.step)
+        save = is_last or stop or self.checkpointer.due(state.step)
         logged = self.length.reported(state.step)
         if evaluate or save or logged or state.step == window.first_counted_step:
             window.synchronise()
@@ -125,7 +125,7 @@ class TrainingLoop:
             self.recorder.steps(state, window.take())
         if save:
             self.checkpointer.save(state)
-        if done or (evaluate and not stop):  # a run that is resumed from a stop evaluates first
+        if is_last or (evaluate and not stop):  # a run that is resumed from a stop evaluates first
             return self._evaluate()
         return "interrupted" if stop else None
 
@@ -153,8 +153,8 @@ class TrainingLoop:
         self.session.cuts = state.monitored.cuts
         if state.monitored.cuts > before.cuts:
             rates = (
-                learning_rate(config.optimizer.lr, config.schedule, state.step, seen.cuts)
-                for seen in (before, state.monitored)
+                learning_rate(config.optimizer.lr, config.schedule, state.step, monitored.cuts)
+                for monitored in (before, state.monitored)
             )
             log.info(
                 "schedule: step %d: no gain of train.monitor=%s, learning rate %g to %g",

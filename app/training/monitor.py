@@ -22,10 +22,10 @@ def require_validation(config: AppConfig, rows: int) -> None:
             f"(data.split.method), give another in eval.split, or leave {keys[0].partition('=')[0]} out"
         )
     monitor = config.train.monitor
-    needed = [name for name in metrics_of(monitor) if METRICS[name].needs_scores]
-    if needed and rows > config.eval.exact_rows:
+    score_metrics = [name for name in metrics_of(monitor) if METRICS[name].needs_scores]
+    if score_metrics and rows > config.eval.exact_rows:
         raise UserError(
-            f"train.monitor={shown(monitor)}: {needed[0]} is not computed of the {rows:,} rows of split "
+            f"train.monitor={shown(monitor)}: {score_metrics[0]} is not computed of the {rows:,} rows of split "
             f"{config.eval.split}, more than eval.exact_rows={config.eval.exact_rows}; use auc, or "
             f"eval.exact_rows={rows}"
         )

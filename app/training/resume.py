@@ -103,14 +103,14 @@ def restore(path: Path, session: Session) -> Resumed:
         )
     load_tensors(path, session.model, session.optimizer)
     # Of an older checkpoint what can be known, as if all was done by its last processes.
-    known = of_steps(arrays["step_seconds"], values.world_size, values.input_wait)
+    estimate = of_steps(arrays["step_seconds"], values.world_size, values.input_wait)
     state = RunState(
         step=values.step,
         epoch=values.epoch,
         step_in_epoch=values.step_in_epoch,
         losses=[arrays["losses"]],
         step_seconds=[arrays["step_seconds"]],
-        measured=values.measured or known,
+        measured=values.measured or estimate,
         unreported=values.unreported or Measured(),
         accuracies=arrays["accuracies"],
         skipped=values.skipped,
@@ -120,8 +120,8 @@ def restore(path: Path, session: Session) -> Resumed:
     )
     line = f"resume: from {path}, step {state.step}"
     if values.world_size == session.runtime.world_size:
-        own_states = {name: states[session.runtime.rank] for name, states in arrays.items() if name.startswith("rng_")}
-        rng.restore(own_states, session.runtime.device)
+        rng_states = {name: states[session.runtime.rank] for name, states in arrays.items() if name.startswith("rng_")}
+        rng.restore(rng_states, session.runtime.device)
     before, layout = {"compile": Compile.none.value, **plain_object(values.layout)}, plain_object(_layout(session))
     if changes := [f"{key} {before[key]} then, {layout[key]} now" for key in layout if before[key] != layout[key]]:
         line += f" ({'; '.join(changes)}: results agree with an uninterrupted run within rounding only, losses to 1e-5)"
@@ -164,18 +164,18 @@ def adopt_evaluations(
             f"give eval.split={last.split} or another run.name, and for figures of another split "
             f"python -m app.evaluate run={directory.path} split={config.eval.split}"
         )
-    kept = {path.name for path in whole_checkpoints(directory.checkpoints)}
+    checkpoint_names = {path.name for path in whole_checkpoints(directory.checkpoints)}
     candidates = [one for one in evaluations if last is not None and one.split == last.split]
     monitor = config.train.monitor
     ranked = [best for one in candidates if (best := best_of(one, monitor)) is not None]
     ranked += [state.best] if state.best is not None else []
     if config.checkpoint.keep_best:
-        ranked = [one for one in ranked if checkpoint_name(one.step) in kept]
+        ranked = [one for one in ranked if checkpoint_name(one.step) in checkpoint_names]
     best = max(sorted(ranked, key=lambda one: one.step), key=lambda one: score_of(one, monitor), default=None)
     after_saving = last is not None and last.step == state.step and state.evaluated_at != state.step
     events = [event for event in recorded if after_saving and event.step == state.step]
-    spent = sum(event.eval_seconds or 0.0 for event in events)
-    seconds = {**seconds, "eval": seconds.get("eval", 0.0) + spent, "total": seconds.get("total", 0.0) + spent}
+    eval_time = sum(event.eval_seconds or 0.0 for event in events)
+    seconds = {**seconds, "eval": seconds.get("eval", 0.0) + eval_time, "total": seconds.get("total", 0.0) + eval_time}
     if summary is not None and summary.steps == state.step and summary.status != "failed":  # it ended here
         seconds = summary.seconds or seconds
     energy = _energy_after_saving(state, [event.measured for event in events if event.measured])
@@ -291,9 +291,9 @@ class TrainedRun(NamedTuple):
     def log_choice(self) -> None:
         """Log which checkpoint was taken; after all that may be refused, which ends in one line."""
         kinds = [kind for kind, holds in (("the best", self.best), ("the last", self.last)) if holds]
-        own = f", {' and '.join(kinds)} of the run" if kinds else ""
+        role = f", {' and '.join(kinds)} of the run" if kinds else ""
         others = f"; the last is {self.newest.name} (checkpoint={LAST})" if self.newest and not self.last else ""
-        log.info("checkpoint: %s, step %d%s%s", self.path, self.state.step, own, others)
+        log.info("checkpoint: %s, step %d%s%s", self.path, self.state.step, role, others)
 
 
 def open_checkpoint(run: Path, choice: str | None, config: AppConfig, runtime: Runtime) -> TrainedRun:
@@ -328,7 +328,7 @@ def open_dataset(config: AppConfig, trained: Path, path_then: str, digest_then: 
     return root, manifest
 
 
-def trained_config(run: Path, own_runtime: RuntimeConfig, data_path: str | None) -> AppConfig:
+def trained_config(run: Path, overrides: RuntimeConfig, data_path: str | None) -> AppConfig:
     """A run's own configuration, with the runtime asked for and the dataset's present path.
 
     Raises:
@@ -339,9 +339,9 @@ def trained_config(run: Path, own_runtime: RuntimeConfig, data_path: str | None)
     except ConversionError as error:
         raise UserError(f"run={run}: {CONFIG} is of another version ({error})") from error
     runtime = replace(
-        own_runtime,
-        precision=own_runtime.precision or config.runtime.precision,
-        compile=own_runtime.compile or config.runtime.compile,
-        num_threads=own_runtime.num_threads or config.runtime.num_threads,
+        overrides,
+        precision=overrides.precision or config.runtime.precision,
+        compile=overrides.compile or config.runtime.compile,
+        num_threads=overrides.num_threads or config.runtime.num_threads,
     )
     return replace(config, runtime=runtime, data=replace(config.data, path=data_path or config.data.path))

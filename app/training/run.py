@@ -82,9 +82,9 @@ class TrainingRun:
         set_step(self.session.optimizer, self.state.updates)
         self.continues = path.parent.resolve() == self._directory.checkpoints.resolve()
         if self.continues:
-            state, directory, spent = self.state, self._directory, self.recorder.seconds_before
+            state, directory, seconds = self.state, self._directory, self.recorder.seconds_before
             text = self.runtime.on_rank_0(
-                lambda: encode(resume.adopt_evaluations(state, directory, self.config, spent))
+                lambda: encode(resume.adopt_evaluations(state, directory, self.config, seconds))
             )
             adopted = decode(text, resume.Adopted)
             if adopted.after_saving and adopted.evaluation is not None:

@@ -126,8 +126,8 @@ class Session(Predictor):
 
     def dense_parameters(self) -> dict[str, nn.Parameter]:
         """All parameters but tables, by name and in its order."""
-        named = sorted(self.model.named_parameters(), key=lambda item: item[0])
-        return {name: parameter for name, parameter in named if not table_of(name)}
+        parameters = sorted(self.model.named_parameters(), key=lambda item: item[0])
+        return {name: parameter for name, parameter in parameters if not table_of(name)}
 
     def parameters(self) -> Iterator[tuple[str, NDArray[np.float32]]]:
         """Tables in order, large ones in blocks of rows, then dense parameters and batch norm's statistics by name.

@@ -152,9 +152,9 @@ class StepWindow:
             bad[:, 0] = False
         if bad.any():
             row, column = divmod(int(bad.argmax()), bad.shape[1])
-            where = self._describe(self._state.step - len(checks) + row + 1)
+            place = self._describe(self._state.step - len(checks) + row + 1)
             name = self._checks.names[column]
-            raise UserError(f"{where}: first non-finite value: {name} ({checks[row, column]}); {ADVICE}")
+            raise UserError(f"{place}: first non-finite value: {name} ({checks[row, column]}); {ADVICE}")
 
     def _describe(self, step: int) -> str:
         epoch, batch = divmod(step - 1, self._length.steps_per_epoch)

@@ -78,17 +78,17 @@ def main() -> None:
         arguments.work = Path(directory)
         best = make_rows(arguments.work, arguments.rows, arguments.max_cardinality)
         target = arguments.target or round(best - arguments.margin, 3)
-        wanted = {*arguments.programs} if arguments.tune else {OURS, *arguments.programs}
-        names = [name for name in PROGRAMS if name in wanted and is_ready(name, arguments)]
+        programs = {*arguments.programs} if arguments.tune else {OURS, *arguments.programs}
+        names = [name for name in PROGRAMS if name in programs and is_ready(name, arguments)]
         if arguments.tune:
             tune(names, target, arguments)
             return
-        found: dict[str, list[list[Point]]] = {name: [] for name in names}
+        all_curves: dict[str, list[list[Point]]] = {name: [] for name in names}
         for number in range(arguments.rounds):
-            for name, curves in found.items():
+            for name, curves in all_curves.items():
                 curves.append(run(name, number, arguments.rate, arguments))
                 log_result(f"round {number + 1}: {name}", curves[-1], target)
-    results = summarise(found, target, arguments)
+    results = summarise(all_curves, target, arguments)
     print(f"`{' '.join(['python -m benchmarks.peers', *sys.argv[1:]])}`\n")
     print(f"AUC {target}; of the true probabilities {best:.4f}\n")
     print(markdown(results, target))
@@ -161,8 +161,8 @@ def version(name: str, arguments: argparse.Namespace) -> str | None:
     else:
         root = arguments.dlrm if program.needs_dlrm else REPOSITORY
         command = ["git", "-C", str(root), "rev-parse", "--short=7", "HEAD"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return None if done.returncode else done.stdout.strip()
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    return None if process.returncode else process.stdout.strip()
 
 
 def run(name: str, seed: int, rate: float, arguments: argparse.Namespace) -> list[Point]:
@@ -173,10 +173,10 @@ def run(name: str, seed: int, rate: float, arguments: argparse.Namespace) -> lis
         command += [f"--{key}", str(getattr(arguments, key))]
     if arguments.dlrm is not None:
         command += ["--dlrm", str(arguments.dlrm)]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{name}: {done.stderr.strip()[-2_000:]}")
-    return [Point(*point) for point in json.loads(done.stdout.rsplit("\n", 2)[1])]
+    process = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    if process.returncode:
+        raise SystemExit(f"{name}: {process.stderr.strip()[-2_000:]}")
+    return [Point(*point) for point in json.loads(process.stdout.rsplit("\n", 2)[1])]
 
 
 def log_result(name: str, points: list[Point], target: float) -> None:
@@ -201,11 +201,11 @@ def tune(names: list[str], target: float, arguments: argparse.Namespace) -> None
 
 
 def summarise(
-    found: dict[str, list[list[Point]]], target: float, arguments: argparse.Namespace
+    all_curves: dict[str, list[list[Point]]], target: float, arguments: argparse.Namespace
 ) -> dict[str, dict[str, Any]]:
     """Medians over rounds, of the ratios within rounds too; None where a round did not reach the AUC."""
-    rates = {name: [curve[-1].samples / curve[-1].seconds for curve in curves] for name, curves in found.items()}
-    reached = {name: [reach(curve, target) for curve in curves] for name, curves in found.items()}
+    rates = {name: [curve[-1].samples / curve[-1].seconds for curve in curves] for name, curves in all_curves.items()}
+    reached = {name: [reach(curve, target) for curve in curves] for name, curves in all_curves.items()}
 
     def later(name: str, than: str) -> float | None:
         """How many times as long it takes to the AUC."""
@@ -224,14 +224,14 @@ def summarise(
             "auc": statistics.median(curve[-1].auc for curve in curves),
             "curves": curves,
         }
-        for name, curves in found.items()
+        for name, curves in all_curves.items()
     }
 
 
 def median(values: Sequence[float | None]) -> float | None:
     """Their median; None if one of them is."""
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if len(known) == len(values) else None
+    numbers = [value for value in values if value is not None]
+    return statistics.median(numbers) if len(numbers) == len(values) else None
 
 
 def markdown(results: dict[str, dict[str, Any]], target: float) -> str:

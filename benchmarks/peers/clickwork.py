@@ -48,9 +48,9 @@ def _run(task: Task, *more: str) -> list[Point]:
         *more,
     ]
     command = [sys.executable, "-m", "app.train", *(override.replace(" ", "") for override in overrides)]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(done.stderr)
+    process = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    if process.returncode:
+        raise SystemExit(process.stderr)
     seconds, points = 0.0, []
     for line in (directory / "metrics.jsonl").read_text().splitlines():
         event = json.loads(line)

@@ -162,10 +162,10 @@ def read_points(program: Program, lines: Iterable[Line], batch: int) -> list[Poi
     for line in lines:
         if not points and began is None and re.search(program.begins, line.text):
             began = line.came
-        elif began is not None and (found := re.search(program.trained, line.text)):
-            steps, seconds, began = int(found[1]), seconds + line.ended - began, None
-        elif found := re.search(program.evaluated, line.text):
+        elif began is not None and (match := re.search(program.trained, line.text)):
+            steps, seconds, began = int(match[1]), seconds + line.ended - began, None
+        elif match := re.search(program.evaluated, line.text):
             if not points or steps * batch > points[-1].samples:
-                points.append(Point(steps * batch, seconds, float(found[1])))
+                points.append(Point(steps * batch, seconds, float(match[1])))
             began = line.ended
     return points

@@ -45,9 +45,9 @@ class FuxiDLRM(BaseModel):
 
     def forward(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Probabilities under y_pred."""
-        found = self.get_inputs(inputs)
-        dense = self.bottom(torch.stack([found.pop(name).float() for name in self.names], dim=1))
-        vectors = torch.cat([self.embedding_layer(found), dense.unsqueeze(1)], dim=1)
+        features = self.get_inputs(inputs)
+        dense = self.bottom(torch.stack([features.pop(name).float() for name in self.names], dim=1))
+        vectors = torch.cat([self.embedding_layer(features), dense.unsqueeze(1)], dim=1)
         return {"y_pred": self.top(torch.cat([dense, self.interaction(vectors)], dim=1))}
 
 

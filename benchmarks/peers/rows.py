@@ -58,9 +58,9 @@ def make_rows(work: Path, rows: int, max_cardinality: int) -> float:
         f"data.synthetic.max_cardinality={max_cardinality}",
         "data.dense_transform=log_float32",
     ]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(done.stderr)
+    process = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    if process.returncode:
+        raise SystemExit(process.stderr)
     manifest = load_manifest(source)
     tables = list(manifest.num_embeddings.values())
     splits = {"train": _read(source, "train", rows), "test": _read(source, "val", None)}
@@ -69,7 +69,7 @@ def make_rows(work: Path, rows: int, max_cardinality: int) -> float:
     for split, arrays in splits.items():
         for kind, array in arrays._asdict().items():
             np.save(work / "rows" / f"{split}_{kind}.npy", array)
-    write_ours(work / "clickwork", splits, manifest.num_embeddings)
+    write_clickwork(work / "clickwork", splits, manifest.num_embeddings)
     write_torchrec(work / "torchrec", splits)
     write_dlrm_s(work / "dlrm_s", splits, tables)
     return float(manifest.extra["bayes"]["splits"]["val"]["sampled_auc"])
@@ -87,25 +87,25 @@ def _read(root: Path, split: str, count: int | None) -> Rows:
     return Rows(labels[:, 0].astype(np.float32), dense, sparse.astype(np.int64))
 
 
-def write_ours(root: Path, splits: dict[str, Rows], num_embeddings: dict[str, int]) -> None:
+def write_clickwork(root: Path, splits: dict[str, Rows], num_embeddings: dict[str, int]) -> None:
     """A dataset of Clickwork's with exactly these rows; `test` is its val."""
     from data_prep.dataset.format import Manifest, ShardArrays, Split, save_manifest, write_shard
 
-    written = {}
+    clickwork_splits = {}
     for name, rows in splits.items():
-        ours = {"train": "train", "test": "val"}[name]
+        split_name = {"train": "train", "test": "val"}[name]
         arrays = ShardArrays(rows.labels[:, None].astype(np.int32), rows.dense, rows.sparse.astype(np.int32))
-        shard = write_shard(root, ours, "00000", arrays)
-        written[ours] = Split(len(rows.labels), float(rows.labels.mean()), [shard])
+        shard = write_shard(root, split_name, "00000", arrays)
+        clickwork_splits[split_name] = Split(len(rows.labels), float(rows.labels.mean()), [shard])
     save_manifest(
         root,
         Manifest(
             schema={"label": "label", "dense": [f"int_{i}" for i in range(NUM_DENSE)], "sparse": list(num_embeddings)},
             encoding={"name": "benchmark"},
             num_embeddings=num_embeddings,
-            splits={**written, "test": Split(0, None, [])},
+            splits={**clickwork_splits, "test": Split(0, None, [])},
             sources=[],
-            rows=sum(split.rows for split in written.values()),
+            rows=sum(split.rows for split in clickwork_splits.values()),
             label_rate=float(splits["train"].labels.mean()),
             tool_version="benchmark",
         ),

@@ -82,8 +82,8 @@ class Recorder:
 
     def seconds(self) -> dict[str, float]:
         """Seconds spent so far, including those before a resumption."""
-        spent = {"total": time.perf_counter() - self._began, **self._timer.spent}
-        return {kind: value + self.seconds_before.get(kind, 0.0) for kind, value in spent.items()}
+        seconds_by_kind = {"total": time.perf_counter() - self._began, **self._timer.seconds}
+        return {kind: value + self.seconds_before.get(kind, 0.0) for kind, value in seconds_by_kind.items()}
 
     def event(self, event: AnyEvent) -> None:
         """Append an event, with samples and seconds so far, to metrics.jsonl and show it in the trackers."""

@@ -88,8 +88,8 @@ def summarise_failure(
 
 def summarise_untrained(config: AppConfig, world_size: int, parameters: dict[str, int], seconds: float) -> Summary:
     """The summary of a run that was built and not trained."""
-    spent = {"total": seconds, "train": 0.0, "eval": 0.0, "checkpoint": 0.0}
-    return _of_one_process(_figures(config, RunState(), 0, parameters, world_size, is_logloss=True), spent)
+    seconds_by_kind = {"total": seconds, "train": 0.0, "eval": 0.0, "checkpoint": 0.0}
+    return _of_one_process(_figures(config, RunState(), 0, parameters, world_size, is_logloss=True), seconds_by_kind)
 
 
 def _figures_of(session: Session, state: RunState) -> Summary:
@@ -185,8 +185,8 @@ def _closing_rows(summary: Summary, measured_before: int, keeps_best: bool) -> I
     yield "time", ", ".join(f"{label} {seconds[key]:.1f} s" for key, label in kinds)
     memory = summary.memory or Memory()
     peaks = (("host", memory.host_peak_bytes), ("device", memory.device_peak_bytes))
-    if shown := [f"{label} {peak / 2**20:,.0f} MiB" for label, peak in peaks if peak]:
-        yield "peak memory", ", ".join(shown)
+    if peak_texts := [f"{label} {peak / 2**20:,.0f} MiB" for label, peak in peaks if peak]:
+        yield "peak memory", ", ".join(peak_texts)
     if summary.power and summary.power.mean_watts is not None:
         yield "power", f"{summary.power.mean_watts:,.1f} W ({summary.power.source or 'mean'})"
 
@@ -196,8 +196,8 @@ def _quality_rows(summary: Summary, best: Best | None) -> Iterator[tuple[str, st
     evaluation, last = summary.eval, summary.newest
     if evaluation.figure(evaluation.main) is None and evaluation.figure(LOGLOSS) is None:
         return
-    shown = [metric for metric in METRICS.values() if metric.in_summary]
-    values = [(metric.label, evaluation.figure(metric.name)) for metric in shown]
+    metrics = [metric for metric in METRICS.values() if metric.in_summary]
+    values = [(metric.label, evaluation.figure(metric.name)) for metric in metrics]
     figures = [f"{label} {value:.5f}" for label, value in values if value is not None]
     is_last = evaluation.step == last.step
     of = "" if is_last else f", of the best checkpoint, step {evaluation.step:,}"
@@ -224,5 +224,5 @@ def _speed_rows(summary: Summary, measured_before: int) -> Iterator[tuple[str, s
 def _phase_times(summary: Summary) -> str:
     """Mean milliseconds of a step's phases, where they were measured."""
     phases = summary.phase_seconds or {}
-    shown = [f"{name} {seconds * 1e3:.2f} ms" for name, seconds in phases.items() if seconds]
-    return f"; {', '.join(shown)}" if shown else ""
+    phase_texts = [f"{name} {seconds * 1e3:.2f} ms" for name, seconds in phases.items() if seconds]
+    return f"; {', '.join(phase_texts)}" if phase_texts else ""

@@ -29,14 +29,14 @@ def test_lines_and_the_bar_say_at_most(
 ) -> None:
     monkeypatch.setattr(progress.log, "propagate", True)
     monkeypatch.setattr("sys.stderr", io.StringIO())
-    display = ProgressDisplay(100, shown=True, all_windows=True, may_end_early=may_end_early)
+    display = ProgressDisplay(100, visible=True, all_windows=True, may_end_early=may_end_early)
     display.start(0)
     with caplog.at_level("INFO", "clickwork"):
         display.update(WINDOW, None)
     assert ("at most 00:00 to go" in caplog.text) is may_end_early
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
-    bar = ProgressDisplay(100, shown=True, may_end_early=may_end_early)
+    bar = ProgressDisplay(100, visible=True, may_end_early=may_end_early)
     bar.start(0)
     bar.update(WINDOW, None)
     bar.close()

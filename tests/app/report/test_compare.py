@@ -456,7 +456,7 @@ def test_without_a_difference_the_faster_and_the_seeds_that_would_show_one(tmp_p
         return float(stats.nct.sf(limit, seeds - 1, effect * np.sqrt(seeds)))
 
     expected = next(seeds for seeds in range(2, 10_001) if power(seeds) >= 0.8)
-    assert auc.needed == expected
+    assert auc.min_seeds == expected
     (said,) = [text for text in said_of(*runs) if text.startswith("Choice")]
     assert "Choice: no difference in AUC is shown, so take B (" in said
     assert f"which is faster; {expected:,} seeds of each would show a difference of " in said

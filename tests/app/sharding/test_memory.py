@@ -49,7 +49,7 @@ def tensor_bytes(tensors: Any) -> int:
 
 
 def resolved(name: str, devices: int) -> TopologyConfig:
-    asked = replace(topology.named(name), nodes=1, devices_per_node=devices)
+    asked = replace(topology.load(name), nodes=1, devices_per_node=devices)
     return topology.resolve(asked, lambda: topology.probe("cpu"), devices)
 
 

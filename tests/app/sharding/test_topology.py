@@ -30,18 +30,18 @@ REPORTED = {
 # Of a file that is new, what its own figures say.
 DEVICES = {
     name: REPORTED.get(name) or Device(name, str(entry.architecture), entry.memory_gib or 0.0)
-    for name, entry in topology.known().items()
+    for name, entry in topology.load_all().items()
 }
 
 
 @pytest.mark.parametrize("name", DEVICES)
 def test_a_device_is_known_by_architecture_and_memory(name: str) -> None:
-    assert topology.identify(DEVICES[name], topology.known()).name == name
+    assert topology.identify(DEVICES[name], topology.load_all()).name == name
 
 
 def test_every_figure_has_a_source() -> None:
-    assert set(topology.known()) >= set(REPORTED)
-    for name, entry in topology.known().items():
+    assert set(topology.load_all()) >= set(REPORTED)
+    for name, entry in topology.load_all().items():
         assert set(entry.sources) == set(HARDWARE[1:]), name
         assert entry.name == name
 
@@ -82,7 +82,7 @@ def test_what_is_given_comes_before_the_file_also_where_it_is_the_default(given:
         override if given == "link_efficiency" else 0.4,
         80,
     )
-    plain = topology.resolve(topology.named("h100"), lambda: DEVICES["cpu"], 8)
+    plain = topology.resolve(topology.load("h100"), lambda: DEVICES["cpu"], 8)
     assert (plain.reserve, plain.link_efficiency) == (0.15, 0.8)
     path.write_text(path.read_text().replace("0.5", "1.5"))
     with pytest.raises(UserError, match=r"topology\.reserve="):
@@ -91,7 +91,7 @@ def test_what_is_given_comes_before_the_file_also_where_it_is_the_default(given:
 
 def test_units_are_those_of_torchrec() -> None:
     """Bytes a millisecond."""
-    h100 = topology.resolve(topology.named("h100"), lambda: DEVICES["h100"], 8)
+    h100 = topology.resolve(topology.load("h100"), lambda: DEVICES["h100"], 8)
     made = topology.to_torchrec(h100, 16, 8)
     assert made.hbm_mem_bw == 3350e9 / 1000
     assert made.intra_host_bw == pytest.approx(0.8 * 450e9 / 1000)
