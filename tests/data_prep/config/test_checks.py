@@ -91,16 +91,24 @@ def test_files_of_another_kind(tmp_path: Path, content: bytes, message: str) -> 
 
 
 @pytest.mark.parametrize("name", ["my rows.tsv", "rows.gz"])
-@pytest.mark.parametrize("fault", ["a header", "commas"])
+@pytest.mark.parametrize("fault", ["a header", "commas", "returns"])
 def test_the_command_that_repairs_a_file_works(tmp_path: Path, fault: str, name: str) -> None:
-    """Rows with the names of columns above them, or as a spreadsheet exports them."""
+    """Rows with the names of columns above them, or as a spreadsheet or an old Macintosh exports them."""
     rows = oracle.make_rows(40, seed=0)
     header = "\t".join(["label", *(f"I{number}" for number in range(13)), *(f"C{number}" for number in range(26))])
-    content = rows.replace(b"\t", b",") if fault == "commas" else header.encode() + b"\n" + rows
+    content = {
+        "a header": header.encode() + b"\n" + rows,
+        "commas": rows.replace(b"\t", b","),
+        "returns": rows.replace(b"\n", b"\r"),
+    }[fault]
     (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
     with pytest.raises(UserError) as error:
         make(tmp_path, raw=tmp_path / name)
-    words = {"a header": "row 1: names of columns, which raw", "commas": "row 1: separated by commas, not tabs"}
+    words = {
+        "a header": "row 1: names of columns, which raw",
+        "commas": "row 1: separated by commas, not tabs",
+        "returns": "row 1: lines end in carriage returns alone",
+    }
     assert words[fault] in str(error.value)
     (command,) = re.findall(r"; (?:remove it|convert the file): (.* > NEW)$", str(error.value))
     subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True)
