@@ -160,10 +160,10 @@ def describe_values(root: Path, manifest: Manifest) -> Iterator[str]:
     for feature, entry in (encoding.get("vocabulary") or {}).items():
         if entry.get("texts"):
             texts, first = VocabularyTexts(root, feature, encoding["first_id"]), encoding["first_id"]
-            shown = [repr(texts[first + i][:SHOWN_CHARACTERS]) for i in range(min(SHOWN_VALUES, len(texts)))]
+            examples = [repr(texts[first + i][:SHOWN_CHARACTERS]) for i in range(min(SHOWN_VALUES, len(texts)))]
             more = ", …" if len(texts) > SHOWN_VALUES else ""
             order = encoding["order"].replace("_", " ")
-            yield f"{feature}: {len(texts):,} values by {order}: {', '.join(shown)}{more}"
+            yield f"{feature}: {len(texts):,} values by {order}: {', '.join(examples)}{more}"
 
 
 def main(config: PrepConfig) -> int:

@@ -39,11 +39,11 @@ def load_rows(root: Path, manifest: Manifest, name: str, limit: int | None) -> R
         raise UserError(f"{root}: split {name!r} has no rows, so there are no baselines; train with another eval.split")
     share = 1.0 if limit is None else min(1.0, limit / split.rows)
     labels, dense, parts = [], [], []
-    budget = split.rows if limit is None else limit
+    rows_left = split.rows if limit is None else limit
     for number, shard in enumerate(split.shards):
         arrays = open_shard(root, name, shard, manifest)
-        rows = sampled_rows(shard.rows, share, number)[:budget]
-        budget -= len(rows)
+        rows = sampled_rows(shard.rows, share, number)[:rows_left]
+        rows_left -= len(rows)
         labels.append(arrays.labels[rows, 0] > 0)
         dense.append(arrays.dense[rows].astype(np.float32))
         parts.append(_bags(manifest, arrays.sparse[rows], [bags.take(rows) for bags in arrays.bags]))

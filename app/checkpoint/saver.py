@@ -54,7 +54,7 @@ class Saver:
             self._group = dist.new_group(backend="gloo")
         self._thread: ThreadPoolExecutor | None = None
         self._pending: Future[WrittenCheckpoint] | None = None
-        self._completed: list[WrittenCheckpoint] = []
+        self._checkpoints: list[WrittenCheckpoint] = []
         self._warned_of_memory = False
 
     def save(
@@ -76,7 +76,7 @@ class Saver:
         self.wait()
         tensors = model_state.tensors_of(model, optimizer)
         if not self._asynchronous or not self._fits_in_memory(model_state.num_bytes(tensors)):
-            self._completed.append(self._write(step, tensors, saved, best))
+            self._checkpoints.append(self._write(step, tensors, saved, best))
             return
         if self._thread is None:
             on_gpu = torch.cuda.is_initialized()
@@ -88,7 +88,7 @@ class Saver:
         """Wait until nothing is being written. Raises UserError if that failed."""
         pending, self._pending = self._pending, None
         if pending is not None:
-            self._completed.append(pending.result())
+            self._checkpoints.append(pending.result())
 
     def failed(self) -> bool:
         """Return whether `wait` would raise immediately."""
@@ -98,7 +98,7 @@ class Saver:
         """Checkpoints completed since the last call."""
         if self._pending is not None and self._pending.done() and not self.failed():
             self.wait()
-        checkpoints, self._completed = self._completed, []
+        checkpoints, self._checkpoints = self._checkpoints, []
         return checkpoints
 
     def close(self) -> None:

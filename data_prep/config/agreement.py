@@ -73,10 +73,10 @@ def refuse_unused(config: PrepConfig, used: Collection[str]) -> None:
         UserError: naming the first other key that is given.
     """
     named = {"data.source", "data.days", "data.schema", "data.remote"}
-    changed = _changed(config, PrepConfig(), "")
-    if "data.path" in used and "data.source" in changed:
+    keys = _changed(config, PrepConfig(), "")
+    if "data.path" in used and "data.source" in keys:
         used = {*used, *named}
-    for key in changed:
+    for key in keys:
         if not any(key == each or key.startswith(f"{each}.") for each in used):
             raise UserError(f"{key}: has no effect on this command; leave it out")
 

@@ -64,13 +64,13 @@ def _validate_memory(data: DataConfig) -> None:
 
 def refuse_given_splits(data: DataConfig) -> None:
     """Raises UserError for files of splits that do not go with each other or with other keys."""
-    given = [split for split in SPLITS if getattr(data, split) is not None]
-    if not given:
+    splits = [split for split in SPLITS if getattr(data, split) is not None]
+    if not splits:
         if data.checksums is not None:
             raise UserError("data.checksums: has no effect without data.train; leave it out")
         return
     if data.train is None:
-        raise UserError(f"data.{given[0]}: needs data.train, the files of the rows to train on")
+        raise UserError(f"data.{splits[0]}: needs data.train, the files of the rows to train on")
     if data.raw is not None:
         raise UserError(
             "data.raw: not together with data.train; name all files in data.raw, or each split's in data.train, "

@@ -49,11 +49,11 @@ def form_of(text: str) -> Form:
         return Form.TEXT | _OF_WORDS[text]
     if not re.fullmatch(NUMBER, text):
         return Form.TEXT
-    value = float(text)
-    if not value.is_integer():
+    is_plain, value = re.fullmatch(PLAIN, text) is not None, float(text)
+    if not is_plain and not value.is_integer():
         return Form.TEXT | (Form.SHORTEST if repr(value) == text else Form.OTHER_FRACTION)
     binary = Form(0) if value in (0, 1) else Form.NOT_BINARY
-    if re.fullmatch(PLAIN, text):
+    if is_plain:
         return Form.TEXT | Form.PLAIN | binary
     is_point = text.endswith(".0") and re.fullmatch(PLAIN, text[:-2])
     return Form.TEXT | (Form.POINT if is_point else Form.OTHER_INTEGER) | binary
@@ -64,14 +64,14 @@ def forms_of_texts(texts: Any) -> Form:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    rest, judged = texts, list(texts[:1].to_pylist())
+    rest, examples = texts, list(texts[:1].to_pylist())
     for is_plain in (are_digits, lambda part: pc.match_substring_regex(part, f"^({PLAIN})$")):
         mask = is_plain(rest)
-        judged += rest.filter(mask)[:3].to_pylist()  # of three different ones, one is neither 0 nor 1
+        examples += rest.filter(mask)[:3].to_pylist()  # of three different ones, one is neither 0 nor 1
         rest = rest.filter(pc.invert(mask))
     words = pc.is_in(rest, value_set=pa.array(list(_OF_WORDS), pa.string()))
-    judged += rest.filter(pc.or_(words, pc.match_substring_regex(rest, f"^({NUMBER})$"))).to_pylist()
-    return reduce(or_, map(form_of, judged), Form(0))
+    examples += rest.filter(pc.or_(words, pc.match_substring_regex(rest, f"^({NUMBER})$"))).to_pylist()
+    return reduce(or_, map(form_of, examples), Form(0))
 
 
 def are_digits(texts: Any) -> Any:

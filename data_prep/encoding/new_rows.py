@@ -99,7 +99,8 @@ def _read_text(path: Path, content: bytes, own: str, shape: Shape) -> NewRows:
         _require_distinct(f"{path}: row 1", names, shape.needed)
     else:
         by_width = {len(names): names for names in (tuple(n for n in shape.names if n != shape.label), shape.names)}
-        delimiter = next((each for each, head in heads.items() if len(head) in by_width), own)
+        fitting = (each for each, head in heads.items() if len(head) in by_width)
+        delimiter = next(fitting, own) if shape.delimiter in heads else shape.delimiter
         names = by_width.get(len(heads.get(delimiter, ())), shape.names)
     columns, numbers = Text().fields(text, names, Layout(names, delimiter, header=False), str(path), row)
     return NewRows(columns, numbers)

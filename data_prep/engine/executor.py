@@ -396,5 +396,7 @@ def _run_on_cluster(task: Task[ResultT]) -> tuple[tuple[ResultT, str, int], int,
 
 
 def clear_cache() -> None:
-    """Let this worker of a cluster go of what its tasks have loaded."""
+    """Let this worker of a cluster go of what its tasks have loaded and opened."""
     _worker.cache.clear()
+    if (parquet := sys.modules.get("data_prep.parsing.parquet")) is not None:  # not imported for this alone
+        parquet.close_reader()

@@ -75,7 +75,8 @@ def convert(
     categories, bags = [], []
     for name in table.schema.sparse:
         if name in parts:
-            texts = [str(number) if is_there else "" for number, is_there in zip(*parts[name], strict=True)]
+            numbers, present = (each.tolist() for each in parts[name])
+            texts = [str(number) if is_there else "" for number, is_there in zip(numbers, present, strict=True)]
             categories.append(pa.array(texts, pa.string()).dictionary_encode())
             reader.forms.append(Form(0))
         elif name in table.schema.ragged:

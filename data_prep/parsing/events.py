@@ -207,20 +207,26 @@ def _known(array: Any, where: Where, column: str, known: set[str]) -> tuple[NDAr
 
 def _numbers(array: Any, where: Where, column: str) -> NDArray[np.float64]:
     """Numbers, NaN where there is none."""
+    numbers: NDArray[np.float64]
     if not is_text(array):
-        numbers: NDArray[np.float64] = array.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy()
+        numbers = array.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy()
         return numbers
-    codes, texts = distinct(array.fill_null(""))
-    values = [_number(text or "nan") for text in texts]
-    is_none = [value is None for value in values]
+    values = pc.if_else(pc.equal(array, ""), None, array)
+    with suppress(pa.ArrowInvalid):
+        numbers = values.cast(pa.float64()).fill_null(np.nan).to_numpy()
+        return numbers
+    codes, texts = distinct(values)
+    is_none = [not _is_number(text) for text in texts]
     refuse_first(codes, is_none, where, column, lambda code: f"{shown(texts[code])} is not a number")
-    return np.array(values, np.float64)[codes]
+    raise AssertionError("each number was read, but not all together")
 
 
-def _number(text: str) -> float | None:
-    with suppress(ValueError):
-        return float(text) if text.isascii() and "_" not in text else None  # Python takes 1_000 and other digits
-    return None
+def _is_number(text: str | None) -> bool:
+    """Whether Arrow reads a text as a number; None is none that could be refused."""
+    with suppress(pa.ArrowInvalid):
+        pa.scalar(text, pa.string()).cast(pa.float64())
+        return True
+    return False
 
 
 def _flags(array: Any, where: Where, column: str) -> NDArray[np.float64]:

@@ -14,7 +14,7 @@ from data_prep.parsing.formats import CORRECT, Batch, Chunk, Column, Format, Lay
 from data_prep.sources.discover import Source
 
 MAGIC = b"PAR1"
-BATCH_ROWS = 1 << 18  # at most: as many as 8 MiB of text have
+BATCH_ROWS = 1 << 16  # at most: texts that repeat are longer in memory than in the file
 BATCH_BYTES = 16 << 20  # of a batch of rows as pyarrow holds it, and of what it reads ahead, all columns together
 BUFFER_BYTES, MIN_BUFFER_BYTES = 1 << 20, 1 << 14
 FIELD_BYTES, LIST_VALUE_BYTES = 8, 16  # of a field, and of a value in a list, on their way
@@ -72,6 +72,7 @@ class Parquet(Format):
         """Each batch of as many rows as pyarrow holds in about BATCH_BYTES."""
         rows, key = chunk.rows, (source, chunk.rows.groups, *columns)
         reader = _unfinished.pop(key, None)
+        _unfinished.clear()
         if reader is None or reader.position > rows.first:
             reader = _GroupReader(source, rows, columns, lists)
         row_bytes = source.bytes / max(1, reader.metadata.num_rows)
@@ -84,7 +85,6 @@ class Parquet(Format):
                 f"{source.path}: row groups {rows.groups[0]} to {rows.groups[1] - 1}: damaged "
                 f"({' '.join(str(error).split())}); get it again"
             ) from error
-        _unfinished.clear()
         if reader.position < reader.rows:
             _unfinished[key] = reader
 
@@ -110,7 +110,9 @@ class _GroupReader:
     def read(self, start: int, stop: int) -> Iterator[tuple[int, Any]]:
         """Batches of the rows start..stop, each with the number of its first; those before are passed over."""
         while self.position < stop:
-            batch = next(self._batches) if self._rest is None else self._rest
+            batch = next(self._batches, None) if self._rest is None else self._rest
+            if batch is None:
+                raise OSError("fewer rows than its end says")
             first, end = max(start - self.position, 0), min(stop - self.position, len(batch))
             self._rest = batch.slice(end) if end < len(batch) else None
             begin, self.position = self.position + first, self.position + end
@@ -119,6 +121,11 @@ class _GroupReader:
 
 
 _unfinished: dict[Any, _GroupReader] = {}  # the last one, until a thread takes it for the next chunk of its groups
+
+
+def close_reader() -> None:
+    """Let go of the file that this process has not read to its end."""
+    _unfinished.clear()
 
 
 class _Where(NamedTuple):

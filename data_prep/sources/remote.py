@@ -226,8 +226,7 @@ def unpack_member(archive: Path, name: str, directory: Path, known: KnownSum | N
         part.clear()
         origin = archive_origin(archive)
         try:
-            digest = _copy_member(archive, name, part.append, part.partial)
-            refuse_other(archive, known, digest)
+            digest = _copy_member(archive, name, part.append, part.partial, known)
         except BaseException:
             part.clear()
             raise
@@ -252,14 +251,21 @@ def member_digest(archive: Path, name: str) -> FileDigest:
     return FileDigest(size, total.hexdigest())
 
 
-def _copy_member(archive: Path, name: str, take: Callable[[bytes], None], target: Path | None = None) -> FileDigest:
+def _copy_member(
+    archive: Path,
+    name: str,
+    take: Callable[[bytes], None],
+    target: Path | None = None,
+    known: KnownSum | None = None,
+) -> FileDigest:
     """Hand on the only plain file of that name; the archive's digest.
 
     Args:
         target: the file that its blocks are written to, which the disk must have room for.
+        known: the checksum that the archive must have.
 
     Raises:
-        UserError: the archive is damaged, or has no such file or two, or the disk has too little space.
+        UserError: the archive is damaged, has another checksum, no such file or two, or the disk has too little space.
     """
     is_there = False
     tally = Tally(0)
@@ -287,6 +293,7 @@ def _copy_member(archive: Path, name: str, take: Callable[[bytes], None], target
             digest = summed.digest()
     except (tarfile.TarError, EOFError, *DAMAGE) as error:
         raise UserError(f"{archive}: not readable as a tar archive ({error}); delete it and get it again") from error
+    refuse_other(archive, known, digest)
     if not is_there:
         remedy = "get it again, or name your own in data.raw and leave out data=NAME"
         raise UserError(f"{archive}: has no file {name}; {remedy}")

@@ -15,8 +15,11 @@ class _WithoutPandas(MetaPathFinder):
             raise ImportError("pandas is left out")
 
 
-sys.meta_path.insert(0, _WithoutPandas())  # which pyarrow would import now, for longer than a file of 10 MB is read
-pa.array([])
-del sys.meta_path[0]
+_finder = _WithoutPandas()
+sys.meta_path.insert(0, _finder)
+try:
+    pa.array([])  # would import pandas, for longer than a file of 10 MB is read
+finally:
+    sys.meta_path.remove(_finder)
 
 from data_prep.parsing import convert, parquet, text  # noqa: E402, F401
