@@ -111,6 +111,7 @@ def test_a_log_of_text(tmp_path: Path) -> None:
         ("ann,-5,pen,buy,5", "row 4, column time: -5 seconds lie before 1970"),
         ("ann,100,pen,buys,5", r"row 4, column event: unknown action 'buys'; known are \['buy', 'view'\]; name it in"),
         ("ann,100,pen,buy,five", "row 4, column score: 'five' is not a number"),
+        ("ann,100,pen,buy,1_0", "row 4, column score: '1_0' is not a number"),
         ("ann,100,pen,buy", "row 4: 4 columns, but a row has 5"),
     ],
 )

@@ -53,6 +53,12 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, text: str, word
     assert words in str(error.value)
 
 
+def test_text_without_names_is_not_read_by_another_delimiter_than_the_dataset_s(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('1;"x,y\n')
+    with pytest.raises(UserError, match=r"a\.csv: row 1: ends inside quotes"):
+        read_new_rows(tmp_path / "a.csv", Shape(RAW, ";", "label"))
+
+
 def test_text_that_is_not_utf_8_and_files_that_are_not_there(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b"age,city\n1,\xff\n")
     with pytest.raises(UserError, match=r"a\.csv: row 2: not UTF-8"):
