@@ -167,8 +167,8 @@ def _generator(seed: int, purpose: int) -> np.random.Generator:
 
 
 def _falling(size: int, decay: float) -> NDArray[np.float32]:
-    """(1 + rank) ** -decay of ranks 0 to size - 1."""
-    return (np.arange(1, size + 1, dtype=np.float32) ** np.float32(-decay)).astype(np.float32)
+    """(1 + rank) ** -decay of ranks 0 to size - 1; by float64, since NumPy's power of float32 depends on the CPU."""
+    return (np.arange(1, size + 1, dtype=np.float64) ** -np.float64(np.float32(decay))).astype(np.float32)
 
 
 @jit
