@@ -4,6 +4,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from common.table_rows import row_with
+
 EPS = {"eps": "1e-8"}  # keys of `optimizer` that an algorithm needs, each with a usual value
 EPS_AND_BETAS = {**EPS, "beta1": "0.9", "beta2": "0.999"}
 FIRST, SECOND = {"exp_avg": "momentum1"}, {"exp_avg_sq": "exp_avg_sq"}
@@ -164,12 +166,7 @@ class OptimizerName(Enum):
 
     _value_: str
     algorithm: Algorithm
-
-    def __new__(cls, name: str, algorithm: Algorithm) -> "OptimizerName":
-        """A row: `value` is its name."""
-        row = object.__new__(cls)
-        row._value_, row.algorithm = name, algorithm
-        return row
+    __new__ = row_with("algorithm")
 
     @property
     def plain(self) -> "OptimizerName":

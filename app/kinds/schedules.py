@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from common.table_rows import row_with
+
 DECAY = ("warmup_steps", "decay_start_step", "decay_steps")
 
 
@@ -55,12 +57,7 @@ class ScheduleName(Enum):
 
     _value_: str
     schedule: Schedule
-
-    def __new__(cls, name: str, schedule: Schedule) -> "ScheduleName":
-        """A row: `value` is its name."""
-        row = object.__new__(cls)
-        row._value_, row.schedule = name, schedule
-        return row
+    __new__ = row_with("schedule")
 
 
 def with_key(key: str) -> tuple[ScheduleName, ...]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from common.errors import UserError
+from common.table_rows import row_with
 from data_prep.dataset.kinds import EVENT_LOG, ROWS, DatasetKind
 
 
@@ -72,12 +73,7 @@ class DataSource(Enum):
 
     _value_: str
     kind: SourceKind
-
-    def __new__(cls, name: str, kind: SourceKind) -> "DataSource":
-        """A row: `value` is its name."""
-        row = object.__new__(cls)
-        row._value_, row.kind = name, kind
-        return row
+    __new__ = row_with("kind")
 
 
 GROUPS = tuple(dict.fromkeys(source.kind.group for source in DataSource if source.kind.group))
@@ -208,12 +204,7 @@ class SplitMethod(Enum):
 
     _value_: str
     algorithm: SplitAlgorithm
-
-    def __new__(cls, name: str, algorithm: SplitAlgorithm) -> "SplitMethod":
-        """A row: `value` is its name."""
-        row = object.__new__(cls)
-        row._value_, row.algorithm = name, algorithm
-        return row
+    __new__ = row_with("algorithm")
 
     def resolved(self, num_sources: int, is_own: bool) -> "SplitMethod":
         """The method, of `auto` one that does not depend on anything else. Raises UserError for too few raw files."""
