@@ -57,6 +57,7 @@ SCHEMA = "schema"  # what Hydra finds the dataclass under, in the defaults lists
 FILE_OPTION = "config="
 RECIPE_FILE = re.compile(r"recipe=.*\.ya?ml[\"']?", re.IGNORECASE)
 RECIPE_OF_FILE = "recipe_of_file"
+INTERPOLATION = re.compile(r"\$\{([\w.]+)\}")  # of another key's value
 
 ConfigT = TypeVar("ConfigT")
 
@@ -231,10 +232,9 @@ def _following(schema: type, overrides: Sequence[str], names: Set[str]) -> set[s
     follows = set()
     for key, owner, name, _ in keys_of(schema):
         default = getattr(owner, name, None)
-        sources = re.findall(r"\$\{([\w.]+)\}", default) if isinstance(default, str) else []
-        if names.isdisjoint(sources):
+        if not isinstance(default, str) or names.isdisjoint(INTERPOLATION.findall(default)):
             continue
-        if values.get(key) == re.sub(r"\$\{([\w.]+)\}", lambda match: values.get(match[1], ""), str(default)):
+        if values.get(key) == INTERPOLATION.sub(lambda match: values.get(match[1], ""), default):
             follows.add(key)
     return follows
 
