@@ -49,8 +49,8 @@ def tensor_bytes(tensors: Any) -> int:
 
 
 def resolved(name: str, devices: int) -> TopologyConfig:
-    asked = replace(topology.load(name), nodes=1, devices_per_node=devices)
-    return topology.resolve(asked, lambda: topology.probe("cpu"), devices)
+    topology_config = replace(topology.load(name), nodes=1, devices_per_node=devices)
+    return topology.resolve(topology_config, lambda: topology.probe("cpu"), devices)
 
 
 def live_bytes(this: session.Session) -> int:
