@@ -28,7 +28,7 @@ def main(config: PrepConfig) -> int:
         if may_use_processes(config.data) and not config.data.source.kind.generator and not is_made:
             start_fork_server(config.data.schema is not None)  # it loads most of what is imported next
         if config.data.schema is not None:
-            from data_prep.stages import preload_readers  # noqa: F401
+            from data_prep.parsing import preload  # noqa: F401
         from data_prep.pipeline import preprocess
 
         preprocess(config.data)

@@ -31,7 +31,7 @@ ResultT_co = TypeVar("ResultT_co", covariant=True)
 TASKS_AHEAD = 4  # submitted per worker, so that none waits and an error ends the job soon
 START_METHOD = "forkserver"  # imports and compiled kernels are loaded once, and no thread is ever forked
 PRELOADED = "data_prep.stages.preload"  # by the server that forks workers: what takes most of their start
-READERS = "data_prep.stages.preload_readers"  # likewise, with pyarrow
+READERS = "data_prep.parsing.preload"  # likewise, with pyarrow
 ON_CLUSTER = "from data_prep.stages import expand_multi_hot, parse"  # the first and the last import all that tasks need
 LOCK_SECONDS = 1.0  # a process killed while it counts keeps the lock: counts are worth no longer wait
 RETRIES = 3  # of a task whose worker in a cluster was lost
