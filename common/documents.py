@@ -40,6 +40,10 @@ class OpenDocument(Struct, kw_only=True):
         raise ValueError(f"key {name!r} is {_shown(value)}: not a number")
 
 
+class _Format(Struct):
+    format: str | None = None
+
+
 def read_document(path: Path, kind: type[T], remedy: str) -> T:
     """Read a document from its file.
 
@@ -55,6 +59,14 @@ def read_document(path: Path, kind: type[T], remedy: str) -> T:
         raise UserError(f"{path}: not readable ({error.strerror}); {remedy}") from error
     except ValueError as error:
         raise UserError(f"{path}: damaged ({error}); {remedy}") from error
+
+
+def format_of(path: Path) -> str | None:
+    """The format that a JSON document names; None if it names none, or there is no such document."""
+    try:
+        return decode(path.read_bytes(), _Format).format
+    except (OSError, ValueError):
+        return None
 
 
 def decode(content: bytes | str, kind: type[T]) -> T:

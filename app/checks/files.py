@@ -7,7 +7,8 @@ from pathlib import Path
 from app.checkpoint.files import CHECKPOINTS, LATEST, PART, read_state
 from app.checks.check import Check, fail, ok, warn
 from app.record.directory import BEFORE_MANIFEST
-from app.record.reading import LOG, MANIFEST, format_of, is_run, read_outcome
+from app.record.reading import LOG, MANIFEST, is_run, read_outcome
+from common.documents import format_of
 from common.errors import UserError
 from data_prep.dataset.format import MANIFEST_NAME, load_manifest, shard_path
 from data_prep.dataset.manifest import FORMAT_NAME

@@ -8,7 +8,7 @@ import yaml
 
 from app.metrics.documents import AnyEvent, Curves, EvaluationEvent, StepTimeHistogram, TrainEvent, decode_event
 from app.record.documents import FORMAT_NAME, RunManifest, Summary
-from common.documents import decode, read_document
+from common.documents import decode, format_of, read_document
 from common.errors import UserError
 
 CONFIG, MANIFEST, METRICS, SUMMARY = "config.yaml", "manifest.json", "metrics.jsonl", "summary.json"
@@ -20,10 +20,6 @@ WITHOUT = "remove it, and the report does without"
 
 
 T = TypeVar("T")
-
-
-class _Format(msgspec.Struct):
-    format: str | None = None
 
 
 class Outcome(msgspec.Struct):
@@ -58,14 +54,6 @@ def read_config(directory: Path) -> dict[str, Any]:
 def is_run(directory: Path) -> bool:
     """Return whether a directory has the manifest of a run, of whichever version."""
     return format_of(directory / MANIFEST) == FORMAT_NAME
-
-
-def format_of(path: Path) -> str | None:
-    """The format that a JSON document names; None if it names none, or there is no such document."""
-    try:
-        return decode(path.read_bytes(), _Format).format
-    except (OSError, ValueError):
-        return None
 
 
 def read_manifest(directory: Path) -> RunManifest:
