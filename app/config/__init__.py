@@ -1,6 +1,6 @@
 """Every key of the configuration: its meaning, unit and limits. Values are in conf/."""
 
-from app.config.app_config import CONFIG_DIR, AppConfig, from_plain, to_plain, validate, validate_new_run
+from app.config.app_config import CONFIG_DIR, AppConfig, from_plain, validate, validate_new_run
 from app.config.commands import EvaluateConfig, PlanAppConfig, PlanConfig, ReportConfig, TablePrecision, VerifyConfig
 from app.config.data import DataConfig, DataScale, MultiHotConfig, VerifyData
 from app.config.model import Interaction, ModelConfig
@@ -53,7 +53,6 @@ __all__ = [
     "VerifyConfig",
     "VerifyData",
     "from_plain",
-    "to_plain",
     "validate",
     "validate_new_run",
 ]

@@ -1,7 +1,6 @@
 """The whole configuration of a run: its groups, their joint validation, and its plain form."""
 
-from dataclasses import dataclass, field, fields, is_dataclass
-from enum import Enum
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -100,17 +99,6 @@ class AppConfig:
         if not composed.tiny:
             raise UserError("data.scale=tiny: this recipe has no tiny form (key `tiny`)")
         return {"run.name": f"{composed.run.name}_tiny", "data.published_tables": None, **composed.tiny}
-
-
-def to_plain(config: Any) -> Any:
-    """A configuration as dicts, lists, strings and numbers. Without OmegaConf, for which it is 20 ms a checkpoint."""
-    if is_dataclass(config):
-        return {key.name: to_plain(getattr(config, key.name)) for key in fields(config)}
-    if isinstance(config, dict):
-        return {key: to_plain(value) for key, value in config.items()}
-    if isinstance(config, (list, tuple)):
-        return [to_plain(value) for value in config]
-    return config.name if isinstance(config, Enum) else config
 
 
 def from_plain(content: dict[str, Any]) -> AppConfig:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from filelock import FileLock, Timeout
 
-from app.config import CONFIG_DIR, AppConfig, to_plain
+from app.config import CONFIG_DIR, AppConfig
 from app.metrics.documents import EvaluationFigures
 from app.record.documents import DONE
 from app.record.reading import LOCK, SUMMARY, is_run, read_config, read_manifest, read_outcome
@@ -25,6 +25,7 @@ from common.config_file import literal, read_overrides
 from common.documents import read_document
 from common.errors import UserError
 from common.files import write_atomically
+from common.keys import to_plain
 from common.signals import Interrupted
 
 log = logging.getLogger("clickwork")

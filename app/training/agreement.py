@@ -7,13 +7,14 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from app.config import AppConfig, to_plain
+from app.config import AppConfig
 from app.record import provenance
 from app.runtime import shared_files
 from app.runtime.platform import Runtime
 from common.documents import Json
 from common.errors import UserError
 from common.files import write_atomically
+from common.keys import to_plain
 from common.redact import redact
 from data_prep.dataset.format import MANIFEST_NAME, Manifest, load_manifest
 

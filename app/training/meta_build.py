@@ -11,7 +11,7 @@ from msgspec import structs
 from torch import nn
 
 from app.checkpoint.files import whole_checkpoints
-from app.config import AppConfig, DataConfig, ModelConfig, to_plain
+from app.config import AppConfig, DataConfig, ModelConfig
 from app.config.data import own_files
 from app.config.published import published_num_dense, published_tables
 from app.data import prepare
@@ -27,6 +27,7 @@ from app.sharding.plan import tables_in_order
 from app.training.recording import summary
 from common.cli import EXIT_DONE
 from common.errors import UserError
+from common.keys import to_plain
 from data_prep.dataset.event_schema import EventSchema
 from data_prep.dataset.format import MANIFEST_NAME
 

@@ -24,7 +24,7 @@ from app.checkpoint.files import (
     whole_checkpoints,
 )
 from app.checkpoint.model_state import load_tensors
-from app.config import AppConfig, Compile, RuntimeConfig, from_plain, to_plain
+from app.config import AppConfig, Compile, RuntimeConfig, from_plain
 from app.config.train import metrics_of
 from app.kinds.metrics import METRICS
 from app.kinds.models import MODELS
@@ -41,7 +41,7 @@ from app.training.state import RunState
 from common.compose import ConversionError
 from common.documents import Json, plain_object
 from common.errors import UserError
-from common.keys import MISSING
+from common.keys import MISSING, to_plain
 from data_prep.dataset.format import Manifest, load_manifest
 
 log = logging.getLogger("clickwork")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from app import export, recommend
-from app.config import CONFIG_DIR, AppConfig, RuntimeConfig, to_plain
+from app.config import CONFIG_DIR, AppConfig, RuntimeConfig
 from app.config.commands import EvaluateConfig, ExportConfig, RecommendConfig, TablePrecision, validate_evaluate
 from app.config.runtime import Precision
 from app.data.split import SplitReader
@@ -20,6 +20,7 @@ from app.scoring import served_model
 from app.training.predictor import Predictor
 from common.compose import compose_config
 from common.errors import UserError
+from common.keys import to_plain
 from data_prep.dataset.format import load_manifest
 from tests.app.conftest import SMALL, Command
 from tests.changed import changed

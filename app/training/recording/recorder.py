@@ -6,7 +6,7 @@ from datetime import datetime, timezone
 import numpy as np
 from msgspec import UNSET, structs
 
-from app.config import Compile, to_plain
+from app.config import Compile
 from app.metrics.documents import AnyEvent, Curves, EvaluationEvent, EvaluationFigures, TrainEvent
 from app.metrics.power import EnergyMeter
 from app.metrics.timing import StepTimer, memory_in_use
@@ -22,6 +22,7 @@ from app.training.recording.summary import mean_loss
 from app.training.session import Session
 from app.training.state import RunState
 from app.training.window import StepFigures
+from common.keys import to_plain
 from common.redact import redact
 
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from app.config import CONFIG_DIR, AppConfig, EvaluateConfig, Interaction, from_plain, to_plain, validate
+from app.config import CONFIG_DIR, AppConfig, EvaluateConfig, Interaction, from_plain, validate
 from common.compose import ConversionError, compose_config
 from common.errors import UserError
 from common.help import describe
-from common.keys import keys_of
+from common.keys import keys_of, to_plain
 from tests.app.conftest import REPOSITORY
 from tests.forks import run_module
 

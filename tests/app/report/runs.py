@@ -10,7 +10,7 @@ import numpy as np
 import yaml
 from msgspec.structs import replace
 
-from app.config import CONFIG_DIR, AppConfig, to_plain
+from app.config import CONFIG_DIR, AppConfig
 from app.metrics.clicks import click_metrics
 from app.metrics.curves import click_curves
 from app.metrics.documents import EvaluationFigures
@@ -18,6 +18,7 @@ from app.metrics.timing import step_time_histogram, throughput
 from app.record.provenance import describe_run
 from common.compose import compose_config
 from common.documents import convert, encode, plain_object
+from common.keys import to_plain
 
 MANIFEST = {"format": "clickwork-run", **plain_object(describe_run()), "from_step": 0, "earlier": []}
 

@@ -14,13 +14,14 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from app.config import CONFIG_DIR, AppConfig, to_plain
+from app.config import CONFIG_DIR, AppConfig
 from app.metrics.documents import EvaluationEvent, TrainEvent, decode_event
 from app.trackers.base import settings
 from app.trackers.prometheus import CONTENT_TYPE, Prometheus
 from app.trackers.tensorboard import TensorBoard
 from common.compose import compose_config
 from common.errors import UserError
+from common.keys import to_plain
 from tests.app.conftest import SMALL, Command, ended, forked
 
 
