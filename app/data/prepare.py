@@ -122,7 +122,7 @@ def require_agreement(config: DataConfig, manifest: Manifest) -> None:
         key = _typed(difference.key)
         as_it_is = "leave it out" if difference.key.partition(".")[0] in GENERATORS else f"{key}=null"
         raise UserError(
-            f"{key}={difference.given}: the dataset at data.path={path} was made with {difference.recorded}; give "
+            f"{key}={difference.setting}: the dataset at data.path={path} was made with {difference.recorded}; give "
             f"another data.path, or {as_it_is} to take it as it is"
         )
     if source_of(config) is None:

@@ -36,16 +36,16 @@ IN_ENCODING = {
 
 
 class Difference(NamedTuple):
-    """A key, the value that is given, and the one that the dataset was made with."""
+    """A key, its value in the configuration, and the one that the dataset was made with."""
 
     key: str
-    given: Any
+    setting: Any
     recorded: Any
 
 
-def given_keys(data: DataConfig, named: Collection[str] = ()) -> dict[str, Any]:
-    """Keys that are not as by default, with plain values; of `named` also those as by default that decide rows."""
-    return _changed(data, DataConfig(), "", {key for key in named if _decides_rows(key, GENERATORS)})
+def given_keys(data: DataConfig, explicit_keys: Collection[str] = ()) -> dict[str, Any]:
+    """Keys that are not as by default, with plain values; of `explicit_keys` also defaults that decide rows."""
+    return _non_defaults(data, DataConfig(), "", {key for key in explicit_keys if _decides_rows(key, GENERATORS)})
 
 
 def _decides_rows(key: str, generators: Collection[str]) -> bool:
@@ -53,49 +53,49 @@ def _decides_rows(key: str, generators: Collection[str]) -> bool:
     return key in IN_ENCODING or key.partition(".")[0] in generators
 
 
-def _changed(config: object, usual: object, prefix: str, named: Collection[str] = ()) -> dict[str, Any]:
-    changed: dict[str, Any] = {}
+def _non_defaults(config: object, defaults: object, prefix: str, explicit_keys: Collection[str] = ()) -> dict[str, Any]:
+    non_defaults: dict[str, Any] = {}
     for name, value in vars(config).items():
         if is_dataclass(value):
-            changed |= _changed(value, getattr(usual, name), f"{prefix}{name}.", named)
-        elif value is not None and (value != getattr(usual, name) or prefix + name in named):
-            changed[prefix + name] = value.value if isinstance(value, Enum) else value
-    return changed
+            non_defaults |= _non_defaults(value, getattr(defaults, name), f"{prefix}{name}.", explicit_keys)
+        elif value is not None and (value != getattr(defaults, name) or prefix + name in explicit_keys):
+            non_defaults[prefix + name] = value.value if isinstance(value, Enum) else value
+    return non_defaults
 
 
-def refuse_unused(config: PrepConfig, used: Collection[str]) -> None:
+def refuse_unused(config: PrepConfig, command_keys: Collection[str]) -> None:
     """Refuse keys that a command does not read; with data=NAME in place of data.path, that group's own are let pass.
 
     Args:
-        used: keys, or groups of keys, that the command reads.
+        command_keys: keys, or groups of keys, that the command reads.
 
     Raises:
         UserError: naming the first other key that is given.
     """
-    named = {"data.source", "data.days", "data.schema", "data.remote"}
-    keys = _changed(config, PrepConfig(), "")
-    if "data.path" in used and "data.source" in keys:
-        used = {*used, *named}
+    source_keys = {"data.source", "data.days", "data.schema", "data.remote"}
+    keys = _non_defaults(config, PrepConfig(), "")
+    if "data.path" in command_keys and "data.source" in keys:
+        command_keys = {*command_keys, *source_keys}
     for key in keys:
-        if not any(key == each or key.startswith(f"{each}.") for each in used):
+        if not any(key == each or key.startswith(f"{each}.") for each in command_keys):
             raise UserError(f"{key}: has no effect on this command; leave it out")
 
 
-def compared_keys(given: Mapping[str, Any], manifest: Manifest) -> dict[str, Any]:
+def compared_keys(settings: Mapping[str, Any], manifest: Manifest) -> dict[str, Any]:
     """Of the given keys those that decide a dataset's rows, of generators those of the dataset's own."""
     groups = {key.partition(".")[0] for key in recorded_keys(manifest)} & set(GENERATORS)
-    return {key: value for key, value in given.items() if _decides_rows(key, groups)}
+    return {key: value for key, value in settings.items() if _decides_rows(key, groups)}
 
 
-def first_difference(given: Mapping[str, Any], manifest: Manifest) -> Difference | None:
+def first_difference(settings: Mapping[str, Any], manifest: Manifest) -> Difference | None:
     """The first of the given keys, with plain values, that the dataset was not made with."""
     recorded = recorded_keys(manifest)
-    for key, value in compared_keys(given, manifest).items():
-        made = recorded.get(key)
-        if made is None and manifest.has_given_splits and key.startswith("split."):
-            made = "files given for each split"
-        if _comparable(key, value, manifest) != made:
-            return Difference(key, value, made)
+    for key, value in compared_keys(settings, manifest).items():
+        recorded_value = recorded.get(key)
+        if recorded_value is None and manifest.has_given_splits and key.startswith("split."):
+            recorded_value = "files given for each split"
+        if _comparable(key, value, manifest) != recorded_value:
+            return Difference(key, value, recorded_value)
     return None
 
 

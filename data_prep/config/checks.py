@@ -80,9 +80,9 @@ def refuse_given_splits(data: DataConfig) -> None:
         raise UserError(f"data.train: has no effect with data={data.source.value}; leave it out")
     for key, value in vars(data.split).items():
         if value is not None:
-            shown = value.value if isinstance(value, SplitMethod) else value
+            plain_value = value.value if isinstance(value, SplitMethod) else value
             raise UserError(
-                f"data.split.{key}={shown}: has no effect with data.train, where each file is of one split; give "
+                f"data.split.{key}={plain_value}: has no effect with data.train, where each file is of one split; give "
                 f"data.split.{key}=null"
             )
     if data.encoding in OF_WHOLE_DAYS:
@@ -111,12 +111,12 @@ def refuse_keys_without_events(data: DataConfig) -> None:
         raise UserError(f"data.raw: has no effect with data={data.source.value}, which makes the log; leave it out")
 
 
-def _refuse_others(data: DataConfig, used: set[str], reason: str) -> None:
+def _refuse_others(data: DataConfig, effective_keys: set[str], reason: str) -> None:
     """Raises UserError for a key of another source than the chosen one, or one that is not used."""
     refuse_unused_groups(data)
     usual = DataConfig()
     for key in vars(usual):
-        if key not in used and getattr(data, key) != getattr(usual, key):
+        if key not in effective_keys and getattr(data, key) != getattr(usual, key):
             raise UserError(f"data.{key}: has no effect {reason}")
 
 
@@ -141,9 +141,9 @@ def refuse_unused_groups(data: DataConfig) -> None:
     """Raises UserError for a key of another source than the chosen one."""
     usual = DataConfig()
     for group in GROUPS:
-        values, there = vars(getattr(data, group)), vars(getattr(usual, group))
+        values, defaults = vars(getattr(data, group)), vars(getattr(usual, group))
         for key, value in values.items():
-            if group != data.source.kind.group and value != there[key]:
+            if group != data.source.kind.group and value != defaults[key]:
                 raise UserError(f"data.{group}.{key}: has no effect with data={data.source.value}; leave it out")
 
 
@@ -151,8 +151,8 @@ def refuse_unused_choices(data: DataConfig) -> None:
     """Raises UserError for a key that has no effect beside the others; see also `refuse_unused_split_keys`."""
     refuse_unused_groups(data)
     if data.keep_texts is not None and (data.schema is None or data.encoding is Encoding.hash):
-        where = "Criteo's rows, which have none" if data.schema is None else "data.encoding=hash, which keeps no values"
-        raise UserError(f"data.keep_texts: has no effect with {where}; leave it out")
+        cause = "Criteo's rows, which have none" if data.schema is None else "data.encoding=hash, which keeps no values"
+        raise UserError(f"data.keep_texts: has no effect with {cause}; leave it out")
 
 
 def refuse_unused_split_keys(split: SplitConfig, method: SplitMethod) -> None:

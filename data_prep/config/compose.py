@@ -18,11 +18,11 @@ PICKLED = "--pickled"
 CONFIG_DIRECTORY = Path(__file__).parents[1] / "conf"
 
 
-def compose_data(source: str, given: Mapping[str, Mapping[str, Any]]) -> DataConfig:
-    """The defaults, the values of data=`source`, then the given ones in turn; keys whose value is None are skipped.
+def compose_data(source: str, values_by_prefix: Mapping[str, Mapping[str, Any]]) -> DataConfig:
+    """The defaults, the values of data=`source`, then `values_by_prefix` in turn; keys whose value is None are skipped.
 
     Args:
-        given: nested values by the prefix under which the user knows their keys, e.g. {"data.prep": {"workers": 2}}.
+        values_by_prefix: nested values by the prefix of their keys for the user, e.g. {"data.prep": {"workers": 2}}.
 
     Raises:
         UserError: an unknown source or key, or a value of the wrong type.
@@ -31,7 +31,7 @@ def compose_data(source: str, given: Mapping[str, Mapping[str, Any]]) -> DataCon
     if source not in sources:
         raise UserError(f"data.source={source}: must be one of {', '.join(sources)}")
     levels = [("", "", yaml.safe_load((CONFIG_DIRECTORY / "data" / f"{source}.yaml").read_text()))]
-    for prefix, values in given.items():
+    for prefix, values in values_by_prefix.items():
         levels += [(prefix, key, {key: value}) for key, value in values.items() if value is not None]
     try:
         return convert(DataConfig, *(values for *_, values in levels))
@@ -46,7 +46,7 @@ def _refuse(prefix: str, key: str, levels: list[Any]) -> None:
     try:
         convert(DataConfig, *levels)
     except ConversionError as error:
-        named = error.key or key
-        close = difflib.get_close_matches(named, [known for known, *_ in keys_of(DataConfig)], n=1)
+        wrong_key = error.key or key
+        close = difflib.get_close_matches(wrong_key, [name for name, *_ in keys_of(DataConfig)], n=1)
         remedy = f"did you mean {prefix}.{close[0]}?" if close else "docs/data.md lists the keys"
-        raise UserError(f"{prefix}.{named}: {error}; {remedy}") from error
+        raise UserError(f"{prefix}.{wrong_key}: {error}; {remedy}") from error

@@ -81,8 +81,8 @@ class Rules:
     @property
     def counts_while_parsing(self) -> bool:
         """Whether values can be counted before it is known which rows go where."""
-        known = not self.is_arranged if self.fitted_on_train else not self.negative_drop_rate
-        return self.order is not None and known
+        is_assignment_fixed = not self.is_arranged if self.fitted_on_train else not self.negative_drop_rate
+        return self.order is not None and is_assignment_fixed
 
     @property
     def needs_statistics(self) -> bool:
@@ -145,7 +145,7 @@ def resolve_rules(data: DataConfig, num_sources: int) -> Rules:
     """
     encoding, split, is_own = data.encoding or Encoding.vocabulary, data.split, data.schema is not None
     rules = replace(RULES[encoding], dense=OWN_TRANSFORM) if is_own else RULES[encoding]
-    given: dict[str, Any] = {
+    overrides: dict[str, Any] = {
         "dense": data.dense_transform,
         "frequency_threshold": data.frequency_threshold,
         "max_ind_range": data.max_ind_range,
@@ -154,7 +154,7 @@ def resolve_rules(data: DataConfig, num_sources: int) -> Rules:
         "max_categories": data.max_categories,
         "order": data.vocabulary_order,
     }
-    rules = replace(rules, **{key: value for key, value in given.items() if value is not None})
+    rules = replace(rules, **{key: value for key, value in overrides.items() if value is not None})
     for key, owner in (("max_categories", Encoding.amd_blog), ("vocabulary_order", Encoding.vocabulary)):
         if getattr(data, key) is not None and encoding is not owner:
             raise UserError(f"data.{key}: has no effect with data.encoding={encoding.value}")
@@ -198,10 +198,10 @@ def report_differences(rules: Rules) -> None:
     }
     if rules.split is None:
         del choices["data.split.method"]
-    changed = [f"{key}={value}" for key, (value, published) in choices.items() if value != published]
-    changed += ["data.train"] if rules.split is None else []
-    if changed:
-        message = f"output will differ from {REPEATED[rules.encoding]} because of {', '.join(changed)}"
+    deviations = [f"{key}={value}" for key, (value, published) in choices.items() if value != published]
+    deviations += ["data.train"] if rules.split is None else []
+    if deviations:
+        message = f"output will differ from {REPEATED[rules.encoding]} because of {', '.join(deviations)}"
         print(f"data.encoding={rules.encoding.value}: {message}", file=sys.stderr)
 
 

@@ -156,7 +156,7 @@ def _difference(
     if manifest.encoding.get("raw_schema") != schema:
         return "other columns"
     if (difference := first_difference(given_keys(data), manifest)) is not None:
-        return f"{difference.key} is {difference.recorded} there, {difference.given} here"
+        return f"{difference.key} is {difference.recorded} there, {difference.setting} here"
     for key, value in parameters.items():
         if key == "table" and is_same_table(manifest.encoding.get(key), value):
             continue
