@@ -82,12 +82,12 @@ class EventSchema(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     @property
     def known_values(self) -> dict[str, set[str]]:
         """The values that each column of text may hold."""
-        known = {column: set(values) for column, values in self.others.items()}
+        values_of = {column: set(values) for column, values in self.others.items()}
         for condition in (*self.actions.values(), self.anchors):
             for column, values in condition.items():
                 if not isinstance(values, str):
-                    known.setdefault(column, set()).update(values)
-        return known
+                    values_of.setdefault(column, set()).update(values)
+        return values_of
 
     @property
     def label_bit(self) -> int:

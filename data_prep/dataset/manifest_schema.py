@@ -212,8 +212,8 @@ def _encoding_contradiction(encoding: _RawEncoding, schema: Schema) -> str | Non
     for name, entry in vocabulary.items():
         if set(entry.texts or {}) != ({"texts", "offsets"} if encoding.keep_texts is True else set()):
             return f"keys 'encoding.keep_texts' and 'encoding.vocabulary.{name}' do not agree on 'texts'"
-    kept = tuple(name for name in raw.sparse if name in schema.sparse)
-    if (raw.label, raw.label_kind, raw.dense, kept) != (schema.label, schema.label_kind, schema.dense, schema.sparse):
+    sparse = tuple(name for name in raw.sparse if name in schema.sparse)
+    if (raw.label, raw.label_kind, raw.dense, sparse) != (schema.label, schema.label_kind, schema.dense, schema.sparse):
         return "keys 'encoding.raw_schema' and 'schema' name different columns"
     if encoding.multi_hot is UNSET and raw.ragged != schema.ragged:
         return "keys 'encoding.raw_schema' and 'schema' name different multi-hot features"
@@ -221,10 +221,10 @@ def _encoding_contradiction(encoding: _RawEncoding, schema: Schema) -> str | Non
         return "key 'encoding.multi_hot.sizes' is not of the features of 'encoding.raw_schema'"
     if encoding.dense_transform in OF_ALL_ROWS and not encoding.dense_range:
         return f"key 'encoding.dense_range' is empty, but {encoding.dense_transform.value} needs it"
-    for number, known in enumerate(encoding.dense_range):
-        if not len(known.low) == len(known.high) == len(schema.dense):
+    for number, bounds in enumerate(encoding.dense_range):
+        if not len(bounds.low) == len(bounds.high) == len(schema.dense):
             return f"key 'encoding.dense_range[{number}]' is not of as many columns as 'schema.dense'"
-        if any(low > high for low, high in zip(known.low, known.high, strict=True)):
+        if any(low > high for low, high in zip(bounds.low, bounds.high, strict=True)):
             return f"key 'encoding.dense_range[{number}]': a lowest value is above the highest"
     return _table_contradiction(encoding.table, raw) or _spelling_contradiction(encoding)
 
@@ -244,9 +244,9 @@ def _source_contradiction(document: _Document, encoding: _RawEncoding) -> str | 
     """Rows that were read and rows that were written, of which negatives may have been dropped."""
     if encoding.split is None and any(source.split is UNSET for source in document.sources):
         return "key 'encoding.split' is null, but not each of 'sources' has a 'split'"
-    read, written = sum(source.rows for source in document.sources), document.rows
-    if read < written or (read > written and not encoding.negative_drop_rate):
-        return f"key 'sources' is of {read} rows, but 'rows' of {written}"
+    source_rows, dataset_rows = sum(source.rows for source in document.sources), document.rows
+    if source_rows < dataset_rows or (source_rows > dataset_rows and not encoding.negative_drop_rate):
+        return f"key 'sources' is of {source_rows} rows, but 'rows' of {dataset_rows}"
     return None
 
 

@@ -109,8 +109,8 @@ def _is_opposed(one: ColumnFigures) -> bool:
 def _listed(figures: dict[str, Any], form: str) -> str:
     """Columns with their figures, the largest first."""
     ordered = sorted(figures, key=lambda name: -abs(figures[name]))
-    shown = ", ".join(f"{name} ({figures[name]:{form}})" for name in ordered[:SHOWN_COLUMNS])
-    return shown + (f" and {len(ordered) - SHOWN_COLUMNS} more" if len(ordered) > SHOWN_COLUMNS else "")
+    column_list = ", ".join(f"{name} ({figures[name]:{form}})" for name in ordered[:SHOWN_COLUMNS])
+    return column_list + (f" and {len(ordered) - SHOWN_COLUMNS} more" if len(ordered) > SHOWN_COLUMNS else "")
 
 
 def largest_jump(parts: list[Part]) -> str | None:

@@ -214,11 +214,13 @@ def verify_sums(path: Path) -> None:
     """
     try:
         sums = decode(path.read_bytes(), dict[str, FileDigest])
-        changed = [name for name, expected in sums.items() if digest_file(path.with_name(name)) != expected]
+        mismatches = [name for name, expected in sums.items() if digest_file(path.with_name(name)) != expected]
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: not as it was written ({error}); {REMEDY}") from error
-    if changed:
-        raise UserError(f"{path.with_name(changed[0])}: sha256 is not that of {SUMS_NAME}: the file changed; {REMEDY}")
+    if mismatches:
+        raise UserError(
+            f"{path.with_name(mismatches[0])}: sha256 is not that of {SUMS_NAME}: the file changed; {REMEDY}"
+        )
 
 
 def _place_of(parent: Path, num_embeddings: Sequence[int], bags: MultiHot) -> tuple[Path, bytes]:
@@ -272,14 +274,14 @@ def _are_complete(record: Path, content: bytes, files: list[tuple[Path, int] | N
     return all(file[0].is_file() and file[0].stat().st_size == file[1] for file in files if file is not None)
 
 
-def _clear(directory: Path, needed: int, key: str) -> None:
+def _clear(directory: Path, table_bytes: int, key: str) -> None:
     """Remove the leftovers of a killed process (tables without a record) and check the disk space for new ones."""
-    for left in (*directory.glob("*.npy"), *directory.glob("*.npy.*")):
-        left.unlink()
+    for leftover in (*directory.glob("*.npy"), *directory.glob("*.npy.*")):
+        leftover.unlink()
     free = shutil.disk_usage(directory).free
-    if needed > free:
+    if table_bytes > free:
         raise UserError(
-            f"{directory}: the multi-hot tables need {in_words(needed)}, {in_words(free)} are free; free some, "
+            f"{directory}: the multi-hot tables need {in_words(table_bytes)}, {in_words(free)} are free; free some, "
             f"or choose another {key}"
         )
 
@@ -288,9 +290,9 @@ def _draw_tables(
     directory: Path, num_embeddings: Sequence[int], bags: MultiHot, count: Callable[[int], object] | None
 ) -> None:
     """Draw the bags of all ids, table after table, block after block."""
-    needed = bags.table_bytes(num_embeddings)
-    if count is None and needed > REPORTED_BYTES:
-        print(f"{directory}: drawing {in_words(needed)} of multi-hot tables, once", file=sys.stderr)
+    table_bytes = bags.table_bytes(num_embeddings)
+    if count is None and table_bytes > REPORTED_BYTES:
+        print(f"{directory}: drawing {in_words(table_bytes)} of multi-hot tables, once", file=sys.stderr)
     sums = {}
     rng = np.random.RandomState(bags.seed)  # the reference's generator
     for feature, (rows, size) in enumerate(zip(num_embeddings, bags.sizes, strict=True)):
@@ -315,6 +317,6 @@ def _draw(
     """Further ids, each below `rows`."""
     if distribution is Distribution.uniform:
         return rng.randint(0, rows, size=shape)
-    drawn = rng.pareto(a=PARETO_SHAPE, size=shape)
+    variates = rng.pareto(a=PARETO_SHAPE, size=shape)
     # the reference converts to int32 as x86 does, where all that is beyond it becomes the smallest number
-    return np.where(drawn < 2**31, drawn, -(2.0**31)).astype(np.int64) % rows
+    return np.where(variates < 2**31, variates, -(2.0**31)).astype(np.int64) % rows

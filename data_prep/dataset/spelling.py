@@ -129,8 +129,8 @@ def is_other_spelling(text: str, forms: Form) -> bool:
     """Whether a text reads as a boolean or a number, and a column whose rows were all typed spells those otherwise."""
     if not forms or forms & Form.TEXT:
         return False
-    read = form_of(text)
-    return bool(read & ~(Form.TEXT | Form.NOT_BINARY | Form.PLAIN))
+    form = form_of(text)
+    return bool(form & ~(Form.TEXT | Form.NOT_BINARY | Form.PLAIN))
 
 
 def to_text(forms: Form) -> str:

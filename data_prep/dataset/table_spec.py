@@ -147,11 +147,11 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
         return numbers.astype(np.int32), int(bad[0]) if len(bad) else None
 
 
-def is_same_table(recorded: Json | None, given: Json | None) -> bool:
+def is_same_table(recorded_entry: Json | None, new_entry: Json | None) -> bool:
     """Whether entries of manifests describe one table; older ones of files without names lack columns."""
-    if recorded is None or given is None:
-        return recorded == given
-    one, other = Table.from_manifest(recorded), Table.from_manifest(given)
+    if recorded_entry is None or new_entry is None:
+        return recorded_entry == new_entry
+    one, other = Table.from_manifest(recorded_entry), Table.from_manifest(new_entry)
     if not one.header:
         other = replace(other, names=other.names[: len(one.names)])
     return one == other

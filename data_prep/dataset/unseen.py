@@ -15,7 +15,7 @@ def unseen_values(manifest: Manifest) -> str | None:
     if not large:
         return None
     ordered = sorted(large, key=lambda name: -large[name])
-    shown = ", ".join(f"{name} ({large[name]:.0%})" for name in ordered[:SHOWN_COLUMNS])
+    column_list = ", ".join(f"{name} ({large[name]:.0%})" for name in ordered[:SHOWN_COLUMNS])
     more = f" and {len(large) - SHOWN_COLUMNS} more columns" if len(large) > SHOWN_COLUMNS else ""
     if manifest.encoding.get("split") in [method.value for method in SplitMethod if method.algorithm.is_random]:
         remedy = "most of them occur once, so no split helps; leave such a column out of data.schema"
@@ -23,4 +23,4 @@ def unseen_values(manifest: Manifest) -> str | None:
         remedy = "the score is of new values, as the files of the splits are given"
     else:
         remedy = "the score is of new values; with data.split.method=random train has values of all rows"
-    return f"of the values of val and test these shares are not in train: {shown}{more}; {remedy}"
+    return f"of the values of val and test these shares are not in train: {column_list}{more}; {remedy}"
