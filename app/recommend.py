@@ -153,7 +153,7 @@ def _flagged(config: RecommendConfig, schema: EventSchema, candidates: NewRows) 
 def _read_items(config: RecommendConfig, schema: EventSchema) -> NewRows:
     """A file's items: a column of that name, or one column without names."""
     path, spare = Path(config.candidates), (config.id_column, schema.flag or "", schema.user)
-    shape = Shape((schema.item,), schema.delimiter, label="", needed=(schema.item, *spare))
+    shape = Shape((schema.item,), schema.delimiter, label="", required_columns=(schema.item, *spare))
     candidates = read_new_rows(path, shape)
     if ignored := ignored_columns(candidates, path, [schema.item], spare):
         log.info("candidates: the model does not read %s", ", ".join(ignored))

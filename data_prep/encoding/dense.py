@@ -84,13 +84,13 @@ def transform_into(dense: NDArray[Any], transform: DenseTransform, result: NDArr
 
 
 def transform_dense(
-    dense: NDArray[Any], transform: DenseTransform, known: DenseRange | None = None, wraps: bool = False
+    dense: NDArray[Any], transform: DenseTransform, dense_range: DenseRange | None = None, wraps: bool = False
 ) -> NDArray[Any]:
     """Apply a transform; the result is of its dtype.
 
     Args:
         dense: [rows, N] int32, or float64 of a user's table; 0 where missing.
-        known: for `torchrec` the range of the source the rows are of, for `minmax` that of all rows.
+        dense_range: for `torchrec` the range of the source the rows are of, for `minmax` that of all rows.
         wraps: for `torchrec`: differences beyond int32 wrap around, as they do in TorchRec.
     """
     if transform is DenseTransform.log1p:
@@ -101,14 +101,14 @@ def transform_dense(
         return np.log(np.maximum(dense, 0).astype(np.float32) + np.float32(1))
     if transform in (DenseTransform.raw, DenseTransform.integers):
         return dense.astype(transform.dtype)
-    assert known is not None
+    assert dense_range is not None
     if transform is DenseTransform.torchrec:
-        shifted = dense.astype(np.int64) - (known.low.min() - 2)
+        shifted = dense.astype(np.int64) - (dense_range.low.min() - 2)
         if wraps:
             shifted = shifted.astype(np.int32)
         with np.errstate(invalid="ignore", divide="ignore"):
             return np.log(shifted.astype(np.float32))
     # the operations of scikit-learn's MinMaxScaler, in their order
-    span = (known.high - known.low).astype(np.float64)
+    span = (dense_range.high - dense_range.low).astype(np.float64)
     scale = 1.0 / np.where(span < np.finfo(np.float64).tiny, 1.0, span)  # of less, 1 / span is infinite
-    return (dense * scale + (0.0 - known.low * scale)).astype(np.float32)
+    return (dense * scale + (0.0 - dense_range.low * scale)).astype(np.float32)

@@ -148,9 +148,9 @@ class Encoder:
             return Layout(self.schema.columns, "\t", header=False)
         return table_layout(self._table)[1]
 
-    def shape(self, needed: Collection[str] | None = None) -> Shape:
-        """What files of new rows look like, of which the `needed` columns are read."""
-        return Shape(self.layout.names, self.layout.delimiter, self.schema.label, needed)
+    def shape(self, required_columns: Collection[str] | None = None) -> Shape:
+        """What files of new rows look like, of which the `required_columns` are read."""
+        return Shape(self.layout.names, self.layout.delimiter, self.schema.label, required_columns)
 
     @property
     def input_columns(self) -> tuple[str, ...]:

@@ -37,14 +37,14 @@ class NewRows(NamedTuple):
 class Shape(NamedTuple):
     """What new rows are like.
 
-    names: of all columns of a raw file, in its order; delimiter: of its text; label: its name; needed: the columns
+    names: of all columns of a raw file, in its order; delimiter: of its text; label: its name; required_columns: those
     whose values are read (those of others may be of any kind); None: all.
     """
 
     names: tuple[str, ...]
     delimiter: str
     label: str
-    needed: Collection[str] | None = None
+    required_columns: Collection[str] | None = None
 
 
 def read_new_rows(path: Path, shape: Shape) -> NewRows:
@@ -64,7 +64,7 @@ def read_new_rows(path: Path, shape: Shape) -> NewRows:
         if suffix in DELIMITERS:
             rows = _read_text(path, _read_content(path).replace(b"\r\n", b"\n"), DELIMITERS[suffix], shape)
         elif suffix == ".parquet":
-            rows = _read_parquet(path, shape.needed)
+            rows = _read_parquet(path, shape.required_columns)
         else:
             content = _read_content(path)
             rows = _of_objects(_read_json(path, content) if suffix == ".json" else read_objects(content, str(path)))
@@ -85,34 +85,34 @@ def _read_content(path: Path) -> bytes:
             raise UserError(f"{path}: damaged, or cut off ({error}); get it again") from error
 
 
-def _read_text(path: Path, content: bytes, own: str, shape: Shape) -> NewRows:
+def _read_text(path: Path, content: bytes, suffix_delimiter: str, shape: Shape) -> NewRows:
     """Columns of text: by the names in the first row, or, where it has none that is known, by their number."""
     text = content.removeprefix(BYTE_ORDER_MARK).lstrip(b"\n")
     row, first = 1 + content.count(b"\n") - text.count(b"\n"), text.partition(b"\n")[0]
     heads: dict[str, tuple[str, ...]] = {}
-    for delimiter in dict.fromkeys((shape.delimiter, own, *OTHER_DELIMITERS)):
+    for delimiter in dict.fromkeys((shape.delimiter, suffix_delimiter, *OTHER_DELIMITERS)):
         with suppress(UserError):  # of a quote, perhaps, which another delimiter does not divide
             heads[delimiter] = read_names(first, delimiter, str(path))
     delimiter = next((each for each, head in heads.items() if not set(shape.names).isdisjoint(head)), "")
     if delimiter:
         names, text, row = heads[delimiter], text.partition(b"\n")[2], row + 1
-        _require_distinct(f"{path}: row 1", names, shape.needed)
+        _require_distinct(f"{path}: row 1", names, shape.required_columns)
     else:
         by_width = {len(names): names for names in (tuple(n for n in shape.names if n != shape.label), shape.names)}
         fitting = (each for each, head in heads.items() if len(head) in by_width)
-        delimiter = next(fitting, own) if shape.delimiter in heads else shape.delimiter
+        delimiter = next(fitting, suffix_delimiter) if shape.delimiter in heads else shape.delimiter
         names = by_width.get(len(heads.get(delimiter, ())), shape.names)
     columns, numbers = Text().fields(text, names, Layout(names, delimiter, header=False), str(path), row)
     return NewRows(columns, numbers)
 
 
-def _require_distinct(where: str, names: Sequence[str], needed: Collection[str] | None) -> None:
+def _require_distinct(location: str, names: Sequence[str], required_columns: Collection[str] | None) -> None:
     for name in names:
-        if names.count(name) > 1 and (needed is None or name in needed):
-            raise UserError(f"{where}: a column is named twice, {name}; rename one")
+        if names.count(name) > 1 and (required_columns is None or name in required_columns):
+            raise UserError(f"{location}: a column is named twice, {name}; rename one")
 
 
-def _read_parquet(path: Path, needed: Collection[str] | None) -> NewRows:
+def _read_parquet(path: Path, required_columns: Collection[str] | None) -> NewRows:
     try:
         if path.is_dir():
             table = pq.read_table(path)
@@ -121,7 +121,7 @@ def _read_parquet(path: Path, needed: Collection[str] | None) -> NewRows:
                 table = file.read()
     except (pa.ArrowException, ValueError) as error:
         raise UserError(f"{path}: not readable as Parquet ({error})") from error
-    _require_distinct(str(path), table.column_names, needed)
+    _require_distinct(str(path), table.column_names, required_columns)
     columns = {name: column.combine_chunks() for name, column in zip(table.column_names, table.columns, strict=True)}
     return NewRows(columns, range(1, table.num_rows + 1))
 
@@ -166,9 +166,9 @@ def to_texts(values: Any, name: str, numbers: Sequence[int], column: str) -> lis
     ]
 
 
-def _to_text(value: Any, where: str) -> str:
+def _to_text(value: Any, location: str) -> str:
     if isinstance(value, bytes):
         return value.decode()
     if not isinstance(value, str | int | float | None):
-        raise UserError(f"{where}: {type(value).__name__} is neither text nor a number")
+        raise UserError(f"{location}: {type(value).__name__} is neither text nor a number")
     return text_of(value)

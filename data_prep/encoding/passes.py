@@ -50,7 +50,7 @@ def plan_passes(
     """
     max_bytes = int(allowance / overhead)
     passes: list[list[Slice]] = []
-    left = 0
+    free_bytes = 0
     for feature, count in values.items():
         bits = 0
         while _slice_bytes(count, bits, bytes_for) > max_bytes:
@@ -62,11 +62,11 @@ def plan_passes(
                 )
         size = _slice_bytes(count, bits, bytes_for)
         for part in range(1 << bits):
-            if size > left:
+            if size > free_bytes:
                 passes.append([])
-                left = max_bytes
+                free_bytes = max_bytes
             passes[-1].append(Slice(feature, part, bits))
-            left -= size
+            free_bytes -= size
     return [tuple(slices) for slices in passes]
 
 
