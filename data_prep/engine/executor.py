@@ -49,18 +49,18 @@ class Counters:
 
     def __init__(self) -> None:
         context = multiprocessing.get_context(START_METHOD)
-        self._done = context.Array("q", 2)
+        self._totals = context.Array("q", 2)
         self._stop = context.RawValue("b", 0)  # without a lock, which a killed process may hold
 
     @property
     def bytes(self) -> int:
         """Bytes done."""
-        return int(self._done.get_obj()[_BYTES])
+        return int(self._totals.get_obj()[_BYTES])
 
     @property
     def rows(self) -> int:
         """Rows done."""
-        return int(self._done.get_obj()[_ROWS])
+        return int(self._totals.get_obj()[_ROWS])
 
     def add(self, num_bytes: int, num_rows: int) -> None:
         """Count work done.
@@ -68,12 +68,12 @@ class Counters:
         Raises:
             Stopped: the job is to stop.
         """
-        lock = self._done.get_lock()
+        lock = self._totals.get_lock()
         if lock.acquire(timeout=LOCK_SECONDS):
             try:
-                done: Any = self._done.get_obj()
-                done[_BYTES] += num_bytes
-                done[_ROWS] += num_rows
+                totals: Any = self._totals.get_obj()
+                totals[_BYTES] += num_bytes
+                totals[_ROWS] += num_rows
             finally:
                 lock.release()
         if self._stop.value:
@@ -81,7 +81,7 @@ class Counters:
 
     def reset(self) -> None:
         """Start at nothing."""
-        self._done.get_obj()[_BYTES] = self._done.get_obj()[_ROWS] = 0
+        self._totals.get_obj()[_BYTES] = self._totals.get_obj()[_ROWS] = 0
 
     def stop(self) -> None:
         """Ask every process to stop at its next count."""
@@ -292,9 +292,9 @@ class ClusterExecutor(Executor):
     def _collect(self, future: "Future[Any]") -> Any:
         measured, num_bytes, num_rows = future.result()
         self.counters.add(num_bytes, num_rows)
-        done: Future[Any] = Future()
-        done.set_result(measured)
-        return super()._collect(done)
+        local_future: Future[Any] = Future()
+        local_future.set_result(measured)
+        return super()._collect(local_future)
 
     def _shut_down(self) -> None:
         if self._executor is not None:

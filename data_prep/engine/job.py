@@ -146,8 +146,8 @@ class ChunkRecord:
     @property
     def encoded_bytes(self) -> int:
         """Bytes of a parsed chunk that are still to be encoded."""
-        others = (digest.bytes for suffix, digest in self.files.items() if suffix in ("bags.npy", "integers.npy"))
-        return self.value_bytes + sum(others)
+        other_bytes = (digest.bytes for suffix, digest in self.files.items() if suffix in ("bags.npy", "integers.npy"))
+        return self.value_bytes + sum(other_bytes)
 
     @property
     def value_bytes(self) -> int:

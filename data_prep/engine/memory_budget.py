@@ -161,12 +161,15 @@ def check_disk(path: Path, job: Job) -> None:
     """
     rows = sum(_estimate_rows(job, source) for source in job.sources)
     tables = _multi_hot_bytes(job.schema, job.rules, job.bags)
-    written = sum(file.stat().st_size for file in job.work.rglob("*") if file.is_file())  # before the job was stopped
-    needed = dataset_bytes(rows, job.schema, job.rules, job.bags) - written
+    # of files written before the job was stopped
+    existing_bytes = sum(file.stat().st_size for file in job.work.rglob("*") if file.is_file())
+    required_bytes = dataset_bytes(rows, job.schema, job.rules, job.bags) - existing_bytes
     if job.table is not None and job.rules.order is not None:  # all texts once more, at most
-        needed += int(sum(source.bytes * (GZIP_RATIO if source.compressed else 1) for source in job.sources))
+        required_bytes += int(sum(source.bytes * (GZIP_RATIO if source.compressed else 1) for source in job.sources))
     share = f", {in_words(tables)} of it for multi-hot tables" if tables else ""
-    require_room([Need(path, needed, f"for the dataset{share}", about=True)], "free some, or choose another data.path")
+    require_room(
+        [Need(path, required_bytes, f"for the dataset{share}", about=True)], "free some, or choose another data.path"
+    )
 
 
 def dataset_bytes(rows: float, schema: Schema, rules: Rules, bags: MultiHot | None) -> int:

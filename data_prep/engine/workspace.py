@@ -94,23 +94,23 @@ def refuse_foreign_files(root: Path, work: Path, raw_files: Sequence[Path]) -> N
     Raises:
         UserError: a raw file lies there, or files that no dataset of ours owns.
     """
-    ours = [root / name for name in (*SPLITS, EVENTS, VOCABULARY_DIRECTORY)]
+    dataset_paths = [root / name for name in (*SPLITS, EVENTS, VOCABULARY_DIRECTORY)]
     for path in raw_files:
-        if any(path.resolve().is_relative_to(directory.resolve()) for directory in ours):
+        if any(path.resolve().is_relative_to(directory.resolve()) for directory in dataset_paths):
             raise UserError(f"{path}: lies where data.path={root} will be written; choose another data.path")
     if (root / MANIFEST_NAME).exists() or (work / CLEARING_NAME).exists() or not root.exists():
         return
-    for directory in ours:
+    for directory in dataset_paths:
         if directory.exists() and any(directory.iterdir()):
             raise UserError(f"{directory}: holds files that are not a dataset's; choose another data.path")
     raw = [path.resolve() for path in raw_files]
     raw = [path.relative_to(root.resolve()) for path in raw if path.is_relative_to(root.resolve())]
-    allowed = {*(path.name for path in ours), TABLES_DIRECTORY, RAW_DIRECTORY, "lost+found"}
+    allowed = {*(path.name for path in dataset_paths), TABLES_DIRECTORY, RAW_DIRECTORY, "lost+found"}
     allowed |= {path.parts[0] for path in raw if len(path.parts) > 1}
-    others = sorted(path.name for path in root.iterdir() if path.name not in allowed and path.name[0] != ".")
-    if others:
+    strangers = sorted(path.name for path in root.iterdir() if path.name not in allowed and path.name[0] != ".")
+    if strangers:
         raise UserError(
-            f"{root}: holds files that are not a dataset's ({others[0]}{', …' if len(others) > 1 else ''}); "
+            f"{root}: holds files that are not a dataset's ({strangers[0]}{', …' if len(strangers) > 1 else ''}); "
             "give a new directory in data.path"
         )
 

@@ -65,7 +65,7 @@ def test_a_dataset_is_replaced_when_asked(tmp_path: Path) -> None:
 
 
 def _die_holding(counters: Counters) -> None:
-    counters._done.get_lock().acquire()
+    counters._totals.get_lock().acquire()
     os._exit(9)
 
 
