@@ -44,7 +44,7 @@ class ArrayWriter:
         self.path = path
         self.rows = 0  # so far
         self._dtype, self._width, self._total = np.dtype(dtype), width, rows
-        self._file = FileWriter(path, checksum, held=rows is None)
+        self._file = FileWriter(path, checksum, is_buffered=rows is None)
         self._file.append(np.frombuffer(npy_header(self._dtype, rows or 0, width), np.uint8))
 
     def __enter__(self) -> "ArrayWriter":

@@ -40,15 +40,15 @@ class FileWriter:
     Args:
         path: of the file.
         checksum: makes the checksum, as `hashlib.sha256` does.
-        held: whether the first bytes are only known at the end. The file is then buffered up to MAX_HELD_BYTES, and a
-            longer one is read again for its checksum.
+        is_buffered: whether the first bytes are only known at the end. The file is then in memory up to MAX_HELD_BYTES,
+            and a longer one is read again for its checksum.
     """
 
-    def __init__(self, path: Path, checksum: Callable[[], Any] = hashlib.sha256, held: bool = False) -> None:
+    def __init__(self, path: Path, checksum: Callable[[], Any] = hashlib.sha256, is_buffered: bool = False) -> None:
         self.path = path
         self.bytes = 0
         self._start_checksum, self._checksum = checksum, checksum()
-        self._is_held, self._is_spilled = held, False
+        self._is_buffered, self._is_spilled = is_buffered, False
         self._temporary = temporary_path(path)
         self._file: int | None = None
         self._pieces: list[NDArray[np.uint8]] = []
@@ -84,7 +84,7 @@ class FileWriter:
             self.bytes += num_bytes
 
     def read_into(self, offset: int, target: NDArray[Any]) -> None:
-        """Fill an array with what was added from an offset on; of a held file only."""
+        """Fill an array with what was added from an offset on; of a buffered file only."""
         if self._is_spilled:
             self._send_all()
             self._wait(0)
@@ -128,7 +128,7 @@ class FileWriter:
     def _out(self) -> NDArray[np.uint8]:
         """Return the rest of the last piece, or a new one."""
         if self.bytes == self._begin + PIECE_BYTES * len(self._pieces):
-            if not self._is_held:
+            if not self._is_buffered:
                 self._send_all()
             elif len(self._pieces) >= max(1, MAX_HELD_BYTES // PIECE_BYTES):
                 self._is_spilled = True
@@ -150,9 +150,9 @@ class FileWriter:
                 self._checksum.update(content)
             begin += len(content)
 
-    def _wait(self, left: int) -> None:
-        """Wait until at most `left` pieces are being written."""
-        while len(self._writes) > left:
+    def _wait(self, max_pieces: int) -> None:
+        """Wait until at most `max_pieces` pieces are being written."""
+        while len(self._writes) > max_pieces:
             self._writes.popleft().result()
 
 
@@ -235,9 +235,9 @@ def _read_range(part: FileRange, out: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def _read(file: int, path: Path, out: NDArray[np.uint8], offset: int, num_bytes: int) -> None:
-    done = 0
-    while done < num_bytes:
-        count = os.preadv(file, [out[done:].data], offset + done)
+    bytes_read = 0
+    while bytes_read < num_bytes:
+        count = os.preadv(file, [out[bytes_read:].data], offset + bytes_read)
         if not count:
             raise OSError(errno.EIO, "shorter than it was", str(path))
-        done += count
+        bytes_read += count

@@ -65,7 +65,7 @@ class Progress:
         self.counters = counters
         counters.reset()
         self._first = counters.bytes
-        self._done = threading.Event()
+        self._end = threading.Event()
         self._start = time.monotonic()
         self._bar: Any = None
         if sys.stderr.isatty():
@@ -87,7 +87,7 @@ class Progress:
 
     def say(self, line: str) -> None:
         """Print a line on stderr, above the bar if there is one."""
-        if self._done.is_set():
+        if self._end.is_set():
             return  # the stage is over
         if self._bar is not None:
             tqdm.write(line, file=sys.stderr)
@@ -97,7 +97,7 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._done.set()
+        self._end.set()
         self._thread.join()
         if self._bar is not None:
             self._bar.close()
@@ -106,7 +106,7 @@ class Progress:
 
     def _refresh(self) -> None:
         next_line = self._start + LINE_SECONDS
-        while not self._done.wait(REFRESH_SECONDS):
+        while not self._end.wait(REFRESH_SECONDS):
             if self._bar is not None:
                 self._bar.n = self._bytes()
                 self._bar.set_postfix_str(f"{self._rate()} rows/s" if self.counters.rows else "", refresh=True)
@@ -122,14 +122,14 @@ class Progress:
 
     def _print_line(self) -> None:
         seconds = max(time.monotonic() - self._start, 1e-9)
-        done = self._bytes()
-        speed = (done - self._first) / seconds
+        num_bytes = self._bytes()
+        speed = (num_bytes - self._first) / seconds
         fields = [f"{seconds:.1f} s"]
         if self._total != 0:  # merging in memory reads no files
             of_all = "" if self._total is None else f" of {in_words(self._total)}"
-            fields = [f"{in_words(done)}{of_all}", f"{in_words(speed)}/s", *fields]
+            fields = [f"{in_words(num_bytes)}{of_all}", f"{in_words(speed)}/s", *fields]
         if self.counters.rows:  # stages such as a checksum know nothing of rows
             fields = [f"{self.counters.rows:,} rows", f"{self._rate()} rows/s", *fields]
-        if self._total is not None and speed > 0 and done < self._total and not self._done.is_set():
-            fields.append(f"{(self._total - done) / speed:.0f} s to go")
+        if self._total is not None and speed > 0 and num_bytes < self._total and not self._end.is_set():
+            fields.append(f"{(self._total - num_bytes) / speed:.0f} s to go")
         print(f"{self._stage}: {', '.join(fields)}", file=sys.stderr, flush=True)

@@ -42,7 +42,7 @@ class ValueBuffer:
     """A chunk's values while it is parsed: in memory, or in a temporary file where that is too much."""
 
     def __init__(self, path: Path, num_columns: int) -> None:
-        self._file = FileWriter(path, held=True)
+        self._file = FileWriter(path, is_buffered=True)
         self._num_columns = num_columns
         self._block_rows: list[int] = []
 

@@ -35,7 +35,7 @@ def test_a_file_holds_what_was_added(
     """However it was added, more than can be held included."""
     path = tmp_path_factory.mktemp("files") / "00000-00000.raw"
     rng, expected = np.random.default_rng(len(steps)), bytearray()
-    file = FileWriter(path, held=way != "streamed")
+    file = FileWriter(path, is_buffered=way != "streamed")
     for how, size in steps:
         content = rng.integers(0, 256, size).astype(np.uint8)
         if how == "read" and way != "streamed":
@@ -57,16 +57,16 @@ def test_a_file_holds_what_was_added(
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
 
 
-@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize("is_buffered", [False, True])
 def test_a_failing_write_is_raised_and_leaves_no_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_buffered: bool
 ) -> None:
     def disk_is_full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(direct_io, "write_past_cache", disk_is_full)
     before = set(os.listdir("/proc/self/fd"))
-    file = FileWriter(tmp_path / "a", held=held)
+    file = FileWriter(tmp_path / "a", is_buffered=is_buffered)
 
     def write() -> None:
         try:
