@@ -64,16 +64,16 @@ def day_ranges(manifest: Manifest) -> list[list[ExportRange]]:
     """The ranges of every day in order, the last day being val and test."""
     rows = day_rows(manifest)
     days: list[list[ExportRange]] = [[] for _ in rows]
-    day, left = 0, rows[0]
+    day, remaining = 0, rows[0]
     for rows_here in split_ranges(manifest, "train"):
         start = rows_here.start
         while start < rows_here.stop:
-            while not left:
+            while not remaining:
                 day += 1
-                left = rows[day]
-            end = min(start + left, rows_here.stop)
+                remaining = rows[day]
+            end = min(start + remaining, rows_here.stop)
             days[day].append(ExportRange(rows_here.split, rows_here.shard, start, end))
-            left -= end - start
+            remaining -= end - start
             start = end
     days[-1] += [rows_here for split in HELD_OUT for rows_here in split_ranges(manifest, split)]
     return days
@@ -152,10 +152,10 @@ def export_multi_hot(root: Path, manifest: Manifest, target: Path, exchange: Exc
     return _export_bags(root, manifest, target, None)
 
 
-def require_disk_space(manifest: Manifest, target: Path, ids: int, others: int = 0) -> None:
-    """Raises UserError where the disk is too small for files with `ids` ids a row and `others` further bytes."""
-    needed = FIELD_BYTES * manifest.rows * (1 + len(manifest.schema["dense"]) + ids) + others
-    require_room([Need(target, needed, "for the files")])
+def require_disk_space(manifest: Manifest, target: Path, ids: int, other_bytes: int = 0) -> None:
+    """Raises UserError where the disk is too small for files with `ids` ids a row and `other_bytes` further bytes."""
+    required_bytes = FIELD_BYTES * manifest.rows * (1 + len(manifest.schema["dense"]) + ids) + other_bytes
+    require_room([Need(target, required_bytes, "for the files")])
 
 
 def _export_bags(root: Path, manifest: Manifest, target: Path, tables: MultiHotTables | None) -> list[Path]:

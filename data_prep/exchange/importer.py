@@ -196,8 +196,8 @@ def _find_days(source: Path, is_multi_hot: bool) -> list[Path]:
         for kind in kinds:
             path = source / f"day_{days.get(day, day)}_{kind}"
             if not path.exists():
-                where = f"beside other files of day {day}" if day in days else "between other days"
-                raise UserError(f"{path}: no such file {where}; get it, or import what belongs together")
+                neighbours = f"beside other files of day {day}" if day in days else "between other days"
+                raise UserError(f"{path}: no such file {neighbours}; get it, or import what belongs together")
     return [source / f"day_{days[day]}_labels.npy" for day in sorted(days)]
 
 
@@ -227,7 +227,7 @@ class _OneHotReader:
     """day_N_sparse.npy [rows, F], read as `MultiHotReader` reads bags."""
 
     def __init__(self, path: Path) -> None:
-        self._array, self._done = open_rows(path, len(CRITEO.sparse), INTEGERS), 0
+        self._array, self._position = open_rows(path, len(CRITEO.sparse), INTEGERS), 0
         self.rows, self.sizes = len(self._array), (1,) * len(CRITEO.sparse)
 
     def __enter__(self) -> "_OneHotReader":
@@ -238,8 +238,8 @@ class _OneHotReader:
 
     def read(self, rows: int) -> list[NDArray[Any]]:
         """The next rows of every feature, [rows, 1]."""
-        part = np.array(self._array[self._done : self._done + rows])
-        self._done += rows
+        part = np.array(self._array[self._position : self._position + rows])
+        self._position += rows
         return [part[:, feature : feature + 1] for feature in range(part.shape[1])]
 
 
@@ -255,8 +255,8 @@ def import_bin(source: Path, root: Path, transform: DenseTransform | None) -> Ma
     """
     transform = transform or DenseTransform.log1p
     if transform in (DenseTransform.torchrec, DenseTransform.minmax):
-        others = "log1p, log_float32, raw or integers"
-        raise UserError(f"data.dense_transform={transform.value}: not possible while importing; use {others}")
+        alternatives = "log1p, log_float32, raw or integers"
+        raise UserError(f"data.dense_transform={transform.value}: not possible while importing; use {alternatives}")
     with claimed(root) as work:
         builder = _Builder(root, work, "imported_bin", transform)
         for split in SPLITS:

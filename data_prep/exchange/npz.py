@@ -66,8 +66,8 @@ class MultiHotReader:
 
 def _read_header(member: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
     version = np.lib.format.read_magic(member)
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, is_fortran, dtype = read(member)
+    reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, is_fortran, dtype = reader(member)
     if len(shape) != 2 or is_fortran or dtype.kind not in "iu":
         raise ValueError(f"{member.name} holds {dtype} {shape}, not rows of ids")
     return shape, dtype
