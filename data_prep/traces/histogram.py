@@ -88,14 +88,14 @@ class Profiler:
         """Accesses in their order; bag_lengths: None where each is a bag of its own."""
         profile = self.profile
         distances = self._stack.use(ids)
-        again = distances >= 0
-        bins = bins_of(distances[again])
+        is_reuse = distances >= 0
+        bins = bins_of(distances[is_reuse])
         if profile.exact is not None:
-            np.add.at(profile.exact, distances[again], 1)
+            np.add.at(profile.exact, distances[is_reuse], 1)
         profile.distances += np.bincount(bins, minlength=NUM_BINS)
-        np.minimum.at(profile.nearest, bins, distances[again])
-        np.maximum.at(profile.farthest, bins, distances[again])
-        first = profile.accesses + np.flatnonzero(~again)
+        np.minimum.at(profile.nearest, bins, distances[is_reuse])
+        np.maximum.at(profile.farthest, bins, distances[is_reuse])
+        first = profile.accesses + np.flatnonzero(~is_reuse)
         profile.first_uses += np.bincount(bins_of(first), minlength=NUM_BINS)
         profile.accesses += len(ids)
         counts = np.array([0, len(ids)]) if bag_lengths is None else np.bincount(bag_lengths)
@@ -145,10 +145,10 @@ def save_profiles(path: Path, profiles: dict[str, TableProfile], rows: int) -> N
     """Write the profiles of all tables, by name, of a trace of `rows` samples; the file appears whole or not at all."""
     arrays: dict[str, Any] = {}
     for number, profile in enumerate(profiles.values()):
-        filled, used = np.flatnonzero(profile.distances), np.flatnonzero(profile.first_uses)
-        distances = [getattr(profile, key)[filled] for key in DISTANCE_KEYS]
-        arrays[f"{number}.distances"] = np.stack((filled, *distances))
-        arrays[f"{number}.first_uses"] = np.stack((used, profile.first_uses[used]))
+        distance_bins, time_bins = np.flatnonzero(profile.distances), np.flatnonzero(profile.first_uses)
+        distances = [getattr(profile, key)[distance_bins] for key in DISTANCE_KEYS]
+        arrays[f"{number}.distances"] = np.stack((distance_bins, *distances))
+        arrays[f"{number}.first_uses"] = np.stack((time_bins, profile.first_uses[time_bins]))
         arrays[f"{number}.bag_lengths"] = profile.bag_lengths
         arrays[f"{number}.sizes"] = np.array([profile.num_embeddings, profile.accesses])
     header = json.dumps({"format": FORMAT, "tables": list(profiles), "rows": rows})

@@ -86,14 +86,14 @@ def _is_first_use(
     uniform: float, length: Int, first_uses: NDArray[np.int64], starts: NDArray[np.int64], state: NDArray[np.int64]
 ) -> bool:
     """Whether the next access is of a new id: as many in each bin of time as in the profile, at random positions."""
-    done = state[DONE]
-    if done >= length:
+    num_accesses = state[DONE]
+    if num_accesses >= length:
         return False
-    if state[TIME_BIN] < 0 or done >= starts[state[TIME_BIN] + 1]:
+    if state[TIME_BIN] < 0 or num_accesses >= starts[state[TIME_BIN] + 1]:
         state[TIME_BIN] += 1
         state[NEW_LEFT] = first_uses[state[TIME_BIN]]
-    left = min(starts[state[TIME_BIN] + 1], length) - done
-    if uniform * left < state[NEW_LEFT]:
+    remaining = min(starts[state[TIME_BIN] + 1], length) - num_accesses
+    if uniform * remaining < state[NEW_LEFT]:
         state[NEW_LEFT] -= 1
         return True
     return False
@@ -137,26 +137,26 @@ def draw_accesses(
     profile: tuple[Any, ...],
     urn: NDArray[np.int64],
     counts: NDArray[np.int64],
-    own: NDArray[np.int64],
+    sampler_state: NDArray[np.int64],
     stack: tuple[Any, ...],
 ) -> None:
-    """Fill `ids`; uniform [n, 2]. `urn`, its tree `counts`, `own` and the stack's arrays change."""
+    """Fill `ids`; uniform [n, 2]. `urn`, its tree `counts`, `sampler_state` and the stack's arrays change."""
     length, first_uses, distances, new_ids, starts, nearest, farthest = profile
     words, tree, id_at, slot_of, state = stack
     for i in range(len(ids)):
-        is_new = own[USED] == 0 or _is_first_use(uniform[i, 0], length, first_uses, starts, own)
-        if is_new and own[USED] < len(new_ids):
-            identity = np.int64(new_ids[own[USED]])
+        is_new = sampler_state[USED] == 0 or _is_first_use(uniform[i, 0], length, first_uses, starts, sampler_state)
+        if is_new and sampler_state[USED] < len(new_ids):
+            identity = np.int64(new_ids[sampler_state[USED]])
             push(identity, words, tree, id_at, slot_of, state)
-            own[USED] += 1
+            sampler_state[USED] += 1
         else:
-            depth = _draw_depth(uniform[i, 1], distances, nearest, farthest, urn, counts, own)
+            depth = _draw_depth(uniform[i, 1], distances, nearest, farthest, urn, counts, sampler_state)
             slot = slot_at_depth(depth, words, tree, state)
             identity = id_at[slot]
             if depth > 0:
                 move_to_top(slot, words, tree, id_at, slot_of, state)
         ids[i] = identity
-        own[DONE] += 1
+        sampler_state[DONE] += 1
 
 
 TOLERANCE = 0.01  # difference in hit rate without a warning
@@ -176,19 +176,20 @@ def warn_of_length(profiles: dict[str, TableProfile], accesses: dict[str, int], 
 
     Args:
         accesses: to be generated, per table.
-        asked, profiled: the two numbers, as the warning names them.
+        setting, profiled: the two numbers, as the warning names them.
     """
     shares = {
         name: (share_used_before(p, accesses[name]), share_used_before(p, p.accesses)) for name, p in profiles.items()
     }
     name = max(shares, key=lambda table: abs(shares[table][0] - shares[table][1]))
-    share, there = shares[name]
-    if abs(share - there) <= TOLERANCE:
+    share, profile_share = shares[name]
+    if abs(share - profile_share) <= TOLERANCE:
         return
     why = "its end adds no new ids" if accesses[name] > profiles[name].accesses else "it is like the trace's beginning"
     print(
         f"warning: {setting}, but the profile is of {profiled}: {why}. At some size a cache's hit rate is at least "
-        f"{abs(share - there):.3f} off: accesses to ids used before are {100 * share:.1f} % in {name}, in the profile "
-        f"{100 * there:.1f} %. Generate as many as were profiled, or profile a trace of the length you want",
+        f"{abs(share - profile_share):.3f} off: accesses to ids used before are {100 * share:.1f} % in {name}, in the "
+        f"profile {100 * profile_share:.1f} %. Generate as many as were profiled, or profile a trace of the length you "
+        "want",
         file=sys.stderr,
     )
