@@ -110,7 +110,7 @@ def _starts(values: NDArray[np.uint32]) -> NDArray[np.int64]:
 @jit
 def count_repeated(
     values: NDArray[np.uint32],
-    found: NDArray[np.uint32],
+    distinct_values: NDArray[np.uint32],
     counts: NDArray[np.int64],
     first: NDArray[np.int64],
     codes: NDArray[np.uint16],
@@ -119,8 +119,8 @@ def count_repeated(
 
     Args:
         values: [rows] uint32.
-        found, counts, first, codes: of `make_room`; outputs: each distinct value, how often it occurs, and where
-            first; of each row the number of its value in `found`, modulo 2^16.
+        distinct_values, counts, first, codes: of `make_room`; outputs: each distinct value, how often it occurs, and
+            where first; of each row the number of its value in `distinct_values`, modulo 2^16.
 
     Returns:
         how many there are, or -1 if the values do not repeat enough.
@@ -142,11 +142,11 @@ def count_repeated(
             continue
         if number >= FREE_VALUES + i // ROWS_PER_VALUE:
             return -1
-        found[number], counts[number], first[number], codes[i] = value, 1, i, np.uint16(number)
+        distinct_values[number], counts[number], first[number], codes[i] = value, 1, i, np.uint16(number)
         number += 1
         slots[slot] = (np.uint64(value) << np.uint64(32)) | np.uint64(number)
         if 2 * number > len(slots):
             bits += 2
             slots, mask, shift = np.zeros(1 << bits, np.uint64), np.uint32((1 << bits) - 1), np.uint32(32 - bits)
-            insert(slots, shift, found[:number], np.arange(number, dtype=np.uint32))
+            insert(slots, shift, distinct_values[:number], np.arange(number, dtype=np.uint32))
     return number

@@ -72,8 +72,8 @@ def refuse_collisions(column: str, texts: Any, is_new: NDArray[np.bool_]) -> Non
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    again = np.flatnonzero(~is_new)
-    before, after = texts.take(pa.array(again - 1)), texts.take(pa.array(again))
+    repeat_indices = np.flatnonzero(~is_new)
+    before, after = texts.take(pa.array(repeat_indices - 1)), texts.take(pa.array(repeat_indices))
     differ = pc.not_equal(before, after).to_numpy(zero_copy_only=False)
     if differ.any():
         place = int(differ.argmax())
@@ -128,9 +128,14 @@ def _merge(column: str, parts: Sequence[Entries], threshold: int) -> Entries:
     if len(starts) < len(values):
         refuse_collisions(column, texts.take(pa.array(order)), is_new)
     totals = np.add.reduceat(counts[order], starts)
-    kept = totals >= threshold
+    is_frequent = totals >= threshold
     earliest = np.minimum.reduceat(first[order], starts)
-    return Entries(values[starts][kept], totals[kept], earliest[kept], texts.take(pa.array(order[starts][kept])))
+    return Entries(
+        values[starts][is_frequent],
+        totals[is_frequent],
+        earliest[is_frequent],
+        texts.take(pa.array(order[starts][is_frequent])),
+    )
 
 
 class NumberedValues:
@@ -143,10 +148,10 @@ class NumberedValues:
         self.num_bytes = 0
         directory.mkdir(parents=True, exist_ok=True)
 
-    def runs(self, merged: Iterator[Entries]) -> Iterator[Run]:
+    def runs(self, parts: Iterator[Entries]) -> Iterator[Run]:
         """Store parts, and yield of each the numbers in place of the values."""
         number = 0
-        for part in merged:
+        for part in parts:
             if not len(part.values):
                 continue
             self._store(part)
@@ -227,10 +232,10 @@ def _distribute(
             if not writers:
                 schema = table.schema.append(pa.field("id", pa.uint32()))
                 writers = [stack.enter_context(_stream(path, schema)) for path in paths]
-            kept = np.flatnonzero(ids)
-            bucket = (ids[kept] - 1) // ids_each
+            id_positions = np.flatnonzero(ids)
+            bucket = (ids[id_positions] - 1) // ids_each
             by_bucket = np.argsort(bucket, kind="stable")
-            entries = kept[by_bucket]
+            entries = id_positions[by_bucket]
             rows = table.take(pa.array(entries)).append_column("id", pa.array(ids[entries] - 1))
             if "text" in rows.column_names:
                 text_bytes += pc.sum(pc.binary_length(rows.column("text"))).as_py() or 0

@@ -196,15 +196,15 @@ class SpilledRun:
 AnyRun: TypeAlias = Run | SpilledRun
 
 
-def spill_parts(merged: Iterator[Run], directory: Path) -> Sequence[AnyRun]:
+def spill_parts(runs: Iterator[Run], directory: Path) -> Sequence[AnyRun]:
     """All parts: a single one in memory, several on disk."""
-    first = next(merged, None)
+    first = next(runs, None)
     if first is None:
         return []
-    second = next(merged, None)
+    second = next(runs, None)
     if second is None:
         return [first]
     spilled = [SpilledRun(first, directory / "0"), SpilledRun(second, directory / "1")]
     del first, second
-    spilled += [SpilledRun(part, directory / str(i)) for i, part in enumerate(merged, 2)]
+    spilled += [SpilledRun(part, directory / str(i)) for i, part in enumerate(runs, 2)]
     return spilled

@@ -32,16 +32,16 @@ def most_frequent(parts: Sequence[AnyRun], limit: int) -> Iterator[Run]:
     no_rarer = np.cumsum(sizes[::-1])[::-1]  # how many values occur as often or more often
     whole = int(np.searchsorted(-no_rarer, -limit))  # from this class on, all are
     min_count = counts[whole] if whole < len(counts) else counts[-1] + 1
-    left = limit - int(no_rarer[whole]) if whole < len(counts) else limit
+    remaining = limit - int(no_rarer[whole]) if whole < len(counts) else limit
     for part in parts:
         occurs = part.counts
-        kept = occurs >= min_count
-        if whole and left:
-            equal = np.flatnonzero(occurs == counts[whole - 1])[:left]
-            kept[equal] = True
-            left -= len(equal)
-        if kept.any():
-            yield Run(part.values[kept], occurs[kept], part.first[kept])
+        is_frequent = occurs >= min_count
+        if whole and remaining:
+            equal = np.flatnonzero(occurs == counts[whole - 1])[:remaining]
+            is_frequent[equal] = True
+            remaining -= len(equal)
+        if is_frequent.any():
+            yield Run(part.values[is_frequent], occurs[is_frequent], part.first[is_frequent])
 
 
 def rank_values(parts: Sequence[AnyRun], path: Path, order: VocabularyOrder) -> int:
@@ -101,10 +101,10 @@ def _first_seen_between(parts: Sequence[AnyRun], low: int, high: int) -> NDArray
     keys = []
     for part in parts:
         first = part.first
-        kept = (first >= low) & (first < high)
-        first_seen = (first[kept] - low).view(np.uint64)
+        is_in_range = (first >= low) & (first < high)
+        first_seen = (first[is_in_range] - low).view(np.uint64)
         first_seen <<= np.uint64(32)
-        first_seen |= part.values[kept]
+        first_seen |= part.values[is_in_range]
         keys.append(first_seen)
     joined = np.concatenate(keys)
     joined.sort()
