@@ -35,9 +35,11 @@ def split_rows(listened: Path, artists: Path) -> Mapping[str, Rows]:
 def _with_negatives(positives: Mapping[int, set[int]], items: set[int]) -> list[tuple[int, int, int]]:
     """Users are numbered by first appearance; the order of CPython's sets decides which negatives are drawn."""
     draw, rows = np.random.RandomState(SEED), []
-    for user, own in enumerate(positives.values()):
-        rows += [(1, user, item) for item in own]
-        rows += [(0, user, int(item)) for item in draw.choice(list(items - own), size=len(own), replace=False)]
+    for user, user_items in enumerate(positives.values()):
+        rows += [(1, user, item) for item in user_items]
+        rows += [
+            (0, user, int(item)) for item in draw.choice(list(items - user_items), size=len(user_items), replace=False)
+        ]
     return rows
 
 
@@ -45,6 +47,6 @@ def _orders(count: int) -> dict[str, list[int]]:
     """The rows of each split, in the order that KGCN has them."""
     draw, held_out = np.random.RandomState(SEED), int(count * SHARE)
     val = draw.choice(list(range(count)), size=held_out, replace=False)
-    others = set(range(count)) - set(val.tolist())
-    test = draw.choice(list(others), size=held_out, replace=False)
-    return {"train": list(others - set(test.tolist())), "val": val.tolist(), "test": test.tolist()}
+    remaining = set(range(count)) - set(val.tolist())
+    test = draw.choice(list(remaining), size=held_out, replace=False)
+    return {"train": list(remaining - set(test.tolist())), "val": val.tolist(), "test": test.tolist()}
