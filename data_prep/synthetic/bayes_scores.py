@@ -48,8 +48,8 @@ def bayes_scores(histogram: NDArray[np.int64], positives: NDArray[np.int64] | No
     scores = BayesScores(_auc(rows, expected), logloss, float(logloss / base_entropy), base_rate, int(rows.sum()))
     if positives is None or not 0 < positives.sum() < rows.sum():
         return scores
-    drawn = positives[steps].astype(np.float64)
-    sampled = {"sampled_auc": _auc(rows, drawn), "sampled_logloss": _logloss(rows, drawn, probability)}
+    clicks = positives[steps].astype(np.float64)
+    sampled = {"sampled_auc": _auc(rows, clicks), "sampled_logloss": _logloss(rows, clicks, probability)}
     return BayesScores(**(asdict(scores) | sampled))
 
 

@@ -129,13 +129,13 @@ def _write(config: SyntheticEventsConfig, log: Path, table: Path) -> Json:
     world = World(config)
     pq.write_table(pa.table({"item": np.arange(config.items), "artist": world.artist, "album": world.album}), table)
     types = {"user": pa.int32(), "time": pa.uint32(), "item": pa.int32(), "event": pa.string(), "played": pa.int16()}
-    known: list[tuple[NDArray[Any], ...]] = []
+    score_blocks: list[tuple[NDArray[Any], ...]] = []
     with pq.ParquetWriter(log, pa.schema(types)) as writer:
         for block in range(0, config.users, BLOCK_USERS):
             columns, scores = user_events(config, world, block)
             writer.write_table(pa.table(columns, schema=pa.schema(types)))
-            known.append(scores)
-    times, probability, labels = (np.concatenate(each) for each in zip(*known, strict=True))
+            score_blocks.append(scores)
+    times, probability, labels = (np.concatenate(each) for each in zip(*score_blocks, strict=True))
     in_last = (times - times.min()) // DAY == (times.max() - times.min()) // DAY
     steps = np.clip(np.rint(probability[in_last] * PROBABILITY_STEPS), 1, PROBABILITY_STEPS - 1).astype(np.int64)
     every = np.bincount(steps, minlength=PROBABILITY_STEPS)

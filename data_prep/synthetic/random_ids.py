@@ -129,15 +129,15 @@ def _zipf_ids(rng: np.random.Generator, exponent: float, table_rows: int, count:
         return (1.0 + y * power) ** (1.0 / power)
 
     first, last = area(1.5) - 1.0, area(table_rows + 0.5)
-    always = 2.0 - inverse(area(2.5) - 2.0**-exponent)  # x not further below k than this is always taken
-    ids, left = np.empty(count, np.int32), np.arange(count)
-    while len(left):
-        under = last + rng.random(len(left)) * (first - last)
+    acceptance_bound = 2.0 - inverse(area(2.5) - 2.0**-exponent)  # x no further below k than this is always accepted
+    ids, remaining = np.empty(count, np.int32), np.arange(count)
+    while len(remaining):
+        under = last + rng.random(len(remaining)) * (first - last)
         x = inverse(under)
         k = np.clip(np.rint(x), 1, table_rows)
-        taken = (k - x <= always) | (under >= area(k + 0.5) - k**-exponent)
-        ids[left[taken]] = k[taken].astype(np.int64) - 1
-        left = left[~taken]
+        is_accepted = (k - x <= acceptance_bound) | (under >= area(k + 0.5) - k**-exponent)
+        ids[remaining[is_accepted]] = k[is_accepted].astype(np.int64) - 1
+        remaining = remaining[~is_accepted]
     return ids
 
 

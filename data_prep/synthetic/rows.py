@@ -49,7 +49,7 @@ class Rows:
 class LabelledRows(NamedTuple):
     """Rows with labels [rows] 0 or 1 that were drawn from their click probabilities [rows]."""
 
-    drawn: Rows
+    features: Rows
     labels: NDArray[np.int32]
     probability: NDArray[np.float32]
 
@@ -144,8 +144,8 @@ def label_steps(logits: NDArray[np.float64], key: list[int]) -> tuple[NDArray[np
     """Click probabilities in steps of 1 / PROBABILITY_STEPS, and labels drawn from them."""
     steps = np.rint(PROBABILITY_STEPS / (1 + np.exp(-logits))).astype(np.int64)
     steps = np.clip(steps, 1, PROBABILITY_STEPS - 1)
-    drawn = seeded([*key, PROBABILITY_BITS]).integers(0, PROBABILITY_STEPS, len(logits))
-    return steps, (drawn < steps).astype(np.int32)
+    uniform = seeded([*key, PROBABILITY_BITS]).integers(0, PROBABILITY_STEPS, len(logits))
+    return steps, (uniform < steps).astype(np.int32)
 
 
 def seeded(key: list[int]) -> np.random.Generator:
@@ -155,21 +155,21 @@ def seeded(key: list[int]) -> np.random.Generator:
 
 def label_rows(teacher: Teacher, seed: int, day: int, block: int, rows: int) -> LabelledRows:
     """One block of a day: rows, and labels drawn from their probabilities."""
-    drawn = draw_rows(teacher, seed, day, block, rows)
-    steps, labels = label_steps(drawn.logits, [seed, day, block])
-    return LabelledRows(drawn, labels, (steps / PROBABILITY_STEPS).astype(np.float32))
+    features = draw_rows(teacher, seed, day, block, rows)
+    steps, labels = label_steps(features.logits, [seed, day, block])
+    return LabelledRows(features, labels, (steps / PROBABILITY_STEPS).astype(np.float32))
 
 
 def as_text(teacher: Teacher, rows: LabelledRows) -> bytes:
     """The rows as Criteo's TSV."""
-    drawn = rows.drawn
+    features = rows.features
     text = np.empty(len(rows.labels) * MAX_ROW_BYTES, np.uint8)
     length = write_rows(
         rows.labels,
-        drawn.integers,
-        drawn.integer_present,
-        drawn.ranks,
-        drawn.category_present,
+        features.integers,
+        features.integer_present,
+        features.ranks,
+        features.category_present,
         teacher.salt,
         HEX_DIGITS,
         text,
@@ -179,10 +179,10 @@ def as_text(teacher: Teacher, rows: LabelledRows) -> bytes:
 
 def as_block(teacher: Teacher, rows: LabelledRows) -> Block:
     """The rows as parsing their text would give them: missing fields are 0."""
-    drawn = rows.drawn
-    dense = np.where(drawn.integer_present, drawn.integers, np.int32(0))
-    sparse = np.empty(drawn.ranks.shape, np.uint32)
-    category_values(drawn.ranks, drawn.category_present, teacher.salt, sparse)
+    features = rows.features
+    dense = np.where(features.integer_present, features.integers, np.int32(0))
+    sparse = np.empty(features.ranks.shape, np.uint32)
+    category_values(features.ranks, features.category_present, teacher.salt, sparse)
     return Block(rows.labels, dense, sparse)
 
 

@@ -124,7 +124,7 @@ def test_labels_come_from_the_probabilities(teacher: Teacher) -> None:
     blocks = [label_rows(teacher, SMALL.seed, 0, block, 1 << 14) for block in range(10)]
     labels = np.concatenate([block.labels for block in blocks])
     p = np.concatenate([block.probability for block in blocks]).astype(np.float64)
-    logits = np.concatenate([block.drawn.logits for block in blocks])
+    logits = np.concatenate([block.features.logits for block in blocks])
     np.testing.assert_allclose(p, 1 / (1 + np.exp(-logits)), atol=1e-6)
     assert labels.mean() == pytest.approx(SMALL.click_rate, abs=0.005)
     histogram, positives = (
