@@ -34,7 +34,7 @@ from data_prep.dataset.spelling import (
 )
 from data_prep.dataset.table_spec import DatePart, Table
 from data_prep.parsing.dates import part_of, read_times
-from data_prep.parsing.formats import CORRECT, Batch, Where
+from data_prep.parsing.formats import CORRECT, Batch, Locator
 from data_prep.parsing.table_block import TableBlock, TextBags
 
 WORDS = {"true": 1.0, "yes": 1.0, "false": 0.0, "no": 0.0}
@@ -60,18 +60,18 @@ def convert(
     Raises:
         UserError: a value that does not fit (file, row, column, remedy).
     """
-    columns, where = {name: plain(values) for name, values in batch.columns.items()}, batch.where
+    columns, locator = {name: plain(values) for name, values in batch.columns.items()}, batch.locator
     labels: NDArray[Any] = np.zeros(batch.rows, table.label_kind.dtype)
     if labelled:
-        labels = _labels(columns[table.label], table, where)
-    parts = {part.feature: _date_part(columns[part.column], table, where, part) for part in table.parts}
+        labels = _labels(columns[table.label], table, locator)
+    parts = {part.feature: _date_part(columns[part.column], table, locator, part) for part in table.parts}
     dense = np.empty((batch.rows, len(table.dense)))
     for i, name in enumerate(table.dense):
         if name in parts:
             dense[:, i] = parts[name][0]
         else:
-            dense[:, i] = numbers_of(columns[name], table, where, name, 0.0, max_number)
-    reader = _Categories(table, where, forms)
+            dense[:, i] = numbers_of(columns[name], table, locator, name, 0.0, max_number)
+    reader = _Categories(table, locator, forms)
     categories, bags = [], []
     for name in table.schema.sparse:
         if name in parts:
@@ -113,15 +113,15 @@ def distinct(values: Any) -> tuple[NDArray[np.int64], list[Any]]:
         encoded = values.dictionary_encode(null_encoding="encode")
         return encoded.indices.to_numpy().astype(np.int64), encoded.dictionary.to_pylist()
     codes: dict[tuple[type, Any], int] = {}
-    known: list[Any] = []
+    distinct_values: list[Any] = []
     numbers = np.empty(len(values), np.int64)
     for index, value in enumerate(values):
         key = (type(value), repr(value) if isinstance(value, list | dict) else value)
         if key not in codes:
-            codes[key] = len(known)
-            known.append(value)
+            codes[key] = len(distinct_values)
+            distinct_values.append(value)
         numbers[index] = codes[key]
-    return numbers, known
+    return numbers, distinct_values
 
 
 def is_text(values: Any) -> bool:
@@ -129,7 +129,7 @@ def is_text(values: Any) -> bool:
     return not isinstance(values, list) and bool(pa.types.is_string(values.type))
 
 
-def shown(value: Any) -> str:
+def excerpt(value: Any) -> str:
     """A value for an error."""
     return f"{value[:SHOWN]!a}" if isinstance(value, str) else str(value)[:SHOWN]
 
@@ -137,52 +137,52 @@ def shown(value: Any) -> str:
 def refuse_first(
     codes: NDArray[np.int64],
     is_bad: Sequence[bool] | NDArray[np.bool_],
-    where: Where,
+    locator: Locator,
     name: str,
     fault: Callable[[int], str],
     remedy: str = CORRECT,
 ) -> None:
     """Raise UserError for the first row whose code is bad; `fault` describes a code."""
     bad = np.asarray(is_bad, np.bool_)[codes] if len(codes) else np.zeros(0, np.bool_)
-    refuse_row(bad, where, name, lambda index: fault(int(codes[index])), remedy)
+    refuse_row(bad, locator, name, lambda index: fault(int(codes[index])), remedy)
 
 
 def refuse_row(
-    bad: NDArray[np.bool_], where: Where, name: str, fault: Callable[[int], str], remedy: str = CORRECT
+    bad: NDArray[np.bool_], locator: Locator, name: str, fault: Callable[[int], str], remedy: str = CORRECT
 ) -> None:
     """Raise UserError for the first bad row; `fault` describes a row."""
     if bad.any():
         index = int(bad.argmax())
-        raise where.error(index, name, fault(index), remedy)
+        raise locator.error(index, name, fault(index), remedy)
 
 
 # ---- numbers
 
 
 def numbers_of(
-    values: Any, table: Table, where: Where, name: str, empty: float | None, max_number: float
+    values: Any, table: Table, locator: Locator, name: str, empty: float | None, max_number: float
 ) -> NDArray[np.float64]:
     """Finite numbers of at most `max_number`; `empty` replaces missing ones; None: they are errors."""
     numbers = _cast(values, table, empty)
     if numbers is not None and (np.abs(numbers) <= max_number).all() and np.isfinite(numbers).all():
         return numbers
-    codes, known = distinct(values)
-    is_missing = [_is_missing(value, table) for value in known]
-    array = np.array([number_of(value, table) for value in known], np.float64)
+    codes, distinct_values = distinct(values)
+    is_missing = [_is_missing(value, table) for value in distinct_values]
+    array = np.array([number_of(value, table) for value in distinct_values], np.float64)
 
     def fault(code: int) -> str:
-        return "no value" if known[code] is None else f"{shown(known[code])} is not a number"
+        return "no value" if distinct_values[code] is None else f"{excerpt(distinct_values[code])} is not a number"
 
     if empty is None:
-        refuse_first(codes, is_missing, where, name, fault)
+        refuse_first(codes, is_missing, locator, name, fault)
     array[np.array(is_missing, np.bool_)] = 0.0 if empty is None else empty
-    refuse_first(codes, ~np.isfinite(array), where, name, fault)
+    refuse_first(codes, ~np.isfinite(array), locator, name, fault)
     refuse_first(
         codes,
         np.abs(array) > max_number,
-        where,
+        locator,
         name,
-        lambda code: too_large(shown(known[code]), max_number),
+        lambda code: too_large(excerpt(distinct_values[code]), max_number),
         "or correct this row",
     )
     return array[codes]
@@ -244,52 +244,54 @@ def too_large(number: object, max_number: float) -> str:
     )
 
 
-def _labels(values: Any, table: Table, where: Where) -> NDArray[Any]:
+def _labels(values: Any, table: Table, locator: Locator) -> NDArray[Any]:
     if table.text_rule is not None:
-        return _text_labels(values, table, where, *table.text_rule)
+        return _text_labels(values, table, locator, *table.text_rule)
     try:
-        numbers = numbers_of(values, table, where, table.label, None, np.inf)
+        numbers = numbers_of(values, table, locator, table.label, None, np.inf)
     except UserError:
         if table.label_kind is LabelKind.click:
-            _refuse_texts(values, table, where)
+            _refuse_texts(values, table, locator)
         raise
     labels, bad = table.labels_of(numbers)
     if bad is not None and table.label_kind is LabelKind.number:
-        raise where.error(
+        raise locator.error(
             bad, table.label, f"{numbers[bad]:g} is beyond 3.4e38, the largest float32", "correct the row"
         )
     if bad is not None:
         fault = f"{numbers[bad]:g} is not a label (0 or 1)"
-        raise where.error(bad, table.label, fault, "correct the row, or give a rule or kind: number in the schema")
+        raise locator.error(bad, table.label, fault, "correct the row, or give a rule or kind: number in the schema")
     return labels
 
 
-def _text_labels(values: Any, table: Table, where: Where, is_equal: bool, text: str) -> NDArray[np.int32]:
+def _text_labels(values: Any, table: Table, locator: Locator, is_equal: bool, text: str) -> NDArray[np.int32]:
     """1 where a field's text is the rule's, or, unless `is_equal`, another."""
-    codes, known = distinct(values)
-    refuse_first(codes, [_is_missing(value, table) for value in known], where, table.label, lambda code: "no value")
-    labels = np.array([(text_of(value) == text) == is_equal for value in known], np.int32)
+    codes, distinct_values = distinct(values)
+    refuse_first(
+        codes, [_is_missing(value, table) for value in distinct_values], locator, table.label, lambda code: "no value"
+    )
+    labels = np.array([(text_of(value) == text) == is_equal for value in distinct_values], np.int32)
     return labels[codes]
 
 
-def _refuse_texts(values: Any, table: Table, where: Where) -> None:
+def _refuse_texts(values: Any, table: Table, locator: Locator) -> None:
     """Raise UserError for labels that are texts, with those of the block and the rule that takes them."""
-    codes, known = distinct(values)
+    codes, distinct_values = distinct(values)
     is_other = [
         isinstance(value, str) and not _is_missing(value, table) and math.isnan(number_of(value, table))
-        for value in known
+        for value in distinct_values
     ]
-    texts = list(itertools.compress(known, is_other))
-    shown_texts = ", ".join(map(shown, texts[:5])) + (", …" if len(texts) > 5 else "")
+    texts = list(itertools.compress(distinct_values, is_other))
+    shown_texts = ", ".join(map(excerpt, texts[:5])) + (", …" if len(texts) > 5 else "")
     remedy = (
         f"labels that are texts need a rule in the schema, as in label: {table.label} == {texts[0] if texts else ''}"
     )
     refuse_first(
         codes,
         is_other,
-        where,
+        locator,
         table.label,
-        lambda code: f"{shown(known[code])} is not a number (texts: {shown_texts})",
+        lambda code: f"{excerpt(distinct_values[code])} is not a number (texts: {shown_texts})",
         remedy,
     )
 
@@ -297,20 +299,22 @@ def _refuse_texts(values: Any, table: Table, where: Where) -> None:
 # ---- dates
 
 
-def _date_part(values: Any, table: Table, where: Where, part: DatePart) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+def _date_part(
+    values: Any, table: Table, locator: Locator, part: DatePart
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """A part of dates and times, or of text or seconds that stand for them; see `part_of`."""
     if not isinstance(values, list) and (pa.types.is_timestamp(values.type) or pa.types.is_date(values.type)):
         return part_of(values.to_numpy(zero_copy_only=False).astype("M8[s]"), part.part)
-    codes, known = distinct(values)
-    texts = ["" if value is None or value in table.missing else _time_text(value) for value in known]
+    codes, distinct_values = distinct(values)
+    texts = ["" if value is None or value in table.missing else _time_text(value) for value in distinct_values]
     try:
         return part_of(read_times(texts, part.format)[codes], part.part)
     except ValueError as error:
         bad = error.args[0]
         form = "an ISO 8601 date or time" if part.format is None else f"a time of format {part.format}"
-        fault = f"{shown(known[bad])} is not {form}"
+        fault = f"{excerpt(distinct_values[bad])} is not {form}"
         remedy = "correct this row, or give another format in the schema"
-        raise where.error(int((codes == bad).argmax()), part.column, fault, remedy) from error
+        raise locator.error(int((codes == bad).argmax()), part.column, fault, remedy) from error
 
 
 def _time_text(value: Any) -> str:
@@ -325,13 +329,13 @@ def _time_text(value: Any) -> str:
 class _Categories:
     """Reads the categorical columns of a batch, and notes the spellings of each in turn in `forms`."""
 
-    def __init__(self, table: Table, where: Where, given: Mapping[str, Form] | None) -> None:
-        self._table, self._where, self._given = table, where, given
+    def __init__(self, table: Table, locator: Locator, dataset_forms: Mapping[str, Form] | None) -> None:
+        self._table, self._locator, self._dataset_forms = table, locator, dataset_forms
         self.forms: list[Form] = []
 
     def single(self, values: Any, name: str) -> Any:
         """A column of one category a row, as an Arrow array of a dictionary."""
-        encoded, form = self._read(without_marks(values, self._table.missing), name, self._where)
+        encoded, form = self._read(without_marks(values, self._table.missing), name, self._locator)
         self.forms.append(form)
         return encoded
 
@@ -339,54 +343,56 @@ class _Categories:
         """A column of any number of categories a row: text that a separator divides, or lists; null is none."""
         separator = dict(self._table.separators)[name]
         has_lists = not separator
-        if has_lists and self._given is not None:
+        if has_lists and self._dataset_forms is not None:
             separator = LIST_SEPARATOR  # in text of new rows alone
-            if self._given[name] & Form.UNJOINABLE:
+            if self._dataset_forms[name] & Form.UNJOINABLE:
                 self._refuse_joined(values, name)
         fields = without_marks(values, self._table.missing)
         members, offsets = _members(fields, separator, keeps_empty=has_lists)
-        encoded, form = self._read(members, name, _OfMembers(self._where, offsets))
+        encoded, form = self._read(members, name, _MemberLocator(self._locator, offsets))
         texts = encoded.dictionary
         if has_lists and pc.any(pc.or_(pc.equal(texts, ""), pc.match_substring(texts, LIST_SEPARATOR))).as_py():
             form |= Form.UNJOINABLE
         self.forms.append(form)
         return TextBags(encoded, offsets)
 
-    def _read(self, values: Any, name: str, where: Where) -> tuple[Any, Form]:
+    def _read(self, values: Any, name: str, locator: Locator) -> tuple[Any, Form]:
         """The texts of values, "" of missing ones, and how they are spelled."""
-        given = None if self._given is None else self._given[name]
+        dataset_form = None if self._dataset_forms is None else self._dataset_forms[name]
         if is_text(values):
             encoded = values.fill_null("").dictionary_encode()
             form = forms_of_texts(encoded.dictionary)
-        elif given is None and not isinstance(values, list) and pa.types.is_integer(values.type):
+        elif dataset_form is None and not isinstance(values, list) and pa.types.is_integer(values.type):
             encoded = values.cast(pa.string()).fill_null("").dictionary_encode()
             form = forms_of_texts(encoded.dictionary) & ~Form.TEXT
         else:
-            return self._read_typed(values, name, where, given)
-        if given and not given & Form.TEXT:
+            return self._read_typed(values, name, locator, dataset_form)
+        if dataset_form and not dataset_form & Form.TEXT:
             texts = encoded.dictionary.to_pylist()
             codes = encoded.indices.to_numpy().astype(np.int64)
-            _refuse_other_spellings(codes, texts, given, where, name)
+            _refuse_other_spellings(codes, texts, dataset_form, locator, name)
         return encoded, form
 
-    def _read_typed(self, values: Any, name: str, where: Where, given: Form | None) -> tuple[Any, Form]:
+    def _read_typed(self, values: Any, name: str, locator: Locator, dataset_form: Form | None) -> tuple[Any, Form]:
         """The same of values that are not all text, by their distinct values."""
-        codes, known = distinct(values)
+        codes, distinct_values = distinct(values)
         form, texts = Form(0), []
-        for value in known:
+        for value in distinct_values:
             form |= form_of(value) if isinstance(value, str) else form_of_typed(value)
-            texts.append(_spelled(value, given))
+            texts.append(_spelling(value, dataset_form))
         is_bad = [text is None for text in texts]
-        if given is not None:
+        if dataset_form is not None:
             fault = "has no one spelling among the dataset's values of this column"
             remedy = "give it as text, as in the dataset's rows"
-            pairs = zip(is_bad, known, strict=True)
+            pairs = zip(is_bad, distinct_values, strict=True)
             is_unspelled = [bad and isinstance(value, int | float | Decimal) for bad, value in pairs]
-            refuse_first(codes, is_unspelled, where, name, lambda code: f"{shown(known[code])} {fault}", remedy)
+            refuse_first(
+                codes, is_unspelled, locator, name, lambda code: f"{excerpt(distinct_values[code])} {fault}", remedy
+            )
         nothing = "is not a category: text or an integer"
-        refuse_first(codes, is_bad, where, name, lambda code: f"{shown(known[code])} {nothing}")
-        if given:
-            _refuse_other_spellings(codes, known, given, where, name)
+        refuse_first(codes, is_bad, locator, name, lambda code: f"{excerpt(distinct_values[code])} {nothing}")
+        if dataset_form:
+            _refuse_other_spellings(codes, distinct_values, dataset_form, locator, name)
         return pa.array(texts, pa.string()).take(pa.array(codes)).dictionary_encode(), form
 
     def _refuse_joined(self, values: Any, name: str) -> None:
@@ -394,38 +400,38 @@ class _Categories:
         rows = to_list(values) if is_text(values) or isinstance(values, list) else []
         is_joined = np.array([isinstance(value, str) and value != "" for value in rows], np.bool_)
         fault = f"text, but lists of the dataset hold empty values or {LIST_SEPARATOR}"
-        refuse_row(is_joined, self._where, name, lambda _: fault, "give lists, in JSON or Parquet")
+        refuse_row(is_joined, self._locator, name, lambda _: fault, "give lists, in JSON or Parquet")
 
 
-class _OfMembers(NamedTuple):
-    """Where the rows are that values of lists belong to."""
+class _MemberLocator(NamedTuple):
+    """Locator of the rows that values of lists belong to."""
 
-    where: Where
+    locator: Locator
     offsets: NDArray[np.int64]
 
     def error(self, index: int, column: str, fault: str, remedy: str = CORRECT) -> UserError:
-        """See `data_prep.parsing.formats.Where`."""
-        return self.where.error(int(np.searchsorted(self.offsets, index, "right")) - 1, column, fault, remedy)
+        """See `data_prep.parsing.formats.Locator`."""
+        return self.locator.error(int(np.searchsorted(self.offsets, index, "right")) - 1, column, fault, remedy)
 
 
-def _spelled(value: Any, given: Form | None) -> str | None:
+def _spelling(value: Any, dataset_form: Form | None) -> str | None:
     """The text of one value; None where it has none."""
     if value is None or isinstance(value, str):
         return value or ""
-    if given is not None:
-        return spell(value, given)
+    if dataset_form is not None:
+        return spell(value, dataset_form)
     whole = whole_number(value)
     return None if whole is None else str(whole)
 
 
 def _refuse_other_spellings(
-    codes: NDArray[np.int64], known: Sequence[Any], given: Form, where: Where, name: str
+    codes: NDArray[np.int64], distinct_values: Sequence[Any], dataset_form: Form, locator: Locator, name: str
 ) -> None:
     """Refuse text that would be an unknown category, as the dataset's own rows have typed values."""
-    others = [isinstance(value, str) and is_other_spelling(value, given) for value in known]
+    is_other = [isinstance(value, str) and is_other_spelling(value, dataset_form) for value in distinct_values]
     fault = "is spelled otherwise in the dataset, whose values are typed"
     remedy = "write integers as 3, and true and false as 1 and 0"
-    refuse_first(codes, others, where, name, lambda code: f"{shown(known[code])} {fault}", remedy)
+    refuse_first(codes, is_other, locator, name, lambda code: f"{excerpt(distinct_values[code])} {fault}", remedy)
 
 
 def without_marks(values: Any, marks: Sequence[str]) -> Any:

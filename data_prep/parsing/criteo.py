@@ -135,19 +135,19 @@ def diagnose_row(line: bytes, name: str, row: int, schema: Schema, labelled: boo
         row: its number in the file, from 1.
         is_last: whether it is the file's last row, which may have been cut off.
     """
-    where = f"{name}: row {row}"
+    location = f"{name}: row {row}"
     columns = schema.columns if labelled else schema.columns[1:]
     if line.endswith(b"\r"):
         line = line[:-1]
     if not line:
-        return f"{where}: empty line; remove it"
+        return f"{location}: empty line; remove it"
     if b"\r" in line and _is_text(line):
-        return f"{where}: {bare_returns(name)}"
+        return f"{location}: {bare_returns(name)}"
     fields = line.split(b"\t")
     if len(fields) != len(columns) and not _is_text(line):
-        return f"{where}: not text; give tab-separated rows, plain or gzip-compressed, or a table with data.schema"
+        return f"{location}: not text; give tab-separated rows, plain or gzip-compressed, or a table with data.schema"
     if row == 1 and (form := _other_form(fields, name, len(columns), len(schema.dense))):
-        return f"{where}: {form}"
+        return f"{location}: {form}"
     if len(fields) != len(columns):
         column = columns[len(fields)] if len(fields) < len(columns) else columns[-1]
         if len(fields) < len(columns) and is_last:
@@ -156,12 +156,12 @@ def diagnose_row(line: bytes, name: str, row: int, schema: Schema, labelled: boo
             remedy = f"column {column} is missing: correct or remove this row"
         else:
             remedy = f"something follows column {column}: correct or remove this row"
-        return f"{where}: {len(fields)} columns, but a row has {len(columns)}; {remedy}"
+        return f"{location}: {len(fields)} columns, but a row has {len(columns)}; {remedy}"
     for field, column in zip(fields, columns, strict=True):
         fault = _fault(field, column, schema)
         if fault:
-            return f"{where}, column {column}: {_shown(field)} {fault}; correct or remove this row"
-    return f"{where}: not readable as a row; correct or remove this row"
+            return f"{location}, column {column}: {_excerpt(field)} {fault}; correct or remove this row"
+    return f"{location}: not readable as a row; correct or remove this row"
 
 
 def _other_form(fields: list[bytes], path: str, columns: int, numbers: int) -> str:
@@ -208,6 +208,6 @@ def _fault(field: bytes, column: str, schema: Schema) -> str | None:
     return None
 
 
-def _shown(field: bytes) -> str:
+def _excerpt(field: bytes) -> str:
     text = field[:SHOWN_BYTES].decode("ascii", "backslashreplace")
     return ascii(text) + ("…" if len(field) > SHOWN_BYTES else "")

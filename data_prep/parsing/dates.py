@@ -39,14 +39,14 @@ def read_times(texts: Sequence[str], form: str | None) -> NDArray[np.datetime64]
     Raises:
         ValueError: its argument is the index of the first text that is no time.
     """
-    known: dict[str, np.datetime64] = {"": NO_TIME}
+    time_of: dict[str, np.datetime64] = {"": NO_TIME}
     for index, text in enumerate(texts):
-        if text not in known:
+        if text not in time_of:
             try:
-                known[text] = np.datetime64(_read_seconds(text.strip(), form), "s")
+                time_of[text] = np.datetime64(_read_seconds(text.strip(), form), "s")
             except (ValueError, OverflowError) as error:
                 raise ValueError(index) from error
-    return np.array([known[text] for text in texts], "M8[s]")
+    return np.array([time_of[text] for text in texts], "M8[s]")
 
 
 def _read_seconds(text: str, form: str | None) -> int:

@@ -62,12 +62,12 @@ def load_event_schema(path: Path) -> EventSchema:
     return schema
 
 
-def _condition(path: Path, key: str, given: Any, kind: str) -> dict[str, Any]:
+def _condition(path: Path, key: str, condition: Any, kind: str) -> dict[str, Any]:
     """A condition as `EventSchema` has it: lists of texts, or rules."""
-    if not isinstance(given, dict):
+    if not isinstance(condition, dict):
         raise UserError(f'{path}: key {key}: give columns and what they hold, e.g. {{event: like, rating: ">= 4"}}')
     plain: dict[str, Any] = {}
-    for column, value in given.items():
+    for column, value in condition.items():
         if kind != "others" and isinstance(value, str) and RULE.fullmatch(value):
             plain[str(column)] = value.strip()
         else:

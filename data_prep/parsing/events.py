@@ -16,9 +16,9 @@ from data_prep.dataset.event_schema import ANCHOR_BIT, FLAG_BIT, MAX_ID, Conditi
 from data_prep.dataset.events import flag_value, text_key
 from data_prep.dataset.spelling import text_of
 from data_prep.dataset.table_spec import COMPARISONS, RULE
-from data_prep.parsing.convert import distinct, is_text, plain, refuse_first, refuse_row, shown
+from data_prep.parsing.convert import distinct, excerpt, is_text, plain, refuse_first, refuse_row
 from data_prep.parsing.dates import EPOCH, read_times
-from data_prep.parsing.formats import Chunk, Layout, Size, Where, format_of
+from data_prep.parsing.formats import Chunk, Layout, Locator, Size, format_of
 from data_prep.sources.discover import Source
 
 EPOCH_MS = "epoch_ms"
@@ -74,7 +74,7 @@ def check_columns(source: Source, columns: tuple[str, ...], delimiter: str, name
 
 
 def parsed_blocks(
-    chunk: EventChunk, columns: tuple[str, ...], delimiter: str, parse: Callable[[dict[str, Any], Where], T]
+    chunk: EventChunk, columns: tuple[str, ...], delimiter: str, parse: Callable[[dict[str, Any], Locator], T]
 ) -> Iterator[tuple[T, int]]:
     """What `parse` makes of the batches of a chunk, by column, and bytes of the file worked through.
 
@@ -85,76 +85,81 @@ def parsed_blocks(
     layout = Layout(tuple(column.name for column in form.columns(chunk.source, delimiter)), delimiter)
     for batch, num_bytes in form.batches(chunk.source, chunk.place, columns, layout):
         yield (
-            parse({name: as_array(values, batch.where, name) for name, values in batch.columns.items()}, batch.where),
+            parse(
+                {name: as_array(values, batch.locator, name) for name, values in batch.columns.items()}, batch.locator
+            ),
             num_bytes,
         )
 
 
-def as_array(values: Any, where: Where, column: str) -> Any:
+def as_array(values: Any, locator: Locator, column: str) -> Any:
     """A column as an Arrow array: where types are mixed, as texts."""
     if not isinstance(values, list):
         return plain(values)
     is_bad = np.array([not isinstance(value, str | int | float | None) for value in values], np.bool_)
-    refuse_row(is_bad, where, column, lambda index: f"{shown(values[index])} is neither text nor a number")
+    refuse_row(is_bad, locator, column, lambda index: f"{excerpt(values[index])} is neither text nor a number")
     return pa.array([None if value is None else text_of(value) for value in values], pa.string())
 
 
-def parse_events(columns: dict[str, Any], schema: EventSchema, where: Where) -> EventBlock:
+def parse_events(columns: dict[str, Any], schema: EventSchema, locator: Locator) -> EventBlock:
     """Events of a block of columns.
 
     Raises:
         UserError: a value that cannot be (file, row, column, remedy).
     """
-    users = keys_of(columns[schema.user], where, schema.user, schema.renumber)
-    items = keys_of(columns[schema.item], where, schema.item, schema.renumber)
-    times = _times(columns[schema.time], where, schema)
-    codes = {name: _known(columns[name], where, name, known) for name, known in schema.known_values.items()}
+    users = keys_of(columns[schema.user], locator, schema.user, schema.renumber)
+    items = keys_of(columns[schema.item], locator, schema.item, schema.renumber)
+    times = _times(columns[schema.time], locator, schema)
+    codes = {
+        name: _text_codes(columns[name], locator, name, allowed_texts)
+        for name, allowed_texts in schema.known_values.items()
+    }
     numbers: dict[str, NDArray[np.float64]] = {}
     flags = np.zeros(len(users), np.uint8)
     for bit, condition in enumerate([*schema.actions.values(), schema.anchors]):
         mask = np.uint8(1 << bit if bit < len(schema.actions) else ANCHOR_BIT)
-        flags[_meets(condition, columns, codes, numbers, where)] |= mask
+        flags[_meets(condition, columns, codes, numbers, locator)] |= mask
     if schema.flag is not None:
-        values = _flags(columns[schema.flag], where, schema.flag)
-        refuse_row(~np.isin(values, (0, 1)), where, schema.flag, lambda index: f"{values[index]:g} is not 0 or 1")
+        values = _flags(columns[schema.flag], locator, schema.flag)
+        refuse_row(~np.isin(values, (0, 1)), locator, schema.flag, lambda index: f"{values[index]:g} is not 0 or 1")
         flags[values == 1] |= np.uint8(FLAG_BIT)
     return EventBlock(users, items, times, flags)
 
 
-def keys_of(array: Any, where: Where, column: str, is_any: bool = True) -> NDArray[np.int64]:
+def keys_of(array: Any, locator: Locator, column: str, is_any: bool = True) -> NDArray[np.int64]:
     """Keys of users, items or attributes: see `text_key`; unless `is_any` they are numbers up to MAX_ID."""
     texts = None
     if not pa.types.is_integer(array.type):
         texts = array.cast(pa.string())
         is_empty = pc.equal(texts, "").fill_null(True).to_numpy(zero_copy_only=False)
-        refuse_row(is_empty, where, column, lambda _: "no value")
+        refuse_row(is_empty, locator, column, lambda _: "no value")
         if pc.all(pc.match_substring_regex(texts, WHOLE)).as_py() in (True, None):
             array, texts = texts.cast(pa.int64()), None
     elif array.null_count:
-        refuse_row(array.is_null().to_numpy(zero_copy_only=False), where, column, lambda _: "no value")
+        refuse_row(array.is_null().to_numpy(zero_copy_only=False), locator, column, lambda _: "no value")
     elif pc.any(pc.less(array, 0)).as_py() or array.type == pa.uint64():
         texts = array.cast(pa.string())
     if texts is None:
         keys: NDArray[np.int64] = array.cast(pa.int64()).to_numpy()
     else:
-        codes, known = distinct(texts)
-        keys = np.array([text_key(text) for text in known], np.int64)[codes]
+        codes, distinct_texts = distinct(texts)
+        keys = np.array([text_key(text) for text in distinct_texts], np.int64)[codes]
     if not is_any:
         remedy = "set `renumber: true` in the schema, or correct this row"
         is_bad = (keys < 0) | (keys > MAX_ID)
-        refuse_row(is_bad, where, column, lambda index: f"{array[index]} is not an id from 0 to {MAX_ID}", remedy)
+        refuse_row(is_bad, locator, column, lambda index: f"{array[index]} is not an id from 0 to {MAX_ID}", remedy)
     return keys
 
 
-def _times(array: Any, where: Where, schema: EventSchema) -> NDArray[np.uint32]:
+def _times(array: Any, locator: Locator, schema: EventSchema) -> NDArray[np.uint32]:
     column, form = schema.time, schema.time_format
     if pa.types.is_timestamp(array.type) or pa.types.is_date(array.type):
         seconds = array.cast(pa.timestamp("s"), safe=False).cast(pa.int64())
     elif pa.types.is_integer(array.type):
         seconds = array.cast(pa.int64())
     else:
-        seconds = _text_times(array.cast(pa.string()).fill_null(""), where, column, form)
-    refuse_row(seconds.is_null().to_numpy(zero_copy_only=False), where, column, lambda _: "no time")
+        seconds = _text_times(array.cast(pa.string()).fill_null(""), locator, column, form)
+    refuse_row(seconds.is_null().to_numpy(zero_copy_only=False), locator, column, lambda _: "no time")
     times: NDArray[np.int64] = seconds.to_numpy()
     if form == EPOCH_MS:
         times = times // 1000
@@ -163,17 +168,17 @@ def _times(array: Any, where: Where, schema: EventSchema) -> NDArray[np.uint32]:
         index = int(bad.argmax())
         value = int(times[index])
         if form != EPOCH_MS and 0 < value / 1000 <= now:
-            raise where.error(
+            raise locator.error(
                 index,
                 column,
                 f"{value} lies in the future as seconds; it looks like milliseconds",
                 f"write `time: {{column: {column}, format: {EPOCH_MS}}}` in the schema",
             )
-        raise where.error(index, column, f"{value} seconds lie {'before 1970' if value < 0 else 'in the future'}")
+        raise locator.error(index, column, f"{value} seconds lie {'before 1970' if value < 0 else 'in the future'}")
     return times.astype(np.uint32)
 
 
-def _text_times(texts: Any, where: Where, column: str, form: str | None) -> Any:
+def _text_times(texts: Any, locator: Locator, column: str, form: str | None) -> Any:
     """Seconds (or what `form` counts) of texts, each a whole number or a time; null where one is empty."""
     is_whole = pc.match_substring_regex(texts, r"^-?[0-9]{1,18}$")
     if form not in (None, EPOCH, EPOCH_MS):
@@ -187,25 +192,27 @@ def _text_times(texts: Any, where: Where, column: str, form: str | None) -> Any:
     except ValueError as error:
         index, kind = error.args[0], "ISO 8601, or seconds" if form is None else form
         remedy = "correct this row, or `time: {column: NAME, format: …}` in the schema"
-        raise where.error(index, column, f"{values[index][:40]!a} is not a time ({kind})", remedy) from error
+        raise locator.error(index, column, f"{values[index][:40]!a} is not a time ({kind})", remedy) from error
     return pc.coalesce(numbers, pa.array(times.astype("M8[s]")).cast(pa.int64()))
 
 
-def _known(array: Any, where: Where, column: str, known: set[str]) -> tuple[NDArray[np.int64], list[str]]:
+def _text_codes(
+    array: Any, locator: Locator, column: str, allowed_texts: set[str]
+) -> tuple[NDArray[np.int64], list[str]]:
     """Codes of a column of text, and their texts. Raises UserError for a text that the schema does not name."""
     codes, texts = distinct(array.cast(pa.string()).fill_null(""))
     refuse_first(
         codes,
-        [text not in known for text in texts],
-        where,
+        [text not in allowed_texts for text in texts],
+        locator,
         column,
-        lambda code: f"unknown action {shown(texts[code])}; known are {sorted(known)}",
+        lambda code: f"unknown action {excerpt(texts[code])}; known are {sorted(allowed_texts)}",
         f"name it in `actions`, or in `others: {{{column}: […]}}`, which no history shows, in the schema",
     )
     return codes, texts
 
 
-def _numbers(array: Any, where: Where, column: str) -> NDArray[np.float64]:
+def _numbers(array: Any, locator: Locator, column: str) -> NDArray[np.float64]:
     """Numbers, NaN where there is none."""
     numbers: NDArray[np.float64]
     if not is_text(array):
@@ -217,7 +224,7 @@ def _numbers(array: Any, where: Where, column: str) -> NDArray[np.float64]:
         return numbers
     codes, texts = distinct(values)
     is_none = [not _is_number(text) for text in texts]
-    refuse_first(codes, is_none, where, column, lambda code: f"{shown(texts[code])} is not a number")
+    refuse_first(codes, is_none, locator, column, lambda code: f"{excerpt(texts[code])} is not a number")
     raise AssertionError("each number was read, but not all together")
 
 
@@ -229,10 +236,10 @@ def _is_number(text: str | None) -> bool:
     return False
 
 
-def _flags(array: Any, where: Where, column: str) -> NDArray[np.float64]:
+def _flags(array: Any, locator: Locator, column: str) -> NDArray[np.float64]:
     """Numbers of a column that holds 0 and 1, as `flag_value` reads texts."""
     if not is_text(array):
-        return _numbers(array, where, column)
+        return _numbers(array, locator, column)
     codes, texts = distinct(array.fill_null(""))
     return np.array([flag_value(text) for text in texts], np.float64)[codes]
 
@@ -242,7 +249,7 @@ def _meets(
     columns: dict[str, Any],
     codes: dict[str, tuple[NDArray[np.int64], list[str]]],
     numbers: dict[str, NDArray[np.float64]],
-    where: Where,
+    locator: Locator,
 ) -> NDArray[np.bool_]:
     """Which events meet a condition; {} all do."""
     met = np.ones(len(next(iter(columns.values()))), np.bool_)
@@ -251,9 +258,9 @@ def _meets(
             match = RULE.fullmatch(value)
             assert match is not None
             if column not in numbers:
-                numbers[column] = _numbers(columns[column], where, column)
+                numbers[column] = _numbers(columns[column], locator, column)
             met &= COMPARISONS[match[1]](numbers[column], float(match[2])) & ~np.isnan(numbers[column])
         else:
-            of, texts = codes[column]
-            met &= np.isin(of, [code for code, text in enumerate(texts) if text in value])
+            column_codes, texts = codes[column]
+            met &= np.isin(column_codes, [code for code, text in enumerate(texts) if text in value])
     return met

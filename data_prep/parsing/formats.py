@@ -20,8 +20,8 @@ from data_prep.sources.line_blocks import LineBlocks, count_lines_before
 CORRECT = "correct or remove this row"
 
 
-class Where(Protocol):
-    """Where the rows of a batch are."""
+class Locator(Protocol):
+    """Locator of the rows of a batch."""
 
     def error(self, index: int, column: str, fault: str, remedy: str = CORRECT) -> UserError:
         """About a field of the batch's row `index`: file, row, column, what is wrong, what to do."""
@@ -39,7 +39,7 @@ class Rows:
     count_before: Callable[[], int] | None = None
 
     def error(self, index: int, column: str, fault: str, remedy: str = CORRECT) -> UserError:
-        """See `Where`."""
+        """See `Locator`."""
         number = self.numbers[index] + (0 if self.count_before is None else self.count_before())
         return UserError(f"{self.name}: row {number}, column {column}: {fault}; {remedy}")
 
@@ -49,7 +49,7 @@ class Batch(NamedTuple):
 
     columns: Mapping[str, Any]
     rows: int
-    where: Where
+    locator: Locator
 
 
 class Column(NamedTuple):
@@ -190,8 +190,8 @@ class LineFormat(Format):
             if offset:  # only now is the row's number worth counting
                 self.fields(text, columns, layout, source.path, 1 + count_before())
             raise
-        where = Rows(source.path, numbers, (lambda: count_before() - 1) if offset else None)
-        return Batch(fields, len(numbers), where)
+        locator = Rows(source.path, numbers, (lambda: count_before() - 1) if offset else None)
+        return Batch(fields, len(numbers), locator)
 
     @abstractmethod
     def fields(

@@ -78,8 +78,11 @@ class Parquet(Format):
         row_bytes = source.bytes / max(1, reader.metadata.num_rows)
         try:
             for first, part in reader.read(rows.first, rows.first + rows.rows):
-                where = _Where(source.path, reader.metadata, rows.row + first)
-                yield Batch({name: part.column(name) for name in columns}, len(part), where), int(row_bytes * len(part))
+                locator = _RowGroupLocator(source.path, reader.metadata, rows.row + first)
+                yield (
+                    Batch({name: part.column(name) for name in columns}, len(part), locator),
+                    int(row_bytes * len(part)),
+                )
         except OSError as error:
             raise UserError(
                 f"{source.path}: row groups {rows.groups[0]} to {rows.groups[1] - 1}: damaged "
@@ -128,7 +131,7 @@ def close_reader() -> None:
     _unfinished.clear()
 
 
-class _Where(NamedTuple):
+class _RowGroupLocator(NamedTuple):
     """A Parquet file and the number of a row in it, from 0."""
 
     path: str
@@ -136,15 +139,15 @@ class _Where(NamedTuple):
     row: int
 
     def error(self, index: int, column: str, fault: str, remedy: str = CORRECT) -> UserError:
-        """See `data_prep.parsing.formats.Where`."""
+        """See `data_prep.parsing.formats.Locator`."""
         row = self.row + index
         group = 0
         for group in range(self.metadata.num_row_groups):
             if row < self.metadata.row_group(group).num_rows:
                 break
             row -= self.metadata.row_group(group).num_rows
-        where = f"{self.path}: row group {group}, row {row + 1} of it, column {column}"
-        return UserError(f"{where}: {fault}; {remedy}")
+        location = f"{self.path}: row group {group}, row {row + 1} of it, column {column}"
+        return UserError(f"{location}: {fault}; {remedy}")
 
 
 def cut_groups(rows: list[int], sizes: list[int], chunk_bytes: int) -> list[RowRange]:

@@ -52,16 +52,18 @@ def load_table(path: Path, sources: tuple[Source, ...]) -> Table:
     delimiter, header = _text_keys(path, document)
     columns = [form.columns(source, delimiter, header) for source in sources]
     if form.merges_columns:
-        columns = _merged_by_split(sources, columns)
+        columns = _union_by_split(sources, columns)
     first = columns[0]
     names = tuple(column.name for column in first)
     table = replace(_table(path, document, names, header), names=names, format=form.name)
     row = "row 1: " if form.has_layout and header else ""
-    for source, others in zip(sources, columns, strict=True):
-        _check_columns(path, table, f"{source.path}: {row}", others, _hint(form, source, others, header))
-        if row and others != first:
+    for source, source_columns in zip(sources, columns, strict=True):
+        _check_columns(
+            path, table, f"{source.path}: {row}", source_columns, _hint(form, source, source_columns, header)
+        )
+        if row and source_columns != first:
             raise UserError(f"{source.path}: row 1: other columns than in {sources[0].path}; give like files")
-        for column in others:
+        for column in source_columns:
             expected = next((each.kind for each in first if each.name == column.name), column.kind)
             is_list_less = form.merges_columns and column.kind == "any"  # of a split where no row has a list
             if column.name in (table.label, *table.inputs) and column.kind != expected and not is_list_less:
@@ -72,15 +74,15 @@ def load_table(path: Path, sources: tuple[Source, ...]) -> Table:
     return _with_kinds(path, sources[0], table, {column.name: column.kind for column in first})
 
 
-def _merged_by_split(sources: Sequence[Source], columns: Sequence[Sequence[Column]]) -> list[list[Column]]:
+def _union_by_split(sources: Sequence[Source], columns: Sequence[Sequence[Column]]) -> list[list[Column]]:
     """Of each file the columns of all files of its split."""
     splits = [source.split for source in sources]
     pairs = list(zip(splits, columns, strict=True))
-    merged = {split: _merged([each for other, each in pairs if other == split]) for split in dict.fromkeys(splits)}
-    return [merged[split] for split in splits]
+    columns_of = {split: _union([each for other, each in pairs if other == split]) for split in dict.fromkeys(splits)}
+    return [columns_of[split] for split in splits]
 
 
-def _merged(columns: Sequence[Sequence[Column]]) -> list[Column]:
+def _union(columns: Sequence[Sequence[Column]]) -> list[Column]:
     """The columns of all files; of lists where one of them has lists."""
     kinds: dict[str, str] = {}
     for column in (column for each in columns for column in each):
@@ -103,16 +105,16 @@ def _hint(form: Format, source: Source, columns: Sequence[Column], header: bool)
     return ""
 
 
-def _check_columns(path: Path, table: Table, where: str, columns: Sequence[Column], hint: str) -> None:
+def _check_columns(path: Path, table: Table, location: str, columns: Sequence[Column], hint: str) -> None:
     """Raises UserError where a file lacks a column that is used, or has it twice."""
     names = [column.name for column in columns]
     for name in (table.label, *table.inputs):
         if name not in names:
             text = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in ", ".join(names))
             text = text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
-            raise UserError(f"{where}no column {name}, which {path} names; it has {text}; correct one of them{hint}")
+            raise UserError(f"{location}no column {name}, which {path} names; it has {text}; correct one of them{hint}")
         if names.count(name) > 1:
-            raise UserError(f"{where}two columns {name}; rename one of them")
+            raise UserError(f"{location}two columns {name}; rename one of them")
 
 
 def _with_kinds(path: Path, source: Source, table: Table, kinds: dict[str, str]) -> Table:
@@ -188,28 +190,28 @@ def _text_keys(path: Path, document: dict[str, Any]) -> tuple[str, bool]:
 def _table(path: Path, document: dict[str, Any], names: tuple[str, ...], header: bool) -> Table:
     """The table that a document describes; `names`: of the file's columns; header: whether they are its own."""
     delimiter, _ = _text_keys(path, document)
-    known = Names(names, header)
+    column_names = Names(names, header)
     label, rule, kind = _label(path, document["label"])
     lists = [document.get("dense") or [], document["sparse"]]
     if not all(isinstance(columns, list) for columns in lists) or not lists[1]:
         raise UserError(f"{path}: keys dense and sparse: give lists of columns, sparse at least one")
     parts: list[DatePart] = []
-    dense = [_feature(path, "dense", entry, known, parts) for entry in lists[0]]
+    dense = [_feature(path, "dense", entry, column_names, parts) for entry in lists[0]]
     sparse, separators = [], []
     for entry in lists[1]:
         if isinstance(entry, dict) and "separator" in entry:
             column, separator = _separated(path, entry)
-            sparse.append(_name(path, column, known))
+            sparse.append(_name(path, column, column_names))
             separators.append((sparse[-1], separator))
         else:
-            sparse.append(_feature(path, "sparse", entry, known, parts))
+            sparse.append(_feature(path, "sparse", entry, column_names, parts))
     for name in sparse:
         if set(name) & set("./\\\0") or not name:
             raise UserError(f"{path}: sparse column {name!r}: names files and tables; rename it without . / and \\")
-    label = _name(path, label, known)
-    wanted = (label, *dense, *sparse)
-    if len(set(wanted)) != len(wanted):
-        twice = next(name for name in wanted if wanted.count(name) > 1)
+    label = _name(path, label, column_names)
+    table_columns = (label, *dense, *sparse)
+    if len(set(table_columns)) != len(table_columns):
+        twice = next(name for name in table_columns if table_columns.count(name) > 1)
         raise UserError(f"{path}: column {twice} is named twice; a column has one use")
     table = Table(delimiter, header, label, tuple(dense), tuple(sparse), rule, names=(), separators=tuple(separators))
     return replace(table, parts=tuple(parts), label_kind=kind, **_number_format(path, document))
