@@ -33,24 +33,24 @@ class KnownSum:
     bytes: int | None = None
 
 
-def published_sums(given: Any) -> dict[str, str]:
+def published_sums(sums: Any) -> dict[str, str]:
     """Checksums by file name, given as a mapping, or in a file of lines as sha256sum writes them.
 
     Raises:
         UserError: neither of these, or not a SHA-256.
     """
-    if isinstance(given, str):
+    if isinstance(sums, str):
         try:
-            lines = [line.split(maxsplit=1) for line in own_path(given).read_text().splitlines() if line.strip()]
-            given = {name.strip().removeprefix("*").removeprefix("./"): sha256 for sha256, name in lines}
+            lines = [line.split(maxsplit=1) for line in own_path(sums).read_text().splitlines() if line.strip()]
+            sums = {name.strip().removeprefix("*").removeprefix("./"): sha256 for sha256, name in lines}
         except (OSError, ValueError) as error:
-            raise UserError(f"{PUBLISHED}={given}: not a file as sha256sum writes it ({error})") from error
-    if not isinstance(given or {}, Mapping):
-        raise UserError(f"{PUBLISHED}={given}: give {{NAME: SUM}}, or a file as sha256sum writes it")
-    for name, sha256 in (given or {}).items():
+            raise UserError(f"{PUBLISHED}={sums}: not a file as sha256sum writes it ({error})") from error
+    if not isinstance(sums or {}, Mapping):
+        raise UserError(f"{PUBLISHED}={sums}: give {{NAME: SUM}}, or a file as sha256sum writes it")
+    for name, sha256 in (sums or {}).items():
         if not SHA256.fullmatch(str(sha256)):
             raise UserError(f"{PUBLISHED}: {name}: {sha256} is not a SHA-256 of 64 hexadecimal digits")
-    return {str(name): str(sha256).lower() for name, sha256 in (given or {}).items()}
+    return {str(name): str(sha256).lower() for name, sha256 in (sums or {}).items()}
 
 
 def known_sum(directory: Path, name: str, published: Any) -> KnownSum | None:
@@ -58,25 +58,27 @@ def known_sum(directory: Path, name: str, published: Any) -> KnownSum | None:
     sums = published_sums(published)
     if name in sums:
         return KnownSum(sums[name], PUBLISHED)
-    noted = _noted(directory).get(name)
-    return None if noted is None else KnownSum(noted.sha256, str(directory / SUMS_NAME), noted.bytes)
+    digest = _read_digests(directory).get(name)
+    return None if digest is None else KnownSum(digest.sha256, str(directory / SUMS_NAME), digest.bytes)
 
 
-def refuse_other(path: Path, known: KnownSum | None, digest: FileDigest) -> None:
+def refuse_other(path: Path, expected: KnownSum | None, digest: FileDigest) -> None:
     """Raises UserError for a file of another checksum."""
-    if known is not None and digest.sha256 != known.sha256:
-        raise UserError(f"{path}: sha256 {digest.sha256} where {known.given_by} has {known.sha256}; {_remedy(known)}")
+    if expected is not None and digest.sha256 != expected.sha256:
+        raise UserError(
+            f"{path}: sha256 {digest.sha256} where {expected.given_by} has {expected.sha256}; {_remedy(expected)}"
+        )
 
 
-def refuse_other_size(path: Path, known: KnownSum | None) -> None:
+def refuse_other_size(path: Path, expected: KnownSum | None) -> None:
     """Raises UserError for a file of another size, before it is read."""
-    if known is not None and known.bytes is not None and path.stat().st_size != known.bytes:
-        size = f"{path.stat().st_size:,} bytes where {known.given_by} has {known.bytes:,}"
-        raise UserError(f"{path}: {size}; {_remedy(known)}")
+    if expected is not None and expected.bytes is not None and path.stat().st_size != expected.bytes:
+        size = f"{path.stat().st_size:,} bytes where {expected.given_by} has {expected.bytes:,}"
+        raise UserError(f"{path}: {size}; {_remedy(expected)}")
 
 
-def _remedy(known: KnownSum) -> str:
-    return f"delete it to have it fetched again, or, if it is right, take its name out of {known.given_by}"
+def _remedy(expected: KnownSum) -> str:
+    return f"delete it to have it fetched again, or, if it is right, take its name out of {expected.given_by}"
 
 
 def given_md5s(checksums: Any, sources: Sequence[Source]) -> list[str | None]:
@@ -104,9 +106,9 @@ def given_md5s(checksums: Any, sources: Sequence[Source]) -> list[str | None]:
     return sums
 
 
-def refuse_other_md5(sources: Sequence[Source], known: Sequence[str | None], md5s: Sequence[str]) -> None:
+def refuse_other_md5(sources: Sequence[Source], expected_md5s: Sequence[str | None], md5s: Sequence[str]) -> None:
     """Raises UserError for a file of another MD5 than expected."""
-    for source, other, md5 in zip(sources, known, md5s, strict=True):
+    for source, other, md5 in zip(sources, expected_md5s, md5s, strict=True):
         if other not in (None, md5):
             raise UserError(
                 f"{source.path}: MD5 {md5} where data.checksums has {other}; get the right file, or, if it is right, "
@@ -119,13 +121,13 @@ def note_sums(directory: Path, digests: Mapping[str, FileDigest]) -> None:
     if not digests:
         return
     with FileLock(directory / f".{SUMS_NAME}.lock"):  # not the file itself: some filelocks empty theirs
-        noted = _noted(directory)
-        if noted != (merged := {**noted, **digests}):
-            entries = {name: asdict(digest) for name, digest in merged.items()}
+        recorded_digests = _read_digests(directory)
+        if recorded_digests != (all_digests := {**recorded_digests, **digests}):
+            entries = {name: asdict(digest) for name, digest in all_digests.items()}
             write_atomically(directory / SUMS_NAME, (json.dumps(entries, indent=1, sort_keys=True) + "\n").encode())
 
 
-def _noted(directory: Path) -> dict[str, FileDigest]:
+def _read_digests(directory: Path) -> dict[str, FileDigest]:
     path = directory / SUMS_NAME
     try:
         return decode(path.read_bytes() or "{}", dict[str, FileDigest])

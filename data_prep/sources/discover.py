@@ -89,9 +89,9 @@ def resolve_sources(raw: Any, split: str | None = None) -> list[Source]:
     if not raw or not isinstance(entries, Sequence) or not all(isinstance(e, (str, Path)) for e in entries):
         raise UserError(f"{key}={raw}: give the raw file, a glob, a directory of day files, or a list of them")
     paths = [path for entry in entries for path in _expand(str(entry), key)]
-    seen: dict[str, Path] = {}
+    path_of_rows: dict[str, Path] = {}
     for path in paths:
-        twin = seen.setdefault(_rows_of(path), path)
+        twin = path_of_rows.setdefault(_rows_of(path), path)
         if twin is not path:
             raise UserError(f"{path}: its rows are in {twin} too; name each day once in {key}")
     return [replace(_inspect(path, key), split=split) for path in paths]
@@ -172,8 +172,8 @@ def _refuse_leftovers(files: Sequence[Path], key: str) -> list[Path]:
         if not file.exists():
             raise UserError(f"{file}: a link to {os.readlink(file)}, which is not there; restore it, {remedy}")
         whole = file.name.removesuffix(".part")
-        others = names - {file.name}
-        if file.suffix == ".part" and not any(name == whole or name.startswith(f"{whole}.") for name in others):
+        other_names = names - {file.name}
+        if file.suffix == ".part" and not any(name == whole or name.startswith(f"{whole}.") for name in other_names):
             raise UserError(f"{file}: a download that has not ended; wait for it, remove it, {remedy}")
         if file.suffix in BACKUPS or file.name.endswith("~"):
             raise UserError(f"{file}: a backup, by its name, whose rows would count too; remove it, {remedy}")
@@ -285,8 +285,11 @@ def _inspect(path: Path, key: str) -> Source:
         raise UserError(f"{path}: not readable ({error.strerror}); check {key}") from error
     if status.st_size == 0:
         raise UserError(f"{path}: empty file; get it again, or leave it out of {key}")
-    if packing is None and (named := packing_named(path.name)) is not None:
-        raise UserError(f"{path}: not a {named.name} file, though named {named.suffix}; get it again, or rename it")
+    if packing is None and (suffix_packing := packing_named(path.name)) is not None:
+        raise UserError(
+            f"{path}: not a {suffix_packing.name} file, though named {suffix_packing.suffix}; get it again, or "
+            "rename it"
+        )
     if is_tar(path):
         raise UserError(
             f"{path}: a tar archive, not rows; unpack it, or, of Criteo's Kaggle competition, "

@@ -220,13 +220,13 @@ def download_all(
         return paths
     stop = threading.Event()
     sizes = _in_parallel(lambda file: _ask_size(file, directory, patience), missing, stop)
-    known = [size for size in sizes if size is not None]
+    reported_sizes = [size for size in sizes if size is not None]
     partial = [_size(directory / f"{file.name}.part") for file in missing]
     to_fetch = sum(size - have for size, have in zip(sizes, partial, strict=True) if size is not None and size > have)
-    all_bytes = sum(known) + sum(_size(path) for path in paths)
+    all_bytes = sum(reported_sizes) + sum(_size(path) for path in paths)
     remedy = "free some, or choose another data.path or data.remote.directory"
     require_room([Need(directory, to_fetch, "to fetch"), *needs(all_bytes)], remedy)
-    total = sum(known) if len(known) == len(missing) else None
+    total = sum(reported_sizes) if len(reported_sizes) == len(missing) else None
     with Progress("download", total, Tally(sum(partial))) as progress:
         amount = in_words(to_fetch) if total is not None else "of a size that no mirror reports"
         progress.say(f"{directory}: fetching {len(missing)} of {len(files)} files, {amount}")
@@ -246,11 +246,11 @@ def _in_parallel(function: Callable[[TaskT], ResultT], tasks: Sequence[TaskT], s
     """
     with ThreadPool(min(PARALLEL_FILES, len(tasks))) as threads:
         try:
-            done = dict(threads.imap_unordered(lambda entry: (entry[0], function(entry[1])), enumerate(tasks)))
+            result_of = dict(threads.imap_unordered(lambda entry: (entry[0], function(entry[1])), enumerate(tasks)))
         except BaseException:
             stop.set()
             raise
-    return [done[number] for number in range(len(tasks))]
+    return [result_of[number] for number in range(len(tasks))]
 
 
 def _size(path: Path) -> int:
@@ -373,17 +373,17 @@ class _Download:
         if self._stop.is_set():
             raise DownloadStopped
         part, self._is_one_reply = self._part, False
-        origin, has_sum, shown = part.origin, self._file.sha256 is not None, redact(split_login(url)[0])
+        origin, has_sum, public_url = part.origin, self._file.sha256 is not None, redact(split_login(url)[0])
         if origin is not None and origin.total == part.size and (origin.url is not None or has_sum):
             return True  # a job was killed when all had come
-        vouched = origin is not None and origin.vouches(shown)
+        vouched = origin is not None and origin.vouches(public_url)
         have = part.size if has_sum or vouched else 0
         headers = {}
         if have:
             headers["Range"] = f"bytes={have}-"
             if origin is not None and origin.validator is not None and vouched:
                 headers["If-Range"] = origin.validator
-        self._say(f"fetching {shown}" + (f" from byte {have:,}" if have else ""))
+        self._say(f"fetching {public_url}" + (f" from byte {have:,}" if have else ""))
         try:
             response = open_url(url, self._patience.timeout, headers)
         except urllib.error.HTTPError as error:
@@ -396,7 +396,7 @@ class _Download:
                 raise EOFError("the partial download does not belong to this file; starting anew") from error
             return origin is not None and origin.total in (None, size)
         with response:
-            return self._receive(shown, response, have)
+            return self._receive(public_url, response, have)
 
     def _receive(self, url: str, response: HTTPResponse, have: int) -> bool:
         """Take in a reply."""

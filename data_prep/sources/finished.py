@@ -59,16 +59,16 @@ def other_dataset(root: Path, difference: str) -> UserError:
     )
 
 
-def sources_of_generated(data: DataConfig, root: Path, manifest: Manifest, given: Json) -> list[Source] | None:
+def sources_of_generated(data: DataConfig, root: Path, manifest: Manifest, settings: Json) -> list[Source] | None:
     """The sources of generated rows at `root`; None: by a version that did not record what decides them.
 
     Raises:
-        UserError: they are not as the `given` keys of their group say.
+        UserError: they are not as the `settings` of their group say.
     """
     group = data.source.kind.group
     if (recorded := manifest.extra.get(group)) is None:
         return None
-    for key, value in given.items():
+    for key, value in settings.items():
         if recorded.get(key) != value:
             raise other_dataset(root, f"{group}.{key} is {recorded.get(key)} there, {value} here")
     return recorded_sources(root, manifest)

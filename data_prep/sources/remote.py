@@ -61,17 +61,19 @@ def remote_files(data: DataConfig, directory: Path) -> list[RemoteFile]:
     for day in data.days if data.days is not None else [0]:
         name = remote.name.replace("{day}", str(day))
         urls = [mirror.replace("{day}", str(day)) for mirror in remote.mirrors]
-        own = f"put it at {directory / name} yourself, or name your file in data.raw and leave out data=NAME"
+        remedy = f"put it at {directory / name} yourself, or name your file in data.raw and leave out data=NAME"
         if remote.member is not None:
-            own = f"get it yourself and put it, or {remote.member} out of it, into {directory}, or name it in data.raw"
-        entries.append((name, urls, own))
+            remedy = (
+                f"get it yourself and put it, or {remote.member} out of it, into {directory}, or name it in data.raw"
+            )
+        entries.append((name, urls, remedy))
     for name, urls in (remote.also or {}).items():
         entries.append((name, urls, f"put it at {directory / name} yourself"))
     files = []
-    for name, urls, own in entries:
-        known = known_sum(directory, name, remote.sha256)
-        sha256, given_by = (None, PUBLISHED) if known is None else (known.sha256, known.given_by)
-        files.append(RemoteFile(name, tuple(urls), sha256, given_by, own))
+    for name, urls, remedy in entries:
+        expected = known_sum(directory, name, remote.sha256)
+        sha256, given_by = (None, PUBLISHED) if expected is None else (expected.sha256, expected.given_by)
+        files.append(RemoteFile(name, tuple(urls), sha256, given_by, remedy))
     return files
 
 
@@ -150,20 +152,20 @@ def _own_files(data: DataConfig, root: Path, directory: Path) -> list[Source]:
 def _unpack(data: DataConfig, archive: Path, directory: Path) -> None:
     """Unpack the archive's member to `directory`; record the checksum of an archive that lies there itself."""
     assert data.remote.member is not None
-    digest = unpack_member(archive, data.remote.member, directory, _known(data, directory, archive))
+    digest = unpack_member(archive, data.remote.member, directory, _expected_sum(data, directory, archive))
     if archive.parent == directory:
         note_sums(directory, {archive.name: digest})
 
 
 def _sources_of_finished(manifest: Manifest, paths: Sequence[Path]) -> list[Source]:
     """The files that are there, and those that are gone as the finished dataset's manifest has them."""
-    known = {source.name: source for source in recorded_sources(paths[0].parent, manifest)}
+    source_of_name = {source.name: source for source in recorded_sources(paths[0].parent, manifest)}
     sources = []
     for path in paths:
         if path.exists():
             sources += resolve_sources(str(path))
         else:
-            sources.append(known.get(path.name) or Source(str(path), path.name, 0, 0, compressed=False))
+            sources.append(source_of_name.get(path.name) or Source(str(path), path.name, 0, 0, compressed=False))
     return sources
 
 
@@ -182,14 +184,14 @@ def _later_needs(
 
 def known_sums(data: DataConfig, root: Path, sources: Sequence[Source]) -> tuple[KnownSum | None, ...]:
     """The known checksums of the files; None where none is published or recorded."""
-    return tuple(_known(data, raw_directory(data, root), Path(source.path)) for source in sources)
+    return tuple(_expected_sum(data, raw_directory(data, root), Path(source.path)) for source in sources)
 
 
-def _known(data: DataConfig, directory: Path, path: Path) -> KnownSum | None:
+def _expected_sum(data: DataConfig, directory: Path, path: Path) -> KnownSum | None:
     """The checksum published of a file of that name, or recorded of it, if it lies where fetched files are kept."""
-    known = known_sum(directory, path.name, data.remote.sha256)
+    expected = known_sum(directory, path.name, data.remote.sha256)
     is_kept = path.absolute().parent == directory.absolute()
-    return known if is_kept or (known is not None and known.given_by == PUBLISHED) else None
+    return expected if is_kept or (expected is not None and expected.given_by == PUBLISHED) else None
 
 
 def note_read(data: DataConfig, root: Path, sources: Sequence[Source], digests: Sequence[FileDigest]) -> None:
@@ -207,13 +209,13 @@ def archive_origin(archive: Path) -> Origin:
     return Origin(str(archive.resolve()), last_modified=str(status.st_mtime_ns), total=status.st_size)
 
 
-def unpack_member(archive: Path, name: str, directory: Path, known: KnownSum | None = None) -> FileDigest:
+def unpack_member(archive: Path, name: str, directory: Path, expected: KnownSum | None = None) -> FileDigest:
     """Take one plain file out of a tar archive, wherever in it it lies, to directory/name; nothing else is written.
 
     The archive is read to its end, so that gzip's own checksum of its content is compared.
 
     Args:
-        known: the checksum that the archive must have.
+        expected: the checksum that the archive must have.
 
     Returns:
         size and checksum of the archive.
@@ -226,7 +228,7 @@ def unpack_member(archive: Path, name: str, directory: Path, known: KnownSum | N
         part.clear()
         origin = archive_origin(archive)
         try:
-            digest = _copy_member(archive, name, part.append, part.partial, known)
+            digest = _copy_member(archive, name, part.append, part.partial, expected)
         except BaseException:
             part.clear()
             raise
@@ -256,13 +258,13 @@ def _copy_member(
     name: str,
     take: Callable[[bytes], None],
     target: Path | None = None,
-    known: KnownSum | None = None,
+    expected: KnownSum | None = None,
 ) -> FileDigest:
     """Hand on the only plain file of that name; the archive's digest.
 
     Args:
         target: the file that its blocks are written to, which the disk must have room for.
-        known: the checksum that the archive must have.
+        expected: the checksum that the archive must have.
 
     Raises:
         UserError: the archive is damaged, has another checksum, no such file or two, or the disk has too little space.
@@ -293,7 +295,7 @@ def _copy_member(
             digest = summed.digest()
     except (tarfile.TarError, EOFError, *DAMAGE) as error:
         raise UserError(f"{archive}: not readable as a tar archive ({error}); delete it and get it again") from error
-    refuse_other(archive, known, digest)
+    refuse_other(archive, expected, digest)
     if not is_there:
         remedy = "get it again, or name your own in data.raw and leave out data=NAME"
         raise UserError(f"{archive}: has no file {name}; {remedy}")
