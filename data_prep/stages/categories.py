@@ -70,9 +70,9 @@ class CategoryBuffer:
         codes, texts = values.indices.to_numpy(), values.dictionary
         counts = np.bincount(codes, minlength=len(texts)).astype(np.uint32)
         if not counts.all():  # entries of a slice's dictionary that it does not use
-            used = np.flatnonzero(counts)
+            used_codes = np.flatnonzero(counts)
             codes = (np.cumsum(counts > 0) - 1)[codes]
-            counts, texts = counts[used], texts.take(pa.array(used))
+            counts, texts = counts[used_codes], texts.take(pa.array(used_codes))
         first = np.empty(len(texts), np.uint32)
         first[codes[::-1]] = rows[::-1]  # of those of one code the first row is the last to be written
         self._codes.append(codes.astype(code_dtype(len(texts))))

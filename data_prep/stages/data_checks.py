@@ -27,15 +27,15 @@ def warnings(manifest: Manifest, constant: Sequence[str]) -> Iterator[str]:
     if manifest.label_rate in (0.0, 1.0):
         yield f"every label is {manifest.label_rate:.0f}: there is nothing to learn; check the label's column and rule"
     elif one_class or (rates and max(rates) - min(rates) > SORTED_DIFFERENCE):
-        shown = ", ".join(f"{name} {split.label_rate:.4f}" for name, split in splits.items() if split.rows)
+        rate_list = ", ".join(f"{name} {split.label_rate:.4f}" for name, split in splits.items() if split.rows)
         about = f"only one class in {' and '.join(one_class)}, so AUC is undefined there; " if one_class else ""
         remedy = "check that the files are of the same rule of labels"
         remedy = remedy if has_files else "if the rows are sorted by label, set data.split.method=random"
-        yield f"label rates differ ({shown}): {about}{remedy}"
+        yield f"label rates differ ({rate_list}): {about}{remedy}"
     if constant:
         more = ", …" if len(constant) > SHOWN_COLUMNS else ""
-        shown = ", ".join(constant[:SHOWN_COLUMNS])
-        yield f"the same value, or none, in every row of {shown}{more}: nothing can be learned from such a column"
+        column_list = ", ".join(constant[:SHOWN_COLUMNS])
+        yield f"the same value, or none, in every row of {column_list}{more}: nothing can be learned from such a column"
 
 
 def cut_columns(job: Job, records: Sequence[ChunkRecord]) -> list[str]:

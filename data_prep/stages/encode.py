@@ -65,14 +65,14 @@ class PassTask(LoggedTask[ChunkRecord]):
             lambda: [load_slice(job.work, part, job.rules.first_id) for part in self.slices],
         )
         files = {}
-        for number, (wanted, table) in enumerate(zip(self.slices, tables, strict=True)):
-            if wanted.feature in job.schema.ragged:
-                bags = chunk_bags(job, record.source, record.chunk)[job.schema.ragged.index(wanted.feature)]
+        for number, (part, table) in enumerate(zip(self.slices, tables, strict=True)):
+            if part.feature in job.schema.ragged:
+                bags = chunk_bags(job, record.source, record.chunk)[job.schema.ragged.index(part.feature)]
                 values = np.array(bags.ids)
             else:
-                values = read_codes(job, record, job.schema.single.index(wanted.feature))
+                values = read_codes(job, record, job.schema.single.index(part.feature))
             ids = np.empty(len(values), np.int32)
-            table_of_codes(table, read_dictionary(job, record, wanted.feature)).look_up(values, ids)
+            table_of_codes(table, read_dictionary(job, record, part.feature)).look_up(values, ids)
             path = self.stem.with_name(f"{self.stem.name}.{number}.npy")
             files[f"{number}.npy"] = write_array(path, ids, job.checksum("pass"))
         worker.count(*self.size)
@@ -83,7 +83,7 @@ class PassTask(LoggedTask[ChunkRecord]):
 class EncodeTask(LoggedTask[ChunkRecord]):
     """Does to a parsed chunk what its parsing left undone; the record names its ids and transformed integers.
 
-    features: those that are kept. digests: checksums of their vocabularies in `job.work`. known: the range of the
+    features: those that are kept. digests: checksums of their vocabularies in `job.work`. dense_range: the range of the
     integers, where their transform needs it. passes: those whose ids are on disk, if one was not enough.
     """
 
@@ -94,7 +94,7 @@ class EncodeTask(LoggedTask[ChunkRecord]):
     record: ChunkRecord
     features: tuple[str, ...]
     digests: tuple[str, ...]
-    known: DenseRange | None
+    dense_range: DenseRange | None
     passes: tuple[tuple[Slice, ...], ...] = ()
 
     @property
@@ -112,8 +112,8 @@ class EncodeTask(LoggedTask[ChunkRecord]):
 
     def do(self, worker: Worker) -> ChunkRecord:
         parsed = self.record
-        kept = {suffix: digest for suffix, digest in parsed.files.items() if suffix in SHARD_SUFFIXES}
-        encoded = ChunkRecord(parsed.source, parsed.chunk, parsed.rows, parsed.positives, kept)
+        shard_files = {suffix: digest for suffix, digest in parsed.files.items() if suffix in SHARD_SUFFIXES}
+        encoded = ChunkRecord(parsed.source, parsed.chunk, parsed.rows, parsed.positives, shard_files)
         encoded.unknown = parsed.unknown
         if self.job.rules.order is not None:
             unknown = np.zeros(len(self.features), np.int64)
@@ -234,7 +234,7 @@ def _dense_rows(chunk: EncodeTask, start: int, stop: int) -> Iterator[tuple[int,
     job, rules = chunk.job, chunk.job.rules
     stored = _stored_rows(chunk, "integers.npy", len(job.schema.dense), job.raw_dense_dtype, start, stop)
     for begin, block in stored:
-        yield begin, transform_dense(block, rules.dense, chunk.known, wraps=rules.rounds_ids)
+        yield begin, transform_dense(block, rules.dense, chunk.dense_range, wraps=rules.rounds_ids)
 
 
 def _sparse_rows(

@@ -73,12 +73,12 @@ class SortTask(LoggedTask[SortRecord]):
             UserError: an event that does not fit the schema, or a damaged file.
         """
         record = SortRecord(0, 0, 0, -1, 0, 0)
-        held: list[EventBlock] = []
+        run_blocks: list[EventBlock] = []
         blocks = parsed_blocks(
             self.chunk,
             self.schema.columns,
             self.schema.delimiter,
-            lambda columns, where: parse_events(columns, self.schema, where),
+            lambda columns, locator: parse_events(columns, self.schema, locator),
         )
         for block, num_bytes in blocks:
             worker.count(num_bytes, len(block.users))
@@ -87,16 +87,16 @@ class SortTask(LoggedTask[SortRecord]):
             record.last_time = max(record.last_time, int(block.times.max()))
             record.largest_user = max(record.largest_user, int(block.users.max()))
             record.largest_item = max(record.largest_item, int(block.items.max()))
-            if held and sum(len(each.users) for each in held) + len(block.users) > self.run_events:
-                self._write(held, record)
-                held = []
+            if run_blocks and sum(len(each.users) for each in run_blocks) + len(block.users) > self.run_events:
+                self._write(run_blocks, record)
+                run_blocks = []
             for start in range(0, len(block.users), self.run_events):
-                held.append(block.take(slice(start, start + self.run_events)))
-                if sum(len(each.users) for each in held) >= self.run_events:
-                    self._write(held, record)
-                    held = []
-        if held:
-            self._write(held, record)
+                run_blocks.append(block.take(slice(start, start + self.run_events)))
+                if sum(len(each.users) for each in run_blocks) >= self.run_events:
+                    self._write(run_blocks, record)
+                    run_blocks = []
+        if run_blocks:
+            self._write(run_blocks, record)
         return record
 
     def _write(self, blocks: list[EventBlock], record: SortRecord) -> None:
@@ -141,12 +141,12 @@ def count_users(runs: Iterable[str], limit: int) -> UserCounts:
     total = UserCounts(np.zeros(0, np.int64), np.zeros(0, np.int64))
     for run in runs:
         users, counts = np.load(f"{run}.users.npy"), np.diff(np.load(f"{run}.starts.npy"))
-        merged = np.union1d(total.users, users)
-        sums = np.zeros(len(merged), np.int64)
-        sums[np.searchsorted(merged, total.users)] += total.counts
-        sums[np.searchsorted(merged, users)] += counts
-        total = UserCounts(merged, sums)
-        refuse_too_many(len(merged), limit, "users")
+        all_users = np.union1d(total.users, users)
+        sums = np.zeros(len(all_users), np.int64)
+        sums[np.searchsorted(all_users, total.users)] += total.counts
+        sums[np.searchsorted(all_users, users)] += counts
+        total = UserCounts(all_users, sums)
+        refuse_too_many(len(all_users), limit, "users")
     return total
 
 
@@ -159,10 +159,10 @@ def distinct_items(runs: Iterable[str], limit: int) -> NDArray[np.int64]:
     return items
 
 
-def refuse_too_many(count: int, limit: int, what: str) -> None:
+def refuse_too_many(count: int, limit: int, entities: str) -> None:
     """Raises UserError for more users or items than the memory budget has room for."""
     if count > limit:
-        raise UserError(f"data.memory_budget: too little for more than {limit:,} {what}; give more, e.g. 8GiB")
+        raise UserError(f"data.memory_budget: too little for more than {limit:,} {entities}; give more, e.g. 8GiB")
 
 
 @dataclass
@@ -226,13 +226,13 @@ class MergeTask(LoggedTask[MergeRecord]):
         """Write the events."""
         keys, columns = self._read()
         worker.count(0)
-        kept = (columns.times >= self.begin) & (columns.times < self.end)
-        dropped = len(kept) - int(kept.sum())
+        is_in_period = (columns.times >= self.begin) & (columns.times < self.end)
+        dropped = len(is_in_period) - int(is_in_period.sum())
         if dropped:
-            columns = columns.take(kept)
+            columns = columns.take(is_in_period)
         order = np.argsort(columns.users.astype(np.uint64) << np.uint64(32) | columns.times, kind="stable")
         users, items, times, flags = columns.take(order)
-        del columns, order, kept
+        del columns, order, is_in_period
         if self.items is not None:
             items = np.searchsorted(np.load(self.items), items) + 1
         outside = items >= self.table_rows
@@ -264,22 +264,22 @@ class MergeTask(LoggedTask[MergeRecord]):
 
     def _read(self) -> tuple[NDArray[np.int64], EventBlock]:
         """Keys of the users, and their events, run by run, with the users' numbers instead of keys."""
-        spans, known = [], [np.zeros(0, np.int64)]
+        spans, key_parts = [], [np.zeros(0, np.int64)]
         for run in self.runs:
             users = open_array(Path(f"{run}.users.npy"))
             low, high = np.searchsorted(users, self.first), np.searchsorted(users, self.last, "right")
             if low < high:
                 starts = np.array(open_array(Path(f"{run}.starts.npy"))[low : high + 1])
                 spans.append((run, np.array(users[low:high]), starts))
-                known.append(spans[-1][1])
-        keys = np.unique(np.concatenate(known))
+                key_parts.append(spans[-1][1])
+        keys = np.unique(np.concatenate(key_parts))
         size = self.events
         columns = EventBlock(
             np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.uint32), np.empty(size, np.uint8)
         )
-        done = 0
+        position = 0
         for run, users, starts in spans:
-            rows = slice(done, done := done + int(starts[-1] - starts[0]))
+            rows = slice(position, position := position + int(starts[-1] - starts[0]))
             columns.users[rows] = np.repeat(np.searchsorted(keys, users), np.diff(starts))
             for kind, column in (("items", columns.items), ("times", columns.times), ("flags", columns.flags)):
                 column[rows] = open_array(Path(f"{run}.{kind}.npy"))[starts[0] : starts[-1]]

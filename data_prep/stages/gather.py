@@ -56,7 +56,7 @@ class GatheredShard:
 
 @dataclass(frozen=True)
 class GatherTask(LoggedTask[GatheredShard]):
-    """Makes positions start..stop a shard; `chunks` are (source, chunk) of all scattered chunks, `kept` the others."""
+    """Makes positions start..stop a shard, of scattered `chunks` (source, chunk) and of the others, `kept_chunks`."""
 
     stage: ClassVar[str] = "gathered"
     record_type: ClassVar[type[GatheredShard]] = GatheredShard
@@ -67,7 +67,7 @@ class GatherTask(LoggedTask[GatheredShard]):
     start: int
     stop: int
     chunks: tuple[tuple[int, int], ...]
-    kept: tuple[KeptChunk, ...]
+    kept_chunks: tuple[KeptChunk, ...]
     layout: RowLayout
 
     @property
@@ -109,7 +109,7 @@ class GatherTask(LoggedTask[GatheredShard]):
                 moved.append(MovedChunk(job.chunk_path(*chunk, MOVED_SUFFIX), part.start, positions - self.start))
         bounds = [*range(0, rows, max(WINDOW_ROWS, PART_ROWS * len(moved))), rows]
         moved_rows = MovedRows(self.layout, moved, bounds)
-        kept_rows = KeptRows(self.kept, self.start, self.stop, worker)
+        kept_rows = KeptRows(self.kept_chunks, self.start, self.stop, worker)
         unknown = np.zeros(self.layout.width("sparse"), np.int64)
         writers = {
             kind: ArrayWriter(self.path(kind), job.dtypes[kind], self.layout.width(kind), rows) for kind in ROW_KINDS
@@ -142,11 +142,11 @@ class GatherTask(LoggedTask[GatheredShard]):
                 # copies: a mapped file is an open one, and chunks may be many
                 parts.append(tuple(bags.part(part.start, part.stop).copy() for bags in moved))
                 positions.append(np.array(open_array(self.job.chunk_path(source, chunk, POSITIONS_SUFFIX))[part]))
-        for kept in self.kept:
-            start, stop = kept.rows_between(self.start, self.stop)
-            encoded = chunk_bags(self.job, kept.chunk.record.source, kept.chunk.record.chunk, ENCODED_BAGS)
+        for kept_chunk in self.kept_chunks:
+            start, stop = kept_chunk.rows_between(self.start, self.stop)
+            encoded = chunk_bags(self.job, kept_chunk.chunk.record.source, kept_chunk.chunk.record.chunk, ENCODED_BAGS)
             parts.append(tuple(bags.part(start, stop) for bags in encoded))
-            positions.append(kept.position + np.arange(start, stop))
+            positions.append(kept_chunk.position + np.arange(start, stop))
         order = np.argsort(np.concatenate(positions))
         return tuple(join(feature).take(order) for feature in zip(*parts, strict=True))
 
@@ -161,7 +161,7 @@ def rows_per_shard(job: Job, records: list[ChunkRecord]) -> int:
 def gather_tasks(
     job: Job,
     records: list[ChunkRecord],
-    kept: list[KeptChunk],
+    kept_chunks: list[KeptChunk],
     rows: dict[str, int],
     layout: RowLayout,
     shard_rows: int,
@@ -173,8 +173,8 @@ def gather_tasks(
     for split in SPLITS:
         for i, begin in enumerate(range(first, first + rows[split], shard_rows)):
             end = min(begin + shard_rows, first + rows[split])
-            its_kept = tuple(chunk for chunk in kept if operator.lt(*chunk.rows_between(begin, end)))
-            tasks.append(GatherTask(job, split, f"{i:05d}", begin, end, chunks, its_kept, layout))
+            shard_chunks = tuple(chunk for chunk in kept_chunks if operator.lt(*chunk.rows_between(begin, end)))
+            tasks.append(GatherTask(job, split, f"{i:05d}", begin, end, chunks, shard_chunks, layout))
         first += rows[split]
     return tasks
 
@@ -242,6 +242,6 @@ class KeptRows:
     @staticmethod
     def _read(chunks: Sequence[KeptChunk], start: int, stop: int, worker: Worker) -> Iterator[tuple[int, Window]]:
         """All blocks, each with the shard's row that its first one is."""
-        for kept in sorted(chunks, key=lambda kept: kept.position):
-            for begin, rows in encoded_blocks(kept.chunk, worker, *kept.rows_between(start, stop)):
-                yield kept.position + begin - start, rows
+        for kept_chunk in sorted(chunks, key=lambda kept_chunk: kept_chunk.position):
+            for begin, rows in encoded_blocks(kept_chunk.chunk, worker, *kept_chunk.rows_between(start, stop)):
+                yield kept_chunk.position + begin - start, rows

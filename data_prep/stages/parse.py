@@ -297,7 +297,7 @@ class ChunkWriter:
     def append(self, block: Block | TableBlock, truth: NDArray[np.float32] | None = None) -> None:
         """Write the rows of a block, with their click probabilities if they were generated."""
         if isinstance(block, TableBlock):
-            self._forms = [Form(known) | form for known, form in zip(self._forms, block.forms, strict=True)]
+            self._forms = [Form(union) | form for union, form in zip(self._forms, block.forms, strict=True)]
         rules, rows = self._job.rules, len(block.labels)
         if self._truth is not None and truth is not None:
             self._truth.append(truth)
@@ -333,8 +333,8 @@ class ChunkWriter:
                 record.files[PARSED_COUNTS] = digest
             record.dictionaries, record.files["columns"] = write_columns(job, chunk, self._values, codings)
         if self._ranges:
-            known = join_ranges(self._ranges)
-            record.dense_low, record.dense_high = known.low.tolist(), known.high.tolist()
+            dense_range = join_ranges(self._ranges)
+            record.dense_low, record.dense_high = dense_range.low.tolist(), dense_range.high.tolist()
         if job.table is not None:
             record.forms = list(map(int, self._forms))
         if job.rules.order is None:
@@ -355,9 +355,9 @@ def refuse_changed(sources: Sequence[Source]) -> None:
 
 def refuse_same(sources: Sequence[Source], sums: Sequence[str]) -> None:
     """Refuse files of the same bytes, by a checksum of each: they would be trained on twice, or held out besides."""
-    known: dict[str, Source] = {}
+    source_of: dict[str, Source] = {}
     for source, checksum in zip(sources, sums, strict=True):
-        twin = known.setdefault(checksum, source)
+        twin = source_of.setdefault(checksum, source)
         if twin is not source:
             place = source.key if source.key == twin.key else f"{twin.key} or {source.key}"
             raise UserError(
@@ -377,8 +377,8 @@ def refuse_empty(job: Job, records: list[ChunkRecord]) -> None:
 def refuse_wrong_sums(job: Job, digests: list[FileDigest]) -> None:
     """Refuse files that differ from the published ones: somebody may have put or damaged them."""
     if job.known_sums:
-        for source, known, digest in zip(job.sources, job.known_sums, digests, strict=True):
-            refuse_other(Path(source.path), known, digest)
+        for source, expected, digest in zip(job.sources, job.known_sums, digests, strict=True):
+            refuse_other(Path(source.path), expected, digest)
 
 
 def compile_kernels() -> None:

@@ -58,14 +58,14 @@ class _Shuffle:
         self, seed: int, directory: Path, dtype: np.dtype[Any], window_rows: int, check: Callable[[], None]
     ) -> None:
         self._check = check
-        self._swaps = _Sent(directory / "swaps", 3, dtype, window_rows)
-        self._places = _Sent(directory / "places", 2, dtype, window_rows)
+        self._swaps = _WindowQueue(directory / "swaps", 3, dtype, window_rows)
+        self._places = _WindowQueue(directory / "places", 2, dtype, window_rows)
         self._draws = _Draws(seed)
-        self._sent: NDArray[Any] = np.empty((3, DRAWS), dtype)
+        self._swap_buffer: NDArray[Any] = np.empty((3, DRAWS), dtype)
 
     def all(self, rows: int) -> Places:
         """Positions of rows that fit into one window."""
-        permutation = np.arange(rows, dtype=self._sent.dtype)
+        permutation = np.arange(rows, dtype=self._swap_buffer.dtype)
         for _ in self._swap(permutation, 0):
             pass
         place = np.empty(rows, permutation.dtype)
@@ -76,15 +76,15 @@ class _Shuffle:
 
     def go_through(self, low: int, stop: int) -> None:
         """Do what comes to the places low..stop, and send on what goes from them."""
-        window = np.arange(low, stop, dtype=self._sent.dtype)
+        window = np.arange(low, stop, dtype=self._swap_buffer.dtype)
         for place, number, value in self._swaps.take(low):
             self._check()
             exchange(window, low, place, value)
             self._places.send(value, number)
-        for start, stop, sent in self._swap(window, low):
-            self._swaps.send(*sent)
+        for start, stop, swaps in self._swap(window, low):
+            self._swaps.send(*swaps)
             stays = np.ones(stop - start, bool)
-            stays[sent[1] - sent.dtype.type(start)] = False
+            stays[swaps[1] - swaps.dtype.type(start)] = False
             number = np.arange(start, stop, dtype=window.dtype)
             self._places.send(window[start - low : stop - low][stays], number[stays])
         if low == 0:  # the one place that is swapped with no earlier one
@@ -92,7 +92,7 @@ class _Shuffle:
 
     def places(self, low: int, stop: int) -> Places:
         """Positions of rows low..stop, once all windows are done."""
-        place = np.empty(stop - low, self._sent.dtype)
+        place = np.empty(stop - low, self._swap_buffer.dtype)
         for value, number in self._places.take(low):
             self._check()
             place[value - place.dtype.type(low)] = number
@@ -105,9 +105,9 @@ class _Shuffle:
             self._check()
             draws, before = self._draws.coming(last), last
             stop = max(bottom, WIDE) if last >= WIDE else bottom
-            last, used, sent = swap_rows(window, low, last, stop, draws, self._sent)
-            self._draws.use(used)
-            yield last + 1, before + 1, self._sent[:, :sent]
+            last, num_draws, num_swaps = swap_rows(window, low, last, stop, draws, self._swap_buffer)
+            self._draws.use(num_draws)
+            yield last + 1, before + 1, self._swap_buffer[:, :num_swaps]
 
 
 class _Draws:
@@ -134,7 +134,7 @@ class _Draws:
         self._raw = self._raw[count * self._width :]
 
 
-class _Sent:
+class _WindowQueue:
     """Rows of numbers on their way to the windows that their first number lies in, in files."""
 
     def __init__(self, stem: Path, width: int, dtype: np.dtype[Any], window_rows: int) -> None:
@@ -166,25 +166,25 @@ class _Sent:
 
 @jit
 def swap_rows(
-    window: NDArray[np.uint32], low: int, last: int, stop: int, draws: NDArray[np.uint64], sent: NDArray[np.uint32]
+    window: NDArray[np.uint32], low: int, last: int, stop: int, draws: NDArray[np.uint64], swaps: NDArray[np.uint32]
 ) -> tuple[int, int, int]:
     """Continue a shuffle whose places after `last` are done, down to `stop` or until there are no draws left.
 
     Args:
         window: the places from `low` on.
-        sent: output: places before the window, each with the one that it is swapped with and what is there.
+        swaps: output: places before the window, each with the one that it is swapped with and what is there.
 
     Returns:
-        (the last place that is not done then, draws used, how many are in `sent`).
+        (the last place that is not done then, draws used, how many are in `swaps`).
     """
-    num_sent = used = 0
+    num_swaps = num_draws = 0
     mask = 1
     while mask < last:
         mask = 2 * mask + 1
     for draw in draws:
         if last < stop:
             break
-        used += 1
+        num_draws += 1
         place = np.int64(draw) & mask
         if place > last:
             continue
@@ -193,14 +193,14 @@ def swap_rows(
             window[last - low] = window[place - low]
             window[place - low] = value
         else:
-            sent[0, num_sent] = place
-            sent[1, num_sent] = last
-            sent[2, num_sent] = value
-            num_sent += 1
+            swaps[0, num_swaps] = place
+            swaps[1, num_swaps] = last
+            swaps[2, num_swaps] = value
+            num_swaps += 1
         last -= 1
         if last == mask >> 1:
             mask >>= 1
-    return last, used, num_sent
+    return last, num_draws, num_swaps
 
 
 @jit

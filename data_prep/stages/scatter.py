@@ -209,13 +209,13 @@ class KeptChunk:
 
 def plan_scatter(job: Job, chunks: list[EncodeTask], layout: RowLayout) -> tuple[list[ScatterTask], list[KeptChunk]]:
     """Divide chunks into those to scatter and those whose rows keep their order; with bags, scatter all."""
-    scatter, kept = [], []
+    scatter, kept_chunks = [], []
     begin = 0
     for chunk in chunks:
         position = None if job.schema.ragged else kept_position(job, begin, chunk.record.rows)
         if position is None:
             scatter.append(ScatterTask(chunk, begin, layout))
         else:
-            kept.append(KeptChunk(chunk, position))
+            kept_chunks.append(KeptChunk(chunk, position))
         begin += chunk.record.rows
-    return scatter, kept
+    return scatter, kept_chunks

@@ -96,13 +96,13 @@ def order_rows(job: Job, records: list[ChunkRecord], window_rows: int, check: Ca
         following = np.cumsum([0, *rows[:-1]])
         numbers: Iterator[Positions] = (_follow(choice, following) for choice in _random_choices(job, records))
     else:
-        kept = _count_kept(job, records)
-        sizes = split_sizes(job, kept)
+        source_rows = _count_kept(job, records)
+        sizes = split_sizes(job, source_rows)
         numbers = _number(job, records)
         if algorithm is not None and algorithm.is_random:
             # the test rows, which come last here, are taken from the front of the permutation
-            places = inverse_permutation(sum(kept), rules.split_seed, job.work / PERMUTATION, window_rows, check)
-            numbers = _permute(numbers, places, sum(kept), sizes["train"])
+            places = inverse_permutation(sum(source_rows), rules.split_seed, job.work / PERMUTATION, window_rows, check)
+            numbers = _permute(numbers, places, sum(source_rows), sizes["train"])
         elif rules.train_seed is not None:
             places = inverse_permutation(sizes["train"], rules.train_seed, job.work / PERMUTATION, window_rows, check)
             numbers = _permute(numbers, places, sizes["train"], shift=0)
@@ -153,8 +153,8 @@ def _number(job: Job, records: list[ChunkRecord]) -> Iterator[Positions]:
     """The rows that are not dropped numbered in their order, the others LEFT_OUT."""
     following = np.zeros(1, np.int64)
     if job.rules.negative_drop_rate:
-        for kept in _kept_rows(job, records):
-            yield _follow(np.where(kept, 0, LEFT_OUT), following)
+        for is_kept in _kept_rows(job, records):
+            yield _follow(np.where(is_kept, 0, LEFT_OUT), following)
     else:
         for record in records:
             yield np.arange(following[0], following[0] + record.rows)
@@ -207,16 +207,16 @@ class _Stream:
 
     def take(self, count: int) -> NDArray[np.int64]:
         """The next values."""
-        taken = np.empty(count, np.int64)
-        done = 0
-        while done < count:
+        next_values = np.empty(count, np.int64)
+        position = 0
+        while position < count:
             if not len(self._part):
                 self._part = next(self._parts)
-            size = min(len(self._part), count - done)
-            taken[done : done + size] = self._part[:size]
+            size = min(len(self._part), count - position)
+            next_values[position : position + size] = self._part[:size]
             self._part = self._part[size:]
-            done += size
-        return taken
+            position += size
+        return next_values
 
 
 def _swap_halves(part: Positions, sizes: dict[str, int]) -> Positions:

@@ -39,15 +39,15 @@ def plan_cut(chunks: list[EncodeTask], rows: dict[str, int], layout: RowLayout) 
     counts = dict.fromkeys(SPLITS, 0)
     begin = 0
     for _, group in groupby(chunks, lambda each: (each.record.source, each.record.chunk // each.job.chunks_per_shard)):
-        kept = []
+        kept_chunks = []
         end = begin
         for chunk in group:
-            kept.append(KeptChunk(chunk, end))
+            kept_chunks.append(KeptChunk(chunk, end))
             end += chunk.record.rows
         for split, low, high in zip(SPLITS, bounds[:-1], bounds[1:], strict=True):
             start, stop = max(begin, low), min(end, high)
             if start < stop:
-                parts = tuple(each for each in kept if operator.lt(*each.rows_between(start, stop)))
+                parts = tuple(each for each in kept_chunks if operator.lt(*each.rows_between(start, stop)))
                 job, name = parts[0].chunk.job, f"{counts[split]:05d}"
                 tasks.append(GatherTask(job, split, name, start, stop, (), parts, layout))
                 counts[split] += 1
@@ -73,12 +73,12 @@ class BuiltShard:
 
 def is_whole_chunk(task: GatherTask) -> bool:
     """Whether a shard of `plan_cut` has all rows of its chunk, whose files are the shard's then."""
-    return len(task.kept) == 1 and task.stop - task.start == task.kept[0].chunk.record.rows
+    return len(task.kept_chunks) == 1 and task.stop - task.start == task.kept_chunks[0].chunk.record.rows
 
 
 def whole_chunk(task: GatherTask) -> BuiltShard:
     """A shard that is a chunk, ready to be moved to the dataset."""
-    job, record = task.job, task.kept[0].chunk.record
+    job, record = task.job, task.kept_chunks[0].chunk.record
     paths = {kind: job.chunk_path(record.source, record.chunk, f"{kind}.npy") for kind in job.kinds}
     moves = [move_of(job.work, path, task.split, task.name, kind) for kind, path in paths.items()]
     shard = Shard(task.name, record.rows, {kind: record.files[f"{kind}.npy"] for kind in job.kinds})

@@ -25,8 +25,8 @@ def unseen_shares(job: Job, built: Sequence[BuiltShard], features: Sequence[str]
     if job.bags is not None or not held_out:
         return None
     if job.rules.fitted_on_train and job.rules.order is not None:
-        known, new = (_unknown_share(job, shards, features) for shards in (train, held_out))
-        shares = np.maximum(new - known, 0)
+        train_share, held_out_share = (_unknown_share(job, shards, features) for shards in (train, held_out))
+        shares = np.maximum(held_out_share - train_share, 0)
     elif sum(shard.shard.rows for shard in train) <= MAX_ROWS:
         shares = _new_ids(job, train, held_out, features)
     else:

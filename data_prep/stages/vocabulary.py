@@ -77,11 +77,11 @@ def write_counts(
     for feature in range(len(job.schema.sparse)):
         column = read_column(feature)
         column = column if len(rows) == len(column) else column[rows]
-        counted = count_in_order(column, rows) if in_order else count_values(column)
-        codings.append(counted.coding)
-        for array in counted.run:
+        value_counts = count_in_order(column, rows) if in_order else count_values(column)
+        codings.append(value_counts.coding)
+        for array in value_counts.run:
             file.append(array.astype(np.uint32, copy=False))
-        distinct.append(len(counted.run.values))
+        distinct.append(len(value_counts.run.values))
     return distinct, file.close(), codings
 
 
@@ -144,15 +144,17 @@ class CountTask(LoggedTask[ChunkRecord]):
 
     def do(self, worker: Worker) -> ChunkRecord:
         rows = self._rows()
-        counted = ChunkRecord(self.record.source, self.record.chunk, len(rows), 0, {})
+        count_record = ChunkRecord(self.record.source, self.record.chunk, len(rows), 0, {})
         if self.job.table is not None:
-            counted.distinct, counted.text_bytes = self.record.distinct, self.record.text_bytes
-            counted.files[FITTED_COUNTS] = write_code_counts(self.job, self.record, FITTED_COUNTS, rows)
+            count_record.distinct, count_record.text_bytes = self.record.distinct, self.record.text_bytes
+            count_record.files[FITTED_COUNTS] = write_code_counts(self.job, self.record, FITTED_COUNTS, rows)
         else:
-            chunk, read = (self.record.source, self.record.chunk), partial(read_column, self.job, self.record)
-            counted.distinct, counted.files[FITTED_COUNTS], _ = write_counts(self.job, chunk, FITTED_COUNTS, read, rows)
+            chunk, read_feature = (self.record.source, self.record.chunk), partial(read_column, self.job, self.record)
+            count_record.distinct, count_record.files[FITTED_COUNTS], _ = write_counts(
+                self.job, chunk, FITTED_COUNTS, read_feature, rows
+            )
         worker.count(*self.size)
-        return counted
+        return count_record
 
     def _rows(self) -> NDArray[np.int64]:
         """Rows of the chunk, from 0, at positions below the limit."""
@@ -179,8 +181,10 @@ def count_chunks(tasks: list[CountTask], executor: Executor) -> tuple[ChunkCount
     parsed = [task for task in tasks if task.is_done]
     counts = [ChunkCounts(t.record, PARSED_COUNTS if t.job.table is None else DICTIONARIES, t.begin) for t in parsed]
     to_do = [task for task in tasks if not task.is_done]
-    counted = executor.map(to_do)
-    counts += [ChunkCounts(record, FITTED_COUNTS, task.begin) for task, record in zip(to_do, counted, strict=True)]
+    count_records = executor.map(to_do)
+    counts += [
+        ChunkCounts(record, FITTED_COUNTS, task.begin) for task, record in zip(to_do, count_records, strict=True)
+    ]
     return tuple(each for each in counts if each.record.rows)
 
 
@@ -251,19 +255,19 @@ class FitTask(LoggedTask[VocabularyRecord]):
         job, name = self.job, self.job.schema.sparse[self.feature]
         dictionaries = [StoredDictionary(job, each.record, self.feature, each.suffix) for each in self.counts]
         threshold = job.rules.frequency_threshold
-        merged = merge_dictionaries(name, dictionaries, self.max_bytes, self._begins, threshold)
+        entry_parts = merge_dictionaries(name, dictionaries, self.max_bytes, self._begins, threshold)
         numbered = NumberedValues(scratch / "numbered", job.keeps_texts)
-        values = self._rank(numbered.runs(merged), scratch / "order.npy", scratch)
+        values = self._rank(numbered.runs(entry_parts), scratch / "order.npy", scratch)
         suffixes = ["npy", *(f"{kind}.npy" for kind in TEXT_KINDS if job.keeps_texts)]
         self._path("npy").parent.mkdir(parents=True, exist_ok=True)
         paths = [self._path(suffix) for suffix in suffixes]
         digests = write_ranked(numbered, scratch / "order.npy", paths, scratch, self.max_bytes)
         return values, dict(zip(suffixes, digests, strict=True))
 
-    def _rank(self, merged: Iterator[Run], path: Path, scratch: Path) -> int:
+    def _rank(self, runs: Iterator[Run], path: Path, scratch: Path) -> int:
         """Write the values of merged runs in the order of their ids; how many have one."""
         rules = self.job.rules
-        parts = spill_parts(merged, scratch / "all")
+        parts = spill_parts(runs, scratch / "all")
         # where ids wrap, all values have one; else the cap leaves room for those before the first
         cap = None if rules.wraps or rules.max_ind_range is None else max(0, rules.max_ind_range - rules.first_id)
         if cap is not None and sum(len(part.values) for part in parts) > cap:

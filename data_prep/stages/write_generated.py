@@ -54,8 +54,10 @@ def write_generated(data: DataConfig, root: Path, generator: Generator) -> Manif
         if finished is not None:
             return finished
         refuse_foreign_files(root, work, ())
-        needed = int(sum(generator.rows.values()) * generator.row_bytes * DISK_MARGIN)
-        require_room([Need(root, needed, "for the dataset", about=True)], "free some, or choose another data.path")
+        required_bytes = int(sum(generator.rows.values()) * generator.row_bytes * DISK_MARGIN)
+        require_room(
+            [Need(root, required_bytes, "for the dataset", about=True)], "free some, or choose another data.path"
+        )
         begin = time.monotonic()
         manifest, moves = _write(work, generator)
         manifest.extra["seconds"] = round(time.monotonic() - begin, 3)
