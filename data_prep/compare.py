@@ -63,9 +63,9 @@ def largest(distances: Sequence[KSDistance]) -> KSDistance:
 def plot(sides: dict[str, dict[str, TableProfile]]) -> str:
     """An SVG with a line per trace: the hit rate over all accesses, by rows cached of every table."""
     largest = max(profile.distinct for profiles in sides.values() for profile in profiles.values())
-    shown = int(np.searchsorted(BIN_STARTS, max(largest, 2))) + 1
+    num_bins = int(np.searchsorted(BIN_STARTS, max(largest, 2))) + 1
     lines = [
-        Line(name, BIN_STARTS[1:shown].tolist(), joint_hit_rates(list(profiles.values()))[: shown - 1].tolist())
+        Line(name, BIN_STARTS[1:num_bins].tolist(), joint_hit_rates(list(profiles.values()))[: num_bins - 1].tolist())
         for name, profiles in sides.items()
     ]
     return line_chart("Hit rate of LRU caches", "rows cached of every table", "hit rate", lines)

@@ -57,7 +57,7 @@ class EventJob:
 
     Attributes:
         sources: the log's files, then the attributes' tables, of which `tables` has the index by attribute.
-        counts: figures for the manifest; known: for each attribute which items its table has.
+        counts: figures for the manifest; attribute_masks: for each attribute which items its table has.
     """
 
     work: Path
@@ -68,7 +68,7 @@ class EventJob:
     chunk_bytes: int
     key_limit: int
     counts: dict[str, Any] = field(default_factory=dict)
-    known: list[NDArray[np.bool_]] = field(default_factory=list)
+    attribute_masks: list[NDArray[np.bool_]] = field(default_factory=list)
     vocabulary: dict[str, dict[str, Any]] = field(default_factory=dict)
     num_embeddings: dict[str, int] = field(default_factory=dict)
 
@@ -111,7 +111,7 @@ def prepare_events(data: DataConfig, root: Path) -> Manifest:
         if data.source.kind.figures:
             manifest.extra |= load(data.source.kind.figures)(data, root)
         manifest = publish(work, root, manifest, moves)
-    for line in _told(manifest):
+    for line in _summary_lines(manifest):
         print(f"{root}: {line}", file=sys.stderr)
     return manifest
 
@@ -123,8 +123,8 @@ def fetch_log(data: DataConfig, root: Path, work: Path) -> list[Source]:
 
 def _attribute_source(schema: Path, log: Source, fetched: list[Source], file: str) -> Source:
     """An attribute's table: as it was fetched, or beside the schema, or beside the log."""
-    if known := next((source for source in fetched if source.name == file), None):
-        return known
+    if fetched_table := next((source for source in fetched if source.name == file), None):
+        return fetched_table
     beside = [schema.parent / file, Path(log.path).parent / file]
     return resolve_sources(str(next((path for path in beside if path.exists()), beside[0])))[0]
 
@@ -135,35 +135,35 @@ def _make(data: DataConfig, root: Path, job: EventJob, parameters: dict[str, Any
         start_fork_server(has_schema=True)
     keep_freed_memory()
     begin = time.monotonic()
-    sorting = [
+    sort_tasks = [
         SortTask(job.work, index, number, chunk, job.schema, job.run_events)
         for index, source in enumerate(job.sources[: job.num_logs])
         for number, chunk in enumerate(plan_event_chunks(source, job.chunk_bytes))
     ]
     need = WORKER_BYTES + (16 << 20) + SORT_BYTES * job.run_events
-    workers = within_budget(data, min(data.workers or usable_cpus(), len(sorting)), need)
+    workers = within_budget(data, min(data.workers or usable_cpus(), len(sort_tasks)), need)
     with open_executor(data.scheduler, workers) as executor:
-        with executor.stage("sort", sum(task.chunk.bytes for task in sorting)):
-            records = list(executor.map(sorting))
+        with executor.stage("sort", sum(task.chunk.bytes for task in sort_tasks)):
+            records = list(executor.map(sort_tasks))
             digests = [reading.digest for reading in executor.map(DigestTask(source) for source in job.sources)]
         _refuse_unreadable(data, root, job, records, digests)
         executor.release(workers)
-        runs = tuple(run for task, record in zip(sorting, records, strict=True) for run in task.run_stems(record))
+        runs = tuple(run for task, record in zip(sort_tasks, records, strict=True) for run in task.run_stems(record))
         events = sum(record.rows for record in records)
         require_room([Need(root, events * 2 * PIECE_BYTES, "for the dataset", about=True)])
         with executor.stage("ids", 0):
             users = count_users(runs, job.key_limit)
             moves = _fit_ids(job, records, runs)
         executor.release()
-        merging = _merge_tasks(job, records, runs, plan_merge(users, job.run_events))
-        with executor.stage("merge", sum(task.size[0] for task in merging)):
-            merged = list(executor.map(merging))
+        merge_tasks = _merge_tasks(job, records, runs, plan_merge(users, job.run_events))
+        with executor.stage("merge", sum(task.size[0] for task in merge_tasks)):
+            merge_records = list(executor.map(merge_tasks))
         executor.release(1)
-        with executor.stage("join", sum(record.rows for record in merged) * PIECE_BYTES):
-            shard = _join(job, merging, merged, executor)
+        with executor.stage("join", sum(record.rows for record in merge_records) * PIECE_BYTES):
+            shard = _join(job, merge_tasks, merge_records, executor)
         peak = executor.peak_bytes
     moves += [(f"{kind}.npy", str(shard_path(Path(), EVENTS, SHARD_NAME, kind))) for kind in shard.files]
-    _count(job, records, merged)
+    _count(job, records, merge_records)
     job.counts |= {
         "peak_memory_bytes": peak,
         "workers": workers,
@@ -171,7 +171,7 @@ def _make(data: DataConfig, root: Path, job: EventJob, parameters: dict[str, Any
         "stage_seconds": executor.seconds,
         **note_times(job.sources),
     }
-    return _describe(job, parameters, shard, records, sorting, digests), moves
+    return _describe(job, parameters, shard, records, sort_tasks, digests), moves
 
 
 def _refuse_unreadable(
@@ -184,8 +184,8 @@ def _refuse_unreadable(
     readable = [digest for digest in digests if digest is not None]
     refuse_same(job.sources[: job.num_logs], [digest.sha256 for digest in readable[: job.num_logs]])
     if data.remote.name:
-        for source, known, digest in zip(job.sources, known_sums(data, root, job.sources), readable, strict=True):
-            refuse_other(Path(source.path), known, digest)
+        for source, expected, digest in zip(job.sources, known_sums(data, root, job.sources), readable, strict=True):
+            refuse_other(Path(source.path), expected, digest)
         raw_directory(data, root).mkdir(parents=True, exist_ok=True)
         note_read(data, root, job.sources, readable)
 
@@ -206,11 +206,11 @@ def _fit_ids(job: EventJob, records: list[SortRecord], runs: tuple[str, ...]) ->
             name: schema.rows.get(name, max(getattr(record, key) for record in records) + 1)
             for name, key in sizes.items()
         }
-    job.known = []
+    job.attribute_masks = []
     for name in schema.attributes:
-        ids, known, size = _attribute(job, name, keys, rows[ITEM])
+        ids, has_attribute, size = _attribute(job, name, keys, rows[ITEM])
         rows[name] = size
-        job.known.append(known)
+        job.attribute_masks.append(has_attribute)
         job.vocabulary[name] = asdict(write_array(job.work / f"{name}.npy", ids)) | {"values": size}
         moves.append((f"{name}.npy", str(attribute_path(Path(), name))))
     crosses = {name: cross.rows for name, cross in schema.crosses.items()}
@@ -225,26 +225,32 @@ def _attribute(
     schema, attribute = job.schema, job.schema.attributes[name]
     columns = (attribute.item, attribute.column)
     values: NDArray[Any] = np.zeros(num_items, np.int32 if items is None else np.int64)
-    known = np.zeros(num_items, np.bool_)
+    has_attribute = np.zeros(num_items, np.bool_)
     for chunk in plan_event_chunks(job.sources[job.tables[name]], job.chunk_bytes):
         for (keys, block_values), _ in parsed_blocks(
             chunk,
             columns,
             schema.delimiter,
-            lambda read, where: tuple(keys_of(read[each], where, each, schema.renumber) for each in columns),
+            lambda block_columns, locator: tuple(
+                keys_of(block_columns[each], locator, each, schema.renumber) for each in columns
+            ),
         ):
-            ids, there = keys, keys < num_items
+            ids, is_in_table = keys, keys < num_items
             if items is not None:
                 places = np.searchsorted(items, keys)
-                there = (places < len(items)) & (items[np.minimum(places, len(items) - 1)] == keys)
+                is_in_table = (places < len(items)) & (items[np.minimum(places, len(items) - 1)] == keys)
                 ids = places + 1
-            values[ids[there]], known[ids[there]] = block_values[there], True
+            values[ids[is_in_table]], has_attribute[ids[is_in_table]] = block_values[is_in_table], True
     if items is None:
         size = schema.rows.get(name, int(values.max(initial=0)) + 1)
         values[values >= size] = 0
-        return values.astype(np.int32, copy=False), known, size
-    distinct = np.unique(values[known])
-    return np.where(known, np.searchsorted(distinct, values) + 1, 0).astype(np.int32), known, len(distinct) + 1
+        return values.astype(np.int32, copy=False), has_attribute, size
+    distinct = np.unique(values[has_attribute])
+    return (
+        np.where(has_attribute, np.searchsorted(distinct, values) + 1, 0).astype(np.int32),
+        has_attribute,
+        len(distinct) + 1,
+    )
 
 
 def _merge_tasks(
@@ -271,8 +277,10 @@ def _join(job: EventJob, tasks: list[MergeTask], records: list[MergeRecord], exe
     events, users = sum(record.rows for record in records), sum(record.users for record in records)
     if not events:
         limits = {key: getattr(job.schema, key) for key in ("keep_seconds", "drop_last_seconds")}
-        given = " and ".join(f"`{key}: {seconds}`" for key, seconds in limits.items() if seconds)
-        raise UserError(f"{job.sources[0].path}: {given} of data.schema leave none of its events; correct them there")
+        limits_text = " and ".join(f"`{key}: {seconds}`" for key, seconds in limits.items() if seconds)
+        raise UserError(
+            f"{job.sources[0].path}: {limits_text} of data.schema leave none of its events; correct them there"
+        )
     if not sum(record.candidates for record in records):
         raise UserError(f"{job.sources[0].path}: none of {events:,} events meets `anchors`; correct it in data.schema")
     if job.schema.renumber:
@@ -281,15 +289,15 @@ def _join(job: EventJob, tasks: list[MergeTask], records: list[MergeRecord], exe
     writers = {
         kind: ArrayWriter(job.work / f"{kind}.npy", EVENT_DTYPES[kind], None, count) for kind, count in rows.items()
     }
-    missing, done = np.zeros(len(job.known), np.int64), 0
+    missing, offset = np.zeros(len(job.attribute_masks), np.int64), 0
     try:
         writers["offsets"].append(np.zeros(1, np.int64))
         for task in tasks:
             arrays = {kind: open_array(Path(f"{task.stem}.{kind}.npy")) for kind in rows}
             for kind, array in arrays.items():
-                writers[kind].append(array[1:] + done if kind == "offsets" else array)
-            missing += np.array([(~known[arrays["items"]]).sum() for known in job.known], np.int64)
-            done += len(arrays["items"])
+                writers[kind].append(array[1:] + offset if kind == "offsets" else array)
+            missing += np.array([(~mask[arrays["items"]]).sum() for mask in job.attribute_masks], np.int64)
+            offset += len(arrays["items"])
             executor.counters.add(len(arrays["items"]) * PIECE_BYTES, len(arrays["items"]))
         job.counts["without_attribute"] = dict(zip(job.schema.attributes, missing.tolist(), strict=True))
         return Shard(SHARD_NAME, events, {kind: writer.close() for kind, writer in writers.items()})
@@ -298,13 +306,13 @@ def _join(job: EventJob, tasks: list[MergeTask], records: list[MergeRecord], exe
             writer.abandon()
 
 
-def _count(job: EventJob, records: list[SortRecord], merged: list[MergeRecord]) -> None:
+def _count(job: EventJob, records: list[SortRecord], merge_records: list[MergeRecord]) -> None:
     """Figures of the events, for the manifest's `extra`."""
     keys = ("users", "dropped", "repeated", "out_of_table", "anchors", "candidates", "positives", "short_users")
-    job.counts |= {key: sum(getattr(record, key) for record in merged) for key in keys}
+    job.counts |= {key: sum(getattr(record, key) for record in merge_records) for key in keys}
     job.counts |= {
         "unsorted": sum(record.unsorted for record in records),
-        "longest_history": max(record.longest for record in merged),
+        "longest_history": max(record.longest for record in merge_records),
     }
 
 
@@ -339,20 +347,21 @@ def _describe(
     )
 
 
-def _told(manifest: Manifest) -> Iterator[str]:
+def _summary_lines(manifest: Manifest) -> Iterator[str]:
     """What a user should know of the events."""
-    of, history = manifest.extra, manifest.encoding["raw_schema"].get("min_history", 1)
+    figures, history = manifest.extra, manifest.encoding["raw_schema"].get("min_history", 1)
     yield (
-        f"{manifest.rows:,} events of {of['users']:,} users, {of['anchors']:,} samples (min_history: {history}), "
-        f"label rate {manifest.label_rate or 0.0:.4f}, peak memory {of['peak_memory_bytes'] / 2**20:.0f} MiB"
+        f"{manifest.rows:,} events of {figures['users']:,} users, {figures['anchors']:,} samples "
+        f"(min_history: {history}), label rate {manifest.label_rate or 0.0:.4f}, "
+        f"peak memory {figures['peak_memory_bytes'] / 2**20:.0f} MiB"
     )
     notes = {
-        "users have too short histories for a sample": of["short_users"],
-        "events are like another of their user and second; they are kept": of["repeated"],
-        "events stood after a later one of their user; they are sorted now": of["unsorted"],
-        "events are outside the times that the schema keeps; they are left out": of["dropped"],
-        "events have ids beyond their table (`rows`); they are 0 now": of["out_of_table"],
+        "users have too short histories for a sample": figures["short_users"],
+        "events are like another of their user and second; they are kept": figures["repeated"],
+        "events stood after a later one of their user; they are sorted now": figures["unsorted"],
+        "events are outside the times that the schema keeps; they are left out": figures["dropped"],
+        "events have ids beyond their table (`rows`); they are 0 now": figures["out_of_table"],
     }
-    for name, count in of["without_attribute"].items():
+    for name, count in figures["without_attribute"].items():
         notes[f"events have an item that {name}'s table does not have; their {name} is 0"] = count
     yield from (f"{count:,} {note}" for note, count in notes.items() if count)

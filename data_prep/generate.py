@@ -45,12 +45,12 @@ def main(config: PrepConfig) -> int:
         generator = AccessGenerator(profile, (locality.seed, number))
         path = directory / f"{name}.txt"
         temporary = temporary_path(path)
-        left = locality.accesses or profile.accesses
+        remaining = locality.accesses or profile.accesses
         with open(temporary, "w") as file:
-            while left:
-                count = min(left, PIECE)
+            while remaining:
+                count = min(remaining, PIECE)
                 np.savetxt(file, generator.draw(count), fmt="%d")
-                left -= count
+                remaining -= count
         temporary.replace(path)
         print(f"{path}: {locality.accesses or profile.accesses:,} accesses")
     return EXIT_DONE

@@ -39,8 +39,8 @@ def refuse_early(data: DataConfig, root: Path) -> None:
         chosen_bags(data, resolve_rules(data, max(data.synthetic.days, len(data.days or []))), CRITEO)
     for key in ("raw", *SPLITS):
         value = getattr(data, key)
-        given = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
-        if any(own_path(str(entry)).resolve() == root.resolve() for entry in given if isinstance(entry, (str, Path))):
+        entries = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+        if any(own_path(str(entry)).resolve() == root.resolve() for entry in entries if isinstance(entry, (str, Path))):
             raise UserError(f"data.{key}={value}: is data.path too; give the dataset a directory of its own")
 
 
@@ -71,8 +71,8 @@ def find_sources(data: DataConfig, root: Path, work: Path) -> list[Source]:
 def fetch_days(data: DataConfig, root: Path, work: Path) -> list[Source]:
     """Criteo's rows from mirrors."""
     rules = resolve_rules(data, len(data.days or [0]))
-    needed = partial(dataset_bytes, schema=CRITEO, rules=rules, bags=chosen_bags(data, rules, CRITEO))
-    return find_remote(data, root, needed)
+    required_bytes = partial(dataset_bytes, schema=CRITEO, rules=rules, bags=chosen_bags(data, rules, CRITEO))
+    return find_remote(data, root, required_bytes)
 
 
 def chosen_bags(data: DataConfig, rules: Rules, schema: Schema) -> MultiHot | None:

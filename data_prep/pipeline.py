@@ -139,10 +139,10 @@ def prepare_rows(data: DataConfig, root: Path) -> Manifest:
             return finished
         report_differences(rules)
         refuse_foreign_files(root, work, [Path(source.path) for source in sources])
-        known = known_sums(data, root, sources) if data.remote.name else ()
+        expected_sums = known_sums(data, root, sources) if data.remote.name else ()
         chunk_bytes, per_shard = divide_shard(parameters["chunk_bytes"], table is not None)
         keeps_texts = data.keep_texts is not False
-        job = Job(work, sources, schema, rules, chunk_bytes, table, bags, known, keeps_texts, per_shard)
+        job = Job(work, sources, schema, rules, chunk_bytes, table, bags, expected_sums, keeps_texts, per_shard)
         check_disk(root, job)
         keep_or_discard_work(work, parameters, sources)
         manifest = _make(data, root, job, parameters)
@@ -299,17 +299,17 @@ def _order_and_fit(data: DataConfig, job: Job, result: Result, executor: Executo
 
 def _fit(data: DataConfig, job: Job, result: Result, executor: Executor, limit: int) -> None:
     """Vocabularies of the rows at positions below the limit, and which features they leave."""
-    counting = plan_counting(job, result.records, limit)
-    with executor.stage("count", sum(task.record.value_bytes for task in counting if not task.is_done)):
-        counts = count_chunks(counting, executor)
+    count_tasks = plan_counting(job, result.records, limit)
+    with executor.stage("count", sum(task.record.value_bytes for task in count_tasks if not task.is_done)):
+        counts = count_chunks(count_tasks, executor)
     num_bytes = sum(each.record.files[each.suffix].bytes for each in counts)
     with executor.stage("vocabulary", num_bytes):
         result.vocabularies = fit_vocabularies(job, counts, counts_bytes(data), executor)
     max_values = job.rules.max_categories
     if max_values is not None:
-        kept = [name for name, entry in result.vocabularies.items() if entry.values <= max_values]
-        result.features = tuple(kept)
-        if not kept:
+        features = [name for name, entry in result.vocabularies.items() if entry.values <= max_values]
+        result.features = tuple(features)
+        if not features:
             raise UserError(
                 f"data.encoding={job.rules.encoding.value}: every column has more than {max_values} values; "
                 "use another encoding"
@@ -318,10 +318,10 @@ def _fit(data: DataConfig, job: Job, result: Result, executor: Executor, limit: 
 
 def _chunks_to_encode(job: Job, result: Result, passes: tuple[tuple[Slice, ...], ...]) -> list[EncodeTask]:
     """The chunks, and all that it takes to encode them."""
-    known = _ranges_by_source(job, result)
+    ranges = _ranges_by_source(job, result)
     digests = tuple(result.vocabularies[name].digest.sha256 for name in result.features if result.vocabularies)
     return [
-        EncodeTask(job, record, result.features, digests, known[record.source] if known else None, passes)
+        EncodeTask(job, record, result.features, digests, ranges[record.source] if ranges else None, passes)
         for record in result.records
     ]
 
@@ -384,10 +384,10 @@ def _cut(job: Job, result: Result, chunks: list[EncodeTask], executor: Executor)
 def _shuffle(job: Job, result: Result, chunks: list[EncodeTask], executor: Executor) -> None:
     """Rows to the shards that their positions say."""
     layout = _row_layout(job, result)
-    scatter, kept = plan_scatter(job, chunks, layout)
+    scatter, kept_chunks = plan_scatter(job, chunks, layout)
     with executor.stage("scatter", sum(task.size[0] for task in scatter)):
         moved = [record for record in executor.map(scatter) if record.rows]
-    tasks = gather_tasks(job, moved, kept, result.rows, layout, rows_per_shard(job, result.records))
+    tasks = gather_tasks(job, moved, kept_chunks, result.rows, layout, rows_per_shard(job, result.records))
     with executor.stage("gather", sum(task.size[0] for task in tasks)):
         gathered = executor.map(tasks)
         result.built = [built_shard(task, shard) for task, shard in zip(tasks, gathered, strict=True)]
@@ -400,7 +400,7 @@ def _expand(job: Job, result: Result, executor: Executor) -> None:
     tasks = [ExpandTask(job, built, sizes) for built in result.built]
     with executor.stage("multi-hot tables", job.bags.table_bytes(sizes)):
         count = executor.counters.add
-        MultiHotTables.open(job.work / TABLES_DIRECTORY, sizes, job.bags, count=lambda drawn: count(drawn, 0))
+        MultiHotTables.open(job.work / TABLES_DIRECTORY, sizes, job.bags, count=lambda num_bytes: count(num_bytes, 0))
     with executor.stage("multi-hot", sum(task.size[0] for task in tasks)):
         expanded = executor.map(tasks)
         result.built = [task.result(shard) for task, shard in zip(tasks, expanded, strict=True)]
@@ -424,7 +424,7 @@ def _describe(job: Job, result: Result, parameters: dict[str, Any], extra: dict[
     if job.bags is not None:
         several = (name for name, size in zip(result.features, job.bags.sizes, strict=True) if size > 1)
         schema = replace(schema, ragged=tuple(several))
-    ranges = [{"low": known.low.tolist(), "high": known.high.tolist()} for known in result.ranges]
+    ranges = [{"low": bounds.low.tolist(), "high": bounds.high.tolist()} for bounds in result.ranges]
     encoding = parameters | {"raw_schema": job.schema.to_manifest(), "dense_range": ranges}
     if result.vocabularies:
         vocabularies = {name: result.vocabularies[name] for name in result.features}

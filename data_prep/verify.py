@@ -72,9 +72,9 @@ def verify_rows(root: Path, manifest: Manifest) -> None:
     """
     positives, has_rate = 0, manifest.label_kind is LabelKind.click
     for name, split in manifest.splits.items():
-        ones = sum(_verify_shard(root, name, shard, manifest) for shard in split.shards)
-        _check_rate(root, f"splits.{name}.label_rate", split.label_rate, ones, split.rows if has_rate else 0)
-        positives += ones
+        split_positives = sum(_verify_shard(root, name, shard, manifest) for shard in split.shards)
+        _check_rate(root, f"splits.{name}.label_rate", split.label_rate, split_positives, split.rows if has_rate else 0)
+        positives += split_positives
     _check_rate(root, "label_rate", manifest.label_rate, positives, manifest.rows if has_rate else 0)
 
 
@@ -86,10 +86,12 @@ def _verify_tables(root: Path) -> None:
 
 def _refuse_strangers(root: Path, manifest: Manifest, vocabulary: dict[str, Any]) -> None:
     """Name the first file, in a directory of the dataset's, that the manifest does not name."""
-    ours = {vocabulary_path(root, feature) for feature in vocabulary}
-    ours |= {text_path(root, feature, kind) for feature in vocabulary for kind in vocabulary[feature].get("texts", ())}
+    dataset_files = {vocabulary_path(root, feature) for feature in vocabulary}
+    dataset_files |= {
+        text_path(root, feature, kind) for feature in vocabulary for kind in vocabulary[feature].get("texts", ())
+    }
     for name, split in manifest.splits.items():
-        ours |= {shard_path(root, name, shard.name, kind) for shard in split.shards for kind in shard.files}
+        dataset_files |= {shard_path(root, name, shard.name, kind) for shard in split.shards for kind in shard.files}
     for name in dict.fromkeys((*SPLITS, EVENTS, *manifest.splits, VOCABULARY_DIRECTORY)):
         try:
             entries = sorted((root / name).iterdir())
@@ -98,7 +100,7 @@ def _refuse_strangers(root: Path, manifest: Manifest, vocabulary: dict[str, Any]
         except OSError as error:
             raise UserError(f"{root / name}: directory not readable ({error}); {REMEDY}") from error
         for path in entries:
-            if path not in ours:
+            if path not in dataset_files:
                 raise UserError(f"{path}: does not belong to the dataset, whose manifest does not name it; remove it")
 
 
