@@ -24,7 +24,7 @@ from tests.data_prep.conftest import config, run
 from tests.event_logs import opened
 from tests.oracles.events import Event, Log, by_user, clipped, counts_of, events_of, sample_of, windows_of
 
-FAST, BY_COMMAND, ALL = 1, 4, 50
+FAST, BY_COMMAND, ALL = 1, 4, 25
 SEEDS = [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= FAST)) for seed in range(ALL)]
 ONE_PIECE = 1 << 20
 
