@@ -3,6 +3,13 @@
 import errno
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # raised by writes to open files, without a file name
+LINE_CHARACTERS = 300
+
+
+def last_line(text: str, default: str) -> str:
+    """The last line of another program's error or log, where the cause stands; `default` if no line has text."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:LINE_CHARACTERS] if lines else default
 
 
 class UserError(Exception):

@@ -139,12 +139,6 @@ def read(checkpoint: Path) -> CheckpointState:
         raise _damaged(checkpoint / ARRAYS, error) from error
 
 
-def last_line(error: BaseException) -> str:
-    """The last line of an error: torch puts whole tracebacks of all ranks into its messages."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1][:300] if lines else type(error).__name__
-
-
 def publish(part: Path, final: Path, saved: CheckpointState, digests: dict[str, FileDigest]) -> None:
     """Write the arrays and state.json, sync all files, and give the checkpoint its name.
 

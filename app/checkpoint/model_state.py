@@ -16,9 +16,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torchrec.distributed import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer
 
-from app.checkpoint.files import last_line
 from app.checkpoint.safe_reader import SafeReader
-from common.errors import UserError
+from common.errors import UserError, last_line
 
 COPY_BYTES = 1 << 26  # of a page-locked buffer: larger tensors come from the device block by block
 CGROUP = Path("/sys/fs/cgroup")
@@ -162,7 +161,9 @@ def read_tensors(checkpoint: Path, tensors: dict[str, Any]) -> None:
     try:
         dcp.load(tensors, storage_reader=reader)
     except (CheckpointException, OSError, ValueError, RuntimeError) as error:
-        raise UserError(f"{checkpoint}: does not load into this model: {last_line(error)}") from error
+        raise UserError(
+            f"{checkpoint}: does not load into this model: {last_line(str(error), type(error).__name__)}"
+        ) from error
 
 
 def tensors_of(model: DistributedModelParallel, optimizer: CombinedOptimizer | None) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from app.checkpoint import files, model_state
 from app.checkpoint.files import OLD, PART, CheckpointState
 from app.runtime import shared_files
 from app.runtime.background import background_thread
-from common.errors import UserError
+from common.errors import UserError, last_line
 from common.files import FileDigest, digest_file
 from common.sizes import in_words
 from common.streams import without_native_stdout
@@ -106,7 +106,7 @@ class Saver:
         try:
             self.wait()
         except Exception as error:  # noqa: BLE001  # a second failure, whatever it is
-            log.error("checkpoint: %s", files.last_line(error))
+            log.error("checkpoint: %s", last_line(str(error), type(error).__name__))
         if self._thread is not None:
             self._thread.shutdown()
 
@@ -226,7 +226,7 @@ def _unwritable(part: Path, error: BaseException) -> UserError:
 
 def _reason(part: Path, error: BaseException) -> str:
     """Why a file could not be written: torch's writer of archives names positions in the file alone."""
-    line = files.last_line(error)
+    line = last_line(str(error), type(error).__name__)
     if not any(sign in line for sign in SHORT_WRITE):
         return line
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]

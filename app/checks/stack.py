@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from app.checks.check import Check, fail, ok, warn
 from app.checks.devices import Probe
 from common.documents import decode
+from common.errors import last_line
 
 PYTHONS = ((3, 10), (3, 12))
 FBGEMM_NAMES = ("fbgemm-gpu", "fbgemm-gpu-cpu", "fbgemm-gpu-genai", "fbgemm-gpu-nightly", "fbgemm-gpu-nightly-cpu")
@@ -110,15 +111,14 @@ def probe_stack() -> tuple[Check, Probe | None]:
     except subprocess.TimeoutExpired:
         return fail("import", f"not done after {PROBE_SECONDS} s", "look for a hanging driver or file system"), None
     if process.returncode:
-        return fail("import", _last_line(process), f"torch, fbgemm_gpu or torchrec is broken: {REMAKE}"), None
+        status = process.returncode
+        end = (
+            f"ended by {signal.Signals(-status).name}"
+            if status < 0
+            else last_line(process.stderr, f"exit status {status}")
+        )
+        return fail("import", end, f"torch, fbgemm_gpu or torchrec is broken: {REMAKE}"), None
     probe = decode(process.stdout.splitlines()[-1], Probe)
     if probe.cpu_fault:
         return fail("import", f"a lookup on the CPU fails: {probe.cpu_fault}", REMAKE), probe
     return ok("import", "torch, fbgemm_gpu and torchrec load; a lookup on the CPU is right"), probe
-
-
-def _last_line(process: "subprocess.CompletedProcess[str]") -> str:
-    if process.returncode < 0:
-        return f"ended by {signal.Signals(-process.returncode).name}"
-    lines = [line.strip() for line in process.stderr.splitlines() if line.strip()]
-    return lines[-1] if lines else f"exit status {process.returncode}"

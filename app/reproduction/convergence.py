@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from app.kinds.trackers import MLPERF_LOG
+from common.errors import last_line
 
 RULESETS = {"dlrm": "2.1.0", "dlrm_dcnv2": "6.0.0", "dlrmv4": "6.1.0"}  # the last that have the benchmark's points
 INSTALL = "pip install mlperf-logging"
@@ -31,9 +32,6 @@ def check_convergence(benchmark: str, runs: Sequence[Path]) -> str:
         command += ["--log_output", str(Path(directory) / "rcp_checker.log")]
         process = subprocess.run(command, capture_output=True, text=True, check=False)
     reports = [line.partition(" - ")[2] for line in process.stderr.splitlines() if "RCP test" in line]
-    verdict = reports[-1].partition(", consider")[0] if reports else f"the checker failed: {_last_line(process.stderr)}"
+    fault = f"the checker failed: {last_line(process.stderr, 'no output')}"
+    verdict = reports[-1].partition(", consider")[0] if reports else fault
     return f"{title}, rules {RULESETS[benchmark]}, {len(logs)} logs: {verdict}."
-
-
-def _last_line(text: str) -> str:
-    return next(iter(reversed(text.strip().splitlines())), "no output")
