@@ -9,17 +9,17 @@ from tests.error_lines import error_line
 from tests.pretend_cuda.counting import read_steps
 from tests.pretend_cuda.machine import Machine
 from tests.pretend_cuda.runs import TINY, command, summary, train
-from tests.pretend_cuda.test_training import CASES, DIM_16, REGULARISED, same
+from tests.pretend_cuda.test_training import CASES, REGULARISED, SMALL_DCN, SMALL_PROJECTION, same
 
 GRAPHS = "runtime.compile=step"
 LAYERS = {
     "cat": ["model.interaction=cat"],
-    "dcn": ["model=dlrm_dcn", *DIM_16],
-    "projection": ["model=dlrm_projection", *DIM_16],
+    "dcn": SMALL_DCN,
+    "projection": SMALL_PROJECTION,
     "scalar_pairs": ["model.interaction=scalar_pairs"],
     "dot in bf16": ["runtime.precision=bf16"],
-    "dcn in bf16": ["model=dlrm_dcn", *DIM_16, "runtime.precision=bf16"],
-    "projection in bf16": ["model=dlrm_projection", *DIM_16, "runtime.precision=bf16"],
+    "dcn in bf16": [*SMALL_DCN, "runtime.precision=bf16"],
+    "projection in bf16": [*SMALL_PROJECTION, "runtime.precision=bf16"],
     "cat in bf16": ["model.interaction=cat", "runtime.precision=bf16"],
     "scalar_pairs in bf16": ["model.interaction=scalar_pairs", "runtime.precision=bf16"],
     "row-wise": ["sharding.types=row_wise"],

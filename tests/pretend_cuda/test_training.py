@@ -14,6 +14,8 @@ from tests.pretend_cuda.machine import Machine
 from tests.pretend_cuda.runs import TINY, command, losses, summary, train
 
 DIM_16 = ["model.embedding_dim=16", "model.dense_arch=[32,16]", "model.over_arch=[32,1]"]
+SMALL_DCN = ["model=dlrm_dcn", *DIM_16, "model.dcn_low_rank_dim=16"]
+SMALL_PROJECTION = ["model=dlrm_projection", *DIM_16, *(f"model.projection_branch{n}=[32,64]" for n in (1, 2))]
 REGULARISED = [
     "model.batch_norm=true",
     "model.dropout=0.3",
@@ -28,8 +30,8 @@ LAYOUTS = ("row_wise", "column_wise", "data_parallel", "table_row_wise", "table_
 CASES = {
     **{kind: [f"sharding.types={kind}"] for kind in LAYOUTS},
     "cat": ["model.interaction=cat"],
-    "dcn": ["model=dlrm_dcn", *DIM_16],
-    "projection": ["model=dlrm_projection", *DIM_16],
+    "dcn": SMALL_DCN,
+    "projection": SMALL_PROJECTION,
     "bf16": ["runtime.precision=bf16", "model.interaction=cat"],
     "fp16 tables": ["model.tables.storage=fp16"],
     "quotients and remainders": [
