@@ -20,7 +20,6 @@ from app.checkpoint.safe_reader import SafeReader
 from common.errors import UserError, last_line
 
 COPY_BYTES = 1 << 26  # of a page-locked buffer: larger tensors come from the device block by block
-CGROUP = Path("/sys/fs/cgroup")
 
 
 def stage(tensors: Any) -> Any:
@@ -84,19 +83,6 @@ def first_not_finite(tensors: Any) -> str | None:
         if suspect and not bool(torch.isfinite(tensor).all()):
             return path
     return None
-
-
-def host_bytes_available() -> int:
-    """Host memory available without swapping: the kernel's figure, or less by this container's limit."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            available = int(line.split()[1]) * 1024
-    try:
-        limit = (CGROUP / "memory.max").read_text().strip()
-        usage = int((CGROUP / "memory.current").read_text())
-    except OSError:
-        return available
-    return available if limit == "max" else min(available, int(limit) - usage)
 
 
 def _on_host(tensor: Tensor) -> Tensor:

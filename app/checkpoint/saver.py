@@ -22,6 +22,7 @@ from app.runtime import shared_files
 from app.runtime.background import background_thread
 from common.errors import UserError, last_line
 from common.files import FileDigest, digest_file
+from common.memory import host_bytes_available
 from common.sizes import in_words
 from common.streams import without_native_stdout
 
@@ -111,7 +112,7 @@ class Saver:
             self._thread.shutdown()
 
     def _fits_in_memory(self, size: int) -> bool:
-        enough = size * self._local_world_size < model_state.host_bytes_available()
+        enough = size * self._local_world_size < host_bytes_available()
         if not enough and not self._warned_of_memory:
             self._warned_of_memory = True
             log.warning(

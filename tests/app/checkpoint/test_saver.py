@@ -110,7 +110,7 @@ def test_what_is_not_finite_is_not_saved(here: Runtime, dataset: Path, tmp_path:
 def test_without_room_for_a_copy_training_waits(
     this: session.Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(model_state, "host_bytes_available", lambda: 1)
+    monkeypatch.setattr("app.checkpoint.saver.host_bytes_available", lambda: 1)
     saver = Saver(tmp_path, keep=2, asynchronous=True, local_world_size=1)
     save(saver, this, 1)
     assert [one.step for one in saver.finished()] == [1]  # without waiting
@@ -123,15 +123,6 @@ def test_finite_values_whose_sum_is_not_are_finite() -> None:
     large = torch.full((4,), 3e38)
     assert model_state.first_not_finite({"a": {"b": large}, "c": [torch.arange(3)]}) is None
     assert model_state.first_not_finite({"a": {"b": large}, "c": [torch.tensor([1.0, float("-inf")])]}) == "c[0]"
-
-
-def test_host_memory_is_what_the_container_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_state, "CGROUP", tmp_path)
-    unlimited = model_state.host_bytes_available()
-    assert unlimited > 1 << 20
-    (tmp_path / "memory.max").write_text("1000000\n")
-    (tmp_path / "memory.current").write_text("400000\n")
-    assert model_state.host_bytes_available() == 600_000
 
 
 def test_generators_go_on_where_they_were() -> None:
