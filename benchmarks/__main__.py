@@ -24,7 +24,7 @@ QUICK = {
     "generated_rows": ["--blocks=2", "--runs=1"],
     "hstu": ["--rounds=1", "--steps=1", "--batch=4", "--histories", "50"],
     "ideas": ["--rounds=1", "--batch=128"],
-    "input_path": ["--rows=400000", "--rounds=1", "--processes", "1", "2"],
+    "input_path": ["--rows=100000", "--rounds=1", "--processes", "1", "2"],
     "locality": ["--rows=100000", "--accesses=100000", "--runs=1"],
     "own_tables": ["--rows=20000", "--rounds=1"],
     "peers": ["--quick"],

@@ -33,12 +33,9 @@ def whole(algorithm: str, dataset: Path, tmp_path_factory: pytest.TempPathFactor
     ("algorithm", "first", "then"),
     [
         ("rowwise_adagrad", (2, "row_wise"), (1, "table_wise")),
-        ("rowwise_adagrad", (2, "row_wise"), (3, "row_wise")),
         ("rowwise_adagrad", (3, "data_parallel"), (2, "table_row_wise")),
-        ("adagrad", (2, "row_wise"), (2, "column_wise")),
         ("adagrad", (2, "column_wise"), (3, "data_parallel")),
         ("adagrad", (1, "table_wise"), (2, "grid_shard")),
-        ("sgd", (2, "row_wise"), (2, "column_wise")),
         ("sgd", (2, "table_column_wise"), (1, "data_parallel")),
     ],
 )
