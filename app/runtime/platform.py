@@ -160,8 +160,7 @@ def start(config: RuntimeConfig, seed: int, deterministic: bool) -> Runtime:
     quieten_third_parties()
     library_patches.apply()
     platform = _platform(config.platform)
-    if config.precision is Precision.tf32 and platform is Platform.cpu:
-        raise UserError("runtime.precision=tf32: CPUs do not support it; use fp32 or bf16")
+    check_precision(config.precision, platform)
     launched = _launched()
     os.environ.setdefault("LOCAL_WORLD_SIZE", "1")  # TorchRec reads it too
     local_rank, local_world_size = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ["LOCAL_WORLD_SIZE"])
@@ -191,6 +190,23 @@ def start(config: RuntimeConfig, seed: int, deterministic: bool) -> Runtime:
     return Runtime(
         platform, device, rank, world_size, local_world_size, num_threads, dist.PrefixStore("clickwork", store)
     )
+
+
+def check_precision(precision: Precision | None, platform: Platform) -> None:
+    """Warn of a precision that takes this processor longer.
+
+    Raises:
+        UserError: the platform does not support it.
+    """
+    if platform is not Platform.cpu:
+        return
+    if precision is Precision.tf32:
+        raise UserError("runtime.precision=tf32: CPUs do not support it; use fp32 or bf16")
+    if precision is Precision.bf16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        log.warning(
+            "runtime.precision=bf16: this processor does not support products in bf16; they take several times as long "
+            "as in fp32"
+        )
 
 
 def stop(failed: bool = False) -> None:
