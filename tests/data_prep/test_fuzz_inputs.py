@@ -21,7 +21,7 @@ from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
 from tests.data_prep.conftest import config, load_split
 
-EXAMPLES = int(os.environ.get("CLICKWORK_FUZZ_EXAMPLES", "150"))
+EXAMPLES = int(os.environ.get("CLICKWORK_FUZZ_EXAMPLES", "75"))
 FUZZ = settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
 SCHEMA = "label: label\ndense: [price]\nsparse: [user, {column: tags, separator: '|'}]\n"
 HASHED = ("data.encoding=hash", "data.max_ind_range=1000", "data.dense_transform=raw", "data.split.held_out=0")

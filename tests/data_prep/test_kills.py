@@ -1,4 +1,4 @@
-"""One job, killed twenty times at random moments, ends with the same bytes."""
+"""One job, killed ten times at random moments, ends with the same bytes."""
 
 import multiprocessing
 import shutil
@@ -18,7 +18,7 @@ from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
 from tests.data_prep.conftest import config, sums
 
-KILLS = 20
+KILLS = 10
 
 
 def prepare(arguments: list[str], cpu_seconds: float) -> None:
@@ -49,7 +49,7 @@ def start(arguments: list[str], cpu_seconds: float) -> BaseProcess:
     ],
     ids=["vocabulary", "shuffled and multi-hot"],
 )
-def test_killed_twenty_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choices: list[str]) -> None:
+def test_killed_ten_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choices: list[str]) -> None:
     start_fork_server()
     (tmp_path / "rows").write_bytes(oracle.make_rows(2000, seed=3))
     arguments = [f"data.raw={tmp_path}/rows", "data.chunk_bytes=20000", *choices]

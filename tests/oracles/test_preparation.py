@@ -13,7 +13,7 @@ from data_prep.verify import verify_dataset
 from tests.data_prep.conftest import config
 from tests.oracles.preparation import SPLITS, Bags, Job, check_split, dense_of, ids_of
 
-FAST, ALL = 5, 80
+FAST, ALL = 5, 60
 KINDS = np.arange(26) % 9 + 6  # values of each column
 SEEDS = [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= FAST)) for seed in range(ALL)]
 

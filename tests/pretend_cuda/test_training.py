@@ -26,7 +26,7 @@ REGULARISED = [
     "optimizer.weight_decay=0.01",
     "sharding.types=data_parallel",
 ]
-LAYOUTS = ("row_wise", "column_wise", "data_parallel", "table_row_wise", "table_column_wise", "grid_shard", "auto")
+LAYOUTS = ("row_wise", "column_wise", "table_row_wise", "grid_shard", "auto")
 CASES = {
     **{kind: [f"sharding.types={kind}"] for kind in LAYOUTS},
     "cat": ["model.interaction=cat"],
@@ -44,7 +44,7 @@ CASES = {
     "skipped steps": ["train.on_nan=skip"],
     "regularised": REGULARISED,
 }
-ON_TWO = (*LAYOUTS, "compressed exchange", "pipeline", "dcn", "bf16", "skipped steps", "regularised")
+ON_TWO = (*LAYOUTS, "compressed exchange", "pipeline", "bf16", "skipped steps", "regularised")
 
 
 def same(ours: dict[str, Any], cpu: dict[str, Any]) -> bool:
