@@ -2,7 +2,6 @@
 
 import os
 import sys
-from types import ModuleType
 
 from common import signals
 from common.processor import announces_missing_tiles
@@ -20,9 +19,3 @@ if announces_missing_tiles():  # before oneDNN's first product
 # c10d warns of lost peers with stacks of C++; app.launch says itself who did not come.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL" if "app.launch" in sys.orig_argv[1:3] else "ERROR")
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch.profiler's library logs its start and stop
-
-# TorchRec (1.4 to 1.9) asks of an input whether it is a TensorDict, and no more. That package would import torch's
-# compiler, a tenth of a command's start; `app.runtime.library_patches` takes this stand-in away again.
-TENSORDICT = ModuleType("tensordict")
-TENSORDICT.TensorDict = type("TensorDict", (), {})  # type: ignore[attr-defined]
-sys.modules.setdefault(TENSORDICT.__name__, TENSORDICT)

@@ -13,7 +13,6 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import SplitTableBat
 from torch import nn
 from torchrec.distributed import dist_data
 
-from app import TENSORDICT
 from common.errors import UserError
 
 # Oldest and newest release of each; FBGEMM 1.X belongs to torch 2.(X + 5).
@@ -33,8 +32,6 @@ def apply() -> None:
     for name in TRIED:
         require_tried(name, str(sys.modules[name].__version__))
     dist_data._get_recat = _permutation_if_used
-    if sys.modules.get(TENSORDICT.__name__) is TENSORDICT:
-        del sys.modules[TENSORDICT.__name__]
 
 
 def require_tried(name: str, version: str) -> None:

@@ -1,8 +1,6 @@
 """What is changed inside TorchRec: in one module, by a call, with releases that it was tried with."""
 
 import ast
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -82,17 +80,3 @@ def test_importing_the_program_changes_nothing() -> None:
     tree = ast.parse((ROOT / "app/runtime/library_patches.py").read_text())
     at_import = [statement for statement in tree.body if not isinstance(statement, ast.FunctionDef)]
     assert not [*changed_attributes(ast.Module(at_import, []))]
-
-
-@pytest.mark.slow
-def test_a_start_imports_no_compiler_and_leaves_tensordict_to_others() -> None:
-    program = """
-import sys
-import app.training.run
-from app.runtime import library_patches
-assert not {"tensordict.base", "torch._dynamo"} & set(sys.modules)
-library_patches.apply()
-from tensordict import TensorDict
-assert TensorDict({"a": [1]}).batch_size == ()
-"""
-    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
