@@ -92,7 +92,7 @@ def ask(terminal: Terminal, how: str) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("processes", "how"),
-    [(1, "ctrl-c"), (1, "ctrl-\\"), (1, "SIGUSR1"), (2, "ctrl-c"), (2, "close"), (2, "SIGTERM")],
+    [(1, "ctrl-\\"), (1, "SIGUSR1"), (2, "ctrl-c"), (2, "close")],
 )
 def test_a_run_on_a_terminal_is_stopped_and_saved(processes: int, how: str, dataset: Path, tmp_path: Path) -> None:
     terminal = on_terminal([*launched(processes), *endless(dataset)], tmp_path)

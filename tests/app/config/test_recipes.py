@@ -32,6 +32,7 @@ from tests.error_lines import error_line
 RECIPES = sorted(path.stem for path in (CONFIG_DIR / "recipe").glob("*.yaml"))
 PUBLISHED = [name for name in RECIPES if name != "quickstart"]
 YAMBDA = {"train": 2_290_835_423, "val": 2_058_204}  # samples
+RESUMED = ("amd_2026", "bars_criteo_x1", "meta_kaggle_2019", "mlperf_v2", "mlperf_v4")
 QUARTERS = ["train.eval_every_steps=null", "train.eval_every_fraction=0.25"]
 
 
@@ -225,7 +226,7 @@ FEWER = {
 # The models are as large as published, on three thousand rows: a minute for all of them.
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", PUBLISHED)
-def test_a_recipe_trains_tiny_and_resumes(recipe: str, run_app: Command, tmp_path: Path) -> None:
+def test_a_recipe_trains_tiny(recipe: str, run_app: Command, tmp_path: Path) -> None:
     tiny = compose_config(AppConfig, CONFIG_DIR, [f"recipe={recipe}", "data.scale=tiny"])
     overrides = [
         f"recipe={recipe}",
@@ -237,10 +238,11 @@ def test_a_recipe_trains_tiny_and_resumes(recipe: str, run_app: Command, tmp_pat
         "train.target_auc=null",
         "runtime.num_threads=2",
     ]
-    for steps in (2, 4):
+    parts = (2, 4) if recipe in RESUMED else (4,)
+    for steps in parts:
         done = run_app("train", *overrides, f"train.max_steps={steps}")
         assert done.returncode == 0, done.stderr
-    assert "resume: from runs/tiny/checkpoints/step_00000002, step 2" in done.stderr
+    assert ("resume: from runs/tiny/checkpoints/step_00000002, step 2" in done.stderr) == (len(parts) > 1)
     run = tmp_path / "runs/tiny"
     summary = json.loads((run / "summary.json").read_bytes())
     assert (summary["status"], summary["steps"]) == ("completed", 4)

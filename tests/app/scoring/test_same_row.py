@@ -43,7 +43,7 @@ from tests.oracles.own_tables import (
     write_text,
 )
 
-FAST, ALL, ROWS = 2, 18, 60
+FAST, ALL, ROWS = 2, 14, 60
 EXPORTED_EVERY = 5  # of the slow draws: an export takes longer than all else
 FORMS_AT_ONCE = 3  # in the quick tests
 SEEDS = [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= FAST)) for seed in range(ALL)]

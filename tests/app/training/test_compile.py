@@ -41,7 +41,7 @@ def test_ten_steps_have_the_losses_of_eager_ones(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [2])
 def test_a_killed_run_resumes_and_replays_to_the_same_bits(
     processes: int, run_app: Command, dataset: Path, tmp_path: Path
 ) -> None:

@@ -70,7 +70,7 @@ def test_two_processes_learn_as_one(base: list[str], here: Runtime, tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [2])
 def test_a_killed_run_cuts_and_stops_where_an_undisturbed_one_does(
     base: list[str], run_app: Command, tmp_path: Path, processes: int
 ) -> None:
