@@ -46,7 +46,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--budget", default="1GiB", help="data.memory_budget of the jobs")
+    parser.add_argument("--budget", default="2GiB", help="data.memory_budget; 1GiB has no room for two workers")
     parser.add_argument("--raw-in", type=Path, help="where raw files lie; by default /dev/shm, where it has room")
     parser.add_argument("--out", type=Path, help="write the results as JSON")
     arguments = parser.parse_args()
