@@ -31,7 +31,7 @@ def test_every_benchmark_is_listed() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["evaluation", "input_path", "sequences"])
+@pytest.mark.parametrize("name", ["evaluation", "input_path"])
 def test_a_benchmark_runs_quickly(name: str) -> None:
     command = [sys.executable, "-m", "benchmarks", "--quick", name]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -361,7 +361,7 @@ def lose_for_good(cwd: Path, dataset: Path, number: int) -> tuple[int, str]:
 @pytest.mark.slow
 def test_a_machine_that_is_lost_for_good_leaves_75(dataset: Path, tmp_path: Path) -> None:
     """A checkpoint is there: not 69, which nothing queues again."""
-    with ThreadPoolExecutor() as threads:
+    with ThreadPoolExecutor() as threads:  # they mostly wait
         jobs = [threads.submit(lose_for_good, tmp_path / str(number), dataset, number) for number in range(2)]
     for job in jobs:
         status, err = job.result()

@@ -18,9 +18,7 @@ LAYERS = {
     "projection": SMALL_PROJECTION,
     "scalar_pairs": ["model.interaction=scalar_pairs"],
     "dot in bf16": ["runtime.precision=bf16"],
-    "dcn in bf16": [*SMALL_DCN, "runtime.precision=bf16"],
     "projection in bf16": [*SMALL_PROJECTION, "runtime.precision=bf16"],
-    "cat in bf16": ["model.interaction=cat", "runtime.precision=bf16"],
     "scalar_pairs in bf16": ["model.interaction=scalar_pairs", "runtime.precision=bf16"],
     "row-wise": ["sharding.types=row_wise"],
     "the planner's layout": ["sharding.types=null"],
@@ -28,12 +26,11 @@ LAYERS = {
     "compressed exchange": CASES["compressed exchange"],
     "pipeline": CASES["pipeline"],
     "skipped steps": CASES["skipped steps"],
-    "clipped gradients": ["optimizer.max_grad_norm=0.01"],
-    "Adagrad": ["optimizer=adagrad"],
+    "Adagrad, clipped gradients": ["optimizer=adagrad", "optimizer.max_grad_norm=0.01"],
     "dropout": ["model.dropout=0.3", "model.dense_dropout=0.1"],
 }
 EXCHANGED = ("row-wise", "the planner's layout", "compressed exchange", "pipeline")
-ON_TWO = (*EXCHANGED, "dcn", "skipped steps")
+ON_TWO = (*EXCHANGED, "skipped steps")
 
 
 def test_a_step_sends_two_graphs_each_way(machine: Machine, dataset: Path, runs: Path, tmp_path: Path) -> None:

@@ -269,7 +269,7 @@ def test_a_summary_that_is_newer_is_not_overwritten(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [2])
 def test_after_training_nothing_else_of_the_run_differs(processes: int, run_app: Command, tmp_path: Path) -> None:
     write_dataset(tmp_path / "data")
     settings = [*SMALL, "data.path=data", "train.max_steps=30", "train.deterministic=true"]

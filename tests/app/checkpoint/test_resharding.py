@@ -35,8 +35,7 @@ def whole(algorithm: str, dataset: Path, tmp_path_factory: pytest.TempPathFactor
         ("rowwise_adagrad", (2, "row_wise"), (1, "table_wise")),
         ("rowwise_adagrad", (3, "data_parallel"), (2, "table_row_wise")),
         ("adagrad", (2, "column_wise"), (3, "data_parallel")),
-        ("adagrad", (1, "table_wise"), (2, "grid_shard")),
-        ("sgd", (2, "table_column_wise"), (1, "data_parallel")),
+        ("sgd", (2, "table_column_wise"), (2, "grid_shard")),
     ],
 )
 def test_a_checkpoint_goes_on_elsewhere(

@@ -163,7 +163,7 @@ def base(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_stops_change_no_figure(seed: int, here: Runtime, base: list[str]) -> None:
     parts = parts_of(random.Random(seed), most_processes=1)
     run_part(here, base, "whole", (1, STEPS, None))
@@ -175,7 +175,7 @@ def test_stops_change_no_figure(seed: int, here: Runtime, base: list[str]) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_stops_on_other_numbers_of_processes_change_no_figure_of_a_device(
     seed: int, base: list[str], tmp_path: Path
 ) -> None:

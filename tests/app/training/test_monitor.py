@@ -171,7 +171,7 @@ def test_a_run_cuts_and_ends_as_its_evaluations_say(
 def steps() -> Iterator[Any]:
     """Before, at and after evaluations, checkpoints and the end."""
     fast = (19,)
-    yield from (pytest.param(step, marks=() if step in fast else pytest.mark.slow) for step in range(1, 24, 2))
+    yield from (pytest.param(step, marks=() if step in fast else pytest.mark.slow) for step in range(1, 24, 3))
 
 
 @pytest.mark.parametrize("step", list(steps()))
