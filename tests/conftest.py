@@ -2,7 +2,9 @@
 
 import gc
 import os
+import time
 from collections import defaultdict
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -19,7 +21,9 @@ settings.load_profile("clickwork")
 FAST_CASES = 4
 
 # Skips that are right on any machine without what they name.
-OPTIONAL = ("no GPU", "MLflow's client is not installed", "Triton is not interpreted", "Slurm is tried alone")
+NO_TIME = "no time was left"
+OPTIONAL = ("no GPU", "MLflow's client is not installed", "Triton is not interpreted", "Slurm is tried alone", NO_TIME)
+BEGAN = time.monotonic()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -28,6 +32,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="fail if a test was skipped that this machine should run: as .ci/run does",
     )
+    parser.addoption("--minutes", type=float, help="begin no test later than this; those left are skipped and counted")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """With --minutes, leave out a test that would begin later."""
+    minutes = item.config.getoption("--minutes")
+    if minutes is not None and time.monotonic() > BEGAN + 60 * minutes:
+        pytest.skip(NO_TIME)
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
@@ -44,7 +57,10 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print how many commands of the documentation no test runs, and why."""
+    """Print how many tests were left out for lack of time, and commands of the documentation that no test runs."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    if left_out := sum(NO_TIME in report.longrepr[2] for report in skipped):
+        terminalreporter.write_line(f"left out for lack of time: {left_out} tests")
     if not PAGES[0].is_file():  # a copy of the code alone
         return
     reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(not_run().items()))
@@ -76,6 +92,11 @@ def mark_further_cases(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.slow)
 
 
+def depth(item: pytest.Item) -> int:
+    """Of a test's file below tests/: 1 are checks of the whole project, 2 of whole programs, 3 of their parts."""
+    return len(item.path.relative_to(Path(__file__).parent).parts)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Each worker begins with its share of the slow tests, so that none is still at one when the others are done.
 
@@ -83,7 +104,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     mark_further_cases(items)
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    slow = [item for item in items if item.get_closest_marker("slow")]
+    # Whole programs last, of which --minutes leaves out some: of what they promise other tests are nearer to the cause.
+    slow = sorted((item for item in items if item.get_closest_marker("slow")), key=lambda item: depth(item) == 2)
     others = [item for item in items if not item.get_closest_marker("slow")]
     arranged: list[pytest.Item] = []
     for worker in range(workers):
