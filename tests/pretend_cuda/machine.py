@@ -27,7 +27,7 @@ class Machine:
     ) -> "subprocess.CompletedProcess[str]":
         """What `python -m module arguments` does on each of `processes` processes, to its end.
 
-        The status is the first that is not 0; one program at a time.
+        The status is the lowest that is not 0; one program at a time.
         """
         cwd.mkdir(parents=True, exist_ok=True)
         for name in (".stdout", ".stderr"):
@@ -52,7 +52,8 @@ class Machine:
         if not answer:
             self.close()
             raise AssertionError(f"{module} did not end, or its server did\n{err}")
-        status = next((status for status in json.loads(answer) if status), 0)
+        statuses = json.loads(answer)
+        status = next((status for status in sorted(statuses) if status), 0)  # of processes ended by a signal first
         return subprocess.CompletedProcess([module, *arguments], status, out, err)
 
     def close(self) -> None:
