@@ -111,12 +111,9 @@ def probe_stack() -> tuple[Check, Probe | None]:
     except subprocess.TimeoutExpired:
         return fail("import", f"not done after {PROBE_SECONDS} s", "look for a hanging driver or file system"), None
     if process.returncode:
-        status = process.returncode
-        end = (
-            f"ended by {signal.Signals(-status).name}"
-            if status < 0
-            else last_line(process.stderr, f"exit status {status}")
-        )
+        end = last_line(process.stderr, f"exit status {process.returncode}")
+        if process.returncode < 0:
+            end = f"ended by {signal.Signals(-process.returncode).name}"
         return fail("import", end, f"torch, fbgemm_gpu or torchrec is broken: {REMAKE}"), None
     probe = decode(process.stdout.splitlines()[-1], Probe)
     if probe.cpu_fault:
