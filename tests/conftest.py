@@ -3,8 +3,7 @@
 import gc
 import os
 import time
-from collections import defaultdict
-from pathlib import Path
+from collections import Counter, defaultdict
 
 import pytest
 from hypothesis import settings
@@ -92,9 +91,15 @@ def mark_further_cases(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.slow)
 
 
-def depth(item: pytest.Item) -> int:
-    """Of a test's file below tests/: 1 are checks of the whole project, 2 of whole programs, 3 of their parts."""
-    return len(item.path.relative_to(Path(__file__).parent).parts)
+def in_rounds(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Two cases of each test, then two further ones of each: --minutes leaves out further cases, and no test whole."""
+    cases: Counter[str] = Counter()
+    rounds: dict[int, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        test = item.nodeid.partition("[")[0]
+        rounds[cases[test] // 2].append(item)
+        cases[test] += 1
+    return [item for number in sorted(rounds) for item in rounds[number]]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -104,8 +109,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     mark_further_cases(items)
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    # Whole programs last, of which --minutes leaves out some: of what they promise other tests are nearer to the cause.
-    slow = sorted((item for item in items if item.get_closest_marker("slow")), key=lambda item: depth(item) == 2)
+    slow = in_rounds([item for item in items if item.get_closest_marker("slow")])
     others = [item for item in items if not item.get_closest_marker("slow")]
     arranged: list[pytest.Item] = []
     for worker in range(workers):
