@@ -94,15 +94,15 @@ class _Scores(torch.nn.Module):
 @pytest.mark.parametrize("exact_rows", [0, 1 << 28])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_logits_that_are_not_finite_end_an_evaluation_on_one_line(
-    here: Runtime, dataset: Path, value: float, exact_rows: int
+    runtime: Runtime, dataset: Path, value: float, exact_rows: int
 ) -> None:
     config = changed(AppConfig(), {"eval.exact_rows": exact_rows})
     manifest = load_manifest(dataset)
-    scored = Predictor(config, here, dataset, manifest, _Scores(value, 0.99))
+    scored = Predictor(config, runtime, dataset, manifest, _Scores(value, 0.99))
     # dense_0 of row r is r / 501: those from 496 on are above 0.99.
     with pytest.raises(UserError, match=r"split val: 5 of 501 logits are not finite"):
         scored.evaluate("val")
-    assert Predictor(config, here, dataset, manifest, _Scores(value, 2)).evaluate("val").figures.auc is not None
+    assert Predictor(config, runtime, dataset, manifest, _Scores(value, 2)).evaluate("val").figures.auc is not None
 
 
 @pytest.fixture
@@ -123,10 +123,10 @@ def test_scores_that_depend_on_other_rows_are_not_served(mixing: AppConfig, tmp_
 
 
 def test_metrics_that_depend_on_the_batch_say_so(
-    mixing: AppConfig, here: Runtime, dataset: Path, caplog: pytest.LogCaptureFixture
+    mixing: AppConfig, runtime: Runtime, dataset: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "clickwork"):
-        Predictor(mixing, here, dataset, load_manifest(dataset), _Scores(0, 2))
+        Predictor(mixing, runtime, dataset, load_manifest(dataset), _Scores(0, 2))
     assert "every metric depends on eval.global_batch_size (16384) and on the number of processes (1)" in caplog.text
 
 

@@ -270,7 +270,7 @@ def write_own_log(directory: Path, crosses: str) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["one sequence", "sequences", "flag"])
 def test_items_are_ranked_as_evaluation_scores_each_alone(
-    kind: str, run_app: Command, trained: Path, tmp_path: Path, here: Runtime
+    kind: str, run_app: Command, trained: Path, tmp_path: Path, runtime: Runtime
 ) -> None:
     """One sequence for all candidates, or one each where a cross depends on them; whatever their order and number."""
     directory = trained
@@ -280,8 +280,8 @@ def test_items_are_ranked_as_evaluation_scores_each_alone(
         assert done.returncode == 0, done.stderr
         directory = tmp_path / "runs/own"
     config = resume.trained_config(directory, RuntimeConfig(), None)
-    run = resume.open_checkpoint(directory, None, config, here)
-    this = session.build(config, here, run.root, run.manifest)
+    run = resume.open_checkpoint(directory, None, config, runtime)
+    this = session.build(config, runtime, run.root, run.manifest)
     load_tensors(run.path, this.model, optimizer=None)
     reader = this.split("val")
     assert isinstance(reader, EventSplit)
@@ -356,7 +356,7 @@ def test_what_cannot_be_ranked_is_refused(
 
 
 @pytest.mark.slow
-def test_several_tasks_are_learned(run_app: Command, log: Path, tmp_path: Path, here: Runtime) -> None:
+def test_several_tasks_are_learned(run_app: Command, log: Path, tmp_path: Path, runtime: Runtime) -> None:
     """Their losses are added, each has its AUC, the same on two processes; other tasks are no resumption."""
     overrides = [*TINY, f"data.path={log}", "train.max_steps=8", "data.events.tasks=[skip,like]"]
     for processes in (1, 2):
@@ -365,8 +365,8 @@ def test_several_tasks_are_learned(run_app: Command, log: Path, tmp_path: Path, 
     one, two = (tmp_path / "runs/1", tmp_path / "runs/2")
     np.testing.assert_allclose(losses(two), losses(one), rtol=0, atol=2e-6)
     config = resume.trained_config(one, RuntimeConfig(), None)
-    run = resume.open_checkpoint(one, None, config, here)
-    this = session.build(config, here, run.root, run.manifest)
+    run = resume.open_checkpoint(one, None, config, runtime)
+    this = session.build(config, runtime, run.root, run.manifest)
     reader = this.split("train")
     assert isinstance(reader, EventSplit)
     batch = next(reader.train_batches(32, 0, 0, 0))

@@ -69,12 +69,12 @@ def test_a_step_without_one_is_refused_with_those_there_are(run: Path, choice: s
 
 
 def test_the_choice_is_logged(
-    run: Path, here: Runtime, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    run: Path, runtime: Runtime, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("clickwork"), "propagate", True)
     config = resume.trained_config(run, RuntimeConfig(), None)
     with caplog.at_level("INFO", "clickwork"):
-        taken = resume.open_checkpoint(run, None, config, here)
+        taken = resume.open_checkpoint(run, None, config, runtime)
         taken.log_choice()
     assert taken.about == {"checkpoint": checkpoint_name(48), "step": 48, "best": True, "last": False}
     assert "step_00000048, step 48, the best of the run; the last is step_00000060 (checkpoint=last)" in caplog.text

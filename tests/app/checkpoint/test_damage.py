@@ -24,10 +24,10 @@ from tests.app.conftest import SMALL
 
 
 @pytest.fixture(scope="module")
-def checkpoints(here: Runtime, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkpoints(runtime: Runtime, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with two."""
     config = compose_config(AppConfig, CONFIG_DIR, [*SMALL, f"data.path={dataset}"])
-    this, root = session.build(config, here, dataset, load_manifest(dataset)), tmp_path_factory.mktemp("checkpoints")
+    this, root = session.build(config, runtime, dataset, load_manifest(dataset)), tmp_path_factory.mktemp("checkpoints")
     saver = Saver(root, keep=2, asynchronous=False, local_world_size=1)
     for step in (10, 20):
         saver.save(step, this.model, this.optimizer, resume.checkpoint_state(this, RunState(step=step), {}), best=False)

@@ -24,9 +24,9 @@ from tests.app.conftest import SMALL
 
 
 @pytest.fixture(scope="module")
-def this(here: Runtime, dataset: Path) -> session.Session:
+def this(runtime: Runtime, dataset: Path) -> session.Session:
     config = compose_config(AppConfig, CONFIG_DIR, [*SMALL, f"data.path={dataset}"])
-    return session.build(config, here, dataset, load_manifest(dataset))
+    return session.build(config, runtime, dataset, load_manifest(dataset))
 
 
 def save(saver: Saver, this: session.Session, step: int, best: bool = False) -> None:
@@ -91,9 +91,9 @@ def test_what_goes_wrong_behind_comes_back(this: session.Session, tmp_path: Path
     saver.close()
 
 
-def test_what_is_not_finite_is_not_saved(here: Runtime, dataset: Path, tmp_path: Path) -> None:
+def test_what_is_not_finite_is_not_saved(runtime: Runtime, dataset: Path, tmp_path: Path) -> None:
     config = compose_config(AppConfig, CONFIG_DIR, [*SMALL, f"data.path={dataset}"])
-    this = session.build(config, here, dataset, load_manifest(dataset))
+    this = session.build(config, runtime, dataset, load_manifest(dataset))
     saver = Saver(tmp_path, keep=2, asynchronous=True, local_world_size=1)
     save(saver, this, 1)
     for local in local_tensors(tensors(this)):

@@ -119,10 +119,10 @@ def ids_of(sample: Sample) -> dict[str, list[int]]:
     return {"user": [event.user], **crosses, "item": items, **columns}
 
 
-def build(here: Runtime, root: Path) -> session.Session:
+def build(runtime: Runtime, root: Path) -> session.Session:
     overrides = [*MODEL, *DATA, *OPTIMIZER, "run.name=x", f"data.path={root}", *SMALL[-3:]]
     config = compose_config(AppConfig, CONFIG_DIR, overrides)
-    return session.build(config, here, root, load_manifest(root))
+    return session.build(config, runtime, root, load_manifest(root))
 
 
 def oracle_parameters(this: session.Session) -> dict[str, torch.Tensor]:
@@ -133,8 +133,8 @@ def logits_of(samples: list[Sample], parameters: dict[str, torch.Tensor]) -> tor
     return torch.stack([hstu.logit(sample, ids_of(sample), CONTEXT, parameters, SIZES) for sample in samples])
 
 
-def test_scores_are_those_of_the_raw_events(here: Runtime, root: Path) -> None:
-    this, samples = build(here, root), raw_windows()[-1]
+def test_scores_are_those_of_the_raw_events(runtime: Runtime, root: Path) -> None:
+    this, samples = build(runtime, root), raw_windows()[-1]
     scores = this.score(this.split("val").eval_batches(16))
     assert len(scores.labels) == len(samples)
     assert scores.labels.tolist() == [sample.label for sample in samples]
@@ -145,8 +145,8 @@ def test_scores_are_those_of_the_raw_events(here: Runtime, root: Path) -> None:
 
 
 @pytest.mark.slow
-def test_steps_are_those_of_the_raw_events(here: Runtime, root: Path) -> None:
-    this, windows = build(here, root), raw_windows()
+def test_steps_are_those_of_the_raw_events(runtime: Runtime, root: Path) -> None:
+    this, windows = build(runtime, root), raw_windows()
     samples = [sample for window in windows[:-1] for sample in window]
     parameters, batch_size = oracle_parameters(this), 8
     tables = [parameters[table.name] for table in this.model.module.sparse_arch.tables]

@@ -235,7 +235,7 @@ MIX = {
 
 
 @pytest.mark.parametrize("algorithm", [OptimizerName.sgd, OptimizerName.adagrad, OptimizerName.rowwise_adagrad])
-def test_training_all_kinds_equals_the_oracle(algorithm: OptimizerName, here: Runtime) -> None:
+def test_training_all_kinds_equals_the_oracle(algorithm: OptimizerName, runtime: Runtime) -> None:
     config = AppConfig(
         run=RunConfig(name="mix"),
         model=changed(_config(MIX), {"dense_arch": [8, DIM], "over_arch": [8, 1], "tables.shared": {"s": ["d", "e"]}}),
@@ -243,7 +243,7 @@ def test_training_all_kinds_equals_the_oracle(algorithm: OptimizerName, here: Ru
         schedule=ScheduleConfig(ScheduleName.constant),
         train=TrainConfig(global_batch_size=BATCH, log_every_steps=1),
     )
-    this = session.build(config, here, Path("mix"), _manifest())
+    this = session.build(config, runtime, Path("mix"), _manifest())
     batches = [_bags(seed) for seed in range(6)]
     dense = torch.randn(6, BATCH, NUM_DENSE, generator=torch.Generator().manual_seed(0))
     labels = (dense[:, :, 0] > 0).float()
@@ -274,7 +274,7 @@ def test_facebookresearch_draws_quotients_and_remainders_between_its_bounds() ->
         assert 0.9 < values.max() <= 1
 
 
-def test_half_precision_tables_are_trained_as_fp16(here: Runtime) -> None:
+def test_half_precision_tables_are_trained_as_fp16(runtime: Runtime) -> None:
     config = AppConfig(
         run=RunConfig(name="half"),
         model=ModelConfig(
@@ -283,7 +283,7 @@ def test_half_precision_tables_are_trained_as_fp16(here: Runtime) -> None:
         optimizer=OptimizerConfig(OptimizerName.sgd, 0.5),
         train=TrainConfig(global_batch_size=BATCH),
     )
-    this = session.build(config, here, Path("half"), _manifest())
+    this = session.build(config, runtime, Path("half"), _manifest())
     weights = {name: local_shards(weight)[0].values for name, weight in table_weights(this.model)}
     before = {name: weight.clone() for name, weight in weights.items()}
     assert all(weight.dtype is torch.float16 for weight in weights.values())

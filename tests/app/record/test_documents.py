@@ -29,7 +29,7 @@ LEAVES = ("environment", "versions", "devices", "files", "tables", "t_cat_0", "f
 
 
 @pytest.fixture(scope="session")
-def trained(here: Runtime, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(runtime: Runtime, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was stopped and resumed, evaluated on both splits."""
 
     def train(root: Path) -> None:
@@ -47,8 +47,8 @@ def trained(here: Runtime, dataset: Path, tmp_path_factory: pytest.TempPathFacto
         ]
         with pytest.MonkeyPatch.context() as stopped:
             stopped.setattr(stop.StopCheck, "requested", lambda _, step: step == 6)
-            assert train_here(here, *overrides) == "interrupted"
-        assert train_here(here, *overrides) == "completed"
+            assert train_here(runtime, *overrides) == "interrupted"
+        assert train_here(runtime, *overrides) == "completed"
 
     return made_once(tmp_path_factory, "documents", train) / "x"
 

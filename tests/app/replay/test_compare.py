@@ -19,7 +19,7 @@ from tests.app.conftest import SMALL
 
 
 def test_a_replay_makes_one_checkpointer_and_that_compares(
-    here: Runtime, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runtime: Runtime, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each makes a process group for its writer."""
     made: list[tuple[object, ...]] = []
@@ -31,7 +31,10 @@ def test_a_replay_makes_one_checkpointer_and_that_compares(
 
     monkeypatch.setattr(Saver, "__init__", counted)
     this = session.build(
-        compose_config(AppConfig, CONFIG_DIR, [*SMALL, f"data.path={dataset}"]), here, dataset, load_manifest(dataset)
+        compose_config(AppConfig, CONFIG_DIR, [*SMALL, f"data.path={dataset}"]),
+        runtime,
+        dataset,
+        load_manifest(dataset),
     )
     make = partial(ReplayComparison, checkpoints={7: tmp_path})
     run = TrainingRun(this, RunDirectory(tmp_path, 0), 0.0, make_checkpointer=make)

@@ -24,7 +24,7 @@ Report = dict[str, Any]
 
 
 @pytest.fixture(scope="session")
-def trained(here: Runtime, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(runtime: Runtime, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was stopped, resumed and trained further; evaluated four times, on both splits."""
 
     def train(root: Path) -> None:
@@ -40,9 +40,9 @@ def trained(here: Runtime, dataset: Path, tmp_path_factory: pytest.TempPathFacto
         ]
         with pytest.MonkeyPatch.context() as stopped:
             stopped.setattr(stop.StopCheck, "requested", lambda _, step: step == 6)
-            assert train_here(here, *overrides, "train.max_steps=12") == "interrupted"
+            assert train_here(runtime, *overrides, "train.max_steps=12") == "interrupted"
         for steps in (12, 14):
-            assert train_here(here, *overrides, f"train.max_steps={steps}") == "completed"
+            assert train_here(runtime, *overrides, f"train.max_steps={steps}") == "completed"
 
     return made_once(tmp_path_factory, "recorded", train) / "x"
 
@@ -55,12 +55,12 @@ def run(trained: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def verified(here: Runtime, run: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, Report]]:
+def verified(runtime: Runtime, run: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, Report]]:
     """The exit status and the report."""
 
     def verify(*overrides: str) -> tuple[int, Report]:
         capsys.readouterr()
-        status = command_here(here, "verify", f"run={run}", *overrides)
+        status = command_here(runtime, "verify", f"run={run}", *overrides)
         return status, json.loads(capsys.readouterr().out)
 
     return verify
@@ -167,10 +167,10 @@ def test_a_summary_of_the_version_before_is_compared_by_its_own_meaning(
     assert verified()[1]["verdict"] == "identical"
 
 
-def test_an_unknown_meaning_of_the_evaluation_is_refused(here: Runtime, run: Path) -> None:
+def test_an_unknown_meaning_of_the_evaluation_is_refused(runtime: Runtime, run: Path) -> None:
     in_summary(None, "version", 99)(run)
     with pytest.raises(UserError, match=r"summary.json is of version 99, which is not known here"):
-        command_here(here, "verify", f"run={run}")
+        command_here(runtime, "verify", f"run={run}")
 
 
 def test_conditions_are_compared_launch_by_launch() -> None:

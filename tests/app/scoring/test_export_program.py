@@ -171,7 +171,7 @@ def scored(run: Path, precision: TablePrecision) -> tuple[NDArray[np.float32], N
 @pytest.mark.slow
 @pytest.mark.parametrize("tables", ["fp32", "int8"])
 def test_the_file_scores_without_our_code(
-    tables: str, uninterrupted: Path, run_app: Command, tmp_path: Path, here: Any
+    tables: str, uninterrupted: Path, run_app: Command, tmp_path: Path, runtime: Any
 ) -> None:
     done = run_app("export", f"run={uninterrupted}", "out=model.pt2", f"tables={tables}", "runtime.platform=cpu")
     assert done.returncode == 0, done.stderr
@@ -191,7 +191,7 @@ def test_the_file_scores_without_our_code(
 
 
 @pytest.mark.slow
-def test_a_file_of_bags(run_app: Command, tmp_path: Path, here: Any) -> None:
+def test_a_file_of_bags(run_app: Command, tmp_path: Path, runtime: Any) -> None:
     manifest = write_ragged_dataset(tmp_path / "data", {"train": 64, "val": 9})
     few = [*SMALL, "data.path=data", "train.max_steps=2", "eval.split=val"]
     assert (

@@ -48,7 +48,7 @@ CASES = {
 }
 
 
-def train_case(case: str, here: Runtime) -> tuple[NDArray[np.float32], dict[str, NDArray[np.float32]]]:
+def train_case(case: str, runtime: Runtime) -> tuple[NDArray[np.float32], dict[str, NDArray[np.float32]]]:
     """The loss of each step, and the final parameters by the reference's names."""
     golden = np.load(GOLDEN / f"dlrm_small_{case}.npz")
     algorithm, lr, interaction, itself = CASES[case]
@@ -59,7 +59,7 @@ def train_case(case: str, here: Runtime) -> tuple[NDArray[np.float32], dict[str,
         schedule=ScheduleConfig(ScheduleName.constant),
         train=TrainConfig(global_batch_size=BATCH, log_every_steps=1),
     )
-    this = session.build(config, here, Path("golden"), manifest())
+    this = session.build(config, runtime, Path("golden"), manifest())
     _set_initial(this, golden, columns_of(case))
     state, _ = loops.train(this, this.on_device(batches(golden)), STEPS, config.train)
     return np.concatenate(state.losses), _final_parameters(this)
@@ -140,10 +140,10 @@ def batches(golden: Any) -> Iterator[Batch]:
 
 
 def main() -> None:
-    here = platform.start(RuntimeConfig(platform=Platform.cuda), seed=0, deterministic=True)
+    runtime = platform.start(RuntimeConfig(platform=Platform.cuda), seed=0, deterministic=True)
     found: dict[str, NDArray[np.float32]] = {}
     for case in CASES:
-        losses, parameters = train_case(case, here)
+        losses, parameters = train_case(case, runtime)
         found[f"{case}/losses"] = losses
         found |= {f"{case}/{key}": values for key, values in parameters.items()}
     np.savez(sys.argv[1], **found)  # type: ignore[arg-type]

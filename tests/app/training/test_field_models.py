@@ -65,7 +65,7 @@ class Settings(NamedTuple):
         return given
 
 
-def built(shape: str, settings: Settings, here: Runtime, dataset: Path) -> session.Session:
+def built(shape: str, settings: Settings, runtime: Runtime, dataset: Path) -> session.Session:
     overrides = [
         *SMALL,
         "optimizer=adam",
@@ -81,7 +81,7 @@ def built(shape: str, settings: Settings, here: Runtime, dataset: Path) -> sessi
         f"train.seed={SEED}",
     ]
     config = compose_config(AppConfig, CONFIG_DIR, overrides)
-    return session.build(config, here, dataset, load_manifest(dataset))
+    return session.build(config, runtime, dataset, load_manifest(dataset))
 
 
 def naive(shape: str, settings: Settings, this: session.Session) -> Model:
@@ -128,8 +128,8 @@ CASES += [
 
 
 @pytest.mark.parametrize(("shape", "settings"), CASES)
-def test_steps_are_those_of_the_naive_program(shape: str, settings: Settings, here: Runtime, dataset: Path) -> None:
-    this = built(shape, settings, here, dataset)
+def test_steps_are_those_of_the_naive_program(shape: str, settings: Settings, runtime: Runtime, dataset: Path) -> None:
+    this = built(shape, settings, runtime, dataset)
     oracle = naive(shape, settings, this)
     batches = list(zip(range(STEPS), this.split("train").train_batches(BATCH, 3, 0, 0), strict=False))
     for step, batch in batches:

@@ -70,17 +70,17 @@ def faked(world_size: int, stop_at: int | None) -> Iterator[None]:
         yield
 
 
-def run_part(here: Runtime, base: Sequence[str], name: str, part: Part) -> None:
+def run_part(runtime: Runtime, base: Sequence[str], name: str, part: Part) -> None:
     _, max_steps, stop_at = part
-    with faked(here.world_size, stop_at):
-        train_here(here, *base, f"run.name={name}", f"train.max_steps={max_steps}")
+    with faked(runtime.world_size, stop_at):
+        train_here(runtime, *base, f"run.name={name}", f"train.max_steps={max_steps}")
 
 
 def member(base: list[str], name: str, part: Part, cwd: str) -> None:
     """One process of a group."""
     os.chdir(cwd)
-    here = platform.start(compose_config(AppConfig, CONFIG_DIR, base).runtime, seed=0, deterministic=True)
-    run_part(here, base, name, part)
+    runtime = platform.start(compose_config(AppConfig, CONFIG_DIR, base).runtime, seed=0, deterministic=True)
+    run_part(runtime, base, name, part)
     dist.barrier()
     leave(0)
 
@@ -164,11 +164,11 @@ def base(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
-def test_stops_change_no_figure(seed: int, here: Runtime, base: list[str]) -> None:
+def test_stops_change_no_figure(seed: int, runtime: Runtime, base: list[str]) -> None:
     parts = parts_of(random.Random(seed), most_processes=1)
-    run_part(here, base, "whole", (1, STEPS, None))
+    run_part(runtime, base, "whole", (1, STEPS, None))
     for part in parts:
-        run_part(here, base, "parts", part)
+        run_part(runtime, base, "parts", part)
     for name, ran in (("whole", []), ("parts", parts)):
         assert_true(Path("runs") / name, ran)
     assert_same(Path("runs/whole"), Path("runs/parts"), parts)

@@ -94,12 +94,12 @@ def is_before_norm(name: str, values: dict[str, Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_ten_steps_are_those_of_fuxictr(case: str, here: Runtime, rows: Path) -> None:
+def test_ten_steps_are_those_of_fuxictr(case: str, runtime: Runtime, rows: Path) -> None:
     overrides = [*SMALL, *OPTIMIZER, f"optimizer.sparse_weight_decay={L2.get(case, 0.05)}", *CASES[case]]
     overrides += ["run.name=x", f"data.path={rows}", f"train.global_batch_size={BATCH}"]
     overrides += [f"model.embedding_dim={DIM}"] * (case != "lr")
     config = compose_config(AppConfig, CONFIG_DIR, overrides)
-    this = session.build(config, here, rows, load_manifest(rows))
+    this = session.build(config, runtime, rows, load_manifest(rows))
     places: dict[str, Tensor] = {name.removeprefix("t_"): weight for name, weight in table_weights(this.model)}
     places |= {**this.dense_parameters(), **this.model.module.statistics()}
     initial, final = recorded(case, "initial"), recorded(case, "final")

@@ -122,11 +122,11 @@ def test_padding_repeats_a_row_of_the_batch(roots: dict[str, Path]) -> None:
         assert set(last[parts[1].num_valid :]) == {plain_batches(ROWS[name], 3, 1)[-1][-1]}
 
 
-def plain_losses(root: Path, here: Runtime, overrides: list[str]) -> list[float]:
+def plain_losses(root: Path, runtime: Runtime, overrides: list[str]) -> list[float]:
     """Of the plain model in float64, from the same initial values, over all epochs."""
     config = compose_config(AppConfig, CONFIG_DIR, [*overrides, "run.name=x", f"data.path={root}"])
     manifest = load_manifest(root)
-    this = session.build(config, here, root, manifest)
+    this = session.build(config, runtime, root, manifest)
     parameters = {name: torch.from_numpy(np.array(values)) for name, values in this.parameters()}
     features = {one.features[0]: Feature([one.tables[0].name]) for one in this.model.module.sparse_arch.embeddings}
     rows = manifest.splits["train"].rows
@@ -163,10 +163,10 @@ def model(optimizer: str) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "optimizer"), [("odd", "adam"), pytest.param("few", "rowwise_adagrad", marks=pytest.mark.slow)]
 )
-def test_steps_are_the_plain_models(name: str, optimizer: str, here: Runtime, roots: dict[str, Path]) -> None:
+def test_steps_are_the_plain_models(name: str, optimizer: str, runtime: Runtime, roots: dict[str, Path]) -> None:
     root, overrides = roots[name], model(optimizer)
     config = compose_config(AppConfig, CONFIG_DIR, [*overrides, "run.name=x", f"data.path={root}"])
-    this = session.build(config, here, root, load_manifest(root))
+    this = session.build(config, runtime, root, load_manifest(root))
     losses_of_steps: list[float] = []
     for epoch in range(EPOCHS):
         for batch in this.split("train").train_batches(BATCH, config.train.seed, epoch, 0):
@@ -176,7 +176,7 @@ def test_steps_are_the_plain_models(name: str, optimizer: str, here: Runtime, ro
             loss.backward()
             this.optimizer.step()
             losses_of_steps.append(loss.item())
-    np.testing.assert_allclose(losses_of_steps, plain_losses(root, here, overrides), rtol=3e-5)
+    np.testing.assert_allclose(losses_of_steps, plain_losses(root, runtime, overrides), rtol=3e-5)
     assert this.samples(len(losses_of_steps)) == EPOCHS * ROWS[name]
 
 
@@ -196,12 +196,12 @@ def test_steps_are_the_plain_models(name: str, optimizer: str, here: Runtime, ro
     ],
 )
 def test_losses_are_the_plain_models(
-    name: str, optimizer: str, processes: int, here: Runtime, roots: dict[str, Path], tmp_path: Path
+    name: str, optimizer: str, processes: int, runtime: Runtime, roots: dict[str, Path], tmp_path: Path
 ) -> None:
     overrides = [*model(optimizer), "sharding.types=row_wise"]
     run = [*overrides, "run.name=x", f"run.dir={tmp_path}/run", f"data.path={roots[name]}"]
     run_whole([run], processes, tmp_path / "results.json")
-    expected = plain_losses(roots[name], here, overrides)
+    expected = plain_losses(roots[name], runtime, overrides)
     np.testing.assert_allclose(losses(tmp_path / "run"), expected, rtol=3e-5)
     epoch_steps = -(-ROWS[name] // BATCH)
     assert [event["step"] for event in events(tmp_path / "run", "eval")] == [epoch_steps, 2 * epoch_steps]

@@ -134,15 +134,15 @@ def result(run: Path) -> tuple[Any, ...]:
 
 
 @pytest.fixture(scope="module")
-def whole(here: Runtime, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(runtime: Runtime, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that ended early."""
     run = tmp_path_factory.mktemp("whole")
-    assert train_here(here, *STOPPING, f"data.path={dataset}", "run.name=whole", f"run.dir={run}") == "completed"
+    assert train_here(runtime, *STOPPING, f"data.path={dataset}", "run.name=whole", f"run.dir={run}") == "completed"
     return run
 
 
 def test_a_run_cuts_and_ends_as_its_evaluations_say(
-    here: Runtime, dataset: Path, whole: Path, capsys: pytest.CaptureFixture[str]
+    runtime: Runtime, dataset: Path, whole: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     aucs = [(event["step"], event["auc"]) for event in events(whole, "eval")]
     ended = plain_stop([auc for _, auc in aucs], 3, 1)
@@ -163,8 +163,8 @@ def test_a_run_cuts_and_ends_as_its_evaluations_say(
     ending = f"no gain of train.monitor=auc at 3 evaluations in a row; the best was {best:.5f} at step {best_step}"
     assert sentences(read_run(whole))[0][1].endswith(f"stopped early: {ending}.")
     again = [*STOPPING, f"data.path={dataset}", "run.name=whole", f"run.dir={whole}"]
-    assert train_here(here, *again) == NOTHING_TO_DO
-    assert command_here(here, "verify", f"run={whole}") == 0
+    assert train_here(runtime, *again) == NOTHING_TO_DO
+    assert command_here(runtime, "verify", f"run={whole}") == 0
     assert json.loads(capsys.readouterr().out)["verdict"] == "identical"
 
 
@@ -176,7 +176,7 @@ def steps() -> Iterator[Any]:
 
 @pytest.mark.parametrize("step", list(steps()))
 def test_killed_in_any_step_it_cuts_and_ends_in_the_same(
-    step: int, here: Runtime, dataset: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    step: int, runtime: Runtime, dataset: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     overrides = [*STOPPING, f"data.path={dataset}", "run.name=whole", f"run.dir={tmp_path}/run"]
     begin = Session.begin_step
@@ -191,8 +191,8 @@ def test_killed_in_any_step_it_cuts_and_ends_in_the_same(
     with monkeypatch.context() as patched:
         patched.setattr(Session, "begin_step", begun)
         with pytest.raises(Killed):
-            train_here(here, *overrides)
-    assert train_here(here, *overrides) == "completed"
+            train_here(runtime, *overrides)
+    assert train_here(runtime, *overrides) == "completed"
     assert result(tmp_path / "run") == result(whole)
 
 
@@ -209,7 +209,7 @@ def test_killed_in_any_step_it_cuts_and_ends_in_the_same(
     ids=str,
 )
 def test_killed_beside_an_evaluation_it_cuts_and_ends_in_the_same(
-    moment: tuple[type, str], number: int, here: Runtime, dataset: Path, whole: Path, tmp_path: Path
+    moment: tuple[type, str], number: int, runtime: Runtime, dataset: Path, whole: Path, tmp_path: Path
 ) -> None:
     overrides = [*STOPPING, f"data.path={dataset}", "run.name=whole", f"run.dir={tmp_path}/run"]
 
@@ -221,8 +221,8 @@ def test_killed_beside_an_evaluation_it_cuts_and_ends_in_the_same(
         patched.setattr(owner, name, getattr(owner, name))  # put back at the end
         inject.at_call(owner, name, number, kill)
         with pytest.raises(Killed):
-            train_here(here, *overrides)
-    assert train_here(here, *overrides) == "completed"
+            train_here(runtime, *overrides)
+    assert train_here(runtime, *overrides) == "completed"
     assert result(tmp_path / "run") == result(whole)
 
 
@@ -244,7 +244,7 @@ def test_two_processes_decide_the_same(run_app: Command, dataset: Path, tmp_path
     assert result(tmp_path / "runs/killed") == result(tmp_path / "runs/two")
 
 
-def test_keep_best_goes_by_the_monitor(here: Runtime, dataset: Path, tmp_path: Path) -> None:
+def test_keep_best_goes_by_the_monitor(runtime: Runtime, dataset: Path, tmp_path: Path) -> None:
     overrides = [
         *STOPPING,
         f"data.path={dataset}",
@@ -254,7 +254,7 @@ def test_keep_best_goes_by_the_monitor(here: Runtime, dataset: Path, tmp_path: P
         "train.max_steps=20",
         "checkpoint.keep=1",
     ]
-    train_here(here, *overrides)
+    train_here(runtime, *overrides)
     step, loss = min(((e["step"], e["logloss"]) for e in events(tmp_path, "eval")), key=lambda one: float(one[1]))
     best = summary(tmp_path)["best"]
     assert (best["step"], best["monitor"], best["value"]) == (step, "logloss", loss)
@@ -263,7 +263,7 @@ def test_keep_best_goes_by_the_monitor(here: Runtime, dataset: Path, tmp_path: P
 
 @pytest.mark.slow
 def test_a_sum_is_recorded_resumed_and_replayed(
-    here: Runtime, dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    runtime: Runtime, dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     overrides = [
         *STOPPING,
@@ -272,26 +272,28 @@ def test_a_sum_is_recorded_resumed_and_replayed(
         f"run.dir={tmp_path}",
         "train.monitor={auc:1,logloss:-0.5}",
     ]
-    train_here(here, *overrides, "train.max_steps=7")
-    train_here(here, *overrides, "train.max_steps=12")
+    train_here(runtime, *overrides, "train.max_steps=7")
+    train_here(runtime, *overrides, "train.max_steps=12")
     values = {e["step"]: e["auc"] - 0.5 * e["logloss"] for e in events(tmp_path, "eval")}
     assert sorted(values) == [3, 6, 7, 9, 12]
     best = summary(tmp_path)["best"]
     assert (best["monitor"], best["step"]) == ("{auc:1,logloss:-0.5}", max(values, key=values.__getitem__))
     assert best["value"] == values[best["step"]]
-    assert command_here(here, "verify", f"run={tmp_path}") == 0
+    assert command_here(runtime, "verify", f"run={tmp_path}") == 0
     assert json.loads(capsys.readouterr().out)["verdict"] == "identical"
     with pytest.raises(UserError, match=r"train.monitor=auc: the run at .* was started with"):
-        train_here(here, *overrides, "train.monitor=auc", "train.max_steps=13")
+        train_here(runtime, *overrides, "train.monitor=auc", "train.max_steps=13")
 
 
-def test_a_dataset_that_cannot_decide_is_refused_before_training(here: Runtime, dataset: Path, tmp_path: Path) -> None:
+def test_a_dataset_that_cannot_decide_is_refused_before_training(
+    runtime: Runtime, dataset: Path, tmp_path: Path
+) -> None:
     write_dataset(tmp_path / "data", {"train": 300, "test": 100})
     run = [*STOPPING, "run.name=x", f"run.dir={tmp_path}/run"]
     with pytest.raises(UserError, match=r"train.early_stop_patience=3: the dataset has no rows in split val; prepare"):
-        train_here(here, *run, f"data.path={tmp_path}/data")
+        train_here(runtime, *run, f"data.path={tmp_path}/data")
     with pytest.raises(UserError, match=r"train.monitor=pr_auc: pr_auc is not computed of the 501 rows of split val"):
-        train_here(here, *run, f"data.path={dataset}", "train.monitor=pr_auc", "eval.exact_rows=500")
+        train_here(runtime, *run, f"data.path={dataset}", "train.monitor=pr_auc", "eval.exact_rows=500")
     assert not (tmp_path / "run/checkpoints").exists()
 
 

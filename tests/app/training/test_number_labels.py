@@ -73,14 +73,14 @@ def rows_of(root: Path, split: str) -> tuple[Any, Any]:
 
 
 def test_steps_and_errors_are_those_of_a_few_lines_of_numpy(
-    run_app: Command, ratings: Path, here: Runtime, tmp_path: Path
+    run_app: Command, ratings: Path, runtime: Runtime, tmp_path: Path
 ) -> None:
     """Gradient descent on all rows at once, so that their order does not matter."""
     labels, ids = rows_of(ratings, "train")
     overrides = [*MODEL, "model.over_arch=[1]", f"train.global_batch_size={len(labels)}", "optimizer=sgd"]
     overrides += [f"data.path={ratings}", "run.name=x", "optimizer.lr=0.3", "train.epochs=6"]
     config = compose_config(AppConfig, CONFIG_DIR, overrides)
-    start = dict(session.build(config, here, ratings, load_manifest(ratings)).parameters())
+    start = dict(session.build(config, runtime, ratings, load_manifest(ratings)).parameters())
     parameters = {name: np.array(values, np.float64) for name, values in start.items()}
     tables = [parameters[name] for name in ("t_user", "t_item")]
     [weight] = [values[0] for name, values in parameters.items() if name.startswith("over_arch") and values.ndim == 2]

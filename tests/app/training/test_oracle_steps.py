@@ -83,7 +83,7 @@ def feature_of(one: Embedding, parameters: dict[str, Any]) -> Feature:
 @pytest.mark.parametrize(
     "seed", [*FAST, *(pytest.param(seed, marks=pytest.mark.slow) for seed in SLOW if seed not in FAST)]
 )
-def test_drawn_models_train_as_the_naive_program(seed: int, here: Runtime, ragged: Path) -> None:
+def test_drawn_models_train_as_the_naive_program(seed: int, runtime: Runtime, ragged: Path) -> None:
     drawn = draw(seed)
     print(f"seed {seed}: {' '.join(drawn.overrides)}")
     overrides = [
@@ -97,7 +97,7 @@ def test_drawn_models_train_as_the_naive_program(seed: int, here: Runtime, ragge
         "model.over_arch=[5,1]",
     ]
     config = compose_config(AppConfig, CONFIG_DIR, overrides)
-    this = session.build(config, here, ragged, load_manifest(ragged))
+    this = session.build(config, runtime, ragged, load_manifest(ragged))
     parameters = {name: torch.from_numpy(np.array(values)) for name, values in this.parameters()}
     embeddings = this.model.module.sparse_arch.embeddings
     features = {one.features[0]: feature_of(one, parameters) for one in embeddings}

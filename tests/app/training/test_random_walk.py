@@ -183,7 +183,7 @@ class Walk:
         np.testing.assert_allclose(self.losses_of(name), self.losses[: saved[-1]], rtol=1e-5)
 
 
-def in_process(here: Runtime, monkeypatch: pytest.MonkeyPatch) -> Execute:
+def in_process(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Execute:
     """Commands in this process: a kill is an exception that nothing catches. Evaluations go up and down."""
     measured, evaluate, now = Session.evaluate, Evaluator.evaluate, [0]
 
@@ -217,7 +217,7 @@ def in_process(here: Runtime, monkeypatch: pytest.MonkeyPatch) -> Execute:
                 patched.setattr(module, name, getattr(module, name))  # what `inject` replaces is put back
             inject.install(fault)
             try:
-                return train_here(here, *overrides)
+                return train_here(runtime, *overrides)
             except Killed:
                 return "killed"
             except UserError:
@@ -252,11 +252,11 @@ def walk(walked: Walk, parts: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("seed", "parts"), [(10, 3), (1, 30)])
 def test_a_random_walk(
-    seed: int, parts: int, here: Runtime, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seed: int, parts: int, runtime: Runtime, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     base = [*SMALL, f"data.path={dataset}", "record.tensorboard=false"]
-    walk(Walk(base, in_process(here, monkeypatch), random.Random(seed), most_processes=1), parts)
+    walk(Walk(base, in_process(runtime, monkeypatch), random.Random(seed), most_processes=1), parts)
 
 
 @pytest.mark.slow
