@@ -79,20 +79,20 @@ def test_its_tests_pass_in_a_copy_and_not_without_it(path: Path, tmp_path: Path)
     changes = changes_of(path.read_text())
     tests = [test for change in changes for test in change.tests]
     apply(path, tmp_path)
-    done = run_tests(tmp_path, tests)
-    assert done.returncode == 0, done.stdout + done.stderr
+    process = run_tests(tmp_path, tests)
+    assert process.returncode == 0, process.stdout + process.stderr
     only_code = [f"--include={change.path}" for change in changes if not change.is_test]
     apply(path, tmp_path, "--reverse", *only_code)
-    done = run_tests(tmp_path, tests)
-    assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.stdout + done.stderr
+    process = run_tests(tmp_path, tests)
+    assert process.returncode == pytest.ExitCode.TESTS_FAILED, process.stdout + process.stderr
 
 
 def apply(path: Path, directory: Path, *options: str) -> None:
     """Apply a patch to a directory that is no checkout; lines may have moved, and all but one beside a change, too."""
     command = ["git", "apply", "-C1", *options, str(path)]
     environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(directory.parent)}
-    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{path.name} fits no more: {done.stderr}"
+    process = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, f"{path.name} fits no more: {process.stderr}"
 
 
 def run_tests(directory: Path, tests: list[str]) -> "subprocess.CompletedProcess[str]":

@@ -33,12 +33,12 @@ def broken_contracts(root: Path) -> list[str]:
     # In a process of its own: import-linter reads packages from the working directory and sys.path.
     code = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(no_cache=True))"
     environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], cwd=root, env=environment, capture_output=True, text=True, check=False
     )
-    if done.returncode == 0:
+    if process.returncode == 0:
         return []
-    return done.stdout.partition("Broken contracts")[2].splitlines() or [done.stdout + done.stderr]
+    return process.stdout.partition("Broken contracts")[2].splitlines() or [process.stdout + process.stderr]
 
 
 def size_problems(root: Path) -> list[str]:

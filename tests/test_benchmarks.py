@@ -34,9 +34,9 @@ def test_every_benchmark_is_listed() -> None:
 @pytest.mark.parametrize("name", ["evaluation", "input_path"])
 def test_a_benchmark_runs_quickly(name: str) -> None:
     command = [sys.executable, "-m", "benchmarks", "--quick", name]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{name} " in done.stdout
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert f"{name} " in process.stdout
 
 
 def test_a_slowdown_of_five_percent_is_found_and_none_is_not() -> None:
@@ -135,10 +135,10 @@ def test_peers_learn_and_those_that_are_not_there_are_named(tmp_path: Path) -> N
     """With DLRM=DIR, a clone of facebookresearch/dlrm, its two programs too."""
     out, clone = tmp_path / "out.json", os.environ.get("DLRM")
     command = [sys.executable, "-m", "benchmarks.peers", "--quick", "--out", str(out)]
-    done = subprocess.run(
+    process = subprocess.run(
         [*command, "--dlrm", clone] if clone else command, cwd=ROOT, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert process.returncode == 0, process.stdout + process.stderr
     found = json.loads(out.read_bytes())["results"]
     assert {"clickwork", "clickwork_bf16", "torchrec_dlrm"} <= set(found["programs"])
     for name, result in found["programs"].items():
@@ -146,11 +146,11 @@ def test_peers_learn_and_those_that_are_not_there_are_named(tmp_path: Path) -> N
         assert [point[0] for point in curve] == [512 * part for part in range(1, 9)], name
         assert np.all(np.diff([point[1] for point in curve]) > 0), name
         assert 0.7 < curve[-1][2] < found["best_auc"], name
-        assert f"| `{name}` | " in done.stdout
+        assert f"| `{name}` | " in process.stdout
     if importlib.util.find_spec("fuxictr") is None:
-        assert "has no fuxictr; see benchmarks/peers/README.md" in done.stderr
+        assert "has no fuxictr; see benchmarks/peers/README.md" in process.stderr
     if not clone:
-        assert "dlrm_s_pytorch: needs --dlrm DIR" in done.stderr
+        assert "dlrm_s_pytorch: needs --dlrm DIR" in process.stderr
 
 
 def test_windows_during_a_write_are_kept_apart() -> None:

@@ -236,9 +236,9 @@ def test_make_targets_are_thin_lines() -> None:
 
 def test_keys_outside_args_are_refused_with_the_line_that_takes_them() -> None:
     """make takes them for variables of its own, so that a run of other keys than those typed would begin."""
-    done = make("-n", "train", "ARGS=run.name=a", "train.epochs=3")
-    assert done.returncode == 2
-    (remedy,) = re.findall(r"train\.epochs=3: keys go into ARGS; write (make .*?)\.  Stop", done.stderr)
+    process = make("-n", "train", "ARGS=run.name=a", "train.epochs=3")
+    assert process.returncode == 2
+    (remedy,) = re.findall(r"train\.epochs=3: keys go into ARGS; write (make .*?)\.  Stop", process.stderr)
     assert remedy == 'make train ARGS="run.name=a train.epochs=3"'
     assert make("-n", *shlex.split(remedy)[1:]).stdout.splitlines()[-1] == (
         ".venv/bin/python -m app.train run.name=a train.epochs=3"

@@ -35,8 +35,8 @@ def test_processes_and_histograms_agree(run_app: Command, dataset: Path, tmp_pat
     assert json.loads((tmp_path / "runs/x/curves.json").read_bytes())["samples"] == 501
 
     def evaluated(*overrides: str, processes: int) -> dict[str, Any]:
-        done = run_app("evaluate", "run=runs/x", "split=val", "out=x.json", *overrides, processes=processes)
-        assert done.returncode == 0, done.stderr
+        process = run_app("evaluate", "run=runs/x", "split=val", "out=x.json", *overrides, processes=processes)
+        assert process.returncode == 0, process.stderr
         return json.loads((tmp_path / "x.json").read_bytes())
 
     alone, both = (evaluated(processes=processes) for processes in (1, 2))
@@ -64,9 +64,9 @@ def test_tables_are_scored_in_fp32_whatever_the_run_was_trained_in(
         truth = bce(model(batch.dense_features.double(), batch.sparse_features), labels).item()
     figures = {}
     for tables in ("null", "fp32"):
-        done = run_app("evaluate", "run=runs/x", "split=val", f"tables={tables}", "runtime.platform=cpu")
-        assert done.returncode == 0, done.stderr
-        figures[tables] = json.loads(done.stdout)
+        process = run_app("evaluate", "run=runs/x", "split=val", f"tables={tables}", "runtime.platform=cpu")
+        assert process.returncode == 0, process.stderr
+        figures[tables] = json.loads(process.stdout)
     assert figures["fp32"]["logloss"] == pytest.approx(truth, rel=1e-6)
     assert abs(figures["null"]["logloss"] - truth) > 1e-6  # as it was trained
     assert figures["null"]["global_batch_size"] == 100  # the run's own
@@ -136,21 +136,21 @@ def test_row_weights_come_from_the_checkpoint_and_are_recorded(run_app: Command,
     weights, kept = tmp_path / "w.npy", tmp_path / "kept.npy"
     np.save(weights, np.random.default_rng(0).random(50).astype(np.float32))
     own = f"+model.tables.overrides.cat_0={{pooling: weighted, row_weights: fixed, row_weights_path: {weights}}}"
-    done = run_app("train", *SMALL, own, f"data.path={dataset}", "run.name=x", "train.max_steps=4", "eval.split=val")
-    assert done.returncode == 0, done.stderr
+    process = run_app("train", *SMALL, own, f"data.path={dataset}", "run.name=x", "train.max_steps=4", "eval.split=val")
+    assert process.returncode == 0, process.stderr
     trained = json.loads((tmp_path / "runs/x/summary.json").read_bytes())["eval"]
     recorded = json.loads((tmp_path / "runs/x/manifest.json").read_bytes())["files"]
     assert recorded == {str(weights): hashlib.sha256(weights.read_bytes()).hexdigest()}
     weights.rename(kept)
     for tables in ("null", "fp32"):
-        done = run_app("evaluate", "run=runs/x", "split=val", f"tables={tables}", "runtime.platform=cpu")
-        assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout)["logloss"] == pytest.approx(trained["logloss"], rel=1e-6)
+        process = run_app("evaluate", "run=runs/x", "split=val", f"tables={tables}", "runtime.platform=cpu")
+        assert process.returncode == 0, process.stderr
+        assert json.loads(process.stdout)["logloss"] == pytest.approx(trained["logloss"], rel=1e-6)
     np.save(weights, np.load(kept) * 2)
-    done = run_app("verify", "run=runs/x", "runtime.platform=cpu")
-    assert done.returncode == 1, done.stderr
-    assert f"since then: files {weights}: " in done.stderr
+    process = run_app("verify", "run=runs/x", "runtime.platform=cpu")
+    assert process.returncode == 1, process.stderr
+    assert f"since then: files {weights}: " in process.stderr
     kept.rename(weights)
-    done = run_app("verify", "run=runs/x", "runtime.platform=cpu")
-    assert done.returncode == 0, done.stderr
-    assert "files" not in done.stderr
+    process = run_app("verify", "run=runs/x", "runtime.platform=cpu")
+    assert process.returncode == 0, process.stderr
+    assert "files" not in process.stderr

@@ -110,8 +110,8 @@ def override(draw: st.DrawFn, keys: list[str]) -> str:
 
 def run(command: str, arguments: list[str], cwd: Path) -> tuple[int, str, str]:
     """Exit status, stdout and stderr of a command."""
-    done = run_module(f"app.{command}", *arguments, cwd=cwd)
-    return done.returncode, done.stdout, done.stderr
+    process = run_module(f"app.{command}", *arguments, cwd=cwd)
+    return process.returncode, process.stdout, process.stderr
 
 
 def check(command: str, arguments: list[str], cwd: Path, others: tuple[Path, ...] = ()) -> int:

@@ -42,11 +42,11 @@ TINY = [
 
 def command(name: str, *arguments: str, cwd: Path) -> str:
     """What `python -m name arguments` prints; in a fresh interpreter: forks cannot use CUDA."""
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", name, *arguments], cwd=cwd, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert process.returncode == 0, process.stderr
+    return process.stdout
 
 
 @pytest.fixture(autouse=True)

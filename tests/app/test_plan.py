@@ -51,8 +51,8 @@ MLPERF = [
 
 
 def planned(run_app: Command, tmp_path: Path, *overrides: str) -> dict[str, Any]:
-    done = run_app("plan", *overrides, f"plan.out={tmp_path / 'plan.json'}")
-    assert done.returncode == 0, done.stderr
+    process = run_app("plan", *overrides, f"plan.out={tmp_path / 'plan.json'}")
+    assert process.returncode == 0, process.stderr
     return json.loads((tmp_path / "plan.json").read_bytes())
 
 
@@ -146,10 +146,10 @@ def test_host_memory_behind_a_cache_where_a_device_is_too_small(run_app: Command
 
 
 def test_where_it_does_not_fit_it_shows_what_would(run_app: Command) -> None:
-    done = run_app("plan", *MLPERF, "topology=h100", "plan.devices=[1,4]")
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: topology: no plan fits: 26 tables of 97.4 GiB")
-    alone, rest, four, _ = done.stdout.splitlines()[2:]
+    process = run_app("plan", *MLPERF, "topology=h100", "plan.devices=[1,4]")
+    assert process.returncode == 2
+    assert process.stderr.startswith("error: topology: no plan fits: 26 tables of 97.4 GiB")
+    alone, rest, four, _ = process.stdout.splitlines()[2:]
     assert rest.lstrip().startswith("devices of 80.0 GiB")
     assert alone.split()[:2] == ["h100", "1"]
     assert "no plan fits" in alone
@@ -235,9 +235,9 @@ def test_a_plan_for_something_else_is_refused(run_app: Command, dataset: Path, t
         (["optimizer=rowwise_adagrad"], ["sharding=column_wise"], "sharding.plan=column_wise: rowwise_adagrad would"),
     ):
         planned(run_app, tmp_path, f"plan.num_embeddings={sizes}", "topology=cpu", "topology.devices_per_node=1", *plan)
-        done = run_app("train", *config, *overrides)
-        assert done.returncode == 2, done.stderr
-        assert said in error_line(done.stderr)
+        process = run_app("train", *config, *overrides)
+        assert process.returncode == 2, process.stderr
+        assert said in error_line(process.stderr)
     (tmp_path / "plan.json").write_text("{}")
     assert "not a plan of" in run_app("train", *config).stderr
 

@@ -135,8 +135,8 @@ def test_two_processes_learn_what_one_does(sharding: str, run_app: Command, log:
     overrides = [*TINY, f"data.path={log}", "train.max_steps=10"]
     for processes in (1, 2):
         kind = [f"sharding.types={sharding}"] if processes == 2 else []
-        done = run_app("train", *overrides, *kind, f"run.name={processes}", processes=processes)
-        assert done.returncode == 0, done.stderr
+        process = run_app("train", *overrides, *kind, f"run.name={processes}", processes=processes)
+        assert process.returncode == 0, process.stderr
     one, two = (tmp_path / "runs/1", tmp_path / "runs/2")
     np.testing.assert_allclose(losses(two), losses(one), rtol=0, atol=1e-6)
     assert summary(two)["eval"]["logloss"] == pytest.approx(summary(one)["eval"]["logloss"], abs=1e-6)
@@ -150,9 +150,9 @@ def test_two_processes_learn_what_one_does(sharding: str, run_app: Command, log:
 def test_two_processes_train_by_a_plan(run_app: Command, log: Path, tmp_path: Path) -> None:
     overrides = [*TINY, f"data.path={log}", "train.max_steps=3"]
     hardware = ["topology=cpu", "topology.devices_per_node=2", "sharding.types=[table_wise,row_wise]"]
-    done = run_app("plan", *overrides, *hardware, "plan.out=plan.json")
-    assert done.returncode == 0, done.stderr
-    assert "note: every history is taken to have 15 events" in done.stdout
+    process = run_app("plan", *overrides, *hardware, "plan.out=plan.json")
+    assert process.returncode == 0, process.stderr
+    assert "note: every history is taken to have 15 events" in process.stdout
     planned = json.loads((tmp_path / "plan.json").read_bytes())
     sizes = json.loads((log / "manifest.json").read_bytes())["num_embeddings"]
     assert {name: table["num_embeddings"] for name, table in planned["tables"].items()} == sizes
@@ -190,16 +190,18 @@ def test_two_processes_train_by_a_plan(run_app: Command, log: Path, tmp_path: Pa
 def test_what_does_not_go_together_is_refused(
     command: str, given: list[str], message: str, run_app: Command, log: Path, dataset: Path
 ) -> None:
-    done = run_app(command, *(each.format(log=log, dataset=dataset) for each in given))
-    assert done.returncode == 2, done.stderr
-    assert message in error_line(done.stderr)
+    process = run_app(command, *(each.format(log=log, dataset=dataset) for each in given))
+    assert process.returncode == 2, process.stderr
+    assert message in error_line(process.stderr)
 
 
 def test_triton_without_a_gpu_is_refused(log: Path, tmp_path: Path) -> None:
     overrides = [*TINY, f"data.path={log}", "model.hstu.attention=triton"]
-    done = ended(forked("train", *overrides, cwd=tmp_path, environment={"TRITON_INTERPRET": "0"}), tmp_path)
-    assert done.returncode == 2, done.stderr
-    assert error_line(done.stderr).startswith("error: model.hstu.attention=triton: needs a GPU; use bucketed, or set")
+    process = ended(forked("train", *overrides, cwd=tmp_path, environment={"TRITON_INTERPRET": "0"}), tmp_path)
+    assert process.returncode == 2, process.stderr
+    assert error_line(process.stderr).startswith(
+        "error: model.hstu.attention=triton: needs a GPU; use bucketed, or set"
+    )
 
 
 @pytest.mark.parametrize("attention", [pytest.param("triton", marks=INTERPRETED)])
@@ -209,8 +211,8 @@ def test_a_run_by_triton_learns_what_others_do_and_is_evaluated_without_it(
     interpreted = {"TRITON_INTERPRET": "1"}
     for name in (attention, "bucketed"):
         overrides = [*TINY, f"data.path={log}", "train.max_steps=3", f"run.name={name}", f"model.hstu.attention={name}"]
-        done = ended(forked("train", *overrides, cwd=tmp_path, environment=interpreted), tmp_path)
-        assert done.returncode == 0, done.stderr
+        process = ended(forked("train", *overrides, cwd=tmp_path, environment=interpreted), tmp_path)
+        assert process.returncode == 0, process.stderr
     found, expected = (losses(tmp_path / "runs" / name) for name in (attention, "bucketed"))
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     evaluate = ["run=runs/triton", "global_batch_size=64"]
@@ -224,8 +226,8 @@ def trained(log: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     def train(directory: Path) -> None:
         given = [*TINY, f"data.path={log}", "train.max_steps=4", "run.name=x"]
-        done = ended(forked("train", *given, cwd=directory), directory)
-        assert done.returncode == 0, done.stderr
+        process = ended(forked("train", *given, cwd=directory), directory)
+        assert process.returncode == 0, process.stderr
 
     return made_once(tmp_path_factory, "trained", train) / "runs/x"
 
@@ -276,8 +278,8 @@ def test_items_are_ranked_as_evaluation_scores_each_alone(
     directory = trained
     if kind != "sequences":
         own = write_own_log(tmp_path, OF_FLAG if kind == "flag" else "")
-        done = run_app("train", *TINY, *own, "train.max_steps=3", "run.name=own")
-        assert done.returncode == 0, done.stderr
+        process = run_app("train", *TINY, *own, "train.max_steps=3", "run.name=own")
+        assert process.returncode == 0, process.stderr
         directory = tmp_path / "runs/own"
     config = resume.trained_config(directory, RuntimeConfig(), None)
     run = resume.open_checkpoint(directory, None, config, runtime)
@@ -306,8 +308,8 @@ def test_items_are_ranked_as_evaluation_scores_each_alone(
             "out=out.json",
             "top_k=null",
         ]
-        done = run_app("recommend", *given)
-        assert done.returncode == 0, done.stderr
+        process = run_app("recommend", *given)
+        assert process.returncode == 0, process.stderr
         found = json.loads((tmp_path / "out.json").read_bytes())
         logits = {each["candidate"]: each["logit"] for each in found["ranking"]}
         assert logits[asked[0]] == pytest.approx(float(alone[i]), abs=1e-6)
@@ -324,8 +326,8 @@ def test_items_are_ranked_as_evaluation_scores_each_alone(
 
 @pytest.mark.slow
 def test_all_items_of_the_log_are_ranked(run_app: Command, trained: Path, tmp_path: Path) -> None:
-    done = run_app("recommend", f"run={trained}", "user=7", "candidates=all", "top_k=null", "out=all.csv")
-    assert done.returncode == 0, done.stderr
+    process = run_app("recommend", f"run={trained}", "user=7", "candidates=all", "top_k=null", "out=all.csv")
+    assert process.returncode == 0, process.stderr
     rows = list(csv.DictReader((tmp_path / "all.csv").read_text().splitlines()))
     root = Path(json.loads((trained / "manifest.json").read_bytes())["dataset"]["path"])
     assert sorted(int(row["candidate"]) for row in rows) == np.load(root / "vocab/item.npy").tolist()
@@ -360,8 +362,8 @@ def test_several_tasks_are_learned(run_app: Command, log: Path, tmp_path: Path, 
     """Their losses are added, each has its AUC, the same on two processes; other tasks are no resumption."""
     overrides = [*TINY, f"data.path={log}", "train.max_steps=8", "data.events.tasks=[skip,like]"]
     for processes in (1, 2):
-        done = run_app("train", *overrides, f"run.name={processes}", processes=processes)
-        assert done.returncode == 0, done.stderr
+        process = run_app("train", *overrides, f"run.name={processes}", processes=processes)
+        assert process.returncode == 0, process.stderr
     one, two = (tmp_path / "runs/1", tmp_path / "runs/2")
     np.testing.assert_allclose(losses(two), losses(one), rtol=0, atol=2e-6)
     config = resume.trained_config(one, RuntimeConfig(), None)
@@ -392,7 +394,7 @@ def test_several_tasks_are_learned(run_app: Command, log: Path, tmp_path: Path, 
 
 @pytest.mark.slow
 def test_blocks_and_losses_are_in_mlperf_s_log(run_app: Command, log: Path, tmp_path: Path) -> None:
-    done = run_app(
+    process = run_app(
         "train",
         *TINY,
         f"data.path={log}",
@@ -403,7 +405,7 @@ def test_blocks_and_losses_are_in_mlperf_s_log(run_app: Command, log: Path, tmp_
         "mlperf.enabled=true",
         "mlperf.benchmark=dlrmv4",
     )
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
     lines = (tmp_path / "runs/x/mllog.txt").read_text().splitlines()
     entries = [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
     keys = [entry["key"] for entry in entries]
@@ -434,8 +436,8 @@ def test_it_learns_from_the_order_of_events(tmp_path: Path) -> None:
     ]
     aucs = {}
     for name, fault in (("ordered", ""), ("shuffled", "histories shuffled:0")):
-        done = ended(forked("train", *overrides, f"run.name={name}", cwd=tmp_path, fault=fault), tmp_path)
-        assert done.returncode == 0, done.stderr
+        process = ended(forked("train", *overrides, f"run.name={name}", cwd=tmp_path, fault=fault), tmp_path)
+        assert process.returncode == 0, process.stderr
         aucs[name] = summary(tmp_path / "runs" / name)["eval"]["auc"]
     best = json.loads((tmp_path / "log/manifest.json").read_bytes())["extra"]["bayes"]["sampled_auc"]
     assert 0.68 < aucs["ordered"] < best + 0.01, aucs

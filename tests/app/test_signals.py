@@ -251,12 +251,12 @@ def test_a_key_while_modules_are_imported(module: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("processes", ["abc", "0", "2x", "1.5"])
 def test_a_number_of_processes_that_is_none(processes: str) -> None:
-    done = subprocess.run(
+    process = subprocess.run(
         ["make", "--dry-run", "train", f"NPROC={processes}"],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 2
-    assert re.fullmatch(rf"Makefile:\d+: \*\*\* NPROC={processes}: not a number of processes; .*\n", done.stderr)
+    assert process.returncode == 2
+    assert re.fullmatch(rf"Makefile:\d+: \*\*\* NPROC={processes}: not a number of processes; .*\n", process.stderr)

@@ -82,11 +82,11 @@ def test_help_tells_values_choices_and_meanings(config_dir: Path) -> None:
 @pytest.mark.parametrize("module", ["app.doctor", "data_prep"])
 def test_help_needs_nothing(module: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", module, "--help"]
-    done = subprocess.run(
+    process = subprocess.run(
         command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT), "PATH": ""}, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr
-    assert "key=value" in done.stdout
+    assert process.returncode == 0, process.stderr
+    assert "key=value" in process.stdout
     assert list(tmp_path.iterdir()) == []
 
 

@@ -348,10 +348,10 @@ def test_memory_stays_within_the_budget(tmp_path: Path, budget: str, workers: in
     )
     arguments = ["data=events", f"data.raw={tmp_path}/log.parquet", f"data.schema={tmp_path}/schema.yaml"]
     arguments += [f"data.path={tmp_path}/out", f"data.memory_budget={budget}", f"data.workers={workers}"]
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "data_prep", *arguments], cwd=REPOSITORY, check=False, text=True, capture_output=True
     )
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
     extra = load_manifest(tmp_path / "out").extra
     assert extra["workers"] == workers
     assert extra["peak_memory_bytes"] <= parse_size(budget, "budget")

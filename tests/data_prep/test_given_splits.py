@@ -274,8 +274,8 @@ def test_workers_do_not_change_a_byte(tmp_path: Path, kind: str) -> None:
         given = keys(tmp_path, f".{kind}")[:-1]
     given.append("data.chunk_bytes=3000")
     for workers in (1, 2, 3):
-        done = run(*given, f"data.path={tmp_path}/{workers}", f"data.workers={workers}")
-        assert done.returncode == 0, done.stderr
+        process = run(*given, f"data.path={tmp_path}/{workers}", f"data.workers={workers}")
+        assert process.returncode == 0, process.stderr
     assert sums(tmp_path / "1") == sums(tmp_path / "2") == sums(tmp_path / "3")
 
 

@@ -61,7 +61,7 @@ def _compile(path: Path) -> None:
             "-ltorch_cpu",
             "-lc10",
         ]
-        done = subprocess.run(command, check=False, capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(f"g++ cannot compile {SOURCE.name}:\n{done.stderr}")
+        process = subprocess.run(command, check=False, capture_output=True, text=True)
+        if process.returncode:
+            raise RuntimeError(f"g++ cannot compile {SOURCE.name}:\n{process.stderr}")
         os.replace(made, path)  # whole or not at all, whoever else compiles it

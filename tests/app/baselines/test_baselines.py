@@ -217,10 +217,10 @@ def test_the_command_completes_a_run(run_app: Command, tmp_path: Path) -> None:
     summary = tmp_path / "runs/x/summary.json"
     before = json.loads(summary.read_text())
     assert before["baselines"] is None
-    done = run_app("baselines", "run=runs/x")
-    assert done.returncode == 0, done.stderr
+    process = run_app("baselines", "run=runs/x")
+    assert process.returncode == 0, process.stderr
     after = json.loads(summary.read_text())
-    assert after["baselines"] == json.loads(done.stdout)
+    assert after["baselines"] == json.loads(process.stdout)
     assert {**after, "baselines": None} == before
     assert after["baselines"]["split"] == "val"
     assert after["baselines"]["trees"]["auc"] > 0.6
@@ -231,7 +231,7 @@ def test_the_command_completes_a_run(run_app: Command, tmp_path: Path) -> None:
 
     # A second run on the same data finds them computed: the seconds are the same.
     assert run_app("train", *SMALL, "data.path=data", "train.max_steps=5", "run.name=y").returncode == 0
-    assert run_app("baselines", "run=runs/y").stdout == done.stdout
+    assert run_app("baselines", "run=runs/y").stdout == process.stdout
 
     # On another dataset they would mislead.
     write_dataset(tmp_path / "other", seed=1)
@@ -273,14 +273,14 @@ def test_a_summary_that_is_newer_is_not_overwritten(
 def test_after_training_nothing_else_of_the_run_differs(processes: int, run_app: Command, tmp_path: Path) -> None:
     write_dataset(tmp_path / "data")
     settings = [*SMALL, "data.path=data", "train.max_steps=30", "train.deterministic=true"]
-    done = run_app("train", *settings, "run.name=with", "baselines=null", processes=processes)
-    assert done.returncode == 0, done.stderr
+    process = run_app("train", *settings, "run.name=with", "baselines=null", processes=processes)
+    assert process.returncode == 0, process.stderr
     assert run_app("train", *settings, "run.name=without", processes=processes).returncode == 0
     both = {name: json.loads((tmp_path / f"runs/{name}/summary.json").read_text()) for name in ("with", "without")}
     assert both["with"]["digest"] == both["without"]["digest"]
     assert both["without"]["baselines"] is None
     assert all(both["with"]["baselines"][name]["auc"] is not None for name in ("base_rate", "columns", "lr", "trees"))
-    assert done.stderr.count("baselines: ") == 2  # that they are fitted, and what came of them
+    assert process.stderr.count("baselines: ") == 2  # that they are fitted, and what came of them
     assert "Boosted trees" in (tmp_path / "runs/with/report.html").read_text()
 
 
@@ -292,9 +292,9 @@ def test_a_split_of_one_class_is_one_line(run_app: Command, tmp_path: Path) -> N
         path = tmp_path / f"data/val/{shard.name}.labels.npy"
         np.save(path, np.zeros((shard.rows, 1), np.int32))
     settings = [*SMALL, "data.path=data", "data.verify=never", "train.max_steps=3", "run.name=x"]
-    done = run_app("train", *settings, "baselines=null")
-    assert done.returncode == 0, done.stderr
-    _, line = [line for line in done.stderr.splitlines() if "baselines" in line]
+    process = run_app("train", *settings, "baselines=null")
+    assert process.returncode == 0, process.stderr
+    _, line = [line for line in process.stderr.splitlines() if "baselines" in line]
     assert "every label of val is 0" in line
     refused = run_app("baselines", "run=runs/x")
     assert refused.returncode == 2

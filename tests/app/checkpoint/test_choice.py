@@ -82,7 +82,7 @@ def test_the_choice_is_logged(
 
 def test_a_command_s_json_says_which_it_took(run: Path, run_app: Command) -> None:
     for given, step in (([], 48), (["checkpoint=60"], 60)):
-        done = run_app("evaluate", f"run={run}", "split=val", *given)
-        assert done.returncode == 0, done.stderr
-        about = json.loads(done.stdout)
+        process = run_app("evaluate", f"run={run}", "split=val", *given)
+        assert process.returncode == 0, process.stderr
+        about = json.loads(process.stdout)
         assert (about["step"], about["best"], about["last"]) == (step, step == 48, step == 60)

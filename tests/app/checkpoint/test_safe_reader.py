@@ -88,10 +88,10 @@ def test_what_is_no_tensor_is_not_loaded(
     rewrite_state(checkpoint, state)
 
     for command in (["evaluate", "run=runs/run"], ["train", *SMALL, f"data.path={dataset}", "run.name=run"]):
-        done = run_app(*command)
-        assert done.returncode == 2, done.stderr
-        assert said in done.stderr
-        assert "Traceback" not in done.stderr
+        process = run_app(*command)
+        assert process.returncode == 2, process.stderr
+        assert said in process.stderr
+        assert "Traceback" not in process.stderr
     assert not (tmp_path / "ran").exists()
 
 

@@ -105,7 +105,7 @@ def test_a_broken_torch_is_told_in_one_line(tmp_path: Path, code: str, words: st
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text(code)
     root = Path(stack.__file__).parents[2]
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "app.doctor", "runs=none"],
         cwd=root,
         env={"PATH": "", "PYTHONPATH": f"{tmp_path}"},
@@ -113,8 +113,8 @@ def test_a_broken_torch_is_told_in_one_line(tmp_path: Path, code: str, words: st
         text=True,
         check=False,
     )
-    assert done.returncode == 1
-    assert done.stderr == ""
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("fail")]
+    assert process.returncode == 1
+    assert process.stderr == ""
+    (line,) = [line for line in process.stdout.splitlines() if line.startswith("fail")]
     assert line.startswith("fail  import: ")
     assert words in line

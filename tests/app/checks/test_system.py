@@ -74,5 +74,5 @@ print(system.check_disk("disk", Path({str(tmp_path)!r})).verdict.value)
         if Path(tempfile.gettempdir()) in directory.parents:
             directory.chmod(0o755)  # pytest keeps others out of all of them
     root = Path(system.__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
-    assert done.stdout == "fail\n"
+    process = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert process.stdout == "fail\n"

@@ -149,10 +149,10 @@ def test_what_must_be_given_is_named() -> None:
 
 
 def test_help_lists_keys_with_their_values() -> None:
-    done = run_module("app.train", "--help", cwd=REPOSITORY)
-    assert done.returncode == 0
-    assert "python -m app.train" in done.stdout
-    assert "train.global_batch_size=512" in done.stdout
+    process = run_module("app.train", "--help", cwd=REPOSITORY)
+    assert process.returncode == 0
+    assert "python -m app.train" in process.stdout
+    assert "train.global_batch_size=512" in process.stdout
 
 
 def test_help_has_the_common_keys_and_help_all_every_key() -> None:

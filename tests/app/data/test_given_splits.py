@@ -123,8 +123,8 @@ def test_a_split_without_files_is_not_evaluated(made: Path) -> None:
 def test_a_run_makes_trains_and_evaluates(run_app: Command, tmp_path: Path) -> None:
     write_files(tmp_path)
     overrides = [*SMALL, *GIVEN, "data.path=shards", "run.name=given", "record.tensorboard=false"]
-    done = run_app("train", *overrides, "train.max_steps=4")
-    assert done.returncode == 0, done.stderr
+    process = run_app("train", *overrides, "train.max_steps=4")
+    assert process.returncode == 0, process.stderr
     figures = summary(tmp_path / "runs/given")["eval"]
     with open(tmp_path / "val.csv", newline="") as file:
         labels = [int(row["label"]) for row in csv.DictReader(file)]

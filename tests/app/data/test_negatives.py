@@ -168,16 +168,16 @@ def test_a_killed_run_ends_as_if_it_had_not_been(root: Path, run_app: Command, t
     """In its second epoch; on one process and on two, with the figures of a run over all samples."""
     keys = [*MODEL, f"data.path={root}", "checkpoint.every_steps=5"]
     for name, processes in (("whole", 1), ("two", 2)):
-        done = run_app("train", *keys, f"run.name={name}", processes=processes)
-        assert done.returncode == 0, done.stderr
+        process = run_app("train", *keys, f"run.name={name}", processes=processes)
+        assert process.returncode == 0, process.stderr
     whole = summary(tmp_path / "runs/whole")
     assert (whole["steps"], whole["samples"]) == (STEPS, 2 * ROWS * (1 + DRAWN))
     assert losses(tmp_path / "runs/two") == pytest.approx(losses(tmp_path / "runs/whole"), rel=1e-5)
     killed = ended(forked("train", *keys, "run.name=killed", cwd=tmp_path, fault="in the step:30"), tmp_path)
     assert killed.returncode != 0
-    done = run_app("train", *keys, "run.name=killed")
-    assert done.returncode == 0, done.stderr
-    assert "resume: from" in done.stderr
+    process = run_app("train", *keys, "run.name=killed")
+    assert process.returncode == 0, process.stderr
+    assert "resume: from" in process.stderr
     assert summary(tmp_path / "runs/killed")["digest"] == whole["digest"]
     verified = run_app("verify", "run=runs/killed")
     assert json.loads(verified.stdout)["verdict"] == "identical", verified.stderr
@@ -233,9 +233,9 @@ def test_keys_that_cannot_work_are_refused(overrides: list[str], fault: str) -> 
 def test_columns_that_cannot_be_drawn_are_refused(run_app: Command, tmp_path: Path, item: str, fault: str) -> None:
     write_ragged_dataset(tmp_path / "data", {"train": 200, "val": 60, "test": 60})
     keys = [*MODEL, "model.dense_arch=[4]", "data.path=data", f"data.negatives.item={item}", "run.name=x"]
-    done = run_app("train", *keys)
-    assert done.returncode == 2
-    assert fault in done.stderr
+    process = run_app("train", *keys)
+    assert process.returncode == 2
+    assert fault in process.stderr
 
 
 def test_columns_beside_user_and_item_are_named(root: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -244,9 +244,9 @@ def test_columns_beside_user_and_item_are_named(root: Path, caplog: pytest.LogCa
 
 
 def test_baselines_are_not_of_drawn_rows(root: Path, run_app: Command) -> None:
-    done = run_app("train", *MODEL, f"data.path={root}", "baselines=true", "run.name=x")
-    assert done.returncode == 2
-    assert "error: baselines=true: baselines learn from rows of the split, which are positives alone" in done.stderr
+    process = run_app("train", *MODEL, f"data.path={root}", "baselines=true", "run.name=x")
+    assert process.returncode == 2
+    assert "error: baselines=true: baselines learn from rows of the split, which are positives alone" in process.stderr
 
 
 def test_other_splits_of_a_dataset_are_as_they_were(tmp_path: Path) -> None:

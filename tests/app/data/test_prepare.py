@@ -101,7 +101,7 @@ def test_what_is_refused_of_a_dataset_that_is_there_ends_all_processes(fault: st
     if fault == "not a directory":
         (tmp_path / "rows/.work").write_text("")
         count, words = 640, "rows/.work: File exists"
-    done = ended(forked("train", *small, f"+data.prep.random.rows={count}", cwd=tmp_path, processes=2), tmp_path)
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.count("error: ") == 1
-    assert words in error_line(done.stderr)
+    process = ended(forked("train", *small, f"+data.prep.random.rows={count}", cwd=tmp_path, processes=2), tmp_path)
+    assert process.returncode == 2, process.stderr
+    assert process.stderr.count("error: ") == 1
+    assert words in error_line(process.stderr)

@@ -66,7 +66,7 @@ def test_it_rounds_no_more_than_its_inputs(dtype: torch.dtype) -> None:
 def test_it_compiles_for_gpus_within_their_local_memory() -> None:
     """With heads of 128, MLPerf's; Triton carries the compilers of NVIDIA and AMD."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "tests.app.model.compiled_kernels"],
         cwd=REPOSITORY,
         env=environment,
@@ -74,8 +74,8 @@ def test_it_compiles_for_gpus_within_their_local_memory() -> None:
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    assert process.returncode == 0, process.stderr
+    found = json.loads(process.stdout)
     assert len(found) == len(LOCAL_MEMORY) * 2 * 3
     for architecture, dtype, kernel, shared in found:
         assert 0 < shared <= LOCAL_MEMORY[architecture] * 1024, (architecture, dtype, kernel)

@@ -54,7 +54,7 @@ def test_a_hopeless_sample_keeps_its_loss_and_its_gradient() -> None:
 
 
 def test_figures_of_another_loss_are_not_called_logloss(run_app: Command, dataset: Path, tmp_path: Path) -> None:
-    done = run_app(
+    process = run_app(
         "train",
         *SMALL,
         f"data.path={dataset}",
@@ -64,7 +64,7 @@ def test_figures_of_another_loss_are_not_called_logloss(run_app: Command, datase
         "loss.threshold=0.01",
         "optimizer.lr=0.05",
     )
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
     figures = json.loads((tmp_path / "runs/squares/summary.json").read_bytes())
     assert figures["train"]["logloss"] is None
     assert figures["train"]["loss"] < 0.3

@@ -53,10 +53,10 @@ def losses(run: Path) -> list[float]:
 def test_an_interrupted_run_goes_on_to_the_same_bits(run_app: Command, bags: Path, tmp_path: Path) -> None:
     overrides = [*SMALL, *KINDS, f"data.path={bags}", "model.interaction=dcn"]
     for name, steps in (("whole", 24), ("cut", 11), ("cut", 24)):
-        done = run_app("train", *overrides, f"run.name={name}", f"train.max_steps={steps}")
-        assert done.returncode == 0, done.stderr
+        process = run_app("train", *overrides, f"run.name={name}", f"train.max_steps={steps}")
+        assert process.returncode == 0, process.stderr
     whole, cut = (tmp_path / "runs" / name for name in ("whole", "cut"))
-    assert "resume: from" in done.stderr
+    assert "resume: from" in process.stderr
     assert read(cut, "summary.json")["digest"] == read(whole, "summary.json")["digest"]
     assert losses(cut) == losses(whole)
     parameters = read(whole, "summary.json")["parameters"]
@@ -88,8 +88,8 @@ def test_two_processes_with_three_sharding_types_train_as_one(run_app: Command, 
         *(f"+sharding.tables.{table}.types={kind}" for table, kind in types.items()),
     ]
     for name, processes in (("alone", 1), ("pair", 2)):
-        done = run_app("train", *overrides, f"run.name={name}", processes=processes)
-        assert done.returncode == 0, done.stderr
+        process = run_app("train", *overrides, f"run.name={name}", processes=processes)
+        assert process.returncode == 0, process.stderr
     alone, pair = tmp_path / "runs/alone", tmp_path / "runs/pair"
     plan = read(pair, "manifest.json")["plan"]
     assert {name: entry["type"] for name, entry in plan.items()} == types
@@ -113,6 +113,6 @@ def test_two_processes_with_three_sharding_types_train_as_one(run_app: Command, 
     ],
 )
 def test_what_cannot_be_is_said_in_one_line(overrides: list[str], said: str, run_app: Command, bags: Path) -> None:
-    done = run_app("train", *SMALL, f"data.path={bags}", "run.name=no", *overrides)
-    assert done.returncode == 2
-    assert said in error_line(done.stderr)
+    process = run_app("train", *SMALL, f"data.path={bags}", "run.name=no", *overrides)
+    assert process.returncode == 2
+    assert said in error_line(process.stderr)

@@ -97,6 +97,6 @@ def test_rows_of_the_batch_decay_as_documented(runtime: Runtime, dataset: Path, 
     ],
 )
 def test_a_decay_without_effect_is_refused(run_app: Command, dataset: Path, overrides: list[str], message: str) -> None:
-    done = run_app("train", *SMALL, *SETTINGS, *FUSED, f"data.path={dataset}", "run.name=x", *overrides)
-    assert done.returncode == 2
-    assert message in done.stderr.splitlines()[-1]
+    process = run_app("train", *SMALL, *SETTINGS, *FUSED, f"data.path={dataset}", "run.name=x", *overrides)
+    assert process.returncode == 2
+    assert message in process.stderr.splitlines()[-1]

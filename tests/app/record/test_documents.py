@@ -233,7 +233,7 @@ def test_a_run_of_an_earlier_release_is_read_whole() -> None:
 def test_reading_a_run_needs_neither_torch_nor_the_configuration() -> None:
     modules = "app.report.page, app.report.side_by_side, app.checkpoint.documents, app.sharding.documents"
     heavy = "import sys; print([name for name in ('torch', 'omegaconf', 'hydra') if name in sys.modules])"
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", f"import {modules}; {heavy}"], capture_output=True, text=True, check=True
     )
-    assert done.stdout == "[]\n"
+    assert process.stdout == "[]\n"

@@ -15,8 +15,8 @@ def test_whatever_lies_in_a_checkout_is_no_hindrance(tmp_path: Path, monkeypatch
 
     def git(*arguments: str, cwd: Path = tmp_path) -> str:
         who = ["-c", "user.name=x", "-c", "user.email=x@y"]
-        done = subprocess.run(["git", *who, *arguments], cwd=cwd, check=True, capture_output=True, text=True)
-        return done.stdout.strip()
+        process = subprocess.run(["git", *who, *arguments], cwd=cwd, check=True, capture_output=True, text=True)
+        return process.stdout.strip()
 
     def code() -> dict[str, str | None]:
         made = provenance.describe_run().code

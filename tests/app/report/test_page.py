@@ -62,9 +62,9 @@ class Page(html.parser.HTMLParser):
 
 def test_the_report_of_a_real_run(run_app: Command, dataset: Path, tmp_path: Path) -> None:
     overrides = [*SMALL, f"data.path={dataset}", "run.name=real", "train.eval_every_steps=10"]
-    done = run_app("train", *overrides)
-    assert done.returncode == 0, done.stderr
-    assert "report: runs/real/report.html" in done.stderr
+    process = run_app("train", *overrides)
+    assert process.returncode == 0, process.stderr
+    assert "report: runs/real/report.html" in process.stderr
     page = Page((tmp_path / "runs/real/report.html").read_text())
     assert set(page.references) <= {"data:,", "#main"}
     assert sorted(page.charts) == sorted(CHARTS)

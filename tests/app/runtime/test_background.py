@@ -34,8 +34,8 @@ print(*(after - threads[0] for after in threads), torch.get_num_threads())
 @pytest.mark.slow
 def test_a_thread_computes_alone_and_leaves_others_their_number() -> None:
     """In a process that has not computed: the number of a new thread is then that of the last call."""
-    done = subprocess.run([sys.executable, "-c", ALONE], stdout=subprocess.PIPE, text=True, check=True)
-    *added, number = map(int, done.stdout.split())
+    process = subprocess.run([sys.executable, "-c", ALONE], stdout=subprocess.PIPE, text=True, check=True)
+    *added, number = map(int, process.stdout.split())
     assert added == [0, 1, 1, 1]
     assert number == 2
 

@@ -142,9 +142,9 @@ def test_packed_rows_have_the_bytes_that_are_counted(precision: TablePrecision) 
 def test_evaluation_is_that_of_the_rounded_tables(uninterrupted: Path, run_app: Command) -> None:
     for tables, processes in (("int4", 2), ("bf16", 1)):
         wanted = (f"run={uninterrupted}", f"tables={tables}", "runtime.platform=cpu")
-        done = run_app("evaluate", *wanted, processes=processes)
-        assert done.returncode == 0, done.stderr
-        found = json.loads(done.stdout)
+        process = run_app("evaluate", *wanted, processes=processes)
+        assert process.returncode == 0, process.stderr
+        found = json.loads(process.stdout)
         logits, labels = scored(uninterrupted, TablePrecision[tables])
         assert found["tables"] == tables
         assert found["samples"] == len(labels)
@@ -173,10 +173,10 @@ def scored(run: Path, precision: TablePrecision) -> tuple[NDArray[np.float32], N
 def test_the_file_scores_without_our_code(
     tables: str, uninterrupted: Path, run_app: Command, tmp_path: Path, runtime: Any
 ) -> None:
-    done = run_app("export", f"run={uninterrupted}", "out=model.pt2", f"tables={tables}", "runtime.platform=cpu")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["largest_difference"] <= 1e-5
-    assert json.loads(done.stdout)["imports"] == ([] if tables == "fp32" else ["fbgemm_gpu"])
+    process = run_app("export", f"run={uninterrupted}", "out=model.pt2", f"tables={tables}", "runtime.platform=cpu")
+    assert process.returncode == 0, process.stderr
+    assert json.loads(process.stdout)["largest_difference"] <= 1e-5
+    assert json.loads(process.stdout)["imports"] == ([] if tables == "fp32" else ["fbgemm_gpu"])
     assert [path.name for path in tmp_path.glob("*model*")] == ["model.pt2"]
     if tables == "fp32":
         (tmp_path / "file").touch()
@@ -187,7 +187,7 @@ def test_the_file_scores_without_our_code(
     manifest = load_manifest(Path(trained.data.path or ""))
     checkpoint = Path(files.find_checkpoint(uninterrupted, None))
     model = served_model.load(checkpoint, trained, manifest, TablePrecision[tables], CPU)
-    compare(export_program.program_of(model, manifest.num_embeddings, []), manifest, tmp_path, done.stdout)
+    compare(export_program.program_of(model, manifest.num_embeddings, []), manifest, tmp_path, process.stdout)
 
 
 @pytest.mark.slow
@@ -205,12 +205,12 @@ def test_a_file_of_bags(run_app: Command, tmp_path: Path, runtime: Any) -> None:
         ).returncode
         == 0
     )
-    done = run_app("export", "run=runs/bags", "out=model.pt2", "tables=int4")
-    assert done.returncode == 0, done.stderr
+    process = run_app("export", "run=runs/bags", "out=model.pt2", "tables=int4")
+    assert process.returncode == 0, process.stderr
     trained = resume.trained_config(tmp_path / "runs/bags", RuntimeConfig(), str(tmp_path / "data"))
     checkpoint = Path(files.find_checkpoint(tmp_path / "runs/bags", None))
     model = served_model.load(checkpoint, trained, manifest, TablePrecision.int4, CPU)
-    compare(export_program.program_of(model, manifest.num_embeddings, RAGGED), manifest, tmp_path, done.stdout)
+    compare(export_program.program_of(model, manifest.num_embeddings, RAGGED), manifest, tmp_path, process.stdout)
 
 
 def compare(program: Program, manifest: Manifest, tmp_path: Path, exported: str) -> None:
@@ -221,8 +221,8 @@ def compare(program: Program, manifest: Manifest, tmp_path: Path, exported: str)
         given |= {f"{samples}_{number}": one.numpy() for number, one in enumerate(inputs)}
     np.savez(tmp_path / "inputs.npz", **given)
     command = [sys.executable, "-c", LOADER, "model.pt2", "inputs.npz", *json.loads(exported)["imports"]]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
     found = np.load(tmp_path / "inputs.npz.out.npz")
     for samples in (1, 7):
         inputs = export_program.random_inputs(program, len(manifest.schema["dense"]), manifest.num_embeddings, samples)
@@ -240,9 +240,9 @@ def compare(program: Program, manifest: Manifest, tmp_path: Path, exported: str)
     ],
 )
 def test_what_cannot_be_exported_is_said(run_app: Command, overrides: list[str], words: str) -> None:
-    done = run_app("export", "run=runs/none", *overrides)
-    assert done.returncode == 2
-    assert words in done.stderr
+    process = run_app("export", "run=runs/none", *overrides)
+    assert process.returncode == 2
+    assert words in process.stderr
 
 
 @pytest.mark.parametrize("kind", [TableKind.plain, pytest.param(TableKind.qr, marks=pytest.mark.slow)])

@@ -92,9 +92,9 @@ def test_a_run_that_overfits_or_learns_nothing_is_told() -> None:
 @pytest.mark.slow
 def test_a_warm_up_longer_than_the_run_is_told(dataset: Path, run_app: Command) -> None:
     short = [*SMALL, f"data.path={dataset}", "train.max_steps=20", "schedule=warmup_poly"]
-    done = run_app("train", *short, "schedule.warmup_steps=1000", "run.name=long")
-    assert "schedule.warmup_steps=1000: longer than the run's 20 steps" in done.stderr
-    remedy = re.search(r"set (schedule\.warmup_steps=\d+), or (schedule=constant)", done.stderr)
+    process = run_app("train", *short, "schedule.warmup_steps=1000", "run.name=long")
+    assert "schedule.warmup_steps=1000: longer than the run's 20 steps" in process.stderr
+    remedy = re.search(r"set (schedule\.warmup_steps=\d+), or (schedule=constant)", process.stderr)
     assert remedy is not None
     assert "longer than the run" not in run_app("train", *short, remedy[1], "run.name=short").stderr
 

@@ -80,8 +80,8 @@ def test_a_kill_before_the_first_step_is_no_hindrance(
         assert run_app("train", *short).returncode == 0
     killed = _injected("in the beginning", number, *short, *again, cwd=tmp_path)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    done = run_app("train", *short, *again)
-    assert done.returncode == 0, done.stderr
+    process = run_app("train", *short, *again)
+    assert process.returncode == 0, process.stderr
     assert summary(tmp_path / "runs/x")["steps"] == 3
 
 
@@ -148,12 +148,12 @@ def test_a_start_over_a_killed_run_keeps_its_log(overrides: list[str], run_app: 
         killed = _injected("in the step", 6, *overrides, "run.name=x", cwd=tmp_path)
         assert killed.returncode == -signal.SIGKILL, killed.stderr
         before = (run / "log.txt").read_bytes(), (run / "metrics.jsonl").read_bytes()
-        done = _injected("in the step", 3, *overrides, "run.name=x", cwd=tmp_path)
+        process = _injected("in the step", 3, *overrides, "run.name=x", cwd=tmp_path)
         said = (
             "runs/x: starts over from step 0; the part before was killed; what it logged is in "
             f"log.txt.{2 * number - 1} and metrics.jsonl.{2 * number - 1}"
         )
-        assert said in done.stderr
+        assert said in process.stderr
         assert said in (run / "log.txt").read_text()
         kept = (run / f"log.txt.{2 * number - 1}", run / f"metrics.jsonl.{2 * number - 1}")
         assert tuple(path.read_bytes() for path in kept) == before
@@ -259,9 +259,9 @@ def test_other_peoples_directories_are_left_alone(run_app: Command, tmp_path: Pa
     write_dataset(tmp_path / "data")
     before = {path: path.read_bytes() for path in (tmp_path / "data").rglob("*") if path.is_file()}
     for extra in ([], OVERWRITE):
-        done = run_app("train", *SMALL, "data.path=data", "run.dir=data", "run.name=x", *extra)
-        assert done.returncode == 2, done.stderr
-        assert "run.dir=data: contains" in done.stderr
+        process = run_app("train", *SMALL, "data.path=data", "run.dir=data", "run.name=x", *extra)
+        assert process.returncode == 2, process.stderr
+        assert "run.dir=data: contains" in process.stderr
     after = {
         path: path.read_bytes() for path in (tmp_path / "data").rglob("*") if path.name != ".lock" and path.is_file()
     }
@@ -306,8 +306,8 @@ def test_two_processes_stop_together_and_go_on_to_the_same_bits(
     step = summary(stopped)["steps"]
     assert summary(stopped)["status"] == "interrupted"
     for name in ("stopped", "whole"):
-        done = run_app("train", *overrides, f"run.name={name}", f"train.max_steps={step + 20}", processes=2)
-        assert done.returncode == 0, done.stderr
+        process = run_app("train", *overrides, f"run.name={name}", f"train.max_steps={step + 20}", processes=2)
+        assert process.returncode == 0, process.stderr
     assert summary(stopped)["digest"] == summary(tmp_path / "runs/whole")["digest"]
 
 
@@ -316,7 +316,7 @@ def test_two_processes_stop_together_and_go_on_to_the_same_bits(
 def test_bf16_trains(interaction: str, run_app: Command, dataset: Path, tmp_path: Path) -> None:
     figures = []
     for precision in ("fp32", "bf16"):
-        done = run_app(
+        process = run_app(
             "train",
             *SMALL,
             f"data.path={dataset}",
@@ -325,7 +325,7 @@ def test_bf16_trains(interaction: str, run_app: Command, dataset: Path, tmp_path
             f"runtime.precision={precision}",
             f"model.interaction={interaction}",
         )
-        assert done.returncode == 0, done.stderr
+        assert process.returncode == 0, process.stderr
         figures.append(summary(tmp_path / "runs" / precision)["eval"]["logloss"])
     assert figures[0] != figures[1]
     assert figures[0] == pytest.approx(figures[1], rel=0.02)
@@ -334,9 +334,9 @@ def test_bf16_trains(interaction: str, run_app: Command, dataset: Path, tmp_path
 def test_half_of_a_launchers_environment_is_refused(dataset: Path, tmp_path: Path) -> None:
     half = {"WORLD_SIZE": "2"}
     forks = forked("train", *SMALL, f"data.path={dataset}", "run.name=x", cwd=tmp_path, environment=half)
-    done = ended(forks, tmp_path)
-    assert done.returncode == 2
-    assert "WORLD_SIZE is set but not RANK" in done.stderr
+    process = ended(forks, tmp_path)
+    assert process.returncode == 2
+    assert "WORLD_SIZE is set but not RANK" in process.stderr
 
 
 @pytest.mark.parametrize(

@@ -219,8 +219,8 @@ def test_a_run_resumes_beside_a_last_batch(
     whole = run_app("train", *overrides, "run.name=whole")
     assert whole.returncode == 0, whole.stderr
     for step in (*stops, 10):
-        done = run_app("train", *overrides, "run.name=parts", f"train.max_steps={step}")
-        assert done.returncode == 0, done.stderr
+        process = run_app("train", *overrides, "run.name=parts", f"train.max_steps={step}")
+        assert process.returncode == 0, process.stderr
     runs = tmp_path / "runs"
     assert summary(runs / "parts")["digest"] == summary(runs / "whole")["digest"]
     assert losses(runs / "parts") == losses(runs / "whole")

@@ -228,15 +228,15 @@ def test_killed_beside_an_evaluation_it_cuts_and_ends_in_the_same(
 
 @pytest.mark.slow
 def test_two_processes_decide_the_same(run_app: Command, dataset: Path, tmp_path: Path) -> None:
-    done = run_app("train", *STOPPING, f"data.path={dataset}", "run.name=two", processes=2)
-    assert done.returncode == 0, done.stderr
+    process = run_app("train", *STOPPING, f"data.path={dataset}", "run.name=two", processes=2)
+    assert process.returncode == 0, process.stderr
     aucs = [event["auc"] for event in events(tmp_path / "runs/two", "eval")]
     assert plain_stop(aucs, 3, 1) == len(aucs)
     steps_done = summary(tmp_path / "runs/two")["steps"]
     assert steps_done == 3 * len(aucs)
-    assert f"early stop: step {steps_done}: no gain of train.monitor=auc at 3 evaluations in a row" in done.stderr
-    assert f"at most {LAST} steps of 64 samples" in done.stderr
-    assert "no gain of train.monitor=auc, learning rate 1 to 0.5" in done.stderr
+    assert f"early stop: step {steps_done}: no gain of train.monitor=auc at 3 evaluations in a row" in process.stderr
+    assert f"at most {LAST} steps of 64 samples" in process.stderr
+    assert "no gain of train.monitor=auc, learning rate 1 to 0.5" in process.stderr
     killed = [*STOPPING, f"data.path={dataset}", "run.name=killed"]
     forks = forked("train", *killed, cwd=tmp_path, processes=2, fault="in the step:14")
     assert ended(forks, tmp_path).returncode == -signal.SIGKILL

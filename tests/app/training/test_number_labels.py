@@ -54,9 +54,9 @@ def ratings(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def train(run_app: Command, root: Path, name: str, *overrides: str, processes: int = 1) -> str:
     usual = ["model.over_arch=[16,1]", "train.global_batch_size=100", "optimizer=adam", "optimizer.lr=0.02"]
     keys = [*MODEL, *usual, f"data.path={root}", f"run.name={name}", *overrides]
-    done = run_app("train", *keys, processes=processes)
-    assert done.returncode == 0, done.stderr
-    return done.stderr
+    process = run_app("train", *keys, processes=processes)
+    assert process.returncode == 0, process.stderr
+    return process.stderr
 
 
 def summary_of(run: Path) -> dict[str, Any]:
@@ -100,8 +100,8 @@ def test_steps_and_errors_are_those_of_a_few_lines_of_numpy(
             np.add.at(table, ids[:, column], -0.3 * of_vectors[:, 4 * column : 4 * column + 4])
         weight, bias = weight - 0.3 * slope @ vectors, bias - 0.3 * slope.sum()
 
-    done = run_app("train", *overrides)
-    assert done.returncode == 0, done.stderr
+    process = run_app("train", *overrides)
+    assert process.returncode == 0, process.stderr
     events = [json.loads(line) for line in (tmp_path / "runs/x/metrics.jsonl").read_text().splitlines()]
     windows = [event for event in events if event["event"] == "train"]
     assert [event["loss"] for event in windows] == pytest.approx(losses, rel=1e-5)

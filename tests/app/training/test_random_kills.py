@@ -123,11 +123,11 @@ def test_a_process_that_is_killed_ends_the_others_clearly(
         assert time.monotonic() < deadline
         time.sleep(0.01)
     forks[1].kill()
-    done = ended(forks, tmp_path)
-    assert forks[0].exitcode == 75, done.stderr
-    assert "another process is lost or unreachable" in done.stderr
-    assert "perhaps killed for lack of memory" in done.stderr
-    assert "Traceback" not in done.stderr
+    process = ended(forks, tmp_path)
+    assert forks[0].exitcode == 75, process.stderr
+    assert "another process is lost or unreachable" in process.stderr
+    assert "perhaps killed for lack of memory" in process.stderr
+    assert "Traceback" not in process.stderr
     (run / "summary.json").unlink()  # as after the kill of all
     step = int((run / "checkpoints/latest").read_text().removeprefix("step_"))
     resumed = run_app("train", *overrides, f"train.max_steps={step + 5}", "run.name=x", processes=2)
@@ -189,8 +189,8 @@ def test_kills_at_random_moments_change_nothing(dataset: Path, run_app: Command,
     assert steps == sorted(steps)
     assert len(set(steps)) > 10
     for name in ("killed", "whole"):
-        done = run_app("train", *overrides, f"train.max_steps={steps[-1] + 7}", f"run.name={name}")
-        assert done.returncode == 0, done.stderr
+        process = run_app("train", *overrides, f"train.max_steps={steps[-1] + 7}", f"run.name={name}")
+        assert process.returncode == 0, process.stderr
     assert summary(run)["digest"] == summary(tmp_path / "runs/whole")["digest"]
     assert losses(run) == losses(tmp_path / "runs/whole")
     evaluated = [[event["auc"] for event in events(tmp_path / "runs" / name, "eval")] for name in ("whole", "killed")]

@@ -230,12 +230,12 @@ def in_forks(directory: Path) -> Execute:
     """Commands in processes of their own, killed as by kill -9."""
 
     def execute(overrides: list[str], fault: str, processes: int) -> str:
-        done = ended(forked("train", *overrides, cwd=directory, processes=processes, fault=fault), directory)
-        if done.returncode == 0 and "nothing to do" in done.stderr:
+        process = ended(forked("train", *overrides, cwd=directory, processes=processes, fault=fault), directory)
+        if process.returncode == 0 and "nothing to do" in process.stderr:
             return NOTHING_TO_DO
         statuses = {0: "completed", 75: "interrupted", 2: "refused", -signal.SIGKILL: "killed"}
-        assert done.returncode in statuses, done.stderr
-        return statuses[done.returncode]
+        assert process.returncode in statuses, process.stderr
+        return statuses[process.returncode]
 
     return execute
 

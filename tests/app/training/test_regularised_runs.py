@@ -90,8 +90,8 @@ def test_a_killed_run_cuts_and_stops_where_an_undisturbed_one_does(
         for fork in forks:
             fork.join()
     for name in ("killed", "whole"):
-        done = run_app("train", *base, f"run.name={name}", processes=processes)
-        assert done.returncode == 0, done.stderr
+        process = run_app("train", *base, f"run.name={name}", processes=processes)
+        assert process.returncode == 0, process.stderr
     killed, whole = summary(Path("runs/killed")), summary(Path("runs/whole"))
     assert killed["steps"] < 40 * 31  # it was stopped
     for key in ("steps", "digest", "eval", "last"):

@@ -38,8 +38,8 @@ def test_kept_scores_are_those_of_the_served_model(run_app: Command, dataset: Pa
         "eval.keep_scores=100000",
         "eval.global_batch_size=64",
     ]
-    done = run_app("train", *overrides, "run.name=x")
-    assert done.returncode == 0, done.stderr
+    process = run_app("train", *overrides, "run.name=x")
+    assert process.returncode == 0, process.stderr
     run = tmp_path / "runs/x"
     assert summary(run)["best"]["step"] != 24
     about = json.loads((run / "scores/test.json").read_bytes())

@@ -122,9 +122,9 @@ def test_what_is_not_finite_stops_it_before_it_is_saved(
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_step_can_be_skipped(processes: int, overrides: list[str], run_app: Command, tmp_path: Path) -> None:
     skip = [*overrides, "train.on_nan=skip", "run.name=x"]
-    done = injected("loss not finite:40", *skip, cwd=tmp_path, processes=processes)
-    assert done.returncode == 0, done.stderr
-    assert PLACE + "the loss is not finite: skipped" in done.stderr
+    process = injected("loss not finite:40", *skip, cwd=tmp_path, processes=processes)
+    assert process.returncode == 0, process.stderr
+    assert PLACE + "the loss is not finite: skipped" in process.stderr
     run = tmp_path / "runs/x"
     assert (summary(run)["steps"], summary(run)["train"]["skipped_steps"]) == (60, 1)
     assert [event["loss"] for event in events(run, "train") if event["step"] == 40] == [None]

@@ -131,7 +131,7 @@ def test_paths_that_need_quotes(inputs: Path, name: str) -> None:
             config(f"data.{key}={path}")
         typed.append(str(error.value).partition("; write ")[2])
     if name == NAMES[0]:
-        done = subprocess.run(
+        process = subprocess.run(
             f"{shlex.join(command())} {' '.join(typed)}",
             shell=True,
             cwd=REPOSITORY,
@@ -139,7 +139,7 @@ def test_paths_that_need_quotes(inputs: Path, name: str) -> None:
             text=True,
             check=False,
         )
-        assert done.returncode == 0, done.stderr
+        assert process.returncode == 0, process.stderr
         assert (directory / "out/manifest.json").exists()
     words = subprocess.run(f"printf '%s\\0' {' '.join(typed)}", shell=True, capture_output=True, text=True, check=True)
     data = config(*words.stdout.split("\0")[:-1])

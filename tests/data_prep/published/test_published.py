@@ -113,9 +113,9 @@ def test_another_file_or_split_is_refused(small: sets.PublishedSet, raw: Path, t
 
 def test_a_set_without_a_mirror_or_a_name_is_one_line(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "data_prep.published", f"out={tmp_path}/out"]
-    done = subprocess.run([*command, "name=kgcn"], capture_output=True, text=True, check=False)
+    process = subprocess.run([*command, "name=kgcn"], capture_output=True, text=True, check=False)
     message = "error: name=kgcn: must be one of kgcn_lastfm, ncf_movielens_1m, tfrs_movielens_100k\n"
-    assert (done.returncode, done.stderr) == (2, message)
+    assert (process.returncode, process.stderr) == (2, message)
 
 
 def test_movielens_is_shuffled_as_numpy_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -193,19 +193,19 @@ def test_text_traces_by_the_commands(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / f"{name}.txt").write_text(", ".join(map(str, TRACES["zipf"][1][:5000] * 7 + 10**9)))
     trace = "locality.trace=[one.txt,two.txt]"
-    done = command("profile", trace, "locality.profile=p.npz", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "one: 5,000 accesses to" in done.stdout
-    done = command("generate", "locality.profile=p.npz", "locality.to=made", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    process = command("profile", trace, "locality.profile=p.npz", cwd=tmp_path)
+    assert process.returncode == 0, process.stderr
+    assert "one: 5,000 accesses to" in process.stdout
+    process = command("generate", "locality.profile=p.npz", "locality.to=made", cwd=tmp_path)
+    assert process.returncode == 0, process.stderr
     assert len((tmp_path / "made/two.txt").read_text().split()) == 5000
-    done = command("compare", trace, "locality.other=made", "locality.plot=lru.svg", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert float(done.stdout.split("tables: ")[1].split(";")[0]) < 0.001
+    process = command("compare", trace, "locality.other=made", "locality.plot=lru.svg", cwd=tmp_path)
+    assert process.returncode == 0, process.stderr
+    assert float(process.stdout.split("tables: ")[1].split(";")[0]) < 0.001
     assert (tmp_path / "lru.svg").read_text().count("<polyline") == 2
-    done = command("compare", trace, "locality.other=one.txt", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "its tables are ['one'], not ['one', 'two']" in done.stderr
+    process = command("compare", trace, "locality.other=one.txt", cwd=tmp_path)
+    assert process.returncode == 2
+    assert "its tables are ['one'], not ['one', 'two']" in process.stderr
 
 
 def test_bad_words_are_named(tmp_path: Path) -> None:
