@@ -84,10 +84,10 @@ def plain_rows(pairs: NDArray[np.int64], seed: int, epoch: int) -> list[tuple[in
 
 
 def read(
-    root: Path, seed: int, epoch: int, world_size: int = 1, batch: int = 60, first: int = 0, **changed: Any
+    root: Path, seed: int, epoch: int, world_size: int = 1, batch: int = 60, first: int = 0, **changes: Any
 ) -> list[list[tuple[int, ...]]]:
     """The rows of each global batch, those of all processes one after the other."""
-    config, parts = replace(CONFIG, **changed), []
+    config, parts = replace(CONFIG, **changes), []
     for rank in range(world_size):
         split = SplitReader(root, load_manifest(root), "train", config, rank, world_size, drop_last=False)
         batches = split.train_batches(batch, seed, epoch, first)
@@ -121,12 +121,12 @@ def test_what_is_drawn_depends_on_seed_and_epoch_alone(root: Path) -> None:
     assert read(root, 3, 1, world_size=2) == batches
     assert read(root, 3, 1, first=5) == batches[5:]
     of_others = [
-        sorted((row for batch in read(root, 3, 1, batch=size, **changed) for row in batch), key=repr)
-        for size, changed in ((60, {}), (17, {"shuffle_block_rows": 100}), (60, {"shuffle_lanes": 4}))
+        sorted((row for batch in read(root, 3, 1, batch=size, **changes) for row in batch), key=repr)
+        for size, changes in ((60, {}), (17, {"shuffle_block_rows": 100}), (60, {"shuffle_lanes": 4}))
     ]
     assert of_others[0] == of_others[1] == of_others[2]
-    drawn = {each: sorted(row for batch in read(root, *each) for row in batch) for each in ((3, 1), (3, 2), (4, 1))}
-    assert drawn[3, 1] != drawn[3, 2] != drawn[4, 1] != drawn[3, 1]
+    samples = {each: sorted(row for batch in read(root, *each) for row in batch) for each in ((3, 1), (3, 2), (4, 1))}
+    assert samples[3, 1] != samples[3, 2] != samples[4, 1] != samples[3, 1]
 
 
 def test_each_free_item_is_drawn_as_often(root: Path) -> None:
@@ -181,9 +181,9 @@ def test_a_killed_run_ends_as_if_it_had_not_been(root: Path, run_app: Command, t
     assert summary(tmp_path / "runs/killed")["digest"] == whole["digest"]
     verified = run_app("verify", "run=runs/killed")
     assert json.loads(verified.stdout)["verdict"] == "identical", verified.stderr
-    refused = run_app("train", *keys, "data.negatives.per_positive=4", "run.name=killed")
-    assert refused.returncode == 2
-    assert "data.negatives.per_positive=4: the run at" in refused.stderr
+    refusal = run_app("train", *keys, "data.negatives.per_positive=4", "run.name=killed")
+    assert refusal.returncode == 2
+    assert "data.negatives.per_positive=4: the run at" in refusal.stderr
 
 
 def test_the_split_is_evaluated_with_the_negatives_of_the_first_epoch(root: Path) -> None:

@@ -26,10 +26,10 @@ def test_phases_are_timed_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -
             now[0] += seconds
             meter.phase_done(phase)
         meter.step_done(input_wait=0.02)
-    taken = meter.take()
-    assert taken.phase_steps == 3
-    assert taken.phases == pytest.approx({"forward": 0.03, "backward": 0.09, "optimizer": 0.0})
-    assert sum(taken.phases.values()) == pytest.approx(taken.seconds.sum() - taken.input_wait)
+    timing = meter.take()
+    assert timing.phase_steps == 3
+    assert timing.phases == pytest.approx({"forward": 0.03, "backward": 0.09, "optimizer": 0.0})
+    assert sum(timing.phases.values()) == pytest.approx(timing.seconds.sum() - timing.input_wait)
     assert meter.take()[1:] == (0.0, 0, {})
 
 
