@@ -56,10 +56,10 @@ def test_it_holds_what_was_there_when_the_save_began(asynchronous: bool, this: s
     saver.wait()
     assert [(one.step, one.path.name) for one in saver.finished()] == [(3, "step_00000003")]
     verify(tmp_path / "step_00000003")
-    read = stage(tensors(this))
-    model_state.read_tensors(tmp_path / "step_00000003", read)
-    assert all(np.array_equal(a, b) for a, b in zip(before, values(read), strict=True))
-    assert not any(np.array_equal(a, b) for a, b in zip(values(read), values(tensors(this)), strict=True))
+    checkpoint_tensors = stage(tensors(this))
+    model_state.read_tensors(tmp_path / "step_00000003", checkpoint_tensors)
+    assert all(np.array_equal(a, b) for a, b in zip(before, values(checkpoint_tensors), strict=True))
+    assert not any(np.array_equal(a, b) for a, b in zip(values(checkpoint_tensors), values(tensors(this)), strict=True))
     saver.close()
 
 

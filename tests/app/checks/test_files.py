@@ -71,9 +71,9 @@ def test_no_advice_removes_a_run(tmp_path: Path) -> None:
     (tmp_path / "runs/mine/thesis.tex").write_text("")
     (tmp_path / "runs/begun").mkdir()
     (tmp_path / "runs/begun/log.txt").write_text("")
-    found = {check.name: check for check in files.check_runs(tmp_path / "runs")}
-    assert found[f"run {run}"].verdict is Verdict.ok
-    result = {name.rpartition("/")[2]: check.remedy for name, check in found.items()}
+    checks = {check.name: check for check in files.check_runs(tmp_path / "runs")}
+    assert checks[f"run {run}"].verdict is Verdict.ok
+    result = {name.rpartition("/")[2]: check.remedy for name, check in checks.items()}
     assert result == {"b": None, "begun": "remove the directory, or train again", "mine": "move it out of here"}
 
 

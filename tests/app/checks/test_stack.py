@@ -84,8 +84,8 @@ def test_a_wrong_lookup_is_found_in_any_mode_of_python(
     source = (Path(stack.__file__).parent / "stack_probe.py").read_text()
     probe = source.replace("fill_(0.5)", f"fill_({value})")
     exec(compile(probe, "probe", "exec", optimize=optimize), {"__name__": "__main__"})
-    found = json.loads(capsys.readouterr().out)["cpu_fault"]
-    assert found is None if fault is None else found.startswith(fault)
+    cpu_fault = json.loads(capsys.readouterr().out)["cpu_fault"]
+    assert cpu_fault is None if fault is None else cpu_fault.startswith(fault)
 
 
 @pytest.mark.parametrize(("version", "verdict"), [((3, 9, 2), "fail"), ((3, 10, 0), "ok"), ((3, 13, 0), "fail")])

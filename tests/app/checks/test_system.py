@@ -43,9 +43,9 @@ def few_files() -> Iterator[None]:
 
 @pytest.mark.usefixtures("few_files")
 def test_few_open_files() -> None:
-    found = {check.name: check for check in system.check_limits(has_gpu=False)}
-    assert found["open files"].verdict is Verdict.warn
-    assert found["locked memory"].verdict is Verdict.ok
+    checks = {check.name: check for check in system.check_limits(has_gpu=False)}
+    assert checks["open files"].verdict is Verdict.warn
+    assert checks["locked memory"].verdict is Verdict.ok
 
 
 def test_threads_and_names(monkeypatch: pytest.MonkeyPatch) -> None:

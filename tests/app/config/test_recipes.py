@@ -148,19 +148,29 @@ def test_a_configuration_of_bars_is_as_published(name: str, model: str, number: 
     parameters, val, test, settings = BARS[name][number]
     config = compose_config(AppConfig, CONFIG_DIR, [f"recipe=bars_{name}", f"model={model}"])
     validate(config)
-    own, optimizer, train = config.model, config.optimizer, config.train
+    model_config, optimizer, train = config.model, config.optimizer, config.train
     assert meta_build.parameter_counts(meta_build.meta_model(config))["total"] == parameters
     assert config.published.parameters == parameters
     assert (config.published.auc, config.published.test_auc) == (val, test)
     assert config.published.train_rows == BARS_ROWS[name]
     assert config.run.name == f"bars_{name}" + (f"_{model}" if model != "dlrm" else "")
-    parts: list[Any] = [own.interaction.value, own.dcn_num_layers, own.dense_arch, own.over_arch, own.deep_arch]
-    parts += ["bn" if own.batch_norm else None, *own.dropout, optimizer.sparse_weight_decay]
-    shown = [str(part).replace(" ", "") for part in parts if part not in (None, [], [1])]
-    assert " ".join(shown) == settings
-    assert own.embedding_dim == (1 if model == "lr" else 10)
-    assert (own.dense_init, own.tables.init, own.tables.init_std) == (DenseInit.xavier_normal, TableInit.normal, 1e-4)
-    assert own.numeric.value == ("dense_arch" if model == "dlrm" else "vectors")
+    parts: list[Any] = [
+        model_config.interaction.value,
+        model_config.dcn_num_layers,
+        model_config.dense_arch,
+        model_config.over_arch,
+        model_config.deep_arch,
+    ]
+    parts += ["bn" if model_config.batch_norm else None, *model_config.dropout, optimizer.sparse_weight_decay]
+    fields = [str(part).replace(" ", "") for part in parts if part not in (None, [], [1])]
+    assert " ".join(fields) == settings
+    assert model_config.embedding_dim == (1 if model == "lr" else 10)
+    assert (model_config.dense_init, model_config.tables.init, model_config.tables.init_std) == (
+        DenseInit.xavier_normal,
+        TableInit.normal,
+        1e-4,
+    )
+    assert model_config.numeric.value == ("dense_arch" if model == "dlrm" else "vectors")
     assert (optimizer.name.value, optimizer.lr, optimizer.eps) == ("adam", 1e-3, 1e-8)
     assert (optimizer.beta1, optimizer.beta2, optimizer.weight_decay) == (0.9, 0.999, 0.0)
     assert (optimizer.max_grad_norm, optimizer.clip_tables) == (10.0, True)
@@ -307,11 +317,11 @@ def test_the_grid_of_dlrmv4_is_the_rules(batch: int, every: int, blocks: int) ->
     assert evaluation_steps(train, YAMBDA["train"]) == (every, blocks * every)
     assert every * batch == 2_293_760
     length = _length(train)
-    found, step = [], 0
+    steps, step = [], 0
     while step < (blocks + 2) * every:
         step = length.next_evaluation(step)
-        found.append(step)
-    assert found == [blocks * every, (blocks + 1) * every, (blocks + 2) * every]
+        steps.append(step)
+    assert steps == [blocks * every, (blocks + 1) * every, (blocks + 2) * every]
     assert length.next_evaluation(length.total_steps - 1) == length.total_steps
 
 
