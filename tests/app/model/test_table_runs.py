@@ -64,9 +64,9 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(run_app: Command, bags: Pat
     result = run_app("verify", "run=runs/cut")
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["verdict"] == "identical"
-    refused = run_app("train", *overrides, "run.name=cut", "+model.tables.overrides.item.pooling=mean")
-    assert refused.returncode == 2
-    assert "model.tables" in refused.stderr
+    refusal = run_app("train", *overrides, "run.name=cut", "+model.tables.overrides.item.pooling=mean")
+    assert refusal.returncode == 2
+    assert "model.tables" in refusal.stderr
 
 
 @pytest.mark.slow
@@ -102,7 +102,7 @@ def test_two_processes_with_three_sharding_types_train_as_one(run_app: Command, 
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
         (["+model.tables.overrides.tags.kind=qr", "sharding=data_parallel"], "t_tags_q is looked up id by id"),
         (["model.tables.storage=fp16", "sharding=data_parallel"], "t_user is not stored as fp32"),
@@ -112,7 +112,7 @@ def test_two_processes_with_three_sharding_types_train_as_one(run_app: Command, 
         (["model.tables.kind=round"], "plain, qr, mixed_dimension"),
     ],
 )
-def test_what_cannot_be_is_said_in_one_line(overrides: list[str], said: str, run_app: Command, bags: Path) -> None:
+def test_what_cannot_be_is_said_in_one_line(overrides: list[str], message: str, run_app: Command, bags: Path) -> None:
     process = run_app("train", *SMALL, f"data.path={bags}", "run.name=no", *overrides)
     assert process.returncode == 2
-    assert said in error_line(process.stderr)
+    assert message in error_line(process.stderr)

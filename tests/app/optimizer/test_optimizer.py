@@ -47,8 +47,8 @@ def test_schedule_equals_facebookresearch() -> None:
         assert match
         warmup, start, steps = map(int, match.groups())
         config = ScheduleConfig(ScheduleName.warmup_poly, warmup, start, steps)
-        ours = [learning_rate(1.0, config, step) for step in range(len(golden[key]))]
-        np.testing.assert_array_equal(ours, golden[key], err_msg=key)
+        rates = [learning_rate(1.0, config, step) for step in range(len(golden[key]))]
+        np.testing.assert_array_equal(rates, golden[key], err_msg=key)
 
 
 def test_constant_schedule_is_the_base_rate() -> None:
@@ -65,8 +65,8 @@ def test_cosine_equals_torch() -> None:
         half_cosine.optimizer.step()
         half_cosine.step()
     expected = [0.08, 0.16, 0.24, 0.32, 0.4, 0.4, 0.4, 0.4, 0.4, *rates[1:], *3 * [0.04]]
-    ours = [learning_rate(0.4, config, step) for step in [*range(9), *range(10, 33)]]
-    assert ours == pytest.approx(expected, rel=1e-12)
+    actual = [learning_rate(0.4, config, step) for step in [*range(9), *range(10, 33)]]
+    assert actual == pytest.approx(expected, rel=1e-12)
 
 
 def test_warmup_begins_at_0_and_holds() -> None:
@@ -120,8 +120,8 @@ def test_steps_at_changing_rates_equal_the_oracle(
         oracle.step(lr, 0.6 * lr)
         assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
     # Adagrad divides a first gradient by its own size: where that is almost 0, rounding decides (fp32, float64).
-    for ours, theirs in zip([*_tables(this), *_dense(this)], [*tables, *dense], strict=True):
-        np.testing.assert_allclose(ours.detach().numpy(), theirs.detach().numpy(), atol=1e-4)
+    for parameter, oracle_parameter in zip([*_tables(this), *_dense(this)], [*tables, *dense], strict=True):
+        np.testing.assert_allclose(parameter.detach().numpy(), oracle_parameter.detach().numpy(), atol=1e-4)
 
 
 ANY = AppConfig(
@@ -193,8 +193,8 @@ def test_only_dense_gradients_are_clipped_and_by_their_common_norm(runtime: Runt
     assert torch.stack(squares).sum().sqrt().item() == pytest.approx(0.1 * 0.001, rel=1e-3)
     longer = [((new - old) ** 2).sum() for new, old in zip(_dense(free), before, strict=True)]
     assert torch.stack(longer).sum().sqrt().item() > 0.1 * 0.01
-    for ours, theirs in zip(_tables(clipped), _tables(free), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+    for clipped_table, free_table in zip(_tables(clipped), _tables(free), strict=True):
+        torch.testing.assert_close(clipped_table, free_table, rtol=0, atol=0)
 
 
 def test_dense_parameters_may_have_another_algorithm(runtime: Runtime, dataset: Path) -> None:

@@ -131,9 +131,9 @@ def test_a_gpus_plan_counts_what_fbgemm_allocates(name: OptimizerName, storage: 
         device=torch.device("meta"),
     )
     tensors = dict([*allocated.named_parameters(), *allocated.named_buffers()])
-    kept = {key: tensor for key, tensor in tensors.items() if key.startswith(("weights_", "momentum"))}
+    table_tensors = {key: tensor for key, tensor in tensors.items() if key.startswith(("weights_", "momentum"))}
     device, host = (
-        tensor_bytes(tensor for key, tensor in kept.items() if key.endswith(end) and tensor.numel() > 1)
+        tensor_bytes(tensor for key, tensor in table_tensors.items() if key.endswith(end) and tensor.numel() > 1)
         for end in ("_dev", "_uvm")
     )
     config = AppConfig(
@@ -187,8 +187,8 @@ def test_ids_a_bag_are_the_means_of_the_shards(runtime: Runtime, ragged: Path) -
     for name, ids in means.items():
         (part,) = parts[f"t_{name}"]
         vectors = batch * min(1.0, ids) * 16 * 4
-        kept = RAGGED_EMBEDDINGS[name] * 16 * 4
-        assert part.total_bytes == pytest.approx(kept + vectors + batch * ids * 8, abs=2)
+        table_bytes = RAGGED_EMBEDDINGS[name] * 16 * 4
+        assert part.total_bytes == pytest.approx(table_bytes + vectors + batch * ids * 8, abs=2)
 
 
 def test_empty_bags_alone_can_be_planned(tmp_path: Path, runtime: Runtime) -> None:
