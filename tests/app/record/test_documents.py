@@ -171,9 +171,9 @@ def test_a_damaged_document_is_refused_in_one_line(name: str, run: Path) -> None
     for change, key, words in ((remove, kind.required, "is missing"), (misstate, kind.number, 'is "many": expected')):
         (run / kind.path).write_bytes(whole)
         rewrite(run, kind, change)
-        with pytest.raises(UserError) as refused:
+        with pytest.raises(UserError) as error:
             kind.read(run)
-        text = str(refused.value)
+        text = str(error.value)
         assert str(run / kind.path) in text
         assert f"key '{key}' {words}" in text
         assert "\n" not in text

@@ -97,8 +97,8 @@ def in_summary(part: str | None, key: str, value: Any) -> Callable[[Path], None]
 
 def in_event(kind: str, step: int, key: str, change: Callable[[Any], Any]) -> Callable[[Path], None]:
     def changed(event: Any) -> Any:
-        here = (event["event"], event["step"]) == (kind, step)
-        return {**event, key: change(event[key])} if here else event
+        is_target = (event["event"], event["step"]) == (kind, step)
+        return {**event, key: change(event[key])} if is_target else event
 
     return lambda run: rewritten(run / "metrics.jsonl", changed)
 
@@ -132,10 +132,10 @@ FAST = (
 
 
 @pytest.mark.parametrize(
-    "what", [pytest.param(what, marks=() if what in FAST else pytest.mark.slow) for what in CHANGED]
+    "case", [pytest.param(case, marks=() if case in FAST else pytest.mark.slow) for case in CHANGED]
 )
-def test_a_changed_figure_is_found(what: str, run: Path, verified: Callable[..., tuple[int, Report]]) -> None:
-    change, figure = CHANGED[what]
+def test_a_changed_figure_is_found(case: str, run: Path, verified: Callable[..., tuple[int, Report]]) -> None:
+    change, figure = CHANGED[case]
     change(run)
     status, report = verified()
     assert (status, report["verdict"]) == (1, "different")

@@ -93,14 +93,14 @@ def test_each_command_applies_the_profile_of_the_run(run_app: Command, dataset: 
 def test_a_process_group_has_the_environment_of_its_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     """When it starts: libraries read their variables once."""
     config = compose_config(AppConfig, CONFIG_DIR, ["+environment.variables.A_VARIABLE=7"])
-    seen = []
+    variables = []
 
     def start(*_: object) -> None:
-        seen.append(os.environ.get("A_VARIABLE"))
+        variables.append(os.environ.get("A_VARIABLE"))
         raise SystemExit
 
     monkeypatch.setattr(platform, "start", start)
     with pytest.raises(SystemExit), process_group.joined(config, process_group.READING):
         pass
-    assert seen == ["7"]
+    assert variables == ["7"]
     os.environ.pop("A_VARIABLE")
