@@ -81,18 +81,18 @@ def _final_parameters(this: session.Session) -> dict[str, NDArray[np.float32]]:
 
 def _our_columns(num_vectors: int, itself: bool) -> NDArray[np.int64]:
     """The reference's column of each of ours: it goes by the lower triangle, we by the upper."""
-    theirs = [(i, j) for i in range(num_vectors) for j in range(i + itself)]
-    ours = [(i, j) for i in range(num_vectors) for j in range(i if itself else i + 1, num_vectors)]
-    return np.array([*range(4), *(4 + theirs.index((j, i)) for i, j in ours)])
+    reference_pairs = [(i, j) for i in range(num_vectors) for j in range(i + itself)]
+    pairs = [(i, j) for i in range(num_vectors) for j in range(i if itself else i + 1, num_vectors)]
+    return np.array([*range(4), *(4 + reference_pairs.index((j, i)) for i, j in pairs)])
 
 
 def _dense_parameters(this: session.Session) -> Iterator[tuple[str, torch.nn.Parameter]]:
     """Dense parameters by the reference's names."""
-    for ours, theirs in (("dense_arch", "bot"), ("over_arch", "top")):
+    for arch, reference_name in (("dense_arch", "bot"), ("over_arch", "top")):
         for layer in (0, 1):
-            linear: Any = getattr(this.model.module, ours)[layer]
-            yield f"{theirs}_{layer}_w", linear.weight
-            yield f"{theirs}_{layer}_b", linear.bias
+            linear: Any = getattr(this.model.module, arch)[layer]
+            yield f"{reference_name}_{layer}_w", linear.weight
+            yield f"{reference_name}_{layer}_b", linear.bias
 
 
 def _set_initial(this: session.Session, golden: Any, order: NDArray[np.int64]) -> None:
@@ -120,15 +120,15 @@ def manifest() -> Manifest:
 
 
 def batches(golden: Any) -> Iterator[Batch]:
-    used = 0
+    offset = 0
     for step in range(STEPS):
         if "idx" in golden:
             lengths = np.ones((26, BATCH), dtype=np.int32)
             values = golden["idx"][step].T.reshape(-1)
         else:
             lengths = golden["lengths"][step].astype(np.int32)
-            values = golden["values"][used : used + lengths.sum()]
-            used += int(lengths.sum())
+            values = golden["values"][offset : offset + lengths.sum()]
+            offset += int(lengths.sum())
         sparse_features = KeyedJaggedTensor(
             keys=FEATURES,
             values=torch.from_numpy(values.astype(np.int32)),
@@ -141,12 +141,12 @@ def batches(golden: Any) -> Iterator[Batch]:
 
 def main() -> None:
     runtime = platform.start(RuntimeConfig(platform=Platform.cuda), seed=0, deterministic=True)
-    found: dict[str, NDArray[np.float32]] = {}
+    arrays: dict[str, NDArray[np.float32]] = {}
     for case in CASES:
         losses, parameters = train_case(case, runtime)
-        found[f"{case}/losses"] = losses
-        found |= {f"{case}/{key}": values for key, values in parameters.items()}
-    np.savez(sys.argv[1], **found)  # type: ignore[arg-type]
+        arrays[f"{case}/losses"] = losses
+        arrays |= {f"{case}/{key}": values for key, values in parameters.items()}
+    np.savez(sys.argv[1], **arrays)  # type: ignore[arg-type]
     platform.stop()
 
 

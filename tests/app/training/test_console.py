@@ -101,8 +101,8 @@ def test_a_warm_up_longer_than_the_run_is_told(dataset: Path, run_app: Command) 
 
 @pytest.mark.parametrize("no_colour", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_on_a_terminal(dataset: Path, tmp_path: Path, no_colour: bool) -> None:
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 160, 0, 0))
+    controller, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 160, 0, 0))
     forks = forked(
         "train",
         *SMALL,
@@ -110,16 +110,16 @@ def test_on_a_terminal(dataset: Path, tmp_path: Path, no_colour: bool) -> None:
         "run.name=a",
         "train.max_steps=20",
         cwd=tmp_path,
-        stderr=os.ttyname(theirs),
+        stderr=os.ttyname(terminal),
         environment={"TERM": "xterm", "NO_COLOR": "1" if no_colour else ""},
     )
-    seen = io.BytesIO()
-    while forks[0].exitcode is None or select.select([ours], [], [], 0)[0]:
-        if select.select([ours], [], [], 0.05)[0]:
-            seen.write(os.read(ours, 4096))
-    os.close(theirs)
-    os.close(ours)
-    text = seen.getvalue().decode()
+    output = io.BytesIO()
+    while forks[0].exitcode is None or select.select([controller], [], [], 0)[0]:
+        if select.select([controller], [], [], 0.05)[0]:
+            output.write(os.read(controller, 4096))
+    os.close(terminal)
+    os.close(controller)
+    text = output.getvalue().decode()
     assert forks[0].exitcode == 0, text
     assert "100%|" in text
     assert "step 20/20" in text

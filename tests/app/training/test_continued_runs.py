@@ -37,11 +37,11 @@ def best_of(run: Path) -> int | None:
 
 def set_aucs(monkeypatch: pytest.MonkeyPatch, *aucs: float) -> None:
     """Let evaluations have these AUCs, in turn."""
-    measured, left = Session.evaluate, iter(aucs)
+    measured, queue = Session.evaluate, iter(aucs)
 
     def evaluated(self: Session, *arguments: Any) -> Evaluation:
         result = measured(self, *arguments)
-        return result._replace(figures=structs.replace(result.figures, auc=next(left)))
+        return result._replace(figures=structs.replace(result.figures, auc=next(queue)))
 
     monkeypatch.setattr(Session, "evaluate", evaluated)
 
@@ -73,11 +73,11 @@ def test_the_summary_s_evaluation_is_of_the_model_that_is_served(
     recorded = {event["step"]: event for event in events(run, "eval")}
     assert (figures["steps"], figures["eval"]["step"], figures["last"]["step"]) == (9, 6, 9)
     for part in ("eval", "last"):
-        known = recorded[figures[part]["step"]]
-        assert figures[part] == {key: known[key] for key in figures[part] if key != "samples"} | {"samples": 501}
+        evaluation = recorded[figures[part]["step"]]
+        assert figures[part] == {key: evaluation[key] for key in figures[part] if key != "samples"} | {"samples": 501}
     assert recorded[6]["logloss"] != recorded[9]["logloss"]
-    for given, step in (([], 6), (["checkpoint=last"], 9)):
-        command_here(runtime, "evaluate", "run=runs/x", "split=val", "out=x.json", *given)
+    for overrides, step in (([], 6), (["checkpoint=last"], 9)):
+        command_here(runtime, "evaluate", "run=runs/x", "split=val", "out=x.json", *overrides)
         scored = json.loads(Path("x.json").read_bytes())
         assert (scored["step"], scored["logloss"]) == (step, pytest.approx(recorded[step]["logloss"], rel=1e-12))
 
@@ -161,12 +161,12 @@ def test_a_run_from_another_runs_checkpoint_keeps_its_own_best(
     assert summary(Path("runs/y"))["best"] == {"step": 6, "auc": 0.8}  # it evaluates where it starts
     assert best_of(Path("runs/y")) == 6
     assert [event["step"] for event in events(Path("runs/y"), "train")] == list(range(7, 13))
-    again = [*other, "train.max_steps=7", "checkpoint.overwrite=true"]
-    assert train_here(runtime, *again) == "completed"
+    restart = [*other, "train.max_steps=7", "checkpoint.overwrite=true"]
+    assert train_here(runtime, *restart) == "completed"
     assert [event["step"] for event in events(Path("runs/y"), "train")] == [7]
     assert summary(Path("runs/y"))["best"] == {"step": 7, "auc": 0.6}
     assert [path.name for path in whole_checkpoints(Path("runs/y/checkpoints"))] == ["step_00000007"]
-    assert train_here(runtime, *again, "train.max_steps=6", "run.name=z") == "completed"  # nothing is left to train
+    assert train_here(runtime, *restart, "train.max_steps=6", "run.name=z") == "completed"  # nothing is left to train
     assert best_of(Path("runs/z")) == 6
 
 
@@ -206,8 +206,8 @@ def test_an_evaluation_of_both_splits_stands_once_after_a_kill(
 def test_a_checkpoint_of_another_run_is_not_taken_for_the_runs_own(runtime: Runtime, base: list[str]) -> None:
     for name, lr in (("x", "0.1"), ("y", "0.2")):
         assert train_here(runtime, *base, f"run.name={name}", f"optimizer.lr={lr}", "train.max_steps=2") == "completed"
-    own, other = (str(Path(f"runs/{name}/checkpoints/step_00000002")) for name in "xy")
+    checkpoint, other = (str(Path(f"runs/{name}/checkpoints/step_00000002")) for name in "xy")
     config = resume.trained_config(Path("runs/x"), RuntimeConfig(precision=Precision.bf16), None)
-    assert resume.open_checkpoint(Path("runs/x"), own, config, runtime).state.step == 2
+    assert resume.open_checkpoint(Path("runs/x"), checkpoint, config, runtime).state.step == 2
     with pytest.raises(UserError, match=r"runs/y/.*: was trained with optimizer.lr=0.2, and run=runs/x with 0.1; give"):
         resume.open_checkpoint(Path("runs/x"), other, config, runtime)

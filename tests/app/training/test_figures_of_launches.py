@@ -98,15 +98,15 @@ def parts_of(rng: random.Random, most_processes: int) -> list[Part]:
 
 def flat(figures: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """A summary's figures by dotted name."""
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for key, value in figures.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return found
+        by_name |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return by_name
 
 
 def assert_same(whole: Path, parts: Path, ran: list[Part]) -> None:
     """Every figure but the peak of memory, to the rounding of times and of sums in another order."""
-    expected, found = flat(summary(whole)), flat(summary(parts))
+    expected, actual = flat(summary(whole)), flat(summary(parts))
     moved = len({processes for processes, *_ in ran}) > 1
     extended = [part for part in ran[:-1] if part[2] is None]  # each evaluates at its end
     for key, value in expected.items():
@@ -116,10 +116,10 @@ def assert_same(whole: Path, parts: Path, ran: list[Part]) -> None:
         if extended and key.startswith(("seconds.", "power.joules", "covers.power", "best.", "eval.")):
             continue
         if isinstance(value, float):
-            assert found[key] == pytest.approx(value, rel=1e-4 if moved else 1e-6), key
+            assert actual[key] == pytest.approx(value, rel=1e-4 if moved else 1e-6), key
         else:
-            assert found[key] == value, key
-    assert moved or found["digest.parameters"] == expected["digest.parameters"]
+            assert actual[key] == value, key
+    assert moved or actual["digest.parameters"] == expected["digest.parameters"]
 
 
 def assert_true(run: Path, ran: list[Part]) -> None:

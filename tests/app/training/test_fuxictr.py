@@ -64,8 +64,8 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def recorded(case: str, stage: str) -> dict[str, Tensor]:
     """Recorded values by our names, with inputs of over_arch in our order: theirs has the dense vector last."""
     prefix = f"{case}/{stage}/"
-    own = [key for key in GOLDEN if key.startswith(prefix)]
-    values = {key.removeprefix(prefix): torch.from_numpy(GOLDEN[key]) for key in own}
+    keys = [key for key in GOLDEN if key.startswith(prefix)]
+    values = {key.removeprefix(prefix): torch.from_numpy(GOLDEN[key]) for key in keys}
     if numbers := [values.pop(name) for name in NUMERIC if name in values]:
         values["dense_arch.weight"] = torch.cat(numbers, dim=1).T
     if case.startswith("dlrm"):

@@ -51,8 +51,8 @@ def test_a_run_has_the_metrics_of_plain_loops(run_app: Command, tmp_path: Path) 
     keys[keys.index("eval.group_by=cat_0")] = "eval.group_by=cat_1"
     process = run_app("train", *keys, "eval.split=test", "run.name=of_1", "train.epochs=2")
     assert (process.returncode, "eval.group_by" in process.stderr) == (2, True), process.stderr
-    again = run_app("evaluate", "run=runs/of_1", "split=test")
-    assert json.loads(again.stdout)["hr_at_10"] == figures_of(tmp_path / "runs/of_1")["hr_at_10"]
+    evaluation = run_app("evaluate", "run=runs/of_1", "split=test")
+    assert json.loads(evaluation.stdout)["hr_at_10"] == figures_of(tmp_path / "runs/of_1")["hr_at_10"]
 
 
 @pytest.mark.parametrize(

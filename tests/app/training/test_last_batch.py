@@ -114,9 +114,9 @@ def test_padding_repeats_a_row_of_the_batch(roots: dict[str, Path]) -> None:
         for rank in range(2):
             split = SplitReader(roots[name], load_manifest(roots[name]), "train", CONFIG, rank, 2, drop_last=False)
             parts.append(list(split.train_batches(BATCH, 3, 1, 0))[-1])
-        left = ROWS[name] % BATCH
-        assert [len(part.labels) for part in parts] == [-(-left // 2)] * 2
-        assert sum(part.num_valid for part in parts) == left
+        remainder = ROWS[name] % BATCH
+        assert [len(part.labels) for part in parts] == [-(-remainder // 2)] * 2
+        assert sum(part.num_valid for part in parts) == remainder
         assert sum(part.share for part in parts) == pytest.approx(2)
         last = np.rint(parts[1].dense_features[:, 0].numpy() * ROWS[name]).astype(int)
         assert set(last[parts[1].num_valid :]) == {plain_batches(ROWS[name], 3, 1)[-1][-1]}
@@ -227,33 +227,33 @@ def test_a_run_resumes_beside_a_last_batch(
     if len(stops) > 1:
         verified = run_app("verify", "run=runs/parts")
         assert verified.returncode == 0, verified.stderr
-        refused = run_app("train", *overrides, "train.drop_last=true", "run.name=parts", "train.epochs=4")
-        assert refused.returncode == 2
-        assert "train.drop_last" in refused.stderr
+        refusal = run_app("train", *overrides, "train.drop_last=true", "run.name=parts", "train.epochs=4")
+        assert refusal.returncode == 2
+        assert "train.drop_last" in refusal.stderr
 
 
 @pytest.mark.parametrize("drop_last", [True, False])
 def test_samples_of_steps(drop_last: bool, roots: dict[str, Path]) -> None:
     rows, train = ROWS["odd"], TrainConfig(global_batch_size=BATCH, drop_last=drop_last, epochs=3)
     sizes = [BATCH] * 4 + ([] if drop_last else [45])
-    counted = [0, *itertools.accumulate(sizes * 3)]
-    assert [samples_of(train, rows, step) for step in range(len(counted))] == counted
-    for samples in range(0, counted[-1] + 1, 7):
-        expected = max(step for step, count in enumerate(counted) if count <= samples)
+    sample_counts = [0, *itertools.accumulate(sizes * 3)]
+    assert [samples_of(train, rows, step) for step in range(len(sample_counts))] == sample_counts
+    for samples in range(0, sample_counts[-1] + 1, 7):
+        expected = max(step for step, count in enumerate(sample_counts) if count <= samples)
         assert steps_within(train, rows, samples) == expected
     split = SplitReader(roots["odd"], load_manifest(roots["odd"]), "train", CONFIG, 0, 1, drop_last)
     assert run_length(train, split, 1).total_steps == 3 * len(sizes)
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("overrides", "message"),
     [
         (["model=hstu", "data.source=synthetic_events"], "model=hstu: train.drop_last=false is for DLRM alone"),
         (["model.interaction=scalar_pairs", "model.mixes_samples=true"], "train.drop_last=false has no meaning"),
         (["runtime.compile=step"], "train.drop_last=false: not with runtime.compile=step, .*give runtime.compile=none"),
     ],
 )
-def test_what_it_does_not_go_with(given: list[str], message: str) -> None:
-    config = compose_config(AppConfig, CONFIG_DIR, [*given, "train.drop_last=false", "data.path=x"])
+def test_what_it_does_not_go_with(overrides: list[str], message: str) -> None:
+    config = compose_config(AppConfig, CONFIG_DIR, [*overrides, "train.drop_last=false", "data.path=x"])
     with pytest.raises(UserError, match=message):
         validate(config)

@@ -54,7 +54,7 @@ def test_cuts_are_those_of_torchs_scheduler(monitor: str, patience: int) -> None
     config = ScheduleConfig(ScheduleName.plateau, factor=0.3, patience=patience, threshold=0.02, min_lr=1e-3)
     for _ in range(20):
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.4)
-        theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(
+        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(
             optimizer,
             "max" if monitor == "auc" else "min",
             factor=0.3,
@@ -63,11 +63,11 @@ def test_cuts_are_those_of_torchs_scheduler(monitor: str, patience: int) -> None
             threshold_mode="abs",
             min_lr=1e-3,
         )
-        seen = Monitored()
+        state = Monitored()
         for value in rng.normal(0.6, 0.05, 25) + rng.normal(0, 0.01) * np.arange(25):
-            seen = watch(seen, float(value), monitor, config)
-            theirs.step(float(value))
-            assert learning_rate(0.4, config, 7, seen.cuts) == optimizer.param_groups[0]["lr"]
+            state = watch(state, float(value), monitor, config)
+            scheduler.step(float(value))
+            assert learning_rate(0.4, config, 7, state.cuts) == optimizer.param_groups[0]["lr"]
 
 
 def test_a_rate_below_the_least_one_stays() -> None:
@@ -162,8 +162,8 @@ def test_a_run_cuts_and_ends_as_its_evaluations_say(
     assert len(set(rates.values())) > 1
     ending = f"no gain of train.monitor=auc at 3 evaluations in a row; the best was {best:.5f} at step {best_step}"
     assert sentences(read_run(whole))[0][1].endswith(f"stopped early: {ending}.")
-    again = [*STOPPING, f"data.path={dataset}", "run.name=whole", f"run.dir={whole}"]
-    assert train_here(runtime, *again) == NOTHING_TO_DO
+    overrides = [*STOPPING, f"data.path={dataset}", "run.name=whole", f"run.dir={whole}"]
+    assert train_here(runtime, *overrides) == NOTHING_TO_DO
     assert command_here(runtime, "verify", f"run={whole}") == 0
     assert json.loads(capsys.readouterr().out)["verdict"] == "identical"
 
