@@ -42,10 +42,14 @@ def test_processes_and_histograms_agree(run_app: Command, dataset: Path, tmp_pat
     alone, both = (evaluated(processes=processes) for processes in (1, 2))
     figures = ("auc", "pr_auc", "logloss", "ne", "accuracy", "ece", "calibration", "base_rate")
     assert {key: both[key] for key in figures} == pytest.approx({key: alone[key] for key in figures}, abs=1e-5)
-    added = evaluated("exact_rows=500", processes=2)
-    assert (added["samples"], added["auc_method"], added["pr_auc"]) == (501, "histogram", None)
-    assert abs(added["auc"] - both["auc"]) <= added["auc_error"] + 1e-12
-    assert added["logloss"] == pytest.approx(both["logloss"], rel=1e-12)
+    histogram_figures = evaluated("exact_rows=500", processes=2)
+    assert (histogram_figures["samples"], histogram_figures["auc_method"], histogram_figures["pr_auc"]) == (
+        501,
+        "histogram",
+        None,
+    )
+    assert abs(histogram_figures["auc"] - both["auc"]) <= histogram_figures["auc_error"] + 1e-12
+    assert histogram_figures["logloss"] == pytest.approx(both["logloss"], rel=1e-12)
     assert "auc_method" not in both
 
 
@@ -133,24 +137,26 @@ def test_metrics_that_depend_on_the_batch_say_so(
 @pytest.mark.slow
 def test_row_weights_come_from_the_checkpoint_and_are_recorded(run_app: Command, dataset: Path, tmp_path: Path) -> None:
     """A file that has gone blocks nothing that reads the checkpoint; verify names one that changed."""
-    weights, kept = tmp_path / "w.npy", tmp_path / "kept.npy"
+    weights, backup = tmp_path / "w.npy", tmp_path / "kept.npy"
     np.save(weights, np.random.default_rng(0).random(50).astype(np.float32))
-    own = f"+model.tables.overrides.cat_0={{pooling: weighted, row_weights: fixed, row_weights_path: {weights}}}"
-    process = run_app("train", *SMALL, own, f"data.path={dataset}", "run.name=x", "train.max_steps=4", "eval.split=val")
+    override = f"+model.tables.overrides.cat_0={{pooling: weighted, row_weights: fixed, row_weights_path: {weights}}}"
+    process = run_app(
+        "train", *SMALL, override, f"data.path={dataset}", "run.name=x", "train.max_steps=4", "eval.split=val"
+    )
     assert process.returncode == 0, process.stderr
     trained = json.loads((tmp_path / "runs/x/summary.json").read_bytes())["eval"]
     recorded = json.loads((tmp_path / "runs/x/manifest.json").read_bytes())["files"]
     assert recorded == {str(weights): hashlib.sha256(weights.read_bytes()).hexdigest()}
-    weights.rename(kept)
+    weights.rename(backup)
     for tables in ("null", "fp32"):
         process = run_app("evaluate", "run=runs/x", "split=val", f"tables={tables}", "runtime.platform=cpu")
         assert process.returncode == 0, process.stderr
         assert json.loads(process.stdout)["logloss"] == pytest.approx(trained["logloss"], rel=1e-6)
-    np.save(weights, np.load(kept) * 2)
+    np.save(weights, np.load(backup) * 2)
     process = run_app("verify", "run=runs/x", "runtime.platform=cpu")
     assert process.returncode == 1, process.stderr
     assert f"since then: files {weights}: " in process.stderr
-    kept.rename(weights)
+    backup.rename(weights)
     process = run_app("verify", "run=runs/x", "runtime.platform=cpu")
     assert process.returncode == 0, process.stderr
     assert "files" not in process.stderr

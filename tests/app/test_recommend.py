@@ -52,13 +52,13 @@ def test_scores_are_those_of_evaluation_in_any_order_and_number(run: Path, run_a
     (tmp_path / "test.tsv").write_text("".join(test))
     ranked = ranking(run_app, tmp_path, "test.tsv")
     assert [candidate["rank"] for candidate in ranked] == list(range(1, len(test) + 1))
-    found = np.array([candidate["probability"] for candidate in ranked])
-    assert (np.diff(found) <= 0).all()
+    probabilities = np.array([candidate["probability"] for candidate in ranked])
+    assert (np.diff(probabilities) <= 0).all()
     labels = [int(test[int(candidate["candidate"]) - 1][0]) for candidate in ranked]
     summary = json.loads((run / "summary.json").read_bytes())["eval"]
     assert summary["samples"] == len(test)
-    assert log_loss(labels, found) == pytest.approx(summary["logloss"], rel=1e-6)
-    assert roc_auc_score(labels, found) == pytest.approx(summary["auc"], abs=1e-9)
+    assert log_loss(labels, probabilities) == pytest.approx(summary["logloss"], rel=1e-6)
+    assert roc_auc_score(labels, probabilities) == pytest.approx(summary["auc"], abs=1e-9)
 
     order = np.random.default_rng(0).permutation(ROWS)
     (tmp_path / "all.tsv").write_text("".join(lines[i] for i in order))
@@ -175,10 +175,10 @@ def test_ids_are_expanded_as_they_were_in_training(run_app: Command, tmp_path: P
 
 
 def test_values_out_of_vocabulary_are_told(run: Path, run_app: Command, tmp_path: Path) -> None:
-    known = (tmp_path / "raw.tsv").read_text().splitlines()[0].split("\t")
-    strange = [*known]
+    fields = (tmp_path / "raw.tsv").read_text().splitlines()[0].split("\t")
+    strange = [*fields]
     strange[1 + 13 + 2], strange[1 + 13 + 7] = "deadbee1", "deadbee2"
-    (tmp_path / "c.tsv").write_text("".join("\t".join(row) + "\n" for row in (known, strange)))
+    (tmp_path / "c.tsv").write_text("".join("\t".join(row) + "\n" for row in (fields, strange)))
     process = run_app("recommend", "run=runs/r", "candidates=c.tsv", "top_k=2", "out=out.csv")
     assert process.returncode == 0, process.stderr
     assert "cat_2 1, cat_7 1" in process.stderr

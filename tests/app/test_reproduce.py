@@ -57,8 +57,8 @@ def test_runs_that_are_done_are_not_run_again(
     for words in ("quickstart at 3 seeds", "0.69952 to 0.70448", "none published", "python -m app.reproduce seeds=3"):
         assert words in page
     assert "fbgemm_gpu-cpu " in page
-    made = document(tmp_path / "runs/quickstart")
-    assert [run["status"] for run in made["runs"]] == ["completed"] * 3
+    reproduction = document(tmp_path / "runs/quickstart")
+    assert [run["status"] for run in reproduction["runs"]] == ["completed"] * 3
     (copy,) = (tmp_path / "registry").iterdir()
     assert copy.read_bytes() == (tmp_path / "runs/quickstart/reproduce.json").read_bytes()
 

@@ -92,9 +92,9 @@ def test_a_run_and_its_directory(run_app: Command, dataset: Path, tmp_path: Path
     assert per_device == figures["throughput"]["samples_per_second_per_device"]
     assert (row["Global Batch Size"], row["Batch Size per Device"], row["World Size"]) == ("64", "64", "1")
 
-    again = run_app("train", *overrides)
-    assert again.returncode == 0
-    assert "completed already" in again.stderr
+    repeat = run_app("train", *overrides)
+    assert repeat.returncode == 0
+    assert "completed already" in repeat.stderr
     assert summary(run) == figures
 
     scored = run_app("evaluate", "run=runs/one", "split=val", "runtime.num_threads=1")
@@ -290,16 +290,16 @@ def test_raw_rows_are_preprocessed_once(run_app: Command, tmp_path: Path) -> Non
     figures = summary(tmp_path / "runs/raw")
     assert figures["steps"] == 12
     assert figures["parameters"]["embedding"] == 26 * 11 * 16
-    written = (tmp_path / "shards/manifest.json").stat().st_mtime_ns
+    mtime = (tmp_path / "shards/manifest.json").stat().st_mtime_ns
     further = run_app("train", *overrides, "train.max_steps=14")
     assert further.returncode == 0, further.stderr
     assert summary(tmp_path / "runs/raw")["steps"] == 14
-    assert (tmp_path / "shards/manifest.json").stat().st_mtime_ns == written
+    assert (tmp_path / "shards/manifest.json").stat().st_mtime_ns == mtime
 
     (tmp_path / "rows.tsv").write_text("1\t2\n")
-    refused = run_app("train", *SMALL, "data.raw=rows.tsv", "data.path=others", "run.name=bad")
-    assert refused.returncode == 2
-    assert re.search("rows.tsv[:,] row 1", error_line(refused.stderr))
+    refusal = run_app("train", *SMALL, "data.raw=rows.tsv", "data.path=others", "run.name=bad")
+    assert refusal.returncode == 2
+    assert re.search("rows.tsv[:,] row 1", error_line(refusal.stderr))
     assert not (tmp_path / "others/manifest.json").exists()
 
 

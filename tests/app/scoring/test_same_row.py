@@ -98,8 +98,8 @@ class Model(NamedTuple):
     def recommend(self, name: str, *overrides: str) -> NDArray[np.float32]:
         """Logits of a file's candidates, in the file's order."""
         out = self.directory / "ranking.json"
-        given = [f"candidates={self.directory / name}", f"out={out}", "top_k=null", "id_column=none", *overrides]
-        command_here(self.runtime, "recommend", f"run={self.directory}/run", *given)
+        arguments = [f"candidates={self.directory / name}", f"out={out}", "top_k=null", "id_column=none", *overrides]
+        command_here(self.runtime, "recommend", f"run={self.directory}/run", *arguments)
         ranking = json.loads(out.read_text())["ranking"]
         logits = {int(candidate["candidate"]): candidate["logit"] for candidate in ranking}
         return np.array([logits[row] for row in sorted(logits)], np.float32)
@@ -132,17 +132,17 @@ def trained(runtime: Runtime, directory: Path, raw: str, schema: str, *keys: str
 
 def forms_of(table: OwnTable, rows: list[int], draw: random.Random) -> list[Form]:
     """Files of these rows, in every form that candidates have."""
-    inputs, others = table.read, [column for column in table.columns if column.use != "label"]
+    inputs, unlabelled = table.read, [column for column in table.columns if column.use != "label"]
     vague = table.is_ambiguous
     has_dates = any(column.use == "date" for column in inputs)
     forms = []
     if not any(column.kind == "nasty list" for column in inputs):
         forms += text_forms(table, rows, draw)
         forms.append(Form("texts.jsonl", lambda path: write_lines(path, objects_of(rows, inputs, as_text=True))))
-        texts = (rows, others)
+        texts = (rows, unlabelled)
         forms.append(Form("texts.parquet", lambda path: write_parquet(path, *texts, as_text=True)))
     objects = objects_of(rows, inputs)
-    mixed = objects_of(rows, draw.sample(others, len(others)))
+    mixed = objects_of(rows, draw.sample(unlabelled, len(unlabelled)))
     user, items = cut_users_columns(objects)
 
     def write_pair(path: Path) -> None:
@@ -156,7 +156,7 @@ def forms_of(table: OwnTable, rows: list[int], draw: random.Random) -> list[Form
         Form("items.jsonl", write_pair, vague, user="user.jsonl"),
         Form(
             "typed.parquet",
-            lambda path: write_parquet(path, rows, draw.sample(others, len(others))),
+            lambda path: write_parquet(path, rows, draw.sample(unlabelled, len(unlabelled))),
             vague or (has_dates and not table.is_typed),
         ),
     ]
@@ -227,9 +227,9 @@ def test_drawn_tables(seed: int, runtime: Runtime, tmp_path: Path) -> None:
     table, keys = drawn_table(draw, raw, ROWS), drawn_keys(draw)
     print(f"seed {seed}: {raw}, {keys}, {table.schema()}", *((c.name, c.kind, c.texts[:5]) for c in table.columns))
     write_raw(table, tmp_path / f"rows.{raw}")
-    given = [f"data.{key}={value}" for key, value in keys.items()]
+    overrides = [f"data.{key}={value}" for key, value in keys.items()]
     chunk = f"data.chunk_bytes={draw.choice([700, 10**6])}"
-    model = trained(runtime, tmp_path, f"rows.{raw}", table.schema(), *given, chunk)
+    model = trained(runtime, tmp_path, f"rows.{raw}", table.schema(), *overrides, chunk)
     split = draw.choice(["train", "val"])
     expected = model.evaluate(split)
     first = 0 if split == "train" else load_manifest(tmp_path / "data").splits["train"].rows
@@ -266,8 +266,8 @@ def rows_of_people(
 ) -> list[str]:
     """Lines of 40 rows of user, label and number, whose label depends on both."""
     draw = random.Random(41)
-    drawn = [(f"u{draw.randint(1, 5)}", draw.choice(numbers)) for _ in range(40)]
-    return [line(user, int(user in ("u1", "u2") or number > 7), number) for user, number in drawn]
+    pairs = [(f"u{draw.randint(1, 5)}", draw.choice(numbers)) for _ in range(40)]
+    return [line(user, int(user in ("u1", "u2") or number > 7), number) for user, number in pairs]
 
 
 def comma(number: float) -> str:
