@@ -38,8 +38,8 @@ def raw(tmp_path: Path) -> Path:
     (directory / "item_index2entity_id.txt").write_text("".join(f"{a}\t/m/{i}\n" for i, a in enumerate(artists)))
     lines = ["userID\tartistID\tweight"]
     for user in range(2, 14):
-        own = draw.sample([*artists, "5", "6"], draw.randint(2, 9))
-        lines += [f"{user}\t{artist}\t{draw.randint(1, 999)}" for artist in own]
+        user_artists = draw.sample([*artists, "5", "6"], draw.randint(2, 9))
+        lines += [f"{user}\t{artist}\t{draw.randint(1, 999)}" for artist in user_artists]
     (directory / "user_artists.dat").write_text("\n".join(lines) + "\n")
     return directory
 
@@ -61,9 +61,9 @@ def small(raw: Path) -> Iterator[sets.PublishedSet]:
 
 
 def test_fetched_files_become_the_rows_that_kgcn_draws(small: sets.PublishedSet, tmp_path: Path) -> None:
-    written = sets.write_splits(small, tmp_path / "fetched", tmp_path / "out")
+    paths = sets.write_splits(small, tmp_path / "fetched", tmp_path / "out")
     assert digests(tmp_path / "out") == {f"{split}.csv": sha256 for split, sha256 in KGCN.items()}
-    assert sorted(written) == sorted((tmp_path / "out").iterdir())
+    assert sorted(paths) == sorted((tmp_path / "out").iterdir())
     assert {"user_artists.dat", "item_index2entity_id.txt"} <= set(digests(tmp_path / "fetched"))
 
 
@@ -72,8 +72,8 @@ def test_each_user_has_as_many_negatives_as_positives(raw: Path) -> None:
     rows = [row for split in splits.values() for row in list(split)[1:]]
     assert len({(user, item) for _, user, item in rows}) == len(rows)
     for label in (0, 1):
-        assert Counter(user for own, user, _ in rows if own == label) == Counter(
-            user for own, user, _ in rows if own == 1
+        assert Counter(user for row_label, user, _ in rows if row_label == label) == Counter(
+            user for row_label, user, _ in rows if row_label == 1
         )
 
 
