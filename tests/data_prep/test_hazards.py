@@ -105,8 +105,8 @@ def test_an_interrupted_generation_goes_on(tmp_path: Path, monkeypatch: pytest.M
         patch.setattr(Path, "replace", interrupted)
         with pytest.raises(KeyboardInterrupt):
             generate_days(config, tmp_path / "cut", None)
-    again = generate_days(config, tmp_path / "cut", None)
-    assert [Path(day).read_bytes() for day in again] == [Path(day).read_bytes() for day in whole]
+    days = generate_days(config, tmp_path / "cut", None)
+    assert [Path(day).read_bytes() for day in days] == [Path(day).read_bytes() for day in whole]
 
 
 def test_a_day_given_twice_is_refused(tmp_path: Path) -> None:
