@@ -25,8 +25,8 @@ class Change(NamedTuple):
 
     path: str
     is_new: bool
-    added: list[str]
-    removed: list[str]
+    added_lines: list[str]
+    removed_lines: list[str]
 
     @property
     def is_test(self) -> bool:
@@ -36,7 +36,7 @@ class Change(NamedTuple):
     @property
     def tests(self) -> list[str]:
         """The tests that the patch adds, as pytest names them."""
-        names = [re.match(r"def (test_\w+)\(", line) for line in self.added if self.is_test]
+        names = [re.match(r"def (test_\w+)\(", line) for line in self.added_lines if self.is_test]
         return [f"{self.path}::{match[1]}" for match in names if match]
 
 
@@ -50,7 +50,7 @@ def changes_of(patch: str) -> list[Change]:
         elif line.startswith("+++ b/"):
             changes.append(Change(line.removeprefix("+++ b/"), is_new, [], []))
         elif changes and line[:1] in ("+", "-") and not line.startswith("+++"):
-            (changes[-1].added if line[0] == "+" else changes[-1].removed).append(line[1:])
+            (changes[-1].added_lines if line[0] == "+" else changes[-1].removed_lines).append(line[1:])
     return changes
 
 
@@ -58,10 +58,10 @@ def size_problems(changes: list[Change]) -> list[str]:
     """What makes a patch more than a file and a row."""
     of_code = [change for change in changes if not change.is_test]
     new = [change.path for change in of_code if change.is_new]
-    elsewhere = sum(len(change.added) for change in of_code if not change.is_new)
+    elsewhere = sum(len(change.added_lines) for change in of_code if not change.is_new)
     problems = [f"{len(new)} new files: {', '.join(new)}"] * (len(new) > 1)
     problems += [f"{elsewhere} lines in other files"] * (elsewhere > MAX_LINES_ELSEWHERE)
-    problems += [f"{change.path}: lines taken away" for change in of_code if change.removed]
+    problems += [f"{change.path}: lines taken away" for change in of_code if change.removed_lines]
     return problems + ["no test"] * (not any(change.tests for change in changes))
 
 

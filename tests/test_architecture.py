@@ -69,9 +69,9 @@ def leak_problems(root: Path, files: list[Path]) -> list[str]:
         except UnicodeDecodeError:
             continue  # binary
         for number, line in enumerate(lines, start=1):
-            for what, pattern in LEAKS.items():
-                if found := pattern.search(line):
-                    problems.append(f"{path.relative_to(root)}:{number}: {what}: {found.group()!r}")
+            for leak, pattern in LEAKS.items():
+                if match := pattern.search(line):
+                    problems.append(f"{path.relative_to(root)}:{number}: {leak}: {match.group()!r}")
     return problems
 
 
@@ -108,10 +108,10 @@ def test_planted_import_is_caught(tmp_path: Path, file: str, code: str, problem:
 
 
 def test_tests_are_imported_by_nobody_and_the_oracle_imports_nothing_of_ours() -> None:
-    ours = re.compile(rf"^\s*(?:from|import) (?:{'|'.join(PACKAGES)})\b", re.MULTILINE)
-    assert not ours.search((ROOT / "tests/reference.py").read_text())
-    theirs = re.compile(r"^\s*(?:from|import) tests\b", re.MULTILINE)
-    assert [path for path in python_files(ROOT, PACKAGES) if theirs.search(path.read_text())] == []
+    package_import = re.compile(rf"^\s*(?:from|import) (?:{'|'.join(PACKAGES)})\b", re.MULTILINE)
+    assert not package_import.search((ROOT / "tests/reference.py").read_text())
+    tests_import = re.compile(r"^\s*(?:from|import) tests\b", re.MULTILINE)
+    assert [path for path in python_files(ROOT, PACKAGES) if tests_import.search(path.read_text())] == []
 
 
 def imports_by_module() -> dict[str, set[str]]:
@@ -226,8 +226,8 @@ def test_a_page_names_what_is_there(page: Path) -> None:
         if name and linked.suffix == ".py":
             assert re.search(rf"^(?:def|class) {name}\b", linked.read_text(), re.MULTILINE), (page, target, name)
     for path in re.findall(r"`((?:app|common|data_prep|tests|docs|benchmarks)/[\w/.]+)`", text):
-        named = ROOT / path
-        assert named.exists() or ("NAME" in named.name and named.parent.is_dir()), f"{page}: {path}"
+        file = ROOT / path
+        assert file.exists() or ("NAME" in file.name and file.parent.is_dir()), f"{page}: {path}"
 
 
 def test_only_tables_of_constants_keep_a_form_of_their_own() -> None:

@@ -35,8 +35,8 @@ def test_evaluate_with_tables_as_served(tables: str, machine: Machine, runs: Pat
 
 def test_two_processes_evaluate(machine: Machine, runs: Path, tmp_path: Path) -> None:
     command(machine, "evaluate", tmp_path, f"run={runs}/cuda/run", "split=val", f"out={tmp_path}/out.json", processes=2)
-    found = json.loads((tmp_path / "out.json").read_text())
-    assert found["auc"] == pytest.approx(summary(runs / "cuda")["eval"]["auc"], rel=1e-5)
+    figures = json.loads((tmp_path / "out.json").read_text())
+    assert figures["auc"] == pytest.approx(summary(runs / "cuda")["eval"]["auc"], rel=1e-5)
 
 
 def test_export(machine: Machine, runs: Path, tmp_path: Path) -> None:

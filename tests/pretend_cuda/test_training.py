@@ -47,8 +47,8 @@ CASES = {
 ON_TWO = (*LAYOUTS, "compressed exchange", "pipeline", "bf16", "skipped steps", "regularised")
 
 
-def same(ours: dict[str, Any], cpu: dict[str, Any]) -> bool:
-    return (ours["digest"], ours["eval"]) == (cpu["digest"], cpu["eval"])
+def same(cuda: dict[str, Any], cpu: dict[str, Any]) -> bool:
+    return (cuda["digest"], cuda["eval"]) == (cpu["digest"], cpu["eval"])
 
 
 def test_one_process_trains_as_on_the_cpu(runs: Path) -> None:
