@@ -96,7 +96,7 @@ def test_a_run_keeps_its_losses_and_parameters(name: str, inputs: Path, tmp_path
     row, recorded = training_row(name, inputs, tmp_path), record["runs"][name]
     recorded_machine, current_machine = record["machine"], machine()
     assert row["steps"] == recorded["steps"]
-    first, expected = (it["first_losses"][:COMPARED_LOSSES] for it in (row, recorded))
+    first, expected = (entry["first_losses"][:COMPARED_LOSSES] for entry in (row, recorded))
     message = f"{name}: first losses compared within {TOLERANCE} relative; {RECORD_AGAIN.format(name)}"
     assert first == pytest.approx(expected, rel=TOLERANCE), message
     if recorded_machine == current_machine:

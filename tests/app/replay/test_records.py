@@ -143,12 +143,12 @@ def test_a_changed_figure_is_found(case: str, run: Path, verified: Callable[...,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("which", ["parameters", "losses"])
-def test_a_changed_digest_is_found(which: str, run: Path, verified: Callable[..., tuple[int, Report]]) -> None:
-    in_summary("digest", which, "0" * 64)(run)
+@pytest.mark.parametrize("digest", ["parameters", "losses"])
+def test_a_changed_digest_is_found(digest: str, run: Path, verified: Callable[..., tuple[int, Report]]) -> None:
+    in_summary("digest", digest, "0" * 64)(run)
     rewritten(run / "manifest.json", lambda manifest: {**manifest, "code": {"git_sha": "another"}})
     status, report = verified()
-    assert (status, report["same_digests"][which]) == (1, False)
+    assert (status, report["same_digests"][digest]) == (1, False)
 
 
 @pytest.mark.slow

@@ -38,8 +38,8 @@ RESPONSIVE_MS = 1000  # this machine's cores are shared; a page that scans 200,0
 
 @pytest.fixture(scope="module")
 def driver() -> Iterator[webdriver.Chrome]:
-    with browser() as it:
-        yield it
+    with browser() as chrome:
+        yield chrome
 
 
 @pytest.fixture(scope="module")

@@ -63,7 +63,7 @@ def test_a_kill_at_any_moment_changes_nothing(
     assert losses(run) == losses(uninterrupted)
     assert [event["auc"] for event in events(run, "eval")] == [event["auc"] for event in events(uninterrupted, "eval")]
     names, expected = (
-        sorted(path.name for path in (which / "checkpoints").iterdir()) for which in (run, uninterrupted)
+        sorted(path.name for path in (directory / "checkpoints").iterdir()) for directory in (run, uninterrupted)
     )
     assert names == expected
     assert (run / "checkpoints/best").read_text() == (uninterrupted / "checkpoints/best").read_text()
