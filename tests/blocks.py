@@ -85,14 +85,14 @@ def not_run() -> Counter[str]:
     return Counter(block.reason for page in PAGES for block in blocks_of(page.read_text()) if block.reason)
 
 
-def differences(shown: str, printed: str) -> list[str]:
+def differences(page_text: str, printed: str) -> list[str]:
     """Lines of a page that its commands have not printed, however either is wrapped.
 
     Numbers of a machine may be any; decimal fractions agree within 0.002, as processors round sums differently; other
     numbers and all words are the same.
     """
     words = " ".join(printed.split())
-    lines = [line.strip() for line in shown.splitlines()]
+    lines = [line.strip() for line in page_text.splitlines()]
     return [line for line in lines if not NOT_COMPARED.match(line) and not _is_printed(" ".join(line.split()), words)]
 
 

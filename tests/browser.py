@@ -66,17 +66,17 @@ def emulate(driver: webdriver.Chrome, width: int, height: int, dark: bool = Fals
 def take_pictures(page: Path, directory: Path, height: int | None = HEIGHT) -> list[Path]:
     """PNGs of the page's top, light, dark and narrow; `height` None takes the whole page."""
     directory.mkdir(parents=True, exist_ok=True)
-    made = []
+    paths = []
     with browser() as driver:
         for name, (width, dark) in PICTURES.items():
             emulate(driver, width, height or 900, dark)
             driver.get(page.resolve().as_uri())
             emulate(driver, width, height or driver.execute_script("return document.body.scrollHeight"), dark)
             driver.execute_script("return new Promise((done) => requestAnimationFrame(() => setTimeout(done, 200)))")
-            made.append(directory / f"{page.stem}-{name}.png")
-            seen = Image.open(io.BytesIO(driver.get_screenshot_as_png())).convert("RGB")
-            seen.quantize(COLORS, dither=Image.Dither.NONE).save(made[-1], optimize=True)  # a third of the bytes
-    return made
+            paths.append(directory / f"{page.stem}-{name}.png")
+            screenshot = Image.open(io.BytesIO(driver.get_screenshot_as_png())).convert("RGB")
+            screenshot.quantize(COLORS, dither=Image.Dither.NONE).save(paths[-1], optimize=True)  # a third of the bytes
+    return paths
 
 
 def drawing_digest() -> str:

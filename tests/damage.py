@@ -18,15 +18,15 @@ def damaged(document: Any) -> Iterator[tuple[str, str, Any]]:
                 yield from _changed(document, place, repr(value), value)
 
 
-def _changed(document: Any, place: tuple[Any, ...], what: str, value: Any) -> Iterator[tuple[str, str, Any]]:
-    changed = copy.deepcopy(document)
-    parent = _at(changed, place[:-1])
-    if what == "deleted":
+def _changed(document: Any, place: tuple[Any, ...], change: str, value: Any) -> Iterator[tuple[str, str, Any]]:
+    variant = copy.deepcopy(document)
+    parent = _at(variant, place[:-1])
+    if change == "deleted":
         del parent[place[-1]]
     else:
         parent[place[-1]] = value
-    if changed != document:
-        yield ".".join(map(str, place)), what, changed
+    if variant != document:
+        yield ".".join(map(str, place)), change, variant
 
 
 def _at(value: Any, place: tuple[Any, ...]) -> Any:

@@ -53,8 +53,8 @@ def start_module(
 ) -> ForkServerProcess:
     """The same, under way; it writes `stdout` and `stderr` in the directory `out`."""
     context = multiprocessing.get_context("forkserver")
-    given = (module, arguments, str(cwd), dict(environment), str(out), prepare)
-    process = context.Process(target=_as_main, args=given)
+    target_arguments = (module, arguments, str(cwd), dict(environment), str(out), prepare)
+    process = context.Process(target=_as_main, args=target_arguments)
     process.start()
     return process
 

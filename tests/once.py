@@ -17,12 +17,12 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
     root = factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         root = root.parent
-    directory, done = root / name, root / f"{name}.done"
+    directory, marker = root / name, root / f"{name}.done"
     with open(root / f"{name}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not done.exists():
+        if not marker.exists():
             shutil.rmtree(directory, ignore_errors=True)
             directory.mkdir()
             make(directory)
-            done.touch()
+            marker.touch()
     return directory

@@ -220,11 +220,11 @@ def multi_hot_tables(
     rng = np.random.RandomState(seed)
     tables = []
     for rows, size in zip(num_embeddings, sizes, strict=True):
-        own = np.arange(rows)[:, None]
+        row_ids = np.arange(rows)[:, None]
         if distribution == "uniform":
             further = rng.randint(0, rows, size=(rows, size - 1)).astype(np.int32)
         else:
             with np.errstate(invalid="ignore"):
                 further = rng.pareto(a=0.25, size=(rows, size - 1)).astype(np.int32) % rows
-        tables.append(np.concatenate((own, further), axis=1).astype(np.int32))
+        tables.append(np.concatenate((row_ids, further), axis=1).astype(np.int32))
     return tables

@@ -113,8 +113,8 @@ class Project:
             "NO_PROXY": "127.0.0.1",
         }
         # Of our own Python's settings none may leak into the stand-ins.
-        ours = ("PIP_", "PYTHON", "VIRTUAL_ENV")
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+        prefixes = ("PIP_", "PYTHON", "VIRTUAL_ENV")
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
         return subprocess.Popen(
             [python or self.python, self.requirements / "install.py", self.environment, *options],
             env=inherited | settings,

@@ -25,8 +25,8 @@ class Change(NamedTuple):
 
     path: str
     is_new: bool
-    added: list[str]
-    removed: list[str]
+    added_lines: list[str]
+    removed_lines: list[str]
 
     @property
     def is_test(self) -> bool:
@@ -36,7 +36,7 @@ class Change(NamedTuple):
     @property
     def tests(self) -> list[str]:
         """The tests that the patch adds, as pytest names them."""
-        names = [re.match(r"def (test_\w+)\(", line) for line in self.added if self.is_test]
+        names = [re.match(r"def (test_\w+)\(", line) for line in self.added_lines if self.is_test]
         return [f"{self.path}::{match[1]}" for match in names if match]
 
 
@@ -50,7 +50,7 @@ def changes_of(patch: str) -> list[Change]:
         elif line.startswith("+++ b/"):
             changes.append(Change(line.removeprefix("+++ b/"), is_new, [], []))
         elif changes and line[:1] in ("+", "-") and not line.startswith("+++"):
-            (changes[-1].added if line[0] == "+" else changes[-1].removed).append(line[1:])
+            (changes[-1].added_lines if line[0] == "+" else changes[-1].removed_lines).append(line[1:])
     return changes
 
 
@@ -58,10 +58,10 @@ def size_problems(changes: list[Change]) -> list[str]:
     """What makes a patch more than a file and a row."""
     of_code = [change for change in changes if not change.is_test]
     new = [change.path for change in of_code if change.is_new]
-    elsewhere = sum(len(change.added) for change in of_code if not change.is_new)
+    elsewhere = sum(len(change.added_lines) for change in of_code if not change.is_new)
     problems = [f"{len(new)} new files: {', '.join(new)}"] * (len(new) > 1)
     problems += [f"{elsewhere} lines in other files"] * (elsewhere > MAX_LINES_ELSEWHERE)
-    problems += [f"{change.path}: lines taken away" for change in of_code if change.removed]
+    problems += [f"{change.path}: lines taken away" for change in of_code if change.removed_lines]
     return problems + ["no test"] * (not any(change.tests for change in changes))
 
 
@@ -79,20 +79,20 @@ def test_its_tests_pass_in_a_copy_and_not_without_it(path: Path, tmp_path: Path)
     changes = changes_of(path.read_text())
     tests = [test for change in changes for test in change.tests]
     apply(path, tmp_path)
-    done = run_tests(tmp_path, tests)
-    assert done.returncode == 0, done.stdout + done.stderr
+    process = run_tests(tmp_path, tests)
+    assert process.returncode == 0, process.stdout + process.stderr
     only_code = [f"--include={change.path}" for change in changes if not change.is_test]
     apply(path, tmp_path, "--reverse", *only_code)
-    done = run_tests(tmp_path, tests)
-    assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.stdout + done.stderr
+    process = run_tests(tmp_path, tests)
+    assert process.returncode == pytest.ExitCode.TESTS_FAILED, process.stdout + process.stderr
 
 
 def apply(path: Path, directory: Path, *options: str) -> None:
     """Apply a patch to a directory that is no checkout; lines may have moved, and all but one beside a change, too."""
     command = ["git", "apply", "-C1", *options, str(path)]
     environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(directory.parent)}
-    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{path.name} fits no more: {done.stderr}"
+    process = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, f"{path.name} fits no more: {process.stderr}"
 
 
 def run_tests(directory: Path, tests: list[str]) -> "subprocess.CompletedProcess[str]":

@@ -33,12 +33,12 @@ def broken_contracts(root: Path) -> list[str]:
     # In a process of its own: import-linter reads packages from the working directory and sys.path.
     code = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(no_cache=True))"
     environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], cwd=root, env=environment, capture_output=True, text=True, check=False
     )
-    if done.returncode == 0:
+    if process.returncode == 0:
         return []
-    return done.stdout.partition("Broken contracts")[2].splitlines() or [done.stdout + done.stderr]
+    return process.stdout.partition("Broken contracts")[2].splitlines() or [process.stdout + process.stderr]
 
 
 def size_problems(root: Path) -> list[str]:
@@ -69,9 +69,9 @@ def leak_problems(root: Path, files: list[Path]) -> list[str]:
         except UnicodeDecodeError:
             continue  # binary
         for number, line in enumerate(lines, start=1):
-            for what, pattern in LEAKS.items():
-                if found := pattern.search(line):
-                    problems.append(f"{path.relative_to(root)}:{number}: {what}: {found.group()!r}")
+            for leak, pattern in LEAKS.items():
+                if match := pattern.search(line):
+                    problems.append(f"{path.relative_to(root)}:{number}: {leak}: {match.group()!r}")
     return problems
 
 
@@ -108,10 +108,10 @@ def test_planted_import_is_caught(tmp_path: Path, file: str, code: str, problem:
 
 
 def test_tests_are_imported_by_nobody_and_the_oracle_imports_nothing_of_ours() -> None:
-    ours = re.compile(rf"^\s*(?:from|import) (?:{'|'.join(PACKAGES)})\b", re.MULTILINE)
-    assert not ours.search((ROOT / "tests/reference.py").read_text())
-    theirs = re.compile(r"^\s*(?:from|import) tests\b", re.MULTILINE)
-    assert [path for path in python_files(ROOT, PACKAGES) if theirs.search(path.read_text())] == []
+    package_import = re.compile(rf"^\s*(?:from|import) (?:{'|'.join(PACKAGES)})\b", re.MULTILINE)
+    assert not package_import.search((ROOT / "tests/reference.py").read_text())
+    tests_import = re.compile(r"^\s*(?:from|import) tests\b", re.MULTILINE)
+    assert [path for path in python_files(ROOT, PACKAGES) if tests_import.search(path.read_text())] == []
 
 
 def imports_by_module() -> dict[str, set[str]]:
@@ -226,8 +226,8 @@ def test_a_page_names_what_is_there(page: Path) -> None:
         if name and linked.suffix == ".py":
             assert re.search(rf"^(?:def|class) {name}\b", linked.read_text(), re.MULTILINE), (page, target, name)
     for path in re.findall(r"`((?:app|common|data_prep|tests|docs|benchmarks)/[\w/.]+)`", text):
-        named = ROOT / path
-        assert named.exists() or ("NAME" in named.name and named.parent.is_dir()), f"{page}: {path}"
+        file = ROOT / path
+        assert file.exists() or ("NAME" in file.name and file.parent.is_dir()), f"{page}: {path}"
 
 
 def test_only_tables_of_constants_keep_a_form_of_their_own() -> None:

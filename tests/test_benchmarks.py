@@ -34,18 +34,18 @@ def test_every_benchmark_is_listed() -> None:
 @pytest.mark.parametrize("name", ["evaluation", "input_path"])
 def test_a_benchmark_runs_quickly(name: str) -> None:
     command = [sys.executable, "-m", "benchmarks", "--quick", name]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{name} " in done.stdout
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert f"{name} " in process.stdout
 
 
 def test_a_slowdown_of_five_percent_is_found_and_none_is_not() -> None:
     """With 2 % of noise in each of 16 rounds, and 18 cases."""
     rng = np.random.default_rng(0)
     noise = np.exp(rng.normal(0, 0.02, (300, 16)))
-    found = [[became_slower(list(factor * ratios), 1.03, ALPHA / 18) for ratios in noise] for factor in (1.0, 1.05)]
-    assert np.mean(found[0]) == 0
-    assert np.mean(found[1]) > 0.95
+    verdicts = [[became_slower(list(factor * ratios), 1.03, ALPHA / 18) for ratios in noise] for factor in (1.0, 1.05)]
+    assert np.mean(verdicts[0]) == 0
+    assert np.mean(verdicts[1]) > 0.95
 
 
 @pytest.mark.parametrize("cases", [1, 4, pytest.param(18, marks=pytest.mark.slow)])
@@ -114,19 +114,19 @@ def test_every_program_is_given_the_same_rows(tmp_path: Path) -> None:
     rows.write_dlrm_s(tmp_path / "dlrm_s", splits, list(features.values()))
     manifest = load_manifest(tmp_path / "ours")
     for split, name, days, times in (("train", "train", range(23), 1), ("test", "val", [23], 2)):
-        wanted = splits[split]
+        source_rows = splits[split]
         (shard,) = manifest.splits[name].shards
-        ours = open_shard(tmp_path / "ours", name, shard, manifest)
+        arrays = open_shard(tmp_path / "ours", name, shard, manifest)
         npz = [np.load(tmp_path / f"dlrm_s/day_{day}_reordered.npz") for day in days]
         for kind, key in (("labels", "y"), ("dense", "X_int"), ("sparse", "X_cat")):
-            expected = getattr(wanted, kind).reshape(len(wanted.labels), -1)
+            expected = getattr(source_rows, kind).reshape(len(source_rows.labels), -1)
             repeated = np.concatenate([expected] * times)
             npy = np.concatenate([np.load(tmp_path / f"torchrec/day_{day}_{kind}.npy") for day in days])
-            theirs = np.concatenate([day[key] for day in npz]).reshape(len(repeated), -1)
-            np.testing.assert_array_equal(getattr(ours, kind), expected)
+            dlrm_s_array = np.concatenate([day[key] for day in npz]).reshape(len(repeated), -1)
+            np.testing.assert_array_equal(getattr(arrays, kind), expected)
             np.testing.assert_array_equal(npy, repeated)
             np.testing.assert_array_equal(
-                np.log(theirs.astype(np.float32) + 1) if kind == "dense" else theirs, repeated
+                np.log(dlrm_s_array.astype(np.float32) + 1) if kind == "dense" else dlrm_s_array, repeated
             )
 
 
@@ -135,22 +135,22 @@ def test_peers_learn_and_those_that_are_not_there_are_named(tmp_path: Path) -> N
     """With DLRM=DIR, a clone of facebookresearch/dlrm, its two programs too."""
     out, clone = tmp_path / "out.json", os.environ.get("DLRM")
     command = [sys.executable, "-m", "benchmarks.peers", "--quick", "--out", str(out)]
-    done = subprocess.run(
+    process = subprocess.run(
         [*command, "--dlrm", clone] if clone else command, cwd=ROOT, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(out.read_bytes())["results"]
-    assert {"clickwork", "clickwork_bf16", "torchrec_dlrm"} <= set(found["programs"])
-    for name, result in found["programs"].items():
+    assert process.returncode == 0, process.stdout + process.stderr
+    results = json.loads(out.read_bytes())["results"]
+    assert {"clickwork", "clickwork_bf16", "torchrec_dlrm"} <= set(results["programs"])
+    for name, result in results["programs"].items():
         (curve,) = result["curves"]
         assert [point[0] for point in curve] == [512 * part for part in range(1, 9)], name
         assert np.all(np.diff([point[1] for point in curve]) > 0), name
-        assert 0.7 < curve[-1][2] < found["best_auc"], name
-        assert f"| `{name}` | " in done.stdout
+        assert 0.7 < curve[-1][2] < results["best_auc"], name
+        assert f"| `{name}` | " in process.stdout
     if importlib.util.find_spec("fuxictr") is None:
-        assert "has no fuxictr; see benchmarks/peers/README.md" in done.stderr
+        assert "has no fuxictr; see benchmarks/peers/README.md" in process.stderr
     if not clone:
-        assert "dlrm_s_pytorch: needs --dlrm DIR" in done.stderr
+        assert "dlrm_s_pytorch: needs --dlrm DIR" in process.stderr
 
 
 def test_windows_during_a_write_are_kept_apart() -> None:
@@ -208,15 +208,15 @@ def test_running_means_are_of_earlier_events_alone(seed: int) -> None:
     means, recent = [], []
     for event in range(count):
         earlier = [e for e in range(count) if (times[e], e) < (times[event], event)]
-        own = [e for e in earlier if users[e] == users[event]]
+        user_events = [e for e in earlier if users[e] == users[event]]
         groups = [
-            own,
+            user_events,
             [e for e in earlier if items[e] == items[event]],
-            [e for e in own if attribute[items[e]] == attribute[items[event]]],
+            [e for e in user_events if attribute[items[e]] == attribute[items[event]]],
         ]
         means.append([value for group in groups for value in (*mean(bits[group]), len(group))])
-        seconds = float(times[event]) - float(times[own[-1]]) if own else np.nan
-        recent.append([*mean(bits[own[-5:]]), *mean(bits[own[-20:]]), seconds])
+        seconds = float(times[event]) - float(times[user_events[-1]]) if user_events else np.nan
+        recent.append([*mean(bits[user_events[-5:]]), *mean(bits[user_events[-20:]]), seconds])
     np.testing.assert_allclose(running_means(events, schema), means, atol=1e-12)
     np.testing.assert_allclose(recent_means(events, schema), recent, atol=1e-12)
 

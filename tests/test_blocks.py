@@ -61,7 +61,7 @@ def test_blocks_are_recognised() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shown", "printed", "agrees"),
+    ("page_text", "printed", "agrees"),
     [
         ("a: 14,286 rows, auc 0.75528", "b\na: 14,286 rows, auc 0.75600\nc", True),
         ("a: 14,286 rows, auc 0.75528", "a: 14,286 rows, auc 0.75128", False),
@@ -78,8 +78,8 @@ def test_blocks_are_recognised() -> None:
         ("step 180/334 auc 0.1\n…\nset-up: ready\n\n$ make", "", True),
     ],
 )
-def test_what_is_shown_is_compared(shown: str, printed: str, agrees: bool) -> None:
-    assert differences(shown, printed) == ([] if agrees else [shown])
+def test_what_is_shown_is_compared(page_text: str, printed: str, agrees: bool) -> None:
+    assert differences(page_text, printed) == ([] if agrees else [page_text])
 
 
 @pytest.mark.slow
@@ -104,25 +104,25 @@ def run_blocks(blocks: list[Block], directory: Path, page: str, transcript: str 
     """Run a page's blocks in order; compare what follows one in its section with what was printed so far, returned."""
     section = None
     for block in blocks:
-        where = f"{page}:{block.line}"
+        location = f"{page}:{block.line}"
         if block.is_commands and block.reason:
             section = None
         elif block.is_commands:
             begin = time.monotonic()
-            printed, directory = run_block(block.commands, directory, where)
-            print(f"{where}: {time.monotonic() - begin:.0f} s")  # shown by pytest -rP
+            printed, directory = run_block(block.commands, directory, location)
+            print(f"{location}: {time.monotonic() - begin:.0f} s")  # shown by pytest -rP
             transcript, section = transcript + printed, block.section
         elif block.is_output and block.section == section:
-            require_printed(block.text, transcript, where)
+            require_printed(block.text, transcript, location)
     return transcript
 
 
-def require_printed(shown: str, transcript: str, where: str) -> None:
-    missing = "\n".join(differences(shown, transcript))
-    assert not missing, f"{where} shows\n{missing}\nIts commands print:\n{transcript}"
+def require_printed(page_text: str, transcript: str, location: str) -> None:
+    missing = "\n".join(differences(page_text, transcript))
+    assert not missing, f"{location} shows\n{missing}\nIts commands print:\n{transcript}"
 
 
-def run_block(commands: str, directory: Path, where: str) -> tuple[str, Path]:
+def run_block(commands: str, directory: Path, location: str) -> tuple[str, Path]:
     """What a block prints, and the directory that it ends in; each command must succeed."""
     commands = commands.replace("git clone REPOSITORY", f"cp -r {PUBLISHED}")
     last = directory / ".directory"
@@ -138,7 +138,7 @@ def run_block(commands: str, directory: Path, where: str) -> tuple[str, Path]:
         timeout=MOST_SECONDS,
         check=False,
     )
-    assert process.returncode == 0, f"{where} ends with {process.returncode}:\n{commands}\n{process.stdout}"
+    assert process.returncode == 0, f"{location} ends with {process.returncode}:\n{commands}\n{process.stdout}"
     return process.stdout, Path(last.read_text().strip())
 
 

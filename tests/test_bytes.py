@@ -94,12 +94,12 @@ def test_a_run_keeps_its_losses_and_parameters(name: str, inputs: Path, tmp_path
     """To the bit where the digests were recorded on such a machine, else the first losses within a tolerance."""
     record = read_record()
     row, recorded = training_row(name, inputs, tmp_path), record["runs"][name]
-    there, here = record["machine"], machine()
+    recorded_machine, current_machine = record["machine"], machine()
     assert row["steps"] == recorded["steps"]
-    first, expected = (it["first_losses"][:COMPARED_LOSSES] for it in (row, recorded))
+    first, expected = (entry["first_losses"][:COMPARED_LOSSES] for entry in (row, recorded))
     message = f"{name}: first losses compared within {TOLERANCE} relative; {RECORD_AGAIN.format(name)}"
     assert first == pytest.approx(expected, rel=TOLERANCE), message
-    if there == here:
-        message = f"{name}: compared bit by bit, since recorded on this kind of machine ({here['cpu']}, "
-        message += f"torch {here['torch']}); {RECORD_AGAIN.format(name)}"
+    if recorded_machine == current_machine:
+        message = f"{name}: compared bit by bit, since recorded on this kind of machine ({current_machine['cpu']}, "
+        message += f"torch {current_machine['torch']}); {RECORD_AGAIN.format(name)}"
         assert row == recorded, message

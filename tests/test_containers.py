@@ -61,14 +61,14 @@ def test_bases_are_pinned_by_digest_and_the_same_everywhere() -> None:
 
 def test_env_example_names_every_variable_with_its_default() -> None:
     listed = dict(re.findall(r"(?m)^#?(\w+)=(.*)$", (ROOT / ".env.example").read_text()))
-    used = dict(variables(COMPOSE_TEXT))
-    assert listed.keys() == {*used, "COMPOSE_PROFILES"}
+    defaults = dict(variables(COMPOSE_TEXT))
+    assert listed.keys() == {*defaults, "COMPOSE_PROFILES"}
     assert listed["COMPOSE_PROFILES"] == "cpu"
-    for name, default in used.items():
+    for name, default in defaults.items():
         if "BASE_IMAGE" not in name:
             assert listed[name].strip('"') == default, name
     # One default wherever a variable is used.
-    assert len(set(variables(COMPOSE_TEXT))) == len(used)
+    assert len(set(variables(COMPOSE_TEXT))) == len(defaults)
 
 
 def test_services_and_when_they_start() -> None:
@@ -129,10 +129,10 @@ def test_a_base_without_what_belongs_to_its_torch_gets_it_and_nothing_is_replace
         write_wheel(project.wheels, "torchrec", release, module("torchrec", release), ["torch>=99"])
     record = project.requirements / "base.json"
     assert "torchrec none" in base_tool(project, "record", record).stdout
-    said = project.set_up(options=["--device", "cuda", "--packages", "train"])
-    assert "installing the releases made for this torch: fbgemm-gpu==1.7.*, torchrec==1.7.*" in said
+    output = project.set_up(options=["--device", "cuda", "--packages", "train"])
+    assert "installing the releases made for this torch: fbgemm-gpu==1.7.*, torchrec==1.7.*" in output
     # A machine that builds images has no GPU driver: said, not failed.
-    assert "were not imported: no GPU driver here" in said
+    assert "were not imported: no GPU driver here" in output
     python = project.environment / "bin" / "python"
     checked = base_tool(project, "check", record, python)
     assert checked.returncode == 0, checked.stderr
@@ -158,8 +158,8 @@ def test_a_base_as_primus_v26_8_is_used_as_it_is(project: Project) -> None:
         project.add_to_base(name, version, module(name, version))
     record = project.requirements / "base.json"
     base_tool(project, "record", record)
-    said = project.set_up(options=["--device", "rocm", "--packages", "train"])
-    assert "installing the releases made for this torch" not in said
+    output = project.set_up(options=["--device", "rocm", "--packages", "train"])
+    assert "installing the releases made for this torch" not in output
     checked = base_tool(project, "check", record, project.environment / "bin" / "python")
     assert checked.returncode == 0, checked.stderr
     assert "untouched: torch 2.14.0+rocm10.1, torchrec 1.9.0" in checked.stdout
@@ -172,9 +172,9 @@ def test_a_base_as_pytorch_2_14_gets_the_fbgemm_and_torchrec_of_it(project: Proj
     for release in ("1.8.0", "1.9.0"):
         for name in ("fbgemm_gpu", "torchrec"):
             write_wheel(project.wheels, name, release, module(name, release))
-    said = project.set_up(options=["--device", "cuda", "--packages", "train"])
-    assert "installing the releases made for this torch: fbgemm-gpu==1.9.*, torchrec==1.9.*" in said
-    assert "fbgemm_gpu 1.9.0, torchrec 1.9.0" in said
+    output = project.set_up(options=["--device", "cuda", "--packages", "train"])
+    assert "installing the releases made for this torch: fbgemm-gpu==1.9.*, torchrec==1.9.*" in output
+    assert "fbgemm_gpu 1.9.0, torchrec 1.9.0" in output
 
 
 @pytest.mark.parametrize(
@@ -199,8 +199,8 @@ def test_a_base_that_does_not_fit_is_refused_in_a_sentence(
 
 
 def test_preprocessing_gets_no_torch(project: Project) -> None:
-    said = project.set_up(options=["--packages", "data_prep"])
-    assert "ready after" in said
+    output = project.set_up(options=["--packages", "data_prep"])
+    assert "ready after" in output
     assert {path.split("/")[0] for path in project.snapshot(project.environment)} == {"numpy", "numpy-2.4.6.dist-info"}
     state = json.loads((project.environment / "clickwork.json").read_text())
     assert state["made_from"]["stack"] == ["auto", "data_prep"]

@@ -28,9 +28,9 @@ def project(tmp_path: Path) -> Project:
 
 
 def test_first_use_installs_the_locked_stack_and_the_second_does_nothing(project: Project) -> None:
-    said = project.set_up()
-    assert "requirements/environment.lock" in said
-    assert "ready after" in said
+    output = project.set_up()
+    assert "requirements/environment.lock" in output
+    assert "ready after" in output
     assert project.versions() == CPU_VERSIONS
     before = cpu_seconds()
     assert project.set_up() == ""
@@ -39,19 +39,19 @@ def test_first_use_installs_the_locked_stack_and_the_second_does_nothing(project
 
 def cpu_seconds() -> float:
     """Of the processes that this one started and that have ended: others' work does not count."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 @pytest.mark.slow
 def test_killed_set_up_is_not_taken_for_a_whole_one(project: Project) -> None:
     """Killed while its pip waits for an index; then pip goes on alone, and must not disturb the next one."""
-    asked, answered = threading.Event(), threading.Event()
+    request, response = threading.Event(), threading.Event()
 
     class Index(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            asked.set()
-            answered.wait(240)
+            request.set()
+            response.wait(240)
             self.send_response(200)
             self.send_header("Content-Type", "text/html")
             self.end_headers()
@@ -63,15 +63,15 @@ def test_killed_set_up_is_not_taken_for_a_whole_one(project: Project) -> None:
         threading.Thread(target=index.serve_forever, daemon=True).start()
         try:
             process = project.start(links=f"http://127.0.0.1:{index.server_port}/")
-            assert asked.wait(240)
+            assert request.wait(240)
             process.kill()
             process.wait()
-            answered.set()
+            response.set()
             assert "is incomplete" in project.set_up()
             assert project.versions() == CPU_VERSIONS
             assert "installing the packages" in process.communicate(timeout=240)[1]
         finally:
-            answered.set()
+            response.set()
             index.shutdown()
 
 
@@ -113,18 +113,18 @@ def test_changed_lock_makes_the_environment_again(project: Project) -> None:
     lock = project.requirements / "environment.lock"
     lock.write_text(lock.read_text() + "# changed\n")
     # From the environment's own Python, as after `source .venv/bin/activate`.
-    said = project.set_up(python=project.environment / "bin" / "python")
-    assert "built from other requirements" in said
-    assert str(project.python) in said
+    output = project.set_up(python=project.environment / "bin" / "python")
+    assert "built from other requirements" in output
+    assert str(project.python) in output
     assert project.versions() == CPU_VERSIONS
 
 
 @pytest.mark.slow
 def test_two_at_once_build_once(project: Project) -> None:
-    said = sorted(process.communicate(timeout=600)[1] for process in [project.start(), project.start()])
-    assert "another set-up is running" in said[0]
-    assert "ready after" not in said[0]
-    assert "ready after" in said[1]
+    outputs = sorted(process.communicate(timeout=600)[1] for process in [project.start(), project.start()])
+    assert "another set-up is running" in outputs[0]
+    assert "ready after" not in outputs[0]
+    assert "ready after" in outputs[1]
     assert project.versions() == CPU_VERSIONS
 
 
@@ -164,9 +164,9 @@ def test_wrong_or_broken_torch_is_named(project: Project, files: dict[str, str],
 def test_gpu_stack_of_a_container_is_used_and_not_replaced(project: Project) -> None:
     project.add_gpu_stack_to_base()
     before = project.snapshot(project.python.parents[1])
-    said = project.set_up()
-    assert "using torch 2.10.0+rocm7.1 for hip 7.1" in said
-    assert "installing missing packages: extra" in said
+    output = project.set_up()
+    assert "using torch 2.10.0+rocm7.1 for hip 7.1" in output
+    assert "installing missing packages: extra" in output
     assert project.versions() == {
         "torch": "2.10.0+rocm7.1",
         "fbgemm_gpu": "2026.6.18",
@@ -175,8 +175,8 @@ def test_gpu_stack_of_a_container_is_used_and_not_replaced(project: Project) -> 
         "extra": "1.0",
     }
     assert project.snapshot(project.python.parents[1]) == before
-    ours = {path.split("/")[0] for path in project.snapshot(project.environment)}
-    assert ours == {"extra", "extra-1.0.dist-info", "gpu_stack.pth"}
+    packages = {path.split("/")[0] for path in project.snapshot(project.environment)}
+    assert packages == {"extra", "extra-1.0.dist-info", "gpu_stack.pth"}
     assert project.set_up() == ""
     # Of another length: bytecode of the same second and size would pass for current.
     project.replace_in_base("torchrec", "1.4.0", "1.10.0")
@@ -184,10 +184,10 @@ def test_gpu_stack_of_a_container_is_used_and_not_replaced(project: Project) -> 
     assert project.versions()["torchrec"] == "1.10.0"
 
 
-@pytest.mark.parametrize("wanted", ["torch==2.13.0", "numpy>=2.4"])
-def test_package_that_would_replace_the_containers_is_refused(project: Project, wanted: str) -> None:
+@pytest.mark.parametrize("requirement", ["torch==2.13.0", "numpy>=2.4"])
+def test_package_that_would_replace_the_containers_is_refused(project: Project, requirement: str) -> None:
     project.add_gpu_stack_to_base()
-    write_wheel(project.wheels, "extra", "1.0", module("extra", "1.0"), [wanted])
+    write_wheel(project.wheels, "extra", "1.0", module("extra", "1.0"), [requirement])
     before = project.snapshot(project.python.parents[1])
     assert "pip found no versions that leave" in project.set_up(status=2)
     assert project.snapshot(project.python.parents[1]) == before
@@ -236,9 +236,9 @@ def test_make_targets_are_thin_lines() -> None:
 
 def test_keys_outside_args_are_refused_with_the_line_that_takes_them() -> None:
     """make takes them for variables of its own, so that a run of other keys than those typed would begin."""
-    done = make("-n", "train", "ARGS=run.name=a", "train.epochs=3")
-    assert done.returncode == 2
-    (remedy,) = re.findall(r"train\.epochs=3: keys go into ARGS; write (make .*?)\.  Stop", done.stderr)
+    process = make("-n", "train", "ARGS=run.name=a", "train.epochs=3")
+    assert process.returncode == 2
+    (remedy,) = re.findall(r"train\.epochs=3: keys go into ARGS; write (make .*?)\.  Stop", process.stderr)
     assert remedy == 'make train ARGS="run.name=a train.epochs=3"'
     assert make("-n", *shlex.split(remedy)[1:]).stdout.splitlines()[-1] == (
         ".venv/bin/python -m app.train run.name=a train.epochs=3"

@@ -57,15 +57,15 @@ def test_slurm_starts_the_launcher_and_queues_a_stopped_job_again(
         }
     command = ["bash", str(ROOT / "launch/slurm.sh"), "recipe=quickstart", "run.name=a b"]
     job = subprocess.Popen(command, cwd=tmp_path, env=slurm)
-    asked = tmp_path / "asked"
+    call_file = tmp_path / "asked"
     deadline = time.monotonic() + 240
-    while not (asked.exists() and "run.name" in asked.read_text()):
+    while not (call_file.exists() and "run.name" in call_file.read_text()):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     job.send_signal(signal.SIGUSR1)
     assert job.wait(240) == 75
-    *words, told = asked.read_text().splitlines()
-    assert told == "told"
+    *words, last_word = call_file.read_text().splitlines()
+    assert last_word == "told"
     assert words[:6] == ["-m", "app.launch", "--nnodes", "1", "--nproc-per-node", "8"]
     assert words[words.index("--rdzv-endpoint") + 1] == "127.0.0.1:20042"
     assert words[-4:] == ["-m", "app.train", "recipe=quickstart", "run.name=a b"]

@@ -26,27 +26,27 @@ def test_the_table_of_the_docs_is_that_of_the_registry() -> None:
     lines = registry.table(registry.read_registry(registry.REGISTRY), registry.recipes())
     text = registry.PAGE.read_text()
     assert registry.with_table(text, lines) == text, "run python -m benchmarks.registry"
-    known = {read_reproduction(path).recipe for path in registry.REGISTRY.glob("*.json")}
-    for name in set(registry.recipes()) - known:
+    recipes = {read_reproduction(path).recipe for path in registry.REGISTRY.glob("*.json")}
+    for name in set(registry.recipes()) - recipes:
         assert f"| `{name}` | no run yet |" in text
 
 
 def test_each_file_has_what_it_takes_to_do_it_again() -> None:
     for path in registry.REGISTRY.glob("*.json"):
-        made = read_reproduction(path)
-        assert made.commit is not None
-        assert not made.dirty
-        assert made.dataset is not None
-        assert made.dataset.digest is not None
-        assert all(run.manifest is not None for run in made.runs)
-        assert path.name.startswith(f"{made.recipe}--")
+        reproduction = read_reproduction(path)
+        assert reproduction.commit is not None
+        assert not reproduction.dirty
+        assert reproduction.dataset is not None
+        assert reproduction.dataset.digest is not None
+        assert all(run.manifest is not None for run in reproduction.runs)
+        assert path.name.startswith(f"{reproduction.recipe}--")
 
 
 def test_seeds_without_a_figure_are_not_counted(tmp_path: Path) -> None:
-    made = document(write_seeds(tmp_path / "x", 3), "published.test_auc=0.7")
-    (figure,) = [each for each in made.figures if each.published is not None]
+    reproduction = document(write_seeds(tmp_path / "x", 3), "published.test_auc=0.7")
+    (figure,) = [each for each in reproduction.figures if each.published is not None]
     figure.values["3"] = None
-    assert ", 2 seeds |" in registry.table([made], [])[-1]
+    assert ", 2 seeds |" in registry.table([reproduction], [])[-1]
 
 
 def test_a_new_file_is_a_row_and_a_table_without_it_is_out_of_date(
@@ -55,8 +55,8 @@ def test_a_new_file_is_a_row_and_a_table_without_it_is_out_of_date(
     page, directory = tmp_path / "recipes.md", tmp_path / "registry"
     shutil.copy(registry.PAGE, page)
     directory.mkdir()
-    made = document(write_seeds(tmp_path / "x", 5), "published.test_auc=0.7031", "published.tolerance=0.001")
-    (directory / "x.json").write_text(encode(made))
+    reproduction = document(write_seeds(tmp_path / "x", 5), "published.test_auc=0.7031", "published.tolerance=0.001")
+    (directory / "x.json").write_text(encode(reproduction))
     assert call(monkeypatch, directory, page, "--check") == 1
     assert "recipes.md: its table is out of date; run python -m benchmarks.registry" in capsys.readouterr().out
     assert call(monkeypatch, directory, page) == 0

@@ -68,8 +68,8 @@ def test_the_installed_command_trains_and_evaluates_anywhere(command: Path, tmp_
 
 @pytest.mark.slow
 def test_an_unknown_command_is_one_line(command: Path, tmp_path: Path) -> None:
-    done = run([command, "trian"], tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: trian: no such command; one of train, ")
-    assert len(done.stderr.splitlines()) == 1
+    process = run([command, "trian"], tmp_path)
+    assert process.returncode == 2
+    assert process.stderr.startswith("error: trian: no such command; one of train, ")
+    assert len(process.stderr.splitlines()) == 1
     assert "train, evaluate" in run([command, "--help"], tmp_path).stdout

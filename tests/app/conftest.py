@@ -38,7 +38,7 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture(scope="session")
-def here() -> Iterator[platform.Runtime]:
+def runtime() -> Iterator[platform.Runtime]:
     """This test process as world size 1 of the distributed path."""
     yield platform.start(RuntimeConfig(num_threads=1), seed=0, deterministic=True)
     platform.stop()

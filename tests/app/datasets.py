@@ -68,11 +68,11 @@ def write_ragged_dataset(root: Path, rows: dict[str, int], shard_rows: int = 70,
     """Splits of `ragged_rows`; label and dense_1 depend on the bags, row r of a split has dense_0 = r / rows."""
     splits = {}
     for name, count in rows.items():
-        drawn = ragged_rows(name, count, seed)
-        labels = np.array([(sum(row["genres"]) + len(row["tags"]) + row["user"][0] % 5) % 3 == 0 for row in drawn])
+        samples = ragged_rows(name, count, seed)
+        labels = np.array([(sum(row["genres"]) + len(row["tags"]) + row["user"][0] % 5) % 3 == 0 for row in samples])
         shards = []
         for number, first in enumerate(range(0, count, shard_rows)):
-            part = drawn[first : first + shard_rows]
+            part = samples[first : first + shard_rows]
             dense = np.array([[(first + i) / count, len(row["tags"])] for i, row in enumerate(part)], np.float32)
             sparse = np.array([row["user"] + row["item"] for row in part], np.int32)
             bags = tuple(

@@ -95,9 +95,9 @@ def _train(overrides: list[str], cwd: str) -> None:
 
 def _cases(cases: list[list[str]], out: str) -> None:
     config = compose_config(AppConfig, CONFIG_DIR, cases[0])
-    here = platform.start(config.runtime, seed=0, deterministic=True)
-    results = [_trained(case, here) for case in cases]
-    if here.rank == 0:
+    runtime = platform.start(config.runtime, seed=0, deterministic=True)
+    results = [_trained(case, runtime) for case in cases]
+    if runtime.rank == 0:
         Path(out).write_text(json.dumps(results))
     dist.barrier()
     leave(0)
@@ -105,26 +105,26 @@ def _cases(cases: list[list[str]], out: str) -> None:
 
 def _runs(cases: list[list[str]], out: str) -> None:
     configs = [compose_config(AppConfig, CONFIG_DIR, case) for case in cases]
-    here = platform.start(configs[0].runtime, seed=0, deterministic=True)
+    runtime = platform.start(configs[0].runtime, seed=0, deterministic=True)
     summaries = []
     for config in configs:
-        root, record = Path(config.data.path or ""), RunDirectory(Path(config.run.dir), here.rank)
+        root, record = Path(config.data.path or ""), RunDirectory(Path(config.run.dir), runtime.rank)
         validate(config)
-        here.on_rank_0(record.open)
-        TrainingRun(session.build(config, here, root, load_manifest(root)), record, 0.0).train()
-        summaries.append(read_summary(record.path) if here.rank == 0 else None)
+        runtime.on_rank_0(record.open)
+        TrainingRun(session.build(config, runtime, root, load_manifest(root)), record, 0.0).train()
+        summaries.append(read_summary(record.path) if runtime.rank == 0 else None)
         record.release()
-    if here.rank == 0:
+    if runtime.rank == 0:
         Path(out).write_text(json.dumps(plain(summaries)))
     dist.barrier()
     leave(0)
 
 
-def _trained(overrides: list[str], here: platform.Runtime) -> dict[str, Any]:
+def _trained(overrides: list[str], runtime: platform.Runtime) -> dict[str, Any]:
     config = compose_config(AppConfig, CONFIG_DIR, overrides)
     validate(config)
     root = Path(config.data.path or "")
-    this = session.build(config, here, root, load_manifest(root))
+    this = session.build(config, runtime, root, load_manifest(root))
     execute.BLOCK_BYTES = 1 << 10  # so that these small tables travel in several blocks
     initial_digest = this.parameters_digest()
     losses: list[float] = []
@@ -140,7 +140,7 @@ def _trained(overrides: list[str], here: platform.Runtime) -> dict[str, Any]:
             if len(losses) == config.train.max_steps:
                 break
         epoch += 1
-    means = here.mean(torch.tensor(losses).numpy())
+    means = runtime.mean(torch.tensor(losses).numpy())
     sums: dict[str, float] = defaultdict(float)
     for name, values in this.parameters():
         sums[name] += float(values.astype("float64").sum())

@@ -52,21 +52,21 @@ def _directory(config: AppConfig, rank: int) -> Iterator[RunDirectory]:
             handler.close()
 
 
-def train_here(here: Runtime, *overrides: str) -> str:
+def train_here(runtime: Runtime, *overrides: str) -> str:
     """Train to the end or a stop; return the run's status, or NOTHING_TO_DO. Raises UserError as the command does."""
     config = compose_config(AppConfig, CONFIG_DIR, list(overrides))
     validate_new_run(config)
-    with _environment(), _directory(config, here.rank) as record:
-        run = train._set_up(config, here, record, time.perf_counter())
+    with _environment(), _directory(config, runtime.rank) as record:
+        run = train._set_up(config, runtime, record, time.perf_counter())
         return NOTHING_TO_DO if run is None else run.train()
 
 
-def command_here(here: Runtime, name: str, *overrides: str) -> int:
+def command_here(runtime: Runtime, name: str, *overrides: str) -> int:
     """Run evaluate, verify, recommend or export; return the exit status. Raises UserError as the command does."""
 
     @contextmanager
     def joined(*_: object) -> Iterator[Runtime]:
-        yield here
+        yield runtime
 
     command = COMMANDS[name]
     config: Any = compose_config(load(command.schema or ""), command.config_dir, list(overrides), command.config)

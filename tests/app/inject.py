@@ -111,8 +111,8 @@ def limit_memory(step: int) -> None:
     """From that step on, no memory: an allocation of 64 GiB is tried, and more than there is now is forbidden."""
 
     def act(*_: Any, **__: Any) -> None:
-        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30), used + (1 << 30)))
+        num_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (num_bytes + (1 << 30), num_bytes + (1 << 30)))
         torch.empty(1 << 34)
 
     at_call(session.Session, "begin_step", step, act)
@@ -168,10 +168,10 @@ def shuffle_histories(seed: int) -> None:
     rng = np.random.default_rng(seed)
 
     def shuffled(*arguments: Any) -> histories.Histories:
-        found = histories.gather_histories(*arguments)
-        owner = np.repeat(np.arange(len(found.lengths)), found.lengths)
+        batch_histories = histories.gather_histories(*arguments)
+        owner = np.repeat(np.arange(len(batch_histories.lengths)), batch_histories.lengths)
         order = np.lexsort((rng.random(len(owner)), owner))
-        return found._replace(ids=found.ids[:, order], actions=found.actions[order])
+        return batch_histories._replace(ids=batch_histories.ids[:, order], actions=batch_histories.actions[order])
 
     setattr(events, "gather_histories", shuffled)  # noqa: B010  # as it is imported there
 

@@ -29,12 +29,12 @@ TINY = [
 
 @pytest.mark.slow
 def test_everything_is_measured_with_its_counts(run_app: Command, tmp_path: Path) -> None:
-    done = run_app("bench", *TINY, "shape.bag_sizes=[2,1]", f"operators=[{','.join(FAMILIES)}]", "out=bench.json")
-    assert done.returncode == 0, done.stderr
+    process = run_app("bench", *TINY, "shape.bag_sizes=[2,1]", f"operators=[{','.join(FAMILIES)}]", "out=bench.json")
+    assert process.returncode == 0, process.stderr
     document = json.loads((tmp_path / "bench.json").read_bytes())
     families = {result["name"].split("/")[0] for result in document["results"]}
     assert families == {"embedding_bag", "interaction", "mlp", "optimizer_step", "input", "step", "inference"}
-    assert "nothing to exchange in one process" in done.stderr
+    assert "nothing to exchange in one process" in process.stderr
     for result in document["results"]:
         assert 0 < result["p10_ms"] <= result["median_ms"] <= result["p90_ms"], result
         assert result["bytes"] > 0
@@ -52,14 +52,14 @@ def test_everything_is_measured_with_its_counts(run_app: Command, tmp_path: Path
         assert result["median_ms"] <= result["p95_ms"] <= result["p99_ms"], result
         assert result["runs_per_timed_sample"] == 1
         assert result["timed_samples"] >= 20
-    lines = [line for line in done.stdout.splitlines() if line.startswith("|")]
+    lines = [line for line in process.stdout.splitlines() if line.startswith("|")]
     assert len(lines) == len(document["results"]) + len(latencies) + 4
 
 
 @pytest.mark.slow
 def test_a_choice_of_operators(run_app: Command, tmp_path: Path) -> None:
-    done = run_app("bench", *TINY, "operators=[mlp/over_arch,optimizer_step/sgd]", "out=bench.json")
-    assert done.returncode == 0, done.stderr
+    process = run_app("bench", *TINY, "operators=[mlp/over_arch,optimizer_step/sgd]", "out=bench.json")
+    assert process.returncode == 0, process.stderr
     names = [result["name"] for result in json.loads((tmp_path / "bench.json").read_bytes())["results"]]
     assert names == ["mlp/over_arch_forward", "mlp/over_arch_train", "optimizer_step/sgd"]
 
@@ -67,7 +67,7 @@ def test_a_choice_of_operators(run_app: Command, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_case_without_memory_costs_no_other(tmp_path: Path) -> None:
     """The second of them: the results of those before and after it are kept."""
-    done = ended(
+    process = ended(
         forked(
             "bench",
             *TINY,
@@ -78,8 +78,8 @@ def test_a_case_without_memory_costs_no_other(tmp_path: Path) -> None:
         ),
         tmp_path,
     )
-    assert done.returncode == 0, done.stderr
-    assert "mlp/over_arch_train skipped: out of memory; give a smaller shape.batch_size" in done.stderr
+    assert process.returncode == 0, process.stderr
+    assert "mlp/over_arch_train skipped: out of memory; give a smaller shape.batch_size" in process.stderr
     names = [result["name"] for result in json.loads((tmp_path / "bench.json").read_bytes())["results"]]
     assert names == ["mlp/over_arch_forward", "optimizer_step/sgd"]
 
@@ -112,6 +112,6 @@ def test_products_beyond_memory_are_left_out(monkeypatch: pytest.MonkeyPatch) ->
     ],
 )
 def test_bad_choices_are_named(run_app: Command, override: str, words: str) -> None:
-    done = run_app("bench", *TINY, override)
-    assert done.returncode == 2
-    assert words in done.stderr
+    process = run_app("bench", *TINY, override)
+    assert process.returncode == 2
+    assert words in process.stderr

@@ -61,9 +61,9 @@ def modules_of(arguments: Sequence[str], cwd: Path) -> tuple[int, set[str]]:
     """The exit status of `python -m ...` and the modules that it imported."""
     command = [sys.executable, "-X", "importtime", "-m", *arguments]
     environment = {"PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
-    lines = [line for line in done.stderr.splitlines() if line.startswith("import time:")]
-    return done.returncode, {line.rpartition("|")[2].strip() for line in lines}
+    process = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+    lines = [line for line in process.stderr.splitlines() if line.startswith("import time:")]
+    return process.returncode, {line.rpartition("|")[2].strip() for line in lines}
 
 
 @pytest.mark.parametrize(
@@ -90,21 +90,21 @@ def without_packages(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 @pytest.mark.parametrize("module", [command.module for command in COMMANDS.values()])
 def test_without_packages_a_line_has_the_command_that_works(module: str) -> None:
-    done = without_packages(module, "--help")
-    assert (done.returncode, done.stdout) == (2, "")
+    process = without_packages(module, "--help")
+    assert (process.returncode, process.stdout) == (2, "")
     remedy = f"run `make environment`, then `.venv/bin/python -m {module} --help`"
-    assert error_line(done.stderr) == f"error: hydra is not installed for {sys.executable}; {remedy}"
+    assert error_line(process.stderr) == f"error: hydra is not installed for {sys.executable}; {remedy}"
 
 
 def test_the_command_that_works_is_quoted_and_has_no_secret() -> None:
-    done = without_packages("app", "train", "run.name=a b", "note.token=tiger")
-    (command,) = re.findall(r"then `\S+ (.*)`$", error_line(done.stderr))
+    process = without_packages("app", "train", "run.name=a b", "note.token=tiger")
+    (command,) = re.findall(r"then `\S+ (.*)`$", error_line(process.stderr))
     assert shlex.split(command) == ["-m", "app", "train", "run.name=a b", "note.token=***"]
     command = command.replace("a b", "x").replace("note.token=***", "train.max_steps=-1")
-    done = subprocess.run(  # of an interpreter with packages: the run's own answer
+    process = subprocess.run(  # of an interpreter with packages: the run's own answer
         [sys.executable, *shlex.split(command)], cwd=REPOSITORY, capture_output=True, text=True, check=False
     )
-    assert (done.returncode, error_line(done.stderr)) == (2, "error: train.max_steps=-1: must be at least 0")
+    assert (process.returncode, error_line(process.stderr)) == (2, "error: train.max_steps=-1: must be at least 0")
 
 
 def test_a_list_of_commands_needs_nothing(tmp_path: Path) -> None:

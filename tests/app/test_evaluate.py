@@ -35,17 +35,21 @@ def test_processes_and_histograms_agree(run_app: Command, dataset: Path, tmp_pat
     assert json.loads((tmp_path / "runs/x/curves.json").read_bytes())["samples"] == 501
 
     def evaluated(*overrides: str, processes: int) -> dict[str, Any]:
-        done = run_app("evaluate", "run=runs/x", "split=val", "out=x.json", *overrides, processes=processes)
-        assert done.returncode == 0, done.stderr
+        process = run_app("evaluate", "run=runs/x", "split=val", "out=x.json", *overrides, processes=processes)
+        assert process.returncode == 0, process.stderr
         return json.loads((tmp_path / "x.json").read_bytes())
 
     alone, both = (evaluated(processes=processes) for processes in (1, 2))
     figures = ("auc", "pr_auc", "logloss", "ne", "accuracy", "ece", "calibration", "base_rate")
     assert {key: both[key] for key in figures} == pytest.approx({key: alone[key] for key in figures}, abs=1e-5)
-    added = evaluated("exact_rows=500", processes=2)
-    assert (added["samples"], added["auc_method"], added["pr_auc"]) == (501, "histogram", None)
-    assert abs(added["auc"] - both["auc"]) <= added["auc_error"] + 1e-12
-    assert added["logloss"] == pytest.approx(both["logloss"], rel=1e-12)
+    histogram_figures = evaluated("exact_rows=500", processes=2)
+    assert (histogram_figures["samples"], histogram_figures["auc_method"], histogram_figures["pr_auc"]) == (
+        501,
+        "histogram",
+        None,
+    )
+    assert abs(histogram_figures["auc"] - both["auc"]) <= histogram_figures["auc_error"] + 1e-12
+    assert histogram_figures["logloss"] == pytest.approx(both["logloss"], rel=1e-12)
     assert "auc_method" not in both
 
 
@@ -64,9 +68,9 @@ def test_tables_are_scored_in_fp32_whatever_the_run_was_trained_in(
         truth = bce(model(batch.dense_features.double(), batch.sparse_features), labels).item()
     figures = {}
     for tables in ("null", "fp32"):
-        done = run_app("evaluate", "run=runs/x", "split=val", f"tables={tables}", "runtime.platform=cpu")
-        assert done.returncode == 0, done.stderr
-        figures[tables] = json.loads(done.stdout)
+        process = run_app("evaluate", "run=runs/x", "split=val", f"tables={tables}", "runtime.platform=cpu")
+        assert process.returncode == 0, process.stderr
+        figures[tables] = json.loads(process.stdout)
     assert figures["fp32"]["logloss"] == pytest.approx(truth, rel=1e-6)
     assert abs(figures["null"]["logloss"] - truth) > 1e-6  # as it was trained
     assert figures["null"]["global_batch_size"] == 100  # the run's own
@@ -94,15 +98,15 @@ class _Scores(torch.nn.Module):
 @pytest.mark.parametrize("exact_rows", [0, 1 << 28])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_logits_that_are_not_finite_end_an_evaluation_on_one_line(
-    here: Runtime, dataset: Path, value: float, exact_rows: int
+    runtime: Runtime, dataset: Path, value: float, exact_rows: int
 ) -> None:
     config = changed(AppConfig(), {"eval.exact_rows": exact_rows})
     manifest = load_manifest(dataset)
-    scored = Predictor(config, here, dataset, manifest, _Scores(value, 0.99))
+    scored = Predictor(config, runtime, dataset, manifest, _Scores(value, 0.99))
     # dense_0 of row r is r / 501: those from 496 on are above 0.99.
     with pytest.raises(UserError, match=r"split val: 5 of 501 logits are not finite"):
         scored.evaluate("val")
-    assert Predictor(config, here, dataset, manifest, _Scores(value, 2)).evaluate("val").figures.auc is not None
+    assert Predictor(config, runtime, dataset, manifest, _Scores(value, 2)).evaluate("val").figures.auc is not None
 
 
 @pytest.fixture
@@ -123,34 +127,36 @@ def test_scores_that_depend_on_other_rows_are_not_served(mixing: AppConfig, tmp_
 
 
 def test_metrics_that_depend_on_the_batch_say_so(
-    mixing: AppConfig, here: Runtime, dataset: Path, caplog: pytest.LogCaptureFixture
+    mixing: AppConfig, runtime: Runtime, dataset: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "clickwork"):
-        Predictor(mixing, here, dataset, load_manifest(dataset), _Scores(0, 2))
+        Predictor(mixing, runtime, dataset, load_manifest(dataset), _Scores(0, 2))
     assert "every metric depends on eval.global_batch_size (16384) and on the number of processes (1)" in caplog.text
 
 
 @pytest.mark.slow
 def test_row_weights_come_from_the_checkpoint_and_are_recorded(run_app: Command, dataset: Path, tmp_path: Path) -> None:
     """A file that has gone blocks nothing that reads the checkpoint; verify names one that changed."""
-    weights, kept = tmp_path / "w.npy", tmp_path / "kept.npy"
+    weights, backup = tmp_path / "w.npy", tmp_path / "kept.npy"
     np.save(weights, np.random.default_rng(0).random(50).astype(np.float32))
-    own = f"+model.tables.overrides.cat_0={{pooling: weighted, row_weights: fixed, row_weights_path: {weights}}}"
-    done = run_app("train", *SMALL, own, f"data.path={dataset}", "run.name=x", "train.max_steps=4", "eval.split=val")
-    assert done.returncode == 0, done.stderr
+    override = f"+model.tables.overrides.cat_0={{pooling: weighted, row_weights: fixed, row_weights_path: {weights}}}"
+    process = run_app(
+        "train", *SMALL, override, f"data.path={dataset}", "run.name=x", "train.max_steps=4", "eval.split=val"
+    )
+    assert process.returncode == 0, process.stderr
     trained = json.loads((tmp_path / "runs/x/summary.json").read_bytes())["eval"]
     recorded = json.loads((tmp_path / "runs/x/manifest.json").read_bytes())["files"]
     assert recorded == {str(weights): hashlib.sha256(weights.read_bytes()).hexdigest()}
-    weights.rename(kept)
+    weights.rename(backup)
     for tables in ("null", "fp32"):
-        done = run_app("evaluate", "run=runs/x", "split=val", f"tables={tables}", "runtime.platform=cpu")
-        assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout)["logloss"] == pytest.approx(trained["logloss"], rel=1e-6)
-    np.save(weights, np.load(kept) * 2)
-    done = run_app("verify", "run=runs/x", "runtime.platform=cpu")
-    assert done.returncode == 1, done.stderr
-    assert f"since then: files {weights}: " in done.stderr
-    kept.rename(weights)
-    done = run_app("verify", "run=runs/x", "runtime.platform=cpu")
-    assert done.returncode == 0, done.stderr
-    assert "files" not in done.stderr
+        process = run_app("evaluate", "run=runs/x", "split=val", f"tables={tables}", "runtime.platform=cpu")
+        assert process.returncode == 0, process.stderr
+        assert json.loads(process.stdout)["logloss"] == pytest.approx(trained["logloss"], rel=1e-6)
+    np.save(weights, np.load(backup) * 2)
+    process = run_app("verify", "run=runs/x", "runtime.platform=cpu")
+    assert process.returncode == 1, process.stderr
+    assert f"since then: files {weights}: " in process.stderr
+    backup.rename(weights)
+    process = run_app("verify", "run=runs/x", "runtime.platform=cpu")
+    assert process.returncode == 0, process.stderr
+    assert "files" not in process.stderr

@@ -110,11 +110,11 @@ def override(draw: st.DrawFn, keys: list[str]) -> str:
 
 def run(command: str, arguments: list[str], cwd: Path) -> tuple[int, str, str]:
     """Exit status, stdout and stderr of a command."""
-    done = run_module(f"app.{command}", *arguments, cwd=cwd)
-    return done.returncode, done.stdout, done.stderr
+    process = run_module(f"app.{command}", *arguments, cwd=cwd)
+    return process.returncode, process.stdout, process.stderr
 
 
-def check(command: str, arguments: list[str], cwd: Path, others: tuple[Path, ...] = ()) -> int:
+def check(command: str, arguments: list[str], cwd: Path, other_roots: tuple[Path, ...] = ()) -> int:
     status, out, err = run(command, arguments, cwd)
     about = f"{command} {arguments}: {status}\n{err}"
     stops = any("max_minutes" in argument for argument in arguments)
@@ -124,7 +124,7 @@ def check(command: str, arguments: list[str], cwd: Path, others: tuple[Path, ...
     assert status != EXIT_BAD_INPUT or err.splitlines()[-1].startswith(("error: ", "report: ")), about
     assert "Traceback" not in err, about
     assert SECRET not in out + err, about
-    for path in [path for root in (cwd, *others) for path in root.rglob("*") if path.is_file()]:
+    for path in [path for root in (cwd, *other_roots) for path in root.rglob("*") if path.is_file()]:
         assert not path.name.endswith((".part", ".tmp")), f"{about}{path}"
         assert SECRET.encode() not in path.read_bytes(), f"{about}{path}"
     return status

@@ -42,11 +42,11 @@ TINY = [
 
 def command(name: str, *arguments: str, cwd: Path) -> str:
     """What `python -m name arguments` prints; in a fresh interpreter: forks cannot use CUDA."""
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", name, *arguments], cwd=cwd, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert process.returncode == 0, process.stderr
+    return process.stdout
 
 
 @pytest.fixture(autouse=True)
@@ -144,11 +144,11 @@ def test_attention_by_triton_equals_the_padded_one(dtype: torch.dtype, tolerance
     rows = sum(layout.num_candidates) if candidates_only else sum(layout.lengths)
     torch.manual_seed(0)
     sizes = (rows, sum(layout.lengths), sum(layout.lengths), rows)
-    *given, grad = (torch.randn(size, 4, 128, device="cuda", dtype=dtype) for size in sizes)
-    found: list[list[torch.Tensor]] = []
-    for kind, kept in ((Attention.triton, dtype), (Attention.padded, torch.float32)):
-        q, k, v = (tensor.to(kept, copy=True).requires_grad_() for tensor in given)
+    *tensors, grad = (torch.randn(size, 4, 128, device="cuda", dtype=dtype) for size in sizes)
+    results: list[list[torch.Tensor]] = []
+    for kind, compute_dtype in ((Attention.triton, dtype), (Attention.padded, torch.float32)):
+        q, k, v = (tensor.to(compute_dtype, copy=True).requires_grad_() for tensor in tensors)
         out = attend(kind, q, k, v, layout, candidates_only)
-        found.append([out, *torch.autograd.grad(out, (q, k, v), grad.to(kept))])
-    for ours, theirs in zip(*found, strict=True):
-        assert (ours.float() - theirs).norm() < tolerance * theirs.norm()
+        results.append([out, *torch.autograd.grad(out, (q, k, v), grad.to(compute_dtype))])
+    for output, reference in zip(*results, strict=True):
+        assert (output.float() - reference).norm() < tolerance * reference.norm()

@@ -97,8 +97,8 @@ def select_groups(device: str, size: int) -> None:
     rows = 32
     indices = [RNG.integers(0, rows, size // TABLES) for _ in range(TABLES)]
     matrices = [torch.zeros(rows, 4, device=device, requires_grad=True) for _ in range(TABLES)]
-    taken = torch.ops.fbgemm.group_index_select_dim0(matrices, [tensor(each, device) for each in indices])
-    sum(each.sum() for each in taken).backward()
+    selections = torch.ops.fbgemm.group_index_select_dim0(matrices, [tensor(each, device) for each in indices])
+    sum(each.sum() for each in selections).backward()
     for matrix, each in zip(matrices, indices, strict=True):
         assert matrix.grad is not None
         expected = np.bincount(each, minlength=rows)[:, None].repeat(4, axis=1)

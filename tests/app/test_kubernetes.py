@@ -51,9 +51,9 @@ def test_each_document_has_the_fields_of_its_kind(path: Path) -> None:
     """Kubernetes' own kinds and the pods' templates by its schemas; others by the models of Kubeflow Trainer."""
     for document in yaml.safe_load_all(path.read_text()):
         if document["kind"] in MODELS:
-            read = MODELS[document["kind"]].from_dict(document)
-            assert read is not None
-            assert json.loads(json.dumps(read.to_dict())) == document  # a misspelt field would be lost
+            model = MODELS[document["kind"]].from_dict(document)
+            assert model is not None
+            assert json.loads(json.dumps(model.to_dict())) == document  # a misspelt field would be lost
             spec = document["spec"].get("template", document)["spec"] if document["kind"] != "TrainJob" else {}
             for job in spec.get("replicatedJobs", []):
                 inner = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": job["name"]}, **job["template"]}
@@ -101,9 +101,9 @@ def test_the_service_selects_the_pods_of_the_job() -> None:
 
 
 def test_a_jobset_and_a_trainjob_are_the_same_pods() -> None:
-    jobset, made = manifest("jobset.yaml")["JobSet"], as_jobset(manifest("trainjob.yaml"))
-    del made["spec"]["replicatedJobs"][0]["template"]["metadata"]
-    assert made["spec"] == jobset["spec"]
+    jobset, trainjob = manifest("jobset.yaml")["JobSet"], as_jobset(manifest("trainjob.yaml"))
+    del trainjob["spec"]["replicatedJobs"][0]["template"]["metadata"]
+    assert trainjob["spec"] == jobset["spec"]
     job = manifest("job.yaml")["Job"]["spec"]["template"]["spec"]
     pod = job_of("jobset.yaml")["template"]["spec"]
     for one in (job, pod):

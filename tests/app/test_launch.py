@@ -41,20 +41,20 @@ def default_port_taken() -> Iterator[None]:
 
 @pytest.mark.usefixtures("default_port_taken")
 @pytest.mark.parametrize(
-    ("argument", "status", "said"),
+    ("argument", "status", "message"),
     [
         ("data.path=", 2, "error: data.path: not given; name the directory to write the dataset to\n"),
         pytest.param("--help", 0, "", marks=pytest.mark.slow),
     ],
 )
-def test_status_and_words_are_those_of_the_processes(argument: str, status: int, said: str, tmp_path: Path) -> None:
+def test_status_and_words_are_those_of_the_processes(argument: str, status: int, message: str, tmp_path: Path) -> None:
     """Of two that need no torch; what app.train's say of bad input is in test_train."""
     launcher = Launcher("--nproc-per-node", "2", "-m", "data_prep", argument, cwd=tmp_path, out=tmp_path / "out")
-    assert launcher.end() == (status, said)
+    assert launcher.end() == (status, message)
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "said"),
+    ("option", "value", "message"),
     [
         ("--nproc-per-node", "abc", "--nproc-per-node abc --nnodes 1:1: Unsupported nproc_per_node value: abc"),
         ("--nproc-per-node", "0", "--nproc-per-node 0 --nnodes 1:1: at least one process is needed"),
@@ -65,9 +65,9 @@ def test_status_and_words_are_those_of_the_processes(argument: str, status: int,
         ),
     ],
 )
-def test_a_number_that_is_none_is_one_line(option: str, value: str, said: str, tmp_path: Path) -> None:
+def test_a_number_that_is_none_is_one_line(option: str, value: str, message: str, tmp_path: Path) -> None:
     launcher = Launcher(option, value, "-m", "data_prep", cwd=tmp_path, out=tmp_path / "out")
-    assert launcher.end() == (2, f"error: {said}; give numbers of at least 1\n")
+    assert launcher.end() == (2, f"error: {message}; give numbers of at least 1\n")
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from tests.error_lines import error_line
 def test_a_missing_part_of_the_stack_is_one_line_with_its_remedy(missing: str, tmp_path: Path) -> None:
     (tmp_path / f"{missing}.py").write_text(f"raise ModuleNotFoundError(name={missing!r})\n")  # in place of the package
     command = [sys.executable, "-m", "app", "train"]
-    done = subprocess.run(
+    process = subprocess.run(
         command,
         cwd=tmp_path,
         capture_output=True,
@@ -26,5 +26,5 @@ def test_a_missing_part_of_the_stack_is_one_line_with_its_remedy(missing: str, t
         check=False,
         env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{REPOSITORY}"},
     )
-    assert done.returncode == 2, done.stderr
-    assert error_line(done.stderr) == f"error: {missing} is not installed beside clickwork; {REMEDIES[missing]}"
+    assert process.returncode == 2, process.stderr
+    assert error_line(process.stderr) == f"error: {missing} is not installed beside clickwork; {REMEDIES[missing]}"

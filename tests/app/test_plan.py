@@ -51,8 +51,8 @@ MLPERF = [
 
 
 def planned(run_app: Command, tmp_path: Path, *overrides: str) -> dict[str, Any]:
-    done = run_app("plan", *overrides, f"plan.out={tmp_path / 'plan.json'}")
-    assert done.returncode == 0, done.stderr
+    process = run_app("plan", *overrides, f"plan.out={tmp_path / 'plan.json'}")
+    assert process.returncode == 0, process.stderr
     return json.loads((tmp_path / "plan.json").read_bytes())
 
 
@@ -63,14 +63,14 @@ def test_mlperf_on_hardware_that_is_not_here(run_app: Command, tmp_path: Path) -
     assert plan["world_size"] == 8
     assert set(plan["tables"]) == {f"t_cat_{number}" for number in range(26)}
     # Every row of every table is somewhere, once (or once on each rank), and memory is at least that of its values.
-    used = [0] * 8
+    parameter_bytes = [0] * 8
     for table, rows in zip(plan["tables"].values(), ROWS, strict=True):
         copies = 8 if table["type"] == "data_parallel" else 1
         assert sum(height * width for _, _, _, height, width in table["shards"]) == rows * 128 * copies
         for rank, _, _, height, width in table["shards"]:
-            used[rank] += height * (width + 1) * 4  # row-wise Adagrad keeps one value a row
+            parameter_bytes[rank] += height * (width + 1) * 4  # row-wise Adagrad keeps one value a row
         assert table["reason"]
-    for rank, least in zip(plan["ranks"], used, strict=True):
+    for rank, least in zip(plan["ranks"], parameter_bytes, strict=True):
         assert least <= rank["device_bytes"] <= least + (1 << 30)
         assert rank["total_ms"] == pytest.approx(rank["lookup_ms"] + rank["communication_ms"])
     forecast = plan["forecast"]
@@ -103,8 +103,8 @@ def test_dlrm_v4_on_hardware_that_is_not_here(run_app: Command, tmp_path: Path) 
     # A value of the optimizer's a row, and the rows of 1,024 samples of 4,086 events and a candidate each.
     rows_of_a_batch = 1024 * (3 * (4086 + 1) + 8) * 512 * 4
     for rank in plan["ranks"]:
-        kept = sum(height * (width + 1) * 4 for owner, _, _, height, width in shards if owner == rank["rank"])
-        assert kept + rows_of_a_batch <= rank["device_bytes"] <= kept + rows_of_a_batch + (1 << 30)
+        table_bytes = sum(height * (width + 1) * 4 for owner, _, _, height, width in shards if owner == rank["rank"])
+        assert table_bytes + rows_of_a_batch <= rank["device_bytes"] <= table_bytes + rows_of_a_batch + (1 << 30)
     # A process sends an eighth of all rows to the others and gets as many gradients, at 0.8 of 448 GB/s.
     sent_ms = 8192 * (4086 + 1) / 8 * 512 * 4 / (0.8 * 448e6)
     for name in ("item", "artist", "album"):
@@ -146,10 +146,10 @@ def test_host_memory_behind_a_cache_where_a_device_is_too_small(run_app: Command
 
 
 def test_where_it_does_not_fit_it_shows_what_would(run_app: Command) -> None:
-    done = run_app("plan", *MLPERF, "topology=h100", "plan.devices=[1,4]")
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: topology: no plan fits: 26 tables of 97.4 GiB")
-    alone, rest, four, _ = done.stdout.splitlines()[2:]
+    process = run_app("plan", *MLPERF, "topology=h100", "plan.devices=[1,4]")
+    assert process.returncode == 2
+    assert process.stderr.startswith("error: topology: no plan fits: 26 tables of 97.4 GiB")
+    alone, rest, four, _ = process.stdout.splitlines()[2:]
     assert rest.lstrip().startswith("devices of 80.0 GiB")
     assert alone.split()[:2] == ["h100", "1"]
     assert "no plan fits" in alone
@@ -228,16 +228,16 @@ def test_a_plan_for_something_else_is_refused(run_app: Command, dataset: Path, t
     config = [*SMALL, f"data.path={dataset}", "run.name=x", f"sharding.plan={tmp_path / 'plan.json'}"]
     sizes = json.dumps(list(NUM_EMBEDDINGS.values()))
     planned(run_app, tmp_path, f"plan.num_embeddings={sizes}", "topology=cpu", "topology.devices_per_node=2")
-    for overrides, plan, said in (
+    for overrides, plan, message in (
         ([], ["topology.devices_per_node=2"], "made for 2 processes, but there are 1"),
         ([], ["plan.num_embeddings=[50,7,300]"], "made for other tables: the model has t_cat_3"),
         ([], ["plan.num_embeddings=[50,7,300,5]"], "t_cat_3: made for another table, of 5 rows; here it has 4 rows"),
         (["optimizer=rowwise_adagrad"], ["sharding=column_wise"], "sharding.plan=column_wise: rowwise_adagrad would"),
     ):
         planned(run_app, tmp_path, f"plan.num_embeddings={sizes}", "topology=cpu", "topology.devices_per_node=1", *plan)
-        done = run_app("train", *config, *overrides)
-        assert done.returncode == 2, done.stderr
-        assert said in error_line(done.stderr)
+        process = run_app("train", *config, *overrides)
+        assert process.returncode == 2, process.stderr
+        assert message in error_line(process.stderr)
     (tmp_path / "plan.json").write_text("{}")
     assert "not a plan of" in run_app("train", *config).stderr
 

@@ -30,14 +30,14 @@ def run(tmp_path: Path, run_app: Command) -> Path:
     text = oracle.make_rows(ROWS, seed=4)
     (tmp_path / "raw.tsv").write_bytes(text)
     preprocess(config(f"data.raw={tmp_path}/raw.tsv", f"data.path={tmp_path}/data"))
-    done = run_app("train", *SMALL, "data.path=data", "run.name=r", "train.max_steps=9", "eval.split=test")
-    assert done.returncode == 0, done.stderr
+    process = run_app("train", *SMALL, "data.path=data", "run.name=r", "train.max_steps=9", "eval.split=test")
+    assert process.returncode == 0, process.stderr
     return tmp_path / "runs/r"
 
 
 def ranking(run_app: Command, tmp_path: Path, candidates: str, *overrides: str) -> list[dict[str, Any]]:
-    done = run_app("recommend", "run=runs/r", f"candidates={candidates}", "top_k=null", "out=out.json", *overrides)
-    assert done.returncode == 0, done.stderr
+    process = run_app("recommend", "run=runs/r", f"candidates={candidates}", "top_k=null", "out=out.json", *overrides)
+    assert process.returncode == 0, process.stderr
     return json.loads((tmp_path / "out.json").read_bytes())["ranking"]
 
 
@@ -52,13 +52,13 @@ def test_scores_are_those_of_evaluation_in_any_order_and_number(run: Path, run_a
     (tmp_path / "test.tsv").write_text("".join(test))
     ranked = ranking(run_app, tmp_path, "test.tsv")
     assert [candidate["rank"] for candidate in ranked] == list(range(1, len(test) + 1))
-    found = np.array([candidate["probability"] for candidate in ranked])
-    assert (np.diff(found) <= 0).all()
+    probabilities = np.array([candidate["probability"] for candidate in ranked])
+    assert (np.diff(probabilities) <= 0).all()
     labels = [int(test[int(candidate["candidate"]) - 1][0]) for candidate in ranked]
     summary = json.loads((run / "summary.json").read_bytes())["eval"]
     assert summary["samples"] == len(test)
-    assert log_loss(labels, found) == pytest.approx(summary["logloss"], rel=1e-6)
-    assert roc_auc_score(labels, found) == pytest.approx(summary["auc"], abs=1e-9)
+    assert log_loss(labels, probabilities) == pytest.approx(summary["logloss"], rel=1e-6)
+    assert roc_auc_score(labels, probabilities) == pytest.approx(summary["auc"], abs=1e-9)
 
     order = np.random.default_rng(0).permutation(ROWS)
     (tmp_path / "all.tsv").write_text("".join(lines[i] for i in order))
@@ -133,8 +133,8 @@ def test_bags_of_several_ids(run_app: Command, tmp_path: Path) -> None:
             "data.split.method=fraction",
         )
     )
-    done = run_app("train", *SMALL, "data.path=data", "run.name=r", "train.max_steps=9", "eval.split=test")
-    assert done.returncode == 0, done.stderr
+    process = run_app("train", *SMALL, "data.path=data", "run.name=r", "train.max_steps=9", "eval.split=test")
+    assert process.returncode == 0, process.stderr
     summary = json.loads((tmp_path / "runs/r/summary.json").read_bytes())["eval"]
     test = rows[-summary["samples"] :]
     lists = [{key: row[key] for key in ("age", "user", "genres")} for row in test]
@@ -156,7 +156,7 @@ def test_ids_are_expanded_as_they_were_in_training(run_app: Command, tmp_path: P
     text = oracle.make_rows(400, seed=4)
     (tmp_path / "raw.tsv").write_bytes(text)
     preprocess(config(f"data.raw={tmp_path}/raw.tsv", f"data.path={tmp_path}/data"))
-    done = run_app(
+    process = run_app(
         "train",
         *SMALL,
         "data.path=data",
@@ -165,7 +165,7 @@ def test_ids_are_expanded_as_they_were_in_training(run_app: Command, tmp_path: P
         "eval.split=test",
         f"data.multi_hot.sizes={[1 + i % 3 for i in range(26)]}".replace(" ", ""),
     )
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
     summary = json.loads((tmp_path / "runs/r/summary.json").read_bytes())["eval"]
     lines = text.decode().splitlines(keepends=True)[-summary["samples"] :]
     (tmp_path / "test.tsv").write_text("".join(lines))
@@ -175,14 +175,14 @@ def test_ids_are_expanded_as_they_were_in_training(run_app: Command, tmp_path: P
 
 
 def test_values_out_of_vocabulary_are_told(run: Path, run_app: Command, tmp_path: Path) -> None:
-    known = (tmp_path / "raw.tsv").read_text().splitlines()[0].split("\t")
-    strange = [*known]
+    fields = (tmp_path / "raw.tsv").read_text().splitlines()[0].split("\t")
+    strange = [*fields]
     strange[1 + 13 + 2], strange[1 + 13 + 7] = "deadbee1", "deadbee2"
-    (tmp_path / "c.tsv").write_text("".join("\t".join(row) + "\n" for row in (known, strange)))
-    done = run_app("recommend", "run=runs/r", "candidates=c.tsv", "top_k=2", "out=out.csv")
-    assert done.returncode == 0, done.stderr
-    assert "cat_2 1, cat_7 1" in done.stderr
-    assert len(done.stdout.splitlines()) == 3
+    (tmp_path / "c.tsv").write_text("".join("\t".join(row) + "\n" for row in (fields, strange)))
+    process = run_app("recommend", "run=runs/r", "candidates=c.tsv", "top_k=2", "out=out.csv")
+    assert process.returncode == 0, process.stderr
+    assert "cat_2 1, cat_7 1" in process.stderr
+    assert len(process.stdout.splitlines()) == 3
     rows = list(csv.DictReader((tmp_path / "out.csv").open()))
     assert {row["candidate"]: row["out_of_vocabulary"] for row in rows} == {"1": "", "2": "cat_2 cat_7"}
 
@@ -197,7 +197,7 @@ def test_bad_candidates_are_named(run: Path, run_app: Command, tmp_path: Path) -
         ("candidates=bad.tsv", "out=x.png"): ("out=x.png", ".json or .csv"),
         ("candidates=bad.tsv", "top_k=0"): ("top_k=0", "at least 1"),
     }.items():
-        done = run_app("recommend", "run=runs/r", *overrides)
-        assert done.returncode == 2, overrides
+        process = run_app("recommend", "run=runs/r", *overrides)
+        assert process.returncode == 2, overrides
         for word in words:
-            assert word in error_line(done.stderr), (overrides, done.stderr)
+            assert word in error_line(process.stderr), (overrides, process.stderr)

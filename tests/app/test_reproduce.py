@@ -57,8 +57,8 @@ def test_runs_that_are_done_are_not_run_again(
     for words in ("quickstart at 3 seeds", "0.69952 to 0.70448", "none published", "python -m app.reproduce seeds=3"):
         assert words in page
     assert "fbgemm_gpu-cpu " in page
-    made = document(tmp_path / "runs/quickstart")
-    assert [run["status"] for run in made["runs"]] == ["completed"] * 3
+    reproduction = document(tmp_path / "runs/quickstart")
+    assert [run["status"] for run in reproduction["runs"]] == ["completed"] * 3
     (copy,) = (tmp_path / "registry").iterdir()
     assert copy.read_bytes() == (tmp_path / "runs/quickstart/reproduce.json").read_bytes()
 
@@ -149,19 +149,19 @@ def test_a_recipe_edited_between_seeds_is_refused_and_the_remedy_works(
 def test_bad_input_is_one_line_and_leaves_nothing(
     run_app: Command, tmp_path: Path, arguments: list[str], words: str
 ) -> None:
-    done = run_app("reproduce", *arguments)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ")
-    assert words in done.stderr
-    assert done.stderr.count("\n") == 1
+    process = run_app("reproduce", *arguments)
+    assert process.returncode == 2
+    assert process.stderr.startswith("error: ")
+    assert words in process.stderr
+    assert process.stderr.count("\n") == 1
     assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.slow
 def test_a_dataset_that_is_not_there_is_said_once_and_leaves_nothing(run_app: Command, tmp_path: Path) -> None:
-    done = run_app("reproduce", "recipe=meta_kaggle_2019", "seeds=3")
-    assert done.returncode == 2
-    assert done.stderr.count("no dataset here") == 1
+    process = run_app("reproduce", "recipe=meta_kaggle_2019", "seeds=3")
+    assert process.returncode == 2
+    assert process.stderr.count("no dataset here") == 1
     assert not list((tmp_path / "runs/meta_kaggle_2019").glob("reproduce.*"))
 
 
@@ -208,10 +208,10 @@ def test_killed_and_stopped_it_resumes_to_the_same_bits(run_app: Command, overri
     assert summary(out / "seed_2")["status"] == "interrupted"
     assert [run["status"] for run in document(out)["runs"]] == ["completed", "interrupted"]
 
-    done = run_app("reproduce", *arguments)
-    assert done.returncode == 0, done.stderr
+    completed = run_app("reproduce", *arguments)
+    assert completed.returncode == 0, completed.stderr
     assert {path: path.stat().st_mtime_ns for path in first} == first
-    assert "2 of 2 seeds done." in done.stdout
+    assert "2 of 2 seeds done." in completed.stdout
     whole = run_app("train", *overrides, "train.seed=2", "run.name=whole")
     assert whole.returncode == 0, whole.stderr
     assert summary(out / "seed_2")["digest"] == summary(tmp_path / "runs/whole")["digest"]
@@ -229,11 +229,11 @@ def test_a_failed_seed_leaves_the_others(run_app: Command, overrides: list[str],
     (out / "seed_2").mkdir(parents=True)
     (out / "seed_2/mine.txt").touch()
     few = [*overrides, "train.max_steps=10"]
-    done = run_app("reproduce", "seeds=2", *few)
-    assert done.returncode == 1
-    assert "contains mine.txt and is not a run's directory" in done.stderr
-    assert "1 of 2 seeds done." in done.stdout
-    assert "Seed 2: not begun, ended with exit status 2 before it began" in done.stdout
+    process = run_app("reproduce", "seeds=2", *few)
+    assert process.returncode == 1
+    assert "contains mine.txt and is not a run's directory" in process.stderr
+    assert "1 of 2 seeds done." in process.stdout
+    assert "Seed 2: not begun, ended with exit status 2 before it began" in process.stdout
     assert "Seed 2: not begun" in (out / "reproduce.html").read_text()
     beside = run_app("train", *few)
     assert beside.returncode == 0, beside.stderr

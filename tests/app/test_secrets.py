@@ -41,8 +41,8 @@ def planted(root: Path) -> list[Path]:
 @pytest.mark.slow
 def test_a_run_and_its_replay(run_app: Command, dataset: Path, tmp_path: Path) -> None:
     overrides = [*SMALL, f"data.path={dataset}", "run.name=one", "train.max_steps=10", *ARGUMENTS]
-    done = ended(forked("train", *overrides, cwd=tmp_path, environment=ENVIRONMENT), tmp_path)
-    assert done.returncode == 0, done.stderr
+    process = ended(forked("train", *overrides, cwd=tmp_path, environment=ENVIRONMENT), tmp_path)
+    assert process.returncode == 0, process.stderr
     assert planted(tmp_path) == []
     config = yaml.safe_load((tmp_path / "runs/one/config.yaml").read_text())
     assert config["record"]["mlflow_experiment"] == "http://***@host/x"
@@ -107,7 +107,7 @@ def test_a_mirror_s_login(run_app: Command, tmp_path: Path) -> None:
     mirror.content["day_0.tsv"] = oracle.make_rows(400, seed=0)
     url = mirror.url("good/day_0.tsv").replace("//", f"//user:{SECRET}@")
     prep = f"{{remote: {{name: day_0.tsv, mirrors: ['{url}']}}}}"
-    done = run_app(
+    process = run_app(
         "train",
         *SMALL,
         "run.name=one",
@@ -118,8 +118,8 @@ def test_a_mirror_s_login(run_app: Command, tmp_path: Path) -> None:
         "+data.prep.remote.member=null",
         "train.max_steps=2",
     )
-    assert done.returncode == 0, done.stderr
-    assert "fetching http://127.0.0.1" in done.stderr
+    assert process.returncode == 0, process.stderr
+    assert "fetching http://127.0.0.1" in process.stderr
     assert any(login for _, _, login in mirror.logins)
     assert planted(tmp_path) == []
     mirror.shutdown()

@@ -65,8 +65,10 @@ DROPOUT = ["model.hstu.input_dropout=0.2", "model.hstu.linear_dropout=0.1"]
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A log of few users."""
-    given = ["data=synthetic_events", "data.synthetic_events.users=60", "data.synthetic_events.items=100"]
-    return made_once(tmp_path_factory, "log", lambda root: preprocess(config(*given, f"data.path={root}/out"))) / "out"
+    overrides = ["data=synthetic_events", "data.synthetic_events.users=60", "data.synthetic_events.items=100"]
+    return (
+        made_once(tmp_path_factory, "log", lambda root: preprocess(config(*overrides, f"data.path={root}/out"))) / "out"
+    )
 
 
 def losses(run: Path) -> list[float]:
@@ -75,8 +77,8 @@ def losses(run: Path) -> list[float]:
 
 
 def summary(run: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((run / "summary.json").read_bytes())
-    return found
+    figures: dict[str, Any] = json.loads((run / "summary.json").read_bytes())
+    return figures
 
 
 @pytest.mark.slow
@@ -89,9 +91,9 @@ def test_a_killed_run_goes_on_to_the_same_bits(run_app: Command, log: Path, tmp_
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     resumed = run_app("train", *overrides, "run.name=killed")
     assert "step_00000008, step 8" in resumed.stderr
-    found, expected = (summary(tmp_path / "runs" / name) for name in ("killed", "whole"))
-    assert found["digest"] == expected["digest"]
-    assert {**found["eval"], "seconds": 0} == {**expected["eval"], "seconds": 0}
+    actual, expected = (summary(tmp_path / "runs" / name) for name in ("killed", "whole"))
+    assert actual["digest"] == expected["digest"]
+    assert {**actual["eval"], "seconds": 0} == {**expected["eval"], "seconds": 0}
     assert losses(tmp_path / "runs/killed") == losses(tmp_path / "runs/whole")
     replayed = run_app("verify", "run=runs/killed")
     assert json.loads(replayed.stdout)["verdict"] == "identical", replayed.stderr
@@ -125,8 +127,8 @@ def test_evaluations_of_a_window_cut_the_rate_and_end_the_run(run_app: Command, 
     killed = ended(forked("train", *overrides, "run.name=killed", cwd=tmp_path, fault="in the step:11"), tmp_path)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert run_app("train", *overrides, "run.name=killed").returncode == 0
-    found, expected = (summary(tmp_path / "runs" / name) for name in ("killed", "whole"))
-    assert (found["steps"], found["digest"]) == (12, expected["digest"])
+    actual, expected = (summary(tmp_path / "runs" / name) for name in ("killed", "whole"))
+    assert (actual["steps"], actual["digest"]) == (12, expected["digest"])
 
 
 @pytest.mark.slow
@@ -135,8 +137,8 @@ def test_two_processes_learn_what_one_does(sharding: str, run_app: Command, log:
     overrides = [*TINY, f"data.path={log}", "train.max_steps=10"]
     for processes in (1, 2):
         kind = [f"sharding.types={sharding}"] if processes == 2 else []
-        done = run_app("train", *overrides, *kind, f"run.name={processes}", processes=processes)
-        assert done.returncode == 0, done.stderr
+        process = run_app("train", *overrides, *kind, f"run.name={processes}", processes=processes)
+        assert process.returncode == 0, process.stderr
     one, two = (tmp_path / "runs/1", tmp_path / "runs/2")
     np.testing.assert_allclose(losses(two), losses(one), rtol=0, atol=1e-6)
     assert summary(two)["eval"]["logloss"] == pytest.approx(summary(one)["eval"]["logloss"], abs=1e-6)
@@ -150,9 +152,9 @@ def test_two_processes_learn_what_one_does(sharding: str, run_app: Command, log:
 def test_two_processes_train_by_a_plan(run_app: Command, log: Path, tmp_path: Path) -> None:
     overrides = [*TINY, f"data.path={log}", "train.max_steps=3"]
     hardware = ["topology=cpu", "topology.devices_per_node=2", "sharding.types=[table_wise,row_wise]"]
-    done = run_app("plan", *overrides, *hardware, "plan.out=plan.json")
-    assert done.returncode == 0, done.stderr
-    assert "note: every history is taken to have 15 events" in done.stdout
+    process = run_app("plan", *overrides, *hardware, "plan.out=plan.json")
+    assert process.returncode == 0, process.stderr
+    assert "note: every history is taken to have 15 events" in process.stdout
     planned = json.loads((tmp_path / "plan.json").read_bytes())
     sizes = json.loads((log / "manifest.json").read_bytes())["num_embeddings"]
     assert {name: table["num_embeddings"] for name, table in planned["tables"].items()} == sizes
@@ -160,12 +162,12 @@ def test_two_processes_train_by_a_plan(run_app: Command, log: Path, tmp_path: Pa
     assert pair.returncode == 0, pair.stderr
     alone = run_app("train", *overrides, "run.name=alone")
     assert alone.returncode == 0, alone.stderr
-    found, expected = (losses(tmp_path / "runs" / name) for name in ("pair", "alone"))
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    actual, expected = (losses(tmp_path / "runs" / name) for name in ("pair", "alone"))
+    np.testing.assert_allclose(actual, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("command", "given", "message"),
+    ("command", "arguments", "message"),
     [
         ("train", ["model=hstu"], "data.source=synthetic: makes rows, and model=hstu learns from events"),
         ("train", ["data.source=synthetic_events"], "makes events, and DLRM learns from rows; give model=hstu"),
@@ -188,18 +190,20 @@ def test_two_processes_train_by_a_plan(run_app: Command, log: Path, tmp_path: Pa
     ],
 )
 def test_what_does_not_go_together_is_refused(
-    command: str, given: list[str], message: str, run_app: Command, log: Path, dataset: Path
+    command: str, arguments: list[str], message: str, run_app: Command, log: Path, dataset: Path
 ) -> None:
-    done = run_app(command, *(each.format(log=log, dataset=dataset) for each in given))
-    assert done.returncode == 2, done.stderr
-    assert message in error_line(done.stderr)
+    process = run_app(command, *(each.format(log=log, dataset=dataset) for each in arguments))
+    assert process.returncode == 2, process.stderr
+    assert message in error_line(process.stderr)
 
 
 def test_triton_without_a_gpu_is_refused(log: Path, tmp_path: Path) -> None:
     overrides = [*TINY, f"data.path={log}", "model.hstu.attention=triton"]
-    done = ended(forked("train", *overrides, cwd=tmp_path, environment={"TRITON_INTERPRET": "0"}), tmp_path)
-    assert done.returncode == 2, done.stderr
-    assert error_line(done.stderr).startswith("error: model.hstu.attention=triton: needs a GPU; use bucketed, or set")
+    process = ended(forked("train", *overrides, cwd=tmp_path, environment={"TRITON_INTERPRET": "0"}), tmp_path)
+    assert process.returncode == 2, process.stderr
+    assert error_line(process.stderr).startswith(
+        "error: model.hstu.attention=triton: needs a GPU; use bucketed, or set"
+    )
 
 
 @pytest.mark.parametrize("attention", [pytest.param("triton", marks=INTERPRETED)])
@@ -209,10 +213,10 @@ def test_a_run_by_triton_learns_what_others_do_and_is_evaluated_without_it(
     interpreted = {"TRITON_INTERPRET": "1"}
     for name in (attention, "bucketed"):
         overrides = [*TINY, f"data.path={log}", "train.max_steps=3", f"run.name={name}", f"model.hstu.attention={name}"]
-        done = ended(forked("train", *overrides, cwd=tmp_path, environment=interpreted), tmp_path)
-        assert done.returncode == 0, done.stderr
-    found, expected = (losses(tmp_path / "runs" / name) for name in (attention, "bucketed"))
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+        process = ended(forked("train", *overrides, cwd=tmp_path, environment=interpreted), tmp_path)
+        assert process.returncode == 0, process.stderr
+    actual, expected = (losses(tmp_path / "runs" / name) for name in (attention, "bucketed"))
+    np.testing.assert_allclose(actual, expected, rtol=1e-5)
     evaluate = ["run=runs/triton", "global_batch_size=64"]
     scored = ended(forked("evaluate", *evaluate, cwd=tmp_path, environment={"TRITON_INTERPRET": "0"}), tmp_path)
     assert json.loads(scored.stdout)["auc"] == pytest.approx(summary(tmp_path / "runs/triton")["eval"]["auc"], abs=1e-4)
@@ -223,18 +227,18 @@ def trained(log: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a run of a few steps, runs/x."""
 
     def train(directory: Path) -> None:
-        given = [*TINY, f"data.path={log}", "train.max_steps=4", "run.name=x"]
-        done = ended(forked("train", *given, cwd=directory), directory)
-        assert done.returncode == 0, done.stderr
+        overrides = [*TINY, f"data.path={log}", "train.max_steps=4", "run.name=x"]
+        process = ended(forked("train", *overrides, cwd=directory), directory)
+        assert process.returncode == 0, process.stderr
 
     return made_once(tmp_path_factory, "trained", train) / "runs/x"
 
 
 def test_commands_for_dlrm_alone_say_so(run_app: Command, trained: Path) -> None:
-    for command, *given in (["export", "out=x.pt2"], ["evaluate", "tables=int8"]):
-        refused = run_app(command, f"run={trained}", *given)
-        assert refused.returncode == 2
-        assert "is for DLRM alone so far" in error_line(refused.stderr)
+    for command, *arguments in (["export", "out=x.pt2"], ["evaluate", "tables=int8"]):
+        process = run_app(command, f"run={trained}", *arguments)
+        assert process.returncode == 2
+        assert "is for DLRM alone so far" in error_line(process.stderr)
 
 
 OWN_SCHEMA = """
@@ -270,18 +274,18 @@ def write_own_log(directory: Path, crosses: str) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["one sequence", "sequences", "flag"])
 def test_items_are_ranked_as_evaluation_scores_each_alone(
-    kind: str, run_app: Command, trained: Path, tmp_path: Path, here: Runtime
+    kind: str, run_app: Command, trained: Path, tmp_path: Path, runtime: Runtime
 ) -> None:
     """One sequence for all candidates, or one each where a cross depends on them; whatever their order and number."""
     directory = trained
     if kind != "sequences":
-        own = write_own_log(tmp_path, OF_FLAG if kind == "flag" else "")
-        done = run_app("train", *TINY, *own, "train.max_steps=3", "run.name=own")
-        assert done.returncode == 0, done.stderr
+        data_keys = write_own_log(tmp_path, OF_FLAG if kind == "flag" else "")
+        process = run_app("train", *TINY, *data_keys, "train.max_steps=3", "run.name=own")
+        assert process.returncode == 0, process.stderr
         directory = tmp_path / "runs/own"
     config = resume.trained_config(directory, RuntimeConfig(), None)
-    run = resume.open_checkpoint(directory, None, config, here)
-    this = session.build(config, here, run.root, run.manifest)
+    run = resume.open_checkpoint(directory, None, config, runtime)
+    this = session.build(config, runtime, run.root, run.manifest)
     load_tensors(run.path, this.model, optimizer=None)
     reader = this.split("val")
     assert isinstance(reader, EventSplit)
@@ -291,14 +295,16 @@ def test_items_are_ranked_as_evaluation_scores_each_alone(
     names |= {number: str(number) for number in range(200)}
     keys = np.load(run.root / "vocab/item.npy")
     users = reader.log.anchors.users_of(positions)
-    chosen = [i for i in range(len(positions)) if events.times[positions[i] - 1] < events.times[positions[i]]][-2:]
-    for i in chosen:
+    indices = [i for i in range(len(positions)) if events.times[positions[i] - 1] < events.times[positions[i]]][-2:]
+    for i in indices:
         promoted = int(events.flags[positions[i]] & 128 > 0)
-        asked = [names[int(keys[events.items[positions[i]] - 1])], *(names[int(key)] for key in keys[:3])]
+        candidates = [names[int(keys[events.items[positions[i]] - 1])], *(names[int(key)] for key in keys[:3])]
         column = "what" if kind != "sequences" else "item"
         texts = itertools.cycle((("0", "no", "False", ""), ("1", "1.0", "true", "YES"))[promoted])
-        (tmp_path / "c.csv").write_text(f"{column},promoted\n" + "".join(f"{name},{next(texts)}\n" for name in asked))
-        given = [
+        (tmp_path / "c.csv").write_text(
+            f"{column},promoted\n" + "".join(f"{name},{next(texts)}\n" for name in candidates)
+        )
+        arguments = [
             f"run={directory}",
             f"user={names[int(events.users[users[i]])]}",
             f"time={events.times[positions[i]]}",
@@ -306,26 +312,26 @@ def test_items_are_ranked_as_evaluation_scores_each_alone(
             "out=out.json",
             "top_k=null",
         ]
-        done = run_app("recommend", *given)
-        assert done.returncode == 0, done.stderr
-        found = json.loads((tmp_path / "out.json").read_bytes())
-        logits = {each["candidate"]: each["logit"] for each in found["ranking"]}
-        assert logits[asked[0]] == pytest.approx(float(alone[i]), abs=1e-6)
+        process = run_app("recommend", *arguments)
+        assert process.returncode == 0, process.stderr
+        document = json.loads((tmp_path / "out.json").read_bytes())
+        logits = {each["candidate"]: each["logit"] for each in document["ranking"]}
+        assert logits[candidates[0]] == pytest.approx(float(alone[i]), abs=1e-6)
         assert len({*logits.values()}) > 1
-        assert found["history"] == positions[i] - events.offsets[users[i]]
-        (tmp_path / "c.csv").write_text(f"{column},promoted\n{asked[1]},{promoted}\n")
-        assert run_app("recommend", *given).returncode == 0
+        assert document["history"] == positions[i] - events.offsets[users[i]]
+        (tmp_path / "c.csv").write_text(f"{column},promoted\n{candidates[1]},{promoted}\n")
+        assert run_app("recommend", *arguments).returncode == 0
         [only] = json.loads((tmp_path / "out.json").read_bytes())["ranking"]
-        assert only["logit"] == logits[asked[1]]
+        assert only["logit"] == logits[candidates[1]]
     if kind == "one sequence":
-        refused = run_app("recommend", f"run={directory}", "user=user 1", "candidates=all")
-        assert "keeps no names of its items, which are texts; give a file" in error_line(refused.stderr)
+        refusal = run_app("recommend", f"run={directory}", "user=user 1", "candidates=all")
+        assert "keeps no names of its items, which are texts; give a file" in error_line(refusal.stderr)
 
 
 @pytest.mark.slow
 def test_all_items_of_the_log_are_ranked(run_app: Command, trained: Path, tmp_path: Path) -> None:
-    done = run_app("recommend", f"run={trained}", "user=7", "candidates=all", "top_k=null", "out=all.csv")
-    assert done.returncode == 0, done.stderr
+    process = run_app("recommend", f"run={trained}", "user=7", "candidates=all", "top_k=null", "out=all.csv")
+    assert process.returncode == 0, process.stderr
     rows = list(csv.DictReader((tmp_path / "all.csv").read_text().splitlines()))
     root = Path(json.loads((trained / "manifest.json").read_bytes())["dataset"]["path"])
     assert sorted(int(row["candidate"]) for row in rows) == np.load(root / "vocab/item.npy").tolist()
@@ -336,7 +342,7 @@ def test_all_items_of_the_log_are_ranked(run_app: Command, trained: Path, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("arguments", "message"),
     [
         (["user=99999"], "user=99999: not in the log; give one of its users, as in its column user"),
         (["user=7", "time=5"], "user=7: 0 events before time=5, and samples of the run have at least 20"),
@@ -345,28 +351,28 @@ def test_all_items_of_the_log_are_ranked(run_app: Command, trained: Path, tmp_pa
     ],
 )
 def test_what_cannot_be_ranked_is_refused(
-    given: list[str], message: str, run_app: Command, trained: Path, tmp_path: Path
+    arguments: list[str], message: str, run_app: Command, trained: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "x.csv").write_text("item\n1\n4711\n")
-    refused = run_app(
-        "recommend", f"run={trained}", *([] if "candidates=x.csv" in given else ["candidates=all"]), *given
+    process = run_app(
+        "recommend", f"run={trained}", *([] if "candidates=x.csv" in arguments else ["candidates=all"]), *arguments
     )
-    assert refused.returncode == 2, refused.stderr
-    assert message in error_line(refused.stderr)
+    assert process.returncode == 2, process.stderr
+    assert message in error_line(process.stderr)
 
 
 @pytest.mark.slow
-def test_several_tasks_are_learned(run_app: Command, log: Path, tmp_path: Path, here: Runtime) -> None:
+def test_several_tasks_are_learned(run_app: Command, log: Path, tmp_path: Path, runtime: Runtime) -> None:
     """Their losses are added, each has its AUC, the same on two processes; other tasks are no resumption."""
     overrides = [*TINY, f"data.path={log}", "train.max_steps=8", "data.events.tasks=[skip,like]"]
     for processes in (1, 2):
-        done = run_app("train", *overrides, f"run.name={processes}", processes=processes)
-        assert done.returncode == 0, done.stderr
+        process = run_app("train", *overrides, f"run.name={processes}", processes=processes)
+        assert process.returncode == 0, process.stderr
     one, two = (tmp_path / "runs/1", tmp_path / "runs/2")
     np.testing.assert_allclose(losses(two), losses(one), rtol=0, atol=2e-6)
     config = resume.trained_config(one, RuntimeConfig(), None)
-    run = resume.open_checkpoint(one, None, config, here)
-    this = session.build(config, here, run.root, run.manifest)
+    run = resume.open_checkpoint(one, None, config, runtime)
+    this = session.build(config, runtime, run.root, run.manifest)
     reader = this.split("train")
     assert isinstance(reader, EventSplit)
     batch = next(reader.train_batches(32, 0, 0, 0))
@@ -378,21 +384,21 @@ def test_several_tasks_are_learned(run_app: Command, log: Path, tmp_path: Path, 
     assert losses(one)[0] == pytest.approx(float(expected.detach()), abs=1e-6)
     load_tensors(run.path, this.model, optimizer=None)
     scores = this.score(this.split("val").eval_batches(64))
-    found = summary(one)["eval"]
-    assert found["auc"] == pytest.approx(roc_auc_score(scores.labels, scores.logits), abs=1e-9)
+    figures = summary(one)["eval"]
+    assert figures["auc"] == pytest.approx(roc_auc_score(scores.labels, scores.logits), abs=1e-9)
     logits, labels = scores.tasks[0]
-    assert found["auc_skip"] == pytest.approx(roc_auc_score(labels, logits), abs=1e-9)
+    assert figures["auc_skip"] == pytest.approx(roc_auc_score(labels, logits), abs=1e-9)
     assert (labels == 1 - scores.labels).all()  # of listens, of which all samples are
-    assert found["auc_like"] is None  # none of them is a like
-    refused = run_app("train", *overrides, "run.name=1", "train.max_steps=9", "data.events.tasks=[skip]")
-    assert "data.events.tasks=['skip']: the run at" in refused.stderr
-    refused = run_app("train", *overrides, "run.name=3", "data.events.tasks=[listen_plus]")
-    assert "must be actions of the log other than its label listen_plus" in error_line(refused.stderr)
+    assert figures["auc_like"] is None  # none of them is a like
+    refusal = run_app("train", *overrides, "run.name=1", "train.max_steps=9", "data.events.tasks=[skip]")
+    assert "data.events.tasks=['skip']: the run at" in refusal.stderr
+    refusal = run_app("train", *overrides, "run.name=3", "data.events.tasks=[listen_plus]")
+    assert "must be actions of the log other than its label listen_plus" in error_line(refusal.stderr)
 
 
 @pytest.mark.slow
 def test_blocks_and_losses_are_in_mlperf_s_log(run_app: Command, log: Path, tmp_path: Path) -> None:
-    done = run_app(
+    process = run_app(
         "train",
         *TINY,
         f"data.path={log}",
@@ -403,7 +409,7 @@ def test_blocks_and_losses_are_in_mlperf_s_log(run_app: Command, log: Path, tmp_
         "mlperf.enabled=true",
         "mlperf.benchmark=dlrmv4",
     )
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
     lines = (tmp_path / "runs/x/mllog.txt").read_text().splitlines()
     entries = [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
     keys = [entry["key"] for entry in entries]
@@ -434,8 +440,8 @@ def test_it_learns_from_the_order_of_events(tmp_path: Path) -> None:
     ]
     aucs = {}
     for name, fault in (("ordered", ""), ("shuffled", "histories shuffled:0")):
-        done = ended(forked("train", *overrides, f"run.name={name}", cwd=tmp_path, fault=fault), tmp_path)
-        assert done.returncode == 0, done.stderr
+        process = ended(forked("train", *overrides, f"run.name={name}", cwd=tmp_path, fault=fault), tmp_path)
+        assert process.returncode == 0, process.stderr
         aucs[name] = summary(tmp_path / "runs" / name)["eval"]["auc"]
     best = json.loads((tmp_path / "log/manifest.json").read_bytes())["extra"]["bayes"]["sampled_auc"]
     assert 0.68 < aucs["ordered"] < best + 0.01, aucs
@@ -446,10 +452,10 @@ def test_flags_of_candidates_are_read_as_those_of_events(tmp_path: Path) -> None
     write_own_log(tmp_path, OF_FLAG)
     schema = load_event_schema(tmp_path / "schema.yaml")
     texts = ["1", "1.0", "true", "Yes", "0", "0.0", "no", "FALSE", ""]
-    found = NewRows({"what": ["x"] * len(texts), "promoted": texts}, range(1, len(texts) + 1))
+    new_rows = NewRows({"what": ["x"] * len(texts), "promoted": texts}, range(1, len(texts) + 1))
     config = RecommendConfig(candidates="c.csv")
-    assert recommend._flagged(config, schema, found).tolist() == [True] * 4 + [False] * 5
-    assert not recommend._flagged(config, schema, found._replace(columns={"what": found.columns["what"]})).any()
+    assert recommend._flagged(config, schema, new_rows).tolist() == [True] * 4 + [False] * 5
+    assert not recommend._flagged(config, schema, new_rows._replace(columns={"what": new_rows.columns["what"]})).any()
     other = NewRows({"what": ["x"] * 3, "promoted": ["1", "0", "maybe"]}, range(1, 4))
     with pytest.raises(UserError, match=r"c\.csv: row 3, column promoted: 'maybe' is not 0 or 1"):
         recommend._flagged(config, schema, other)

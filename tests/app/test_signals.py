@@ -38,23 +38,23 @@ def endless(dataset: Path) -> list[str]:
 
 def processes_of(run: Path) -> list[int]:
     """Those whose command line names it."""
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
             if str(run).encode() in (path / "cmdline").read_bytes():
-                found.append(int(path.name))
+                pids.append(int(path.name))
         except OSError:
             continue
-    return found
+    return pids
 
 
 def process_of_rank(terminal: Terminal, rank: int) -> int:
     """The launcher's child that has this rank."""
     children = Path(f"/proc/{terminal.process.pid}/task/{terminal.process.pid}/children").read_text().split()
-    (found,) = [
+    (child,) = [
         pid for pid in children if f"RANK={rank}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     ]
-    return int(found)
+    return int(child)
 
 
 def wait_until(holds: Callable[[], object]) -> None:
@@ -156,8 +156,8 @@ def test_a_key_before_the_first_step_says_that_nothing_is_saved(overrides: list[
     terminal.wait_for(REACHED)
     terminal.press(CTRL_C)
     assert terminal.end() == 130, terminal.text
-    said = "SIGINT: stopped before the first step; nothing was trained yet"
-    assert terminal.lines[-2:] == [said, ""], terminal.text
+    message = "SIGINT: stopped before the first step; nothing was trained yet"
+    assert terminal.lines[-2:] == [message, ""], terminal.text
     assert not (tmp_path / "runs").exists()
 
 
@@ -178,9 +178,9 @@ def test_a_second_key_ends_all_at_once_and_says_what_is_lost(overrides: list[str
     time.sleep(0.5)  # two keys, and not one that bounces
     terminal.press(CTRL_C)
     assert terminal.end() == 130, terminal.text
-    kept = f"SIGINT: stopped immediately: the same command resumes from {tmp_path}/runs/x/checkpoints/step_00000012"
-    assert kept in terminal.text
-    assert kept in (tmp_path / "runs/x/log.txt").read_text()
+    message = f"SIGINT: stopped immediately: the same command resumes from {tmp_path}/runs/x/checkpoints/step_00000012"
+    assert message in terminal.text
+    assert message in (tmp_path / "runs/x/log.txt").read_text()
     wait_until(lambda: not processes_of(tmp_path))
 
 
@@ -251,12 +251,12 @@ def test_a_key_while_modules_are_imported(module: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("processes", ["abc", "0", "2x", "1.5"])
 def test_a_number_of_processes_that_is_none(processes: str) -> None:
-    done = subprocess.run(
+    process = subprocess.run(
         ["make", "--dry-run", "train", f"NPROC={processes}"],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 2
-    assert re.fullmatch(rf"Makefile:\d+: \*\*\* NPROC={processes}: not a number of processes; .*\n", done.stderr)
+    assert process.returncode == 2
+    assert re.fullmatch(rf"Makefile:\d+: \*\*\* NPROC={processes}: not a number of processes; .*\n", process.stderr)

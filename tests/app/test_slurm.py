@@ -77,9 +77,9 @@ class Slurm:
 
     def run(self, *command: str, cwd: Path | None = None, **variables: str) -> str:
         """The output of a command on the first machine."""
-        done = self.result(*command, cwd=cwd, **variables)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
+        process = self.result(*command, cwd=cwd, **variables)
+        assert process.returncode == 0, process.stderr
+        return process.stdout.strip()
 
     def job(self, number: str) -> dict[str, str]:
         words = self.run("scontrol", "--oneliner", "show", "job", number).split()
@@ -222,8 +222,8 @@ def test_seeds_of_a_reproduction_are_jobs(slurm: Slurm, dataset: Path, tmp_path:
     words = ["-m", "app.reproduce", "seeds=2", 'sbatch="--nodes=1"', "out=repeated", *SMALL, f"data.path={dataset}"]
 
     def reproduce() -> tuple[int, str]:
-        done = slurm.result(sys.executable, *words, cwd=tmp_path)
-        return done.returncode, done.stdout + done.stderr
+        process = slurm.result(sys.executable, *words, cwd=tmp_path)
+        return process.returncode, process.stdout + process.stderr
 
     status, printed = reproduce()
     assert status == 75, printed

@@ -52,8 +52,8 @@ def test_a_run_and_its_directory(run_app: Command, dataset: Path, tmp_path: Path
         "train.eval_every_steps=30",
         "checkpoint.every_steps=25",
     ]
-    done = run_app("train", *overrides)
-    assert done.returncode == 0, done.stderr
+    process = run_app("train", *overrides)
+    assert process.returncode == 0, process.stderr
     run = tmp_path / "runs/one"
     figures = summary(run)
     assert set(figures) == SUMMARY_KEYS
@@ -92,9 +92,9 @@ def test_a_run_and_its_directory(run_app: Command, dataset: Path, tmp_path: Path
     assert per_device == figures["throughput"]["samples_per_second_per_device"]
     assert (row["Global Batch Size"], row["Batch Size per Device"], row["World Size"]) == ("64", "64", "1")
 
-    again = run_app("train", *overrides)
-    assert again.returncode == 0
-    assert "completed already" in again.stderr
+    repeat = run_app("train", *overrides)
+    assert repeat.returncode == 0
+    assert "completed already" in repeat.stderr
     assert summary(run) == figures
 
     scored = run_app("evaluate", "run=runs/one", "split=val", "runtime.num_threads=1")
@@ -105,10 +105,10 @@ def test_a_run_and_its_directory(run_app: Command, dataset: Path, tmp_path: Path
 @pytest.mark.slow
 def test_same_seed_same_bits_and_another_seed_others(run_app: Command, dataset: Path, tmp_path: Path) -> None:
     for name, seed in (("a", 7), ("b", 7), ("c", 8)):
-        done = run_app(
+        process = run_app(
             "train", *SMALL, f"data.path={dataset}", f"run.name={name}", f"train.seed={seed}", "train.max_steps=40"
         )
-        assert done.returncode == 0, done.stderr
+        assert process.returncode == 0, process.stderr
     a, b, c = (summary(tmp_path / "runs" / name)["digest"] for name in "abc")
     assert a == b
     assert a["parameters"] != c["parameters"]
@@ -182,8 +182,8 @@ def test_a_signal_ends_it_resumably(number: int, run_app: Command, dataset: Path
 @pytest.mark.slow
 def test_its_time_ends_it_resumably(run_app: Command, dataset: Path, tmp_path: Path) -> None:
     overrides = [*SMALL, f"data.path={dataset}", "run.name=brief", "train.epochs=600"]
-    done = run_app("train", *overrides, "train.max_minutes=0.02")
-    assert done.returncode == 75, done.stderr
+    process = run_app("train", *overrides, "train.max_minutes=0.02")
+    assert process.returncode == 75, process.stderr
     figures = summary(tmp_path / "runs/brief")
     assert figures["status"] == "interrupted"
     assert 0 < figures["steps"] < 600 * 31
@@ -194,8 +194,8 @@ def test_its_time_ends_it_resumably(run_app: Command, dataset: Path, tmp_path: P
 
 @pytest.mark.parametrize("further", [[], ["checkpoint.every_steps=null", "train.eval_every_steps=null"]])
 def test_zero_steps_builds_the_run(further: list[str], run_app: Command, dataset: Path, tmp_path: Path) -> None:
-    done = run_app("train", *SMALL, f"data.path={dataset}", "run.name=zero", "train.max_steps=0", *further)
-    assert done.returncode == 0, done.stderr
+    process = run_app("train", *SMALL, f"data.path={dataset}", "run.name=zero", "train.max_steps=0", *further)
+    assert process.returncode == 0, process.stderr
     figures = summary(tmp_path / "runs/zero")
     assert figures["status"] == "completed"
     assert figures["steps"] == 0
@@ -206,7 +206,7 @@ def test_zero_steps_builds_the_run(further: list[str], run_app: Command, dataset
 
 
 def test_it_stops_at_the_target(run_app: Command, dataset: Path, tmp_path: Path) -> None:
-    done = run_app(
+    process = run_app(
         "train",
         *SMALL,
         f"data.path={dataset}",
@@ -215,7 +215,7 @@ def test_it_stops_at_the_target(run_app: Command, dataset: Path, tmp_path: Path)
         "train.eval_every_steps=10",
         "train.target_auc=0.6",
     )
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
     figures = summary(tmp_path / "runs/target")
     assert figures["status"] == "target_reached"
     assert figures["eval"]["auc"] >= 0.6
@@ -256,8 +256,8 @@ def test_two_processes_train_as_one(run_app: Command, dataset: Path, tmp_path: P
         "train.epochs=2",
     ]
     for name, processes, steps in (("alone", 1, 60), ("pair", 2, 50)):
-        done = run_app("train", *overrides, f"run.name={name}", f"train.max_steps={steps}", processes=processes)
-        assert done.returncode == 0, done.stderr
+        process = run_app("train", *overrides, f"run.name={name}", f"train.max_steps={steps}", processes=processes)
+        assert process.returncode == 0, process.stderr
     alone, pair = tmp_path / "runs/alone", tmp_path / "runs/pair"
     assert summary(pair)["world_size"] == 2
     assert len(losses(pair)) == 50
@@ -285,21 +285,21 @@ def test_raw_rows_are_preprocessed_once(run_app: Command, tmp_path: Path) -> Non
     ]
     (tmp_path / "rows.tsv").write_text("".join("\t".join(row) + "\n" for row in rows))
     overrides = [*SMALL, "data.raw=rows.tsv", "data.path=shards", "run.name=raw", "data.max_ind_range=11"]
-    done = run_app("train", *overrides, "train.max_steps=12")
-    assert done.returncode == 0, done.stderr
+    process = run_app("train", *overrides, "train.max_steps=12")
+    assert process.returncode == 0, process.stderr
     figures = summary(tmp_path / "runs/raw")
     assert figures["steps"] == 12
     assert figures["parameters"]["embedding"] == 26 * 11 * 16
-    written = (tmp_path / "shards/manifest.json").stat().st_mtime_ns
+    mtime = (tmp_path / "shards/manifest.json").stat().st_mtime_ns
     further = run_app("train", *overrides, "train.max_steps=14")
     assert further.returncode == 0, further.stderr
     assert summary(tmp_path / "runs/raw")["steps"] == 14
-    assert (tmp_path / "shards/manifest.json").stat().st_mtime_ns == written
+    assert (tmp_path / "shards/manifest.json").stat().st_mtime_ns == mtime
 
     (tmp_path / "rows.tsv").write_text("1\t2\n")
-    refused = run_app("train", *SMALL, "data.raw=rows.tsv", "data.path=others", "run.name=bad")
-    assert refused.returncode == 2
-    assert re.search("rows.tsv[:,] row 1", error_line(refused.stderr))
+    refusal = run_app("train", *SMALL, "data.raw=rows.tsv", "data.path=others", "run.name=bad")
+    assert refusal.returncode == 2
+    assert re.search("rows.tsv[:,] row 1", error_line(refusal.stderr))
     assert not (tmp_path / "others/manifest.json").exists()
 
 
@@ -315,9 +315,9 @@ BAD = {
 
 @pytest.mark.parametrize("override", BAD)
 def test_bad_input_is_one_line_and_status_2(override: str, run_app: Command, dataset: Path, tmp_path: Path) -> None:
-    done = run_app("train", *SMALL, f"data.path={dataset}", "run.name=bad", override)
-    assert done.returncode == 2, done.stderr
-    assert BAD[override] in error_line(done.stderr)
+    process = run_app("train", *SMALL, f"data.path={dataset}", "run.name=bad", override)
+    assert process.returncode == 2, process.stderr
+    assert BAD[override] in error_line(process.stderr)
     assert not (tmp_path / "runs/bad/summary.json").exists()
 
 
@@ -325,6 +325,6 @@ def test_a_global_batch_that_does_not_divide(dataset: Path, tmp_path: Path) -> N
     forks = forked("train", *SMALL, f"data.path={dataset}", "train.global_batch_size=63", cwd=tmp_path, processes=2)
     forks[0].join(240)
     forks[1].terminate()  # as torchrun does
-    done = ended(forks, tmp_path)
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.count("error: train.global_batch_size=63: not divisible by the 2 processes") == 1
+    process = ended(forks, tmp_path)
+    assert process.returncode == 2, process.stderr
+    assert process.stderr.count("error: train.global_batch_size=63: not divisible by the 2 processes") == 1

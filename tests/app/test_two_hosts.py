@@ -68,8 +68,8 @@ def start_one(
     prepare: Callable[[str], None] = enter,
 ) -> Launcher:
     """app.launch on one of the machines, with one process, by the documented command."""
-    given = [*DOCUMENTED, *options, "-m", "app.train", *overrides]
-    return Launcher(*given, cwd=out.parent, out=out, prepare=functools.partial(prepare, hosts[number]))
+    arguments = [*DOCUMENTED, *options, "-m", "app.train", *overrides]
+    return Launcher(*arguments, cwd=out.parent, out=out, prepare=functools.partial(prepare, hosts[number]))
 
 
 def start(hosts: list[str], cwd: Path, out: str, overrides: list[str], *options: str) -> list[Launcher]:
@@ -97,14 +97,14 @@ def test_the_cable_is_cut_and_mended(hosts: list[str], dataset: Path, tmp_path: 
         wait_for_checkpoint(run, lambda: are_under_way(launchers))
         ip("-n", hosts[1], "link", "set", hosts[1], "down")
         results = [launcher.end() for launcher in launchers]
-        said = [err for _, err in results]
+        errors = [err for _, err in results]
         result = [
-            re.findall(r"error: process (\d): another process is lost or unreachable \(([^;]+);", err) for err in said
+            re.findall(r"error: process (\d): another process is lost or unreachable \(([^;]+);", err) for err in errors
         ]
         (process, reason), (other, its_reason) = (one for (one,) in result)  # each end says one thing
-        assert {process, other} == {"0", "1"}, said  # which host is which process is the rendezvous's to say
-        assert all(re.search("timed out|timeout", words) for words in (reason, its_reason)), said  # no end hears more
-        assert [status for status, _ in results] == [75, 75], said
+        assert {process, other} == {"0", "1"}, errors  # which host is which process is the rendezvous's to say
+        assert all(re.search("timed out|timeout", words) for words in (reason, its_reason)), errors  # no end hears more
+        assert [status for status, _ in results] == [75, 75], errors
         assert summary(run)["status"] == "failed"
         overrides.append(f"train.max_steps={summary(run)['steps'] + 10}")
         ip("-n", hosts[1], "link", "set", hosts[1], "up")
@@ -228,26 +228,26 @@ STATIC = ["--nnodes", "2", "--nproc-per-node", "1", "--master-addr", ADDRESSES[0
 
 def start_static(hosts: list[str], number: int, out: Path, dataset: Path, *options: str) -> Launcher:
     """app.launch on one of the machines, whose number it is given, as Kubernetes gives it."""
-    given = [*STATIC, "--node-rank", str(number), *options, "-m", "app.train", *brief(dataset)]
-    return Launcher(*given, cwd=out.parent, out=out, prepare=functools.partial(enter, hosts[number]))
+    arguments = [*STATIC, "--node-rank", str(number), *options, "-m", "app.train", *brief(dataset)]
+    return Launcher(*arguments, cwd=out.parent, out=out, prepare=functools.partial(enter, hosts[number]))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("number", "said"),
+    ("number", "message"),
     [
         (0, "only this one of 2 machines came after .* s; start the others with the same --master-addr"),
         (1, "no answer after .* s; check that the first machine has been started"),
     ],
 )
 def test_a_pod_that_never_comes_is_named(
-    hosts: list[str], dataset: Path, tmp_path: Path, number: int, said: str
+    hosts: list[str], dataset: Path, tmp_path: Path, number: int, message: str
 ) -> None:
     launcher = start_static(hosts, number, tmp_path / "out", dataset, "--rdzv-conf", "timeout=3")
     ((status, err),) = ended([launcher])
     (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
     assert status == 69
-    assert re.fullmatch(f"error: {ADDRESSES[0]}:29500: {said}.*", line)
+    assert re.fullmatch(f"error: {ADDRESSES[0]}:29500: {message}.*", line)
     assert not (tmp_path / "runs").exists()
 
 
@@ -257,8 +257,8 @@ def test_a_signal_ends_a_pod_that_waits_for_the_others(
     hosts: list[str], dataset: Path, tmp_path: Path, number: int
 ) -> None:
     launcher = start_static(hosts, number, tmp_path / "out", dataset)  # would wait for 15 minutes
-    said = tmp_path / "out/stderr"
-    while are_under_way([launcher]) and not (said.exists() and "meeting at" in said.read_text()):
+    log = tmp_path / "out/stderr"
+    while are_under_way([launcher]) and not (log.exists() and "meeting at" in log.read_text()):
         time.sleep(0.1)
     time.sleep(2)  # until torch waits
     os.kill(launcher.process.pid or 0, signal.SIGTERM)

@@ -29,8 +29,8 @@ def test_a_run_replays_to_the_same_bits(processes: int, run_app: Command, datase
         "checkpoint.every_steps=9",
     ]
     for steps in (20, 40):
-        done = run_app("train", *overrides, f"train.max_steps={steps}", processes=processes)
-        assert done.returncode == 0, done.stderr
+        process = run_app("train", *overrides, f"train.max_steps={steps}", processes=processes)
+        assert process.returncode == 0, process.stderr
     result = run_app("verify", "run=runs/run", processes=processes)
     assert result.returncode == 0, result.stderr
     report = json.loads(result.stdout)

@@ -82,11 +82,11 @@ def test_help_tells_values_choices_and_meanings(config_dir: Path) -> None:
 @pytest.mark.parametrize("module", ["app.doctor", "data_prep"])
 def test_help_needs_nothing(module: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", module, "--help"]
-    done = subprocess.run(
+    process = subprocess.run(
         command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT), "PATH": ""}, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr
-    assert "key=value" in done.stdout
+    assert process.returncode == 0, process.stderr
+    assert "key=value" in process.stdout
     assert list(tmp_path.iterdir()) == []
 
 
@@ -105,26 +105,26 @@ class Texts:
 
 
 @pytest.mark.parametrize(
-    "typed",
+    "text",
     ["2026_11_24", "2026_1_12", "1e3", "007", "2024", "1.50", "-0", "true", "Yes", "nan", "1_000.0", "inf", "x"],
 )
-def test_texts_are_taken_as_they_are_typed(config_dir: Path, typed: str) -> None:
+def test_texts_are_taken_as_they_are_typed(config_dir: Path, text: str) -> None:
     keys = ("name", "directory", "variables.OMP", "further.label")
-    config = compose_config(Texts, config_dir, [f"{key}={typed}" for key in keys] + [f"hosts=[{typed},b]"])
-    assert (config.name, config.directory, config.variables["OMP"], config.hosts[0]) == (typed,) * 4
-    assert config.further["label"] == typed
+    config = compose_config(Texts, config_dir, [f"{key}={text}" for key in keys] + [f"hosts=[{text},b]"])
+    assert (config.name, config.directory, config.variables["OMP"], config.hosts[0]) == (text,) * 4
+    assert config.further["label"] == text
 
 
 def test_numbers_are_numbers_and_null_is_none(config_dir: Path) -> None:
-    given = ["count=1_000", "share=1e-3", "directory=null", "further.size=1e3", 'name="12"', "hosts=[a,'1e3']"]
-    config = compose_config(Texts, config_dir, given)
+    overrides = ["count=1_000", "share=1e-3", "directory=null", "further.size=1e3", 'name="12"', "hosts=[a,'1e3']"]
+    config = compose_config(Texts, config_dir, overrides)
     assert (config.count, config.share, config.directory, config.further["size"]) == (1000, 0.001, None, 1000.0)
     assert (config.name, config.hosts) == ("12", ["a", "1e3"])
 
 
 def test_an_error_is_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise two processes that share a terminal write into each other's line."""
-    written: list[str] = []
-    monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=written.append))
+    output: list[str] = []
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=output.append))
     cli._print_error("x")
-    assert written == ["error: x\n"]
+    assert output == ["error: x\n"]

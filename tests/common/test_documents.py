@@ -54,10 +54,10 @@ def test_what_is_wrong_is_named(text: str, reason: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=re.escape(reason)):
         decode(text, Outer)
     (tmp_path / "x.json").write_text(text)
-    with pytest.raises(UserError) as read:
+    with pytest.raises(UserError) as error:
         read_document(tmp_path / "x.json", Outer, "make it again")
-    assert str(read.value).startswith(f"{tmp_path}/x.json: damaged (")
-    assert str(read.value).endswith("); make it again")
+    assert str(error.value).startswith(f"{tmp_path}/x.json: damaged (")
+    assert str(error.value).endswith("); make it again")
 
 
 def test_a_file_that_is_not_there_is_none_of_its_faults(tmp_path: Path) -> None:

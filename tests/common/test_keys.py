@@ -151,26 +151,26 @@ def without_limits(schema: type) -> Any:
 @pytest.mark.parametrize("schema", OF_COMMANDS, ids=lambda schema: schema.__name__)
 def test_each_limit_is_where_the_table_says(schema: type) -> None:
     usual = without_limits(schema)
-    declarations = {name: declaration(owner, own) for name, owner, own, _ in keys_of(schema)}
-    for name, (refused, taken, rule) in OF_COMMANDS[schema].items():
-        for value in refused:
+    declarations = {name: declaration(owner, field_name) for name, owner, field_name, _ in keys_of(schema)}
+    for name, (bad_values, good_values, rule) in OF_COMMANDS[schema].items():
+        for value in bad_values:
             with pytest.raises(UserError) as error:
                 check_keys(changed(usual, {name: value}))
             assert str(error.value) == f"{name}={value}: must be {rule}"
-        for value in taken:
+        for value in good_values:
             assert declarations[name].allows(value), (name, value)
 
 
 @pytest.mark.parametrize("schema", OF_COMMANDS, ids=lambda schema: schema.__name__)
 def test_the_table_has_every_key_with_limits(schema: type) -> None:
-    limited = {name for name, owner, own, _ in keys_of(schema) if declaration(owner, own).rule}
+    limited = {name for name, owner, field_name, _ in keys_of(schema) if declaration(owner, field_name).rule}
     assert limited == set(OF_COMMANDS[schema])
 
 
 @pytest.mark.parametrize("schema", OF_COMMANDS, ids=lambda schema: schema.__name__)
 def test_every_key_has_a_meaning(schema: type) -> None:
-    for name, owner, own, _ in keys_of(schema):
-        assert len(declaration(owner, own).meaning) > 3, name
+    for name, owner, field_name, _ in keys_of(schema):
+        assert len(declaration(owner, field_name).meaning) > 3, name
 
 
 class Metal(Enum):

@@ -39,13 +39,13 @@ print(given_back, faults())
 
 def test_large_blocks_are_used_again() -> None:
     """A page of 4 KiB (or a huge one) is faulted in each time it is fresh; kept memory has its pages."""
-    done = subprocess.run([sys.executable, "-c", BLOCKS], capture_output=True, text=True, check=False)
-    if done.stderr.strip() == "not glibc":
+    process = subprocess.run([sys.executable, "-c", BLOCKS], capture_output=True, text=True, check=False)
+    if process.stderr.strip() == "not glibc":
         pytest.skip("only glibc's allocator is set to keep memory")
-    assert done.returncode == 0, done.stderr
-    given_back, kept = map(int, done.stdout.split())
-    assert given_back > 1000  # of 244,000 pages, 500 where they are huge
-    assert kept < given_back / 5
+    assert process.returncode == 0, process.stderr
+    fresh_faults, reused_faults = map(int, process.stdout.split())
+    assert fresh_faults > 1000  # of 244,000 pages, 500 where they are huge
+    assert reused_faults < fresh_faults / 5
 
 
 def test_host_memory_is_what_the_container_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

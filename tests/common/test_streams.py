@@ -22,6 +22,6 @@ print("after")
 
 def test_native_output_is_dropped_only_meanwhile() -> None:
     """Into a pipe: there C keeps its output until its buffer is full, or it is told not to."""
-    done = subprocess.run([sys.executable, "-c", SCRIPT], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert sorted(done.stdout.splitlines()) == ["after", "before", "native after", "native before"]
-    assert done.stderr == "python meanwhile\n"
+    process = subprocess.run([sys.executable, "-c", SCRIPT], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert sorted(process.stdout.splitlines()) == ["after", "before", "native after", "native before"]
+    assert process.stderr == "python meanwhile\n"

@@ -114,28 +114,32 @@ class Handler(BaseHTTPRequestHandler):
 
     def start(self, manner: Any, content: Any) -> Any:
         """The first byte to send."""
-        asked, only_if = self.headers.get("Range"), self.headers.get("If-Range")
-        changed = (
+        range_header, only_if = self.headers.get("Range"), self.headers.get("If-Range")
+        is_stale = (
             only_if is not None
             and only_if not in self.validators(manner, content).values()
             and manner not in ("careless", "mute")
         )
-        return int(asked.removeprefix("bytes=").rstrip("-")) if asked and manner not in NO_RANGES and not changed else 0
+        return (
+            int(range_header.removeprefix("bytes=").rstrip("-"))
+            if range_header and manner not in NO_RANGES and not is_stale
+            else 0
+        )
 
     def send_body(self, manner: str, body: bytes, is_head: bool, is_broken: bool) -> None:
-        sent = body[: (len(body) + 1) // 2] if is_broken else body
+        payload = body[: (len(body) + 1) // 2] if is_broken else body
         if manner in CHUNKED:
             self.send_header("Transfer-Encoding", "chunked")
-            sent = b"%x\r\n%b\r\n" % (len(body), sent) + (b"" if is_broken else b"0\r\n\r\n")
+            payload = b"%x\r\n%b\r\n" % (len(body), payload) + (b"" if is_broken else b"0\r\n\r\n")
         elif manner not in NO_LENGTH:
             self.send_header("Content-Length", str(len(body) + (1000 if manner in ("boasting", "lying") else 0)))
         self.end_headers()
         if is_head:
             return
-        while manner == "dripping" and len(sent) > 9 and not self.server.over.wait(0.01):
-            self.wfile.write(sent[:9])
-            sent = sent[9:]
-        self.wfile.write(sent)
+        while manner == "dripping" and len(payload) > 9 and not self.server.over.wait(0.01):
+            self.wfile.write(payload[:9])
+            payload = payload[9:]
+        self.wfile.write(payload)
         self.wfile.flush()
         if manner == "stalling":
             self.server.over.wait(60)

@@ -37,8 +37,8 @@ from tests.forks import run_module
 
 @pytest.mark.parametrize("chunk_bytes", [2000, 1 << 20], ids=["in many runs", "in one"])
 def test_the_store_equals_the_reference_s(tmp_path: Path, chunk_bytes: int) -> None:
-    given = write_reference_log(tmp_path)
-    manifest = preprocess(config(*given, f"data.path={tmp_path}/out", f"data.chunk_bytes={chunk_bytes}"))
+    overrides = write_reference_log(tmp_path)
+    manifest = preprocess(config(*overrides, f"data.path={tmp_path}/out", f"data.chunk_bytes={chunk_bytes}"))
     z, (_, events) = reference(), opened(tmp_path / "out")
     users = z["store_unique_uids"]
     assert events.users.tolist() == users.tolist()
@@ -48,9 +48,9 @@ def test_the_store_equals_the_reference_s(tmp_path: Path, chunk_bytes: int) -> N
     expected = z["store_is_listen_plus"] | z["store_is_like"] << 1 | z["store_is_skip"] << 2
     expected |= (z["store_event_types"] == 0) << 6 | z["store_is_organic"] << 7
     assert events.flags.tolist() == expected.tolist()
-    known = np.zeros((2, events.attributes.shape[1]), np.int32)
-    known[:, z["meta_item_id"]] = z["meta_artist_id"], z["meta_album_id"]
-    assert events.attributes.tolist() == known.tolist()
+    attributes = np.zeros((2, events.attributes.shape[1]), np.int32)
+    attributes[:, z["meta_item_id"]] = z["meta_artist_id"], z["meta_album_id"]
+    assert events.attributes.tolist() == attributes.tolist()
     assert manifest.extra["anchors"] == len(z["positions"])
     assert manifest.encoding["order"] == "user, time, place in the input"
     assert verify_dataset(tmp_path / "out").rows == len(z["store_uid"])
@@ -83,11 +83,11 @@ def test_a_log_of_text(tmp_path: Path) -> None:
     schema, events = opened(tmp_path / "out")
     assert events.users.tolist() == sorted(text_key(name) for name in ("ann", "bob"))
     ann = events.users.tolist().index(text_key("ann"))
-    mine = slice(int(events.offsets[ann]), int(events.offsets[ann + 1]))
+    events_of_ann = slice(int(events.offsets[ann]), int(events.offsets[ann + 1]))
     items = {name: 1 + sorted(map(text_key, ("pen", "ink"))).index(text_key(name)) for name in ("pen", "ink")}
-    assert events.items[mine].tolist() == [items["ink"], items["pen"], items["ink"]]
-    assert events.times[mine].tolist() == [50, 100, 100]
-    assert (events.flags[mine] & 3).tolist() == [0, 3, 1]
+    assert events.items[events_of_ann].tolist() == [items["ink"], items["pen"], items["ink"]]
+    assert events.times[events_of_ann].tolist() == [50, 100, 100]
+    assert (events.flags[events_of_ann] & 3).tolist() == [0, 3, 1]
     assert manifest.num_embeddings == {"user": 3, "item": 3}
     assert manifest.label_rate == 0.5
     extra = manifest.extra
@@ -118,9 +118,9 @@ def test_a_log_of_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize("chunk_bytes", [10, 1 << 20])
 def test_a_bad_row_is_named(tmp_path: Path, row: str, message: str, chunk_bytes: int) -> None:
     rows = GOOD.splitlines()
-    given = write_log(tmp_path, [*rows[:2], row, *rows[2:]])
+    overrides = write_log(tmp_path, [*rows[:2], row, *rows[2:]])
     with pytest.raises(UserError, match=f"log.csv: (?:{message})"):
-        preprocess(config("data=events", *given, f"data.chunk_bytes={chunk_bytes}"))
+        preprocess(config("data=events", *overrides, f"data.chunk_bytes={chunk_bytes}"))
     assert not (tmp_path / "out/manifest.json").exists()
 
 
@@ -169,12 +169,12 @@ def test_what_is_odd_is_counted_and_told(tmp_path: Path, capsys: pytest.CaptureF
     (tmp_path / "brands.csv").write_text("item,brand\npen,x\nink,y\npen,z\nhat,x\n")
     extra = "min_history: 2\ndrop_last_seconds: 0\nkeep_seconds: 90\n"
     extra += "attributes: {brand: {file: brands.csv, item: item, column: brand}}\n"
-    found = preprocess(config("data=events", *write_log(tmp_path, rows, SCHEMA + extra))).extra
+    counts = preprocess(config("data=events", *write_log(tmp_path, rows, SCHEMA + extra))).extra
     # ann's are 20 (cup), 50 (ink), 100 (pen), 100 (ink), 100 (pen): the third has two before it
-    assert found["anchors"] == 3
-    assert (found["users"], found["short_users"]) == (3, 2)
-    assert (found["repeated"], found["dropped"], found["unsorted"]) == (1, 1, 2)
-    assert found["without_attribute"] == {"brand": 1}
+    assert counts["anchors"] == 3
+    assert (counts["users"], counts["short_users"]) == (3, 2)
+    assert (counts["repeated"], counts["dropped"], counts["unsorted"]) == (1, 1, 2)
+    assert counts["without_attribute"] == {"brand": 1}
     result = capsys.readouterr().err
     assert "2 users have too short histories for a sample" in result
     assert "1 events have an item that brand's table does not have; their brand is 0" in result
@@ -224,8 +224,8 @@ def test_sorted_by_user_time_and_place(num_events: int, seed: int, chunk_bytes: 
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         random_log(directory, num_events, seed)
-        given = [*given_log(directory)[:-1], f"data.chunk_bytes={chunk_bytes}", f"data.path={directory}/out"]
-        preprocess(config(*given))
+        arguments = [*given_log(directory)[:-1], f"data.chunk_bytes={chunk_bytes}", f"data.path={directory}/out"]
+        preprocess(config(*arguments))
         tables = [pq.read_table(directory / f"{part}.parquet") for part in range(2)]
         tables.append(pyarrow.csv.read_csv(directory / "2.csv.gz"))
         columns = {key: np.concatenate([table[key].to_numpy() for table in tables]) for key in LOG.strip().split(",")}
@@ -257,8 +257,8 @@ def test_bytes_do_not_depend_on_workers_nor_on_kills(tmp_path: Path) -> None:
     assert load_manifest(tmp_path / "two").digest == load_manifest(tmp_path / "one").digest
     assert not (tmp_path / "two/.work").exists()
     verify_dataset(tmp_path / "two")
-    again = run(*arguments)
-    assert "already done" in again.stderr
+    repeat = run(*arguments)
+    assert "already done" in repeat.stderr
 
 
 def test_damage_is_found(tmp_path: Path) -> None:
@@ -277,8 +277,8 @@ def test_yambda_by_name(tmp_path: Path, mirror: Mirror) -> None:
     """From a server, resumed and hashed as Criteo's days; not wanted any more once the dataset is there."""
     write_reference_log(tmp_path)
     names = {"multi_event": "multi_event", "artists": "artist_item_mapping", "albums": "album_item_mapping"}
-    for own, theirs in names.items():
-        mirror.content[f"{theirs}.parquet"] = (tmp_path / f"{own}.parquet").read_bytes()
+    for table_name, source_name in names.items():
+        mirror.content[f"{source_name}.parquet"] = (tmp_path / f"{table_name}.parquet").read_bytes()
     schema = (tmp_path / "schema.yaml").read_text()
     for kind in ("artist", "album"):
         schema = schema.replace(f"{kind}s.parquet", f"{kind}_item_mapping.parquet")
@@ -348,10 +348,10 @@ def test_memory_stays_within_the_budget(tmp_path: Path, budget: str, workers: in
     )
     arguments = ["data=events", f"data.raw={tmp_path}/log.parquet", f"data.schema={tmp_path}/schema.yaml"]
     arguments += [f"data.path={tmp_path}/out", f"data.memory_budget={budget}", f"data.workers={workers}"]
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "data_prep", *arguments], cwd=REPOSITORY, check=False, text=True, capture_output=True
     )
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
     extra = load_manifest(tmp_path / "out").extra
     assert extra["workers"] == workers
     assert extra["peak_memory_bytes"] <= parse_size(budget, "budget")
@@ -373,8 +373,8 @@ def test_an_empty_field_meets_no_rule_and_flags_are_words_too(tmp_path: Path) ->
     schema = "user: user\ntime: time\nitem: item\nactions: {other: {score: '!= 0'}, zero: {score: '== 0'}}\n"
     (tmp_path / "log.csv").write_text(log + text)
     (tmp_path / "schema.yaml").write_text(schema + "label: other\nanchors: {score: '!= 4'}\nflag: ad\n")
-    given = [f"data.raw={tmp_path}/log.csv", f"data.schema={tmp_path}/schema.yaml", f"data.path={tmp_path}/out"]
-    preprocess(config(*given))
+    overrides = [f"data.raw={tmp_path}/log.csv", f"data.schema={tmp_path}/schema.yaml", f"data.path={tmp_path}/out"]
+    preprocess(config(*overrides))
     flags = opened(tmp_path / "out")[1].flags
     numbers = [float(score) if score else None for _, score, _ in rows]
     assert [bool(flag & 1) for flag in flags] == [number not in (None, 0) for number in numbers]

@@ -109,11 +109,11 @@ def test_tables(content: Any, chunk: Any) -> None:
         (directory / "schema.yaml").write_text(SCHEMA)
         schema = f"data.schema={directory}/schema.yaml"
         overrides = (schema, *HASHED, f"data.chunk_bytes={chunk}")
-        made = prepare(directory, content, *overrides)
-        if made is None:
+        arrays = prepare(directory, content, *overrides)
+        if arrays is None:
             return
         rows = read_by_csv(content)
-        labels, dense, sparse = made
+        labels, dense, sparse = arrays
         assert labels.tolist() == [number(row[0]) for row in rows]
         prices = [np.float32(number(row[1])) for row in rows]
         assert dense[:, 0].tolist() == prices
@@ -139,10 +139,10 @@ def test_criteo_s_rows(data: Any, chunk: Any) -> None:
     )
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        made = prepare(directory, damaged, *HASHED, f"data.chunk_bytes={chunk}", name="day_0")
-        if made is None:
+        arrays = prepare(directory, damaged, *HASHED, f"data.chunk_bytes={chunk}", name="day_0")
+        if arrays is None:
             return
         rows = [line.split("\t") for line in damaged.decode().replace("\r\n", "\n").split("\n") if line]
-        assert made[0].tolist() == [int(row[0]) for row in rows]
-        assert made[1].tolist() == [[float(np.float32(int(field or 0))) for field in row[1:14]] for row in rows]
-        assert made[2].tolist() == [[int(field or "0", 16) % 1000 for field in row[14:]] for row in rows]
+        assert arrays[0].tolist() == [int(row[0]) for row in rows]
+        assert arrays[1].tolist() == [[float(np.float32(int(field or 0))) for field in row[1:14]] for row in rows]
+        assert arrays[2].tolist() == [[int(field or "0", 16) % 1000 for field in row[14:]] for row in rows]

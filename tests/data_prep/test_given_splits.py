@@ -199,8 +199,8 @@ def test_drawn_tables(tmp_path: Path, seed: int) -> None:
 def test_the_manifest_names_each_file_with_split_and_sums(tmp_path: Path) -> None:
     own_files(tmp_path)
     md5s = {name: hashlib.md5((tmp_path / name).read_bytes()).hexdigest() for name in os.listdir(tmp_path)}
-    given = f"data.checksums={{train.csv: {md5s['train.csv'].upper()}, {tmp_path}/val.csv: {md5s['val.csv']}}}"
-    preprocess(config(*keys(tmp_path), given))
+    override = f"data.checksums={{train.csv: {md5s['train.csv'].upper()}, {tmp_path}/val.csv: {md5s['val.csv']}}}"
+    preprocess(config(*keys(tmp_path), override))
     manifest = load_manifest(tmp_path / "out")
     sha256s = [hashlib.sha256((tmp_path / f"{split}.csv").read_bytes()).hexdigest() for split in SPLITS]
     assert [(each["split"], each["name"], each["sha256"], each["rows"]) for each in manifest.sources] == [
@@ -229,15 +229,15 @@ def test_spellings_are_of_train_alone(tmp_path: Path) -> None:
 def test_val_and_test_may_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     splits = own_files(tmp_path)
     train, val, test, *rest = keys(tmp_path)
-    for given in ([], [val], [test]):
-        manifest = preprocess(config(train, *given, *rest, "data.overwrite=true"))
-        names = [key.partition("=")[0].removeprefix("data.") for key in (train, *given)]
+    for eval_keys in ([], [val], [test]):
+        manifest = preprocess(config(train, *eval_keys, *rest, "data.overwrite=true"))
+        names = [key.partition("=")[0].removeprefix("data.") for key in (train, *eval_keys)]
         assert {name: split.rows for name, split in manifest.splits.items()} == {
             split: ROWS[split] if split in names else 0 for split in SPLITS
         }
         assert_encoded(tmp_path / "out", {name: splits[name] for name in names})
         warned = "warning: there is nothing to evaluate on; give data.val or data.test" in capsys.readouterr().err
-        assert warned == (not given)
+        assert warned == (not eval_keys)
 
 
 def test_negatives_are_left_out_of_all_splits(tmp_path: Path) -> None:
@@ -268,14 +268,14 @@ def test_the_same_command_finds_it_and_another_is_refused(tmp_path: Path, capsys
 def test_workers_do_not_change_a_byte(tmp_path: Path, kind: str) -> None:
     if kind == "criteo":
         criteo_files(tmp_path)
-        given = [f"data.{split}={tmp_path}/{split}.tsv" for split in SPLITS]
+        overrides = [f"data.{split}={tmp_path}/{split}.tsv" for split in SPLITS]
     else:
         own_files(tmp_path, f".{kind}")
-        given = keys(tmp_path, f".{kind}")[:-1]
-    given.append("data.chunk_bytes=3000")
+        overrides = keys(tmp_path, f".{kind}")[:-1]
+    overrides.append("data.chunk_bytes=3000")
     for workers in (1, 2, 3):
-        done = run(*given, f"data.path={tmp_path}/{workers}", f"data.workers={workers}")
-        assert done.returncode == 0, done.stderr
+        process = run(*overrides, f"data.path={tmp_path}/{workers}", f"data.workers={workers}")
+        assert process.returncode == 0, process.stderr
     assert sums(tmp_path / "1") == sums(tmp_path / "2") == sums(tmp_path / "3")
 
 
@@ -288,19 +288,19 @@ def test_killed_at_any_stage(tmp_path: Path, kind: str, results: list[int]) -> N
     """Killed after this number of results: checksums, chunks, counts, vocabularies, encoded chunks."""
     if kind == "criteo":
         criteo_files(tmp_path)
-        given = [f"data.{split}={tmp_path}/{split}.tsv" for split in SPLITS]
-        given += ["data.chunk_bytes=9000", "data.sampling.negative_drop_rate=0.5"]
+        overrides = [f"data.{split}={tmp_path}/{split}.tsv" for split in SPLITS]
+        overrides += ["data.chunk_bytes=9000", "data.sampling.negative_drop_rate=0.5"]
     else:
         own_files(tmp_path)
-        given = [*keys(tmp_path)[:-1], "data.chunk_bytes=2000"]
-    preprocess(config(*given, f"data.path={tmp_path}/whole"))
-    given += [f"data.path={tmp_path}/killed", "data.workers=2"]
+        overrides = [*keys(tmp_path)[:-1], "data.chunk_bytes=2000"]
+    preprocess(config(*overrides, f"data.path={tmp_path}/whole"))
+    overrides += [f"data.path={tmp_path}/killed", "data.workers=2"]
     for number in results:  # of those that are left then
         prepare = functools.partial(die_at_a_result, number)
-        killed = run_module("data_prep", *given, cwd=REPOSITORY, prepare=prepare)
+        killed = run_module("data_prep", *overrides, cwd=REPOSITORY, prepare=prepare)
         assert killed.returncode == -signal.SIGKILL, killed.stderr
         assert not (tmp_path / "killed/manifest.json").exists()
-    final = run(*given)
+    final = run(*overrides)
     assert final.returncode == 0, final.stderr
     assert "resuming where the last job stopped" in final.stderr
     assert sums(tmp_path / "killed") == sums(tmp_path / "whole")
@@ -428,9 +428,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_in_one_line_before_anything_is_written(name: str, files: Path, tmp_path: Path) -> None:
-    given, message = REFUSED[name]
+    templates, message = REFUSED[name]
     before = sorted(map(str, files.rglob("*")))
-    overrides = [f"data.path={tmp_path}/out", *(override.format(files) for override in given)]
+    overrides = [f"data.path={tmp_path}/out", *(override.format(files) for override in templates)]
     with pytest.raises(UserError, match=message) as caught:
         preprocess(config(*overrides))
     assert "\n" not in str(caught.value)

@@ -24,16 +24,16 @@ TRAIN_ROWS = 800
 ROWS = REFERENCE / "rows.tsv"
 
 
-def assert_all_equal(ours: dict[str, Any], golden: Any, rounded: set[str] | tuple[()] = ()) -> None:
+def assert_all_equal(arrays: dict[str, Any], golden: Any, rounded: set[str] | tuple[()] = ()) -> None:
     """Compare each array of a golden file; `rounded`: those computed in another library's floating point."""
-    assert set(ours) == set(golden.files)
+    assert set(arrays) == set(golden.files)
     for name in golden.files:
-        wanted, found = golden[name], np.asarray(ours[name])
-        assert found.shape == wanted.shape, name
+        expected, actual = golden[name], np.asarray(arrays[name])
+        assert actual.shape == expected.shape, name
         if name in rounded:
-            np.testing.assert_allclose(found, wanted, rtol=2.5e-7, err_msg=name)
+            np.testing.assert_allclose(actual, expected, rtol=2.5e-7, err_msg=name)
         else:
-            np.testing.assert_array_equal(found, wanted, err_msg=name)
+            np.testing.assert_array_equal(actual, expected, err_msg=name)
 
 
 def load_all(root: Path) -> dict[str, NDArray[Any]]:
@@ -67,21 +67,21 @@ def torchrec_steps(raw: str, root: Path) -> dict[str, Any]:
     manifest = preprocess(config(raw, f"data.path={root}", *overrides))
     verify_dataset(root)
     assert len(load_split(root, "val")[0]) == 100
-    ours: dict[str, Any] = {
+    arrays: dict[str, Any] = {
         "shuffle_perm_n2": permutation(TRAIN_ROWS, root),
-        "raw_int_min_per_day": [min(known["low"]) for known in manifest.encoding["dense_range"]],
+        "raw_int_min_per_day": [min(bounds["low"]) for bounds in manifest.encoding["dense_range"]],
     }
     padded = permutation(len(load_all(root)["labels"]), root)[:TRAIN_ROWS]
     for kind, rows in load_all(root).items():
-        ours |= by_day(f"shuffle_n2_day{{day}}_{kind}", rows)
+        arrays |= by_day(f"shuffle_n2_day{{day}}_{kind}", rows)
         in_order = unshuffled(rows, TRAIN_ROWS)
         if kind != "sparse":
-            ours |= by_day(f"day{{day}}_{kind}", in_order)
+            arrays |= by_day(f"day{{day}}_{kind}", in_order)
         # told of the last day's rows as well, TorchRec mixes as many rows of zeros into the train split
         with_zeros = np.concatenate([in_order[:TRAIN_ROWS], np.zeros_like(in_order[TRAIN_ROWS:])])
         mixed = np.concatenate([with_zeros[padded], in_order[TRAIN_ROWS:]])
-        ours |= by_day(f"shuffle_n3_day{{day}}_{kind}", mixed)
-    return ours
+        arrays |= by_day(f"shuffle_n3_day{{day}}_{kind}", mixed)
+    return arrays
 
 
 def contiguous_ids(raw: str, root: Path, threshold: int) -> dict[str, NDArray[Any]]:
@@ -102,8 +102,8 @@ def as_one_file(root: Path) -> dict[str, NDArray[Any]]:
     rows = load_all(root)
     train_rows = len(load_split(root, "train")[0])
     values = parse_bytes(ROWS.read_bytes(), "rows").sparse
-    ours: dict[str, Any] = {f"all_{kind}": unshuffled(rows[kind], train_rows) for kind in ("labels", "dense")}
-    return {**ours, "all_sparse": values, **by_day("day{day}_sparse", values)}
+    arrays: dict[str, Any] = {f"all_{kind}": unshuffled(rows[kind], train_rows) for kind in ("labels", "dense")}
+    return {**arrays, "all_sparse": values, **by_day("day{day}_sparse", values)}
 
 
 def hashed_batches(raw: str, root: Path) -> dict[str, Any]:
@@ -129,11 +129,11 @@ def test_torchrec(tmp_path: Path) -> None:
     for day, part in DAYS.items():
         (tmp_path / f"day_{day}").write_bytes(b"".join(lines[part]))
     raw = f"data.raw={tmp_path}/day_?"
-    ours = torchrec_steps(raw, tmp_path / "steps")
+    arrays = torchrec_steps(raw, tmp_path / "steps")
     for threshold in (0, 2, 3):
-        ours |= contiguous_ids(raw, tmp_path / f"ids_{threshold}", threshold)
-    ours |= as_one_file(tmp_path / "one") | hashed_batches(raw, tmp_path / "hashed")
-    assert_all_equal(ours, np.load(REFERENCE / "torchrec_criteo.npz"))
+        arrays |= contiguous_ids(raw, tmp_path / f"ids_{threshold}", threshold)
+    arrays |= as_one_file(tmp_path / "one") | hashed_batches(raw, tmp_path / "hashed")
+    assert_all_equal(arrays, np.load(REFERENCE / "torchrec_criteo.npz"))
 
 
 def test_dlrm_kaggle(tmp_path: Path) -> None:
@@ -144,32 +144,32 @@ def test_dlrm_kaggle(tmp_path: Path) -> None:
     verify_dataset(root)
     preprocess(config(*overrides, f"data.path={raw}", "data.dense_transform=integers"))
     encoder = Encoder.load(root)
-    read = parse_bytes(ROWS.read_bytes(), "rows", missing=np.int32(0))
+    block = parse_bytes(ROWS.read_bytes(), "rows", missing=np.int32(0))
     encoded = encoder.encode(encoder.parse(ROWS.read_bytes(), "rows"))
-    ours: dict[str, Any] = {
-        "X_int": np.maximum(read.dense, 0),  # negatives are 0 there
-        "X_cat_raw_int32": read.sparse.view(np.int32),
-        "y": read.labels,
+    arrays: dict[str, Any] = {
+        "X_int": np.maximum(block.dense, 0),  # negatives are 0 there
+        "X_cat_raw_int32": block.sparse.view(np.int32),
+        "y": block.labels,
         "X_cat": encoded.sparse,
         "X_cat_int64": encoded.sparse,
         "X_int_log1p_f32": encoded.dense,
         "counts": list(manifest.num_embeddings.values()),
     }
     for column, feature in enumerate(manifest.schema["sparse"]):
-        ours[f"dict_{column}"] = np.load(root / "vocab" / f"{feature}.npy").view(np.int32)
+        arrays[f"dict_{column}"] = np.load(root / "vocab" / f"{feature}.npy").view(np.int32)
     for split in SPLITS:
         labels, dense, sparse = load_split(root, split)
         integers = np.maximum(load_split(raw, split)[1], 0)
-        ours |= {f"{split}_y": labels, f"{split}_X_cat": sparse, f"{split}_X_int": integers}
+        arrays |= {f"{split}_y": labels, f"{split}_X_cat": sparse, f"{split}_X_int": integers}
         np.testing.assert_array_equal(dense, np.log(golden[f"{split}_X_int"].astype(np.float32) + 1))
     batch = next(iter(batches_of(root, "train", 128)))
     offsets = batch.sparse_features.offsets().numpy()
-    ours |= {
+    arrays |= {
         "train_b0_X": batch.dense_features,  # there by torch.log
         "train_b0_T": batch.labels[:, None],
         "train_b0_idx": batch.sparse_features.values().reshape(26, 128),
         "train_b0_offsets": offsets[:-1].reshape(26, 128) - offsets[:-1:128, None],
     }
-    held_out = len(ours["val_y"]) + len(ours["test_y"])  # the last of its seven files
-    ours["total_per_file"] = [*map(len, np.array_split(ours["train_y"], 6)), held_out]
-    assert_all_equal(ours, golden, rounded={"train_b0_X"})
+    held_out = len(arrays["val_y"]) + len(arrays["test_y"])  # the last of its seven files
+    arrays["total_per_file"] = [*map(len, np.array_split(arrays["train_y"], 6)), held_out]
+    assert_all_equal(arrays, golden, rounded={"train_b0_X"})

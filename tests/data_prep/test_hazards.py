@@ -21,9 +21,9 @@ from tests.error_lines import error_line
 def test_raw_rows_inside_the_dataset_are_not_removed(tmp_path: Path) -> None:
     (tmp_path / "x/train").mkdir(parents=True)
     (tmp_path / "x/train/day_0").write_bytes(oracle.make_rows(100, seed=0))
-    done = run(f"data.raw={tmp_path}/x/train/day_0", f"data.path={tmp_path}/x")
-    assert done.returncode == 2
-    assert "lies where data.path=" in done.stderr
+    process = run(f"data.raw={tmp_path}/x/train/day_0", f"data.path={tmp_path}/x")
+    assert process.returncode == 2
+    assert "lies where data.path=" in process.stderr
     assert (tmp_path / "x/train/day_0").stat().st_size
 
 
@@ -31,9 +31,9 @@ def test_files_of_others_are_not_removed(tmp_path: Path) -> None:
     (tmp_path / "x/val").mkdir(parents=True)
     (tmp_path / "x/val/notes.txt").write_text("keep")
     (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(100, seed=0))
-    done = run(f"data.raw={tmp_path}/rows.tsv", f"data.path={tmp_path}/x")
-    assert done.returncode == 2
-    assert "holds files that are not a dataset's" in done.stderr
+    process = run(f"data.raw={tmp_path}/rows.tsv", f"data.path={tmp_path}/x")
+    assert process.returncode == 2
+    assert "holds files that are not a dataset's" in process.stderr
     assert (tmp_path / "x/val/notes.txt").read_text() == "keep"
 
 
@@ -44,9 +44,9 @@ def test_a_directory_of_other_files_is_no_place_for_a_dataset(tmp_path: Path, ra
     (tmp_path / raw).write_bytes(oracle.make_rows(100, seed=0))
     before = sorted(path.name for path in (tmp_path / "x").iterdir())
     for more in ([f"data.raw={tmp_path}/{raw}"], ["data=random", "data.random.rows=10"]):
-        done = run(*more, f"data.path={tmp_path}/x")
-        assert done.returncode == 2
-        assert "holds files that are not a dataset's (" in error_line(done.stderr)
+        process = run(*more, f"data.path={tmp_path}/x")
+        assert process.returncode == 2
+        assert "holds files that are not a dataset's (" in error_line(process.stderr)
         assert sorted(path.name for path in (tmp_path / "x").iterdir()) == before
 
 
@@ -105,8 +105,8 @@ def test_an_interrupted_generation_goes_on(tmp_path: Path, monkeypatch: pytest.M
         patch.setattr(Path, "replace", interrupted)
         with pytest.raises(KeyboardInterrupt):
             generate_days(config, tmp_path / "cut", None)
-    again = generate_days(config, tmp_path / "cut", None)
-    assert [Path(day).read_bytes() for day in again] == [Path(day).read_bytes() for day in whole]
+    days = generate_days(config, tmp_path / "cut", None)
+    assert [Path(day).read_bytes() for day in days] == [Path(day).read_bytes() for day in whole]
 
 
 def test_a_day_given_twice_is_refused(tmp_path: Path) -> None:
@@ -141,8 +141,8 @@ def test_a_file_that_changes_while_it_is_read_is_noticed(tmp_path: Path, monkeyp
 def test_a_column_cannot_name_a_file_elsewhere(name: str, tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text(f"y,{name}\n1,2\n0,3\n")
     (tmp_path / "t.yaml").write_text(f"delimiter: ','\nheader: true\nlabel: y\ndense: []\nsparse: ['{name}']\n")
-    done: subprocess.CompletedProcess[str] = run(
+    process: subprocess.CompletedProcess[str] = run(
         f"data.raw={tmp_path}/t.csv", f"data.path={tmp_path}/out", f"data.schema={tmp_path}/t.yaml"
     )
-    assert done.returncode == 2
-    assert "sparse column" in error_line(done.stderr)
+    assert process.returncode == 2
+    assert "sparse column" in error_line(process.stderr)

@@ -41,8 +41,8 @@ def exchange(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def assert_same(one: Path, other: Path) -> None:
     for split in SPLITS:
-        for found, wanted in zip(load_split(one, split), load_split(other, split), strict=True):
-            np.testing.assert_array_equal(found, wanted)
+        for actual, expected in zip(load_split(one, split), load_split(other, split), strict=True):
+            np.testing.assert_array_equal(actual, expected)
 
 
 @pytest.mark.slow
@@ -79,8 +79,8 @@ def bin_records(directory: Path) -> list[NDArray[Any]]:
 @pytest.mark.parametrize("encoding", ["hash", "torchrec_fixed"])
 def test_bin_both_ways(tmp_path: Path, encoding: str) -> None:
     """With integers that float32 cannot hold; of `torchrec_fixed` the train split's rows are shuffled."""
-    chosen = [f"data.encoding={encoding}", "data.max_ind_range=1000"]
-    root = make(tmp_path, "data.dense_transform=integers", *chosen, edge=True)
+    overrides = [f"data.encoding={encoding}", "data.max_ind_range=1000"]
+    root = make(tmp_path, "data.dense_transform=integers", *overrides, edge=True)
     (tmp_path / "bin").mkdir()
     export_bin(root, load_manifest(root), tmp_path / "bin")
     text = b"".join((tmp_path / f"day_{day}").read_bytes() for day in range(3))
@@ -92,9 +92,9 @@ def test_bin_both_ways(tmp_path: Path, encoding: str) -> None:
     if encoding == "torchrec_fixed":
         order[:240] = np.random.RandomState(0).permutation(240)
         ids = np.concatenate([load_split(root, split)[2] for split in SPLITS])[np.argsort(order)]
-    wanted = np.concatenate((labels[:, None], dense, ids), axis=1).astype(np.int32)[order]
+    expected = np.concatenate((labels[:, None], dense, ids), axis=1).astype(np.int32)[order]
     records = bin_records(tmp_path / "bin")
-    np.testing.assert_array_equal(np.concatenate(records), wanted)
+    np.testing.assert_array_equal(np.concatenate(records), expected)
     assert [len(record) for record in records] == [240, 31, 30]
     verify_dataset(root)
     arguments = [f"exchange.source={tmp_path}/bin", "exchange.format=bin"]
@@ -104,15 +104,15 @@ def test_bin_both_ways(tmp_path: Path, encoding: str) -> None:
     assert_same(tmp_path / "exact", root)
     process = exchange(f"data.path={tmp_path}/exact", f"exchange.to={tmp_path}/again", "exchange.format=bin")
     assert process.returncode == 0, process.stderr
-    for written, first in zip(bin_records(tmp_path / "again"), records, strict=True):
-        np.testing.assert_array_equal(written, first)
+    for second, first in zip(bin_records(tmp_path / "again"), records, strict=True):
+        np.testing.assert_array_equal(second, first)
     import_bin(tmp_path / "bin", tmp_path / "back", None)
     verify_dataset(tmp_path / "back")
     splits = [load_split(tmp_path / "back", s) for s in SPLITS]
-    found = [np.concatenate(parts) for parts in zip(*splits, strict=True)]
-    np.testing.assert_array_equal(found[0], wanted[:, 0])
-    np.testing.assert_array_equal(found[1], oracle.encode_dense(wanted[:, 1:14]))
-    np.testing.assert_array_equal(found[2], wanted[:, 14:])
+    columns = [np.concatenate(parts) for parts in zip(*splits, strict=True)]
+    np.testing.assert_array_equal(columns[0], expected[:, 0])
+    np.testing.assert_array_equal(columns[1], oracle.encode_dense(expected[:, 1:14]))
+    np.testing.assert_array_equal(columns[2], expected[:, 14:])
     with pytest.raises(UserError, match=r"data\.dense_transform=integers"):
         export_bin(tmp_path / "back", load_manifest(tmp_path / "back"), tmp_path / "bin")
 
@@ -148,7 +148,7 @@ def test_multi_hot_files_equal_the_bags_made_while_reading(tmp_path: Path, distr
     for day in range(3):
         for name in (f"day_{day}_labels.npy", f"day_{day}_dense.npy"):
             assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "days" / name).read_bytes()
-        archives = [np.load(tmp_path / where / f"day_{day}_sparse_multi_hot.npz") for where in ("days", "again")]
+        archives = [np.load(tmp_path / folder / f"day_{day}_sparse_multi_hot.npz") for folder in ("days", "again")]
         for feature in range(26):
             np.testing.assert_array_equal(archives[0][str(feature)], archives[1][str(feature)])
 
@@ -166,8 +166,8 @@ def test_archives_may_be_compressed_but_not_damaged(tmp_path: Path) -> None:
     manifest = import_npy(tmp_path / "days", tmp_path / "back", is_multi_hot=True)
     (shard,) = manifest.splits["train"].shards
     arrays = open_shard(tmp_path / "back", "train", shard, manifest)
-    for name, found in zip(manifest.ragged, arrays.bags, strict=True):
-        np.testing.assert_array_equal(found.ids.reshape(50, -1), bags[name.removeprefix("cat_")])
+    for name, actual in zip(manifest.ragged, arrays.bags, strict=True):
+        np.testing.assert_array_equal(actual.ids.reshape(50, -1), bags[name.removeprefix("cat_")])
     with pytest.raises(UserError, match=r"multi-hot columns .*, which these files cannot hold"):
         export_npy(tmp_path / "back", manifest, tmp_path)
     path = tmp_path / "days" / "day_1_sparse_multi_hot.npz"

@@ -66,9 +66,9 @@ def test_an_id_leads_to_its_text(tmp_path: Path, table: list[list[str]], overrid
         row[1] if i else None for row, i in zip(table, ids[:train].tolist(), strict=False)
     ]
     assert len(texts) == manifest.num_embeddings["user"] - 1 == manifest.encoding["vocabulary"]["user"]["values"]
-    known = np.load(root / "vocab/user.npy")
-    assert known.dtype == np.uint64
-    assert known.tolist() == [oracle.text_value(texts[i + 1]) for i in range(len(texts))]
+    vocabulary = np.load(root / "vocab/user.npy")
+    assert vocabulary.dtype == np.uint64
+    assert vocabulary.tolist() == [oracle.text_value(texts[i + 1]) for i in range(len(texts))]
     if not overrides:
         counts = Counter(tag for row in table[:train] for tag in row[2].split("|") if tag)
         ranked = sorted(counts, key=lambda tag: (-counts[tag], oracle.text_value(tag)))
@@ -91,8 +91,8 @@ def test_values_are_named_when_a_dataset_is_verified(
     }
     for line, (name, of_column) in zip((users, tags), counts.items(), strict=True):
         ranked = sorted(of_column, key=lambda text: (-of_column[text], oracle.text_value(text)))
-        shown = ", ".join(map(repr, ranked[:5])) + (", …" if len(ranked) > 5 else "")
-        assert line == f"{name}: {len(ranked)} values by frequency: {shown}"
+        listing = ", ".join(map(repr, ranked[:5])) + (", …" if len(ranked) > 5 else "")
+        assert line == f"{name}: {len(ranked)} values by frequency: {listing}"
     without = make(tmp_path, "data.keep_texts=false", name="without")
     assert main(PrepConfig(data=DataConfig(path=str(without)))) == 0
     assert capsys.readouterr().out.splitlines()[1:] == [
@@ -101,11 +101,11 @@ def test_values_are_named_when_a_dataset_is_verified(
 
 
 def test_texts_may_be_left_out(tmp_path: Path, table: list[list[str]]) -> None:
-    kept, without = make(tmp_path), make(tmp_path, "data.keep_texts=false", name="without")
+    with_texts, without = make(tmp_path), make(tmp_path, "data.keep_texts=false", name="without")
     verify_dataset(without)
     assert sorted(path.name for path in (without / "vocab").iterdir()) == ["tags.npy", "user.npy"]
     assert b"user-" not in b"".join(path.read_bytes() for path in without.rglob("*.npy"))
-    assert sums(without).items() <= sums(kept).items()
+    assert sums(without).items() <= sums(with_texts).items()
     with pytest.raises(UserError, match="texts are not readable"):
         VocabularyTexts(without, "user")
     with pytest.raises(UserError, match="keep_texts is False there, True here"):

@@ -24,10 +24,10 @@ KILLS = 10
 def prepare(arguments: list[str], cpu_seconds: float) -> None:
     """Preprocess; so much CPU time into the stages the kernel ends this process, which has no handler for that."""
 
-    def run_doomed(*given: Any) -> Any:
+    def run_doomed(*stage_arguments: Any) -> Any:
         signal.signal(signal.SIGPROF, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
-        return run_stages(*given)
+        return run_stages(*stage_arguments)
 
     vars(pipeline)["run_stages"] = run_doomed
     pipeline.preprocess(config(*arguments))
@@ -55,9 +55,9 @@ def test_killed_ten_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choic
     arguments = [f"data.raw={tmp_path}/rows", "data.chunk_bytes=20000", *choices]
     seconds = []
 
-    def run_timed(*given: Any) -> Any:
+    def run_timed(*stage_arguments: Any) -> Any:
         begin = time.process_time()
-        result = run_stages(*given)
+        result = run_stages(*stage_arguments)
         seconds.append(time.process_time() - begin)
         return result
 
@@ -66,12 +66,12 @@ def test_killed_ten_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choic
         pipeline.preprocess(config(*arguments, f"data.path={tmp_path}/{name}"))
     arguments.append(f"data.path={tmp_path}/killed")
     shares = np.random.default_rng(KILLS).dirichlet(np.full(KILLS, 0.5))
-    left = [max(0.001, share * seconds[-1] / 2) for share in shares]  # together half of what the stages take
-    while left:
-        end = start(arguments, left[-1]).exitcode
+    limits = [max(0.001, share * seconds[-1] / 2) for share in shares]  # together half of what the stages take
+    while limits:
+        end = start(arguments, limits[-1]).exitcode
         assert end in (-signal.SIGPROF, 0)
         if end:
-            left.pop()
+            limits.pop()
         else:  # done before that, since the machine has become faster: another job is killed
             assert sums(tmp_path / "killed") == sums(tmp_path / "whole")
             shutil.rmtree(tmp_path / "killed")

@@ -152,34 +152,34 @@ def test_rows_that_leave_their_order_take_their_bags_along(directory: Path) -> N
         preprocess(config(*overrides(directory, kind, kind, *more)))
     manifest = load_manifest(directory / "csv")
     train = manifest.splits["train"].rows
-    found = rows_of(directory / "csv")
+    rows = rows_of(directory / "csv")
     # prices tell rows apart; those that are missing are told by their other columns
     records = make_records(350)
     by_price = {round(float(np.float32(np.log1p(max(r["price"] or 0, 0)))), 6): r for r in records}
-    ordered = [by_price[round(price, 6)] for price in found[1] if price]
+    ordered = [by_price[round(price, 6)] for price in rows[1] if price]
     assert len(ordered) > 150
-    wanted = expected(ordered, 0)
-    assert [label for label, price in zip(found[0], found[1], strict=True) if price] == wanted[0]
-    sizes = [[len(bag) for bag in row] for row, price in zip(found[2], found[1], strict=True) if price]
-    assert sizes == [[len(bag) for bag in row] for row in wanted[2]]
+    expected_rows = expected(ordered, 0)
+    assert [label for label, price in zip(rows[0], rows[1], strict=True) if price] == expected_rows[0]
+    sizes = [[len(bag) for bag in row] for row, price in zip(rows[2], rows[1], strict=True) if price]
+    assert sizes == [[len(bag) for bag in row] for row in expected_rows[2]]
     assert 0 < train < 350
-    assert rows_of(directory / "parquet") == found
+    assert rows_of(directory / "parquet") == rows
 
 
 def test_hash_needs_no_vocabulary(directory: Path) -> None:
     more = ["data.encoding=hash", "data.max_ind_range=50"]
     for kind in ("csv", "parquet"):
         preprocess(config(*overrides(directory, kind, kind, *more)))
-    wanted = [
+    expected_ids = [
         [
             [oracle.text_value(str(v)) % 50 for v in (r[f] if isinstance(r[f], list) else [r[f]])]
             for f in ("user", "genres", "item", "tags")
         ]
         for r in make_records(350)
     ]
-    assert rows_of(directory / "csv")[2] == wanted
+    assert rows_of(directory / "csv")[2] == expected_ids
     assert sums(directory / "csv").keys()
-    assert rows_of(directory / "parquet")[2] == wanted
+    assert rows_of(directory / "parquet")[2] == expected_ids
 
 
 @pytest.mark.slow

@@ -35,8 +35,8 @@ def expected_splits(text: bytes, rows: tuple[int, int, int], **encoding: int) ->
 
 def assert_dataset(root: Path, expected: dict[str, list[NDArray[Any]]]) -> None:
     for split in SPLITS:
-        for found, wanted in zip(load_split(root, split), expected[split], strict=True):
-            np.testing.assert_array_equal(found, wanted)
+        for actual, expected_array in zip(load_split(root, split), expected[split], strict=True):
+            np.testing.assert_array_equal(actual, expected_array)
     verify_dataset(root)
 
 
@@ -120,9 +120,9 @@ def test_workers_and_compression_do_not_change_a_byte(tmp_path: Path, encoding: 
     assert len(one) > 30
     assert sums(tmp_path / "three") == one
     assert sums(tmp_path / "gz") == one
-    made = [load_manifest(tmp_path / name) for name in ("one", "three", "gz")]
-    assert made[0].digest == made[1].digest != made[2].digest  # the sources differ
-    for manifest, suffix in zip(made, ("", "", ".gz"), strict=True):
+    manifests = [load_manifest(tmp_path / name) for name in ("one", "three", "gz")]
+    assert manifests[0].digest == manifests[1].digest != manifests[2].digest  # the sources differ
+    for manifest, suffix in zip(manifests, ("", "", ".gz"), strict=True):
         files = [(tmp_path / f"day_{day}{suffix}").read_bytes() for day in range(2)]
         assert [(s["bytes"], s["sha256"]) for s in manifest.sources] == [
             (len(content), hashlib.sha256(content).hexdigest()) for content in files
@@ -133,10 +133,10 @@ def test_done_is_done_and_other_parameters_are_refused(tmp_path: Path, capsys: p
     (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(50, seed=0))
     arguments = [f"data.raw={tmp_path}/rows.tsv", f"data.path={tmp_path}/out"]
     first = preprocess(config(*arguments))
-    written = (tmp_path / "out" / "manifest.json").stat().st_mtime_ns
+    mtime = (tmp_path / "out" / "manifest.json").stat().st_mtime_ns
     assert preprocess(config(*arguments)) == first
     assert "already done" in capsys.readouterr().err
-    assert (tmp_path / "out" / "manifest.json").stat().st_mtime_ns == written
+    assert (tmp_path / "out" / "manifest.json").stat().st_mtime_ns == mtime
     with pytest.raises(UserError, match="frequency_threshold is 1 there, 2 here"):
         preprocess(config(*arguments, "data.frequency_threshold=2"))
     before = sums(tmp_path / "out")
@@ -208,7 +208,7 @@ def test_a_vocabulary_beyond_the_budget_takes_passes(
     monkeypatch.setattr(pipeline, "plan_encoding", plan)
     parts = preprocess(config(*arguments, f"data.path={tmp_path}/parts"))
     assert len(passes[0]) > 3
-    assert any(wanted.bits for slices in passes[0] for wanted in slices) == (allowance == 3_000)
+    assert any(table_slice.bits for slices in passes[0] for table_slice in slices) == (allowance == 3_000)
     assert sums(tmp_path / "parts") == sums(tmp_path / "whole")
     assert parts.digest == whole.digest
     assert parts.extra["out_of_vocabulary"] == whole.extra["out_of_vocabulary"]
@@ -225,11 +225,15 @@ def test_a_job_resumed_with_other_passes_has_the_same_bytes(tmp_path: Path, monk
     arguments = [f"data.raw={tmp_path}/rows.tsv", "data.chunk_bytes=50000"]
     preprocess(config(*arguments, f"data.path={tmp_path}/whole"))
     with monkeypatch.context() as patch:
-        patch.setattr(pipeline, "plan_encoding", lambda *given: (1, tuple(plan_passes(given[-1], 40_000))))
+        patch.setattr(
+            pipeline, "plan_encoding", lambda *plan_arguments: (1, tuple(plan_passes(plan_arguments[-1], 40_000)))
+        )
         patch.setattr(EncodeTask, "do", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             preprocess(config(*arguments, f"data.path={tmp_path}/parts"))
-    monkeypatch.setattr(pipeline, "plan_encoding", lambda *given: (1, tuple(plan_passes(given[-1], 3_000))))
+    monkeypatch.setattr(
+        pipeline, "plan_encoding", lambda *plan_arguments: (1, tuple(plan_passes(plan_arguments[-1], 3_000)))
+    )
     preprocess(config(*arguments, f"data.path={tmp_path}/parts"))
     assert sums(tmp_path / "parts") == sums(tmp_path / "whole")
 
@@ -251,12 +255,12 @@ def test_passes_are_planned_within_the_budget() -> None:
     assert len(passes) > 1
     assert plan_encoding(config("data.path=out", "data.memory_budget=64GiB"), job, 4, values) == (4, ())
     for slices in plan_passes(values, 200 << 20):
-        size = sum(LookupTable.bytes_for(values[wanted.feature] >> wanted.bits) for wanted in slices)
+        size = sum(LookupTable.bytes_for(values[table_slice.feature] >> table_slice.bits) for table_slice in slices)
         assert size <= 200 << 20
-    every = [wanted for slices in plan_passes(values, 200 << 20) for wanted in slices]
+    every = [table_slice for slices in plan_passes(values, 200 << 20) for table_slice in slices]
     for feature in values:
-        mine = [wanted for wanted in every if wanted.feature == feature]
-        assert sorted(wanted.part for wanted in mine) == list(range(1 << mine[0].bits))
+        feature_slices = [table_slice for table_slice in every if table_slice.feature == feature]
+        assert sorted(table_slice.part for table_slice in feature_slices) == list(range(1 << feature_slices[0].bits))
     with pytest.raises(UserError, match="too small for the 26,000,000 values of column big"):
         plan_passes({"big": 26_000_000}, 1000)
 
@@ -291,9 +295,9 @@ def test_what_is_read_and_what_is_missing_is_said(tmp_path: Path, capsys: pytest
     for day in (0, 1, 4):
         (tmp_path / f"day_{day}").write_bytes(oracle.make_rows(30, seed=day))
     preprocess(config(f"data.raw={tmp_path}", f"data.path={tmp_path}/out"))
-    shown = capsys.readouterr().err
-    assert f"{tmp_path}/out: 3 raw files, from day_0 to day_4\n" in shown
-    assert f"{tmp_path}/out: warning: among the raw files there is no day_2, day_3\n" in shown
+    output = capsys.readouterr().err
+    assert f"{tmp_path}/out: 3 raw files, from day_0 to day_4\n" in output
+    assert f"{tmp_path}/out: warning: among the raw files there is no day_2, day_3\n" in output
 
 
 def test_criteo_s_rows_do_without_pyarrow() -> None:

@@ -70,21 +70,23 @@ def run_torchrec(
         np.save(path, ids)
         contiguous.append(ids)
     utils.shuffle(str(directory / "npy"), str(directory / "contig"), str(directory / "shuffled"), rows, days=days)
-    written = [
+    shuffled_days = [
         [np.load(directory / "shuffled" / f"day_{day}_{kind}.npy") for kind in ("labels", "dense", "sparse")]
         for day in range(days)
     ]
-    return written, contiguous
+    return shuffled_days, contiguous
 
 
 def assert_same_bytes(root: Path, days: list[list[NDArray[Any]]]) -> None:
     """Labels, dense and sparse of a dataset, against those of the days that TorchRec wrote, the last held out."""
     splits = [load_split(root, split) for split in ("train", "val", "test")]
     parts = [(splits[:1], days[:-1]), (splits[1:], days[-1:])]
-    for found, wanted in parts:
-        for ours, theirs in zip(zip(*found, strict=True), zip(*wanted, strict=True), strict=True):
-            rows = np.concatenate(ours)
-            assert rows.tobytes() == np.concatenate(theirs).reshape(rows.shape).astype(rows.dtype).tobytes()
+    for dataset_parts, torchrec_parts in parts:
+        for arrays, torchrec_arrays in zip(
+            zip(*dataset_parts, strict=True), zip(*torchrec_parts, strict=True), strict=True
+        ):
+            rows = np.concatenate(arrays)
+            assert rows.tobytes() == np.concatenate(torchrec_arrays).reshape(rows.shape).astype(rows.dtype).tobytes()
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered")
@@ -95,8 +97,8 @@ def test_torchrec_itself_on_awkward_days(tmp_path: Path, criteo: ModuleType, edg
     for day, rows in enumerate((150, 90, 61)):
         (tmp_path / f"day_{day}").write_bytes(awkward_day(rows, day, edge))
     expected, _ = run_torchrec(criteo, tmp_path, 3, threshold)
-    read = np.concatenate([np.load(tmp_path / "npy" / f"day_{day}_sparse.npy") for day in range(3)])
-    assert {int(value, 16) for value in EDGES_OF_HEX} <= set(read.ravel().tolist())
+    sparse = np.concatenate([np.load(tmp_path / "npy" / f"day_{day}_sparse.npy") for day in range(3)])
+    assert {int(value, 16) for value in EDGES_OF_HEX} <= set(sparse.ravel().tolist())
     overrides = ["data.encoding=torchrec", f"data.frequency_threshold={threshold}", "data.chunk_bytes=7000"]
     preprocess(config(f"data.raw={tmp_path}/day_?", f"data.path={tmp_path}/out", *overrides))
     assert_same_bytes(tmp_path / "out", expected)
@@ -136,17 +138,17 @@ def test_amd_blog_equals_scikit_learn(tmp_path: Path, rows: Path, monkeypatch: p
     manifest = preprocess(config(f"data.raw={rows}", f"data.path={root}", "data.encoding=amd_blog"))
     labels, dense, sparse = oracle.parse(rows.read_bytes())
     dense = np.where(dense == oracle.MISSING, 0, dense)
-    kept = [column for column in range(26) if len(np.unique(sparse[:, column])) <= 300]
-    assert 10 < len(kept) < 26
-    assert manifest.schema["sparse"] == [f"cat_{column}" for column in kept]
-    ids = np.stack([LabelEncoder().fit_transform([f"{v:08x}" for v in sparse[:, c]]) for c in kept], axis=1)
+    columns = [column for column in range(26) if len(np.unique(sparse[:, column])) <= 300]
+    assert 10 < len(columns) < 26
+    assert manifest.schema["sparse"] == [f"cat_{column}" for column in columns]
+    ids = np.stack([LabelEncoder().fit_transform([f"{v:08x}" for v in sparse[:, c]]) for c in columns], axis=1)
     scaled = MinMaxScaler().fit_transform(dense.astype(np.float64)).astype(np.float32)
     train, test = train_test_split(np.arange(len(labels)), test_size=0.2, random_state=42)
-    for split, chosen in (("train", train), ("test", test), ("val", [])):
-        found = load_split(root, split)
-        np.testing.assert_array_equal(found[0], labels[chosen])
-        np.testing.assert_array_equal(found[1], scaled[chosen].reshape(-1, 13))
-        np.testing.assert_array_equal(found[2], ids[chosen].reshape(-1, len(kept)))
+    for split, row_numbers in (("train", train), ("test", test), ("val", [])):
+        arrays = load_split(root, split)
+        np.testing.assert_array_equal(arrays[0], labels[row_numbers])
+        np.testing.assert_array_equal(arrays[1], scaled[row_numbers].reshape(-1, 13))
+        np.testing.assert_array_equal(arrays[2], ids[row_numbers].reshape(-1, len(columns)))
     assert list(manifest.num_embeddings.values()) == (ids.max(axis=0) + 1).tolist()
     encoder = Encoder.load(root)
     encoded = encoder.encode(encoder.parse(rows.read_bytes(), "sample"))
@@ -170,10 +172,10 @@ def test_workers_and_chunks_do_not_change_the_rows(tmp_path: Path, encoding: str
     assert sums(tmp_path / "two") == sums(tmp_path / "one")
     preprocess(config(*arguments, f"data.path={tmp_path}/whole"))
     for split in ("train", "val", "test"):
-        for found, wanted in zip(
+        for actual, expected in zip(
             load_split(tmp_path / "whole", split), load_split(tmp_path / "one", split), strict=True
         ):
-            np.testing.assert_array_equal(found, wanted)
+            np.testing.assert_array_equal(actual, expected)
 
 
 @pytest.mark.parametrize(

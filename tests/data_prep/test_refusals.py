@@ -282,7 +282,7 @@ def test_a_key_that_a_command_does_not_read_is_refused(tmp_path: Path, name: str
         if key in READS[name]:
             continue
         usual = getattr(owner(), field)
-        given = changed(
+        prep_config = changed(
             PrepConfig(),
             {
                 "exchange.to": str(tmp_path / "new") if name == "interchange" else None,
@@ -291,7 +291,7 @@ def test_a_key_that_a_command_does_not_read_is_refused(tmp_path: Path, name: str
             },
         )
         with pytest.raises(UserError, match=f"^{re.escape(key)}: has no effect on this command"):
-            (COMMANDS | {"data_prep": prepare})[name](given)
+            (COMMANDS | {"data_prep": prepare})[name](prep_config)
 
 
 def test_a_transform_is_of_bin_imports_alone(tmp_path: Path) -> None:

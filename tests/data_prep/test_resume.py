@@ -84,10 +84,10 @@ def test_finished_units_are_kept(tmp_path: Path, rows: Path, monkeypatch: pytest
     with pytest.raises(KeyboardInterrupt):
         preprocess(arguments)
     assert len(list((tmp_path / "out" / ".work" / "chunks").glob("*.parsed.json"))) == 5
-    again: list[int] = []
-    monkeypatch.setattr(parse, "_parse_lines", lambda *a: again.append(1) or original(*a))  # type: ignore[func-returns-value]
+    parse_calls: list[int] = []
+    monkeypatch.setattr(parse, "_parse_lines", lambda *a: parse_calls.append(1) or original(*a))  # type: ignore[func-returns-value]
     manifest = preprocess(arguments)
-    assert len(again) == -(-manifest.sources[0]["bytes"] // 20000) + -(-manifest.sources[1]["bytes"] // 20000) - 5
+    assert len(parse_calls) == -(-manifest.sources[0]["bytes"] // 20000) + -(-manifest.sources[1]["bytes"] // 20000) - 5
 
 
 @pytest.mark.slow

@@ -76,8 +76,8 @@ def test_rare_values_do_not_count_as_unseen(tmp_path: Path) -> None:
 def test_the_defaults_follow_from_the_schema_alone() -> None:
     """Not from the number of files; Criteo's stay as published."""
     for files in (1, 3):
-        own = resolve_rules(config("data.path=x", "data.raw=y", "data.schema=z"), files)
-        assert (own.split, own.dense.value) == (SplitMethod.random, "signed_log1p")
+        table_rules = resolve_rules(config("data.path=x", "data.raw=y", "data.schema=z"), files)
+        assert (table_rules.split, table_rules.dense.value) == (SplitMethod.random, "signed_log1p")
     criteo = [resolve_rules(config("data.path=x", "data.raw=y"), files) for files in (1, 3)]
     assert [(rules.split, rules.dense.value) for rules in criteo] == [
         (SplitMethod.fraction, "log1p"),
@@ -90,12 +90,12 @@ def test_negative_numbers_of_an_own_table_are_kept(tmp_path: Path, capsys: pytes
     text = "label,x,u\n" + "".join(f"{i % 2},{number},{i % 5}\n" for i, number in enumerate(numbers))
     (tmp_path / "rows.csv").write_text(text)
     (tmp_path / "schema.yaml").write_text("label: label\ndense: [x]\nsparse: [u]\n")
-    given = [f"data.raw={tmp_path}/rows.csv", f"data.schema={tmp_path}/schema.yaml", FRACTION]
-    preprocess(config(*given, f"data.path={tmp_path}/out"))
+    overrides = [f"data.raw={tmp_path}/rows.csv", f"data.schema={tmp_path}/schema.yaml", FRACTION]
+    preprocess(config(*overrides, f"data.path={tmp_path}/out"))
     dense = np.concatenate([load_split(tmp_path / "out", split)[1][:, 0] for split in SPLITS])
     assert dense.tolist() == (np.sign(numbers) * np.log(1 + np.abs(numbers))).astype(np.float32).tolist()
     assert "negative numbers" not in capsys.readouterr().err
-    preprocess(config(*given, f"data.path={tmp_path}/cut", "data.dense_transform=log1p"))
+    preprocess(config(*overrides, f"data.path={tmp_path}/cut", "data.dense_transform=log1p"))
     assert (
         "negative numbers of x are 0 by data.dense_transform=log1p; signed_log1p keeps them" in capsys.readouterr().err
     )

@@ -86,18 +86,18 @@ def our_name(case: str, name: str) -> str:
 
 def renumbered(names: list[str], model: Any) -> dict[str, str]:
     """Layers of a perceptron by our numbers: 2 i for the i-th product, 2 i + 1.0 for the batch norm after it."""
-    found = {}
+    layer_names = {}
     for name in names:
         prefix, _, kind = name.rpartition(".")
         stack, _, number = prefix.rpartition(".")
         if not stack.endswith("mlp") or not number.isdigit():
-            found[name] = name
+            layer_names[name] = name
             continue
         layers = model.get_submodule(stack)
         before = sum(isinstance(layer, torch.nn.Linear) for layer in list(layers)[: int(number)])
         is_norm = isinstance(layers[int(number)], torch.nn.BatchNorm1d)
-        found[name] = f"{stack}.{f'{2 * before - 1}.0' if is_norm else 2 * before}.{kind}"
-    return found
+        layer_names[name] = f"{stack}.{f'{2 * before - 1}.0' if is_norm else 2 * before}.{kind}"
+    return layer_names
 
 
 def record(checkout: Path, case: str) -> dict[str, np.ndarray]:
@@ -142,19 +142,19 @@ def record(checkout: Path, case: str) -> dict[str, np.ndarray]:
         return loss
 
     model.add_loss = noted
-    ours = {
+    our_names = {
         key: our_name(case, value)
         for key, value in renumbered([n for n, p in model.named_parameters() if p.requires_grad], model).items()
     }
-    ours |= {
+    our_names |= {
         key: our_name(case, value)
         for key, value in renumbered([n for n, _ in model.named_buffers() if ".running_" in n], model).items()
     }
 
     def values(stage: str) -> dict[str, np.ndarray]:
         state, arrays = model.state_dict(), {}
-        for theirs, own in ours.items():
-            arrays[f"{case}/{stage}/{own}"] = state[theirs].detach().clone().numpy()
+        for fuxictr_name, parameter_name in our_names.items():
+            arrays[f"{case}/{stage}/{parameter_name}"] = state[fuxictr_name].detach().clone().numpy()
         return arrays
 
     recorded = values("initial")

@@ -124,12 +124,12 @@ def history_of(user: list[Event], place: int, keys: dict[str, Any], num_actions:
     """The events of a sample's history, the oldest first."""
     before = [event for event in user[:place][-keys["scan_events"] :] if any(event.actions)]
     if keys["history"] == "last_n":
-        kept = before[-keys["history_length"] :]
+        history = before[-keys["history_length"] :]
     else:
         each = max(1, keys["history_length"] // num_actions)
         rows = {e.row for action in range(num_actions) for e in [e for e in before if e.actions[action]][-each:]}
-        kept = [event for event in before if event.row in rows]
-    return kept[-keys["max_history"] :] if keys["max_history"] else kept
+        history = [event for event in before if event.row in rows]
+    return history[-keys["max_history"] :] if keys["max_history"] else history
 
 
 def windows_of(log: Log, users: list[str], keys: dict[str, Any]) -> list[list[tuple[list[Event], int]]]:

@@ -77,8 +77,8 @@ class Model:
             hidden = self._perceptron(self.dense_arch, dense, step)
             vectors = torch.cat([hidden.unsqueeze(1), sparse], dim=1)
         elif "dense_arch.weight" in self.parameters:
-            own = dense.unsqueeze(2) * self.parameters["dense_arch.weight"]
-            vectors = torch.cat([own, sparse], dim=1)
+            numeric_vectors = dense.unsqueeze(2) * self.parameters["dense_arch.weight"]
+            vectors = torch.cat([numeric_vectors, sparse], dim=1)
         flat = vectors.flatten(1)
         if self.interaction == "sum":
             return flat.sum(1) + self.parameters["over_arch.bias"]
@@ -106,8 +106,8 @@ class Model:
 
     def _perceptron(self, stack: Perceptron, x: Tensor, step: int | None) -> Tensor:
         for layer in range(stack.num_layers):
-            own = f"{stack.name}.{2 * layer}"
-            x = x @ self.parameters[f"{own}.weight"].T + self.parameters[f"{own}.bias"]
+            layer_name = f"{stack.name}.{2 * layer}"
+            x = x @ self.parameters[f"{layer_name}.weight"].T + self.parameters[f"{layer_name}.bias"]
             is_hidden = layer < stack.num_hidden
             if is_hidden and stack.batch_norm:
                 x = self._batch_norm(f"{stack.name}.{2 * layer + 1}.0", x, step)
@@ -115,8 +115,8 @@ class Model:
                 x = functional.relu(x)
             rate = stack.rates[layer] if is_hidden else 0.0
             if rate and step is not None:
-                kept = mask(self.seed, step, self._dropouts, 0, x.shape[0], x.shape[1], rate)
-                x = x * torch.from_numpy(kept) / (1 - rate)
+                keep_mask = mask(self.seed, step, self._dropouts, 0, x.shape[0], x.shape[1], rate)
+                x = x * torch.from_numpy(keep_mask) / (1 - rate)
             self._dropouts += rate > 0
         return x
 

@@ -28,8 +28,8 @@ def sampled_scores(truth: Floats, labels: list[int]) -> dict[str, float]:
 
 def after_dropping(truth: Floats, negative_drop_rate: float) -> Floats:
     """A row's click probability once a share of the negatives was left out (Bayes' rule)."""
-    kept = 1 - negative_drop_rate
-    return np.asarray(truth / (truth + (1 - truth) * kept))
+    keep_rate = 1 - negative_drop_rate
+    return np.asarray(truth / (truth + (1 - truth) * keep_rate))
 
 
 def check_labels(truth: Floats, labels: list[int]) -> None:

@@ -74,16 +74,16 @@ def kept(events: list[Event], keep_seconds: int, drop_last_seconds: int) -> list
 
 def windows(events: list[Event], seconds: int, sizes: Sizes) -> list[list[Sample]]:
     """The samples of each window of time: listens with enough events of their user before."""
-    found: dict[int, Sample] = {}
+    samples: dict[int, Sample] = {}
     for place, event in enumerate(events):
         before = [other for other in events[:place] if other.user == event.user]
         if event.is_listen and len(before) >= sizes.min_history:
-            found[place] = Sample(event, _shown(before, sizes), float(event.actions & 1))
-    first = min(sample.event.time for sample in found.values())
-    made: dict[int, list[Sample]] = {}
-    for sample in found.values():
-        made.setdefault((sample.event.time - first) // seconds, []).append(sample)
-    return [made.get(number, []) for number in range(max(made) + 1)]
+            samples[place] = Sample(event, _shown(before, sizes), float(event.actions & 1))
+    first = min(sample.event.time for sample in samples.values())
+    by_window: dict[int, list[Sample]] = {}
+    for sample in samples.values():
+        by_window.setdefault((sample.event.time - first) // seconds, []).append(sample)
+    return [by_window.get(number, []) for number in range(max(by_window) + 1)]
 
 
 def _shown(before: list[Event], sizes: Sizes) -> list[Event]:
@@ -145,10 +145,10 @@ def _layer(x: list[Tensor], p: Parameters, name: str, sizes: Sizes) -> list[Tens
         u, _, q, _ = parts[i]
         u, attended = u * torch.sigmoid(u), []
         for head in range(heads):
-            own = slice(head * sizes.queries, (head + 1) * sizes.queries)
+            head_columns = slice(head * sizes.queries, (head + 1) * sizes.queries)
             mixed = torch.zeros(sizes.values, dtype=torch.float64)
             for _, v, _, k in parts[: i + 1]:
-                score = (q[own] * k[own]).sum() / math.sqrt(sizes.queries)
+                score = (q[head_columns] * k[head_columns]).sum() / math.sqrt(sizes.queries)
                 value = v[head * sizes.values : (head + 1) * sizes.values]
                 mixed = mixed + score * torch.sigmoid(score) / sizes.divisor * value
             attended.append(mixed)

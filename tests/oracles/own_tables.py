@@ -120,8 +120,8 @@ class OwnTable:
     def features(self, use: str) -> list[tuple[str, Column, str | None]]:
         """Name, column and part of a date of the dense or the sparse features, in the schema's order."""
         plain = ("dense",) if use == "dense" else ("sparse", "list")
-        named = [(column.name, column, None) for column in self.read if column.use in plain]
-        return named + [
+        plain_features = [(column.name, column, None) for column in self.read if column.use in plain]
+        return plain_features + [
             (f"{column.name}_{part}", column, part)
             for column in self.read
             for part, use_of_part in column.parts.items()
@@ -290,8 +290,8 @@ def drawn_pool(draw: random.Random, kind: str, table: OwnTable) -> list[tuple[st
         return [("3", 3), ("3.0", 3.0), ("7", 7)]
     if kind.startswith("gapped"):  # an integer column of pandas with missing values
         small = [number for number in whole if number < 2**53]
-        typed = float if kind == "gapped" else int
-        return [(str(number) if table.is_typed else f"{number}.0", typed(number)) for number in small]
+        number_type = float if kind == "gapped" else int
+        return [(str(number) if table.is_typed else f"{number}.0", number_type(number)) for number in small]
     if kind == "fraction":
         return [(repr(number), number) for number in draw.sample(FRACTIONS, 4)]
     if kind == "local fraction":

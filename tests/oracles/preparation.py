@@ -46,19 +46,19 @@ class Job:
         by_encoding = {"dlrm_kaggle": "fraction", "amd_blog": "scikit_learn"}
         if self.encoding in by_encoding:
             return by_encoding[self.encoding]
-        given = self.get("split.method", "auto")
+        setting = self.get("split.method", "auto")
         usual = "random" if self.is_own else "last_day" if len(self.days) > 1 else "fraction"
-        return usual if given == "auto" else str(given)
+        return usual if setting == "auto" else str(setting)
 
 
 def check_split(job: Job, rows: dict[str, list[int]]) -> None:
     """The rows of the splits, by their numbers, are as the docs say."""
     everything = range(len(job.labels))
-    kept = sorted(row for split in SPLITS for row in rows[split])
-    assert len(set(kept)) == len(kept)
+    split_rows = sorted(row for split in SPLITS for row in rows[split])
+    assert len(set(split_rows)) == len(split_rows)
     rate = job.get("sampling.negative_drop_rate", 0.0)
     negatives = [row for row in everything if not job.labels[row]]
-    dropped = sorted(set(everything) - set(kept))
+    dropped = sorted(set(everything) - set(split_rows))
     assert set(dropped) <= set(negatives)
     _expect_share(len(dropped), len(negatives), rate)
     held_out = [*rows["val"], *rows["test"]] if job.encoding != "dlrm_kaggle" else [*rows["test"], *rows["val"]]
@@ -69,24 +69,24 @@ def check_split(job: Job, rows: dict[str, list[int]]) -> None:
         train = [row for _, row in sorted(zip(order.tolist(), train, strict=True))]
     if job.method == "scikit_learn":
         share, seed = (0.2, 42) if job.encoding == "amd_blog" else (share, job.get("split.seed", 0))
-        expected = train_test_split(kept, test_size=share, random_state=seed)
+        expected = train_test_split(split_rows, test_size=share, random_state=seed)
         assert [train, held_out] == expected
         assert not rows["val"]
         return
     assert [train, rows["val"], rows["test"]] == [sorted(each) for each in (train, rows["val"], rows["test"])]
     if job.method == "random":
-        _expect_share(len(held_out), len(kept), share)
+        _expect_share(len(held_out), len(split_rows), share)
         _expect_share(len(rows["val"]), len(held_out), 0.5)
         return
     halves = (len(held_out) - len(held_out) // 2, len(held_out) // 2)
     first, second = ("test", "val") if job.encoding == "dlrm_kaggle" else ("val", "test")
     assert (len(rows[first]), len(rows[second])) == halves
-    assert train + held_out == kept
+    assert train + held_out == split_rows
     if job.method == "last_day":
         begin = sum(job.days[:-1])
-        assert held_out == [row for row in kept if row >= begin]
+        assert held_out == [row for row in split_rows if row >= begin]
     else:
-        assert abs(len(held_out) - share * len(kept)) <= 2
+        assert abs(len(held_out) - share * len(split_rows)) <= 2
 
 
 def _expect_share(count: int, of: int, share: float) -> None:
@@ -111,14 +111,14 @@ def dense_of(job: Job) -> np.ndarray:
     return (x - low) / np.where(high > low, high - low, 1)
 
 
-def ids_of(job: Job, values: Bags, train: Sequence[int], kept: Sequence[int]) -> list[list[int]] | None:
+def ids_of(job: Job, values: Bags, train: Sequence[int], split_rows: Sequence[int]) -> list[list[int]] | None:
     """The ids of a column's values, row by row; None where the column is dropped."""
     cap, threshold = job.get("max_ind_range", None), job.get("frequency_threshold", 1)
     if job.encoding == "hash":
         return [[value % cap for value in bag] for bag in values]
     of_train = job.encoding == "vocabulary"
-    seen = [value for row in sorted(train if of_train else kept) for value in sorted(values[row])]
-    counts = Counter(seen)
+    occurrences = [value for row in sorted(train if of_train else split_rows) for value in sorted(values[row])]
+    counts = Counter(occurrences)
     order = {"amd_blog": "value", "vocabulary": job.get("vocabulary_order", "frequency")}.get(
         job.encoding, "first_appearance"
     )
@@ -129,12 +129,12 @@ def ids_of(job: Job, values: Bags, train: Sequence[int], kept: Sequence[int]) ->
     if order == "value":
         ranked.sort()
     elif order == "first_appearance":
-        ranked = [value for value in dict.fromkeys(seen) if value in set(ranked)]
+        ranked = [value for value in dict.fromkeys(occurrences) if value in set(ranked)]
     if job.encoding == "amd_blog" and len(counts) > job.get("max_categories", 10_000):
         return None
     first, unknown = {"vocabulary": (1, 0), "torchrec": (2, 1), "torchrec_fixed": (2, 1)}.get(job.encoding, (0, 0))
     table = {value: first + place for place, value in enumerate(ranked)}
-    found = [[table.get(value, unknown) for value in bag] for bag in values]
+    ids = [[table.get(value, unknown) for value in bag] for bag in values]
     if cap is not None and job.encoding.startswith("torchrec"):
-        return [[identity % cap for identity in bag] for bag in found]
-    return found
+        return [[identity % cap for identity in bag] for bag in ids]
+    return ids

@@ -17,9 +17,9 @@ def ranked(logits: NDArray[Any], labels: NDArray[Any], groups: NDArray[Any], row
     for group in np.unique(groups):
         of_group = [place for place in range(len(groups)) if groups[place] == group]
         positives = {rows[place]: logits[place] for place in of_group if labels[place] == 1}
-        others = {rows[place]: logits[place] for place in of_group if rows[place] not in positives}
-        for item, score in positives.items() if others else ():
-            scores = {**others, item: score}
+        negatives = {rows[place]: logits[place] for place in of_group if rows[place] not in positives}
+        for item, score in positives.items() if negatives else ():
+            scores = {**negatives, item: score}
             first = heapq.nlargest(10, scores, key=lambda key: scores[key])
             hits.append(item in first)
             gains.append(math.log(2) / math.log(first.index(item) + 2) if item in first else 0.0)

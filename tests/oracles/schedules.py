@@ -12,7 +12,7 @@ def rates(
     between warm-up and decay, and after it. cosine: linear warm-up, then half a cosine from `start` on. warmup:
     MLPerf's DLRMv4, from 0.
     """
-    made, last = [], base
+    step_rates, last = [], base
     for step in range(steps):
         rate = base
         if name == "warmup":
@@ -31,5 +31,5 @@ def rates(
                 rate = last = max(1e-7, base * ((decay - (count - start)) / decay) ** 2)
             elif decay:
                 rate = last
-        made.append(rate)
-    return made
+        step_rates.append(rate)
+    return step_rates

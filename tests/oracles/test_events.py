@@ -49,19 +49,19 @@ def drawn_schema(rng: np.random.Generator) -> dict[str, Any]:
     schema |= maybe("flag", "hot") | maybe("delimiter", ";", "|")
     schema |= maybe("min_history", 0, 3) | maybe("window_seconds", 40, 300)
     schema |= maybe("drop_last_seconds", 0, 30) | maybe("keep_seconds", 150, 500)
-    known = ["user", "item", "hour", *(["hot"] if "flag" in schema else [])]
+    feature_names = ["user", "item", "hour", *(["hot"] if "flag" in schema else [])]
     if rng.integers(3):
         schema["attributes"] = {"brand": {"file": "brands.csv", "item": "id", "column": "maker"}}
-        known.append("brand")
+        feature_names.append("brand")
     if rng.integers(3):
-        sizes = rng.integers(1, len(known) + 1, 2)
-        crosses = [[str(name) for name in rng.permutation(known)[:size]] for size in sizes]
+        sizes = rng.integers(1, len(feature_names) + 1, 2)
+        crosses = [[str(name) for name in rng.permutation(feature_names)[:size]] for size in sizes]
         schema["crosses"] = {
             f"cross_{i}": {"of": of, "rows": int(rng.integers(5, 5000))} for i, of in enumerate(crosses)
         }
     schema |= maybe("renumber", True, False)
     if not schema.get("renumber", True):
-        schema |= maybe("rows", {"item": 12}, {"item": 30} | ({"brand": 4} if "brand" in known else {}))
+        schema |= maybe("rows", {"item": 12}, {"item": 30} | ({"brand": 4} if "brand" in feature_names else {}))
     return schema
 
 
@@ -105,8 +105,8 @@ def drawn_log(rng: np.random.Generator, directory: Path) -> tuple[Log, list[str]
     for number, part in enumerate(parts):
         write_part(directory / f"part_{number}", part, delimiter, int(rng.integers(3)))
     paths = sorted(str(path) for path in directory.glob("part_*"))
-    given = [f"data.raw=[{','.join(paths)}]", f"data.schema={directory}/log.yaml", f"data.path={directory}/out"]
-    return Log(schema | {"time": "ts"}, rows, times.tolist(), tables), ["data=events", *given]
+    arguments = [f"data.raw=[{','.join(paths)}]", f"data.schema={directory}/log.yaml", f"data.path={directory}/out"]
+    return Log(schema | {"time": "ts"}, rows, times.tolist(), tables), ["data=events", *arguments]
 
 
 def write_part(stem: Path, rows: list[dict[str, str]], delimiter: str, kind: int) -> None:
@@ -137,8 +137,8 @@ def ids_of(root: Path, log: Log, events: list[Event]) -> tuple[list[str], dict[s
     items = {event.item: of_key[text_key(event.item)] for event in events}
     ids = {"item": items, "user": {name: place + 1 if renumber else int(name) for place, name in enumerate(users)}}
     if renumber:  # one to one, from 1 on
-        read = {row["what"] for row in log.rows}
-        assert sorted(of_key[text_key(item)] for item in read) == list(range(1, len(read) + 1))
+        item_texts = {row["what"] for row in log.rows}
+        assert sorted(of_key[text_key(item)] for item in item_texts) == list(range(1, len(item_texts) + 1))
     else:
         assert all(int(item) == identity for item, identity in items.items())
     for (name, table), column in zip(log.tables.items(), arrays.attributes, strict=True):
@@ -187,11 +187,11 @@ def read_samples(reader: EventSplit) -> list[Any]:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_drawn_log(tmp_path: Path, seed: int) -> None:
     rng = np.random.default_rng([seed, 39])
-    log, given = drawn_log(rng, tmp_path)
+    log, arguments = drawn_log(rng, tmp_path)
     events = events_of(log)
     chunk = int(rng.choice([2000, ONE_PIECE]))
     print(f"seed {seed}: {log.schema}, data.chunk_bytes={chunk}")
-    fault = fault_of([*given, f"data.chunk_bytes={chunk}", "data.workers=1"], by_command=seed < BY_COMMAND)
+    fault = fault_of([*arguments, f"data.chunk_bytes={chunk}", "data.workers=1"], by_command=seed < BY_COMMAND)
     if not any(event.is_anchor for event in events):
         assert "meets `anchors`" in fault
         return
@@ -215,15 +215,15 @@ def test_a_drawn_log(tmp_path: Path, seed: int) -> None:
     compare_samples(root, log, users, ids, drawn_keys(rng))
 
 
-def fault_of(given: list[str], by_command: bool) -> str:
+def fault_of(arguments: list[str], by_command: bool) -> str:
     """Prepare a log, by the command or as it does; what it refuses."""
     try:
         if not by_command:
-            preprocess(config(*given))
+            preprocess(config(*arguments))
             return ""
     except UserError as error:
         return str(error)
-    result = run(*given)
+    result = run(*arguments)
     assert result.returncode in (0, 2), result.stderr
     return result.stderr if result.returncode else ""
 
@@ -237,8 +237,8 @@ def compare_samples(
     expected = [[sample_of(log, user, place, keys, ids) for user, place in window] for window in windows]
     for window in [number for number, samples in enumerate(expected) if number and samples][-3:]:
         kinds = {"history": HistoryKind(keys["history"]), "candidate_time": CandidateTime(keys["candidate_time"])}
-        chosen = EventConfig(**keys | kinds, eval_window=window)
-        events_log = EventLog(root, load_manifest(root), DataConfig(events=chosen))
+        event_config = EventConfig(**keys | kinds, eval_window=window)
+        events_log = EventLog(root, load_manifest(root), DataConfig(events=event_config))
         assert events_log.split("train", 0, 1).rows == sum(map(len, expected[:window]))
         assert read_samples(events_log.split("val", 0, 1)) == expected[window]
         assert read_samples(events_log.split("train", 0, 1)) == [

@@ -24,9 +24,9 @@ from tests.oracles.generated import (
 from tests.oracles.test_preparation import loaded
 
 
-def seeds(fast: int, drawn: int) -> list[Any]:
+def seeds(fast: int, count: int) -> list[Any]:
     """Seeds of draws, those after the first few for the slow tests alone."""
-    return [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= fast)) for seed in range(drawn)]
+    return [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= fast)) for seed in range(count)]
 
 
 IDS = 1_000_003  # rows of every table of hashed ids
@@ -54,12 +54,12 @@ def truths(root: Path, days: int) -> list[NDArray[np.float64]]:
 
 def generate(root: Path, keys: dict[str, Any], *further: str) -> dict[str, Any]:
     """Generate and prepare days with hashed ids; the manifest's `extra.bayes`."""
-    given = [f"data.synthetic.{key}={value}" for key, value in keys.items()]
-    print(" ".join([*given, *further]))
+    overrides = [f"data.synthetic.{key}={value}" for key, value in keys.items()]
+    print(" ".join([*overrides, *further]))
     hashed = ["data.encoding=hash", f"data.max_ind_range={IDS}", "data.dense_transform=integers"]
-    bayes: dict[str, Any] = preprocess(config("data=synthetic", f"data.path={root}", *hashed, *given, *further)).extra[
-        "bayes"
-    ]
+    bayes: dict[str, Any] = preprocess(
+        config("data=synthetic", f"data.path={root}", *hashed, *overrides, *further)
+    ).extra["bayes"]
     return bayes
 
 
@@ -81,7 +81,7 @@ def test_drawn_days(tmp_path: Path, seed: int) -> None:
     for column in range(26):
         assert len({row[2][column] for row in raw} - {0}) <= keys["max_cardinality"]
     probability, place = after_dropping(np.concatenate(days), rate), 0
-    kept: dict[str, list[int]] = {split: [] for split in SPLITS}
+    row_numbers: dict[str, list[int]] = {split: [] for split in SPLITS}
     for split in SPLITS:  # the rows of a split are in the order of the raw rows, and so are the splits
         labels, dense, ids = loaded(tmp_path, split)
         for label, numbers, row in zip(labels, dense.tolist(), zip(*ids.values(), strict=True), strict=True):
@@ -90,10 +90,10 @@ def test_drawn_days(tmp_path: Path, seed: int) -> None:
                 assert raw[place][0] == 0  # only negatives are left out
                 assert rate
                 place += 1
-            kept[split].append(place)
+            row_numbers[split].append(place)
             place += 1
-    parts = [(kept[split], bayes["splits"][split]) for split in SPLITS]
-    for rows, scores in [([row for split in SPLITS for row in kept[split]], bayes), *parts]:
+    parts = [(row_numbers[split], bayes["splits"][split]) for split in SPLITS]
+    for rows, scores in [([row for split in SPLITS for row in row_numbers[split]], bayes), *parts]:
         truth, labels = probability[rows], [raw[row][0] for row in rows]
         assert scores["sampled_auc"] is None or len(set(labels)) == 2
         for name, value in (expected_scores(truth) | sampled_scores(truth, labels)).items():
@@ -133,21 +133,21 @@ def drawn_trace(rng: np.random.Generator) -> list[int]:
     return ((rng.zipf(1.5, count) + np.arange(count) // 50) % size).tolist()
 
 
-def command(name: str, *given: str) -> str:
+def command(name: str, *arguments: str) -> str:
     """What a command of data_prep shows."""
-    result = run_module(f"data_prep.{name}", *(f"locality.{each}" for each in given), cwd=REPOSITORY)
+    result = run_module(f"data_prep.{name}", *(f"locality.{each}" for each in arguments), cwd=REPOSITORY)
     assert result.returncode == 0, result.stderr
     return result.stdout
 
 
 def check_profile(profile: Any, distances: list[int | None]) -> None:
     """The histogram of a profile: one by one below 256, from there in bins of at most 1/128 of their distance."""
-    again = np.array([distance for distance in distances if distance is not None], np.int64)
-    assert (profile.accesses, profile.distinct) == (len(distances), len(distances) - len(again))
-    assert profile.distances.sum() == len(again)
+    reuse_distances = np.array([distance for distance in distances if distance is not None], np.int64)
+    assert (profile.accesses, profile.distinct) == (len(distances), len(distances) - len(reuse_distances))
+    assert profile.distances.sum() == len(reuse_distances)
     for place in np.flatnonzero(profile.distances):
         near, far = profile.nearest[place], profile.farthest[place]
-        inside = again[(again >= near) & (again <= far)]
+        inside = reuse_distances[(reuse_distances >= near) & (reuse_distances <= far)]
         assert (len(inside), inside.min(), inside.max()) == (profile.distances[place], near, far)
         assert far - near <= (near / 128 if near >= 256 else 0)
 
@@ -166,17 +166,19 @@ def test_drawn_traces(tmp_path: Path, seed: int) -> None:
     command("profile", f"trace={original}", f"profile={tmp_path}/p.npz")
     profiles, _ = load_profiles(tmp_path / "p.npz")
     distances = [stack_distances(ids) for ids in traces]
-    for name, found in zip(names, distances, strict=True):
-        check_profile(profiles[name], found)
+    for name, trace_distances in zip(names, distances, strict=True):
+        check_profile(profiles[name], trace_distances)
     command("generate", f"profile={tmp_path}/p.npz", f"to={tmp_path}/made", f"seed={seed}")
-    shown = command("compare", f"trace={original}", f"other=[{tmp_path}/made/a.txt,{tmp_path}/made/b.txt]")
-    for name, found in zip(names, distances, strict=True):
-        made = stack_distances([int(word) for word in (tmp_path / f"made/{name}.txt").read_text().split()])
-        assert len(made) == len(found)
-        exact, drawn = (hit_rates(each, 3000) for each in (found, made))
+    output = command("compare", f"trace={original}", f"other=[{tmp_path}/made/a.txt,{tmp_path}/made/b.txt]")
+    for name, trace_distances in zip(names, distances, strict=True):
+        generated_distances = stack_distances(
+            [int(word) for word in (tmp_path / f"made/{name}.txt").read_text().split()]
+        )
+        assert len(generated_distances) == len(trace_distances)
+        exact, generated_rates = (hit_rates(each, 3000) for each in (trace_distances, generated_distances))
         # The same distances in another order; from 256 on, of the same bins.
-        np.testing.assert_allclose(drawn[:256], exact[:256], atol=3 / len(made))
-        apart = float(np.abs(exact - drawn).max())
-        line = re.search(rf"^ *{name} .* (\d\.\d+)$", shown, re.MULTILINE)
+        np.testing.assert_allclose(generated_rates[:256], exact[:256], atol=3 / len(generated_distances))
+        apart = float(np.abs(exact - generated_rates).max())
+        line = re.search(rf"^ *{name} .* (\d\.\d+)$", output, re.MULTILINE)
         assert line is not None
         assert float(line[1]) == pytest.approx(apart, abs=1e-5)

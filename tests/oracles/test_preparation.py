@@ -41,8 +41,8 @@ def drawn_keys(rng: np.random.Generator, is_own: bool) -> dict[str, Any]:
         keys |= maybe("vocabulary_order", "frequency", "first_appearance", "value")
     if not keys["encoding"].startswith("torchrec"):
         keys |= maybe("sampling.negative_drop_rate", 0.5)
-        others = ["signed_log1p", "minmax", "raw"] + ([] if is_own else ["log1p", "log_float32", "integers"])
-        keys |= maybe("dense_transform", *others)
+        transforms = ["signed_log1p", "minmax", "raw"] + ([] if is_own else ["log1p", "log_float32", "integers"])
+        keys |= maybe("dense_transform", *transforms)
     keys |= maybe("split.method", "auto", "fraction", "random", "scikit_learn")
     if keys.get("split.method") in ("fraction", "random", "scikit_learn"):
         keys |= maybe("split.held_out", 0.25, 0.4)
@@ -114,10 +114,10 @@ def loaded(root: Path, split: str) -> tuple[list[int], np.ndarray, dict[str, Bag
 def test_a_drawn_job(tmp_path: Path, draw: Any, seed: int) -> None:
     rng = np.random.default_rng([seed, draw is drawn_table])
     job, raw = draw(rng, tmp_path)
-    given = [f"data.{key}={value}" for key, value in job.keys.items()]
-    print(f"seed {seed}: {' '.join(given)}, days {job.days}")
+    overrides = [f"data.{key}={value}" for key, value in job.keys.items()]
+    print(f"seed {seed}: {' '.join(overrides)}, days {job.days}")
     chunk = int(rng.integers(2000, 9000))
-    preprocess(config(*raw, *given, f"data.path={tmp_path}/out", f"data.chunk_bytes={chunk}"))
+    preprocess(config(*raw, *overrides, f"data.path={tmp_path}/out", f"data.chunk_bytes={chunk}"))
     verify_dataset(tmp_path / "out")
     splits = {split: loaded(tmp_path / "out", split) for split in SPLITS}
     transformed = dense_of(job)
@@ -126,9 +126,11 @@ def test_a_drawn_job(tmp_path: Path, draw: Any, seed: int) -> None:
         for split, (_, dense, _) in splits.items()
     }
     check_split(job, rows)
-    kept = sorted(row for split in SPLITS for row in rows[split])
+    split_rows = sorted(row for split in SPLITS for row in rows[split])
     names = [f"cat_{i}" for i in range(26)] if not job.is_own else ["user", "tags"]
-    columns = {name: ids_of(job, values, rows["train"], kept) for name, values in zip(names, job.sparse, strict=True)}
+    columns = {
+        name: ids_of(job, values, rows["train"], split_rows) for name, values in zip(names, job.sparse, strict=True)
+    }
     for split, (labels, dense, ids) in splits.items():
         assert labels == [job.labels[row] for row in rows[split]]
         np.testing.assert_allclose(dense, transformed[rows[split]].reshape(dense.shape), rtol=3e-6, atol=3e-6)

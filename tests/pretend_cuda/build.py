@@ -49,7 +49,7 @@ def _compile(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     torch = torch_directory()
     with tempfile.TemporaryDirectory(dir=path.parent) as directory:
-        made = Path(directory) / path.name
+        library_file = Path(directory) / path.name
         command = [
             "g++",
             *OPTIONS,
@@ -57,11 +57,11 @@ def _compile(path: Path) -> None:
             f"-L{torch}/lib",
             str(SOURCE),
             "-o",
-            str(made),
+            str(library_file),
             "-ltorch_cpu",
             "-lc10",
         ]
-        done = subprocess.run(command, check=False, capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(f"g++ cannot compile {SOURCE.name}:\n{done.stderr}")
-        os.replace(made, path)  # whole or not at all, whoever else compiles it
+        process = subprocess.run(command, check=False, capture_output=True, text=True)
+        if process.returncode:
+            raise RuntimeError(f"g++ cannot compile {SOURCE.name}:\n{process.stderr}")
+        os.replace(library_file, path)  # whole or not at all, whoever else compiles it

@@ -45,8 +45,8 @@ def runs(machine: Machine, dataset: Path, tmp_path_factory: pytest.TempPathFacto
     """
 
     def make(directory: Path) -> None:
-        done = machine.run("tests.pretend_cuda.refusals", cwd=directory / "refusals")
-        assert done.returncode == 0, done.stderr
+        process = machine.run("tests.pretend_cuda.refusals", cwd=directory / "refusals")
+        assert process.returncode == 0, process.stderr
         train(machine, directory / "cpu", dataset, "cpu")
         train(machine, directory / "cuda", dataset, "cuda")
         train(

@@ -64,12 +64,12 @@ def command(
     freed: it is started again, once, with a warning.
     """
     module = name if "." in name else f"app.{name}"
-    done = machine.run(module, *arguments, cwd=directory, processes=processes, environment=environment)
-    if done.returncode == -signal.SIGSEGV:
+    process = machine.run(module, *arguments, cwd=directory, processes=processes, environment=environment)
+    if process.returncode == -signal.SIGSEGV:
         warnings.warn(f"{module}: a segmentation fault of the pretended device", stacklevel=2)
-        done = machine.run(module, *arguments, cwd=directory, processes=processes, environment=environment)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+        process = machine.run(module, *arguments, cwd=directory, processes=processes, environment=environment)
+    assert process.returncode == 0, process.stderr
+    return process.stdout
 
 
 def summary(directory: Path) -> dict[str, Any]:

@@ -35,8 +35,8 @@ def test_evaluate_with_tables_as_served(tables: str, machine: Machine, runs: Pat
 
 def test_two_processes_evaluate(machine: Machine, runs: Path, tmp_path: Path) -> None:
     command(machine, "evaluate", tmp_path, f"run={runs}/cuda/run", "split=val", f"out={tmp_path}/out.json", processes=2)
-    found = json.loads((tmp_path / "out.json").read_text())
-    assert found["auc"] == pytest.approx(summary(runs / "cuda")["eval"]["auc"], rel=1e-5)
+    figures = json.loads((tmp_path / "out.json").read_text())
+    assert figures["auc"] == pytest.approx(summary(runs / "cuda")["eval"]["auc"], rel=1e-5)
 
 
 def test_export(machine: Machine, runs: Path, tmp_path: Path) -> None:
@@ -67,8 +67,8 @@ def test_recommend(machine: Machine, tmp_path: Path) -> None:
 
 
 def test_doctor_sees_the_device(machine: Machine, tmp_path: Path) -> None:
-    done = machine.run("app.doctor", "json=true", cwd=tmp_path)
-    assert "Pretended GPU" in done.stdout, done.stderr
+    process = machine.run("app.doctor", "json=true", cwd=tmp_path)
+    assert "Pretended GPU" in process.stdout, process.stderr
 
 
 def test_bench(machine: Machine, tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_bench(machine: Machine, tmp_path: Path) -> None:
 
 
 def test_limits_are_not_measured_without_memory(machine: Machine, tmp_path: Path) -> None:
-    done = machine.run(
+    process = machine.run(
         "app.bench",
         "runtime.platform=cuda",
         "operators=[step]",
@@ -96,7 +96,7 @@ def test_limits_are_not_measured_without_memory(machine: Machine, tmp_path: Path
         cwd=tmp_path,
         environment={"PRETEND_CUDA_MEMORY": str(2 << 20)},
     )
-    assert (done.returncode, "too little free memory on the GPU" in done.stderr) == (2, True), done.stderr
+    assert (process.returncode, "too little free memory on the GPU" in process.stderr) == (2, True), process.stderr
 
 
 def test_gradients_that_are_not_finite_are_named(machine: Machine, dataset: Path, tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ def first_gpu_run(out: Path, minutes: int) -> "subprocess.CompletedProcess[str]"
 
 
 def test_every_stage_succeeds(machine: Machine, tmp_path: Path) -> None:
-    done = first_gpu_run(tmp_path, 15)
-    assert done.returncode == 0, done.stdout + done.stderr + (tmp_path / "log.txt").read_text()[-5_000:]
+    process = first_gpu_run(tmp_path, 15)
+    assert process.returncode == 0, process.stdout + process.stderr + (tmp_path / "log.txt").read_text()[-5_000:]
     stages = json.loads((tmp_path / "results.json").read_bytes())["stages"]
     assert {stage["status"] for stage in stages.values()} == {"done"}
     assert stages["quickstart"]["replayed"] == "identical"

@@ -118,9 +118,9 @@ def test_whole_steps_are_measured_with_graphs(machine: Machine, tmp_path: Path) 
 
 
 def test_without_a_gpu_it_is_refused(machine: Machine, dataset: Path, tmp_path: Path) -> None:
-    done = machine.run("app.train", *TINY, f"data.path={dataset}", "runtime.platform=cpu", GRAPHS, cwd=tmp_path)
-    assert done.returncode == 2
-    assert error_line(done.stderr).endswith(
+    process = machine.run("app.train", *TINY, f"data.path={dataset}", "runtime.platform=cpu", GRAPHS, cwd=tmp_path)
+    assert process.returncode == 2
+    assert error_line(process.stderr).endswith(
         "runtime.compile=step: CUDA graphs need a GPU; give runtime.compile=none, or runtime.compile=dense"
     )
     assert not (tmp_path / "runs").exists()

@@ -47,8 +47,8 @@ CASES = {
 ON_TWO = (*LAYOUTS, "compressed exchange", "pipeline", "bf16", "skipped steps", "regularised")
 
 
-def same(ours: dict[str, Any], cpu: dict[str, Any]) -> bool:
-    return (ours["digest"], ours["eval"]) == (cpu["digest"], cpu["eval"])
+def same(cuda: dict[str, Any], cpu: dict[str, Any]) -> bool:
+    return (cuda["digest"], cuda["eval"]) == (cpu["digest"], cpu["eval"])
 
 
 def test_one_process_trains_as_on_the_cpu(runs: Path) -> None:
@@ -127,8 +127,8 @@ def test_several_gpus_train_by_a_plan_of_the_planner_and_replay_it(
     for table in manifest["plan"].values():
         del table["shards"]
     (tmp_path / "run/manifest.json").write_text(json.dumps(manifest))
-    done = machine.run("app.verify", f"run={tmp_path}/run", cwd=tmp_path, processes=2)
-    assert "not a plan" in done.stderr
+    process = machine.run("app.verify", f"run={tmp_path}/run", cwd=tmp_path, processes=2)
+    assert "not a plan" in process.stderr
 
 
 @pytest.mark.slow
@@ -181,9 +181,9 @@ def test_checkpoints_come_in_blocks_from_each_process_own_gpu(machine: Machine, 
         "optimizer=rowwise_adagrad",
         "train.max_steps=6",
     ]
-    done = machine.run("tests.pretend_cuda.staging", *overrides, cwd=tmp_path, processes=2)
-    assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == ["saved with GPU 0", "saved with GPU 1"]
+    process = machine.run("tests.pretend_cuda.staging", *overrides, cwd=tmp_path, processes=2)
+    assert process.returncode == 0, process.stderr
+    assert sorted(process.stdout.splitlines()) == ["saved with GPU 0", "saved with GPU 1"]
     resumed = train(machine, tmp_path, ragged, "cuda", "optimizer=rowwise_adagrad", processes=2)
     whole = train(machine, tmp_path / "whole", ragged, "cuda", "optimizer=rowwise_adagrad", processes=2)
     assert same(resumed, whole)

@@ -100,11 +100,11 @@ def test_figures_are_those_of_scikit_learn_s_own_pipelines(dataset: Path) -> Non
     base = val_labels.mean()
     entropy = -base * np.log(base) - (1 - base) * np.log(1 - base)
 
-    def check(one: Baseline | None, preds: NDArray[Any], auc: float, ne: float) -> None:
-        assert one is not None
-        assert one.auc == pytest.approx(roc_auc_score(val_labels, preds), abs=auc)
-        assert one.ne == pytest.approx(log_loss(val_labels, preds) / entropy, rel=ne)
-        assert one.rows == len(labels)
+    def check(baseline: Baseline | None, preds: NDArray[Any], auc: float, ne: float) -> None:
+        assert baseline is not None
+        assert baseline.auc == pytest.approx(roc_auc_score(val_labels, preds), abs=auc)
+        assert baseline.ne == pytest.approx(log_loss(val_labels, preds) / entropy, rel=ne)
+        assert baseline.rows == len(labels)
 
     check(figures.base_rate, np.full(len(val_labels), labels.mean()), 0, 1e-9)
 
@@ -131,11 +131,11 @@ def test_figures_are_those_of_scikit_learn_s_own_pipelines(dataset: Path) -> Non
         StandardScaler().fit(dense),
     )
     columns = np.column_stack([scaler.transform(dense), encoder.transform(sparse)])
-    held = np.array([splitmix64(row) % 5 == 0 for row in range(len(labels))])
+    holdout = np.array([splitmix64(row) % 5 == 0 for row in range(len(labels))])
     losses = {}
     for strength in (0.01, 0.1, 1.0):
-        model = LogisticRegression(C=strength, max_iter=1000).fit(columns[~held], labels[~held])
-        losses[strength] = log_loss(labels[held], model.predict_proba(columns[held]))
+        model = LogisticRegression(C=strength, max_iter=1000).fit(columns[~holdout], labels[~holdout])
+        losses[strength] = log_loss(labels[holdout], model.predict_proba(columns[holdout]))
     model = LogisticRegression(C=min(losses, key=lambda one: losses[one]), max_iter=1000).fit(columns, labels)
     columns = np.column_stack([scaler.transform(val_dense), encoder.transform(val_sparse)])
     check(figures.lr, model.predict_proba(columns)[:, 1], 1e-3, 1e-3)
@@ -204,10 +204,10 @@ def test_a_run_whose_time_is_up_is_named_in_the_command_that_has_no_limit(
     monkeypatch.setattr(after_training, "DEFAULT_SECONDS", 0.001)
     after_training.add_baselines(composed(f"run.dir='{run}'"))
     (line,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
-    typed = shlex.split(line.removesuffix(" has no limit").split("; ")[1])
-    assert typed[:3] == ["python", "-m", "app.baselines"]
+    arguments = shlex.split(line.removesuffix(" has no limit").split("; ")[1])
+    assert arguments[:3] == ["python", "-m", "app.baselines"]
     row = COMMANDS["baselines"]
-    assert compose_config(BaselinesConfig, row.config_dir, typed[3:], row.config).run == str(run)
+    assert compose_config(BaselinesConfig, row.config_dir, arguments[3:], row.config).run == str(run)
 
 
 @pytest.mark.slow
@@ -217,10 +217,10 @@ def test_the_command_completes_a_run(run_app: Command, tmp_path: Path) -> None:
     summary = tmp_path / "runs/x/summary.json"
     before = json.loads(summary.read_text())
     assert before["baselines"] is None
-    done = run_app("baselines", "run=runs/x")
-    assert done.returncode == 0, done.stderr
+    process = run_app("baselines", "run=runs/x")
+    assert process.returncode == 0, process.stderr
     after = json.loads(summary.read_text())
-    assert after["baselines"] == json.loads(done.stdout)
+    assert after["baselines"] == json.loads(process.stdout)
     assert {**after, "baselines": None} == before
     assert after["baselines"]["split"] == "val"
     assert after["baselines"]["trees"]["auc"] > 0.6
@@ -231,13 +231,13 @@ def test_the_command_completes_a_run(run_app: Command, tmp_path: Path) -> None:
 
     # A second run on the same data finds them computed: the seconds are the same.
     assert run_app("train", *SMALL, "data.path=data", "train.max_steps=5", "run.name=y").returncode == 0
-    assert run_app("baselines", "run=runs/y").stdout == done.stdout
+    assert run_app("baselines", "run=runs/y").stdout == process.stdout
 
     # On another dataset they would mislead.
     write_dataset(tmp_path / "other", seed=1)
-    refused = run_app("baselines", "run=runs/y", "data.path=other")
-    assert refused.returncode == 2
-    assert "another dataset than the run's" in error_line(refused.stderr)
+    refusal = run_app("baselines", "run=runs/y", "data.path=other")
+    assert refusal.returncode == 2
+    assert "another dataset than the run's" in error_line(refusal.stderr)
 
 
 @pytest.mark.slow
@@ -273,14 +273,14 @@ def test_a_summary_that_is_newer_is_not_overwritten(
 def test_after_training_nothing_else_of_the_run_differs(processes: int, run_app: Command, tmp_path: Path) -> None:
     write_dataset(tmp_path / "data")
     settings = [*SMALL, "data.path=data", "train.max_steps=30", "train.deterministic=true"]
-    done = run_app("train", *settings, "run.name=with", "baselines=null", processes=processes)
-    assert done.returncode == 0, done.stderr
+    process = run_app("train", *settings, "run.name=with", "baselines=null", processes=processes)
+    assert process.returncode == 0, process.stderr
     assert run_app("train", *settings, "run.name=without", processes=processes).returncode == 0
     both = {name: json.loads((tmp_path / f"runs/{name}/summary.json").read_text()) for name in ("with", "without")}
     assert both["with"]["digest"] == both["without"]["digest"]
     assert both["without"]["baselines"] is None
     assert all(both["with"]["baselines"][name]["auc"] is not None for name in ("base_rate", "columns", "lr", "trees"))
-    assert done.stderr.count("baselines: ") == 2  # that they are fitted, and what came of them
+    assert process.stderr.count("baselines: ") == 2  # that they are fitted, and what came of them
     assert "Boosted trees" in (tmp_path / "runs/with/report.html").read_text()
 
 
@@ -292,19 +292,19 @@ def test_a_split_of_one_class_is_one_line(run_app: Command, tmp_path: Path) -> N
         path = tmp_path / f"data/val/{shard.name}.labels.npy"
         np.save(path, np.zeros((shard.rows, 1), np.int32))
     settings = [*SMALL, "data.path=data", "data.verify=never", "train.max_steps=3", "run.name=x"]
-    done = run_app("train", *settings, "baselines=null")
-    assert done.returncode == 0, done.stderr
-    _, line = [line for line in done.stderr.splitlines() if "baselines" in line]
+    process = run_app("train", *settings, "baselines=null")
+    assert process.returncode == 0, process.stderr
+    _, line = [line for line in process.stderr.splitlines() if "baselines" in line]
     assert "every label of val is 0" in line
-    refused = run_app("baselines", "run=runs/x")
-    assert refused.returncode == 2
-    assert "every label of val is 0" in error_line(refused.stderr)
+    refusal = run_app("baselines", "run=runs/x")
+    assert refusal.returncode == 2
+    assert "every label of val is 0" in error_line(refusal.stderr)
 
 
 def test_what_is_no_run_is_refused(run_app: Command, tmp_path: Path) -> None:
-    refused = run_app("baselines", "run=nothing")
-    assert refused.returncode == 2
-    assert "run=nothing: not a run's directory" in error_line(refused.stderr)
+    process = run_app("baselines", "run=nothing")
+    assert process.returncode == 2
+    assert "run=nothing: not a run's directory" in error_line(process.stderr)
 
 
 def composed(*overrides: str) -> AppConfig:
@@ -327,8 +327,8 @@ def test_where_they_cannot_be_true_is_refused_and_the_default_says_so(
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=words):
         after_training.require_possible(composed(*overrides, "baselines=true"))
-    for asked in ("null", "false"):
-        after_training.require_possible(composed(*overrides, f"baselines={asked}"))
+    for setting in ("null", "false"):
+        after_training.require_possible(composed(*overrides, f"baselines={setting}"))
     run = write_run(tmp_path / "run")
     caplog.set_level("INFO")
     after_training.add_baselines(composed(*overrides, f"run.dir={run}"))
@@ -353,8 +353,8 @@ def test_where_the_dataset_cannot_be_written_the_run_keeps_them(
     other = replace(first, split="")
     assert cache.computed(root, manifest, "test", tmp_path, config) != other
     (tmp_path / cache.CACHE).write_text("damaged")
-    again = cache.computed(root, manifest, "val", tmp_path, config)
-    assert (again.trees and again.trees.auc) == (first.trees and first.trees.auc)
+    second = cache.computed(root, manifest, "val", tmp_path, config)
+    assert (second.trees and second.trees.auc) == (first.trees and first.trees.auc)
 
 
 @pytest.mark.slow
@@ -370,11 +370,11 @@ def test_baselines_of_another_version_are_computed_again(
 
 
 def figures_of(**auc: float) -> Baselines:
-    made = {name: Baseline(auc=value, ne=0.9, seconds=1.0, rows=200_000) for name, value in auc.items()}
-    if "columns" in made:
-        made["columns"].rest = {"column": "item"}
+    baselines = {name: Baseline(auc=value, ne=0.9, seconds=1.0, rows=200_000) for name, value in auc.items()}
+    if "columns" in baselines:
+        baselines["columns"].rest = {"column": "item"}
     figures = Baselines(split="val", rows=200_000, of_rows=900_000, eval_rows=4_000, of_eval_rows=4_000)
-    return replace(figures, **made)
+    return replace(figures, **baselines)
 
 
 @pytest.mark.parametrize(
@@ -399,8 +399,8 @@ def test_the_verdict_says_whether_the_model_earns_its_keep(
     assert words in against[1]
     assert "trained on 200,000 of 900,000 rows" in against[1]
     assert against in sentences(run)
-    shown = [row.figures["auc"] for row in comparisons(run)]
-    assert set(auc.values()) - {0.5} <= {value for value in shown if value is not None}
+    aucs = [row.figures["auc"] for row in comparisons(run)]
+    assert set(auc.values()) - {0.5} <= {value for value in aucs if value is not None}
     run.summary.baselines.split = "test"  # of other rows than the evaluation's
     assert baselines_sentence(run) is None
 

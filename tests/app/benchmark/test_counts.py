@@ -40,31 +40,31 @@ def test_bytes_of_lookups_and_updates() -> None:
 
 
 def test_flops_are_those_of_the_formulas() -> None:
-    found = by_name(operators.dense_cases(SHAPE, MODEL, CPU, torch.float32))
+    cases = by_name(operators.dense_cases(SHAPE, MODEL, CPU, torch.float32))
     vectors, dim, batch = 4, 4, 8
     pairs = vectors * vectors  # as executed: the whole symmetric product
-    assert found["interaction/dot_forward"].flops == batch * pairs * 2 * dim
-    assert found["interaction/dot_train"].flops == 3 * found["interaction/dot_forward"].flops
-    assert found["interaction/cat_forward"].flops == 0
+    assert cases["interaction/dot_forward"].flops == batch * pairs * 2 * dim
+    assert cases["interaction/dot_train"].flops == 3 * cases["interaction/dot_forward"].flops
+    assert cases["interaction/cat_forward"].flops == 0
     width = vectors * dim
-    assert found["interaction/dcn_forward"].flops == batch * 2 * (2 * 2 * width * 3)
-    assert found["mlp/dense_arch_forward"].flops == batch * 2 * (5 * 16 + 16 * 4)
-    assert found["mlp/dense_arch_train"].flops == 3 * found["mlp/dense_arch_forward"].flops
+    assert cases["interaction/dcn_forward"].flops == batch * 2 * (2 * 2 * width * 3)
+    assert cases["mlp/dense_arch_forward"].flops == batch * 2 * (5 * 16 + 16 * 4)
+    assert cases["mlp/dense_arch_train"].flops == 3 * cases["mlp/dense_arch_forward"].flops
     over = dim + vectors * (vectors - 1) // 2
-    assert found["mlp/over_arch_forward"].flops == batch * 2 * (over * 16 + 16)
+    assert cases["mlp/over_arch_forward"].flops == batch * 2 * (over * 16 + 16)
     weights = 5 * 16 + 16 + 16 * 4 + 4
-    assert found["mlp/dense_arch_forward"].bytes == 4 * (weights + batch * (5 + 16 + 4))
+    assert cases["mlp/dense_arch_forward"].bytes == 4 * (weights + batch * (5 + 16 + 4))
     assert operators.dense_parameters(SHAPE, MODEL) == weights + over * 16 + 16 + 16 + 1
 
 
 def test_all_lookups_run_and_tell_their_samples() -> None:
-    found = by_name(operators.lookup_cases(SHAPE, CPU))
+    cases = by_name(operators.lookup_cases(SHAPE, CPU))
     assert {
         "embedding_bag/torch_sgd_sum_train",
         "embedding_bag/tbe_sgd_mean_forward",
         "embedding_bag/tbe_rowwise_adagrad_sum_train",
-    } <= set(found)
-    for case in found.values():
+    } <= set(cases)
+    for case in cases.values():
         case.work()
         assert case.samples == 8
 
@@ -75,8 +75,8 @@ def test_random_input_is_of_the_shape_and_seeded() -> None:
     assert [row.unique().tolist() for row in lengths] == [[1], [3], [2]]
     for ids, rows in zip(random_ids(SHAPE, 1), SHAPE.num_embeddings, strict=True):
         assert 0 <= ids.min() <= ids.max() < rows
-    again = random_batch(SHAPE, 1, CPU)
-    assert torch.equal(batch.dense_features, again.dense_features)
+    repeat = random_batch(SHAPE, 1, CPU)
+    assert torch.equal(batch.dense_features, repeat.dense_features)
     assert torch.equal(batch.sparse_features.values(), keyed(SHAPE, random_ids(SHAPE, 1)).values())
 
 
@@ -99,18 +99,18 @@ def test_bytes_of_scoring() -> None:
     ids, row = 8 * 6, {"fp32": 16, "fp16": 8, "int8": 4 + 4, "int4": 2 + 4}
     for precision, bytes_a_row in row.items():
         samples, pooled = 8 * (5 + 1), 8 * 3 * 4
-        wanted = ids * (4 + bytes_a_row) + 4 * (samples + pooled + 100)
-        assert steps.forward_bytes(SHAPE, TablePrecision[precision], dense=100) == wanted
+        expected = ids * (4 + bytes_a_row) + 4 * (samples + pooled + 100)
+        assert steps.forward_bytes(SHAPE, TablePrecision[precision], dense=100) == expected
 
 
 @pytest.mark.slow
 def test_ceilings_and_shares() -> None:
-    found = ceilings.measure_ceilings(CPU, torch.float32, seconds=0.01)
-    assert found is not None
-    assert found.bytes_per_second > 1e8
-    assert found.flops_per_second > 1e8
-    better = ceilings.higher(found, found._replace(bytes_per_second=1e15))
-    assert better == (1e15, found.flops_per_second, "float32")
+    measurement = ceilings.measure_ceilings(CPU, torch.float32, seconds=0.01)
+    assert measurement is not None
+    assert measurement.bytes_per_second > 1e8
+    assert measurement.flops_per_second > 1e8
+    better = ceilings.higher(measurement, measurement._replace(bytes_per_second=1e15))
+    assert better == (1e15, measurement.flops_per_second, "float32")
     limits = ceilings.Ceilings(1e9, 2e9, "float32")
     figures = result(Case("mlp/x", "", lambda: None, 10, 500, 4000), WorkTiming(1e-6, 1e-6, 2e-6, 5, 1), limits)
     assert figures["samples_per_second"] == pytest.approx(1e7)

@@ -69,20 +69,20 @@ def test_a_step_without_one_is_refused_with_those_there_are(run: Path, choice: s
 
 
 def test_the_choice_is_logged(
-    run: Path, here: Runtime, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    run: Path, runtime: Runtime, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("clickwork"), "propagate", True)
     config = resume.trained_config(run, RuntimeConfig(), None)
     with caplog.at_level("INFO", "clickwork"):
-        taken = resume.open_checkpoint(run, None, config, here)
-        taken.log_choice()
-    assert taken.about == {"checkpoint": checkpoint_name(48), "step": 48, "best": True, "last": False}
+        checkpoint = resume.open_checkpoint(run, None, config, runtime)
+        checkpoint.log_choice()
+    assert checkpoint.about == {"checkpoint": checkpoint_name(48), "step": 48, "best": True, "last": False}
     assert "step_00000048, step 48, the best of the run; the last is step_00000060 (checkpoint=last)" in caplog.text
 
 
 def test_a_command_s_json_says_which_it_took(run: Path, run_app: Command) -> None:
-    for given, step in (([], 48), (["checkpoint=60"], 60)):
-        done = run_app("evaluate", f"run={run}", "split=val", *given)
-        assert done.returncode == 0, done.stderr
-        about = json.loads(done.stdout)
+    for overrides, step in (([], 48), (["checkpoint=60"], 60)):
+        process = run_app("evaluate", f"run={run}", "split=val", *overrides)
+        assert process.returncode == 0, process.stderr
+        about = json.loads(process.stdout)
         assert (about["step"], about["best"], about["last"]) == (step, step == 48, step == 60)

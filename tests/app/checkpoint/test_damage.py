@@ -24,10 +24,10 @@ from tests.app.conftest import SMALL
 
 
 @pytest.fixture(scope="module")
-def checkpoints(here: Runtime, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkpoints(runtime: Runtime, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with two."""
     config = compose_config(AppConfig, CONFIG_DIR, [*SMALL, f"data.path={dataset}"])
-    this, root = session.build(config, here, dataset, load_manifest(dataset)), tmp_path_factory.mktemp("checkpoints")
+    this, root = session.build(config, runtime, dataset, load_manifest(dataset)), tmp_path_factory.mktemp("checkpoints")
     saver = Saver(root, keep=2, asynchronous=False, local_world_size=1)
     for step in (10, 20):
         saver.save(step, this.model, this.optimizer, resume.checkpoint_state(this, RunState(step=step), {}), best=False)
@@ -46,16 +46,16 @@ def flips(path: Path, count: int) -> Iterator[int]:
     """Flip single bits of a file in turn, drawn at random; the last one is flipped back."""
     content = path.read_bytes()
     for bit in sorted(random.Random(0).sample(range(8 * len(content)), min(count, 8 * len(content)))):
-        changed = bytearray(content)
-        changed[bit // 8] ^= 1 << bit % 8
-        path.write_bytes(changed)
+        corrupt_content = bytearray(content)
+        corrupt_content[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(corrupt_content)
         yield bit
     path.write_bytes(content)
 
 
 def test_every_file_has_a_checksum(newest: Path) -> None:
-    named = json.loads((newest / "state.json").read_bytes())["files"].keys()
-    assert {path.name for path in newest.iterdir()} == {*named, "state.json", "state.json.sha256"}
+    names = json.loads((newest / "state.json").read_bytes())["files"].keys()
+    assert {path.name for path in newest.iterdir()} == {*names, "state.json", "state.json.sha256"}
     line = f"{hashlib.sha256((newest / 'state.json').read_bytes()).hexdigest()}  state.json\n"
     assert (newest / "state.json.sha256").read_text() == line
 
@@ -94,13 +94,13 @@ def test_older_checkpoints_without_that_checksum_are_read_and_give_no_traceback(
     (newest / "state.json").write_text(json.dumps(state, indent=1))
     (newest / "state.json.sha256").unlink()
     files.verify(newest)
-    refused = 0
+    num_errors = 0
     for _ in flips(newest / "state.json", 1_000):
         try:
             files.verify(newest)
         except UserError:
-            refused += 1
-    assert refused > 100
+            num_errors += 1
+    assert num_errors > 100
 
 
 @pytest.mark.parametrize("pointer", [files.LATEST, files.BEST])

@@ -30,7 +30,7 @@ def whole(algorithm: str, dataset: Path, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("algorithm", "first", "then"),
+    ("algorithm", "first", "second"),
     [
         ("rowwise_adagrad", (2, "row_wise"), (1, "table_wise")),
         ("rowwise_adagrad", (3, "data_parallel"), (2, "table_row_wise")),
@@ -41,12 +41,12 @@ def whole(algorithm: str, dataset: Path, tmp_path_factory: pytest.TempPathFactor
 def test_a_checkpoint_goes_on_elsewhere(
     algorithm: str,
     first: tuple[int, str],
-    then: tuple[int, str],
+    second: tuple[int, str],
     whole: Path,
     dataset: Path,
     tmp_path: Path,
 ) -> None:
-    for (processes, kind), steps in ((first, 15), (then, 30)):
+    for (processes, kind), steps in ((first, 15), (second, 30)):
         train(
             tmp_path,
             dataset,
@@ -57,7 +57,7 @@ def test_a_checkpoint_goes_on_elsewhere(
             f"sharding.types={kind}",
         )
     moved = tmp_path / "runs/x"
-    assert summary(moved)["world_size"] == then[0]
+    assert summary(moved)["world_size"] == second[0]
     assert len(losses(moved)) == 30
     np.testing.assert_allclose(losses(moved), losses(whole), rtol=1e-5)
     assert summary(moved)["eval"]["auc"] == pytest.approx(summary(whole)["eval"]["auc"], rel=1e-5)

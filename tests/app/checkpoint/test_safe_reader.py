@@ -67,7 +67,7 @@ def _call_a_tensor_bytes(metadata: Any, command: str) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (_hide_a_command, "it contains posix.system"),
         pytest.param(_be_a_command, "it contains posix.system", marks=pytest.mark.slow),
@@ -77,7 +77,7 @@ def _call_a_tensor_bytes(metadata: Any, command: str) -> Any:
     ],
 )
 def test_what_is_no_tensor_is_not_loaded(
-    change: Callable[[Any, str], Any], said: str, run_app: Command, dataset: Path, tmp_path: Path
+    change: Callable[[Any, str], Any], message: str, run_app: Command, dataset: Path, tmp_path: Path
 ) -> None:
     assert run_app("train", *SMALL, f"data.path={dataset}", "run.name=run", "train.max_steps=2").returncode == 0
     (checkpoint,) = whole_checkpoints(tmp_path / "runs/run/checkpoints")
@@ -88,10 +88,10 @@ def test_what_is_no_tensor_is_not_loaded(
     rewrite_state(checkpoint, state)
 
     for command in (["evaluate", "run=runs/run"], ["train", *SMALL, f"data.path={dataset}", "run.name=run"]):
-        done = run_app(*command)
-        assert done.returncode == 2, done.stderr
-        assert said in done.stderr
-        assert "Traceback" not in done.stderr
+        process = run_app(*command)
+        assert process.returncode == 2, process.stderr
+        assert message in process.stderr
+        assert "Traceback" not in process.stderr
     assert not (tmp_path / "ran").exists()
 
 
@@ -105,7 +105,7 @@ def test_an_enums_member_may_be_written_as_an_attribute(tmp_path: Path) -> None:
     with open(tmp_path / METADATA, "wb") as file:
         _OlderPickler(file).dump(Metadata(state_dict_metadata={"x": entry}))
     assert b"getattr" in (tmp_path / METADATA).read_bytes()
-    found = SafeReader(tmp_path).read_metadata()
-    written = found.state_dict_metadata["x"]
-    assert isinstance(written, TensorStorageMetadata)
-    assert written.properties.memory_format is torch.channels_last
+    metadata = SafeReader(tmp_path).read_metadata()
+    tensor_metadata = metadata.state_dict_metadata["x"]
+    assert isinstance(tensor_metadata, TensorStorageMetadata)
+    assert tensor_metadata.properties.memory_format is torch.channels_last

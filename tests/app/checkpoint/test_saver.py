@@ -24,9 +24,9 @@ from tests.app.conftest import SMALL
 
 
 @pytest.fixture(scope="module")
-def this(here: Runtime, dataset: Path) -> session.Session:
+def this(runtime: Runtime, dataset: Path) -> session.Session:
     config = compose_config(AppConfig, CONFIG_DIR, [*SMALL, f"data.path={dataset}"])
-    return session.build(config, here, dataset, load_manifest(dataset))
+    return session.build(config, runtime, dataset, load_manifest(dataset))
 
 
 def save(saver: Saver, this: session.Session, step: int, best: bool = False) -> None:
@@ -56,10 +56,10 @@ def test_it_holds_what_was_there_when_the_save_began(asynchronous: bool, this: s
     saver.wait()
     assert [(one.step, one.path.name) for one in saver.finished()] == [(3, "step_00000003")]
     verify(tmp_path / "step_00000003")
-    read = stage(tensors(this))
-    model_state.read_tensors(tmp_path / "step_00000003", read)
-    assert all(np.array_equal(a, b) for a, b in zip(before, values(read), strict=True))
-    assert not any(np.array_equal(a, b) for a, b in zip(values(read), values(tensors(this)), strict=True))
+    checkpoint_tensors = stage(tensors(this))
+    model_state.read_tensors(tmp_path / "step_00000003", checkpoint_tensors)
+    assert all(np.array_equal(a, b) for a, b in zip(before, values(checkpoint_tensors), strict=True))
+    assert not any(np.array_equal(a, b) for a, b in zip(values(checkpoint_tensors), values(tensors(this)), strict=True))
     saver.close()
 
 
@@ -91,9 +91,9 @@ def test_what_goes_wrong_behind_comes_back(this: session.Session, tmp_path: Path
     saver.close()
 
 
-def test_what_is_not_finite_is_not_saved(here: Runtime, dataset: Path, tmp_path: Path) -> None:
+def test_what_is_not_finite_is_not_saved(runtime: Runtime, dataset: Path, tmp_path: Path) -> None:
     config = compose_config(AppConfig, CONFIG_DIR, [*SMALL, f"data.path={dataset}"])
-    this = session.build(config, here, dataset, load_manifest(dataset))
+    this = session.build(config, runtime, dataset, load_manifest(dataset))
     saver = Saver(tmp_path, keep=2, asynchronous=True, local_world_size=1)
     save(saver, this, 1)
     for local in local_tensors(tensors(this)):

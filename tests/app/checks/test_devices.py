@@ -55,8 +55,8 @@ def test_devices_of_amd_that_may_not_be_opened(tmp_path: Path, monkeypatch: pyte
     nodes.mkdir()
     assert list(devices.check_groups(kfd, nodes)) == []
     kfd.touch()
-    found = {check.name: check.verdict for check in devices.check_groups(kfd, nodes)}
-    assert found == {"render nodes": Verdict.fail, str(kfd): Verdict.ok}
+    group_verdicts = {check.name: check.verdict for check in devices.check_groups(kfd, nodes)}
+    assert group_verdicts == {"render nodes": Verdict.fail, str(kfd): Verdict.ok}
     (nodes / "renderD128").touch()
     monkeypatch.setattr(os, "access", lambda path, mode: path == kfd)  # root may open everything
     (first, second) = devices.check_groups(kfd, nodes)
@@ -105,8 +105,8 @@ def test_a_driver_older_than_cuda_needs(
     driver = tmp_path / "version"
     driver.write_text(f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {version}  Sun Jul 27 07:19:38 UTC 2025\n")
     monkeypatch.setattr(devices, "NVIDIA_DRIVER", driver)
-    for found in ([], [H200]):
-        probe = convert({**CUDA, "cuda": cuda, "devices": found}, Probe)
+    for gpus in ([], [H200]):
+        probe = convert({**CUDA, "cuda": cuda, "devices": gpus}, Probe)
         (check,) = (c for c in devices.check_devices(probe) if c.name == "driver")
         assert check.verdict is verdict
         assert verdict is Verdict.ok or "580 or later" in (check.remedy or "") or "525" in (check.remedy or "")

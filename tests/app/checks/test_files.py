@@ -31,8 +31,8 @@ def test_datasets(tmp_path: Path) -> None:
 def test_runs(run_app: Command, dataset: Path, tmp_path: Path) -> None:
     (check,) = files.check_runs(tmp_path / "runs")
     assert check.verdict is Verdict.ok
-    done = run_app("train", *SMALL, f"data.path={dataset}", "run.name=a", "train.max_steps=3")
-    assert done.returncode == 0, done.stderr
+    process = run_app("train", *SMALL, f"data.path={dataset}", "run.name=a", "train.max_steps=3")
+    assert process.returncode == 0, process.stderr
     run = tmp_path / "runs" / "a"
     assert files.check_run(run).verdict is Verdict.ok
     summary = json.loads((run / "summary.json").read_bytes())
@@ -71,9 +71,9 @@ def test_no_advice_removes_a_run(tmp_path: Path) -> None:
     (tmp_path / "runs/mine/thesis.tex").write_text("")
     (tmp_path / "runs/begun").mkdir()
     (tmp_path / "runs/begun/log.txt").write_text("")
-    found = {check.name: check for check in files.check_runs(tmp_path / "runs")}
-    assert found[f"run {run}"].verdict is Verdict.ok
-    result = {name.rpartition("/")[2]: check.remedy for name, check in found.items()}
+    checks = {check.name: check for check in files.check_runs(tmp_path / "runs")}
+    assert checks[f"run {run}"].verdict is Verdict.ok
+    result = {name.rpartition("/")[2]: check.remedy for name, check in checks.items()}
     assert result == {"b": None, "begun": "remove the directory, or train again", "mine": "move it out of here"}
 
 
@@ -81,9 +81,9 @@ def test_no_advice_removes_a_run(tmp_path: Path) -> None:
 def test_a_broken_dataset_fails_the_doctor_and_json_says_so(tmp_path: Path, run_app: Command) -> None:
     write_dataset(tmp_path / "data", rows={"train": 40, "val": 5, "test": 5})
     (tmp_path / "data" / "val" / "00000.dense.npy").write_bytes(b"")
-    done = run_app("doctor", "data.path=data", "json=true", "out=doctor.json")
-    assert done.returncode == 1, done.stderr
-    document = json.loads(done.stdout)
+    process = run_app("doctor", "data.path=data", "json=true", "out=doctor.json")
+    assert process.returncode == 1, process.stderr
+    document = json.loads(process.stdout)
     assert document == json.loads((tmp_path / "doctor.json").read_bytes())
     assert document["fail"] == 1
     (bad,) = [check for check in document["checks"] if check["verdict"] == "fail"]

@@ -84,8 +84,8 @@ def test_a_wrong_lookup_is_found_in_any_mode_of_python(
     source = (Path(stack.__file__).parent / "stack_probe.py").read_text()
     probe = source.replace("fill_(0.5)", f"fill_({value})")
     exec(compile(probe, "probe", "exec", optimize=optimize), {"__name__": "__main__"})
-    found = json.loads(capsys.readouterr().out)["cpu_fault"]
-    assert found is None if fault is None else found.startswith(fault)
+    cpu_fault = json.loads(capsys.readouterr().out)["cpu_fault"]
+    assert cpu_fault is None if fault is None else cpu_fault.startswith(fault)
 
 
 @pytest.mark.parametrize(("version", "verdict"), [((3, 9, 2), "fail"), ((3, 10, 0), "ok"), ((3, 13, 0), "fail")])
@@ -105,7 +105,7 @@ def test_a_broken_torch_is_told_in_one_line(tmp_path: Path, code: str, words: st
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text(code)
     root = Path(stack.__file__).parents[2]
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "app.doctor", "runs=none"],
         cwd=root,
         env={"PATH": "", "PYTHONPATH": f"{tmp_path}"},
@@ -113,8 +113,8 @@ def test_a_broken_torch_is_told_in_one_line(tmp_path: Path, code: str, words: st
         text=True,
         check=False,
     )
-    assert done.returncode == 1
-    assert done.stderr == ""
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("fail")]
+    assert process.returncode == 1
+    assert process.stderr == ""
+    (line,) = [line for line in process.stdout.splitlines() if line.startswith("fail")]
     assert line.startswith("fail  import: ")
     assert words in line

@@ -43,9 +43,9 @@ def few_files() -> Iterator[None]:
 
 @pytest.mark.usefixtures("few_files")
 def test_few_open_files() -> None:
-    found = {check.name: check for check in system.check_limits(has_gpu=False)}
-    assert found["open files"].verdict is Verdict.warn
-    assert found["locked memory"].verdict is Verdict.ok
+    checks = {check.name: check for check in system.check_limits(has_gpu=False)}
+    assert checks["open files"].verdict is Verdict.warn
+    assert checks["locked memory"].verdict is Verdict.ok
 
 
 def test_threads_and_names(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,5 +74,5 @@ print(system.check_disk("disk", Path({str(tmp_path)!r})).verdict.value)
         if Path(tempfile.gettempdir()) in directory.parents:
             directory.chmod(0o755)  # pytest keeps others out of all of them
     root = Path(system.__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
-    assert done.stdout == "fail\n"
+    process = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert process.stdout == "fail\n"

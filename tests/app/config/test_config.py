@@ -12,7 +12,7 @@ from tests.forks import run_module
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message"),
     [
         ("train.foo=1", "'train.foo'.* 'foo' not in 'TrainConfig'"),
         ("+train.foo=1", "'foo' not in 'TrainConfig'"),
@@ -60,14 +60,14 @@ from tests.forks import run_module
         ("published.auc=80", r"published.auc=80.0: must be in \[0, 1\]"),
     ],
 )
-def test_is_refused(override: str, said: str) -> None:
-    with pytest.raises(UserError, match=said) as caught:
+def test_is_refused(override: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
         validate(compose_config(AppConfig, CONFIG_DIR, [override]))
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
         (["model.interaction=cat", "model.interaction_itself=true"], "no effect with model.interaction=cat"),
         (["loss=weighted_bce", "loss.class_weights=[1]"], "must be the weights of label 0 and of label 1"),
@@ -102,8 +102,8 @@ def test_is_refused(override: str, said: str) -> None:
         (["schedule=warmup_poly", "schedule.decay_start_step=5"], "may not start before the warm-up ends"),
     ],
 )
-def test_combinations_that_mean_nothing_are_refused(overrides: list[str], said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_combinations_that_mean_nothing_are_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         validate(compose_config(AppConfig, CONFIG_DIR, overrides))
 
 
@@ -149,10 +149,10 @@ def test_what_must_be_given_is_named() -> None:
 
 
 def test_help_lists_keys_with_their_values() -> None:
-    done = run_module("app.train", "--help", cwd=REPOSITORY)
-    assert done.returncode == 0
-    assert "python -m app.train" in done.stdout
-    assert "train.global_batch_size=512" in done.stdout
+    process = run_module("app.train", "--help", cwd=REPOSITORY)
+    assert process.returncode == 0
+    assert "python -m app.train" in process.stdout
+    assert "train.global_batch_size=512" in process.stdout
 
 
 def test_help_has_the_common_keys_and_help_all_every_key() -> None:
@@ -168,8 +168,8 @@ def test_help_has_the_common_keys_and_help_all_every_key() -> None:
 
 def test_names_and_paths_are_taken_as_they_are_typed() -> None:
     keys = ["run.name", "data.path", "data.schema", "data.prep.chunk_bytes", "environment.variables.OMP_NUM_THREADS"]
-    given = [*(f"{key}=2026_11_24" for key in keys), "data.remote.directory=1e3"]
-    config = compose_config(AppConfig, CONFIG_DIR, given)
+    overrides = [*(f"{key}=2026_11_24" for key in keys), "data.remote.directory=1e3"]
+    config = compose_config(AppConfig, CONFIG_DIR, overrides)
     assert (config.run.name, config.run.dir) == ("2026_11_24", "runs/2026_11_24")
     assert (config.data.path, config.data.schema) == ("2026_11_24", "2026_11_24")
     assert config.data.prep == {"chunk_bytes": "2026_11_24", "remote": {"directory": "1e3"}}

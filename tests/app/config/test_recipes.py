@@ -138,9 +138,9 @@ def test_a_header_gives_source_hardware_result_and_tolerance(recipe: str) -> Non
 
 
 def test_a_set_that_is_not_written_yet_is_named_with_its_command(run_app: Command) -> None:
-    done = run_app("train", "recipe=kgcn_lastfm")
-    assert done.returncode == 2
-    assert error_line(done.stderr).endswith("python -m data_prep.published name=kgcn_lastfm fetches and writes it")
+    process = run_app("train", "recipe=kgcn_lastfm")
+    assert process.returncode == 2
+    assert error_line(process.stderr).endswith("python -m data_prep.published name=kgcn_lastfm fetches and writes it")
 
 
 @pytest.mark.parametrize(("name", "model", "number"), CONFIGURATIONS)
@@ -148,19 +148,29 @@ def test_a_configuration_of_bars_is_as_published(name: str, model: str, number: 
     parameters, val, test, settings = BARS[name][number]
     config = compose_config(AppConfig, CONFIG_DIR, [f"recipe=bars_{name}", f"model={model}"])
     validate(config)
-    own, optimizer, train = config.model, config.optimizer, config.train
+    model_config, optimizer, train = config.model, config.optimizer, config.train
     assert meta_build.parameter_counts(meta_build.meta_model(config))["total"] == parameters
     assert config.published.parameters == parameters
     assert (config.published.auc, config.published.test_auc) == (val, test)
     assert config.published.train_rows == BARS_ROWS[name]
     assert config.run.name == f"bars_{name}" + (f"_{model}" if model != "dlrm" else "")
-    parts: list[Any] = [own.interaction.value, own.dcn_num_layers, own.dense_arch, own.over_arch, own.deep_arch]
-    parts += ["bn" if own.batch_norm else None, *own.dropout, optimizer.sparse_weight_decay]
-    shown = [str(part).replace(" ", "") for part in parts if part not in (None, [], [1])]
-    assert " ".join(shown) == settings
-    assert own.embedding_dim == (1 if model == "lr" else 10)
-    assert (own.dense_init, own.tables.init, own.tables.init_std) == (DenseInit.xavier_normal, TableInit.normal, 1e-4)
-    assert own.numeric.value == ("dense_arch" if model == "dlrm" else "vectors")
+    parts: list[Any] = [
+        model_config.interaction.value,
+        model_config.dcn_num_layers,
+        model_config.dense_arch,
+        model_config.over_arch,
+        model_config.deep_arch,
+    ]
+    parts += ["bn" if model_config.batch_norm else None, *model_config.dropout, optimizer.sparse_weight_decay]
+    fields = [str(part).replace(" ", "") for part in parts if part not in (None, [], [1])]
+    assert " ".join(fields) == settings
+    assert model_config.embedding_dim == (1 if model == "lr" else 10)
+    assert (model_config.dense_init, model_config.tables.init, model_config.tables.init_std) == (
+        DenseInit.xavier_normal,
+        TableInit.normal,
+        1e-4,
+    )
+    assert model_config.numeric.value == ("dense_arch" if model == "dlrm" else "vectors")
     assert (optimizer.name.value, optimizer.lr, optimizer.eps) == ("adam", 1e-3, 1e-8)
     assert (optimizer.beta1, optimizer.beta2, optimizer.weight_decay) == (0.9, 0.999, 0.0)
     assert (optimizer.max_grad_norm, optimizer.clip_tables) == (10.0, True)
@@ -192,8 +202,8 @@ def test_published_sizes_add_up() -> None:
 
 def test_without_data_a_run_is_built_and_counted(run_app: Command, tmp_path: Path) -> None:
     """49 GiB of fp16 tables, on a machine that has none of them, in an arithmetic that this machine has not."""
-    done = run_app("train", "recipe=amd_2026", "train.max_steps=0", "model.tables.storage=fp16")
-    assert done.returncode == 0, done.stderr
+    process = run_app("train", "recipe=amd_2026", "train.max_steps=0", "model.tables.storage=fp16")
+    assert process.returncode == 0, process.stderr
     summary = json.loads((tmp_path / "runs/amd_2026/summary.json").read_bytes())
     assert (summary["status"], summary["steps"]) == ("completed", 0)
     assert summary["parameters"]["total"] == PARAMETERS["amd_2026"]
@@ -205,10 +215,10 @@ def test_without_data_a_run_is_built_and_counted(run_app: Command, tmp_path: Pat
 
 
 def test_a_recipe_without_its_data_says_what_to_do(run_app: Command) -> None:
-    done = run_app("train", "recipe=mlperf_v2")
-    assert done.returncode == 2
-    assert "data.scale=tiny" in error_line(done.stderr)
-    assert "data.raw=" in done.stderr
+    process = run_app("train", "recipe=mlperf_v2")
+    assert process.returncode == 2
+    assert "data.scale=tiny" in error_line(process.stderr)
+    assert "data.raw=" in process.stderr
 
 
 def test_a_recipe_without_tiny_values_refuses_the_scale(tmp_path: Path) -> None:
@@ -242,9 +252,9 @@ def test_a_recipe_trains_tiny(recipe: str, run_app: Command, tmp_path: Path) -> 
     ]
     parts = (2, 4) if recipe in RESUMED else (4,)
     for steps in parts:
-        done = run_app("train", *overrides, f"train.max_steps={steps}")
-        assert done.returncode == 0, done.stderr
-    assert ("resume: from runs/tiny/checkpoints/step_00000002, step 2" in done.stderr) == (len(parts) > 1)
+        process = run_app("train", *overrides, f"train.max_steps={steps}")
+        assert process.returncode == 0, process.stderr
+    assert ("resume: from runs/tiny/checkpoints/step_00000002, step 2" in process.stderr) == (len(parts) > 1)
     run = tmp_path / "runs/tiny"
     summary = json.loads((run / "summary.json").read_bytes())
     assert (summary["status"], summary["steps"]) == ("completed", 4)
@@ -257,11 +267,11 @@ def test_a_recipe_trains_tiny(recipe: str, run_app: Command, tmp_path: Path) -> 
     assert len(features) == made_of_fewer.get(recipe, len(PUBLISHED_TABLES[str(published)]))
     if recipe.startswith("amd_blog"):
         assert re.search(
-            r"test accuracy = \d\d\.\d\d%, avg loss = 0\.\d{6}, AUC = 0\.\d+; always guessing", done.stderr
+            r"test accuracy = \d\d\.\d\d%, avg loss = 0\.\d{6}, AUC = 0\.\d+; always guessing", process.stderr
         )
-        assert re.search(r"train accuracy = \d\d\.\d\d%, avg loss = ", done.stderr)
+        assert re.search(r"train accuracy = \d\d\.\d\d%, avg loss = ", process.stderr)
     if recipe == "meta_kaggle_2019":
-        assert re.search(r"step 4/4 epoch 0 loss 0\.\d+ accuracy", done.stderr)
+        assert re.search(r"step 4/4 epoch 0 loss 0\.\d+ accuracy", process.stderr)
     if recipe == "mlperf_v2":
         _require_compliant(run / "mllog.txt", "6.0.0")
 
@@ -307,11 +317,11 @@ def test_the_grid_of_dlrmv4_is_the_rules(batch: int, every: int, blocks: int) ->
     assert evaluation_steps(train, YAMBDA["train"]) == (every, blocks * every)
     assert every * batch == 2_293_760
     length = _length(train)
-    found, step = [], 0
+    steps, step = [], 0
     while step < (blocks + 2) * every:
         step = length.next_evaluation(step)
-        found.append(step)
-    assert found == [blocks * every, (blocks + 1) * every, (blocks + 2) * every]
+        steps.append(step)
+    assert steps == [blocks * every, (blocks + 1) * every, (blocks + 2) * every]
     assert length.next_evaluation(length.total_steps - 1) == length.total_steps
 
 
@@ -367,10 +377,10 @@ def _length(train: TrainConfig) -> RunLength:
 
 
 def test_a_run_stops_at_an_accuracy(run_app: Command, dataset: Path, tmp_path: Path) -> None:
-    done = run_app(
+    process = run_app(
         "train", *SMALL, f"data.path={dataset}", "train.epochs=2", *QUARTERS, "train.target_accuracy=0.4", "run.name=x"
     )
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
     summary = json.loads((tmp_path / "runs/x/summary.json").read_bytes())
     assert summary["status"] == "target_reached"
     assert summary["steps"] == 7  # a quarter of 31 steps, rounded down
@@ -391,6 +401,6 @@ def _require_compliant(log: Path, ruleset: str) -> list[dict[str, Any]]:
         str(log.with_suffix(".checked")),
         str(log),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stdout + process.stderr
     return [json.loads(line.removeprefix(":::MLLOG ")) for line in log.read_text().splitlines()]

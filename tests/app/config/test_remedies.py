@@ -102,14 +102,14 @@ def test_each_remedy_works(case: str, tmp_path: Path, dataset: Path, monkeypatch
     with pytest.raises(UserError) as error:
         checked([override.replace("HERE", str(dataset)) for override in bad])
     assert "\n" not in str(error.value)
-    found = re.search(message, str(error.value))
-    assert found, error.value
-    checked([override.format(*found.groups()) for override in good])
+    match = re.search(message, str(error.value))
+    assert match, error.value
+    checked([override.format(*match.groups()) for override in good])
 
 
 def test_a_key_of_data_prep_is_the_same_key_here() -> None:
-    for typed in ("data.split.method=random", "data.prep.split.method=random", "+data.prep.split.method=random"):
-        assert checked([typed]).data.prep == {"split": {"method": "random"}}
+    for override in ("data.split.method=random", "data.prep.split.method=random", "+data.prep.split.method=random"):
+        assert checked([override]).data.prep == {"split": {"method": "random"}}
     assert checked(["data.split={method: random}"]).data.prep == {"split": {"method": "random"}}
     assert checked(["data.synthetic.days=2", "data.memory_budget=1GiB"]).data.prep == {"memory_budget": "1GiB"}
 
@@ -122,7 +122,7 @@ def test_the_source_and_the_path_go_together(tmp_path: Path, dataset: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("schema", "name", "given"),
+    ("schema", "name", "overrides"),
     [
         (EvaluateConfig, "evaluate", ["run=a"]),
         (VerifyConfig, "verify", ["run=a"]),
@@ -131,9 +131,9 @@ def test_the_source_and_the_path_go_together(tmp_path: Path, dataset: Path) -> N
         (ExportConfig, "export", ["run=a", "out=b"]),
     ],
 )
-def test_data_path_has_one_name_everywhere(schema: type, name: str, given: list[str]) -> None:
+def test_data_path_has_one_name_everywhere(schema: type, name: str, overrides: list[str]) -> None:
     for key in ("data.path", "data_path"):  # the second is of version 0.1
-        assert compose_config(schema, CONFIG_DIR, [*given, f"{key}=x"], name).data.path == "x"
+        assert compose_config(schema, CONFIG_DIR, [*overrides, f"{key}=x"], name).data.path == "x"
 
 
 def test_a_run_by_its_place_alone_or_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,19 +223,21 @@ KEYS = {
 @pytest.mark.parametrize("path", PATHS)
 def test_paths_can_be_typed(path: str) -> None:
     """As they are, or as the error says, which a shell hands on as it should."""
-    words, wanted = [], {}
+    words, paths = [], {}
     for key in KEYS:
-        wanted[key] = f"/d/{path}"
+        paths[key] = f"/d/{path}"
         word = shlex.quote(f"{key}=/d/{path}")
         try:
             compose_config(AppConfig, CONFIG_DIR, [f"{key}=/d/{path}"])
         except UserError as error:
             word = str(error).partition("; write ")[2]
         words.append(word)
-    typed = subprocess.run(f"printf '%s\\0' {' '.join(words)}", shell=True, capture_output=True, text=True, check=True)
-    config = compose_config(AppConfig, CONFIG_DIR, typed.stdout.split("\0")[:-1])
-    for key, value in wanted.items():
-        found: object = config
+    process = subprocess.run(
+        f"printf '%s\\0' {' '.join(words)}", shell=True, capture_output=True, text=True, check=True
+    )
+    config = compose_config(AppConfig, CONFIG_DIR, process.stdout.split("\0")[:-1])
+    for key, value in paths.items():
+        setting: object = config
         for part in key.split("."):
-            found = getattr(found, part)
-        assert found == value
+            setting = getattr(setting, part)
+        assert setting == value

@@ -19,12 +19,12 @@ def _rows(seed: int, count: int = SIZE) -> RowArrays:
 def test_lengths_and_offsets_of_full_batches_are_copied_once() -> None:
     tables = MultiHotTables([None, np.arange(15, dtype=np.int32).reshape(5, 3) % 5])
     builder = BatchBuilder(["a", "b"], SIZE, [], tables)
-    here = [builder.batch(_rows(seed)) for seed in range(2)]
-    first, second = (batch._with(lambda part: part.to("meta")).sparse_features for batch in here)
+    batches = [builder.batch(_rows(seed)) for seed in range(2)]
+    first, second = (batch._with(lambda part: part.to("meta")).sparse_features for batch in batches)
     assert first.lengths() is second.lengths()
     assert first.offsets() is second.offsets()
     assert first.values() is not second.values()
-    for batch in here:
+    for batch in batches:
         features = batch.sparse_features
         assert features.length_per_key() == [SIZE, 3 * SIZE]
         assert features.offsets().tolist() == np.cumsum([0, *[1] * SIZE, *[3] * SIZE]).tolist()

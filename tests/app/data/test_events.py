@@ -35,13 +35,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def reader(root: Path, rank: int = 0, world_size: int = 1, split: str = "train", **changes: Any) -> EventSplit:
-    chosen = DataConfig(events=dataclasses.replace(LIKE_REFERENCE, **changes))
-    return EventLog(root, load_manifest(root), chosen).split(split, rank, world_size)
+    data_config = DataConfig(events=dataclasses.replace(LIKE_REFERENCE, **changes))
+    return EventLog(root, load_manifest(root), data_config).split(split, rank, world_size)
 
 
 def samples(batches: list[Batch]) -> list[tuple[Any, ...]]:
     """Each sample as values that can be compared: ids by key, times, actions, label."""
-    found = []
+    records = []
     for batch in batches:
         assert batch.sequences is not None
         by_key = [jagged.to_dense() for jagged in batch.sparse_features.to_dict().values()]
@@ -51,15 +51,15 @@ def samples(batches: list[Batch]) -> list[tuple[Any, ...]]:
             part = slice(int(ends[i] - lengths[i]), int(ends[i]))
             times, actions = batch.sequences.times[part].tolist(), batch.sequences.actions[part].tolist()
             ids = tuple(tuple(each[i].tolist()) for each in by_key)
-            when = int(batch.sequences.candidate_times[i])
-            found.append((ids, tuple(times), tuple(actions), when, float(batch.labels[i])))
-    return found
+            candidate_time = int(batch.sequences.candidate_times[i])
+            records.append((ids, tuple(times), tuple(actions), candidate_time, float(batch.labels[i])))
+    return records
 
 
 def collated(z: dict[str, NDArray[Any]], name: str) -> list[tuple[Any, ...]]:
     """The reference's samples, in the order of `positions`, as `samples` has ours."""
     positions = z["m0_positions" if name == "m0" else "positions"]
-    found = []
+    records = []
     cuts = [
         np.split(z[f"{name}_{part}_values"], np.cumsum(z[f"{name}_{part}_lengths"])[:-1]) for part in ("uih", "cand")
     ]
@@ -70,10 +70,10 @@ def collated(z: dict[str, NDArray[Any]], name: str) -> list[tuple[Any, ...]]:
     for i in range(len(positions)):
         ids = tuple(tuple(uih[k][i].tolist()) for k in range(11))
         ids += tuple(tuple(candidate[k][i].tolist()) for k in range(3))
-        when = int(candidate[3][i][0])
+        candidate_time = int(candidate[3][i][0])
         label = float(int(candidate[4][i][0]) & 1)
-        found.append((ids, tuple(uih[12][i].tolist()), tuple(uih[11][i].tolist()), when, label))
-    return found
+        records.append((ids, tuple(uih[12][i].tolist()), tuple(uih[11][i].tolist()), candidate_time, label))
+    return records
 
 
 @pytest.mark.parametrize(
@@ -85,14 +85,14 @@ def collated(z: dict[str, NDArray[Any]], name: str) -> list[tuple[Any, ...]]:
     ],
 )
 def test_samples_equal_the_reference_s(root: Path, name: str, changes: dict[str, Any]) -> None:
-    z, found = reference(), reader(root, **changes)
-    windows = [found.log.anchors.window(window) for window in range(len(found.log.anchors.counts))]
+    z, split = reference(), reader(root, **changes)
+    windows = [split.log.anchors.window(window) for window in range(len(split.log.anchors.counts))]
     positions = z["m0_positions" if name == "m0" else "positions"]
     expected = dict(zip(positions.tolist(), collated(z, name), strict=True))
     assert np.sort(np.concatenate(windows)).tolist() == positions.tolist()
-    ours = samples([*found.train_batches(1, 0, 0, 0), *found.log.split("val", 0, 1).eval_batches(7)])
-    assert len(ours) == len(positions)
-    assert ours == [expected[position] for window in windows for position in window.tolist()]
+    actual = samples([*split.train_batches(1, 0, 0, 0), *split.log.split("val", 0, 1).eval_batches(7)])
+    assert len(actual) == len(positions)
+    assert actual == [expected[position] for window in windows for position in window.tolist()]
 
 
 def test_windows_equal_the_reference_s(root: Path) -> None:
@@ -125,18 +125,18 @@ def test_global_batches_are_the_same_for_any_number_of_processes(
 
 def test_order_begins_anywhere(root: Path) -> None:
     """The place in the order is a number of batches, which a checkpoint holds."""
-    found = reader(root, order=AnchorOrder.shuffled)
-    whole = list(found.train_batches(10, 3, 0, 0))
-    assert len(whole) == found.num_batches(10)
+    split = reader(root, order=AnchorOrder.shuffled)
+    whole = list(split.train_batches(10, 3, 0, 0))
+    assert len(whole) == split.num_batches(10)
     for first in (1, 7, len(whole) - 1):
-        assert samples(list(found.train_batches(10, 3, 0, first))) == samples(whole[first:])
+        assert samples(list(split.train_batches(10, 3, 0, first))) == samples(whole[first:])
 
 
 def test_shuffled_windows_hold_the_same_samples_in_another_order(root: Path) -> None:
     by_user = samples(list(reader(root).train_batches(1, 0, 0, 0)))
-    found = reader(root, order=AnchorOrder.shuffled)
-    orders = [samples(list(found.train_batches(1, *key, 0))) for key in ((1, 0), (2, 0), (1, 1))]
-    first = int(found.log.anchors.counts[0])
+    split = reader(root, order=AnchorOrder.shuffled)
+    orders = [samples(list(split.train_batches(1, *key, 0))) for key in ((1, 0), (2, 0), (1, 1))]
+    first = int(split.log.anchors.counts[0])
     for shuffled in orders:
         assert sorted(shuffled[:first]) == sorted(by_user[:first])
         assert sorted(shuffled) == sorted(by_user)
@@ -156,11 +156,11 @@ def test_rests_of_windows_are_carried_or_dropped(root: Path) -> None:
 
 
 def test_padding_is_of_ids_0_and_empty_histories(root: Path) -> None:
-    found = reader(root, split="val")
-    last = list(found.eval_batches(40))[-1]
+    split = reader(root, split="val")
+    last = list(split.eval_batches(40))[-1]
     assert last.sequences is not None
     padding = slice(last.num_valid, None)
-    assert last.num_valid == found.rows % 40
+    assert last.num_valid == split.rows % 40
     assert len(last.labels) == 40
     assert sum(last.sequences.history_lengths[padding]) == 0
     assert len(last.sequences.times) == sum(last.sequences.history_lengths)
@@ -185,30 +185,30 @@ def test_nothing_to_train_on_or_to_evaluate(root: Path, changes: dict[str, Any],
 
 def test_damage_is_named_while_training(root: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(root, tmp_path / "copy")
-    found = reader(copy, split="val")
+    split = reader(copy, split="val")
     path = copy / "events/00000.items.npy"
     whole = path.read_bytes()
     path.write_bytes(whole[:-400] + np.full(100, 7_000, np.int32).tobytes())
     with pytest.raises(UserError, match=r"items\.npy: changed while the run was reading it"):
-        list(found.eval_batches(8))
+        list(split.eval_batches(8))
     with pytest.raises(UserError, match=r"items\.npy: event \d+: the item is not in its table; preprocess again"):
         list(reader(copy, split="val").eval_batches(8))
 
 
 def test_ids_of_a_renumbered_log_are_in_their_tables(tmp_path: Path) -> None:
-    given = ["data=synthetic_events", "data.synthetic_events.users=60", "data.synthetic_events.items=100"]
-    manifest = preprocess(config(*given, f"data.path={tmp_path}"))
-    found = EventLog(tmp_path, manifest, DataConfig()).split("train", 0, 1)
-    assert found.rows + found.log.split("val", 0, 1).rows == manifest.extra["anchors"]
+    overrides = ["data=synthetic_events", "data.synthetic_events.users=60", "data.synthetic_events.items=100"]
+    manifest = preprocess(config(*overrides, f"data.path={tmp_path}"))
+    split = EventLog(tmp_path, manifest, DataConfig()).split("train", 0, 1)
+    assert split.rows + split.log.split("val", 0, 1).rows == manifest.extra["anchors"]
     users = set()
-    for batch in (*found.train_batches(64, 0, 0, 0), *found.log.split("val", 0, 1).eval_batches(64)):
+    for batch in (*split.train_batches(64, 0, 0, 0), *split.log.split("val", 0, 1).eval_batches(64)):
         for key, jagged in batch.sparse_features.to_dict().items():
             ids = jagged.to_dense()[: batch.num_valid]
             values = torch.cat(ids)
-            limit = manifest.num_embeddings[found.log.features[key]]
+            limit = manifest.num_embeddings[split.log.features[key]]
             assert ((values >= 0) & (values < limit)).all()
             users |= set(values.tolist()) if key == "user" else set()
-    assert len(users) == found.log.anchors.users
+    assert len(users) == split.log.anchors.users
 
 
 def test_users_of_too_short_histories_are_named(root: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -240,15 +240,15 @@ def test_no_sample_sees_its_own_label_or_a_later_event(root: Path, history: Hist
         places, first = np.arange(len(true.items)), true.offsets[log.anchors.users_of(np.array([anchor]))[0]]
         is_before = (places >= first) & (places < anchor)
         items = np.where(is_before | (places == anchor), true.items, other_items).astype(np.int32)
-        changed = true._replace(items=items, flags=np.where(is_before, true.flags, other_actions))
+        other_future = true._replace(items=items, flags=np.where(is_before, true.flags, other_actions))
         flags = np.where(places == anchor - 1, other_actions, true.flags)
-        given = []
-        for events in (true, changed, true._replace(flags=flags)):
+        model_inputs = []
+        for events in (true, other_future, true._replace(flags=flags)):
             log.events = events
-            given.append(samples([log.batch(np.array([anchor]), np.array([anchor]), 1)])[0][:-1])
+            model_inputs.append(samples([log.batch(np.array([anchor]), np.array([anchor]), 1)])[0][:-1])
         log.events = true
-        assert given[1] == given[0]
-        assert given[2] != given[0]
+        assert model_inputs[1] == model_inputs[0]
+        assert model_inputs[2] != model_inputs[0]
 
 
 @pytest.mark.parametrize("order", list(AnchorOrder))
@@ -258,13 +258,13 @@ def test_training_goes_through_windows_in_time_and_ends_before_the_evaluated_one
     root: Path, monkeypatch: pytest.MonkeyPatch, order: AnchorOrder, rest: WindowRest, eval_window: int | None
 ) -> None:
     train = reader(root, order=order, rest=rest, eval_window=eval_window)
-    log, taken = train.log, []
-    monkeypatch.setattr(log, "batch", lambda positions, everyones, size: taken.append(positions))
+    log, batch_positions = train.log, []
+    monkeypatch.setattr(log, "batch", lambda positions, everyones, size: batch_positions.append(positions))
     for split in (train, log.split("val", 0, 1)):
-        taken.clear()
+        batch_positions.clear()
         numbers = range(split.num_batches(7) if split is train else -(-split.rows // 7))
         assert len(list(train.train_batches(7, 0, 0, 0) if split is train else split.eval_batches(7))) == len(numbers)
-        times = log.events.times[np.concatenate(taken)].astype(np.int64)
+        times = log.events.times[np.concatenate(batch_positions)].astype(np.int64)
         windows = (times - log.anchors.origin) // WINDOW_SECONDS
         assert (np.diff(windows) >= 0).all()
         assert windows.max() < log.eval_window if split is train else set(windows.tolist()) == {log.eval_window}

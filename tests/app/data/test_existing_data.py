@@ -72,9 +72,9 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     def make(directory: Path) -> None:
         (directory / "day_0").write_bytes(oracle.make_rows(200, seed=0))
-        given = [f"data.{key}={value}" for key, (value, _) in COMPARED.items() if value is not None]
+        overrides = [f"data.{key}={value}" for key, (value, _) in COMPARED.items() if value is not None]
         paths = [f"data.raw={directory}/day_0", f"data.path={directory}/out", "data.workers=1"]
-        preprocess(compose_config(PrepConfig, CONFIG_DIRECTORY, [*paths, *given]).data)
+        preprocess(compose_config(PrepConfig, CONFIG_DIRECTORY, [*paths, *overrides]).data)
 
     return made_once(tmp_path_factory, "existing_rows", make) / "out"
 
@@ -84,8 +84,8 @@ def random_ids(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset of data=random."""
 
     def make(directory: Path) -> None:
-        given = ["data=random", "data.random.rows=40", "data.random.eval_rows=4", "data.random.tables=[3,7]"]
-        preprocess(compose_config(PrepConfig, CONFIG_DIRECTORY, [*given, f"data.path={directory}/out"]).data)
+        overrides = ["data=random", "data.random.rows=40", "data.random.eval_rows=4", "data.random.tables=[3,7]"]
+        preprocess(compose_config(PrepConfig, CONFIG_DIRECTORY, [*overrides, f"data.path={directory}/out"]).data)
 
     return made_once(tmp_path_factory, "existing_random_ids", make) / "out"
 
@@ -100,10 +100,10 @@ def composed(*overrides: str) -> AppConfig:
     return compose_config(AppConfig, CONFIG_DIR, overrides)
 
 
-def agreed(root: Path, *overrides: str, **given: Any) -> DataConfig:
-    """The configuration that a run on a dataset that is there records; `given`: keys, with __ in place of a dot."""
+def agreed(root: Path, *overrides: str, **settings: Any) -> DataConfig:
+    """The configuration that a run on a dataset that is there records; `settings`: keys, with __ in place of a dot."""
     data = changed(composed(*overrides).data, {"path": str(root)})
-    for key, value in given.items():
+    for key, value in settings.items():
         group, _, name = key.rpartition("__")
         if group == "synthetic" or (not group and hasattr(data, name)):
             data = changed(data, {key.replace("__", "."): value})
@@ -139,8 +139,8 @@ def test_a_key_of_the_rows_is_compared_and_recorded(rows: Path, key: str) -> Non
     name = key.replace(".", "__")
     if value is not None:
         assert recorded(agreed(rows, **{**more, name: value}), key) in (value, list(oracle_sizes()))
-    shown = re.escape(f"{typed(key)}={other}: the dataset at data.path={rows} was made with ")
-    with pytest.raises(UserError, match=rf"{shown}.*, or {re.escape(typed(key))}=null to take it as it is"):
+    prefix = re.escape(f"{typed(key)}={other}: the dataset at data.path={rows} was made with ")
+    with pytest.raises(UserError, match=rf"{prefix}.*, or {re.escape(typed(key))}=null to take it as it is"):
         agreed(rows, **{**more, name: other})
     assert recorded(agreed(rows, **{name: None}), key) in (value, list(oracle_sizes()))
 
@@ -165,12 +165,12 @@ def test_keys_of_generators(rows: Path, random_ids: Path) -> None:
             continue
         value = values[kind]
         assert value != getattr(owner(), name)
-        given = {key.replace(".", "__"): value}
+        settings = {key.replace(".", "__"): value}
         with pytest.raises(UserError, match=rf"data\.{re.escape(key)}=.*has no effect on the dataset"):
-            agreed(rows, **given)
+            agreed(rows, **settings)
         if key.startswith("random."):
             with pytest.raises(UserError, match=rf"data\.{re.escape(key)}=.*: the dataset at .* was made with"):
-                agreed(random_ids, **given)
+                agreed(random_ids, **settings)
     assert agreed(random_ids, random__rows=40, random__tables=[3, 7]).prep["random"]["eval_rows"] == 4
 
 
@@ -207,8 +207,8 @@ def test_what_is_recorded_makes_the_same_dataset(rows: Path, tmp_path: Path) -> 
     job = prepare._job(config)
     assert job is not None
     preprocess(job.data)
-    again, before = load_manifest(tmp_path / "again"), load_manifest(rows)
-    assert (again.encoding, again.splits) == (before.encoding, before.splits)
+    after, before = load_manifest(tmp_path / "again"), load_manifest(rows)
+    assert (after.encoding, after.splits) == (before.encoding, before.splits)
 
 
 FAST, SLOW = ["dlrm_kaggle"], ["amd_blog", "torchrec", "torchrec_fixed", "hash", "vocabulary"]
@@ -227,13 +227,13 @@ def test_recorded_keys_are_taken_again(encoding: str, tmp_path: Path) -> None:
 
 
 def test_resources_may_change(rows: Path) -> None:
-    given = [f"data.raw={rows.parent}/day_0", f"data.path={rows}", "data.workers=1", "data.memory_budget=3GiB"]
-    preprocess(compose_config(PrepConfig, CONFIG_DIRECTORY, given).data)
+    overrides = [f"data.raw={rows.parent}/day_0", f"data.path={rows}", "data.workers=1", "data.memory_budget=3GiB"]
+    preprocess(compose_config(PrepConfig, CONFIG_DIRECTORY, overrides).data)
 
 
 def test_a_run_of_events_records_what_commands_can_read(tmp_path: Path) -> None:
-    given = ["data=synthetic_events", "data.synthetic_events.users=20", "data.synthetic_events.days=3"]
-    preprocess(compose_config(PrepConfig, CONFIG_DIRECTORY, [*given, f"data.path={tmp_path}/out"]).data)
+    overrides = ["data=synthetic_events", "data.synthetic_events.users=20", "data.synthetic_events.days=3"]
+    preprocess(compose_config(PrepConfig, CONFIG_DIRECTORY, [*overrides, f"data.path={tmp_path}/out"]).data)
     config = agreed(tmp_path / "out")
     assert (config.encoding, config.prep["synthetic_events"]["users"]) == (None, 20)
     validate_data(changed(config, {"source": "synthetic_events"}))

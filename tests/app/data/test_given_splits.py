@@ -41,19 +41,19 @@ def write_files(directory: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def dataset_without_test(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset without rows of test."""
 
     def make(directory: Path) -> None:
         write_files(directory)
-        given = [override.replace("=", f"={directory}/") for override in [*GIVEN, "data.path=out"]]
-        preprocess(compose_config(PrepConfig, CONFIG_DIRECTORY, [*given, "data.workers=1"]).data)
+        overrides = [override.replace("=", f"={directory}/") for override in [*GIVEN, "data.path=out"]]
+        preprocess(compose_config(PrepConfig, CONFIG_DIRECTORY, [*overrides, "data.workers=1"]).data)
 
     return made_once(tmp_path_factory, "given_splits", make) / "out"
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("overrides", "message"),
     [
         (["data.val=b"], "data.val: needs data.train"),
         (["data.train=a", "data.val=b", "data.raw=c"], "data.raw: not together with data.train"),
@@ -64,67 +64,69 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["data.train=a"], "eval.split=val: data.val is not given; give it, or eval.split=train"),
     ],
 )
-def test_refused_before_a_run_begins(given: list[str], message: str) -> None:
+def test_refused_before_a_run_begins(overrides: list[str], message: str) -> None:
     with pytest.raises(UserError, match=re.escape(message)):
-        validate(compose_config(AppConfig, CONFIG_DIR, [*given, "data.path=out"]))
+        validate(compose_config(AppConfig, CONFIG_DIR, [*overrides, "data.path=out"]))
 
 
 def test_the_remedies_work() -> None:
-    for given in (["data.test=c", "eval.split=test"], ["eval.split=train"], ["data.val=b"]):
-        validate(compose_config(AppConfig, CONFIG_DIR, ["data.train=a", "data.path=out", *given]))
+    for overrides in (["data.test=c", "eval.split=test"], ["eval.split=train"], ["data.val=b"]):
+        validate(compose_config(AppConfig, CONFIG_DIR, ["data.train=a", "data.path=out", *overrides]))
 
 
 def test_files_need_a_path_and_no_source() -> None:
-    for given, message in (
+    for overrides, message in (
         (["data.train=a"], "data.path is not set: say where the shards made from data.train=a shall go"),
         (["data.train=a", "data.source=random", "data.path=b"], "data.source=random: has no effect with data.train=a"),
     ):
         with pytest.raises(UserError, match=re.escape(message)):
-            prepare._job(compose_config(AppConfig, CONFIG_DIR, given).data)
+            prepare._job(compose_config(AppConfig, CONFIG_DIR, overrides).data)
 
 
 def test_data_prep_gets_what_its_own_command_line_would() -> None:
-    given = ["data.train=[a,b]", "data.val=c", "data.test=d*", "data.checksums={a: x, c: y}", "data.schema=s.yaml"]
-    given += ["data.path=out", "data.frequency_threshold=2"]
-    job = prepare._job(compose_config(AppConfig, CONFIG_DIR, given).data)
-    assert job == compose_config(PrepConfig, CONFIG_DIRECTORY, given)
+    overrides = ["data.train=[a,b]", "data.val=c", "data.test=d*", "data.checksums={a: x, c: y}", "data.schema=s.yaml"]
+    overrides += ["data.path=out", "data.frequency_threshold=2"]
+    job = prepare._job(compose_config(AppConfig, CONFIG_DIR, overrides).data)
+    assert job == compose_config(PrepConfig, CONFIG_DIRECTORY, overrides)
 
 
-def test_what_a_run_records_makes_the_same_dataset(made: Path, tmp_path: Path) -> None:
-    data = compose_config(AppConfig, CONFIG_DIR, [f"data.path={made}"]).data
-    manifest = load_manifest(made)
+def test_what_a_run_records_makes_the_same_dataset(dataset_without_test: Path, tmp_path: Path) -> None:
+    data = compose_config(AppConfig, CONFIG_DIR, [f"data.path={dataset_without_test}"]).data
+    manifest = load_manifest(dataset_without_test)
     prepare.require_agreement(data, manifest)
     recorded = prepare.in_force(data, manifest)
     assert "split" not in recorded.prep
-    files = {"train": f"{made.parent}/train.csv", "val": f"{made.parent}/val.csv"}
-    again = changed(recorded, {**files, "schema": f"{made.parent}/schema.yaml", "path": str(tmp_path / "again")})
-    validate_data(again)
-    job = prepare._job(again)
+    files = {"train": f"{dataset_without_test.parent}/train.csv", "val": f"{dataset_without_test.parent}/val.csv"}
+    data_config = changed(
+        recorded, {**files, "schema": f"{dataset_without_test.parent}/schema.yaml", "path": str(tmp_path / "again")}
+    )
+    validate_data(data_config)
+    job = prepare._job(data_config)
     assert job is not None
     preprocess(changed(job.data, {"workers": 1}))
     assert load_manifest(tmp_path / "again").digest == manifest.digest
 
 
-def test_a_method_is_refused_on_such_a_dataset(made: Path) -> None:
-    data = compose_config(AppConfig, CONFIG_DIR, [f"data.path={made}", "data.split.method=random"]).data
+def test_a_method_is_refused_on_such_a_dataset(dataset_without_test: Path) -> None:
+    data = compose_config(AppConfig, CONFIG_DIR, [f"data.path={dataset_without_test}", "data.split.method=random"]).data
     message = "data.split.method=random: the dataset .* was made with files given for each split; .*split.method=null"
     with pytest.raises(UserError, match=message):
-        prepare.require_agreement(data, load_manifest(made))
+        prepare.require_agreement(data, load_manifest(dataset_without_test))
 
 
-def test_a_split_without_files_is_not_evaluated(made: Path) -> None:
-    manifest = load_manifest(made)
-    assert find_split(made, manifest, "val").rows == ROWS["val"]
+def test_a_split_without_files_is_not_evaluated(dataset_without_test: Path) -> None:
+    manifest = load_manifest(dataset_without_test)
+    assert find_split(dataset_without_test, manifest, "val").rows == ROWS["val"]
     with pytest.raises(UserError, match=r"made without data\.test, .* split=val for python -m app\.evaluate"):
-        find_split(made, manifest, "test")
+        find_split(dataset_without_test, manifest, "test")
 
 
 @pytest.mark.slow
 def test_a_run_makes_trains_and_evaluates(run_app: Command, tmp_path: Path) -> None:
     write_files(tmp_path)
     overrides = [*SMALL, *GIVEN, "data.path=shards", "run.name=given", "record.tensorboard=false"]
-    done = run_app("train", *overrides, "train.max_steps=4")
-    assert done.returncode == 0, done.stderr
+    process = run_app("train", *overrides, "train.max_steps=4")
+    assert process.returncode == 0, process.stderr
     figures = summary(tmp_path / "runs/given")["eval"]
     with open(tmp_path / "val.csv", newline="") as file:
         labels = [int(row["label"]) for row in csv.DictReader(file)]
@@ -132,7 +134,7 @@ def test_a_run_makes_trains_and_evaluates(run_app: Command, tmp_path: Path) -> N
     assert figures["base_rate"] == pytest.approx(np.mean(labels))
     recorded = yaml.safe_load((tmp_path / "runs/given/config.yaml").read_text())["data"]
     assert (recorded["train"], recorded["val"], recorded["test"]) == ("train.csv", "val.csv", None)
-    refused = run_app("evaluate", "run=runs/given", "checkpoint=latest")
-    assert refused.returncode == 2, refused.stdout
-    assert "made without data.test" in error_line(refused.stderr)
+    refusal = run_app("evaluate", "run=runs/given", "checkpoint=latest")
+    assert refusal.returncode == 2, refusal.stdout
+    assert "made without data.test" in error_line(refusal.stderr)
     assert run_app("evaluate", "run=runs/given", "checkpoint=latest", "split=val").returncode == 0

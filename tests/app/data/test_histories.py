@@ -25,8 +25,8 @@ def by_definition(
 ) -> list[int]:
     """Positions: the last `quota` of each kind among the `scan` events before the anchor, merged, the last `most`."""
     past = range(max(start, anchor - scan), anchor)
-    kept = {event for mask in masks for event in [each for each in past if events.flags[each] & mask][-quota:]}
-    return sorted(kept)[-most:]
+    positions = {event for mask in masks for event in [each for each in past if events.flags[each] & mask][-quota:]}
+    return sorted(positions)[-most:]
 
 
 @settings(max_examples=60)
@@ -47,12 +47,12 @@ def test_histories(seed: int, kinds: int, quota: int, scan: int, most: int, join
     anchors = {"user": anchors, "shuffled": rng.permutation(anchors), "backwards": anchors[::-1]}[order]
     users = np.searchsorted(events.offsets, anchors, "right") - 1
     histories = gather_histories(events, anchors, users, HistoryRule(np.array(masks, np.uint8), quota, scan, most))
-    wanted = [
+    expected = [
         by_definition(events, int(anchor), int(events.offsets[user]), masks, quota, scan, most)
         for anchor, user in zip(anchors, users, strict=True)
     ]
-    assert histories.lengths.tolist() == [len(each) for each in wanted]
-    positions = np.concatenate([np.zeros(0, np.int64), *map(np.array, wanted)]).astype(np.int64)
+    assert histories.lengths.tolist() == [len(each) for each in expected]
+    positions = np.concatenate([np.zeros(0, np.int64), *map(np.array, expected)]).astype(np.int64)
     items = events.items[positions]
     assert histories.ids.tolist() == [items.tolist(), *events.attributes[:, items].tolist()]
     assert histories.times.tolist() == events.times[positions].tolist()
@@ -65,17 +65,17 @@ def test_anchors(seed: int, min_history: int, seconds: int) -> None:
     """Every event with the bit and enough before it is in one window, by user and time."""
     events = random_events(np.random.default_rng(seed), 6, 40, 2)
     ranks = np.arange(len(events.items)) - np.repeat(events.offsets[:-1], np.diff(events.offsets))
-    wanted = np.flatnonzero((events.flags & 64 != 0) & (ranks >= min_history))
-    if not len(wanted):
+    positions = np.flatnonzero((events.flags & 64 != 0) & (ranks >= min_history))
+    if not len(positions):
         return
     anchors = Anchors(events, min_history, seconds)
     times = events.times.astype(np.int64)
-    assert anchors.origin == times[wanted].min()
-    windows = (times[wanted] - anchors.origin) // seconds
+    assert anchors.origin == times[positions].min()
+    windows = (times[positions] - anchors.origin) // seconds
     assert anchors.counts.tolist() == np.bincount(windows).tolist()
     for window in range(len(anchors.counts)):
-        assert anchors.window(window).tolist() == wanted[windows == window].tolist()
-    assert anchors.users == len(np.unique(anchors.users_of(wanted)))
+        assert anchors.window(window).tolist() == positions[windows == window].tolist()
+    assert anchors.users == len(np.unique(anchors.users_of(positions)))
 
 
 def test_hashes_are_xxh64() -> None:

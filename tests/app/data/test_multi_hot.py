@@ -50,7 +50,7 @@ def numbers(batch: Batch, rows: int) -> NDArray[np.int64]:
 def test_every_bag_stays_with_its_row(ragged: Path, world_size: int) -> None:
     manifest, truth = load_manifest(ragged), ragged_rows("train", ROWS["train"])
     arguments: dict[str, Any] = {"global_batch_size": 24, "seed": 5, "epoch": 1, "first": 0}
-    seen: list[int] = []
+    row_numbers: list[int] = []
     for rank in range(world_size):
         split = SplitReader(ragged, manifest, "train", CONFIG, rank, world_size)
         for batch in split.train_batches(**arguments):
@@ -59,9 +59,9 @@ def test_every_bag_stays_with_its_row(ragged: Path, world_size: int) -> None:
             assert batch.sparse_features.keys() == list(RAGGED_EMBEDDINGS)
             assert batch.sparse_features.stride() == 24 // world_size
             assert batch.sparse_features.length_per_key() == batch.sparse_features.lengths().view(4, -1).sum(1).tolist()
-            seen += rows.tolist()
-    assert len(seen) == len(set(seen)) == 400 // 24 * 24
-    assert seen != sorted(seen)
+            row_numbers += rows.tolist()
+    assert len(row_numbers) == len(set(row_numbers)) == 400 // 24 * 24
+    assert row_numbers != sorted(row_numbers)
 
 
 @pytest.mark.parametrize("first", [0, 1, 7, 16])
@@ -74,15 +74,15 @@ def test_going_on_in_mid_epoch_gives_the_rest(ragged: Path, first: int) -> None:
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_evaluation_pads_with_empty_bags(ragged: Path, world_size: int) -> None:
     manifest, truth = load_manifest(ragged), ragged_rows("val", ROWS["val"])
-    seen: list[int] = []
+    row_numbers: list[int] = []
     for rank in range(world_size):
         for batch in SplitReader(ragged, manifest, "val", CONFIG, rank, world_size).eval_batches(48):
             bags = samples(batch)
             assert len(bags) == 48 // world_size
             assert bags[: batch.num_valid] == [truth[row] for row in numbers(batch, ROWS["val"])]
             assert all(row["tags"] == row["genres"] == [] for row in bags[batch.num_valid :])
-            seen += numbers(batch, ROWS["val"]).tolist()
-    assert sorted(seen) == list(range(ROWS["val"]))
+            row_numbers += numbers(batch, ROWS["val"]).tolist()
+    assert sorted(row_numbers) == list(range(ROWS["val"]))
 
 
 @pytest.mark.parametrize(
@@ -162,10 +162,10 @@ def test_ids_are_expanded_while_they_are_read(
     dataset: Path, tmp_path: Path, distribution: str, seed: int | None
 ) -> None:
     sizes = [3, 1, 40, 2]
-    chosen = MultiHotConfig(sizes, Distribution(distribution), seed, str(tmp_path / "tables"))
+    expansion = MultiHotConfig(sizes, Distribution(distribution), seed, str(tmp_path / "tables"))
     manifest = load_manifest(dataset)
     tables = multi_hot_tables(list(NUM_EMBEDDINGS.values()), sizes, distribution, seed or 0)
-    config = DataConfig(shuffle_block_rows=97, multi_hot=chosen)
+    config = DataConfig(shuffle_block_rows=97, multi_hot=expansion)
     one_hot, multi_hot = (SplitReader(dataset, manifest, "val", c, 0, 1) for c in (CONFIG, config))
     for one, many in zip(one_hot.eval_batches(200), multi_hot.eval_batches(200), strict=True):
         assert one.num_valid == many.num_valid
@@ -206,9 +206,9 @@ def test_a_table_of_one_s_own_trains(run_app: Command, tmp_path: Path) -> None:
     table = pa.table({"userId": users, "movieId": movies, "rating": ratings, "genres": [of_movie[m] for m in movies]})
     pq.write_table(table, tmp_path / "ratings.parquet", row_group_size=400)
     (tmp_path / "ratings.yaml").write_text("label: rating >= 4\nsparse: [userId, movieId, genres]\n")
-    made = ["data.raw=ratings.parquet", "data.schema=ratings.yaml", "data.path=ratings"]
-    done = run_app("train", *SMALL, *made, "run.name=ratings", "train.epochs=12", "optimizer.lr=0.1")
-    assert done.returncode == 0, done.stderr
+    data_keys = ["data.raw=ratings.parquet", "data.schema=ratings.yaml", "data.path=ratings"]
+    process = run_app("train", *SMALL, *data_keys, "run.name=ratings", "train.epochs=12", "optimizer.lr=0.1")
+    assert process.returncode == 0, process.stderr
     figures = json.loads((tmp_path / "runs/ratings/summary.json").read_bytes())
     assert figures["eval"]["auc"] > 0.75
     assert load_manifest(tmp_path / "ratings").ragged == ["genres"]
@@ -247,14 +247,14 @@ def test_bags_on_disk_train_as_bags_made_while_reading(run_app: Command, tmp_pat
     """`data.multi_hot` of data_prep and of training, the same sizes and seed: the same bits."""
     rows = criteo_rows(600)
     (tmp_path / "day.tsv").write_text(rows)
-    chosen = ["data.multi_hot.sizes=mlperf_v2", "data.multi_hot.distribution=pareto", "data.multi_hot.seed=3"]
+    expansion = ["data.multi_hot.sizes=mlperf_v2", "data.multi_hot.distribution=pareto", "data.multi_hot.seed=3"]
     common = [f"data.raw={tmp_path}/day.tsv", "data.encoding=hash", "data.max_ind_range=40", "data.workers=1"]
-    for name, more in (("one_hot", []), ("multi_hot", chosen)):
+    for name, more in (("one_hot", []), ("multi_hot", expansion)):
         preprocess(prep_config(*common, *more, f"data.path={tmp_path}/{name}"))
     digests = []
-    for name, more in (("one_hot", chosen), ("multi_hot", [])):
-        done = run_app("train", *SMALL, f"data.path={name}", f"run.name={name}", "train.max_steps=5", *more)
-        assert done.returncode == 0, done.stderr
+    for name, more in (("one_hot", expansion), ("multi_hot", [])):
+        process = run_app("train", *SMALL, f"data.path={name}", f"run.name={name}", "train.max_steps=5", *more)
+        assert process.returncode == 0, process.stderr
         digests.append(json.loads((tmp_path / f"runs/{name}/summary.json").read_bytes())["digest"])
     assert digests[0] == digests[1]
 

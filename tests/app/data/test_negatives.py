@@ -84,10 +84,10 @@ def plain_rows(pairs: NDArray[np.int64], seed: int, epoch: int) -> list[tuple[in
 
 
 def read(
-    root: Path, seed: int, epoch: int, world_size: int = 1, batch: int = 60, first: int = 0, **changed: Any
+    root: Path, seed: int, epoch: int, world_size: int = 1, batch: int = 60, first: int = 0, **changes: Any
 ) -> list[list[tuple[int, ...]]]:
     """The rows of each global batch, those of all processes one after the other."""
-    config, parts = replace(CONFIG, **changed), []
+    config, parts = replace(CONFIG, **changes), []
     for rank in range(world_size):
         split = SplitReader(root, load_manifest(root), "train", config, rank, world_size, drop_last=False)
         batches = split.train_batches(batch, seed, epoch, first)
@@ -121,12 +121,12 @@ def test_what_is_drawn_depends_on_seed_and_epoch_alone(root: Path) -> None:
     assert read(root, 3, 1, world_size=2) == batches
     assert read(root, 3, 1, first=5) == batches[5:]
     of_others = [
-        sorted((row for batch in read(root, 3, 1, batch=size, **changed) for row in batch), key=repr)
-        for size, changed in ((60, {}), (17, {"shuffle_block_rows": 100}), (60, {"shuffle_lanes": 4}))
+        sorted((row for batch in read(root, 3, 1, batch=size, **changes) for row in batch), key=repr)
+        for size, changes in ((60, {}), (17, {"shuffle_block_rows": 100}), (60, {"shuffle_lanes": 4}))
     ]
     assert of_others[0] == of_others[1] == of_others[2]
-    drawn = {each: sorted(row for batch in read(root, *each) for row in batch) for each in ((3, 1), (3, 2), (4, 1))}
-    assert drawn[3, 1] != drawn[3, 2] != drawn[4, 1] != drawn[3, 1]
+    samples = {each: sorted(row for batch in read(root, *each) for row in batch) for each in ((3, 1), (3, 2), (4, 1))}
+    assert samples[3, 1] != samples[3, 2] != samples[4, 1] != samples[3, 1]
 
 
 def test_each_free_item_is_drawn_as_often(root: Path) -> None:
@@ -168,22 +168,22 @@ def test_a_killed_run_ends_as_if_it_had_not_been(root: Path, run_app: Command, t
     """In its second epoch; on one process and on two, with the figures of a run over all samples."""
     keys = [*MODEL, f"data.path={root}", "checkpoint.every_steps=5"]
     for name, processes in (("whole", 1), ("two", 2)):
-        done = run_app("train", *keys, f"run.name={name}", processes=processes)
-        assert done.returncode == 0, done.stderr
+        process = run_app("train", *keys, f"run.name={name}", processes=processes)
+        assert process.returncode == 0, process.stderr
     whole = summary(tmp_path / "runs/whole")
     assert (whole["steps"], whole["samples"]) == (STEPS, 2 * ROWS * (1 + DRAWN))
     assert losses(tmp_path / "runs/two") == pytest.approx(losses(tmp_path / "runs/whole"), rel=1e-5)
     killed = ended(forked("train", *keys, "run.name=killed", cwd=tmp_path, fault="in the step:30"), tmp_path)
     assert killed.returncode != 0
-    done = run_app("train", *keys, "run.name=killed")
-    assert done.returncode == 0, done.stderr
-    assert "resume: from" in done.stderr
+    process = run_app("train", *keys, "run.name=killed")
+    assert process.returncode == 0, process.stderr
+    assert "resume: from" in process.stderr
     assert summary(tmp_path / "runs/killed")["digest"] == whole["digest"]
     verified = run_app("verify", "run=runs/killed")
     assert json.loads(verified.stdout)["verdict"] == "identical", verified.stderr
-    refused = run_app("train", *keys, "data.negatives.per_positive=4", "run.name=killed")
-    assert refused.returncode == 2
-    assert "data.negatives.per_positive=4: the run at" in refused.stderr
+    refusal = run_app("train", *keys, "data.negatives.per_positive=4", "run.name=killed")
+    assert refusal.returncode == 2
+    assert "data.negatives.per_positive=4: the run at" in refusal.stderr
 
 
 def test_the_split_is_evaluated_with_the_negatives_of_the_first_epoch(root: Path) -> None:
@@ -233,9 +233,9 @@ def test_keys_that_cannot_work_are_refused(overrides: list[str], fault: str) -> 
 def test_columns_that_cannot_be_drawn_are_refused(run_app: Command, tmp_path: Path, item: str, fault: str) -> None:
     write_ragged_dataset(tmp_path / "data", {"train": 200, "val": 60, "test": 60})
     keys = [*MODEL, "model.dense_arch=[4]", "data.path=data", f"data.negatives.item={item}", "run.name=x"]
-    done = run_app("train", *keys)
-    assert done.returncode == 2
-    assert fault in done.stderr
+    process = run_app("train", *keys)
+    assert process.returncode == 2
+    assert fault in process.stderr
 
 
 def test_columns_beside_user_and_item_are_named(root: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -244,9 +244,9 @@ def test_columns_beside_user_and_item_are_named(root: Path, caplog: pytest.LogCa
 
 
 def test_baselines_are_not_of_drawn_rows(root: Path, run_app: Command) -> None:
-    done = run_app("train", *MODEL, f"data.path={root}", "baselines=true", "run.name=x")
-    assert done.returncode == 2
-    assert "error: baselines=true: baselines learn from rows of the split, which are positives alone" in done.stderr
+    process = run_app("train", *MODEL, f"data.path={root}", "baselines=true", "run.name=x")
+    assert process.returncode == 2
+    assert "error: baselines=true: baselines learn from rows of the split, which are positives alone" in process.stderr
 
 
 def test_other_splits_of_a_dataset_are_as_they_were(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def test_a_path_of_any_characters_reaches_data_prep(path: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("given", "theirs"),
+    ("overrides", "prep_overrides"),
     [
         (["data.raw=x", "data.path=out"], ["data.raw=x", "data.path=out"]),
         (
@@ -61,10 +61,10 @@ def test_a_path_of_any_characters_reaches_data_prep(path: str, tmp_path: Path) -
         ),
     ],
 )
-def test_data_prep_gets_what_its_own_command_line_would(given: list[str], theirs: list[str]) -> None:
-    config = compose_config(AppConfig, CONFIG_DIR, given)
+def test_data_prep_gets_what_its_own_command_line_would(overrides: list[str], prep_overrides: list[str]) -> None:
+    config = compose_config(AppConfig, CONFIG_DIR, overrides)
     validate(config)
-    assert prepare._job(config.data) == compose_config(PrepConfig, CONFIG_DIRECTORY, theirs)
+    assert prepare._job(config.data) == compose_config(PrepConfig, CONFIG_DIRECTORY, prep_overrides)
 
 
 @pytest.mark.parametrize(
@@ -95,13 +95,13 @@ def test_what_is_refused_of_a_dataset_that_is_there_ends_all_processes(fault: st
     """The check is that of rank 0; another process is not left waiting for it."""
     rows = ["data.source=random", f"data.path={tmp_path / 'rows'}", "+data.prep.random.tables=[3,7]"]
     small = [*SMALL, *rows, "+data.prep.random.eval_rows=64", "run.name=a", "train.max_steps=1", "baselines=false"]
-    made = ended(forked("train", *small, "+data.prep.random.rows=640", cwd=tmp_path, processes=2), tmp_path)
-    assert made.returncode == 0, made.stderr
+    preparation = ended(forked("train", *small, "+data.prep.random.rows=640", cwd=tmp_path, processes=2), tmp_path)
+    assert preparation.returncode == 0, preparation.stderr
     count, words = 700, "random.rows"
     if fault == "not a directory":
         (tmp_path / "rows/.work").write_text("")
         count, words = 640, "rows/.work: File exists"
-    done = ended(forked("train", *small, f"+data.prep.random.rows={count}", cwd=tmp_path, processes=2), tmp_path)
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.count("error: ") == 1
-    assert words in error_line(done.stderr)
+    process = ended(forked("train", *small, f"+data.prep.random.rows={count}", cwd=tmp_path, processes=2), tmp_path)
+    assert process.returncode == 2, process.stderr
+    assert process.stderr.count("error: ") == 1
+    assert words in error_line(process.stderr)

@@ -45,9 +45,9 @@ def test_global_batches_do_not_depend_on_the_world(dataset: Path, world_size: in
     parts = [_rows(dataset, "train", "train_batches", rank, world_size, **arguments) for rank in range(world_size)]
     together = [_joined(batches) for batches in zip(*parts, strict=True)]
     assert together == alone
-    seen = _joined(alone)
+    row_numbers = _joined(alone)
     assert len(alone) == 2_000 // 64
-    assert len(seen) == len(set(seen)) == 31 * 64
+    assert len(row_numbers) == len(set(row_numbers)) == 31 * 64
 
 
 def test_the_order_is_the_one_of_earlier_runs(dataset: Path) -> None:
@@ -60,12 +60,12 @@ def test_the_order_is_the_one_of_earlier_runs(dataset: Path) -> None:
 def test_a_process_reads_its_own_rows_only(tmp_path: Path, lanes: int) -> None:
     write_dataset(tmp_path, {"train": 700})
     arguments = {"global_batch_size": 70, "seed": 3, "epoch": 1, "first": 0, "lanes": lanes}
-    mine = _rows(tmp_path, "train", "train_batches", 0, 2, **arguments)
+    batches = _rows(tmp_path, "train", "train_batches", 0, 2, **arguments)
     path = shard_path(tmp_path, "train", "00000", "dense")
     array = np.load(path)
-    array[np.setdiff1d(np.arange(700), _joined(mine)), 1] = np.nan
+    array[np.setdiff1d(np.arange(700), _joined(batches)), 1] = np.nan
     np.save(path, array)
-    assert _rows(tmp_path, "train", "train_batches", 0, 2, **arguments) == mine
+    assert _rows(tmp_path, "train", "train_batches", 0, 2, **arguments) == batches
     with pytest.raises(OwnError, match=r"train: shard 00000, row \d+, int_1: is not a finite number"):
         _rows(tmp_path, "train", "train_batches", 1, 2, **arguments)
 

@@ -95,8 +95,8 @@ def rows_imported(path: Path) -> set[str]:
 def members(path: Path) -> set[str]:
     """Sources and methods of splits that a module reads by name, such as DataSource.local."""
     tree, enums = ast.parse(path.read_text()), {DataSource.__name__, SplitMethod.__name__}
-    read = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)]
-    return {ast.unparse(node) for node in read if isinstance(node.value, ast.Name) and node.value.id in enums}
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)]
+    return {ast.unparse(node) for node in nodes if isinstance(node.value, ast.Name) and node.value.id in enums}
 
 
 def product_files() -> dict[str, Path]:
@@ -131,7 +131,7 @@ def test_names_stand_in_the_tables_alone(names: set[str], exceptions: dict[str, 
 
 def test_no_other_file_asks_for_a_source_or_a_method_of_splits() -> None:
     by_file = {name: members(path) for name, path in product_files().items()}
-    assert {name for name, read in by_file.items() if read} == set(MEMBER_EXCEPTIONS)
+    assert {name for name, enum_members in by_file.items() if enum_members} == set(MEMBER_EXCEPTIONS)
 
 
 def test_a_task_is_of_a_kind_of_label_with_metrics_and_losses_that_are() -> None:

@@ -40,8 +40,8 @@ def test_equal_scikit_learn(seed: int, size: int, decimals: int | None) -> None:
         "calibration": preds.sum() / labels.sum(),
         "base_rate": base_rate,
     }
-    found = click_metrics(logits, labels)
-    assert {key: found[key] for key in expected} == pytest.approx(expected, rel=1e-9)
+    figures = click_metrics(logits, labels)
+    assert {key: figures[key] for key in expected} == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.slow
@@ -54,8 +54,8 @@ def test_of_millions_of_rows_equal_scikit_learn(decimals: int | None) -> None:
         "logloss": sk.log_loss(labels, preds),
         "pr_auc": sk.average_precision_score(labels, logits),
     }
-    found = click_metrics(logits, labels)
-    assert {key: found[key] for key in expected} == pytest.approx(expected, rel=1e-9)
+    figures = click_metrics(logits, labels)
+    assert {key: figures[key] for key in expected} == pytest.approx(expected, rel=1e-9)
 
 
 def test_calibration_error_equals_torchmetrics() -> None:
@@ -78,9 +78,9 @@ def test_what_is_not_defined_is_none() -> None:
 
 
 def test_extreme_logits_stay_finite() -> None:
-    found = click_metrics(np.array([1e4, -1e4, 1e4, 1e4], np.float32), np.array([1, 0, 0, 1], np.float32))
-    assert found["logloss"] == pytest.approx(1e4 / 4)
-    assert all(value is not None and np.isfinite(value) for value in found.values())
+    figures = click_metrics(np.array([1e4, -1e4, 1e4, 1e4], np.float32), np.array([1, 0, 0, 1], np.float32))
+    assert figures["logloss"] == pytest.approx(1e4 / 4)
+    assert all(value is not None and np.isfinite(value) for value in figures.values())
 
 
 @pytest.mark.slow
@@ -91,12 +91,12 @@ def test_a_histogram_added_up_from_parts_is_within_its_bound(seed: int, size: in
     logits[0] = -0.0
     parts = [(logits[part], labels[part]) for part in (slice(0, size // 3), slice(size // 3, size))]
     counts, sums = (np.sum([add(*part) for part in parts], axis=0) for add in (score_counts, click_sums))
-    found: dict[str, Any] = histogram_metrics(counts, sums)
+    figures: dict[str, Any] = histogram_metrics(counts, sums)
     expected: dict[str, Any] = click_metrics(logits, labels)
-    assert found["auc_method"] == "histogram"
-    assert abs(found["auc"] - expected["auc"]) <= found["auc_error"] + 1e-15
+    assert figures["auc_method"] == "histogram"
+    assert abs(figures["auc"] - expected["auc"]) <= figures["auc_error"] + 1e-15
     for name in set(expected) - {"auc", "auc_standard_error", "pr_auc"}:
-        assert found[name] == pytest.approx(expected[name], rel=1e-9)
+        assert figures[name] == pytest.approx(expected[name], rel=1e-9)
 
 
 @given(seed=st.integers(0, 10_000), size=st.integers(4, 400), decimals=st.sampled_from([None, 0, 1]))
@@ -104,8 +104,8 @@ def test_the_standard_error_is_delongs(seed: int, size: int, decimals: int | Non
     logits, labels = _case(seed, size, decimals)
     labels[2:4] = 0, 1
     auc, error = delong_by_pairs(logits, labels)
-    found = click_metrics(logits, labels)
-    assert (found["auc"], found["auc_standard_error"]) == pytest.approx((auc, error), rel=1e-9, abs=1e-12)
+    figures = click_metrics(logits, labels)
+    assert (figures["auc"], figures["auc_standard_error"]) == pytest.approx((auc, error), rel=1e-9, abs=1e-12)
 
 
 @pytest.mark.parametrize("size", [100_000, pytest.param(6_000_000, marks=pytest.mark.slow)])
@@ -113,12 +113,12 @@ def test_the_standard_error_is_of_all_rows_however_many(size: int) -> None:
     """The larger is beyond what curves are made of; a histogram's is of scores that are rounded to its bins."""
     logits, labels = _case(7, size, None)
     auc, error = delong_by_ranks(logits, labels)
-    found = click_metrics(logits, labels)
-    assert (found["auc"], found["auc_standard_error"]) == pytest.approx((auc, error), rel=1e-9)
+    figures = click_metrics(logits, labels)
+    assert (figures["auc"], figures["auc_standard_error"]) == pytest.approx((auc, error), rel=1e-9)
     binned = histogram_metrics(score_counts(logits, labels), click_sums(logits, labels))
     assert binned["auc_standard_error"] == pytest.approx(error, rel=1e-3)
-    drawn = click_curves(logits, labels, convert({"samples": size, **found}, EvaluationFigures))
-    assert (drawn.of, drawn.auc_standard_error) == (size, found["auc_standard_error"])
+    curves = click_curves(logits, labels, convert({"samples": size, **figures}, EvaluationFigures))
+    assert (curves.of, curves.auc_standard_error) == (size, figures["auc_standard_error"])
 
 
 def test_blocks_of_rows_give_the_bits_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,23 +26,23 @@ def click_curves(logits: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
     return plain_object(curves_of(logits, labels, evaluation))
 
 
-def farthest(points: np.ndarray, known: np.ndarray) -> float:
+def farthest(points: np.ndarray, curve: np.ndarray) -> float:
     """How far the points [2, n] lie from the nearest of [2, m] at most."""
-    return float(np.abs(points[:, :, None] - known[:, None]).max(axis=0).min(axis=1).max())
+    return float(np.abs(points[:, :, None] - curve[:, None]).max(axis=0).min(axis=1).max())
 
 
 def test_every_point_lies_on_the_curves_of_scikit_learn() -> None:
     logits, labels = scores(5000)
-    ours = click_curves(logits, labels)
+    figures = click_curves(logits, labels)
     fpr, tpr, _ = roc_curve(labels, logits, drop_intermediate=False)
-    mine = np.array([ours["roc"]["fpr"], ours["roc"]["tpr"]])
-    assert farthest(mine, np.array([fpr, tpr])) < 1e-6
-    assert mine[:, 0].tolist() == [0, 0]
-    assert mine[:, -1].tolist() == [1, 1]
-    assert auc(*mine) == pytest.approx(roc_auc_score(labels, logits), abs=1e-4)
+    points = np.array([figures["roc"]["fpr"], figures["roc"]["tpr"]])
+    assert farthest(points, np.array([fpr, tpr])) < 1e-6
+    assert points[:, 0].tolist() == [0, 0]
+    assert points[:, -1].tolist() == [1, 1]
+    assert auc(*points) == pytest.approx(roc_auc_score(labels, logits), abs=1e-4)
     precision, recall, _ = precision_recall_curve(labels, logits)
-    mine = np.array([ours["pr"]["recall"], ours["pr"]["precision"]])
-    assert farthest(mine, np.array([recall, precision])) < 1e-6
+    points = np.array([figures["pr"]["recall"], figures["pr"]["precision"]])
+    assert farthest(points, np.array([recall, precision])) < 1e-6
 
 
 def test_reliability_is_scikit_learns_by_quantiles() -> None:
@@ -73,13 +73,13 @@ def test_score_counts_are_whole() -> None:
 
 @pytest.mark.parametrize("labels", [[0, 0, 0], [1, 1], []])
 def test_one_label_alone_has_no_thresholds(labels: list[int]) -> None:
-    ours = click_curves(np.zeros(len(labels), np.float32), np.array(labels, np.float32))
-    assert ours["roc"] is ours["pr"] is ours["auc_standard_error"] is None
-    assert sum(entry["samples"] for entry in ours["reliability"]) == len(labels)
+    figures = click_curves(np.zeros(len(labels), np.float32), np.array(labels, np.float32))
+    assert figures["roc"] is figures["pr"] is figures["auc_standard_error"] is None
+    assert sum(entry["samples"] for entry in figures["reliability"]) == len(labels)
 
 
 def test_a_large_split_is_thinned_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(curves, "MAX_SAMPLES", 1000)
-    ours = click_curves(*scores(2500))
-    assert (ours["samples"], ours["of"]) == (834, 2500)
-    assert ours["auc_standard_error"] == click_metrics(*scores(2500))["auc_standard_error"]
+    figures = click_curves(*scores(2500))
+    assert (figures["samples"], figures["of"]) == (834, 2500)
+    assert figures["auc_standard_error"] == click_metrics(*scores(2500))["auc_standard_error"]

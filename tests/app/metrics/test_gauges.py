@@ -26,10 +26,10 @@ def test_phases_are_timed_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -
             now[0] += seconds
             meter.phase_done(phase)
         meter.step_done(input_wait=0.02)
-    taken = meter.take()
-    assert taken.phase_steps == 3
-    assert taken.phases == pytest.approx({"forward": 0.03, "backward": 0.09, "optimizer": 0.0})
-    assert sum(taken.phases.values()) == pytest.approx(taken.seconds.sum() - taken.input_wait)
+    timing = meter.take()
+    assert timing.phase_steps == 3
+    assert timing.phases == pytest.approx({"forward": 0.03, "backward": 0.09, "optimizer": 0.0})
+    assert sum(timing.phases.values()) == pytest.approx(timing.seconds.sum() - timing.input_wait)
     assert meter.take()[1:] == (0.0, 0, {})
 
 
@@ -53,7 +53,7 @@ def test_flops_of_a_sample_are_those_of_its_layers(interaction: Interaction, out
 
 @pytest.mark.slow
 def test_a_run_tells_them_and_leaves_the_traces_asked_for(run_app: Command, dataset: Path, tmp_path: Path) -> None:
-    done = run_app(
+    process = run_app(
         "train",
         *SMALL,
         f"data.path={dataset}",
@@ -63,7 +63,7 @@ def test_a_run_tells_them_and_leaves_the_traces_asked_for(run_app: Command, data
         "train.warmup_steps_excluded=5",
         processes=2,
     )
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
     run = tmp_path / "runs/a"
     summary = json.loads((run / "summary.json").read_bytes())
     phases = summary["phase_seconds"]
@@ -84,6 +84,6 @@ def test_a_run_tells_them_and_leaves_the_traces_asked_for(run_app: Command, data
 
 
 def test_steps_that_cannot_be_profiled_are_refused(run_app: Command, dataset: Path) -> None:
-    done = run_app("train", *SMALL, f"data.path={dataset}", "runtime.profile_steps=[5,2]")
-    assert done.returncode == 2
-    assert "runtime.profile_steps=[5, 2]" in done.stderr
+    process = run_app("train", *SMALL, f"data.path={dataset}", "runtime.profile_steps=[5,2]")
+    assert process.returncode == 2
+    assert "runtime.profile_steps=[5, 2]" in process.stderr

@@ -11,13 +11,13 @@ from app.metrics.slowdown import MOST_WINDOWS, find_slowdown, slowdown_sentence
 WINDOW = 10
 
 
-def _events(rates: Any, *others: tuple[str, int]) -> list[AnyEvent]:
+def _events(rates: Any, *other_events: tuple[str, int]) -> list[AnyEvent]:
     """A window that warms up, windows of these rates, and other events by kind and step."""
     train = [
         TrainEvent(event="train", step=WINDOW * (number + 1), samples_per_second=float(rate))
         for number, rate in enumerate([1.0, *rates])
     ]
-    return [*train, *(OtherEvent(event=kind, step=step) for kind, step in others)]
+    return [*train, *(OtherEvent(event=kind, step=step) for kind, step in other_events)]
 
 
 @pytest.mark.parametrize("windows", [10, 11, 25, 200, 5_000])
@@ -26,15 +26,15 @@ def test_a_planted_drop_is_located(windows: int, drop: float) -> None:
     rng, cut = np.random.default_rng(windows), windows // 2
     rates = 30_000 * np.exp(rng.normal(0, 0.01, windows))
     rates[cut:] *= 1 - drop
-    found = find_slowdown(_events(rates))
-    assert found is not None
-    assert abs(found.after_step - WINDOW * (cut + 1)) < WINDOW * -(-windows // MOST_WINDOWS)
-    assert found.fraction == pytest.approx(drop, abs=0.02)
-    assert found.when is None
+    slowdown = find_slowdown(_events(rates))
+    assert slowdown is not None
+    assert abs(slowdown.after_step - WINDOW * (cut + 1)) < WINDOW * -(-windows // MOST_WINDOWS)
+    assert slowdown.fraction == pytest.approx(drop, abs=0.02)
+    assert slowdown.when is None
 
 
 @pytest.mark.parametrize(
-    ("others", "when"),
+    ("other_events", "cause"),
     [
         ([("checkpoint", 100), ("checkpoint", 200)], ", when the first checkpoint was saved"),
         ([("checkpoint", 50), ("checkpoint", 100)], ", when a checkpoint was saved"),
@@ -46,11 +46,11 @@ def test_a_planted_drop_is_located(windows: int, drop: float) -> None:
         ([("checkpoint", 150)], ""),
     ],
 )
-def test_what_came_just_before_is_named(others: list[tuple[str, int]], when: str) -> None:
+def test_what_came_just_before_is_named(other_events: list[tuple[str, int]], cause: str) -> None:
     rates = [33_000.0, 32_000, 34_000] * 3 + [23_000.0, 22_800, 23_100] * 5
-    found = find_slowdown(_events(rates, *others))
-    assert found is not None
-    assert slowdown_sentence(found) == f"Throughput fell by 30% after step 100{when}"
+    slowdown = find_slowdown(_events(rates, *other_events))
+    assert slowdown is not None
+    assert slowdown_sentence(slowdown) == f"Throughput fell by 30% after step 100{cause}"
 
 
 def test_what_does_not_last_or_matter_is_not_named() -> None:

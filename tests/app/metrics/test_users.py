@@ -31,24 +31,24 @@ def test_they_equal_torchrec(seed: int) -> None:
     states = get_auc_states(truth.float(), preds.sigmoid().float(), weights.float(), torch.from_numpy(lengths))
     expected = compute_window_auc(states["auc_sum"], states["num_samples"])
     mixed = rng.permutation(len(users))  # a user's samples need not stand together
-    found = user_metrics(logits[mixed], labels[mixed], users[mixed])
-    assert found["gauc"] == pytest.approx(expected["gauc"].item(), abs=1e-6)
-    assert found["gauc_users"] == expected["num_samples"].item() < 59
+    figures = user_metrics(logits[mixed], labels[mixed], users[mixed])
+    assert figures["gauc"] == pytest.approx(expected["gauc"].item(), abs=1e-6)
+    assert figures["gauc_users"] == expected["num_samples"].item() < 59
     assert user_metrics(logits, labels, users)["auc_torchrec"] == compute_auc(1, [preds.sigmoid()], [truth], [weights])
 
 
 def test_ties_count_half_for_users_and_not_at_all_merged_for_the_reference() -> None:
     logits, labels = np.zeros(4, np.float32), np.array([1, 1, 0, 0], np.float32)
-    found = user_metrics(logits, labels, np.zeros(4, np.int64))
-    assert found == {"gauc": None, "gauc_users": 0, "auc_torchrec": 1.0}
+    figures = user_metrics(logits, labels, np.zeros(4, np.int64))
+    assert figures == {"gauc": None, "gauc_users": 0, "auc_torchrec": 1.0}
     logits = np.array([0, 0, 0, 1], np.float32)
     assert user_metrics(logits, labels, np.zeros(4, np.int64))["gauc"] == 0.25
 
 
 @pytest.mark.parametrize("label", [0, 1])
 def test_one_label_has_none(label: int) -> None:
-    found = user_metrics(np.arange(3, dtype=np.float32), np.full(3, label, np.float32), np.arange(3))
-    assert found == {"gauc": None, "gauc_users": 0, "auc_torchrec": None}
+    figures = user_metrics(np.arange(3, dtype=np.float32), np.full(3, label, np.float32), np.arange(3))
+    assert figures == {"gauc": None, "gauc_users": 0, "auc_torchrec": None}
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -35,28 +35,28 @@ def options(dtype: torch.dtype) -> dict[str, Any]:
     return attention_triton._launch(context, heads, heads).options
 
 
-def compiled(kernel: Any, given: dict[str, Any], dtype: str, target: GPUTarget) -> Any:
+def compiled(kernel: Any, constexprs: dict[str, Any], dtype: str, target: GPUTarget) -> Any:
     """The kernel as it is launched with tensors of this type."""
-    launched = {key: given[key] for key in ("num_warps", "num_stages")}
+    launched = {key: constexprs[key] for key in ("num_warps", "num_stages")}
     types = {"scale": "fp32", "factor": "fp32", **dict.fromkeys(("key_starts", "query_starts", "histories"), "*i64")}
-    signature = {name: "constexpr" if name in given else types.get(name, f"*{dtype}") for name in kernel.arg_names}
+    signature = {name: "constexpr" if name in constexprs else types.get(name, f"*{dtype}") for name in kernel.arg_names}
     places = {name: (number,) for number, name in enumerate(kernel.arg_names)}
-    constants = {places[name]: value for name, value in given.items() if name in places}
+    constants = {places[name]: value for name, value in constexprs.items() if name in places}
     aligned = {places[name]: [["tt.divisibility", 16]] for name, kind in signature.items() if kind.startswith("*")}
     return triton.compile(ASTSource(kernel, signature, constants, aligned), target=target, options=launched)
 
 
 def main() -> None:
     """Compile all, without files of earlier compilations."""
-    found = []
+    kernels = []
     with tempfile.TemporaryDirectory() as directory:
         triton.knobs.cache.dir = directory
         for architecture, target in TARGETS.items():
             for dtype, kind in DTYPES.items():
                 for name, (kernel, extra) in KERNELS.items():
-                    made = compiled(kernel, {**options(kind), **extra}, dtype, target)
-                    found.append([architecture, dtype, name, made.metadata.shared])
-    print(json.dumps(found))
+                    binary = compiled(kernel, {**options(kind), **extra}, dtype, target)
+                    kernels.append([architecture, dtype, name, binary.metadata.shared])
+    print(json.dumps(kernels))
 
 
 if __name__ == "__main__":

@@ -82,22 +82,22 @@ class GoldenBatch(NamedTuple):
 
 def names(num_tasks: int = 1) -> dict[str, str]:
     """Our names of dense parameters by the reference's."""
-    found = dict(ALIKE)
-    found |= {
-        f"{TRANSDUCER}_stu_module._stu_layers.{number}.{theirs}": f"layers.{number}.{ours}"
+    parameter_names = dict(ALIKE)
+    parameter_names |= {
+        f"{TRANSDUCER}_stu_module._stu_layers.{number}.{reference_name}": f"layers.{number}.{parameter_name}"
         for number in (0, 1)
-        for theirs, ours in LAYER.items()
+        for reference_name, parameter_name in LAYER.items()
     }
     for part in ("weight", "bias"):
-        found[f"{TRANSDUCER}_output_postprocessor._time_feature_combiner.{part}"] = f"user.0.{part}"
-        found[f"{TRANSDUCER}_output_postprocessor._layer_norm.{part}"] = f"user.1.{part}"
-        for theirs, ours in PERCEPTRONS.items():
-            found |= {
-                f"{theirs}.{number}.{part}": f"{ours}.{place}.{part}"
+        parameter_names[f"{TRANSDUCER}_output_postprocessor._time_feature_combiner.{part}"] = f"user.0.{part}"
+        parameter_names[f"{TRANSDUCER}_output_postprocessor._layer_norm.{part}"] = f"user.1.{part}"
+        for reference_name, parameter_name in PERCEPTRONS.items():
+            parameter_names |= {
+                f"{reference_name}.{number}.{part}": f"{parameter_name}.{place}.{part}"
                 for number, place in enumerate(("0", "1.norm", "2", "3"))
-                if f"init.{theirs}.{number}.{part}" in GOLDEN
+                if f"init.{reference_name}.{number}.{part}" in GOLDEN
             }
-    return found
+    return parameter_names
 
 
 def config(attention: Attention) -> HSTUConfig:
@@ -139,19 +139,19 @@ def model(attention: Attention, num_tasks: int = 1) -> HSTU:
     arch = EventArch(tables())
     assert isinstance(arch.rows, EmbeddingCollection)
     arch.rows = EmbeddingCollection(tables=arch.rows.embedding_configs(), device=torch.device("cpu"))
-    made = HSTU(config(attention), arch, TABLE_DIM, KEYS, num_tasks)
-    set_parameters(made, "init.", num_tasks)
-    return made
+    hstu = HSTU(config(attention), arch, TABLE_DIM, KEYS, num_tasks)
+    set_parameters(hstu, "init.", num_tasks)
+    return hstu
 
 
-def set_parameters(made: nn.Module, kind: str, num_tasks: int = 1) -> None:
+def set_parameters(module: nn.Module, kind: str, num_tasks: int = 1) -> None:
     """Give a model the reference's values; rows of `positions` and `ages` that it does not list are 0."""
-    parameters = dict(made.named_parameters())
+    parameters = dict(module.named_parameters())
     with torch.no_grad():
-        for theirs, ours in names().items():
-            key = f"multi_{kind}{theirs}"
-            values = torch.from_numpy(GOLDEN[key if num_tasks > 1 and key in GOLDEN else f"{kind}{theirs}"])
-            parameter = parameters.pop(ours).zero_()
+        for reference_name, parameter_name in names().items():
+            key = f"multi_{kind}{reference_name}"
+            values = torch.from_numpy(GOLDEN[key if num_tasks > 1 and key in GOLDEN else f"{kind}{reference_name}"])
+            parameter = parameters.pop(parameter_name).zero_()
             parameter[: len(values)] = values
         for name in (*HISTORY, *CONTEXT):
             parameters.pop(f"sparse_arch.rows.embeddings.{name}.weight").copy_(
@@ -165,17 +165,17 @@ def batches(kind: str = "", part: slice = slice(None)) -> Iterator[GoldenBatch]:
     lengths, candidates = GOLDEN[f"{kind}hist_len"], GOLDEN[f"{kind}cand_len"]
     event_ends, candidate_ends = lengths.cumsum().reshape(lengths.shape), candidates.cumsum().reshape(lengths.shape)
     for step in range(len(lengths)):
-        mine = np.arange(lengths.shape[1])[part]
-        events = _ranges(event_ends[step][mine], lengths[step][mine])
-        chosen = _ranges(candidate_ends[step][mine], candidates[step][mine])
+        indices = np.arange(lengths.shape[1])[part]
+        events = _ranges(event_ends[step][indices], lengths[step][indices])
+        candidate_rows = _ranges(candidate_ends[step][indices], candidates[step][indices])
         kinds = ("item", "artist", "album")
         values = [
-            *GOLDEN[f"{kind}ctx_ids"][step][mine].T,
+            *GOLDEN[f"{kind}ctx_ids"][step][indices].T,
             *(GOLDEN[f"{kind}hist_{name}"][events] for name in kinds),
-            *(GOLDEN[f"{kind}cand_{name}"][chosen] for name in kinds),
+            *(GOLDEN[f"{kind}cand_{name}"][candidate_rows] for name in kinds),
         ]
-        counts = [np.ones(len(mine), np.int64)] * len(CONTEXT)
-        counts += [lengths[step][mine]] * 3 + [candidates[step][mine]] * 3
+        counts = [np.ones(len(indices), np.int64)] * len(CONTEXT)
+        counts += [lengths[step][indices]] * 3 + [candidates[step][indices]] * 3
         ids = KeyedJaggedTensor(
             keys=[*CONTEXT, *HISTORY, *CANDIDATE],
             values=torch.from_numpy(np.concatenate(values)),
@@ -183,14 +183,21 @@ def batches(kind: str = "", part: slice = slice(None)) -> Iterator[GoldenBatch]:
         )
         times, actions, candidate_times = (
             torch.from_numpy(GOLDEN[f"{kind}{name}"][rows])
-            for name, rows in (("hist_time", events), ("hist_action", events), ("cand_time", chosen))
+            for name, rows in (("hist_time", events), ("hist_action", events), ("cand_time", candidate_rows))
         )
         divisor = float(len(CONTEXT) + lengths[step].max() + candidates[step].max())
         sequences = Sequences(
-            times, actions, candidate_times, lengths[step][mine].tolist(), candidates[step][mine].tolist(), divisor
+            times,
+            actions,
+            candidate_times,
+            lengths[step][indices].tolist(),
+            candidates[step][indices].tolist(),
+            divisor,
         )
         yield GoldenBatch(
-            sequences, ids, *(torch.from_numpy(GOLDEN[f"{kind}cand_{name}"][chosen]) for name in ("action", "watch"))
+            sequences,
+            ids,
+            *(torch.from_numpy(GOLDEN[f"{kind}cand_{name}"][candidate_rows]) for name in ("action", "watch")),
         )
 
 
@@ -201,10 +208,10 @@ def _ranges(ends: Any, lengths: Any) -> Any:
 class Trainer:
     """The reference's optimizers: clipped Adam, and row-wise Adagrad in the tables' backward."""
 
-    def __init__(self, made: HSTU, warmup_steps: int = 0) -> None:
-        apply_optimizer_in_backward(RowWiseAdagrad, made.sparse_arch.parameters(), {"lr": 5e-2, "eps": 1e-8})
-        self._tables = list(made.sparse_arch.parameters())
-        self._dense = [value for name, value in made.named_parameters() if not name.startswith("sparse_arch")]
+    def __init__(self, hstu: HSTU, warmup_steps: int = 0) -> None:
+        apply_optimizer_in_backward(RowWiseAdagrad, hstu.sparse_arch.parameters(), {"lr": 5e-2, "eps": 1e-8})
+        self._tables = list(hstu.sparse_arch.parameters())
+        self._dense = [value for name, value in hstu.named_parameters() if not name.startswith("sparse_arch")]
         self._adam = torch.optim.Adam(self._dense, lr=1e-2, betas=(0.95, 0.999), eps=1e-8)
         self._warmup_steps, self._step = warmup_steps, 0
 

@@ -29,11 +29,11 @@ def inputs(layout: SequenceLayout, candidates_only: bool, dtype: torch.dtype) ->
     return [torch.randn(rows, 2, width, dtype=dtype) for rows, width in shapes]
 
 
-def computed(strategy: Attention, given: list[Tensor], layout: SequenceLayout, candidates_only: bool) -> list[Tensor]:
+def computed(strategy: Attention, tensors: list[Tensor], layout: SequenceLayout, candidates_only: bool) -> list[Tensor]:
     """The result and the gradients of q, k and v."""
-    q, k, v = (tensor.clone().requires_grad_() for tensor in given[:3])
+    q, k, v = (tensor.clone().requires_grad_() for tensor in tensors[:3])
     out = attend(strategy, q, k, v, layout, candidates_only)
-    return [out.detach(), *torch.autograd.grad(out, (q, k, v), given[3])]
+    return [out.detach(), *torch.autograd.grad(out, (q, k, v), tensors[3])]
 
 
 @pytest.mark.parametrize("candidates_only", [False, True])
@@ -41,32 +41,34 @@ def computed(strategy: Attention, given: list[Tensor], layout: SequenceLayout, c
 def test_it_equals_padded_where_blocks_end(candidates: str, divisor: float, candidates_only: bool) -> None:
     counts = [min(length, 1 if candidates == "one" else 1 + number * 7) for number, length in enumerate(LENGTHS)]
     layout = SequenceLayout(LENGTHS, counts, divisor)
-    given = inputs(layout, candidates_only, torch.float32)
-    found, expected = (computed(kind, given, layout, candidates_only) for kind in (Attention.triton, Attention.padded))
-    for ours, theirs in zip(found, expected, strict=True):
-        assert theirs.abs().max() > 1e-4
-        torch.testing.assert_close(ours, theirs, atol=2e-6 * float(theirs.abs().max()), rtol=1e-5)
-    again = computed(Attention.triton, given, layout, candidates_only)
-    assert all(torch.equal(ours, same) for ours, same in zip(found, again, strict=True))
+    tensors = inputs(layout, candidates_only, torch.float32)
+    actual, expected = (
+        computed(kind, tensors, layout, candidates_only) for kind in (Attention.triton, Attention.padded)
+    )
+    for output, reference in zip(actual, expected, strict=True):
+        assert reference.abs().max() > 1e-4
+        torch.testing.assert_close(output, reference, atol=2e-6 * float(reference.abs().max()), rtol=1e-5)
+    repeat = computed(Attention.triton, tensors, layout, candidates_only)
+    assert all(torch.equal(output, same) for output, same in zip(actual, repeat, strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_it_rounds_no_more_than_its_inputs(dtype: torch.dtype) -> None:
     """Sums are float32: what differs is the rounding of weights and results."""
     layout = SequenceLayout([65, 70, 1], [1, 3, 1], 70.0)
-    given = inputs(layout, False, dtype)
-    found = computed(Attention.triton, given, layout, False)
-    expected = computed(Attention.padded, [tensor.float() for tensor in given], layout, False)
-    for ours, theirs in zip(found, expected, strict=True):
-        assert ours.dtype is dtype
-        error = (ours.float() - theirs).norm() / theirs.norm()
+    tensors = inputs(layout, False, dtype)
+    actual = computed(Attention.triton, tensors, layout, False)
+    expected = computed(Attention.padded, [tensor.float() for tensor in tensors], layout, False)
+    for output, reference in zip(actual, expected, strict=True):
+        assert output.dtype is dtype
+        error = (output.float() - reference).norm() / reference.norm()
         assert error < torch.finfo(dtype).eps
 
 
 def test_it_compiles_for_gpus_within_their_local_memory() -> None:
     """With heads of 128, MLPerf's; Triton carries the compilers of NVIDIA and AMD."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "tests.app.model.compiled_kernels"],
         cwd=REPOSITORY,
         env=environment,
@@ -74,8 +76,8 @@ def test_it_compiles_for_gpus_within_their_local_memory() -> None:
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert len(found) == len(LOCAL_MEMORY) * 2 * 3
-    for architecture, dtype, kernel, shared in found:
+    assert process.returncode == 0, process.stderr
+    kernels = json.loads(process.stdout)
+    assert len(kernels) == len(LOCAL_MEMORY) * 2 * 3
+    for architecture, dtype, kernel, shared in kernels:
         assert 0 < shared <= LOCAL_MEMORY[architecture] * 1024, (architecture, dtype, kernel)

@@ -35,13 +35,13 @@ def test_dot_interaction_and_its_gradient_equal_the_oracle(itself: bool) -> None
     torch.manual_seed(0)
     dense = torch.randn(BATCH, DIM, dtype=torch.float64, requires_grad=True)
     sparse = torch.randn(BATCH, 3, DIM, dtype=torch.float64, requires_grad=True)
-    ours = DotInteraction(3, DIM, itself)(dense, sparse)
-    theirs = reference.interact(dense, list(sparse.unbind(1)), "dot", itself)
-    torch.testing.assert_close(ours, theirs)
-    weights = torch.randn_like(ours)
-    found = torch.autograd.grad((ours * weights).sum(), [dense, sparse])
-    expected = torch.autograd.grad((theirs * weights).sum(), [dense, sparse])
-    torch.testing.assert_close(found, expected)
+    outputs = DotInteraction(3, DIM, itself)(dense, sparse)
+    oracle_outputs = reference.interact(dense, list(sparse.unbind(1)), "dot", itself)
+    torch.testing.assert_close(outputs, oracle_outputs)
+    weights = torch.randn_like(outputs)
+    gradients = torch.autograd.grad((outputs * weights).sum(), [dense, sparse])
+    expected = torch.autograd.grad((oracle_outputs * weights).sum(), [dense, sparse])
+    torch.testing.assert_close(gradients, expected)
 
 
 @pytest.mark.parametrize("itself", [False, True])
@@ -58,9 +58,9 @@ def test_dot_interaction_under_autocast_is_near_that_without(itself: bool) -> No
             outputs = DotInteraction(3, DIM, itself)(*vectors)
         assert outputs.dtype is (torch.bfloat16 if enabled else torch.float32)
         results.append([outputs.float(), *torch.autograd.grad((outputs.float() * weights).sum(), inputs)])
-    for ours, exact in zip(results[1], results[0], strict=True):
-        assert ours.dtype is torch.float32
-        assert (ours - exact).abs().max() < 0.02 * exact.abs().max()
+    for approximation, exact in zip(results[1], results[0], strict=True):
+        assert approximation.dtype is torch.float32
+        assert (approximation - exact).abs().max() < 0.02 * exact.abs().max()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -69,16 +69,16 @@ def test_vectors_in_the_ranks_order_are_joined_as_those_in_the_features(dtype: t
     dense = torch.randn(BATCH, DIM, dtype=dtype, requires_grad=True)
     sparse = torch.randn(BATCH, 3, DIM, requires_grad=True)
     order = torch.tensor([2, 0, 1])
-    found, expected = join(dense, sparse, (order, order.argsort())), join(dense, sparse[:, order], None)
-    assert found.dtype is expected.dtype
-    assert torch.equal(found, expected)
-    weights = torch.randn_like(found)
-    for ours, theirs in zip(
-        torch.autograd.grad(found, [dense, sparse], weights),
+    vectors, expected = join(dense, sparse, (order, order.argsort())), join(dense, sparse[:, order], None)
+    assert vectors.dtype is expected.dtype
+    assert torch.equal(vectors, expected)
+    weights = torch.randn_like(vectors)
+    for gradient, expected_gradient in zip(
+        torch.autograd.grad(vectors, [dense, sparse], weights),
         torch.autograd.grad(expected, [dense, sparse], weights),
         strict=True,
     ):
-        assert torch.equal(ours, theirs)
+        assert torch.equal(gradient, expected_gradient)
 
 
 def test_dense_arch_does_not_wait_for_vectors_of_other_processes() -> None:
@@ -87,11 +87,11 @@ def test_dense_arch_does_not_wait_for_vectors_of_other_processes() -> None:
     lookup = model.sparse_arch.forward
 
     def slow(features: KeyedJaggedTensor) -> Callable[[], Vectors]:
-        found = lookup(features)
+        awaitable = lookup(features)
 
         def wait() -> Vectors:
             assert computed
-            return found()
+            return awaitable()
 
         assert not computed
         return wait
@@ -108,35 +108,35 @@ def test_cat_interaction_equals_the_oracle() -> None:
 
 def test_dcn_and_its_gradients_equal_the_oracle() -> None:
     torch.manual_seed(0)
-    ours = DCNInteraction(4 * DIM, num_layers=3, low_rank_dim=5).double()
-    net = ours.crossnet
+    interaction = DCNInteraction(4 * DIM, num_layers=3, low_rank_dim=5).double()
+    net = interaction.crossnet
     assert isinstance(net, LowRankCrossNet)
     for bias in net.bias:
         torch.nn.init.normal_(bias)  # they begin as zeros
     layers = list(zip(net.W_kernels, net.V_kernels, net.bias, strict=True))
-    _assert_equals_oracle(ours, lambda dense, sparse: reference.cross(dense, sparse, layers))
+    _assert_equals_oracle(interaction, lambda dense, sparse: reference.cross(dense, sparse, layers))
 
 
 def test_projection_and_its_gradients_equal_the_oracle() -> None:
     torch.manual_seed(0)
-    ours = ProjectionInteraction(3, DIM, [7, 2 * DIM], [3 * DIM]).double()
-    sides = cast(list[nn.Sequential], [ours.branch1, ours.branch2])
+    interaction = ProjectionInteraction(3, DIM, [7, 2 * DIM], [3 * DIM]).double()
+    sides = cast(list[nn.Sequential], [interaction.branch1, interaction.branch2])
     branches: list[list[tuple[Tensor, Tensor]]] = [
         [(layer.weight, layer.bias) for layer in side if isinstance(layer, nn.Linear)] for side in sides
     ]
-    _assert_equals_oracle(ours, lambda dense, sparse: reference.project(dense, sparse, *branches))
+    _assert_equals_oracle(interaction, lambda dense, sparse: reference.project(dense, sparse, *branches))
 
 
-def _assert_equals_oracle(ours: torch.nn.Module, oracle: Callable[[Tensor, list[Tensor]], Tensor]) -> None:
+def _assert_equals_oracle(interaction: torch.nn.Module, oracle: Callable[[Tensor, list[Tensor]], Tensor]) -> None:
     """Outputs and the gradients of inputs and parameters, in float64."""
     dense = torch.randn(BATCH, DIM, dtype=torch.float64, requires_grad=True)
     sparse = torch.randn(BATCH, 3, DIM, dtype=torch.float64, requires_grad=True)
-    found, expected = ours(dense, sparse), oracle(dense, list(sparse.unbind(1)))
-    assert found.shape == (BATCH, ours.num_outputs)
-    torch.testing.assert_close(found, expected)
-    weights, inputs = torch.randn_like(found), [dense, sparse, *ours.parameters()]
+    outputs, expected = interaction(dense, sparse), oracle(dense, list(sparse.unbind(1)))
+    assert outputs.shape == (BATCH, interaction.num_outputs)
+    torch.testing.assert_close(outputs, expected)
+    weights, inputs = torch.randn_like(outputs), [dense, sparse, *interaction.parameters()]
     torch.testing.assert_close(
-        torch.autograd.grad((found * weights).sum(), inputs), torch.autograd.grad((expected * weights).sum(), inputs)
+        torch.autograd.grad((outputs * weights).sum(), inputs), torch.autograd.grad((expected * weights).sum(), inputs)
     )
 
 
@@ -172,22 +172,22 @@ TORCHREC: dict[Interaction, tuple[Any, dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("interaction", TORCHREC)
 def test_equals_torchrec_to_the_bit_forward_and_backward(interaction: Interaction) -> None:
     make, our_settings, their_settings = TORCHREC[interaction]
-    ours = _model(interaction, itself=False, **our_settings)
-    theirs = make(
+    model = _model(interaction, itself=False, **our_settings)
+    torchrec_model = make(
         _tables(), NUM_DENSE, dense_arch_layer_sizes=[12, DIM], over_arch_layer_sizes=[10, 1], **their_settings
     )
-    theirs.load_state_dict(dict(zip(theirs.state_dict(), ours.state_dict().values(), strict=True)))
+    torchrec_model.load_state_dict(dict(zip(torchrec_model.state_dict(), model.state_dict().values(), strict=True)))
     dense, ids, weights = torch.randn(BATCH, NUM_DENSE), _ids(), torch.randn(BATCH)
-    found, expected = ours(dense, ids), theirs(dense, ids).squeeze(1)
-    assert torch.equal(found, expected)
-    (found * weights).sum().backward()
+    logits, expected = model(dense, ids), torchrec_model(dense, ids).squeeze(1)
+    assert torch.equal(logits, expected)
+    (logits * weights).sum().backward()
     (expected * weights).sum().backward()
-    pairs = list(zip(ours.named_parameters(), theirs.parameters(), strict=True))
+    pairs = list(zip(model.named_parameters(), torchrec_model.parameters(), strict=True))
     assert len(pairs) > 10
-    for (name, mine), other in pairs:
-        assert mine.grad is not None
-        assert torch.count_nonzero(mine.grad), name
-        assert torch.equal(mine.grad, other.grad), name
+    for (name, parameter), other in pairs:
+        assert parameter.grad is not None
+        assert torch.count_nonzero(parameter.grad), name
+        assert torch.equal(parameter.grad, other.grad), name
 
 
 @pytest.mark.parametrize("bf16", [False, True])
@@ -206,16 +206,16 @@ def test_what_a_graph_records_is_a_plain_step_without_the_parameters_themselves(
 
     def record(functions: Any, examples: Any) -> Any:
         for function, example in zip(functions, examples, strict=True):
-            used = {id(leaf) for leaf in _leaves(function(*example).grad_fn)}
-            assert used == {id(tensor) for tensor in example if tensor.requires_grad} - parameters
+            leaves = {id(leaf) for leaf in _leaves(function(*example).grad_fn)}
+            assert leaves == {id(tensor) for tensor in example if tensor.requires_grad} - parameters
         assert {id(parameter) for parameter in model.parameters()} == parameters
         return functions
 
     plain, parameters = gradients(), {id(parameter) for parameter in model.parameters()}
     monkeypatch.setattr(torch.cuda, "make_graphed_callables", record)
     model.capture_dense_layers(dense, ids, cast_to_bf16)
-    for found, expected in zip(gradients(), plain, strict=True):
-        assert torch.equal(found, expected)
+    for output, expected in zip(gradients(), plain, strict=True):
+        assert torch.equal(output, expected)
 
 
 def _leaves(node: Any) -> Iterator[Tensor]:
@@ -339,12 +339,12 @@ def test_scalar_pairs_equal_the_blogs_computation(mixes: bool) -> None:
     torch.manual_seed(0)
     dense = torch.randn(BATCH, 4, dtype=torch.float64, requires_grad=True)
     sparse = torch.randn(BATCH, 3, 4, dtype=torch.float64, requires_grad=True)
-    ours = ScalarPairsInteraction(3, 4, mixes)(dense, sparse)
-    theirs = reference.scalar_pairs(dense, list(sparse.unbind(1)), mixes)
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
-    weights = torch.randn_like(ours)
-    found = torch.autograd.grad((ours * weights).sum(), [dense, sparse])
-    torch.testing.assert_close(found, torch.autograd.grad((theirs * weights).sum(), [dense, sparse]))
+    outputs = ScalarPairsInteraction(3, 4, mixes)(dense, sparse)
+    oracle_outputs = reference.scalar_pairs(dense, list(sparse.unbind(1)), mixes)
+    torch.testing.assert_close(outputs, oracle_outputs, rtol=0, atol=0)
+    weights = torch.randn_like(outputs)
+    gradients = torch.autograd.grad((outputs * weights).sum(), [dense, sparse])
+    torch.testing.assert_close(gradients, torch.autograd.grad((oracle_outputs * weights).sum(), [dense, sparse]))
 
 
 @pytest.mark.parametrize("mixes", [False, True])
@@ -354,7 +354,7 @@ def test_the_blogs_predictions_depend_on_the_batch_and_the_fixed_ones_do_not(mix
     before = model(dense, ids)
     values = ids.values().clone()
     values[BATCH] = (values[BATCH] + 1) % FEATURES["cat_1"]  # the second feature of the first sample: vector 9 of 27
-    changed = model(dense, KeyedJaggedTensor(list(FEATURES), values, lengths=ids.lengths())) != before
-    assert changed.nonzero().flatten().tolist() == ([BATCH // 3] if mixes else [0])
+    difference = model(dense, KeyedJaggedTensor(list(FEATURES), values, lengths=ids.lengths())) != before
+    assert difference.nonzero().flatten().tolist() == ([BATCH // 3] if mixes else [0])
     alone = model(dense[:1], KeyedJaggedTensor(list(FEATURES), ids.values()[::BATCH], lengths=torch.ones(3).int()))
     assert torch.allclose(alone, before[:1], rtol=1e-5, atol=1e-6) != mixes

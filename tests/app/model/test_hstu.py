@@ -27,10 +27,10 @@ MLPERF = HSTUConfig(
 def test_ten_steps_equal_the_reference(attention: Attention, warmup_steps: int) -> None:
     """The reference's losses are up to 3e-6 from float64's, relative, and ours may be on the other side of them."""
     kind = "warm_" if warmup_steps else ""
-    made = reference.model(attention)
-    trainer = reference.Trainer(made, warmup_steps)
+    model = reference.model(attention)
+    trainer = reference.Trainer(model, warmup_steps)
     for step, batch in enumerate(reference.batches()):
-        logits = made(batch.sequences, batch.ids).squeeze(1)
+        logits = model(batch.sequences, batch.ids).squeeze(1)
         loss = reference.LOSS_WEIGHT * bce(logits, (batch.actions & 1).float())
         norm = trainer.update(loss)
         assert loss.item() == pytest.approx(GOLDEN[f"{kind}losses"][step], rel=1e-5)
@@ -38,31 +38,31 @@ def test_ten_steps_equal_the_reference(attention: Attention, warmup_steps: int) 
         if not warmup_steps:
             assert norm == pytest.approx(GOLDEN["grad_norms"][step], rel=1e-4)
     if not warmup_steps:
-        for theirs, ours in reference.names().items():
-            final = GOLDEN[f"final.{theirs}"]
-            np.testing.assert_allclose(made.get_parameter(ours).detach()[: len(final)], final, atol=5e-4)
+        for reference_name, parameter_name in reference.names().items():
+            final = GOLDEN[f"final.{reference_name}"]
+            np.testing.assert_allclose(model.get_parameter(parameter_name).detach()[: len(final)], final, atol=5e-4)
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_gradients_of_the_first_step_equal_the_reference(attention: Attention) -> None:
-    made = reference.model(attention)
+    model = reference.model(attention)
     batch = next(reference.batches())
-    logits = made(batch.sequences, batch.ids).squeeze(1)
+    logits = model(batch.sequences, batch.ids).squeeze(1)
     (reference.LOSS_WEIGHT * bce(logits, (batch.actions & 1).float())).backward()
-    for theirs, ours in reference.names().items():
-        grad = made.get_parameter(ours).grad
+    for reference_name, parameter_name in reference.names().items():
+        grad = model.get_parameter(parameter_name).grad
         assert grad is not None
-        expected = GOLDEN[f"grad0.{theirs}"]
-        np.testing.assert_allclose(grad[: len(expected)], expected, atol=1e-7, err_msg=ours)
+        expected = GOLDEN[f"grad0.{reference_name}"]
+        np.testing.assert_allclose(grad[: len(expected)], expected, atol=1e-7, err_msg=parameter_name)
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_several_candidates_and_tasks_equal_the_reference(attention: Attention) -> None:
-    made = reference.model(attention, num_tasks=3)
-    trainer = reference.Trainer(made)
-    found = []
+    model = reference.model(attention, num_tasks=3)
+    trainer = reference.Trainer(model)
+    batch_logits = []
     for step, batch in enumerate(reference.batches("multi_")):
-        logits = made(batch.sequences, batch.ids)
+        logits = model(batch.sequences, batch.ids)
         tasks = [
             bce(logits[:, 0], (batch.actions & 1).float()),
             bce(logits[:, 1], (batch.actions >> 1 & 1).float()),
@@ -72,25 +72,25 @@ def test_several_candidates_and_tasks_equal_the_reference(attention: Attention) 
         trainer.update(loss)
         # The reference's own are 1.4e-5 from double precision.
         assert loss.item() == pytest.approx(GOLDEN["multi_losses"][step], abs=3e-5)
-        found.append(logits.detach())
-    np.testing.assert_allclose(torch.cat(found), GOLDEN["multi_logits"], atol=5e-4)
+        batch_logits.append(logits.detach())
+    np.testing.assert_allclose(torch.cat(batch_logits), GOLDEN["multi_logits"], atol=5e-4)
 
 
 def test_a_sample_scores_the_same_in_any_company() -> None:
     """Given the divisor of the whole batch."""
-    made = reference.model(Attention.bucketed).eval()
+    model = reference.model(Attention.bucketed).eval()
     whole = next(reference.batches())
     with torch.no_grad():
-        together = made(whole.sequences, whole.ids)
+        together = model(whole.sequences, whole.ids)
         for sample in range(8):
             alone = next(reference.batches(part=slice(sample, sample + 1)))
-            np.testing.assert_allclose(made(alone.sequences, alone.ids)[0], together[sample], atol=1e-6)
+            np.testing.assert_allclose(model(alone.sequences, alone.ids)[0], together[sample], atol=1e-6)
 
 
 def test_the_number_of_parameters_is_that_of_mlperf() -> None:
     with torch.device("meta"):
-        made = HSTU(MLPERF, nn.Identity(), 512, reference.KEYS)
-    assert sum(parameter.numel() for parameter in made.parameters()) == 15_243_057
+        model = HSTU(MLPERF, nn.Identity(), 512, reference.KEYS)
+    assert sum(parameter.numel() for parameter in model.parameters()) == 15_243_057
 
 
 def by_definition(q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout) -> Tensor:
@@ -111,10 +111,10 @@ def by_definition(q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout) -> Te
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 3)), min_size=1, max_size=6), st.booleans(), st.booleans())
 def test_attention_is_the_definition(
-    attention: Attention, sizes: list[tuple[int, int]], one: bool, candidates_only: bool
+    attention: Attention, sizes: list[tuple[int, int]], is_single: bool, candidates_only: bool
 ) -> None:
     """Values and gradients, for sequences of any lengths, empty ones too, with one candidate, several or none."""
-    counts = [1 if one else candidates for _, candidates in sizes]
+    counts = [1 if is_single else candidates for _, candidates in sizes]
     assume(any(counts))
     layout = SequenceLayout([history + count for (history, _), count in zip(sizes, counts, strict=True)], counts, 7.0)
     torch.manual_seed(0)
@@ -125,12 +125,12 @@ def test_attention_is_the_definition(
     rows = torch.from_numpy(places) if candidates_only else torch.arange(total)
     expected = by_definition(q, k, v, layout)[rows]
     weights = torch.randn(expected.shape)
-    wanted = torch.autograd.grad((expected * weights).sum(), (q, k, v))
+    expected_grads = torch.autograd.grad((expected * weights).sum(), (q, k, v))
     out = attend(attention, q[rows], k, v, layout, candidates_only)
     torch.testing.assert_close(out.double(), expected, atol=1e-6, rtol=1e-5)
     grads = torch.autograd.grad((out * weights).sum(), (q, k, v))
-    for ours, theirs in zip(grads, wanted, strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
+    for grad, expected_grad in zip(grads, expected_grads, strict=True):
+        torch.testing.assert_close(grad, expected_grad, atol=1e-6, rtol=1e-5)
 
 
 def test_chunks_and_buckets_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,9 +138,9 @@ def test_chunks_and_buckets_change_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     layout = SequenceLayout([300, 7, 0, 280, 50, 51, 0], [1, 1, 0, 1, 1, 1, 0], 300.0)
     q, k, v = (torch.randn(sum(layout.lengths), 2, 8, requires_grad=True) for _ in range(3))
     expected = attend(Attention.padded, q, k, v, layout)
-    wanted = torch.autograd.grad(expected.square().sum(), (q, k, v))
+    expected_grads = torch.autograd.grad(expected.square().sum(), (q, k, v))
     monkeypatch.setattr("app.model.attention.CHUNK_BYTES", 1 << 14)
     out = attend(Attention.bucketed, q, k, v, layout)
     torch.testing.assert_close(out, expected, atol=1e-6, rtol=1e-5)
-    for ours, theirs in zip(torch.autograd.grad(out.square().sum(), (q, k, v)), wanted, strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-4)
+    for grad, expected_grad in zip(torch.autograd.grad(out.square().sum(), (q, k, v)), expected_grads, strict=True):
+        torch.testing.assert_close(grad, expected_grad, atol=1e-6, rtol=1e-4)

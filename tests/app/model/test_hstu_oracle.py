@@ -88,9 +88,9 @@ def raw_windows() -> list[list[Sample]]:
     z, events = event_logs.reference(), []
     names = ("uid", "timestamp", "item_id", "is_organic", "played_ratio_pct", "event_type")
     for user, time, item, organic, ratio, kind in zip(*(z[f"raw_{name}"].tolist() for name in names), strict=True):
-        what = event_logs.EVENT_TYPES[kind]
-        is_listen = what == "listen"
-        actions = (is_listen and ratio >= 50) | (what == "like") << 1 | (is_listen and 0 <= ratio < 50) << 2
+        event_type = event_logs.EVENT_TYPES[kind]
+        is_listen = event_type == "listen"
+        actions = (is_listen and ratio >= 50) | (event_type == "like") << 1 | (is_listen and 0 <= ratio < 50) << 2
         events.append(Event(user, time, item, organic, int(actions), is_listen))
     return hstu.windows(hstu.kept(events, 259_200, 88_200), WINDOW_SECONDS, SIZES)
 
@@ -104,7 +104,7 @@ def ids_of(sample: Sample) -> dict[str, list[int]]:
         for name in ("artist", "album")
     }
     columns = {name: [values.get(item, 0) for item in items] for name, values in attributes.items()}
-    own = {
+    ids = {
         "user": event.user,
         "item": event.item,
         "hour": event.time // 3600 % 24,
@@ -113,16 +113,16 @@ def ids_of(sample: Sample) -> dict[str, list[int]]:
         "album": columns["album"][-1],
     }
     crosses = {
-        name: [hstu.hash_of([own[part] for part in name.split("_x_")], rows)]
+        name: [hstu.hash_of([ids[part] for part in name.split("_x_")], rows)]
         for name, rows in zip(CONTEXT[1:], z["cross_sizes"].tolist(), strict=True)
     }
     return {"user": [event.user], **crosses, "item": items, **columns}
 
 
-def build(here: Runtime, root: Path) -> session.Session:
+def build(runtime: Runtime, root: Path) -> session.Session:
     overrides = [*MODEL, *DATA, *OPTIMIZER, "run.name=x", f"data.path={root}", *SMALL[-3:]]
     config = compose_config(AppConfig, CONFIG_DIR, overrides)
-    return session.build(config, here, root, load_manifest(root))
+    return session.build(config, runtime, root, load_manifest(root))
 
 
 def oracle_parameters(this: session.Session) -> dict[str, torch.Tensor]:
@@ -133,20 +133,20 @@ def logits_of(samples: list[Sample], parameters: dict[str, torch.Tensor]) -> tor
     return torch.stack([hstu.logit(sample, ids_of(sample), CONTEXT, parameters, SIZES) for sample in samples])
 
 
-def test_scores_are_those_of_the_raw_events(here: Runtime, root: Path) -> None:
-    this, samples = build(here, root), raw_windows()[-1]
+def test_scores_are_those_of_the_raw_events(runtime: Runtime, root: Path) -> None:
+    this, samples = build(runtime, root), raw_windows()[-1]
     scores = this.score(this.split("val").eval_batches(16))
     assert len(scores.labels) == len(samples)
     assert scores.labels.tolist() == [sample.label for sample in samples]
-    chosen = range(0, len(samples), max(1, len(samples) // 8))
+    indices = range(0, len(samples), max(1, len(samples) // 8))
     with torch.no_grad():
-        expected = logits_of([samples[i] for i in chosen], oracle_parameters(this))
-    np.testing.assert_allclose(scores.logits[list(chosen)], expected.numpy(), rtol=1e-4, atol=1e-5)
+        expected = logits_of([samples[i] for i in indices], oracle_parameters(this))
+    np.testing.assert_allclose(scores.logits[list(indices)], expected.numpy(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
-def test_steps_are_those_of_the_raw_events(here: Runtime, root: Path) -> None:
-    this, windows = build(here, root), raw_windows()
+def test_steps_are_those_of_the_raw_events(runtime: Runtime, root: Path) -> None:
+    this, windows = build(runtime, root), raw_windows()
     samples = [sample for window in windows[:-1] for sample in window]
     parameters, batch_size = oracle_parameters(this), 8
     tables = [parameters[table.name] for table in this.model.module.sparse_arch.tables]
@@ -159,8 +159,10 @@ def test_steps_are_those_of_the_raw_events(here: Runtime, root: Path) -> None:
         loss = this.loss(this.forward(batch), batch.labels)
         loss.backward()
         this.optimizer.step()
-        own = samples[step * batch_size : (step + 1) * batch_size]
-        expected = plain.bce(logits_of(own, parameters), torch.tensor([sample.label for sample in own]))
+        step_samples = samples[step * batch_size : (step + 1) * batch_size]
+        expected = plain.bce(
+            logits_of(step_samples, parameters), torch.tensor([sample.label for sample in step_samples])
+        )
         expected.backward()
         assert loss.item() == pytest.approx(expected.item(), rel=1e-5), f"step {step}"
         gradients = [value.grad for value in dense if value.grad is not None]

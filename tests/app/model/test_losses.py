@@ -25,12 +25,12 @@ def test_loss_and_gradient_equal_the_oracle(
     torch.manual_seed(0)
     logits = (3 * torch.randn(64, dtype=torch.float64)).requires_grad_()
     labels = torch.randint(0, 2, (64,), dtype=torch.float64)
-    found = make_loss(LossConfig(name, class_weights, threshold))(logits, labels)
+    loss = make_loss(LossConfig(name, class_weights, threshold))(logits, labels)
     weights = (1.0, 1.0) if class_weights is None else (class_weights[0], class_weights[1])
     kind = "mse" if name is LossName.mse else "bce"
     expected = reference.loss_of_predictions(logits, labels, kind, weights, threshold)
-    torch.testing.assert_close(found, expected)
-    (gradient,) = torch.autograd.grad(found, logits)
+    torch.testing.assert_close(loss, expected)
+    (gradient,) = torch.autograd.grad(loss, logits)
     torch.testing.assert_close(gradient, *torch.autograd.grad(expected, logits))
     beyond = torch.sigmoid(logits.detach()) - 0.5
     assert torch.equal(gradient == 0, beyond.abs() > 0.5 - threshold)
@@ -54,7 +54,7 @@ def test_a_hopeless_sample_keeps_its_loss_and_its_gradient() -> None:
 
 
 def test_figures_of_another_loss_are_not_called_logloss(run_app: Command, dataset: Path, tmp_path: Path) -> None:
-    done = run_app(
+    process = run_app(
         "train",
         *SMALL,
         f"data.path={dataset}",
@@ -64,12 +64,12 @@ def test_figures_of_another_loss_are_not_called_logloss(run_app: Command, datase
         "loss.threshold=0.01",
         "optimizer.lr=0.05",
     )
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
     figures = json.loads((tmp_path / "runs/squares/summary.json").read_bytes())
     assert figures["train"]["logloss"] is None
     assert figures["train"]["loss"] < 0.3
     assert 0.5 < figures["eval"]["logloss"] < 1
     assert figures["eval"]["auc"] > 0.6
-    again = run_app("train", *SMALL, f"data.path={dataset}", "run.name=squares", "train.max_steps=40")
-    assert again.returncode == 2
-    assert "loss.name=bce" in again.stderr
+    refusal = run_app("train", *SMALL, f"data.path={dataset}", "run.name=squares", "train.max_steps=40")
+    assert refusal.returncode == 2
+    assert "loss.name=bce" in refusal.stderr

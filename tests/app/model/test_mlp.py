@@ -34,42 +34,42 @@ def is_by_onednn(outputs: Tensor) -> bool:
 @pytest.mark.parametrize("final_relu", [False, True])
 def test_values_and_gradients_are_torchs(final_relu: bool) -> None:
     torch.manual_seed(0)
-    ours = mlp(37, WIDTHS, final_relu)
+    layers = mlp(37, WIDTHS, final_relu)
     inputs = torch.randn(LARGE_BATCH, 37, requires_grad=True)
-    found = ours(inputs)
-    theirs = plain(ours)
-    expected = theirs(inputs)
-    assert is_by_onednn(found)
+    outputs = layers(inputs)
+    torch_layers = plain(layers)
+    expected = torch_layers(inputs)
+    assert is_by_onednn(outputs)
     assert not is_by_onednn(expected)
-    assert list(ours.state_dict()) == list(theirs.state_dict())
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    assert list(layers.state_dict()) == list(torch_layers.state_dict())
+    torch.testing.assert_close(outputs, expected, rtol=1e-5, atol=1e-6)
     weights = torch.randn_like(expected)
-    gradients = torch.autograd.grad((found * weights).sum(), [inputs, *ours.parameters()])
-    others = torch.autograd.grad((expected * weights).sum(), [inputs, *theirs.parameters()])
-    for gradient, other in zip(gradients, others, strict=True):
+    gradients = torch.autograd.grad((outputs * weights).sum(), [inputs, *layers.parameters()])
+    expected_gradients = torch.autograd.grad((expected * weights).sum(), [inputs, *torch_layers.parameters()])
+    for gradient, other in zip(gradients, expected_gradients, strict=True):
         torch.testing.assert_close(gradient, other, rtol=1e-5, atol=1e-6 * float(other.abs().max()))
 
 
 def test_its_operations_are_counted() -> None:
     layers, inputs = mlp(37, WIDTHS, False), torch.randn(LARGE_BATCH, 37, requires_grad=True)
-    with FlopCounterMode(display=False) as found:
+    with FlopCounterMode(display=False) as counter:
         layers(inputs).sum().backward()
     with FlopCounterMode(display=False) as expected:
         plain(layers)(inputs).sum().backward()
-    assert found.get_total_flops() == expected.get_total_flops() > 0
+    assert counter.get_total_flops() == expected.get_total_flops() > 0
 
 
 def test_elsewhere_it_is_torchs_to_the_bit() -> None:
     torch.manual_seed(0)
-    ours, inputs = mlp(37, WIDTHS, False), torch.randn(LARGE_BATCH, 37)
-    theirs = plain(ours)
-    few = ours(inputs[:-1])
+    layers, inputs = mlp(37, WIDTHS, False), torch.randn(LARGE_BATCH, 37)
+    torch_layers = plain(layers)
+    few = layers(inputs[:-1])
     assert not is_by_onednn(few)
-    assert torch.equal(few, theirs(inputs[:-1]))
+    assert torch.equal(few, torch_layers(inputs[:-1]))
     with torch.no_grad():
-        assert torch.equal(ours(inputs), theirs(inputs))
+        assert torch.equal(layers(inputs), torch_layers(inputs))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(ours(inputs), theirs(inputs))
+        assert torch.equal(layers(inputs), torch_layers(inputs))
 
 
 @pytest.mark.parametrize("interaction", ["dot", "dcn"])
@@ -82,7 +82,7 @@ def test_ten_steps_have_the_losses_of_torchs(interaction: str) -> None:
         torch.manual_seed(0)
         model = DLRM(config.model, 5, 3, GivenVectors())
         optimizer = torch.optim.Adagrad(model.parameters(), lr=0.02)
-        found = []
+        step_losses = []
         for _ in range(10):
             dense, sparse, labels = torch.randn(LARGE_BATCH, 5), torch.randn(LARGE_BATCH, 3, 8), torch.rand(LARGE_BATCH)
             batches = zip(dense.chunk(parts), sparse.chunk(parts), strict=True)
@@ -91,8 +91,8 @@ def test_ten_steps_have_the_losses_of_torchs(interaction: str) -> None:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            found.append(loss.detach())
-        return torch.stack(found)
+            step_losses.append(loss.detach())
+        return torch.stack(step_losses)
 
     torch.testing.assert_close(losses(1), losses(2), rtol=1e-6, atol=0)
 

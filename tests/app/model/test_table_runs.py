@@ -53,10 +53,10 @@ def losses(run: Path) -> list[float]:
 def test_an_interrupted_run_goes_on_to_the_same_bits(run_app: Command, bags: Path, tmp_path: Path) -> None:
     overrides = [*SMALL, *KINDS, f"data.path={bags}", "model.interaction=dcn"]
     for name, steps in (("whole", 24), ("cut", 11), ("cut", 24)):
-        done = run_app("train", *overrides, f"run.name={name}", f"train.max_steps={steps}")
-        assert done.returncode == 0, done.stderr
+        process = run_app("train", *overrides, f"run.name={name}", f"train.max_steps={steps}")
+        assert process.returncode == 0, process.stderr
     whole, cut = (tmp_path / "runs" / name for name in ("whole", "cut"))
-    assert "resume: from" in done.stderr
+    assert "resume: from" in process.stderr
     assert read(cut, "summary.json")["digest"] == read(whole, "summary.json")["digest"]
     assert losses(cut) == losses(whole)
     parameters = read(whole, "summary.json")["parameters"]
@@ -64,9 +64,9 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(run_app: Command, bags: Pat
     result = run_app("verify", "run=runs/cut")
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["verdict"] == "identical"
-    refused = run_app("train", *overrides, "run.name=cut", "+model.tables.overrides.item.pooling=mean")
-    assert refused.returncode == 2
-    assert "model.tables" in refused.stderr
+    refusal = run_app("train", *overrides, "run.name=cut", "+model.tables.overrides.item.pooling=mean")
+    assert refusal.returncode == 2
+    assert "model.tables" in refusal.stderr
 
 
 @pytest.mark.slow
@@ -88,8 +88,8 @@ def test_two_processes_with_three_sharding_types_train_as_one(run_app: Command, 
         *(f"+sharding.tables.{table}.types={kind}" for table, kind in types.items()),
     ]
     for name, processes in (("alone", 1), ("pair", 2)):
-        done = run_app("train", *overrides, f"run.name={name}", processes=processes)
-        assert done.returncode == 0, done.stderr
+        process = run_app("train", *overrides, f"run.name={name}", processes=processes)
+        assert process.returncode == 0, process.stderr
     alone, pair = tmp_path / "runs/alone", tmp_path / "runs/pair"
     plan = read(pair, "manifest.json")["plan"]
     assert {name: entry["type"] for name, entry in plan.items()} == types
@@ -102,7 +102,7 @@ def test_two_processes_with_three_sharding_types_train_as_one(run_app: Command, 
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
         (["+model.tables.overrides.tags.kind=qr", "sharding=data_parallel"], "t_tags_q is looked up id by id"),
         (["model.tables.storage=fp16", "sharding=data_parallel"], "t_user is not stored as fp32"),
@@ -112,7 +112,7 @@ def test_two_processes_with_three_sharding_types_train_as_one(run_app: Command, 
         (["model.tables.kind=round"], "plain, qr, mixed_dimension"),
     ],
 )
-def test_what_cannot_be_is_said_in_one_line(overrides: list[str], said: str, run_app: Command, bags: Path) -> None:
-    done = run_app("train", *SMALL, f"data.path={bags}", "run.name=no", *overrides)
-    assert done.returncode == 2
-    assert said in error_line(done.stderr)
+def test_what_cannot_be_is_said_in_one_line(overrides: list[str], message: str, run_app: Command, bags: Path) -> None:
+    process = run_app("train", *SMALL, f"data.path={bags}", "run.name=no", *overrides)
+    assert process.returncode == 2
+    assert message in error_line(process.stderr)

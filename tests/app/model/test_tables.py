@@ -112,9 +112,9 @@ SOLVED = {
 
 @pytest.mark.parametrize(("base", "alpha", "power_of_2"), SOLVED)
 def test_widths_follow_the_alpha_rule(base: int, alpha: float, power_of_2: bool) -> None:
-    found = alpha_rule(KAGGLE, base, alpha, power_of_2)
-    assert found == SOLVED[base, alpha, power_of_2]
-    assert found == reference.mixed_dimension(KAGGLE, base, alpha, power_of_2)
+    dims = alpha_rule(KAGGLE, base, alpha, power_of_2)
+    assert dims == SOLVED[base, alpha, power_of_2]
+    assert dims == reference.mixed_dimension(KAGGLE, base, alpha, power_of_2)
     assert [as_stored(dim, base) for dim in (1, 4, 5, base)] == [4, 4, 8, base]
 
 
@@ -148,13 +148,13 @@ def test_vectors_and_gradients_equal_the_oracle(case: str, neighbour: str, multi
     assert multi_hot or not module.rows  # one id is pooled where it lies
     _draw(module)
     batch = _bags(seed=1, multi_hot=multi_hot)
-    found = module(_as_kjt(batch))().values
+    outputs = module(_as_kjt(batch))().values
     vectors = _oracle_vectors(module, batch)
     expected = torch.stack([vectors[feature] for feature in FEATURES], dim=1)
-    torch.testing.assert_close(found, expected)
-    weights, parameters = torch.randn_like(found), list(module.parameters())
+    torch.testing.assert_close(outputs, expected)
+    weights, parameters = torch.randn_like(outputs), list(module.parameters())
     torch.testing.assert_close(
-        torch.autograd.grad((found * weights).sum(), parameters),
+        torch.autograd.grad((outputs * weights).sum(), parameters),
         torch.autograd.grad((expected * weights).sum(), parameters),
     )
 
@@ -172,11 +172,11 @@ def test_shared_tables_take_the_gradients_of_all_their_features() -> None:
     }
     _draw(module)
     batch = _bags(seed=2)
-    found, vectors = module(_as_kjt(batch))().values, _oracle_vectors(module, batch)
+    outputs, vectors = module(_as_kjt(batch))().values, _oracle_vectors(module, batch)
     expected = torch.stack([vectors[feature] for feature in FEATURES], dim=1)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(outputs, expected)
     torch.testing.assert_close(
-        torch.autograd.grad(found.square().sum(), list(module.parameters())),
+        torch.autograd.grad(outputs.square().sum(), list(module.parameters())),
         torch.autograd.grad(expected.square().sum(), list(module.parameters())),
     )
 
@@ -184,10 +184,10 @@ def test_shared_tables_take_the_gradients_of_all_their_features() -> None:
 def test_fixed_row_weights_come_from_their_file_and_stay(tmp_path: Path) -> None:
     weights = np.random.default_rng(0).random(FEATURES["b"])
     np.save(tmp_path / "b.npy", weights)
-    own = TableOverride(
+    override = TableOverride(
         pooling=Pooling.weighted, row_weights=RowWeights.fixed, row_weights_path=str(tmp_path / "b.npy")
     )
-    module = make_sparse_arch(_config({"b": own}), FEATURES)
+    module = make_sparse_arch(_config({"b": override}), FEATURES)
     _draw(module)
     assert not [name for name, _ in module.named_parameters() if "row_weights" in name]
     batch = _bags(seed=3)
@@ -195,9 +195,9 @@ def test_fixed_row_weights_come_from_their_file_and_stay(tmp_path: Path) -> None
     torch.testing.assert_close(module(_as_kjt(batch))().values[:, 1], expected)
     np.save(tmp_path / "b.npy", weights[:-1])
     with pytest.raises(UserError, match=r"b.npy: float64 \(29,\); the row weights of b must be 30 finite"):
-        make_sparse_arch(_config({"b": own}), FEATURES)
+        make_sparse_arch(_config({"b": override}), FEATURES)
     (tmp_path / "b.npy").unlink()
-    loaded = make_sparse_arch(_config({"b": own}), FEATURES, initial=False)  # as a checkpoint's model is made
+    loaded = make_sparse_arch(_config({"b": override}), FEATURES, initial=False)  # as a checkpoint's model is made
     _draw(loaded)
     loaded.load_state_dict(module.state_dict())
     torch.testing.assert_close(loaded(_as_kjt(batch))().values[:, 1], expected)
@@ -211,8 +211,8 @@ def test_a_feature_may_be_called_as_a_method_is() -> None:
 
 def test_tables_and_their_sizes_follow_the_formulas() -> None:
     tables = TablesConfig(kind=QR, min_rows=20, qr_collisions=8, alpha=1.0, overrides={"b": TableOverride(kind=MIXED)})
-    made = make_embeddings(ModelConfig(embedding_dim=DIM, tables=tables), FEATURES)
-    shapes = {table.name: (table.num_embeddings, table.embedding_dim) for one in made for table in one.tables}
+    embeddings = make_embeddings(ModelConfig(embedding_dim=DIM, tables=tables), FEATURES)
+    shapes = {table.name: (table.num_embeddings, table.embedding_dim) for one in embeddings for table in one.tables}
     width = as_stored(reference.mixed_dimension(list(FEATURES.values()), DIM, 1.0, True)[1], DIM)
     assert width == 4
     assert shapes == {
@@ -235,7 +235,7 @@ MIX = {
 
 
 @pytest.mark.parametrize("algorithm", [OptimizerName.sgd, OptimizerName.adagrad, OptimizerName.rowwise_adagrad])
-def test_training_all_kinds_equals_the_oracle(algorithm: OptimizerName, here: Runtime) -> None:
+def test_training_all_kinds_equals_the_oracle(algorithm: OptimizerName, runtime: Runtime) -> None:
     config = AppConfig(
         run=RunConfig(name="mix"),
         model=changed(_config(MIX), {"dense_arch": [8, DIM], "over_arch": [8, 1], "tables.shared": {"s": ["d", "e"]}}),
@@ -243,7 +243,7 @@ def test_training_all_kinds_equals_the_oracle(algorithm: OptimizerName, here: Ru
         schedule=ScheduleConfig(ScheduleName.constant),
         train=TrainConfig(global_batch_size=BATCH, log_every_steps=1),
     )
-    this = session.build(config, here, Path("mix"), _manifest())
+    this = session.build(config, runtime, Path("mix"), _manifest())
     batches = [_bags(seed) for seed in range(6)]
     dense = torch.randn(6, BATCH, NUM_DENSE, generator=torch.Generator().manual_seed(0))
     labels = (dense[:, :, 0] > 0).float()
@@ -274,7 +274,7 @@ def test_facebookresearch_draws_quotients_and_remainders_between_its_bounds() ->
         assert 0.9 < values.max() <= 1
 
 
-def test_half_precision_tables_are_trained_as_fp16(here: Runtime) -> None:
+def test_half_precision_tables_are_trained_as_fp16(runtime: Runtime) -> None:
     config = AppConfig(
         run=RunConfig(name="half"),
         model=ModelConfig(
@@ -283,7 +283,7 @@ def test_half_precision_tables_are_trained_as_fp16(here: Runtime) -> None:
         optimizer=OptimizerConfig(OptimizerName.sgd, 0.5),
         train=TrainConfig(global_batch_size=BATCH),
     )
-    this = session.build(config, here, Path("half"), _manifest())
+    this = session.build(config, runtime, Path("half"), _manifest())
     weights = {name: local_shards(weight)[0].values for name, weight in table_weights(this.model)}
     before = {name: weight.clone() for name, weight in weights.items()}
     assert all(weight.dtype is torch.float16 for weight in weights.values())
@@ -293,9 +293,9 @@ def test_half_precision_tables_are_trained_as_fp16(here: Runtime) -> None:
     this.optimizer.zero_grad()
     leaves = {name: weight.float().requires_grad_() for name, weight in before.items()}
     vectors = torch.stack([reference.pool(bags[f], [leaves[f"t_{f}"]], "plain", "sum") for f in FEATURES], dim=1)
-    found = this.model.module.sparse_arch(_as_kjt(bags))().values
-    torch.testing.assert_close(found, vectors)
-    (found.square().sum()).backward()
+    outputs = this.model.module.sparse_arch(_as_kjt(bags))().values
+    torch.testing.assert_close(outputs, vectors)
+    (outputs.square().sum()).backward()
     vectors.square().sum().backward()
     for name, leaf in leaves.items():
         assert leaf.grad is not None
@@ -305,7 +305,7 @@ def test_half_precision_tables_are_trained_as_fp16(here: Runtime) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tables", "said"),
+    ("tables", "message"),
     [
         (TablesConfig(qr_collisions=4), "model.tables.qr_collisions=4: has no effect without kind=qr"),
         (TablesConfig(dim=8), "model.tables.dim=8: has no effect without kind=mixed_dimension"),
@@ -330,12 +330,12 @@ def test_half_precision_tables_are_trained_as_fp16(here: Runtime) -> None:
         (TablesConfig(storage=Storage.bf16), "FBGEMM trains no bf16 tables"),
     ],
 )
-def test_is_refused(tables: TablesConfig, said: str) -> None:
+def test_is_refused(tables: TablesConfig, message: str) -> None:
     def make() -> None:
         validate_tables(tables, DIM)
         make_sparse_arch(ModelConfig(embedding_dim=DIM, tables=tables), FEATURES)
 
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         make()
 
 
@@ -378,8 +378,8 @@ def _draw(module: SparseArch) -> None:
 
 
 def _weight(module: torch.nn.Module, table: str) -> Tensor:
-    (found,) = (parameter for name, parameter in module.named_parameters() if table_of(name) == table)
-    return found
+    (weight,) = (parameter for name, parameter in module.named_parameters() if table_of(name) == table)
+    return weight
 
 
 def _oracle_vectors(module: SparseArch, bags: dict[str, list[Tensor]]) -> dict[str, Tensor]:
@@ -398,8 +398,8 @@ def _vectors(
         weights = others.get(f"row_weights.{one.key}.weight")
         projection = others.get(f"projections.{one.key}.weight")
         for feature in one.features:
-            own = [tables[table.name] for table in one.tables]
-            vector = reference.pool(bags[feature], own, kind, one.pooling.value, weights)
+            matrices = [tables[table.name] for table in one.tables]
+            vector = reference.pool(bags[feature], matrices, kind, one.pooling.value, weights)
             vectors[feature] = vector if projection is None else vector @ projection.T
     return vectors
 

@@ -29,13 +29,15 @@ def whole(weight: Any) -> torch.Tensor:
     return weight.local_shards()[0].tensor if isinstance(weight, ShardedTensor) else weight.data
 
 
-def one_step(here: Runtime, dataset: Path, *overrides: str) -> tuple[session.Session, dict[str, NDArray[np.float32]]]:
+def one_step(
+    runtime: Runtime, dataset: Path, *overrides: str
+) -> tuple[session.Session, dict[str, NDArray[np.float32]]]:
     """A session after the backward of its first batch, and its tables before it."""
     manifest = load_manifest(dataset)
     config = compose_config(
         AppConfig, CONFIG_DIR, [*SMALL, *SETTINGS, *overrides, "run.name=x", f"data.path={dataset}"]
     )
-    this = session.build(config, here, dataset, manifest)
+    this = session.build(config, runtime, dataset, manifest)
     before = {}
     for name, weight in table_weights(this.model):
         values = whole(weight)
@@ -50,10 +52,10 @@ def one_step(here: Runtime, dataset: Path, *overrides: str) -> tuple[session.Ses
 
 
 @pytest.mark.parametrize("mode", ["l2", "decouple"])
-def test_rows_of_the_batch_decay_as_documented(here: Runtime, dataset: Path, mode: str) -> None:
-    plain, before = one_step(here, dataset, "sharding.types=data_parallel")
+def test_rows_of_the_batch_decay_as_documented(runtime: Runtime, dataset: Path, mode: str) -> None:
+    plain, before = one_step(runtime, dataset, "sharding.types=data_parallel")
     decay = [f"optimizer.fused_weight_decay={DECAY}", f"optimizer.fused_weight_decay_mode={mode}"]
-    fused, same = one_step(here, dataset, "model.tables.storage=fp16", *decay)
+    fused, same = one_step(runtime, dataset, "model.tables.storage=fp16", *decay)
     after = {name: whole(weight).float().numpy() for name, weight in table_weights(fused.model)}
     moved = 0
     gradients = {table_of(key): each.grad for key, each in plain.model.named_parameters() if table_of(key)}
@@ -95,6 +97,6 @@ def test_rows_of_the_batch_decay_as_documented(here: Runtime, dataset: Path, mod
     ],
 )
 def test_a_decay_without_effect_is_refused(run_app: Command, dataset: Path, overrides: list[str], message: str) -> None:
-    done = run_app("train", *SMALL, *SETTINGS, *FUSED, f"data.path={dataset}", "run.name=x", *overrides)
-    assert done.returncode == 2
-    assert message in done.stderr.splitlines()[-1]
+    process = run_app("train", *SMALL, *SETTINGS, *FUSED, f"data.path={dataset}", "run.name=x", *overrides)
+    assert process.returncode == 2
+    assert message in process.stderr.splitlines()[-1]

@@ -47,8 +47,8 @@ def test_schedule_equals_facebookresearch() -> None:
         assert match
         warmup, start, steps = map(int, match.groups())
         config = ScheduleConfig(ScheduleName.warmup_poly, warmup, start, steps)
-        ours = [learning_rate(1.0, config, step) for step in range(len(golden[key]))]
-        np.testing.assert_array_equal(ours, golden[key], err_msg=key)
+        rates = [learning_rate(1.0, config, step) for step in range(len(golden[key]))]
+        np.testing.assert_array_equal(rates, golden[key], err_msg=key)
 
 
 def test_constant_schedule_is_the_base_rate() -> None:
@@ -65,8 +65,8 @@ def test_cosine_equals_torch() -> None:
         half_cosine.optimizer.step()
         half_cosine.step()
     expected = [0.08, 0.16, 0.24, 0.32, 0.4, 0.4, 0.4, 0.4, 0.4, *rates[1:], *3 * [0.04]]
-    ours = [learning_rate(0.4, config, step) for step in [*range(9), *range(10, 33)]]
-    assert ours == pytest.approx(expected, rel=1e-12)
+    actual = [learning_rate(0.4, config, step) for step in [*range(9), *range(10, 33)]]
+    assert actual == pytest.approx(expected, rel=1e-12)
 
 
 def test_warmup_begins_at_0_and_holds() -> None:
@@ -85,7 +85,7 @@ FUSED_HERE = [OptimizerName.sgd, OptimizerName.adagrad, OptimizerName.rowwise_ad
     [*((algorithm, "table_wise") for algorithm in FUSED_HERE), *((each, "data_parallel") for each in OptimizerName)],
 )
 def test_steps_at_changing_rates_equal_the_oracle(
-    algorithm: OptimizerName, kind: str, here: Runtime, dataset: Path
+    algorithm: OptimizerName, kind: str, runtime: Runtime, dataset: Path
 ) -> None:
     """Tables (fused, or replicated) and dense parameters follow a schedule exactly as plain torch does."""
     config = AppConfig(
@@ -97,7 +97,7 @@ def test_steps_at_changing_rates_equal_the_oracle(
         train=TrainConfig(global_batch_size=128),
     )
     manifest = load_manifest(dataset)
-    this = session.build(config, here, dataset, manifest)
+    this = session.build(config, runtime, dataset, manifest)
     split = SplitReader(dataset, manifest, "train", config.data, rank=0, world_size=1)
     names = [name for name, _ in table_weights(this.model)]
     tables = [w.clone().double().requires_grad_() for w in _tables(this)]
@@ -120,8 +120,8 @@ def test_steps_at_changing_rates_equal_the_oracle(
         oracle.step(lr, 0.6 * lr)
         assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
     # Adagrad divides a first gradient by its own size: where that is almost 0, rounding decides (fp32, float64).
-    for ours, theirs in zip([*_tables(this), *_dense(this)], [*tables, *dense], strict=True):
-        np.testing.assert_allclose(ours.detach().numpy(), theirs.detach().numpy(), atol=1e-4)
+    for parameter, oracle_parameter in zip([*_tables(this), *_dense(this)], [*tables, *dense], strict=True):
+        np.testing.assert_allclose(parameter.detach().numpy(), oracle_parameter.detach().numpy(), atol=1e-4)
 
 
 ANY = AppConfig(
@@ -133,10 +133,12 @@ ANY = AppConfig(
 
 
 @pytest.mark.parametrize("algorithm", ["adam", "rowwise_adam", "lamb", "rowwise_lamb", "rowwise_adagrad"])
-def test_a_checkpoint_holds_all_of_an_optimizer(algorithm: str, here: Runtime, dataset: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_holds_all_of_an_optimizer(
+    algorithm: str, runtime: Runtime, dataset: Path, tmp_path: Path
+) -> None:
     """Going on from it gives the bits of going on without it; what FBGEMM cannot fuse here is data-parallel."""
     config = replace(ANY, optimizer=optimizer_config(OptimizerName[algorithm], lr=0.01))
-    whole, resumed = (session.build(config, here, dataset, load_manifest(dataset)) for _ in range(2))
+    whole, resumed = (session.build(config, runtime, dataset, load_manifest(dataset)) for _ in range(2))
     expected = "table_wise" if algorithm == "rowwise_adagrad" else "data_parallel"
     assert {entry.type for entry in whole.plan.describe_tables().values()} == {expected}
     _train(whole, 0, 4)
@@ -150,10 +152,10 @@ def test_a_checkpoint_holds_all_of_an_optimizer(algorithm: str, here: Runtime, d
     assert whole.parameters_digest() == resumed.parameters_digest()
 
 
-def test_fused_optimizers_are_told_the_step(here: Runtime, dataset: Path) -> None:
+def test_fused_optimizers_are_told_the_step(runtime: Runtime, dataset: Path) -> None:
     """FBGEMM's own count, which Adam and LAMB use, starts anew in each process and goes on in evaluations."""
     this = session.build(
-        replace(ANY, optimizer=optimizer_config(OptimizerName.adagrad, 0.01)), here, dataset, load_manifest(dataset)
+        replace(ANY, optimizer=optimizer_config(OptimizerName.adagrad, 0.01)), runtime, dataset, load_manifest(dataset)
     )
     set_step(this.optimizer, 3)
     fused = [keyed._emb_module for _, keyed in this.model.fused_optimizer.optimizers[0][1].optimizers]
@@ -161,26 +163,26 @@ def test_fused_optimizers_are_told_the_step(here: Runtime, dataset: Path) -> Non
 
 
 def test_what_fbgemm_lacks_on_cpu_is_said_or_refused(
-    here: Runtime, dataset: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    runtime: Runtime, dataset: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = replace(ANY, optimizer=optimizer_config(OptimizerName.adam, 0.01))
     monkeypatch.setattr(logging.getLogger("clickwork"), "propagate", True)
     with caplog.at_level("INFO", "clickwork"):
-        session.build(config, here, dataset, load_manifest(dataset))
+        session.build(config, runtime, dataset, load_manifest(dataset))
     assert "FBGEMM has no adam on cpu: tables are data_parallel instead of table_wise" in caplog.text
     monkeypatch.setattr(from_config, "MAX_REPLICATED", 361 * 8 - 1)
     with pytest.raises(
         UserError, match="2,888 parameters in tables are more than 2,887; use optimizer=rowwise_adagrad"
     ):
-        session.build(config, here, dataset, load_manifest(dataset))
+        session.build(config, runtime, dataset, load_manifest(dataset))
 
 
-def test_only_dense_gradients_are_clipped_and_by_their_common_norm(here: Runtime, dataset: Path) -> None:
+def test_only_dense_gradients_are_clipped_and_by_their_common_norm(runtime: Runtime, dataset: Path) -> None:
     """With SGD, the step of all dense parameters together then has the length lr * max_grad_norm."""
     algorithm = optimizer_config(OptimizerName.sgd, 0.1)
     free, clipped = (
         session.build(
-            replace(ANY, optimizer=replace(algorithm, max_grad_norm=norm)), here, dataset, load_manifest(dataset)
+            replace(ANY, optimizer=replace(algorithm, max_grad_norm=norm)), runtime, dataset, load_manifest(dataset)
         )
         for norm in (None, 0.001)
     )
@@ -191,14 +193,14 @@ def test_only_dense_gradients_are_clipped_and_by_their_common_norm(here: Runtime
     assert torch.stack(squares).sum().sqrt().item() == pytest.approx(0.1 * 0.001, rel=1e-3)
     longer = [((new - old) ** 2).sum() for new, old in zip(_dense(free), before, strict=True)]
     assert torch.stack(longer).sum().sqrt().item() > 0.1 * 0.01
-    for ours, theirs in zip(_tables(clipped), _tables(free), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+    for clipped_table, free_table in zip(_tables(clipped), _tables(free), strict=True):
+        torch.testing.assert_close(clipped_table, free_table, rtol=0, atol=0)
 
 
-def test_dense_parameters_may_have_another_algorithm(here: Runtime, dataset: Path) -> None:
+def test_dense_parameters_may_have_another_algorithm(runtime: Runtime, dataset: Path) -> None:
     """Row-wise Adagrad for tables, Adam for the rest: Adam's first step moves every weight by lr."""
     algorithm = OptimizerConfig(OptimizerName.rowwise_adagrad, 0.001, 1e-12, OptimizerName.adam, 0.05, 0.9, 0.999)
-    this = session.build(replace(ANY, optimizer=algorithm), here, dataset, load_manifest(dataset))
+    this = session.build(replace(ANY, optimizer=algorithm), runtime, dataset, load_manifest(dataset))
     before = [parameter.detach().clone() for parameter in _dense(this)]
     _train(this, 0, 1, rates=(0.001, 0.05))
     moved = torch.cat([(new - old).abs().flatten() for new, old in zip(_dense(this), before, strict=True)])

@@ -29,7 +29,7 @@ LEAVES = ("environment", "versions", "devices", "files", "tables", "t_cat_0", "f
 
 
 @pytest.fixture(scope="session")
-def trained(here: Runtime, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(runtime: Runtime, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was stopped and resumed, evaluated on both splits."""
 
     def train(root: Path) -> None:
@@ -47,8 +47,8 @@ def trained(here: Runtime, dataset: Path, tmp_path_factory: pytest.TempPathFacto
         ]
         with pytest.MonkeyPatch.context() as stopped:
             stopped.setattr(stop.StopCheck, "requested", lambda _, step: step == 6)
-            assert train_here(here, *overrides) == "interrupted"
-        assert train_here(here, *overrides) == "completed"
+            assert train_here(runtime, *overrides) == "interrupted"
+        assert train_here(runtime, *overrides) == "completed"
 
     return made_once(tmp_path_factory, "documents", train) / "x"
 
@@ -171,9 +171,9 @@ def test_a_damaged_document_is_refused_in_one_line(name: str, run: Path) -> None
     for change, key, words in ((remove, kind.required, "is missing"), (misstate, kind.number, 'is "many": expected')):
         (run / kind.path).write_bytes(whole)
         rewrite(run, kind, change)
-        with pytest.raises(UserError) as refused:
+        with pytest.raises(UserError) as error:
             kind.read(run)
-        text = str(refused.value)
+        text = str(error.value)
         assert str(run / kind.path) in text
         assert f"key '{key}' {words}" in text
         assert "\n" not in text
@@ -233,7 +233,7 @@ def test_a_run_of_an_earlier_release_is_read_whole() -> None:
 def test_reading_a_run_needs_neither_torch_nor_the_configuration() -> None:
     modules = "app.report.page, app.report.side_by_side, app.checkpoint.documents, app.sharding.documents"
     heavy = "import sys; print([name for name in ('torch', 'omegaconf', 'hydra') if name in sys.modules])"
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", f"import {modules}; {heavy}"], capture_output=True, text=True, check=True
     )
-    assert done.stdout == "[]\n"
+    assert process.stdout == "[]\n"

@@ -40,6 +40,6 @@ def test_lines_and_the_bar_say_at_most(
     bar.start(0)
     bar.update(WINDOW, None)
     bar.close()
-    drawn = terminal.getvalue()
-    assert ("step 10 of at most 100" in drawn) is may_end_early
-    assert ("%|" not in drawn) is may_end_early
+    output = terminal.getvalue()
+    assert ("step 10 of at most 100" in output) is may_end_early
+    assert ("%|" not in output) is may_end_early

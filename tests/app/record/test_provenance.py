@@ -14,14 +14,14 @@ def test_whatever_lies_in_a_checkout_is_no_hindrance(tmp_path: Path, monkeypatch
     nowhere, another checkout, and a file that is gone by the time it is read."""
 
     def git(*arguments: str, cwd: Path = tmp_path) -> str:
-        who = ["-c", "user.name=x", "-c", "user.email=x@y"]
-        done = subprocess.run(["git", *who, *arguments], cwd=cwd, check=True, capture_output=True, text=True)
-        return done.stdout.strip()
+        identity = ["-c", "user.name=x", "-c", "user.email=x@y"]
+        process = subprocess.run(["git", *identity, *arguments], cwd=cwd, check=True, capture_output=True, text=True)
+        return process.stdout.strip()
 
     def code() -> dict[str, str | None]:
-        made = provenance.describe_run().code
-        assert made
-        return {"git_sha": made.git_sha or None, "dirty_diff_sha256": made.dirty_diff_sha256 or None}
+        code_version = provenance.describe_run().code
+        assert code_version
+        return {"git_sha": code_version.git_sha or None, "dirty_diff_sha256": code_version.dirty_diff_sha256 or None}
 
     monkeypatch.setattr(provenance, "REPOSITORY", tmp_path)
     git("init", "--quiet")

@@ -19,22 +19,25 @@ from tests.app.conftest import SMALL
 
 
 def test_a_replay_makes_one_checkpointer_and_that_compares(
-    here: Runtime, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runtime: Runtime, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each makes a process group for its writer."""
-    made: list[tuple[object, ...]] = []
+    calls: list[tuple[object, ...]] = []
     make_saver = Saver.__init__
 
     def counted(saver: Saver, *arguments: Any) -> None:
-        made.append(arguments)
+        calls.append(arguments)
         make_saver(saver, *arguments)
 
     monkeypatch.setattr(Saver, "__init__", counted)
     this = session.build(
-        compose_config(AppConfig, CONFIG_DIR, [*SMALL, f"data.path={dataset}"]), here, dataset, load_manifest(dataset)
+        compose_config(AppConfig, CONFIG_DIR, [*SMALL, f"data.path={dataset}"]),
+        runtime,
+        dataset,
+        load_manifest(dataset),
     )
     make = partial(ReplayComparison, checkpoints={7: tmp_path})
     run = TrainingRun(this, RunDirectory(tmp_path, 0), 0.0, make_checkpointer=make)
     assert isinstance(run.checkpointer, ReplayComparison)
     assert [step for step in range(10) if run.checkpointer.due(step)] == [7]
-    assert len(made) == 1
+    assert len(calls) == 1

@@ -24,7 +24,7 @@ Report = dict[str, Any]
 
 
 @pytest.fixture(scope="session")
-def trained(here: Runtime, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(runtime: Runtime, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was stopped, resumed and trained further; evaluated four times, on both splits."""
 
     def train(root: Path) -> None:
@@ -40,9 +40,9 @@ def trained(here: Runtime, dataset: Path, tmp_path_factory: pytest.TempPathFacto
         ]
         with pytest.MonkeyPatch.context() as stopped:
             stopped.setattr(stop.StopCheck, "requested", lambda _, step: step == 6)
-            assert train_here(here, *overrides, "train.max_steps=12") == "interrupted"
+            assert train_here(runtime, *overrides, "train.max_steps=12") == "interrupted"
         for steps in (12, 14):
-            assert train_here(here, *overrides, f"train.max_steps={steps}") == "completed"
+            assert train_here(runtime, *overrides, f"train.max_steps={steps}") == "completed"
 
     return made_once(tmp_path_factory, "recorded", train) / "x"
 
@@ -55,12 +55,12 @@ def run(trained: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def verified(here: Runtime, run: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, Report]]:
+def verified(runtime: Runtime, run: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, Report]]:
     """The exit status and the report."""
 
     def verify(*overrides: str) -> tuple[int, Report]:
         capsys.readouterr()
-        status = command_here(here, "verify", f"run={run}", *overrides)
+        status = command_here(runtime, "verify", f"run={run}", *overrides)
         return status, json.loads(capsys.readouterr().out)
 
     return verify
@@ -97,8 +97,8 @@ def in_summary(part: str | None, key: str, value: Any) -> Callable[[Path], None]
 
 def in_event(kind: str, step: int, key: str, change: Callable[[Any], Any]) -> Callable[[Path], None]:
     def changed(event: Any) -> Any:
-        here = (event["event"], event["step"]) == (kind, step)
-        return {**event, key: change(event[key])} if here else event
+        is_target = (event["event"], event["step"]) == (kind, step)
+        return {**event, key: change(event[key])} if is_target else event
 
     return lambda run: rewritten(run / "metrics.jsonl", changed)
 
@@ -132,10 +132,10 @@ FAST = (
 
 
 @pytest.mark.parametrize(
-    "what", [pytest.param(what, marks=() if what in FAST else pytest.mark.slow) for what in CHANGED]
+    "case", [pytest.param(case, marks=() if case in FAST else pytest.mark.slow) for case in CHANGED]
 )
-def test_a_changed_figure_is_found(what: str, run: Path, verified: Callable[..., tuple[int, Report]]) -> None:
-    change, figure = CHANGED[what]
+def test_a_changed_figure_is_found(case: str, run: Path, verified: Callable[..., tuple[int, Report]]) -> None:
+    change, figure = CHANGED[case]
     change(run)
     status, report = verified()
     assert (status, report["verdict"]) == (1, "different")
@@ -143,12 +143,12 @@ def test_a_changed_figure_is_found(what: str, run: Path, verified: Callable[...,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("which", ["parameters", "losses"])
-def test_a_changed_digest_is_found(which: str, run: Path, verified: Callable[..., tuple[int, Report]]) -> None:
-    in_summary("digest", which, "0" * 64)(run)
+@pytest.mark.parametrize("digest", ["parameters", "losses"])
+def test_a_changed_digest_is_found(digest: str, run: Path, verified: Callable[..., tuple[int, Report]]) -> None:
+    in_summary("digest", digest, "0" * 64)(run)
     rewritten(run / "manifest.json", lambda manifest: {**manifest, "code": {"git_sha": "another"}})
     status, report = verified()
-    assert (status, report["same_digests"][which]) == (1, False)
+    assert (status, report["same_digests"][digest]) == (1, False)
 
 
 @pytest.mark.slow
@@ -167,10 +167,10 @@ def test_a_summary_of_the_version_before_is_compared_by_its_own_meaning(
     assert verified()[1]["verdict"] == "identical"
 
 
-def test_an_unknown_meaning_of_the_evaluation_is_refused(here: Runtime, run: Path) -> None:
+def test_an_unknown_meaning_of_the_evaluation_is_refused(runtime: Runtime, run: Path) -> None:
     in_summary(None, "version", 99)(run)
     with pytest.raises(UserError, match=r"summary.json is of version 99, which is not known here"):
-        command_here(here, "verify", f"run={run}")
+        command_here(runtime, "verify", f"run={run}")
 
 
 def test_conditions_are_compared_launch_by_launch() -> None:

@@ -64,7 +64,7 @@ def write_run(
         "sources": ["day_0.tsv"],
         "bayes": bayes,
     }
-    made = {
+    run_manifest = {
         **copy.deepcopy(MANIFEST),
         "dataset": dataset,
         "seeds": {"train.seed": seed},
@@ -73,10 +73,10 @@ def write_run(
         "num_threads": 1,
         **(manifest or {}),
     }
-    made["tables"] = {
+    run_manifest["tables"] = {
         "t_a": {"features": 1, "ids_per_sample": 1.0, "num_embeddings": 1000, "embedding_dim": 16, "bytes": 64_000}
     }
-    made["plan"] = {"t_a": {"type": "table_wise", "kernel": "fused", "ranks": [0]}}
+    run_manifest["plan"] = {"t_a": {"type": "table_wise", "kernel": "fused", "ranks": [0]}}
     losses = 0.45 + 0.25 * np.exp(-np.arange(1, steps + 1) / 30) + 0.01 * rng.standard_normal(steps)
     windows = range(every, steps + 1, every)
     mean_losses, mean_seconds = (
@@ -96,13 +96,13 @@ def write_run(
             "accuracy": 0.75,
             "lr": 0.01,
             "gradient_norm": 0.5 + 1 / step,
-            "samples_per_second": batch / taken,
+            "samples_per_second": batch / duration,
             "input_wait_fraction": 0.01,
             "phase_seconds": {"forward": 0.004, "backward": 0.005},
             "host_bytes": int(5e8),
             "device_bytes": None,
         }
-        for step, loss, taken in zip(windows, mean_losses, mean_seconds, strict=True)
+        for step, loss, duration in zip(windows, mean_losses, mean_seconds, strict=True)
     ]
     evaluation = {"split": "val", "samples": 4000, **click_metrics(logits, labels)}
     events.append(
@@ -117,7 +117,7 @@ def write_run(
     )
     directory.mkdir(parents=True)
     (directory / "config.yaml").write_text(yaml.safe_dump(config))
-    (directory / "manifest.json").write_text(json.dumps(made))
+    (directory / "manifest.json").write_text(json.dumps(run_manifest))
     (directory / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     curves = click_curves(logits, labels, convert(evaluation, EvaluationFigures))
     (directory / "curves.json").write_text(encode(replace(curves, step=steps, split="val")))

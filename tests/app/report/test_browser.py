@@ -38,8 +38,8 @@ RESPONSIVE_MS = 1000  # this machine's cores are shared; a page that scans 200,0
 
 @pytest.fixture(scope="module")
 def driver() -> Iterator[webdriver.Chrome]:
-    with browser() as it:
-        yield it
+    with browser() as chrome:
+        yield chrome
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +59,8 @@ def load(driver: webdriver.Chrome, page: Path, width: int = 1280, dark: bool = F
 def requests(driver: webdriver.Chrome) -> list[str]:
     """Every address that was asked for, the pictures inside the page left out."""
     messages = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
-    asked = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
-    return [url for url in asked if not url.startswith("data:")]
+    urls = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+    return [url for url in urls if not url.startswith("data:")]
 
 
 def picture(element: WebElement) -> np.ndarray:
@@ -70,8 +70,8 @@ def picture(element: WebElement) -> np.ndarray:
 
 def near(pixels: np.ndarray, color: str) -> int:
     """How many pixels have nearly a colour, written #rrggbb."""
-    wanted = np.array([int(color[i : i + 2], 16) for i in (1, 3, 5)])
-    return int((np.abs(pixels - wanted).sum(axis=2) < 40).sum())
+    rgb = np.array([int(color[i : i + 2], 16) for i in (1, 3, 5)])
+    return int((np.abs(pixels - rgb).sum(axis=2) < 40).sum())
 
 
 def css(driver: webdriver.Chrome, name: str) -> str:
@@ -103,8 +103,8 @@ def test_the_line_is_where_the_numbers_are(driver: webdriver.Chrome, report: Pat
     """Train logloss falls: the line is high on the left and low on the right."""
     load(driver, report)
     pixels = picture(driver.find_element(By.CSS_SELECTOR, "#logloss canvas"))
-    wanted = np.array([int(css(driver, "--c0")[i : i + 2], 16) for i in (1, 3, 5)])
-    rows, columns = np.nonzero(np.abs(pixels - wanted).sum(axis=2) < 40)
+    rgb = np.array([int(css(driver, "--c0")[i : i + 2], 16) for i in (1, 3, 5)])
+    rows, columns = np.nonzero(np.abs(pixels - rgb).sum(axis=2) < 40)
     left, right = rows[columns < np.quantile(columns, 0.1)], rows[columns > np.quantile(columns, 0.9)]
     assert left.mean() < right.mean() - 20
 
@@ -113,15 +113,15 @@ def test_the_theme_follows_the_system_and_the_switch(driver: webdriver.Chrome, r
     load(driver, report, dark=True)
     button, body = driver.find_element(By.ID, "theme"), driver.find_element(By.TAG_NAME, "body")
     canvas = driver.find_element(By.CSS_SELECTOR, "#logloss .chart")
-    seen = {}
+    appearances = {}
     for expected in ("system", "light", "dark"):
         assert button.text == f"Theme: {expected}"
         canvas = driver.find_element(By.CSS_SELECTOR, "#logloss .chart")
-        seen[expected] = (body.value_of_css_property("background-color"), picture(canvas).mean())
+        appearances[expected] = (body.value_of_css_property("background-color"), picture(canvas).mean())
         assert near(picture(canvas), css(driver, "--c0")) > 25
         button.click()
-    assert seen["system"] == seen["dark"]
-    assert seen["light"][1] > 200 > 80 > seen["dark"][1]
+    assert appearances["system"] == appearances["dark"]
+    assert appearances["light"][1] > 200 > 80 > appearances["dark"][1]
 
 
 def test_folding_and_tables_behind_charts(driver: webdriver.Chrome, report: Path) -> None:
@@ -136,8 +136,8 @@ def test_folding_and_tables_behind_charts(driver: webdriver.Chrome, report: Path
     WebDriverWait(driver, 120).until(lambda _: numbers.find_elements(By.TAG_NAME, "table"))  # toggle comes in a moment
     rows = [row.text.split() for row in numbers.find_elements(By.CSS_SELECTOR, "tbody tr")]
     train = read_run(report.parent).windows
-    shown = {int(row[0]): row[1] for row in rows}
-    assert all(float(shown[event.step]) == pytest.approx(event.logloss, rel=1e-4) for event in train)
+    loglosses = {int(row[0]): row[1] for row in rows}
+    assert all(float(loglosses[event.step]) == pytest.approx(event.logloss, rel=1e-4) for event in train)
 
 
 def test_the_keyboard_reads_a_chart(driver: webdriver.Chrome, report: Path) -> None:
@@ -229,9 +229,9 @@ def test_every_chart_has_labelled_axes_and_a_legend_of_last_values(
         load(driver, page)
         driver.execute_script(watch)
         driver.execute_script("document.getElementById('theme').click()")  # draws all charts anew
-        drawn = driver.execute_script("return texts")
-        assert len(drawn) >= 2 * len(driver.find_elements(By.CSS_SELECTOR, "[data-chart]"))
-        for texts in drawn:
+        tick_texts = driver.execute_script("return texts")
+        assert len(tick_texts) >= 2 * len(driver.find_elements(By.CSS_SELECTOR, "[data-chart]"))
+        for texts in tick_texts:
             assert len(texts) == len(set(texts)) >= 2, (page, texts)
         legends = [each.text for each in driver.find_elements(By.CSS_SELECTOR, ".u-legend")]
         assert legends
@@ -241,8 +241,8 @@ def test_every_chart_has_labelled_axes_and_a_legend_of_last_values(
 def legend(driver: webdriver.Chrome, chart: str) -> dict[str, str]:
     """The values that a chart's legend shows, by name."""
     rows = driver.find_elements(By.CSS_SELECTOR, f"#{chart} .u-series")
-    shown = [[row.find_element(By.TAG_NAME, tag).text for tag in ("th", "td")] for row in rows if row.is_displayed()]
-    return {row[0]: row[1] for row in shown}
+    cells = [[row.find_element(By.TAG_NAME, tag).text for tag in ("th", "td")] for row in rows if row.is_displayed()]
+    return {row[0]: row[1] for row in cells}
 
 
 def test_the_idle_legend_has_the_last_values(driver: webdriver.Chrome, report: Path) -> None:

@@ -30,9 +30,9 @@ def test_points_are_points_of_the_line_and_the_extremes_stay(length: int, most: 
 def test_one_peak_among_200_000_stays() -> None:
     y = [0.5] * 200_000
     y[123_456] = 7.0
-    x, kept = thin_line(range(200_000), y)
+    x, ordinates = thin_line(range(200_000), y)
     assert len(x) <= 2000
-    assert kept[x.index(123_456)] == 7.0
+    assert ordinates[x.index(123_456)] == 7.0
 
 
 def test_what_was_not_measured_is_left_out_of_a_thinned_line_only() -> None:
@@ -60,13 +60,13 @@ def test_wilsons_interval_is_scipys(samples: int, part: float) -> None:
 )
 def test_one_value_far_out_does_not_flatten_a_chart(lines: list[list[float]], outlier: float, place: int) -> None:
     """Of any line; the limits are those of all others, and the note says what they leave out."""
-    others = [value for line in lines for value in line]
+    inliers = [value for line in lines for value in line]
     lines[place % len(lines)][place] = outlier
     chart = Chart("x", "X", "step", "y", [Series(f"line {n}", [*range(len(y))], [*y]) for n, y in enumerate(lines)])
     rest = [value for line in lines for value in line if value != outlier]
     chart.cut_outliers()
     assert chart.limits == (min(rest), max(rest))
-    assert max(map(abs, others)) < 1
+    assert max(map(abs, inliers)) < 1
     assert "One value is beyond the axis, the largest" in chart.note
     assert f"{outlier:.4g} at step {place}" in chart.note
 

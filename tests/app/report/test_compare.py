@@ -81,10 +81,10 @@ def test_speed_and_auc_of_two_groups(sweep: list[RunFiles]) -> None:
     assert auc.test == "paired t-test"
     assert auc.difference.p == pytest.approx(stats.ttest_rel(*aucs).pvalue, rel=1e-5)
     assert auc.difference.mean == pytest.approx(np.mean(aucs[1]) - np.mean(aucs[0]))
-    said = " ".join(text for _, text in Comparison(sweep, 0.001, 0.01).sentences())
-    assert "significant (p =" in said
-    assert "not significant" not in said
-    assert "-0." not in said
+    statement = " ".join(text for _, text in Comparison(sweep, 0.001, 0.01).sentences())
+    assert "significant (p =" in statement
+    assert "not significant" not in statement
+    assert "-0." not in statement
 
 
 def test_other_seeds_are_not_paired(sweep: list[RunFiles]) -> None:
@@ -101,9 +101,9 @@ def test_other_seeds_are_not_paired(sweep: list[RunFiles]) -> None:
 def test_other_validation_rows_are_not_comparable(labels: str | None, sweep: list[RunFiles], tmp_path: Path) -> None:
     other = read_run(write_run(tmp_path / "o", "optimizer.lr=0.02", digest="e" * 64, labels_digest=labels, gain=0.2))
     comparison = Comparison([sweep[0], other], 0.001, 0.01)
-    ((kind, said),) = [entry for entry in comparison.sentences() if "AUC" in entry[1]]
-    assert (kind, "not comparable" in said) == ("bad", True)
-    assert "4,000 rows of val of data/x" in said
+    ((kind, sentence),) = [entry for entry in comparison.sentences() if "AUC" in entry[1]]
+    assert (kind, "not comparable" in sentence) == ("bad", True)
+    assert "4,000 rows of val of data/x" in sentence
     row = comparison.page(tmp_path).split("AUC difference</th>")[1].split("</table>")[0]
     assert "not comparable" in row
 
@@ -132,21 +132,21 @@ def test_other_samples_of_the_same_events_are_not_comparable(key: str, comparabl
 
 def test_one_sign_for_minus(sweep: list[RunFiles]) -> None:
     worse_first = [*sweep[4:], *sweep[:4]]
-    (said,) = [text for _, text in Comparison(worse_first, 0.001, 0.01).sentences() if text.startswith("AUC")]
-    assert said.count("−0.") == 3
-    assert "-0." not in said
+    (sentence,) = [text for _, text in Comparison(worse_first, 0.001, 0.01).sentences() if text.startswith("AUC")]
+    assert sentence.count("−0.") == 3
+    assert "-0." not in sentence
 
 
 def test_one_seed_each_gets_an_interval_within_runs_and_no_test(sweep: list[RunFiles]) -> None:
-    said = [text for _, text in Comparison([sweep[0], sweep[4]], 0.001, 0.01).sentences()]
-    assert "stretches within one run each" in said[0]
-    assert "95% interval" in said[0]
-    assert "a test over seeds takes two of either" in said[1]
+    sentences = [text for _, text in Comparison([sweep[0], sweep[4]], 0.001, 0.01).sentences()]
+    assert "stretches within one run each" in sentences[0]
+    assert "95% interval" in sentences[0]
+    assert "a test over seeds takes two of either" in sentences[1]
 
 
 def test_a_run_repeated_at_one_seed_is_no_second_seed(tmp_path: Path, sweep: list[RunFiles]) -> None:
-    again = read_run(write_run(tmp_path / "again", "optimizer.lr=0.01", seed=0))
-    first, second = group([sweep[0], again, sweep[4], sweep[5]])
+    repeat = read_run(write_run(tmp_path / "again", "optimizer.lr=0.01", seed=0))
+    first, second = group([sweep[0], repeat, sweep[4], sweep[5]])
     auc = compare_auc(first, second)
     assert auc is not None
     assert auc.difference is not None
@@ -168,12 +168,12 @@ def test_platforms_agree_differ_or_cannot_be_compared(tmp_path: Path) -> None:
     shorter = read_run(write_run(tmp_path / "shorter", platform="rocm", steps=50))
     (parity,) = compare_platforms([cuda, shorter], 0.001, 0.01)
     assert parity.agrees is None
-    others: tuple[dict[str, Any], ...] = ({"seed": 1}, {"world_size": 2})
-    for number, other in enumerate(others):
+    other_settings: tuple[dict[str, Any], ...] = ({"seed": 1}, {"world_size": 2})
+    for number, other in enumerate(other_settings):
         run = read_run(write_run(tmp_path / f"other{number}", platform="rocm", **other))
         assert compare_platforms([cuda, run], 0.001, 0.01) == []
-        said = [text for _, text in Comparison([cuda, run], 0.001, 0.01).sentences()]
-        assert any("No parity verdict for cuda and rocm" in text for text in said)
+        sentences = [text for _, text in Comparison([cuda, run], 0.001, 0.01).sentences()]
+        assert any("No parity verdict for cuda and rocm" in text for text in sentences)
 
 
 @pytest.mark.parametrize(("rmse", "verdict"), [(20.1, "agree"), (20.3, "differ")])
@@ -248,8 +248,8 @@ def test_strong_and_weak_scaling_of_one_size_are_both_shown(tmp_path: Path) -> N
         read_run(write_run(tmp_path / name, f"train.global_batch_size={batch}", step_ms=ms, world_size=size))
         for name, (size, batch, ms) in shapes.items()
     ]
-    found = {scaling.run.name: (scaling.kind, scaling.base.name) for scaling in compare_sizes(runs)}
-    assert found == {
+    scalings = {scaling.run.name: (scaling.kind, scaling.base.name) for scaling in compare_sizes(runs)}
+    assert scalings == {
         "one": ("base", "one"),
         "big": ("base", "big"),
         "strong": ("strong", "one"),
@@ -295,7 +295,7 @@ def test_the_page_highlights_what_differs(sweep: list[RunFiles], tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("runs", "said"),
+    ("runs", "message"),
     [
         ("[]", "give at least one run"),
         ("[a,a]", "names a run twice"),
@@ -303,10 +303,10 @@ def test_the_page_highlights_what_differs(sweep: list[RunFiles], tmp_path: Path)
     ],
 )
 def test_the_command_refuses_what_it_cannot_show(
-    runs: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runs: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         main(compose_config(ReportConfig, CONFIG_DIR, [f"runs={runs}"], name="report"))
 
 
@@ -335,30 +335,32 @@ def test_two_models_are_compared_row_by_row(tmp_path: Path) -> None:
     first, second, labels, logits = scored(tmp_path)
     for run, scores in zip((first, second), logits, strict=True):
         keep(run, scores, labels)
-    found = compare_scores(*group([first, second]))
-    assert found is not None
-    assert found.difference is not None
+    comparison = compare_scores(*group([first, second]))
+    assert comparison is not None
+    assert comparison.difference is not None
     mean, error = delong_of_two(labels == 1, *logits)
-    assert (found.split, found.rows, found.reason) == ("test", 800, "")
-    assert found.difference.mean == pytest.approx(mean)
-    assert found.difference.p == pytest.approx(2 * stats.norm.sf(abs(mean / error)))
-    said = " ".join(said_of(first, second))
-    assert "Row by row: b against a on the same 800 rows of test: +0.0" in said
-    assert "DeLong's paired test" in said
-    assert "Choice: of the two trained models take b; which configuration is the better takes two seeds" in said
+    assert (comparison.split, comparison.rows, comparison.reason) == ("test", 800, "")
+    assert comparison.difference.mean == pytest.approx(mean)
+    assert comparison.difference.p == pytest.approx(2 * stats.norm.sf(abs(mean / error)))
+    statement = " ".join(said_of(first, second))
+    assert "Row by row: b against a on the same 800 rows of test: +0.0" in statement
+    assert "DeLong's paired test" in statement
+    assert "Choice: of the two trained models take b; which configuration is the better takes two seeds" in statement
 
 
 @pytest.mark.parametrize("better", [0, 1])
 def test_the_pair_that_kept_scores_is_tested_and_named(tmp_path: Path, better: int) -> None:
     """Of seeds that both have, the first with scores on either side; the choice is of those two."""
     first, second, labels, logits = scored(tmp_path, seed=1)
-    others = [read_run(write_run(tmp_path / f"{first.name}{seed}", "optimizer.lr=0.01", seed=seed)) for seed in (1, 2)]
-    for run, scores in zip((others[0], second), logits if better else reversed(logits), strict=True):
+    other_runs = [
+        read_run(write_run(tmp_path / f"{first.name}{seed}", "optimizer.lr=0.01", seed=seed)) for seed in (1, 2)
+    ]
+    for run, scores in zip((other_runs[0], second), logits if better else reversed(logits), strict=True):
         keep(run, scores, labels)
-    found = compare_scores(*group([first, *others, second]))
-    assert found is not None
-    assert (found.first.name, found.second.name) == ("a1", "b")
-    (choice,) = [text for text in said_of(first, *others, second) if text.startswith("Choice")]
+    comparison = compare_scores(*group([first, *other_runs, second]))
+    assert comparison is not None
+    assert (comparison.first.name, comparison.second.name) == ("a1", "b")
+    (choice,) = [text for text in said_of(first, *other_runs, second) if text.startswith("Choice")]
     assert f"of the two trained models take {'b' if better else 'a1'};" in choice
 
 
@@ -370,9 +372,9 @@ def test_a_seed_without_scores_gives_way_to_one_that_has_them(tmp_path: Path) ->
     ]
     for run, scores in zip(later, logits, strict=True):
         keep(run, scores, labels)
-    found = compare_scores(*group([first, second, *later]))
-    assert found is not None
-    assert (found.first.name, found.second.name, found.reason) == ("a5", "b5", "")
+    comparison = compare_scores(*group([first, second, *later]))
+    assert comparison is not None
+    assert (comparison.first.name, comparison.second.name, comparison.reason) == ("a5", "b5", "")
 
 
 @pytest.mark.parametrize(
@@ -395,18 +397,18 @@ def test_scores_of_other_rows_are_not_compared(tmp_path: Path, planted: str, wor
         keep(second, logits[1][:rows], of_second[:rows], 50 if planted == "another step" else 100, digest)
     for run in (first, second):
         run.manifest.dataset.rows = {"test": 800}
-    found = compare_scores(*group([first, second]))
-    assert found is not None
-    assert found.difference is None
-    said = said_of(first, second)
-    (row_by_row,) = [text for text in said if text.startswith("Row by row")]
+    comparison = compare_scores(*group([first, second]))
+    assert comparison is not None
+    assert comparison.difference is None
+    sentences = said_of(first, second)
+    (row_by_row,) = [text for text in sentences if text.startswith("Row by row")]
     assert words in row_by_row
     remedies = [
         f"python -m app.evaluate run={run.directory} split=test keep_scores=800"
         for run in ([second] if planted in ("another step", "none") else [first, second])
     ]
     assert row_by_row.endswith(f"; keep the scores by {' and '.join(remedies)}.")
-    assert any(text.startswith("Choice") for text in said) == (planted != "another dataset")
+    assert any(text.startswith("Choice") for text in sentences) == (planted != "another dataset")
 
 
 def test_runs_without_scores_say_nothing_of_rows(sweep: list[RunFiles]) -> None:
@@ -424,16 +426,16 @@ def test_damaged_scores_are_one_line(tmp_path: Path) -> None:
 
 
 def test_it_says_which_to_take(sweep: list[RunFiles], tmp_path: Path) -> None:
-    (said,) = [text for text in said_of(*sweep) if text.startswith("Choice")]
-    assert said.startswith("Choice: take B (lr0.02-0, ")
-    assert said.endswith(", and is the faster, too.")
+    (sentence,) = [text for text in said_of(*sweep) if text.startswith("Choice")]
+    assert sentence.startswith("Choice: take B (lr0.02-0, ")
+    assert sentence.endswith(", and is the faster, too.")
     slower = [
         read_run(write_run(tmp_path / f"{seed}", "optimizer.lr=0.03", seed=seed, gain=2.0, step_ms=40.0))
         for seed in range(4)
     ]
-    (said,) = [text for text in said_of(*sweep[4:], *slower) if text.startswith("Choice")]
-    assert said.startswith("Choice: take B (")
-    assert "; A (lr0.02-0, lr0.02-1, lr0.02-2, lr0.02-3) is the faster one." in said
+    (sentence,) = [text for text in said_of(*sweep[4:], *slower) if text.startswith("Choice")]
+    assert sentence.startswith("Choice: take B (")
+    assert "; A (lr0.02-0, lr0.02-1, lr0.02-2, lr0.02-3) is the faster one." in sentence
 
 
 def test_without_a_difference_the_faster_and_the_seeds_that_would_show_one(tmp_path: Path) -> None:
@@ -447,8 +449,8 @@ def test_without_a_difference_the_faster_and_the_seeds_that_would_show_one(tmp_p
     auc = compare_auc(first, second)
     assert auc is not None
     assert not auc.is_shown
-    ours, theirs = (np.array([run.evaluation.auc or 0 for run in entry.runs]) for entry in (first, second))
-    differences = theirs - ours
+    first_aucs, second_aucs = (np.array([run.evaluation.auc or 0 for run in entry.runs]) for entry in (first, second))
+    differences = second_aucs - first_aucs
     effect = abs(differences.mean()) / differences.std(ddof=1)
 
     def power(seeds: int) -> float:
@@ -457,22 +459,24 @@ def test_without_a_difference_the_faster_and_the_seeds_that_would_show_one(tmp_p
 
     expected = next(seeds for seeds in range(2, 10_001) if power(seeds) >= 0.8)
     assert auc.min_seeds == expected
-    (said,) = [text for text in said_of(*runs) if text.startswith("Choice")]
-    assert "Choice: no difference in AUC is shown, so take B (" in said
-    assert f"which is faster; {expected:,} seeds of each would show a difference of " in said
+    (sentence,) = [text for text in said_of(*runs) if text.startswith("Choice")]
+    assert "Choice: no difference in AUC is shown, so take B (" in sentence
+    assert f"which is faster; {expected:,} seeds of each would show a difference of " in sentence
 
 
 def test_one_seed_each_is_no_choice(sweep: list[RunFiles]) -> None:
-    (said,) = [text for text in said_of(sweep[0], sweep[4]) if text.startswith("Choice")]
-    assert said.startswith("Choice: none by AUC, as one seed of a configuration says nothing of its others")
-    assert "For speed take B (lr0.02-0), which is faster." in said
+    (sentence,) = [text for text in said_of(sweep[0], sweep[4]) if text.startswith("Choice")]
+    assert sentence.startswith("Choice: none by AUC, as one seed of a configuration says nothing of its others")
+    assert "For speed take B (lr0.02-0), which is faster." in sentence
 
 
 def test_other_rows_differ_by_their_digests_and_get_no_choice(sweep: list[RunFiles], tmp_path: Path) -> None:
     other = read_run(write_run(tmp_path / "o", "optimizer.lr=0.02", digest="e" * 64, gain=0.2))
-    said = said_of(sweep[0], other)
-    assert any("different data (digests dddddddddddd and eeeeeeeeeeee), 4,000 rows of val" in text for text in said)
-    assert not [text for text in said if text.startswith("Choice")]
+    sentences = said_of(sweep[0], other)
+    assert any(
+        "different data (digests dddddddddddd and eeeeeeeeeeee), 4,000 rows of val" in text for text in sentences
+    )
+    assert not [text for text in sentences if text.startswith("Choice")]
 
 
 def test_keeping_scores_is_no_other_configuration(tmp_path: Path) -> None:

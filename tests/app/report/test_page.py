@@ -45,9 +45,9 @@ class Page(html.parser.HTMLParser):
         self.ids: list[str] = []
         self._inside = ""
         self.feed(text)
-        found = re.search(r'<script type="application/json" id="charts">(.*?)</script>', text, re.DOTALL)
-        assert found
-        self.charts = json.loads(found[1])
+        match = re.search(r'<script type="application/json" id="charts">(.*?)</script>', text, re.DOTALL)
+        assert match
+        self.charts = json.loads(match[1])
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self._inside = tag
@@ -62,9 +62,9 @@ class Page(html.parser.HTMLParser):
 
 def test_the_report_of_a_real_run(run_app: Command, dataset: Path, tmp_path: Path) -> None:
     overrides = [*SMALL, f"data.path={dataset}", "run.name=real", "train.eval_every_steps=10"]
-    done = run_app("train", *overrides)
-    assert done.returncode == 0, done.stderr
-    assert "report: runs/real/report.html" in done.stderr
+    process = run_app("train", *overrides)
+    assert process.returncode == 0, process.stderr
+    assert "report: runs/real/report.html" in process.stderr
     page = Page((tmp_path / "runs/real/report.html").read_text())
     assert set(page.references) <= {"data:,", "#main"}
     assert sorted(page.charts) == sorted(CHARTS)
@@ -77,14 +77,14 @@ def test_the_report_of_a_real_run(run_app: Command, dataset: Path, tmp_path: Pat
         assert figure in page.text
     events = [json.loads(line) for line in (tmp_path / "runs/real/metrics.jsonl").read_text().splitlines()]
     train = [event for event in events if event["event"] == "train"]
-    drawn = {key: {s["name"]: s for s in page.charts[key]["series"]} for key in CHARTS}
-    assert drawn["logloss"]["train"]["y"] == pytest.approx([event["logloss"] for event in train], rel=1e-5)
-    assert drawn["accuracy"]["train"]["y"] == pytest.approx([event["accuracy"] for event in train], rel=1e-5)
-    assert drawn["accuracy"]["train"]["y"] == [
-        pytest.approx(round(64 * y) / 64) for y in drawn["accuracy"]["train"]["y"]
+    series = {key: {s["name"]: s for s in page.charts[key]["series"]} for key in CHARTS}
+    assert series["logloss"]["train"]["y"] == pytest.approx([event["logloss"] for event in train], rel=1e-5)
+    assert series["accuracy"]["train"]["y"] == pytest.approx([event["accuracy"] for event in train], rel=1e-5)
+    assert series["accuracy"]["train"]["y"] == [
+        pytest.approx(round(64 * y) / 64) for y in series["accuracy"]["train"]["y"]
     ]
-    assert drawn["auc"]["val"]["x"] == [event["step"] for event in events if event["event"] == "eval"]
-    assert sum(drawn["step_times"]["steps"]["y"]) == len(train) - 10
+    assert series["auc"]["val"]["x"] == [event["step"] for event in events if event["event"] == "eval"]
+    assert sum(series["step_times"]["steps"]["y"]) == len(train) - 10
     assert all(f"t_cat_{i}" in page.text for i in range(3))
     assert "make verify RUN=" in page.text
     assert "not measured" in page.text  # power
@@ -127,12 +127,12 @@ def test_the_served_and_the_last_evaluation_have_their_tiles(tmp_path: Path) -> 
     served = {**last, "step": 60, "auc": 0.8125, "ne": 0.8765, "auc_standard_error": 0.0123}
     (directory / "summary.json").write_text(json.dumps({**summary, "version": 2, "eval": served, "last": last}))
     text = re.sub(r"\s+", " ", Page(write_report(directory).read_text()).text)
-    for shown in (
+    for tile in (
         "AUC 0.8125 val, step 60, ± 0.0123",
         "Normalised entropy 0.8765",
         f"Last AUC {last['auc']:.4f} at step {last['step']}",
     ):
-        assert shown.replace(" ", "") in text.replace(" ", ""), shown
+        assert tile.replace(" ", "") in text.replace(" ", ""), tile
 
 
 def test_the_best_auc_has_its_tile(tmp_path: Path) -> None:
@@ -151,8 +151,8 @@ def test_a_first_loss_does_not_flatten_the_chart(first: float, tmp_path: Path) -
     if first == 0.9:
         assert chart["limits"] is None
     else:
-        drawn = [y for series in chart["series"] for y in series["y"] if y != first]
-        assert chart["limits"] == pytest.approx([min(drawn), max(drawn)], rel=1e-4)
+        ordinates = [y for series in chart["series"] for y in series["y"] if y != first]
+        assert chart["limits"] == pytest.approx([min(ordinates), max(ordinates)], rel=1e-4)
         assert "One value is beyond the axis, the largest 300 at step 10 (train)." in chart["note"]
 
 

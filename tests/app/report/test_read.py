@@ -14,8 +14,8 @@ BEST = {"event": "eval", "step": 50, "split": "val", "samples": 4000, "auc": 0.9
 @pytest.mark.parametrize("keep_best", [True, False])
 def test_an_older_runs_figures_are_of_the_checkpoint_that_evaluate_takes(tmp_path: Path, keep_best: bool) -> None:
     """Its summary has the last evaluation alone, and the step of the best."""
-    kept = f"checkpoint.keep_best={str(keep_best).lower()}"
-    directory = write_run(tmp_path / "run", kept, best={"step": 50, "auc": 0.91})
+    override = f"checkpoint.keep_best={str(keep_best).lower()}"
+    directory = write_run(tmp_path / "run", override, best={"step": 50, "auc": 0.91})
     summary = json.loads((directory / "summary.json").read_text())
     last = summary["eval"]["auc"]
     summary.pop("last", None)

@@ -15,20 +15,20 @@ values = st.lists(st.floats(0.6, 0.9).map(lambda x: round(x, 6)), min_size=2, ma
 @pytest.mark.filterwarnings("ignore:Precision loss occurred")  # SciPy's, of values that hardly differ
 @given(values, values)
 def test_welch_is_scipys(first: list[float], second: list[float]) -> None:
-    ours = welch(first, second)
+    difference = welch(first, second)
     if np.ptp(first) == np.ptp(second) == 0:
-        assert ours.p == (1.0 if first[0] == second[0] else 0.0)
+        assert difference.p == (1.0 if first[0] == second[0] else 0.0)
         return
-    theirs = stats.ttest_ind(second, first, equal_var=False)
-    interval = theirs.confidence_interval(0.95)
-    assert ours.p == pytest.approx(theirs.pvalue, rel=1e-5, abs=1e-9)
-    assert (ours.low, ours.high) == pytest.approx((interval.low, interval.high), rel=1e-4, abs=1e-9)
+    scipy_test = stats.ttest_ind(second, first, equal_var=False)
+    interval = scipy_test.confidence_interval(0.95)
+    assert difference.p == pytest.approx(scipy_test.pvalue, rel=1e-5, abs=1e-9)
+    assert (difference.low, difference.high) == pytest.approx((interval.low, interval.high), rel=1e-4, abs=1e-9)
 
 
 def test_one_value_on_a_side_has_no_test() -> None:
-    found = welch([0.7], [0.71, 0.72])
-    assert found.mean == pytest.approx(0.015)
-    assert found[1:] == (None, None, None)
+    difference = welch([0.7], [0.71, 0.72])
+    assert difference.mean == pytest.approx(0.015)
+    assert difference[1:] == (None, None, None)
     assert speed_ratio([2.0], [1.0, 1.0]) == (2.0, None, None)
 
 
@@ -68,35 +68,35 @@ def test_the_interval_of_drawn_speeds_is_welchs_of_their_logarithm(sizes: tuple[
     """By the delta method a mean divided by the sample's mean has the logarithm's variance."""
     rng = np.random.default_rng(sizes[1])
     first, second = scale * rng.uniform(1, 1.3, sizes[0]), scale * rng.uniform(0.4, 0.7, sizes[1])
-    theirs = stats.ttest_ind(first / first.mean(), second / second.mean(), equal_var=False).confidence_interval(0.95)
+    interval = stats.ttest_ind(first / first.mean(), second / second.mean(), equal_var=False).confidence_interval(0.95)
     ratio = first.mean() / second.mean()
-    expected = (ratio, ratio * np.exp(theirs.low), ratio * np.exp(theirs.high))
+    expected = (ratio, ratio * np.exp(interval.low), ratio * np.exp(interval.high))
     assert tuple(speed_ratio(first, second)) == pytest.approx(expected, rel=1e-9)
 
 
 @given(st.lists(st.tuples(st.floats(0.6, 0.9), st.floats(0.6, 0.9)), min_size=2, max_size=8))
 def test_paired_is_scipys(pairs: list[tuple[float, float]]) -> None:
     first, second = ([round(pair[side], 6) for pair in pairs] for side in (0, 1))
-    ours = paired(first, second)
+    difference = paired(first, second)
     differences = np.subtract(second, first)
     if np.ptp(differences) < 1e-9:
         return
-    theirs = stats.ttest_rel(second, first)
-    interval = theirs.confidence_interval(0.95)
-    assert ours.p == pytest.approx(theirs.pvalue, rel=1e-5, abs=1e-9)
-    assert (ours.low, ours.high) == pytest.approx((interval.low, interval.high), rel=1e-4, abs=1e-9)
+    scipy_test = stats.ttest_rel(second, first)
+    interval = scipy_test.confidence_interval(0.95)
+    assert difference.p == pytest.approx(scipy_test.pvalue, rel=1e-5, abs=1e-9)
+    assert (difference.low, difference.high) == pytest.approx((interval.low, interval.high), rel=1e-4, abs=1e-9)
 
 
 @given(values)
-def test_the_spread_of_values_is_scipys(drawn: list[float]) -> None:
-    mean, std, low, high = spread(drawn)
-    assert mean == pytest.approx(np.mean(drawn))
-    assert std == pytest.approx(np.std(drawn, ddof=1), abs=1e-12)
-    if np.ptp(drawn) > 1e-9:
+def test_the_spread_of_values_is_scipys(sample: list[float]) -> None:
+    mean, std, low, high = spread(sample)
+    assert mean == pytest.approx(np.mean(sample))
+    assert std == pytest.approx(np.std(sample, ddof=1), abs=1e-12)
+    if np.ptp(sample) > 1e-9:
         assert (low, high) == pytest.approx(
-            stats.t.interval(0.95, len(drawn) - 1, loc=np.mean(drawn), scale=stats.sem(drawn)), rel=1e-9
+            stats.t.interval(0.95, len(sample) - 1, loc=np.mean(sample), scale=stats.sem(sample)), rel=1e-9
         )
-    assert spread(drawn[:1]) == (drawn[0], None, None, None)
+    assert spread(sample[:1]) == (sample[0], None, None, None)
 
 
 @pytest.mark.parametrize(("size", "rate", "digits"), [(12, 0.5, 0), (60, 0.3, 1), (400, 0.1, 1), (700, 0.25, 9)])
@@ -108,10 +108,12 @@ def test_delongs_test_is_that_of_all_pairs(size: int, rate: float, digits: int, 
     labels[:4] = [True, True, False, False]
     common = rng.normal(size=size) + labels
     first, second = (np.round(common + rng.normal(size=size) + g * labels, digits) for g in (0.0, gain))
-    found = delong(labels, first, second)
+    difference = delong(labels, first, second)
     mean, error = delong_of_two(labels, first, second)
     expected = stats.norm.interval(0.95, mean, error)
-    assert tuple(found) == pytest.approx((mean, *expected, 2 * stats.norm.sf(abs(mean / error))), rel=1e-9, abs=1e-12)
+    assert tuple(difference) == pytest.approx(
+        (mean, *expected, 2 * stats.norm.sf(abs(mean / error))), rel=1e-9, abs=1e-12
+    )
 
 
 def test_delongs_test_of_equal_and_of_too_few_rows() -> None:
@@ -143,8 +145,8 @@ def test_as_many_seeds_as_the_power_takes(mean: float, deviations: tuple[float, 
 def test_the_power_is_that_of_drawn_samples() -> None:
     seeds = seeds_needed(0.9, 1.0)
     assert seeds is not None
-    drawn = np.random.default_rng(0).normal(0.9, 1.0, (20_000, seeds))
-    assert np.mean(stats.ttest_1samp(drawn, 0, axis=1).pvalue < 0.05) == pytest.approx(0.8, abs=0.03)
+    samples = np.random.default_rng(0).normal(0.9, 1.0, (20_000, seeds))
+    assert np.mean(stats.ttest_1samp(samples, 0, axis=1).pvalue < 0.05) == pytest.approx(0.8, abs=0.03)
 
 
 def test_no_number_of_seeds_shows_no_difference() -> None:

@@ -27,11 +27,11 @@ def sent(kind: str, ids: int, by_id: bool, widths: tuple[int, int]) -> int:
         return 2 * 2 * ROWS * DIM * 4 // 2
     total, row = 0, 0
     for sample in range(BATCH):
-        own = sample * 2 // BATCH
+        sample_rank = sample * 2 // BATCH
         rows = [(row + k) % ROWS for k in range(ids)]
         row += ids
         for rank, first, _, height, columns in SHARDS[kind]:
-            if rank != own:
+            if rank != sample_rank:
                 vectors = sum(first <= one < first + height for one in rows) if by_id else 1
                 total += vectors * columns * sum(widths)
     return total
@@ -57,9 +57,11 @@ def test_what_processes_exchange_is_counted(
         "bytes": ROWS * DIM * 4,
         "by_id": by_id,
     }
-    read, written, exchanged = traffic(run, table, {"type": kind, "kernel": "fused", "shards": SHARDS[kind]})
+    bytes_read, bytes_written, exchanged = traffic(
+        run, table, {"type": kind, "kernel": "fused", "shards": SHARDS[kind]}
+    )
     assert exchanged == sent(kind, ids, by_id, widths)
-    assert (read, written) == (2 * BATCH * ids * DIM * 4, BATCH * ids * DIM * 4)
+    assert (bytes_read, bytes_written) == (2 * BATCH * ids * DIM * 4, BATCH * ids * DIM * 4)
 
 
 def test_records_of_older_runs_are_read(tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ PUBLISHED = ["published.source=A table", "published.auc=0.76", "published.tolera
 
 def said(run: RunFiles, *words: str) -> tuple[str, str]:
     """The one sentence that has these words, with its kind."""
-    (found,) = [(kind, text) for kind, text in sentences(run) if all(word in text for word in words)]
-    return found
+    (sentence,) = [(kind, text) for kind, text in sentences(run) if all(word in text for word in words)]
+    return sentence
 
 
 def test_the_majority_class_is_scikit_learns_dummy() -> None:
@@ -33,11 +33,11 @@ def test_the_majority_class_is_scikit_learns_dummy() -> None:
     nothing = np.zeros((1000, 1))
     dummy = DummyClassifier(strategy="prior").fit(nothing, labels)
     preds = dummy.predict_proba(nothing)[:, 1]
-    ours = baseline(float(labels.mean()))
-    assert ours["accuracy"] == pytest.approx(accuracy_score(labels, dummy.predict(nothing)))
-    assert ours["logloss"] == pytest.approx(log_loss(labels, preds))
-    assert ours["auc"] == roc_auc_score(labels, preds)
-    assert ours["ne"] == 1
+    figures = baseline(float(labels.mean()))
+    assert figures["accuracy"] == pytest.approx(accuracy_score(labels, dummy.predict(nothing)))
+    assert figures["logloss"] == pytest.approx(log_loss(labels, preds))
+    assert figures["auc"] == roc_auc_score(labels, preds)
+    assert figures["ne"] == 1
 
 
 def test_a_run_better_than_the_majority_and_one_that_is_not(tmp_path: Path) -> None:
@@ -128,8 +128,8 @@ def test_overfitting_is_told(tmp_path: Path) -> None:
     for key in REMEDIES:
         assert key in text
         attrgetter(key)(compose_config(AppConfig, CONFIG_DIR, ["run.name=x"]))  # it is one
-    kept = read_run(write_run(tmp_path / "kept", "checkpoint.keep_best=false", best={"step": 60, "auc": auc + 0.066}))
-    assert "checkpoint.keep_best=true" in said(kept, "Overfitted")[1]
+    run = read_run(write_run(tmp_path / "kept", "checkpoint.keep_best=false", best={"step": 60, "auc": auc + 0.066}))
+    assert "checkpoint.keep_best=true" in said(run, "Overfitted")[1]
     level = read_run(write_run(tmp_path / "level", best={"step": 60, "auc": auc + 0.001}))
     assert not any("Overfitted" in text for _, text in sentences(level))
 
@@ -146,11 +146,11 @@ def test_no_better_than_chance_is_told(tmp_path: Path) -> None:
     assert said(read_run(write_run(tmp_path / "worse", gain=-0.2)), "Learned nothing")[0] == "bad"
 
 
-@pytest.mark.parametrize("removed", ["lr", "name", None])
-def test_a_run_of_another_version_is_one_line(removed: str | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("key", ["lr", "name", None])
+def test_a_run_of_another_version_is_one_line(key: str | None, tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     config = yaml.safe_load((run / "config.yaml").read_text())
-    config["optimizer"] = None if removed is None else {k: v for k, v in config["optimizer"].items() if k != removed}
+    config["optimizer"] = None if key is None else {k: v for k, v in config["optimizer"].items() if k != key}
     (run / "config.yaml").write_text(yaml.safe_dump(config))
     with pytest.raises(UserError, match=f"runs={run}: its files are damaged or of another version"):
         write_report(run)

@@ -60,10 +60,18 @@ def test_a_files_own_seed_is_refused(key: str, tmp_path: Path) -> None:
 def test_arguments_of_training_are_handed_on(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("train.epochs: 2\nruntime.num_threads: 1\n")
-    typed = ["recipe=quickstart", "optimizer=adam", "optimizer.lr=0.1", "train.log_every_steps=3"]
-    given = ["seeds=3", "out=x", "processes=2", "registry=y", 'sbatch="--nodes=2"', f"config={path}", *typed]
-    words = ["train.epochs=2", "runtime.num_threads=1", *typed]
-    assert training_arguments(given) == words
+    training_keys = ["recipe=quickstart", "optimizer=adam", "optimizer.lr=0.1", "train.log_every_steps=3"]
+    arguments = [
+        "seeds=3",
+        "out=x",
+        "processes=2",
+        "registry=y",
+        'sbatch="--nodes=2"',
+        f"config={path}",
+        *training_keys,
+    ]
+    words = ["train.epochs=2", "runtime.num_threads=1", *training_keys]
+    assert training_arguments(arguments) == words
     assert {"train.epochs=2", "optimizer.name=adam", "optimizer.lr=0.1"} <= set(changed_keys(words))
 
 
@@ -83,7 +91,7 @@ def test_runs_are_of_a_copy_of_a_recipes_file(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    ("arguments", "changed"),
+    ("arguments", "key"),
     [
         (["optimizer=sgd"], "optimizer.name=sgd"),
         (["schedule=cosine"], "schedule.name=cosine"),
@@ -97,8 +105,8 @@ def test_runs_are_of_a_copy_of_a_recipes_file(tmp_path: Path, monkeypatch: pytes
         (["data.synthetic.rows=20000"], "data.synthetic.rows=20000"),
     ],
 )
-def test_every_key_that_changes_a_recipe_is_named(arguments: list[str], changed: str) -> None:
-    assert changed in changed_keys(arguments)
+def test_every_key_that_changes_a_recipe_is_named(arguments: list[str], key: str) -> None:
+    assert key in changed_keys(arguments)
 
 
 @pytest.mark.parametrize(
@@ -200,9 +208,9 @@ def test_mlperfs_checker_is_asked(tmp_path: Path, epochs: float, status: str, wo
     for number, run in enumerate(runs):
         run.mkdir()
         (run / "mllog.txt").write_text(_mllog(epochs + number / 1000, status=status))
-    said = check_convergence("dlrm_dcnv2", runs)
-    assert said.startswith("MLPerf's reference convergence (dlrm_dcnv2), rules 6.0.0, 10 logs: ")
-    assert words in said
+    verdict = check_convergence("dlrm_dcnv2", runs)
+    assert verdict.startswith("MLPerf's reference convergence (dlrm_dcnv2), rules 6.0.0, 10 logs: ")
+    assert words in verdict
 
 
 def test_why_mlperfs_checker_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,14 +220,14 @@ def test_why_mlperfs_checker_is_not_asked(tmp_path: Path, monkeypatch: pytest.Mo
     assert "install the checker by `pip install mlperf-logging`" in check_convergence("dlrm_dcnv2", [tmp_path])
 
 
-def _written(made: Reproduction, path: Path, **changes: object) -> Path:
-    path.write_text(json.dumps({**json.loads(encode(made)), **changes}))
+def _written(reproduction: Reproduction, path: Path, **changes: object) -> Path:
+    path.write_text(json.dumps({**json.loads(encode(reproduction)), **changes}))
     return path
 
 
 def test_a_document_is_read_as_it_was_written(tmp_path: Path) -> None:
-    made = document(write_seeds(tmp_path, 2), "published.test_auc=0.7", "published.tolerance=0.1")
-    assert read_reproduction(_written(made, tmp_path / "r.json")) == made
+    reproduction = document(write_seeds(tmp_path, 2), "published.test_auc=0.7", "published.tolerance=0.1")
+    assert read_reproduction(_written(reproduction, tmp_path / "r.json")) == reproduction
 
 
 @pytest.mark.parametrize(

@@ -34,9 +34,9 @@ print(*(after - threads[0] for after in threads), torch.get_num_threads())
 @pytest.mark.slow
 def test_a_thread_computes_alone_and_leaves_others_their_number() -> None:
     """In a process that has not computed: the number of a new thread is then that of the last call."""
-    done = subprocess.run([sys.executable, "-c", ALONE], stdout=subprocess.PIPE, text=True, check=True)
-    *added, number = map(int, done.stdout.split())
-    assert added == [0, 1, 1, 1]
+    process = subprocess.run([sys.executable, "-c", ALONE], stdout=subprocess.PIPE, text=True, check=True)
+    *thread_counts, number = map(int, process.stdout.split())
+    assert thread_counts == [0, 1, 1, 1]
     assert number == 2
 
 
@@ -79,6 +79,6 @@ def test_no_thread_is_added_by_checkpoints_evaluations_or_resumption(
     launches = [steps[:24], steps[24:]]
     assert [len(launch) for launch in launches] == [24, 31 - 24]
     for launch in launches:
-        begun = launch[3][1]  # the reader's thread and training's OpenMP threads have been started
-        assert {number for _, number in launch[3:]} == {begun}, launch
+        baseline = launch[3][1]  # the reader's thread and training's OpenMP threads have been started
+        assert {number for _, number in launch[3:]} == {baseline}, launch
     assert (tmp_path / "runs/quickstart/checkpoints/best").exists()

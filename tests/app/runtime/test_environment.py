@@ -80,27 +80,27 @@ def test_a_name_that_is_none_is_refused() -> None:
 def test_each_command_applies_the_profile_of_the_run(run_app: Command, dataset: Path, tmp_path: Path) -> None:
     """Recorded whatever its name is, and no change to `verify`."""
     variable = "+environment.variables.A_VARIABLE=7"
-    done = run_app("train", *SMALL, f"data.path={dataset}", "run.name=x", "train.max_steps=2", variable)
-    assert done.returncode == 0, done.stderr
+    process = run_app("train", *SMALL, f"data.path={dataset}", "run.name=x", "train.max_steps=2", variable)
+    assert process.returncode == 0, process.stderr
     assert json.loads((tmp_path / "runs/x/manifest.json").read_bytes())["environment"]["A_VARIABLE"] == "7"
     for command in (["evaluate"], ["verify"], ["export", "out=x.pt2"]):
-        done = run_app(command[0], "run=runs/x", *command[1:])
-        assert done.returncode == 0, done.stderr
-        assert "environment: none sets A_VARIABLE=7" in done.stderr
-        assert "A_VARIABLE: 7 then" not in done.stderr
+        process = run_app(command[0], "run=runs/x", *command[1:])
+        assert process.returncode == 0, process.stderr
+        assert "environment: none sets A_VARIABLE=7" in process.stderr
+        assert "A_VARIABLE: 7 then" not in process.stderr
 
 
 def test_a_process_group_has_the_environment_of_its_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     """When it starts: libraries read their variables once."""
     config = compose_config(AppConfig, CONFIG_DIR, ["+environment.variables.A_VARIABLE=7"])
-    seen = []
+    variables = []
 
     def start(*_: object) -> None:
-        seen.append(os.environ.get("A_VARIABLE"))
+        variables.append(os.environ.get("A_VARIABLE"))
         raise SystemExit
 
     monkeypatch.setattr(platform, "start", start)
     with pytest.raises(SystemExit), process_group.joined(config, process_group.READING):
         pass
-    assert seen == ["7"]
+    assert variables == ["7"]
     os.environ.pop("A_VARIABLE")

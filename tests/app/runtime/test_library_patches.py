@@ -47,7 +47,7 @@ def test_a_command_refuses_before_it_changes_or_joins_anything(monkeypatch: pyte
     assert dist_data._get_recat is before
 
 
-def test_a_process_alone_permutes_nothing_and_several_as_before(here: platform.Runtime) -> None:
+def test_a_process_alone_permutes_nothing_and_several_as_before(runtime: platform.Runtime) -> None:
     assert dist_data._get_recat(3, 1) is None
     assert torch.equal(dist_data._get_recat(2, 4, 1), torch.tensor([0, 2, 4, 6, 1, 3, 5, 7]))  # of its docstring
 

@@ -16,8 +16,8 @@ from data_prep.encoding.new_rows import NewRows, Shape, read_new_rows
 RAW = ("label", "age", "city")
 
 
-def read(path: Path, needed: list[str] | None = None) -> NewRows:
-    return read_new_rows(path, Shape(RAW, ",", "label", needed))
+def read(path: Path, columns: list[str] | None = None) -> NewRows:
+    return read_new_rows(path, Shape(RAW, ",", "label", columns))
 
 
 def texts(rows: NewRows, path: Path, *columns: str) -> list[list[str]]:
@@ -85,8 +85,8 @@ def test_text_that_is_not_utf_8_and_files_that_are_not_there(tmp_path: Path) -> 
 def test_rows_as_people_write_them(tmp_path: Path, text: str, packed: bool) -> None:
     path = tmp_path / ("a.csv.gz" if packed else "a.csv")
     path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
-    found = read(path)
-    assert texts(found, path, "age", "city") == [["1", "2"], ["x", "y"]]
+    new_rows = read(path)
+    assert texts(new_rows, path, "age", "city") == [["1", "2"], ["x", "y"]]
 
 
 def test_a_cut_gzip_file(tmp_path: Path) -> None:
@@ -98,10 +98,10 @@ def test_a_cut_gzip_file(tmp_path: Path) -> None:
 def test_columns_wanted_and_not(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("age,title,id\n1,x,7\n")
-    found = read(path)
+    new_rows = read(path)
     with pytest.raises(UserError, match="no column city"):
-        ignored_columns(found, path, ["age", "city"], spare=["id"])
-    assert ignored_columns(found, path, ["age"], spare=["id"]) == ["title"]
+        ignored_columns(new_rows, path, ["age", "city"], spare=["id"])
+    assert ignored_columns(new_rows, path, ["age"], spare=["id"]) == ["title"]
 
 
 @pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["plain", "byte order mark"])
@@ -114,24 +114,24 @@ def test_json_as_other_programs_write_it(tmp_path: Path, mark: str, ending: str)
     (tmp_path / "a.json").write_text(mark + "[" + ",".join(lines) + "]")
     (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress((tmp_path / "a.jsonl").read_bytes()))
     for name in ("a.jsonl", "a.json", "c.jsonl.gz"):
-        found = read(tmp_path / name)
-        assert texts(found, tmp_path / name, "age", "city") == [["0", "1", "2"], cities]
+        new_rows = read(tmp_path / name)
+        assert texts(new_rows, tmp_path / name, "age", "city") == [["0", "1", "2"], cities]
     (tmp_path / "b.jsonl").write_text(f'{mark}\n\n{{"age": 1}}\n\n{{"age"\n')
     with pytest.raises(UserError, match=r"b\.jsonl: row 5: not JSON"):
         read(tmp_path / "b.jsonl")
 
 
 def test_columns_that_are_not_read_may_be_anything(tmp_path: Path) -> None:
-    when = [datetime(2026, 1, day, tzinfo=timezone.utc) for day in (1, 2)]
-    columns = [pa.array([1, 2]), pa.array(["x", "y"]), pa.array(when), pa.array([[1], [2, 3]]), pa.array([1.5, 2.5])]
+    times = [datetime(2026, 1, day, tzinfo=timezone.utc) for day in (1, 2)]
+    columns = [pa.array([1, 2]), pa.array(["x", "y"]), pa.array(times), pa.array([[1], [2, 3]]), pa.array([1.5, 2.5])]
     pyarrow.parquet.write_table(pa.table(columns, ["age", "city", "when", "seen", "seen"]), tmp_path / "a.parquet")
     rows = [{"age": 1, "city": "x", "seen": [1]}, {"age": 2, "city": "y", "when": {"day": 2}}]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (tmp_path / "a.csv").write_text("seen,age,seen,city\n1,1,1,x\n2,2,3,y\n")
     for name in ("a.parquet", "a.jsonl", "a.csv"):
-        found = read(tmp_path / name, ["age", "city"])
-        assert texts(found, tmp_path / name, "age", "city") == [["1", "2"], ["x", "y"]]
-        assert "seen" in ignored_columns(found, tmp_path / name, ["age", "city"], spare=[])
+        new_rows = read(tmp_path / name, ["age", "city"])
+        assert texts(new_rows, tmp_path / name, "age", "city") == [["1", "2"], ["x", "y"]]
+        assert "seen" in ignored_columns(new_rows, tmp_path / name, ["age", "city"], spare=[])
     with pytest.raises(UserError, match="row 1, column when: datetime is neither text nor a number"):
         texts(read(tmp_path / "a.parquet", ["age", "when"]), tmp_path, "when")
     (tmp_path / "b.jsonl").write_text('{"age": {"years": 1}}\n')
@@ -160,8 +160,8 @@ def test_what_the_user_fills_does_not_depend_on_the_other_candidates(tmp_path: P
     (tmp_path / "user.jsonl").write_text('{"price": 4, "age": 30}\n')
     user = read(tmp_path / "user.jsonl")
     joined = with_user(read(tmp_path / "ads.jsonl"), user, tmp_path)
-    known = dict(zip(*texts(joined, tmp_path, "id", "price"), strict=True))
-    assert known == {"1": "7", "2": "4", "3": ""}
+    prices = dict(zip(*texts(joined, tmp_path, "id", "price"), strict=True))
+    assert prices == {"1": "7", "2": "4", "3": ""}
     assert texts(joined, tmp_path, "age") == [["30"] * 3]
     (tmp_path / "ads.jsonl").write_text(json.dumps(items[1]) + "\n")
     alone = with_user(read(tmp_path / "ads.jsonl"), user, tmp_path)

@@ -111,8 +111,8 @@ def test_logits_are_those_of_rounded_tables(ragged: Manifest, precision: TablePr
             parameter.data = torch.from_numpy(rounded(parameter.data.float().numpy(), precision))
     served = served_model.in_precision(random_model(ragged, tables), precision, CPU)
     with torch.no_grad():
-        wanted, found = truth(inputs[0], bags), served(inputs[0], bags)
-    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5 * wanted.abs().max().item())
+        expected, logits = truth(inputs[0], bags), served(inputs[0], bags)
+    np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item())
 
 
 @pytest.mark.parametrize(
@@ -141,16 +141,16 @@ def test_packed_rows_have_the_bytes_that_are_counted(precision: TablePrecision) 
 @pytest.mark.slow
 def test_evaluation_is_that_of_the_rounded_tables(uninterrupted: Path, run_app: Command) -> None:
     for tables, processes in (("int4", 2), ("bf16", 1)):
-        wanted = (f"run={uninterrupted}", f"tables={tables}", "runtime.platform=cpu")
-        done = run_app("evaluate", *wanted, processes=processes)
-        assert done.returncode == 0, done.stderr
-        found = json.loads(done.stdout)
+        overrides = (f"run={uninterrupted}", f"tables={tables}", "runtime.platform=cpu")
+        process = run_app("evaluate", *overrides, processes=processes)
+        assert process.returncode == 0, process.stderr
+        figures = json.loads(process.stdout)
         logits, labels = scored(uninterrupted, TablePrecision[tables])
-        assert found["tables"] == tables
-        assert found["samples"] == len(labels)
+        assert figures["tables"] == tables
+        assert figures["samples"] == len(labels)
         probabilities = 1 / (1 + np.exp(-logits.astype(np.float64)))
-        assert found["logloss"] == pytest.approx(log_loss(labels, probabilities), rel=1e-5)
-        assert found["auc"] == pytest.approx(roc_auc_score(labels, logits), abs=1e-4)
+        assert figures["logloss"] == pytest.approx(log_loss(labels, probabilities), rel=1e-5)
+        assert figures["auc"] == pytest.approx(roc_auc_score(labels, logits), abs=1e-4)
 
 
 def scored(run: Path, precision: TablePrecision) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -171,12 +171,12 @@ def scored(run: Path, precision: TablePrecision) -> tuple[NDArray[np.float32], N
 @pytest.mark.slow
 @pytest.mark.parametrize("tables", ["fp32", "int8"])
 def test_the_file_scores_without_our_code(
-    tables: str, uninterrupted: Path, run_app: Command, tmp_path: Path, here: Any
+    tables: str, uninterrupted: Path, run_app: Command, tmp_path: Path, runtime: Any
 ) -> None:
-    done = run_app("export", f"run={uninterrupted}", "out=model.pt2", f"tables={tables}", "runtime.platform=cpu")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["largest_difference"] <= 1e-5
-    assert json.loads(done.stdout)["imports"] == ([] if tables == "fp32" else ["fbgemm_gpu"])
+    process = run_app("export", f"run={uninterrupted}", "out=model.pt2", f"tables={tables}", "runtime.platform=cpu")
+    assert process.returncode == 0, process.stderr
+    assert json.loads(process.stdout)["largest_difference"] <= 1e-5
+    assert json.loads(process.stdout)["imports"] == ([] if tables == "fp32" else ["fbgemm_gpu"])
     assert [path.name for path in tmp_path.glob("*model*")] == ["model.pt2"]
     if tables == "fp32":
         (tmp_path / "file").touch()
@@ -187,11 +187,11 @@ def test_the_file_scores_without_our_code(
     manifest = load_manifest(Path(trained.data.path or ""))
     checkpoint = Path(files.find_checkpoint(uninterrupted, None))
     model = served_model.load(checkpoint, trained, manifest, TablePrecision[tables], CPU)
-    compare(export_program.program_of(model, manifest.num_embeddings, []), manifest, tmp_path, done.stdout)
+    compare(export_program.program_of(model, manifest.num_embeddings, []), manifest, tmp_path, process.stdout)
 
 
 @pytest.mark.slow
-def test_a_file_of_bags(run_app: Command, tmp_path: Path, here: Any) -> None:
+def test_a_file_of_bags(run_app: Command, tmp_path: Path, runtime: Any) -> None:
     manifest = write_ragged_dataset(tmp_path / "data", {"train": 64, "val": 9})
     few = [*SMALL, "data.path=data", "train.max_steps=2", "eval.split=val"]
     assert (
@@ -205,28 +205,28 @@ def test_a_file_of_bags(run_app: Command, tmp_path: Path, here: Any) -> None:
         ).returncode
         == 0
     )
-    done = run_app("export", "run=runs/bags", "out=model.pt2", "tables=int4")
-    assert done.returncode == 0, done.stderr
+    process = run_app("export", "run=runs/bags", "out=model.pt2", "tables=int4")
+    assert process.returncode == 0, process.stderr
     trained = resume.trained_config(tmp_path / "runs/bags", RuntimeConfig(), str(tmp_path / "data"))
     checkpoint = Path(files.find_checkpoint(tmp_path / "runs/bags", None))
     model = served_model.load(checkpoint, trained, manifest, TablePrecision.int4, CPU)
-    compare(export_program.program_of(model, manifest.num_embeddings, RAGGED), manifest, tmp_path, done.stdout)
+    compare(export_program.program_of(model, manifest.num_embeddings, RAGGED), manifest, tmp_path, process.stdout)
 
 
 def compare(program: Program, manifest: Manifest, tmp_path: Path, exported: str) -> None:
     """model.pt2, loaded by a fresh process that has torch and what the file asks for, gives the program's logits."""
-    given: dict[str, Any] = {}
+    arrays: dict[str, Any] = {}
     for samples in (1, 7):
         inputs = export_program.random_inputs(program, len(manifest.schema["dense"]), manifest.num_embeddings, samples)
-        given |= {f"{samples}_{number}": one.numpy() for number, one in enumerate(inputs)}
-    np.savez(tmp_path / "inputs.npz", **given)
+        arrays |= {f"{samples}_{number}": one.numpy() for number, one in enumerate(inputs)}
+    np.savez(tmp_path / "inputs.npz", **arrays)
     command = [sys.executable, "-c", LOADER, "model.pt2", "inputs.npz", *json.loads(exported)["imports"]]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    found = np.load(tmp_path / "inputs.npz.out.npz")
+    process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    outputs = np.load(tmp_path / "inputs.npz.out.npz")
     for samples in (1, 7):
         inputs = export_program.random_inputs(program, len(manifest.schema["dense"]), manifest.num_embeddings, samples)
-        np.testing.assert_allclose(found[str(samples)], program(*inputs).numpy(), rtol=0, atol=1e-6)
+        np.testing.assert_allclose(outputs[str(samples)], program(*inputs).numpy(), rtol=0, atol=1e-6)
 
 
 @pytest.mark.slow
@@ -240,9 +240,9 @@ def compare(program: Program, manifest: Manifest, tmp_path: Path, exported: str)
     ],
 )
 def test_what_cannot_be_exported_is_said(run_app: Command, overrides: list[str], words: str) -> None:
-    done = run_app("export", "run=runs/none", *overrides)
-    assert done.returncode == 2
-    assert words in done.stderr
+    process = run_app("export", "run=runs/none", *overrides)
+    assert process.returncode == 2
+    assert words in process.stderr
 
 
 @pytest.mark.parametrize("kind", [TableKind.plain, pytest.param(TableKind.qr, marks=pytest.mark.slow)])
@@ -261,7 +261,7 @@ def test_programs_refuse_ids_outside_their_tables(ragged: Manifest, precision: T
         program = export_program.program_of(model, RAGGED_EMBEDDINGS, multi_hot)
         run = export_program.export(program, 2, RAGGED_EMBEDDINGS).module()
         dense, ids, *lengths = export_program.random_inputs(program, 2, RAGGED_EMBEDDINGS, 4)
-        taken = run(dense, ids, *lengths)
+        logits = run(dense, ids, *lengths)
         for place, rows in ((0, RAGGED_EMBEDDINGS["user"]), (-1, RAGGED_EMBEDDINGS["genres"])):
             flat = ids.view(-1)
             inside = int(flat[place])
@@ -270,7 +270,7 @@ def test_programs_refuse_ids_outside_their_tables(ragged: Manifest, precision: T
                 with pytest.raises(RuntimeError, match="negative or beyond its table"):
                     run(dense, ids, *lengths)
             flat[place] = inside
-        torch.testing.assert_close(run(dense, ids, *lengths), taken, rtol=0, atol=0)
+        torch.testing.assert_close(run(dense, ids, *lengths), logits, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("precision", [TablePrecision.int8, pytest.param(TablePrecision.fp32, marks=pytest.mark.slow)])
@@ -282,9 +282,9 @@ def test_programs_refuse_lengths_that_do_not_add_up(ragged: Manifest, precision:
     moved, negative = lengths.clone(), lengths.clone()
     moved[1, 0] += 1
     negative[1, 0], negative[1, 1] = -1, lengths[1, :2].sum() + 1
-    for given in ((ids[:-1], lengths), (torch.cat([ids, ids[:1]]), lengths), (ids, moved), (ids, negative)):
+    for arguments in ((ids[:-1], lengths), (torch.cat([ids, ids[:1]]), lengths), (ids, moved), (ids, negative)):
         with pytest.raises(RuntimeError, match="lengths"):
-            run(dense, *given)
+            run(dense, *arguments)
     assert len(run(dense, ids, lengths)) == 4
 
 
@@ -320,13 +320,13 @@ def test_every_interaction_is_exported_for_any_number_of_samples(ragged: Manifes
 
 def test_a_file_that_is_refused_leaves_nothing(tmp_path: Path) -> None:
     exported = torch.export.export(torch.nn.Linear(2, 1), (torch.ones(3, 2),))
-    seen = []
+    outputs = []
 
     def refuse(loaded: torch.export.ExportedProgram) -> None:
-        seen.extend(loaded.module()(torch.ones(3, 2)).flatten().tolist())
+        outputs.extend(loaded.module()(torch.ones(3, 2)).flatten().tolist())
         raise UserError("too far off")
 
     with pytest.raises(UserError, match="too far off"):
         export_program.save(exported, tmp_path / "m.pt2", about(), refuse)
-    assert len(seen) == 3
+    assert len(outputs) == 3
     assert list(tmp_path.iterdir()) == []

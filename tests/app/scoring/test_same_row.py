@@ -77,7 +77,7 @@ class Form(NamedTuple):
 class Model(NamedTuple):
     """A model in `directory` that was trained on a table of `data.raw`, as `data.schema` reads it."""
 
-    here: Runtime
+    runtime: Runtime
     directory: Path
 
     def evaluate(self, split: str) -> NDArray[np.float32]:
@@ -92,14 +92,14 @@ class Model(NamedTuple):
 
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(Predictor, "evaluate", kept)
-            command_here(self.here, "evaluate", f"run={self.directory}/run", f"split={split}")
+            command_here(self.runtime, "evaluate", f"run={self.directory}/run", f"split={split}")
         return logits[0]
 
     def recommend(self, name: str, *overrides: str) -> NDArray[np.float32]:
         """Logits of a file's candidates, in the file's order."""
         out = self.directory / "ranking.json"
-        given = [f"candidates={self.directory / name}", f"out={out}", "top_k=null", "id_column=none", *overrides]
-        command_here(self.here, "recommend", f"run={self.directory}/run", *given)
+        arguments = [f"candidates={self.directory / name}", f"out={out}", "top_k=null", "id_column=none", *overrides]
+        command_here(self.runtime, "recommend", f"run={self.directory}/run", *arguments)
         ranking = json.loads(out.read_text())["ranking"]
         logits = {int(candidate["candidate"]): candidate["logit"] for candidate in ranking}
         return np.array([logits[row] for row in sorted(logits)], np.float32)
@@ -108,7 +108,7 @@ class Model(NamedTuple):
         """The program that app.export makes: as read from the file, or before it is traced."""
         if exported:
             out = self.directory / "model.pt2"
-            command_here(self.here, "export", f"run={self.directory}/run", f"out={out}")
+            command_here(self.runtime, "export", f"run={self.directory}/run", f"out={out}")
             return torch.export.load(out).module()
         trained = resume.trained_config(self.directory / "run", RuntimeConfig(), None)
         manifest = load_manifest(self.directory / "data")
@@ -118,13 +118,13 @@ class Model(NamedTuple):
         return export_program.program_of(model, manifest.num_embeddings, multi_hot)
 
 
-def trained(here: Runtime, directory: Path, raw: str, schema: str, *keys: str) -> Model:
+def trained(runtime: Runtime, directory: Path, raw: str, schema: str, *keys: str) -> Model:
     """Prepare the file `raw` of the directory, of which the first rows are for training, and train a few steps."""
     (directory / "schema.yaml").write_text(schema)
     paths = [f"data.raw={directory}/{raw}", f"data.schema={directory}/schema.yaml", f"data.path={directory}/data"]
     preprocess(config("data=custom", *paths, "data.split.method=fraction", *keys))
-    assert train_here(here, *TRAIN, f"data.path={directory}/data", f"run.dir={directory}/run") == "completed"
-    return Model(here, directory)
+    assert train_here(runtime, *TRAIN, f"data.path={directory}/data", f"run.dir={directory}/run") == "completed"
+    return Model(runtime, directory)
 
 
 # ---- drawn tables
@@ -132,17 +132,17 @@ def trained(here: Runtime, directory: Path, raw: str, schema: str, *keys: str) -
 
 def forms_of(table: OwnTable, rows: list[int], draw: random.Random) -> list[Form]:
     """Files of these rows, in every form that candidates have."""
-    inputs, others = table.read, [column for column in table.columns if column.use != "label"]
+    inputs, unlabelled = table.read, [column for column in table.columns if column.use != "label"]
     vague = table.is_ambiguous
     has_dates = any(column.use == "date" for column in inputs)
     forms = []
     if not any(column.kind == "nasty list" for column in inputs):
         forms += text_forms(table, rows, draw)
         forms.append(Form("texts.jsonl", lambda path: write_lines(path, objects_of(rows, inputs, as_text=True))))
-        texts = (rows, others)
+        texts = (rows, unlabelled)
         forms.append(Form("texts.parquet", lambda path: write_parquet(path, *texts, as_text=True)))
     objects = objects_of(rows, inputs)
-    mixed = objects_of(rows, draw.sample(others, len(others)))
+    mixed = objects_of(rows, draw.sample(unlabelled, len(unlabelled)))
     user, items = cut_users_columns(objects)
 
     def write_pair(path: Path) -> None:
@@ -156,7 +156,7 @@ def forms_of(table: OwnTable, rows: list[int], draw: random.Random) -> list[Form
         Form("items.jsonl", write_pair, vague, user="user.jsonl"),
         Form(
             "typed.parquet",
-            lambda path: write_parquet(path, rows, draw.sample(others, len(others))),
+            lambda path: write_parquet(path, rows, draw.sample(unlabelled, len(unlabelled))),
             vague or (has_dates and not table.is_typed),
         ),
     ]
@@ -221,15 +221,15 @@ def drawn_keys(draw: random.Random) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_drawn_tables(seed: int, here: Runtime, tmp_path: Path) -> None:
+def test_drawn_tables(seed: int, runtime: Runtime, tmp_path: Path) -> None:
     draw = random.Random(seed)
     raw = RAW_KINDS[seed % len(RAW_KINDS)]
     table, keys = drawn_table(draw, raw, ROWS), drawn_keys(draw)
     print(f"seed {seed}: {raw}, {keys}, {table.schema()}", *((c.name, c.kind, c.texts[:5]) for c in table.columns))
     write_raw(table, tmp_path / f"rows.{raw}")
-    given = [f"data.{key}={value}" for key, value in keys.items()]
+    overrides = [f"data.{key}={value}" for key, value in keys.items()]
     chunk = f"data.chunk_bytes={draw.choice([700, 10**6])}"
-    model = trained(here, tmp_path, f"rows.{raw}", table.schema(), *given, chunk)
+    model = trained(runtime, tmp_path, f"rows.{raw}", table.schema(), *overrides, chunk)
     split = draw.choice(["train", "val"])
     expected = model.evaluate(split)
     first = 0 if split == "train" else load_manifest(tmp_path / "data").splits["train"].rows
@@ -266,8 +266,8 @@ def rows_of_people(
 ) -> list[str]:
     """Lines of 40 rows of user, label and number, whose label depends on both."""
     draw = random.Random(41)
-    drawn = [(f"u{draw.randint(1, 5)}", draw.choice(numbers)) for _ in range(40)]
-    return [line(user, int(user in ("u1", "u2") or number > 7), number) for user, number in drawn]
+    pairs = [(f"u{draw.randint(1, 5)}", draw.choice(numbers)) for _ in range(40)]
+    return [line(user, int(user in ("u1", "u2") or number > 7), number) for user, number in pairs]
 
 
 def comma(number: float) -> str:
@@ -284,14 +284,14 @@ def require_logits_of_train(model: Model, name: str) -> None:
 @pytest.mark.parametrize(
     "header", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["headerless", "header in training alone"]
 )
-def test_the_schema_s_delimiter_divides_candidates(here: Runtime, tmp_path: Path, header: bool) -> None:
+def test_the_schema_s_delimiter_divides_candidates(runtime: Runtime, tmp_path: Path, header: bool) -> None:
     """At the decimal comma of `0;u1;1,234` the rows themselves are divided otherwise."""
     lines = rows_of_people(lambda user, label, number: f"{label};{user};{comma(number)}\n")
     (tmp_path / "rows.csv").write_text("".join(["label;user;price\n"] * header + lines))
     (tmp_path / "bare.csv").write_text("".join(lines))
     columns = "label: label\ndense: [price]\nsparse: [user]\n" if header else "label: 0\ndense: [2]\nsparse: [1]\n"
     schema = f'delimiter: ";"\ndecimal: ","\nheader: {str(header).lower()}\n{columns}'
-    require_logits_of_train(trained(here, tmp_path, "rows.csv", schema, "data.dense_transform=raw"), "bare.csv")
+    require_logits_of_train(trained(runtime, tmp_path, "rows.csv", schema, "data.dense_transform=raw"), "bare.csv")
 
 
 @pytest.mark.parametrize(
@@ -303,7 +303,7 @@ def test_the_schema_s_delimiter_divides_candidates(here: Runtime, tmp_path: Path
     "form", ["jsonl", *(pytest.param(form, marks=pytest.mark.slow) for form in ("parquet", "json"))]
 )
 def test_numbers_with_types_are_those_numbers(
-    here: Runtime, tmp_path: Path, form: str, numbers: tuple[float, ...]
+    runtime: Runtime, tmp_path: Path, form: str, numbers: tuple[float, ...]
 ) -> None:
     """By the text's decimal comma and thousands, 1.234 would be 1234, and 4.95 no number."""
     lines = rows_of_people(lambda user, label, number: f"{label};{user};{comma(number)}\n", numbers)
@@ -312,27 +312,29 @@ def test_numbers_with_types_are_those_numbers(
     objects = [json.loads(text) for text in people]
     write_objects(tmp_path / f"people.{form}", objects)
     schema = 'delimiter: ";"\ndecimal: ","\nthousands: "."\nlabel: label\ndense: [price]\nsparse: [user]\n'
-    require_logits_of_train(trained(here, tmp_path, "rows.csv", schema, "data.dense_transform=raw"), f"people.{form}")
+    require_logits_of_train(
+        trained(runtime, tmp_path, "rows.csv", schema, "data.dense_transform=raw"), f"people.{form}"
+    )
 
 
 @pytest.mark.parametrize("labelled", [pytest.param(True, marks=pytest.mark.slow), False])
-def test_an_unused_last_column_counts(here: Runtime, tmp_path: Path, labelled: bool) -> None:
+def test_an_unused_last_column_counts(runtime: Runtime, tmp_path: Path, labelled: bool) -> None:
     """Without the label, rows of as many fields as the used columns have were read one column off."""
     lines = rows_of_people(lambda user, label, number: f"{label},{number},{user},{len(user) + label}\n")
     (tmp_path / "rows.csv").write_text("".join(lines))
     (tmp_path / "new.csv").write_text("".join(line if labelled else line[2:] for line in lines))
     schema = "header: false\nlabel: 0\ndense: [1]\nsparse: [2]\n"
-    require_logits_of_train(trained(here, tmp_path, "rows.csv", schema), "new.csv")
+    require_logits_of_train(trained(runtime, tmp_path, "rows.csv", schema), "new.csv")
 
 
 @pytest.mark.parametrize("form", ["jsonl", pytest.param("parquet", marks=pytest.mark.slow)])
-def test_lists_are_not_joined_and_divided_again(here: Runtime, tmp_path: Path, form: str) -> None:
+def test_lists_are_not_joined_and_divided_again(runtime: Runtime, tmp_path: Path, form: str) -> None:
     """The single value "a|b" is not two values, and "" is one."""
     bags: list[list[str]] = [["a|b"], ["a", "b"], [""], [], ["a"], ["b", ""]]
     objects = [{"label": row % 3 % 2, "tags": bags[row % len(bags)]} for row in range(42)]
     write_parquet_objects(tmp_path / "rows.parquet", objects)
     write_objects(tmp_path / f"new.{form}", [{"tags": item["tags"]} for item in objects])
-    model = trained(here, tmp_path, "rows.parquet", "label: label\nsparse: [tags]\n")
+    model = trained(runtime, tmp_path, "rows.parquet", "label: label\nsparse: [tags]\n")
     require_logits_of_train(model, f"new.{form}")
 
 
@@ -340,7 +342,7 @@ def test_lists_are_not_joined_and_divided_again(here: Runtime, tmp_path: Path, f
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
 @pytest.mark.parametrize("encoding", ["hash", pytest.param("vocabulary", marks=pytest.mark.slow)])
 def test_a_frame_is_scored_as_the_text_that_it_was_written_to(
-    here: Runtime, tmp_path: Path, encoding: str, form: str
+    runtime: Runtime, tmp_path: Path, encoding: str, form: str
 ) -> None:
     """pandas writes truth values as True, and integers of a column with gaps as 3.0."""
     draw = random.Random(5)
@@ -357,7 +359,7 @@ def test_a_frame_is_scored_as_the_text_that_it_was_written_to(
     (tmp_path / "rows.csv").write_text("".join(["label,new,size,user\n", *lines]))
     write_objects(tmp_path / f"new.{form}", objects)
     keys = [f"data.encoding={encoding}", *(["data.max_ind_range=1000"] if encoding == "hash" else [])]
-    model = trained(here, tmp_path, "rows.csv", "label: label\nsparse: [new, size, user]\n", *keys)
+    model = trained(runtime, tmp_path, "rows.csv", "label: label\nsparse: [new, size, user]\n", *keys)
     require_logits_of_train(model, f"new.{form}")
 
 
@@ -373,32 +375,32 @@ def test_a_frame_is_scored_as_the_text_that_it_was_written_to(
     ],
 )
 def test_typed_values_of_several_spellings_or_none_are_refused(
-    here: Runtime, tmp_path: Path, texts: list[str], value: Any
+    runtime: Runtime, tmp_path: Path, texts: list[str], value: Any
 ) -> None:
     """Which of a column's texts is meant cannot be known."""
     lines = [f"{row % 2},{texts[row % len(texts)]}\n" for row in range(40)]
     (tmp_path / "rows.csv").write_text("".join(["label,kind\n", *lines]))
     (tmp_path / "new.jsonl").write_text('{"kind": "x"}\n' + json.dumps({"kind": value}) + "\n")
     keys = ["data.encoding=hash", "data.max_ind_range=1000"]
-    model = trained(here, tmp_path, "rows.csv", "label: label\nsparse: [kind]\n", *keys)
+    model = trained(runtime, tmp_path, "rows.csv", "label: label\nsparse: [kind]\n", *keys)
     with pytest.raises(UserError, match=r"new\.jsonl: row 2, column kind: "):
         model.recommend("new.jsonl")
 
 
-def test_text_is_its_own_category_in_every_form(here: Runtime, tmp_path: Path) -> None:
+def test_text_is_its_own_category_in_every_form(runtime: Runtime, tmp_path: Path) -> None:
     """What looks like a number or a truth value, too."""
     texts = ["3", "3.0", "03", "True", "true", "1", "null", ""]
     objects = [{"label": row % 3 % 2, "kind": texts[row % len(texts)]} for row in range(56)]
     lines = [f"{item['label']},{item['kind']}\n" for item in objects]
     (tmp_path / "rows.csv").write_text("".join(["label,kind\n", *lines]))
-    model = trained(here, tmp_path, "rows.csv", "label: label\nsparse: [kind]\n")
+    model = trained(runtime, tmp_path, "rows.csv", "label: label\nsparse: [kind]\n")
     for form in ("jsonl", "parquet"):
         write_objects(tmp_path / f"new.{form}", objects)
         require_logits_of_train(model, f"new.{form}")
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", pytest.param("rows.ndjson", marks=pytest.mark.slow)])
-def test_json_lines_are_raw_data(here: Runtime, tmp_path: Path, name: str) -> None:
+def test_json_lines_are_raw_data(runtime: Runtime, tmp_path: Path, name: str) -> None:
     """And score as themselves, as Parquet and as text."""
     draw = random.Random(8)
     objects = [
@@ -411,7 +413,7 @@ def test_json_lines_are_raw_data(here: Runtime, tmp_path: Path, name: str) -> No
         for row in range(42)
     ]
     write_objects(tmp_path / name, objects)
-    model = trained(here, tmp_path, name, "label: label\ndense: [price]\nsparse: [user, tags]\n")
+    model = trained(runtime, tmp_path, name, "label: label\ndense: [price]\nsparse: [user, tags]\n")
     require_logits_of_train(model, name)
     write_objects(tmp_path / "new.json", objects)
     require_logits_of_train(model, "new.json")
@@ -421,13 +423,13 @@ def test_json_lines_are_raw_data(here: Runtime, tmp_path: Path, name: str) -> No
 @pytest.mark.parametrize(
     "form", ["csv", *(pytest.param(form, marks=pytest.mark.slow) for form in ("jsonl", "parquet"))]
 )
-def test_missing_marks_are_of_whole_fields(here: Runtime, tmp_path: Path, form: str) -> None:
+def test_missing_marks_are_of_whole_fields(runtime: Runtime, tmp_path: Path, form: str) -> None:
     """A field of a mark alone holds no category; a mark beside others is one of them."""
     fields = ["NA", "a|NA", "a", "", "b"]
     lines = [f"{row % 3 % 2},{fields[row % len(fields)]}\n" for row in range(45)]
     (tmp_path / "rows.csv").write_text("".join(["label,tags\n", *lines]))
     schema = "label: label\nmissing: [NA]\nsparse: [{column: tags, separator: '|'}]\n"
-    model = trained(here, tmp_path, "rows.csv", schema)
+    model = trained(runtime, tmp_path, "rows.csv", schema)
     manifest = load_manifest(tmp_path / "data")
     first = open_shard(tmp_path / "data", "train", manifest.splits["train"].shards[0], manifest)
     assert np.diff(first.bags[0].offsets)[:5].tolist() == [0, 2, 1, 0, 1]

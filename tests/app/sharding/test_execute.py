@@ -55,14 +55,14 @@ def test_fbgemm_trains_tables_beside_empty_ones_as_torch_does(kind: EmbOptimType
     ids = [torch.tensor([0, rows - 1, 0] if rows else [], dtype=torch.int64) for rows, _ in shapes]
     offsets = torch.tensor([0, *torch.cat([_ends(part) for part in ids]).cumsum(0).tolist()])
     for _ in range(2):
-        found = tables(torch.cat(ids), offsets)
+        outputs = tables(torch.cat(ids), offsets)
         looked_up = [weight[part] for weight, part in zip(expected, ids, strict=True)]
-        wanted = torch.cat(looked_up) if by_id else torch.cat([_pooled(rows) for rows in looked_up], dim=1)
-        torch.testing.assert_close(found, wanted)
-        factors = torch.arange(1.0, found.numel() + 1).view_as(found)
-        (found * factors).sum().backward()
+        expected_outputs = torch.cat(looked_up) if by_id else torch.cat([_pooled(rows) for rows in looked_up], dim=1)
+        torch.testing.assert_close(outputs, expected_outputs)
+        factors = torch.arange(1.0, outputs.numel() + 1).view_as(outputs)
+        (outputs * factors).sum().backward()
         torchs.zero_grad()
-        (wanted * factors).sum().backward()
+        (expected_outputs * factors).sum().backward()
         torchs.step()
     for weight, other in zip(weights, expected, strict=True):
         torch.testing.assert_close(weight, other.detach())

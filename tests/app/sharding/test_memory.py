@@ -88,7 +88,7 @@ def live_bytes(this: session.Session) -> int:
     ],  # torch updates no others on CPUs
 )
 def test_a_plan_counts_what_a_live_model_takes(
-    here: Runtime, dataset: Path, optimizer: OptimizerName, storage: Storage, sizes: str
+    runtime: Runtime, dataset: Path, optimizer: OptimizerName, storage: Storage, sizes: str
 ) -> None:
     overrides = [
         *SMALL,
@@ -103,7 +103,7 @@ def test_a_plan_counts_what_a_live_model_takes(
     if not optimizer.algorithm.fused_on_cpu:
         overrides.append("sharding=data_parallel")
     config, manifest = compose_config(AppConfig, CONFIG_DIR, overrides), load_manifest(dataset)
-    this = session.build(config, here, dataset, manifest)
+    this = session.build(config, runtime, dataset, manifest)
     bag_sizes = from_config.bag_sizes_of(config, dataset, manifest)
     arch = make_sparse_arch(config.model, manifest.num_embeddings, from_config.multi_hot_features(config, manifest))
     parts = estimates(arch, this.plan, from_config.workload(config, resolved("cpu", 1), arch, bag_sizes))
@@ -131,9 +131,9 @@ def test_a_gpus_plan_counts_what_fbgemm_allocates(name: OptimizerName, storage: 
         device=torch.device("meta"),
     )
     tensors = dict([*allocated.named_parameters(), *allocated.named_buffers()])
-    kept = {key: tensor for key, tensor in tensors.items() if key.startswith(("weights_", "momentum"))}
+    table_tensors = {key: tensor for key, tensor in tensors.items() if key.startswith(("weights_", "momentum"))}
     device, host = (
-        tensor_bytes(tensor for key, tensor in kept.items() if key.endswith(end) and tensor.numel() > 1)
+        tensor_bytes(tensor for key, tensor in table_tensors.items() if key.endswith(end) and tensor.numel() > 1)
         for end in ("_dev", "_uvm")
     )
     config = AppConfig(
@@ -165,14 +165,14 @@ def test_tables_that_do_not_fit_are_counted_as_stored() -> None:
         from_config.decide(config, torch.device("cuda"), arch, dict.fromkeys(rows, 1.0))
 
 
-def test_ids_a_bag_are_the_means_of_the_shards(here: Runtime, ragged: Path) -> None:
+def test_ids_a_bag_are_the_means_of_the_shards(runtime: Runtime, ragged: Path) -> None:
     """In the manifest, bytes a sample and plans; the dataset has shards of several sizes."""
     rows = ragged_rows("train", 2_000)
     means = {name: float(np.mean([len(row[name]) for row in rows])) for name in RAGGED_EMBEDDINGS}
     assert means["tags"] > 2 == means["genres"]
     overrides = [*SMALL, "run.name=x", f"data.path={ragged}", "optimizer=sgd", "model.embedding_dim=16"]
     config, manifest = compose_config(AppConfig, CONFIG_DIR, overrides), load_manifest(ragged)
-    this = session.build(config, here, ragged, manifest)
+    this = session.build(config, runtime, ragged, manifest)
     described = {name: table.ids_per_sample for name, table in describe_tables(this).items()}
     assert described == pytest.approx({f"t_{name}": mean for name, mean in means.items()})
     tables = this.model.module.sparse_arch.tables
@@ -187,11 +187,11 @@ def test_ids_a_bag_are_the_means_of_the_shards(here: Runtime, ragged: Path) -> N
     for name, ids in means.items():
         (part,) = parts[f"t_{name}"]
         vectors = batch * min(1.0, ids) * 16 * 4
-        kept = RAGGED_EMBEDDINGS[name] * 16 * 4
-        assert part.total_bytes == pytest.approx(kept + vectors + batch * ids * 8, abs=2)
+        table_bytes = RAGGED_EMBEDDINGS[name] * 16 * 4
+        assert part.total_bytes == pytest.approx(table_bytes + vectors + batch * ids * 8, abs=2)
 
 
-def test_empty_bags_alone_can_be_planned(tmp_path: Path, here: Runtime) -> None:
+def test_empty_bags_alone_can_be_planned(tmp_path: Path, runtime: Runtime) -> None:
     manifest = write_ragged_dataset(tmp_path, {"train": 10})
     path = shard_path(tmp_path, "train", "00000", "offsets")
     np.save(path, np.where(np.arange(21) > 9, np.load(path) - np.load(path)[10], 0))
@@ -201,4 +201,6 @@ def test_empty_bags_alone_can_be_planned(tmp_path: Path, here: Runtime) -> None:
         [*SMALL, "run.name=x", f"data.path={tmp_path}", "topology=cpu", "sharding.types=[table_wise,row_wise]"],
     )
     assert from_config.bag_sizes_of(config, tmp_path, manifest)["tags"] == 0
-    assert set(session.build(config, here, tmp_path, manifest).plan.tables) == {f"t_{key}" for key in RAGGED_EMBEDDINGS}
+    assert set(session.build(config, runtime, tmp_path, manifest).plan.tables) == {
+        f"t_{key}" for key in RAGGED_EMBEDDINGS
+    }

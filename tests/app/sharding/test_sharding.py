@@ -62,9 +62,9 @@ def test_every_type_trains_as_one_process(
         "+sharding.tables.cat_2.types=[column_wise,row_wise]",
         "+sharding.tables.t_cat_1.types=table_row_wise",
     )
-    *results, chosen = run_group([*cases, mixed], world_size, tmp_path / "results.json", local_world_size=2)
-    np.testing.assert_allclose(chosen["losses"], alone["adagrad"]["losses"], rtol=1e-5)
-    types = {name: table["type"] for name, table in chosen["plan"]["tables"].items()}
+    *results, auto_result = run_group([*cases, mixed], world_size, tmp_path / "results.json", local_world_size=2)
+    np.testing.assert_allclose(auto_result["losses"], alone["adagrad"]["losses"], rtol=1e-5)
+    types = {name: table["type"] for name, table in auto_result["plan"]["tables"].items()}
     assert types["t_cat_1"] == "table_row_wise"
     assert types["t_cat_2"] in ("column_wise", "row_wise")
     for (algorithm, kind), result in zip(combinations, results, strict=True):

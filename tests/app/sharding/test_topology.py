@@ -51,12 +51,12 @@ def test_an_unknown_device_is_described_as_the_error_says(tmp_path: Path) -> Non
     with pytest.raises(UserError, match=r"AMD Instinct MI300A \(gfx942, 127.5 GiB\) is not known") as caught:
         topology.resolve(TopologyConfig(), lambda: strange, 4)
     assert "\n" not in str(caught.value)
-    shown = str(caught.value).split("one way: ")[1].split("; then")[0]
+    example = str(caught.value).split("one way: ")[1].split("; then")[0]
     path = tmp_path / "mine.yaml"
-    path.write_text(shown.replace("...", "100"))
-    found = topology.resolve(TopologyConfig(file=str(path)), lambda: strange, 4)
-    assert (found.name, found.memory_gib, found.inter_host_gb_per_s) == ("mine", 128, 100)
-    path.write_text(shown.replace("...", "fast"))
+    path.write_text(example.replace("...", "100"))
+    hardware = topology.resolve(TopologyConfig(file=str(path)), lambda: strange, 4)
+    assert (hardware.name, hardware.memory_gib, hardware.inter_host_gb_per_s) == ("mine", 128, 100)
+    path.write_text(example.replace("...", "fast"))
     with pytest.raises(UserError, match=r"mine\.yaml: not a topology"):
         topology.resolve(TopologyConfig(file=str(path)), lambda: strange, 4)
     path.write_text("{name: mine, architecture: gfx942}")
@@ -65,21 +65,21 @@ def test_an_unknown_device_is_described_as_the_error_says(tmp_path: Path) -> Non
 
 
 def test_what_is_given_comes_before_what_is_known() -> None:
-    found = topology.resolve(TopologyConfig(intra_host_gb_per_s=25), lambda: DEVICES["a100_40"], 8)
-    assert (found.name, found.intra_host_gb_per_s, found.memory_gb_per_s) == ("a100_40", 25, 1555)
+    hardware = topology.resolve(TopologyConfig(intra_host_gb_per_s=25), lambda: DEVICES["a100_40"], 8)
+    assert (hardware.name, hardware.intra_host_gb_per_s, hardware.memory_gb_per_s) == ("a100_40", 25, 1555)
 
 
-@pytest.mark.parametrize("given", ["reserve", "link_efficiency", "memory_gib"])
-def test_what_is_given_comes_before_the_file_also_where_it_is_the_default(given: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("key", ["reserve", "link_efficiency", "memory_gib"])
+def test_what_is_given_comes_before_the_file_also_where_it_is_the_default(key: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text((CONFIG_DIR / "topology/h100.yaml").read_text() + "reserve: 0.5\nlink_efficiency: 0.4\n")
-    override = {"reserve": 0.15, "link_efficiency": 0.8, "memory_gib": 80}[given]
-    arguments = [f"topology.file={path}", f"topology.{given}={override}", "run.name=x"]
+    override = {"reserve": 0.15, "link_efficiency": 0.8, "memory_gib": 80}[key]
+    arguments = [f"topology.file={path}", f"topology.{key}={override}", "run.name=x"]
     config = compose_config(AppConfig, CONFIG_DIR, arguments).topology
-    found = topology.resolve(config, lambda: DEVICES["cpu"], 8)
-    assert (found.reserve, found.link_efficiency, found.memory_gib) == (
-        override if given == "reserve" else 0.5,
-        override if given == "link_efficiency" else 0.4,
+    hardware = topology.resolve(config, lambda: DEVICES["cpu"], 8)
+    assert (hardware.reserve, hardware.link_efficiency, hardware.memory_gib) == (
+        override if key == "reserve" else 0.5,
+        override if key == "link_efficiency" else 0.4,
         80,
     )
     plain = topology.resolve(topology.load("h100"), lambda: DEVICES["cpu"], 8)
@@ -92,16 +92,22 @@ def test_what_is_given_comes_before_the_file_also_where_it_is_the_default(given:
 def test_units_are_those_of_torchrec() -> None:
     """Bytes a millisecond."""
     h100 = topology.resolve(topology.load("h100"), lambda: DEVICES["h100"], 8)
-    made = topology.to_torchrec(h100, 16, 8)
-    assert made.hbm_mem_bw == 3350e9 / 1000
-    assert made.intra_host_bw == pytest.approx(0.8 * 450e9 / 1000)
-    assert made.inter_host_bw == pytest.approx(0.8 * 50e9 / 1000)
-    assert made.devices[15].storage.hbm == 80 * 2**30
-    assert (made.world_size, made.local_world_size, made.compute_device) == (16, 8, "cuda")
+    torchrec_topology = topology.to_torchrec(h100, 16, 8)
+    assert torchrec_topology.hbm_mem_bw == 3350e9 / 1000
+    assert torchrec_topology.intra_host_bw == pytest.approx(0.8 * 450e9 / 1000)
+    assert torchrec_topology.inter_host_bw == pytest.approx(0.8 * 50e9 / 1000)
+    assert torchrec_topology.devices[15].storage.hbm == 80 * 2**30
+    assert (torchrec_topology.world_size, torchrec_topology.local_world_size, torchrec_topology.compute_device) == (
+        16,
+        8,
+        "cuda",
+    )
 
 
 def test_a_cpus_memory_is_shared_by_its_processes() -> None:
     resolved = topology.resolve(TopologyConfig(), lambda: DEVICES["cpu"], 4)
-    made = topology.to_torchrec(resolved, 4, 4)
-    assert made.compute_device == "cpu"
-    assert made.devices[0].storage.ddr == pytest.approx(DEVICES["cpu"].memory_gib * 2**30 / 4 * 0.85, rel=1e-3)
+    torchrec_topology = topology.to_torchrec(resolved, 4, 4)
+    assert torchrec_topology.compute_device == "cpu"
+    assert torchrec_topology.devices[0].storage.ddr == pytest.approx(
+        DEVICES["cpu"].memory_gib * 2**30 / 4 * 0.85, rel=1e-3
+    )

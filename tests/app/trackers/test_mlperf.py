@@ -21,8 +21,8 @@ STEPS = 10  # of an epoch
 
 def tracker(path: Path, from_step: int, *overrides: str) -> MLPerf:
     pytest.importorskip("mlperf_logging")
-    given = ["recipe=mlperf_v2", "train.global_batch_size=100", *overrides]
-    return MLPerf(path, compose_config(AppConfig, CONFIG_DIR, given), ROWS, 1, from_step)
+    arguments = ["recipe=mlperf_v2", "train.global_batch_size=100", *overrides]
+    return MLPerf(path, compose_config(AppConfig, CONFIG_DIR, arguments), ROWS, 1, from_step)
 
 
 def send(to: MLPerf, *events: tuple[str, int]) -> None:
@@ -105,8 +105,8 @@ def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
 def test_the_lowest_precision_between_processes_is_that_of_qcomm(
     forward: str, backward: str, lowest: str, tmp_path: Path
 ) -> None:
-    given = [f"sharding.qcomm.forward={forward}", f"sharding.qcomm.backward={backward}", "recipe=mlperf_v4"]
-    tracker(tmp_path / "log", 0, *given).close(None)
+    overrides = [f"sharding.qcomm.forward={forward}", f"sharding.qcomm.backward={backward}", "recipe=mlperf_v4"]
+    tracker(tmp_path / "log", 0, *overrides).close(None)
     entries = [json.loads(line.partition(":::MLLOG ")[2]) for line in (tmp_path / "log").read_text().splitlines()]
     assert [entry["value"] for entry in entries if entry["key"] == "lowest_numerical_precision_in_comm"] == [lowest]
 

@@ -38,7 +38,7 @@ def board(run: Path) -> EventAccumulator:
 
 def assert_board_shows(run: Path) -> None:
     """Every figure of metrics.jsonl once, and nothing else."""
-    shown = board(run)
+    accumulator = board(run)
     for tag, kind, key in (
         ("train/loss", "train", "loss"),
         ("train/accuracy", "train", "accuracy"),
@@ -46,11 +46,11 @@ def assert_board_shows(run: Path) -> None:
         ("train/lr", "train", "lr"),
     ):
         expected = [(event["step"], event[key]) for event in events(run, kind)]
-        found = [(event.step, event.value) for event in shown.Scalars(tag)]
-        assert [step for step, _ in found] == [step for step, _ in expected], tag
-        assert [value for _, value in found] == pytest.approx([value for _, value in expected], rel=1e-6), tag
+        points = [(event.step, event.value) for event in accumulator.Scalars(tag)]
+        assert [step for step, _ in points] == [step for step, _ in expected], tag
+        assert [value for _, value in points] == pytest.approx([value for _, value in expected], rel=1e-6), tag
     for tag in ("eval/probabilities of clicks", "eval/probabilities of no clicks"):
-        assert [event.step for event in shown.Histograms(tag)] == [event["step"] for event in events(run, "eval")]
+        assert [event.step for event in accumulator.Histograms(tag)] == [event["step"] for event in events(run, "eval")]
 
 
 @pytest.mark.slow
@@ -66,12 +66,12 @@ def test_tensorboard_shows_a_killed_and_resumed_run_once(run_app: Command, datas
     killed = ended(forked("train", *overrides, "train.max_steps=70", cwd=tmp_path, fault="in the step:47"), tmp_path)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert max(event["step"] for event in events(run, "train")) > 40  # these steps come again
-    done = run_app("train", *overrides, "train.max_steps=70")
-    assert done.returncode == 0, done.stderr
-    assert "resume: from" in done.stderr
+    process = run_app("train", *overrides, "train.max_steps=70")
+    assert process.returncode == 0, process.stderr
+    assert "resume: from" in process.stderr
     assert_board_shows(run)
-    again = run_app("train", *overrides, "train.max_steps=25", "checkpoint.resume=never", "checkpoint.overwrite=true")
-    assert again.returncode == 0, again.stderr
+    restart = run_app("train", *overrides, "train.max_steps=25", "checkpoint.resume=never", "checkpoint.overwrite=true")
+    assert restart.returncode == 0, restart.stderr
     assert_board_shows(run)
 
 
@@ -89,7 +89,7 @@ def test_tensorboard_has_every_number_of_every_event_and_begins_with_evaluations
         tracker.event(decode_event(line))
     tracker.close(None)
     accumulator = board(tmp_path)
-    shown = {tag: accumulator.Scalars(tag)[0].value for tag in accumulator.Tags()["scalars"]}
+    scalars = {tag: accumulator.Scalars(tag)[0].value for tag in accumulator.Tags()["scalars"]}
     expected = {
         "eval/auc": 0.75,
         "eval/ne": 0.5,
@@ -104,9 +104,9 @@ def test_tensorboard_has_every_number_of_every_event_and_begins_with_evaluations
         "various/train/measured/steps": 4,
         "various/train/measured/joules": 2,
     }
-    assert {tag: value for tag, value in shown.items() if value} == pytest.approx(expected)
-    assert not any(shown[tag] for tag in shown.keys() - expected.keys())  # sums of what was not measured are 0
-    assert min(shown).startswith("eval/")
+    assert {tag: value for tag, value in scalars.items() if value} == pytest.approx(expected)
+    assert not any(scalars[tag] for tag in scalars.keys() - expected.keys())  # sums of what was not measured are 0
+    assert min(scalars).startswith("eval/")
 
 
 def test_hyper_parameters_are_flat_and_of_simple_types() -> None:
@@ -154,10 +154,10 @@ def test_prometheus_serves_the_newest_figures_and_lets_the_port_go() -> None:
 def test_a_client_that_is_not_here_is_said_at_once(key: str, run_app: Command, tmp_path: Path) -> None:
     if importlib.util.find_spec(key) is not None:
         pytest.skip(f"the {key} package is here")
-    done = run_app("train", *SMALL, "data.path=nowhere", "run.name=x", f"record.{key}=somewhere")
-    assert done.returncode == 2
+    process = run_app("train", *SMALL, "data.path=nowhere", "run.name=x", f"record.{key}=somewhere")
+    assert process.returncode == 2
     assert (
-        done.stderr == f"error: record.{key}=somewhere: the {key} package is not installed; "
+        process.stderr == f"error: record.{key}=somewhere: the {key} package is not installed; "
         "install it, or leave this out\n"
     )
     assert not (tmp_path / "runs").exists()
@@ -167,10 +167,10 @@ def test_mlflow_goes_on_in_the_same_run(run_app: Command, dataset: Path, tmp_pat
     mlflow = pytest.importorskip("mlflow", reason="MLflow's client is not installed (it is optional)")
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     for steps in (20, 40):
-        done = run_app(
+        process = run_app(
             "train", *SMALL, f"data.path={dataset}", "run.name=x", f"train.max_steps={steps}", f"record.mlflow={uri}"
         )
-        assert done.returncode == 0, done.stderr
+        assert process.returncode == 0, process.stderr
     client = mlflow.MlflowClient(uri)
     (run,) = client.search_runs([client.get_experiment_by_name("clickwork").experiment_id])
     assert run.info.status == "FINISHED"

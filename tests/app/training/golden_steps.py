@@ -48,7 +48,7 @@ CASES = {
 }
 
 
-def train_case(case: str, here: Runtime) -> tuple[NDArray[np.float32], dict[str, NDArray[np.float32]]]:
+def train_case(case: str, runtime: Runtime) -> tuple[NDArray[np.float32], dict[str, NDArray[np.float32]]]:
     """The loss of each step, and the final parameters by the reference's names."""
     golden = np.load(GOLDEN / f"dlrm_small_{case}.npz")
     algorithm, lr, interaction, itself = CASES[case]
@@ -59,7 +59,7 @@ def train_case(case: str, here: Runtime) -> tuple[NDArray[np.float32], dict[str,
         schedule=ScheduleConfig(ScheduleName.constant),
         train=TrainConfig(global_batch_size=BATCH, log_every_steps=1),
     )
-    this = session.build(config, here, Path("golden"), manifest())
+    this = session.build(config, runtime, Path("golden"), manifest())
     _set_initial(this, golden, columns_of(case))
     state, _ = loops.train(this, this.on_device(batches(golden)), STEPS, config.train)
     return np.concatenate(state.losses), _final_parameters(this)
@@ -81,18 +81,18 @@ def _final_parameters(this: session.Session) -> dict[str, NDArray[np.float32]]:
 
 def _our_columns(num_vectors: int, itself: bool) -> NDArray[np.int64]:
     """The reference's column of each of ours: it goes by the lower triangle, we by the upper."""
-    theirs = [(i, j) for i in range(num_vectors) for j in range(i + itself)]
-    ours = [(i, j) for i in range(num_vectors) for j in range(i if itself else i + 1, num_vectors)]
-    return np.array([*range(4), *(4 + theirs.index((j, i)) for i, j in ours)])
+    reference_pairs = [(i, j) for i in range(num_vectors) for j in range(i + itself)]
+    pairs = [(i, j) for i in range(num_vectors) for j in range(i if itself else i + 1, num_vectors)]
+    return np.array([*range(4), *(4 + reference_pairs.index((j, i)) for i, j in pairs)])
 
 
 def _dense_parameters(this: session.Session) -> Iterator[tuple[str, torch.nn.Parameter]]:
     """Dense parameters by the reference's names."""
-    for ours, theirs in (("dense_arch", "bot"), ("over_arch", "top")):
+    for arch, reference_name in (("dense_arch", "bot"), ("over_arch", "top")):
         for layer in (0, 1):
-            linear: Any = getattr(this.model.module, ours)[layer]
-            yield f"{theirs}_{layer}_w", linear.weight
-            yield f"{theirs}_{layer}_b", linear.bias
+            linear: Any = getattr(this.model.module, arch)[layer]
+            yield f"{reference_name}_{layer}_w", linear.weight
+            yield f"{reference_name}_{layer}_b", linear.bias
 
 
 def _set_initial(this: session.Session, golden: Any, order: NDArray[np.int64]) -> None:
@@ -120,15 +120,15 @@ def manifest() -> Manifest:
 
 
 def batches(golden: Any) -> Iterator[Batch]:
-    used = 0
+    offset = 0
     for step in range(STEPS):
         if "idx" in golden:
             lengths = np.ones((26, BATCH), dtype=np.int32)
             values = golden["idx"][step].T.reshape(-1)
         else:
             lengths = golden["lengths"][step].astype(np.int32)
-            values = golden["values"][used : used + lengths.sum()]
-            used += int(lengths.sum())
+            values = golden["values"][offset : offset + lengths.sum()]
+            offset += int(lengths.sum())
         sparse_features = KeyedJaggedTensor(
             keys=FEATURES,
             values=torch.from_numpy(values.astype(np.int32)),
@@ -140,13 +140,13 @@ def batches(golden: Any) -> Iterator[Batch]:
 
 
 def main() -> None:
-    here = platform.start(RuntimeConfig(platform=Platform.cuda), seed=0, deterministic=True)
-    found: dict[str, NDArray[np.float32]] = {}
+    runtime = platform.start(RuntimeConfig(platform=Platform.cuda), seed=0, deterministic=True)
+    arrays: dict[str, NDArray[np.float32]] = {}
     for case in CASES:
-        losses, parameters = train_case(case, here)
-        found[f"{case}/losses"] = losses
-        found |= {f"{case}/{key}": values for key, values in parameters.items()}
-    np.savez(sys.argv[1], **found)  # type: ignore[arg-type]
+        losses, parameters = train_case(case, runtime)
+        arrays[f"{case}/losses"] = losses
+        arrays |= {f"{case}/{key}": values for key, values in parameters.items()}
+    np.savez(sys.argv[1], **arrays)  # type: ignore[arg-type]
     platform.stop()
 
 

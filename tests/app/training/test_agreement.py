@@ -90,8 +90,8 @@ def contents(root: Path) -> list[str]:
 
 
 def test_another_setting_is_refused_before_anything_is_written(dataset: Path, tmp_path: Path) -> None:
-    given = [f"data.path={dataset}", f"run.dir={tmp_path / 'shared'}"]
-    outcome = train_apart(tmp_path, [*given, "optimizer.lr=0.5"], [*given, "optimizer.lr=0.25"])
+    overrides = [f"data.path={dataset}", f"run.dir={tmp_path / 'shared'}"]
+    outcome = train_apart(tmp_path, [*overrides, "optimizer.lr=0.5"], [*overrides, "optimizer.lr=0.25"])
     refused(outcome, "the machines differ: optimizer.lr: 0.5 on ", ", 0.25 on ")
     assert contents(tmp_path) == ["a", "b"]
 
@@ -104,15 +104,15 @@ def test_another_setting_is_refused_before_anything_is_written(dataset: Path, tm
 def test_other_code_and_releases_are_refused(
     dataset: Path, tmp_path: Path, change: Callable[[], None], words: str
 ) -> None:
-    given = [f"data.path={dataset}", f"run.dir={tmp_path / 'shared'}"]
-    refused(train_apart(tmp_path, given, change=change), "the machines differ: ", words)
+    overrides = [f"data.path={dataset}", f"run.dir={tmp_path / 'shared'}"]
+    refused(train_apart(tmp_path, overrides, change=change), "the machines differ: ", words)
     assert contents(tmp_path) == ["a", "b"]
 
 
 @pytest.mark.slow
 def test_other_releases_may_be_meant(dataset: Path, tmp_path: Path) -> None:
-    given = [f"data.path={dataset}", f"run.dir={tmp_path / 'shared'}", "runtime.different_releases=true"]
-    assert train_apart(tmp_path, given, change=other_release)[0] == [0, 0]
+    overrides = [f"data.path={dataset}", f"run.dir={tmp_path / 'shared'}", "runtime.different_releases=true"]
+    assert train_apart(tmp_path, overrides, change=other_release)[0] == [0, 0]
     assert summary(tmp_path / "shared")["status"] == "completed"
     assert "different_releases: true" in (tmp_path / "shared/config.yaml").read_text()
 
@@ -120,10 +120,10 @@ def test_other_releases_may_be_meant(dataset: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_another_dataset_and_none_are_refused(tmp_path: Path) -> None:
     write_dataset(tmp_path / "a/data")
-    given = ["data.path=data", f"run.dir={tmp_path / 'shared'}"]
-    refused(train_apart(tmp_path, given), "error: on ", "data: no dataset here")
+    overrides = ["data.path=data", f"run.dir={tmp_path / 'shared'}"]
+    refused(train_apart(tmp_path, overrides), "error: on ", "data: no dataset here")
     write_dataset(tmp_path / "b/data", seed=1)
-    refused(train_apart(tmp_path, given), "the machines have different datasets (digest ")
+    refused(train_apart(tmp_path, overrides), "the machines have different datasets (digest ")
     assert not (tmp_path / "shared").exists()
 
 
@@ -131,13 +131,13 @@ def test_another_dataset_and_none_are_refused(tmp_path: Path) -> None:
 def test_an_equal_dataset_is_read_and_checked_on_each_machine(dataset: Path, tmp_path: Path) -> None:
     for name in "ab":
         shutil.copytree(dataset, tmp_path / name / "data")
-    given = ["data.path=data", f"run.dir={tmp_path / 'shared'}"]
-    assert train_apart(tmp_path, given)[0] == [0, 0]
+    overrides = ["data.path=data", f"run.dir={tmp_path / 'shared'}"]
+    assert train_apart(tmp_path, overrides)[0] == [0, 0]
     assert summary(tmp_path / "shared")["status"] == "completed"
     shard = tmp_path / "b/data/train/00001.sparse.npy"
     shard.write_bytes(shard.read_bytes()[:-1] + b"\1")
-    again = [*given, "run.dir=" + str(tmp_path / "again")]
-    refused(train_apart(tmp_path, again), "error: on ", "data/train/00001.sparse.npy")
+    fresh_run = [*overrides, "run.dir=" + str(tmp_path / "again")]
+    refused(train_apart(tmp_path, fresh_run), "error: on ", "data/train/00001.sparse.npy")
     assert not (tmp_path / "again").exists()
 
 

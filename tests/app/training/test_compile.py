@@ -23,7 +23,7 @@ def test_ten_steps_have_the_losses_of_eager_ones(
 ) -> None:
     """Within 1e-6, relative; a large batch goes through oneDNN both ways."""
     for name in ("none", "dense"):
-        done = run_app(
+        process = run_app(
             "train",
             *SMALL,
             f"data.path={dataset}",
@@ -34,7 +34,7 @@ def test_ten_steps_have_the_losses_of_eager_ones(
             "train.epochs=100",
             f"runtime.compile={name}",
         )
-        assert done.returncode == 0, done.stderr
+        assert process.returncode == 0, process.stderr
     eager, compiled = losses(tmp_path / "runs/none"), losses(tmp_path / "runs/dense")
     assert len(eager) == 10
     np.testing.assert_allclose(compiled, eager, rtol=1e-6)
@@ -72,18 +72,20 @@ def test_a_killed_run_resumes_and_replays_to_the_same_bits(
 def test_a_resumption_without_it_says_so(run_app: Command, dataset: Path) -> None:
     overrides = [*SMALL, f"data.path={dataset}", "run.name=run"]
     assert run_app("train", *overrides, "train.max_steps=5").returncode == 0
-    done = run_app("train", *overrides, "train.max_steps=8", COMPILED)
-    assert done.returncode == 0, done.stderr
-    assert "(compile none then, dense now: results agree" in done.stderr
+    process = run_app("train", *overrides, "train.max_steps=8", COMPILED)
+    assert process.returncode == 0, process.stderr
+    assert "(compile none then, dense now: results agree" in process.stderr
 
 
 @pytest.mark.slow
 def test_without_a_compiler_it_is_refused(dataset: Path, tmp_path: Path) -> None:
     without = {"PATH": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
-    done = ended(forked("train", *SMALL, f"data.path={dataset}", COMPILED, cwd=tmp_path, environment=without), tmp_path)
-    assert done.returncode == 2
-    assert "runtime.compile=dense: torch.compile does not work on this machine" in error_line(done.stderr)
-    assert "give runtime.compile=none" in error_line(done.stderr)
+    process = ended(
+        forked("train", *SMALL, f"data.path={dataset}", COMPILED, cwd=tmp_path, environment=without), tmp_path
+    )
+    assert process.returncode == 2
+    assert "runtime.compile=dense: torch.compile does not work on this machine" in error_line(process.stderr)
+    assert "give runtime.compile=none" in error_line(process.stderr)
 
 
 def test_hstu_is_refused() -> None:

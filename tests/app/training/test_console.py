@@ -92,17 +92,17 @@ def test_a_run_that_overfits_or_learns_nothing_is_told() -> None:
 @pytest.mark.slow
 def test_a_warm_up_longer_than_the_run_is_told(dataset: Path, run_app: Command) -> None:
     short = [*SMALL, f"data.path={dataset}", "train.max_steps=20", "schedule=warmup_poly"]
-    done = run_app("train", *short, "schedule.warmup_steps=1000", "run.name=long")
-    assert "schedule.warmup_steps=1000: longer than the run's 20 steps" in done.stderr
-    remedy = re.search(r"set (schedule\.warmup_steps=\d+), or (schedule=constant)", done.stderr)
+    process = run_app("train", *short, "schedule.warmup_steps=1000", "run.name=long")
+    assert "schedule.warmup_steps=1000: longer than the run's 20 steps" in process.stderr
+    remedy = re.search(r"set (schedule\.warmup_steps=\d+), or (schedule=constant)", process.stderr)
     assert remedy is not None
     assert "longer than the run" not in run_app("train", *short, remedy[1], "run.name=short").stderr
 
 
 @pytest.mark.parametrize("no_colour", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_on_a_terminal(dataset: Path, tmp_path: Path, no_colour: bool) -> None:
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 160, 0, 0))
+    controller, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 160, 0, 0))
     forks = forked(
         "train",
         *SMALL,
@@ -110,16 +110,16 @@ def test_on_a_terminal(dataset: Path, tmp_path: Path, no_colour: bool) -> None:
         "run.name=a",
         "train.max_steps=20",
         cwd=tmp_path,
-        stderr=os.ttyname(theirs),
+        stderr=os.ttyname(terminal),
         environment={"TERM": "xterm", "NO_COLOR": "1" if no_colour else ""},
     )
-    seen = io.BytesIO()
-    while forks[0].exitcode is None or select.select([ours], [], [], 0)[0]:
-        if select.select([ours], [], [], 0.05)[0]:
-            seen.write(os.read(ours, 4096))
-    os.close(theirs)
-    os.close(ours)
-    text = seen.getvalue().decode()
+    output = io.BytesIO()
+    while forks[0].exitcode is None or select.select([controller], [], [], 0)[0]:
+        if select.select([controller], [], [], 0.05)[0]:
+            output.write(os.read(controller, 4096))
+    os.close(terminal)
+    os.close(controller)
+    text = output.getvalue().decode()
     assert forks[0].exitcode == 0, text
     assert "100%|" in text
     assert "step 20/20" in text

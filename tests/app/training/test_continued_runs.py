@@ -37,62 +37,62 @@ def best_of(run: Path) -> int | None:
 
 def set_aucs(monkeypatch: pytest.MonkeyPatch, *aucs: float) -> None:
     """Let evaluations have these AUCs, in turn."""
-    measured, left = Session.evaluate, iter(aucs)
+    measured, queue = Session.evaluate, iter(aucs)
 
     def evaluated(self: Session, *arguments: Any) -> Evaluation:
         result = measured(self, *arguments)
-        return result._replace(figures=structs.replace(result.figures, auc=next(left)))
+        return result._replace(figures=structs.replace(result.figures, auc=next(queue)))
 
     monkeypatch.setattr(Session, "evaluate", evaluated)
 
 
 @pytest.mark.slow
 def test_a_longer_run_keeps_the_best_checkpoint_of_the_shorter(
-    here: Runtime, base: list[str], monkeypatch: pytest.MonkeyPatch
+    runtime: Runtime, base: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last step's, which was saved before it was evaluated."""
     set_aucs(monkeypatch, 0.6, 0.7, 0.65, 0.66)
     several = [*base, "train.eval_every_steps=3", "checkpoint.keep=1"]
-    assert train_here(here, *several, "train.max_steps=6") == "completed"
+    assert train_here(runtime, *several, "train.max_steps=6") == "completed"
     assert best_of(Path("runs/x")) == 6
     for steps in (8, 9):
-        assert train_here(here, *several, f"train.max_steps={steps}") == "completed"
+        assert train_here(runtime, *several, f"train.max_steps={steps}") == "completed"
         assert best_of(Path("runs/x")) == 6
         assert summary(Path("runs/x"))["best"] == {"step": 6, "auc": 0.7}
     assert [event["step"] for event in events(Path("runs/x"), "eval")] == [3, 6, 8, 9]
 
 
 def test_the_summary_s_evaluation_is_of_the_model_that_is_served(
-    here: Runtime, base: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    runtime: Runtime, base: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Its figures are the ones that evaluate finds, which takes the best too; the rest is the newest's."""
     with monkeypatch.context() as measured:
         set_aucs(measured, 0.6, 0.7, 0.65)
-        assert train_here(here, *base, "train.max_steps=9", "train.eval_every_steps=3") == "completed"
+        assert train_here(runtime, *base, "train.max_steps=9", "train.eval_every_steps=3") == "completed"
     figures, run = summary(Path("runs/x")), Path("runs/x")
     recorded = {event["step"]: event for event in events(run, "eval")}
     assert (figures["steps"], figures["eval"]["step"], figures["last"]["step"]) == (9, 6, 9)
     for part in ("eval", "last"):
-        known = recorded[figures[part]["step"]]
-        assert figures[part] == {key: known[key] for key in figures[part] if key != "samples"} | {"samples": 501}
+        evaluation = recorded[figures[part]["step"]]
+        assert figures[part] == {key: evaluation[key] for key in figures[part] if key != "samples"} | {"samples": 501}
     assert recorded[6]["logloss"] != recorded[9]["logloss"]
-    for given, step in (([], 6), (["checkpoint=last"], 9)):
-        command_here(here, "evaluate", "run=runs/x", "split=val", "out=x.json", *given)
+    for overrides, step in (([], 6), (["checkpoint=last"], 9)):
+        command_here(runtime, "evaluate", "run=runs/x", "split=val", "out=x.json", *overrides)
         scored = json.loads(Path("x.json").read_bytes())
         assert (scored["step"], scored["logloss"]) == (step, pytest.approx(recorded[step]["logloss"], rel=1e-12))
 
 
 @pytest.mark.slow
 def test_without_a_best_the_summary_s_evaluation_is_the_last(
-    here: Runtime, base: list[str], monkeypatch: pytest.MonkeyPatch
+    runtime: Runtime, base: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that is resumed without checkpoint.keep_best keeps no best from before either."""
     several = [*base, "train.eval_every_steps=3"]
     set_aucs(monkeypatch, 0.7, 0.6, 0.5, 0.4)
-    assert train_here(here, *several, "train.max_steps=6") == "completed"
+    assert train_here(runtime, *several, "train.max_steps=6") == "completed"
     assert best_of(Path("runs/x")) == summary(Path("runs/x"))["eval"]["step"] == 3
     never = [*several, "checkpoint.keep_best=false"]
-    assert train_here(here, *never, "train.max_steps=9") == "completed"
+    assert train_here(runtime, *never, "train.max_steps=9") == "completed"
     figures = summary(Path("runs/x"))
     assert best_of(Path("runs/x")) is None
     assert figures["eval"] == figures["last"]
@@ -101,11 +101,11 @@ def test_without_a_best_the_summary_s_evaluation_is_the_last(
 
 
 def test_a_summary_of_an_older_version_names_the_newest_evaluation(
-    here: Runtime, base: list[str], monkeypatch: pytest.MonkeyPatch
+    runtime: Runtime, base: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is what a resumption adopts where the record's events are gone."""
     set_aucs(monkeypatch, 0.6, 0.7)
-    assert train_here(here, *base, "train.max_steps=6") == "completed"
+    assert train_here(runtime, *base, "train.max_steps=6") == "completed"
     path = Path("runs/x/summary.json")
     document = json.loads(path.read_bytes())
     del document["last"]
@@ -114,78 +114,78 @@ def test_a_summary_of_an_older_version_names_the_newest_evaluation(
     assert older is not None
     assert older.newest.step == 6
     Path("runs/x/metrics.jsonl").write_text("")
-    assert train_here(here, *base, "train.max_steps=6") == NOTHING_TO_DO
+    assert train_here(runtime, *base, "train.max_steps=6") == NOTHING_TO_DO
 
 
 @pytest.mark.parametrize("interrupted", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_another_split_is_refused_before_anything_changes(
-    interrupted: bool, here: Runtime, base: list[str], monkeypatch: pytest.MonkeyPatch
+    interrupted: bool, runtime: Runtime, base: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if interrupted:
         monkeypatch.setattr(stop.StopCheck, "requested", lambda _, step: step == 5)
-    train_here(here, *base, "train.max_steps=6", "train.eval_every_steps=3")
+    train_here(runtime, *base, "train.max_steps=6", "train.eval_every_steps=3")
     before = contents(Path("runs"))
     with pytest.raises(UserError, match=r"eval.split=test: runs/x evaluates val.*app.evaluate run=runs/x split=test"):
-        train_here(here, *base, "train.max_steps=6", "train.eval_every_steps=3", "eval.split=test")
+        train_here(runtime, *base, "train.max_steps=6", "train.eval_every_steps=3", "eval.split=test")
     assert contents(Path("runs")) == before
     assert best_of(Path("runs/x")) in (3, 6)
 
 
 @pytest.mark.slow
 def test_fewer_steps_than_were_trained_are_refused(
-    here: Runtime, base: list[str], monkeypatch: pytest.MonkeyPatch
+    runtime: Runtime, base: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as stopped:
         stopped.setattr(stop.StopCheck, "requested", lambda _, step: step == 5)
-        assert train_here(here, *base, "train.epochs=1", "train.eval_every_steps=3") == "interrupted"
+        assert train_here(runtime, *base, "train.epochs=1", "train.eval_every_steps=3") == "interrupted"
     before = contents(Path("runs"))
     for short, remedy in (
         ("train.max_steps=4", "train.max_steps=5"),
         ("train.max_samples=130", "train.max_samples=320"),
     ):
         with pytest.raises(UserError, match=rf"{short}: .*step_00000005 is at step 5 already.*give {remedy} or more"):
-            train_here(here, *base, short)
+            train_here(runtime, *base, short)
         assert contents(Path("runs")) == before
-    assert train_here(here, *base, "train.max_steps=5") == "completed"
+    assert train_here(runtime, *base, "train.max_steps=5") == "completed"
     assert summary(Path("runs/x"))["eval"]["step"] == 5
-    assert train_here(here, *base, "train.max_steps=4") == NOTHING_TO_DO
+    assert train_here(runtime, *base, "train.max_steps=4") == NOTHING_TO_DO
 
 
 def test_a_run_from_another_runs_checkpoint_keeps_its_own_best(
-    here: Runtime, base: list[str], monkeypatch: pytest.MonkeyPatch
+    runtime: Runtime, base: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_aucs(monkeypatch, 0.9, 0.8, 0.8, 0.7, 0.65, 0.6, 0.5)
-    assert train_here(here, *base, "train.max_steps=6", "train.eval_every_steps=3") == "completed"
+    assert train_here(runtime, *base, "train.max_steps=6", "train.eval_every_steps=3") == "completed"
     other = [*base, "run.name=y", "checkpoint.resume=runs/x", "checkpoint.keep=1"]
-    assert train_here(here, *other, "train.max_steps=12", "train.eval_every_steps=3") == "completed"
+    assert train_here(runtime, *other, "train.max_steps=12", "train.eval_every_steps=3") == "completed"
     assert summary(Path("runs/y"))["best"] == {"step": 6, "auc": 0.8}  # it evaluates where it starts
     assert best_of(Path("runs/y")) == 6
     assert [event["step"] for event in events(Path("runs/y"), "train")] == list(range(7, 13))
-    again = [*other, "train.max_steps=7", "checkpoint.overwrite=true"]
-    assert train_here(here, *again) == "completed"
+    restart = [*other, "train.max_steps=7", "checkpoint.overwrite=true"]
+    assert train_here(runtime, *restart) == "completed"
     assert [event["step"] for event in events(Path("runs/y"), "train")] == [7]
     assert summary(Path("runs/y"))["best"] == {"step": 7, "auc": 0.6}
     assert [path.name for path in whole_checkpoints(Path("runs/y/checkpoints"))] == ["step_00000007"]
-    assert train_here(here, *again, "train.max_steps=6", "run.name=z") == "completed"  # nothing is left to train
+    assert train_here(runtime, *restart, "train.max_steps=6", "run.name=z") == "completed"  # nothing is left to train
     assert best_of(Path("runs/z")) == 6
 
 
 @pytest.mark.slow
 def test_going_back_forgets_a_best_whose_checkpoint_is_gone(
-    here: Runtime, base: list[str], monkeypatch: pytest.MonkeyPatch
+    runtime: Runtime, base: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_aucs(monkeypatch, 0.7, 0.6, 0.8, 0.65)
     several = [*base, "train.eval_every_steps=2", "checkpoint.every_steps=2", "checkpoint.keep=2"]
-    assert train_here(here, *several, "train.max_steps=6") == "completed"
+    assert train_here(runtime, *several, "train.max_steps=6") == "completed"
     back = ["checkpoint.resume=runs/x/checkpoints/step_00000004", "checkpoint.overwrite=true", "train.max_steps=5"]
-    assert train_here(here, *several, *back) == "completed"
+    assert train_here(runtime, *several, *back) == "completed"
     assert summary(Path("runs/x"))["best"] == {"step": 5, "auc": 0.65}  # step 2's 0.7 is not kept any more
     assert best_of(Path("runs/x")) == 5
 
 
 @pytest.mark.slow
 def test_an_evaluation_of_both_splits_stands_once_after_a_kill(
-    here: Runtime, base: list[str], monkeypatch: pytest.MonkeyPatch
+    runtime: Runtime, base: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed after the two evaluations of a step that was saved before them, then between them."""
     both = [*base, "eval.train_split=true", "train.eval_every_steps=4", "train.max_steps=6", "checkpoint.every_steps=4"]
@@ -197,17 +197,17 @@ def test_an_evaluation_of_both_splits_stands_once_after_a_kill(
         with monkeypatch.context() as patched:
             patched.setattr(module, name, killed)
             with pytest.raises(Killed):
-                train_here(here, *both)
-    assert train_here(here, *both) == "completed"
+                train_here(runtime, *both)
+    assert train_here(runtime, *both) == "completed"
     for kind in ("eval", "eval_train"):
         assert [event["step"] for event in events(Path("runs/x"), kind)] == [4, 6]
 
 
-def test_a_checkpoint_of_another_run_is_not_taken_for_the_runs_own(here: Runtime, base: list[str]) -> None:
+def test_a_checkpoint_of_another_run_is_not_taken_for_the_runs_own(runtime: Runtime, base: list[str]) -> None:
     for name, lr in (("x", "0.1"), ("y", "0.2")):
-        assert train_here(here, *base, f"run.name={name}", f"optimizer.lr={lr}", "train.max_steps=2") == "completed"
-    own, other = (str(Path(f"runs/{name}/checkpoints/step_00000002")) for name in "xy")
+        assert train_here(runtime, *base, f"run.name={name}", f"optimizer.lr={lr}", "train.max_steps=2") == "completed"
+    checkpoint, other = (str(Path(f"runs/{name}/checkpoints/step_00000002")) for name in "xy")
     config = resume.trained_config(Path("runs/x"), RuntimeConfig(precision=Precision.bf16), None)
-    assert resume.open_checkpoint(Path("runs/x"), own, config, here).state.step == 2
+    assert resume.open_checkpoint(Path("runs/x"), checkpoint, config, runtime).state.step == 2
     with pytest.raises(UserError, match=r"runs/y/.*: was trained with optimizer.lr=0.2, and run=runs/x with 0.1; give"):
-        resume.open_checkpoint(Path("runs/x"), other, config, here)
+        resume.open_checkpoint(Path("runs/x"), other, config, runtime)

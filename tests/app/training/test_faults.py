@@ -63,25 +63,25 @@ def test_a_kill_at_any_moment_changes_nothing(
     assert losses(run) == losses(uninterrupted)
     assert [event["auc"] for event in events(run, "eval")] == [event["auc"] for event in events(uninterrupted, "eval")]
     names, expected = (
-        sorted(path.name for path in (which / "checkpoints").iterdir()) for which in (run, uninterrupted)
+        sorted(path.name for path in (directory / "checkpoints").iterdir()) for directory in (run, uninterrupted)
     )
     assert names == expected
     assert (run / "checkpoints/best").read_text() == (uninterrupted / "checkpoints/best").read_text()
 
 
 @pytest.mark.parametrize("number", [1, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("again", [[], pytest.param(OVERWRITE, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("overwrite", [[], pytest.param(OVERWRITE, marks=pytest.mark.slow)])
 def test_a_kill_before_the_first_step_is_no_hindrance(
-    number: int, again: list[str], overrides: list[str], run_app: Command, tmp_path: Path
+    number: int, overwrite: list[str], overrides: list[str], run_app: Command, tmp_path: Path
 ) -> None:
     """Before the manifest or the configuration gets its name, in a new directory or over a run that was there."""
     short = [*overrides, "train.max_steps=3", "run.name=x"]
-    if again:
+    if overwrite:
         assert run_app("train", *short).returncode == 0
-    killed = _injected("in the beginning", number, *short, *again, cwd=tmp_path)
+    killed = _injected("in the beginning", number, *short, *overwrite, cwd=tmp_path)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    done = run_app("train", *short, *again)
-    assert done.returncode == 0, done.stderr
+    process = run_app("train", *short, *overwrite)
+    assert process.returncode == 0, process.stderr
     assert summary(tmp_path / "runs/x")["steps"] == 3
 
 
@@ -131,12 +131,12 @@ def test_space_for_checkpoints_is_asked_for_before_the_first_step(
     overrides: list[str], run_app: Command, tmp_path: Path
 ) -> None:
     many = ["checkpoint.every_steps=1", "checkpoint.keep=1000000000000", "train.max_steps=1000000000000"]
-    refused = run_app("train", *overrides, *many, "run.name=x")
-    assert refused.returncode == 2
+    process = run_app("train", *overrides, *many, "run.name=x")
+    assert process.returncode == 2
     assert re.match(
         r"error: runs/x/checkpoints: [\d.,]+ \wB needed for checkpoints of [\d.]+ kB, up to 1000000000002 at a time, "
         r"[\d.]+ \wB free; free some, or give run.dir on another disk, checkpoint.keep=1 or ",
-        error_line(refused.stderr),
+        error_line(process.stderr),
     )
     assert not (tmp_path / "runs").exists()
 
@@ -148,15 +148,15 @@ def test_a_start_over_a_killed_run_keeps_its_log(overrides: list[str], run_app: 
         killed = _injected("in the step", 6, *overrides, "run.name=x", cwd=tmp_path)
         assert killed.returncode == -signal.SIGKILL, killed.stderr
         before = (run / "log.txt").read_bytes(), (run / "metrics.jsonl").read_bytes()
-        done = _injected("in the step", 3, *overrides, "run.name=x", cwd=tmp_path)
-        said = (
+        process = _injected("in the step", 3, *overrides, "run.name=x", cwd=tmp_path)
+        message = (
             "runs/x: starts over from step 0; the part before was killed; what it logged is in "
             f"log.txt.{2 * number - 1} and metrics.jsonl.{2 * number - 1}"
         )
-        assert said in done.stderr
-        assert said in (run / "log.txt").read_text()
-        kept = (run / f"log.txt.{2 * number - 1}", run / f"metrics.jsonl.{2 * number - 1}")
-        assert tuple(path.read_bytes() for path in kept) == before
+        assert message in process.stderr
+        assert message in (run / "log.txt").read_text()
+        backups = (run / f"log.txt.{2 * number - 1}", run / f"metrics.jsonl.{2 * number - 1}")
+        assert tuple(path.read_bytes() for path in backups) == before
     assert run_app("train", *overrides, "run.name=x", "train.max_steps=3").returncode == 0
     assert len(losses(run)) == 3
 
@@ -169,16 +169,16 @@ def test_no_checkpoint_is_removed_unasked(overrides: list[str], run_app: Command
     before = sorted(run.rglob("*"))
     for resume in ("never", "runs/other"):
         assert run_app("train", *overrides, "train.max_steps=12", "run.name=other").returncode == 0
-        refused = run_app("train", *short, f"checkpoint.resume={resume}")
-        assert refused.returncode == 2
-        assert error_line(refused.stderr) == (
+        refusal = run_app("train", *short, f"checkpoint.resume={resume}")
+        assert refusal.returncode == 2
+        assert error_line(refusal.stderr) == (
             f"error: checkpoint.resume={resume}: would remove step_00000020, step_00000024 in runs/x/checkpoints; give "
             "another run.name, or checkpoint.overwrite=true to remove them"
         )
         assert sorted(run.rglob("*")) == before
-    again = run_app("train", *short, *OVERWRITE)
-    assert again.returncode == 0, again.stderr
-    assert "runs/x: starts over from step 0; the run before; what it logged is in log.txt.1" in again.stderr
+    restart = run_app("train", *short, *OVERWRITE)
+    assert restart.returncode == 0, restart.stderr
+    assert "runs/x: starts over from step 0; the run before; what it logged is in log.txt.1" in restart.stderr
     idle = run_app("train", *short, "checkpoint.overwrite=true")
     assert "checkpoint.overwrite=true: has no effect with checkpoint.resume=auto" in idle.stderr
 
@@ -211,9 +211,9 @@ def test_a_damaged_checkpoint_is_passed_over(damage: str, run_app: Command, data
         (newest / "state.json").write_text("{}")
     else:
         (newest / "arrays.npz").write_bytes((newest / "arrays.npz").read_bytes()[:-9])
-    asked = run_app("evaluate", "run=runs/damaged", f"checkpoint={newest}")
-    assert asked.returncode == 2
-    assert newest.name in error_line(asked.stderr)
+    evaluation = run_app("evaluate", "run=runs/damaged", f"checkpoint={newest}")
+    assert evaluation.returncode == 2
+    assert newest.name in error_line(evaluation.stderr)
     resumed = run_app("train", *overrides, "train.max_steps=25")
     assert resumed.returncode == 0, resumed.stderr
     assert f"skipped {newest.relative_to(tmp_path)}" in resumed.stderr
@@ -228,11 +228,11 @@ def test_going_back_to_an_earlier_checkpoint(
     assert run_app("train", *overrides, "run.name=back", "checkpoint.keep=9").returncode == 0
     run = tmp_path / "runs/back"
     back = ["run.name=back", "checkpoint.keep=9", "checkpoint.resume=runs/back/checkpoints/step_00000024"]
-    refused = run_app("train", *overrides, *back, "train.max_steps=30")
-    assert refused.returncode == 2
-    assert "would remove step_00000036, step_00000040, step_00000048, step_00000060 in runs/back" in refused.stderr
-    again = run_app("train", *overrides, *back, "train.max_steps=30", "checkpoint.overwrite=true")
-    assert again.returncode == 0, again.stderr
+    refusal = run_app("train", *overrides, *back, "train.max_steps=30")
+    assert refusal.returncode == 2
+    assert "would remove step_00000036, step_00000040, step_00000048, step_00000060 in runs/back" in refusal.stderr
+    restart = run_app("train", *overrides, *back, "train.max_steps=30", "checkpoint.overwrite=true")
+    assert restart.returncode == 0, restart.stderr
     steps = [path.name for path in whole_checkpoints(run / "checkpoints")]
     assert steps == ["step_00000012", "step_00000020", "step_00000024", "step_00000030"]
     assert run_app("train", *overrides, "run.name=back", "checkpoint.keep=9").returncode == 0
@@ -259,9 +259,9 @@ def test_other_peoples_directories_are_left_alone(run_app: Command, tmp_path: Pa
     write_dataset(tmp_path / "data")
     before = {path: path.read_bytes() for path in (tmp_path / "data").rglob("*") if path.is_file()}
     for extra in ([], OVERWRITE):
-        done = run_app("train", *SMALL, "data.path=data", "run.dir=data", "run.name=x", *extra)
-        assert done.returncode == 2, done.stderr
-        assert "run.dir=data: contains" in done.stderr
+        process = run_app("train", *SMALL, "data.path=data", "run.dir=data", "run.name=x", *extra)
+        assert process.returncode == 2, process.stderr
+        assert "run.dir=data: contains" in process.stderr
     after = {
         path: path.read_bytes() for path in (tmp_path / "data").rglob("*") if path.name != ".lock" and path.is_file()
     }
@@ -306,8 +306,8 @@ def test_two_processes_stop_together_and_go_on_to_the_same_bits(
     step = summary(stopped)["steps"]
     assert summary(stopped)["status"] == "interrupted"
     for name in ("stopped", "whole"):
-        done = run_app("train", *overrides, f"run.name={name}", f"train.max_steps={step + 20}", processes=2)
-        assert done.returncode == 0, done.stderr
+        process = run_app("train", *overrides, f"run.name={name}", f"train.max_steps={step + 20}", processes=2)
+        assert process.returncode == 0, process.stderr
     assert summary(stopped)["digest"] == summary(tmp_path / "runs/whole")["digest"]
 
 
@@ -316,7 +316,7 @@ def test_two_processes_stop_together_and_go_on_to_the_same_bits(
 def test_bf16_trains(interaction: str, run_app: Command, dataset: Path, tmp_path: Path) -> None:
     figures = []
     for precision in ("fp32", "bf16"):
-        done = run_app(
+        process = run_app(
             "train",
             *SMALL,
             f"data.path={dataset}",
@@ -325,7 +325,7 @@ def test_bf16_trains(interaction: str, run_app: Command, dataset: Path, tmp_path
             f"runtime.precision={precision}",
             f"model.interaction={interaction}",
         )
-        assert done.returncode == 0, done.stderr
+        assert process.returncode == 0, process.stderr
         figures.append(summary(tmp_path / "runs" / precision)["eval"]["logloss"])
     assert figures[0] != figures[1]
     assert figures[0] == pytest.approx(figures[1], rel=0.02)
@@ -334,13 +334,13 @@ def test_bf16_trains(interaction: str, run_app: Command, dataset: Path, tmp_path
 def test_half_of_a_launchers_environment_is_refused(dataset: Path, tmp_path: Path) -> None:
     half = {"WORLD_SIZE": "2"}
     forks = forked("train", *SMALL, f"data.path={dataset}", "run.name=x", cwd=tmp_path, environment=half)
-    done = ended(forks, tmp_path)
-    assert done.returncode == 2
-    assert "WORLD_SIZE is set but not RANK" in done.stderr
+    process = ended(forks, tmp_path)
+    assert process.returncode == 2
+    assert "WORLD_SIZE is set but not RANK" in process.stderr
 
 
 @pytest.mark.parametrize(
-    ("kind", "column", "value", "said"),
+    ("kind", "column", "value", "message"),
     [
         ("dense", 3, np.nan, "row 41, int_3: is not a finite number"),
         ("dense", 0, np.inf, "row 41, int_0: is not a finite number"),
@@ -350,7 +350,7 @@ def test_half_of_a_launchers_environment_is_refused(dataset: Path, tmp_path: Pat
     ],
 )
 def test_values_that_data_prep_does_not_write_are_named(
-    kind: str, column: int, value: Any, said: str, tmp_path: Path
+    kind: str, column: int, value: Any, message: str, tmp_path: Path
 ) -> None:
     write_dataset(tmp_path, {"train": 300}, shard_rows=100)
     path = shard_path(tmp_path, "train", "00001", kind)
@@ -358,6 +358,6 @@ def test_values_that_data_prep_does_not_write_are_named(
     array[41, column] = value
     np.save(path, array)
     split = SplitReader(tmp_path, load_manifest(tmp_path), "train", DataConfig(), rank=0, world_size=1)
-    with pytest.raises(UserError, match=f"shard 00001, {said}"):
+    with pytest.raises(UserError, match=f"shard 00001, {message}"):
         list(split.train_batches(50, seed=0, epoch=0, first=0))
     assert len(split.dense_names) == NUM_DENSE

@@ -58,14 +58,14 @@ class Settings(NamedTuple):
     max_norm: float | None = None
 
     def overrides(self) -> list[str]:
-        given = [f"model.batch_norm={str(self.batch_norm).lower()}", f"optimizer.sparse_weight_decay={self.l2}"]
-        given += [f"model.dropout={self.dropout}"] if self.dropout else []
+        keys = [f"model.batch_norm={str(self.batch_norm).lower()}", f"optimizer.sparse_weight_decay={self.l2}"]
+        keys += [f"model.dropout={self.dropout}"] if self.dropout else []
         if self.max_norm is not None:
-            given += [f"optimizer.max_grad_norm={self.max_norm}", "optimizer.clip_tables=true"]
-        return given
+            keys += [f"optimizer.max_grad_norm={self.max_norm}", "optimizer.clip_tables=true"]
+        return keys
 
 
-def built(shape: str, settings: Settings, here: Runtime, dataset: Path) -> session.Session:
+def built(shape: str, settings: Settings, runtime: Runtime, dataset: Path) -> session.Session:
     overrides = [
         *SMALL,
         "optimizer=adam",
@@ -81,7 +81,7 @@ def built(shape: str, settings: Settings, here: Runtime, dataset: Path) -> sessi
         f"train.seed={SEED}",
     ]
     config = compose_config(AppConfig, CONFIG_DIR, overrides)
-    return session.build(config, here, dataset, load_manifest(dataset))
+    return session.build(config, runtime, dataset, load_manifest(dataset))
 
 
 def naive(shape: str, settings: Settings, this: session.Session) -> Model:
@@ -128,8 +128,8 @@ CASES += [
 
 
 @pytest.mark.parametrize(("shape", "settings"), CASES)
-def test_steps_are_those_of_the_naive_program(shape: str, settings: Settings, here: Runtime, dataset: Path) -> None:
-    this = built(shape, settings, here, dataset)
+def test_steps_are_those_of_the_naive_program(shape: str, settings: Settings, runtime: Runtime, dataset: Path) -> None:
+    this = built(shape, settings, runtime, dataset)
     oracle = naive(shape, settings, this)
     batches = list(zip(range(STEPS), this.split("train").train_batches(BATCH, 3, 0, 0), strict=False))
     for step, batch in batches:
@@ -147,8 +147,8 @@ def test_steps_are_those_of_the_naive_program(shape: str, settings: Settings, he
     this.model.eval()
     logits = this.forward(batch).detach()
     this.model.train()
-    others = oracle.logits(batch.dense_features.double(), ids_of(batch), None).detach()
-    np.testing.assert_allclose(logits.numpy(), others.numpy(), atol=1e-4)
+    expected_logits = oracle.logits(batch.dense_features.double(), ids_of(batch), None).detach()
+    np.testing.assert_allclose(logits.numpy(), expected_logits.numpy(), atol=1e-4)
     assert bool(oracle.statistics) is settings.batch_norm
 
 

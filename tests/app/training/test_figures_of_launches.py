@@ -70,17 +70,17 @@ def faked(world_size: int, stop_at: int | None) -> Iterator[None]:
         yield
 
 
-def run_part(here: Runtime, base: Sequence[str], name: str, part: Part) -> None:
+def run_part(runtime: Runtime, base: Sequence[str], name: str, part: Part) -> None:
     _, max_steps, stop_at = part
-    with faked(here.world_size, stop_at):
-        train_here(here, *base, f"run.name={name}", f"train.max_steps={max_steps}")
+    with faked(runtime.world_size, stop_at):
+        train_here(runtime, *base, f"run.name={name}", f"train.max_steps={max_steps}")
 
 
 def member(base: list[str], name: str, part: Part, cwd: str) -> None:
     """One process of a group."""
     os.chdir(cwd)
-    here = platform.start(compose_config(AppConfig, CONFIG_DIR, base).runtime, seed=0, deterministic=True)
-    run_part(here, base, name, part)
+    runtime = platform.start(compose_config(AppConfig, CONFIG_DIR, base).runtime, seed=0, deterministic=True)
+    run_part(runtime, base, name, part)
     dist.barrier()
     leave(0)
 
@@ -98,15 +98,15 @@ def parts_of(rng: random.Random, most_processes: int) -> list[Part]:
 
 def flat(figures: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """A summary's figures by dotted name."""
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for key, value in figures.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return found
+        by_name |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return by_name
 
 
 def assert_same(whole: Path, parts: Path, ran: list[Part]) -> None:
     """Every figure but the peak of memory, to the rounding of times and of sums in another order."""
-    expected, found = flat(summary(whole)), flat(summary(parts))
+    expected, actual = flat(summary(whole)), flat(summary(parts))
     moved = len({processes for processes, *_ in ran}) > 1
     extended = [part for part in ran[:-1] if part[2] is None]  # each evaluates at its end
     for key, value in expected.items():
@@ -116,10 +116,10 @@ def assert_same(whole: Path, parts: Path, ran: list[Part]) -> None:
         if extended and key.startswith(("seconds.", "power.joules", "covers.power", "best.", "eval.")):
             continue
         if isinstance(value, float):
-            assert found[key] == pytest.approx(value, rel=1e-4 if moved else 1e-6), key
+            assert actual[key] == pytest.approx(value, rel=1e-4 if moved else 1e-6), key
         else:
-            assert found[key] == value, key
-    assert moved or found["digest.parameters"] == expected["digest.parameters"]
+            assert actual[key] == value, key
+    assert moved or actual["digest.parameters"] == expected["digest.parameters"]
 
 
 def assert_true(run: Path, ran: list[Part]) -> None:
@@ -164,11 +164,11 @@ def base(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
-def test_stops_change_no_figure(seed: int, here: Runtime, base: list[str]) -> None:
+def test_stops_change_no_figure(seed: int, runtime: Runtime, base: list[str]) -> None:
     parts = parts_of(random.Random(seed), most_processes=1)
-    run_part(here, base, "whole", (1, STEPS, None))
+    run_part(runtime, base, "whole", (1, STEPS, None))
     for part in parts:
-        run_part(here, base, "parts", part)
+        run_part(runtime, base, "parts", part)
     for name, ran in (("whole", []), ("parts", parts)):
         assert_true(Path("runs") / name, ran)
     assert_same(Path("runs/whole"), Path("runs/parts"), parts)

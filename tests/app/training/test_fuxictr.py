@@ -64,8 +64,8 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def recorded(case: str, stage: str) -> dict[str, Tensor]:
     """Recorded values by our names, with inputs of over_arch in our order: theirs has the dense vector last."""
     prefix = f"{case}/{stage}/"
-    own = [key for key in GOLDEN if key.startswith(prefix)]
-    values = {key.removeprefix(prefix): torch.from_numpy(GOLDEN[key]) for key in own}
+    keys = [key for key in GOLDEN if key.startswith(prefix)]
+    values = {key.removeprefix(prefix): torch.from_numpy(GOLDEN[key]) for key in keys}
     if numbers := [values.pop(name) for name in NUMERIC if name in values]:
         values["dense_arch.weight"] = torch.cat(numbers, dim=1).T
     if case.startswith("dlrm"):
@@ -94,12 +94,12 @@ def is_before_norm(name: str, values: dict[str, Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_ten_steps_are_those_of_fuxictr(case: str, here: Runtime, rows: Path) -> None:
+def test_ten_steps_are_those_of_fuxictr(case: str, runtime: Runtime, rows: Path) -> None:
     overrides = [*SMALL, *OPTIMIZER, f"optimizer.sparse_weight_decay={L2.get(case, 0.05)}", *CASES[case]]
     overrides += ["run.name=x", f"data.path={rows}", f"train.global_batch_size={BATCH}"]
     overrides += [f"model.embedding_dim={DIM}"] * (case != "lr")
     config = compose_config(AppConfig, CONFIG_DIR, overrides)
-    this = session.build(config, here, rows, load_manifest(rows))
+    this = session.build(config, runtime, rows, load_manifest(rows))
     places: dict[str, Tensor] = {name.removeprefix("t_"): weight for name, weight in table_weights(this.model)}
     places |= {**this.dense_parameters(), **this.model.module.statistics()}
     initial, final = recorded(case, "initial"), recorded(case, "final")

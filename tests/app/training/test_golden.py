@@ -24,10 +24,10 @@ ILL_CONDITIONED = {"rwsadagrad": 1}
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_twenty_steps_equal_the_reference(case: str, here: Runtime) -> None:
+def test_twenty_steps_equal_the_reference(case: str, runtime: Runtime) -> None:
     golden = np.load(GOLDEN / f"dlrm_small_{case}.npz")
     order = columns_of(case)
-    losses, parameters = train_case(case, here)
+    losses, parameters = train_case(case, runtime)
 
     np.testing.assert_allclose(losses, golden["losses"], rtol=LOSS_TOLERANCE)
     exact = _exact_parameters(case, golden, order)
@@ -90,8 +90,8 @@ def test_multi_hot_batches_come_from_disk_as_the_reference_had_them(tmp_path: Pa
     whole.schema["ragged"] = FEATURES
     whole.splits["train"].shards.append(write_shard(tmp_path, "train", "00000", arrays))
     reader = split.SplitReader(tmp_path, whole, "train", DataConfig(shuffle=False), rank=0, world_size=1)
-    for found, batch in zip(reader.train_batches(BATCH, 0, 0, 0), expected, strict=True):
-        assert torch.equal(found.dense_features, batch.dense_features)
-        assert torch.equal(found.labels, batch.labels)
-        assert torch.equal(found.sparse_features.values(), batch.sparse_features.values())
-        assert torch.equal(found.sparse_features.lengths(), batch.sparse_features.lengths())
+    for actual, batch in zip(reader.train_batches(BATCH, 0, 0, 0), expected, strict=True):
+        assert torch.equal(actual.dense_features, batch.dense_features)
+        assert torch.equal(actual.labels, batch.labels)
+        assert torch.equal(actual.sparse_features.values(), batch.sparse_features.values())
+        assert torch.equal(actual.sparse_features.lengths(), batch.sparse_features.lengths())

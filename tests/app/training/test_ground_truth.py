@@ -53,9 +53,14 @@ def test_models_come_in_the_expected_order(tmp_path: Path, run_app: Command) -> 
     auc = {"lr": roc_auc_score(labels, model.decision_function(features)), "truth": truth}
     steps = manifest.splits["train"].rows // BATCH
     for interaction, more in (("cat", []), ("dot", []), ("dcn", ["model.dcn_num_layers=2"])):
-        own = [*more, f"model.interaction={interaction}", f"run.name={interaction}", f"schedule.decay_steps={steps}"]
-        done = run_app("train", f"data.path={root}", *TRAIN, *own)
-        assert done.returncode == 0, done.stderr
+        model_keys = [
+            *more,
+            f"model.interaction={interaction}",
+            f"run.name={interaction}",
+            f"schedule.decay_steps={steps}",
+        ]
+        process = run_app("train", f"data.path={root}", *TRAIN, *model_keys)
+        assert process.returncode == 0, process.stderr
         auc[interaction] = json.loads((tmp_path / f"runs/{interaction}/summary.json").read_text())["eval"]["auc"]
     assert auc["lr"] + 0.02 < auc["cat"], auc
     assert auc["cat"] + 0.009 < auc["dot"], auc

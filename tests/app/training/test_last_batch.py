@@ -114,19 +114,19 @@ def test_padding_repeats_a_row_of_the_batch(roots: dict[str, Path]) -> None:
         for rank in range(2):
             split = SplitReader(roots[name], load_manifest(roots[name]), "train", CONFIG, rank, 2, drop_last=False)
             parts.append(list(split.train_batches(BATCH, 3, 1, 0))[-1])
-        left = ROWS[name] % BATCH
-        assert [len(part.labels) for part in parts] == [-(-left // 2)] * 2
-        assert sum(part.num_valid for part in parts) == left
+        remainder = ROWS[name] % BATCH
+        assert [len(part.labels) for part in parts] == [-(-remainder // 2)] * 2
+        assert sum(part.num_valid for part in parts) == remainder
         assert sum(part.share for part in parts) == pytest.approx(2)
         last = np.rint(parts[1].dense_features[:, 0].numpy() * ROWS[name]).astype(int)
         assert set(last[parts[1].num_valid :]) == {plain_batches(ROWS[name], 3, 1)[-1][-1]}
 
 
-def plain_losses(root: Path, here: Runtime, overrides: list[str]) -> list[float]:
+def plain_losses(root: Path, runtime: Runtime, overrides: list[str]) -> list[float]:
     """Of the plain model in float64, from the same initial values, over all epochs."""
     config = compose_config(AppConfig, CONFIG_DIR, [*overrides, "run.name=x", f"data.path={root}"])
     manifest = load_manifest(root)
-    this = session.build(config, here, root, manifest)
+    this = session.build(config, runtime, root, manifest)
     parameters = {name: torch.from_numpy(np.array(values)) for name, values in this.parameters()}
     features = {one.features[0]: Feature([one.tables[0].name]) for one in this.model.module.sparse_arch.embeddings}
     rows = manifest.splits["train"].rows
@@ -163,10 +163,10 @@ def model(optimizer: str) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "optimizer"), [("odd", "adam"), pytest.param("few", "rowwise_adagrad", marks=pytest.mark.slow)]
 )
-def test_steps_are_the_plain_models(name: str, optimizer: str, here: Runtime, roots: dict[str, Path]) -> None:
+def test_steps_are_the_plain_models(name: str, optimizer: str, runtime: Runtime, roots: dict[str, Path]) -> None:
     root, overrides = roots[name], model(optimizer)
     config = compose_config(AppConfig, CONFIG_DIR, [*overrides, "run.name=x", f"data.path={root}"])
-    this = session.build(config, here, root, load_manifest(root))
+    this = session.build(config, runtime, root, load_manifest(root))
     losses_of_steps: list[float] = []
     for epoch in range(EPOCHS):
         for batch in this.split("train").train_batches(BATCH, config.train.seed, epoch, 0):
@@ -176,7 +176,7 @@ def test_steps_are_the_plain_models(name: str, optimizer: str, here: Runtime, ro
             loss.backward()
             this.optimizer.step()
             losses_of_steps.append(loss.item())
-    np.testing.assert_allclose(losses_of_steps, plain_losses(root, here, overrides), rtol=3e-5)
+    np.testing.assert_allclose(losses_of_steps, plain_losses(root, runtime, overrides), rtol=3e-5)
     assert this.samples(len(losses_of_steps)) == EPOCHS * ROWS[name]
 
 
@@ -196,12 +196,12 @@ def test_steps_are_the_plain_models(name: str, optimizer: str, here: Runtime, ro
     ],
 )
 def test_losses_are_the_plain_models(
-    name: str, optimizer: str, processes: int, here: Runtime, roots: dict[str, Path], tmp_path: Path
+    name: str, optimizer: str, processes: int, runtime: Runtime, roots: dict[str, Path], tmp_path: Path
 ) -> None:
     overrides = [*model(optimizer), "sharding.types=row_wise"]
     run = [*overrides, "run.name=x", f"run.dir={tmp_path}/run", f"data.path={roots[name]}"]
     run_whole([run], processes, tmp_path / "results.json")
-    expected = plain_losses(roots[name], here, overrides)
+    expected = plain_losses(roots[name], runtime, overrides)
     np.testing.assert_allclose(losses(tmp_path / "run"), expected, rtol=3e-5)
     epoch_steps = -(-ROWS[name] // BATCH)
     assert [event["step"] for event in events(tmp_path / "run", "eval")] == [epoch_steps, 2 * epoch_steps]
@@ -219,41 +219,41 @@ def test_a_run_resumes_beside_a_last_batch(
     whole = run_app("train", *overrides, "run.name=whole")
     assert whole.returncode == 0, whole.stderr
     for step in (*stops, 10):
-        done = run_app("train", *overrides, "run.name=parts", f"train.max_steps={step}")
-        assert done.returncode == 0, done.stderr
+        process = run_app("train", *overrides, "run.name=parts", f"train.max_steps={step}")
+        assert process.returncode == 0, process.stderr
     runs = tmp_path / "runs"
     assert summary(runs / "parts")["digest"] == summary(runs / "whole")["digest"]
     assert losses(runs / "parts") == losses(runs / "whole")
     if len(stops) > 1:
         verified = run_app("verify", "run=runs/parts")
         assert verified.returncode == 0, verified.stderr
-        refused = run_app("train", *overrides, "train.drop_last=true", "run.name=parts", "train.epochs=4")
-        assert refused.returncode == 2
-        assert "train.drop_last" in refused.stderr
+        refusal = run_app("train", *overrides, "train.drop_last=true", "run.name=parts", "train.epochs=4")
+        assert refusal.returncode == 2
+        assert "train.drop_last" in refusal.stderr
 
 
 @pytest.mark.parametrize("drop_last", [True, False])
 def test_samples_of_steps(drop_last: bool, roots: dict[str, Path]) -> None:
     rows, train = ROWS["odd"], TrainConfig(global_batch_size=BATCH, drop_last=drop_last, epochs=3)
     sizes = [BATCH] * 4 + ([] if drop_last else [45])
-    counted = [0, *itertools.accumulate(sizes * 3)]
-    assert [samples_of(train, rows, step) for step in range(len(counted))] == counted
-    for samples in range(0, counted[-1] + 1, 7):
-        expected = max(step for step, count in enumerate(counted) if count <= samples)
+    sample_counts = [0, *itertools.accumulate(sizes * 3)]
+    assert [samples_of(train, rows, step) for step in range(len(sample_counts))] == sample_counts
+    for samples in range(0, sample_counts[-1] + 1, 7):
+        expected = max(step for step, count in enumerate(sample_counts) if count <= samples)
         assert steps_within(train, rows, samples) == expected
     split = SplitReader(roots["odd"], load_manifest(roots["odd"]), "train", CONFIG, 0, 1, drop_last)
     assert run_length(train, split, 1).total_steps == 3 * len(sizes)
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("overrides", "message"),
     [
         (["model=hstu", "data.source=synthetic_events"], "model=hstu: train.drop_last=false is for DLRM alone"),
         (["model.interaction=scalar_pairs", "model.mixes_samples=true"], "train.drop_last=false has no meaning"),
         (["runtime.compile=step"], "train.drop_last=false: not with runtime.compile=step, .*give runtime.compile=none"),
     ],
 )
-def test_what_it_does_not_go_with(given: list[str], message: str) -> None:
-    config = compose_config(AppConfig, CONFIG_DIR, [*given, "train.drop_last=false", "data.path=x"])
+def test_what_it_does_not_go_with(overrides: list[str], message: str) -> None:
+    config = compose_config(AppConfig, CONFIG_DIR, [*overrides, "train.drop_last=false", "data.path=x"])
     with pytest.raises(UserError, match=message):
         validate(config)

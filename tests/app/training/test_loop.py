@@ -42,9 +42,9 @@ class OneLayer:
         return loss.detach().unsqueeze(0)
 
 
-def test_losses_and_accuracies_of_each_step(here: Runtime) -> None:
+def test_losses_and_accuracies_of_each_step(runtime: Runtime) -> None:
     torch.manual_seed(0)
-    session = OneLayer(here)
+    session = OneLayer(runtime)
     batches = (Batch(torch.randn(32, 3), None, torch.randint(2, (32,)).float(), 32) for _ in range(7))
     config = TrainConfig(global_batch_size=32, log_every_steps=3, warmup_steps_excluded=0)
     _, reported = loops.train(session, batches, 7, config)

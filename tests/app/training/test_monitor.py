@@ -54,7 +54,7 @@ def test_cuts_are_those_of_torchs_scheduler(monitor: str, patience: int) -> None
     config = ScheduleConfig(ScheduleName.plateau, factor=0.3, patience=patience, threshold=0.02, min_lr=1e-3)
     for _ in range(20):
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.4)
-        theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(
+        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(
             optimizer,
             "max" if monitor == "auc" else "min",
             factor=0.3,
@@ -63,11 +63,11 @@ def test_cuts_are_those_of_torchs_scheduler(monitor: str, patience: int) -> None
             threshold_mode="abs",
             min_lr=1e-3,
         )
-        seen = Monitored()
+        state = Monitored()
         for value in rng.normal(0.6, 0.05, 25) + rng.normal(0, 0.01) * np.arange(25):
-            seen = watch(seen, float(value), monitor, config)
-            theirs.step(float(value))
-            assert learning_rate(0.4, config, 7, seen.cuts) == optimizer.param_groups[0]["lr"]
+            state = watch(state, float(value), monitor, config)
+            scheduler.step(float(value))
+            assert learning_rate(0.4, config, 7, state.cuts) == optimizer.param_groups[0]["lr"]
 
 
 def test_a_rate_below_the_least_one_stays() -> None:
@@ -134,15 +134,15 @@ def result(run: Path) -> tuple[Any, ...]:
 
 
 @pytest.fixture(scope="module")
-def whole(here: Runtime, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(runtime: Runtime, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that ended early."""
     run = tmp_path_factory.mktemp("whole")
-    assert train_here(here, *STOPPING, f"data.path={dataset}", "run.name=whole", f"run.dir={run}") == "completed"
+    assert train_here(runtime, *STOPPING, f"data.path={dataset}", "run.name=whole", f"run.dir={run}") == "completed"
     return run
 
 
 def test_a_run_cuts_and_ends_as_its_evaluations_say(
-    here: Runtime, dataset: Path, whole: Path, capsys: pytest.CaptureFixture[str]
+    runtime: Runtime, dataset: Path, whole: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     aucs = [(event["step"], event["auc"]) for event in events(whole, "eval")]
     ended = plain_stop([auc for _, auc in aucs], 3, 1)
@@ -162,9 +162,9 @@ def test_a_run_cuts_and_ends_as_its_evaluations_say(
     assert len(set(rates.values())) > 1
     ending = f"no gain of train.monitor=auc at 3 evaluations in a row; the best was {best:.5f} at step {best_step}"
     assert sentences(read_run(whole))[0][1].endswith(f"stopped early: {ending}.")
-    again = [*STOPPING, f"data.path={dataset}", "run.name=whole", f"run.dir={whole}"]
-    assert train_here(here, *again) == NOTHING_TO_DO
-    assert command_here(here, "verify", f"run={whole}") == 0
+    overrides = [*STOPPING, f"data.path={dataset}", "run.name=whole", f"run.dir={whole}"]
+    assert train_here(runtime, *overrides) == NOTHING_TO_DO
+    assert command_here(runtime, "verify", f"run={whole}") == 0
     assert json.loads(capsys.readouterr().out)["verdict"] == "identical"
 
 
@@ -176,7 +176,7 @@ def steps() -> Iterator[Any]:
 
 @pytest.mark.parametrize("step", list(steps()))
 def test_killed_in_any_step_it_cuts_and_ends_in_the_same(
-    step: int, here: Runtime, dataset: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    step: int, runtime: Runtime, dataset: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     overrides = [*STOPPING, f"data.path={dataset}", "run.name=whole", f"run.dir={tmp_path}/run"]
     begin = Session.begin_step
@@ -191,8 +191,8 @@ def test_killed_in_any_step_it_cuts_and_ends_in_the_same(
     with monkeypatch.context() as patched:
         patched.setattr(Session, "begin_step", begun)
         with pytest.raises(Killed):
-            train_here(here, *overrides)
-    assert train_here(here, *overrides) == "completed"
+            train_here(runtime, *overrides)
+    assert train_here(runtime, *overrides) == "completed"
     assert result(tmp_path / "run") == result(whole)
 
 
@@ -209,7 +209,7 @@ def test_killed_in_any_step_it_cuts_and_ends_in_the_same(
     ids=str,
 )
 def test_killed_beside_an_evaluation_it_cuts_and_ends_in_the_same(
-    moment: tuple[type, str], number: int, here: Runtime, dataset: Path, whole: Path, tmp_path: Path
+    moment: tuple[type, str], number: int, runtime: Runtime, dataset: Path, whole: Path, tmp_path: Path
 ) -> None:
     overrides = [*STOPPING, f"data.path={dataset}", "run.name=whole", f"run.dir={tmp_path}/run"]
 
@@ -221,22 +221,22 @@ def test_killed_beside_an_evaluation_it_cuts_and_ends_in_the_same(
         patched.setattr(owner, name, getattr(owner, name))  # put back at the end
         inject.at_call(owner, name, number, kill)
         with pytest.raises(Killed):
-            train_here(here, *overrides)
-    assert train_here(here, *overrides) == "completed"
+            train_here(runtime, *overrides)
+    assert train_here(runtime, *overrides) == "completed"
     assert result(tmp_path / "run") == result(whole)
 
 
 @pytest.mark.slow
 def test_two_processes_decide_the_same(run_app: Command, dataset: Path, tmp_path: Path) -> None:
-    done = run_app("train", *STOPPING, f"data.path={dataset}", "run.name=two", processes=2)
-    assert done.returncode == 0, done.stderr
+    process = run_app("train", *STOPPING, f"data.path={dataset}", "run.name=two", processes=2)
+    assert process.returncode == 0, process.stderr
     aucs = [event["auc"] for event in events(tmp_path / "runs/two", "eval")]
     assert plain_stop(aucs, 3, 1) == len(aucs)
     steps_done = summary(tmp_path / "runs/two")["steps"]
     assert steps_done == 3 * len(aucs)
-    assert f"early stop: step {steps_done}: no gain of train.monitor=auc at 3 evaluations in a row" in done.stderr
-    assert f"at most {LAST} steps of 64 samples" in done.stderr
-    assert "no gain of train.monitor=auc, learning rate 1 to 0.5" in done.stderr
+    assert f"early stop: step {steps_done}: no gain of train.monitor=auc at 3 evaluations in a row" in process.stderr
+    assert f"at most {LAST} steps of 64 samples" in process.stderr
+    assert "no gain of train.monitor=auc, learning rate 1 to 0.5" in process.stderr
     killed = [*STOPPING, f"data.path={dataset}", "run.name=killed"]
     forks = forked("train", *killed, cwd=tmp_path, processes=2, fault="in the step:14")
     assert ended(forks, tmp_path).returncode == -signal.SIGKILL
@@ -244,7 +244,7 @@ def test_two_processes_decide_the_same(run_app: Command, dataset: Path, tmp_path
     assert result(tmp_path / "runs/killed") == result(tmp_path / "runs/two")
 
 
-def test_keep_best_goes_by_the_monitor(here: Runtime, dataset: Path, tmp_path: Path) -> None:
+def test_keep_best_goes_by_the_monitor(runtime: Runtime, dataset: Path, tmp_path: Path) -> None:
     overrides = [
         *STOPPING,
         f"data.path={dataset}",
@@ -254,7 +254,7 @@ def test_keep_best_goes_by_the_monitor(here: Runtime, dataset: Path, tmp_path: P
         "train.max_steps=20",
         "checkpoint.keep=1",
     ]
-    train_here(here, *overrides)
+    train_here(runtime, *overrides)
     step, loss = min(((e["step"], e["logloss"]) for e in events(tmp_path, "eval")), key=lambda one: float(one[1]))
     best = summary(tmp_path)["best"]
     assert (best["step"], best["monitor"], best["value"]) == (step, "logloss", loss)
@@ -263,7 +263,7 @@ def test_keep_best_goes_by_the_monitor(here: Runtime, dataset: Path, tmp_path: P
 
 @pytest.mark.slow
 def test_a_sum_is_recorded_resumed_and_replayed(
-    here: Runtime, dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    runtime: Runtime, dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     overrides = [
         *STOPPING,
@@ -272,26 +272,28 @@ def test_a_sum_is_recorded_resumed_and_replayed(
         f"run.dir={tmp_path}",
         "train.monitor={auc:1,logloss:-0.5}",
     ]
-    train_here(here, *overrides, "train.max_steps=7")
-    train_here(here, *overrides, "train.max_steps=12")
+    train_here(runtime, *overrides, "train.max_steps=7")
+    train_here(runtime, *overrides, "train.max_steps=12")
     values = {e["step"]: e["auc"] - 0.5 * e["logloss"] for e in events(tmp_path, "eval")}
     assert sorted(values) == [3, 6, 7, 9, 12]
     best = summary(tmp_path)["best"]
     assert (best["monitor"], best["step"]) == ("{auc:1,logloss:-0.5}", max(values, key=values.__getitem__))
     assert best["value"] == values[best["step"]]
-    assert command_here(here, "verify", f"run={tmp_path}") == 0
+    assert command_here(runtime, "verify", f"run={tmp_path}") == 0
     assert json.loads(capsys.readouterr().out)["verdict"] == "identical"
     with pytest.raises(UserError, match=r"train.monitor=auc: the run at .* was started with"):
-        train_here(here, *overrides, "train.monitor=auc", "train.max_steps=13")
+        train_here(runtime, *overrides, "train.monitor=auc", "train.max_steps=13")
 
 
-def test_a_dataset_that_cannot_decide_is_refused_before_training(here: Runtime, dataset: Path, tmp_path: Path) -> None:
+def test_a_dataset_that_cannot_decide_is_refused_before_training(
+    runtime: Runtime, dataset: Path, tmp_path: Path
+) -> None:
     write_dataset(tmp_path / "data", {"train": 300, "test": 100})
     run = [*STOPPING, "run.name=x", f"run.dir={tmp_path}/run"]
     with pytest.raises(UserError, match=r"train.early_stop_patience=3: the dataset has no rows in split val; prepare"):
-        train_here(here, *run, f"data.path={tmp_path}/data")
+        train_here(runtime, *run, f"data.path={tmp_path}/data")
     with pytest.raises(UserError, match=r"train.monitor=pr_auc: pr_auc is not computed of the 501 rows of split val"):
-        train_here(here, *run, f"data.path={dataset}", "train.monitor=pr_auc", "eval.exact_rows=500")
+        train_here(runtime, *run, f"data.path={dataset}", "train.monitor=pr_auc", "eval.exact_rows=500")
     assert not (tmp_path / "run/checkpoints").exists()
 
 

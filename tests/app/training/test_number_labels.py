@@ -54,9 +54,9 @@ def ratings(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def train(run_app: Command, root: Path, name: str, *overrides: str, processes: int = 1) -> str:
     usual = ["model.over_arch=[16,1]", "train.global_batch_size=100", "optimizer=adam", "optimizer.lr=0.02"]
     keys = [*MODEL, *usual, f"data.path={root}", f"run.name={name}", *overrides]
-    done = run_app("train", *keys, processes=processes)
-    assert done.returncode == 0, done.stderr
-    return done.stderr
+    process = run_app("train", *keys, processes=processes)
+    assert process.returncode == 0, process.stderr
+    return process.stderr
 
 
 def summary_of(run: Path) -> dict[str, Any]:
@@ -73,14 +73,14 @@ def rows_of(root: Path, split: str) -> tuple[Any, Any]:
 
 
 def test_steps_and_errors_are_those_of_a_few_lines_of_numpy(
-    run_app: Command, ratings: Path, here: Runtime, tmp_path: Path
+    run_app: Command, ratings: Path, runtime: Runtime, tmp_path: Path
 ) -> None:
     """Gradient descent on all rows at once, so that their order does not matter."""
     labels, ids = rows_of(ratings, "train")
     overrides = [*MODEL, "model.over_arch=[1]", f"train.global_batch_size={len(labels)}", "optimizer=sgd"]
     overrides += [f"data.path={ratings}", "run.name=x", "optimizer.lr=0.3", "train.epochs=6"]
     config = compose_config(AppConfig, CONFIG_DIR, overrides)
-    start = dict(session.build(config, here, ratings, load_manifest(ratings)).parameters())
+    start = dict(session.build(config, runtime, ratings, load_manifest(ratings)).parameters())
     parameters = {name: np.array(values, np.float64) for name, values in start.items()}
     tables = [parameters[name] for name in ("t_user", "t_item")]
     [weight] = [values[0] for name, values in parameters.items() if name.startswith("over_arch") and values.ndim == 2]
@@ -100,8 +100,8 @@ def test_steps_and_errors_are_those_of_a_few_lines_of_numpy(
             np.add.at(table, ids[:, column], -0.3 * of_vectors[:, 4 * column : 4 * column + 4])
         weight, bias = weight - 0.3 * slope @ vectors, bias - 0.3 * slope.sum()
 
-    done = run_app("train", *overrides)
-    assert done.returncode == 0, done.stderr
+    process = run_app("train", *overrides)
+    assert process.returncode == 0, process.stderr
     events = [json.loads(line) for line in (tmp_path / "runs/x/metrics.jsonl").read_text().splitlines()]
     windows = [event for event in events if event["event"] == "train"]
     assert [event["loss"] for event in windows] == pytest.approx(losses, rel=1e-5)
@@ -194,7 +194,7 @@ def test_two_processes_have_the_figures_of_one(run_app: Command, ratings: Path, 
 
 
 @pytest.mark.parametrize(
-    ("given", "remedy"),
+    ("override", "remedy"),
     [
         ("loss=bce", "loss=mse"),
         pytest.param("loss.threshold=0.1", "loss.threshold=0.0", marks=pytest.mark.slow),
@@ -206,15 +206,15 @@ def test_two_processes_have_the_figures_of_one(run_app: Command, ratings: Path, 
     ],
 )
 def test_what_is_of_clicks_is_refused_with_what_to_give(
-    run_app: Command, ratings: Path, given: str, remedy: str
+    run_app: Command, ratings: Path, override: str, remedy: str
 ) -> None:
     usual = [f"data.path={ratings}", "run.name=x", "train.max_steps=1", *MODEL, "model.over_arch=[1]"]
-    refused = run_app("train", *usual, given)
-    [line] = [line for line in refused.stderr.splitlines() if line.startswith("error: ")]
-    assert refused.returncode == 2
-    assert line.startswith(f"error: {given}: not of the labels of ")
+    process = run_app("train", *usual, override)
+    [line] = [line for line in process.stderr.splitlines() if line.startswith("error: ")]
+    assert process.returncode == 2
+    assert line.startswith(f"error: {override}: not of the labels of ")
     assert line.endswith(f"which are numbers (column rating); give {remedy}")
-    assert run_app("train", *usual, given, remedy).returncode == 0
+    assert run_app("train", *usual, override, remedy).returncode == 0
 
 
 def test_a_number_that_is_not_finite_is_found_when_it_is_read(ratings: Path, tmp_path: Path) -> None:
@@ -228,19 +228,19 @@ def test_a_number_that_is_not_finite_is_found_when_it_is_read(ratings: Path, tmp
     shards = SplitShards(root, manifest, "train")
     with pytest.raises(OwnError, match=r"row 41, label: is not a finite number"):
         shards.read([(0, 100)], np.arange(100))
-    read = shards.read([(100, 200)], np.arange(100)[::-1].copy())
-    np.testing.assert_array_equal(read.labels, labels[100:200, 0][::-1])
+    rows = shards.read([(100, 200)], np.arange(100)[::-1].copy())
+    np.testing.assert_array_equal(rows.labels, labels[100:200, 0][::-1])
 
 
 def test_rmse_of_clicks_is_refused(run_app: Command, dataset: Path) -> None:
-    refused = run_app("train", f"data.path={dataset}", "run.name=x", "train.max_steps=1", "train.monitor=rmse")
-    assert refused.returncode == 2
-    assert refused.stderr.splitlines()[-1].endswith("which are clicks, 0 or 1 (column label); give train.monitor=auc")
+    process = run_app("train", f"data.path={dataset}", "run.name=x", "train.max_steps=1", "train.monitor=rmse")
+    assert process.returncode == 2
+    assert process.stderr.splitlines()[-1].endswith("which are clicks, 0 or 1 (column label); give train.monitor=auc")
 
 
 def test_baselines_of_numbers_are_refused_in_one_line(run_app: Command, ratings: Path, tmp_path: Path) -> None:
     train(run_app, ratings, "x", "train.max_steps=2")
-    refused = run_app("baselines", "run=runs/x")
-    assert refused.returncode == 2
-    assert "baselines are of clicks" in refused.stderr.splitlines()[-1]
+    process = run_app("baselines", "run=runs/x")
+    assert process.returncode == 2
+    assert "baselines are of clicks" in process.stderr.splitlines()[-1]
     assert summary_of(tmp_path / "runs/x")["baselines"] is None

@@ -51,44 +51,47 @@ def draw(seed: int) -> Drawn:
     overrides += [] if optimizer is OptimizerName.sgd else ["optimizer.eps=1e-3"]
     overrides += ["optimizer.max_grad_norm=0.05"] * int(rng.integers(2))
     lengths = {"warmup_steps": rng.integers(1, 4), "decay_start_step": rng.integers(3, 5), "decay_steps": 4}
-    used = {"constant": [], "warmup": ["warmup_steps"]}.get(schedule.value, list(lengths))
-    overrides += [f"schedule.name={schedule.value}", *(f"schedule.{key}={lengths[key]}" for key in used)]
+    keys = {"constant": [], "warmup": ["warmup_steps"]}.get(schedule.value, list(lengths))
+    overrides += [f"schedule.name={schedule.value}", *(f"schedule.{key}={lengths[key]}" for key in keys)]
     overrides += ["schedule.end_factor=0.2"] * (schedule is ScheduleName.cosine)
     for feature in RAGGED_EMBEDDINGS:
         by_id = optimizer.algorithm.fused_on_cpu or feature not in RAGGED
         pooling = rng.choice([each.value for each in Pooling if by_id or each is not Pooling.weighted])
         kind = rng.choice([each.value for each in TableKind])
-        own = [f"pooling: {pooling}", f"kind: {kind}"]
+        settings = [f"pooling: {pooling}", f"kind: {kind}"]
         if kind == "qr":
             operations = [each for each in QROperation if by_id or each is not QROperation.mult]
-            own += [f"qr_operation: {rng.choice([each.value for each in operations])}", "qr_collisions: 3"]
-        own += ["dim: 4"] * (kind == "mixed_dimension")
-        overrides.append(f"+model.tables.overrides.{feature}={{{', '.join(own)}}}")
+            settings += [f"qr_operation: {rng.choice([each.value for each in operations])}", "qr_collisions: 3"]
+        settings += ["dim: 4"] * (kind == "mixed_dimension")
+        overrides.append(f"+model.tables.overrides.{feature}={{{', '.join(settings)}}}")
     return Drawn(interaction, optimizer, schedule, overrides)
 
 
-def feature_of(one: Embedding, parameters: dict[str, Any]) -> Feature:
+def feature_of(embedding: Embedding, parameters: dict[str, Any]) -> Feature:
     """Weighted bags are sums of w_i e_i, so that there pooled_mult is the product of each id's rows."""
-    own = {part: f"sparse_arch.{part}.{one.key}.weight" for part in ("row_weights", "projections")}
-    weighted, operation = one.pooling is Pooling.weighted, "" if one.operation is None else one.operation.value
+    names = {part: f"sparse_arch.{part}.{embedding.key}.weight" for part in ("row_weights", "projections")}
+    weighted, operation = (
+        embedding.pooling is Pooling.weighted,
+        "" if embedding.operation is None else embedding.operation.value,
+    )
     return Feature(
-        [table.name for table in one.tables],
+        [table.name for table in embedding.tables],
         "mult" if weighted and "mult" in operation else operation or "plain",
-        one.pooling.value,
-        own["row_weights"] if own["row_weights"] in parameters else None,
-        own["projections"] if own["projections"] in parameters else None,
+        embedding.pooling.value,
+        names["row_weights"] if names["row_weights"] in parameters else None,
+        names["projections"] if names["projections"] in parameters else None,
     )
 
 
 @pytest.mark.parametrize(
     "seed", [*FAST, *(pytest.param(seed, marks=pytest.mark.slow) for seed in SLOW if seed not in FAST)]
 )
-def test_drawn_models_train_as_the_naive_program(seed: int, here: Runtime, ragged: Path) -> None:
-    drawn = draw(seed)
-    print(f"seed {seed}: {' '.join(drawn.overrides)}")
+def test_drawn_models_train_as_the_naive_program(seed: int, runtime: Runtime, ragged: Path) -> None:
+    case = draw(seed)
+    print(f"seed {seed}: {' '.join(case.overrides)}")
     overrides = [
         *SMALL,
-        *drawn.overrides,
+        *case.overrides,
         "run.name=x",
         f"data.path={ragged}",
         f"train.global_batch_size={BATCH}",
@@ -97,23 +100,23 @@ def test_drawn_models_train_as_the_naive_program(seed: int, here: Runtime, ragge
         "model.over_arch=[5,1]",
     ]
     config = compose_config(AppConfig, CONFIG_DIR, overrides)
-    this = session.build(config, here, ragged, load_manifest(ragged))
+    this = session.build(config, runtime, ragged, load_manifest(ragged))
     parameters = {name: torch.from_numpy(np.array(values)) for name, values in this.parameters()}
     embeddings = this.model.module.sparse_arch.embeddings
     features = {one.features[0]: feature_of(one, parameters) for one in embeddings}
-    schedule, chosen = config.schedule, config.optimizer
+    schedule, optimizer = config.schedule, config.optimizer
     lengths = (STEPS, schedule.warmup_steps, schedule.decay_start_step, schedule.decay_steps, schedule.end_factor)
-    lr, table_lr = (rates(schedule.name.value, base, *lengths) for base in (chosen.lr, chosen.table_lr))
+    lr, table_lr = (rates(schedule.name.value, base, *lengths) for base in (optimizer.lr, optimizer.table_lr))
     oracle = OracleDLRM(
         parameters,
         features,
-        drawn.interaction,
+        case.interaction,
         lr,
         table_lr,
-        drawn.optimizer.value,
-        chosen.eps or 0.0,
-        (chosen.beta1 or 0.9, chosen.beta2 or 0.999),
-        chosen.max_grad_norm,
+        case.optimizer.value,
+        optimizer.eps or 0.0,
+        (optimizer.beta1 or 0.9, optimizer.beta2 or 0.999),
+        optimizer.max_grad_norm,
     )
     for step, batch in zip(range(STEPS), this.split("train").train_batches(BATCH, 3, 0, 0), strict=False):
         this.begin_step(step)
@@ -137,8 +140,10 @@ def test_every_part_is_drawn() -> None:
     text = " ".join(override for case in cases for override in case.overrides)
     for word in (*(each.value for kind in (Pooling, TableKind, QROperation) for each in kind), "max_grad_norm"):
         assert word in text
-    others = {Interaction.sum}  # tests/app/training/test_field_models.py
-    assert {each.value for each in set(Interaction) - others} <= {n.replace("mixed", "scalar") for n in INTERACTIONS}
+    exclusions = {Interaction.sum}  # tests/app/training/test_field_models.py
+    assert {each.value for each in set(Interaction) - exclusions} <= {
+        n.replace("mixed", "scalar") for n in INTERACTIONS
+    }
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -155,6 +160,6 @@ def test_schedules_are_the_schedulers(name: ScheduleName, seed: int) -> None:
     elif name is ScheduleName.cosine:
         keys["end_factor"] = end
     config = ScheduleConfig(name, **keys)
-    found = [learning_rate(base, config, step) for step in range(120)]
+    actual = [learning_rate(base, config, step) for step in range(120)]
     lengths = (config.warmup_steps, config.decay_start_step, config.decay_steps, config.end_factor)
-    assert found == pytest.approx(rates(name.value, base, 120, *lengths), rel=1e-12)
+    assert actual == pytest.approx(rates(name.value, base, 120, *lengths), rel=1e-12)

@@ -79,8 +79,8 @@ def test_a_stop_loses_no_batch(dataset: Path, tmp_path: Path) -> None:
     assert stopped.returncode == 75, stopped.stderr
     assert "pipeline: sparse_dist" in stopped.stderr
     assert summary(run)["steps"] == 20  # processes ask each other every 10 steps
-    done = ended(forked("train", *piped, cwd=tmp_path, processes=2), tmp_path)
-    assert done.returncode == 0, done.stderr
+    process = ended(forked("train", *piped, cwd=tmp_path, processes=2), tmp_path)
+    assert process.returncode == 0, process.stderr
     assert losses(run) == losses(tmp_path / "runs/plain")
     assert summary(run)["digest"] == summary(tmp_path / "runs/plain")["digest"]
 

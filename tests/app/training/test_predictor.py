@@ -25,11 +25,11 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "adagrad"])
 def test_a_predictor_scores_as_its_session_and_has_no_optimizer(
-    optimizer: str, here: Runtime, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    optimizer: str, runtime: Runtime, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     overrides = [*SMALL, f"data.path={dataset}", f"optimizer={optimizer}"]
     config, manifest = compose_config(AppConfig, CONFIG_DIR, overrides), load_manifest(dataset)
-    this = session.build(config, here, dataset, manifest)
+    this = session.build(config, runtime, dataset, manifest)
     for batch in this.split("train").train_batches(64, 0, 0, 8):
         binary_cross_entropy_with_logits(this.forward(batch), batch.labels).backward()
         this.optimizer.step()
@@ -44,7 +44,7 @@ def test_a_predictor_scores_as_its_session_and_has_no_optimizer(
     for owner, name in ((torch.optim.Optimizer, "__init__"), (optimizer_build, "make_optimizer")):
         monkeypatch.setattr(owner, name, refuse)
     (checkpoint,) = whole_checkpoints(tmp_path)
-    loaded = predictor.load(checkpoint, config, here, dataset, manifest)
+    loaded = predictor.load(checkpoint, config, runtime, dataset, manifest)
     scores = loaded.score(loaded.split("val").eval_batches(64)).logits
     np.testing.assert_array_equal(scores, expected)
     states = loaded.model.fused_optimizer.state_dict()["state"].values()  # of FBGEMM's views: SGD's have no tensors

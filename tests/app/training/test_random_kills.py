@@ -43,14 +43,14 @@ def test_a_full_disk_in_mid_checkpoint(
     asynchronous: bool, overrides: list[str], uninterrupted: Path, run_app: Command, small_disk: Path
 ) -> None:
     run = small_disk / "run"
-    here = [
+    arguments = [
         *overrides,
         f"run.dir={run}",
         "run.name=x",
         f"checkpoint.asynchronous={asynchronous}",
         "record.tensorboard=false",
     ]
-    full = ended(forked("train", *here, cwd=small_disk.parent, fault="disk taken:3"), small_disk.parent)
+    full = ended(forked("train", *arguments, cwd=small_disk.parent, fault="disk taken:3"), small_disk.parent)
     assert full.returncode == 2, full.stderr
     assert "the checkpoint was not written" in full.stderr
     assert "No space left on device" in full.stderr
@@ -61,7 +61,7 @@ def test_a_full_disk_in_mid_checkpoint(
     assert not list((run / "checkpoints").glob("*.part"))
     assert summary(run)["status"] == "failed"
     remount(small_disk, "size=4m")
-    resumed = run_app("train", *here)
+    resumed = run_app("train", *arguments)
     assert resumed.returncode == 0, resumed.stderr
     assert whole[-1] in resumed.stderr
     assert summary(run)["digest"] == summary(uninterrupted)["digest"]
@@ -70,8 +70,8 @@ def test_a_full_disk_in_mid_checkpoint(
 @pytest.mark.slow
 def test_training_meets_the_disk_that_a_checkpoint_fills(overrides: list[str], small_disk: Path) -> None:
     """What training writes fails before the checkpoint behind its back does, which then leaves room to say so."""
-    here = [*overrides, f"run.dir={small_disk}/run", "run.name=x", "record.tensorboard=false"]
-    failed = ended(forked("train", *here, cwd=small_disk.parent, fault="disk filled:1"), small_disk.parent)
+    arguments = [*overrides, f"run.dir={small_disk}/run", "run.name=x", "record.tensorboard=false"]
+    failed = ended(forked("train", *arguments, cwd=small_disk.parent, fault="disk filled:1"), small_disk.parent)
     assert failed.returncode == 2, failed.stderr
     assert "No space left on device" in failed.stderr
     assert "Traceback" not in failed.stderr
@@ -83,9 +83,9 @@ def test_a_read_only_directory_is_said_before_anything_is_trained(
     overrides: list[str], run_app: Command, small_disk: Path
 ) -> None:
     remount(small_disk, "ro")
-    refused = run_app("train", *overrides, f"run.dir={small_disk}/run", "run.name=x")
-    assert refused.returncode == 2, refused.stderr
-    assert f"run.dir={small_disk}/run: not writable (Read-only file system)" in error_line(refused.stderr)
+    process = run_app("train", *overrides, f"run.dir={small_disk}/run", "run.name=x")
+    assert process.returncode == 2, process.stderr
+    assert f"run.dir={small_disk}/run: not writable (Read-only file system)" in error_line(process.stderr)
 
 
 def test_a_directory_of_roots_is_said_before_anything_is_trained(overrides: list[str], tmp_path: Path) -> None:
@@ -93,9 +93,9 @@ def test_a_directory_of_roots_is_said_before_anything_is_trained(overrides: list
     if os.getuid():
         pytest.skip("not root: no other user to become, so a directory of root's was not tried")
     (tmp_path / "runs").mkdir(mode=0o755)
-    refused = ended(forked("train", *overrides, "run.name=x", cwd=tmp_path, fault="another user:65534"), tmp_path)
-    assert refused.returncode == 2, refused.stderr
-    assert "run.dir=runs/x: not writable (Permission denied)" in error_line(refused.stderr)
+    process = ended(forked("train", *overrides, "run.name=x", cwd=tmp_path, fault="another user:65534"), tmp_path)
+    assert process.returncode == 2, process.stderr
+    assert "run.dir=runs/x: not writable (Permission denied)" in error_line(process.stderr)
 
 
 @pytest.mark.slow
@@ -123,11 +123,11 @@ def test_a_process_that_is_killed_ends_the_others_clearly(
         assert time.monotonic() < deadline
         time.sleep(0.01)
     forks[1].kill()
-    done = ended(forks, tmp_path)
-    assert forks[0].exitcode == 75, done.stderr
-    assert "another process is lost or unreachable" in done.stderr
-    assert "perhaps killed for lack of memory" in done.stderr
-    assert "Traceback" not in done.stderr
+    process = ended(forks, tmp_path)
+    assert forks[0].exitcode == 75, process.stderr
+    assert "another process is lost or unreachable" in process.stderr
+    assert "perhaps killed for lack of memory" in process.stderr
+    assert "Traceback" not in process.stderr
     (run / "summary.json").unlink()  # as after the kill of all
     step = int((run / "checkpoints/latest").read_text().removeprefix("step_"))
     resumed = run_app("train", *overrides, f"train.max_steps={step + 5}", "run.name=x", processes=2)
@@ -189,8 +189,8 @@ def test_kills_at_random_moments_change_nothing(dataset: Path, run_app: Command,
     assert steps == sorted(steps)
     assert len(set(steps)) > 10
     for name in ("killed", "whole"):
-        done = run_app("train", *overrides, f"train.max_steps={steps[-1] + 7}", f"run.name={name}")
-        assert done.returncode == 0, done.stderr
+        process = run_app("train", *overrides, f"train.max_steps={steps[-1] + 7}", f"run.name={name}")
+        assert process.returncode == 0, process.stderr
     assert summary(run)["digest"] == summary(tmp_path / "runs/whole")["digest"]
     assert losses(run) == losses(tmp_path / "runs/whole")
     evaluated = [[event["auc"] for event in events(tmp_path / "runs" / name, "eval")] for name in ("whole", "killed")]
@@ -200,7 +200,7 @@ def test_kills_at_random_moments_change_nothing(dataset: Path, run_app: Command,
 def _state(path: Path) -> tuple[int, int, int] | None:
     """What a change of the file changes: at its end, or in its place."""
     try:
-        found = path.stat()
+        status = path.stat()
     except FileNotFoundError:
         return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    return status.st_ino, status.st_size, status.st_mtime_ns

@@ -83,22 +83,22 @@ class Walk:
         if self.saved_steps(other):
             kinds += ["redirect"]
         kind = self.rng.choice(kinds)
-        start, given = self._start(kind, saved, other)
+        start, overrides = self._start(kind, saved, other)
         steps = self._length(kind, name, start)
         fault = ""
         if kind not in ("shorten", "another split", "never") and self.rng.random() < 0.7:
             name_of_fault = self.rng.choice(FAULTS)
             first = start if name_of_fault == "stop" else 0
             fault = f"{name_of_fault}:{first + self.rng.randint(1, 5)}"
-        settings = [f"run.name={name}", f"train.max_steps={steps}", *given, *self._settings()]
+        settings = [f"run.name={name}", f"train.max_steps={steps}", *overrides, *self._settings()]
         processes = self.rng.randint(1, self.most_processes)
         self.done.append(f"{kind} {' '.join(settings)} {fault} on {processes}")
-        before, known = contents(Path("runs")), self._known(name, kind, start, saved)
+        before, earlier_aucs = contents(Path("runs")), self._known(name, kind, start, saved)
         status = self.execute([*self.base, *settings], fault, processes)
         self._check_refusals(kind, name, status, before)
         if status in ("completed", "interrupted"):
             self.lengths[name] = steps
-            self._check(name, start, known, kind)
+            self._check(name, start, earlier_aucs, kind)
         elif status == "killed" and kind in ("over", "redirect", "back"):
             self.best.pop(name, None)
 
@@ -113,8 +113,8 @@ class Walk:
             return self.saved_steps(other)[-1], [f"checkpoint.resume=runs/{other}", "checkpoint.overwrite=true"]
         if kind == "over":
             return 0, ["checkpoint.resume=never", "checkpoint.overwrite=true"]
-        given = {"never": ["checkpoint.resume=never"], "another split": ["eval.split=test"]}
-        return max(saved, default=0), given.get(kind, [])
+        overrides = {"never": ["checkpoint.resume=never"], "another split": ["eval.split=test"]}
+        return max(saved, default=0), overrides.get(kind, [])
 
     def _length(self, kind: str, name: str, start: int) -> int:
         if kind == "shorten":
@@ -153,27 +153,27 @@ class Walk:
         if status in ("refused", NOTHING_TO_DO):
             assert contents(Path("runs")) == before
 
-    def _check(self, name: str, start: int, known: dict[int, float], kind: str) -> None:
+    def _check(self, name: str, start: int, earlier_aucs: dict[int, float], kind: str) -> None:
         run, figures = self.directory(name), summary(self.directory(name))
         saved, aucs = self.saved_steps(name), self.evaluations(name)
         assert figures["steps"] == saved[-1]
-        new = {step: auc for step, auc in aucs.items() if step > start or step not in known}
+        new = {step: auc for step, auc in aucs.items() if step > start or step not in earlier_aucs}
         new = {step: auc for step, auc in new.items() if step >= start}
-        counted = {**known, **new}
-        expected = max(counted, key=lambda step: counted[step], default=None)
+        candidate_aucs = {**earlier_aucs, **new}
+        expected = max(candidate_aucs, key=lambda step: candidate_aucs[step], default=None)
         pointer = files.pointed_to(run / files.CHECKPOINTS, files.BEST)
         if expected is None:
             assert (figures["best"], pointer) == (None, None)
             self.best.pop(name, None)
         else:
-            assert figures["best"] == {"step": expected, "auc": counted[expected]}
+            assert figures["best"] == {"step": expected, "auc": candidate_aucs[expected]}
             assert pointer is not None
             assert pointer.name == files.checkpoint_name(expected)
             files.verify(pointer)
-            assert (figures["eval"]["step"], figures["eval"]["auc"]) == (expected, counted[expected])
+            assert (figures["eval"]["step"], figures["eval"]["auc"]) == (expected, candidate_aucs[expected])
             if kind not in ("over", "redirect", "back"):
-                assert counted[expected] >= self.best.get(name, -math.inf)
-            self.best[name] = counted[expected]
+                assert candidate_aucs[expected] >= self.best.get(name, -math.inf)
+            self.best[name] = candidate_aucs[expected]
         evaluated = [event["step"] for event in events(run, "eval")]
         assert evaluated == sorted(set(evaluated))
         if figures["status"] == "completed":
@@ -183,7 +183,7 @@ class Walk:
         np.testing.assert_allclose(self.losses_of(name), self.losses[: saved[-1]], rtol=1e-5)
 
 
-def in_process(here: Runtime, monkeypatch: pytest.MonkeyPatch) -> Execute:
+def in_process(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Execute:
     """Commands in this process: a kill is an exception that nothing catches. Evaluations go up and down."""
     measured, evaluate, now = Session.evaluate, Evaluator.evaluate, [0]
 
@@ -217,7 +217,7 @@ def in_process(here: Runtime, monkeypatch: pytest.MonkeyPatch) -> Execute:
                 patched.setattr(module, name, getattr(module, name))  # what `inject` replaces is put back
             inject.install(fault)
             try:
-                return train_here(here, *overrides)
+                return train_here(runtime, *overrides)
             except Killed:
                 return "killed"
             except UserError:
@@ -230,12 +230,12 @@ def in_forks(directory: Path) -> Execute:
     """Commands in processes of their own, killed as by kill -9."""
 
     def execute(overrides: list[str], fault: str, processes: int) -> str:
-        done = ended(forked("train", *overrides, cwd=directory, processes=processes, fault=fault), directory)
-        if done.returncode == 0 and "nothing to do" in done.stderr:
+        process = ended(forked("train", *overrides, cwd=directory, processes=processes, fault=fault), directory)
+        if process.returncode == 0 and "nothing to do" in process.stderr:
             return NOTHING_TO_DO
         statuses = {0: "completed", 75: "interrupted", 2: "refused", -signal.SIGKILL: "killed"}
-        assert done.returncode in statuses, done.stderr
-        return statuses[done.returncode]
+        assert process.returncode in statuses, process.stderr
+        return statuses[process.returncode]
 
     return execute
 
@@ -252,11 +252,11 @@ def walk(walked: Walk, parts: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("seed", "parts"), [(10, 3), (1, 30)])
 def test_a_random_walk(
-    seed: int, parts: int, here: Runtime, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seed: int, parts: int, runtime: Runtime, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     base = [*SMALL, f"data.path={dataset}", "record.tensorboard=false"]
-    walk(Walk(base, in_process(here, monkeypatch), random.Random(seed), most_processes=1), parts)
+    walk(Walk(base, in_process(runtime, monkeypatch), random.Random(seed), most_processes=1), parts)
 
 
 @pytest.mark.slow

@@ -73,7 +73,7 @@ REFUSED = {
 
 
 @pytest.fixture(scope="module")
-def place(here: Runtime, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(runtime: Runtime, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with two datasets and three interrupted runs."""
 
     def make(root: Path) -> None:
@@ -83,14 +83,14 @@ def place(here: Runtime, tmp_path_factory: pytest.TempPathFactory) -> Path:
             patched.chdir(root)
             patched.setattr(stop.StopCheck, "requested", lambda _, step: step == 5)
             for name, lr in (("x", 0.1), ("y", 0.1), ("z", 0.2)):
-                given = [
+                arguments = [
                     "data.path=data",
                     f"run.name={name}",
                     f"optimizer.lr={lr}",
                     "train.max_steps=9",
                     "train.eval_every_steps=3",
                 ]
-                assert train_here(here, *BASE, *given) == "interrupted"
+                assert train_here(runtime, *BASE, *arguments) == "interrupted"
 
     return made_once(tmp_path_factory, "refusals", make)
 
@@ -120,17 +120,17 @@ def _cases(of: Mapping[str, list[str]]) -> list[Any]:
 
 
 @pytest.mark.parametrize("case", _cases(REFUSED))
-def test_a_refusal_changes_nothing(case: str, here: Runtime, before: dict[str, str]) -> None:
+def test_a_refusal_changes_nothing(case: str, runtime: Runtime, before: dict[str, str]) -> None:
     with pytest.raises(UserError):
-        train_here(here, *BASE, "data.path=data", "train.max_steps=9", *REFUSED[case])
+        train_here(runtime, *BASE, "data.path=data", "train.max_steps=9", *REFUSED[case])
     assert contents(Path()) == before
 
 
-def test_a_run_that_is_built_only_does_not_replace_a_trained_one(here: Runtime, before: dict[str, str]) -> None:
+def test_a_run_that_is_built_only_does_not_replace_a_trained_one(runtime: Runtime, before: dict[str, str]) -> None:
     config = compose_config(AppConfig, CONFIG_DIR, ["recipe=mlperf_v1", "run.name=x", "train.max_steps=0"])
     assert meta_build.is_wanted(config)
     with pytest.raises(UserError, match="contains a trained run"):
-        meta_build.write(config, here, RunDirectory(Path("runs/x"), 0), 0.0)
+        meta_build.write(config, runtime, RunDirectory(Path("runs/x"), 0), 0.0)
     assert contents(Path()) == before
 
 
@@ -147,7 +147,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("case", _cases(COMMANDS))
-def test_a_refusal_of_another_command_changes_nothing(case: str, here: Runtime, before: dict[str, str]) -> None:
+def test_a_refusal_of_another_command_changes_nothing(case: str, runtime: Runtime, before: dict[str, str]) -> None:
     with pytest.raises(UserError):
-        command_here(here, *COMMANDS[case])
+        command_here(runtime, *COMMANDS[case])
     assert contents(Path()) == before

@@ -47,23 +47,23 @@ def base(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list
 
 @pytest.mark.slow
 def test_a_run_that_was_stopped_has_the_bits_of_one_that_was_not(
-    base: list[str], here: Runtime, monkeypatch: pytest.MonkeyPatch
+    base: list[str], runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert train_here(here, *base, "run.name=whole") == "completed"
+    assert train_here(runtime, *base, "run.name=whole") == "completed"
     for stop in (3, 5, 11, None):  # 5: beside an evaluation
         with monkeypatch.context() as stopped:
             stopped.setattr(StopCheck, "requested", lambda _, step, stop=stop: step == stop)
-            assert train_here(here, *base, "run.name=parts") == ("completed" if stop is None else "interrupted")
+            assert train_here(runtime, *base, "run.name=parts") == ("completed" if stop is None else "interrupted")
     whole, parts = summary(Path("runs/whole")), summary(Path("runs/parts"))
     assert whole["digest"] == parts["digest"]
     assert whole["eval"] == parts["eval"]
 
 
 @pytest.mark.slow
-def test_two_processes_learn_as_one(base: list[str], here: Runtime, tmp_path: Path) -> None:
+def test_two_processes_learn_as_one(base: list[str], runtime: Runtime, tmp_path: Path) -> None:
     """Over an epoch's last batch, too, of 16 rows."""
     base += ["train.drop_last=false", "train.max_steps=34"]
-    assert train_here(here, *base, "run.name=one") == "completed"
+    assert train_here(runtime, *base, "run.name=one") == "completed"
     (two,) = run_whole([[*base, f"run.dir={tmp_path}/two"]], 2, tmp_path / "two.json")
     assert two["eval"]["auc"] == pytest.approx(summary(Path("runs/one"))["eval"]["auc"], abs=1e-5)
     assert two["eval"]["logloss"] == pytest.approx(summary(Path("runs/one"))["eval"]["logloss"], rel=1e-5)
@@ -90,8 +90,8 @@ def test_a_killed_run_cuts_and_stops_where_an_undisturbed_one_does(
         for fork in forks:
             fork.join()
     for name in ("killed", "whole"):
-        done = run_app("train", *base, f"run.name={name}", processes=processes)
-        assert done.returncode == 0, done.stderr
+        process = run_app("train", *base, f"run.name={name}", processes=processes)
+        assert process.returncode == 0, process.stderr
     killed, whole = summary(Path("runs/killed")), summary(Path("runs/whole"))
     assert killed["steps"] < 40 * 31  # it was stopped
     for key in ("steps", "digest", "eval", "last"):
@@ -104,9 +104,9 @@ def test_a_killed_run_cuts_and_stops_where_an_undisturbed_one_does(
 
 @pytest.mark.slow
 def test_verify_evaluate_and_export_serve_the_statistics(
-    base: list[str], here: Runtime, run_app: Command, dataset: Path
+    base: list[str], runtime: Runtime, run_app: Command, dataset: Path
 ) -> None:
-    assert train_here(here, *base, "run.name=run") == "completed"
+    assert train_here(runtime, *base, "run.name=run") == "completed"
     run = summary(Path("runs/run"))
     verified = run_app("verify", "run=runs/run")
     assert verified.returncode == 0, verified.stdout + verified.stderr
@@ -127,10 +127,10 @@ def test_verify_evaluate_and_export_serve_the_statistics(
     )
 
 
-def test_a_plain_model_has_no_new_arrays(dataset: Path, here: Runtime, tmp_path: Path) -> None:
+def test_a_plain_model_has_no_new_arrays(dataset: Path, runtime: Runtime, tmp_path: Path) -> None:
     """What is digested of a model without batch norm are its parameters alone."""
     config = compose_config(AppConfig, CONFIG_DIR, [*SMALL, "run.name=x", f"data.path={dataset}"])
-    plain = session.build(config, here, dataset, load_manifest(dataset))
+    plain = session.build(config, runtime, dataset, load_manifest(dataset))
     names = [name for name, _ in plain.parameters()]
     assert not any("running" in name for name in names)
     assert len(names) == len({name for name, _ in plain.model.named_parameters()})

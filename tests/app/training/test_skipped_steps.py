@@ -39,7 +39,7 @@ def spoiled(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("spoiled")
 @pytest.mark.parametrize("optimizer", ["adam", "rowwise_adam", "lamb", "adagrad"])
 def test_evaluations_and_resumptions_change_no_bits(
-    optimizer: str, here: Runtime, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    optimizer: str, runtime: Runtime, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     base = [
@@ -50,12 +50,12 @@ def test_evaluations_and_resumptions_change_no_bits(
         "train.on_nan=skip",
         "train.max_steps=10",
     ]
-    assert train_here(here, *base, "run.name=whole") == "completed"
-    assert train_here(here, *base, "run.name=evaluated", "train.eval_every_steps=2") == "completed"
+    assert train_here(runtime, *base, "run.name=whole") == "completed"
+    assert train_here(runtime, *base, "run.name=evaluated", "train.eval_every_steps=2") == "completed"
     for stop in (4, 9, None):
         with monkeypatch.context() as stopped:
             stopped.setattr(StopCheck, "requested", lambda _, step, stop=stop: step == stop)
-            assert train_here(here, *base, "run.name=parts") == ("completed" if stop is None else "interrupted")
+            assert train_here(runtime, *base, "run.name=parts") == ("completed" if stop is None else "interrupted")
     expected, *others = [summary(Path("runs") / name) for name in ("whole", "evaluated", "parts")]
     assert expected["train"]["skipped_steps"] == len(SPOILED)
     for figures in others:

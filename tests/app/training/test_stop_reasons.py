@@ -15,8 +15,8 @@ class _Peers:
 
     world_size = 3
 
-    def __init__(self, *others: tuple[bool, int, bool]) -> None:
-        self._others = [np.array(one, np.int64) for one in others]
+    def __init__(self, *other_reasons: tuple[bool, int, bool]) -> None:
+        self._others = [np.array(one, np.int64) for one in other_reasons]
 
     def gather(self, values: Any) -> list[Any]:
         return [values, *self._others]
@@ -53,7 +53,7 @@ NONE = (False, 0, False)
 
 
 @pytest.mark.parametrize(
-    ("others", "agreed"),
+    ("other_reasons", "agreed"),
     [
         ([NONE, NONE], (False, 0, False)),
         ([NONE, (False, 15, False)], (False, 15, False)),
@@ -61,16 +61,16 @@ NONE = (False, 0, False)
         ([(True, 0, False), (False, 10, True)], (True, 10, True)),
     ],
 )
-def test_all_processes_have_the_reasons_of_any(others: list[Any], agreed: tuple[bool, int, bool]) -> None:
-    peers: Any = _Peers(*others)
+def test_all_processes_have_the_reasons_of_any(other_reasons: list[Any], agreed: tuple[bool, int, bool]) -> None:
+    peers: Any = _Peers(*other_reasons)
     assert StopReasons(*NONE).agreed(peers) == agreed
     assert StopReasons(*agreed).agreed(peers) == agreed
 
 
 def test_another_process_s_signal_and_time_limit_stop_this_one_at_a_tenth_step() -> None:
     request = _Request()
-    for others in ([(False, 15, False), NONE], [(False, 0, True), NONE]):
-        stop = check(_Peers(*others), request=request)
+    for other_reasons in ([(False, 15, False), NONE], [(False, 0, True), NONE]):
+        stop = check(_Peers(*other_reasons), request=request)
         assert not stop.requested(9)
         assert stop.requested(10)
     assert request.signal == 15

@@ -35,9 +35,9 @@ def test_a_second_signal_ends_it_at_once(overrides: list[str], tmp_path: Path) -
     stopped = injected("two signals:31", *overrides, "run.name=x", cwd=tmp_path)
     assert stopped.returncode == 128 + signal.SIGTERM
     assert not (tmp_path / "runs/x/summary.json").exists()
-    lost = "SIGTERM: stopped immediately: the same command resumes from runs/x/checkpoints/step_00000024"
-    assert lost in stopped.stderr
-    assert lost in (tmp_path / "runs/x/log.txt").read_text()
+    message = "SIGTERM: stopped immediately: the same command resumes from runs/x/checkpoints/step_00000024"
+    assert message in stopped.stderr
+    assert message in (tmp_path / "runs/x/log.txt").read_text()
 
 
 @pytest.mark.slow
@@ -96,7 +96,7 @@ PLACE = "step 40 (epoch 1, batch 8 of 31, counted from 0): "
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "message"),
     [
         ("loss not finite:40", "first non-finite value: loss (nan)"),
         ("gradients not finite:40", "first non-finite value: gradient of dense_arch.0.bias"),
@@ -105,12 +105,18 @@ PLACE = "step 40 (epoch 1, batch 8 of 31, counted from 0): "
 )
 @pytest.mark.parametrize("log_every", [pytest.param(1, marks=pytest.mark.slow), 50])
 def test_what_is_not_finite_stops_it_before_it_is_saved(
-    fault: str, said: str, log_every: int, overrides: list[str], uninterrupted: Path, run_app: Command, tmp_path: Path
+    fault: str,
+    message: str,
+    log_every: int,
+    overrides: list[str],
+    uninterrupted: Path,
+    run_app: Command,
+    tmp_path: Path,
 ) -> None:
-    found = injected(fault, *overrides, f"train.log_every_steps={log_every}", "run.name=x", cwd=tmp_path)
-    assert found.returncode == 2, found.stderr
-    assert PLACE + said in found.stderr
-    assert "Traceback" not in found.stderr
+    process = injected(fault, *overrides, f"train.log_every_steps={log_every}", "run.name=x", cwd=tmp_path)
+    assert process.returncode == 2, process.stderr
+    assert PLACE + message in process.stderr
+    assert "Traceback" not in process.stderr
     run = tmp_path / "runs/x"
     assert summary(run)["status"] == "failed"
     assert whole_checkpoints(run / "checkpoints")[-1].name == "step_00000036"
@@ -122,9 +128,9 @@ def test_what_is_not_finite_stops_it_before_it_is_saved(
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_step_can_be_skipped(processes: int, overrides: list[str], run_app: Command, tmp_path: Path) -> None:
     skip = [*overrides, "train.on_nan=skip", "run.name=x"]
-    done = injected("loss not finite:40", *skip, cwd=tmp_path, processes=processes)
-    assert done.returncode == 0, done.stderr
-    assert PLACE + "the loss is not finite: skipped" in done.stderr
+    process = injected("loss not finite:40", *skip, cwd=tmp_path, processes=processes)
+    assert process.returncode == 0, process.stderr
+    assert PLACE + "the loss is not finite: skipped" in process.stderr
     run = tmp_path / "runs/x"
     assert (summary(run)["steps"], summary(run)["train"]["skipped_steps"]) == (60, 1)
     assert [event["loss"] for event in events(run, "train") if event["step"] == 40] == [None]
@@ -134,9 +140,9 @@ def test_a_step_can_be_skipped(processes: int, overrides: list[str], run_app: Co
 @pytest.mark.slow
 def test_steps_are_not_skipped_for_ever_nor_are_gradients(overrides: list[str], tmp_path: Path) -> None:
     skip = [*overrides, "train.on_nan=skip"]
-    lost = injected("losses not finite:20", *skip, "run.name=lost", cwd=tmp_path)
-    assert lost.returncode == 2, lost.stderr
-    assert "step 30: 11 steps in a row were skipped" in lost.stderr
+    process = injected("losses not finite:20", *skip, "run.name=lost", cwd=tmp_path)
+    assert process.returncode == 2, process.stderr
+    assert "step 30: 11 steps in a row were skipped" in process.stderr
     gradients = injected("gradients not finite:40", *skip, "run.name=gradients", cwd=tmp_path)
     assert gradients.returncode == 2
     assert "first non-finite value: gradient of" in gradients.stderr

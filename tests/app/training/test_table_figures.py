@@ -54,23 +54,24 @@ def test_of_a_large_table_blocks_all_over_it_are_looked_at(monkeypatch: pytest.M
 
 
 def test_an_epoch_touches_the_ids_of_its_rows(
-    here: Runtime, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runtime: Runtime, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     base = [*SMALL, f"data.path={dataset}", "record.tensorboard=false", "train.drop_last=false"]
-    assert train_here(here, *base, "run.name=a") == "completed"
+    assert train_here(runtime, *base, "run.name=a") == "completed"
     ids = np.concatenate([np.load(path) for path in sorted((dataset / "train").glob("*.sparse.npy"))])
     expected = {f"t_cat_{place}": len(np.unique(ids[:, place])) for place in range(ids.shape[1])}
     figures = summary(Path("runs/a"))["tables"]
     assert {name: figures[name]["rows_touched"] for name in figures} == expected
     assert (
-        train_here(here, *base, "run.name=b", "optimizer.sparse_weight_decay=0.1", "train.max_steps=2") == "completed"
+        train_here(runtime, *base, "run.name=b", "optimizer.sparse_weight_decay=0.1", "train.max_steps=2")
+        == "completed"
     )
     assert {entry["rows_touched"] for entry in summary(Path("runs/b"))["tables"].values()} == {None}
 
 
 def test_the_gradients_norm_is_that_of_the_step_that_sgd_took(
-    here: Runtime, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runtime: Runtime, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A step of SGD is the learning rate times the gradient."""
     monkeypatch.chdir(tmp_path)
@@ -85,7 +86,7 @@ def test_the_gradients_norm_is_that_of_the_step_that_sgd_took(
     monkeypatch.setattr(Session, "begin_step", begun)
     every_two = ["optimizer=sgd", "optimizer.lr=0.5", "train.log_every_steps=2", "train.max_steps=7"]
     base = [*SMALL, *every_two, f"data.path={dataset}", "record.tensorboard=false"]
-    assert train_here(here, *base, "run.name=a") == "completed"
+    assert train_here(runtime, *base, "run.name=a") == "completed"
     norms = {event["step"]: event["gradient_norm"] for event in events(Path("runs/a"), "train")}
     assert list(norms) == [2, 4, 6, 7]
     for step in (2, 4, 6):

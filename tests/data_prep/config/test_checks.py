@@ -128,5 +128,5 @@ def test_new_rows_wrap_and_miss_as_the_dataset_s_do(tmp_path: Path) -> None:
         preprocess(config(*paths, f"data.encoding={encoding}", more))
         encoder = Encoder.load(root)
         dense = np.concatenate([load_split(root, split)[1] for split in ("train", "val", "test")])
-        again = encoder.encode(encoder.parse(text, "new")).dense
-        np.testing.assert_array_equal(np.sort(dense, axis=0), np.sort(again, axis=0))
+        new_dense = encoder.encode(encoder.parse(text, "new")).dense
+        np.testing.assert_array_equal(np.sort(dense, axis=0), np.sort(new_dense, axis=0))

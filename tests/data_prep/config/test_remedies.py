@@ -82,19 +82,19 @@ def test_each_remedy_works(inputs: Path, case: str) -> None:
     with pytest.raises(UserError) as error:
         preprocess(config(*(override.format(inputs) for override in bad), root))
     assert "\n" not in str(error.value)
-    found = re.search(message, str(error.value))
-    assert found, error.value
+    match = re.search(message, str(error.value))
+    assert match, error.value
     if good is not None:
-        preprocess(config(*(override.format(inputs, *found.groups()) for override in good), root))
+        preprocess(config(*(override.format(inputs, *match.groups()) for override in good), root))
         assert (inputs / "out/manifest.json").exists()
 
 
 def test_another_dataset_is_replaced_as_the_message_says(inputs: Path) -> None:
-    own = [f"data.raw={inputs}/day_0", f"data.path={inputs}/out"]
-    preprocess(config(*own))
+    overrides = [f"data.raw={inputs}/day_0", f"data.path={inputs}/out"]
+    preprocess(config(*overrides))
     with pytest.raises(UserError, match=r"or set (data\.overwrite=true)"):
-        preprocess(config(*own, "data.dense_transform=raw"))
-    preprocess(config(*own, "data.dense_transform=raw", "data.overwrite=true"))
+        preprocess(config(*overrides, "data.dense_transform=raw"))
+    preprocess(config(*overrides, "data.dense_transform=raw", "data.overwrite=true"))
 
 
 NAMES = [
@@ -124,26 +124,28 @@ def test_paths_that_need_quotes(inputs: Path, name: str) -> None:
     directory.mkdir()
     (inputs / "own.csv").rename(directory / name)
     (inputs / "own.yaml").rename(directory / f"{name}.yaml")
-    wanted = {"raw": directory / name, "schema": directory / f"{name}.yaml", "path": directory / "out"}
-    typed = []
-    for key, path in wanted.items():
+    paths = {"raw": directory / name, "schema": directory / f"{name}.yaml", "path": directory / "out"}
+    arguments = []
+    for key, path in paths.items():
         with pytest.raises(UserError, match="not readable without quotes; write ") as error:
             config(f"data.{key}={path}")
-        typed.append(str(error.value).partition("; write ")[2])
+        arguments.append(str(error.value).partition("; write ")[2])
     if name == NAMES[0]:
-        done = subprocess.run(
-            f"{shlex.join(command())} {' '.join(typed)}",
+        process = subprocess.run(
+            f"{shlex.join(command())} {' '.join(arguments)}",
             shell=True,
             cwd=REPOSITORY,
             capture_output=True,
             text=True,
             check=False,
         )
-        assert done.returncode == 0, done.stderr
+        assert process.returncode == 0, process.stderr
         assert (directory / "out/manifest.json").exists()
-    words = subprocess.run(f"printf '%s\\0' {' '.join(typed)}", shell=True, capture_output=True, text=True, check=True)
+    words = subprocess.run(
+        f"printf '%s\\0' {' '.join(arguments)}", shell=True, capture_output=True, text=True, check=True
+    )
     data = config(*words.stdout.split("\0")[:-1])
-    assert {key: getattr(data, key) for key in wanted} == {key: str(path) for key, path in wanted.items()}
+    assert {key: getattr(data, key) for key in paths} == {key: str(path) for key, path in paths.items()}
 
 
 def test_lists_of_such_paths() -> None:

@@ -34,8 +34,8 @@ def test_arrays_have_the_contracts_shapes_and_types(tmp_path: Path) -> None:
     manifest = write_dataset(tmp_path, {"train": 10})
     (shard,) = manifest.splits["train"].shards
     arrays = open_shard(tmp_path, "train", shard, manifest)
-    found = {kind: (array.shape, array.dtype) for kind, array in arrays._asdict().items() if kind != "bags"}
-    assert found == {
+    layout = {kind: (array.shape, array.dtype) for kind, array in arrays._asdict().items() if kind != "bags"}
+    assert layout == {
         "labels": ((10, 1), np.int32),
         "dense": ((10, NUM_DENSE), np.float32),
         "sparse": ((10, F), np.int32),
@@ -44,7 +44,7 @@ def test_arrays_have_the_contracts_shapes_and_types(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda d: d.update(format_version=99), "format_version 99, but this version reads 1 to 4; use the version"),
         (lambda d: d.update(format="parquet"), "not a dataset of this tool"),
@@ -62,13 +62,13 @@ def test_arrays_have_the_contracts_shapes_and_types(tmp_path: Path) -> None:
         (lambda d: d["splits"]["train"]["shards"].append(d["splits"]["train"]["shards"][0] | {"rows": 0}), "one name"),
     ],
 )
-def test_a_manifest_that_is_not_ours_is_refused(change: Callable[[Any], Any], said: str, tmp_path: Path) -> None:
+def test_a_manifest_that_is_not_ours_is_refused(change: Callable[[Any], Any], message: str, tmp_path: Path) -> None:
     write_dataset(tmp_path, {"train": 10})
     path = tmp_path / MANIFEST_NAME
     document = json.loads(path.read_text())
     change(document)
     path.write_text(json.dumps(document))
-    with pytest.raises(UserError, match=said) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         load_manifest(tmp_path)
     assert str(path) in str(caught.value)
 
@@ -92,9 +92,9 @@ def test_a_shard_cut_changed_or_gone_is_named(kind: str, tmp_path: Path) -> None
     path = shard_path(tmp_path, "train", shard.name, kind)
     whole = path.read_bytes()
     for number in (len(whole) - 1, 130):
-        changed = bytearray(whole)
-        changed[number] ^= 0x40
-        path.write_bytes(changed)
+        corrupt_content = bytearray(whole)
+        corrupt_content[number] ^= 0x40
+        path.write_bytes(corrupt_content)
         with pytest.raises(UserError, match=rf"{kind}\.npy: sha256"):
             verify_shard(tmp_path, "train", shard)
     path.write_bytes(whole[:-1])
@@ -118,7 +118,7 @@ DENSE = np.zeros((10, NUM_DENSE), np.float32)
 
 
 @pytest.mark.parametrize(
-    ("array", "cut", "said"),
+    ("array", "cut", "message"),
     [
         (DENSE, 8, "file not readable"),
         (DENSE, 1 << 20, "file not readable"),
@@ -130,7 +130,7 @@ DENSE = np.zeros((10, NUM_DENSE), np.float32)
     ],
     ids=["cut short", "empty", "objects", "archive", "by column", "big-endian", "flat"],
 )
-def test_a_shard_that_is_no_such_array_is_named(array: Any, cut: int, said: str, tmp_path: Path) -> None:
+def test_a_shard_that_is_no_such_array_is_named(array: Any, cut: int, message: str, tmp_path: Path) -> None:
     """Even if its size is the one that the manifest gives."""
     manifest = write_dataset(tmp_path, {"train": 10})
     (shard,) = manifest.splits["train"].shards
@@ -142,7 +142,7 @@ def test_a_shard_that_is_no_such_array_is_named(array: Any, cut: int, said: str,
             np.save(file, array)
     path.write_bytes(path.read_bytes()[: max(0, path.stat().st_size - cut)])
     shard.files["dense"] = digest_file(path)
-    with pytest.raises(UserError, match=rf"dense\.npy: {said}") as caught:
+    with pytest.raises(UserError, match=rf"dense\.npy: {message}") as caught:
         open_shard(tmp_path, "train", shard, manifest)
     assert "\n" not in str(caught.value)
 

@@ -72,18 +72,18 @@ def refusal(read: Callable[..., Any], root: Path) -> str | None:
 @pytest.mark.parametrize("step", [13, pytest.param(1, marks=pytest.mark.slow)])
 def test_any_key_deleted_added_or_of_another_value(dataset: Path, step: int) -> None:
     path = dataset / "manifest.json"
-    accepted, refused, tried = set(), 0, list(damaged({**json.loads(path.read_text()), "extra": {}}))[::step]
-    for key, what, document in tried:
+    accepted, num_refusals, tried = set(), 0, list(damaged({**json.loads(path.read_text()), "extra": {}}))[::step]
+    for key, change, document in tried:
         path.write_text(json.dumps(document))
-        said = refusal(verify_dataset, dataset)
-        if said is None:
-            accepted.add((key, what))
+        reason = refusal(verify_dataset, dataset)
+        if reason is None:
+            accepted.add((key, change))
         else:
-            refused += 1
-            assert said.startswith((f"{path}: ", f"{dataset}/")), (key, what)
-            assert "manifest" in said, (key, what)
-            assert key.split(".")[0] in said or ".npy: " in said, (key, what)
-        for message in (said, refusal(read_all, dataset), refusal(Encoder.load, dataset)):
-            assert "\n" not in (message or ""), (key, what)
-    assert accepted == ACCEPTED & {(key, what) for key, what, _ in tried}
-    assert refused > 700 // step
+            num_refusals += 1
+            assert reason.startswith((f"{path}: ", f"{dataset}/")), (key, change)
+            assert "manifest" in reason, (key, change)
+            assert key.split(".")[0] in reason or ".npy: " in reason, (key, change)
+        for message in (reason, refusal(read_all, dataset), refusal(Encoder.load, dataset)):
+            assert "\n" not in (message or ""), (key, change)
+    assert accepted == ACCEPTED & {(key, change) for key, change, _ in tried}
+    assert num_refusals > 700 // step

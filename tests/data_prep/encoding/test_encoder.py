@@ -34,9 +34,9 @@ def dataset(tmp_path: Path) -> Callable[..., Any]:
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(-(2**31), 2**31 - 1) | st.integers(65_530, 65_540), min_size=1, max_size=20))
 def test_dense_is_the_double_precision_logarithm_rounded_once(values: list[int]) -> None:
-    found = encode_dense(np.array(values, np.int32)[:, None])
-    assert found.dtype == np.float32
-    assert found[:, 0].tolist() == [np.float32(math.log1p(max(value, 0))) for value in values]
+    dense = encode_dense(np.array(values, np.int32)[:, None])
+    assert dense.dtype == np.float32
+    assert dense[:, 0].tolist() == [np.float32(math.log1p(max(value, 0))) for value in values]
     assert encode_dense(np.array([[MISSING_INTEGER]])).item() == 0.0
 
 

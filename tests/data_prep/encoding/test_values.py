@@ -61,15 +61,15 @@ def test_the_remainder_of_64_bits_is_exact(modulus: int) -> None:
     st.lists(st.integers(0, 2**64 - 1), max_size=60),
     st.integers(0, 3),
 )
-def test_lookup_of_64_bits(known: list[int], others: list[int], first_id: int) -> None:
-    table = SortedTable.build(np.array(known, np.uint64), first_id, unknown_id=7)
-    values = np.array(others + known, np.uint64)
+def test_lookup_of_64_bits(keys: list[int], others: list[int], first_id: int) -> None:
+    table = SortedTable.build(np.array(keys, np.uint64), first_id, unknown_id=7)
+    values = np.array(others + keys, np.uint64)
     ids = np.empty(len(values), np.int32)
     unknown = table.look_up(values, ids)
-    place = {value: first_id + i for i, value in enumerate(known)}
+    place = {value: first_id + i for i, value in enumerate(keys)}
     assert ids.tolist() == [place.get(value, 7) for value in values.tolist()]
     assert unknown == sum(value not in place for value in others)
-    assert table.values.nbytes + table.numbers.nbytes == SortedTable.bytes_for(len(known))
+    assert table.values.nbytes + table.numbers.nbytes == SortedTable.bytes_for(len(keys))
 
 
 @pytest.mark.parametrize("texts", [[], [""], ["", ""], ["x", "", "é"]])

@@ -27,11 +27,11 @@ def scheduler() -> Iterator[Any]:
     distributed = pytest.importorskip("distributed", reason="Dask is not installed: pip install distributed")
     import dask
 
-    patient = dask.config.set({f"distributed.comm.timeouts.{what}": "240s" for what in ("connect", "tcp")})
+    patient = dask.config.set({f"distributed.comm.timeouts.{phase}": "240s" for phase in ("connect", "tcp")})
     local = {"n_workers": 2, "threads_per_worker": 1, "processes": True, "dashboard_address": None}
-    with pytest.MonkeyPatch.context() as patch, patient, distributed.LocalCluster(**local) as made:
+    with pytest.MonkeyPatch.context() as patch, patient, distributed.LocalCluster(**local) as cluster:
         patch.setattr(executor, "CONNECT_SECONDS", 240)  # on a machine that does other work
-        yield made.scheduler_address
+        yield cluster.scheduler_address
 
 
 @pytest.mark.slow

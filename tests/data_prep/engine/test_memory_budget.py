@@ -91,15 +91,15 @@ def made_within_the_budget(directory: Path, overrides: list[str], cores: int | N
     command = [sys.executable, "-m", "data_prep", *arguments]
     with subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.PIPE) as process:
         os.sched_setaffinity(process.pid, sorted(os.sched_getaffinity(0))[:cores])
-        seen = 0
+        peak = 0
         while process.poll() is None:
-            seen = max(seen, largest_memory(process.pid))
+            peak = max(peak, largest_memory(process.pid))
             time.sleep(0.01)
     assert process.returncode == 0
     manifest = load_manifest(directory / "out")
     reported = manifest.extra["peak_memory_bytes"]
-    assert max(seen, reported) <= BUDGET
-    assert seen <= 1.01 * reported  # which was read shortly before the end
+    assert max(peak, reported) <= BUDGET
+    assert peak <= 1.01 * reported  # which was read shortly before the end
     return manifest
 
 
@@ -111,10 +111,15 @@ def test_a_shuffle_in_many_windows_is_the_one_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str
 ) -> None:
     (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(300, seed=3))
-    chosen = [f"data.raw={tmp_path}/rows.tsv", f"data.encoding={encoding}", "data.workers=1", "data.chunk_bytes=9000"]
-    preprocess(config(*chosen, f"data.path={tmp_path}/whole"))
+    overrides = [
+        f"data.raw={tmp_path}/rows.tsv",
+        f"data.encoding={encoding}",
+        "data.workers=1",
+        "data.chunk_bytes=9000",
+    ]
+    preprocess(config(*overrides, f"data.path={tmp_path}/whole"))
     monkeypatch.setattr(memory_budget, "WINDOWS_PER_BUDGET", 2**31 // 4 // 40)
-    preprocess(config(*chosen, f"data.path={tmp_path}/windows"))
+    preprocess(config(*overrides, f"data.path={tmp_path}/windows"))
     assert sums(tmp_path / "windows") == sums(tmp_path / "whole")
 
 
@@ -132,18 +137,18 @@ def few_files() -> Iterator[None]:
 def test_units_keep_no_files_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, is_table: bool
 ) -> None:
-    chosen = ["data.workers=1", "data.split.method=random"]
+    overrides = ["data.workers=1", "data.split.method=random"]
     if is_table:
         (tmp_path / "schema.yaml").write_text("label: y\nsparse: [{column: tags, separator: '|'}]\n")
         rows = [f"{i % 2},{i % 7}|{i % 11}|{i}" for i in range(900)]
         (tmp_path / "rows").write_text("\n".join(["y,tags", *rows, ""]))
-        chosen += [f"data.schema={tmp_path}/schema.yaml", "data.chunk_bytes=300"]
+        overrides += [f"data.schema={tmp_path}/schema.yaml", "data.chunk_bytes=300"]
     else:
         (tmp_path / "rows").write_bytes(oracle.make_rows(200, seed=3))
-        chosen += ["data.vocabulary_order=first_appearance", "data.chunk_bytes=1500"]
-    chosen.append(f"data.raw={tmp_path}/rows")
-    preprocess(config(*chosen, f"data.path={tmp_path}/usual"))
+        overrides += ["data.vocabulary_order=first_appearance", "data.chunk_bytes=1500"]
+    overrides.append(f"data.raw={tmp_path}/rows")
+    preprocess(config(*overrides, f"data.path={tmp_path}/usual"))
     monkeypatch.setattr(memory_budget, "PART_BYTES", 1 << 12)  # so that runs are not read at once
     request.getfixturevalue("few_files")
-    preprocess(config(*chosen, f"data.path={tmp_path}/few"))
+    preprocess(config(*overrides, f"data.path={tmp_path}/few"))
     assert sums(tmp_path / "few") == sums(tmp_path / "usual")

@@ -112,9 +112,9 @@ def test_order_and_size_of_numbers_do_not_matter(tmp_path: Path) -> None:
         change(0, kind, edit)(tmp_path / "days")
     import_npy(tmp_path / "days", tmp_path / "back")
     verify_dataset(tmp_path / "back")
-    for found, kind in zip(load_split(tmp_path / "back", "train"), ("labels", "dense", "sparse"), strict=True):
-        wanted = np.load(tmp_path / "days" / f"day_0_{kind}.npy")
-        np.testing.assert_array_equal(found.reshape(wanted.shape), wanted)
+    for actual, kind in zip(load_split(tmp_path / "back", "train"), ("labels", "dense", "sparse"), strict=True):
+        expected = np.load(tmp_path / "days" / f"day_0_{kind}.npy")
+        np.testing.assert_array_equal(actual.reshape(expected.shape), expected)
 
 
 def test_a_bag_with_an_id_that_cannot_be(tmp_path: Path) -> None:

@@ -31,14 +31,14 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     st.booleans(),
 )
 def test_two_files_at_once_are_as_numpy_reads_and_hashlib_sums_them(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[int], width: int | None, dtype: Any, known: bool
+    tmp_path_factory: pytest.TempPathFactory, steps: list[int], width: int | None, dtype: Any, has_row_count: bool
 ) -> None:
     """Whether the number of rows is known from the start or not."""
     directory = tmp_path_factory.mktemp("arrays")
     rng = np.random.default_rng(sum(steps))
     shape = (sum(steps),) if width is None else (sum(steps), width)
     arrays = [rng.integers(0, 200, shape).astype(dtype) for _ in range(2)]
-    rows = sum(steps) if known else None
+    rows = sum(steps) if has_row_count else None
     writers = [ArrayWriter(directory / f"{i}.npy", dtype, width, rows) for i in range(2)]
     begin = 0
     for number, step in enumerate(steps):
@@ -52,9 +52,9 @@ def test_two_files_at_once_are_as_numpy_reads_and_hashlib_sums_them(
     digests = [writer.close() for writer in writers]
     for i, array in enumerate(arrays):
         path = directory / f"{i}.npy"
-        found = open_array(path) if array.size else np.load(path)
-        assert (found.dtype, found.shape) == (dtype, shape)
-        np.testing.assert_array_equal(found, array)
+        actual = open_array(path) if array.size else np.load(path)
+        assert (actual.dtype, actual.shape) == (dtype, shape)
+        np.testing.assert_array_equal(actual, array)
         assert path.stat().st_size == HEADER_BYTES + array.nbytes
         assert (digests[i].bytes, digests[i].sha256) == (
             path.stat().st_size,
@@ -71,10 +71,10 @@ def test_an_array_grows_by_rows_that_are_made_in_place(tmp_path: Path, width: in
     for part in parts:
         array.extend(len(part), partial(np.copyto, src=part))
     array.close()
-    found = np.load(tmp_path / "00000-00000.dense.npy")
-    assert found.shape == ((2905,) if width is None else (2905, width))
-    np.testing.assert_array_equal(found.reshape(-1), np.concatenate(parts).reshape(-1))
-    assert (tmp_path / "00000-00000.dense.npy").stat().st_size == HEADER_BYTES + 4 * found.size
+    actual = np.load(tmp_path / "00000-00000.dense.npy")
+    assert actual.shape == ((2905,) if width is None else (2905, width))
+    np.testing.assert_array_equal(actual.reshape(-1), np.concatenate(parts).reshape(-1))
+    assert (tmp_path / "00000-00000.dense.npy").stat().st_size == HEADER_BYTES + 4 * actual.size
 
 
 def test_a_whole_array_has_the_bytes_that_numpy_writes(tmp_path: Path) -> None:

@@ -40,9 +40,9 @@ def test_a_file_holds_what_was_added(
         content = rng.integers(0, 256, size).astype(np.uint8)
         if how == "read" and way != "streamed":
             start = len(expected) // 3
-            found = np.zeros(min(size, len(expected) - start), np.uint8)
-            file.read_into(start, found)
-            assert found.tobytes() == expected[start : start + len(found)]
+            buffer = np.zeros(min(size, len(expected) - start), np.uint8)
+            file.read_into(start, buffer)
+            assert buffer.tobytes() == expected[start : start + len(buffer)]
         elif how == "append":
             file.append(content)
             expected += content.tobytes()
@@ -89,12 +89,12 @@ def test_ranges_of_any_size_at_any_offset(tmp_path: Path) -> None:
     path.write_bytes(content.tobytes())
     ranges = [(0, 4096), (5, 100_000), (4096, 0), (299_999, 1), (1, 299_999), (8191, 2), (0, 300_000)]
     number = 0
-    for (offset, size), found in zip(ranges, read_ranges([FileRange(path, *r) for r in ranges]), strict=True):
-        np.testing.assert_array_equal(found, content[offset : offset + size])
+    for (offset, size), block in zip(ranges, read_ranges([FileRange(path, *r) for r in ranges]), strict=True):
+        np.testing.assert_array_equal(block, content[offset : offset + size])
         number += 1
     assert number == len(ranges)
-    for (offset, size), found in zip(ranges, list(read_ranges([FileRange(path, *r) for r in ranges])), strict=True):
-        np.testing.assert_array_equal(found, content[offset : offset + size])
+    for (offset, size), block in zip(ranges, list(read_ranges([FileRange(path, *r) for r in ranges])), strict=True):
+        np.testing.assert_array_equal(block, content[offset : offset + size])
 
 
 def test_a_file_that_became_shorter_is_named(tmp_path: Path) -> None:

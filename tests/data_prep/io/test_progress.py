@@ -14,24 +14,26 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize(("total", "shown"), [(0, False), (10**9, True), (None, True)])
-def test_bytes_are_shown_where_there_are_any(monkeypatch: pytest.MonkeyPatch, total: int | None, shown: bool) -> None:
+@pytest.mark.parametrize(("total", "is_visible"), [(0, False), (10**9, True), (None, True)])
+def test_bytes_are_shown_where_there_are_any(
+    monkeypatch: pytest.MonkeyPatch, total: int | None, is_visible: bool
+) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     with Progress("arrange", total, Counters()):
         pass
     bar, line = (text for text in terminal.getvalue().replace("\r", "\n").split("\n") if "arrange: " in text)
-    assert ("B/s" in bar, "B/s" in line) == (shown, shown)
+    assert ("B/s" in bar, "B/s" in line) == (is_visible, is_visible)
 
 
 @pytest.mark.parametrize(
-    ("size", "shown"), [(0, ""), (800, "800 B of 800 B"), (13_120, "13.1 kB of"), (2_500_000_000, "2.5 GB of 2.5 GB")]
+    ("size", "text"), [(0, ""), (800, "800 B of 800 B"), (13_120, "13.1 kB of"), (2_500_000_000, "2.5 GB of 2.5 GB")]
 )
-def test_sizes_are_in_units_that_fit(capsys: pytest.CaptureFixture[str], size: int, shown: str) -> None:
+def test_sizes_are_in_units_that_fit(capsys: pytest.CaptureFixture[str], size: int, text: str) -> None:
     counters = Counters()
     with Progress("parse", size, counters):
         counters.add(size, 3)
     line = capsys.readouterr().err
     assert line.startswith("parse: 3 rows, ")
-    assert shown in line
+    assert text in line
     assert " 0.0 MB" not in line  # nor is 20.0 MB/s

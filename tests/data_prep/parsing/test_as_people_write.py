@@ -214,8 +214,8 @@ def test_numbers_beyond_a_transform_are_refused(tmp_path: Path, transform: str, 
         columns = {"label": np.arange(40) % 2, "price": prices, "user": ["u"] * 40, "item": ["i"] * 40}
         pq.write_table(pa.table(columns), sink)
         content = sink.getvalue().to_pybytes()
-    where = "row 9, column price" if kind == "csv" else "row group 0, row 8 of it, column price"
-    with pytest.raises(UserError, match=rf"{where}: .* is beyond .*; set data\.dense_transform=signed_log1p") as error:
+    place = "row 9, column price" if kind == "csv" else "row group 0, row 8 of it, column price"
+    with pytest.raises(UserError, match=rf"{place}: .* is beyond .*; set data\.dense_transform=signed_log1p") as error:
         make(tmp_path, content, SCHEMA, *HASHED[:2], f"data.dense_transform={transform}", name=name)
     assert str(tmp_path / name) in str(error.value)
     assert not (tmp_path / "out" / "manifest.json").exists()

@@ -57,8 +57,8 @@ def test_round_trip(
 
 def test_random_rows_equal_the_oracle() -> None:
     text = oracle.make_rows(300, seed=1)
-    for found, expected in zip(parse_bytes(text, "text")[:3], oracle.parse(text), strict=True):
-        np.testing.assert_array_equal(found, expected)
+    for actual, expected in zip(parse_bytes(text, "text")[:3], oracle.parse(text), strict=True):
+        np.testing.assert_array_equal(actual, expected)
 
 
 @pytest.mark.parametrize(
@@ -161,11 +161,11 @@ def test_a_batch_is_parsed_as_its_rows_one_by_one(
     text += b"" if text.endswith(b"\n") else b"\n"
     buffer = np.zeros(len(text) + PADDING, np.uint8)
     buffer[: len(text)] = np.frombuffer(bytes(text), np.uint8)
-    found, expected = (empty_block(max_rows(len(text))) for _ in range(2))
+    actual, expected = (empty_block(max_rows(len(text))) for _ in range(2))
     end, missing = len(text), MISSING_INTEGER
-    rows, position = parse_lines(buffer, 0, end, labelled, missing, found.labels, found.dense, found.sparse)
+    rows, position = parse_lines(buffer, 0, end, labelled, missing, actual.labels, actual.dense, actual.sparse)
     assert (rows, position) == parse_rows(
         buffer, 0, end, end, labelled, missing, 0, expected.labels, expected.dense, expected.sparse
     )
-    for one, other in zip(found[:3], expected[:3], strict=True):
+    for one, other in zip(actual[:3], expected[:3], strict=True):
         np.testing.assert_array_equal(one[:rows], other[:rows])

@@ -46,11 +46,11 @@ def write(path: Path, columns: Columns) -> None:
             csv.writer(file, delimiter=DELIMITERS[path.suffix[1:]]).writerows([[*columns], *rows])
 
 
-def overrides(directory: Path, suffix: str, *others: str) -> list[str]:
+def overrides(directory: Path, suffix: str, *extra_overrides: str) -> list[str]:
     delimiter = 'delimiter: "\\t"\n' if suffix == "tsv" else ""
     (directory / "schema.yaml").write_text(delimiter + SCHEMA)
     paths = [f"data.raw={directory}/rows.{suffix}", f"data.schema={directory}/schema.yaml"]
-    return [*paths, f"data.path={directory}/out", "data.split.method=fraction", *others]
+    return [*paths, f"data.path={directory}/out", "data.split.method=fraction", *extra_overrides]
 
 
 @pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl", "parquet"])

@@ -122,10 +122,12 @@ def test_booleans_of_parquet(tmp_path: Path, older: bool) -> None:
         document["encoding"]["table"]["is_parquet"] = True
         path.write_text(json.dumps(document))
     encoder = Encoder.load(tmp_path / "out")
-    typed = encoder.encode(encoder.parse_columns({"new": pa.array(truths)}, "new")).sparse
-    text = encoder.encode(encoder.parse_columns({"new": pa.array([str(int(truth)) for truth in truths])}, "new")).sparse
-    assert typed.tolist() == text.tolist()
-    assert older or typed.tolist() == sparse.tolist()
+    ids_of_booleans = encoder.encode(encoder.parse_columns({"new": pa.array(truths)}, "new")).sparse
+    ids_of_texts = encoder.encode(
+        encoder.parse_columns({"new": pa.array([str(int(truth)) for truth in truths])}, "new")
+    ).sparse
+    assert ids_of_booleans.tolist() == ids_of_texts.tolist()
+    assert older or ids_of_booleans.tolist() == sparse.tolist()
     if not older:
         with pytest.raises(UserError, match=r"row 1, column new: 'True' is spelled otherwise .*write integers as 3"):
             encoder.parse_columns({"new": ["True"]}, "new")

@@ -76,10 +76,10 @@ def expected(
     return labels, dense, ids
 
 
-def assert_dataset(root: Path, wanted: tuple[NDArray[Any], NDArray[Any], NDArray[Any]]) -> None:
-    for i, array in enumerate(wanted):
-        found = np.concatenate([load_split(root, split)[i] for split in SPLITS])
-        np.testing.assert_array_equal(found, array)
+def assert_dataset(root: Path, arrays: tuple[NDArray[Any], NDArray[Any], NDArray[Any]]) -> None:
+    for i, array in enumerate(arrays):
+        actual = np.concatenate([load_split(root, split)[i] for split in SPLITS])
+        np.testing.assert_array_equal(actual, array)
     verify_dataset(root)
 
 
@@ -144,8 +144,8 @@ def test_hash_and_other_transforms(table: tuple[Path, list[dict[str, str]]]) -> 
     preprocess(config(*overrides(directory), *more))
     values = np.array([[float(record[name] or 0) for name in ("price", "age")] for record in records])
     scaled = ((values - values.min(axis=0)) / (values.max(axis=0) - values.min(axis=0))).astype(np.float32)
-    found = np.concatenate([load_split(directory / "out", split)[1] for split in SPLITS])
-    np.testing.assert_allclose(np.sort(found, axis=0), np.sort(scaled, axis=0), rtol=1e-6, atol=1e-7)
+    dense = np.concatenate([load_split(directory / "out", split)[1] for split in SPLITS])
+    np.testing.assert_allclose(np.sort(dense, axis=0), np.sort(scaled, axis=0), rtol=1e-6, atol=1e-7)
     ids = np.concatenate([load_split(directory / "out", split)[2] for split in SPLITS])
     items = [oracle.text_value(record["item"]) % 97 for record in records]
     assert sorted(ids[:, 1].tolist()) == sorted(items)
@@ -164,10 +164,10 @@ def test_new_rows_are_encoded_alike(table: tuple[Path, list[dict[str, str]]]) ->
     stream = io.StringIO()
     csv.DictWriter(stream, ["age", "genre", "item", "user", "price"], extrasaction="ignore").writerows(new)
     unlabelled = b"age,genre,item,user,price\n" + stream.getvalue().encode()
-    again = encoder.encode(encoder.parse(unlabelled, "new.csv", labelled=False))
-    np.testing.assert_array_equal(again.sparse, ids)
-    np.testing.assert_array_equal(again.dense, dense)
-    assert again.labels.tolist() == [0] * 80
+    without_labels = encoder.encode(encoder.parse(unlabelled, "new.csv", labelled=False))
+    np.testing.assert_array_equal(without_labels.sparse, ids)
+    np.testing.assert_array_equal(without_labels.dense, dense)
+    assert without_labels.labels.tolist() == [0] * 80
     with pytest.raises(UserError, match="no column rating"):
         encoder.parse(unlabelled, "new.csv")
 
@@ -355,7 +355,7 @@ def test_several_chunks_to_a_shard_are_the_bytes_of_one(
     monkeypatch.setattr(job_setup, "MIN_OWN_CHUNK_BYTES", 700)
     divided = preprocess(config(*overrides(directory, "divided", raw), *more))
     assert 1 < sum(len(split.shards) for split in whole.splits.values()) < 12
-    rows = [[shard.rows for shard in made.splits["train"].shards] for made in (whole, divided)]
+    rows = [[shard.rows for shard in manifest.splits["train"].shards] for manifest in (whole, divided)]
     assert max(rows[1]) > 20
     assert verify_dataset(directory / "divided").rows == len(records)
     for split in SPLITS:

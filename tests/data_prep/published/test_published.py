@@ -38,8 +38,8 @@ def raw(tmp_path: Path) -> Path:
     (directory / "item_index2entity_id.txt").write_text("".join(f"{a}\t/m/{i}\n" for i, a in enumerate(artists)))
     lines = ["userID\tartistID\tweight"]
     for user in range(2, 14):
-        own = draw.sample([*artists, "5", "6"], draw.randint(2, 9))
-        lines += [f"{user}\t{artist}\t{draw.randint(1, 999)}" for artist in own]
+        user_artists = draw.sample([*artists, "5", "6"], draw.randint(2, 9))
+        lines += [f"{user}\t{artist}\t{draw.randint(1, 999)}" for artist in user_artists]
     (directory / "user_artists.dat").write_text("\n".join(lines) + "\n")
     return directory
 
@@ -61,9 +61,9 @@ def small(raw: Path) -> Iterator[sets.PublishedSet]:
 
 
 def test_fetched_files_become_the_rows_that_kgcn_draws(small: sets.PublishedSet, tmp_path: Path) -> None:
-    written = sets.write_splits(small, tmp_path / "fetched", tmp_path / "out")
+    paths = sets.write_splits(small, tmp_path / "fetched", tmp_path / "out")
     assert digests(tmp_path / "out") == {f"{split}.csv": sha256 for split, sha256 in KGCN.items()}
-    assert sorted(written) == sorted((tmp_path / "out").iterdir())
+    assert sorted(paths) == sorted((tmp_path / "out").iterdir())
     assert {"user_artists.dat", "item_index2entity_id.txt"} <= set(digests(tmp_path / "fetched"))
 
 
@@ -72,8 +72,8 @@ def test_each_user_has_as_many_negatives_as_positives(raw: Path) -> None:
     rows = [row for split in splits.values() for row in list(split)[1:]]
     assert len({(user, item) for _, user, item in rows}) == len(rows)
     for label in (0, 1):
-        assert Counter(user for own, user, _ in rows if own == label) == Counter(
-            user for own, user, _ in rows if own == 1
+        assert Counter(user for row_label, user, _ in rows if row_label == label) == Counter(
+            user for row_label, user, _ in rows if row_label == 1
         )
 
 
@@ -113,9 +113,9 @@ def test_another_file_or_split_is_refused(small: sets.PublishedSet, raw: Path, t
 
 def test_a_set_without_a_mirror_or_a_name_is_one_line(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "data_prep.published", f"out={tmp_path}/out"]
-    done = subprocess.run([*command, "name=kgcn"], capture_output=True, text=True, check=False)
+    process = subprocess.run([*command, "name=kgcn"], capture_output=True, text=True, check=False)
     message = "error: name=kgcn: must be one of kgcn_lastfm, ncf_movielens_1m, tfrs_movielens_100k\n"
-    assert (done.returncode, done.stderr) == (2, message)
+    assert (process.returncode, process.stderr) == (2, message)
 
 
 def test_movielens_is_shuffled_as_numpy_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,10 +109,10 @@ def test_a_stream_is_read_once_and_summed_on_the_way(tmp_path: Path, packed: boo
     path.write_bytes(stored)
     stream = SourceStream(resolve_sources(str(path))[0])
     path.unlink()  # whatever is asked of it now, it has no other way to the bytes
-    read = bytearray()
+    stream_bytes = bytearray()
     while (block := stream.next_block())[1]:
-        read += block[0][ROOM_BEFORE : ROOM_BEFORE + block[1]]
-    assert read == content
+        stream_bytes += block[0][ROOM_BEFORE : ROOM_BEFORE + block[1]]
+    assert stream_bytes == content
     assert stream.consumed() == len(stored)
     assert stream.digest() == FileDigest(len(stored), hashlib.sha256(stored).hexdigest())
     stream.close()

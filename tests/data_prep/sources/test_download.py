@@ -61,7 +61,9 @@ def test_a_dropped_connection_is_resumed_as_long_as_it_gets_further(
 ) -> None:
     fetch(mirror, tmp_path, manner, "good")
     starts = [
-        int(asked.removeprefix("bytes=").rstrip("-")) for path, asked in mirror.requests[1:] if asked and manner in path
+        int(range_header.removeprefix("bytes=").rstrip("-"))
+        for path, range_header in mirror.requests[1:]
+        if range_header and manner in path
     ]
     assert starts[0] == len(CONTENT) // 2
     assert starts == sorted(starts)
@@ -75,7 +77,7 @@ def test_a_dropped_connection_is_resumed_as_long_as_it_gets_further(
 @pytest.mark.parametrize("manner", ["weak", "nameless"])
 def test_nothing_is_put_behind_bytes_that_nobody_says_belong_to_it(mirror: Mirror, tmp_path: Path, manner: str) -> None:
     assert fetch(mirror, tmp_path / "a", manner, "good").read_bytes() == CONTENT
-    assert [asked for _, asked in mirror.requests] == [None] * 5
+    assert [range_header for _, range_header in mirror.requests] == [None] * 5
     mirror.requests.clear()
     fetch(mirror, tmp_path / "b", manner, "good", sha256=SUM)  # which tells in the end
     assert mirror.requests[1] == (f"{manner}/day_0.gz", f"bytes={len(CONTENT) // 2}-")
@@ -126,10 +128,8 @@ def test_a_mirror_that_falls_silent_is_left(mirror: Mirror, tmp_path: Path, monk
 
     open_url = download.open_url
 
-    def hurried(
-        asked: str, timeout: float, *rest: Any, **more: Any
-    ) -> Any:  # a busy machine's good one has all its time
-        return open_url(asked, 1 if "stalling" in asked else timeout, *rest, **more)
+    def hurried(url: str, timeout: float, *rest: Any, **more: Any) -> Any:  # a busy machine's good one has all its time
+        return open_url(url, 1 if "stalling" in url else timeout, *rest, **more)
 
     monkeypatch.setattr(download, "open_url", hurried)
     patience = Patience(tries=1, pause=0.01)
@@ -285,6 +285,6 @@ def test_the_login_of_a_download_that_stopped_is_not_kept(mirror: Mirror, tmp_pa
     url = mirror.url("dropping/day_0.gz").replace("//", "//user:MIRRORPW@")
     with pytest.raises(UserError):
         download_all([RemoteFile("day_0.gz", (url,))], tmp_path, Patience(tries=1))
-    left = list(tmp_path.iterdir())
-    assert left
-    assert not any(b"MIRRORPW" in file.read_bytes() for file in left)
+    files = list(tmp_path.iterdir())
+    assert files
+    assert not any(b"MIRRORPW" in file.read_bytes() for file in files)

@@ -66,14 +66,14 @@ def test_days_from_the_web(mirror: Mirror, finished: Path) -> None:
 
 
 def test_a_sum_seen_once_holds(mirror: Mirror, finished: Path) -> None:
-    again = days(mirror, finished, "data.overwrite=true")
+    data_config = days(mirror, finished, "data.overwrite=true")
     path = finished / "raw" / "day_1.gz"
     path.write_bytes(gzip.compress(oracle.make_rows(41, 1), mtime=2))
     with pytest.raises(UserError, match=r"day_1\.gz: sha256 \w{64} where .*sums\.json has \w{64}; delete it"):
-        preprocess(again)
+        preprocess(data_config)
     path.write_bytes(b"another length")
     with pytest.raises(UserError, match=r"day_1\.gz: 14 bytes where .*sums\.json has"):
-        preprocess(again)
+        preprocess(data_config)
     path.unlink()
     assert mirror.requests == []
     mirror.content["day_1.gz"] = gzip.compress(oracle.make_rows(41, 1), mtime=3)
@@ -81,9 +81,9 @@ def test_a_sum_seen_once_holds(mirror: Mirror, finished: Path) -> None:
         UserError,
         match=r"day_1\.gz: download failed .* sha256 \w{64} where .*sums\.json has \w{64}.* put it at .*raw/day_1\.gz",
     ):
-        preprocess(again)
+        preprocess(data_config)
     (finished / "raw" / "sums.json").unlink()
-    preprocess(again)
+    preprocess(data_config)
 
 
 def test_days_put_there_by_the_user_are_taken(mirror: Mirror, tmp_path: Path) -> None:
@@ -173,19 +173,19 @@ def test_kaggle_from_the_web(mirror: Mirror, tmp_path: Path, archive: Path) -> N
 
 def test_kaggle_as_the_user_has_it(tmp_path: Path, archive: Path) -> None:
     """Without a mirror: the archive or its member, where fetched files are kept or named in data.raw."""
-    found = {}
+    sources = {}
     for name in ("a", "b"):
         (tmp_path / name / "raw").mkdir(parents=True)
     shutil.copy(archive, tmp_path / "a" / "raw" / "dac.tar.gz")
     (tmp_path / "b" / "raw" / "train.txt").write_bytes(oracle.make_rows(70, 0))
     for name, raw in (("a", None), ("b", None), ("c", archive), ("d", tmp_path / "b" / "raw" / "train.txt")):
-        own = [] if raw is None else [f"data.raw={raw}"]
-        data = kaggle(tmp_path / name, "data.remote.mirrors=[]", *own)
+        overrides = [] if raw is None else [f"data.raw={raw}"]
+        data = kaggle(tmp_path / name, "data.remote.mirrors=[]", *overrides)
         for _ in range(2):
-            [found[name]] = find_sources(data, tmp_path / name, tmp_path / "work")
-            assert found[name].bytes == len(oracle.make_rows(70, 0))
-    assert found["c"].path == str(tmp_path / "c" / "raw" / "train.txt")
-    assert found["d"].path == found["b"].path
+            [sources[name]] = find_sources(data, tmp_path / name, tmp_path / "work")
+            assert sources[name].bytes == len(oracle.make_rows(70, 0))
+    assert sources["c"].path == str(tmp_path / "c" / "raw" / "train.txt")
+    assert sources["d"].path == sources["b"].path
     make_archive(archive, [("train.txt", b"another")])
     with pytest.raises(UserError, match=r"train\.txt: is there already, and not from .*mine\.tar\.gz as it is now"):
         find_sources(kaggle(tmp_path / "c", f"data.raw={archive}"), tmp_path / "c", tmp_path / "work")
@@ -218,9 +218,9 @@ def test_days_that_make_no_sense(tmp_path: Path, overrides: list[str], message: 
 def test_a_mirror_of_days_names_the_day(mirror: Mirror, tmp_path: Path) -> None:
     """Else one file would be fetched for all, and val and test would be copies of train."""
     for urls in ("rows.gz", "day_{day}.gz','" + mirror.url("good/rows.gz")):
-        given = f"data.remote.mirrors=['{mirror.url('good')}/{urls}']"
+        override = f"data.remote.mirrors=['{mirror.url('good')}/{urls}']"
         with pytest.raises(UserError, match=r"data\.remote\.mirrors: http.*/rows\.gz: the same file for every day"):
-            preprocess(days(mirror, tmp_path / "out", given))
+            preprocess(days(mirror, tmp_path / "out", override))
     assert mirror.requests == []
 
 

@@ -94,10 +94,10 @@ def test_parts_of_a_dictionary_of_some_rows(chunk: Any) -> None:
     rows: NDArray[np.int64] = np.flatnonzero(np.random.default_rng(2).random(len(users)) < 0.6)
     record.files["counts"] = write_code_counts(job, record, "counts", rows)
     for number, texts in enumerate((tags, [[user] for user in users])):
-        for suffix, counted in ((DICTIONARIES, range(len(users))), ("counts", rows.tolist())):
+        for suffix, row_numbers in ((DICTIONARIES, range(len(users))), ("counts", rows.tolist())):
             stored = StoredDictionary(job, record, number, suffix)
             names = sorted({text for bag in texts for text in bag}, key=oracle.text_value)
-            of_rows = [[row for row in counted for text in texts[row] if text == name] for name in names]
+            of_rows = [[row for row in row_numbers for text in texts[row] if text == name] for name in names]
             assert stored.text_bytes == sum(len(name.encode()) for name in names)
             for start, stop in ((0, stored.entries), (stored.entries // 3, stored.entries // 2)):
                 part = stored.part(start, stop)

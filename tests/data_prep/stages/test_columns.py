@@ -25,12 +25,12 @@ def write(tmp_path: Path, values: np.ndarray, coded: bool) -> tuple[Any, ChunkRe
         table=None,
         block_rows=1024,
     )
-    held = ValueBuffer(tmp_path / "values", values.shape[1])
+    buffer = ValueBuffer(tmp_path / "values", values.shape[1])
     for block in np.split(values, [3, 3, 5000]):
-        held.append(block)
+        buffer.append(block)
     record = ChunkRecord(0, 0, len(values), 0, {})
-    codings = [count_values(held.column(i)).coding if coded else None for i in range(values.shape[1])]
-    record.dictionaries, record.files["columns"] = write_columns(job, (0, 0), held, codings)
+    codings = [count_values(buffer.column(i)).coding if coded else None for i in range(values.shape[1])]
+    record.dictionaries, record.files["columns"] = write_columns(job, (0, 0), buffer, codings)
     return job, record
 
 
@@ -43,13 +43,13 @@ def test_any_rows_of_a_unit_are_read_as_they_were(tmp_path: Path, coded: bool) -
     assert record.dictionaries == ([len(np.unique(values[:, i])) for i in range(4)] + [0] if coded else [0] * 5)
     dictionaries = [read_dictionary(job, record, feature) for feature in job.schema.single]
     for start, stop in ((0, ROWS), (0, 1), (1023, 1025), (1024, 2048), (4000, 8999), (8999, ROWS), (5, 5), (9, 5)):
-        found = [
+        blocks = [
             [column.copy() if d is None else d[column] for column, d in zip(block, dictionaries, strict=True)]
             for _, block in column_blocks(job, record, start, stop)
         ]
         assert sum(number for number, _ in column_blocks(job, record, start, stop)) == max(0, stop - start)
-        for i in range(len(DISTINCT) if found else 0):
-            np.testing.assert_array_equal(np.concatenate([block[i] for block in found]), values[start:stop, i])
+        for i in range(len(DISTINCT) if blocks else 0):
+            np.testing.assert_array_equal(np.concatenate([block[i] for block in blocks]), values[start:stop, i])
     for i in range(len(DISTINCT)):
         np.testing.assert_array_equal(read_column(job, record, i), values[:, i])
     per_row = record.files["columns"].bytes / ROWS

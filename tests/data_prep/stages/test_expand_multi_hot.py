@@ -45,8 +45,8 @@ def make(directory: Path, name: str, *overrides: str) -> Path:
 )
 def test_every_id_becomes_its_bag(tmp_path: Path, distribution: str, more: list[str]) -> None:
     one_hot = make(tmp_path, "one_hot", *[key for key in more if "seed" not in key])
-    chosen = ["data.multi_hot.sizes=mlperf_v2", f"data.multi_hot.distribution={distribution}"]
-    root = make(tmp_path, "multi_hot", *more, *chosen)
+    expansion = ["data.multi_hot.sizes=mlperf_v2", f"data.multi_hot.distribution={distribution}"]
+    root = make(tmp_path, "multi_hot", *more, *expansion)
     manifest = verify_dataset(root)
     assert manifest.num_embeddings == load_manifest(one_hot).num_embeddings
     assert manifest.ragged == [f"cat_{i}" for i, size in enumerate(MLPERF_SIZES) if size > 1]
@@ -80,43 +80,43 @@ def test_verify_names_a_table_of_bags_that_changed(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_workers_and_kills_do_not_change_a_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = ["data.encoding=hash", "data.max_ind_range=50", "data.multi_hot.sizes=mlperf_v2"]
-    one = make(tmp_path, "one", *chosen)
+    overrides = ["data.encoding=hash", "data.max_ind_range=50", "data.multi_hot.sizes=mlperf_v2"]
+    one = make(tmp_path, "one", *overrides)
     process = run(
         f"data.raw={tmp_path}/rows.tsv",
         f"data.path={tmp_path}/two",
         "data.chunk_bytes=20000",
         "data.workers=2",
-        *chosen,
+        *overrides,
     )
     assert process.returncode == 0, process.stderr
     expand = ExpandTask.do
-    done: list[ExpandTask] = []
+    tasks: list[ExpandTask] = []
 
     def stop_at_the_third(task: ExpandTask, worker: Worker) -> ExpandedShard:
-        if len(done) == 2:
+        if len(tasks) == 2:
             raise KeyboardInterrupt
-        done.append(task)
+        tasks.append(task)
         return expand(task, worker)
 
     monkeypatch.setattr(ExpandTask, "do", stop_at_the_third)
     with pytest.raises(KeyboardInterrupt):
-        make(tmp_path, "three", *chosen)
+        make(tmp_path, "three", *overrides)
     monkeypatch.setattr(ExpandTask, "do", expand)
-    make(tmp_path, "three", *chosen)
+    make(tmp_path, "three", *overrides)
     assert sums(one) == sums(tmp_path / "two") == sums(tmp_path / "three")
     assert load_manifest(one).digest == load_manifest(tmp_path / "three").digest
 
 
 def test_another_choice_is_another_dataset(tmp_path: Path) -> None:
-    chosen = ["data.encoding=hash", "data.max_ind_range=50"]
+    overrides = ["data.encoding=hash", "data.max_ind_range=50"]
     sizes = "data.multi_hot.sizes=mlperf_v2"
-    make(tmp_path, "out", *chosen, sizes)
-    make(tmp_path, "out", *chosen)  # what is not given is not compared
+    make(tmp_path, "out", *overrides, sizes)
+    make(tmp_path, "out", *overrides)  # what is not given is not compared
     with pytest.raises(UserError, match=r"multi_hot\.seed is 0 there, 1 here"):
-        make(tmp_path, "out", *chosen, sizes, "data.multi_hot.seed=1")
+        make(tmp_path, "out", *overrides, sizes, "data.multi_hot.seed=1")
     with pytest.raises(UserError, match=r"multi_hot\.sizes is \[.*\] there, \[.*\] here"):
-        make(tmp_path, "out", *chosen, f"data.multi_hot.sizes={[2] * 26}".replace(" ", ""))
+        make(tmp_path, "out", *overrides, f"data.multi_hot.sizes={[2] * 26}".replace(" ", ""))
 
 
 @pytest.mark.parametrize(
@@ -136,12 +136,12 @@ def test_choices_that_cannot_be(tmp_path: Path, choice: str, message: str) -> No
 
 def test_room_for_the_tables_is_asked_for_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=5 * 10**8))
-    chosen = ["data.encoding=hash", "data.multi_hot.sizes=mlperf_v2"]
+    overrides = ["data.encoding=hash", "data.multi_hot.sizes=mlperf_v2"]
     rows = 1_000_000  # of each table: 4 * (214 - 12) MB
     with pytest.raises(UserError, match=r"812\.0 MB of it for multi-hot tables, 500\.0 MB free.* another data\.path"):
-        make(tmp_path, "out", *chosen, f"data.max_ind_range={rows}")
+        make(tmp_path, "out", *overrides, f"data.max_ind_range={rows}")
     assert not (tmp_path / "out").exists()
-    make(tmp_path, "out", *chosen, "data.max_ind_range=50")
+    make(tmp_path, "out", *overrides, "data.max_ind_range=50")
 
 
 def test_room_for_the_tables_where_their_sizes_are_known_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,14 +149,14 @@ def test_room_for_the_tables_where_their_sizes_are_known_late(tmp_path: Path, mo
     first = MultiHotTables.open(tmp_path, [100, 100], bags).tables[0]
     (directory,) = tmp_path.iterdir()
     (directory / "tables.json").unlink()
-    left = table_path(directory, 0).with_name("0.npy.machine-1-2.part")  # as of a process killed while it drew
-    left.touch()
+    partial_file = table_path(directory, 0).with_name("0.npy.machine-1-2.part")  # as of a process killed while it drew
+    partial_file.touch()
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=799))
     with pytest.raises(
         UserError, match=r"multi-hot tables need 800 B, 799 B are free; .* choose another data\.multi_hot\.directory"
     ):
         MultiHotTables.open(tmp_path, [100, 100], bags, "data.multi_hot.directory")
-    assert not left.exists()
+    assert not partial_file.exists()
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=800))
     np.testing.assert_array_equal(MultiHotTables.open(tmp_path, [100, 100], bags).tables[0], first)
     table_path(directory, 0).write_bytes(b"cut short")

@@ -85,8 +85,8 @@ def jumping(rows: pd.DataFrame) -> pd.DataFrame:
     """From the middle of the file on most negatives are gone."""
     middle = len(rows) // 2
     later = rows[middle:]
-    drawn = np.random.default_rng(2).random(len(later)) < 0.2
-    return pd.concat([rows[:middle], later[drawn | (later.label == 1)]])
+    mask = np.random.default_rng(2).random(len(later)) < 0.2
+    return pd.concat([rows[:middle], later[mask | (later.label == 1)]])
 
 
 @pytest.mark.parametrize(
@@ -129,8 +129,8 @@ def test_a_sound_table_is_passed_in_silence(seed: int, tmp_path: Path) -> None:
 def of_users_and_cities(rng: np.random.Generator) -> pd.DataFrame:
     """The most various column, the user, decides the next, the city; what was bought is free of both."""
     user = rng.integers(0, 900, 6_000)
-    others = {f"of_{size}": rng.integers(0, size, len(user)) for size in (50, 40, 30)}
-    return pd.DataFrame({"user": user, "city": user % 300, **others})
+    other_columns = {f"of_{size}": rng.integers(0, size, len(user)) for size in (50, 40, 30)}
+    return pd.DataFrame({"user": user, "city": user % 300, **other_columns})
 
 
 def of_few_values(rng: np.random.Generator) -> pd.DataFrame:
@@ -207,8 +207,8 @@ def out_of_fold_rates(ids: NDArray[Any], labels: NDArray[Any]) -> list[float]:
 def test_figures_are_those_of_plain_loops(tmp_path: Path) -> None:
     manifest = prepared(tmp_path, doubled(table(5)))
     labels, _, sparse = load_split(tmp_path / "out", "train")
-    held = [load_split(tmp_path / "out", split) for split in ("val", "test")]
-    held_labels, held_dense, held_sparse = (np.concatenate(parts) for parts in zip(*held, strict=True))
+    held_splits = [load_split(tmp_path / "out", split) for split in ("val", "test")]
+    held_labels, held_dense, held_sparse = (np.concatenate(parts) for parts in zip(*held_splits, strict=True))
     figures = manifest.extra[MISLEADING]
     for number, name in enumerate(manifest.schema["sparse"]):
         ids, other = sparse[:, number], held_sparse[:, number]
@@ -216,9 +216,9 @@ def test_figures_are_those_of_plain_loops(tmp_path: Path) -> None:
         assert figures["columns"][name]["auc"] == pytest.approx(auc, abs=1e-4)
 
         # Correlation of rates, by numpy's weighted covariance.
-        known = sorted(set(ids) & set(other))
-        counts = [(np.count_nonzero(ids == one), np.count_nonzero(other == one)) for one in known]
-        rates = [(labels[ids == one].mean(), held_labels[other == one].mean()) for one in known]
+        shared_ids = sorted(set(ids) & set(other))
+        counts = [(np.count_nonzero(ids == one), np.count_nonzero(other == one)) for one in shared_ids]
+        rates = [(labels[ids == one].mean(), held_labels[other == one].mean()) for one in shared_ids]
         covariance = np.cov(np.array(rates).T, aweights=[n * m / (n + m) for n, m in counts])
         correlation = covariance[0, 1] / np.sqrt(covariance[0, 0] * covariance[1, 1])
         assert figures["columns"][name]["rate_correlation"] == pytest.approx(correlation)
@@ -256,9 +256,9 @@ def test_beyond_the_limit_a_sample_finds_the_same(tmp_path: Path, monkeypatch: p
     assert 4_000 < figures["rows"] < 8_000
     assert figures["of"] == 12_000
     assert figures["shared_rows"] == pytest.approx(exact["shared_rows"], rel=0.5)
-    shown = misleading_sentences(some.extra)
-    assert len(shown) == len(misleading_sentences(whole.extra)) == 2
-    assert all(f"by a sample of {figures['rows']:,} of 12,000 rows" in sentence for sentence in shown)
+    sentences = misleading_sentences(some.extra)
+    assert len(sentences) == len(misleading_sentences(whole.extra)) == 2
+    assert all(f"by a sample of {figures['rows']:,} of 12,000 rows" in sentence for sentence in sentences)
 
 
 @pytest.mark.parametrize(("copied", "is_measured"), [(1, False), (20, False), (600, True)])
@@ -298,11 +298,11 @@ def test_where_no_row_is_sampled_nothing_is_measured(
 
 
 def test_the_sample_is_a_function_of_a_row_s_number() -> None:
-    once, again = (sample.sampled_rows(100_000, 0.3, 7) for _ in range(2))
-    np.testing.assert_array_equal(once, again)
-    assert 0.2 < len(once) / 100_000 < 0.4
-    blocks = {int(row) // 256 for row in once}
-    assert sorted(once.tolist()) == [
+    first, second = (sample.sampled_rows(100_000, 0.3, 7) for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+    assert 0.2 < len(first) / 100_000 < 0.4
+    blocks = {int(row) // 256 for row in first}
+    assert sorted(first.tolist()) == [
         row for block in sorted(blocks) for row in range(block * 256, block * 256 + 256) if row < 100_000
     ]
     assert sample.sampled_rows(1_000, 1.0, 0).tolist() == list(range(1_000))

@@ -35,8 +35,8 @@ def test_any_windows_give_numpy_s_permutation(
 def test_it_is_where_numpy_shuffles_the_rows_of_a_matrix_to(tmp_path: Path) -> None:
     rows = np.arange(10_000).reshape(5000, 2)
     np.random.RandomState(3).shuffle(rows)
-    found = np.concatenate(list(inverse_permutation(5000, 3, tmp_path / "files", 700)))
-    np.testing.assert_array_equal(found, inverse_of(rows[:, 0] // 2))
+    inverse = np.concatenate(list(inverse_permutation(5000, 3, tmp_path / "files", 700)))
+    np.testing.assert_array_equal(inverse, inverse_of(rows[:, 0] // 2))
 
 
 def by_numpy_s_generator(rows: int, seed: int, wide: int) -> NDArray[np.int64]:
@@ -70,6 +70,6 @@ def test_more_rows_than_a_word_counts_are_drawn_as_words_of_twice_the_length(
 @pytest.mark.parametrize("calls", [0, 1, 20, 45])
 def test_it_ends_when_it_is_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: int) -> None:
     monkeypatch.setattr(permutation, "DRAWS", 50)
-    left = [None] * calls
+    allowance = [None] * calls
     with pytest.raises(IndexError):
-        list(inverse_permutation(1000, 3, tmp_path / "files", 300, left.pop))
+        list(inverse_permutation(1000, 3, tmp_path / "files", 300, allowance.pop))

@@ -23,11 +23,11 @@ def test_packed_rows_come_back_at_other_indices(num_dense: int, largest: tuple[i
     places[~left_out] = rng.permutation(rows - left_out.sum())
     records = np.zeros((rows - left_out.sum(), layout.row_bytes), np.uint8)
     layout.pack(arrays, places, records)
-    found = {kind: np.zeros((len(records), layout.width(kind)), array.dtype) for kind, array in arrays.items()}
+    outputs = {kind: np.zeros((len(records), layout.width(kind)), array.dtype) for kind, array in arrays.items()}
     back = rng.permutation(len(records))
-    layout.unpack(records, back, found)
+    layout.unpack(records, back, outputs)
     for kind, array in arrays.items():
-        np.testing.assert_array_equal(found[kind][back[places[~left_out]]], array[~left_out])
+        np.testing.assert_array_equal(outputs[kind][back[places[~left_out]]], array[~left_out])
 
 
 def test_ids_take_as_few_bytes_as_they_need() -> None:

@@ -147,6 +147,6 @@ def test_dense_transforms_with_any_encoding(
     manifest, splits = make(directory, transform, f"data.dense_transform={transform}", "data.chunk_bytes=90000")
     dense = oracle.parse(text)[1].astype(np.int64)
     dense = expected(np.where(dense == oracle.MISSING, 0, dense))
-    found = np.concatenate([splits[split][1] for split in SPLITS])
-    np.testing.assert_allclose(found, dense, rtol=3e-7, atol=1e-12)
+    actual = np.concatenate([splits[split][1] for split in SPLITS])
+    np.testing.assert_allclose(actual, dense, rtol=3e-7, atol=1e-12)
     assert manifest.encoding["dense_transform"] == transform

@@ -35,14 +35,14 @@ def test_runs_are_as_numpy_counts_the_chosen_rows(tmp_path: Path, max_bytes: int
     records, columns, rows = [], [], []
     for chunk, size in enumerate((0, 1, 20_000)):
         values = rng.integers(0, (1, 50, 2**32), (size, 3)).astype(np.uint32)
-        chosen = np.flatnonzero(rng.random(size) < 0.9)
-        lengths, digest, _ = write_counts(job, (0, chunk), "counts", partial(column_of, values), chosen)
+        row_numbers = np.flatnonzero(rng.random(size) < 0.9)
+        lengths, digest, _ = write_counts(job, (0, chunk), "counts", partial(column_of, values), row_numbers)
         records.append(ChunkRecord(0, chunk, size, 0, {"counts": digest}, distinct=lengths))
-        columns.append(values[chosen])
-        rows.append(chosen)
+        columns.append(values[row_numbers])
+        rows.append(row_numbers)
     for feature in range(len(FEATURES)):
         runs = load_runs([ChunkCounts(record, "counts", 0).range(job, feature) for record in records], max_bytes)
-        for run, values, chosen in zip(runs, columns, rows, strict=True):
+        for run, values, row_numbers in zip(runs, columns, rows, strict=True):
             expected, first, counts = np.unique(values[:, feature], return_index=True, return_counts=True)
             np.testing.assert_array_equal(run.values, expected)
             assert run.entries == len(expected)
@@ -50,13 +50,13 @@ def test_runs_are_as_numpy_counts_the_chosen_rows(tmp_path: Path, max_bytes: int
                 part = run.part(start, stop)
                 np.testing.assert_array_equal(part.values, expected[start:stop])
                 np.testing.assert_array_equal(part.counts, counts[start:stop])
-                np.testing.assert_array_equal(part.first, chosen[first][start:stop])
+                np.testing.assert_array_equal(part.first, row_numbers[first][start:stop])
 
 
 def test_rows_of_chunks_far_after_the_first_are_numbered_on() -> None:
     parts: list[Any] = [np.array(part, np.uint32) for part in ([5, 9], [1, 2], [3, 2**32 - 1])]
     runs = [Run(*parts) for _ in range(2)]
-    (merged,) = merge_in_parts(runs, begins=[2**33, 2**34])
-    assert merged.values.tolist() == [5, 9]
-    assert merged.counts.tolist() == [2, 4]
-    assert merged.first.tolist() == [2**33 + 3, 2**33 + 2**32 - 1]
+    (run,) = merge_in_parts(runs, begins=[2**33, 2**34])
+    assert run.values.tolist() == [5, 9]
+    assert run.counts.tolist() == [2, 4]
+    assert run.first.tolist() == [2**33 + 3, 2**33 + 2**32 - 1]

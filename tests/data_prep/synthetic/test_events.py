@@ -98,13 +98,13 @@ def test_seeds_decide_the_bytes(root: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("overrides", "message"),
     [
         (["data.raw=x.csv"], "data.raw: has no effect with data=synthetic_events"),
         (["data.synthetic.rows=5"], "data.synthetic.rows: has no effect with data=synthetic_events"),
         (["data.synthetic_events.days=1"], "data.synthetic_events.days=1: must be"),
     ],
 )
-def test_keys_without_effect_are_refused(tmp_path: Path, given: list[Any], message: str) -> None:
+def test_keys_without_effect_are_refused(tmp_path: Path, overrides: list[Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        preprocess(config(*SMALL, f"data.path={tmp_path}", *given))
+        preprocess(config(*SMALL, f"data.path={tmp_path}", *overrides))

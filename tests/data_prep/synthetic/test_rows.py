@@ -58,15 +58,15 @@ def test_the_same_bytes_for_any_number_of_threads(teacher: Teacher) -> None:
 
 
 def test_rows_are_what_was_drawn(teacher: Teacher) -> None:
-    drawn = draw_rows(teacher, SMALL.seed, 0, 0, 300)
+    rows = draw_rows(teacher, SMALL.seed, 0, 0, 300)
     text, _ = next(iter(day_text(replace(SMALL, rows=600), teacher, 0, threads=1)))
     block = parse_bytes(text, "day_0")
-    expected = np.where(drawn.integer_present, drawn.integers, MISSING_INTEGER)
+    expected = np.where(rows.integer_present, rows.integers, MISSING_INTEGER)
     np.testing.assert_array_equal(block.dense, expected)
     for column in range(26):
-        ranks = drawn.ranks[:, column]
+        ranks = rows.ranks[:, column]
         values = [int(category_value(rank, teacher.salt[column])) for rank in ranks]
-        np.testing.assert_array_equal(block.sparse[:, column], np.where(drawn.category_present[:, column], values, 0))
+        np.testing.assert_array_equal(block.sparse[:, column], np.where(rows.category_present[:, column], values, 0))
         assert len(set(values)) == len(set(ranks.tolist()))
 
 
@@ -111,12 +111,12 @@ def test_bayes_scores_equal_the_definition() -> None:
     histogram = np.bincount(steps, minlength=PROBABILITY_STEPS)
     p = steps / PROBABILITY_STEPS
     labels, scores, weights = np.repeat([1, 0], 400), np.tile(p, 2), np.concatenate([p, 1 - p])
-    found = bayes_scores(histogram)
-    assert found.auc == pytest.approx(roc_auc_score(labels, scores, sample_weight=weights), rel=1e-12)
-    assert found.logloss == pytest.approx(log_loss(labels, scores, sample_weight=weights), rel=1e-12)
+    bayes = bayes_scores(histogram)
+    assert bayes.auc == pytest.approx(roc_auc_score(labels, scores, sample_weight=weights), rel=1e-12)
+    assert bayes.logloss == pytest.approx(log_loss(labels, scores, sample_weight=weights), rel=1e-12)
     base = log_loss(labels, np.full(800, p.mean()), sample_weight=weights)
-    assert found.ne == pytest.approx(found.logloss / base, rel=1e-12)
-    assert found.base_rate == pytest.approx(p.mean(), rel=1e-12)
+    assert bayes.ne == pytest.approx(bayes.logloss / base, rel=1e-12)
+    assert bayes.base_rate == pytest.approx(p.mean(), rel=1e-12)
 
 
 def test_labels_come_from_the_probabilities(teacher: Teacher) -> None:
@@ -128,8 +128,8 @@ def test_labels_come_from_the_probabilities(teacher: Teacher) -> None:
     np.testing.assert_allclose(p, 1 / (1 + np.exp(-logits)), atol=1e-6)
     assert labels.mean() == pytest.approx(SMALL.click_rate, abs=0.005)
     histogram, positives = (
-        np.bincount((p[chosen] * PROBABILITY_STEPS).astype(np.int64), minlength=PROBABILITY_STEPS)
-        for chosen in (slice(None), labels == 1)
+        np.bincount((p[selection] * PROBABILITY_STEPS).astype(np.int64), minlength=PROBABILITY_STEPS)
+        for selection in (slice(None), labels == 1)
     )
     scores = bayes_scores(histogram, positives)
     assert scores.base_rate == pytest.approx(p.mean(), abs=1e-6)
@@ -148,20 +148,20 @@ def test_columns_look_like_criteos() -> None:
     real = json.loads((REFERENCE / "criteo_statistics.json").read_text())
     rows = draw_rows(calibrated_teacher(SyntheticConfig(max_cardinality=max(KAGGLE_CARDINALITIES)), 0), 0, 0, 0, 10_000)
     for column in range(13):
-        known = real["integers"][column]
+        criteo_column = real["integers"][column]
         present = rows.integer_present[:, column]
         assert present.mean() == pytest.approx(1 - INTEGER_MISSING[column], abs=0.02)
-        assert present.mean() == pytest.approx(known["present"], abs=0.04)
+        assert present.mean() == pytest.approx(criteo_column["present"], abs=0.04)
         integers = np.sort(rows.integers[present, column])
-        below = np.searchsorted(integers, known["values"], side="right") / len(integers)
-        assert np.abs(below - known["cumulative"]).max() < 0.16, f"integer {column}"
+        below = np.searchsorted(integers, criteo_column["values"], side="right") / len(integers)
+        assert np.abs(below - criteo_column["cumulative"]).max() < 0.16, f"integer {column}"
     for column in range(26):
-        known = real["categories"][column]
+        criteo_column = real["categories"][column]
         present = rows.category_present[:, column]
         assert present.mean() == pytest.approx(1 - CATEGORY_MISSING[column], abs=0.02)
-        assert present.mean() == pytest.approx(known["present"], abs=0.06)
-        drawn = chance_to_share(rows.ranks[present, column])
-        assert drawn == pytest.approx(known["chance_to_share"], rel=0.25), f"category {column}"
+        assert present.mean() == pytest.approx(criteo_column["present"], abs=0.06)
+        chance = chance_to_share(rows.ranks[present, column])
+        assert chance == pytest.approx(criteo_column["chance_to_share"], rel=0.25), f"category {column}"
     assert (rows.integers < 0).any(axis=0).tolist() == [column == 1 for column in range(13)]
 
 
@@ -238,10 +238,10 @@ def test_direct_gives_the_rows_that_text_gives(tmp_path: Path, more: list[str]) 
     assert direct.num_embeddings == text.num_embeddings
     assert direct.extra["bayes"] == text.extra["bayes"]
     for split in ("train", "val", "test"):
-        for here, there in zip(
+        for direct_array, text_array in zip(
             load_split(tmp_path / "direct", split), load_split(tmp_path / "text", split), strict=True
         ):
-            np.testing.assert_array_equal(here, there)
+            np.testing.assert_array_equal(direct_array, text_array)
     assert preprocess(config(f"data.path={tmp_path}/direct", "data.synthetic.direct=true", *overrides)) == direct
 
 
@@ -270,11 +270,11 @@ def test_the_truth_of_every_split(tmp_path: Path) -> None:
     for split, rows in (("train", 24001), ("val", 8000), ("test", 8000)):
         part = slice(begin, begin + rows)
         begin += rows
-        found = bayes["splits"][split]
-        assert found["rows"] == rows
-        assert found["sampled_auc"] == pytest.approx(roc_auc_score(labels[part], truth[part]), rel=1e-9)
-        assert found["sampled_logloss"] == pytest.approx(log_loss(labels[part], truth[part]), rel=1e-9)
-        assert found["base_rate"] == pytest.approx(truth[part].mean(), rel=1e-9)
+        scores = bayes["splits"][split]
+        assert scores["rows"] == rows
+        assert scores["sampled_auc"] == pytest.approx(roc_auc_score(labels[part], truth[part]), rel=1e-9)
+        assert scores["sampled_logloss"] == pytest.approx(log_loss(labels[part], truth[part]), rel=1e-9)
+        assert scores["base_rate"] == pytest.approx(truth[part].mean(), rel=1e-9)
     assert bayes["rows"] == 40001
     assert bayes["base_rate"] == pytest.approx(truth.mean(), rel=1e-9)
     assert 0.75 < bayes["auc"] < 0.88

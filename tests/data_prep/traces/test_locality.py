@@ -130,12 +130,12 @@ def test_a_generated_trace_has_the_locality_of_its_profile(name: str) -> None:
     size, ids = TRACES[name]
     profile = profiled(size, ids)
     generated = AccessGenerator(profile, (1,)).draw(len(ids))
-    found = profiled(size, generated)
-    assert distance_between([profile], [found]).low < 0.001
-    assert found.distinct == profile.distinct
+    generated_profile = profiled(size, generated)
+    assert distance_between([profile], [generated_profile]).low < 0.001
+    assert generated_profile.distinct == profile.distinct
     first, second = LruStack(size).use(ids), LruStack(size).use(generated)
     assert ks_2samp(np.where(first < 0, size, first), np.where(second < 0, size, second)).statistic < 0.005
-    growth = np.abs(np.cumsum(profile.first_uses) - np.cumsum(found.first_uses)).max()
+    growth = np.abs(np.cumsum(profile.first_uses) - np.cumsum(generated_profile.first_uses)).max()
     assert growth <= 1 + 0.001 * len(ids)
     assert (generated != ids).any()
 
@@ -164,20 +164,20 @@ def test_pieces_and_seeds() -> None:
     profile = profiled(size, ids)
     whole = AccessGenerator(profile, (1,)).draw(70_000)
     generator = AccessGenerator(profile, (1,))
-    again = np.concatenate([generator.draw(70_000)])
-    np.testing.assert_array_equal(whole, again)
+    repeat = np.concatenate([generator.draw(70_000)])
+    np.testing.assert_array_equal(whole, repeat)
     assert (AccessGenerator(profile, (2,)).draw(1000) != whole[:1000]).mean() > 0.5
 
 
 def test_profiles_survive_the_disk(tmp_path: Path) -> None:
     profiles = {name: profiled(*trace) for name, trace in TRACES.items()}
     save_profiles(tmp_path / "p.npz", profiles, 123)
-    found, rows = load_profiles(tmp_path / "p.npz")
+    stored_profiles, rows = load_profiles(tmp_path / "p.npz")
     assert rows == 123
-    assert list(found) == list(profiles)
+    assert list(stored_profiles) == list(profiles)
     for name, profile in profiles.items():
         for key, value in vars(profile).items():
-            np.testing.assert_array_equal(getattr(found[name], key), value)
+            np.testing.assert_array_equal(getattr(stored_profiles[name], key), value)
     for content in (b"", b"no profile"):
         (tmp_path / "bad.npz").write_bytes(content)
         with pytest.raises(UserError, match="not a locality profile"):
@@ -193,19 +193,19 @@ def test_text_traces_by_the_commands(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / f"{name}.txt").write_text(", ".join(map(str, TRACES["zipf"][1][:5000] * 7 + 10**9)))
     trace = "locality.trace=[one.txt,two.txt]"
-    done = command("profile", trace, "locality.profile=p.npz", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "one: 5,000 accesses to" in done.stdout
-    done = command("generate", "locality.profile=p.npz", "locality.to=made", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    process = command("profile", trace, "locality.profile=p.npz", cwd=tmp_path)
+    assert process.returncode == 0, process.stderr
+    assert "one: 5,000 accesses to" in process.stdout
+    process = command("generate", "locality.profile=p.npz", "locality.to=made", cwd=tmp_path)
+    assert process.returncode == 0, process.stderr
     assert len((tmp_path / "made/two.txt").read_text().split()) == 5000
-    done = command("compare", trace, "locality.other=made", "locality.plot=lru.svg", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert float(done.stdout.split("tables: ")[1].split(";")[0]) < 0.001
+    process = command("compare", trace, "locality.other=made", "locality.plot=lru.svg", cwd=tmp_path)
+    assert process.returncode == 0, process.stderr
+    assert float(process.stdout.split("tables: ")[1].split(";")[0]) < 0.001
     assert (tmp_path / "lru.svg").read_text().count("<polyline") == 2
-    done = command("compare", trace, "locality.other=one.txt", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "its tables are ['one'], not ['one', 'two']" in done.stderr
+    process = command("compare", trace, "locality.other=one.txt", cwd=tmp_path)
+    assert process.returncode == 2
+    assert "its tables are ['one'], not ['one', 'two']" in process.stderr
 
 
 def test_bad_words_are_named(tmp_path: Path) -> None:
@@ -233,11 +233,11 @@ def test_a_dataset_with_the_locality_of_another(tmp_path: Path) -> None:
     assert manifest.num_embeddings == {"cat_0": 500, "cat_1": 3000, "cat_2": 40}
     assert manifest.ragged == ["cat_1", "cat_2"]
     assert [manifest.splits[split].rows for split in ("train", "val", "test")] == [20_000, 3000, 3000]
-    found, _ = profile_accesses(str(tmp_path / "made"), "train", 1)
+    generated_profiles, _ = profile_accesses(str(tmp_path / "made"), "train", 1)
     for name, profile in profiles.items():
-        assert distance_between([profile], [found[name]]).low < 0.01
-        ours, theirs = (p.bag_lengths / p.bag_lengths.sum() for p in (profile, found[name]))
-        np.testing.assert_allclose(ours, theirs, atol=0.02)
+        assert distance_between([profile], [generated_profiles[name]]).low < 0.01
+        lengths, generated_lengths = (p.bag_lengths / p.bag_lengths.sum() for p in (profile, generated_profiles[name]))
+        np.testing.assert_allclose(lengths, generated_lengths, atol=0.02)
     preprocess(config(*overrides, f"data.path={tmp_path}/again", "data.workers=3"))
     assert sums(tmp_path / "again") == sums(tmp_path / "made")
     assert load_manifest(tmp_path / "made").extra["bayes"]["splits"]["test"]["rows"] == 3000
@@ -261,8 +261,8 @@ def test_labels_of_a_trace_can_be_learned(tmp_path: Path) -> None:
 def test_the_share_of_ids_used_before_is_foretold(name: str, part: float) -> None:
     size, ids = TRACES[name]
     profile, count = profiled(size, ids), int(part * len(ids))
-    found = profiled(size, AccessGenerator(profile, (1,)).draw(count))
-    assert share_used_before(profile, count) == pytest.approx(1 - found.distinct / count, abs=0.002)
+    generated_profile = profiled(size, AccessGenerator(profile, (1,)).draw(count))
+    assert share_used_before(profile, count) == pytest.approx(1 - generated_profile.distinct / count, abs=0.002)
 
 
 def test_who_asks_for_another_length_is_warned(capfd: pytest.CaptureFixture[str]) -> None:
@@ -277,8 +277,8 @@ def test_who_asks_for_another_length_is_warned(capfd: pytest.CaptureFixture[str]
     (least,) = re.findall(r"at least (0\.\d+) off", error)
     cut = profiled(TRACES["zipf"][0], AccessGenerator(profiles["zipf"], (1,)).draw(counts["zipf"]))
     assert 0.05 < float(least) <= distance_between([profiles["zipf"]], [cut]).low + 0.001
-    for kept in ({name: p.accesses for name, p in profiles.items()}, {"zipf": 100_000, "three ids": 90}):
-        warn_of_length(profiles, kept, "asked", "profiled")
+    for lengths in ({name: p.accesses for name, p in profiles.items()}, {"zipf": 100_000, "three ids": 90}):
+        warn_of_length(profiles, lengths, "asked", "profiled")
     assert capfd.readouterr().err.count("\n") == 1  # 90 of three ids: 3 first uses in 90
     warn_of_length({"a": profiles["three ids"]}, {"a": 10**6}, "asked", "profiled")
     assert not capfd.readouterr().err
@@ -316,10 +316,10 @@ def test_a_working_set_inside_a_bin_is_seen(tmp_path: Path, capsys: pytest.Captu
     rates = [exact_rates(ids) for ids in traces.values()]
     expected = float(np.abs(rates[0] - rates[1]).max())
     assert expected > 0.5
-    given = [f"locality.{key}={tmp_path}/{name}/t.txt" for key, name in (("trace", "one"), ("other", "two"))]
-    compare.main(compose_config(PrepConfig, CONFIG_DIRECTORY, given))
-    shown = capsys.readouterr().out
-    assert f"largest of 1 tables: {expected:.5f}; of all accesses together: {expected:.5f}\n" in shown
+    overrides = [f"locality.{key}={tmp_path}/{name}/t.txt" for key, name in (("trace", "one"), ("other", "two"))]
+    compare.main(compose_config(PrepConfig, CONFIG_DIRECTORY, overrides))
+    output = capsys.readouterr().out
+    assert f"largest of 1 tables: {expected:.5f}; of all accesses together: {expected:.5f}\n" in output
     for name in traces:
         profile_command.main(
             compose_config(
@@ -329,8 +329,8 @@ def test_a_working_set_inside_a_bin_is_seen(tmp_path: Path, capsys: pytest.Captu
             )
         )
     capsys.readouterr()
-    given = [f"locality.trace={tmp_path}/one.npz", f"locality.other={tmp_path}/two.npz"]
-    compare.main(compose_config(PrepConfig, CONFIG_DIRECTORY, given))
-    found = re.search(r"of all accesses together: (\S+) to (\S+)", capsys.readouterr().out)
-    assert found is not None
-    assert float(found[1]) < 0.01 < expected <= float(found[2])  # a range, which says that it does not know
+    overrides = [f"locality.trace={tmp_path}/one.npz", f"locality.other={tmp_path}/two.npz"]
+    compare.main(compose_config(PrepConfig, CONFIG_DIRECTORY, overrides))
+    match = re.search(r"of all accesses together: (\S+) to (\S+)", capsys.readouterr().out)
+    assert match is not None
+    assert float(match[1]) < 0.01 < expected <= float(match[2])  # a range, which says that it does not know

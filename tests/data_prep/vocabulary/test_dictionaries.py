@@ -59,18 +59,18 @@ def test_values_and_texts_are_in_the_order_of_their_ids(
 ) -> None:
     directory = tmp_path_factory.mktemp("fit")
     begins = [7 + i * (60 + gap) for i in range(len(columns))]
-    seen = [text for column in columns for text, counts in column if counts]
-    counts = Counter(seen)
+    texts = [text for column in columns for text, counts in column if counts]
+    counts = Counter(texts)
     ranked = sorted((text for text in counts if counts[text] >= threshold), key=lambda t: (-counts[t], VALUE_OF[t]))
-    kept = set(ranked[:limit])
-    expected = [text for text in ranked if text in kept]
+    top_texts = set(ranked[:limit])
+    expected = [text for text in ranked if text in top_texts]
     if order is VocabularyOrder.value:
         expected.sort(key=VALUE_OF.__getitem__)
     elif order is VocabularyOrder.first_appearance:
-        expected = [text for text in dict.fromkeys(seen) if text in kept]
-    merged = merge_dictionaries("c", [InMemory(column) for column in columns], part_bytes, begins, threshold)
+        expected = [text for text in dict.fromkeys(texts) if text in top_texts]
+    entries = merge_dictionaries("c", [InMemory(column) for column in columns], part_bytes, begins, threshold)
     numbered = NumberedValues(directory / "numbered", with_texts)
-    parts = spill_parts(numbered.runs(merged), directory / "all")
+    parts = spill_parts(numbered.runs(entries), directory / "all")
     if limit is not None and sum(len(part.values) for part in parts) > limit:
         parts = spill_parts(most_frequent(parts, limit), directory / "kept")
     assert rank_values(parts, directory / "order.npy", order) == len(expected)

@@ -36,9 +36,9 @@ def test_counted_merged_and_ranked_as_the_oracle(
         assert dict(zip(run.values.tolist(), run.counts.tolist(), strict=True)) == Counter(values)
         assert run.values.tolist() == sorted(set(values))
     parts = list(merge_in_parts(runs, part_bytes))
-    merged = [value for part in parts for value in part.values.tolist()]
+    distinct_values = [value for part in parts for value in part.values.tolist()]
     everything = [value for values in units for value in values]
-    assert merged == sorted(set(everything))
+    assert distinct_values == sorted(set(everything))
     path = tmp_path_factory.mktemp("vocab") / "cat_0.npy"
     often = spill_parts(merge_in_parts(runs, part_bytes, threshold=threshold), path.parent / "all")
     number = rank_values(often if cap is None else kept(often, cap - 1, path), path, VocabularyOrder.frequency)
@@ -57,15 +57,15 @@ def test_columns_that_repeat_and_others_are_counted_alike(distinct: int) -> None
     assert (_count_repeated(column) is None) == (distinct > 20_000)
     values, first, counts = np.unique(column, return_index=True, return_counts=True)
     rows = np.arange(7, 7 + len(column))
-    found, coding = count_in_order(column.copy(), rows)
+    run, coding = count_in_order(column.copy(), rows)
     unordered = count_values(column.copy()).run
     assert (coding is None) == (distinct > 20_000)
     if coding is not None:
         np.testing.assert_array_equal(coding.dictionary[coding.codes], column)
         assert coding.codes.dtype == (np.uint8 if distinct <= 256 else np.uint16)
-    np.testing.assert_array_equal(found.values, values)
-    np.testing.assert_array_equal(found.counts, counts)
-    np.testing.assert_array_equal(found.first, first + 7)
+    np.testing.assert_array_equal(run.values, values)
+    np.testing.assert_array_equal(run.counts, counts)
+    np.testing.assert_array_equal(run.first, first + 7)
     np.testing.assert_array_equal(unordered.values, values)
     np.testing.assert_array_equal(unordered.counts, counts)
     assert not unordered.first.any()
@@ -82,16 +82,16 @@ def test_many_parts_are_used() -> None:
 @given(
     st.lists(st.integers(0, 2**32 - 1), unique=True, max_size=200), VALUES, st.sampled_from([(1, 0), (2, 1), (0, 0)])
 )
-def test_lookup(known: list[int], asked: list[int], ids_from: tuple[int, int]) -> None:
+def test_lookup(keys: list[int], queries: list[int], ids_from: tuple[int, int]) -> None:
     first_id, unknown_id = ids_from
-    table = LookupTable.build(np.array(known, np.uint32), first_id, unknown_id)
-    values = np.array(asked + known, np.uint32)
+    table = LookupTable.build(np.array(keys, np.uint32), first_id, unknown_id)
+    values = np.array(queries + keys, np.uint32)
     ids = np.empty(len(values), np.int32)
     unknown = table.look_up(values, ids)
-    position = {value: i + first_id for i, value in enumerate(known)}
+    position = {value: i + first_id for i, value in enumerate(keys)}
     assert ids.tolist() == [position.get(value, unknown_id) for value in values.tolist()]
-    assert unknown == sum(value not in position for value in asked)
-    assert table.slots.nbytes == LookupTable.bytes_for(len(known))
+    assert unknown == sum(value not in position for value in queries)
+    assert table.slots.nbytes == LookupTable.bytes_for(len(keys))
 
 
 @settings(max_examples=60, deadline=None)

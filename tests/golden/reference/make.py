@@ -174,22 +174,22 @@ def scratch_directory() -> Iterator[Path]:
             os.chdir(before)
 
 
-def main(what: str, *arguments: str) -> None:
+def main(kind: str, *arguments: str) -> None:
     """Write one file of this folder."""
-    if what == "rows":
+    if kind == "rows":
         ROWS.write_bytes(make_rows())
-    elif what == "statistics":
+    elif kind == "statistics":
         text = json.dumps(make_statistics(Path(arguments[0])), indent=1)
         (HERE / "criteo_statistics.json").write_text(text + "\n")
     else:
-        given = [Path(argument).resolve() for argument in arguments]
+        paths = [Path(argument).resolve() for argument in arguments]
         makers: dict[str, tuple[Any, str]] = {
             "torchrec": (make_torchrec, "torchrec_criteo"),
             "dlrm": (make_dlrm, "dlrm_kaggle"),
         }
-        make, name = makers[what]
+        make, name = makers[kind]
         with scratch_directory() as directory:
-            np.savez_compressed(HERE / f"{name}.npz", **make(directory, *given))
+            np.savez_compressed(HERE / f"{name}.npz", **make(directory, *paths))
 
 
 if __name__ == "__main__":
