@@ -269,13 +269,12 @@ def test_a_summary_that_is_newer_is_not_overwritten(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [2])
-def test_after_training_nothing_else_of_the_run_differs(processes: int, run_app: Command, tmp_path: Path) -> None:
+def test_after_training_nothing_else_of_the_run_differs(run_app: Command, tmp_path: Path) -> None:
     write_dataset(tmp_path / "data")
     settings = [*SMALL, "data.path=data", "train.max_steps=30", "train.deterministic=true"]
-    process = run_app("train", *settings, "run.name=with", "baselines=null", processes=processes)
+    process = run_app("train", *settings, "run.name=with", "baselines=null", processes=2)
     assert process.returncode == 0, process.stderr
-    assert run_app("train", *settings, "run.name=without", processes=processes).returncode == 0
+    assert run_app("train", *settings, "run.name=without", processes=2).returncode == 0
     both = {name: json.loads((tmp_path / f"runs/{name}/summary.json").read_text()) for name in ("with", "without")}
     assert both["with"]["digest"] == both["without"]["digest"]
     assert both["without"]["baselines"] is None

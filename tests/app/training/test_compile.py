@@ -41,10 +41,7 @@ def test_ten_steps_have_the_losses_of_eager_ones(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [2])
-def test_a_killed_run_resumes_and_replays_to_the_same_bits(
-    processes: int, run_app: Command, dataset: Path, tmp_path: Path
-) -> None:
+def test_a_killed_run_resumes_and_replays_to_the_same_bits(run_app: Command, dataset: Path, tmp_path: Path) -> None:
     overrides = [
         *SMALL,
         f"data.path={dataset}",
@@ -53,17 +50,17 @@ def test_a_killed_run_resumes_and_replays_to_the_same_bits(
         "train.max_steps=30",
         "checkpoint.asynchronous=false",
     ]
-    assert run_app("train", *overrides, "run.name=whole", processes=processes).returncode == 0
+    assert run_app("train", *overrides, "run.name=whole", processes=2).returncode == 0
     killed = ended(
-        forked("train", *overrides, "run.name=parts", cwd=tmp_path, processes=processes, fault="in the step:14"),
+        forked("train", *overrides, "run.name=parts", cwd=tmp_path, processes=2, fault="in the step:14"),
         tmp_path,
     )
     assert killed.returncode == -9
-    resumed = run_app("train", *overrides, "run.name=parts", processes=processes)
+    resumed = run_app("train", *overrides, "run.name=parts", processes=2)
     assert resumed.returncode == 0, resumed.stderr
     assert "resume: from" in resumed.stderr
     assert summary(tmp_path / "runs/parts")["digest"] == summary(tmp_path / "runs/whole")["digest"]
-    result = run_app("verify", "run=runs/parts", processes=processes)
+    result = run_app("verify", "run=runs/parts", processes=2)
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["verdict"] == "identical"
 

@@ -70,9 +70,8 @@ def test_two_processes_learn_as_one(base: list[str], runtime: Runtime, tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [2])
 def test_a_killed_run_cuts_and_stops_where_an_undisturbed_one_does(
-    base: list[str], run_app: Command, tmp_path: Path, processes: int
+    base: list[str], run_app: Command, tmp_path: Path
 ) -> None:
     """kill -9 after a checkpoint, four times; the rate is cut and the run ends by the validation AUC."""
     base += ["train.max_steps=null", "train.epochs=40", "train.eval_every_steps=12", "checkpoint.every_steps=4"]
@@ -80,7 +79,7 @@ def test_a_killed_run_cuts_and_stops_where_an_undisturbed_one_does(
     draw, saved = np.random.default_rng(3), tmp_path / "runs/killed/checkpoints/latest"
     for _ in range(4):
         before = saved.read_text() if saved.exists() else ""
-        forks = forked("train", *base, "run.name=killed", cwd=tmp_path, processes=processes)
+        forks = forked("train", *base, "run.name=killed", cwd=tmp_path, processes=2)
         while not saved.exists() or saved.read_text() == before:
             assert all(fork.exitcode is None for fork in forks), (tmp_path / ".stderr").read_text()
             time.sleep(0.002)
@@ -90,7 +89,7 @@ def test_a_killed_run_cuts_and_stops_where_an_undisturbed_one_does(
         for fork in forks:
             fork.join()
     for name in ("killed", "whole"):
-        process = run_app("train", *base, f"run.name={name}", processes=processes)
+        process = run_app("train", *base, f"run.name={name}", processes=2)
         assert process.returncode == 0, process.stderr
     killed, whole = summary(Path("runs/killed")), summary(Path("runs/whole"))
     assert killed["steps"] < 40 * 31  # it was stopped
