@@ -21,6 +21,7 @@ from data_prep.io.arrays import open_array
 from data_prep.stages.split import BuiltShard
 
 MAX_ROWS = 1_000_000
+THINNING = 4  # one row of so many of a sample is enough for a column's figures; equal rows are looked for among all
 ROW_BYTES = 464  # of memory at most for a row looked at, where each has an id of its own
 COLUMNS = 16  # read at once: a row's values stand together
 BLOCK_IDS = 1 << 18  # of bags, that are hashed at once
@@ -163,7 +164,9 @@ class _Comparison:
         """has_rates: whether labels are 0 and 1, so that values have label rates."""
         self._is_sample, self._has_rates = is_sample, has_rates
         self._labels, self._held_out_labels = train.labels, held_out.labels
-        self._folds = (mix(np.arange(train.count, dtype=np.uint64)) % np.uint64(FOLDS)).astype(np.int64)
+        self._thin = slice(None, None, THINNING if is_sample else 1)
+        self._is_positive, self._is_held_out_positive = (each.labels[self._thin] > 0 for each in (train, held_out))
+        self._folds = (mix(np.arange(len(self._is_positive), dtype=np.uint64)) % np.uint64(FOLDS)).astype(np.int64)
         # The hashes of rows by each half of the columns, which alternate: of train, and of the held-out rows.
         self._halves = [[np.zeros(rows, np.uint64) for _ in range(2)] for rows in (train.count, held_out.count)]
         self._number = 0
@@ -173,14 +176,16 @@ class _Comparison:
         if not len(train):
             return ColumnFigures()
         self._hash(train, held_out)
-        codes, other_codes, size = _codes(train, held_out, is_dense)
+        most = 2 * (len(train) + len(held_out))
+        train, held_out = train[self._thin], held_out[self._thin]
+        codes, other_codes, size = _codes(train, held_out, is_dense, most)
         cells = codes * FOLDS + self._folds
         rows = np.bincount(cells, minlength=size * FOLDS).reshape(size, FOLDS)
-        positives = np.bincount(cells[self._labels > 0], minlength=size * FOLDS).reshape(size, FOLDS)
+        positives = np.bincount(cells[self._is_positive], minlength=size * FOLDS).reshape(size, FOLDS)
         figures = ColumnFigures(auc=out_of_fold_auc(rows, positives) if self._has_rates else None)
         if len(other_codes):
             counts, other_rows = _over_folds(rows), np.bincount(other_codes, minlength=size)
-            other_positives = np.bincount(other_codes[self._held_out_labels > 0], minlength=size)
+            other_positives = np.bincount(other_codes[self._is_held_out_positive], minlength=size)
             figures.stability_index = stability_index(counts, other_rows, is_dense)
             # Of a value with a fixed number of negatives, a sample has any number.
             if not is_dense and not self._is_sample and self._has_rates:
@@ -214,15 +219,15 @@ class _Comparison:
 
 
 def _codes(
-    train: NDArray[Any], held_out: NDArray[Any], is_dense: bool
+    train: NDArray[Any], held_out: NDArray[Any], is_dense: bool, most: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-    """Values as codes below the third: ids as they are where they are small, numbers by quantiles of train."""
+    """Values as codes below the third: ids as they are where they are below `most`, numbers by quantiles of train."""
     if is_dense:
         some = np.sort(train[:: len(train) // QUANTILE_ROWS + 1])
         edges = np.unique(some[np.arange(1, DENSE_BINS) * len(some) // DENSE_BINS])
         return np.searchsorted(edges, train), np.searchsorted(edges, held_out), len(edges) + 1
     largest = int(max(train.max(initial=0), held_out.max(initial=0)))
-    if largest < 2 * (len(train) + len(held_out)):
+    if largest < most:
         return train.astype(np.int64), held_out.astype(np.int64), largest + 1
     values, codes = np.unique(np.concatenate([train, held_out]), return_inverse=True)
     return codes[: len(train)], codes[len(train) :], len(values)
