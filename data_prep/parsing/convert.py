@@ -105,13 +105,31 @@ def to_list(values: Any) -> list[Any]:
     return values if isinstance(values, list) else values.to_pylist()
 
 
-def distinct(values: Any) -> tuple[NDArray[np.int64], list[Any]]:
-    """Codes [rows], and the value of each code, of a column."""
+class Distinct(NamedTuple):
+    """A column by its distinct values: codes [rows] int64, and the value of each code."""
+
+    codes: NDArray[np.int64]
+    values: list[Any]
+
+    def refuse(
+        self, is_bad: Sequence[bool] | NDArray[np.bool_], locator: Locator, name: str, fault: str, remedy: str = CORRECT
+    ) -> None:
+        """Raise UserError for the first row whose value is bad: the value, and `fault`, what is wrong with it."""
+
+        def describe(row: int) -> str:
+            value = self.values[self.codes[row]]
+            return "no value" if value is None else f"{excerpt(value)} {fault}"
+
+        refuse_row(np.asarray(is_bad, np.bool_)[self.codes], locator, name, describe, remedy)
+
+
+def distinct(values: Any) -> Distinct:
+    """A column by its distinct values, in the order of their first rows."""
     if not isinstance(values, list) and (pa.types.is_nested(values.type) or pa.types.is_dictionary(values.type)):
         values = values.to_pylist()
     if not isinstance(values, list):
         encoded = values.dictionary_encode(null_encoding="encode")
-        return encoded.indices.to_numpy().astype(np.int64), encoded.dictionary.to_pylist()
+        return Distinct(encoded.indices.to_numpy().astype(np.int64), encoded.dictionary.to_pylist())
     codes: dict[tuple[type, Any], int] = {}
     distinct_values: list[Any] = []
     numbers = np.empty(len(values), np.int64)
@@ -121,7 +139,7 @@ def distinct(values: Any) -> tuple[NDArray[np.int64], list[Any]]:
             codes[key] = len(distinct_values)
             distinct_values.append(value)
         numbers[index] = codes[key]
-    return numbers, distinct_values
+    return Distinct(numbers, distinct_values)
 
 
 def is_text(values: Any) -> bool:
@@ -132,19 +150,6 @@ def is_text(values: Any) -> bool:
 def excerpt(value: Any) -> str:
     """A value for an error."""
     return f"{value[:SHOWN]!a}" if isinstance(value, str) else str(value)[:SHOWN]
-
-
-def refuse_first(
-    codes: NDArray[np.int64],
-    is_bad: Sequence[bool] | NDArray[np.bool_],
-    locator: Locator,
-    name: str,
-    fault: Callable[[int], str],
-    remedy: str = CORRECT,
-) -> None:
-    """Raise UserError for the first row whose code is bad; `fault` describes a code."""
-    bad = np.asarray(is_bad, np.bool_)[codes] if len(codes) else np.zeros(0, np.bool_)
-    refuse_row(bad, locator, name, lambda index: fault(int(codes[index])), remedy)
 
 
 def refuse_row(
@@ -166,26 +171,19 @@ def numbers_of(
     numbers = _cast(values, table, empty)
     if numbers is not None and (np.abs(numbers) <= max_number).all() and np.isfinite(numbers).all():
         return numbers
-    codes, distinct_values = distinct(values)
-    is_missing = [_is_missing(value, table) for value in distinct_values]
-    array = np.array([number_of(value, table) for value in distinct_values], np.float64)
-
-    def fault(code: int) -> str:
-        return "no value" if distinct_values[code] is None else f"{excerpt(distinct_values[code])} is not a number"
-
+    column = distinct(values)
+    is_missing = [_is_missing(value, table) for value in column.values]
+    array = np.array([number_of(value, table) for value in column.values], np.float64)
     if empty is None:
-        refuse_first(codes, is_missing, locator, name, fault)
+        column.refuse(is_missing, locator, name, "is not a number")
     array[np.array(is_missing, np.bool_)] = 0.0 if empty is None else empty
-    refuse_first(codes, ~np.isfinite(array), locator, name, fault)
-    refuse_first(
-        codes,
-        np.abs(array) > max_number,
-        locator,
-        name,
-        lambda code: too_large(excerpt(distinct_values[code]), max_number),
-        "or correct this row",
+    column.refuse(~np.isfinite(array), locator, name, "is not a number")
+    fault = (
+        f"is beyond {max_number:.3g}, the largest number of this data.dense_transform; set "
+        "data.dense_transform=signed_log1p"
     )
-    return array[codes]
+    column.refuse(np.abs(array) > max_number, locator, name, fault, "or correct this row")
+    return array[column.codes]
 
 
 def _is_missing(value: Any, table: Table) -> bool:
@@ -236,14 +234,6 @@ def _number_pattern(decimal: str, thousands: str) -> re.Pattern[str]:
     return re.compile(rf"[ \t]*[+-]?(?:{whole}(?:{point}\d*)?|{point}\d+)(?:[eE][+-]?\d+)?[ \t]*", re.ASCII)
 
 
-def too_large(number: object, max_number: float) -> str:
-    """What is wrong with a number beyond what its transform takes."""
-    return (
-        f"{number} is beyond {max_number:.3g}, the largest number of this data.dense_transform; set "
-        "data.dense_transform=signed_log1p"
-    )
-
-
 def _labels(values: Any, table: Table, locator: Locator) -> NDArray[Any]:
     if table.text_rule is not None:
         return _text_labels(values, table, locator, *table.text_rule)
@@ -266,34 +256,26 @@ def _labels(values: Any, table: Table, locator: Locator) -> NDArray[Any]:
 
 def _text_labels(values: Any, table: Table, locator: Locator, is_equal: bool, text: str) -> NDArray[np.int32]:
     """1 where a field's text is the rule's, or, unless `is_equal`, another."""
-    codes, distinct_values = distinct(values)
-    refuse_first(
-        codes, [_is_missing(value, table) for value in distinct_values], locator, table.label, lambda code: "no value"
-    )
-    labels = np.array([(text_of(value) == text) == is_equal for value in distinct_values], np.int32)
-    return labels[codes]
+    column = distinct(values)
+    is_missing = np.array([_is_missing(value, table) for value in column.values], np.bool_)
+    refuse_row(is_missing[column.codes], locator, table.label, lambda _: "no value")
+    labels = np.array([(text_of(value) == text) == is_equal for value in column.values], np.int32)
+    return labels[column.codes]
 
 
 def _refuse_texts(values: Any, table: Table, locator: Locator) -> None:
     """Raise UserError for labels that are texts, with those of the block and the rule that takes them."""
-    codes, distinct_values = distinct(values)
+    column = distinct(values)
     is_other = [
         isinstance(value, str) and not _is_missing(value, table) and math.isnan(number_of(value, table))
-        for value in distinct_values
+        for value in column.values
     ]
-    texts = list(itertools.compress(distinct_values, is_other))
+    texts = list(itertools.compress(column.values, is_other))
     shown_texts = ", ".join(map(excerpt, texts[:5])) + (", …" if len(texts) > 5 else "")
     remedy = (
         f"labels that are texts need a rule in the schema, as in label: {table.label} == {texts[0] if texts else ''}"
     )
-    refuse_first(
-        codes,
-        is_other,
-        locator,
-        table.label,
-        lambda code: f"{excerpt(distinct_values[code])} is not a number (texts: {shown_texts})",
-        remedy,
-    )
+    column.refuse(is_other, locator, table.label, f"is not a number (texts: {shown_texts})", remedy)
 
 
 # ---- dates
@@ -368,32 +350,27 @@ class _Categories:
         else:
             return self._read_typed(values, name, locator, dataset_form)
         if dataset_form and not dataset_form & Form.TEXT:
-            texts = encoded.dictionary.to_pylist()
-            codes = encoded.indices.to_numpy().astype(np.int64)
-            _refuse_other_spellings(codes, texts, dataset_form, locator, name)
+            column = Distinct(encoded.indices.to_numpy(), encoded.dictionary.to_pylist())
+            _refuse_other_spellings(column, dataset_form, locator, name)
         return encoded, form
 
     def _read_typed(self, values: Any, name: str, locator: Locator, dataset_form: Form | None) -> tuple[Any, Form]:
         """The same of values that are not all text, by their distinct values."""
-        codes, distinct_values = distinct(values)
+        column = distinct(values)
         form, texts = Form(0), []
-        for value in distinct_values:
+        for value in column.values:
             form |= form_of(value) if isinstance(value, str) else form_of_typed(value)
             texts.append(_spelling(value, dataset_form))
         is_bad = [text is None for text in texts]
         if dataset_form is not None:
             fault = "has no one spelling among the dataset's values of this column"
-            remedy = "give it as text, as in the dataset's rows"
-            pairs = zip(is_bad, distinct_values, strict=True)
+            pairs = zip(is_bad, column.values, strict=True)
             is_unspelled = [bad and isinstance(value, int | float | Decimal) for bad, value in pairs]
-            refuse_first(
-                codes, is_unspelled, locator, name, lambda code: f"{excerpt(distinct_values[code])} {fault}", remedy
-            )
-        nothing = "is not a category: text or an integer"
-        refuse_first(codes, is_bad, locator, name, lambda code: f"{excerpt(distinct_values[code])} {nothing}")
+            column.refuse(is_unspelled, locator, name, fault, "give it as text, as in the dataset's rows")
+        column.refuse(is_bad, locator, name, "is not a category: text or an integer")
         if dataset_form:
-            _refuse_other_spellings(codes, distinct_values, dataset_form, locator, name)
-        return pa.array(texts, pa.string()).take(pa.array(codes)).dictionary_encode(), form
+            _refuse_other_spellings(column, dataset_form, locator, name)
+        return pa.array(texts, pa.string()).take(pa.array(column.codes)).dictionary_encode(), form
 
     def _refuse_joined(self, values: Any, name: str) -> None:
         """Refuse text for a column of lists, of which some hold what would divide it."""
@@ -424,14 +401,11 @@ def _spelling(value: Any, dataset_form: Form | None) -> str | None:
     return None if whole is None else str(whole)
 
 
-def _refuse_other_spellings(
-    codes: NDArray[np.int64], distinct_values: Sequence[Any], dataset_form: Form, locator: Locator, name: str
-) -> None:
+def _refuse_other_spellings(column: Distinct, dataset_form: Form, locator: Locator, name: str) -> None:
     """Refuse text that would be an unknown category, as the dataset's own rows have typed values."""
-    is_other = [isinstance(value, str) and is_other_spelling(value, dataset_form) for value in distinct_values]
+    is_other = [isinstance(value, str) and is_other_spelling(value, dataset_form) for value in column.values]
     fault = "is spelled otherwise in the dataset, whose values are typed"
-    remedy = "write integers as 3, and true and false as 1 and 0"
-    refuse_first(codes, is_other, locator, name, lambda code: f"{excerpt(distinct_values[code])} {fault}", remedy)
+    column.refuse(is_other, locator, name, fault, "write integers as 3, and true and false as 1 and 0")
 
 
 def without_marks(values: Any, marks: Sequence[str]) -> Any:

@@ -16,7 +16,7 @@ from data_prep.dataset.event_schema import ANCHOR_BIT, FLAG_BIT, MAX_ID, Conditi
 from data_prep.dataset.events import flag_value, text_key
 from data_prep.dataset.spelling import text_of
 from data_prep.dataset.table_spec import COMPARISONS, RULE
-from data_prep.parsing.convert import distinct, excerpt, is_text, plain, refuse_first, refuse_row
+from data_prep.parsing.convert import distinct, excerpt, is_text, plain, refuse_row
 from data_prep.parsing.dates import EPOCH, read_times
 from data_prep.parsing.formats import Chunk, Layout, Locator, Size, format_of
 from data_prep.sources.discover import Source
@@ -201,12 +201,12 @@ def _text_codes(
 ) -> tuple[NDArray[np.int64], list[str]]:
     """Codes of a column of text, and their texts. Raises UserError for a text that the schema does not name."""
     codes, texts = distinct(array.cast(pa.string()).fill_null(""))
-    refuse_first(
-        codes,
-        [text not in allowed_texts for text in texts],
+    is_unknown = np.array([text not in allowed_texts for text in texts], np.bool_)[codes]
+    refuse_row(
+        is_unknown,
         locator,
         column,
-        lambda code: f"unknown action {excerpt(texts[code])}; known are {sorted(allowed_texts)}",
+        lambda index: f"unknown action {excerpt(texts[codes[index]])}; known are {sorted(allowed_texts)}",
         f"name it in `actions`, or in `others: {{{column}: […]}}`, which no history shows, in the schema",
     )
     return codes, texts
@@ -222,9 +222,8 @@ def _numbers(array: Any, locator: Locator, column: str) -> NDArray[np.float64]:
     with suppress(pa.ArrowInvalid):
         numbers = values.cast(pa.float64()).fill_null(np.nan).to_numpy()
         return numbers
-    codes, texts = distinct(values)
-    is_none = [not _is_number(text) for text in texts]
-    refuse_first(codes, is_none, locator, column, lambda code: f"{excerpt(texts[code])} is not a number")
+    texts = distinct(values)
+    texts.refuse([not _is_number(text) for text in texts.values], locator, column, "is not a number")
     raise AssertionError("each number was read, but not all together")
 
 
