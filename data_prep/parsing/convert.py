@@ -165,18 +165,14 @@ def refuse_row(
 
 
 def numbers_of(
-    values: Any, table: Table, locator: Locator, name: str, empty: float | None, max_number: float
+    values: Any, table: Table, locator: Locator, name: str, empty: float, max_number: float
 ) -> NDArray[np.float64]:
-    """Finite numbers of at most `max_number`; `empty` replaces missing ones; None: they are errors."""
+    """Finite numbers of at most `max_number`; `empty` replaces missing ones, which are errors where it is NaN."""
     numbers = _cast(values, table, empty)
     if numbers is not None and (np.abs(numbers) <= max_number).all() and np.isfinite(numbers).all():
         return numbers
     column = distinct(values)
-    is_missing = [_is_missing(value, table) for value in column.values]
-    array = np.array([number_of(value, table) for value in column.values], np.float64)
-    if empty is None:
-        column.refuse(is_missing, locator, name, "is not a number")
-    array[np.array(is_missing, np.bool_)] = 0.0 if empty is None else empty
+    array = np.array([empty if _is_missing(value, table) else number_of(value, table) for value in column.values])
     column.refuse(~np.isfinite(array), locator, name, "is not a number")
     fault = (
         f"is beyond {max_number:.3g}, the largest number of this data.dense_transform; set "
@@ -190,7 +186,7 @@ def _is_missing(value: Any, table: Table) -> bool:
     return value is None or value == "" or value in table.missing
 
 
-def _cast(values: Any, table: Table, empty: float | None) -> NDArray[np.float64] | None:
+def _cast(values: Any, table: Table, empty: float) -> NDArray[np.float64] | None:
     """All numbers at once; None where a rule is needed for one of them."""
     if isinstance(values, list):
         return None
@@ -203,10 +199,8 @@ def _cast(values: Any, table: Table, empty: float | None) -> NDArray[np.float64]
         pa.types.is_integer(values.type) or pa.types.is_floating(values.type) or pa.types.is_boolean(values.type)
     ):
         return None  # Arrow casts a decimal to another number than its text's now and then
-    if values.null_count and empty is None:
-        return None
     try:
-        numbers: NDArray[np.float64] = values.cast(pa.float64(), safe=False).fill_null(empty or 0.0).to_numpy()
+        numbers: NDArray[np.float64] = values.cast(pa.float64(), safe=False).fill_null(empty).to_numpy()
     except pa.ArrowInvalid:
         return None
     return numbers
@@ -238,7 +232,7 @@ def _labels(values: Any, table: Table, locator: Locator) -> NDArray[Any]:
     if table.text_rule is not None:
         return _text_labels(values, table, locator, *table.text_rule)
     try:
-        numbers = numbers_of(values, table, locator, table.label, None, np.inf)
+        numbers = numbers_of(values, table, locator, table.label, np.nan, np.inf)
     except UserError:
         if table.label_kind is LabelKind.click:
             _refuse_texts(values, table, locator)
