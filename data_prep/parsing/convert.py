@@ -30,7 +30,6 @@ from data_prep.dataset.spelling import (
     is_other_spelling,
     spell,
     text_of,
-    whole_number,
 )
 from data_prep.dataset.table_spec import DatePart, Table
 from data_prep.parsing.dates import part_of, read_times
@@ -351,10 +350,11 @@ class _Categories:
     def _read_typed(self, values: Any, name: str, locator: Locator, dataset_form: Form | None) -> tuple[Any, Form]:
         """The same of values that are not all text, by their distinct values."""
         column = distinct(values)
+        spelling = Form.PLAIN if dataset_form is None else dataset_form
         form, texts = Form(0), []
         for value in column.values:
             form |= form_of(value) if isinstance(value, str) else form_of_typed(value)
-            texts.append(_spelling(value, dataset_form))
+            texts.append((value or "") if isinstance(value, str | None) else spell(value, spelling))
         is_bad = [text is None for text in texts]
         if dataset_form is not None:
             fault = "has no one spelling among the dataset's values of this column"
@@ -383,16 +383,6 @@ class _MemberLocator(NamedTuple):
     def error(self, index: int, column: str, fault: str, remedy: str = CORRECT) -> UserError:
         """See `data_prep.parsing.formats.Locator`."""
         return self.locator.error(int(np.searchsorted(self.offsets, index, "right")) - 1, column, fault, remedy)
-
-
-def _spelling(value: Any, dataset_form: Form | None) -> str | None:
-    """The text of one value; None where it has none."""
-    if value is None or isinstance(value, str):
-        return value or ""
-    if dataset_form is not None:
-        return spell(value, dataset_form)
-    whole = whole_number(value)
-    return None if whole is None else str(whole)
 
 
 def _refuse_other_spellings(column: Distinct, dataset_form: Form, locator: Locator, name: str) -> None:
