@@ -125,12 +125,9 @@ def spell(value: Any, forms: Form) -> str | None:
     return None
 
 
-def is_other_spelling(text: str, forms: Form) -> bool:
+def is_other_spelling(text: str) -> bool:
     """Whether a text reads as a boolean or a number, and a column whose rows were all typed spells those otherwise."""
-    if not forms or forms & Form.TEXT:
-        return False
-    form = form_of(text)
-    return bool(form & ~(Form.TEXT | Form.NOT_BINARY | Form.PLAIN))
+    return bool(form_of(text) & ~(Form.TEXT | Form.NOT_BINARY | Form.PLAIN))
 
 
 def to_text(forms: Form) -> str:

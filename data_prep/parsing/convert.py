@@ -341,30 +341,13 @@ class _Categories:
             encoded = values.cast(pa.string()).fill_null("").dictionary_encode()
             form = forms_of_texts(encoded.dictionary) & ~Form.TEXT
         else:
-            return self._read_typed(values, name, locator, dataset_form)
-        if dataset_form and not dataset_form & Form.TEXT:
+            encoded, form = _read_typed(values, name, locator, dataset_form)
+        if dataset_form and not dataset_form & Form.TEXT:  # other text would be an unknown category
             column = Distinct(encoded.indices.to_numpy(), encoded.dictionary.to_pylist())
-            _refuse_other_spellings(column, dataset_form, locator, name)
+            is_other = [is_other_spelling(text) for text in column.values]
+            fault = "is spelled otherwise in the dataset, whose values are typed"
+            column.refuse(is_other, locator, name, fault, "write integers as 3, and true and false as 1 and 0")
         return encoded, form
-
-    def _read_typed(self, values: Any, name: str, locator: Locator, dataset_form: Form | None) -> tuple[Any, Form]:
-        """The same of values that are not all text, by their distinct values."""
-        column = distinct(values)
-        spelling = Form.PLAIN if dataset_form is None else dataset_form
-        form, texts = Form(0), []
-        for value in column.values:
-            form |= form_of(value) if isinstance(value, str) else form_of_typed(value)
-            texts.append((value or "") if isinstance(value, str | None) else spell(value, spelling))
-        is_bad = [text is None for text in texts]
-        if dataset_form is not None:
-            fault = "has no one spelling among the dataset's values of this column"
-            pairs = zip(is_bad, column.values, strict=True)
-            is_unspelled = [bad and isinstance(value, int | float | Decimal) for bad, value in pairs]
-            column.refuse(is_unspelled, locator, name, fault, "give it as text, as in the dataset's rows")
-        column.refuse(is_bad, locator, name, "is not a category: text or an integer")
-        if dataset_form:
-            _refuse_other_spellings(column, dataset_form, locator, name)
-        return pa.array(texts, pa.string()).take(pa.array(column.codes)).dictionary_encode(), form
 
     def _refuse_joined(self, values: Any, name: str) -> None:
         """Refuse text for a column of lists, of which some hold what would divide it."""
@@ -385,11 +368,22 @@ class _MemberLocator(NamedTuple):
         return self.locator.error(int(np.searchsorted(self.offsets, index, "right")) - 1, column, fault, remedy)
 
 
-def _refuse_other_spellings(column: Distinct, dataset_form: Form, locator: Locator, name: str) -> None:
-    """Refuse text that would be an unknown category, as the dataset's own rows have typed values."""
-    is_other = [isinstance(value, str) and is_other_spelling(value, dataset_form) for value in column.values]
-    fault = "is spelled otherwise in the dataset, whose values are typed"
-    column.refuse(is_other, locator, name, fault, "write integers as 3, and true and false as 1 and 0")
+def _read_typed(values: Any, name: str, locator: Locator, dataset_form: Form | None) -> tuple[Any, Form]:
+    """The same of values that are not all text, by their distinct values."""
+    column = distinct(values)
+    spelling = Form.PLAIN if dataset_form is None else dataset_form
+    form, texts = Form(0), []
+    for value in column.values:
+        form |= form_of(value) if isinstance(value, str) else form_of_typed(value)
+        texts.append((value or "") if isinstance(value, str | None) else spell(value, spelling))
+    is_bad = [text is None for text in texts]
+    if dataset_form is not None:
+        fault = "has no one spelling among the dataset's values of this column"
+        pairs = zip(is_bad, column.values, strict=True)
+        is_unspelled = [bad and isinstance(value, int | float | Decimal) for bad, value in pairs]
+        column.refuse(is_unspelled, locator, name, fault, "give it as text, as in the dataset's rows")
+    column.refuse(is_bad, locator, name, "is not a category: text or an integer")
+    return pa.array(texts, pa.string()).take(pa.array(column.codes)).dictionary_encode(), form
 
 
 def without_marks(values: Any, marks: Sequence[str]) -> Any:
