@@ -74,9 +74,9 @@ def convert(
     categories, bags = [], []
     for name in table.schema.sparse:
         if name in parts:
-            numbers, present = (each.tolist() for each in parts[name])
-            texts = [str(number) if is_there else "" for number, is_there in zip(numbers, present, strict=True)]
-            categories.append(pa.array(texts, pa.string()).dictionary_encode())
+            numbers, present = parts[name]
+            texts = pa.array(numbers, mask=~present).cast(pa.string()).fill_null("")
+            categories.append(texts.dictionary_encode())
             reader.forms.append(Form(0))
         elif name in table.schema.ragged:
             bags.append(reader.bags(columns[name], name))
