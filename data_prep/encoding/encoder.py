@@ -202,11 +202,9 @@ class Encoder:
             values: NDArray[Any] = np.ascontiguousarray(block.sparse[:, self.schema.single.index(feature)])
             codes = None
         else:
-            if feature in self.schema.ragged:
-                column, offsets = block.bags[self.schema.ragged.index(feature)]
-            else:
-                column = block.categories[self.schema.single.index(feature)]
-            values, codes = text_values(column.dictionary, self._value), column.indices.to_numpy()
+            column = block.categories[self.schema.sparse.index(feature)]
+            offsets = offsets if column.offsets is None else column.offsets
+            values, codes = text_values(column.values.dictionary, self._value), column.values.indices.to_numpy()
         if not self._tables:
             assert self._max_ind_range is not None
             ids, missing = remainders(values, self._max_ind_range), np.zeros(len(values), np.bool_)

@@ -34,7 +34,7 @@ from data_prep.dataset.spelling import (
 from data_prep.dataset.table_spec import DatePart, Table
 from data_prep.parsing.dates import part_of, read_times
 from data_prep.parsing.formats import CORRECT, Batch, Locator
-from data_prep.parsing.table_block import TableBlock, TextBags
+from data_prep.parsing.table_block import TableBlock, TextColumn
 
 WORDS = {"true": 1.0, "yes": 1.0, "false": 0.0, "no": 0.0}
 SHOWN = 40  # characters of a value in an error
@@ -70,19 +70,16 @@ def convert(
             dense[:, i] = parts[name][0]
         else:
             dense[:, i] = numbers_of(columns[name], table, locator, name, 0.0, max_number)
-    reader = _Categories(table, locator, forms)
-    categories, bags = [], []
-    for name in table.schema.sparse:
+    categories = []
+    for name in table.sparse:
         if name in parts:
             numbers, present = parts[name]
             texts = pa.array(numbers, mask=~present).cast(pa.string()).fill_null("")
-            categories.append(texts.dictionary_encode())
-            reader.forms.append(Form(0))
-        elif name in table.schema.ragged:
-            bags.append(reader.bags(columns[name], name))
+            categories.append(TextColumn(texts.dictionary_encode(), Form(0)))
         else:
-            categories.append(reader.single(columns[name], name))
-    return TableBlock(labels, dense, tuple(categories), tuple(bags), tuple(map(int, reader.forms)))
+            form = None if forms is None else forms[name]
+            categories.append(_categories(columns[name], table, locator, name, form))
+    return TableBlock(labels, dense, tuple(categories))
 
 
 def plain(values: Any) -> Any:
@@ -301,60 +298,44 @@ def _time_text(value: Any) -> str:
 # ---- categories
 
 
-class _Categories:
-    """Reads the categorical columns of a batch, and notes the spellings of each in turn in `forms`."""
+def _categories(values: Any, table: Table, locator: Locator, name: str, dataset_form: Form | None) -> TextColumn:
+    """A column of one category a row, or, of text that a separator divides and of lists, any number; null is none."""
+    separator = dict(table.separators).get(name)
+    fields = without_marks(values, table.missing)
+    if separator is None:
+        return _text_column(fields, locator, name, dataset_form)
+    has_lists = not separator
+    if has_lists and dataset_form is not None:
+        separator = LIST_SEPARATOR  # in text of new rows alone
+        if dataset_form & Form.UNJOINABLE and (isinstance(values, list) or is_text(values)):
+            column = distinct(values)
+            is_joined = [isinstance(value, str) and value != "" for value in column.values]
+            fault = f"is text, but lists of the dataset hold empty values or {LIST_SEPARATOR}"
+            column.refuse(is_joined, locator, name, fault, "give lists, in JSON or Parquet")
+    members, offsets = _members(fields, separator, keeps_empty=has_lists)
+    encoded, form, _ = _text_column(members, _MemberLocator(locator, offsets), name, dataset_form)
+    texts = encoded.dictionary
+    if has_lists and pc.any(pc.or_(pc.equal(texts, ""), pc.match_substring(texts, LIST_SEPARATOR))).as_py():
+        form |= Form.UNJOINABLE
+    return TextColumn(encoded, form, offsets)
 
-    def __init__(self, table: Table, locator: Locator, dataset_forms: Mapping[str, Form] | None) -> None:
-        self._table, self._locator, self._dataset_forms = table, locator, dataset_forms
-        self.forms: list[Form] = []
 
-    def single(self, values: Any, name: str) -> Any:
-        """A column of one category a row, as an Arrow array of a dictionary."""
-        encoded, form = self._read(without_marks(values, self._table.missing), name, self._locator)
-        self.forms.append(form)
-        return encoded
-
-    def bags(self, values: Any, name: str) -> TextBags:
-        """A column of any number of categories a row: text that a separator divides, or lists; null is none."""
-        separator = dict(self._table.separators)[name]
-        has_lists = not separator
-        if has_lists and self._dataset_forms is not None:
-            separator = LIST_SEPARATOR  # in text of new rows alone
-            if self._dataset_forms[name] & Form.UNJOINABLE:
-                self._refuse_joined(values, name)
-        fields = without_marks(values, self._table.missing)
-        members, offsets = _members(fields, separator, keeps_empty=has_lists)
-        encoded, form = self._read(members, name, _MemberLocator(self._locator, offsets))
-        texts = encoded.dictionary
-        if has_lists and pc.any(pc.or_(pc.equal(texts, ""), pc.match_substring(texts, LIST_SEPARATOR))).as_py():
-            form |= Form.UNJOINABLE
-        self.forms.append(form)
-        return TextBags(encoded, offsets)
-
-    def _read(self, values: Any, name: str, locator: Locator) -> tuple[Any, Form]:
-        """The texts of values, "" of missing ones, and how they are spelled."""
-        dataset_form = None if self._dataset_forms is None else self._dataset_forms[name]
-        if is_text(values):
-            encoded = values.fill_null("").dictionary_encode()
-            form = forms_of_texts(encoded.dictionary)
-        elif dataset_form is None and not isinstance(values, list) and pa.types.is_integer(values.type):
-            encoded = values.cast(pa.string()).fill_null("").dictionary_encode()
-            form = forms_of_texts(encoded.dictionary) & ~Form.TEXT
-        else:
-            encoded, form = _read_typed(values, name, locator, dataset_form)
-        if dataset_form and not dataset_form & Form.TEXT:  # other text would be an unknown category
-            column = Distinct(encoded.indices.to_numpy(), encoded.dictionary.to_pylist())
-            is_other = [is_other_spelling(text) for text in column.values]
-            fault = "is spelled otherwise in the dataset, whose values are typed"
-            column.refuse(is_other, locator, name, fault, "write integers as 3, and true and false as 1 and 0")
-        return encoded, form
-
-    def _refuse_joined(self, values: Any, name: str) -> None:
-        """Refuse text for a column of lists, of which some hold what would divide it."""
-        rows = to_list(values) if is_text(values) or isinstance(values, list) else []
-        is_joined = np.array([isinstance(value, str) and value != "" for value in rows], np.bool_)
-        fault = f"text, but lists of the dataset hold empty values or {LIST_SEPARATOR}"
-        refuse_row(is_joined, self._locator, name, lambda _: fault, "give lists, in JSON or Parquet")
+def _text_column(values: Any, locator: Locator, name: str, dataset_form: Form | None) -> TextColumn:
+    """The texts of values, "" of missing ones."""
+    if is_text(values):
+        encoded = values.fill_null("").dictionary_encode()
+        form = forms_of_texts(encoded.dictionary)
+    elif dataset_form is None and not isinstance(values, list) and pa.types.is_integer(values.type):
+        encoded = values.cast(pa.string()).fill_null("").dictionary_encode()
+        form = forms_of_texts(encoded.dictionary) & ~Form.TEXT
+    else:
+        encoded, form = _read_typed(values, locator, name, dataset_form)
+    if dataset_form and not dataset_form & Form.TEXT:  # other text would be an unknown category
+        column = Distinct(encoded.indices.to_numpy(), encoded.dictionary.to_pylist())
+        is_other = [is_other_spelling(text) for text in column.values]
+        fault = "is spelled otherwise in the dataset, whose values are typed"
+        column.refuse(is_other, locator, name, fault, "write integers as 3, and true and false as 1 and 0")
+    return TextColumn(encoded, form)
 
 
 class _MemberLocator(NamedTuple):
@@ -368,7 +349,7 @@ class _MemberLocator(NamedTuple):
         return self.locator.error(int(np.searchsorted(self.offsets, index, "right")) - 1, column, fault, remedy)
 
 
-def _read_typed(values: Any, name: str, locator: Locator, dataset_form: Form | None) -> tuple[Any, Form]:
+def _read_typed(values: Any, locator: Locator, name: str, dataset_form: Form | None) -> tuple[Any, Form]:
     """The same of values that are not all text, by their distinct values."""
     column = distinct(values)
     spelling = Form.PLAIN if dataset_form is None else dataset_form

@@ -18,6 +18,7 @@ from common.files import FileDigest
 from common.memory import share_allocator_with_arrow
 from data_prep.dataset.bags import offsets_of
 from data_prep.dataset.options import CategoryValue
+from data_prep.dataset.spelling import Form
 from data_prep.encoding.texts import text_buffers, texts_of
 from data_prep.encoding.values import remainders, text_values
 from data_prep.engine.job import VALUE_BYTES, ChunkRecord, Job
@@ -142,17 +143,19 @@ class TableCategories:
         self._rows = 0
         self._buffers = {feature: CategoryBuffer(feature) for feature in job.schema.sparse}
         self._lengths: dict[str, list[NDArray[np.int64]]] = {feature: [] for feature in job.schema.ragged}
+        self._forms = dict.fromkeys(job.schema.sparse, Form(0))
 
     def append(self, block: TableBlock) -> None:
         """Add a block's rows."""
         rows = np.arange(self._rows, self._rows + len(block.labels))
         self._rows += len(rows)
-        for feature, values in zip(self._job.schema.single, block.categories, strict=True):
-            self._buffers[feature].append(values, rows)
-        for feature, bags in zip(self._job.schema.ragged, block.bags, strict=True):
-            lengths = np.diff(bags.offsets)
-            self._buffers[feature].append(bags.values, np.repeat(rows, lengths))
-            self._lengths[feature].append(lengths)
+        for feature, column in zip(self._job.schema.sparse, block.categories, strict=True):
+            of_rows = rows
+            if column.offsets is not None:
+                self._lengths[feature].append(np.diff(column.offsets))
+                of_rows = np.repeat(rows, self._lengths[feature][-1])
+            self._buffers[feature].append(column.values, of_rows)
+            self._forms[feature] |= column.form
 
     def abandon(self) -> None:
         """Let go of the values."""
@@ -161,6 +164,7 @@ class TableCategories:
 
     def finish(self, record: ChunkRecord) -> None:
         """Write the files, and say in the chunk's record what is in them."""
+        record.forms = list(map(int, self._forms.values()))
         is_hashed = self._job.rules.order is None
         ranges = self._finish_hashed(record) if is_hashed else self._finish_coded(record)
         if self._rows:

@@ -12,7 +12,6 @@ from numpy.typing import DTypeLike, NDArray
 
 from common.errors import UserError
 from common.files import FileDigest, digest_file
-from data_prep.dataset.spelling import Form
 from data_prep.dataset.table_spec import Table
 from data_prep.encoding.dense import DenseRange, encode_dense, join_ranges, max_input, range_of, transform_into
 from data_prep.encoding.ids import encode_hash
@@ -261,7 +260,6 @@ class ChunkWriter:
         self._dense = self._array(suffix, dtype, len(job.schema.dense))
         self._ranges: list[DenseRange] = []
         self._positives = 0
-        self._forms = [Form(0)] * len(job.schema.sparse)
         self._truth: ArrayWriter | None = None
         if job.sources[source].generator is not None:
             self._truth = self._array(TRUTH_SUFFIX, np.float32, 1)
@@ -296,8 +294,6 @@ class ChunkWriter:
 
     def append(self, block: Block | TableBlock, truth: NDArray[np.float32] | None = None) -> None:
         """Write the rows of a block, with their click probabilities if they were generated."""
-        if isinstance(block, TableBlock):
-            self._forms = [Form(union) | form for union, form in zip(self._forms, block.forms, strict=True)]
         rules, rows = self._job.rules, len(block.labels)
         if self._truth is not None and truth is not None:
             self._truth.append(truth)
@@ -335,8 +331,6 @@ class ChunkWriter:
         if self._ranges:
             dense_range = join_ranges(self._ranges)
             record.dense_low, record.dense_high = dense_range.low.tolist(), dense_range.high.tolist()
-        if job.table is not None:
-            record.forms = list(map(int, self._forms))
         if job.rules.order is None:
             record.unknown = [0] * len(job.schema.sparse)
         for suffix, file in self._files.items():

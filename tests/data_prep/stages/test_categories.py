@@ -10,8 +10,9 @@ import pytest
 from numpy.typing import NDArray
 
 from common.files import Crc32
+from data_prep.dataset.spelling import Form
 from data_prep.engine.job import ChunkRecord
-from data_prep.parsing.table_block import TableBlock, TextBags
+from data_prep.parsing.table_block import TableBlock, TextColumn
 from data_prep.stages.categories import (
     CategoryBuffer,
     StoredDictionary,
@@ -67,9 +68,12 @@ def chunk(tmp_path: Path) -> tuple[Any, ChunkRecord, list[str], list[list[str]]]
     categories, record = TableCategories(job, 0, 0), ChunkRecord(0, 0, len(users), 0, {})
     for part in (slice(0, 500), slice(500, None)):
         offsets = np.cumsum([0, *(len(bag) for bag in tags[part])])
-        bags = TextBags(encoded([tag for bag in tags[part] for tag in bag]), offsets)
+        columns = (
+            TextColumn(encoded([tag for bag in tags[part] for tag in bag]), Form.TEXT, offsets),
+            TextColumn(encoded(users[part]), Form.TEXT),
+        )
         rows = len(users[part])
-        block = TableBlock(np.zeros(rows, np.int32), np.zeros((rows, 0)), (encoded(users[part]),), (bags,))
+        block = TableBlock(np.zeros(rows, np.int32), np.zeros((rows, 0)), columns)
         categories.append(block)
     categories.finish(record)
     return job, record, users, tags
