@@ -84,16 +84,15 @@ def convert(
 
 def plain(values: Any) -> Any:
     """A column without Arrow's dictionaries and large types."""
-    if isinstance(values, list):
-        return values
-    if pa.types.is_dictionary(values.type):
-        values = values.cast(values.type.value_type)
-    if pa.types.is_large_string(values.type):
-        return values.cast(pa.string())
-    if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
-        is_large = pa.types.is_large_string(values.type.value_type)
-        return values.cast(pa.list_(pa.string() if is_large else values.type.value_type))
-    return values
+    return values if isinstance(values, list) else values.cast(_plain_type(values.type))
+
+
+def _plain_type(kind: Any) -> Any:
+    if pa.types.is_dictionary(kind):
+        return _plain_type(kind.value_type)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.list_(_plain_type(kind.value_type))
+    return pa.string() if pa.types.is_large_string(kind) else kind
 
 
 def to_list(values: Any) -> list[Any]:
