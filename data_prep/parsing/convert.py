@@ -120,21 +120,15 @@ class Distinct(NamedTuple):
 
 def distinct(values: Any) -> Distinct:
     """A column by its distinct values, in the order of their first rows."""
-    if not isinstance(values, list) and (pa.types.is_nested(values.type) or pa.types.is_dictionary(values.type)):
-        values = values.to_pylist()
     if not isinstance(values, list):
-        encoded = values.dictionary_encode(null_encoding="encode")
-        return Distinct(encoded.indices.to_numpy().astype(np.int64), encoded.dictionary.to_pylist())
-    codes: dict[tuple[type, Any], int] = {}
-    distinct_values: list[Any] = []
-    numbers = np.empty(len(values), np.int64)
-    for index, value in enumerate(values):
-        key = (type(value), repr(value) if isinstance(value, list | dict) else value)
-        if key not in codes:
-            codes[key] = len(distinct_values)
-            distinct_values.append(value)
-        numbers[index] = codes[key]
-    return Distinct(numbers, distinct_values)
+        if not pa.types.is_nested(values.type):
+            encoded = values.dictionary_encode(null_encoding="encode")
+            return Distinct(encoded.indices.to_numpy().astype(np.int64), encoded.dictionary.to_pylist())
+        values = values.to_pylist()
+    keys = [(type(value), repr(value) if isinstance(value, list | dict) else value) for value in values]
+    value_of = dict(zip(keys, values, strict=True))
+    code_of = {key: code for code, key in enumerate(value_of)}
+    return Distinct(np.array([code_of[key] for key in keys], np.int64), list(value_of.values()))
 
 
 def is_text(values: Any) -> bool:
