@@ -35,8 +35,11 @@ class Text(LineFormat):
 
     def columns(self, source: Source, delimiter: str = ",", header: bool = True) -> list[Column]:
         """By the names in the first line, or column_0 and so on."""
-        names = read_header(source, delimiter)
-        return [Column(name, "any") for name in (names if header else position_names(len(names)))]
+        with LineBlocks(source) as lines:
+            for block in lines.until(1):
+                names = read_names(bytes(block.buffer[block.start : block.end]), delimiter, source.path)
+                return [Column(name if header else f"column_{place}", "any") for place, name in enumerate(names)]
+        raise UserError(f"{source.path}: empty file; get it again, or leave it out of {source.key}")
 
     def fields(
         self, text: bytes, columns: Sequence[str], layout: Layout, name: str, row: int
@@ -61,19 +64,6 @@ class Text(LineFormat):
                 split_rows(text.decode(errors="replace"), layout.delimiter, source.path, row)
                 row += text.count(b"\n")
         return row - 1
-
-
-def position_names(width: int) -> tuple[str, ...]:
-    """Names of the columns of a file without any."""
-    return tuple(f"column_{place}" for place in range(width))
-
-
-def read_header(source: Source, delimiter: str) -> tuple[str, ...]:
-    """The fields of a file's first line. Raises UserError for an empty file."""
-    with LineBlocks(source) as lines:
-        for block in lines.until(1):
-            return read_names(bytes(block.buffer[block.start : block.end]), delimiter, source.path)
-    raise UserError(f"{source.path}: empty file; get it again, or leave it out of {source.key}")
 
 
 def read_names(header: bytes, delimiter: str, name: str) -> tuple[str, ...]:
