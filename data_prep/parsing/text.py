@@ -61,7 +61,7 @@ class Text(LineFormat):
         with LineBlocks(source) as before:
             for block in before.until(offset):
                 text = bytes(block.buffer[block.start : block.end])
-                split_rows(text.decode(errors="replace"), layout.delimiter, source.path, row)
+                read_exact(text, layout.delimiter, source.path, row)
                 row += text.count(b"\n")
         return row - 1
 
@@ -94,16 +94,16 @@ def decode(text: bytes, name: str, row: int) -> str:
         raise UserError(f"{name}: row {row}: not UTF-8 text; convert the file, or remove the row") from error
 
 
-def split_rows(text: str, delimiter: str, name: str, row: int) -> tuple[list[list[str]], Sequence[int]]:
-    """The fields of each row, and the number of its line; blank lines are no rows.
+def read_exact(block: bytes, delimiter: str, name: str, row: int) -> tuple[list[list[str]], Sequence[int]]:
+    """The fields of each row of whole lines, and the number of its line; blank lines are no rows.
 
     Args:
-        text: whole lines; row: the number of the first.
+        block: whole lines; name: what to call the source in an error; row: the number of the first line.
 
     Raises:
-        UserError: a line that ends inside quotes, or a carriage return within one.
+        UserError: not UTF-8, a line that ends inside quotes, or a carriage return within one.
     """
-    lines = text.removesuffix("\n").split("\n")
+    lines = decode(block, name, row).removesuffix("\n").split("\n")
     reader = csv.reader((f"{line}\n" for line in lines), delimiter=delimiter)
     rows: list[list[str]] = []
     numbers: list[int] = []
@@ -124,18 +124,6 @@ def split_rows(text: str, delimiter: str, name: str, row: int) -> tuple[list[lis
             fault = f"{bare_returns(name)}" if "new-line" in str(error) else f"{error}; correct or remove this row"
     fault = fault or "ends inside quotes; a row is one line: close the quotes, or remove the line break"
     raise UserError(f"{name}: row {row + before}: {fault}")
-
-
-def read_exact(block: bytes, delimiter: str, name: str, row: int) -> tuple[list[list[str]], Sequence[int]]:
-    """The fields of each row of whole lines, and the number of its line; blank lines are no rows.
-
-    Args:
-        block: without the header; name: what to call the source in an error; row: the number of its first line.
-
-    Raises:
-        UserError: not UTF-8, a line that ends inside quotes, or a carriage return within one.
-    """
-    return split_rows(decode(block, name, row), delimiter, name, row)
 
 
 def read_fast(
