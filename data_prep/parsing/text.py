@@ -47,11 +47,16 @@ class Text(LineFormat):
         """See `LineFormat`."""
         if layout.header and row == 1:
             row, text = 2, text.partition(b"\n")[2]
-        places = [layout.names.index(column) for column in columns]
-        fast = read_fast(text, layout.delimiter, places, len(layout.names))
+        places, width = [layout.names.index(column) for column in columns], len(layout.names)
+        fast = read_fast(text, layout.delimiter, places, width)
         if fast is not None:
             return dict(zip(columns, fast.columns, strict=True)), range(row, row + fast.num_rows)
-        rows, numbers = _read_rows(text, layout, name, row)
+        rows, numbers = read_exact(text, layout.delimiter, name, row)
+        for fields, number in zip(rows, numbers, strict=True):
+            if len(fields) != width:
+                column = layout.names[min(len(fields), width - 1)]
+                fault = f"{len(fields)} columns, but a row has {width} (see column {column})"
+                raise UserError(f"{name}: row {number}: {fault}; {CORRECT}")
         arrays = (pa.array([fields[place] for fields in rows], pa.string()) for place in places)
         return dict(zip(columns, arrays, strict=True)), numbers
 
@@ -70,19 +75,6 @@ def read_names(header: bytes, delimiter: str, name: str) -> tuple[str, ...]:
     """The fields in a file's first line. Raises UserError where it is none."""
     rows, _ = read_exact(header, delimiter, name, 1)
     return tuple(rows[0]) if rows else ()
-
-
-def _read_rows(text: bytes, layout: Layout, name: str, row: int) -> tuple[list[list[str]], Sequence[int]]:
-    """As `read_exact`; raises UserError for a row of another width, too."""
-    rows, numbers = read_exact(text, layout.delimiter, name, row)
-    width = len(layout.names)
-    for fields, number in zip(rows, numbers, strict=True):
-        if len(fields) != width:
-            column = layout.names[min(len(fields), width - 1)]
-            raise UserError(
-                f"{name}: row {number}: {len(fields)} columns, but a row has {width} (see column {column}); {CORRECT}"
-            )
-    return rows, numbers
 
 
 def decode(text: bytes, name: str, row: int) -> str:
