@@ -118,25 +118,20 @@ def read_exact(block: bytes, delimiter: str, name: str, row: int) -> tuple[list[
     raise UserError(f"{name}: row {row + before}: {fault}")
 
 
-def read_fast(
-    block: bytes, delimiter: str, places: Sequence[int] | None = None, width: int | None = None
-) -> pa.RecordBatch | None:
+def read_fast(block: bytes, delimiter: str, places: Sequence[int], width: int) -> pa.RecordBatch | None:
     """Columns of text, named by position ("0", "1", …), a row a line; None where `read_exact` has to read the block.
 
     A batch has the fields that `read_exact` gives, column by column. A missing field is the text "", never null.
 
     Args:
         block: whole lines, of which the last may lack its end.
-        places: the columns to return, by position; None: all. width: how many a row has; None: as the first has.
+        places: the columns to return, by position. width: how many a row has.
     """
     if not _is_plain(block, delimiter):
         return None
     lines = block if block.endswith(b"\n") else block + b"\n"
-    columns = _count_columns(lines, delimiter)
-    if not columns or columns != (width or columns):
-        return None
-    sentinel = delimiter.join([f'"{SENTINEL}"'] * columns) + "\n"
-    batch = _read(lines + sentinel.encode(), delimiter, columns, range(columns) if places is None else places)
+    sentinel = delimiter.join([f'"{SENTINEL}"'] * width) + "\n"
+    batch = _read(lines + sentinel.encode(), delimiter, width, places)
     if batch is None or batch.num_rows != lines.count(b"\n") + 1:
         return None
     if any(column[-1].as_py() != SENTINEL for column in batch.columns):
@@ -166,18 +161,9 @@ def _is_utf8(block: bytes) -> bool:
     return True
 
 
-def _count_columns(lines: bytes, delimiter: str) -> int:
-    """Fields in the first line; 0 where csv refuses it."""
-    first = lines[: lines.index(b"\n")].decode("utf-8", "replace")
-    try:
-        return len(next(csv.reader([first], delimiter=delimiter)))
-    except csv.Error:
-        return 0
-
-
-def _read(lines: bytes, delimiter: str, columns: int, places: Sequence[int]) -> pa.RecordBatch | None:
+def _read(lines: bytes, delimiter: str, width: int, places: Sequence[int]) -> pa.RecordBatch | None:
     """Some of the columns as text, in one batch; None where pyarrow refuses the lines."""
-    names = [str(position) for position in range(columns)]
+    names = [str(position) for position in range(width)]
     try:
         table = arrow_csv.read_csv(
             pa.BufferReader(lines),
