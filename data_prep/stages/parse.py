@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -71,11 +71,12 @@ class Md5Task:
 
 @dataclass(frozen=True)
 class ParseTask:
-    """Parses one chunk of a source, or (chunk None) all of them in one go."""
+    """Parses one chunk of a source, which lies at `place` unless it is generated, or (chunk None) all in one go."""
 
     job: Job
     source: int
     chunk: int | None
+    place: Chunk | None = None
 
     def run(self, worker: Worker) -> Reading:
         """Parse and write the chunks that are not done yet.
@@ -84,7 +85,7 @@ class ParseTask:
             UserError: a row that does not fit the schema, or a damaged file.
         """
         if self.chunk is not None:
-            return Reading([_parse_chunk(self.job, self.source, self.chunk, worker)])
+            return Reading([_parse_chunk(self.job, self.source, self.chunk, self.place, worker)])
         stream = SourceStream(self.job.sources[self.source])
         with LineBlocks(self.job.sources[self.source], reader=stream) as lines:
             return Reading(_parse_stream(self.job, self.source, lines, worker), stream.digest())
@@ -102,25 +103,16 @@ def parse_tasks(job: Job, whole: bool = False) -> list[ParseTask]:
         if source.compressed or (whole and is_text):
             tasks.append(ParseTask(job, index, None))
             continue
+        places: Sequence[Chunk | None]
         if source.generator is not None:
             rows = source.generator.block_rows * _blocks_per_chunk(job, source.generator)
-            chunks = -(-source.generator.rows // rows)
+            places = [None] * -(-source.generator.rows // rows)
+        elif job.table is not None:
+            places = table_format(job.table).chunks(source, table_size(job.table), job.chunk_bytes)
         else:
-            chunks = len(_chunks(job, source))
-        tasks.extend(ParseTask(job, index, chunk) for chunk in range(chunks))
+            places = [Chunk(start, start + job.chunk_bytes) for start in range(0, source.bytes, job.chunk_bytes)]
+        tasks.extend(ParseTask(job, index, chunk, place) for chunk, place in enumerate(places))
     return tasks
-
-
-def _chunks(job: Job, source: Source) -> list[Chunk]:
-    """The chunks of a plain file, in the order of its rows."""
-    if job.table is not None:
-        return _table_chunks(job.table, source, job.chunk_bytes)
-    return [Chunk(start, start + job.chunk_bytes) for start in range(0, source.bytes, job.chunk_bytes)]
-
-
-@lru_cache(maxsize=4)  # asked for each chunk
-def _table_chunks(table: Table, source: Source, chunk_bytes: int) -> list[Chunk]:
-    return table_format(table).chunks(source, table_size(table), chunk_bytes)
 
 
 def reading_tasks(job: Job, whole: bool) -> list[ParseTask | DigestTask]:
@@ -138,7 +130,7 @@ def _blocks_per_chunk(job: Job, generator: RowGenerator) -> int:
     return max(1, job.chunk_bytes // (generator.block_rows * TEXT_ROW_BYTES))
 
 
-def _parse_chunk(job: Job, index: int, chunk: int, worker: Worker) -> ChunkRecord:
+def _parse_chunk(job: Job, index: int, chunk: int, place: Chunk | None, worker: Worker) -> ChunkRecord:
     """Parse and write one chunk, if that was not done already."""
     source = job.sources[index]
     record = load_record(job.chunk_stem(index, chunk), PARSED, ChunkRecord)
@@ -147,7 +139,7 @@ def _parse_chunk(job: Job, index: int, chunk: int, worker: Worker) -> ChunkRecor
             return _generate_chunk(job, index, chunk, source.generator, worker)
         worker.count(record.rows * GENERATED_ROW_BYTES, record.rows)
         return record
-    place = _chunks(job, source)[chunk]
+    assert place is not None
     if record is not None:
         worker.count(min(place.stop, source.bytes) - place.start, record.rows)
         return record
