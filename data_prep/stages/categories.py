@@ -65,20 +65,13 @@ class CategoryBuffer:
         self.size = 0
 
     def append(self, values: Any, rows: NDArray[np.int64]) -> None:
-        """Add dictionary-encoded values, of which value i is of row rows[i]."""
-        import pyarrow as pa
-
+        """Add values as of `TextColumn`, of which value i is of row rows[i]."""
         codes, texts = values.indices.to_numpy(), values.dictionary
-        counts = np.bincount(codes, minlength=len(texts)).astype(np.uint32)
-        if not counts.all():  # entries of a slice's dictionary that it does not use
-            used_codes = np.flatnonzero(counts)
-            codes = (np.cumsum(counts > 0) - 1)[codes]
-            counts, texts = counts[used_codes], texts.take(pa.array(used_codes))
         first = np.empty(len(texts), np.uint32)
         first[codes[::-1]] = rows[::-1]  # of those of one code the first row is the last to be written
         self._codes.append(codes.astype(code_dtype(len(texts))))
         self._texts.append(texts)
-        self._counts.append(counts)
+        self._counts.append(np.bincount(codes, minlength=len(texts)).astype(np.uint32))
         self._first.append(first)
         self.size += len(codes)
 
