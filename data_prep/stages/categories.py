@@ -76,7 +76,7 @@ class CategoryBuffer:
         self.size += len(codes)
 
     def finish(self, are_keys: bool) -> Categories:
-        """All values, with their dictionary; the blocks are let go of.
+        """All values, with their dictionary; to be called once.
 
         Args:
             are_keys: whether values stand for their texts.
@@ -106,7 +106,6 @@ class CategoryBuffer:
             np.minimum.at(first, numbers, block_first)
             codes[begin : begin + len(block)] = numbers.astype(codes.dtype)[block]
             begin, entry = begin + len(block), entry + len(numbers)
-        self.abandon()
         return Categories(codes, values, texts, counts, first)
 
     def _unify(self) -> tuple[Any, NDArray[np.int32]]:
@@ -120,11 +119,6 @@ class CategoryBuffer:
         texts = encoded.chunk(0).dictionary if encoded.num_chunks else pa.array([], pa.string())
         places = [chunk.indices.to_numpy() for chunk in encoded.chunks]
         return texts, np.concatenate([np.zeros(0, np.int32), *places])
-
-    def abandon(self) -> None:
-        """Let go of the values."""
-        for blocks in (self._codes, self._texts, self._counts, self._first):
-            blocks.clear()
 
 
 class TableCategories:
@@ -150,11 +144,6 @@ class TableCategories:
             self._buffers[feature].append(column.values, of_rows)
             self._forms[feature] |= column.form
 
-    def abandon(self) -> None:
-        """Let go of the values."""
-        for buffer in self._buffers.values():
-            buffer.abandon()
-
     def finish(self, record: ChunkRecord) -> None:
         """Write the files, and say in the chunk's record what is in them."""
         record.forms = list(map(int, self._forms.values()))
@@ -177,8 +166,8 @@ class TableCategories:
             FileWriter(job.chunk_path(*chunk, DICTIONARIES), job.checksum(DICTIONARIES)) as dictionaries,
             FileWriter(job.chunk_path(*chunk, TEXTS), job.checksum(TEXTS)) as texts,
         ):
-            for feature, buffer in self._buffers.items():
-                categories = buffer.finish(are_keys=True)
+            for feature in job.schema.sparse:
+                categories = self._buffers.pop(feature).finish(are_keys=True)
                 record.distinct.append(len(categories.values))
                 for array in (categories.values, categories.counts, categories.first):
                     dictionaries.append(array)
@@ -204,8 +193,8 @@ class TableCategories:
         ranges: list[tuple[int, int]] = []
         columns: list[tuple[NDArray[Any], NDArray[np.int32]]] = []
         bags: list[NDArray[np.int32]] = []
-        for feature, buffer in self._buffers.items():
-            categories = buffer.finish(are_keys=False)
+        for feature in self._job.schema.sparse:
+            categories = self._buffers.pop(feature).finish(are_keys=False)
             ids = remainders(categories.values, modulus)
             if feature in self._lengths:
                 bags.append(ids[categories.codes])

@@ -276,8 +276,6 @@ class ChunkWriter:
             file.abandon()
         if self._values is not None:
             self._values.abandon()
-        if self._categories is not None:
-            self._categories.abandon()
 
     def _array(self, suffix: str, dtype: DTypeLike, width: int) -> ArrayWriter:
         path = self._job.chunk_path(self._source, self._chunk, suffix)
