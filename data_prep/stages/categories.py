@@ -7,7 +7,8 @@ what follows, int64 [values + 1], and the texts in UTF-8, up to a multiple of 8 
 features are in `columns` (data_prep/stages/columns.py), those of the others in `bags.npy`.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -147,27 +148,34 @@ class TableCategories:
     def finish(self, record: ChunkRecord) -> None:
         """Write the files, and say in the chunk's record what is in them."""
         record.forms = list(map(int, self._forms.values()))
-        is_hashed = self._job.rules.order is None
-        ranges = self._finish_hashed(record) if is_hashed else self._finish_coded(record)
-        if self._rows:
-            record.sparse_low, record.sparse_high = [low for low, _ in ranges], [high for _, high in ranges]
+        if self._job.rules.order is None:
+            self._finish_hashed(record)
+        else:
+            self._finish_coded(record)
         if self._job.schema.ragged:
-            lengths = [np.concatenate([np.zeros(0, np.int64), *each]) for each in self._lengths.values()]
-            offsets = offsets_of(np.concatenate(lengths))
-            record.files["offsets.npy"] = self._write_array("offsets.npy", np.int64, [offsets], len(offsets))
+            lengths = itertools.chain.from_iterable(self._lengths.values())
+            offsets = offsets_of(np.concatenate([np.zeros(0, np.int64), *lengths]))
+            self._write_array(record, "offsets.npy", np.int64, [offsets])
 
-    def _finish_coded(self, record: ChunkRecord) -> list[tuple[int, int]]:
-        """Write codes and dictionaries; the least and the largest value of each single-valued feature."""
+    def _finished(self, record: ChunkRecord, are_keys: bool) -> Iterator[tuple[str, Categories]]:
+        """The values of each feature; the range of a single-valued one's is added to the record."""
+        for feature in self._job.schema.sparse:
+            categories = self._buffers.pop(feature).finish(are_keys)
+            if self._rows and feature not in self._lengths:
+                record.sparse_low.append(int(categories.values[0]))
+                record.sparse_high.append(int(categories.values[-1]))
+            yield feature, categories
+
+    def _finish_coded(self, record: ChunkRecord) -> None:
+        """Write codes and dictionaries."""
         job, chunk = self._job, self._chunk
-        ranges: list[tuple[int, int]] = []
         columns: list[NDArray[np.unsignedinteger]] = []
         bags: list[NDArray[np.unsignedinteger]] = []
         with (
             FileWriter(job.chunk_path(*chunk, DICTIONARIES), job.checksum(DICTIONARIES)) as dictionaries,
             FileWriter(job.chunk_path(*chunk, TEXTS), job.checksum(TEXTS)) as texts,
         ):
-            for feature in job.schema.sparse:
-                categories = self._buffers.pop(feature).finish(are_keys=True)
+            for feature, categories in self._finished(record, are_keys=True):
                 record.distinct.append(len(categories.values))
                 for array in (categories.values, categories.counts, categories.first):
                     dictionaries.append(array)
@@ -176,33 +184,26 @@ class TableCategories:
                     bags.append(categories.codes)
                 else:
                     columns.append(categories.codes)
-                    ranges.append(_range(categories.values))
+                    record.dictionaries.append(len(categories.values))
             record.files[DICTIONARIES], record.files[TEXTS] = dictionaries.close(), texts.close()
         if bags:
-            total = sum(map(len, bags))
-            record.files["bags.npy"] = self._write_array("bags.npy", np.uint32, bags, total)
-        single = [feature not in self._lengths for feature in job.schema.sparse]
-        record.dictionaries = [size for size, is_single in zip(record.distinct, single, strict=True) if is_single]
+            self._write_array(record, "bags.npy", np.uint32, bags)
         record.files["columns"] = write_blocks(job, chunk, columns, np.zeros(0, np.uint32))
-        return ranges
 
-    def _finish_hashed(self, record: ChunkRecord) -> list[tuple[int, int]]:
-        """Write ids; the least and the largest value of each single-valued feature."""
+    def _finish_hashed(self, record: ChunkRecord) -> None:
+        """Write ids."""
         modulus = self._job.rules.max_ind_range
         assert modulus is not None
-        ranges: list[tuple[int, int]] = []
         columns: list[tuple[NDArray[Any], NDArray[np.int32]]] = []
         bags: list[NDArray[np.int32]] = []
-        for feature in self._job.schema.sparse:
-            categories = self._buffers.pop(feature).finish(are_keys=False)
+        for feature, categories in self._finished(record, are_keys=False):
             ids = remainders(categories.values, modulus)
             if feature in self._lengths:
                 bags.append(ids[categories.codes])
             else:
                 columns.append((categories.codes, ids))
-                ranges.append(_range(categories.values))
         if bags:
-            record.files["values.npy"] = self._write_array("values.npy", np.int32, bags, sum(map(len, bags)))
+            self._write_array(record, "values.npy", np.int32, bags)
         path = self._job.chunk_path(*self._chunk, "sparse.npy")
         with ArrayWriter(path, np.int32, len(columns), self._rows, self._job.checksum("sparse.npy")) as writer:
             for start, stop in row_blocks(0, self._rows, self._job.block_rows):
@@ -211,20 +212,14 @@ class TableCategories:
                     block[:, column] = ids[codes[start:stop]]
                 writer.append(block)
             record.files["sparse.npy"] = writer.close()
-        return ranges
 
-    def _write_array(self, suffix: str, dtype: Any, parts: Sequence[NDArray[Any]], total: int) -> Any:
+    def _write_array(self, record: ChunkRecord, suffix: str, dtype: Any, parts: Sequence[NDArray[Any]]) -> None:
         """Write arrays one after the other as one of the chunk's files."""
         path = self._job.chunk_path(*self._chunk, suffix)
-        with ArrayWriter(path, dtype, None, total, self._job.checksum(suffix)) as writer:
+        with ArrayWriter(path, dtype, None, sum(map(len, parts)), self._job.checksum(suffix)) as writer:
             for part in parts:
                 writer.append(part)
-            return writer.close()
-
-
-def _range(values: NDArray[np.uint64]) -> tuple[int, int]:
-    """The least and the largest of values in rising order."""
-    return (int(values[0]), int(values[-1])) if len(values) else (0, 0)
+            record.files[suffix] = writer.close()
 
 
 def _append_texts(file: FileWriter, texts: Any) -> int:
