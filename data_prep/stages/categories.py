@@ -59,22 +59,17 @@ class CategoryBuffer:
 
     def __init__(self, feature: str) -> None:
         self._feature = feature
-        self._codes: list[NDArray[np.unsignedinteger]] = []
         self._texts: list[Any] = []
-        self._counts: list[NDArray[np.uint32]] = []
-        self._first: list[NDArray[np.uint32]] = []
-        self.size = 0
+        self._blocks: list[tuple[NDArray[np.unsignedinteger], NDArray[np.uint32], NDArray[np.uint32]]] = []
 
     def append(self, values: Any, rows: NDArray[np.int64]) -> None:
         """Add values as of `TextColumn`, of which value i is of row rows[i]."""
         codes, texts = values.indices.to_numpy(), values.dictionary
         first = np.empty(len(texts), np.uint32)
         first[codes[::-1]] = rows[::-1]  # of those of one code the first row is the last to be written
-        self._codes.append(codes.astype(code_dtype(len(texts))))
+        counts = np.bincount(codes, minlength=len(texts)).astype(np.uint32)
         self._texts.append(texts)
-        self._counts.append(np.bincount(codes, minlength=len(texts)).astype(np.uint32))
-        self._first.append(first)
-        self.size += len(codes)
+        self._blocks.append((codes.astype(code_dtype(len(texts))), counts, first))
 
     def finish(self, are_keys: bool) -> Categories:
         """All values, with their dictionary; to be called once.
@@ -99,9 +94,9 @@ class CategoryBuffer:
         values, texts = values[is_new], texts.take(pa.array(order[is_new]))
         del order
         counts, first = np.zeros(len(values), np.uint32), np.full(len(values), np.iinfo(np.uint32).max, np.uint32)
-        codes = np.empty(self.size, code_dtype(len(values)))
+        codes = np.empty(sum(len(block) for block, _, _ in self._blocks), code_dtype(len(values)))
         begin = entry = 0
-        for block, block_counts, block_first in zip(self._codes, self._counts, self._first, strict=True):
+        for block, block_counts, block_first in self._blocks:
             numbers = rank[places[entry : entry + len(block_counts)]]
             np.add.at(counts, numbers, block_counts)
             np.minimum.at(first, numbers, block_first)
