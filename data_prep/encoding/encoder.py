@@ -24,7 +24,7 @@ from data_prep.encoding.new_rows import Shape, to_texts
 from data_prep.encoding.values import remainders, text_values
 from data_prep.parsing.convert import convert
 from data_prep.parsing.criteo import Block, parse_bytes
-from data_prep.parsing.formats import Batch, Layout, LineFormat, Rows, table_format, table_layout
+from data_prep.parsing.formats import Batch, Layout, LineFormat, Rows, format_named, table_layout
 from data_prep.parsing.table_block import TableBlock
 from data_prep.parsing.text import Text, read_names
 
@@ -122,7 +122,7 @@ class Encoder:
             return parse_bytes(data, name, self.schema, labelled, missing=np.int32(0))
         if not data:
             raise UserError(f"{name}: empty file; give at least one row")
-        form = table_format(self._table)
+        form = format_named(self._table.format)
         form = form if isinstance(form, LineFormat) else Text()
         layout, table = self.layout, self._table
         if isinstance(form, Text):

@@ -86,11 +86,6 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 MIN_ROW_BYTES = 41  # of a row's text, which data_prep/engine/memory_budget.py counts with
 
 
-def table_format(table: Table) -> "Format":
-    """The format of a table's files."""
-    return format_named(table.format)
-
-
 def table_layout(table: Table) -> tuple[list[str], Layout]:
     """The columns of a table that are read, and the layout of its files."""
     columns = list(dict.fromkeys((table.label, *table.inputs)))

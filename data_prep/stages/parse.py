@@ -20,7 +20,7 @@ from data_prep.engine.job import ChunkRecord, Job, load_record, save_record
 from data_prep.io.arrays import ArrayWriter
 from data_prep.io.read_ahead import BLOCK_BYTES
 from data_prep.parsing.criteo import Block, diagnose_row, empty_block, max_rows, parse_bytes, parse_lines
-from data_prep.parsing.formats import Batch, Chunk, LineFormat, table_format, table_layout, table_size
+from data_prep.parsing.formats import Batch, Chunk, LineFormat, format_named, table_layout, table_size
 from data_prep.parsing.table_block import TableBlock
 from data_prep.sources.checksums import refuse_other
 from data_prep.sources.discover import GENERATED_ROW_BYTES, TEXT_ROW_BYTES, RowGenerator, Source
@@ -98,8 +98,9 @@ def parse_tasks(job: Job, whole: bool = False) -> list[ParseTask]:
         whole: whether a source of text is one task: it is then read only once, for its rows and its checksum.
     """
     tasks = []
+    has_lines = job.table is None or isinstance(format_named(job.table.format), LineFormat)
     for index, source in enumerate(job.sources):
-        is_text = source.generator is None and (job.table is None or isinstance(table_format(job.table), LineFormat))
+        is_text = source.generator is None and has_lines
         if source.compressed or (whole and is_text):
             tasks.append(ParseTask(job, index, None))
             continue
@@ -108,7 +109,7 @@ def parse_tasks(job: Job, whole: bool = False) -> list[ParseTask]:
             rows = source.generator.block_rows * _blocks_per_chunk(job, source.generator)
             places = [None] * -(-source.generator.rows // rows)
         elif job.table is not None:
-            places = table_format(job.table).chunks(source, table_size(job.table), job.chunk_bytes)
+            places = format_named(job.table.format).chunks(source, table_size(job.table), job.chunk_bytes)
         else:
             places = [Chunk(start, start + job.chunk_bytes) for start in range(0, source.bytes, job.chunk_bytes)]
         tasks.extend(ParseTask(job, index, chunk, place) for chunk, place in enumerate(places))
@@ -145,7 +146,7 @@ def _parse_chunk(job: Job, index: int, chunk: int, place: Chunk | None, worker: 
         return record
     if job.table is not None:
         columns, layout = table_layout(job.table)
-        batches = table_format(job.table).batches(source, place, columns, layout, job.schema.ragged)
+        batches = format_named(job.table.format).batches(source, place, columns, layout, job.schema.ragged)
         return _finish(_parse_batches(job, job.table, index, chunk, batches, worker))
     with LineBlocks(source, place.start) as lines:
         return _finish(_parse_lines(job, index, chunk, lines, worker))
@@ -185,7 +186,7 @@ def _parse_lines(job: Job, source: int, chunk: int, lines: LineBlocks, worker: W
     """Parse the lines of one chunk; its files, not finished."""
     stop = (chunk + 1) * job.chunk_bytes
     if job.table is not None:
-        form = table_format(job.table)
+        form = format_named(job.table.format)
         assert isinstance(form, LineFormat)
         batches = form.batches_of(job.sources[source], lines, stop, *table_layout(job.table))
         return _parse_batches(job, job.table, source, chunk, batches, worker)
