@@ -28,7 +28,7 @@ from data_prep.engine.workspace import claimed, find_finished, keep_or_discard_w
 from data_prep.io.arrays import ArrayWriter, open_array, write_array
 from data_prep.job_setup import find_sources
 from data_prep.parsing.event_yaml import load_event_schema, schema_path
-from data_prep.parsing.events import EVENT_BYTES, check_columns, keys_of, parsed_blocks, plan_event_chunks
+from data_prep.parsing.events import EVENT_BYTES, check_columns, event_batches, keys_of, plan_event_chunks
 from data_prep.sources.checksums import refuse_other
 from data_prep.sources.discover import Source, resolve_sources
 from data_prep.sources.finished import note_times
@@ -227,14 +227,10 @@ def _attribute(
     values: NDArray[Any] = np.zeros(num_items, np.int32 if items is None else np.int64)
     has_attribute = np.zeros(num_items, np.bool_)
     for chunk in plan_event_chunks(job.sources[job.tables[name]], job.chunk_bytes):
-        for (keys, block_values), _ in parsed_blocks(
-            chunk,
-            columns,
-            schema.delimiter,
-            lambda block_columns, locator: tuple(
-                keys_of(block_columns[each], locator, each, schema.renumber) for each in columns
-            ),
-        ):
+        for batch, _ in event_batches(chunk, columns, schema.delimiter):
+            keys, block_values = (
+                keys_of(batch.columns[each], batch.locator, each, schema.renumber) for each in columns
+            )
             ids, is_in_table = keys, keys < num_items
             if items is not None:
                 places = np.searchsorted(items, keys)

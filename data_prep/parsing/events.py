@@ -1,10 +1,10 @@
 """A log of events, in text or Parquet, to users, items, times and flags; see data_prep/dataset/event_schema.py."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,14 +18,13 @@ from data_prep.dataset.spelling import text_of
 from data_prep.dataset.table_spec import COMPARISONS, RULE
 from data_prep.parsing.convert import distinct, excerpt, is_text, plain, refuse_row
 from data_prep.parsing.dates import EPOCH, read_times
-from data_prep.parsing.formats import Chunk, Layout, Locator, Size, format_of
+from data_prep.parsing.formats import Batch, Chunk, Layout, Locator, Size, format_of
 from data_prep.sources.discover import Source
 
 EPOCH_MS = "epoch_ms"
 WHOLE = r"^(0|[1-9][0-9]{0,17})$"  # texts whose number `text_key` keeps
 TIME_LIMIT = 1 << 32  # times are uint32: until 2106
 DAY = 86_400
-T = TypeVar("T")
 EVENT_BYTES = 48  # of a chunk's budget, that an event counts as
 
 
@@ -73,23 +72,17 @@ def check_columns(source: Source, columns: tuple[str, ...], delimiter: str, name
             )
 
 
-def parsed_blocks(
-    chunk: EventChunk, columns: tuple[str, ...], delimiter: str, parse: Callable[[dict[str, Any], Locator], T]
-) -> Iterator[tuple[T, int]]:
-    """What `parse` makes of the batches of a chunk, by column, and bytes of the file worked through.
+def event_batches(chunk: EventChunk, columns: tuple[str, ...], delimiter: str) -> Iterator[tuple[Batch, int]]:
+    """The batches of a chunk, their columns as Arrow arrays, and bytes of the file worked through.
 
     Raises:
-        UserError: as `parse` raises it, or a damaged file.
+        UserError: a value that is neither text nor a number, or a damaged file.
     """
     form = format_of(chunk.source)
     layout = Layout(tuple(column.name for column in form.columns(chunk.source, delimiter)), delimiter)
     for batch, num_bytes in form.batches(chunk.source, chunk.place, columns, layout):
-        yield (
-            parse(
-                {name: as_array(values, batch.locator, name) for name, values in batch.columns.items()}, batch.locator
-            ),
-            num_bytes,
-        )
+        arrays = {name: as_array(values, batch.locator, name) for name, values in batch.columns.items()}
+        yield batch._replace(columns=arrays), num_bytes
 
 
 def as_array(values: Any, locator: Locator, column: str) -> Any:
@@ -101,12 +94,13 @@ def as_array(values: Any, locator: Locator, column: str) -> Any:
     return pa.array([None if value is None else text_of(value) for value in values], pa.string())
 
 
-def parse_events(columns: dict[str, Any], schema: EventSchema, locator: Locator) -> EventBlock:
-    """Events of a block of columns.
+def parse_events(batch: Batch, schema: EventSchema) -> EventBlock:
+    """Events of a batch of `event_batches`.
 
     Raises:
         UserError: a value that cannot be (file, row, column, remedy).
     """
+    columns, locator = batch.columns, batch.locator
     users = keys_of(columns[schema.user], locator, schema.user, schema.renumber)
     items = keys_of(columns[schema.item], locator, schema.item, schema.renumber)
     times = _times(columns[schema.time], locator, schema)
@@ -245,7 +239,7 @@ def _flags(array: Any, locator: Locator, column: str) -> NDArray[np.float64]:
 
 def _meets(
     condition: Condition,
-    columns: dict[str, Any],
+    columns: Mapping[str, Any],
     codes: dict[str, tuple[NDArray[np.int64], list[str]]],
     numbers: dict[str, NDArray[np.float64]],
     locator: Locator,

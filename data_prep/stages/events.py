@@ -21,7 +21,7 @@ from data_prep.dataset.events import EVENT_DTYPES
 from data_prep.engine.executor import Worker
 from data_prep.engine.job import CHUNKS_DIRECTORY, LoggedTask
 from data_prep.io.arrays import open_array, write_array
-from data_prep.parsing.events import EVENT_BYTES, EventBlock, EventChunk, parse_events, parsed_blocks
+from data_prep.parsing.events import EVENT_BYTES, EventBlock, EventChunk, event_batches, parse_events
 
 MIN_EVENTS = 1 << 20  # of one user, that fit any memory budget
 REPEATS_WITHIN = 100  # earlier events of a user's second among which one like it is looked for
@@ -74,13 +74,8 @@ class SortTask(LoggedTask[SortRecord]):
         """
         record = SortRecord(0, 0, 0, -1, 0, 0)
         run_blocks: list[EventBlock] = []
-        blocks = parsed_blocks(
-            self.chunk,
-            self.schema.columns,
-            self.schema.delimiter,
-            lambda columns, locator: parse_events(columns, self.schema, locator),
-        )
-        for block, num_bytes in blocks:
+        for batch, num_bytes in event_batches(self.chunk, self.schema.columns, self.schema.delimiter):
+            block = parse_events(batch, self.schema)
             worker.count(num_bytes, len(block.users))
             if not len(block.users):
                 continue
