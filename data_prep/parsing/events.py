@@ -208,17 +208,15 @@ def _text_codes(
 
 def _numbers(array: Any, locator: Locator, column: str) -> NDArray[np.float64]:
     """Numbers, NaN where there is none."""
-    numbers: NDArray[np.float64]
-    if not is_text(array):
-        numbers = array.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy()
-        return numbers
-    values = pc.if_else(pc.equal(array, ""), None, array)
-    with suppress(pa.ArrowInvalid):
-        numbers = values.cast(pa.float64()).fill_null(np.nan).to_numpy()
-        return numbers
-    texts = distinct(values)
-    texts.refuse([not _is_number(text) for text in texts.values], locator, column, "is not a number")
-    raise AssertionError("each number was read, but not all together")
+    if is_text(array):
+        array = pc.if_else(pc.equal(array, ""), None, array)
+    try:
+        numbers: NDArray[np.float64] = array.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy()
+    except pa.ArrowInvalid:
+        texts = distinct(array)
+        texts.refuse([not _is_number(text) for text in texts.values], locator, column, "is not a number")
+        raise
+    return numbers
 
 
 def _is_number(text: str | None) -> bool:
