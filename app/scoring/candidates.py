@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from common.errors import UserError
-from data_prep.encoding.new_rows import NewRows, to_list, to_texts
+from data_prep.encoding.new_rows import NewRows, Rows, to_list, to_texts
 
 
 def with_user(candidates: NewRows, user: NewRows, path: Path) -> NewRows:
@@ -44,7 +44,7 @@ def ignored_columns(candidates: NewRows, path: Path, columns: Sequence[str], spa
 
 def texts_of(candidates: NewRows, path: Path, column: str) -> list[str]:
     """A column as text, one a row. Raises UserError for a value that is neither text nor a number."""
-    return to_texts(candidates.columns[column], str(path), candidates.numbers, column)
+    return to_texts(candidates.columns[column], Rows(str(path), candidates.numbers), column)
 
 
 def row_names(candidates: NewRows, path: Path, id_column: str) -> list[str]:

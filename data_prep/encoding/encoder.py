@@ -20,9 +20,9 @@ from data_prep.dataset.table_spec import Table
 from data_prep.encoding.dense import DenseRange, max_input, transform_dense
 from data_prep.encoding.ids import torchrec_ids
 from data_prep.encoding.lookup import NO_ID, ValueTable, load_tables, vocabulary_path
-from data_prep.encoding.new_rows import Shape, to_texts
+from data_prep.encoding.new_rows import Shape
 from data_prep.encoding.values import remainders, text_values
-from data_prep.parsing.convert import convert
+from data_prep.parsing.convert import convert, to_texts
 from data_prep.parsing.criteo import Block, parse_bytes
 from data_prep.parsing.formats import Batch, Layout, LineFormat, Rows, format_named, table_layout
 from data_prep.parsing.table_block import TableBlock
@@ -173,7 +173,7 @@ class Encoder:
         numbers = range(1, rows + 1) if numbers is None else numbers
         if self._table is not None:
             return self._convert(Batch(columns, rows, Rows(name, numbers)), labelled=False)
-        texts = [to_texts(columns[column], name, numbers, column) for column in self.input_columns]
+        texts = [to_texts(columns[column], Rows(name, numbers), column) for column in self.input_columns]
         for column, values in zip(self.input_columns, texts, strict=True):
             for number, text in zip(numbers, values, strict=True):
                 if any(character in text for character in "\t\r\n"):

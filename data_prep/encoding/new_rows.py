@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from common.errors import UserError
-from data_prep.dataset.spelling import text_of
-from data_prep.parsing.convert import plain
 from data_prep.parsing.convert import to_list as to_list
+from data_prep.parsing.convert import to_texts as to_texts
 from data_prep.parsing.formats import BYTE_ORDER_MARK, Layout, suffix_of
+from data_prep.parsing.formats import Rows as Rows
 from data_prep.parsing.json_lines import column_of, read_objects
 from data_prep.parsing.text import Text, read_names
 from data_prep.sources.discover import DAMAGE, packing_of
@@ -149,26 +149,3 @@ def _of_objects(objects: Mapping[int, Mapping[str, Any]]) -> NewRows:
     absent = {name: [index for index, item in enumerate(objects.values()) if name not in item] for name in names}
     columns = {name: column_of(objects, name) for name in names}
     return NewRows(columns, list(objects), {name: rows for name, rows in absent.items() if rows})
-
-
-def to_texts(values: Any, name: str, numbers: Sequence[int], column: str) -> list[str]:
-    """A column of new rows as text: ids, and what is not a user's own table. Numbers without a fraction are integers.
-
-    Args:
-        name: of the file; numbers: of its rows; column: the column's name.
-
-    Raises:
-        UserError: a value that is neither text nor a number.
-    """
-    return [
-        _to_text(value, f"{name}: row {number}, column {column}")
-        for value, number in zip(to_list(plain(values)), numbers, strict=True)
-    ]
-
-
-def _to_text(value: Any, location: str) -> str:
-    if isinstance(value, bytes):
-        return value.decode()
-    if not isinstance(value, str | int | float | None):
-        raise UserError(f"{location}: {type(value).__name__} is neither text nor a number")
-    return text_of(value)

@@ -131,6 +131,19 @@ def distinct(values: Any) -> Distinct:
     return Distinct(np.array([code_of[key] for key in keys], np.int64), list(value_of.values()))
 
 
+def to_texts(values: Any, locator: Locator, name: str) -> list[str]:
+    """A column as text where no spellings are recorded: ids, logs of events, rows that are no user's own table.
+
+    Raises:
+        UserError: a value that is neither text nor a number.
+    """
+    column = distinct(plain(values))
+    is_other = [not isinstance(value, str | bytes | int | float | None) for value in column.values]
+    column.refuse(is_other, locator, name, "is neither text nor a number")
+    texts = [value.decode() if isinstance(value, bytes) else text_of(value) for value in column.values]
+    return [texts[code] for code in column.codes]
+
+
 def is_text(values: Any) -> bool:
     """Whether a column is an Arrow array of text."""
     return not isinstance(values, list) and bool(pa.types.is_string(values.type))

@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from common.errors import UserError
 from data_prep.dataset.event_schema import ANCHOR_BIT, FLAG_BIT, MAX_ID, Condition, EventSchema
 from data_prep.dataset.events import flag_value, text_key
-from data_prep.dataset.spelling import text_of
 from data_prep.dataset.table_spec import COMPARISONS, RULE
-from data_prep.parsing.convert import distinct, excerpt, is_text, plain, refuse_row
+from data_prep.parsing.convert import distinct, excerpt, is_text, plain, refuse_row, to_texts
 from data_prep.parsing.dates import EPOCH, read_times
 from data_prep.parsing.formats import Batch, Chunk, Layout, Locator, Size, format_of
 from data_prep.sources.discover import Source
@@ -73,7 +72,7 @@ def check_columns(source: Source, columns: tuple[str, ...], delimiter: str, name
 
 
 def event_batches(chunk: EventChunk, columns: tuple[str, ...], delimiter: str) -> Iterator[tuple[Batch, int]]:
-    """The batches of a chunk, their columns as Arrow arrays, and bytes of the file worked through.
+    """The batches of a chunk, each column an Arrow array, of text where types are mixed; bytes of the file they took.
 
     Raises:
         UserError: a value that is neither text nor a number, or a damaged file.
@@ -81,17 +80,13 @@ def event_batches(chunk: EventChunk, columns: tuple[str, ...], delimiter: str) -
     form = format_of(chunk.source)
     layout = Layout(tuple(column.name for column in form.columns(chunk.source, delimiter)), delimiter)
     for batch, num_bytes in form.batches(chunk.source, chunk.place, columns, layout):
-        arrays = {name: as_array(values, batch.locator, name) for name, values in batch.columns.items()}
+        arrays = {
+            name: pa.array(to_texts(values, batch.locator, name), pa.string())
+            if isinstance(values, list)
+            else plain(values)
+            for name, values in batch.columns.items()
+        }
         yield batch._replace(columns=arrays), num_bytes
-
-
-def as_array(values: Any, locator: Locator, column: str) -> Any:
-    """A column as an Arrow array: where types are mixed, as texts."""
-    if not isinstance(values, list):
-        return plain(values)
-    is_bad = np.array([not isinstance(value, str | int | float | None) for value in values], np.bool_)
-    refuse_row(is_bad, locator, column, lambda index: f"{excerpt(values[index])} is neither text nor a number")
-    return pa.array([None if value is None else text_of(value) for value in values], pa.string())
 
 
 def parse_events(batch: Batch, schema: EventSchema) -> EventBlock:

@@ -132,10 +132,10 @@ def test_columns_that_are_not_read_may_be_anything(tmp_path: Path) -> None:
         found = read(tmp_path / name, ["age", "city"])
         assert texts(found, tmp_path / name, "age", "city") == [["1", "2"], ["x", "y"]]
         assert "seen" in ignored_columns(found, tmp_path / name, ["age", "city"], spare=[])
-    with pytest.raises(UserError, match="row 1, column when: datetime is neither text nor a number"):
+    with pytest.raises(UserError, match=r"row 1, column when: 2026-01-01 .* is neither text nor a number"):
         texts(read(tmp_path / "a.parquet", ["age", "when"]), tmp_path, "when")
     (tmp_path / "b.jsonl").write_text('{"age": {"years": 1}}\n')
-    with pytest.raises(UserError, match="row 1, column age: dict is neither text nor a number"):
+    with pytest.raises(UserError, match=r"row 1, column age: \{'years': 1\} is neither text nor a number"):
         texts(read(tmp_path / "b.jsonl"), tmp_path, "age")
     for name in ("a.parquet", "a.csv"):
         with pytest.raises(UserError, match="a column is named twice, seen; rename one"):
