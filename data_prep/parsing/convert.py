@@ -31,7 +31,7 @@ from data_prep.dataset.spelling import (
     spell,
     text_of,
 )
-from data_prep.dataset.table_spec import DatePart, Table
+from data_prep.dataset.table_spec import DatePart, Table, meets
 from data_prep.parsing.dates import part_of, read_times
 from data_prep.parsing.formats import CORRECT, Batch, Locator
 from data_prep.parsing.table_block import TableBlock, TextColumn
@@ -239,15 +239,17 @@ def _labels(values: Any, table: Table, locator: Locator) -> NDArray[Any]:
         if table.label_kind is LabelKind.click:
             _refuse_texts(values, table, locator)
         raise
-    labels, bad = table.labels_of(numbers)
-    if bad is not None and table.label_kind is LabelKind.number:
-        raise locator.error(
-            bad, table.label, f"{numbers[bad]:g} is beyond 3.4e38, the largest float32", "correct the row"
-        )
-    if bad is not None:
-        fault = f"{numbers[bad]:g} is not a label (0 or 1)"
-        raise locator.error(bad, table.label, fault, "correct the row, or give a rule or kind: number in the schema")
-    return labels
+    if table.rule is not None:
+        return meets(numbers, table.rule).astype(np.int32)
+    if table.label_kind is LabelKind.click:
+        is_bad = (numbers != 0) & (numbers != 1)
+        fault, remedy = "is not a label (0 or 1)", "correct the row, or give a rule or kind: number in the schema"
+    else:
+        with np.errstate(over="ignore"):
+            is_bad = np.isinf(numbers.astype(np.float32))
+        fault, remedy = "is beyond 3.4e38, the largest float32", "correct the row"
+    refuse_row(is_bad, locator, table.label, lambda row: f"{numbers[row]:g} {fault}", remedy)
+    return numbers.astype(table.label_kind.dtype)
 
 
 def _text_labels(values: Any, table: Table, locator: Locator, is_equal: bool, text: str) -> NDArray[np.int32]:

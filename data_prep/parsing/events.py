@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from common.errors import UserError
 from data_prep.dataset.event_schema import ANCHOR_BIT, FLAG_BIT, MAX_ID, Condition, EventSchema
 from data_prep.dataset.events import flag_value, text_key
-from data_prep.dataset.table_spec import COMPARISONS, RULE
+from data_prep.dataset.table_spec import meets
 from data_prep.parsing.convert import distinct, excerpt, is_text, plain, refuse_row, to_texts
 from data_prep.parsing.dates import EPOCH, read_times
 from data_prep.parsing.formats import Batch, Chunk, Layout, Locator, Size, format_of
@@ -241,11 +241,9 @@ def _meets(
     met = np.ones(len(next(iter(columns.values()))), np.bool_)
     for column, value in condition.items():
         if isinstance(value, str):
-            match = RULE.fullmatch(value)
-            assert match is not None
             if column not in numbers:
                 numbers[column] = _numbers(columns[column], locator, column)
-            met &= COMPARISONS[match[1]](numbers[column], float(match[2])) & ~np.isnan(numbers[column])
+            met &= meets(numbers[column], value) & ~np.isnan(numbers[column])
         else:
             column_codes, texts = codes[column]
             met &= np.isin(column_codes, [code for code, text in enumerate(texts) if text in value])
