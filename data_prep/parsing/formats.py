@@ -164,17 +164,15 @@ class LineFormat(Format):
     ) -> Iterator[tuple[Batch, int]]:
         """The same of lines that are being read, which begin before `stop`."""
         parts: list[bytes] = []
-        begin = size = num_bytes = 0
+        begin = 0
         for block in lines.until(stop):
             begin = begin if parts else block.offset
             parts.append(bytes(block.buffer[block.start : block.end]))
-            size += len(parts[-1])
-            num_bytes += lines.advance()
-            if size >= self.batch_bytes:
-                yield self._parse(b"".join(parts), columns, layout, source, begin), num_bytes
-                parts, size, num_bytes = [], 0, 0
+            if sum(map(len, parts)) >= self.batch_bytes:
+                yield self._parse(b"".join(parts), columns, layout, source, begin), lines.advance()
+                parts = []
         if parts:
-            yield self._parse(b"".join(parts), columns, layout, source, begin), num_bytes
+            yield self._parse(b"".join(parts), columns, layout, source, begin), lines.advance()
 
     def _parse(self, text: bytes, columns: Sequence[str], layout: Layout, source: Source, offset: int) -> Batch:
         """The rows of whole lines, which begin at a byte of a source's text."""
