@@ -37,6 +37,7 @@ from data_prep.parsing.formats import CORRECT, Batch, Locator
 from data_prep.parsing.table_block import TableBlock, TextColumn
 
 WORDS = {"true": 1.0, "yes": 1.0, "false": 0.0, "no": 0.0}
+EMPTY = (None, "")  # no value
 SHOWN = 40  # characters of a value in an error
 
 
@@ -59,7 +60,8 @@ def convert(
     Raises:
         UserError: a value that does not fit (file, row, column, remedy).
     """
-    columns, locator = {name: plain(values) for name, values in batch.columns.items()}, batch.locator
+    columns = {name: without_marks(plain(values), table.missing) for name, values in batch.columns.items()}
+    locator = batch.locator
     labels: NDArray[Any] = np.zeros(batch.rows, table.label_kind.dtype)
     if labelled:
         labels = _labels(columns[table.label], table, locator)
@@ -109,11 +111,11 @@ class Distinct(NamedTuple):
     def refuse(
         self, is_bad: Sequence[bool] | NDArray[np.bool_], locator: Locator, name: str, fault: str, remedy: str = CORRECT
     ) -> None:
-        """Raise UserError for the first row whose value is bad: the value, and `fault`, what is wrong with it."""
+        """Raise UserError for the first row whose value is bad: that it has none, or the value and its `fault`."""
 
         def describe(row: int) -> str:
             value = self.values[self.codes[row]]
-            return "no value" if value is None else f"{excerpt(value)} {fault}"
+            return "no value" if value in EMPTY else f"{excerpt(value)} {fault}"
 
         refuse_row(np.asarray(is_bad, np.bool_)[self.codes], locator, name, describe, remedy)
 
@@ -174,7 +176,7 @@ def numbers_of(
     if numbers is not None and (np.abs(numbers) <= max_number).all() and np.isfinite(numbers).all():
         return numbers
     column = distinct(values)
-    array = np.array([empty if _is_missing(value, table) else number_of(value, table) for value in column.values])
+    array = np.array([empty if value in EMPTY else number_of(value, table) for value in column.values])
     column.refuse(~np.isfinite(array), locator, name, "is not a number")
     fault = (
         f"is beyond {max_number:.3g}, the largest number of this data.dense_transform; set "
@@ -184,10 +186,6 @@ def numbers_of(
     return array[column.codes]
 
 
-def _is_missing(value: Any, table: Table) -> bool:
-    return value is None or value == "" or value in table.missing
-
-
 def _cast(values: Any, table: Table, empty: float) -> NDArray[np.float64] | None:
     """All numbers at once; None where a rule is needed for one of them."""
     if isinstance(values, list):
@@ -195,7 +193,6 @@ def _cast(values: Any, table: Table, empty: float) -> NDArray[np.float64] | None
     if is_text(values):
         if table.decimal != "." or table.thousands:
             return None
-        values = without_marks(values, table.missing)
         values = pc.if_else(pc.equal(values, ""), None, values)
     elif not (
         pa.types.is_integer(values.type) or pa.types.is_floating(values.type) or pa.types.is_boolean(values.type)
@@ -255,7 +252,7 @@ def _labels(values: Any, table: Table, locator: Locator) -> NDArray[Any]:
 def _text_labels(values: Any, table: Table, locator: Locator, is_equal: bool, text: str) -> NDArray[np.int32]:
     """1 where a field's text is the rule's, or, unless `is_equal`, another."""
     column = distinct(values)
-    is_missing = np.array([_is_missing(value, table) for value in column.values], np.bool_)
+    is_missing = np.array([value in EMPTY for value in column.values], np.bool_)
     refuse_row(is_missing[column.codes], locator, table.label, lambda _: "no value")
     labels = np.array([(text_of(value) == text) == is_equal for value in column.values], np.int32)
     return labels[column.codes]
@@ -265,8 +262,7 @@ def _refuse_texts(values: Any, table: Table, locator: Locator) -> None:
     """Raise UserError for labels that are texts, with those of the block and the rule that takes them."""
     column = distinct(values)
     is_other = [
-        isinstance(value, str) and not _is_missing(value, table) and math.isnan(number_of(value, table))
-        for value in column.values
+        isinstance(value, str) and value != "" and math.isnan(number_of(value, table)) for value in column.values
     ]
     texts = list(itertools.compress(column.values, is_other))
     shown_texts = ", ".join(map(excerpt, texts[:5])) + (", …" if len(texts) > 5 else "")
@@ -286,7 +282,7 @@ def _date_part(
     if not isinstance(values, list) and (pa.types.is_timestamp(values.type) or pa.types.is_date(values.type)):
         return part_of(values.to_numpy(zero_copy_only=False).astype("M8[s]"), part.part)
     codes, distinct_values = distinct(values)
-    texts = ["" if value is None or value in table.missing else _time_text(value) for value in distinct_values]
+    texts = [value.isoformat() if isinstance(value, date) else text_of(value) for value in distinct_values]
     try:
         return part_of(read_times(texts, part.format)[codes], part.part)
     except ValueError as error:
@@ -297,21 +293,14 @@ def _date_part(
         raise locator.error(int((codes == bad).argmax()), part.column, fault, remedy) from error
 
 
-def _time_text(value: Any) -> str:
-    if isinstance(value, date):  # and datetime
-        return value.isoformat()
-    return text_of(value)
-
-
 # ---- categories
 
 
 def _categories(values: Any, table: Table, locator: Locator, name: str, dataset_form: Form | None) -> TextColumn:
     """A column of one category a row, or, of text that a separator divides and of lists, any number; null is none."""
     separator = dict(table.separators).get(name)
-    fields = without_marks(values, table.missing)
     if separator is None:
-        return _text_column(fields, locator, name, dataset_form)
+        return _text_column(values, locator, name, dataset_form)
     has_lists = not separator
     if has_lists and dataset_form is not None:
         separator = LIST_SEPARATOR  # in text of new rows alone
@@ -320,7 +309,7 @@ def _categories(values: Any, table: Table, locator: Locator, name: str, dataset_
             is_joined = [isinstance(value, str) and value != "" for value in column.values]
             fault = f"is text, but lists of the dataset hold empty values or {LIST_SEPARATOR}"
             column.refuse(is_joined, locator, name, fault, "give lists, in JSON or Parquet")
-    members, offsets = _members(fields, separator, keeps_empty=has_lists)
+    members, offsets = _members(values, separator, keeps_empty=has_lists)
     encoded, form, _ = _text_column(members, _MemberLocator(locator, offsets), name, dataset_form)
     texts = encoded.dictionary
     if has_lists and pc.any(pc.or_(pc.equal(texts, ""), pc.match_substring(texts, LIST_SEPARATOR))).as_py():
