@@ -30,6 +30,7 @@ from data_prep.stages.columns import (
     DICTIONARIES,
     ENTRY_BYTES,
     aligned,
+    append_aligned,
     chunk_bags,
     code_dtype,
     read_codes,
@@ -220,8 +221,8 @@ class TableCategories:
 def _append_texts(file: FileWriter, texts: Any) -> int:
     """Write the texts of a dictionary; their bytes."""
     offsets, content = text_buffers(texts)
-    for array in (offsets, content, np.zeros(aligned(len(content)) - len(content), np.uint8)):
-        file.append(array)
+    file.append(offsets)
+    append_aligned(file, content)
     return len(content)
 
 
