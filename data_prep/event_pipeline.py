@@ -228,9 +228,7 @@ def _attribute(
     has_attribute = np.zeros(num_items, np.bool_)
     for chunk in plan_event_chunks(job.sources[job.tables[name]], job.chunk_bytes):
         for batch, _ in event_batches(chunk, columns, schema.delimiter):
-            keys, block_values = (
-                keys_of(batch.columns[each], batch.locator, each, schema.renumber) for each in columns
-            )
+            keys, block_values = (keys_of(batch, column, schema.renumber) for column in columns)
             ids, is_in_table = keys, keys < num_items
             if items is not None:
                 places = np.searchsorted(items, keys)

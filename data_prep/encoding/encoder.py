@@ -24,7 +24,7 @@ from data_prep.encoding.new_rows import Shape
 from data_prep.encoding.values import remainders, text_values
 from data_prep.parsing.convert import convert, to_texts
 from data_prep.parsing.criteo import Block, parse_bytes
-from data_prep.parsing.formats import Batch, Layout, LineFormat, Rows, format_named, table_layout
+from data_prep.parsing.formats import Batch, Layout, LineFormat, format_named, numbered_rows, table_layout
 from data_prep.parsing.table_block import TableBlock
 from data_prep.parsing.text import Text, read_names
 
@@ -131,7 +131,7 @@ class Encoder:
             table = table.with_names(layout.names, name, labelled) if layout.header else table
         columns = (table.label, *table.inputs) if labelled else table.inputs
         by_column, numbers = form.fields(data, list(dict.fromkeys(columns)), layout, name, 1)
-        return self._convert(Batch(by_column, len(numbers), Rows(name, numbers)), labelled)
+        return self._convert(Batch(by_column, len(numbers), numbered_rows(name, numbers)), labelled)
 
     def _names_of(self, width: int, labelled: bool) -> tuple[str, ...]:
         """Names for the columns of rows without names: all, all but the label, or more than older manifests have."""
@@ -171,9 +171,10 @@ class Encoder:
         """
         rows = len(next(iter(columns.values())))
         numbers = range(1, rows + 1) if numbers is None else numbers
+        batch = Batch(columns, rows, numbered_rows(name, numbers))
         if self._table is not None:
-            return self._convert(Batch(columns, rows, Rows(name, numbers)), labelled=False)
-        texts = [to_texts(columns[column], Rows(name, numbers), column) for column in self.input_columns]
+            return self._convert(batch, labelled=False)
+        texts = [to_texts(columns[column], batch.locator_of(column)) for column in self.input_columns]
         for column, values in zip(self.input_columns, texts, strict=True):
             for number, text in zip(numbers, values, strict=True):
                 if any(character in text for character in "\t\r\n"):

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from common.errors import UserError
 from data_prep.parsing.convert import to_list, to_texts
-from data_prep.parsing.formats import BYTE_ORDER_MARK, Layout, Rows, suffix_of
+from data_prep.parsing.formats import BYTE_ORDER_MARK, Batch, Layout, numbered_rows, suffix_of
 from data_prep.parsing.json_lines import column_of, read_objects
 from data_prep.parsing.text import Text, read_names
 from data_prep.sources.discover import DAMAGE, packing_of
@@ -39,7 +39,8 @@ class NewRows(NamedTuple):
 
     def texts(self, column: str) -> list[str]:
         """A column as text. Raises UserError for a value that is neither text nor a number."""
-        return to_texts(self.columns[column], Rows(self.name, self.numbers), column)
+        batch = Batch(self.columns, len(self.numbers), numbered_rows(self.name, self.numbers))
+        return to_texts(self.columns[column], batch.locator_of(column))
 
 
 class Shape(NamedTuple):

@@ -61,18 +61,19 @@ def convert(
         UserError: a value that does not fit (file, row, column, remedy).
     """
     columns = {name: without_marks(plain(values), table.missing) for name, values in batch.columns.items()}
-    locator = batch.locator
     labels: NDArray[Any] = np.zeros(batch.rows, table.label_kind.dtype)
     if labelled:
-        labels = _labels(columns[table.label], table, locator)
-    parts = {part.feature: _date_part(columns[part.column], table, locator, part) for part in table.parts}
+        labels = _labels(columns[table.label], table, batch.locator_of(table.label))
+    parts = {
+        part.feature: _date_part(columns[part.column], part, batch.locator_of(part.column)) for part in table.parts
+    }
     dense = np.empty((batch.rows, len(table.dense)))
     for i, name in enumerate(table.dense):
         if name in parts:
             dense[:, i] = parts[name][0]
         else:
-            dense[:, i] = numbers_of(columns[name], table, locator, name, 0.0, max_number)
-    categories = []
+            dense[:, i] = numbers_of(columns[name], table, batch.locator_of(name), 0.0, max_number)
+    separators, categories = dict(table.separators), []
     for name in table.sparse:
         if name in parts:
             numbers, present = parts[name]
@@ -80,7 +81,7 @@ def convert(
             categories.append(TextColumn(texts.dictionary_encode(), Form(0)))
         else:
             form = None if forms is None else forms[name]
-            categories.append(_categories(columns[name], table, locator, name, form))
+            categories.append(_categories(columns[name], separators.get(name), batch.locator_of(name), form))
     return TableBlock(labels, dense, tuple(categories))
 
 
@@ -109,7 +110,7 @@ class Distinct(NamedTuple):
     values: list[Any]
 
     def refuse(
-        self, is_bad: Sequence[bool] | NDArray[np.bool_], locator: Locator, name: str, fault: str, remedy: str = CORRECT
+        self, is_bad: Sequence[bool] | NDArray[np.bool_], locator: Locator, fault: str, remedy: str = CORRECT
     ) -> None:
         """Raise UserError for the first row whose value is bad: that it has none, or the value and its `fault`."""
 
@@ -117,7 +118,7 @@ class Distinct(NamedTuple):
             value = self.values[self.codes[row]]
             return "no value" if value in EMPTY else f"{excerpt(value)} {fault}"
 
-        refuse_row(np.asarray(is_bad, np.bool_)[self.codes], locator, name, describe, remedy)
+        refuse_row(np.asarray(is_bad, np.bool_)[self.codes], locator, describe, remedy)
 
 
 def distinct(values: Any) -> Distinct:
@@ -133,7 +134,7 @@ def distinct(values: Any) -> Distinct:
     return Distinct(np.array([code_of[key] for key in keys], np.int64), list(value_of.values()))
 
 
-def to_texts(values: Any, locator: Locator, name: str) -> list[str]:
+def to_texts(values: Any, locator: Locator) -> list[str]:
     """A column as text where no spellings are recorded: ids, logs of events, rows that are no user's own table.
 
     Raises:
@@ -141,7 +142,7 @@ def to_texts(values: Any, locator: Locator, name: str) -> list[str]:
     """
     column = distinct(plain(values))
     is_other = [not isinstance(value, str | bytes | int | float | None) for value in column.values]
-    column.refuse(is_other, locator, name, "is neither text nor a number")
+    column.refuse(is_other, locator, "is neither text nor a number")
     texts = [value.decode() if isinstance(value, bytes) else text_of(value) for value in column.values]
     return [texts[code] for code in column.codes]
 
@@ -156,33 +157,29 @@ def excerpt(value: Any) -> str:
     return f"{value[:SHOWN]!a}" if isinstance(value, str) else str(value)[:SHOWN]
 
 
-def refuse_row(
-    bad: NDArray[np.bool_], locator: Locator, name: str, fault: Callable[[int], str], remedy: str = CORRECT
-) -> None:
+def refuse_row(bad: NDArray[np.bool_], locator: Locator, fault: Callable[[int], str], remedy: str = CORRECT) -> None:
     """Raise UserError for the first bad row; `fault` describes a row."""
     if bad.any():
         index = int(bad.argmax())
-        raise locator.error(index, name, fault(index), remedy)
+        raise UserError(f"{locator(index)}: {fault(index)}; {remedy}")
 
 
 # ---- numbers
 
 
-def numbers_of(
-    values: Any, table: Table, locator: Locator, name: str, empty: float, max_number: float
-) -> NDArray[np.float64]:
+def numbers_of(values: Any, table: Table, locator: Locator, empty: float, max_number: float) -> NDArray[np.float64]:
     """Finite numbers of at most `max_number`; `empty` replaces missing ones, which are errors where it is NaN."""
     numbers = _cast(values, table, empty)
     if numbers is not None and (np.abs(numbers) <= max_number).all() and np.isfinite(numbers).all():
         return numbers
     column = distinct(values)
     array = np.array([empty if value in EMPTY else number_of(value, table) for value in column.values])
-    column.refuse(~np.isfinite(array), locator, name, "is not a number")
+    column.refuse(~np.isfinite(array), locator, "is not a number")
     fault = (
         f"is beyond {max_number:.3g}, the largest number of this data.dense_transform; set "
         "data.dense_transform=signed_log1p"
     )
-    column.refuse(np.abs(array) > max_number, locator, name, fault, "or correct this row")
+    column.refuse(np.abs(array) > max_number, locator, fault, "or correct this row")
     return array[column.codes]
 
 
@@ -229,9 +226,9 @@ def _number_pattern(decimal: str, thousands: str) -> re.Pattern[str]:
 
 def _labels(values: Any, table: Table, locator: Locator) -> NDArray[Any]:
     if table.text_rule is not None:
-        return _text_labels(values, table, locator, *table.text_rule)
+        return _text_labels(values, locator, *table.text_rule)
     try:
-        numbers = numbers_of(values, table, locator, table.label, np.nan, np.inf)
+        numbers = numbers_of(values, table, locator, np.nan, np.inf)
     except UserError:
         if table.label_kind is LabelKind.click:
             _refuse_texts(values, table, locator)
@@ -245,15 +242,15 @@ def _labels(values: Any, table: Table, locator: Locator) -> NDArray[Any]:
         with np.errstate(over="ignore"):
             is_bad = np.isinf(numbers.astype(np.float32))
         fault, remedy = "is beyond 3.4e38, the largest float32", "correct the row"
-    refuse_row(is_bad, locator, table.label, lambda row: f"{numbers[row]:g} {fault}", remedy)
+    refuse_row(is_bad, locator, lambda row: f"{numbers[row]:g} {fault}", remedy)
     return numbers.astype(table.label_kind.dtype)
 
 
-def _text_labels(values: Any, table: Table, locator: Locator, is_equal: bool, text: str) -> NDArray[np.int32]:
+def _text_labels(values: Any, locator: Locator, is_equal: bool, text: str) -> NDArray[np.int32]:
     """1 where a field's text is the rule's, or, unless `is_equal`, another."""
     column = distinct(values)
     is_missing = np.array([value in EMPTY for value in column.values], np.bool_)
-    refuse_row(is_missing[column.codes], locator, table.label, lambda _: "no value")
+    refuse_row(is_missing[column.codes], locator, lambda _: "no value")
     labels = np.array([(text_of(value) == text) == is_equal for value in column.values], np.int32)
     return labels[column.codes]
 
@@ -269,15 +266,13 @@ def _refuse_texts(values: Any, table: Table, locator: Locator) -> None:
     remedy = (
         f"labels that are texts need a rule in the schema, as in label: {table.label} == {texts[0] if texts else ''}"
     )
-    column.refuse(is_other, locator, table.label, f"is not a number (texts: {shown_texts})", remedy)
+    column.refuse(is_other, locator, f"is not a number (texts: {shown_texts})", remedy)
 
 
 # ---- dates
 
 
-def _date_part(
-    values: Any, table: Table, locator: Locator, part: DatePart
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+def _date_part(values: Any, part: DatePart, locator: Locator) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """A part of dates and times, or of text or seconds that stand for them; see `part_of`."""
     if not isinstance(values, list) and (pa.types.is_timestamp(values.type) or pa.types.is_date(values.type)):
         return part_of(values.to_numpy(zero_copy_only=False).astype("M8[s]"), part.part)
@@ -290,17 +285,16 @@ def _date_part(
         form = "an ISO 8601 date or time" if part.format is None else f"a time of format {part.format}"
         fault = f"{excerpt(distinct_values[bad])} is not {form}"
         remedy = "correct this row, or give another format in the schema"
-        raise locator.error(int((codes == bad).argmax()), part.column, fault, remedy) from error
+        raise UserError(f"{locator(int((codes == bad).argmax()))}: {fault}; {remedy}") from error
 
 
 # ---- categories
 
 
-def _categories(values: Any, table: Table, locator: Locator, name: str, dataset_form: Form | None) -> TextColumn:
+def _categories(values: Any, separator: str | None, locator: Locator, dataset_form: Form | None) -> TextColumn:
     """A column of one category a row, or, of text that a separator divides and of lists, any number; null is none."""
-    separator = dict(table.separators).get(name)
     if separator is None:
-        return _text_column(values, locator, name, dataset_form)
+        return _text_column(values, locator, dataset_form)
     has_lists = not separator
     if has_lists and dataset_form is not None:
         separator = LIST_SEPARATOR  # in text of new rows alone
@@ -308,16 +302,18 @@ def _categories(values: Any, table: Table, locator: Locator, name: str, dataset_
             column = distinct(values)
             is_joined = [isinstance(value, str) and value != "" for value in column.values]
             fault = f"is text, but lists of the dataset hold empty values or {LIST_SEPARATOR}"
-            column.refuse(is_joined, locator, name, fault, "give lists, in JSON or Parquet")
+            column.refuse(is_joined, locator, fault, "give lists, in JSON or Parquet")
     members, offsets = _members(values, separator, keeps_empty=has_lists)
-    encoded, form, _ = _text_column(members, _MemberLocator(locator, offsets), name, dataset_form)
+    encoded, form, _ = _text_column(
+        members, lambda index: locator(int(np.searchsorted(offsets, index, "right")) - 1), dataset_form
+    )
     texts = encoded.dictionary
     if has_lists and pc.any(pc.or_(pc.equal(texts, ""), pc.match_substring(texts, LIST_SEPARATOR))).as_py():
         form |= Form.UNJOINABLE
     return TextColumn(encoded, form, offsets)
 
 
-def _text_column(values: Any, locator: Locator, name: str, dataset_form: Form | None) -> TextColumn:
+def _text_column(values: Any, locator: Locator, dataset_form: Form | None) -> TextColumn:
     """The texts of values, "" of missing ones."""
     if is_text(values):
         encoded = values.fill_null("").dictionary_encode()
@@ -326,27 +322,16 @@ def _text_column(values: Any, locator: Locator, name: str, dataset_form: Form | 
         encoded = values.cast(pa.string()).fill_null("").dictionary_encode()
         form = forms_of_texts(encoded.dictionary) & ~Form.TEXT
     else:
-        encoded, form = _read_typed(values, locator, name, dataset_form)
+        encoded, form = _read_typed(values, locator, dataset_form)
     if dataset_form and not dataset_form & Form.TEXT:  # other text would be an unknown category
         column = Distinct(encoded.indices.to_numpy(), encoded.dictionary.to_pylist())
         is_other = [is_other_spelling(text) for text in column.values]
         fault = "is spelled otherwise in the dataset, whose values are typed"
-        column.refuse(is_other, locator, name, fault, "write integers as 3, and true and false as 1 and 0")
+        column.refuse(is_other, locator, fault, "write integers as 3, and true and false as 1 and 0")
     return TextColumn(encoded, form)
 
 
-class _MemberLocator(NamedTuple):
-    """Locator of the rows that values of lists belong to."""
-
-    locator: Locator
-    offsets: NDArray[np.int64]
-
-    def error(self, index: int, column: str, fault: str, remedy: str = CORRECT) -> UserError:
-        """See `data_prep.parsing.formats.Locator`."""
-        return self.locator.error(int(np.searchsorted(self.offsets, index, "right")) - 1, column, fault, remedy)
-
-
-def _read_typed(values: Any, locator: Locator, name: str, dataset_form: Form | None) -> tuple[Any, Form]:
+def _read_typed(values: Any, locator: Locator, dataset_form: Form | None) -> tuple[Any, Form]:
     """The same of values that are not all text, by their distinct values."""
     column = distinct(values)
     spelling = Form.PLAIN if dataset_form is None else dataset_form
@@ -359,8 +344,8 @@ def _read_typed(values: Any, locator: Locator, name: str, dataset_form: Form | N
         fault = "has no one spelling among the dataset's values of this column"
         pairs = zip(is_bad, column.values, strict=True)
         is_unspelled = [bad and isinstance(value, int | float | Decimal) for bad, value in pairs]
-        column.refuse(is_unspelled, locator, name, fault, "give it as text, as in the dataset's rows")
-    column.refuse(is_bad, locator, name, "is not a category: text or an integer")
+        column.refuse(is_unspelled, locator, fault, "give it as text, as in the dataset's rows")
+    column.refuse(is_bad, locator, "is not a category: text or an integer")
     return pa.array(texts, pa.string()).take(pa.array(column.codes)).dictionary_encode(), form
 
 

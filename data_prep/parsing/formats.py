@@ -6,11 +6,10 @@ data_prep/parsing/convert.py and data_prep/parsing/events.py, which do not ask w
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import PurePath
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from common.errors import UserError
 from data_prep.dataset.table_spec import FORMATS, Table
@@ -18,38 +17,27 @@ from data_prep.sources.discover import Source, without_packing
 from data_prep.sources.line_blocks import LineBlocks, count_lines_before
 
 CORRECT = "correct or remove this row"
-
-
-class Locator(Protocol):
-    """Locator of the rows of a batch."""
-
-    def error(self, index: int, column: str, fault: str, remedy: str = CORRECT) -> UserError:
-        """About a field of the batch's row `index`: file, row, column, what is wrong, what to do."""
-
-
-@dataclass(frozen=True)
-class Rows:
-    """A file and the number in it of each row; or, of lines from some byte on, with what to add, counted when needed.
-
-    Counting raises UserError where the lines before are no rows.
-    """
-
-    name: str
-    numbers: Sequence[int]
-    count_before: Callable[[], int] | None = None
-
-    def error(self, index: int, column: str, fault: str, remedy: str = CORRECT) -> UserError:
-        """See `Locator`."""
-        number = self.numbers[index] + (0 if self.count_before is None else self.count_before())
-        return UserError(f"{self.name}: row {number}, column {column}: {fault}; {remedy}")
+Locator = Callable[[int], str]  # the file and the row of a batch's row, or of a field, for an error
 
 
 class Batch(NamedTuple):
-    """Rows as read: of each column an Arrow array, or, where types are mixed, a list of Python's values, [rows]."""
+    """Rows as read: of each column an Arrow array, or, where types are mixed, a list of Python's values, [rows].
+
+    A locator may raise UserError, where the lines before a row, which it counts, are no rows.
+    """
 
     columns: Mapping[str, Any]
     rows: int
     locator: Locator
+
+    def locator_of(self, column: str) -> Locator:
+        """The locator of a column's fields."""
+        return lambda index: f"{self.locator(index)}, column {column}"
+
+
+def numbered_rows(name: str, numbers: Sequence[int]) -> Locator:
+    """The locator of rows by their numbers in a file."""
+    return lambda index: f"{name}: row {numbers[index]}"
 
 
 class Column(NamedTuple):
@@ -176,15 +164,14 @@ class LineFormat(Format):
 
     def _parse(self, text: bytes, columns: Sequence[str], layout: Layout, source: Source, offset: int) -> Batch:
         """The rows of whole lines, which begin at a byte of a source's text."""
-        count_before = partial(self.lines_before, source, layout, offset)
+        count_before, first = partial(self.lines_before, source, layout, offset), 2 if offset else 1
         try:
-            fields, numbers = self.fields(text, columns, layout, source.path, 2 if offset else 1)
+            fields, numbers = self.fields(text, columns, layout, source.path, first)
         except UserError:
             if offset:  # only now is the row's number worth counting
                 self.fields(text, columns, layout, source.path, 1 + count_before())
             raise
-        locator = Rows(source.path, numbers, (lambda: count_before() - 1) if offset else None)
-        return Batch(fields, len(numbers), locator)
+        return Batch(fields, len(numbers), lambda i: f"{source.path}: row {numbers[i] - first + 1 + count_before()}")
 
     @abstractmethod
     def fields(

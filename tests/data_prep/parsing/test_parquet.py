@@ -37,7 +37,7 @@ def read(source: Source, chunk: Chunk) -> tuple[list[Any], list[str]]:
     places: list[str] = []
     for batch, _ in Parquet().batches(source, chunk, COLUMNS, Layout(tuple(COLUMNS)), ["tags"]):
         rows += list(zip(*(batch.columns[name].to_pylist() for name in COLUMNS), strict=True))
-        places.append(str(batch.locator.error(0, "number", "")))
+        places.append(batch.locator(0))
     return rows, places
 
 
