@@ -48,11 +48,12 @@ class Column(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The columns of a file's rows, in its order, and for text what divides them and whether it begins with names."""
+    """The columns of a file's rows, in its order; of text what divides them and whether it begins with names; lists."""
 
     names: tuple[str, ...]
     delimiter: str = ","
     header: bool = True
+    lists: Collection[str] = ()
 
 
 class Size(NamedTuple):
@@ -77,7 +78,7 @@ MIN_ROW_BYTES = 41  # of a row's text, which data_prep/engine/memory_budget.py c
 def table_layout(table: Table) -> tuple[list[str], Layout]:
     """The columns of a table that are read, and the layout of its files."""
     columns = list(dict.fromkeys((table.label, *table.inputs)))
-    return columns, Layout(table.names, table.delimiter, table.header)
+    return columns, Layout(table.names, table.delimiter, table.header, table.schema.ragged)
 
 
 def table_size(table: Table) -> Size:
@@ -116,7 +117,7 @@ class Format(ABC):
 
     @abstractmethod
     def batches(
-        self, source: Source, chunk: Chunk, columns: Sequence[str], layout: Layout, lists: Collection[str] = ()
+        self, source: Source, chunk: Chunk, columns: Sequence[str], layout: Layout
     ) -> Iterator[tuple[Batch, int]]:
         """Some columns of a chunk of a file, and how many of the file's bytes were worked through for each batch.
 
@@ -141,7 +142,7 @@ class LineFormat(Format):
         return [Chunk(start, start + chunk_bytes) for start in range(0, source.bytes, chunk_bytes)]
 
     def batches(
-        self, source: Source, chunk: Chunk, columns: Sequence[str], layout: Layout, lists: Collection[str] = ()
+        self, source: Source, chunk: Chunk, columns: Sequence[str], layout: Layout
     ) -> Iterator[tuple[Batch, int]]:
         """See `Format`."""
         with LineBlocks(source, chunk.start) as lines:

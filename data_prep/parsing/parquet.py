@@ -68,14 +68,14 @@ class Parquet(Format):
         return [Chunk(start, stop, rows) for start, stop, rows in zip([0, *ends], ends, ranges, strict=False)]
 
     def batches(
-        self, source: Source, chunk: Chunk, columns: Sequence[str], layout: Layout, lists: Collection[str] = ()
+        self, source: Source, chunk: Chunk, columns: Sequence[str], layout: Layout
     ) -> Iterator[tuple[Batch, int]]:
         """Each batch of as many rows as pyarrow holds in about BATCH_BYTES."""
         rows, key = chunk.rows, (source, chunk.rows.groups, *columns)
         reader = _unfinished.pop(key, None)
         _unfinished.clear()
         if reader is None or reader.position > rows.first:
-            reader = _GroupReader(source, rows, columns, lists)
+            reader = _GroupReader(source, rows, columns, layout.lists)
         row_bytes = source.bytes / max(1, reader.metadata.num_rows)
         try:
             for first, part in reader.read(rows.first, rows.first + rows.rows):

@@ -145,8 +145,7 @@ def _parse_chunk(job: Job, index: int, chunk: int, place: Chunk | None, worker: 
         worker.count(min(place.stop, source.bytes) - place.start, record.rows)
         return record
     if job.table is not None:
-        columns, layout = table_layout(job.table)
-        batches = format_named(job.table.format).batches(source, place, columns, layout, job.schema.ragged)
+        batches = format_named(job.table.format).batches(source, place, *table_layout(job.table))
         return _finish(_parse_batches(job, job.table, index, chunk, batches, worker))
     with LineBlocks(source, place.start) as lines:
         return _finish(_parse_lines(job, index, chunk, lines, worker))
