@@ -15,6 +15,7 @@ from typing import Any
 EXACT_INTEGERS = 1 << 53  # below, a float64 with a whole value is that integer
 NUMBER = r"[ \t]*[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?[ \t]*"
 PLAIN = r"0|-?[1-9][0-9]*"
+TRUTHS = {"true": 1.0, "yes": 1.0, "false": 0.0, "no": 0.0}  # the numbers of words, in any case
 WORDS = {"title": ("False", "True"), "lower": ("false", "true"), "upper": ("FALSE", "TRUE")}
 
 

@@ -23,6 +23,7 @@ from data_prep.dataset.bags import offsets_of
 from data_prep.dataset.options import LabelKind
 from data_prep.dataset.spelling import (
     LIST_SEPARATOR,
+    TRUTHS,
     Form,
     form_of,
     form_of_typed,
@@ -36,7 +37,6 @@ from data_prep.parsing.dates import part_of, read_times
 from data_prep.parsing.formats import CORRECT, Batch, Locator
 from data_prep.parsing.table_block import TableBlock, TextColumn
 
-WORDS = {"true": 1.0, "yes": 1.0, "false": 0.0, "no": 0.0}
 EMPTY = (None, "")  # no value
 SHOWN = 40  # characters of a value in an error
 
@@ -213,7 +213,7 @@ def number_of(value: Any, table: Table) -> float:
         return math.nan
     if _number_pattern(table.decimal, table.thousands).fullmatch(value):
         return float(value.replace(table.thousands, "").replace(table.decimal, "."))
-    return WORDS.get(value.strip().lower(), math.nan)
+    return TRUTHS.get(value.strip().lower(), math.nan)
 
 
 @functools.cache
