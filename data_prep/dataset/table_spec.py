@@ -15,7 +15,6 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from common.documents import Json
-from common.errors import UserError
 from data_prep.dataset.options import LabelKind
 from data_prep.dataset.schema import Feature, Schema, to_json
 
@@ -120,17 +119,6 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
         """The inverse of `to_manifest`."""
         table = msgspec.convert(entry, cls)
         return replace(table, format="parquet", is_parquet=False) if table.is_parquet else table
-
-    def with_names(self, names: tuple[str, ...], name: str, labelled: bool) -> "Table":
-        """Return the table for a file with other columns, or the same in another order.
-
-        Raises:
-            UserError: a column that is used is not there.
-        """
-        for column in (self.label, *self.inputs) if labelled else self.inputs:
-            if column not in names:
-                raise UserError(f"{name}: row 1: no column {column}; the first row must name the columns")
-        return replace(self, names=names)
 
 
 def meets(numbers: NDArray[np.float64], rule: str) -> NDArray[np.bool_]:

@@ -125,12 +125,14 @@ class Encoder:
         form = format_named(self._table.format)
         form = form if isinstance(form, LineFormat) else Text()
         layout, table = self.layout, self._table
+        columns = list(dict.fromkeys((table.label, *table.inputs) if labelled else table.inputs))
         if isinstance(form, Text):
             fields = read_names(data.partition(b"\n")[0] + b"\n", layout.delimiter, name)
             layout = layout._replace(names=fields if layout.header else self._names_of(len(fields), labelled))
-            table = table.with_names(layout.names, name, labelled) if layout.header else table
-        columns = (table.label, *table.inputs) if labelled else table.inputs
-        by_column, numbers = form.fields(data, list(dict.fromkeys(columns)), layout, name, 1)
+            for column in columns if layout.header else ():
+                if column not in fields:
+                    raise UserError(f"{name}: row 1: no column {column}; the first row must name the columns")
+        by_column, numbers = form.fields(data, columns, layout, name, 1)
         return self._convert(Batch(by_column, len(numbers), numbered_rows(name, numbers)), labelled)
 
     def _names_of(self, width: int, labelled: bool) -> tuple[str, ...]:
