@@ -136,14 +136,14 @@ def _make(data: DataConfig, root: Path, job: EventJob, parameters: dict[str, Any
     keep_freed_memory()
     begin = time.monotonic()
     sort_tasks = [
-        SortTask(job.work, index, number, chunk, job.schema, job.run_events)
+        SortTask(job.work, index, number, source, chunk, job.schema, job.run_events)
         for index, source in enumerate(job.sources[: job.num_logs])
         for number, chunk in enumerate(plan_event_chunks(source, job.chunk_bytes))
     ]
     need = WORKER_BYTES + (16 << 20) + SORT_BYTES * job.run_events
     workers = within_budget(data, min(data.workers or usable_cpus(), len(sort_tasks)), need)
     with open_executor(data.scheduler, workers) as executor:
-        with executor.stage("sort", sum(task.chunk.bytes for task in sort_tasks)):
+        with executor.stage("sort", sum(task.size[0] for task in sort_tasks)):
             records = list(executor.map(sort_tasks))
             digests = [reading.digest for reading in executor.map(DigestTask(source) for source in job.sources)]
         _refuse_unreadable(data, root, job, records, digests)
@@ -226,8 +226,9 @@ def _attribute(
     columns = (attribute.item, attribute.column)
     values: NDArray[Any] = np.zeros(num_items, np.int32 if items is None else np.int64)
     has_attribute = np.zeros(num_items, np.bool_)
-    for chunk in plan_event_chunks(job.sources[job.tables[name]], job.chunk_bytes):
-        for batch, _ in event_batches(chunk, columns, schema.delimiter):
+    source = job.sources[job.tables[name]]
+    for chunk in plan_event_chunks(source, job.chunk_bytes):
+        for batch, _ in event_batches(source, chunk, columns, schema.delimiter):
             keys, block_values = (keys_of(batch, column, schema.renumber) for column in columns)
             ids, is_in_table = keys, keys < num_items
             if items is not None:

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,23 +39,9 @@ class EventBlock(NamedTuple):
         return EventBlock(self.users[rows], self.items[rows], self.times[rows], self.flags[rows])
 
 
-@dataclass(frozen=True)
-class EventChunk:
-    """A piece of a source."""
-
-    source: Source
-    place: Chunk
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of the file that it is about."""
-        return min(self.place.stop, self.source.bytes) - self.place.start
-
-
-def plan_event_chunks(source: Source, chunk_bytes: int) -> list[EventChunk]:
+def plan_event_chunks(source: Source, chunk_bytes: int) -> list[Chunk]:
     """The chunks of a source, in the order of its rows; of a compressed text there is one."""
-    places = format_of(source).chunks(source, Size(EVENT_BYTES), chunk_bytes)
-    return [EventChunk(source, place) for place in places]
+    return format_of(source).chunks(source, Size(EVENT_BYTES), chunk_bytes)
 
 
 def check_columns(source: Source, columns: tuple[str, ...], delimiter: str, named_by: str) -> None:
@@ -71,15 +56,17 @@ def check_columns(source: Source, columns: tuple[str, ...], delimiter: str, name
             )
 
 
-def event_batches(chunk: EventChunk, columns: tuple[str, ...], delimiter: str) -> Iterator[tuple[Batch, int]]:
+def event_batches(
+    source: Source, chunk: Chunk, columns: tuple[str, ...], delimiter: str
+) -> Iterator[tuple[Batch, int]]:
     """The batches of a chunk, each column an Arrow array, of text where types are mixed; bytes of the file they took.
 
     Raises:
         UserError: a value that is neither text nor a number, or a damaged file.
     """
-    form = format_of(chunk.source)
-    layout = Layout(tuple(column.name for column in form.columns(chunk.source, delimiter)), delimiter)
-    for batch, num_bytes in form.batches(chunk.source, chunk.place, columns, layout):
+    form = format_of(source)
+    layout = Layout(tuple(column.name for column in form.columns(source, delimiter)), delimiter)
+    for batch, num_bytes in form.batches(source, chunk, columns, layout):
         arrays = {
             name: pa.array(to_texts(values, batch.locator_of(name)), pa.string())
             if isinstance(values, list)

@@ -70,6 +70,10 @@ class Chunk(NamedTuple):
     stop: int
     rows: Any = None
 
+    def bytes_of(self, source: Source) -> int:
+        """Bytes of the file that it is about."""
+        return min(self.stop, source.bytes) - self.start
+
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 MIN_ROW_BYTES = 41  # of a row's text, which data_prep/engine/memory_budget.py counts with

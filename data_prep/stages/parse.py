@@ -142,7 +142,7 @@ def _parse_chunk(job: Job, index: int, chunk: int, place: Chunk | None, worker: 
         return record
     assert place is not None
     if record is not None:
-        worker.count(min(place.stop, source.bytes) - place.start, record.rows)
+        worker.count(place.bytes_of(source), record.rows)
         return record
     if job.table is not None:
         batches = format_named(job.table.format).batches(source, place, *table_layout(job.table))
