@@ -33,7 +33,7 @@ from data_prep.dataset.spelling import (
     text_of,
 )
 from data_prep.dataset.table_spec import DatePart, Table, meets
-from data_prep.parsing.dates import part_of, read_times
+from data_prep.parsing.dates import part_of, read_time
 from data_prep.parsing.formats import CORRECT, Batch, Locator
 from data_prep.parsing.table_block import TableBlock, TextColumn
 
@@ -276,16 +276,18 @@ def _date_part(values: Any, part: DatePart, locator: Locator) -> tuple[NDArray[n
     """A part of dates and times, or of text or seconds that stand for them; see `part_of`."""
     if not isinstance(values, list) and (pa.types.is_timestamp(values.type) or pa.types.is_date(values.type)):
         return part_of(values.to_numpy(zero_copy_only=False).astype("M8[s]"), part.part)
-    codes, distinct_values = distinct(values)
-    texts = [value.isoformat() if isinstance(value, date) else text_of(value) for value in distinct_values]
-    try:
-        return part_of(read_times(texts, part.format)[codes], part.part)
-    except ValueError as error:
-        bad = error.args[0]
-        form = "an ISO 8601 date or time" if part.format is None else f"a time of format {part.format}"
-        fault = f"{excerpt(distinct_values[bad])} is not {form}"
-        remedy = "correct this row, or give another format in the schema"
-        raise UserError(f"{locator(int((codes == bad).argmax()))}: {fault}; {remedy}") from error
+    kind = "an ISO 8601 date or time" if part.format is None else f"a time of format {part.format}"
+    remedy = "correct this row, or give another format in the schema"
+    return part_of(times_of(values, part.format, locator, kind, remedy), part.part)
+
+
+def times_of(values: Any, form: str | None, locator: Locator, kind: str, remedy: str) -> NDArray[np.datetime64]:
+    """Times [rows] in UTC, to the second, NaT where there is none, of values that all have to be of a `kind`."""
+    column = distinct(values)
+    texts = [value.isoformat() if isinstance(value, date) else text_of(value) for value in column.values]
+    times = [read_time(text, form) for text in texts]
+    column.refuse([time is None for time in times], locator, f"is not {kind}", remedy)
+    return np.array(times, "M8[s]")[column.codes]
 
 
 # ---- categories

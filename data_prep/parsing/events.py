@@ -14,8 +14,8 @@ from common.errors import UserError
 from data_prep.dataset.event_schema import ANCHOR_BIT, FLAG_BIT, MAX_ID, Condition, EventSchema
 from data_prep.dataset.events import flag_value, text_key
 from data_prep.dataset.table_spec import meets
-from data_prep.parsing.convert import Distinct, distinct, excerpt, is_text, plain, refuse_row, to_texts
-from data_prep.parsing.dates import EPOCH, read_times
+from data_prep.parsing.convert import Distinct, distinct, excerpt, is_text, plain, refuse_row, times_of, to_texts
+from data_prep.parsing.dates import EPOCH
 from data_prep.parsing.formats import CORRECT, Batch, Chunk, Layout, Locator, Size, format_of
 from data_prep.sources.discover import Source
 
@@ -155,14 +155,11 @@ def _text_times(texts: Any, locator: Locator, form: str | None) -> Any:
     numbers = pc.if_else(is_whole, texts, None).cast(pa.int64())
     if pc.all(is_whole).as_py() in (True, None):
         return numbers
-    values = pc.if_else(is_whole, "", texts).to_pylist()
-    try:
-        times = read_times(values, None if form in (EPOCH, EPOCH_MS) else form)
-    except ValueError as error:
-        index, kind = error.args[0], "ISO 8601, or seconds" if form is None else form
-        remedy = "correct this row, or `time: {column: NAME, format: …}` in the schema"
-        raise UserError(f"{locator(index)}: {excerpt(values[index])} is not a time ({kind}); {remedy}") from error
-    return pc.coalesce(numbers, pa.array(times.astype("M8[s]")).cast(pa.int64()))
+    kind = f"a time ({'ISO 8601, or seconds' if form is None else form})"
+    remedy = "correct this row, or `time: {column: NAME, format: …}` in the schema"
+    text_form = None if form in (EPOCH, EPOCH_MS) else form
+    times = times_of(pc.if_else(is_whole, "", texts), text_form, locator, kind, remedy)
+    return pc.coalesce(numbers, pa.array(times).cast(pa.int64()))
 
 
 def _text_codes(batch: Batch, column: str, allowed_texts: set[str]) -> Distinct:
