@@ -367,12 +367,11 @@ def _members(values: Any, separator: str, keeps_empty: bool) -> tuple[Any, NDArr
         separator: of text; "": text is one value.
         keeps_empty: whether an empty text in a list is a value; in text that is divided it is none.
     """
-    if isinstance(values, list) or not (is_text(values) or pa.types.is_list(values.type)):
+    is_divided = is_text(values) and separator != ""
+    if isinstance(values, list) or not (is_divided or pa.types.is_list(values.type)):
         bags = [_members_of(value, separator, keeps_empty) for value in to_list(values)]
         return [value for bag in bags for value in bag], offsets_of(np.array([len(bag) for bag in bags], np.int64))
-    if is_text(values) and not separator:
-        return _members(values.to_pylist(), separator, keeps_empty)
-    if is_text(values):
+    if is_divided:
         values, keeps_empty = pc.split_pattern(values, separator), False
     lengths = pc.list_value_length(values).fill_null(0).to_numpy()
     members = values.flatten()  # without what lies under nulls
