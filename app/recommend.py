@@ -30,7 +30,7 @@ from app.data.split import BatchMaker
 from app.runtime import process_group
 from app.runtime.platform import Runtime
 from app.scoring import ranking
-from app.scoring.candidates import ignored_columns, row_names, texts_of, with_user
+from app.scoring.candidates import ignored_columns, row_names, with_user
 from app.training import predictor, resume
 from app.training.labels import task_of
 from app.training.predictor import Predictor
@@ -42,7 +42,7 @@ from common.files import write_atomically
 from data_prep.dataset.event_schema import FLAG_BIT, EventSchema
 from data_prep.dataset.events import flag_value, known_items, text_key
 from data_prep.encoding.encoder import EncodedBlock, Encoder
-from data_prep.encoding.new_rows import NewRows, Shape, read_new_rows, to_list
+from data_prep.encoding.new_rows import NewRows, Shape, read_new_rows
 
 log = logging.getLogger("clickwork")
 
@@ -113,49 +113,48 @@ def score_items(config: RecommendConfig, trained: AppConfig, run: TrainedRun, ru
     if config.candidates == ALL:
         if (keys < 0).any():
             raise UserError(f"candidates={ALL}: {run.root} keeps no names of its items, which are texts; give a file")
-        candidates = NewRows({schema.item: [str(key) for key in keys.tolist()]}, range(1, len(keys) + 1))
+        candidates = NewRows(ALL, {schema.item: [str(key) for key in keys.tolist()]}, range(1, len(keys) + 1))
     else:
         candidates = _read_items(config, schema)
-    path = Path(config.candidates)
-    names = texts_of(candidates, path, schema.item)
+    names = candidates.texts(schema.item)
     item_keys = np.array([text_key(text) for text in names], np.int64)
     places = np.minimum(np.searchsorted(keys, item_keys), len(keys) - 1)
     if (unknown := keys[places] != item_keys).any():
         row = int(unknown.argmax())
-        place = f"{path}: row {candidates.numbers[row]}"
+        place = f"{candidates.name}: row {candidates.numbers[row]}"
         raise UserError(f"{place}: {schema.item} {names[row]} is not in the log of {run.root}; leave it out")
     items = ids[places].astype(np.int32)
     user, end, time = _history(config, history, candidates)
-    flagged = _flagged(config, schema, candidates)
+    flagged = _flagged(schema, candidates)
     candidate_set = events.Candidates(items, np.full(len(items), time), np.where(flagged, FLAG_BIT, 0).astype(np.uint8))
     order = np.lexsort((flagged, items))
     logits = np.empty(len(items), np.float32)
     logits[order] = _load(trained, run, runtime).score(history.candidates(user, end, candidate_set.take(order))).logits
     if config.id_column in candidates.columns:
-        names = texts_of(candidates, path, config.id_column)
+        names = candidates.texts(config.id_column)
     about = {"user": config.user, "time": time, "history": end - int(arrays.offsets[user])}
     return Scored(names, logits, order, np.zeros((len(items), 0), np.bool_), (), about)
 
 
-def _flagged(config: RecommendConfig, schema: EventSchema, candidates: NewRows) -> NDArray[np.bool_]:
+def _flagged(schema: EventSchema, candidates: NewRows) -> NDArray[np.bool_]:
     """Which candidates have the log's flag, read as the log's own events are; none without such a column."""
     if schema.flag not in candidates.columns:
         return np.zeros(len(candidates.numbers), np.bool_)
-    texts = texts_of(candidates, Path(config.candidates), schema.flag)
+    texts = candidates.texts(schema.flag)
     values = np.array([flag_value(text or "0") for text in texts])
     if not (good := np.isin(values, (0, 1))).all():
         row = int(good.argmin())
-        place = f"{config.candidates}: row {candidates.numbers[row]}, column {schema.flag}"
+        place = f"{candidates.name}: row {candidates.numbers[row]}, column {schema.flag}"
         raise UserError(f"{place}: {texts[row][:40]!a} is not 0 or 1; correct it")
     return values == 1
 
 
 def _read_items(config: RecommendConfig, schema: EventSchema) -> NewRows:
     """A file's items: a column of that name, or one column without names."""
-    path, spare = Path(config.candidates), (config.id_column, schema.flag or "", schema.user)
+    spare = (config.id_column, schema.flag or "", schema.user)
     shape = Shape((schema.item,), schema.delimiter, label="", required_columns=(schema.item, *spare))
-    candidates = read_new_rows(path, shape)
-    if ignored := ignored_columns(candidates, path, [schema.item], spare):
+    candidates = read_new_rows(Path(config.candidates), shape)
+    if ignored := ignored_columns(candidates, [schema.item], spare):
         log.info("candidates: the model does not read %s", ", ".join(ignored))
     return candidates
 
@@ -169,7 +168,7 @@ def _history(config: RecommendConfig, history: EventLog, candidates: NewRows) ->
     arrays, column = history.events, history.schema.user
     users = {config.user} if config.user is not None else set()
     if config.user is None and column in candidates.columns:
-        users = set(texts_of(candidates, Path(config.candidates), column))
+        users = set(candidates.texts(column))
     if len(users) != 1:
         raise UserError(f"user: {len(users)} users are given in column {column}; give one, as in the log: user=ID")
     [user] = users
@@ -200,31 +199,28 @@ def score_rows(config: RecommendConfig, trained: AppConfig, run: TrainedRun, run
         raise UserError(f"time={config.time}: is of datasets of events, and {run.root} holds rows; leave it out")
     encoder = Encoder.load(run.root)
     candidates = _read(config, encoder)
-    block = encoder.parse_columns(candidates.columns, config.candidates, candidates.numbers)
+    block = encoder.parse_columns(candidates.columns, candidates.name, candidates.numbers)
     order = _canonical_order(candidates, encoder)
     logits = _score(_load(trained, run, runtime), encoder.encode(block), order)
-    names = row_names(candidates, Path(config.candidates), config.id_column)
+    names = row_names(candidates, config.id_column)
     return Scored(names, logits, order, encoder.unknown(block), encoder.features, {})
 
 
 def _read(config: RecommendConfig, encoder: Encoder) -> NewRows:
     """The candidates with all columns that the model reads."""
-    path, label = Path(config.candidates), encoder.schema.label
     columns = encoder.input_columns
     shape = encoder.shape((*columns, config.id_column))
-    candidates = read_new_rows(path, shape)
+    candidates = read_new_rows(Path(config.candidates), shape)
     if config.user is not None:
-        user = Path(config.user)
-        candidates = with_user(candidates, read_new_rows(user, shape), user)
-    ignored = ignored_columns(candidates, path, columns, spare=(config.id_column, label))
-    if ignored:
+        candidates = with_user(candidates, read_new_rows(Path(config.user), shape))
+    if ignored := ignored_columns(candidates, columns, spare=(config.id_column, encoder.schema.label)):
         log.info("candidates: the model does not read %s", ", ".join(ignored))
     return candidates
 
 
 def _canonical_order(candidates: NewRows, encoder: Encoder) -> NDArray[np.int64]:
     """The candidates sorted by their features' text, [n]: the same whatever order they came in."""
-    columns = [list(map(str, to_list(candidates.columns[name]))) for name in encoder.input_columns]
+    columns = [list(map(str, candidates.values(name))) for name in encoder.input_columns]
     order = sorted(range(len(candidates.numbers)), key=lambda row: [column[row] for column in columns])
     return np.array(order, np.int64)
 

@@ -142,7 +142,7 @@ def convert(path: Path) -> float:
 
     sources = tuple(resolve_sources(str(path)))
     table = table_yaml.load_table(path.parent / "schema.yaml", sources)
-    form, (columns, layout) = formats.table_format(table), formats.table_layout(table)
+    form, (columns, layout) = formats.format_named(table.format), formats.table_layout(table)
     begin = time.perf_counter()
     for chunk in form.chunks(sources[0], formats.table_size(table), BLOCK_BYTES):
         for batch, _ in form.batches(sources[0], chunk, columns, layout):

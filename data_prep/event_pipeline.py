@@ -28,7 +28,7 @@ from data_prep.engine.workspace import claimed, find_finished, keep_or_discard_w
 from data_prep.io.arrays import ArrayWriter, open_array, write_array
 from data_prep.job_setup import find_sources
 from data_prep.parsing.event_yaml import load_event_schema, schema_path
-from data_prep.parsing.events import EVENT_BYTES, check_columns, keys_of, parsed_blocks, plan_event_chunks
+from data_prep.parsing.events import EVENT_BYTES, check_columns, event_batches, keys_of, plan_event_chunks
 from data_prep.sources.checksums import refuse_other
 from data_prep.sources.discover import Source, resolve_sources
 from data_prep.sources.finished import note_times
@@ -136,14 +136,14 @@ def _make(data: DataConfig, root: Path, job: EventJob, parameters: dict[str, Any
     keep_freed_memory()
     begin = time.monotonic()
     sort_tasks = [
-        SortTask(job.work, index, number, chunk, job.schema, job.run_events)
+        SortTask(job.work, index, number, source, chunk, job.schema, job.run_events)
         for index, source in enumerate(job.sources[: job.num_logs])
         for number, chunk in enumerate(plan_event_chunks(source, job.chunk_bytes))
     ]
     need = WORKER_BYTES + (16 << 20) + SORT_BYTES * job.run_events
     workers = within_budget(data, min(data.workers or usable_cpus(), len(sort_tasks)), need)
     with open_executor(data.scheduler, workers) as executor:
-        with executor.stage("sort", sum(task.chunk.bytes for task in sort_tasks)):
+        with executor.stage("sort", sum(task.size[0] for task in sort_tasks)):
             records = list(executor.map(sort_tasks))
             digests = [reading.digest for reading in executor.map(DigestTask(source) for source in job.sources)]
         _refuse_unreadable(data, root, job, records, digests)
@@ -226,15 +226,10 @@ def _attribute(
     columns = (attribute.item, attribute.column)
     values: NDArray[Any] = np.zeros(num_items, np.int32 if items is None else np.int64)
     has_attribute = np.zeros(num_items, np.bool_)
-    for chunk in plan_event_chunks(job.sources[job.tables[name]], job.chunk_bytes):
-        for (keys, block_values), _ in parsed_blocks(
-            chunk,
-            columns,
-            schema.delimiter,
-            lambda block_columns, locator: tuple(
-                keys_of(block_columns[each], locator, each, schema.renumber) for each in columns
-            ),
-        ):
+    source = job.sources[job.tables[name]]
+    for chunk in plan_event_chunks(source, job.chunk_bytes):
+        for batch, _ in event_batches(source, chunk, columns, schema.delimiter):
+            keys, block_values = (keys_of(batch, column, schema.renumber) for column in columns)
             ids, is_in_table = keys, keys < num_items
             if items is not None:
                 places = np.searchsorted(items, keys)

@@ -1,22 +1,21 @@
 """Candidates for scoring: new rows, the user's columns beside them, and their names."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import pyarrow as pa
 
 from common.errors import UserError
-from data_prep.encoding.new_rows import NewRows, to_list, to_texts
+from data_prep.encoding.new_rows import NewRows
 
 
-def with_user(candidates: NewRows, user: NewRows, path: Path) -> NewRows:
+def with_user(candidates: NewRows, user: NewRows) -> NewRows:
     """The candidates with the columns of one user's row that they lack, each by itself.
 
     Raises:
         UserError: not one row.
     """
     if len(user.numbers) != 1:
-        raise UserError(f"{path}: {len(user.numbers)} rows; the user is one row")
+        raise UserError(f"{user.name}: {len(user.numbers)} rows; the user is one row")
     rows = len(candidates.numbers)
     columns = {
         name: values * rows if isinstance(values, list) else values.take(pa.array([0] * rows, pa.int64()))
@@ -24,13 +23,13 @@ def with_user(candidates: NewRows, user: NewRows, path: Path) -> NewRows:
     } | candidates.columns
     for name, absent in candidates.absent.items():
         if name in user.columns:
-            [default] = to_list(user.columns[name])
+            [default] = user.values(name)
             lacking = set(absent)
-            columns[name] = [default if row in lacking else value for row, value in enumerate(to_list(columns[name]))]
+            columns[name] = [default if row in lacking else value for row, value in enumerate(candidates.values(name))]
     return candidates._replace(columns=columns)
 
 
-def ignored_columns(candidates: NewRows, path: Path, columns: Sequence[str], spare: Sequence[str]) -> list[str]:
+def ignored_columns(candidates: NewRows, columns: Sequence[str], spare: Sequence[str]) -> list[str]:
     """The columns that nobody reads, when all that are wanted are there.
 
     Raises:
@@ -38,17 +37,12 @@ def ignored_columns(candidates: NewRows, path: Path, columns: Sequence[str], spa
     """
     for name in columns:
         if name not in candidates.columns:
-            raise UserError(f"{path}: no column {name}; the model reads {', '.join(columns)}")
+            raise UserError(f"{candidates.name}: no column {name}; the model reads {', '.join(columns)}")
     return [name for name in candidates.columns if name not in columns and name not in spare]
 
 
-def texts_of(candidates: NewRows, path: Path, column: str) -> list[str]:
-    """A column as text, one a row. Raises UserError for a value that is neither text nor a number."""
-    return to_texts(candidates.columns[column], str(path), candidates.numbers, column)
-
-
-def row_names(candidates: NewRows, path: Path, id_column: str) -> list[str]:
+def row_names(candidates: NewRows, id_column: str) -> list[str]:
     """Names of the candidates: their ids, or their numbers from 1."""
     if id_column in candidates.columns:
-        return texts_of(candidates, path, id_column)
+        return candidates.texts(id_column)
     return [str(row) for row in range(1, len(candidates.numbers) + 1)]

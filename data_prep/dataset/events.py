@@ -24,6 +24,7 @@ from data_prep.dataset.event_schema import ITEM, EventSchema
 from data_prep.dataset.format import REMEDY, Manifest, shard_path, verify_shard
 from data_prep.dataset.kinds import EVENT_LOG
 from data_prep.dataset.manifest import EVENTS
+from data_prep.dataset.spelling import TRUTHS
 from data_prep.io.arrays import open_array
 
 EVENT_DTYPES = {"users": np.int64, "offsets": np.int64, "items": np.int32, "times": np.uint32, "flags": np.uint8}
@@ -125,13 +126,10 @@ def verify_events(root: Path, manifest: Manifest) -> None:
                 raise UserError(f"{path}: event {event}: out of order or range; preprocess again")
 
 
-FLAGS = {"true": 1.0, "yes": 1.0, "false": 0.0, "no": 0.0}
-
-
 def flag_value(text: str) -> float:
     """The number that a flag's text stands for, of events and of candidates alike; NaN if it is none."""
     try:
-        return FLAGS[text.strip().lower()] if text.strip().lower() in FLAGS else float(text)
+        return TRUTHS[text.strip().lower()] if text.strip().lower() in TRUTHS else float(text)
     except ValueError:
         return math.nan
 

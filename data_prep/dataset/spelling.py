@@ -15,6 +15,7 @@ from typing import Any
 EXACT_INTEGERS = 1 << 53  # below, a float64 with a whole value is that integer
 NUMBER = r"[ \t]*[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?[ \t]*"
 PLAIN = r"0|-?[1-9][0-9]*"
+TRUTHS = {"true": 1.0, "yes": 1.0, "false": 0.0, "no": 0.0}  # the numbers of words, in any case
 WORDS = {"title": ("False", "True"), "lower": ("false", "true"), "upper": ("FALSE", "TRUE")}
 
 
@@ -125,12 +126,9 @@ def spell(value: Any, forms: Form) -> str | None:
     return None
 
 
-def is_other_spelling(text: str, forms: Form) -> bool:
+def is_other_spelling(text: str) -> bool:
     """Whether a text reads as a boolean or a number, and a column whose rows were all typed spells those otherwise."""
-    if not forms or forms & Form.TEXT:
-        return False
-    form = form_of(text)
-    return bool(form & ~(Form.TEXT | Form.NOT_BINARY | Form.PLAIN))
+    return bool(form_of(text) & ~(Form.TEXT | Form.NOT_BINARY | Form.PLAIN))
 
 
 def to_text(forms: Form) -> str:

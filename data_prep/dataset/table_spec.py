@@ -15,7 +15,6 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from common.documents import Json
-from common.errors import UserError
 from data_prep.dataset.options import LabelKind
 from data_prep.dataset.schema import Feature, Schema, to_json
 
@@ -121,30 +120,13 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
         table = msgspec.convert(entry, cls)
         return replace(table, format="parquet", is_parquet=False) if table.is_parquet else table
 
-    def with_names(self, names: tuple[str, ...], name: str, labelled: bool) -> "Table":
-        """Return the table for a file with other columns, or the same in another order.
 
-        Raises:
-            UserError: a column that is used is not there.
-        """
-        for column in (self.label, *self.inputs) if labelled else self.inputs:
-            if column not in names:
-                raise UserError(f"{name}: row 1: no column {column}; the first row must name the columns")
-        return replace(self, names=names)
-
-    def labels_of(self, numbers: NDArray[np.float64]) -> tuple[NDArray[Any], int | None]:
-        """Labels of the label column's numbers, and the index of the first invalid one (None if all are valid)."""
-        if self.label_kind is LabelKind.number:
-            with np.errstate(over="ignore"):
-                labels = numbers.astype(np.float32)
-            infinite = np.flatnonzero(np.isinf(labels))
-            return labels, int(infinite[0]) if len(infinite) else None
-        if self.rule is not None:
-            match = RULE.fullmatch(self.rule)
-            assert match is not None
-            return np.asarray(COMPARISONS[match[1]](numbers, float(match[2])), np.int32), None
-        bad = np.flatnonzero((numbers != 0) & (numbers != 1))
-        return numbers.astype(np.int32), int(bad[0]) if len(bad) else None
+def meets(numbers: NDArray[np.float64], rule: str) -> NDArray[np.bool_]:
+    """Which numbers meet a RULE."""
+    match = RULE.fullmatch(rule)
+    assert match is not None
+    met: NDArray[np.bool_] = COMPARISONS[match[1]](numbers, float(match[2]))
+    return met
 
 
 def is_same_table(recorded_entry: Json | None, new_entry: Json | None) -> bool:

@@ -20,11 +20,11 @@ from data_prep.dataset.table_spec import Table
 from data_prep.encoding.dense import DenseRange, max_input, transform_dense
 from data_prep.encoding.ids import torchrec_ids
 from data_prep.encoding.lookup import NO_ID, ValueTable, load_tables, vocabulary_path
-from data_prep.encoding.new_rows import Shape, to_texts
+from data_prep.encoding.new_rows import Shape
 from data_prep.encoding.values import remainders, text_values
-from data_prep.parsing.convert import convert
+from data_prep.parsing.convert import convert, to_texts
 from data_prep.parsing.criteo import Block, parse_bytes
-from data_prep.parsing.formats import Batch, Layout, LineFormat, Rows, table_format, table_layout
+from data_prep.parsing.formats import Batch, Layout, LineFormat, format_named, numbered_rows, table_layout
 from data_prep.parsing.table_block import TableBlock
 from data_prep.parsing.text import Text, read_names
 
@@ -122,16 +122,18 @@ class Encoder:
             return parse_bytes(data, name, self.schema, labelled, missing=np.int32(0))
         if not data:
             raise UserError(f"{name}: empty file; give at least one row")
-        form = table_format(self._table)
+        form = format_named(self._table.format)
         form = form if isinstance(form, LineFormat) else Text()
         layout, table = self.layout, self._table
+        columns = list(dict.fromkeys((table.label, *table.inputs) if labelled else table.inputs))
         if isinstance(form, Text):
             fields = read_names(data.partition(b"\n")[0] + b"\n", layout.delimiter, name)
             layout = layout._replace(names=fields if layout.header else self._names_of(len(fields), labelled))
-            table = table.with_names(layout.names, name, labelled) if layout.header else table
-        columns = (table.label, *table.inputs) if labelled else table.inputs
-        by_column, numbers = form.fields(data, list(dict.fromkeys(columns)), layout, name, 1)
-        return self._convert(Batch(by_column, len(numbers), Rows(name, numbers)), labelled)
+            for column in columns if layout.header else ():
+                if column not in fields:
+                    raise UserError(f"{name}: row 1: no column {column}; the first row must name the columns")
+        by_column, numbers = form.fields(data, columns, layout, name, 1)
+        return self._convert(Batch(by_column, len(numbers), numbered_rows(name, numbers)), labelled)
 
     def _names_of(self, width: int, labelled: bool) -> tuple[str, ...]:
         """Names for the columns of rows without names: all, all but the label, or more than older manifests have."""
@@ -171,9 +173,10 @@ class Encoder:
         """
         rows = len(next(iter(columns.values())))
         numbers = range(1, rows + 1) if numbers is None else numbers
+        batch = Batch(columns, rows, numbered_rows(name, numbers))
         if self._table is not None:
-            return self._convert(Batch(columns, rows, Rows(name, numbers)), labelled=False)
-        texts = [to_texts(columns[column], name, numbers, column) for column in self.input_columns]
+            return self._convert(batch, labelled=False)
+        texts = [to_texts(columns[column], batch.locator_of(column)) for column in self.input_columns]
         for column, values in zip(self.input_columns, texts, strict=True):
             for number, text in zip(numbers, values, strict=True):
                 if any(character in text for character in "\t\r\n"):
@@ -202,11 +205,9 @@ class Encoder:
             values: NDArray[Any] = np.ascontiguousarray(block.sparse[:, self.schema.single.index(feature)])
             codes = None
         else:
-            if feature in self.schema.ragged:
-                column, offsets = block.bags[self.schema.ragged.index(feature)]
-            else:
-                column = block.categories[self.schema.single.index(feature)]
-            values, codes = text_values(column.dictionary, self._value), column.indices.to_numpy()
+            column = block.categories[self.schema.sparse.index(feature)]
+            offsets = offsets if column.offsets is None else column.offsets
+            values, codes = text_values(column.values.dictionary, self._value), column.values.indices.to_numpy()
         if not self._tables:
             assert self._max_ind_range is not None
             ids, missing = remainders(values, self._max_ind_range), np.zeros(len(values), np.bool_)

@@ -10,10 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from common.errors import UserError
-from data_prep.dataset.spelling import text_of
-from data_prep.parsing.convert import plain
-from data_prep.parsing.convert import to_list as to_list
-from data_prep.parsing.formats import BYTE_ORDER_MARK, Layout, suffix_of
+from data_prep.parsing.convert import to_list, to_texts
+from data_prep.parsing.formats import BYTE_ORDER_MARK, Batch, Layout, numbered_rows, suffix_of
 from data_prep.parsing.json_lines import column_of, read_objects
 from data_prep.parsing.text import Text, read_names
 from data_prep.sources.discover import DAMAGE, packing_of
@@ -24,14 +22,25 @@ SUFFIXES = (*DELIMITERS, ".parquet", ".jsonl", ".ndjson", ".json")
 
 
 class NewRows(NamedTuple):
-    """Rows by column, each an Arrow array or a list of Python's values; `numbers`: of the rows in the file.
+    """Rows by column, each an Arrow array or a list of Python's values.
 
+    name: what to call the file in an error; numbers: of the rows in the file.
     absent: of columns that some rows (of JSON) do not have, the indices of these rows, where the value is None.
     """
 
+    name: str
     columns: dict[str, Any]
     numbers: Sequence[int]
     absent: Mapping[str, Sequence[int]] = {}
+
+    def values(self, column: str) -> list[Any]:
+        """A column as a list of Python's values."""
+        return to_list(self.columns[column])
+
+    def texts(self, column: str) -> list[str]:
+        """A column as text. Raises UserError for a value that is neither text nor a number."""
+        batch = Batch(self.columns, len(self.numbers), numbered_rows(self.name, self.numbers))
+        return to_texts(self.columns[column], batch.locator_of(column))
 
 
 class Shape(NamedTuple):
@@ -67,7 +76,8 @@ def read_new_rows(path: Path, shape: Shape) -> NewRows:
             rows = _read_parquet(path, shape.required_columns)
         else:
             content = _read_content(path)
-            rows = _of_objects(_read_json(path, content) if suffix == ".json" else read_objects(content, str(path)))
+            objects = _read_json(path, content) if suffix == ".json" else read_objects(content, str(path))
+            rows = _of_objects(path, objects)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}; check the path") from error
     if not rows.numbers:
@@ -103,7 +113,7 @@ def _read_text(path: Path, content: bytes, suffix_delimiter: str, shape: Shape) 
         delimiter = next(fitting, suffix_delimiter) if shape.delimiter in heads else shape.delimiter
         names = by_width.get(len(heads.get(delimiter, ())), shape.names)
     columns, numbers = Text().fields(text, names, Layout(names, delimiter, header=False), str(path), row)
-    return NewRows(columns, numbers)
+    return NewRows(str(path), columns, numbers)
 
 
 def _require_distinct(location: str, names: Sequence[str], required_columns: Collection[str] | None) -> None:
@@ -123,7 +133,7 @@ def _read_parquet(path: Path, required_columns: Collection[str] | None) -> NewRo
         raise UserError(f"{path}: not readable as Parquet ({error})") from error
     _require_distinct(str(path), table.column_names, required_columns)
     columns = {name: column.combine_chunks() for name, column in zip(table.column_names, table.columns, strict=True)}
-    return NewRows(columns, range(1, table.num_rows + 1))
+    return NewRows(str(path), columns, range(1, table.num_rows + 1))
 
 
 def _read_json(path: Path, content: bytes) -> dict[int, Any]:
@@ -144,31 +154,8 @@ def _read_json(path: Path, content: bytes) -> dict[int, Any]:
     return dict(enumerate(document, start=1))
 
 
-def _of_objects(objects: Mapping[int, Mapping[str, Any]]) -> NewRows:
+def _of_objects(path: Path, objects: Mapping[int, Mapping[str, Any]]) -> NewRows:
     names = list(dict.fromkeys(name for item in objects.values() for name in item))
     absent = {name: [index for index, item in enumerate(objects.values()) if name not in item] for name in names}
     columns = {name: column_of(objects, name) for name in names}
-    return NewRows(columns, list(objects), {name: rows for name, rows in absent.items() if rows})
-
-
-def to_texts(values: Any, name: str, numbers: Sequence[int], column: str) -> list[str]:
-    """A column of new rows as text: ids, and what is not a user's own table. Numbers without a fraction are integers.
-
-    Args:
-        name: of the file; numbers: of its rows; column: the column's name.
-
-    Raises:
-        UserError: a value that is neither text nor a number.
-    """
-    return [
-        _to_text(value, f"{name}: row {number}, column {column}")
-        for value, number in zip(to_list(plain(values)), numbers, strict=True)
-    ]
-
-
-def _to_text(value: Any, location: str) -> str:
-    if isinstance(value, bytes):
-        return value.decode()
-    if not isinstance(value, str | int | float | None):
-        raise UserError(f"{location}: {type(value).__name__} is neither text nor a number")
-    return text_of(value)
+    return NewRows(str(path), columns, list(objects), {name: rows for name, rows in absent.items() if rows})

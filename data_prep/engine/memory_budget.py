@@ -15,7 +15,7 @@ from data_prep.encoding.lookup import LookupTable, SortedTable
 from data_prep.encoding.passes import BUILD_OVERHEAD, SORTED_OVERHEAD, Slice, plan_passes
 from data_prep.engine.job import Job
 from data_prep.io.direct_io import MAX_HELD_BYTES
-from data_prep.parsing.formats import table_format
+from data_prep.parsing.formats import format_named
 from data_prep.sources.discover import GZIP_RATIO, Source
 from data_prep.sources.line_blocks import LineBlocks
 from data_prep.vocabulary.merge import PART_BYTES
@@ -195,7 +195,7 @@ def _estimate_rows(job: Job, source: Source) -> float:
     """Rows of a source: as it says itself, else from the length of its first lines."""
     if source.generator is not None:
         return float(source.generator.rows)
-    if job.table is not None and (rows := table_format(job.table).num_rows(source)) is not None:
+    if job.table is not None and (rows := format_named(job.table.format).num_rows(source)) is not None:
         return float(rows)
     with LineBlocks(source, block_bytes=SAMPLE_BYTES) as lines:
         for block in lines.until(SAMPLE_BYTES):

@@ -23,6 +23,7 @@ from data_prep.dataset.bags import offsets_of
 from data_prep.dataset.options import LabelKind
 from data_prep.dataset.spelling import (
     LIST_SEPARATOR,
+    TRUTHS,
     Form,
     form_of,
     form_of_typed,
@@ -30,14 +31,13 @@ from data_prep.dataset.spelling import (
     is_other_spelling,
     spell,
     text_of,
-    whole_number,
 )
-from data_prep.dataset.table_spec import DatePart, Table
-from data_prep.parsing.dates import part_of, read_times
+from data_prep.dataset.table_spec import DatePart, Table, meets
+from data_prep.parsing.dates import part_of, read_time
 from data_prep.parsing.formats import CORRECT, Batch, Locator
-from data_prep.parsing.table_block import TableBlock, TextBags
+from data_prep.parsing.table_block import TableBlock, TextColumn
 
-WORDS = {"true": 1.0, "yes": 1.0, "false": 0.0, "no": 0.0}
+EMPTY = (None, "")  # no value
 SHOWN = 40  # characters of a value in an error
 
 
@@ -60,44 +60,42 @@ def convert(
     Raises:
         UserError: a value that does not fit (file, row, column, remedy).
     """
-    columns, locator = {name: plain(values) for name, values in batch.columns.items()}, batch.locator
+    columns = {name: without_marks(plain(values), table.missing) for name, values in batch.columns.items()}
     labels: NDArray[Any] = np.zeros(batch.rows, table.label_kind.dtype)
     if labelled:
-        labels = _labels(columns[table.label], table, locator)
-    parts = {part.feature: _date_part(columns[part.column], table, locator, part) for part in table.parts}
+        labels = _labels(columns[table.label], table, batch.locator_of(table.label))
+    parts = {
+        part.feature: _date_part(columns[part.column], part, batch.locator_of(part.column)) for part in table.parts
+    }
     dense = np.empty((batch.rows, len(table.dense)))
     for i, name in enumerate(table.dense):
         if name in parts:
             dense[:, i] = parts[name][0]
         else:
-            dense[:, i] = numbers_of(columns[name], table, locator, name, 0.0, max_number)
-    reader = _Categories(table, locator, forms)
-    categories, bags = [], []
-    for name in table.schema.sparse:
+            dense[:, i] = numbers_of(columns[name], table, batch.locator_of(name), 0.0, max_number)
+    separators, categories = dict(table.separators), []
+    for name in table.sparse:
         if name in parts:
-            numbers, present = (each.tolist() for each in parts[name])
-            texts = [str(number) if is_there else "" for number, is_there in zip(numbers, present, strict=True)]
-            categories.append(pa.array(texts, pa.string()).dictionary_encode())
-            reader.forms.append(Form(0))
-        elif name in table.schema.ragged:
-            bags.append(reader.bags(columns[name], name))
+            numbers, present = parts[name]
+            texts = pa.array(numbers, mask=~present).cast(pa.string()).fill_null("")
+            categories.append(TextColumn(texts.dictionary_encode(), Form(0)))
         else:
-            categories.append(reader.single(columns[name], name))
-    return TableBlock(labels, dense, tuple(categories), tuple(bags), tuple(map(int, reader.forms)))
+            form = None if forms is None else forms[name]
+            categories.append(_categories(columns[name], separators.get(name), batch.locator_of(name), form))
+    return TableBlock(labels, dense, tuple(categories))
 
 
 def plain(values: Any) -> Any:
     """A column without Arrow's dictionaries and large types."""
-    if isinstance(values, list):
-        return values
-    if pa.types.is_dictionary(values.type):
-        values = values.cast(values.type.value_type)
-    if pa.types.is_large_string(values.type):
-        return values.cast(pa.string())
-    if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
-        is_large = pa.types.is_large_string(values.type.value_type)
-        return values.cast(pa.list_(pa.string() if is_large else values.type.value_type))
-    return values
+    return values if isinstance(values, list) else values.cast(_plain_type(values.type))
+
+
+def _plain_type(kind: Any) -> Any:
+    if pa.types.is_dictionary(kind):
+        return _plain_type(kind.value_type)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.list_(_plain_type(kind.value_type))
+    return pa.string() if pa.types.is_large_string(kind) else kind
 
 
 def to_list(values: Any) -> list[Any]:
@@ -105,23 +103,48 @@ def to_list(values: Any) -> list[Any]:
     return values if isinstance(values, list) else values.to_pylist()
 
 
-def distinct(values: Any) -> tuple[NDArray[np.int64], list[Any]]:
-    """Codes [rows], and the value of each code, of a column."""
-    if not isinstance(values, list) and (pa.types.is_nested(values.type) or pa.types.is_dictionary(values.type)):
-        values = values.to_pylist()
+class Distinct(NamedTuple):
+    """A column by its distinct values: codes [rows] int64, and the value of each code."""
+
+    codes: NDArray[np.int64]
+    values: list[Any]
+
+    def refuse(
+        self, is_bad: Sequence[bool] | NDArray[np.bool_], locator: Locator, fault: str, remedy: str = CORRECT
+    ) -> None:
+        """Raise UserError for the first row whose value is bad: that it has none, or the value and its `fault`."""
+
+        def describe(row: int) -> str:
+            value = self.values[self.codes[row]]
+            return "no value" if value in EMPTY else f"{excerpt(value)} {fault}"
+
+        refuse_row(np.asarray(is_bad, np.bool_)[self.codes], locator, describe, remedy)
+
+
+def distinct(values: Any) -> Distinct:
+    """A column by its distinct values, in the order of their first rows."""
     if not isinstance(values, list):
-        encoded = values.dictionary_encode(null_encoding="encode")
-        return encoded.indices.to_numpy().astype(np.int64), encoded.dictionary.to_pylist()
-    codes: dict[tuple[type, Any], int] = {}
-    distinct_values: list[Any] = []
-    numbers = np.empty(len(values), np.int64)
-    for index, value in enumerate(values):
-        key = (type(value), repr(value) if isinstance(value, list | dict) else value)
-        if key not in codes:
-            codes[key] = len(distinct_values)
-            distinct_values.append(value)
-        numbers[index] = codes[key]
-    return numbers, distinct_values
+        if not pa.types.is_nested(values.type):
+            encoded = values.dictionary_encode(null_encoding="encode")
+            return Distinct(encoded.indices.to_numpy().astype(np.int64), encoded.dictionary.to_pylist())
+        values = values.to_pylist()
+    keys = [(type(value), repr(value) if isinstance(value, list | dict) else value) for value in values]
+    value_of = dict(zip(keys, values, strict=True))
+    code_of = {key: code for code, key in enumerate(value_of)}
+    return Distinct(np.array([code_of[key] for key in keys], np.int64), list(value_of.values()))
+
+
+def to_texts(values: Any, locator: Locator) -> list[str]:
+    """A column as text where no spellings are recorded: ids, logs of events, rows that are no user's own table.
+
+    Raises:
+        UserError: a value that is neither text nor a number.
+    """
+    column = distinct(plain(values))
+    is_other = [not isinstance(value, str | bytes | int | float | None) for value in column.values]
+    column.refuse(is_other, locator, "is neither text nor a number")
+    texts = [value.decode() if isinstance(value, bytes) else text_of(value) for value in column.values]
+    return [texts[code] for code in column.codes]
 
 
 def is_text(values: Any) -> bool:
@@ -134,81 +157,46 @@ def excerpt(value: Any) -> str:
     return f"{value[:SHOWN]!a}" if isinstance(value, str) else str(value)[:SHOWN]
 
 
-def refuse_first(
-    codes: NDArray[np.int64],
-    is_bad: Sequence[bool] | NDArray[np.bool_],
-    locator: Locator,
-    name: str,
-    fault: Callable[[int], str],
-    remedy: str = CORRECT,
-) -> None:
-    """Raise UserError for the first row whose code is bad; `fault` describes a code."""
-    bad = np.asarray(is_bad, np.bool_)[codes] if len(codes) else np.zeros(0, np.bool_)
-    refuse_row(bad, locator, name, lambda index: fault(int(codes[index])), remedy)
-
-
-def refuse_row(
-    bad: NDArray[np.bool_], locator: Locator, name: str, fault: Callable[[int], str], remedy: str = CORRECT
-) -> None:
+def refuse_row(bad: NDArray[np.bool_], locator: Locator, fault: Callable[[int], str], remedy: str = CORRECT) -> None:
     """Raise UserError for the first bad row; `fault` describes a row."""
     if bad.any():
         index = int(bad.argmax())
-        raise locator.error(index, name, fault(index), remedy)
+        raise UserError(f"{locator(index)}: {fault(index)}; {remedy}")
 
 
 # ---- numbers
 
 
-def numbers_of(
-    values: Any, table: Table, locator: Locator, name: str, empty: float | None, max_number: float
-) -> NDArray[np.float64]:
-    """Finite numbers of at most `max_number`; `empty` replaces missing ones; None: they are errors."""
+def numbers_of(values: Any, table: Table, locator: Locator, empty: float, max_number: float) -> NDArray[np.float64]:
+    """Finite numbers of at most `max_number`; `empty` replaces missing ones, which are errors where it is NaN."""
     numbers = _cast(values, table, empty)
     if numbers is not None and (np.abs(numbers) <= max_number).all() and np.isfinite(numbers).all():
         return numbers
-    codes, distinct_values = distinct(values)
-    is_missing = [_is_missing(value, table) for value in distinct_values]
-    array = np.array([number_of(value, table) for value in distinct_values], np.float64)
-
-    def fault(code: int) -> str:
-        return "no value" if distinct_values[code] is None else f"{excerpt(distinct_values[code])} is not a number"
-
-    if empty is None:
-        refuse_first(codes, is_missing, locator, name, fault)
-    array[np.array(is_missing, np.bool_)] = 0.0 if empty is None else empty
-    refuse_first(codes, ~np.isfinite(array), locator, name, fault)
-    refuse_first(
-        codes,
-        np.abs(array) > max_number,
-        locator,
-        name,
-        lambda code: too_large(excerpt(distinct_values[code]), max_number),
-        "or correct this row",
+    column = distinct(values)
+    array = np.array([empty if value in EMPTY else number_of(value, table) for value in column.values])
+    column.refuse(~np.isfinite(array), locator, "is not a number")
+    fault = (
+        f"is beyond {max_number:.3g}, the largest number of this data.dense_transform; set "
+        "data.dense_transform=signed_log1p"
     )
-    return array[codes]
+    column.refuse(np.abs(array) > max_number, locator, fault, "or correct this row")
+    return array[column.codes]
 
 
-def _is_missing(value: Any, table: Table) -> bool:
-    return value is None or value == "" or value in table.missing
-
-
-def _cast(values: Any, table: Table, empty: float | None) -> NDArray[np.float64] | None:
+def _cast(values: Any, table: Table, empty: float) -> NDArray[np.float64] | None:
     """All numbers at once; None where a rule is needed for one of them."""
     if isinstance(values, list):
         return None
     if is_text(values):
         if table.decimal != "." or table.thousands:
             return None
-        values = without_marks(values, table.missing)
         values = pc.if_else(pc.equal(values, ""), None, values)
     elif not (
         pa.types.is_integer(values.type) or pa.types.is_floating(values.type) or pa.types.is_boolean(values.type)
     ):
         return None  # Arrow casts a decimal to another number than its text's now and then
-    if values.null_count and empty is None:
-        return None
     try:
-        numbers: NDArray[np.float64] = values.cast(pa.float64(), safe=False).fill_null(empty or 0.0).to_numpy()
+        numbers: NDArray[np.float64] = values.cast(pa.float64(), safe=False).fill_null(empty).to_numpy()
     except pa.ArrowInvalid:
         return None
     return numbers
@@ -225,7 +213,7 @@ def number_of(value: Any, table: Table) -> float:
         return math.nan
     if _number_pattern(table.decimal, table.thousands).fullmatch(value):
         return float(value.replace(table.thousands, "").replace(table.decimal, "."))
-    return WORDS.get(value.strip().lower(), math.nan)
+    return TRUTHS.get(value.strip().lower(), math.nan)
 
 
 @functools.cache
@@ -236,202 +224,131 @@ def _number_pattern(decimal: str, thousands: str) -> re.Pattern[str]:
     return re.compile(rf"[ \t]*[+-]?(?:{whole}(?:{point}\d*)?|{point}\d+)(?:[eE][+-]?\d+)?[ \t]*", re.ASCII)
 
 
-def too_large(number: object, max_number: float) -> str:
-    """What is wrong with a number beyond what its transform takes."""
-    return (
-        f"{number} is beyond {max_number:.3g}, the largest number of this data.dense_transform; set "
-        "data.dense_transform=signed_log1p"
-    )
-
-
 def _labels(values: Any, table: Table, locator: Locator) -> NDArray[Any]:
     if table.text_rule is not None:
-        return _text_labels(values, table, locator, *table.text_rule)
+        return _text_labels(values, locator, *table.text_rule)
     try:
-        numbers = numbers_of(values, table, locator, table.label, None, np.inf)
+        numbers = numbers_of(values, table, locator, np.nan, np.inf)
     except UserError:
         if table.label_kind is LabelKind.click:
             _refuse_texts(values, table, locator)
         raise
-    labels, bad = table.labels_of(numbers)
-    if bad is not None and table.label_kind is LabelKind.number:
-        raise locator.error(
-            bad, table.label, f"{numbers[bad]:g} is beyond 3.4e38, the largest float32", "correct the row"
-        )
-    if bad is not None:
-        fault = f"{numbers[bad]:g} is not a label (0 or 1)"
-        raise locator.error(bad, table.label, fault, "correct the row, or give a rule or kind: number in the schema")
-    return labels
+    if table.rule is not None:
+        return meets(numbers, table.rule).astype(np.int32)
+    if table.label_kind is LabelKind.click:
+        is_bad = (numbers != 0) & (numbers != 1)
+        fault, remedy = "is not a label (0 or 1)", "correct the row, or give a rule or kind: number in the schema"
+    else:
+        with np.errstate(over="ignore"):
+            is_bad = np.isinf(numbers.astype(np.float32))
+        fault, remedy = "is beyond 3.4e38, the largest float32", "correct the row"
+    refuse_row(is_bad, locator, lambda row: f"{numbers[row]:g} {fault}", remedy)
+    return numbers.astype(table.label_kind.dtype)
 
 
-def _text_labels(values: Any, table: Table, locator: Locator, is_equal: bool, text: str) -> NDArray[np.int32]:
+def _text_labels(values: Any, locator: Locator, is_equal: bool, text: str) -> NDArray[np.int32]:
     """1 where a field's text is the rule's, or, unless `is_equal`, another."""
-    codes, distinct_values = distinct(values)
-    refuse_first(
-        codes, [_is_missing(value, table) for value in distinct_values], locator, table.label, lambda code: "no value"
-    )
-    labels = np.array([(text_of(value) == text) == is_equal for value in distinct_values], np.int32)
-    return labels[codes]
+    column = distinct(values)
+    is_missing = np.array([value in EMPTY for value in column.values], np.bool_)
+    refuse_row(is_missing[column.codes], locator, lambda _: "no value")
+    labels = np.array([(text_of(value) == text) == is_equal for value in column.values], np.int32)
+    return labels[column.codes]
 
 
 def _refuse_texts(values: Any, table: Table, locator: Locator) -> None:
     """Raise UserError for labels that are texts, with those of the block and the rule that takes them."""
-    codes, distinct_values = distinct(values)
+    column = distinct(values)
     is_other = [
-        isinstance(value, str) and not _is_missing(value, table) and math.isnan(number_of(value, table))
-        for value in distinct_values
+        isinstance(value, str) and value != "" and math.isnan(number_of(value, table)) for value in column.values
     ]
-    texts = list(itertools.compress(distinct_values, is_other))
+    texts = list(itertools.compress(column.values, is_other))
     shown_texts = ", ".join(map(excerpt, texts[:5])) + (", …" if len(texts) > 5 else "")
     remedy = (
         f"labels that are texts need a rule in the schema, as in label: {table.label} == {texts[0] if texts else ''}"
     )
-    refuse_first(
-        codes,
-        is_other,
-        locator,
-        table.label,
-        lambda code: f"{excerpt(distinct_values[code])} is not a number (texts: {shown_texts})",
-        remedy,
-    )
+    column.refuse(is_other, locator, f"is not a number (texts: {shown_texts})", remedy)
 
 
 # ---- dates
 
 
-def _date_part(
-    values: Any, table: Table, locator: Locator, part: DatePart
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+def _date_part(values: Any, part: DatePart, locator: Locator) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """A part of dates and times, or of text or seconds that stand for them; see `part_of`."""
     if not isinstance(values, list) and (pa.types.is_timestamp(values.type) or pa.types.is_date(values.type)):
         return part_of(values.to_numpy(zero_copy_only=False).astype("M8[s]"), part.part)
-    codes, distinct_values = distinct(values)
-    texts = ["" if value is None or value in table.missing else _time_text(value) for value in distinct_values]
-    try:
-        return part_of(read_times(texts, part.format)[codes], part.part)
-    except ValueError as error:
-        bad = error.args[0]
-        form = "an ISO 8601 date or time" if part.format is None else f"a time of format {part.format}"
-        fault = f"{excerpt(distinct_values[bad])} is not {form}"
-        remedy = "correct this row, or give another format in the schema"
-        raise locator.error(int((codes == bad).argmax()), part.column, fault, remedy) from error
+    kind = "an ISO 8601 date or time" if part.format is None else f"a time of format {part.format}"
+    remedy = "correct this row, or give another format in the schema"
+    return part_of(times_of(values, part.format, locator, kind, remedy), part.part)
 
 
-def _time_text(value: Any) -> str:
-    if isinstance(value, date):  # and datetime
-        return value.isoformat()
-    return text_of(value)
+def times_of(values: Any, form: str | None, locator: Locator, kind: str, remedy: str) -> NDArray[np.datetime64]:
+    """Times [rows] in UTC, to the second, NaT where there is none, of values that all have to be of a `kind`."""
+    column = distinct(values)
+    texts = [value.isoformat() if isinstance(value, date) else text_of(value) for value in column.values]
+    times = [read_time(text, form) for text in texts]
+    column.refuse([time is None for time in times], locator, f"is not {kind}", remedy)
+    return np.array(times, "M8[s]")[column.codes]
 
 
 # ---- categories
 
 
-class _Categories:
-    """Reads the categorical columns of a batch, and notes the spellings of each in turn in `forms`."""
-
-    def __init__(self, table: Table, locator: Locator, dataset_forms: Mapping[str, Form] | None) -> None:
-        self._table, self._locator, self._dataset_forms = table, locator, dataset_forms
-        self.forms: list[Form] = []
-
-    def single(self, values: Any, name: str) -> Any:
-        """A column of one category a row, as an Arrow array of a dictionary."""
-        encoded, form = self._read(without_marks(values, self._table.missing), name, self._locator)
-        self.forms.append(form)
-        return encoded
-
-    def bags(self, values: Any, name: str) -> TextBags:
-        """A column of any number of categories a row: text that a separator divides, or lists; null is none."""
-        separator = dict(self._table.separators)[name]
-        has_lists = not separator
-        if has_lists and self._dataset_forms is not None:
-            separator = LIST_SEPARATOR  # in text of new rows alone
-            if self._dataset_forms[name] & Form.UNJOINABLE:
-                self._refuse_joined(values, name)
-        fields = without_marks(values, self._table.missing)
-        members, offsets = _members(fields, separator, keeps_empty=has_lists)
-        encoded, form = self._read(members, name, _MemberLocator(self._locator, offsets))
-        texts = encoded.dictionary
-        if has_lists and pc.any(pc.or_(pc.equal(texts, ""), pc.match_substring(texts, LIST_SEPARATOR))).as_py():
-            form |= Form.UNJOINABLE
-        self.forms.append(form)
-        return TextBags(encoded, offsets)
-
-    def _read(self, values: Any, name: str, locator: Locator) -> tuple[Any, Form]:
-        """The texts of values, "" of missing ones, and how they are spelled."""
-        dataset_form = None if self._dataset_forms is None else self._dataset_forms[name]
-        if is_text(values):
-            encoded = values.fill_null("").dictionary_encode()
-            form = forms_of_texts(encoded.dictionary)
-        elif dataset_form is None and not isinstance(values, list) and pa.types.is_integer(values.type):
-            encoded = values.cast(pa.string()).fill_null("").dictionary_encode()
-            form = forms_of_texts(encoded.dictionary) & ~Form.TEXT
-        else:
-            return self._read_typed(values, name, locator, dataset_form)
-        if dataset_form and not dataset_form & Form.TEXT:
-            texts = encoded.dictionary.to_pylist()
-            codes = encoded.indices.to_numpy().astype(np.int64)
-            _refuse_other_spellings(codes, texts, dataset_form, locator, name)
-        return encoded, form
-
-    def _read_typed(self, values: Any, name: str, locator: Locator, dataset_form: Form | None) -> tuple[Any, Form]:
-        """The same of values that are not all text, by their distinct values."""
-        codes, distinct_values = distinct(values)
-        form, texts = Form(0), []
-        for value in distinct_values:
-            form |= form_of(value) if isinstance(value, str) else form_of_typed(value)
-            texts.append(_spelling(value, dataset_form))
-        is_bad = [text is None for text in texts]
-        if dataset_form is not None:
-            fault = "has no one spelling among the dataset's values of this column"
-            remedy = "give it as text, as in the dataset's rows"
-            pairs = zip(is_bad, distinct_values, strict=True)
-            is_unspelled = [bad and isinstance(value, int | float | Decimal) for bad, value in pairs]
-            refuse_first(
-                codes, is_unspelled, locator, name, lambda code: f"{excerpt(distinct_values[code])} {fault}", remedy
-            )
-        nothing = "is not a category: text or an integer"
-        refuse_first(codes, is_bad, locator, name, lambda code: f"{excerpt(distinct_values[code])} {nothing}")
-        if dataset_form:
-            _refuse_other_spellings(codes, distinct_values, dataset_form, locator, name)
-        return pa.array(texts, pa.string()).take(pa.array(codes)).dictionary_encode(), form
-
-    def _refuse_joined(self, values: Any, name: str) -> None:
-        """Refuse text for a column of lists, of which some hold what would divide it."""
-        rows = to_list(values) if is_text(values) or isinstance(values, list) else []
-        is_joined = np.array([isinstance(value, str) and value != "" for value in rows], np.bool_)
-        fault = f"text, but lists of the dataset hold empty values or {LIST_SEPARATOR}"
-        refuse_row(is_joined, self._locator, name, lambda _: fault, "give lists, in JSON or Parquet")
+def _categories(values: Any, separator: str | None, locator: Locator, dataset_form: Form | None) -> TextColumn:
+    """A column of one category a row, or, of text that a separator divides and of lists, any number; null is none."""
+    if separator is None:
+        return _text_column(values, locator, dataset_form)
+    has_lists = not separator
+    if has_lists and dataset_form is not None:
+        separator = LIST_SEPARATOR  # in text of new rows alone
+        if dataset_form & Form.UNJOINABLE and (isinstance(values, list) or is_text(values)):
+            column = distinct(values)
+            is_joined = [isinstance(value, str) and value != "" for value in column.values]
+            fault = f"is text, but lists of the dataset hold empty values or {LIST_SEPARATOR}"
+            column.refuse(is_joined, locator, fault, "give lists, in JSON or Parquet")
+    members, offsets = _members(values, separator, keeps_empty=has_lists)
+    encoded, form, _ = _text_column(
+        members, lambda index: locator(int(np.searchsorted(offsets, index, "right")) - 1), dataset_form
+    )
+    texts = encoded.dictionary
+    if has_lists and pc.any(pc.or_(pc.equal(texts, ""), pc.match_substring(texts, LIST_SEPARATOR))).as_py():
+        form |= Form.UNJOINABLE
+    return TextColumn(encoded, form, offsets)
 
 
-class _MemberLocator(NamedTuple):
-    """Locator of the rows that values of lists belong to."""
+def _text_column(values: Any, locator: Locator, dataset_form: Form | None) -> TextColumn:
+    """The texts of values, "" of missing ones."""
+    if is_text(values):
+        encoded = values.fill_null("").dictionary_encode()
+        form = forms_of_texts(encoded.dictionary)
+    elif dataset_form is None and not isinstance(values, list) and pa.types.is_integer(values.type):
+        encoded = values.cast(pa.string()).fill_null("").dictionary_encode()
+        form = forms_of_texts(encoded.dictionary) & ~Form.TEXT
+    else:
+        encoded, form = _read_typed(values, locator, dataset_form)
+    if dataset_form and not dataset_form & Form.TEXT:  # other text would be an unknown category
+        column = Distinct(encoded.indices.to_numpy(), encoded.dictionary.to_pylist())
+        is_other = [is_other_spelling(text) for text in column.values]
+        fault = "is spelled otherwise in the dataset, whose values are typed"
+        column.refuse(is_other, locator, fault, "write integers as 3, and true and false as 1 and 0")
+    return TextColumn(encoded, form)
 
-    locator: Locator
-    offsets: NDArray[np.int64]
 
-    def error(self, index: int, column: str, fault: str, remedy: str = CORRECT) -> UserError:
-        """See `data_prep.parsing.formats.Locator`."""
-        return self.locator.error(int(np.searchsorted(self.offsets, index, "right")) - 1, column, fault, remedy)
-
-
-def _spelling(value: Any, dataset_form: Form | None) -> str | None:
-    """The text of one value; None where it has none."""
-    if value is None or isinstance(value, str):
-        return value or ""
+def _read_typed(values: Any, locator: Locator, dataset_form: Form | None) -> tuple[Any, Form]:
+    """The same of values that are not all text, by their distinct values."""
+    column = distinct(values)
+    spelling = Form.PLAIN if dataset_form is None else dataset_form
+    form, texts = Form(0), []
+    for value in column.values:
+        form |= form_of(value) if isinstance(value, str) else form_of_typed(value)
+        texts.append((value or "") if isinstance(value, str | None) else spell(value, spelling))
+    is_bad = [text is None for text in texts]
     if dataset_form is not None:
-        return spell(value, dataset_form)
-    whole = whole_number(value)
-    return None if whole is None else str(whole)
-
-
-def _refuse_other_spellings(
-    codes: NDArray[np.int64], distinct_values: Sequence[Any], dataset_form: Form, locator: Locator, name: str
-) -> None:
-    """Refuse text that would be an unknown category, as the dataset's own rows have typed values."""
-    is_other = [isinstance(value, str) and is_other_spelling(value, dataset_form) for value in distinct_values]
-    fault = "is spelled otherwise in the dataset, whose values are typed"
-    remedy = "write integers as 3, and true and false as 1 and 0"
-    refuse_first(codes, is_other, locator, name, lambda code: f"{excerpt(distinct_values[code])} {fault}", remedy)
+        fault = "has no one spelling among the dataset's values of this column"
+        pairs = zip(is_bad, column.values, strict=True)
+        is_unspelled = [bad and isinstance(value, int | float | Decimal) for bad, value in pairs]
+        column.refuse(is_unspelled, locator, fault, "give it as text, as in the dataset's rows")
+    column.refuse(is_bad, locator, "is not a category: text or an integer")
+    return pa.array(texts, pa.string()).take(pa.array(column.codes)).dictionary_encode(), form
 
 
 def without_marks(values: Any, marks: Sequence[str]) -> Any:
@@ -450,12 +367,11 @@ def _members(values: Any, separator: str, keeps_empty: bool) -> tuple[Any, NDArr
         separator: of text; "": text is one value.
         keeps_empty: whether an empty text in a list is a value; in text that is divided it is none.
     """
-    if isinstance(values, list) or not (is_text(values) or pa.types.is_list(values.type)):
+    is_divided = is_text(values) and separator != ""
+    if isinstance(values, list) or not (is_divided or pa.types.is_list(values.type)):
         bags = [_members_of(value, separator, keeps_empty) for value in to_list(values)]
         return [value for bag in bags for value in bag], offsets_of(np.array([len(bag) for bag in bags], np.int64))
-    if is_text(values) and not separator:
-        return _members(values.to_pylist(), separator, keeps_empty)
-    if is_text(values):
+    if is_divided:
         values, keeps_empty = pc.split_pattern(values, separator), False
     lengths = pc.list_value_length(values).fill_null(0).to_numpy()
     members = values.flatten()  # without what lies under nulls

@@ -1,7 +1,7 @@
 """Dates and times to whole numbers: their parts, as numeric or categorical features of a user's own table."""
 
 import calendar
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
@@ -33,20 +33,12 @@ PARTS: dict[str, Callable[[NDArray[np.datetime64]], Any]] = {
 }
 
 
-def read_times(texts: Sequence[str], form: str | None) -> NDArray[np.datetime64]:
-    """Times [rows] in UTC, to the second, NaT where a text is empty.
-
-    Raises:
-        ValueError: its argument is the index of the first text that is no time.
-    """
-    time_of: dict[str, np.datetime64] = {"": NO_TIME}
-    for index, text in enumerate(texts):
-        if text not in time_of:
-            try:
-                time_of[text] = np.datetime64(_read_seconds(text.strip(), form), "s")
-            except (ValueError, OverflowError) as error:
-                raise ValueError(index) from error
-    return np.array([time_of[text] for text in texts], "M8[s]")
+def read_time(text: str, form: str | None) -> np.datetime64 | None:
+    """A time in UTC, to the second, NaT of an empty text; None where a text is no time."""
+    try:
+        return np.datetime64(_read_seconds(text.strip(), form), "s") if text else NO_TIME
+    except (ValueError, OverflowError):
+        return None
 
 
 def _read_seconds(text: str, form: str | None) -> int:

@@ -1,10 +1,9 @@
 """A log of events, in text or Parquet, to users, items, times and flags; see data_prep/dataset/event_schema.py."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -14,18 +13,16 @@ from numpy.typing import NDArray
 from common.errors import UserError
 from data_prep.dataset.event_schema import ANCHOR_BIT, FLAG_BIT, MAX_ID, Condition, EventSchema
 from data_prep.dataset.events import flag_value, text_key
-from data_prep.dataset.spelling import text_of
-from data_prep.dataset.table_spec import COMPARISONS, RULE
-from data_prep.parsing.convert import distinct, excerpt, is_text, plain, refuse_first, refuse_row
-from data_prep.parsing.dates import EPOCH, read_times
-from data_prep.parsing.formats import Chunk, Layout, Locator, Size, format_of
+from data_prep.dataset.table_spec import meets
+from data_prep.parsing.convert import Distinct, distinct, excerpt, is_text, plain, refuse_row, times_of, to_texts
+from data_prep.parsing.dates import EPOCH
+from data_prep.parsing.formats import CORRECT, Batch, Chunk, Layout, Locator, Size, format_of
 from data_prep.sources.discover import Source
 
 EPOCH_MS = "epoch_ms"
 WHOLE = r"^(0|[1-9][0-9]{0,17})$"  # texts whose number `text_key` keeps
 TIME_LIMIT = 1 << 32  # times are uint32: until 2106
 DAY = 86_400
-T = TypeVar("T")
 EVENT_BYTES = 48  # of a chunk's budget, that an event counts as
 
 
@@ -42,23 +39,9 @@ class EventBlock(NamedTuple):
         return EventBlock(self.users[rows], self.items[rows], self.times[rows], self.flags[rows])
 
 
-@dataclass(frozen=True)
-class EventChunk:
-    """A piece of a source."""
-
-    source: Source
-    place: Chunk
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of the file that it is about."""
-        return min(self.place.stop, self.source.bytes) - self.place.start
-
-
-def plan_event_chunks(source: Source, chunk_bytes: int) -> list[EventChunk]:
+def plan_event_chunks(source: Source, chunk_bytes: int) -> list[Chunk]:
     """The chunks of a source, in the order of its rows; of a compressed text there is one."""
-    places = format_of(source).chunks(source, Size(EVENT_BYTES), chunk_bytes)
-    return [EventChunk(source, place) for place in places]
+    return format_of(source).chunks(source, Size(EVENT_BYTES), chunk_bytes)
 
 
 def check_columns(source: Source, columns: tuple[str, ...], delimiter: str, named_by: str) -> None:
@@ -73,70 +56,59 @@ def check_columns(source: Source, columns: tuple[str, ...], delimiter: str, name
             )
 
 
-def parsed_blocks(
-    chunk: EventChunk, columns: tuple[str, ...], delimiter: str, parse: Callable[[dict[str, Any], Locator], T]
-) -> Iterator[tuple[T, int]]:
-    """What `parse` makes of the batches of a chunk, by column, and bytes of the file worked through.
+def event_batches(
+    source: Source, chunk: Chunk, columns: tuple[str, ...], delimiter: str
+) -> Iterator[tuple[Batch, int]]:
+    """The batches of a chunk, each column an Arrow array, of text where types are mixed; bytes of the file they took.
 
     Raises:
-        UserError: as `parse` raises it, or a damaged file.
+        UserError: a value that is neither text nor a number, or a damaged file.
     """
-    form = format_of(chunk.source)
-    layout = Layout(tuple(column.name for column in form.columns(chunk.source, delimiter)), delimiter)
-    for batch, num_bytes in form.batches(chunk.source, chunk.place, columns, layout):
-        yield (
-            parse(
-                {name: as_array(values, batch.locator, name) for name, values in batch.columns.items()}, batch.locator
-            ),
-            num_bytes,
-        )
+    form = format_of(source)
+    layout = Layout(tuple(column.name for column in form.columns(source, delimiter)), delimiter)
+    for batch, num_bytes in form.batches(source, chunk, columns, layout):
+        arrays = {
+            name: pa.array(to_texts(values, batch.locator_of(name)), pa.string())
+            if isinstance(values, list)
+            else plain(values)
+            for name, values in batch.columns.items()
+        }
+        yield batch._replace(columns=arrays), num_bytes
 
 
-def as_array(values: Any, locator: Locator, column: str) -> Any:
-    """A column as an Arrow array: where types are mixed, as texts."""
-    if not isinstance(values, list):
-        return plain(values)
-    is_bad = np.array([not isinstance(value, str | int | float | None) for value in values], np.bool_)
-    refuse_row(is_bad, locator, column, lambda index: f"{excerpt(values[index])} is neither text nor a number")
-    return pa.array([None if value is None else text_of(value) for value in values], pa.string())
-
-
-def parse_events(columns: dict[str, Any], schema: EventSchema, locator: Locator) -> EventBlock:
-    """Events of a block of columns.
+def parse_events(batch: Batch, schema: EventSchema) -> EventBlock:
+    """Events of a batch of `event_batches`.
 
     Raises:
         UserError: a value that cannot be (file, row, column, remedy).
     """
-    users = keys_of(columns[schema.user], locator, schema.user, schema.renumber)
-    items = keys_of(columns[schema.item], locator, schema.item, schema.renumber)
-    times = _times(columns[schema.time], locator, schema)
-    codes = {
-        name: _text_codes(columns[name], locator, name, allowed_texts)
-        for name, allowed_texts in schema.known_values.items()
-    }
+    users, items = (keys_of(batch, column, schema.renumber) for column in (schema.user, schema.item))
+    times = _times(batch, schema)
+    texts = {name: _text_codes(batch, name, allowed_texts) for name, allowed_texts in schema.known_values.items()}
     numbers: dict[str, NDArray[np.float64]] = {}
     flags = np.zeros(len(users), np.uint8)
     for bit, condition in enumerate([*schema.actions.values(), schema.anchors]):
         mask = np.uint8(1 << bit if bit < len(schema.actions) else ANCHOR_BIT)
-        flags[_meets(condition, columns, codes, numbers, locator)] |= mask
+        flags[_meets(condition, batch, texts, numbers)] |= mask
     if schema.flag is not None:
-        values = _flags(columns[schema.flag], locator, schema.flag)
-        refuse_row(~np.isin(values, (0, 1)), locator, schema.flag, lambda index: f"{values[index]:g} is not 0 or 1")
+        values = _flags(batch, schema.flag)
+        locator = batch.locator_of(schema.flag)
+        refuse_row(~np.isin(values, (0, 1)), locator, lambda index: f"{values[index]:g} is not 0 or 1")
         flags[values == 1] |= np.uint8(FLAG_BIT)
     return EventBlock(users, items, times, flags)
 
 
-def keys_of(array: Any, locator: Locator, column: str, is_any: bool = True) -> NDArray[np.int64]:
+def keys_of(batch: Batch, column: str, is_any: bool = True) -> NDArray[np.int64]:
     """Keys of users, items or attributes: see `text_key`; unless `is_any` they are numbers up to MAX_ID."""
-    texts = None
+    array, locator, texts = batch.columns[column], batch.locator_of(column), None
     if not pa.types.is_integer(array.type):
         texts = array.cast(pa.string())
         is_empty = pc.equal(texts, "").fill_null(True).to_numpy(zero_copy_only=False)
-        refuse_row(is_empty, locator, column, lambda _: "no value")
+        refuse_row(is_empty, locator, lambda _: "no value")
         if pc.all(pc.match_substring_regex(texts, WHOLE)).as_py() in (True, None):
             array, texts = texts.cast(pa.int64()), None
     elif array.null_count:
-        refuse_row(array.is_null().to_numpy(zero_copy_only=False), locator, column, lambda _: "no value")
+        refuse_row(array.is_null().to_numpy(zero_copy_only=False), locator, lambda _: "no value")
     elif pc.any(pc.less(array, 0)).as_py() or array.type == pa.uint64():
         texts = array.cast(pa.string())
     if texts is None:
@@ -147,38 +119,35 @@ def keys_of(array: Any, locator: Locator, column: str, is_any: bool = True) -> N
     if not is_any:
         remedy = "set `renumber: true` in the schema, or correct this row"
         is_bad = (keys < 0) | (keys > MAX_ID)
-        refuse_row(is_bad, locator, column, lambda index: f"{array[index]} is not an id from 0 to {MAX_ID}", remedy)
+        refuse_row(is_bad, locator, lambda index: f"{array[index]} is not an id from 0 to {MAX_ID}", remedy)
     return keys
 
 
-def _times(array: Any, locator: Locator, schema: EventSchema) -> NDArray[np.uint32]:
+def _times(batch: Batch, schema: EventSchema) -> NDArray[np.uint32]:
     column, form = schema.time, schema.time_format
+    array, locator = batch.columns[column], batch.locator_of(column)
     if pa.types.is_timestamp(array.type) or pa.types.is_date(array.type):
         seconds = array.cast(pa.timestamp("s"), safe=False).cast(pa.int64())
     elif pa.types.is_integer(array.type):
         seconds = array.cast(pa.int64())
     else:
-        seconds = _text_times(array.cast(pa.string()).fill_null(""), locator, column, form)
-    refuse_row(seconds.is_null().to_numpy(zero_copy_only=False), locator, column, lambda _: "no time")
+        seconds = _text_times(array.cast(pa.string()).fill_null(""), locator, form)
+    refuse_row(seconds.is_null().to_numpy(zero_copy_only=False), locator, lambda _: "no time")
     times: NDArray[np.int64] = seconds.to_numpy()
     if form == EPOCH_MS:
         times = times // 1000
     now = min(time.time() + DAY, TIME_LIMIT - 1)
     if (bad := (times < 0) | (times > now)).any():
-        index = int(bad.argmax())
-        value = int(times[index])
+        value = int(times[bad.argmax()])
+        fault, remedy = f"{value} seconds lie {'before 1970' if value < 0 else 'in the future'}", CORRECT
         if form != EPOCH_MS and 0 < value / 1000 <= now:
-            raise locator.error(
-                index,
-                column,
-                f"{value} lies in the future as seconds; it looks like milliseconds",
-                f"write `time: {{column: {column}, format: {EPOCH_MS}}}` in the schema",
-            )
-        raise locator.error(index, column, f"{value} seconds lie {'before 1970' if value < 0 else 'in the future'}")
+            fault = f"{value} lies in the future as seconds; it looks like milliseconds"
+            remedy = f"write `time: {{column: {column}, format: {EPOCH_MS}}}` in the schema"
+        refuse_row(bad, locator, lambda _: fault, remedy)
     return times.astype(np.uint32)
 
 
-def _text_times(texts: Any, locator: Locator, column: str, form: str | None) -> Any:
+def _text_times(texts: Any, locator: Locator, form: str | None) -> Any:
     """Seconds (or what `form` counts) of texts, each a whole number or a time; null where one is empty."""
     is_whole = pc.match_substring_regex(texts, r"^-?[0-9]{1,18}$")
     if form not in (None, EPOCH, EPOCH_MS):
@@ -186,46 +155,39 @@ def _text_times(texts: Any, locator: Locator, column: str, form: str | None) -> 
     numbers = pc.if_else(is_whole, texts, None).cast(pa.int64())
     if pc.all(is_whole).as_py() in (True, None):
         return numbers
-    values = pc.if_else(is_whole, "", texts).to_pylist()
-    try:
-        times = read_times(values, None if form in (EPOCH, EPOCH_MS) else form)
-    except ValueError as error:
-        index, kind = error.args[0], "ISO 8601, or seconds" if form is None else form
-        remedy = "correct this row, or `time: {column: NAME, format: …}` in the schema"
-        raise locator.error(index, column, f"{values[index][:40]!a} is not a time ({kind})", remedy) from error
-    return pc.coalesce(numbers, pa.array(times.astype("M8[s]")).cast(pa.int64()))
+    kind = f"a time ({'ISO 8601, or seconds' if form is None else form})"
+    remedy = "correct this row, or `time: {column: NAME, format: …}` in the schema"
+    text_form = None if form in (EPOCH, EPOCH_MS) else form
+    times = times_of(pc.if_else(is_whole, "", texts), text_form, locator, kind, remedy)
+    return pc.coalesce(numbers, pa.array(times).cast(pa.int64()))
 
 
-def _text_codes(
-    array: Any, locator: Locator, column: str, allowed_texts: set[str]
-) -> tuple[NDArray[np.int64], list[str]]:
-    """Codes of a column of text, and their texts. Raises UserError for a text that the schema does not name."""
-    codes, texts = distinct(array.cast(pa.string()).fill_null(""))
-    refuse_first(
-        codes,
-        [text not in allowed_texts for text in texts],
-        locator,
-        column,
-        lambda code: f"unknown action {excerpt(texts[code])}; known are {sorted(allowed_texts)}",
+def _text_codes(batch: Batch, column: str, allowed_texts: set[str]) -> Distinct:
+    """A column of text. Raises UserError for a text that the schema does not name."""
+    texts = distinct(batch.columns[column].cast(pa.string()).fill_null(""))
+    is_unknown = np.array([text not in allowed_texts for text in texts.values], np.bool_)[texts.codes]
+    refuse_row(
+        is_unknown,
+        batch.locator_of(column),
+        lambda index: f"unknown action {excerpt(texts.values[texts.codes[index]])}; known are {sorted(allowed_texts)}",
         f"name it in `actions`, or in `others: {{{column}: […]}}`, which no history shows, in the schema",
     )
-    return codes, texts
+    return texts
 
 
-def _numbers(array: Any, locator: Locator, column: str) -> NDArray[np.float64]:
+def _numbers(batch: Batch, column: str) -> NDArray[np.float64]:
     """Numbers, NaN where there is none."""
-    numbers: NDArray[np.float64]
-    if not is_text(array):
-        numbers = array.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy()
-        return numbers
-    values = pc.if_else(pc.equal(array, ""), None, array)
-    with suppress(pa.ArrowInvalid):
-        numbers = values.cast(pa.float64()).fill_null(np.nan).to_numpy()
-        return numbers
-    codes, texts = distinct(values)
-    is_none = [not _is_number(text) for text in texts]
-    refuse_first(codes, is_none, locator, column, lambda code: f"{excerpt(texts[code])} is not a number")
-    raise AssertionError("each number was read, but not all together")
+    array = batch.columns[column]
+    if is_text(array):
+        array = pc.if_else(pc.equal(array, ""), None, array)
+    try:
+        numbers: NDArray[np.float64] = array.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy()
+    except pa.ArrowInvalid:
+        texts = distinct(array)
+        is_bad = [not _is_number(text) for text in texts.values]
+        texts.refuse(is_bad, batch.locator_of(column), "is not a number")
+        raise
+    return numbers
 
 
 def _is_number(text: str | None) -> bool:
@@ -236,31 +198,25 @@ def _is_number(text: str | None) -> bool:
     return False
 
 
-def _flags(array: Any, locator: Locator, column: str) -> NDArray[np.float64]:
+def _flags(batch: Batch, column: str) -> NDArray[np.float64]:
     """Numbers of a column that holds 0 and 1, as `flag_value` reads texts."""
-    if not is_text(array):
-        return _numbers(array, locator, column)
-    codes, texts = distinct(array.fill_null(""))
+    if not is_text(batch.columns[column]):
+        return _numbers(batch, column)
+    codes, texts = distinct(batch.columns[column].fill_null(""))
     return np.array([flag_value(text) for text in texts], np.float64)[codes]
 
 
 def _meets(
-    condition: Condition,
-    columns: dict[str, Any],
-    codes: dict[str, tuple[NDArray[np.int64], list[str]]],
-    numbers: dict[str, NDArray[np.float64]],
-    locator: Locator,
+    condition: Condition, batch: Batch, texts: dict[str, Distinct], numbers: dict[str, NDArray[np.float64]]
 ) -> NDArray[np.bool_]:
     """Which events meet a condition; {} all do."""
-    met = np.ones(len(next(iter(columns.values()))), np.bool_)
+    met = np.ones(batch.rows, np.bool_)
     for column, value in condition.items():
         if isinstance(value, str):
-            match = RULE.fullmatch(value)
-            assert match is not None
             if column not in numbers:
-                numbers[column] = _numbers(columns[column], locator, column)
-            met &= COMPARISONS[match[1]](numbers[column], float(match[2])) & ~np.isnan(numbers[column])
+                numbers[column] = _numbers(batch, column)
+            met &= meets(numbers[column], value) & ~np.isnan(numbers[column])
         else:
-            column_codes, texts = codes[column]
-            met &= np.isin(column_codes, [code for code, text in enumerate(texts) if text in value])
+            codes, values = texts[column]
+            met &= np.isin(codes, [code for code, text in enumerate(values) if text in value])
     return met

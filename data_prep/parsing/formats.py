@@ -6,11 +6,10 @@ data_prep/parsing/convert.py and data_prep/parsing/events.py, which do not ask w
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import PurePath
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from common.errors import UserError
 from data_prep.dataset.table_spec import FORMATS, Table
@@ -18,38 +17,27 @@ from data_prep.sources.discover import Source, without_packing
 from data_prep.sources.line_blocks import LineBlocks, count_lines_before
 
 CORRECT = "correct or remove this row"
-
-
-class Locator(Protocol):
-    """Locator of the rows of a batch."""
-
-    def error(self, index: int, column: str, fault: str, remedy: str = CORRECT) -> UserError:
-        """About a field of the batch's row `index`: file, row, column, what is wrong, what to do."""
-
-
-@dataclass(frozen=True)
-class Rows:
-    """A file and the number in it of each row; or, of lines from some byte on, with what to add, counted when needed.
-
-    Counting raises UserError where the lines before are no rows.
-    """
-
-    name: str
-    numbers: Sequence[int]
-    count_before: Callable[[], int] | None = None
-
-    def error(self, index: int, column: str, fault: str, remedy: str = CORRECT) -> UserError:
-        """See `Locator`."""
-        number = self.numbers[index] + (0 if self.count_before is None else self.count_before())
-        return UserError(f"{self.name}: row {number}, column {column}: {fault}; {remedy}")
+Locator = Callable[[int], str]  # the file and the row of a batch's row, or of a field, for an error
 
 
 class Batch(NamedTuple):
-    """Rows as read: of each column an Arrow array, or, where types are mixed, a list of Python's values, [rows]."""
+    """Rows as read: of each column an Arrow array, or, where types are mixed, a list of Python's values, [rows].
+
+    A locator may raise UserError, where the lines before a row, which it counts, are no rows.
+    """
 
     columns: Mapping[str, Any]
     rows: int
     locator: Locator
+
+    def locator_of(self, column: str) -> Locator:
+        """The locator of a column's fields."""
+        return lambda index: f"{self.locator(index)}, column {column}"
+
+
+def numbered_rows(name: str, numbers: Sequence[int]) -> Locator:
+    """The locator of rows by their numbers in a file."""
+    return lambda index: f"{name}: row {numbers[index]}"
 
 
 class Column(NamedTuple):
@@ -60,11 +48,12 @@ class Column(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The columns of a file's rows, in its order, and for text what divides them and whether it begins with names."""
+    """The columns of a file's rows, in its order; of text what divides them and whether it begins with names; lists."""
 
     names: tuple[str, ...]
     delimiter: str = ","
     header: bool = True
+    lists: Collection[str] = ()
 
 
 class Size(NamedTuple):
@@ -81,20 +70,19 @@ class Chunk(NamedTuple):
     stop: int
     rows: Any = None
 
+    def bytes_of(self, source: Source) -> int:
+        """Bytes of the file that it is about."""
+        return min(self.stop, source.bytes) - self.start
+
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 MIN_ROW_BYTES = 41  # of a row's text, which data_prep/engine/memory_budget.py counts with
 
 
-def table_format(table: Table) -> "Format":
-    """The format of a table's files."""
-    return format_named(table.format)
-
-
 def table_layout(table: Table) -> tuple[list[str], Layout]:
     """The columns of a table that are read, and the layout of its files."""
     columns = list(dict.fromkeys((table.label, *table.inputs)))
-    return columns, Layout(table.names, table.delimiter, table.header)
+    return columns, Layout(table.names, table.delimiter, table.header, table.schema.ragged)
 
 
 def table_size(table: Table) -> Size:
@@ -133,7 +121,7 @@ class Format(ABC):
 
     @abstractmethod
     def batches(
-        self, source: Source, chunk: Chunk, columns: Sequence[str], layout: Layout, lists: Collection[str] = ()
+        self, source: Source, chunk: Chunk, columns: Sequence[str], layout: Layout
     ) -> Iterator[tuple[Batch, int]]:
         """Some columns of a chunk of a file, and how many of the file's bytes were worked through for each batch.
 
@@ -158,7 +146,7 @@ class LineFormat(Format):
         return [Chunk(start, start + chunk_bytes) for start in range(0, source.bytes, chunk_bytes)]
 
     def batches(
-        self, source: Source, chunk: Chunk, columns: Sequence[str], layout: Layout, lists: Collection[str] = ()
+        self, source: Source, chunk: Chunk, columns: Sequence[str], layout: Layout
     ) -> Iterator[tuple[Batch, int]]:
         """See `Format`."""
         with LineBlocks(source, chunk.start) as lines:
@@ -169,29 +157,26 @@ class LineFormat(Format):
     ) -> Iterator[tuple[Batch, int]]:
         """The same of lines that are being read, which begin before `stop`."""
         parts: list[bytes] = []
-        begin = size = num_bytes = 0
+        begin = 0
         for block in lines.until(stop):
             begin = begin if parts else block.offset
             parts.append(bytes(block.buffer[block.start : block.end]))
-            size += len(parts[-1])
-            num_bytes += lines.advance()
-            if size >= self.batch_bytes:
-                yield self._parse(b"".join(parts), columns, layout, source, begin), num_bytes
-                parts, size, num_bytes = [], 0, 0
+            if sum(map(len, parts)) >= self.batch_bytes:
+                yield self._parse(b"".join(parts), columns, layout, source, begin), lines.advance()
+                parts = []
         if parts:
-            yield self._parse(b"".join(parts), columns, layout, source, begin), num_bytes
+            yield self._parse(b"".join(parts), columns, layout, source, begin), lines.advance()
 
     def _parse(self, text: bytes, columns: Sequence[str], layout: Layout, source: Source, offset: int) -> Batch:
         """The rows of whole lines, which begin at a byte of a source's text."""
-        count_before = partial(self.lines_before, source, layout, offset)
+        count_before, first = partial(self.lines_before, source, layout, offset), 2 if offset else 1
         try:
-            fields, numbers = self.fields(text, columns, layout, source.path, 2 if offset else 1)
+            fields, numbers = self.fields(text, columns, layout, source.path, first)
         except UserError:
             if offset:  # only now is the row's number worth counting
                 self.fields(text, columns, layout, source.path, 1 + count_before())
             raise
-        locator = Rows(source.path, numbers, (lambda: count_before() - 1) if offset else None)
-        return Batch(fields, len(numbers), locator)
+        return Batch(fields, len(numbers), lambda i: f"{source.path}: row {numbers[i] - first + 1 + count_before()}")
 
     @abstractmethod
     def fields(

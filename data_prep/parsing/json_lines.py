@@ -34,11 +34,9 @@ class JsonLines(LineFormat):
         kinds: dict[str, str] = {}
         with LineBlocks(source) as lines:
             for block in lines.until(1 << 20):
-                objects = read_objects(bytes(block.buffer[block.start : block.end]), source.path)
-                for item in objects.values():
+                for item in read_objects(bytes(block.buffer[block.start : block.end]), source.path).values():
                     for name, value in item.items():
-                        if isinstance(value, list) or name not in kinds:
-                            kinds[name] = "list" if isinstance(value, list) else "any"
+                        kinds[name] = "list" if isinstance(value, list) else kinds.get(name, "any")
         if not kinds:
             raise UserError(f"{source.path}: no rows in it; get it again, or leave it out of {source.key}")
         return [Column(name, kind) for name, kind in kinds.items()]

@@ -4,13 +4,14 @@ A chunk is some row groups, or a part of one where a group is larger than a chun
 """
 
 from collections.abc import Collection, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from common.errors import UserError
-from data_prep.parsing.formats import CORRECT, Batch, Chunk, Column, Format, Layout, Size
+from data_prep.parsing.formats import Batch, Chunk, Column, Format, Layout, Size
 from data_prep.sources.discover import Source
 
 MAGIC = b"PAR1"
@@ -67,18 +68,18 @@ class Parquet(Format):
         return [Chunk(start, stop, rows) for start, stop, rows in zip([0, *ends], ends, ranges, strict=False)]
 
     def batches(
-        self, source: Source, chunk: Chunk, columns: Sequence[str], layout: Layout, lists: Collection[str] = ()
+        self, source: Source, chunk: Chunk, columns: Sequence[str], layout: Layout
     ) -> Iterator[tuple[Batch, int]]:
         """Each batch of as many rows as pyarrow holds in about BATCH_BYTES."""
         rows, key = chunk.rows, (source, chunk.rows.groups, *columns)
         reader = _unfinished.pop(key, None)
         _unfinished.clear()
         if reader is None or reader.position > rows.first:
-            reader = _GroupReader(source, rows, columns, lists)
+            reader = _GroupReader(source, rows, columns, layout.lists)
         row_bytes = source.bytes / max(1, reader.metadata.num_rows)
         try:
             for first, part in reader.read(rows.first, rows.first + rows.rows):
-                locator = _RowGroupLocator(source.path, reader.metadata, rows.row + first)
+                locator = partial(_locate, source.path, reader.metadata, rows.row + first)
                 yield (
                     Batch({name: part.column(name) for name in columns}, len(part), locator),
                     int(row_bytes * len(part)),
@@ -131,23 +132,14 @@ def close_reader() -> None:
     _unfinished.clear()
 
 
-class _RowGroupLocator(NamedTuple):
-    """A Parquet file and the number of a row in it, from 0."""
-
-    path: str
-    metadata: Any
-    row: int
-
-    def error(self, index: int, column: str, fault: str, remedy: str = CORRECT) -> UserError:
-        """See `data_prep.parsing.formats.Locator`."""
-        row = self.row + index
-        group = 0
-        for group in range(self.metadata.num_row_groups):
-            if row < self.metadata.row_group(group).num_rows:
-                break
-            row -= self.metadata.row_group(group).num_rows
-        location = f"{self.path}: row group {group}, row {row + 1} of it, column {column}"
-        return UserError(f"{location}: {fault}; {remedy}")
+def _locate(path: str, metadata: Any, first: int, index: int) -> str:
+    """The locator of a batch that begins with the file's row `first`, from 0."""
+    row, group = first + index, 0
+    for group in range(metadata.num_row_groups):
+        if row < metadata.row_group(group).num_rows:
+            break
+        row -= metadata.row_group(group).num_rows
+    return f"{path}: row group {group}, row {row + 1} of it"
 
 
 def cut_groups(rows: list[int], sizes: list[int], chunk_bytes: int) -> list[RowRange]:

@@ -35,8 +35,11 @@ class Text(LineFormat):
 
     def columns(self, source: Source, delimiter: str = ",", header: bool = True) -> list[Column]:
         """By the names in the first line, or column_0 and so on."""
-        names = read_header(source, delimiter)
-        return [Column(name, "any") for name in (names if header else position_names(len(names)))]
+        with LineBlocks(source) as lines:
+            for block in lines.until(1):
+                names = read_names(bytes(block.buffer[block.start : block.end]), delimiter, source.path)
+                return [Column(name if header else f"column_{place}", "any") for place, name in enumerate(names)]
+        raise UserError(f"{source.path}: empty file; get it again, or leave it out of {source.key}")
 
     def fields(
         self, text: bytes, columns: Sequence[str], layout: Layout, name: str, row: int
@@ -44,11 +47,16 @@ class Text(LineFormat):
         """See `LineFormat`."""
         if layout.header and row == 1:
             row, text = 2, text.partition(b"\n")[2]
-        places = [layout.names.index(column) for column in columns]
-        fast = read_fast(text, layout.delimiter, places, len(layout.names))
+        places, width = [layout.names.index(column) for column in columns], len(layout.names)
+        fast = read_fast(text, layout.delimiter, places, width)
         if fast is not None:
             return dict(zip(columns, fast.columns, strict=True)), range(row, row + fast.num_rows)
-        rows, numbers = _read_rows(text, layout, name, row)
+        rows, numbers = read_exact(text, layout.delimiter, name, row)
+        for fields, number in zip(rows, numbers, strict=True):
+            if len(fields) != width:
+                column = layout.names[min(len(fields), width - 1)]
+                fault = f"{len(fields)} columns, but a row has {width} (see column {column})"
+                raise UserError(f"{name}: row {number}: {fault}; {CORRECT}")
         arrays = (pa.array([fields[place] for fields in rows], pa.string()) for place in places)
         return dict(zip(columns, arrays, strict=True)), numbers
 
@@ -58,41 +66,15 @@ class Text(LineFormat):
         with LineBlocks(source) as before:
             for block in before.until(offset):
                 text = bytes(block.buffer[block.start : block.end])
-                split_rows(text.decode(errors="replace"), layout.delimiter, source.path, row)
+                read_exact(text, layout.delimiter, source.path, row)
                 row += text.count(b"\n")
         return row - 1
-
-
-def position_names(width: int) -> tuple[str, ...]:
-    """Names of the columns of a file without any."""
-    return tuple(f"column_{place}" for place in range(width))
-
-
-def read_header(source: Source, delimiter: str) -> tuple[str, ...]:
-    """The fields of a file's first line. Raises UserError for an empty file."""
-    with LineBlocks(source) as lines:
-        for block in lines.until(1):
-            return read_names(bytes(block.buffer[block.start : block.end]), delimiter, source.path)
-    raise UserError(f"{source.path}: empty file; get it again, or leave it out of {source.key}")
 
 
 def read_names(header: bytes, delimiter: str, name: str) -> tuple[str, ...]:
     """The fields in a file's first line. Raises UserError where it is none."""
     rows, _ = read_exact(header, delimiter, name, 1)
     return tuple(rows[0]) if rows else ()
-
-
-def _read_rows(text: bytes, layout: Layout, name: str, row: int) -> tuple[list[list[str]], Sequence[int]]:
-    """As `read_exact`; raises UserError for a row of another width, too."""
-    rows, numbers = read_exact(text, layout.delimiter, name, row)
-    width = len(layout.names)
-    for fields, number in zip(rows, numbers, strict=True):
-        if len(fields) != width:
-            column = layout.names[min(len(fields), width - 1)]
-            raise UserError(
-                f"{name}: row {number}: {len(fields)} columns, but a row has {width} (see column {column}); {CORRECT}"
-            )
-    return rows, numbers
 
 
 def decode(text: bytes, name: str, row: int) -> str:
@@ -104,16 +86,16 @@ def decode(text: bytes, name: str, row: int) -> str:
         raise UserError(f"{name}: row {row}: not UTF-8 text; convert the file, or remove the row") from error
 
 
-def split_rows(text: str, delimiter: str, name: str, row: int) -> tuple[list[list[str]], Sequence[int]]:
-    """The fields of each row, and the number of its line; blank lines are no rows.
+def read_exact(block: bytes, delimiter: str, name: str, row: int) -> tuple[list[list[str]], Sequence[int]]:
+    """The fields of each row of whole lines, and the number of its line; blank lines are no rows.
 
     Args:
-        text: whole lines; row: the number of the first.
+        block: whole lines; name: what to call the source in an error; row: the number of the first line.
 
     Raises:
-        UserError: a line that ends inside quotes, or a carriage return within one.
+        UserError: not UTF-8, a line that ends inside quotes, or a carriage return within one.
     """
-    lines = text.removesuffix("\n").split("\n")
+    lines = decode(block, name, row).removesuffix("\n").split("\n")
     reader = csv.reader((f"{line}\n" for line in lines), delimiter=delimiter)
     rows: list[list[str]] = []
     numbers: list[int] = []
@@ -136,37 +118,20 @@ def split_rows(text: str, delimiter: str, name: str, row: int) -> tuple[list[lis
     raise UserError(f"{name}: row {row + before}: {fault}")
 
 
-def read_exact(block: bytes, delimiter: str, name: str, row: int) -> tuple[list[list[str]], Sequence[int]]:
-    """The fields of each row of whole lines, and the number of its line; blank lines are no rows.
-
-    Args:
-        block: without the header; name: what to call the source in an error; row: the number of its first line.
-
-    Raises:
-        UserError: not UTF-8, a line that ends inside quotes, or a carriage return within one.
-    """
-    return split_rows(decode(block, name, row), delimiter, name, row)
-
-
-def read_fast(
-    block: bytes, delimiter: str, places: Sequence[int] | None = None, width: int | None = None
-) -> pa.RecordBatch | None:
+def read_fast(block: bytes, delimiter: str, places: Sequence[int], width: int) -> pa.RecordBatch | None:
     """Columns of text, named by position ("0", "1", …), a row a line; None where `read_exact` has to read the block.
 
     A batch has the fields that `read_exact` gives, column by column. A missing field is the text "", never null.
 
     Args:
         block: whole lines, of which the last may lack its end.
-        places: the columns to return, by position; None: all. width: how many a row has; None: as the first has.
+        places: the columns to return, by position. width: how many a row has.
     """
     if not _is_plain(block, delimiter):
         return None
     lines = block if block.endswith(b"\n") else block + b"\n"
-    columns = _count_columns(lines, delimiter)
-    if not columns or columns != (width or columns):
-        return None
-    sentinel = delimiter.join([f'"{SENTINEL}"'] * columns) + "\n"
-    batch = _read(lines + sentinel.encode(), delimiter, columns, range(columns) if places is None else places)
+    sentinel = delimiter.join([f'"{SENTINEL}"'] * width) + "\n"
+    batch = _read(lines + sentinel.encode(), delimiter, width, places)
     if batch is None or batch.num_rows != lines.count(b"\n") + 1:
         return None
     if any(column[-1].as_py() != SENTINEL for column in batch.columns):
@@ -196,18 +161,9 @@ def _is_utf8(block: bytes) -> bool:
     return True
 
 
-def _count_columns(lines: bytes, delimiter: str) -> int:
-    """Fields in the first line; 0 where csv refuses it."""
-    first = lines[: lines.index(b"\n")].decode("utf-8", "replace")
-    try:
-        return len(next(csv.reader([first], delimiter=delimiter)))
-    except csv.Error:
-        return 0
-
-
-def _read(lines: bytes, delimiter: str, columns: int, places: Sequence[int]) -> pa.RecordBatch | None:
+def _read(lines: bytes, delimiter: str, width: int, places: Sequence[int]) -> pa.RecordBatch | None:
     """Some of the columns as text, in one batch; None where pyarrow refuses the lines."""
-    names = [str(position) for position in range(columns)]
+    names = [str(position) for position in range(width)]
     try:
         table = arrow_csv.read_csv(
             pa.BufferReader(lines),

@@ -7,7 +7,8 @@ what follows, int64 [values + 1], and the texts in UTF-8, up to a multiple of 8 
 features are in `columns` (data_prep/stages/columns.py), those of the others in `bags.npy`.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from common.files import FileDigest
 from common.memory import share_allocator_with_arrow
 from data_prep.dataset.bags import offsets_of
 from data_prep.dataset.options import CategoryValue
+from data_prep.dataset.spelling import Form
 from data_prep.encoding.texts import text_buffers, texts_of
 from data_prep.encoding.values import remainders, text_values
 from data_prep.engine.job import VALUE_BYTES, ChunkRecord, Job
@@ -28,6 +30,7 @@ from data_prep.stages.columns import (
     DICTIONARIES,
     ENTRY_BYTES,
     aligned,
+    append_aligned,
     chunk_bags,
     code_dtype,
     read_codes,
@@ -57,32 +60,20 @@ class CategoryBuffer:
 
     def __init__(self, feature: str) -> None:
         self._feature = feature
-        self._codes: list[NDArray[np.unsignedinteger]] = []
         self._texts: list[Any] = []
-        self._counts: list[NDArray[np.uint32]] = []
-        self._first: list[NDArray[np.uint32]] = []
-        self.size = 0
+        self._blocks: list[tuple[NDArray[np.unsignedinteger], NDArray[np.uint32], NDArray[np.uint32]]] = []
 
     def append(self, values: Any, rows: NDArray[np.int64]) -> None:
-        """Add dictionary-encoded values, of which value i is of row rows[i]."""
-        import pyarrow as pa
-
+        """Add values as of `TextColumn`, of which value i is of row rows[i]."""
         codes, texts = values.indices.to_numpy(), values.dictionary
-        counts = np.bincount(codes, minlength=len(texts)).astype(np.uint32)
-        if not counts.all():  # entries of a slice's dictionary that it does not use
-            used_codes = np.flatnonzero(counts)
-            codes = (np.cumsum(counts > 0) - 1)[codes]
-            counts, texts = counts[used_codes], texts.take(pa.array(used_codes))
         first = np.empty(len(texts), np.uint32)
         first[codes[::-1]] = rows[::-1]  # of those of one code the first row is the last to be written
-        self._codes.append(codes.astype(code_dtype(len(texts))))
+        counts = np.bincount(codes, minlength=len(texts)).astype(np.uint32)
         self._texts.append(texts)
-        self._counts.append(counts)
-        self._first.append(first)
-        self.size += len(codes)
+        self._blocks.append((codes.astype(code_dtype(len(texts))), counts, first))
 
     def finish(self, are_keys: bool) -> Categories:
-        """All values, with their dictionary; the blocks are let go of.
+        """All values, with their dictionary; to be called once.
 
         Args:
             are_keys: whether values stand for their texts.
@@ -104,15 +95,14 @@ class CategoryBuffer:
         values, texts = values[is_new], texts.take(pa.array(order[is_new]))
         del order
         counts, first = np.zeros(len(values), np.uint32), np.full(len(values), np.iinfo(np.uint32).max, np.uint32)
-        codes = np.empty(self.size, code_dtype(len(values)))
+        codes = np.empty(sum(len(block) for block, _, _ in self._blocks), code_dtype(len(values)))
         begin = entry = 0
-        for block, block_counts, block_first in zip(self._codes, self._counts, self._first, strict=True):
+        for block, block_counts, block_first in self._blocks:
             numbers = rank[places[entry : entry + len(block_counts)]]
             np.add.at(counts, numbers, block_counts)
             np.minimum.at(first, numbers, block_first)
             codes[begin : begin + len(block)] = numbers.astype(codes.dtype)[block]
             begin, entry = begin + len(block), entry + len(numbers)
-        self.abandon()
         return Categories(codes, values, texts, counts, first)
 
     def _unify(self) -> tuple[Any, NDArray[np.int32]]:
@@ -127,11 +117,6 @@ class CategoryBuffer:
         places = [chunk.indices.to_numpy() for chunk in encoded.chunks]
         return texts, np.concatenate([np.zeros(0, np.int32), *places])
 
-    def abandon(self) -> None:
-        """Let go of the values."""
-        for blocks in (self._codes, self._texts, self._counts, self._first):
-            blocks.clear()
-
 
 class TableCategories:
     """The categories of a chunk while it is parsed, all features'."""
@@ -142,46 +127,51 @@ class TableCategories:
         self._rows = 0
         self._buffers = {feature: CategoryBuffer(feature) for feature in job.schema.sparse}
         self._lengths: dict[str, list[NDArray[np.int64]]] = {feature: [] for feature in job.schema.ragged}
+        self._forms = dict.fromkeys(job.schema.sparse, Form(0))
 
     def append(self, block: TableBlock) -> None:
         """Add a block's rows."""
         rows = np.arange(self._rows, self._rows + len(block.labels))
         self._rows += len(rows)
-        for feature, values in zip(self._job.schema.single, block.categories, strict=True):
-            self._buffers[feature].append(values, rows)
-        for feature, bags in zip(self._job.schema.ragged, block.bags, strict=True):
-            lengths = np.diff(bags.offsets)
-            self._buffers[feature].append(bags.values, np.repeat(rows, lengths))
-            self._lengths[feature].append(lengths)
-
-    def abandon(self) -> None:
-        """Let go of the values."""
-        for buffer in self._buffers.values():
-            buffer.abandon()
+        for feature, column in zip(self._job.schema.sparse, block.categories, strict=True):
+            of_rows = rows
+            if column.offsets is not None:
+                self._lengths[feature].append(np.diff(column.offsets))
+                of_rows = np.repeat(rows, self._lengths[feature][-1])
+            self._buffers[feature].append(column.values, of_rows)
+            self._forms[feature] |= column.form
 
     def finish(self, record: ChunkRecord) -> None:
         """Write the files, and say in the chunk's record what is in them."""
-        is_hashed = self._job.rules.order is None
-        ranges = self._finish_hashed(record) if is_hashed else self._finish_coded(record)
-        if self._rows:
-            record.sparse_low, record.sparse_high = [low for low, _ in ranges], [high for _, high in ranges]
+        record.forms = list(map(int, self._forms.values()))
+        if self._job.rules.order is None:
+            self._finish_hashed(record)
+        else:
+            self._finish_coded(record)
         if self._job.schema.ragged:
-            lengths = [np.concatenate([np.zeros(0, np.int64), *each]) for each in self._lengths.values()]
-            offsets = offsets_of(np.concatenate(lengths))
-            record.files["offsets.npy"] = self._write_array("offsets.npy", np.int64, [offsets], len(offsets))
+            lengths = itertools.chain.from_iterable(self._lengths.values())
+            offsets = offsets_of(np.concatenate([np.zeros(0, np.int64), *lengths]))
+            self._write_array(record, "offsets.npy", np.int64, [offsets])
 
-    def _finish_coded(self, record: ChunkRecord) -> list[tuple[int, int]]:
-        """Write codes and dictionaries; the least and the largest value of each single-valued feature."""
+    def _finished(self, record: ChunkRecord, are_keys: bool) -> Iterator[tuple[str, Categories]]:
+        """The values of each feature; the range of a single-valued one's is added to the record."""
+        for feature in self._job.schema.sparse:
+            categories = self._buffers.pop(feature).finish(are_keys)
+            if self._rows and feature not in self._lengths:
+                record.sparse_low.append(int(categories.values[0]))
+                record.sparse_high.append(int(categories.values[-1]))
+            yield feature, categories
+
+    def _finish_coded(self, record: ChunkRecord) -> None:
+        """Write codes and dictionaries."""
         job, chunk = self._job, self._chunk
-        ranges: list[tuple[int, int]] = []
         columns: list[NDArray[np.unsignedinteger]] = []
         bags: list[NDArray[np.unsignedinteger]] = []
         with (
             FileWriter(job.chunk_path(*chunk, DICTIONARIES), job.checksum(DICTIONARIES)) as dictionaries,
             FileWriter(job.chunk_path(*chunk, TEXTS), job.checksum(TEXTS)) as texts,
         ):
-            for feature, buffer in self._buffers.items():
-                categories = buffer.finish(are_keys=True)
+            for feature, categories in self._finished(record, are_keys=True):
                 record.distinct.append(len(categories.values))
                 for array in (categories.values, categories.counts, categories.first):
                     dictionaries.append(array)
@@ -190,33 +180,26 @@ class TableCategories:
                     bags.append(categories.codes)
                 else:
                     columns.append(categories.codes)
-                    ranges.append(_range(categories.values))
+                    record.dictionaries.append(len(categories.values))
             record.files[DICTIONARIES], record.files[TEXTS] = dictionaries.close(), texts.close()
         if bags:
-            total = sum(map(len, bags))
-            record.files["bags.npy"] = self._write_array("bags.npy", np.uint32, bags, total)
-        single = [feature not in self._lengths for feature in job.schema.sparse]
-        record.dictionaries = [size for size, is_single in zip(record.distinct, single, strict=True) if is_single]
+            self._write_array(record, "bags.npy", np.uint32, bags)
         record.files["columns"] = write_blocks(job, chunk, columns, np.zeros(0, np.uint32))
-        return ranges
 
-    def _finish_hashed(self, record: ChunkRecord) -> list[tuple[int, int]]:
-        """Write ids; the least and the largest value of each single-valued feature."""
+    def _finish_hashed(self, record: ChunkRecord) -> None:
+        """Write ids."""
         modulus = self._job.rules.max_ind_range
         assert modulus is not None
-        ranges: list[tuple[int, int]] = []
         columns: list[tuple[NDArray[Any], NDArray[np.int32]]] = []
         bags: list[NDArray[np.int32]] = []
-        for feature, buffer in self._buffers.items():
-            categories = buffer.finish(are_keys=False)
+        for feature, categories in self._finished(record, are_keys=False):
             ids = remainders(categories.values, modulus)
             if feature in self._lengths:
                 bags.append(ids[categories.codes])
             else:
                 columns.append((categories.codes, ids))
-                ranges.append(_range(categories.values))
         if bags:
-            record.files["values.npy"] = self._write_array("values.npy", np.int32, bags, sum(map(len, bags)))
+            self._write_array(record, "values.npy", np.int32, bags)
         path = self._job.chunk_path(*self._chunk, "sparse.npy")
         with ArrayWriter(path, np.int32, len(columns), self._rows, self._job.checksum("sparse.npy")) as writer:
             for start, stop in row_blocks(0, self._rows, self._job.block_rows):
@@ -225,27 +208,21 @@ class TableCategories:
                     block[:, column] = ids[codes[start:stop]]
                 writer.append(block)
             record.files["sparse.npy"] = writer.close()
-        return ranges
 
-    def _write_array(self, suffix: str, dtype: Any, parts: Sequence[NDArray[Any]], total: int) -> Any:
+    def _write_array(self, record: ChunkRecord, suffix: str, dtype: Any, parts: Sequence[NDArray[Any]]) -> None:
         """Write arrays one after the other as one of the chunk's files."""
         path = self._job.chunk_path(*self._chunk, suffix)
-        with ArrayWriter(path, dtype, None, total, self._job.checksum(suffix)) as writer:
+        with ArrayWriter(path, dtype, None, sum(map(len, parts)), self._job.checksum(suffix)) as writer:
             for part in parts:
                 writer.append(part)
-            return writer.close()
-
-
-def _range(values: NDArray[np.uint64]) -> tuple[int, int]:
-    """The least and the largest of values in rising order."""
-    return (int(values[0]), int(values[-1])) if len(values) else (0, 0)
+            record.files[suffix] = writer.close()
 
 
 def _append_texts(file: FileWriter, texts: Any) -> int:
     """Write the texts of a dictionary; their bytes."""
     offsets, content = text_buffers(texts)
-    for array in (offsets, content, np.zeros(aligned(len(content)) - len(content), np.uint8)):
-        file.append(array)
+    file.append(offsets)
+    append_aligned(file, content)
     return len(content)
 
 

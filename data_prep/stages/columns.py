@@ -148,20 +148,17 @@ def write_blocks(
 ) -> FileDigest:
     """Write a chunk's `columns`: the values of its dictionaries, then the columns block by block."""
     with FileWriter(job.chunk_path(*chunk, "columns"), job.checksum("columns")) as file:
-        file.append(values)
-        _pad(file, values.nbytes)
+        append_aligned(file, values)
         for start in range(0, len(columns[0]) if columns else 0, job.block_rows):
             for column in columns:
-                part = column[start : start + job.block_rows]
-                file.append(part)
-                _pad(file, part.nbytes)
+                append_aligned(file, column[start : start + job.block_rows])
         return file.close()
 
 
-def _pad(file: FileWriter, num_bytes: int) -> None:
-    missing = aligned(num_bytes) - num_bytes
-    if missing:
-        file.append(np.zeros(missing, np.uint8))
+def append_aligned(file: FileWriter, array: NDArray[Any]) -> None:
+    """Add an array, and zeros up to a multiple of ALIGNMENT."""
+    file.append(array)
+    file.append(np.zeros(aligned(array.nbytes) - array.nbytes, np.uint8))
 
 
 def column_blocks(

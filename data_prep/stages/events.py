@@ -21,7 +21,9 @@ from data_prep.dataset.events import EVENT_DTYPES
 from data_prep.engine.executor import Worker
 from data_prep.engine.job import CHUNKS_DIRECTORY, LoggedTask
 from data_prep.io.arrays import open_array, write_array
-from data_prep.parsing.events import EVENT_BYTES, EventBlock, EventChunk, parse_events, parsed_blocks
+from data_prep.parsing.events import EVENT_BYTES, EventBlock, event_batches, parse_events
+from data_prep.parsing.formats import Chunk
+from data_prep.sources.discover import Source
 
 MIN_EVENTS = 1 << 20  # of one user, that fit any memory budget
 REPEATS_WITHIN = 100  # earlier events of a user's second among which one like it is looked for
@@ -50,7 +52,8 @@ class SortTask(LoggedTask[SortRecord]):
     work: Path
     source: int
     number: int
-    chunk: EventChunk
+    file: Source
+    chunk: Chunk
     schema: EventSchema
     run_events: int
     stage = "sorted"
@@ -64,7 +67,7 @@ class SortTask(LoggedTask[SortRecord]):
     @property
     def size(self) -> tuple[int, int]:
         """Bytes and rows that count as done."""
-        return self.chunk.bytes, 0
+        return self.chunk.bytes_of(self.file), 0
 
     def do(self, worker: Worker) -> SortRecord:
         """Write the runs.
@@ -74,13 +77,8 @@ class SortTask(LoggedTask[SortRecord]):
         """
         record = SortRecord(0, 0, 0, -1, 0, 0)
         run_blocks: list[EventBlock] = []
-        blocks = parsed_blocks(
-            self.chunk,
-            self.schema.columns,
-            self.schema.delimiter,
-            lambda columns, locator: parse_events(columns, self.schema, locator),
-        )
-        for block, num_bytes in blocks:
+        for batch, num_bytes in event_batches(self.file, self.chunk, self.schema.columns, self.schema.delimiter):
+            block = parse_events(batch, self.schema)
             worker.count(num_bytes, len(block.users))
             if not len(block.users):
                 continue

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,6 @@ from numpy.typing import DTypeLike, NDArray
 
 from common.errors import UserError
 from common.files import FileDigest, digest_file
-from data_prep.dataset.spelling import Form
 from data_prep.dataset.table_spec import Table
 from data_prep.encoding.dense import DenseRange, encode_dense, join_ranges, max_input, range_of, transform_into
 from data_prep.encoding.ids import encode_hash
@@ -21,7 +20,7 @@ from data_prep.engine.job import ChunkRecord, Job, load_record, save_record
 from data_prep.io.arrays import ArrayWriter
 from data_prep.io.read_ahead import BLOCK_BYTES
 from data_prep.parsing.criteo import Block, diagnose_row, empty_block, max_rows, parse_bytes, parse_lines
-from data_prep.parsing.formats import Batch, Chunk, LineFormat, table_format, table_layout, table_size
+from data_prep.parsing.formats import Batch, Chunk, LineFormat, format_named, table_layout, table_size
 from data_prep.parsing.table_block import TableBlock
 from data_prep.sources.checksums import refuse_other
 from data_prep.sources.discover import GENERATED_ROW_BYTES, TEXT_ROW_BYTES, RowGenerator, Source
@@ -72,11 +71,12 @@ class Md5Task:
 
 @dataclass(frozen=True)
 class ParseTask:
-    """Parses one chunk of a source, or (chunk None) all of them in one go."""
+    """Parses one chunk of a source, which lies at `place` unless it is generated, or (chunk None) all in one go."""
 
     job: Job
     source: int
     chunk: int | None
+    place: Chunk | None = None
 
     def run(self, worker: Worker) -> Reading:
         """Parse and write the chunks that are not done yet.
@@ -85,7 +85,7 @@ class ParseTask:
             UserError: a row that does not fit the schema, or a damaged file.
         """
         if self.chunk is not None:
-            return Reading([_parse_chunk(self.job, self.source, self.chunk, worker)])
+            return Reading([_parse_chunk(self.job, self.source, self.chunk, self.place, worker)])
         stream = SourceStream(self.job.sources[self.source])
         with LineBlocks(self.job.sources[self.source], reader=stream) as lines:
             return Reading(_parse_stream(self.job, self.source, lines, worker), stream.digest())
@@ -98,30 +98,22 @@ def parse_tasks(job: Job, whole: bool = False) -> list[ParseTask]:
         whole: whether a source of text is one task: it is then read only once, for its rows and its checksum.
     """
     tasks = []
+    has_lines = job.table is None or isinstance(format_named(job.table.format), LineFormat)
     for index, source in enumerate(job.sources):
-        is_text = source.generator is None and (job.table is None or isinstance(table_format(job.table), LineFormat))
+        is_text = source.generator is None and has_lines
         if source.compressed or (whole and is_text):
             tasks.append(ParseTask(job, index, None))
             continue
+        places: Sequence[Chunk | None]
         if source.generator is not None:
             rows = source.generator.block_rows * _blocks_per_chunk(job, source.generator)
-            chunks = -(-source.generator.rows // rows)
+            places = [None] * -(-source.generator.rows // rows)
+        elif job.table is not None:
+            places = format_named(job.table.format).chunks(source, table_size(job.table), job.chunk_bytes)
         else:
-            chunks = len(_chunks(job, source))
-        tasks.extend(ParseTask(job, index, chunk) for chunk in range(chunks))
+            places = [Chunk(start, start + job.chunk_bytes) for start in range(0, source.bytes, job.chunk_bytes)]
+        tasks.extend(ParseTask(job, index, chunk, place) for chunk, place in enumerate(places))
     return tasks
-
-
-def _chunks(job: Job, source: Source) -> list[Chunk]:
-    """The chunks of a plain file, in the order of its rows."""
-    if job.table is not None:
-        return _table_chunks(job.table, source, job.chunk_bytes)
-    return [Chunk(start, start + job.chunk_bytes) for start in range(0, source.bytes, job.chunk_bytes)]
-
-
-@lru_cache(maxsize=4)  # asked for each chunk
-def _table_chunks(table: Table, source: Source, chunk_bytes: int) -> list[Chunk]:
-    return table_format(table).chunks(source, table_size(table), chunk_bytes)
 
 
 def reading_tasks(job: Job, whole: bool) -> list[ParseTask | DigestTask]:
@@ -139,7 +131,7 @@ def _blocks_per_chunk(job: Job, generator: RowGenerator) -> int:
     return max(1, job.chunk_bytes // (generator.block_rows * TEXT_ROW_BYTES))
 
 
-def _parse_chunk(job: Job, index: int, chunk: int, worker: Worker) -> ChunkRecord:
+def _parse_chunk(job: Job, index: int, chunk: int, place: Chunk | None, worker: Worker) -> ChunkRecord:
     """Parse and write one chunk, if that was not done already."""
     source = job.sources[index]
     record = load_record(job.chunk_stem(index, chunk), PARSED, ChunkRecord)
@@ -148,13 +140,12 @@ def _parse_chunk(job: Job, index: int, chunk: int, worker: Worker) -> ChunkRecor
             return _generate_chunk(job, index, chunk, source.generator, worker)
         worker.count(record.rows * GENERATED_ROW_BYTES, record.rows)
         return record
-    place = _chunks(job, source)[chunk]
+    assert place is not None
     if record is not None:
-        worker.count(min(place.stop, source.bytes) - place.start, record.rows)
+        worker.count(place.bytes_of(source), record.rows)
         return record
     if job.table is not None:
-        columns, layout = table_layout(job.table)
-        batches = table_format(job.table).batches(source, place, columns, layout, job.schema.ragged)
+        batches = format_named(job.table.format).batches(source, place, *table_layout(job.table))
         return _finish(_parse_batches(job, job.table, index, chunk, batches, worker))
     with LineBlocks(source, place.start) as lines:
         return _finish(_parse_lines(job, index, chunk, lines, worker))
@@ -194,7 +185,7 @@ def _parse_lines(job: Job, source: int, chunk: int, lines: LineBlocks, worker: W
     """Parse the lines of one chunk; its files, not finished."""
     stop = (chunk + 1) * job.chunk_bytes
     if job.table is not None:
-        form = table_format(job.table)
+        form = format_named(job.table.format)
         assert isinstance(form, LineFormat)
         batches = form.batches_of(job.sources[source], lines, stop, *table_layout(job.table))
         return _parse_batches(job, job.table, source, chunk, batches, worker)
@@ -261,7 +252,6 @@ class ChunkWriter:
         self._dense = self._array(suffix, dtype, len(job.schema.dense))
         self._ranges: list[DenseRange] = []
         self._positives = 0
-        self._forms = [Form(0)] * len(job.schema.sparse)
         self._truth: ArrayWriter | None = None
         if job.sources[source].generator is not None:
             self._truth = self._array(TRUTH_SUFFIX, np.float32, 1)
@@ -286,8 +276,6 @@ class ChunkWriter:
             file.abandon()
         if self._values is not None:
             self._values.abandon()
-        if self._categories is not None:
-            self._categories.abandon()
 
     def _array(self, suffix: str, dtype: DTypeLike, width: int) -> ArrayWriter:
         path = self._job.chunk_path(self._source, self._chunk, suffix)
@@ -296,8 +284,6 @@ class ChunkWriter:
 
     def append(self, block: Block | TableBlock, truth: NDArray[np.float32] | None = None) -> None:
         """Write the rows of a block, with their click probabilities if they were generated."""
-        if isinstance(block, TableBlock):
-            self._forms = [Form(union) | form for union, form in zip(self._forms, block.forms, strict=True)]
         rules, rows = self._job.rules, len(block.labels)
         if self._truth is not None and truth is not None:
             self._truth.append(truth)
@@ -335,8 +321,6 @@ class ChunkWriter:
         if self._ranges:
             dense_range = join_ranges(self._ranges)
             record.dense_low, record.dense_high = dense_range.low.tolist(), dense_range.high.tolist()
-        if job.table is not None:
-            record.forms = list(map(int, self._forms))
         if job.rules.order is None:
             record.unknown = [0] * len(job.schema.sparse)
         for suffix, file in self._files.items():

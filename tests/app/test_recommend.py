@@ -11,7 +11,6 @@ import pyarrow.parquet
 import pytest
 from sklearn.metrics import log_loss, roc_auc_score
 
-from app.scoring.candidates import texts_of
 from data_prep.dataset.schema import CRITEO
 from data_prep.encoding.new_rows import Shape, read_new_rows
 from data_prep.pipeline import preprocess
@@ -97,7 +96,7 @@ def test_every_form_of_a_file_gives_the_same(run: Path, run_app: Command, tmp_pa
     forms = []
     for path in (tmp_path / name for name in ("bare.tsv", "c.csv", "c.jsonl")):
         new = read_new_rows(path, Shape(CRITEO.columns, "\t", CRITEO.label))
-        forms.append({name: texts_of(new, path, name) for name in new.columns})
+        forms.append({name: new.texts(name) for name in new.columns})
     assert forms[0] == forms[1] == forms[2]
     scenario = ranking(run_app, tmp_path, "scenario.json")
     assert ranking(run_app, tmp_path, "ads.json", "user=user.jsonl") == scenario

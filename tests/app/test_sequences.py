@@ -15,7 +15,6 @@ from sklearn.metrics import roc_auc_score
 from app import recommend
 from app.checkpoint.model_state import load_tensors
 from app.config import RuntimeConfig
-from app.config.commands import RecommendConfig
 from app.data.events import EventSplit
 from app.runtime.platform import Runtime
 from app.training import resume, session
@@ -452,10 +451,9 @@ def test_flags_of_candidates_are_read_as_those_of_events(tmp_path: Path) -> None
     write_own_log(tmp_path, OF_FLAG)
     schema = load_event_schema(tmp_path / "schema.yaml")
     texts = ["1", "1.0", "true", "Yes", "0", "0.0", "no", "FALSE", ""]
-    new_rows = NewRows({"what": ["x"] * len(texts), "promoted": texts}, range(1, len(texts) + 1))
-    config = RecommendConfig(candidates="c.csv")
-    assert recommend._flagged(config, schema, new_rows).tolist() == [True] * 4 + [False] * 5
-    assert not recommend._flagged(config, schema, new_rows._replace(columns={"what": new_rows.columns["what"]})).any()
-    other = NewRows({"what": ["x"] * 3, "promoted": ["1", "0", "maybe"]}, range(1, 4))
+    new_rows = NewRows("c.csv", {"what": ["x"] * len(texts), "promoted": texts}, range(1, len(texts) + 1))
+    assert recommend._flagged(schema, new_rows).tolist() == [True] * 4 + [False] * 5
+    assert not recommend._flagged(schema, new_rows._replace(columns={"what": new_rows.columns["what"]})).any()
+    other = NewRows("c.csv", {"what": ["x"] * 3, "promoted": ["1", "0", "maybe"]}, range(1, 4))
     with pytest.raises(UserError, match=r"c\.csv: row 3, column promoted: 'maybe' is not 0 or 1"):
-        recommend._flagged(config, schema, other)
+        recommend._flagged(schema, other)

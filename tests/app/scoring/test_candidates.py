@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from app.scoring.candidates import ignored_columns, texts_of, with_user
+from app.scoring.candidates import ignored_columns, with_user
 from common.errors import UserError
 from data_prep.encoding.new_rows import NewRows, Shape, read_new_rows
 
@@ -20,8 +20,8 @@ def read(path: Path, columns: list[str] | None = None) -> NewRows:
     return read_new_rows(path, Shape(RAW, ",", "label", columns))
 
 
-def texts(rows: NewRows, path: Path, *columns: str) -> list[list[str]]:
-    return [texts_of(rows, path, column) for column in columns or rows.columns]
+def texts(rows: NewRows, *columns: str) -> list[list[str]]:
+    return [rows.texts(column) for column in columns or rows.columns]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_rows_as_people_write_them(tmp_path: Path, text: str, packed: bool) -> N
     path = tmp_path / ("a.csv.gz" if packed else "a.csv")
     path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
     new_rows = read(path)
-    assert texts(new_rows, path, "age", "city") == [["1", "2"], ["x", "y"]]
+    assert texts(new_rows, "age", "city") == [["1", "2"], ["x", "y"]]
 
 
 def test_a_cut_gzip_file(tmp_path: Path) -> None:
@@ -100,8 +100,8 @@ def test_columns_wanted_and_not(tmp_path: Path) -> None:
     path.write_text("age,title,id\n1,x,7\n")
     new_rows = read(path)
     with pytest.raises(UserError, match="no column city"):
-        ignored_columns(new_rows, path, ["age", "city"], spare=["id"])
-    assert ignored_columns(new_rows, path, ["age"], spare=["id"]) == ["title"]
+        ignored_columns(new_rows, ["age", "city"], spare=["id"])
+    assert ignored_columns(new_rows, ["age"], spare=["id"]) == ["title"]
 
 
 @pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["plain", "byte order mark"])
@@ -115,7 +115,7 @@ def test_json_as_other_programs_write_it(tmp_path: Path, mark: str, ending: str)
     (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress((tmp_path / "a.jsonl").read_bytes()))
     for name in ("a.jsonl", "a.json", "c.jsonl.gz"):
         new_rows = read(tmp_path / name)
-        assert texts(new_rows, tmp_path / name, "age", "city") == [["0", "1", "2"], cities]
+        assert texts(new_rows, "age", "city") == [["0", "1", "2"], cities]
     (tmp_path / "b.jsonl").write_text(f'{mark}\n\n{{"age": 1}}\n\n{{"age"\n')
     with pytest.raises(UserError, match=r"b\.jsonl: row 5: not JSON"):
         read(tmp_path / "b.jsonl")
@@ -130,13 +130,13 @@ def test_columns_that_are_not_read_may_be_anything(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("seen,age,seen,city\n1,1,1,x\n2,2,3,y\n")
     for name in ("a.parquet", "a.jsonl", "a.csv"):
         new_rows = read(tmp_path / name, ["age", "city"])
-        assert texts(new_rows, tmp_path / name, "age", "city") == [["1", "2"], ["x", "y"]]
-        assert "seen" in ignored_columns(new_rows, tmp_path / name, ["age", "city"], spare=[])
-    with pytest.raises(UserError, match="row 1, column when: datetime is neither text nor a number"):
-        texts(read(tmp_path / "a.parquet", ["age", "when"]), tmp_path, "when")
+        assert texts(new_rows, "age", "city") == [["1", "2"], ["x", "y"]]
+        assert "seen" in ignored_columns(new_rows, ["age", "city"], spare=[])
+    with pytest.raises(UserError, match=r"a\.parquet: row 1, column when: 2026-01-01 .* is neither text nor a number"):
+        texts(read(tmp_path / "a.parquet", ["age", "when"]), "when")
     (tmp_path / "b.jsonl").write_text('{"age": {"years": 1}}\n')
-    with pytest.raises(UserError, match="row 1, column age: dict is neither text nor a number"):
-        texts(read(tmp_path / "b.jsonl"), tmp_path, "age")
+    with pytest.raises(UserError, match=r"b\.jsonl: row 1, column age: \{'years': 1\} is neither text nor a number"):
+        texts(read(tmp_path / "b.jsonl"), "age")
     for name in ("a.parquet", "a.csv"):
         with pytest.raises(UserError, match="a column is named twice, seen; rename one"):
             read(tmp_path / name, ["age", "seen"])
@@ -146,10 +146,10 @@ def test_the_user_is_one_row_and_candidates_go_before(tmp_path: Path) -> None:
     (tmp_path / "ads.csv").write_text("city,id\nx,1\ny,2\n")
     (tmp_path / "user.csv").write_text("age,city\n30,z\n")
     ads, user = (read(tmp_path / name) for name in ("ads.csv", "user.csv"))
-    joined = with_user(ads, user, tmp_path)
-    assert texts(joined, tmp_path, "age", "city", "id") == [["30", "30"], ["x", "y"], ["1", "2"]]
+    joined = with_user(ads, user)
+    assert texts(joined, "age", "city", "id") == [["30", "30"], ["x", "y"], ["1", "2"]]
     with pytest.raises(UserError, match="2 rows; the user is one row"):
-        with_user(ads, ads, tmp_path)
+        with_user(ads, ads)
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
@@ -159,13 +159,13 @@ def test_what_the_user_fills_does_not_depend_on_the_other_candidates(tmp_path: P
     (tmp_path / "ads.jsonl").write_text("".join(json.dumps(items[i]) + "\n" for i in order))
     (tmp_path / "user.jsonl").write_text('{"price": 4, "age": 30}\n')
     user = read(tmp_path / "user.jsonl")
-    joined = with_user(read(tmp_path / "ads.jsonl"), user, tmp_path)
-    prices = dict(zip(*texts(joined, tmp_path, "id", "price"), strict=True))
+    joined = with_user(read(tmp_path / "ads.jsonl"), user)
+    prices = dict(zip(*texts(joined, "id", "price"), strict=True))
     assert prices == {"1": "7", "2": "4", "3": ""}
-    assert texts(joined, tmp_path, "age") == [["30"] * 3]
+    assert texts(joined, "age") == [["30"] * 3]
     (tmp_path / "ads.jsonl").write_text(json.dumps(items[1]) + "\n")
-    alone = with_user(read(tmp_path / "ads.jsonl"), user, tmp_path)
-    assert texts(alone, tmp_path, "price") == [["4"]]
+    alone = with_user(read(tmp_path / "ads.jsonl"), user)
+    assert texts(alone, "price") == [["4"]]
 
 
 def test_a_directory_of_parquet_files_is_one_table(tmp_path: Path) -> None:
@@ -173,4 +173,4 @@ def test_a_directory_of_parquet_files_is_one_table(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").mkdir()
     for part, values in enumerate((["1", "2"], ["3"])):
         pyarrow.parquet.write_table(pa.table({"age": values}), tmp_path / f"a.parquet/part-{part}.parquet")
-    assert texts(read(tmp_path / "a.parquet"), tmp_path) == [["1", "2", "3"]]
+    assert texts(read(tmp_path / "a.parquet")) == [["1", "2", "3"]]

@@ -96,7 +96,7 @@ def test_rows_that_move_keep_their_labels(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("bad", "fault"),
     [
-        ("", "no value|'' is not a number"),
+        ("", "no value"),
         ("nan", "'nan' is not a number"),
         ("inf", "'inf' is not a number"),
         ("good", "'good' is not a number"),

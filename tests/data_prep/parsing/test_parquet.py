@@ -35,9 +35,9 @@ def read(source: Source, chunk: Chunk) -> tuple[list[Any], list[str]]:
     """A chunk's rows, and what an error calls the first of each batch."""
     rows: list[Any] = []
     places: list[str] = []
-    for batch, _ in Parquet().batches(source, chunk, COLUMNS, Layout(tuple(COLUMNS)), ["tags"]):
+    for batch, _ in Parquet().batches(source, chunk, COLUMNS, Layout(tuple(COLUMNS), lists=["tags"])):
         rows += list(zip(*(batch.columns[name].to_pylist() for name in COLUMNS), strict=True))
-        places.append(str(batch.locator.error(0, "number", "")))
+        places.append(batch.locator(0))
     return rows, places
 
 

@@ -20,6 +20,7 @@ from data_prep.dataset.table_spec import Table
 from data_prep.engine.job import Job
 from data_prep.engine.memory_budget import reads_whole
 from data_prep.io.read_ahead import BLOCK_BYTES
+from data_prep.parsing.formats import Chunk
 from data_prep.sources.discover import Source, missing_days, resolve_sources
 from data_prep.sources.line_blocks import ROOM_BEFORE, SourceStream, open_source
 from data_prep.stages.parse import DigestTask, ParseTask, reading_tasks
@@ -135,7 +136,8 @@ def test_a_source_is_read_whole_or_in_chunks_and_summed(tmp_path: Path) -> None:
     sources = tuple(resolve_sources(str(tmp_path)))
     job = Job(tmp_path, sources, CRITEO, resolve_rules(config(), 3), 400)
     assert reading_tasks(job, whole=True) == [ParseTask(job, index, None) for index in range(3)]
-    split = [[DigestTask(sources[i]), *(ParseTask(job, i, chunk) for chunk in range(3))] for i in range(2)]
+    places = [Chunk(0, 400), Chunk(400, 800), Chunk(800, 1200)]
+    split = [[DigestTask(sources[i]), *(ParseTask(job, i, *each) for each in enumerate(places))] for i in range(2)]
     assert reading_tasks(job, whole=False) == [*split[0], *split[1], ParseTask(job, 2, None)]
 
 

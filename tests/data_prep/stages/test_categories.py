@@ -10,8 +10,9 @@ import pytest
 from numpy.typing import NDArray
 
 from common.files import Crc32
+from data_prep.dataset.spelling import Form
 from data_prep.engine.job import ChunkRecord
-from data_prep.parsing.table_block import TableBlock, TextBags
+from data_prep.parsing.table_block import TableBlock, TextColumn
 from data_prep.stages.categories import (
     CategoryBuffer,
     StoredDictionary,
@@ -22,11 +23,9 @@ from data_prep.stages.columns import DICTIONARIES, chunk_bags, read_codes, read_
 from tests.data_prep import oracle
 
 
-def encoded(texts: list[str], unused: int = 0) -> Any:
-    """A column as a block has it, with entries of the dictionary that no row has."""
-    column = pa.array(texts, pa.string()).dictionary_encode()
-    dictionary = pa.concat_arrays([pa.array([f"unused {i}" for i in range(unused)], pa.string()), column.dictionary])
-    return pa.DictionaryArray.from_arrays(column.indices.to_numpy() + np.int32(unused), dictionary)
+def encoded(texts: list[str]) -> Any:
+    """A column as a block has it."""
+    return pa.array(texts, pa.string()).dictionary_encode()
 
 
 @pytest.mark.parametrize(("distinct", "dtype"), [(3, np.uint8), (256, np.uint8), (257, np.uint16), (70_000, np.uint32)])
@@ -36,7 +35,7 @@ def test_codes_are_as_narrow_as_they_can_be(distinct: int, dtype: Any) -> None:
     texts = [f"é{number}" if number % 3 else str(number) for number in numbers.tolist()]
     buffer = CategoryBuffer("user")
     for start, stop in ((0, 200), (200, 200), (200, len(texts))):
-        buffer.append(encoded(texts[start:stop], unused=start % 3), np.arange(start, stop))
+        buffer.append(encoded(texts[start:stop]), np.arange(start, stop))
     coded = buffer.finish(are_keys=True)
     value_of = {text: oracle.text_value(text) for text in texts}
     assert coded.codes.dtype == dtype
@@ -67,9 +66,12 @@ def chunk(tmp_path: Path) -> tuple[Any, ChunkRecord, list[str], list[list[str]]]
     categories, record = TableCategories(job, 0, 0), ChunkRecord(0, 0, len(users), 0, {})
     for part in (slice(0, 500), slice(500, None)):
         offsets = np.cumsum([0, *(len(bag) for bag in tags[part])])
-        bags = TextBags(encoded([tag for bag in tags[part] for tag in bag]), offsets)
+        columns = (
+            TextColumn(encoded([tag for bag in tags[part] for tag in bag]), Form.TEXT, offsets),
+            TextColumn(encoded(users[part]), Form.TEXT),
+        )
         rows = len(users[part])
-        block = TableBlock(np.zeros(rows, np.int32), np.zeros((rows, 0)), (encoded(users[part]),), (bags,))
+        block = TableBlock(np.zeros(rows, np.int32), np.zeros((rows, 0)), columns)
         categories.append(block)
     categories.finish(record)
     return job, record, users, tags
