@@ -60,7 +60,7 @@ def run_page(run: RunFiles) -> str:
     )
 
 
-def render(template: str, directory: Path, drawn: list[Chart], **content: Any) -> str:
+def render(template: str, directory: Path, charts: list[Chart], **content: Any) -> str:
     """A page from its template; the numbers of the charts go along as JSON."""
     loader = jinja2.FileSystemLoader(ASSETS)
     environment = jinja2.Environment(
@@ -71,7 +71,7 @@ def render(template: str, directory: Path, drawn: list[Chart], **content: Any) -
     return environment.get_template(template).render(
         directory=str(directory),
         written=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        charts={chart.key: chart.plain() for chart in drawn},
+        charts={chart.key: chart.plain() for chart in charts},
         **content,
     )
 
@@ -134,7 +134,7 @@ def _tiles(run: RunFiles) -> list[tuple[str, str, str]]:
     ]
     tiles += of_numbers if evaluation.main == RMSE else of_clicks
     return [
-        *((what, "–" if value is None else figure(value), remark) for what, value, remark in tiles),
+        *((label, "–" if value is None else figure(value), remark) for label, value, remark in tiles),
         (
             "Throughput",
             "–" if rate is None else count(rate),
