@@ -20,8 +20,11 @@ log = logging.getLogger("clickwork")
 # A terminal sends INT, QUIT and, as it is closed, HUP; Slurm sends USR1 ahead of a time limit (--signal=USR1@60).
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 ECHO_SECONDS = 0.2  # `timeout` sends one request twice, to the process and to its group
+ORPHAN_ECHO_SECONDS = 5.0  # the kernel reports a launcher's death for each of its threads, which end one after another
 LAST_WORDS_SECONDS = 2.0
 PR_SET_PDEATHSIG = 1
+
+_parents: list[int] = []  # with whose end, as the kernel reports it, this process is to end
 
 
 class Interrupted(KeyboardInterrupt):
@@ -161,7 +164,9 @@ def finish(status: int) -> None:
 
 def _is_echo(number: int, first_at: float) -> bool:
     """Return whether a signal repeats the first (time.monotonic()): a closed terminal's shell sends HUP once more."""
-    return number == signal.SIGHUP or time.monotonic() - first_at < ECHO_SECONDS
+    is_orphan = bool(_parents) and os.getppid() != _parents[-1]
+    seconds = ORPHAN_ECHO_SECONDS if is_orphan else ECHO_SECONDS
+    return number == signal.SIGHUP or time.monotonic() - first_at < seconds
 
 
 def is_launched() -> bool:
@@ -171,6 +176,7 @@ def is_launched() -> bool:
 
 def end_with_parent() -> None:
     """Have the kernel send this process SIGTERM when its parent ends (on Linux): kill -9 gives that one no time to."""
+    _parents.append(os.getppid())
     prctl = getattr(ctypes.CDLL(None), "prctl", lambda *_: None)
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
