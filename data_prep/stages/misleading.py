@@ -21,7 +21,7 @@ from data_prep.io.arrays import open_array
 from data_prep.stages.split import BuiltShard
 
 MAX_ROWS = 1_000_000
-THINNING = 4  # one row of so many of a sample is enough for a column's figures; equal rows are looked for among all
+THINNING = 4  # of a sample's rows, one in so many counts for a column's figures; equal rows are searched among all
 ROW_BYTES = 464  # of memory at most for a row looked at, where each has an id of its own
 COLUMNS = 16  # read at once: a row's values stand together
 BLOCK_IDS = 1 << 18  # of bags, that are hashed at once
@@ -49,17 +49,19 @@ class _Rows:
         ]
         self.count = sum(len(rows) for _, rows in self._parts)
         self._group: tuple[str, int] | None = None  # which columns `_values` are of
-        self._values = np.zeros((1, 0), np.int32)
+        self._values: NDArray[Any] = np.zeros((0, 0), np.int32)
         self.labels = self._column("labels", 0).copy()
 
     def _column(self, kind: str, column: int) -> NDArray[Any]:
         group, place = divmod(column, COLUMNS)
-        if self._parts and self._group != (kind, group):
+        if self._group != (kind, group):
             self._group, self._values = (kind, group), self._read(kind, group * COLUMNS)
-        return self._values[place if self._parts else 0]
+        return self._values[place]
 
     def _read(self, kind: str, column: int) -> NDArray[Any]:
         """COLUMNS columns from one on, [columns, rows]."""
+        if not self._parts:
+            return np.zeros((COLUMNS, 0), np.int32)
         first = open_array(self._parts[0][0][kind])
         values = np.empty((min(COLUMNS, first.shape[1] - column), self.count), first.dtype)
         begin = 0
