@@ -21,9 +21,9 @@ while [ "$1" != clickwork:cpu ]; do echo "$1" >> options; shift; done
 shift
 exec dumb-init "$@"
 """
-# A stand-in for Python: says what it was asked, and ends with 75 when it is told that time is up.
+# A stand-in for Python: logs its arguments, and ends with 75 at the signal that time is up.
 PYTHON = """#!/bin/bash
-trap 'echo told >> asked; exit 75' USR1
+trap 'echo signalled >> asked; exit 75' USR1
 printf '%s\\n' "$@" >> asked
 while true; do sleep 0.1; done
 """
@@ -65,7 +65,7 @@ def test_slurm_starts_the_launcher_and_queues_a_stopped_job_again(
     job.send_signal(signal.SIGUSR1)
     assert job.wait(240) == 75
     *words, last_word = call_file.read_text().splitlines()
-    assert last_word == "told"
+    assert last_word == "signalled"
     assert words[:6] == ["-m", "app.launch", "--nnodes", "1", "--nproc-per-node", "8"]
     assert words[words.index("--rdzv-endpoint") + 1] == "127.0.0.1:20042"
     assert words[-4:] == ["-m", "app.train", "recipe=quickstart", "run.name=a b"]

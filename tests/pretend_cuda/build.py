@@ -64,4 +64,4 @@ def _compile(path: Path) -> None:
         process = subprocess.run(command, check=False, capture_output=True, text=True)
         if process.returncode:
             raise RuntimeError(f"g++ cannot compile {SOURCE.name}:\n{process.stderr}")
-        os.replace(library_file, path)  # whole or not at all, whoever else compiles it
+        os.replace(library_file, path)  # whole or not at all: other processes may compile it, too
