@@ -1,5 +1,7 @@
 """A sample of a dataset's rows that is a function of their numbers alone."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,10 +17,20 @@ def mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return mixed ^ (mixed >> np.uint64(31))
 
 
+def sampled_blocks(rows: int, share: float, number: int, block_rows: int) -> list[tuple[int, int]]:
+    """Bounds of the blocks of rows of shard `number` that are looked at: all, or some by a hash of both numbers."""
+    starts = np.arange(0, rows, block_rows)
+    if share < 1:
+        hashes = mix(np.arange(len(starts)).astype(np.uint64) + (np.uint64(number) << np.uint64(32)))
+        starts = starts[hashes < np.uint64(int(share * 2**64))]
+    return [(start, min(start + block_rows, rows)) for start in starts.tolist()]
+
+
+def rows_of_blocks(blocks: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
+    """The numbers of the blocks' rows, in order."""
+    return np.concatenate([np.zeros(0, np.int64), *(np.arange(start, stop) for start, stop in blocks)])
+
+
 def sampled_rows(rows: int, share: float, number: int) -> NDArray[np.int64]:
-    """The rows of shard `number` that are looked at: all, or of blocks by a hash of theirs and the shard's number."""
-    if share >= 1:
-        return np.arange(rows)
-    blocks = np.arange(-(-rows // BLOCK_ROWS)).astype(np.uint64) + (np.uint64(number) << np.uint64(32))
-    is_sampled = mix(blocks) < np.uint64(int(share * 2**64))
-    return np.flatnonzero(np.repeat(is_sampled, BLOCK_ROWS)[:rows])
+    """The numbers of the rows of shard `number` that are looked at, in blocks of BLOCK_ROWS."""
+    return rows_of_blocks(sampled_blocks(rows, share, number, BLOCK_ROWS))

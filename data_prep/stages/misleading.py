@@ -15,16 +15,18 @@ from numpy.typing import NDArray
 from data_prep.dataset.bags import Bags, unpack
 from data_prep.dataset.misleading import ColumnFigures, Misleading, Part
 from data_prep.dataset.options import LabelKind
-from data_prep.dataset.sample import mix, sampled_rows
+from data_prep.dataset.sample import mix, rows_of_blocks, sampled_blocks
 from data_prep.engine.job import ChunkRecord, Job
-from data_prep.io.arrays import open_array
+from data_prep.io.arrays import open_array, read_rows
 from data_prep.stages.split import BuiltShard
 
 MAX_ROWS = 1_000_000
 THINNING = 4  # of a sample's rows, one in so many counts for a column's figures; equal rows are searched among all
 ROW_BYTES = 464  # of memory at most for a row looked at, where each has an id of its own
-COLUMNS = 16  # read at once: a row's values stand together
+COLUMNS = 16  # read at once, and that times more of a sample: a row's values stand together
+BLOCK_ROWS, BLOCK_VALUES = 1 << 12, 1 << 20  # at most, of the blocks that are read, and that a sample is of
 BLOCK_IDS = 1 << 18  # of bags, that are hashed at once
+IDS_PER_ROW = 8  # up to which the ids that occur are found by marking them, not by sorting
 FOLDS, PRIOR_ROWS = 2, 10.0  # of out-of-fold rates; rows at the base rate that smooth each
 MIN_LABELS = 50  # of each class, for an AUC that says anything
 AUC_LEVELS = 1 << 16  # of the roots of rates, so that low rates have finer ones; equal within a level
@@ -35,57 +37,75 @@ PARTS, PART_ROWS = 20, 500  # of the raw rows, at most; rows of each, at least
 
 
 class _Rows:
-    """The rows looked at of some shards, read some columns at a time; arrays are mapped while they are read."""
+    """The rows looked at of some shards, read some columns at a time, in the order of the schema.
 
-    def __init__(self, job: Job, shards: Sequence[BuiltShard], num_ragged: int, share: float) -> None:
-        """share: of all rows, that are looked at."""
-        self._num_ragged = num_ragged
+    Attributes:
+        count: of the rows.
+        labels: of them, [count].
+        halves: hashes of the rows by each half of the columns read so far, which alternate, two of [count].
+    """
+
+    def __init__(self, job: Job, shards: Sequence[BuiltShard], share: float, step: int) -> None:
+        """share: of all rows, that are looked at; step: one of so many of them counts for a column's figures."""
+        self._step = step
+        block_rows = max(1, min(BLOCK_ROWS, BLOCK_VALUES // len(job.schema.columns)))
         self._parts = [
             (
                 {target.rsplit(".", 2)[-2]: job.work / source for source, target in shard.moves},
-                sampled_rows(shard.shard.rows, share, number),
+                sampled_blocks(shard.shard.rows, share, number, block_rows),
             )
             for number, shard in enumerate(shards)
         ]
-        self.count = sum(len(rows) for _, rows in self._parts)
-        self._group: tuple[str, int] | None = None  # which columns `_values` are of
-        self._values: NDArray[Any] = np.zeros((0, 0), np.int32)
-        self.labels = self._column("labels", 0).copy()
+        self.count = sum(stop - start for _, blocks in self._parts for start, stop in blocks)
+        labels = [rows[:, 0] for rows in self._blocks("labels")]
+        self.labels = np.concatenate(labels) if labels else np.zeros(0, np.float32)
+        self.halves = [np.zeros(self.count, np.uint64) for _ in range(2)]
+        self._number = 0  # of columns in the hashes
+        self._factors = mix(np.arange(len(job.schema.columns), dtype=np.uint64)) | np.uint64(1)
 
-    def _column(self, kind: str, column: int) -> NDArray[Any]:
-        group, place = divmod(column, COLUMNS)
-        if self._group != (kind, group):
-            self._group, self._values = (kind, group), self._read(kind, group * COLUMNS)
-        return self._values[place]
+    def _blocks(self, kind: str) -> Iterator[NDArray[Any]]:
+        """The rows [rows, width] of one kind of file, a block at a time."""
+        for paths, blocks in self._parts:
+            array = open_array(paths[kind])
+            yield from read_rows(paths[kind], blocks, array.shape[1], array.dtype)
 
-    def _read(self, kind: str, column: int) -> NDArray[Any]:
-        """COLUMNS columns from one on, [columns, rows]."""
-        if not self._parts:
-            return np.zeros((COLUMNS, 0), np.int32)
-        first = open_array(self._parts[0][0][kind])
-        values = np.empty((min(COLUMNS, first.shape[1] - column), self.count), first.dtype)
-        begin = 0
-        for paths, rows in self._parts:
-            array = np.asarray(open_array(paths[kind]))[:, column : column + COLUMNS]
-            values[:, begin : begin + len(rows)] = (array if len(rows) == len(array) else array[rows]).T
-            begin += len(rows)
-        return values
+    def columns(self, kind: str, width: int) -> Iterator[NDArray[Any]]:
+        """The values of each of `width` columns that count for its figures."""
+        at_once = COLUMNS * self._step
+        dtype = open_array(self._parts[0][0][kind]).dtype if self._parts else np.dtype(np.int32)
+        for first in range(0, width, at_once):
+            values = np.empty((min(at_once, width - first), -(-self.count // self._step)), dtype)
+            begin = 0
+            for rows in self._blocks(kind):
+                block = np.ascontiguousarray(rows[:, first : first + at_once].T)
+                self._hash(block.view(np.uint32), begin)
+                counted = block[:, -begin % self._step :: self._step]
+                values[:, -(-begin // self._step) :][:, : counted.shape[1]] = counted
+                begin += len(rows)
+            self._number += len(values)
+            yield from values
 
-    def dense(self, column: int) -> NDArray[Any]:
-        return self._column("dense", column)
+    def bags(self, width: int) -> Iterator[NDArray[np.uint64]]:
+        """A hash of each row's bag, of its ids in their order, of each of `width` columns."""
+        for column in range(width):
+            hashes = np.zeros((1, 0), np.uint64)
+            if self._parts:
+                hashes = np.concatenate([self._bag_hashes(*part, column, width) for part in self._parts])[None]
+            self._hash(hashes, 0)
+            self._number += 1
+            yield hashes[0, :: self._step]
 
-    def single(self, column: int) -> NDArray[np.uint64]:
-        return self._column("sparse", column).astype(np.uint64)
+    @staticmethod
+    def _bag_hashes(
+        paths: Mapping[str, Path], blocks: Sequence[tuple[int, int]], column: int, width: int
+    ) -> NDArray[np.uint64]:
+        bags = unpack(open_array(paths["values"]), open_array(paths["offsets"]), width)[column]
+        return hashes_of_rows(bags, rows_of_blocks(blocks))
 
-    def ragged(self, column: int) -> NDArray[np.uint64]:
-        """A hash of each row's bag: of its ids in their order."""
-        if not self._parts:
-            return np.zeros(0, np.uint64)
-        return np.concatenate([self._bag_hashes(paths, column, rows) for paths, rows in self._parts])
-
-    def _bag_hashes(self, paths: Mapping[str, Path], column: int, rows: NDArray[np.int64]) -> NDArray[np.uint64]:
-        bags = unpack(open_array(paths["values"]), open_array(paths["offsets"]), self._num_ragged)[column]
-        return hashes_of_rows(bags, rows)
+    def _hash(self, columns: NDArray[np.unsignedinteger], begin: int) -> None:
+        """Add columns [columns, rows] to the hashes of their halves: sums of products with odd constants."""
+        for number, values in enumerate(columns, self._number):
+            self.halves[number % 2][begin : begin + len(values)] += values * self._factors[number]
 
 
 def hashes_of_rows(bags: Bags, rows: NDArray[np.int64]) -> NDArray[np.uint64]:
@@ -117,16 +137,18 @@ def find_misleading(
     total = sum(shard.shard.rows for shard in built)
     share = min(1.0, min(MAX_ROWS, budget // 2 // ROW_BYTES) / total)
     shards = [[shard for shard in built if (shard.split == "train") == of_train] for of_train in (True, False)]
-    train, held_out = (_Rows(job, each, len(ragged), share) for each in shards)
+    step = THINNING if share < 1 else 1
+    train, held_out = (_Rows(job, each, share, step) for each in shards)
 
     # Figures of each column, and the hashes of whole rows.
     has_rates = job.schema.label_kind is LabelKind.click
-    comparison, columns = _Comparison(train, held_out, is_sample=share < 1, has_rates=has_rates), {}
+    labels = (train.labels[::step], held_out.labels[::step])
+    comparison, columns = _Comparison(*labels, is_sample=share < 1, has_rates=has_rates), {}
     for name, values, is_dense in _columns(job, train, held_out, features, ragged):
-        columns[name] = comparison.add(*values, is_dense)
+        columns[name] = comparison.figures(*values, is_dense)
 
     # A train row is looked at with probability `share`, so a held-out row's equal is found with that.
-    shared, chance = comparison.shared()
+    shared, chance = _shared_rows(train, held_out)
     if share < 1 and shared is not None and shared * held_out.count < MIN_SHARED:
         shared = chance = None
     return Misleading(
@@ -143,13 +165,13 @@ def _columns(
     job: Job, train: _Rows, held_out: _Rows, features: Sequence[str], ragged: Sequence[str]
 ) -> Iterator[tuple[str, tuple[NDArray[Any], NDArray[Any]], bool]]:
     """Each column's name, its values in train and in the held-out rows, and whether they are numbers."""
-    for number, name in enumerate(job.schema.dense):
-        yield name, (train.dense(number), held_out.dense(number)), True
     single = [name for name in features if name not in ragged]
-    for number, name in enumerate(single):
-        yield name, (train.single(number), held_out.single(number)), False
-    for number, name in enumerate(ragged):
-        yield name, (train.ragged(number), held_out.ragged(number)), False
+    for kind, names in (("dense", job.schema.dense), ("sparse", single)):
+        width = len(names)
+        columns = zip(names, train.columns(kind, width), held_out.columns(kind, width), strict=True)
+        yield from ((name, (values, others), kind == "dense") for name, values, others in columns)
+    columns = zip(ragged, train.bags(len(ragged)), held_out.bags(len(ragged)), strict=True)
+    yield from ((name, (values, others), False) for name, values, others in columns)
 
 
 def _share_in(values: NDArray[np.uint64], ordered: NDArray[np.uint64]) -> float:
@@ -159,28 +181,36 @@ def _share_in(values: NDArray[np.uint64], ordered: NDArray[np.uint64]) -> float:
     return float((ordered[places] == values).mean())
 
 
-class _Comparison:
-    """Train against the held-out rows, column after column."""
+def _shared_rows(train: _Rows, held_out: _Rows) -> tuple[float | None, float | None]:
+    """Share of the held-out rows that are in train, with their label, and what chance gives.
 
-    def __init__(self, train: _Rows, held_out: _Rows, is_sample: bool, has_rates: bool) -> None:
+    That is the share of them in train, without labels, once one half of the columns is shuffled against the other.
+    """
+    if not train.count or not held_out.count:
+        return None, None
+    hashes, other_hashes = (rows.halves[0] + rows.halves[1] for rows in (train, held_out))
+    labels, other_labels = (
+        mix((rows.labels + rows.labels.dtype.type(0)).view(np.uint32).astype(np.uint64)) for rows in (train, held_out)
+    )
+    shared = _share_in(other_hashes + other_labels, np.sort(hashes + labels))
+    first, second = held_out.halves
+    return shared, _share_in(first + np.random.default_rng(0).permutation(second), np.sort(hashes))
+
+
+class _Comparison:
+    """The columns of train beside those of the held-out rows."""
+
+    def __init__(self, labels: NDArray[Any], other_labels: NDArray[Any], is_sample: bool, has_rates: bool) -> None:
         """has_rates: whether labels are 0 and 1, so that values have label rates."""
         self._is_sample, self._has_rates = is_sample, has_rates
-        self._labels, self._held_out_labels = train.labels, held_out.labels
-        self._thin = slice(None, None, THINNING if is_sample else 1)
-        self._is_positive, self._is_held_out_positive = (each.labels[self._thin] > 0 for each in (train, held_out))
-        self._folds = (mix(np.arange(len(self._is_positive), dtype=np.uint64)) % np.uint64(FOLDS)).astype(np.int64)
-        # The hashes of rows by each half of the columns, which alternate: of train, and of the held-out rows.
-        self._halves = [[np.zeros(rows, np.uint64) for _ in range(2)] for rows in (train.count, held_out.count)]
-        self._number = 0
+        self._is_positive, self._is_held_out_positive = labels > 0, other_labels > 0
+        self._folds = (mix(np.arange(len(labels), dtype=np.uint64)) % np.uint64(FOLDS)).astype(np.int64)
 
-    def add(self, train: NDArray[Any], held_out: NDArray[Any], is_dense: bool) -> ColumnFigures:
+    def figures(self, train: NDArray[Any], held_out: NDArray[Any], is_dense: bool) -> ColumnFigures:
         """The figures of a column by its values [rows] in train and in the held-out rows."""
         if not len(train):
             return ColumnFigures()
-        self._hash(train, held_out)
-        most = 2 * (len(train) + len(held_out))
-        train, held_out = train[self._thin], held_out[self._thin]
-        codes, other_codes, size = _codes(train, held_out, is_dense, most)
+        codes, other_codes, size = _quantiles(train, held_out) if is_dense else _ids(train, held_out)
         cells = codes * FOLDS + self._folds
         rows = np.bincount(cells, minlength=size * FOLDS).reshape(size, FOLDS)
         positives = np.bincount(cells[self._is_positive], minlength=size * FOLDS).reshape(size, FOLDS)
@@ -195,44 +225,28 @@ class _Comparison:
                 figures.rate_correlation, figures.rated_values = rate_correlation(*rates)
         return figures
 
-    def _hash(self, train: NDArray[Any], held_out: NDArray[Any]) -> None:
-        """Add a column to the hashes of its half: a sum of products with odd constants."""
-        self._number += 1
-        factor = mix(np.array([self._number], np.uint64)) | np.uint64(1)
-        kind = f"u{train.dtype.itemsize}"  # of the bits of a number
-        for halves, values in zip(self._halves, (train, held_out), strict=True):
-            halves[self._number % 2] += values.view(kind).astype(np.uint64) * factor
 
-    def shared(self) -> tuple[float | None, float | None]:
-        """Share of the held-out rows that are in train, with their label, and what chance gives.
-
-        That is the share of them in train, without labels, once one half of the columns is shuffled against the other.
-        """
-        if not len(self._labels) or not len(self._held_out_labels):
-            return None, None
-        train, held_out = (first + second for first, second in self._halves)
-        labels = [
-            mix((each + each.dtype.type(0)).view(np.uint32).astype(np.uint64))
-            for each in (self._labels, self._held_out_labels)
-        ]
-        shared = _share_in(held_out + labels[1], np.sort(train + labels[0]))
-        first, second = self._halves[1]
-        return shared, _share_in(first + np.random.default_rng(0).permutation(second), np.sort(train))
+Codes = tuple[NDArray[np.integer], NDArray[np.integer], int]  # of train's and of the held-out rows, below the third
 
 
-def _codes(
-    train: NDArray[Any], held_out: NDArray[Any], is_dense: bool, most: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-    """Values as codes below the third: ids as they are where they are below `most`, numbers by quantiles of train."""
-    if is_dense:
-        some = np.sort(train[:: len(train) // QUANTILE_ROWS + 1])
-        edges = np.unique(some[np.arange(1, DENSE_BINS) * len(some) // DENSE_BINS])
-        return np.searchsorted(edges, train), np.searchsorted(edges, held_out), len(edges) + 1
-    largest = int(max(train.max(initial=0), held_out.max(initial=0)))
-    if largest < most:
-        return train.astype(np.int64), held_out.astype(np.int64), largest + 1
-    values, codes = np.unique(np.concatenate([train, held_out]), return_inverse=True)
-    return codes[: len(train)], codes[len(train) :], len(values)
+def _quantiles(train: NDArray[Any], held_out: NDArray[Any]) -> Codes:
+    """Numbers as the number of their quantile in train."""
+    some = np.sort(train[:: len(train) // QUANTILE_ROWS + 1])
+    edges = np.unique(some[np.arange(1, DENSE_BINS) * len(some) // DENSE_BINS])
+    return np.searchsorted(edges, train), np.searchsorted(edges, held_out), len(edges) + 1
+
+
+def _ids(train: NDArray[Any], held_out: NDArray[Any]) -> Codes:
+    """Ids as their places among those that occur, in ascending order."""
+    train, held_out = (each.view(f"u{each.itemsize}") for each in (train, held_out))
+    limit = int(max(train.max(initial=0), held_out.max(initial=0))) + 1
+    if limit > IDS_PER_ROW * (len(train) + len(held_out)):
+        ids, codes = np.unique(np.concatenate([train, held_out]), return_inverse=True)
+        return codes[: len(train)], codes[len(train) :], len(ids)
+    occurs = np.zeros(limit, np.bool_)
+    occurs[train] = occurs[held_out] = True
+    places = np.cumsum(occurs, dtype=np.int32) - 1
+    return places[train], places[held_out], int(places[-1]) + 1
 
 
 def out_of_fold_auc(rows: NDArray[np.int64], positives: NDArray[np.int64]) -> float | None:
@@ -268,11 +282,18 @@ def stability_index(rows: NDArray[np.int64], other_rows: NDArray[np.int64], is_d
     if not is_dense:
         if other_rows[rows == 0].sum() > other_rows.sum() / 2:
             return None
-        top = np.argsort(-rows, kind="stable")[:TOP_VALUES]
+        top = _largest(rows)
         rows, other_rows = (np.append(each[top], each.sum() - each[top].sum()) for each in (rows, other_rows))
     share, other = ((each + 0.5) / (each.sum() + len(each) / 2) for each in (rows, other_rows))
     chance = (len(rows) - 1) * (1 / rows.sum() + 1 / other_rows.sum())
     return float(((share - other) * np.log(share / other)).sum() - chance)
+
+
+def _largest(rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The values of the most rows, TOP_VALUES of them, the first of equal ones."""
+    place = max(0, len(rows) - TOP_VALUES)
+    candidates = np.flatnonzero(rows >= np.partition(rows, place)[place])
+    return candidates[np.argsort(-rows[candidates], kind="stable")[:TOP_VALUES]]
 
 
 def _over_folds(counts: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -248,7 +248,7 @@ def test_beyond_the_limit_a_sample_finds_the_same(tmp_path: Path, monkeypatch: p
     whole = prepared(tmp_path / "whole", faults, FRACTION)
     (tmp_path / "sample").mkdir()
     monkeypatch.setattr(misleading, "MAX_ROWS", 6_000)
-    monkeypatch.setattr(sample, "BLOCK_ROWS", 8)  # of which a small table has enough
+    monkeypatch.setattr(misleading, "BLOCK_ROWS", 8)  # of which a small table has enough
     some = prepared(tmp_path / "sample", faults, FRACTION)
     assert sums(tmp_path / "whole/out") == sums(tmp_path / "sample/out")
     assert whole.digest == some.digest
@@ -267,7 +267,7 @@ def test_a_few_equal_rows_of_a_sample_are_no_share(
 ) -> None:
     rows = table(0)
     monkeypatch.setattr(misleading, "MAX_ROWS", 3_000)
-    monkeypatch.setattr(sample, "BLOCK_ROWS", 1)
+    monkeypatch.setattr(misleading, "BLOCK_ROWS", 1)
     manifest = prepared(tmp_path, pd.concat([rows[:-copied], rows[:copied]]), FRACTION)
     assert (manifest.extra[MISLEADING]["shared_rows"] is not None) == is_measured
     assert len(misleading_sentences(manifest.extra)) == is_measured
@@ -275,7 +275,7 @@ def test_a_few_equal_rows_of_a_sample_are_no_share(
 
 def test_the_correlation_of_rates_is_not_measured_on_a_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(misleading, "MAX_ROWS", 3_000)
-    monkeypatch.setattr(sample, "BLOCK_ROWS", 1)
+    monkeypatch.setattr(misleading, "BLOCK_ROWS", 1)
     figures = prepared(tmp_path, balanced(table(0))).extra[MISLEADING]
     assert figures["rows"] < figures["of"]
     assert {one["rate_correlation"] for one in figures["columns"].values()} == {None}
@@ -285,11 +285,11 @@ def test_the_correlation_of_rates_is_not_measured_on_a_sample(tmp_path: Path, mo
 def test_where_no_row_is_sampled_nothing_is_measured(
     without: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def some_rows(rows: int, share: float, number: int) -> NDArray[np.int64]:
+    def some_blocks(rows: int, share: float, number: int, block_rows: int) -> list[tuple[int, int]]:
         is_train = rows > 500  # by the shards' sizes
-        return np.arange(0 if without in ("both", "train" if is_train else "held out") else rows)
+        return [] if without in ("both", "train" if is_train else "held out") else [(0, rows)]
 
-    monkeypatch.setattr(misleading, "sampled_rows", some_rows)
+    monkeypatch.setattr(misleading, "sampled_blocks", some_blocks)
     manifest = prepared(tmp_path, leaking(overlapping(table(0, rows=2_000))), FRACTION)
     figures = manifest.extra[MISLEADING]
     assert figures["shared_rows"] is figures["shared_by_chance"] is None
