@@ -21,12 +21,12 @@ from data_prep.io.arrays import open_array, read_rows
 from data_prep.stages.split import BuiltShard
 
 MAX_ROWS = 1_000_000
-THINNING = 4  # of a sample's rows, one in so many counts for a column's figures; equal rows are searched among all
+THINNING = 8  # of a sample's rows, one in so many counts for a column's figures; equal rows are searched among all
 ROW_BYTES = 464  # of memory at most for a row looked at, where each has an id of its own
 COLUMNS = 16  # read at once, and that times more of a sample: a row's values stand together
 BLOCK_ROWS, BLOCK_VALUES = 1 << 12, 1 << 20  # at most, of the blocks that are read, and that a sample is of
 BLOCK_IDS = 1 << 18  # of bags, that are hashed at once
-IDS_PER_ROW = 8  # up to which the ids that occur are found by marking them, not by sorting
+IDS_PER_ROW = 16  # up to which the ids that occur are found by marking them, not by sorting
 FOLDS, PRIOR_ROWS = 2, 10.0  # of out-of-fold rates; rows at the base rate that smooth each
 MIN_LABELS = 50  # of each class, for an AUC that says anything
 AUC_LEVELS = 1 << 16  # of the roots of rates, so that low rates have finer ones; equal within a level
@@ -77,9 +77,9 @@ class _Rows:
             values = np.empty((min(at_once, width - first), -(-self.count // self._step)), dtype)
             begin = 0
             for rows in self._blocks(kind):
-                block = np.ascontiguousarray(rows[:, first : first + at_once].T)
+                block = rows[:, first : first + at_once]
                 self._hash(block.view(np.uint32), begin)
-                counted = block[:, -begin % self._step :: self._step]
+                counted = block[-begin % self._step :: self._step].T
                 values[:, -(-begin // self._step) :][:, : counted.shape[1]] = counted
                 begin += len(rows)
             self._number += len(values)
@@ -88,12 +88,12 @@ class _Rows:
     def bags(self, width: int) -> Iterator[NDArray[np.uint64]]:
         """A hash of each row's bag, of its ids in their order, of each of `width` columns."""
         for column in range(width):
-            hashes = np.zeros((1, 0), np.uint64)
+            hashes = np.zeros(0, np.uint64)
             if self._parts:
-                hashes = np.concatenate([self._bag_hashes(*part, column, width) for part in self._parts])[None]
-            self._hash(hashes, 0)
+                hashes = np.concatenate([self._bag_hashes(*part, column, width) for part in self._parts])
+            self._hash(hashes[:, None], 0)
             self._number += 1
-            yield hashes[0, :: self._step]
+            yield hashes[:: self._step]
 
     @staticmethod
     def _bag_hashes(
@@ -102,10 +102,13 @@ class _Rows:
         bags = unpack(open_array(paths["values"]), open_array(paths["offsets"]), width)[column]
         return hashes_of_rows(bags, rows_of_blocks(blocks))
 
-    def _hash(self, columns: NDArray[np.unsignedinteger], begin: int) -> None:
-        """Add columns [columns, rows] to the hashes of their halves: sums of products with odd constants."""
-        for number, values in enumerate(columns, self._number):
-            self.halves[number % 2][begin : begin + len(values)] += values * self._factors[number]
+    def _hash(self, values: NDArray[np.unsignedinteger], begin: int) -> None:
+        """Add values [rows, columns] to the hashes of their columns' halves: sums of products with odd constants."""
+        values, factors = values.astype(np.uint64), self._factors[self._number :]
+        for half in range(2):
+            columns = slice((half - self._number) % 2, values.shape[1], 2)
+            products = np.einsum("rc,c->r", values[:, columns], factors[columns])
+            self.halves[half][begin : begin + len(values)] += products
 
 
 def hashes_of_rows(bags: Bags, rows: NDArray[np.int64]) -> NDArray[np.uint64]:
