@@ -49,7 +49,7 @@ class Misleading(Struct, kw_only=True):
     Attributes:
         rows: of all splits, that were looked at; of: how many there are.
         shared_rows: share of the rows of val and test that are in train, features and label; None without such rows,
-            and of a sample where few are.
+            and of a sample where chance may give as many.
         shared_by_chance: what of it is to be expected of rows of so few values.
         parts: label rates along the raw rows.
     """

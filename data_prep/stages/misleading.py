@@ -1,9 +1,10 @@
 """Look for what would mislead in a dataset's finished shards: leaks, shared rows, opposed rates, drift, jumps.
 
-All rows are looked at up to MAX_ROWS, or what half the memory budget holds, beyond that blocks of rows by a hash of
-their number. COLUMNS columns are read at a time, so that memory does not grow with their number.
+All rows are looked at up to MAX_ROWS, MAX_VALUES, or what half the memory budget holds, beyond that blocks of rows by a
+hash of their number. COLUMNS columns are read at a time, so that memory does not grow with their number.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -20,8 +21,8 @@ from data_prep.engine.job import ChunkRecord, Job
 from data_prep.io.arrays import open_array, read_rows
 from data_prep.stages.split import BuiltShard
 
-MAX_ROWS = 1_000_000
-THINNING = 8  # of a sample's rows, one in so many counts for a column's figures; equal rows are searched among all
+MAX_ROWS, MAX_VALUES = 1_000_000, 20_000_000
+THINNING = 4  # of a sample's rows, one in so many counts for a column's figures; equal rows are searched among all
 ROW_BYTES = 464  # of memory at most for a row looked at, where each has an id of its own
 COLUMNS = 16  # read at once, and that times more of a sample: a row's values stand together
 BLOCK_ROWS, BLOCK_VALUES = 1 << 12, 1 << 20  # at most, of the blocks that are read, and that a sample is of
@@ -30,7 +31,7 @@ IDS_PER_ROW = 16  # up to which the ids that occur are found by marking them, no
 FOLDS, PRIOR_ROWS = 2, 10.0  # of out-of-fold rates; rows at the base rate that smooth each
 MIN_LABELS = 50  # of each class, for an AUC that says anything
 AUC_LEVELS = 1 << 16  # of the roots of rates, so that low rates have finer ones; equal within a level
-MIN_SHARED = 25  # equal rows in a sample, for a share that says anything
+SHARED_ERRORS = 4.0  # of the number of equal rows in a sample, beyond what chance gives
 DENSE_BINS, TOP_VALUES = 32, 20  # of a number's quantiles; the most frequent ids, the others are one bin
 QUANTILE_ROWS = 1 << 14  # that quantiles, and the number of distinct values, are of
 PARTS, PART_ROWS = 20, 500  # of the raw rows, at most; rows of each, at least
@@ -137,31 +138,46 @@ def find_misleading(
     ragged = [name for name in features if name in job.schema.ragged]
     if job.bags is not None:
         ragged = [name for name, size in zip(features, job.bags.sizes, strict=True) if size > 1]
-    total = sum(shard.shard.rows for shard in built)
-    share = min(1.0, min(MAX_ROWS, budget // 2 // ROW_BYTES) / total)
     shards = [[shard for shard in built if (shard.split == "train") == of_train] for of_train in (True, False)]
-    step = THINNING if share < 1 else 1
-    train, held_out = (_Rows(job, each, share, step) for each in shards)
+    rows, other_rows = (sum(shard.shard.rows for shard in each) for each in shards)
+    limit = min(MAX_ROWS, MAX_VALUES // len(job.schema.columns), budget // 2 // ROW_BYTES)
+    share, other_share = sample_shares(rows, other_rows, limit)
+    is_sample = min(share, other_share) < 1
+    step = THINNING if is_sample else 1
+    train, held_out = _Rows(job, shards[0], share, step), _Rows(job, shards[1], other_share, step)
 
     # Figures of each column, and the hashes of whole rows.
     has_rates = job.schema.label_kind is LabelKind.click
     labels = (train.labels[::step], held_out.labels[::step])
-    comparison, columns = _Comparison(*labels, is_sample=share < 1, has_rates=has_rates), {}
+    comparison, columns = _Comparison(*labels, is_sample=is_sample, has_rates=has_rates), {}
     for name, values, is_dense in _columns(job, train, held_out, features, ragged):
         columns[name] = comparison.figures(*values, is_dense)
 
     # A train row is looked at with probability `share`, so a held-out row's equal is found with that.
     shared, chance = _shared_rows(train, held_out)
-    if share < 1 and shared is not None and shared * held_out.count < MIN_SHARED:
-        shared = chance = None
+    if is_sample and shared is not None and chance is not None:
+        error = math.sqrt((shared + chance) / held_out.count)
+        if shared - chance <= SHARED_ERRORS * error:
+            shared = chance = None
     return Misleading(
         rows=train.count + held_out.count,
-        of=total,
+        of=rows + other_rows,
         columns=columns,
         shared_rows=None if shared is None else min(1.0, shared / share),
         shared_by_chance=None if chance is None else min(1.0, chance / share),
-        parts=label_parts(job, records, total) if has_rates else [],
+        parts=label_parts(job, records, rows + other_rows) if has_rates else [],
     )
+
+
+def sample_shares(rows: int, other_rows: int, limit: int) -> tuple[float, float]:
+    """The shares of train's and of the held-out rows that are looked at, `limit` of both.
+
+    Of a sample half are held-out rows, where there are as many, since the most pairs of equal rows are in such a one.
+    """
+    if rows + other_rows <= limit:
+        return 1.0, 1.0
+    held_out = min(other_rows, max(limit // 2, limit - rows))
+    return (limit - held_out) / max(1, rows), held_out / max(1, other_rows)
 
 
 def _columns(

@@ -17,11 +17,11 @@ from common.errors import UserError
 from data_prep import pipeline
 from data_prep.dataset import sample
 from data_prep.dataset.bags import Bags
-from data_prep.dataset.format import Manifest, load_manifest
+from data_prep.dataset.format import Manifest, load_manifest, open_shard
 from data_prep.dataset.misleading import MISLEADING, misleading_sentences
 from data_prep.pipeline import preprocess
 from data_prep.stages import misleading
-from tests.data_prep.conftest import config, load_split, sums
+from tests.data_prep.conftest import config, sums
 
 SCHEMA = "label: label\ndense: [price, age]\nsparse: [user, item, shop]\n"
 FRACTION = "data.split.method=fraction"
@@ -204,12 +204,46 @@ def out_of_fold_rates(ids: NDArray[Any], labels: NDArray[Any]) -> list[float]:
     return [(positives[key] + 10 * base) / (rows[key] + 10) for key in zip(folds, ids, strict=True)]
 
 
-def test_figures_are_those_of_plain_loops(tmp_path: Path) -> None:
+def sampled_arrays(root: Path, splits: tuple[str, ...], share: float) -> list[NDArray[Any]]:
+    """labels [rows], dense, sparse of the rows of some splits that are looked at."""
+    manifest = load_manifest(root)
+    parts = []
+    shards = [(split, shard) for split in splits for shard in manifest.splits[split].shards]
+    for number, (split, shard) in enumerate(shards):
+        arrays = open_shard(root, split, shard, manifest)
+        blocks = sample.sampled_blocks(shard.rows, share, number, misleading.BLOCK_ROWS)
+        rows = [row for start, stop in blocks for row in range(start, stop)]
+        parts.append((arrays.labels[rows, 0], arrays.dense[rows], arrays.sparse[rows]))
+    return [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
+
+
+@pytest.mark.parametrize(
+    "constants",
+    [
+        {},
+        {"COLUMNS": 2, "BLOCK_ROWS": 100},
+        {"COLUMNS": 1, "BLOCK_ROWS": 10, "MAX_ROWS": 4_000, "THINNING": 3, "IDS_PER_ROW": 0},
+    ],
+)
+def test_figures_are_those_of_plain_loops(
+    constants: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in constants.items():
+        monkeypatch.setattr(misleading, name, value)
     manifest = prepared(tmp_path, doubled(table(5)))
-    labels, _, sparse = load_split(tmp_path / "out", "train")
-    held_splits = [load_split(tmp_path / "out", split) for split in ("val", "test")]
-    held_labels, held_dense, held_sparse = (np.concatenate(parts) for parts in zip(*held_splits, strict=True))
+    num_train, num_held = (
+        sum(manifest.splits[split].rows for split in splits) for splits in (("train",), ("val", "test"))
+    )
+    limit = min(misleading.MAX_ROWS, num_train + num_held)
+    assert num_held < limit / 2  # so that all are looked at
+    share = (limit - num_held) / num_train
+    train_labels, train_dense, train_sparse = sampled_arrays(tmp_path / "out", ("train",), share)
+    all_held = sampled_arrays(tmp_path / "out", ("val", "test"), 1.0)
+    step = misleading.THINNING if share < 1 else 1
+    labels, sparse = train_labels[::step], train_sparse[::step]
+    held_labels, _, held_sparse = (values[::step] for values in all_held)
     figures = manifest.extra[MISLEADING]
+    assert figures["rows"] == len(train_labels) + len(all_held[0])
     for number, name in enumerate(manifest.schema["sparse"]):
         ids, other = sparse[:, number], held_sparse[:, number]
         auc = roc_auc_score(labels, out_of_fold_rates(ids, labels))
@@ -221,7 +255,8 @@ def test_figures_are_those_of_plain_loops(tmp_path: Path) -> None:
         rates = [(labels[ids == one].mean(), held_labels[other == one].mean()) for one in shared_ids]
         covariance = np.cov(np.array(rates).T, aweights=[n * m / (n + m) for n, m in counts])
         correlation = covariance[0, 1] / np.sqrt(covariance[0, 0] * covariance[1, 1])
-        assert figures["columns"][name]["rate_correlation"] == pytest.approx(correlation)
+        expected = pytest.approx(correlation) if share == 1 else None
+        assert figures["columns"][name]["rate_correlation"] == expected
 
         # Population stability index of the 20 most frequent ids and the others.
         top = [one for one, _ in sorted(Counter(ids.tolist()).items(), key=lambda item: (-item[1], item[0]))[:20]]
@@ -236,10 +271,11 @@ def test_figures_are_those_of_plain_loops(tmp_path: Path) -> None:
             assert figures["columns"][name]["stability_index"] == pytest.approx(index)
 
     # Whole rows, by sets.
-    _, dense, _ = load_split(tmp_path / "out", "train")
-    train_rows = {(*a, *b, c) for a, b, c in zip(dense.tolist(), sparse.tolist(), labels, strict=True)}
-    rows = [(*a, *b, c) for a, b, c in zip(held_dense.tolist(), held_sparse.tolist(), held_labels, strict=True)]
-    assert figures["shared_rows"] == pytest.approx(np.mean([row in train_rows for row in rows]))
+    train_rows = {
+        (*a, *b, c) for a, b, c in zip(train_dense.tolist(), train_sparse.tolist(), train_labels.tolist(), strict=True)
+    }
+    rows = [(*a, *b, c) for c, a, b in zip(*(values.tolist() for values in all_held), strict=True)]
+    assert figures["shared_rows"] == pytest.approx(np.mean([row in train_rows for row in rows]) / share)
 
 
 def test_beyond_the_limit_a_sample_finds_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,6 +295,40 @@ def test_beyond_the_limit_a_sample_finds_the_same(tmp_path: Path, monkeypatch: p
     sentences = misleading_sentences(some.extra)
     assert len(sentences) == len(misleading_sentences(whole.extra)) == 2
     assert all(f"by a sample of {figures['rows']:,} of 12,000 rows" in sentence for sentence in sentences)
+
+
+@pytest.mark.parametrize(
+    "sizes", [(10, 10, 20), (10, 10, 19), (900, 100, 500), (900, 100, 100), (5, 900, 100), (5, 0, 3)]
+)
+def test_half_of_a_sample_is_held_out_where_there_are_as_many(sizes: tuple[int, int, int]) -> None:
+    rows, other_rows, limit = sizes
+    share, other_share = misleading.sample_shares(rows, other_rows, limit)
+    assert 0 <= share <= 1
+    assert 0 <= other_share <= 1
+    assert share * rows + other_share * other_rows == pytest.approx(min(limit, rows + other_rows))
+    assert other_share * other_rows == pytest.approx(min(other_rows, limit / 2)) or share == 1
+
+
+def test_a_wide_table_s_sample_has_fewer_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(misleading, "BLOCK_ROWS", 10)
+    monkeypatch.setattr(misleading, "MAX_VALUES", 3_000 * 6)  # the label's column, too
+    figures = prepared(tmp_path, leaking(table(0))).extra[MISLEADING]
+    assert 2_500 < figures["rows"] < 3_500
+    assert figures["columns"]["shop"]["auc"] > 0.99
+
+
+def test_chance_names_no_rows_of_a_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenth of the rows of few values are in train by chance, give or take a twentieth of these in a sample."""
+    monkeypatch.setattr(misleading, "BLOCK_ROWS", 10)
+    monkeypatch.setattr(misleading, "MAX_ROWS", 2_000)
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        rows = pd.DataFrame(rng.integers(0, 9, (8_000, 5))).add_prefix("c").assign(label=rng.integers(0, 2, 8_000))
+        schema = "label: label\nsparse: [c0, c1, c2, c3, c4]\n"
+        (tmp_path / str(seed)).mkdir()
+        manifest = prepared(tmp_path / str(seed), rows, schema=schema)
+        assert manifest.extra[MISLEADING]["rows"] < 2_500
+        assert misleading_sentences(manifest.extra) == []
 
 
 @pytest.mark.parametrize(("copied", "is_measured"), [(1, False), (20, False), (600, True)])
