@@ -18,7 +18,8 @@ from data_prep.dataset.misleading import ColumnFigures, Misleading, Part
 from data_prep.dataset.options import LabelKind
 from data_prep.dataset.sample import mix, rows_of_blocks, sampled_blocks
 from data_prep.engine.job import ChunkRecord, Job
-from data_prep.io.arrays import open_array, read_rows
+from data_prep.io.arrays import open_array, rows_range
+from data_prep.io.direct_io import read_ranges
 from data_prep.stages.split import BuiltShard
 
 MAX_ROWS, MAX_VALUES = 1_000_000, 20_000_000
@@ -66,9 +67,11 @@ class _Rows:
 
     def _blocks(self, kind: str) -> Iterator[NDArray[Any]]:
         """The rows [rows, width] of one kind of file, a block at a time."""
-        for paths, blocks in self._parts:
-            array = open_array(paths[kind])
-            yield from read_rows(paths[kind], blocks, array.shape[1], array.dtype)
+        if self._parts:
+            array = open_array(self._parts[0][0][kind])
+            blocks = ((paths[kind], *block) for paths, blocks in self._parts for block in blocks)
+            ranges = (rows_range(*block, array.shape[1], array.dtype) for block in blocks)
+            yield from (content.view(array.dtype).reshape(-1, array.shape[1]) for content in read_ranges(ranges))
 
     def columns(self, kind: str, width: int) -> Iterator[NDArray[Any]]:
         """The values of each of `width` columns that count for its figures."""
