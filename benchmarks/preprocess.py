@@ -136,16 +136,22 @@ def compare(arguments: argparse.Namespace, baseline: Path, raw: Path, out: Path)
                 rates = run_job(tree, JOBS[name], raw, out)
                 if round_number:
                     runs[tree].append(rates)
-        ratios = [new["whole"] / old["whole"] for old, new in zip(runs[baseline], runs[REPOSITORY], strict=True)]
+        pairs = list(zip(runs[baseline], runs[REPOSITORY], strict=True))
+        ratios = {stage: [new[stage] / old[stage] for old, new in pairs] for stage in ("whole", "parse")}
         old, new = medians(runs[baseline]), medians(runs[REPOSITORY])
         print(
-            f"{name}: {statistics.median(ratios):.2f} times as fast ({min(ratios):.2f} to {max(ratios):.2f}), "
+            f"{name}: {in_words(ratios['whole'])} times as fast, its parse stage {in_words(ratios['parse'])}; "
             f"{old['whole']:,.0f} rows/s and {old['peak_mib']:,.0f} MiB at {arguments.against}, "
             f"{new['whole']:,.0f} and {new['peak_mib']:,.0f} here",
             flush=True,
         )
         results.append({"what": name, "ratios": ratios, "there": runs[baseline], "here": runs[REPOSITORY]})
     return results
+
+
+def in_words(ratios: list[float]) -> str:
+    """Their median and range."""
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
 def medians(runs: list[Rates]) -> Rates:
