@@ -112,10 +112,10 @@ def rows_range(path: Path, start: int, stop: int, width: int, dtype: DTypeLike) 
     return FileRange(path, HEADER_BYTES + start * row_bytes, (stop - start) * row_bytes)
 
 
-def read_rows(path: Path, blocks: Sequence[tuple[int, int]], width: int, dtype: DTypeLike) -> Iterator[NDArray[Any]]:
-    """Rows start..stop of a .npy file [rows, width] for each of `blocks`, the next being read meanwhile."""
-    ranges = (rows_range(path, start, stop, width, dtype) for start, stop in blocks)
-    for (start, stop), content in zip(blocks, read_ranges(ranges), strict=True):
+def read_rows(blocks: Sequence[tuple[Path, int, int]], width: int, dtype: DTypeLike) -> Iterator[NDArray[Any]]:
+    """Rows start..stop of the .npy file [rows, width] at a path, for each of `blocks`; the next is read meanwhile."""
+    ranges = (rows_range(*block, width, dtype) for block in blocks)
+    for (_, start, stop), content in zip(blocks, read_ranges(ranges), strict=True):
         yield content.view(dtype).reshape(stop - start, width)
 
 

@@ -225,7 +225,7 @@ def _stored_rows(
     """Rows start..stop of one of a chunk's files, block by block: the number of its first row, [rows, width]."""
     path = chunk.job.chunk_path(chunk.record.source, chunk.record.chunk, suffix)
     blocks = row_blocks(start, stop, chunk.job.block_rows)
-    for (begin, _), rows in zip(blocks, read_rows(path, blocks, width, dtype), strict=True):
+    for (begin, _), rows in zip(blocks, read_rows([(path, *block) for block in blocks], width, dtype), strict=True):
         yield begin, rows
 
 

@@ -18,8 +18,7 @@ from data_prep.dataset.misleading import ColumnFigures, Misleading, Part
 from data_prep.dataset.options import LabelKind
 from data_prep.dataset.sample import mix, rows_of_blocks, sampled_blocks
 from data_prep.engine.job import ChunkRecord, Job
-from data_prep.io.arrays import open_array, rows_range
-from data_prep.io.direct_io import read_ranges
+from data_prep.io.arrays import open_array, read_rows
 from data_prep.stages.split import BuiltShard
 
 MAX_ROWS, MAX_VALUES = 1_000_000, 20_000_000
@@ -69,9 +68,8 @@ class _Rows:
         """The rows [rows, width] of one kind of file, a block at a time."""
         if self._parts:
             array = open_array(self._parts[0][0][kind])
-            blocks = ((paths[kind], *block) for paths, blocks in self._parts for block in blocks)
-            ranges = (rows_range(*block, array.shape[1], array.dtype) for block in blocks)
-            yield from (content.view(array.dtype).reshape(-1, array.shape[1]) for content in read_ranges(ranges))
+            blocks = [(paths[kind], *block) for paths, blocks in self._parts for block in blocks]
+            yield from read_rows(blocks, array.shape[1], array.dtype)
 
     def columns(self, kind: str, width: int) -> Iterator[NDArray[Any]]:
         """The values of each of `width` columns that count for its figures."""

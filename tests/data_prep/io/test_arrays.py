@@ -90,5 +90,6 @@ def test_rows_of_an_array(tmp_path: Path, width: int) -> None:
     array = np.arange(1000 * width, dtype=np.int32).reshape(1000, width)
     np.save(tmp_path / "array.npy", array)
     blocks = [(0, 10), (10, 10), (990, 1000), (0, 1000)]
-    for (start, stop), rows in zip(blocks, read_rows(tmp_path / "array.npy", blocks, width, np.int32), strict=True):
+    places = [(tmp_path / "array.npy", *block) for block in blocks]
+    for (start, stop), rows in zip(blocks, read_rows(places, width, np.int32), strict=True):
         np.testing.assert_array_equal(rows, array[start:stop])
