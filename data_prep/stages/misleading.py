@@ -22,7 +22,7 @@ from data_prep.io.arrays import open_array, read_rows
 from data_prep.stages.split import BuiltShard
 
 MAX_ROWS, MAX_VALUES = 1_000_000, 20_000_000
-THINNING = 4  # of a sample's rows, one in so many counts for a column's figures; equal rows are searched among all
+THINNING = 4  # every fourth of a sample's rows counts for a column's figures; equal rows are searched among all
 ROW_BYTES = 464  # of memory at most for a row looked at, where each has an id of its own
 COLUMNS = 16  # read at once, and that times more of a sample: a row's values stand together
 BLOCK_ROWS, BLOCK_VALUES = 1 << 12, 1 << 20  # at most, of the blocks that are read, and that a sample is of
@@ -47,7 +47,7 @@ class _Rows:
     """
 
     def __init__(self, job: Job, shards: Sequence[BuiltShard], share: float, step: int) -> None:
-        """share: of all rows, that are looked at; step: one of so many of them counts for a column's figures."""
+        """share: of the shards' rows, that are read; step: every step-th of these counts for a column's figures."""
         self._step = step
         block_rows = max(1, min(BLOCK_ROWS, BLOCK_VALUES // len(job.schema.columns)))
         self._parts = [
