@@ -154,7 +154,8 @@ def find_misleading(
     for name, values, is_dense in _columns(job, train, held_out, features, ragged):
         columns[name] = comparison.figures(*values, is_dense)
 
-    # A train row is looked at with probability `share`, so a held-out row's equal is found with that.
+    # A held-out row's equal in train is read with the probability that any train row is.
+    share_read = train.count / max(1, rows)
     shared, chance = _shared_rows(train, held_out)
     if is_sample and shared is not None and chance is not None:
         error = math.sqrt((shared + chance) / held_out.count)
@@ -164,8 +165,8 @@ def find_misleading(
         rows=train.count + held_out.count,
         of=rows + other_rows,
         columns=columns,
-        shared_rows=None if shared is None else min(1.0, shared / share),
-        shared_by_chance=None if chance is None else min(1.0, chance / share),
+        shared_rows=None if shared is None else min(1.0, shared / share_read),
+        shared_by_chance=None if chance is None else min(1.0, chance / share_read),
         parts=label_parts(job, records, rows + other_rows) if has_rates else [],
     )
 

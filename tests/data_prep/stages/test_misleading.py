@@ -275,7 +275,9 @@ def test_figures_are_those_of_plain_loops(
         (*a, *b, c) for a, b, c in zip(train_dense.tolist(), train_sparse.tolist(), train_labels.tolist(), strict=True)
     }
     rows = [(*a, *b, c) for c, a, b in zip(*(values.tolist() for values in all_held), strict=True)]
-    assert figures["shared_rows"] == pytest.approx(np.mean([row in train_rows for row in rows]) / share)
+    assert figures["shared_rows"] == pytest.approx(
+        np.mean([row in train_rows for row in rows]) / (len(train_labels) / num_train)
+    )
 
 
 def test_beyond_the_limit_a_sample_finds_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
