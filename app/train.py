@@ -32,7 +32,7 @@ from app.report.page import write_report
 from app.runtime import platform, process_group
 from app.trackers.run_trackers import require_clients
 from app.training import agreement, meta_build, session
-from app.training.labels import require_task
+from app.training.labels import refuse_one_class, require_task
 from app.training.monitor import require_validation
 from app.training.recording import scores
 from app.training.run import TrainingRun
@@ -127,6 +127,7 @@ def _set_up(config: AppConfig, runtime: platform.Runtime, record: RunDirectory, 
     manifest, shared = agreement.load_same_manifest(root, runtime, is_new)
     prepare.require_agreement(config.data, manifest)
     require_task(config, root, manifest)
+    refuse_one_class(config.data, root, manifest)
     has_windows = bool(manifest.kind.windows)  # whose rows are known once the log is open
     if not has_windows:
         if manifest.has_given_splits:

@@ -60,7 +60,12 @@ from data_prep.sources.checksums import given_md5s, refuse_other_md5
 from data_prep.sources.discover import described_sources, missing_days
 from data_prep.sources.finished import SOURCE_MD5, note_times
 from data_prep.sources.remote import known_sums, note_read
-from data_prep.stages.data_checks import constant_columns, cut_columns, warnings
+from data_prep.stages.data_checks import (
+    constant_columns,
+    cut_columns,
+    refuse_one_class,
+    warnings,
+)
 from data_prep.stages.encode import EncodeTask, PassTask
 from data_prep.stages.expand_multi_hot import ExpandTask
 from data_prep.stages.gather import gather_tasks, rows_per_shard
@@ -232,6 +237,8 @@ def run_stages(data: DataConfig, job: Job) -> Result:
     with open_executor(data.scheduler, workers) as executor:
         md5s = _compare_md5s(data, job, executor) if job.rules.split is None else []
         result = _parse(job, executor, reads_whole(data, job, workers))
+        if not data.allow_degenerate:
+            refuse_one_class(job, fitted_records(job, result.records))
         result.md5s = md5s
         executor.release()
         _order_and_fit(data, job, result, executor)

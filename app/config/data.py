@@ -152,6 +152,7 @@ class DataConfig:
     schema: str | None = key(
         None, "as of data_prep: YAML file that describes your own table; null: Criteo's rows", is_common=True
     )
+    allow_degenerate: bool = key(False, "as of data_prep: train although labels are of one class")
     workers: int | None = key(None, "as of data_prep: number of processes; null: its default", at_least=1)
     synthetic: SyntheticConfig = field(default_factory=SyntheticConfig)
     multi_hot: MultiHotConfig = field(default_factory=MultiHotConfig)
@@ -236,6 +237,7 @@ def preprocessing(data: DataConfig) -> keys.DataConfig:
         raise UserError(f"data.prep.{own_key}: is data.{own_key} here; give data.{own_key}={data.prep[own_key]}")
     source = source_of(data)
     settings = {key: getattr(data, key) for key in (*FILES, *FOR_RAW)}
+    settings["allow_degenerate"] = data.allow_degenerate or data.negatives.per_positive is not None
     if source is None:  # a dataset that is there may have an encoding that data_prep does not make
         settings["encoding"] = None
     if source in (None, "synthetic"):

@@ -29,7 +29,7 @@ from data_prep.published.sets import SETS
 LEAVE_OUT = (
     "leave it out, or give another data.path and what to make it from (data.raw, data.train, or data.source=synthetic)"
 )
-NOT_OF_ROWS = ("source", "path", *FILES)  # keys of data_prep that are set here
+NOT_OF_ROWS = ("source", "path", "allow_degenerate", *FILES)  # keys of data_prep that are set here
 SCHEMAS = {"mlperf_v4": "yambda"}  # of published table sizes (app.config.published)
 REPOSITORY = Path(__file__).parents[2]
 

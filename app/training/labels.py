@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from app.config import AppConfig, DataConfig
+from app.data.shards import TRAIN
 from app.kinds.metrics import METRICS
 from app.kinds.tasks import TASKS, Task
 from common.errors import UserError
@@ -28,6 +29,22 @@ def require_column(key: str, column: str, config: DataConfig, root: Path, manife
 def task_of(manifest: Manifest) -> Task:
     """The task of a dataset's labels."""
     return TASKS[manifest.label_kind.value]
+
+
+def refuse_one_class(config: DataConfig, root: Path, manifest: Manifest) -> None:
+    """Refuse a train split whose labels are all the same, unless negatives are drawn for it.
+
+    Raises:
+        UserError: names the dataset and the key that allows it.
+    """
+    train = manifest.splits.get(TRAIN)
+    if train is None or config.allow_degenerate or config.negatives.per_positive is not None:
+        return
+    if train.label_rate in (0.0, 1.0):
+        raise UserError(
+            f"{root}: every label of train is {train.label_rate:.0f}, so no model can learn from it; correct the "
+            "column or the rule of the labels and make it again, or give data.allow_degenerate=true"
+        )
 
 
 def require_task(config: AppConfig, root: Path, manifest: Manifest) -> None:

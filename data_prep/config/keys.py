@@ -277,6 +277,9 @@ class DataConfig:
         "your own table with encoding=vocabulary: keep the values' texts in the dataset, so that data_prep.verify "
         "and others can name them; they may be personal data; null: true",
     )
+    allow_degenerate: bool = key(
+        False, "make, or train on, data that teach a model nothing: labels of one class, tables without values"
+    )
     days: list[int] | None = key(
         None, "numbers of the days to download, in this order; set by data=criteo_1tb", is_common=True
     )

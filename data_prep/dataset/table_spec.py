@@ -3,10 +3,8 @@
 A category is any text, known by a value of 64 bits: see data_prep/encoding/values.py.
 """
 
-import operator
 import re
-from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
@@ -15,19 +13,11 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from common.documents import Json
+from data_prep.dataset.label_rule import COMPARISONS, NUMBER, RULE_PATTERN
 from data_prep.dataset.options import LabelKind
 from data_prep.dataset.schema import Feature, Schema, to_json
 
-RULE = re.compile(r"\s*(>=|<=|==|!=|>|<)\s*(-?\d+(?:\.\d+)?)\s*")
-TEXT_RULE = re.compile(r"\s*(==|!=)\s*(\S(?:.*\S)?)\s*")  # where it is no RULE
-COMPARISONS: dict[str, Callable[[Any, float], Any]] = {
-    ">=": operator.ge,
-    "<=": operator.le,
-    "==": operator.eq,
-    "!=": operator.ne,
-    ">": operator.gt,
-    "<": operator.lt,
-}
+RULE = re.compile(rf"\s*({'|'.join(COMPARISONS)})\s*({NUMBER})\s*")  # of a log's events
 
 
 FORMATS = {  # of files with rows, by name: module and class; a file is of the first that takes it
@@ -74,7 +64,7 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
     label: str
     dense: tuple[str, ...]
     sparse: tuple[Feature, ...]
-    rule: Annotated[str, Meta(pattern=rf"\A(?:{RULE.pattern}|{TEXT_RULE.pattern})\Z")] | None
+    rule: Annotated[str, Meta(pattern=rf"\A{RULE_PATTERN}\Z")] | None
     names: tuple[str, ...]
     separators: tuple[tuple[str, str], ...] = ()
     format: str = "text"
@@ -84,15 +74,6 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
     missing: tuple[str, ...] = ()
     parts: tuple[DatePart, ...] = ()
     label_kind: LabelKind = LabelKind.click
-
-    @property
-    def text_rule(self) -> tuple[bool, str] | None:
-        """Of a rule on texts: whether a label of 1 has its text (or any other), and the text."""
-        if self.rule is None or RULE.fullmatch(self.rule):
-            return None
-        match = TEXT_RULE.fullmatch(self.rule)
-        assert match is not None
-        return match[1] == "==", match[2]
 
     @property
     def schema(self) -> Schema:

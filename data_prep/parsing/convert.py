@@ -4,10 +4,8 @@ A column is an Arrow array of one type, or a list of Python's values. Numbers ar
 those for numbers that are not cast, run on a column's distinct values.
 """
 
-import functools
 import itertools
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from decimal import Decimal
@@ -20,6 +18,7 @@ from numpy.typing import NDArray
 
 from common.errors import UserError
 from data_prep.dataset.bags import offsets_of
+from data_prep.dataset.label_rule import COMPARISONS, LabelRule, parse_rule
 from data_prep.dataset.options import LabelKind
 from data_prep.dataset.spelling import (
     LIST_SEPARATOR,
@@ -32,12 +31,17 @@ from data_prep.dataset.spelling import (
     spell,
     text_of,
 )
-from data_prep.dataset.table_spec import DatePart, Table, meets
+from data_prep.dataset.table_spec import DatePart, Table
 from data_prep.parsing.dates import part_of, read_time
 from data_prep.parsing.formats import CORRECT, Batch, Locator
+from data_prep.parsing.numbers import number_of
 from data_prep.parsing.table_block import TableBlock, TextColumn
 
 EMPTY = (None, "")  # no value
+# Texts of a missing value, as pandas reads them, but for None, and as databases write it.
+NULL_MARKS = frozenset(
+    ["", "NULL", "null", "NA", "N/A", "n/a", "#N/A", "#NA", "<NA>", "\\N", "NaN", "nan", "-NaN", "-nan"]
+)
 SHOWN = 40  # characters of a value in an error
 
 
@@ -202,39 +206,20 @@ def _cast(values: Any, table: Table, empty: float) -> NDArray[np.float64] | None
     return numbers
 
 
-def number_of(value: Any, table: Table) -> float:
-    """A number, or a truth value, as text or typed; NaN if it is neither."""
-    if isinstance(value, int | float | Decimal):
-        try:
-            return float(value)
-        except OverflowError:
-            return math.inf
-    if not isinstance(value, str):
-        return math.nan
-    if _number_pattern(table.decimal, table.thousands).fullmatch(value):
-        return float(value.replace(table.thousands, "").replace(table.decimal, "."))
-    return TRUTHS.get(value.strip().lower(), math.nan)
-
-
-@functools.cache
-def _number_pattern(decimal: str, thousands: str) -> re.Pattern[str]:
-    """Numbers as people write them: Python also takes 1_000, inf, nan and the digits of other scripts."""
-    point = re.escape(decimal)
-    whole = rf"(?:\d{{1,3}}(?:{re.escape(thousands)}\d{{3}})+|\d+)" if thousands else r"\d+"
-    return re.compile(rf"[ \t]*[+-]?(?:{whole}(?:{point}\d*)?|{point}\d+)(?:[eE][+-]?\d+)?[ \t]*", re.ASCII)
-
-
 def _labels(values: Any, table: Table, locator: Locator) -> NDArray[Any]:
-    if table.text_rule is not None:
-        return _text_labels(values, locator, *table.text_rule)
+    """Labels [rows] of a column's values, by the table's rule if it has one."""
+    rule = None if table.rule is None else parse_rule(table.rule)
+    if rule is not None and is_by_value(rule, table):
+        return _equality_labels(values, table, rule, locator)
     try:
         numbers = numbers_of(values, table, locator, np.nan, np.inf)
     except UserError:
         if table.label_kind is LabelKind.click:
             _refuse_texts(values, table, locator)
         raise
-    if table.rule is not None:
-        return meets(numbers, table.rule).astype(np.int32)
+    if rule is not None:
+        met: NDArray[np.bool_] = COMPARISONS[rule.operator](numbers, number_of(rule.value, table))
+        return met.astype(np.int32)
     if table.label_kind is LabelKind.click:
         is_bad = (numbers != 0) & (numbers != 1)
         fault, remedy = "is not a label (0 or 1)", "correct the row, or give a rule or kind: number in the schema"
@@ -246,13 +231,32 @@ def _labels(values: Any, table: Table, locator: Locator) -> NDArray[Any]:
     return numbers.astype(table.label_kind.dtype)
 
 
-def _text_labels(values: Any, locator: Locator, is_equal: bool, text: str) -> NDArray[np.int32]:
-    """1 where a field's text is the rule's, or, unless `is_equal`, another."""
+def is_by_value(rule: LabelRule, table: Table) -> bool:
+    """Whether a rule compares each field by itself, so that fields may be any text: text and truth values do."""
+    is_truth = rule.value.lower() in TRUTHS
+    return rule.is_equality and (rule.is_quoted or is_truth or math.isnan(number_of(rule.value, table)))
+
+
+def _equality_labels(values: Any, table: Table, rule: LabelRule, locator: Locator) -> NDArray[np.int32]:
+    """Labels [rows] of fields that are equal to the rule's value, or, by `!=`, are not."""
     column = distinct(values)
-    is_missing = np.array([value in EMPTY for value in column.values], np.bool_)
-    refuse_row(is_missing[column.codes], locator, lambda _: "no value")
-    labels = np.array([(text_of(value) == text) == is_equal for value in column.values], np.int32)
+    is_missing = [value in EMPTY or (value != rule.value and is_null_mark(value)) for value in column.values]
+    column.refuse(is_missing, locator, "stands for a missing value")
+    is_equal = np.array([_is_value(value, rule, table) for value in column.values], np.bool_)
+    labels: NDArray[np.int32] = COMPARISONS[rule.operator](is_equal, True).astype(np.int32)
     return labels[column.codes]
+
+
+def _is_value(value: Any, rule: LabelRule, table: Table) -> bool:
+    """Whether a field is the value of an equality rule: as text if both are, else as a number or a truth value."""
+    if isinstance(value, str) and (rule.is_quoted or rule.value.lower() not in TRUTHS):
+        return value == rule.value if rule.is_quoted else value.strip() == rule.value
+    return number_of(value, table) == number_of(rule.value, table)
+
+
+def is_null_mark(value: Any) -> bool:
+    """Whether a value is a text by which programs write a missing value, blanks alone, or NaN."""
+    return value.strip() in NULL_MARKS if isinstance(value, str) else value != value
 
 
 def _refuse_texts(values: Any, table: Table, locator: Locator) -> None:

@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,10 +12,13 @@ import yaml
 from msgspec.structs import replace
 
 from common.errors import UserError
+from data_prep.dataset.label_rule import COLUMN_AND_RULE, COMPARISONS, NUMBER, parse_rule
 from data_prep.dataset.options import LabelKind
-from data_prep.dataset.table_spec import RULE, TEXT_RULE, DatePart, Table
+from data_prep.dataset.spelling import TRUTHS
+from data_prep.dataset.table_spec import DatePart, Table
 from data_prep.parsing.dates import EPOCH, PARTS
 from data_prep.parsing.formats import Column, Format, format_of, suffix_of
+from data_prep.parsing.numbers import number_of
 from data_prep.sources.discover import Source
 
 TEXTS = ("text", "any")  # kinds of columns that hold text; those of text and JSON are of any kind
@@ -22,7 +26,6 @@ OF_TEXT = ("delimiter", "header", "decimal", "thousands", "missing")
 KEYS = {*OF_TEXT, "label", "dense", "sparse"}
 DELIMITERS = (";", "\t", "|", ",")
 LONGEST = 200  # characters of the columns' names in an error
-COLUMN_AND_RULE = re.compile(rf"(.*?\S)({RULE.pattern}|{TEXT_RULE.pattern})")
 
 
 class Names(NamedTuple):
@@ -121,11 +124,12 @@ def _with_kinds(path: Path, source: Source, table: Table, kinds: dict[str, str])
     """The table with a separator for its columns of lists, each column being of a kind that its use allows."""
     derived = {part.feature for part in table.parts}
     for name in (table.label, *table.dense):
-        if name not in derived and kinds[name] not in ("integer", "number", "any"):
+        allowed = ("integer", "number", "any", *(["text"] if name == table.label else []))
+        if name not in derived and kinds[name] not in allowed:
             raise UserError(f"{source.path}, column {name}: {kinds[name]}, not numbers; {_remedy(name, kinds)}")
     for part in table.parts:
-        allowed = {None: ("time", *TEXTS), EPOCH: ("integer", *TEXTS)}.get(part.format, TEXTS)
-        if kinds[part.column] not in allowed:
+        part_kinds = {None: ("time", *TEXTS), EPOCH: ("integer", *TEXTS)}.get(part.format, TEXTS)
+        if kinds[part.column] not in part_kinds:
             raise UserError(
                 f"{source.path}, column {part.column}: {kinds[part.column]}, but {path} has "
                 f"{'no format' if part.format is None else f'format {part.format}'} for it; "
@@ -191,7 +195,7 @@ def _table(path: Path, document: dict[str, Any], names: tuple[str, ...], header:
     """The table that a document describes; `names`: of the file's columns; header: whether they are its own."""
     delimiter, _ = _text_keys(path, document)
     column_names = Names(names, header)
-    label, rule, kind = _label(path, document["label"])
+    label, rule, kind = _label(path, document["label"], column_names)
     lists = [document.get("dense") or [], document["sparse"]]
     if not all(isinstance(columns, list) for columns in lists) or not lists[1]:
         raise UserError(f"{path}: keys dense and sparse: give lists of columns, sparse at least one")
@@ -214,7 +218,9 @@ def _table(path: Path, document: dict[str, Any], names: tuple[str, ...], header:
         twice = next(name for name in table_columns if table_columns.count(name) > 1)
         raise UserError(f"{path}: column {twice} is named twice; a column has one use")
     table = Table(delimiter, header, label, tuple(dense), tuple(sparse), rule, names=(), separators=tuple(separators))
-    return replace(table, parts=tuple(parts), label_kind=kind, **_number_format(path, document))
+    table = replace(table, parts=tuple(parts), label_kind=kind, **_number_format(path, document))
+    _check_rule(path, table)
+    return table
 
 
 def _number_format(path: Path, document: dict[str, Any]) -> dict[str, Any]:
@@ -231,21 +237,45 @@ def _number_format(path: Path, document: dict[str, Any]) -> dict[str, Any]:
     return {"decimal": decimal, "thousands": thousands, "missing": tuple(missing)}
 
 
-def _label(path: Path, label: Any) -> tuple[Any, str | None, LabelKind]:
+def _label(path: Path, label: Any, names: Names) -> tuple[Any, str | None, LabelKind]:
     """Column, rule and kind from COLUMN, "COLUMN >= 4", {column: COLUMN, rule: ">= 4"}, or {…, kind: number}."""
-    if isinstance(label, str) and (match := COLUMN_AND_RULE.fullmatch(label)):
-        return match[1], match[2].strip(), LabelKind.click
+    if isinstance(label, str) and label not in names.all:
+        if match := COLUMN_AND_RULE.fullmatch(label.strip()):
+            return (int(match[1]) if match[1].isdecimal() else match[1]), match[2], LabelKind.click
+        if re.search("[=<>]", label):
+            column, _, value = re.split("([=<>!]+)", label, maxsplit=1)
+            raise UserError(
+                f"{path}: key label: {label}: not a rule, as in {column.strip()} == {value.strip()}; operators are "
+                f"{', '.join(COMPARISONS)}"
+            )
     if not isinstance(label, dict):
         return label, None, LabelKind.click
     rule, kind = label.get("rule"), label.get("kind", LabelKind.click.value)
     is_known = {"column"} < set(label) <= {"column", "rule", "kind"} and kind in [member.value for member in LabelKind]
-    if not is_known or (rule is not None and not any(form.fullmatch(str(rule)) for form in (RULE, TEXT_RULE))):
+    if not is_known:
         raise UserError(
             f'{path}: key label: give a column, {{column: NAME, rule: ">= 4"}}, or {{column: NAME, kind: number}}'
         )
     if rule is not None and kind == LabelKind.number.value:
         raise UserError(f"{path}: key label: a rule makes labels of 0 and 1; leave out kind: number, or rule")
     return label["column"], None if rule is None else str(rule), LabelKind(kind)
+
+
+def _check_rule(path: Path, table: Table) -> None:
+    """Refuse a rule whose value no field can have, or that has none."""
+    if table.rule is None:
+        return
+    try:
+        rule = parse_rule(table.rule)
+    except ValueError as error:
+        raise UserError(f"{path}: key label: {error}; see docs/data.md") from error
+    is_number = not rule.is_quoted and not math.isnan(number_of(rule.value, table))
+    if not rule.is_quoted and not is_number and re.fullmatch(NUMBER, rule.value):
+        fault = f"{rule.value} is no number by decimal: {json.dumps(table.decimal)}"
+        fault += f" and thousands: {json.dumps(table.thousands)}" if table.thousands else ""
+        raise UserError(f"{path}: key label: {fault}; write it as the file does, or in quotes to compare texts")
+    if not rule.is_equality and (not is_number or rule.value.lower() in TRUTHS):
+        raise UserError(f"{path}: key label: {table.rule}: {rule.operator} needs a number; texts take == and !=")
 
 
 def _separated(path: Path, entry: dict[str, Any]) -> tuple[Any, str]:

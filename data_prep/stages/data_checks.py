@@ -1,17 +1,64 @@
-"""Warnings about a dataset that nothing, or little, can be learned from: one line each."""
+"""Checks of a dataset that little, or nothing, can be learned from: warnings of one line each, and refusals."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from common.errors import UserError
 from data_prep.dataset.manifest import Manifest
-from data_prep.dataset.options import DenseTransform
+from data_prep.dataset.options import DenseTransform, LabelKind
 from data_prep.engine.job import ChunkRecord, Job
+from data_prep.parsing.formats import format_named, table_layout, table_size
+from data_prep.sources.discover import Source
 from data_prep.stages.vocabulary import VocabularyRecord
 
 SORTED_DIFFERENCE = 0.5  # of the label rates of two splits
 MIN_ROWS = 100  # of a split whose label rate says anything
 SHOWN_COLUMNS = 8
+COUNTED_ROWS = 1_000_000  # whose labels' values an error counts
+ONE_CLASS = (0.0, 1.0)  # label rates
+
+
+def refuse_one_class(job: Job, records: Sequence[ChunkRecord]) -> None:
+    """Refuse rows of a user's own table whose labels are all the same, with the values that make them so.
+
+    Args:
+        records: of the chunks that are, or may be, of train.
+
+    Raises:
+        UserError: names the label's column, its values with their counts, and the remedy.
+    """
+    rows, positives = sum(each.rows for each in records), sum(each.positives for each in records)
+    if job.table is None or job.schema.label_kind is LabelKind.number or positives not in (0, rows):
+        return
+    rule = "" if job.table.rule is None else f" by the rule {job.table.rule}"
+    sources = [source for source in job.sources if source.split in (None, "train")]
+    raise UserError(
+        f"{sources[0].path}, column {job.table.label}: every label is {int(positives > 0)}{rule}, so no model can "
+        f"learn from them; {_label_values(job, sources)}; correct the column or its rule in data.schema, or give "
+        "data.allow_degenerate=true"
+    )
+
+
+def _label_values(job: Job, sources: Sequence[Source]) -> str:
+    """The most frequent values of the label's column in the first rows of some sources, for an error."""
+    from data_prep.parsing.convert import distinct, excerpt, plain
+
+    assert job.table is not None
+    form, layout, label = format_named(job.table.format), table_layout(job.table)[1], job.table.label
+    counts: Counter[str] = Counter()
+    places = ((each, place) for each in sources for place in form.chunks(each, table_size(job.table), job.chunk_bytes))
+    batches = (batch for source, place in places for batch, _ in form.batches(source, place, [label], layout))
+    for batch in batches:
+        column = distinct(plain(batch.columns[label]))
+        for value, rows in zip(column.values, np.bincount(column.codes).tolist(), strict=True):
+            counts["no value" if value is None else excerpt(value)] += rows
+        if counts.total() >= COUNTED_ROWS:
+            break
+    shown = ", ".join(f"{value} ({rows:,})" for value, rows in counts.most_common(SHOWN_COLUMNS))
+    more = f" and {len(counts) - SHOWN_COLUMNS} more" if len(counts) > SHOWN_COLUMNS else ""
+    return f"values of {counts.total():,} rows are {shown}{more}"
 
 
 def warnings(manifest: Manifest, constant: Sequence[str]) -> Iterator[str]:
@@ -22,9 +69,9 @@ def warnings(manifest: Manifest, constant: Sequence[str]) -> Iterator[str]:
         yield "there is nothing to evaluate on; give data.val or data.test"
     elif not has_files and not splits["test"].rows:
         yield "test has no rows, so there is nothing to evaluate on; give more rows, or a larger data.split.held_out"
-    one_class = [name for name, split in splits.items() if split.label_rate in (0.0, 1.0)]
+    one_class = [name for name, split in splits.items() if split.label_rate in ONE_CLASS]
     rates = [split.label_rate for split in splits.values() if split.label_rate is not None and split.rows >= MIN_ROWS]
-    if manifest.label_rate in (0.0, 1.0):
+    if manifest.label_rate in ONE_CLASS:
         yield f"every label is {manifest.label_rate:.0f}: there is nothing to learn; check the label's column and rule"
     elif one_class or (rates and max(rates) - min(rates) > SORTED_DIFFERENCE):
         rate_list = ", ".join(f"{name} {split.label_rate:.4f}" for name, split in splits.items() if split.rows)

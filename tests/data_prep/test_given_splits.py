@@ -29,6 +29,7 @@ from tests.forks import run_module
 
 SPLITS = ("train", "val", "test")
 ROWS = {"train": 120, "val": 40, "test": 50}
+ALLOW = "data.allow_degenerate=true"
 SCHEMA = "label: label\ndense: [price]\nsparse: [user, item]\n"
 
 
@@ -393,7 +394,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "the dataset itself": (["data.train={0}", *OWN, "data.path={0}"], r"data\.train=.*: is data\.path too"),
     "a row": ([TRAIN, "data.val={0}/bad.csv", *OWN], r"bad\.csv: row 3, column price"),
     "no positive row": (
-        ["data.train={0}/negative.csv", VAL, *OWN, "data.sampling.negative_drop_rate=1"],
+        ["data.train={0}/negative.csv", VAL, *OWN, "data.sampling.negative_drop_rate=1", ALLOW],
         r"data\.sampling\.negative_drop_rate: no row of data\.train is left",
     ),
 }

@@ -134,7 +134,7 @@ def test_two_texts_of_one_value_end_the_job(
 ) -> None:
     hashed = text_hash
     monkeypatch.setattr(values, "text_hash", lambda text: hashed(text)[:1] * 8)  # 8 bits
-    rows = "".join(f"0,name {i},\n" for i in range(300))
+    rows = "".join(f"{i % 2},name {i},\n" for i in range(300))
     (tmp_path / "rows.csv").write_text(f"clicked,user,tags\n{rows}")
     with pytest.raises(UserError, match=r"column user: 'name \d+' and 'name \d+' have the same value") as error:
         make(tmp_path, f"data.chunk_bytes={chunk_bytes}")

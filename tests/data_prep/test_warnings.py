@@ -10,6 +10,7 @@ from data_prep.pipeline import preprocess
 from tests.data_prep import oracle
 from tests.data_prep.conftest import config
 
+ALLOW = "data.allow_degenerate=true"
 SCHEMA = "label: label\ndense: [price]\nsparse: [user, item, {column: tags, separator: '|'}]\n"
 
 
@@ -55,14 +56,14 @@ def test_each_kind(capsys: pytest.CaptureFixture[str], tmp_path: Path, overrides
     assert line.startswith("label rates differ (train 0.1000, val 0.9000, test 0.9000): if the rows are sorted")
 
     for only in (0, 1):
-        (line,) = warned(capsys, tmp_path, good(100, lambda i, only=only: only), *more)
+        (line,) = warned(capsys, tmp_path, good(100, lambda i, only=only: only), *more, ALLOW)
         assert line.startswith(f"every label is {only}: there is nothing to learn")
 
     rows = [(label, "", user, "same", tags) for label, _, user, _, tags in good(300)]
     (line,) = warned(capsys, tmp_path, rows, *more)
     assert line.startswith("the same value, or none, in every row of price, item: nothing can be learned")
 
-    lines = warned(capsys, tmp_path, good(1), *more)
+    lines = warned(capsys, tmp_path, good(1), *more, ALLOW)
     assert len(lines) == 3
     assert lines[0].startswith("test has no rows")
     assert lines[1].startswith("every label is 0")

@@ -415,7 +415,7 @@ def test_a_leak_in_a_column_of_bags(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("label", [0, 1])
 def test_one_class_is_no_crash(label: int, tmp_path: Path) -> None:
-    manifest = prepared(tmp_path, table(0, rows=800).assign(label=label))
+    manifest = prepared(tmp_path, table(0, rows=800).assign(label=label), "data.allow_degenerate=true")
     assert misleading_sentences(manifest.extra) == []
     assert {one["auc"] for one in manifest.extra[MISLEADING]["columns"].values()} == {None}
 
