@@ -7,6 +7,7 @@ after a kill. What is written depends on the sources and the parameters alone: n
 
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as replace_fields
 from functools import reduce
@@ -71,7 +72,9 @@ from data_prep.stages.expand_multi_hot import ExpandTask
 from data_prep.stages.gather import gather_tasks, rows_per_shard
 from data_prep.stages.misleading import find_misleading
 from data_prep.stages.parse import (
+    DigestTask,
     Md5Task,
+    ParseTask,
     compile_kernels,
     parse_tasks,
     reading_tasks,
@@ -273,16 +276,23 @@ def _parse(job: Job, executor: Executor, whole: bool) -> Result:
     """Raw rows to chunks."""
     result = Result([], [], job.schema.sparse, executor.workers)
     with executor.stage("parse", sum(source.work_bytes for source in job.sources)):
-        for reading in executor.map(reading_tasks(job, whole)):
-            result.records.extend(reading.records)
-            result.digests += [] if reading.digest is None else [reading.digest]
-        forms = zip(*(record.forms for record in fitted_records(job, result.records)), strict=True)
+        _read(executor, reading_tasks(job, whole), result)
+        forms = zip(*(record.forms for record in result.records), strict=True)
         result.forms = [Form(reduce(or_, column)) for column in forms]
+        # Files given for val and test are spelled as train is, so they are read when all of train is known.
+        _read(executor, reading_tasks(job, whole, tuple(result.forms)), result)
         refuse_empty(job, result.records)
         refuse_changed(job.sources)
         refuse_wrong_sums(job, result.digests)
         refuse_same(job.sources, [digest.sha256 for digest in result.digests])
     return result
+
+
+def _read(executor: Executor, tasks: Sequence[ParseTask | DigestTask], result: Result) -> None:
+    """Add the chunks and digests of some sources to a result."""
+    for reading in executor.map(tasks):
+        result.records.extend(reading.records)
+        result.digests += [] if reading.digest is None else [reading.digest]
 
 
 def _order_and_fit(data: DataConfig, job: Job, result: Result, executor: Executor) -> None:

@@ -108,6 +108,11 @@ def text_of(value: Any) -> str:
     return "" if value is None else str(value if whole is None else whole)
 
 
+def has_plain_integers(forms: Form | None) -> bool:
+    """Whether integers of a column are spelled as Python writes them: the only spelling, or None: no spelling yet."""
+    return forms is None or forms & (Form.PLAIN | Form.POINT | Form.OTHER_INTEGER) == Form.PLAIN
+
+
 def spell(value: Any, forms: Form) -> str | None:
     """The text that a typed value has in a column of these spellings; None where there is none, or not one."""
     if isinstance(value, bool):

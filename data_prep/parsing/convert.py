@@ -27,6 +27,7 @@ from data_prep.dataset.spelling import (
     form_of,
     form_of_typed,
     forms_of_texts,
+    has_plain_integers,
     is_other_spelling,
     spell,
     text_of,
@@ -58,8 +59,9 @@ def convert(
         batch: with `table.inputs` among its columns, and where labelled `table.label`.
         labelled: whether the label's column holds labels (else labels are 0).
         max_number: the largest number, without its sign, that a dense column may hold.
-        forms: of new rows, how the values of each sparse column are spelled in the dataset; None: the rows are to be
-            a dataset's, and typed values get the spelling of `form_of_typed`.
+        forms: how the values of each sparse column are spelled in the dataset, for rows that its vocabularies do not
+            come from: new rows, and files given for val or test; None: typed values get the spelling of
+            `form_of_typed`.
 
     Raises:
         UserError: a value that does not fit (file, row, column, remedy).
@@ -324,9 +326,9 @@ def _text_column(values: Any, locator: Locator, dataset_form: Form | None) -> Te
     if is_text(values):
         encoded = values.fill_null("").dictionary_encode()
         form = forms_of_texts(encoded.dictionary)
-    elif dataset_form is None and not isinstance(values, list) and pa.types.is_integer(values.type):
+    elif not isinstance(values, list) and pa.types.is_integer(values.type) and has_plain_integers(dataset_form):
         encoded = values.cast(pa.string()).fill_null("").dictionary_encode()
-        form = forms_of_texts(encoded.dictionary) & ~Form.TEXT
+        return TextColumn(encoded, forms_of_texts(encoded.dictionary) & ~Form.TEXT)
     else:
         encoded, form = _read_typed(values, locator, dataset_form)
     if dataset_form and not dataset_form & Form.TEXT:  # other text would be an unknown category

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from common.errors import UserError
 from common.files import FileDigest, digest_file
+from data_prep.dataset.spelling import Form
 from data_prep.dataset.table_spec import Table
 from data_prep.encoding.dense import DenseRange, encode_dense, join_ranges, max_input, range_of, transform_into
 from data_prep.encoding.ids import encode_hash
@@ -31,6 +32,7 @@ from data_prep.stages.vocabulary import PARSED_COUNTS, write_counts
 from data_prep.vocabulary.count import Coding
 
 PARSED = "parsed"
+HELD_OUT_SPLITS = ("val", "test")  # of files given for each split
 MISSING_AS_ZERO = np.int32(0)
 TRUTH_SUFFIX = "truth.npy"  # click probabilities [rows, 1] float32 of generated rows
 
@@ -71,12 +73,16 @@ class Md5Task:
 
 @dataclass(frozen=True)
 class ParseTask:
-    """Parses one chunk of a source, which lies at `place` unless it is generated, or (chunk None) all in one go."""
+    """Parses one chunk of a source, which lies at `place` unless it is generated, or (chunk None) all in one go.
+
+    forms: of files given for val and test, how train's values of each sparse column are spelled.
+    """
 
     job: Job
     source: int
     chunk: int | None
     place: Chunk | None = None
+    forms: tuple[Form, ...] | None = None
 
     def run(self, worker: Worker) -> Reading:
         """Parse and write the chunks that are not done yet.
@@ -85,10 +91,10 @@ class ParseTask:
             UserError: a row that does not fit the schema, or a damaged file.
         """
         if self.chunk is not None:
-            return Reading([_parse_chunk(self.job, self.source, self.chunk, self.place, worker)])
+            return Reading([_parse_chunk(self, self.chunk, worker)])
         stream = SourceStream(self.job.sources[self.source])
         with LineBlocks(self.job.sources[self.source], reader=stream) as lines:
-            return Reading(_parse_stream(self.job, self.source, lines, worker), stream.digest())
+            return Reading(_parse_stream(self, lines, worker), stream.digest())
 
 
 def parse_tasks(job: Job, whole: bool = False) -> list[ParseTask]:
@@ -116,13 +122,20 @@ def parse_tasks(job: Job, whole: bool = False) -> list[ParseTask]:
     return tasks
 
 
-def reading_tasks(job: Job, whole: bool) -> list[ParseTask | DigestTask]:
-    """Plan the reading: sources `whole`, or in chunks, with another task beside them for the checksum."""
+def reading_tasks(job: Job, whole: bool, forms: tuple[Form, ...] | None = None) -> list[ParseTask | DigestTask]:
+    """Plan the reading: sources `whole`, or in chunks, with another task beside them for the checksum.
+
+    Args:
+        forms: of train's values, to read the files given for val and test; None: to read all others.
+    """
     tasks: list[ParseTask | DigestTask] = []
     for task in parse_tasks(job, whole):
+        source = job.sources[task.source]
+        if (source.split in HELD_OUT_SPLITS) == (forms is None):
+            continue
         if task.chunk == 0:
-            tasks.append(DigestTask(job.sources[task.source]))
-        tasks.append(task)
+            tasks.append(DigestTask(source))
+        tasks.append(replace(task, forms=forms))
     return tasks
 
 
@@ -131,8 +144,9 @@ def _blocks_per_chunk(job: Job, generator: RowGenerator) -> int:
     return max(1, job.chunk_bytes // (generator.block_rows * TEXT_ROW_BYTES))
 
 
-def _parse_chunk(job: Job, index: int, chunk: int, place: Chunk | None, worker: Worker) -> ChunkRecord:
+def _parse_chunk(task: ParseTask, chunk: int, worker: Worker) -> ChunkRecord:
     """Parse and write one chunk, if that was not done already."""
+    job, index, place = task.job, task.source, task.place
     source = job.sources[index]
     record = load_record(job.chunk_stem(index, chunk), PARSED, ChunkRecord)
     if source.generator is not None:
@@ -146,20 +160,21 @@ def _parse_chunk(job: Job, index: int, chunk: int, place: Chunk | None, worker: 
         return record
     if job.table is not None:
         batches = format_named(job.table.format).batches(source, place, *table_layout(job.table))
-        return _finish(_parse_batches(job, job.table, index, chunk, batches, worker))
+        return _finish(_parse_batches(task, job.table, chunk, batches, worker))
     with LineBlocks(source, place.start) as lines:
-        return _finish(_parse_lines(job, index, chunk, lines, worker))
+        return _finish(_parse_lines(task, chunk, lines, worker))
 
 
-def _parse_stream(job: Job, source: int, lines: LineBlocks, worker: Worker) -> list[ChunkRecord]:
+def _parse_stream(task: ParseTask, lines: LineBlocks, worker: Worker) -> list[ChunkRecord]:
     """All chunks of a source that is read from the start; one is finished while the next is parsed."""
+    job, source = task.job, task.source
     records: list[ChunkRecord] = []
     unfinished: list[Future[ChunkRecord]] = []  # one at most: what is parsed is held in memory until it is finished
     with ThreadPoolExecutor(1) as finisher:
         while not lines.exhausted:
             chunk = len(records) + len(unfinished)
             record = load_record(job.chunk_stem(source, chunk), PARSED, ChunkRecord)
-            parsed = _parse_lines(job, source, chunk, lines, worker) if record is None else None
+            parsed = _parse_lines(task, chunk, lines, worker) if record is None else None
             try:
                 records += [each.result() for each in unfinished]
             except BaseException:
@@ -181,14 +196,15 @@ def _finish(files: "ChunkWriter") -> ChunkRecord:
         return files.finish()
 
 
-def _parse_lines(job: Job, source: int, chunk: int, lines: LineBlocks, worker: Worker) -> "ChunkWriter":
+def _parse_lines(task: ParseTask, chunk: int, lines: LineBlocks, worker: Worker) -> "ChunkWriter":
     """Parse the lines of one chunk; its files, not finished."""
+    job, source = task.job, task.source
     stop = (chunk + 1) * job.chunk_bytes
     if job.table is not None:
         form = format_named(job.table.format)
         assert isinstance(form, LineFormat)
         batches = form.batches_of(job.sources[source], lines, stop, *table_layout(job.table))
-        return _parse_batches(job, job.table, source, chunk, batches, worker)
+        return _parse_batches(task, job.table, chunk, batches, worker)
     buffer = empty_block(max_rows(BLOCK_BYTES, job.schema) + 1, job.schema)
     files = ChunkWriter(job, source, chunk)
     try:
@@ -203,15 +219,16 @@ def _parse_lines(job: Job, source: int, chunk: int, lines: LineBlocks, worker: W
 
 
 def _parse_batches(
-    job: Job, table: Table, source: int, chunk: int, batches: Iterable[tuple[Batch, int]], worker: Worker
+    task: ParseTask, table: Table, chunk: int, batches: Iterable[tuple[Batch, int]], worker: Worker
 ) -> "ChunkWriter":
     """Convert the rows of one chunk of a user's table; its files, not finished."""
     from data_prep.parsing.convert import convert  # with pyarrow, which Criteo's rows do without
 
-    files = ChunkWriter(job, source, chunk)
+    files = ChunkWriter(task.job, task.source, chunk)
+    forms = None if task.forms is None else dict(zip(table.sparse, task.forms, strict=True))
     try:
         for batch, num_bytes in batches:
-            files.append(convert(batch, table, max_number=max_input(job.rules.dense)))
+            files.append(convert(batch, table, max_number=max_input(task.job.rules.dense), forms=forms))
             worker.count(num_bytes, batch.rows)
     except BaseException:
         files.abandon()
