@@ -81,6 +81,7 @@ from data_prep.stages.parse import (
     refuse_changed,
     refuse_empty,
     refuse_same,
+    refuse_same_rows,
     refuse_wrong_sums,
 )
 from data_prep.stages.scatter import RowLayout, plan_scatter
@@ -285,6 +286,7 @@ def _parse(job: Job, executor: Executor, whole: bool) -> Result:
         refuse_changed(job.sources)
         refuse_wrong_sums(job, result.digests)
         refuse_same(job.sources, [digest.sha256 for digest in result.digests])
+        refuse_same_rows(job, result.records)
     return result
 
 

@@ -1,7 +1,7 @@
 """Raw files to chunks: rows parsed, written to a chunk's files, and their values counted for vocabularies."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -354,17 +354,26 @@ def refuse_changed(sources: Sequence[Source]) -> None:
             raise UserError(f"{source.path}: changed while it was read; run the same command again")
 
 
-def refuse_same(sources: Sequence[Source], sums: Sequence[str]) -> None:
-    """Refuse files of the same bytes, by a checksum of each: they would be trained on twice, or held out besides."""
-    source_of: dict[str, Source] = {}
+def refuse_same(sources: Sequence[Source], sums: Sequence[Hashable], content: str = "bytes") -> None:
+    """Refuse files of the same content, by a checksum of each: they would be trained on twice, or held out besides."""
+    source_of: dict[Hashable, Source] = {}
     for source, checksum in zip(sources, sums, strict=True):
         twin = source_of.setdefault(checksum, source)
         if twin is not source:
             place = source.key if source.key == twin.key else f"{twin.key} or {source.key}"
             raise UserError(
-                f"{source.path}: the same bytes as {twin.path}, so its rows would count twice; get the right file, or "
-                f"name each once in {place}"
+                f"{source.path}: the same {content} as {twin.path}, so its rows would count twice; get the right file, "
+                f"or name each once in {place}"
             )
+
+
+def refuse_same_rows(job: Job, records: Sequence[ChunkRecord]) -> None:
+    """Refuse files of the same rows in other bytes, such as a packed copy, by the checksums of their parsed chunks."""
+    chunks: list[list[Hashable]] = [[] for _ in job.sources]
+    for record in records:
+        digests = sorted((suffix, digest.bytes, digest.sha256) for suffix, digest in record.files.items())
+        chunks[record.source].append((record.rows, *digests))
+    refuse_same(job.sources, [tuple(each) for each in chunks], "rows")
 
 
 def refuse_empty(job: Job, records: list[ChunkRecord]) -> None:

@@ -327,6 +327,15 @@ REFUSED: dict[str, tuple[list[str], str]] = {
         [TRAIN, "data.val={0}/copy.csv", *OWN],
         r"copy\.csv: the same bytes as .*train\.csv, .*name each once in data\.train or data\.val",
     ),
+    "a packed copy by another name": (
+        [TRAIN, "data.val={0}/packed.csv.gz", *OWN],
+        r"packed\.csv\.gz: the same rows as .*train\.csv, .*name each once in data\.train or data\.val",
+    ),
+    "a packed copy, hashed": (
+        [TRAIN, "data.test={0}/packed.csv.gz", *OWN, "data.encoding=hash", "data.max_ind_range=9"],
+        r"packed\.csv\.gz: the same rows as .*train\.csv",
+    ),
+    "a copy with another line end": ([TRAIN, "data.val={0}/windows.csv", *OWN], r"windows\.csv: the same rows as "),
     "twice in one": (["data.train=[{0}/train.csv,{0}/train.csv]", *OWN], r"name each day once in data\.train"),
     "raw, too": ([TRAIN, "data.raw={0}/val.csv", *OWN], r"data\.raw: not together with data\.train; name all files in"),
     "no train": ([VAL, *OWN], r"data\.val: needs data\.train, the files of the rows to train on"),
@@ -414,6 +423,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     os.link(directory / "train.csv", directory / "hard")
     (directory / "copy.csv").write_bytes((directory / "train.csv").read_bytes())
     (directory / "train.csv.gz").write_bytes(gzip.compress((directory / "train.csv").read_bytes()))
+    (directory / "packed.csv.gz").write_bytes(gzip.compress((directory / "train.csv").read_bytes()))
+    (directory / "windows.csv").write_bytes((directory / "train.csv").read_bytes().replace(b"\n", b"\r\n"))
     (directory / "empty.csv").write_bytes(b"")
     (directory / "header.csv").write_bytes(b"label,price,user,item\n")
     (directory / "bad.csv").write_text("label,price,user,item\n0,1,a,2\n1,many,a,2\n")

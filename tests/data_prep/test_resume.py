@@ -15,11 +15,10 @@ from common.errors import UserError
 from data_prep import __main__ as main_module
 from data_prep.config.keys import PrepConfig
 from data_prep.engine.executor import Worker
-from data_prep.engine.job import Job
 from data_prep.pipeline import preprocess
 from data_prep.sources.line_blocks import LineBlocks
 from data_prep.stages import parse
-from data_prep.stages.parse import ChunkWriter
+from data_prep.stages.parse import ChunkWriter, ParseTask
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
 from tests.data_prep.conftest import REPOSITORY, config, die_at_a_result, load_split, run, sums
@@ -74,11 +73,11 @@ def test_finished_units_are_kept(tmp_path: Path, rows: Path, monkeypatch: pytest
     parsed: list[int] = []
     original = parse._parse_lines
 
-    def stop_after_five(job: Job, source: int, chunk: int, lines: LineBlocks, worker: Worker) -> ChunkWriter:
+    def stop_after_five(task: ParseTask, chunk: int, lines: LineBlocks, worker: Worker) -> ChunkWriter:
         if len(parsed) == 5:
             raise KeyboardInterrupt
         parsed.append(chunk)
-        return original(job, source, chunk, lines, worker)
+        return original(task, chunk, lines, worker)
 
     monkeypatch.setattr(parse, "_parse_lines", stop_after_five)
     with pytest.raises(KeyboardInterrupt):
@@ -200,13 +199,13 @@ def test_a_file_of_equal_size_and_time_is_another(tmp_path: Path, monkeypatch: p
     parsed: list[int] = []
     original = parse._parse_lines
 
-    def change_or_stop(job: Job, source: int, chunk: int, lines: LineBlocks, worker: Worker) -> ChunkWriter:
+    def change_or_stop(task: ParseTask, chunk: int, lines: LineBlocks, worker: Worker) -> ChunkWriter:
         parsed.append(chunk)
         if moment == "while it is read" and len(parsed) == 2:
             rewritten(day, other)
         if moment == "resumed" and len(parsed) == 3:
             raise KeyboardInterrupt
-        return original(job, source, chunk, lines, worker)
+        return original(task, chunk, lines, worker)
 
     monkeypatch.setattr(parse, "_parse_lines", change_or_stop)
     if moment == "while it is read":
