@@ -20,6 +20,7 @@ from data_prep.dataset.table_spec import Table
 from data_prep.engine.memory_budget import dataset_bytes
 from data_prep.engine.workspace import refuse_foreign_files
 from data_prep.parsing.event_yaml import described_kind, schema_path
+from data_prep.parsing.table_yaml import without_empty_parts
 from data_prep.sources.discover import Source, own_path, resolve_sources, resolve_splits
 from data_prep.sources.remote import find_remote
 
@@ -63,6 +64,8 @@ def find_sources(data: DataConfig, root: Path, work: Path) -> list[Source]:
         sources = resolve_splits({split: getattr(data, split) for split in SPLITS})
     else:
         sources = resolve_sources(data.raw)
+    if data.schema is not None:
+        sources = without_empty_parts(sources)
     if data.scheduler is not None:
         return [replace(source, path=str(Path(source.path).absolute())) for source in sources]
     return sources

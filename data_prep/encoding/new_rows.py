@@ -14,7 +14,7 @@ from data_prep.parsing.convert import to_list, to_texts
 from data_prep.parsing.formats import BYTE_ORDER_MARK, Batch, Layout, numbered_rows, suffix_of
 from data_prep.parsing.json_lines import column_of, read_objects
 from data_prep.parsing.text import Text, read_names
-from data_prep.sources.discover import DAMAGE, packing_of
+from data_prep.sources.discover import DAMAGE, packing_of, resolve_sources
 
 DELIMITERS = {".csv": ",", ".tsv": "\t", ".txt": "\t"}
 OTHER_DELIMITERS = (",", "\t", ";", "|")  # tried where a name's own gives no column that the model knows
@@ -124,16 +124,31 @@ def _require_distinct(location: str, names: Sequence[str], required_columns: Col
 
 def _read_parquet(path: Path, required_columns: Collection[str] | None) -> NewRows:
     try:
-        if path.is_dir():
-            table = pq.read_table(path)
-        else:
-            with pq.ParquetFile(path) as file:  # unlike read_table it takes two columns of one name
+        tables = []
+        for part, partitions in _parts(path):
+            with pq.ParquetFile(part) as file:  # unlike read_table it takes two columns of one name
                 table = file.read()
+            for name, value in partitions:
+                table = table.append_column(name, pa.repeat(pa.scalar(value, pa.string()), len(table)))
+            tables.append(table)
+        table = tables[0] if len(tables) == 1 else pa.concat_tables(tables, promote_options="permissive")
     except (pa.ArrowException, ValueError) as error:
         raise UserError(f"{path}: not readable as Parquet ({error})") from error
     _require_distinct(str(path), table.column_names, required_columns)
     columns = {name: column.combine_chunks() for name, column in zip(table.column_names, table.columns, strict=True)}
     return NewRows(str(path), columns, range(1, table.num_rows + 1))
+
+
+def _parts(path: Path) -> list[tuple[Path, tuple[tuple[str, str | None], ...]]]:
+    """The files of a path, a directory perhaps, each with the folders NAME=VALUE in which it lies."""
+    if not path.is_dir():
+        return [(path, ())]
+    try:
+        return [(Path(source.path), source.partitions) for source in resolve_sources(path)]
+    except UserError as error:
+        raise UserError(
+            f"{path}: no directory of Parquet files; give a file, or a directory as Spark writes it"
+        ) from error
 
 
 def _read_json(path: Path, content: bytes) -> dict[int, Any]:

@@ -92,16 +92,30 @@ def convert(
 
 
 def plain(values: Any) -> Any:
-    """A column without Arrow's dictionaries and large types."""
+    """A column of a type that the rules know: without Arrow's dictionaries, views, large types and types of nulls."""
     return values if isinstance(values, list) else values.cast(_plain_type(values.type))
 
 
 def _plain_type(kind: Any) -> Any:
     if pa.types.is_dictionary(kind):
         return _plain_type(kind.value_type)
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+    if is_list_type(kind):
         return pa.list_(_plain_type(kind.value_type))
-    return pa.string() if pa.types.is_large_string(kind) else kind
+    types = (pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null)
+    return pa.string() if any(is_type(kind) for is_type in types) else kind
+
+
+def is_list_type(kind: Any) -> bool:
+    """Whether an Arrow type is one of lists, of any or of one length."""
+    types = pa.types
+    is_type = (
+        types.is_list,
+        types.is_large_list,
+        types.is_fixed_size_list,
+        types.is_list_view,
+        types.is_large_list_view,
+    )
+    return any(each(kind) for each in is_type)
 
 
 def to_list(values: Any) -> list[Any]:

@@ -3,6 +3,7 @@
 A chunk is some row groups, or a part of one where a group is larger than a chunk may be.
 """
 
+import itertools
 from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from common.errors import UserError
+from data_prep.parsing.convert import is_list_type
 from data_prep.parsing.formats import Batch, Chunk, Column, Format, Layout, Size
 from data_prep.sources.discover import Source
 
@@ -45,8 +47,9 @@ class Parquet(Format):
             return file.read(len(MAGIC)) == MAGIC
 
     def columns(self, source: Source, delimiter: str = ",", header: bool = True) -> list[Column]:
-        """By the types of its schema."""
-        return [Column(field.name, _kind(field.type)) for field in _open(source).schema_arrow]
+        """By the types of its schema, and the folders in which it lies, whose values are text."""
+        own = [Column(field.name, _kind(field.type)) for field in _open(source).schema_arrow]
+        return own + [Column(name, "any") for name, _ in source.partitions]
 
     def num_rows(self, source: Source) -> int:
         """By its metadata."""
@@ -71,19 +74,21 @@ class Parquet(Format):
         self, source: Source, chunk: Chunk, columns: Sequence[str], layout: Layout
     ) -> Iterator[tuple[Batch, int]]:
         """Each batch of as many rows as pyarrow holds in about BATCH_BYTES."""
-        rows, key = chunk.rows, (source, chunk.rows.groups, *columns)
+        partitions = {name: value for name, value in source.partitions if name in columns}
+        own = [name for name in columns if name not in partitions]
+        rows, key = chunk.rows, (source, chunk.rows.groups, *own)
         reader = _unfinished.pop(key, None)
         _unfinished.clear()
         if reader is None or reader.position > rows.first:
-            reader = _GroupReader(source, rows, columns, layout.lists)
+            reader = _GroupReader(source, rows, own, layout.lists)
         row_bytes = source.bytes / max(1, reader.metadata.num_rows)
         try:
             for first, part in reader.read(rows.first, rows.first + rows.rows):
                 locator = partial(_locate, source.path, reader.metadata, rows.row + first)
-                yield (
-                    Batch({name: part.column(name) for name in columns}, len(part), locator),
-                    int(row_bytes * len(part)),
-                )
+                fields = {name: part.column(name) for name in own}
+                for name, value in partitions.items():
+                    fields[name] = pa.repeat(pa.scalar(value, pa.string()), len(part))
+                yield Batch(fields, len(part), locator), int(row_bytes * len(part))
         except OSError as error:
             raise UserError(
                 f"{source.path}: row groups {rows.groups[0]} to {rows.groups[1] - 1}: damaged "
@@ -101,14 +106,19 @@ class _GroupReader:
     """
 
     def __init__(self, source: Source, chunk: RowRange, columns: Sequence[str], lists: Collection[str]) -> None:
-        file, groups = _open(source, len(columns)), range(*chunk.groups)
+        file, groups = _open(source, max(1, len(columns))), range(*chunk.groups)
         self.metadata = file.metadata
         of_groups = [self.metadata.row_group(i) for i in groups]
         self.rows, self.position = sum(group.num_rows for group in of_groups), 0
         values = sum(_list_values(group, lists) for group in of_groups) / max(1, self.rows)
-        most = max(1, min(BATCH_ROWS, int(BATCH_BYTES / (FIELD_BYTES * len(columns) + LIST_VALUE_BYTES * values))))
+        row_bytes = FIELD_BYTES * max(1, len(columns)) + LIST_VALUE_BYTES * values
+        most = max(1, min(BATCH_ROWS, int(BATCH_BYTES / row_bytes)))
         size = -(-chunk.rows // -(-chunk.rows // most))  # so that batches and chunks of these groups end together
-        self._batches = file.iter_batches(size, row_groups=groups, columns=list(columns), use_threads=False)
+        # pyarrow reads lists of dictionary entries group by group alone.
+        at_once = [[group] for group in groups] if _has_dictionary_lists(file, columns) else [groups]
+        self._batches = itertools.chain.from_iterable(
+            file.iter_batches(size, row_groups=each, columns=list(columns), use_threads=False) for each in at_once
+        )
         self._rest: Any = None  # of the last batch
 
     def read(self, start: int, stop: int) -> Iterator[tuple[int, Any]]:
@@ -175,11 +185,18 @@ def _list_values(group: Any, lists: Collection[str]) -> int:
     return sum(column.num_values for column in columns if column.path_in_schema.partition(".")[0] in lists)
 
 
+def _has_dictionary_lists(file: Any, columns: Sequence[str]) -> bool:
+    """Whether a column to read holds lists of dictionary entries."""
+    data_types = [file.schema_arrow.field(name).type for name in columns]
+    return any(is_list_type(each) and pa.types.is_dictionary(each.value_type) for each in data_types)
+
+
 def _kind(data_type: Any) -> str:
+    """The kind of a column of a type, as of `Column`."""
     types = pa.types
     if types.is_dictionary(data_type):
         data_type = data_type.value_type
-    if types.is_string(data_type) or types.is_large_string(data_type):
+    if types.is_string(data_type) or types.is_large_string(data_type) or types.is_string_view(data_type):
         return "text"
     if types.is_integer(data_type) or types.is_boolean(data_type):
         return "integer"
@@ -187,7 +204,5 @@ def _kind(data_type: Any) -> str:
         return "number"
     if types.is_timestamp(data_type) or types.is_date(data_type):
         return "time"
-    is_list = types.is_list(data_type) or types.is_large_list(data_type)
-    if not is_list or types.is_dictionary(data_type.value_type):  # lists of dictionary entries pyarrow cannot stream
-        return str(data_type)
-    return "list" if _kind(data_type.value_type) in ("text", "integer") else str(data_type)
+    is_list = is_list_type(data_type) and _kind(data_type.value_type) in ("text", "integer", "null")
+    return "list" if is_list else str(data_type)

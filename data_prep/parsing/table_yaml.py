@@ -4,6 +4,7 @@ import difflib
 import json
 import math
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,9 +45,9 @@ def load_table(path: Path, sources: tuple[Source, ...]) -> Table:
     document = _read_yaml(path)
     forms = {form.name: form for form in map(format_of, sources)}
     if len(forms) > 1:
-        kinds = " and ".join(sorted(forms))
+        form_names = " and ".join(sorted(forms))
         keys = " and ".join(dict.fromkeys(source.key for source in sources))
-        raise UserError(f"{path}: {kinds} files together in {keys}; give files of one kind")
+        raise UserError(f"{path}: {form_names} files together in {keys}; give files of one kind")
     [form] = forms.values()
     for key in () if form.has_layout else OF_TEXT:
         if key in document:
@@ -59,6 +60,7 @@ def load_table(path: Path, sources: tuple[Source, ...]) -> Table:
     first = columns[0]
     names = tuple(column.name for column in first)
     table = replace(_table(path, document, names, header), names=names, format=form.name)
+    kinds = {column.name: column.kind for column in first}
     row = "row 1: " if form.has_layout and header else ""
     for source, source_columns in zip(sources, columns, strict=True):
         _check_columns(
@@ -67,14 +69,37 @@ def load_table(path: Path, sources: tuple[Source, ...]) -> Table:
         if row and source_columns != first:
             raise UserError(f"{source.path}: row 1: other columns than in {sources[0].path}; give like files")
         for column in source_columns:
-            expected = next((each.kind for each in first if each.name == column.name), column.kind)
-            is_list_less = form.merges_columns and column.kind == "any"  # of a split where no row has a list
-            if column.name in (table.label, *table.inputs) and column.kind != expected and not is_list_less:
+            expected = kinds.get(column.name, column.kind)
+            if (kind := _common_kind(expected, column.kind)) is not None:
+                kinds[column.name] = kind
+            elif column.name in (table.label, *table.inputs):
                 fault = f"{column.kind}, but {expected} in {sources[0].path}"
-                raise UserError(f"{source.path}, column {column.name}: {fault}")
+                raise UserError(f"{source.path}, column {column.name}: {fault}; write both files with one type")
         if form.num_rows(source) == 0:
             raise UserError(f"{source.path}: no rows in it; get it again, or leave it out of {source.key}")
-    return _with_kinds(path, sources[0], table, {column.name: column.kind for column in first})
+    return _with_kinds(path, sources[0], table, kinds)
+
+
+def without_empty_parts(sources: list[Source]) -> list[Source]:
+    """Leave out files that say themselves that they have no rows, as Spark writes some, unless all do."""
+    filled = [source for source in sources if format_of(source).num_rows(source) != 0]
+    if not filled or len(filled) == len(sources):
+        return sources
+    names = ", ".join(source.name for source in sources if source not in filled)
+    print(f"passed over {len(sources) - len(filled)} files without rows: {names}", file=sys.stderr)
+    return filled
+
+
+def _common_kind(one: str, other: str) -> str | None:
+    """The kind of a column that has two kinds in two files; None: they do not go together.
+
+    Gaps make integers numbers, and a column without values has nulls alone; of JSON lines, val may have no list.
+    """
+    if one == other or other == "null" or (one, other) == ("list", "any"):
+        return one
+    if one == "null":
+        return other
+    return "number" if {one, other} == {"integer", "number"} else None
 
 
 def _union_by_split(sources: Sequence[Source], columns: Sequence[Sequence[Column]]) -> list[list[Column]]:
@@ -124,11 +149,11 @@ def _with_kinds(path: Path, source: Source, table: Table, kinds: dict[str, str])
     """The table with a separator for its columns of lists, each column being of a kind that its use allows."""
     derived = {part.feature for part in table.parts}
     for name in (table.label, *table.dense):
-        allowed = ("integer", "number", "any", *(["text"] if name == table.label else []))
+        allowed = ("integer", "number", "any", "null", *(["text"] if name == table.label else []))
         if name not in derived and kinds[name] not in allowed:
             raise UserError(f"{source.path}, column {name}: {kinds[name]}, not numbers; {_remedy(name, kinds)}")
     for part in table.parts:
-        part_kinds = {None: ("time", *TEXTS), EPOCH: ("integer", *TEXTS)}.get(part.format, TEXTS)
+        part_kinds = {None: ("time", *TEXTS), EPOCH: ("integer", "number", *TEXTS)}.get(part.format, TEXTS)
         if kinds[part.column] not in part_kinds:
             raise UserError(
                 f"{source.path}, column {part.column}: {kinds[part.column]}, but {path} has "
@@ -153,10 +178,10 @@ def _separator(path: Path, source: Source, table: Table, name: str, kinds: dict[
         if separator is not None:
             raise UserError(f"{path}: column {name}: holds lists in {source.path}; leave the separator out")
         return ""
-    if kind not in ("integer", "number", *TEXTS):
+    if kind not in ("integer", "number", "null", *TEXTS):
         fault = f"{kind}; categories are text, integers or lists of these"
         raise UserError(f"{source.path}, column {name}: {fault}; {_remedy(name, kinds)}")
-    if separator is not None and kind not in TEXTS:
+    if separator is not None and kind not in ("null", *TEXTS):
         raise UserError(f"{source.path}, column {name}: {kind}, which no separator divides")
     return separator
 

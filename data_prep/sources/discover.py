@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
+from urllib.parse import unquote
 
 import numpy as np
 from isal import igzip, isal_zlib
@@ -23,6 +24,8 @@ RAW_DIRECTORY = "raw"  # of a dataset: the raw files that were made or fetched f
 GZIP_MAGIC = b"\x1f\x8b"
 TAR_MAGIC, TAR_MAGIC_AT = b"ustar", 257
 BACKUPS = (".bak", ".orig", ".old", ".save", ".swp", ".tmp")
+NOTES = (".", "_SUCCESS", "_metadata", "_common_metadata", "_committed_", "_started_")  # Spark's, of a directory
+HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 GLOB_CHARACTERS = frozenset("*?[")
 GENERATED_ROW_BYTES = 4 * 40  # of a row in a shard
 TEXT_ROW_BYTES = 244  # of a row of Criteo's days, and of a generated one
@@ -49,6 +52,7 @@ class Source:
     """One raw file as it was found; `name` is its file name, `path` where it lies.
 
     generator: of a file that only describes a day, what generates its rows. split: that it is given for, if any.
+    partitions: names and values of the folders `NAME=VALUE` in which it lies, outermost first; None: a null.
     """
 
     path: str
@@ -59,6 +63,7 @@ class Source:
     generator: RowGenerator | None = None
     ctime_ns: int = 0
     split: str | None = None
+    partitions: tuple[tuple[str, str | None], ...] = ()
 
     @property
     def key(self) -> str:
@@ -75,8 +80,8 @@ def resolve_sources(raw: Any, split: str | None = None) -> list[Source]:
     """Raw files in the order of their days.
 
     Args:
-        raw: a path, a glob, a directory (its files named day_*, or else all of them, in natural order), or a
-            list of these.
+        raw: a path, a glob, a directory (its files named day_*, or else all of them, in natural order, and those in
+            folders NAME=VALUE, as Spark and Hive write them), or a list of these.
         split: that they are given for; None: they are of `data.raw`.
 
     Raises:
@@ -88,13 +93,13 @@ def resolve_sources(raw: Any, split: str | None = None) -> list[Source]:
         raise UserError(f"{key}={raw}: a number; if that is the name of a file, write '{key}=\"{raw}\"'")
     if not raw or not isinstance(entries, Sequence) or not all(isinstance(e, (str, Path)) for e in entries):
         raise UserError(f"{key}={raw}: give the raw file, a glob, a directory of day files, or a list of them")
-    paths = [path for entry in entries for path in _expand(str(entry), key)]
+    paths = [(path, own_path(str(entry))) for entry in entries for path in _expand(str(entry), key)]
     path_of_rows: dict[str, Path] = {}
-    for path in paths:
+    for path, _ in paths:
         twin = path_of_rows.setdefault(_rows_of(path), path)
         if twin is not path:
             raise UserError(f"{path}: its rows are in {twin} too; name each day once in {key}")
-    return [replace(_inspect(path, key), split=split) for path in paths]
+    return [replace(_inspect(path, key), split=split, partitions=_partitions(path, root)) for path, root in paths]
 
 
 def resolve_splits(files: Mapping[str, Any]) -> list[Source]:
@@ -126,6 +131,14 @@ def _rows_of(path: Path) -> str:
     return without_packing(str(path.resolve()))
 
 
+def _partitions(path: Path, root: Path) -> tuple[tuple[str, str | None], ...]:
+    """Names and values of the folders between a directory and a file in it, as Hive escapes them."""
+    if not path.is_relative_to(root):
+        return ()
+    pairs = [folder.partition("=")[::2] for folder in path.relative_to(root).parts[:-1]]
+    return tuple((unquote(name), None if value == HIVE_NULL else unquote(value)) for name, value in pairs)
+
+
 def own_path(text: str) -> Path:
     """A path as a user gives it, ~ standing for a home directory where there is such a user."""
     try:
@@ -142,8 +155,12 @@ def natural_key(path: Path) -> list[Any]:
 def _expand(entry: str, key: str) -> list[Path]:
     path = own_path(entry)
     if path.is_dir():
-        files = _files(file for file in path.iterdir() if not file.name.startswith("."))
+        entries = [each for each in path.iterdir() if not each.name.startswith(NOTES)]
+        files = _files(entries)
         days = [file for file in files if file.name.startswith("day_")] or files
+        folders = [each for each in entries if each.is_dir() and "=" in each.name]
+        if folders:
+            return days + [file for each in sorted(folders, key=natural_key) for file in _expand(str(each), key)]
         if not days:
             raise UserError(f"{path}: no files in this directory; point {key} at the raw day files")
         return _refuse_leftovers(days, key)
