@@ -64,7 +64,7 @@ def find_sources(data: DataConfig, root: Path, work: Path) -> list[Source]:
         sources = resolve_splits({split: getattr(data, split) for split in SPLITS})
     else:
         sources = resolve_sources(data.raw)
-    if data.schema is not None:
+    if data.schema is not None and not source.find:
         sources = without_empty_parts(sources)
     if data.scheduler is not None:
         return [replace(source, path=str(Path(source.path).absolute())) for source in sources]

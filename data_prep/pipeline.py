@@ -64,7 +64,9 @@ from data_prep.sources.remote import known_sums, note_read
 from data_prep.stages.data_checks import (
     constant_columns,
     cut_columns,
+    rare_columns,
     refuse_one_class,
+    undivided_columns,
     warnings,
 )
 from data_prep.stages.encode import EncodeTask, PassTask
@@ -190,11 +192,8 @@ def _make(data: DataConfig, root: Path, job: Job, parameters: dict[str, Any]) ->
         print(f"{root}: {described_sources(job.sources)}", file=sys.stderr)
     missing = ", ".join(missing_days(job.sources)) if data.source.kind.makes is None else ""
     lines = [f"among the raw files there is no {missing}"] if missing else []
-    if result.cut:
-        columns = ", ".join(result.cut)
-        lines.append(f"negative numbers of {columns} are 0 by data.dense_transform=log1p; signed_log1p keeps them")
-    if (unseen := unseen_values(manifest)) is not None:
-        lines.append(unseen)
+    unseen = unseen_values(manifest)
+    lines += [*result.warnings, *([] if unseen is None else [unseen])]
     lines += misleading_sentences(manifest.extra)
     for line in (*lines, *warnings(manifest, result.constant)):
         print(f"{root}: warning: {line}", file=sys.stderr)
@@ -208,7 +207,7 @@ class Result:
     Attributes:
         features: the sparse features that are kept.
         ranges: of the integers, per source (torchrec) or over all (minmax), where the transform needs it.
-        constant: columns with one value in all rows; cut: those with negative numbers that become 0.
+        constant: columns with one value in all rows; warnings: of other columns, a sentence each.
         built: the shards, ready to be moved to the dataset.
         forms: how the values of each sparse column of a user's own table are spelled.
         md5s: of the sources, where they are given for each split.
@@ -223,7 +222,7 @@ class Result:
     vocabularies: dict[str, VocabularyRecord] = field(default_factory=dict)
     ranges: list[DenseRange] = field(default_factory=list)
     constant: list[str] = field(default_factory=list)
-    cut: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     built: list[BuiltShard] = field(default_factory=list)
     forms: list[Form] = field(default_factory=list)
     md5s: list[str] = field(default_factory=list)
@@ -313,7 +312,7 @@ def _order_and_fit(data: DataConfig, job: Job, result: Result, executor: Executo
         limit = result.rows["train"] if job.rules.fitted_on_train else sum(result.rows.values())
         _fit(data, job, result, executor, limit)
     result.constant = list(constant_columns(job, fitted_records(job, result.records), result.vocabularies))
-    result.cut = cut_columns(job, result.records)
+    result.warnings += [*cut_columns(job, result.records), *undivided_columns(job, fitted_records(job, result.records))]
 
 
 def _fit(data: DataConfig, job: Job, result: Result, executor: Executor, limit: int) -> None:
@@ -324,6 +323,7 @@ def _fit(data: DataConfig, job: Job, result: Result, executor: Executor, limit: 
     num_bytes = sum(each.record.files[each.suffix].bytes for each in counts)
     with executor.stage("vocabulary", num_bytes):
         result.vocabularies = fit_vocabularies(job, counts, counts_bytes(data), executor)
+    result.warnings += rare_columns(job, result.vocabularies, data.allow_degenerate)
     max_values = job.rules.max_categories
     if max_values is not None:
         features = [name for name, entry in result.vocabularies.items() if entry.values <= max_values]

@@ -38,7 +38,7 @@ from data_prep.sources.discover import Source
 
 WORK_DIRECTORY = ".work"
 CHUNKS_DIRECTORY = "chunks"
-WORK_FORMAT = 7  # of the files and records in it: an unfinished job of another format is not resumed
+WORK_FORMAT = 8  # of the files and records in it: an unfinished job of another format is not resumed
 SHARD_SUFFIXES = ("labels.npy", "dense.npy", "sparse.npy", "values.npy", "offsets.npy")
 MIN_BLOCK_ROWS, MAX_BLOCK_ROWS, BLOCK_VALUES = 1 << 8, 1 << 15, 1 << 21
 VALUE_BYTES = 4  # of a categorical value or an id
@@ -126,6 +126,7 @@ class ChunkRecord:
         sparse_low, sparse_high: the range of each single-valued feature's values, of a user's own table.
         unknown: values of each feature without an id of their own.
         forms: how the values of each sparse column of a user's own table are spelled (`Form`).
+        longest: of a user's own table: values of the longest bag of each multi-valued feature.
     """
 
     source: int
@@ -142,6 +143,7 @@ class ChunkRecord:
     sparse_high: list[int] = field(default_factory=list)
     unknown: list[int] = field(default_factory=list)
     forms: list[int] = field(default_factory=list)
+    longest: list[int] = field(default_factory=list)
 
     @property
     def encoded_bytes(self) -> int:

@@ -1,6 +1,7 @@
 """Dates and times to whole numbers: their parts, as numeric or categorical features of a user's own table."""
 
 import calendar
+import re
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
@@ -51,6 +52,18 @@ def _read_seconds(text: str, form: str | None) -> int:
     else:
         time = datetime.fromisoformat(text[:-1] + "+00:00" if text.endswith("Z") else text)
     return calendar.timegm(time.utctimetuple())
+
+
+def fault_of_format(form: str) -> str | None:
+    """What strptime would ignore of a format, in silence; None: nothing."""
+    directives = set(re.findall("%(.)", form))
+    if "p" in directives and "I" not in directives:
+        return "%p has an effect with %I alone (hours of 12); write %I in place of %H"
+    if "I" in directives and "p" not in directives:
+        return "%I counts hours to 12 and needs %p; write %H for hours to 24"
+    if directives & {"U", "W"} and not directives & {"a", "A", "w", "u"}:
+        return "%U and %W have an effect with a weekday alone; add %w"
+    return None
 
 
 def part_of(times: NDArray[np.datetime64], part: str) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:

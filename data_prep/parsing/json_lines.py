@@ -1,5 +1,6 @@
 """JSON lines: one object a line, whose members are the columns; a member that an object lacks is an empty field."""
 
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -62,11 +63,28 @@ def read_objects(text: bytes, name: str, first: int = 1) -> dict[int, dict[str, 
         try:
             item = _decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            if constant := _constant_in(line):
+                raise UserError(f"{name}: row {row}, {constant}, which JSON does not have; write null") from error
             raise UserError(f"{name}: row {row}: not JSON ({error}); give one object a line") from error
         if not isinstance(item, dict):
             raise UserError(f"{name}: row {row}: not an object of columns; give one object a line")
         objects[row] = item
     return objects
+
+
+def _constant_in(line: bytes) -> str:
+    """Column and name of a NaN or an infinity, as Python's json writes them; "" where a line is otherwise no JSON."""
+    try:
+        item = json.loads(line, parse_constant=Constant)
+    except (ValueError, RecursionError):
+        return ""
+    members = item.items() if isinstance(item, dict) else ()
+    fields = ((name, each) for name, value in members for each in (value if isinstance(value, list) else [value]))
+    return next((f"column {name}: {each}" for name, each in fields if isinstance(each, Constant)), "")
+
+
+class Constant(str):
+    """The name of a number that JSON does not have."""
 
 
 def column_of(objects: Mapping[int, Mapping[str, Any]], column: str) -> Any:

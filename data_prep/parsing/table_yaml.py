@@ -17,7 +17,7 @@ from data_prep.dataset.label_rule import COLUMN_AND_RULE, COMPARISONS, NUMBER, p
 from data_prep.dataset.options import LabelKind
 from data_prep.dataset.spelling import TRUTHS
 from data_prep.dataset.table_spec import DatePart, Table
-from data_prep.parsing.dates import EPOCH, PARTS
+from data_prep.parsing.dates import EPOCH, PARTS, fault_of_format
 from data_prep.parsing.formats import Column, Format, format_of, suffix_of
 from data_prep.parsing.numbers import number_of
 from data_prep.sources.discover import Source
@@ -60,6 +60,8 @@ def load_table(path: Path, sources: tuple[Source, ...]) -> Table:
     first = columns[0]
     names = tuple(column.name for column in first)
     table = replace(_table(path, document, names, header), names=names, format=form.name)
+    if form.has_layout and header and isinstance(_label(path, document["label"], Names(names, header))[0], int):
+        _refuse_row_of_values(path, sources[0], table)
     kinds = {column.name: column.kind for column in first}
     row = "row 1: " if form.has_layout and header else ""
     for source, source_columns in zip(sources, columns, strict=True):
@@ -100,6 +102,17 @@ def _common_kind(one: str, other: str) -> str | None:
     if one == "null":
         return other
     return "number" if {one, other} == {"integer", "number"} else None
+
+
+def _refuse_row_of_values(path: Path, source: Source, table: Table) -> None:
+    """Refuse a first row that is used as names though its label is one: columns by position need no names."""
+    rule = None if table.rule is None else parse_rule(table.rule)
+    is_label = not math.isnan(number_of(table.label, table)) or (rule is not None and table.label == rule.value)
+    if is_label and table.names != tuple(map(str, range(len(table.names)))):
+        raise UserError(
+            f"{source.path}: row 1: {table.label!r} is a label, not a column's name; if the file has no names, write "
+            f"header: false in {path}, else rename the column"
+        )
 
 
 def _union_by_split(sources: Sequence[Source], columns: Sequence[Sequence[Column]]) -> list[list[Column]]:
@@ -323,6 +336,8 @@ def _feature(path: Path, key: str, entry: Any, names: Names, parts: list[DatePar
             f'{{column: NAME, part: hour, format: "%d.%m.%Y"}}; parts are {", ".join(PARTS)}'
         )
     column = _name(path, entry["column"], names)
+    if form is not None and (fault := fault_of_format(form)) is not None:
+        raise UserError(f"{path}: key {key}, format {form}: {fault}")
     parts.append(DatePart(f"{column}_{part}", column, part, form))
     return parts[-1].feature
 
@@ -332,6 +347,11 @@ def _name(path: Path, column: Any, names: Names) -> str:
     if isinstance(column, int) and not isinstance(column, bool) and column >= 0:
         if column >= len(names.all):
             raise UserError(f"{path}: column {column}: the file has {len(names.all)} columns, counted from 0")
+        if names.are_own and str(column) in names.all and names.all[column] != str(column):
+            raise UserError(
+                f"{path}: column {column}: is a position ({names.all[column]}) and the name of another column; write "
+                f'{names.all[column]!r}, or "{column}" in quotes for the name (of a label {{column: "{column}", …}})'
+            )
         return names.all[column]
     if names.are_own and isinstance(column, str):
         return column

@@ -93,7 +93,8 @@ def read_exact(block: bytes, delimiter: str, name: str, row: int) -> tuple[list[
         block: whole lines; name: what to call the source in an error; row: the number of the first line.
 
     Raises:
-        UserError: not UTF-8, a line that ends inside quotes, or a carriage return within one.
+        UserError: not UTF-8, a line that ends inside quotes, a quote escaped by a backslash, or a carriage return
+            within a line.
     """
     lines = decode(block, name, row).removesuffix("\n").split("\n")
     reader = csv.reader((f"{line}\n" for line in lines), delimiter=delimiter)
@@ -104,6 +105,9 @@ def read_exact(block: bytes, delimiter: str, name: str, row: int) -> tuple[list[
     try:
         for fields in reader:
             if reader.line_num > before + 1 or (fields and fields[-1].endswith("\n")):
+                break
+            if delimiter != "\\" and '\\"' in lines[before] and _goes_on_after_quote(lines[before], delimiter):
+                fault = r'\" in quotes, where a backslash escapes nothing; write a quote inside a field as ""'
                 break
             before += 1
             if fields:
@@ -116,6 +120,14 @@ def read_exact(block: bytes, delimiter: str, name: str, row: int) -> tuple[list[
             fault = f"{bare_returns(name)}" if "new-line" in str(error) else f"{error}; correct or remove this row"
     fault = fault or "ends inside quotes; a row is one line: close the quotes, or remove the line break"
     raise UserError(f"{name}: row {row + before}: {fault}")
+
+
+def _goes_on_after_quote(line: str, delimiter: str) -> bool:
+    """Whether a field of a line has text after its closing quote."""
+    try:
+        return not list(csv.reader([line], delimiter=delimiter, strict=True))
+    except csv.Error:
+        return True
 
 
 def read_fast(block: bytes, delimiter: str, places: Sequence[int], width: int) -> pa.RecordBatch | None:
@@ -149,6 +161,7 @@ def _is_plain(block: bytes, delimiter: str) -> bool:
         and not block.startswith((b"\n", b"\r\n", BYTE_ORDER_MARK))
         and b"\0" not in block  # Python 3.10's csv refuses it
         and (b"\r" not in block or block.count(b"\r") == block.count(b"\r\n"))
+        and (delimiter == "\\" or b'\\"' not in block)  # which may be meant as an escape: read_exact tells
         and (block.isascii() or _is_utf8(block))
     )
 

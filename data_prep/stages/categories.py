@@ -149,6 +149,7 @@ class TableCategories:
         else:
             self._finish_coded(record)
         if self._job.schema.ragged:
+            record.longest = [int(max(map(np.max, each), default=0)) for each in self._lengths.values()]
             lengths = itertools.chain.from_iterable(self._lengths.values())
             offsets = offsets_of(np.concatenate([np.zeros(0, np.int64), *lengths]))
             self._write_array(record, "offsets.npy", np.int64, [offsets])

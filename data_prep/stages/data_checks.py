@@ -80,17 +80,49 @@ def warnings(manifest: Manifest, constant: Sequence[str]) -> Iterator[str]:
         remedy = remedy if has_files else "if the rows are sorted by label, set data.split.method=random"
         yield f"label rates differ ({rate_list}): {about}{remedy}"
     if constant:
-        more = ", …" if len(constant) > SHOWN_COLUMNS else ""
-        column_list = ", ".join(constant[:SHOWN_COLUMNS])
-        yield f"the same value, or none, in every row of {column_list}{more}: nothing can be learned from such a column"
+        yield f"the same value, or none, in every row of {_listed(constant)}: nothing can be learned from such a column"
 
 
-def cut_columns(job: Job, records: Sequence[ChunkRecord]) -> list[str]:
-    """Numbers of a user's own table of which log1p makes the negative ones 0."""
+def cut_columns(job: Job, records: Sequence[ChunkRecord]) -> Iterator[str]:
+    """Warn of numbers of a user's own table of which log1p makes the negative ones 0."""
     if job.table is None or job.rules.dense is not DenseTransform.log1p:
-        return []
+        return
     low = np.min([record.dense_low for record in records if record.rows], axis=0)
-    return [name for name, lowest in zip(job.schema.dense, low, strict=True) if lowest < 0]
+    if columns := [name for name, lowest in zip(job.schema.dense, low, strict=True) if lowest < 0]:
+        yield (f"negative numbers of {', '.join(columns)} are 0 by data.dense_transform=log1p; signed_log1p keeps them")
+
+
+def undivided_columns(job: Job, records: Sequence[ChunkRecord]) -> Iterator[str]:
+    """Warn of columns whose separator divides no field, so that each field is one value."""
+    separators = {} if job.table is None else dict(job.table.separators)
+    longest = zip(*(record.longest for record in records if record.rows), strict=True)
+    columns = [
+        f"{name} ({separators[name]!r})"
+        for name, lengths in zip(job.schema.ragged, longest, strict=False)
+        if separators.get(name) and max(lengths) == 1
+    ]
+    if columns:
+        yield f"the separator occurs in no field of {_listed(columns)}: check it in data.schema"
+
+
+def rare_columns(job: Job, vocabularies: Mapping[str, VocabularyRecord], is_allowed: bool) -> Iterator[str]:
+    """Warn of columns of which no value is frequent enough to have an id.
+
+    Raises:
+        UserError: it is all columns, which is not allowed.
+    """
+    threshold = job.rules.frequency_threshold
+    columns = [name for name, entry in vocabularies.items() if not entry.values] if threshold > 1 else []
+    fault = f"data.frequency_threshold={threshold}: train has no value so many times in"
+    if columns and len(columns) == len(vocabularies) and not is_allowed:
+        raise UserError(f"{fault} any column, so no table has a value; lower it, or give data.allow_degenerate=true")
+    if columns:
+        yield f"{fault} {_listed(columns)}: all values there are unknown"
+
+
+def _listed(columns: Sequence[str]) -> str:
+    """The first columns of many, for a warning."""
+    return ", ".join(columns[:SHOWN_COLUMNS]) + (", …" if len(columns) > SHOWN_COLUMNS else "")
 
 
 def constant_columns(
@@ -105,8 +137,9 @@ def constant_columns(
     ):
         if all(low):
             ranged += names
-            same = np.min(low, axis=0) == np.max(high, axis=0)
-            yield from (name for name, is_same in zip(names, same, strict=True) if is_same)
+            # NumPy would compare integers beyond 2^63 as float64.
+            columns = zip(names, zip(*low, strict=True), zip(*high, strict=True), strict=True)
+            yield from (name for name, lows, highs in columns if min(lows) == max(highs))
     if job.rules.frequency_threshold <= 1:
         for name, vocabulary in vocabularies.items():
             if name not in ranged and vocabulary.values <= (name in job.schema.single):

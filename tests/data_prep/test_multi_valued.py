@@ -246,7 +246,6 @@ def replaced(name: str, place: int, value: Any) -> Any:
         ({"price": ["cheap"] * 350}, "column price: text, not numbers"),
         ({"user": [3.0] * 99 + [0.5] * 251}, "row group 1, row 30 of it, column user: 0.5 is not a category"),
         ({"item": [[0.5]] * 350}, "column item: list<"),
-        ({"genres": pa.array([["a"]] * 350, pa.list_(pa.dictionary(pa.int8(), pa.string())))}, "column genres: list<"),
     ],
 )
 def test_bad_values_in_parquet(directory: Path, changes: dict[str, Any], message: str) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from common.errors import UserError
 from data_prep.pipeline import preprocess
 from tests.data_prep import oracle
 from tests.data_prep.conftest import config
@@ -87,3 +88,28 @@ def test_constant_columns_are_found_whatever_the_stages(capsys: pytest.CaptureFi
     for more in (["data.dense_transform=minmax"], ["data.split.method=random"], ["data.chunk_bytes=500"]):
         (line,) = warned(capsys, tmp_path, rows, *more, "data.overwrite=true")
         assert "in every row of price, item:" in line
+
+
+def test_integers_around_2_to_the_63_are_not_one_value(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    rows = [(label, price, 2**63 - 20 + i, item, tags) for i, (label, price, _, item, tags) in enumerate(good(40))]
+    for more in ([], ["data.encoding=hash", "data.max_ind_range=50"], ["data.chunk_bytes=500"]):
+        lines = warned(capsys, tmp_path, rows, *more, "data.overwrite=true")
+        assert not [line for line in lines if "the same value, or none" in line], lines
+
+
+def test_a_separator_that_divides_nothing_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    schema = SCHEMA.replace("'|'", "', '")
+    (line,) = warned(capsys, tmp_path, good(300), schema=schema)
+    assert line == "the separator occurs in no field of tags (', '): check it in data.schema"
+    more = ["data.encoding=hash", "data.max_ind_range=50", "data.overwrite=true"]
+    assert warned(capsys, tmp_path, good(300), *more, schema=schema) == [line]
+
+
+def test_a_threshold_above_all_counts_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    message = r"data.frequency_threshold=5000: train has no value so many times in any column.*data.allow_degenerate"
+    with pytest.raises(UserError, match=message):
+        warned(capsys, tmp_path, good(300), "data.frequency_threshold=5000")
+    lines = warned(capsys, tmp_path, good(300), "data.frequency_threshold=5000", ALLOW)
+    assert "train has no value so many times in user, item, tags: all values there are unknown" in lines[0]
+    (line,) = warned(capsys, tmp_path, good(300), "data.frequency_threshold=60", "data.overwrite=true")
+    assert line == "data.frequency_threshold=60: train has no value so many times in user: all values there are unknown"

@@ -372,3 +372,78 @@ def test_a_missing_date_is_0_as_a_number(tmp_path: Path, kind: str) -> None:
     days = (datetime(2024, 2, 29) - datetime(1970, 1, 1)).days
     assert dense[0].tolist() == [2024, 2, 29, 3, 13, 5, 9, days, np.float32(days * 86_400 + 13 * 3600 + 309)]
     assert not dense[1::2].any()
+
+
+# ---- positions and names
+
+
+NUMBERED = "b,1,0,label\n" + "".join(f"x{i},y{i % 3},z{i % 5},{i % 2}\n" for i in range(40))
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ("label: label\nsparse: [0]\n", r"column 0: is a position \(b\) and the name of another column; write 'b'"),
+        ("label: label\nsparse: [b, 0]\n", r"column 0: is a position \(b\)"),
+        ("label: 0 >= 1\nsparse: [b]\n", r"column 0: is a position \(b\).*of a label \{column: \"0\", …\}"),
+        ("label: label\nsparse: [{column: 0, separator: '|'}]\n", r"column 0: is a position"),
+    ],
+)
+def test_a_number_that_is_a_position_and_a_name_is_refused(schema: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        make(tmp_path, NUMBERED, schema)
+
+
+def test_a_number_in_quotes_is_a_name_and_one_without_a_position(tmp_path: Path) -> None:
+    z_ids = ids([f"z{i % 5}" for i in range(40)])
+    assert make(tmp_path, NUMBERED, 'label: label\nsparse: ["0", 1]\n')[2].T.tolist() == [
+        z_ids,
+        ids([f"y{i % 3}" for i in range(40)]),
+    ]
+    labels, _, _ = make(tmp_path, NUMBERED, 'label: 3 >= 1\nsparse: ["0"]\n', *HASHED, "data.overwrite=true")
+    assert labels.tolist() == [i % 2 for i in range(40)]
+
+
+def test_a_first_row_of_values_is_not_one_of_names(tmp_path: Path) -> None:
+    rows = "".join(f"{i % 2},a{i}\n" for i in range(40))
+    for schema in ("label: 0\nsparse: [1]\n", "label: 0 >= 1\nsparse: [1]\n"):
+        with pytest.raises(UserError, match=r"rows.csv: row 1: '0' is a label, not a column's name; .*header: false"):
+            make(tmp_path, rows, schema)
+    words = "".join(f"{('yes', 'no')[i % 2]},a{i}\n" for i in range(40))
+    with pytest.raises(UserError, match=r"row 1: 'yes' is a label"):
+        make(tmp_path, words, "label: 0 == yes\nsparse: [1]\n")
+    assert len(make(tmp_path, words, "header: false\nlabel: 0 == yes\nsparse: [1]\n")[0]) == 40
+    numbered = "0,1\n" + rows  # pandas names the columns of an array so
+    assert len(make(tmp_path, numbered, "label: 0\nsparse: [1]\n", *HASHED, "data.overwrite=true")[0]) == 40
+
+
+@pytest.mark.parametrize("line", ['1,2.0,u1,"say \\"u13\\""\n', '1,2.0,"{\\"a\\": 1}",c\n', '1,2.0,"\\"x",c\n'])
+def test_quotes_escaped_by_a_backslash_are_refused(line: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r'rows.csv: row 9: \\" in quotes, where a backslash escapes nothing; write a'):
+        make(tmp_path, table(r9=line))
+
+
+def test_quotes_within_a_field_stay_as_they_are(tmp_path: Path) -> None:
+    fields = ['5" disk', 'a "b" c', 'a"', "\\"]
+    text = "label,price,user,item\n" + "".join(f"{i % 2},1,{fields[i % 4]},x\n" for i in range(40))
+    assert make(tmp_path, text)[2][:, 0].tolist() == ids([fields[i % 4] for i in range(40)])
+    quoted = "label,price,user,item\n" + "".join(
+        '{},1,"{}",x\n'.format(i % 2, fields[i % 4].replace('"', '""')) for i in range(40)
+    )
+    assert make(tmp_path, quoted, SCHEMA, *HASHED, "data.overwrite=true")[2][:, 0].tolist() == ids(
+        [fields[i % 4] for i in range(40)]
+    )
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        ("%Y-%m-%d %H:%M %p", "%p has an effect with %I alone"),
+        ("%Y-%m-%d %I:%M", "%I counts hours to 12 and needs %p"),
+        ("%Y %W", "%U and %W have an effect with a weekday alone"),
+    ],
+)
+def test_formats_that_would_be_ignored_in_part_are_refused(form: str, message: str, tmp_path: Path) -> None:
+    schema = f'label: label\nsparse: [item, {{column: user, part: hour, format: "{form}"}}]\n'
+    with pytest.raises(UserError, match=f"format {form}: {message}"):
+        make(tmp_path, table(), schema)

@@ -131,3 +131,10 @@ def test_booleans_of_parquet(tmp_path: Path, older: bool) -> None:
     if not older:
         with pytest.raises(UserError, match=r"row 1, column new: 'True' is spelled otherwise .*write integers as 3"):
             encoder.parse_columns({"new": ["True"]}, "new")
+
+
+@pytest.mark.parametrize("value", ["NaN", "[1, Infinity]", "-Infinity"])
+def test_numbers_that_json_does_not_have_are_named_by_column(value: str, tmp_path: Path) -> None:
+    content = lines([{"label": 0, "user": "a"}] * 3) + f'{{"label": 1, "user": {value}}}\n'
+    with pytest.raises(UserError, match=r"rows.jsonl: row 4, column user: -?(NaN|Infinity), which JSON does not have"):
+        make(tmp_path, content, "label: label\nsparse: [user]\n", name="rows.jsonl")
