@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from common.errors import UserError
 from data_prep.parsing.convert import to_list, to_texts
 from data_prep.parsing.formats import BYTE_ORDER_MARK, Batch, Layout, numbered_rows, suffix_of
-from data_prep.parsing.json_lines import column_of, read_objects
+from data_prep.parsing.json_lines import column_of, read_objects, refuse_constants
 from data_prep.parsing.text import Text, read_names
 from data_prep.sources.discover import DAMAGE, packing_of, resolve_sources
 
@@ -156,6 +156,7 @@ def _read_json(path: Path, content: bytes) -> dict[int, Any]:
     try:
         document = msgspec.json.decode(content.removeprefix(BYTE_ORDER_MARK))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        refuse_constants(content, f"{path}: ")
         raise UserError(f"{path}: not JSON ({error}); JSON lines want the ending .jsonl") from error
     if isinstance(document, dict) and document.keys() == {"user", "candidates"}:
         user, candidates = document["user"], document["candidates"]

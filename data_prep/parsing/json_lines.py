@@ -63,8 +63,7 @@ def read_objects(text: bytes, name: str, first: int = 1) -> dict[int, dict[str, 
         try:
             item = _decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            if constant := _constant_in(line):
-                raise UserError(f"{name}: row {row}, {constant}, which JSON does not have; write null") from error
+            refuse_constants(line, f"{name}: row {row}, ")
             raise UserError(f"{name}: row {row}: not JSON ({error}); give one object a line") from error
         if not isinstance(item, dict):
             raise UserError(f"{name}: row {row}: not an object of columns; give one object a line")
@@ -72,19 +71,19 @@ def read_objects(text: bytes, name: str, first: int = 1) -> dict[int, dict[str, 
     return objects
 
 
-def _constant_in(line: bytes) -> str:
-    """Column and name of a NaN or an infinity, as Python's json writes them; "" where a line is otherwise no JSON."""
-    try:
-        item = json.loads(line, parse_constant=Constant)
-    except (ValueError, RecursionError):
-        return ""
-    members = item.items() if isinstance(item, dict) else ()
-    fields = ((name, each) for name, value in members for each in (value if isinstance(value, list) else [value]))
-    return next((f"column {name}: {each}" for name, each in fields if isinstance(each, Constant)), "")
-
-
 class Constant(str):
     """The name of a number that JSON does not have."""
+
+
+def refuse_constants(text: bytes, location: str) -> None:
+    """Raise UserError for a NaN or an infinity, as Python's json writes them, with its column after a location."""
+    with suppress(ValueError, RecursionError):
+        members: list[tuple[str, Any]] = []
+        json.loads(text, parse_constant=Constant, object_pairs_hook=members.extend)
+        fields = ((name, each) for name, value in members for each in (value if isinstance(value, list) else [value]))
+        for name, value in fields:
+            if isinstance(value, Constant):
+                raise UserError(f"{location}column {name}: {value}, which JSON does not have; write null")
 
 
 def column_of(objects: Mapping[int, Mapping[str, Any]], column: str) -> Any:

@@ -138,3 +138,6 @@ def test_numbers_that_json_does_not_have_are_named_by_column(value: str, tmp_pat
     content = lines([{"label": 0, "user": "a"}] * 3) + f'{{"label": 1, "user": {value}}}\n'
     with pytest.raises(UserError, match=r"rows.jsonl: row 4, column user: -?(NaN|Infinity), which JSON does not have"):
         make(tmp_path, content, "label: label\nsparse: [user]\n", name="rows.jsonl")
+    (tmp_path / "new.json").write_text(f'[{{"user": "a"}}, {{"user": {value}}}]')
+    with pytest.raises(UserError, match=r"new.json: column user: -?(NaN|Infinity), which JSON does not have"):
+        read_new_rows(tmp_path / "new.json", Shape(("label", "user"), ",", "label"))
