@@ -1,0 +1,320 @@
+"""Faults planted one at a time, and whether the tests catch them: `python -m benchmarks.planted_faults out=FILE`.
+
+`draw` changes an operator, a bound, a constant or the order of two arguments, or removes a statement, at statements
+drawn evenly over all lines of app, data_prep and common. `trace` runs tests once, with a probe at each of these
+statements, to learn which tests execute it, in any process. `plant` runs those tests for each fault, nearest first, for
+LIMIT_SECONDS at most. With `again=FILE` the faults of an earlier result are planted into today's code.
+"""
+
+import argparse
+import ast
+import copy
+import json
+import os
+import random
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from itertools import count
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+PACKAGES = ("app", "data_prep", "common")
+LIMIT_SECONDS = 45
+MAX_TESTS = 60  # of a fault: as many begin in that time
+SWAPS: dict[type[ast.AST], type[ast.AST]] = {
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Add,
+    ast.FloorDiv: ast.Div,
+    ast.Mod: ast.FloorDiv,
+    ast.And: ast.Or,
+    ast.Or: ast.And,
+}
+_times = count(1_000_000_000)  # of changed files: Python and Numba take a file of the same time for the same
+PROBE = """
+import hashlib, os
+_seen = set()
+def hit(number):
+    test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
+    if test and (number, test) not in _seen:
+        _seen.add((number, test))
+        path = f"{os.environ['PLANTED_HITS']}/{number}-{hashlib.md5(test.encode()).hexdigest()}"
+        with open(path, "w") as file:
+            file.write(test)
+"""
+
+
+@dataclass
+class Fault:
+    """A change of one statement.
+
+    Attributes:
+        path: of the file; line: of the statement; before, after: its source; tests: that execute it, nearest first.
+        outcome: caught, survived, or untested: no test executes it; caught_by: the test that failed.
+    """
+
+    path: str
+    line: int
+    before: str
+    after: str
+    tests: list[str] = field(default_factory=list)
+    outcome: str = ""
+    caught_by: str = ""
+
+
+class _Change(ast.NodeTransformer):
+    """Applies the change at place `target` of a statement, counting the places in their order."""
+
+    def __init__(self, target: int) -> None:
+        self.target, self.place = target, -1
+
+    def _is_target(self) -> bool:
+        self.place += 1
+        return self.place == self.target
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        """Change a node, or go on to those in it."""
+        for name in ("op", "ops"):
+            operators = getattr(node, name, None)
+            several = operators if isinstance(operators, list) else [operators]
+            for number, operator in enumerate(several):
+                if type(operator) in SWAPS and self._is_target():
+                    several[number] = SWAPS[type(operator)]()
+                    setattr(node, name, several if isinstance(operators, list) else several[0])
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not) and self._is_target():
+            return node.operand
+        if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and self._is_target():
+            return ast.Constant(not node.value if isinstance(node.value, bool) else node.value + 1)
+        if isinstance(node, ast.Call) and len(node.args) > 1 and self._is_target():
+            node.args[:2] = node.args[1::-1]
+        return self.generic_visit(node)
+
+
+def statements(source: str) -> list[ast.stmt]:
+    """The statements of functions that can be changed by themselves: simple ones, and the conditions of others."""
+    functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
+    kinds = ast.Assign | ast.AugAssign | ast.Return | ast.Expr | ast.If | ast.While
+    nodes = {
+        (node.lineno, node.col_offset): node
+        for function in functions
+        for node in ast.walk(function)
+        if isinstance(node, kinds) and not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+    }
+    return list(nodes.values())
+
+
+def changed_part(node: ast.stmt) -> ast.AST:
+    """The part of a statement that is changed: all of it, or its condition."""
+    return node.test if isinstance(node, ast.If | ast.While) else node
+
+
+def changes(node: ast.stmt, source: str) -> list[tuple[str, str]]:
+    """The source of a statement's part before and after each possible change."""
+    before = ast.get_source_segment(source, changed_part(node)) or ""
+    results = [(before, "pass")] if isinstance(node, ast.Expr | ast.AugAssign) else []
+    for target in count():
+        change = _Change(target)
+        part = ast.unparse(ast.fix_missing_locations(change.visit(copy.deepcopy(changed_part(node)))))
+        if change.place < target:
+            return results
+        results.append((before, f"({part})" if isinstance(node, ast.If | ast.While) else part))
+    raise AssertionError
+
+
+def draw(seed: int, number: int) -> list[Fault]:
+    """Faults at statements drawn evenly over the lines of the product."""
+    rng = random.Random(seed)
+    places: list[tuple[str, str, ast.stmt]] = []
+    for package in PACKAGES:
+        for path in sorted((REPOSITORY / package).rglob("*.py")):
+            source = path.read_text()
+            places += [(str(path.relative_to(REPOSITORY)), source, node) for node in statements(source)]
+    faults: dict[tuple[str, int], Fault] = {}
+    while len(faults) < number:
+        path_name, source, node = rng.choice(places)
+        if possible := changes(node, source):
+            before, after = rng.choice(possible)
+            if source.count(before) and before != after:
+                faults.setdefault((path_name, node.lineno), Fault(path_name, node.lineno, before, after))
+    return list(faults.values())
+
+
+def clone(directory: str) -> Path:
+    """A clone of the checkout's last commit."""
+    subprocess.run(["git", "clone", "--quiet", "--shared", str(REPOSITORY), directory], check=True)
+    return Path(directory)
+
+
+def write(path: Path, source: str) -> None:
+    """Write a module with a time that no other version of it has."""
+    path.write_text(source)
+    moment = next(_times)
+    os.utime(path, (moment, moment))
+
+
+def position(source: str, fault: Fault) -> int:
+    """Where the statement of a fault begins in today's source, the occurrence nearest to its line; -1: nowhere."""
+    starts = [index for index in range(len(source)) if source.startswith(fault.before, index)]
+    return min(starts, key=lambda start: abs(source.count("\n", 0, start) + 1 - fault.line), default=-1)
+
+
+def run_tests(
+    root: Path, arguments: Sequence[str], seconds: float | None = None, **environment: str
+) -> tuple[int, str]:
+    """Run pytest in a clone; its status, -1 after `seconds`, and what it printed."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
+        cwd=root,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        printed, _ = process.communicate(timeout=seconds)
+        return process.returncode, printed
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        return -1, process.communicate()[0]
+
+
+def trace(faults: Sequence[Fault], tests: Sequence[str]) -> None:
+    """Find the tests that execute each fault's statement."""
+    with tempfile.TemporaryDirectory() as directory, tempfile.TemporaryDirectory() as hits:
+        root = clone(f"{directory}/clone")
+        (root / "planted_probe.py").write_text(PROBE)
+        by_path: dict[str, list[int]] = {}
+        for number, fault in enumerate(faults):
+            by_path.setdefault(fault.path, []).append(number)
+        for path, numbers in by_path.items():
+            source = (root / path).read_text()
+            lines = source.splitlines(keepends=True)
+            nodes = {node.lineno: node for node in statements(source)}
+            for number in sorted(numbers, key=lambda each: -faults[each].line):
+                _insert_probe(lines, nodes[faults[number].line], number, source)
+            write(root / path, "".join(lines))
+        status, printed = run_tests(root, tests, PLANTED_HITS=hits, PYTHONPATH=str(root))
+        print(f"traced with status {status}: {printed.splitlines()[-1]}", file=sys.stderr)
+        for path in map(str, sorted(Path(hits).iterdir())):
+            fault = faults[int(Path(path).name.partition("-")[0])]
+            fault.tests.append(Path(path).read_text())
+    for fault in faults:
+        folder = f"tests/{Path(fault.path).parent}"
+        if is_compiled((REPOSITORY / fault.path).read_text()) and (REPOSITORY / folder).is_dir():
+            fault.tests = [folder]
+        fault.tests.sort(key=lambda test: (-_nearness(fault.path, test), test))
+
+
+def is_compiled(source: str) -> bool:
+    """Whether a module has kernels, which cannot call the probe: the tests of its folder are taken for all of it."""
+    return "njit" in source
+
+
+def _insert_probe(lines: list[str], node: ast.stmt, number: int, source: str) -> None:
+    """Put a call of the probe before a statement."""
+    call = f'__import__("planted_probe").hit({number})'
+    if is_compiled(source):
+        return
+    text = lines[node.lineno - 1]
+    if isinstance(node, ast.If) and text.lstrip().startswith("elif"):
+        lines[node.lineno - 1] = text.replace("elif ", f"elif {call} or ", 1)
+    else:
+        lines.insert(node.lineno - 1, f"{' ' * node.col_offset}{call}\n")
+
+
+def _nearness(path: str, test: str) -> int:
+    """How many folders a module and the test's file have in common, and one more if their names are alike."""
+    module, file = Path(path), Path(test.partition("::")[0])
+    pairs = zip(module.parts[:-1], file.parts[1:-1], strict=False)
+    common = next((number for number, (one, other) in enumerate(pairs) if one != other), len(module.parts) - 1)
+    return 2 * common + (file.stem == f"test_{module.stem}")
+
+
+def plant(fault: Fault, root: Path) -> bool:
+    """Plant a fault in a clone and run its tests. Returns False where the module cannot be imported, or has changed."""
+    path = root / fault.path
+    source = path.read_text()
+    start = position(source, fault)
+    if start < 0:
+        return False
+    write(path, source[:start] + fault.after + source[start + len(fault.before) :])
+    try:
+        module = fault.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        imported = subprocess.run(
+            [sys.executable, "-c", f"import {module}"], cwd=root, capture_output=True, check=False
+        )
+        if imported.returncode:
+            return False
+        if not fault.tests:
+            fault.outcome = "untested"
+            return True
+        status, printed = run_tests(root, ["-x", "-n", "0", "-m", "not slow", *fault.tests[:MAX_TESTS]], LIMIT_SECONDS)
+        failures = [line for line in printed.splitlines() if line.startswith(("FAILED", "ERROR"))]
+        fault.outcome = "caught" if status > 0 else "survived"
+        fault.caught_by = failures[0].split(" - ")[0].partition(" ")[2] if failures else ""
+        return True
+    finally:
+        write(path, source)
+
+
+def main() -> None:
+    """Draw, trace and plant; print each outcome, and write all of them."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--faults", type=int, default=100)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--again", type=Path, help="an earlier result, whose faults are planted again")
+    parser.add_argument("--tests", default="-m 'not slow' -n 4", help="what pytest is told for the trace")
+    arguments = parser.parse_args()
+    if arguments.again is not None:
+        entries = json.loads(arguments.again.read_text())["faults"]
+        faults = [Fault(*(entry[name] for name in ("path", "line", "before", "after"))) for entry in entries]
+    else:
+        faults = draw(arguments.seed, arguments.faults + arguments.faults // 4)
+    trace(faults, shlex.split(arguments.tests))
+    planted: list[Fault] = []
+    with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(arguments.workers) as pool:
+        roots = [clone(f"{directory}/{number}") for number in range(arguments.workers)]
+        for worker_faults in pool.map(
+            lambda number: _plant_all(faults[number :: arguments.workers], roots[number]), range(arguments.workers)
+        ):
+            planted += worker_faults
+    planted = planted[: arguments.faults] if arguments.again is None else planted
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    counts = {name: sum(fault.outcome == name for fault in planted) for name in ("caught", "survived", "untested")}
+    result = {"commit": commit.stdout.strip(), "seed": arguments.seed, "counts": counts}
+    arguments.out.write_text(json.dumps(result | {"faults": [asdict(fault) for fault in planted]}, indent=1) + "\n")
+    print(counts)
+
+
+def _plant_all(faults: Sequence[Fault], root: Path) -> list[Fault]:
+    planted = []
+    for fault in faults:
+        if plant(fault, root):
+            planted.append(fault)
+            print(
+                f"{fault.outcome}: {fault.path}:{fault.line}: {fault.before[:60]!r} -> {fault.after[:60]!r}", flush=True
+            )
+    return planted
+
+
+if __name__ == "__main__":
+    main()
