@@ -48,8 +48,10 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     environment, stack = Path(os.path.abspath(options.directory)), stacks.Stack(options.device, options.packages)
     try:
-        if not (3, 10) <= sys.version_info[:2] <= (3, 12):
-            raise SetupError(f"Python 3.10 to 3.12 is needed, not {sys.executable}: set PYTHON=python3.12")
+        if sys.version_info[:2] < stacks.PYTHONS[0]:
+            raise SetupError(f"Python 3.10 or newer is needed, not {sys.executable}: set PYTHON=python3.12")
+        if sys.version_info[:2] > stacks.PYTHONS[1]:
+            log(f"Python {platform.python_version()} is newer than those that were tried (3.10 to 3.14)")
         use_base_python(environment, arguments)
         made_from = describe(stack)
         if not is_whole(environment, made_from):

@@ -17,6 +17,7 @@ DEVICES = {
     "rocm": None,
 }
 PACKAGES = ("environment", "train", "data_prep")
+PYTHONS = ((3, 10), (3, 14))  # the oldest that works, and the newest that was tried
 MODULES = ("numpy", "torch", "fbgemm_gpu", "torchrec")
 
 

@@ -5,14 +5,16 @@ import resource
 import shutil
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import StorageMeta
 from torchrec.distributed import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer
 
@@ -29,6 +31,15 @@ from common.streams import without_native_stdout
 log = logging.getLogger("clickwork")
 
 SHORT_WRITE = ("inline_container", "PytorchStreamWriter", "File too large")  # torch's writer of archives, and EFBIG
+
+
+class _PathlessWriter(FileSystemWriter):
+    """A FileSystemWriter whose metadata hold no path, which releases of Python pickle under different names."""
+
+    def storage_meta(self) -> StorageMeta | None:
+        """The usual ids but for the checkpoint's path."""
+        usual = super().storage_meta()
+        return None if usual is None else replace(usual, checkpoint_id=None)
 
 
 @dataclass
@@ -156,7 +167,7 @@ class Saver:
             )
         self._agree(bad or self._begin(part))
         try:
-            dcp.save(tensors, checkpoint_id=part, process_group=self._group)
+            dcp.save(tensors, storage_writer=_PathlessWriter(part), process_group=self._group)
         except (CheckpointException, OSError) as error:  # the first is a BaseException; all processes get it
             raise _unwritable(part, error) from error
 

@@ -12,7 +12,7 @@ from app.checks.devices import Probe
 from common.documents import decode
 from common.errors import last_line
 
-PYTHONS = ((3, 10), (3, 12))
+PYTHONS = ((3, 10), (3, 14))  # the oldest that works, and the newest that was tried
 FBGEMM_NAMES = ("fbgemm-gpu", "fbgemm-gpu-cpu", "fbgemm-gpu-genai", "fbgemm-gpu-nightly", "fbgemm-gpu-nightly-cpu")
 NEEDED = ("torch", "torchrec", "numpy", "hydra-core", "omegaconf", "numba", "tqdm", "isal", "pyarrow")
 USED = {
@@ -30,9 +30,11 @@ PROBE_SECONDS = 180
 def check_python(version: tuple[int, ...] = sys.version_info[:3]) -> Check:
     """Return whether this Python is one of those supported."""
     release = ".".join(map(str, version))
-    if PYTHONS[0] <= version[:2] <= PYTHONS[1]:
-        return ok("python", release)
-    return fail("python", release, "use Python 3.10, 3.11 or 3.12: make PYTHON=python3.11 environment")
+    if version[:2] < PYTHONS[0]:
+        return fail("python", release, "use Python 3.10 or newer: make PYTHON=python3.11 environment")
+    if version[:2] > PYTHONS[1]:
+        return warn("python", release, "newer than those that were tried: make PYTHON=python3.14 environment")
+    return ok("python", release)
 
 
 def installed_versions() -> dict[str, str]:

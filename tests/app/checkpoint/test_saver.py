@@ -11,6 +11,7 @@ import torch
 from app.checkpoint import model_state
 from app.checkpoint.files import BEST, pointed_to, verify, whole_checkpoints
 from app.checkpoint.model_state import local_tensors, stage, tensors_of
+from app.checkpoint.safe_reader import METADATA
 from app.checkpoint.saver import Saver
 from app.config import CONFIG_DIR, AppConfig
 from app.runtime import rng
@@ -60,6 +61,16 @@ def test_it_holds_what_was_there_when_the_save_began(asynchronous: bool, this: s
     model_state.read_tensors(tmp_path / "step_00000003", checkpoint_tensors)
     assert all(np.array_equal(a, b) for a, b in zip(before, values(checkpoint_tensors), strict=True))
     assert not any(np.array_equal(a, b) for a, b in zip(values(checkpoint_tensors), values(tensors(this)), strict=True))
+    saver.close()
+
+
+def test_metadata_hold_no_path(this: session.Session, tmp_path: Path) -> None:
+    """Python 3.13 pickles paths by another name than those before, and other machines have other directories."""
+    saver = Saver(tmp_path, keep=1, asynchronous=False, local_world_size=1)
+    save(saver, this, 1)
+    metadata = (tmp_path / "step_00000001" / METADATA).read_bytes()
+    assert b"pathlib" not in metadata
+    assert tmp_path.name.encode() not in metadata
     saver.close()
 
 
