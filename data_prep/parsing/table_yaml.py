@@ -24,6 +24,7 @@ from data_prep.sources.discover import Source
 
 TEXTS = ("text", "any")  # kinds of columns that hold text; those of text and JSON are of any kind
 OF_TEXT = ("delimiter", "header", "decimal", "thousands", "missing")
+ENTRY_KEYS = ("column", "part", "format", "separator")  # of an entry of dense or sparse
 KEYS = {*OF_TEXT, "label", "dense", "sparse"}
 DELIMITERS = (";", "\t", "|", ",")
 LONGEST = 200  # characters of the columns' names in an error
@@ -328,6 +329,10 @@ def _feature(path: Path, key: str, entry: Any, names: Names, parts: list[DatePar
     """The feature's name from COLUMN or {column: COLUMN, part: hour}, which is added to `parts`."""
     if not isinstance(entry, dict):
         return _name(path, entry, names)
+    words = {str(name): ENTRY_KEYS for name in entry} | {str(entry.get("part", "day")): tuple(PARTS)}
+    for word, known in words.items():
+        if word not in known and (close := difflib.get_close_matches(word, known, n=1)):
+            raise UserError(f"{path}: key {key}, {entry}: {word} is not known; did you mean {close[0]}?")
     part, form = entry.get("part"), entry.get("format")
     is_known = {"column", "part"} <= set(entry) <= {"column", "part", "format"}
     if not is_known or part not in PARTS or not isinstance(form, str | None):

@@ -88,7 +88,9 @@ def test_a_wrong_lookup_is_found_in_any_mode_of_python(
     assert cpu_fault is None if fault is None else cpu_fault.startswith(fault)
 
 
-@pytest.mark.parametrize(("version", "verdict"), [((3, 9, 2), "fail"), ((3, 10, 0), "ok"), ((3, 14, 1), "ok"), ((3, 15, 0), "warn")])
+@pytest.mark.parametrize(
+    ("version", "verdict"), [((3, 9, 2), "fail"), ((3, 10, 0), "ok"), ((3, 14, 1), "ok"), ((3, 15, 0), "warn")]
+)
 def test_pythons(version: tuple[int, ...], verdict: str) -> None:
     assert stack.check_python(version).verdict.value == verdict
 

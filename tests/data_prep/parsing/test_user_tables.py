@@ -257,6 +257,8 @@ def test_text_that_is_not_utf8(table: tuple[Path, list[dict[str, str]]]) -> None
         ("label: -1\nsparse: [user]", "-1 is not a column"),
         ("header: false\nlabel: 3\nsparse: [user]", "'user' is not a column; of these files columns are positions"),
         ("label: rating\nsparse: [user, 0]", "column user is named twice"),
+        ('label: rating\nsparse: [{column: genre, seperator: "|"}]', "seperator is not known; did you mean separator?"),
+        ("label: rating\nsparse: [{column: user, part: weekdays}]", "weekdays is not known; did you mean weekday?"),
         ('label: {column: rating, rule: "over 4"}\nsparse: [user]', "key label"),
         ("header: maybe\nlabel: rating\nsparse: [user]", "keys header and delimiter"),
         ("label: rating\nsparse: [user]", "is not a label"),
