@@ -32,7 +32,7 @@ Part = Literal["year", "month", "day", "weekday", "hour", "minute", "second", "d
 class DatePart(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A feature that is a part of the dates or times in a column; see data_prep/parsing/dates.py.
 
-    format: as of `datetime.strptime`, or EPOCH; None: ISO 8601.
+    format: as of `datetime.strptime`, or a name of EPOCHS there; None: ISO 8601.
     """
 
     feature: str

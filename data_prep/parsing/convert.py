@@ -7,7 +7,6 @@ those for numbers that are not cast, run on a column's distinct values.
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from datetime import date
 from decimal import Decimal
 from typing import Any, NamedTuple
 
@@ -33,9 +32,18 @@ from data_prep.dataset.spelling import (
     text_of,
 )
 from data_prep.dataset.table_spec import DatePart, Table
-from data_prep.parsing.dates import part_of, read_time
+from data_prep.parsing.dates import (
+    EPOCH,
+    EPOCHS,
+    NO_TIME,
+    count_microseconds,
+    is_plausible,
+    part_of,
+    read_time,
+    time_fault,
+)
 from data_prep.parsing.formats import CORRECT, Batch, Locator
-from data_prep.parsing.numbers import number_of
+from data_prep.parsing.numbers import NUMBERS, number_of
 from data_prep.parsing.table_block import TableBlock, TextColumn
 
 EMPTY = (None, "")  # no value
@@ -155,16 +163,23 @@ def distinct(values: Any) -> Distinct:
 
 
 def to_texts(values: Any, locator: Locator) -> list[str]:
-    """A column as text where no spellings are recorded: ids, logs of events, rows that are no user's own table.
+    """A column as text where no spellings are recorded: see `distinct_texts`."""
+    column = distinct_texts(values, locator)
+    return [column.values[code] for code in column.codes]
+
+
+def distinct_texts(values: Any, locator: Locator) -> Distinct:
+    """A column of ids, or of rows that are no user's own table, by its texts; "" where a field is empty.
 
     Raises:
         UserError: a value that is neither text nor a number.
     """
     column = distinct(plain(values))
-    is_other = [not isinstance(value, str | bytes | int | float | None) for value in column.values]
+    is_other = [not isinstance(value, str | bytes | int | float | Decimal | None) for value in column.values]
     column.refuse(is_other, locator, "is neither text nor a number")
-    texts = [value.decode() if isinstance(value, bytes) else text_of(value) for value in column.values]
-    return [texts[code] for code in column.codes]
+    return Distinct(
+        column.codes, [value.decode() if isinstance(value, bytes) else text_of(value) for value in column.values]
+    )
 
 
 def is_text(values: Any) -> bool:
@@ -220,6 +235,15 @@ def _cast(values: Any, table: Table, empty: float) -> NDArray[np.float64] | None
     except pa.ArrowInvalid:
         return None
     return numbers
+
+
+def truths_of(values: Any, locator: Locator, empty: float) -> NDArray[np.bool_]:
+    """Truth values [rows] of a column of 0, 1 or words for these; `empty` replaces missing ones, which NaN refuses."""
+    column = distinct(values)
+    numbers = np.array([empty if value in EMPTY else number_of(value, NUMBERS) for value in column.values], np.float64)
+    column.refuse(~np.isin(numbers, (0, 1)), locator, "is not 0 or 1")
+    truths: NDArray[np.bool_] = (numbers == 1)[column.codes]
+    return truths
 
 
 def _labels(values: Any, table: Table, locator: Locator) -> NDArray[Any]:
@@ -293,21 +317,72 @@ def _refuse_texts(values: Any, table: Table, locator: Locator) -> None:
 
 
 def _date_part(values: Any, part: DatePart, locator: Locator) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """A part of dates and times, or of text or seconds that stand for them; see `part_of`."""
+    """A part of dates and times, or of text or numbers that stand for them; see `part_of`."""
+
+    def entry(form: str) -> str:
+        return f"{{column: {part.column}, part: {part.part}, format: {form}}}"
+
+    return part_of(times_of(values, part.format, locator, entry), part.part)
+
+
+def times_of(
+    values: Any, form: str | None, locator: Locator, entry: Callable[[str], str], takes_numbers: bool = False
+) -> NDArray[np.datetime64]:
+    """Times [rows] in UTC as datetime64[us], rounded down; NaT where a field is empty.
+
+    Args:
+        form: of text and numbers; None: text is ISO 8601.
+        entry: of a format, what to write in the schema.
+        takes_numbers: whether, without a format, numbers are seconds.
+
+    Raises:
+        UserError: a value is no time of the format.
+    """
+    values = without_nan(values)
     if not isinstance(values, list) and (pa.types.is_timestamp(values.type) or pa.types.is_date(values.type)):
-        return part_of(values.to_numpy(zero_copy_only=False).astype("M8[s]"), part.part)
-    kind = "an ISO 8601 date or time" if part.format is None else f"a time of format {part.format}"
-    remedy = "correct this row, or give another format in the schema"
-    return part_of(times_of(values, part.format, locator, kind, remedy), part.part)
+        times: NDArray[np.datetime64] = values.to_numpy(zero_copy_only=False).astype("M8[us]")
+        return times
 
+    def refuse(is_bad: NDArray[np.bool_], text_of_row: Callable[[int], str]) -> None:
+        if is_bad.any():
+            row = int(is_bad.argmax())
+            raise UserError(f"{locator(row)}: {time_fault(text_of_row(row), form, takes_numbers, entry)}")
 
-def times_of(values: Any, form: str | None, locator: Locator, kind: str, remedy: str) -> NDArray[np.datetime64]:
-    """Times [rows] in UTC, to the second, NaT where there is none, of values that all have to be of a `kind`."""
+    if (form in EPOCHS or (form is None and takes_numbers)) and (whole := _whole_numbers(values)) is not None:
+        numbers, is_missing = whole.fill_null(0).to_numpy(), whole.is_null().to_numpy(zero_copy_only=False)
+        is_time = is_plausible(numbers.astype(np.float64), form or EPOCH, form is None)
+        refuse(~(is_missing | is_time), lambda row: str(numbers[row]))
+        times = count_microseconds(numbers, form or EPOCH).astype("M8[us]")
+        return np.where(is_missing, NO_TIME, times)
     column = distinct(values)
-    texts = [value.isoformat() if isinstance(value, date) else text_of(value) for value in column.values]
-    times = [read_time(text, form) for text in texts]
-    column.refuse([time is None for time in times], locator, f"is not {kind}", remedy)
-    return np.array(times, "M8[s]")[column.codes]
+    texts = [str(value) if isinstance(value, bool | bytes) else text_of(value).strip() for value in column.values]
+    counts = [read_time(text, form, takes_numbers) if text else 0 for text in texts]
+    refuse(np.array([count is None for count in counts], np.bool_)[column.codes], lambda row: texts[column.codes[row]])
+    times = np.array(counts, np.int64).astype("M8[us]")
+    return np.where([text == "" for text in texts], NO_TIME, times)[column.codes]
+
+
+def _whole_numbers(values: Any) -> Any:
+    """A column of whole numbers as int64, null where a field is empty; None where one of its values is none."""
+    if isinstance(values, list):
+        return None
+    if is_text(values):
+        values = pc.if_else(pc.equal(values, ""), None, values)
+        if pc.all(pc.match_substring_regex(values, "^-?[0-9]{1,18}$")).as_py() is False:
+            return None
+    elif not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
+        return None
+    try:
+        return values.cast(pa.int64())
+    except pa.ArrowInvalid:
+        return None
+
+
+def without_nan(values: Any) -> Any:
+    """A column with null in place of NaN, by which pandas marks a missing number."""
+    if isinstance(values, list) or not pa.types.is_floating(values.type):
+        return values
+    return pc.if_else(pc.is_nan(values), None, values)
 
 
 # ---- categories

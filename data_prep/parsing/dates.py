@@ -1,16 +1,41 @@
-"""Dates and times to whole numbers: their parts, as numeric or categorical features of a user's own table."""
+"""Dates and times of tables and logs to microseconds since 1970 in UTC, and the parts of them that are features."""
 
-import calendar
+import math
 import re
 from collections.abc import Callable
-from datetime import datetime
-from typing import Any
+from datetime import datetime, timedelta, timezone
+from decimal import Decimal
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-EPOCH = "epoch"  # the format of seconds since 1970-01-01
-NO_TIME = np.datetime64("NaT", "s")
+from data_prep.dataset.spelling import NUMBER
+
+
+class Epoch(NamedTuple):
+    """A unit of numbers that count from 1970-01-01 on: its name, and its decimal places in a second."""
+
+    unit: str
+    digits: int
+
+
+EPOCH = "epoch"
+# Formats of numbers by name; the coarser a unit is, the earlier it stands.
+EPOCHS = {
+    EPOCH: Epoch("seconds", 0),
+    "epoch_ms": Epoch("milliseconds", 3),
+    "epoch_us": Epoch("microseconds", 6),
+    "epoch_ns": Epoch("nanoseconds", 9),
+}
+SECOND = 1_000_000  # microseconds
+# Seconds since 1970 of the years 1900 and 2100, between which times lie. From 1973 on no unit is taken for another.
+EARLIEST, CERTAIN, LATEST = -2_208_988_800, 10**8, 4_102_444_800
+# Formats of dates that are written as whole numbers, by the number of their digits.
+DATE_NUMBERS = {8: "%Y%m%d", 10: "%Y%m%d%H", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}
+DATE_YEARS = range(1970, 2100)
+NO_TIME = np.datetime64("NaT", "us")
+_1970 = datetime(1970, 1, 1)
 
 
 def _days(times: NDArray[np.datetime64]) -> NDArray[np.int64]:
@@ -34,28 +59,121 @@ PARTS: dict[str, Callable[[NDArray[np.datetime64]], Any]] = {
 }
 
 
-def read_time(text: str, form: str | None) -> np.datetime64 | None:
-    """A time in UTC, to the second, NaT of an empty text; None where a text is no time."""
+def is_plausible(numbers: Any, form: str, is_implied: bool = False) -> Any:
+    """Return whether numbers, or which of an array of float64, are times of an epoch's format.
+
+    They lie between 1900 and 2100. Before 1973 (10^8 seconds) they must not be times from 1973 to 2100 in another unit.
+
+    Args:
+        is_implied: whether the schema gives no format. Numbers of eight digits, which may be dates, are no times then.
+    """
+    seconds = numbers / 10.0 ** EPOCHS[form].digits
+    is_elsewhere = np.zeros(np.shape(numbers), np.bool_)
+    for name in EPOCHS:
+        is_elsewhere = is_elsewhere | (name != form and _is_certain(numbers, name))
+    is_possible = (seconds >= EARLIEST) & (seconds < LATEST) & np.logical_not(is_elsewhere)
+    is_date = is_implied & (numbers >= 10**7) & (numbers < 10**8)
+    return (_is_certain(numbers, form) | is_possible) & np.logical_not(is_date)
+
+
+def _is_certain(numbers: Any, form: str) -> Any:
+    seconds = numbers / 10.0 ** EPOCHS[form].digits
+    return (seconds >= CERTAIN) & (seconds < LATEST)
+
+
+def count_microseconds(numbers: NDArray[np.int64], form: str) -> NDArray[np.int64]:
+    """Microseconds of plausible whole numbers of an epoch's format, rounded down."""
+    digits = EPOCHS[form].digits
+    return numbers * 10 ** (6 - digits) if digits <= 6 else numbers // 10 ** (digits - 6)
+
+
+def read_time(text: str, form: str | None, takes_numbers: bool = False) -> int | None:
+    """Microseconds since 1970, rounded down, of a time in UTC; None where a text is no time.
+
+    Args:
+        form: a name of EPOCHS, or a pattern of strptime; None: ISO 8601.
+        takes_numbers: whether, without a format, numbers are seconds.
+    """
+    if form in EPOCHS or (form is None and takes_numbers and re.fullmatch(NUMBER, text)):
+        epoch = form or EPOCH
+        if not re.fullmatch(NUMBER, text) or not is_plausible(float(text), epoch, form is None):
+            return None
+        return math.floor(Decimal(text.strip()).scaleb(6 - EPOCHS[epoch].digits))
     try:
-        return np.datetime64(_read_seconds(text.strip(), form), "s") if text else NO_TIME
+        time = datetime.fromisoformat(_plain_iso(text)) if form is None else datetime.strptime(text, form)
+        if time.tzinfo is not None:
+            time = time.astimezone(timezone.utc).replace(tzinfo=None)
     except (ValueError, OverflowError):
         return None
+    return (time - _1970) // timedelta(microseconds=1)
 
 
-def _read_seconds(text: str, form: str | None) -> int:
-    if form == EPOCH:
-        if not text.lstrip("-").isdecimal() or len(text) > len("253402300799"):  # the year 9999
-            raise ValueError
-        return int(text)
+def _plain_iso(text: str) -> str:
+    """ISO 8601 as Python 3.10 reads it, too: no Z, and no or six digits of a second."""
+    if "." in text or "," in text:
+        text = re.sub(r"[.,]([0-9]+)", lambda match: f".{match[1][:6]:0<6}", text, count=1)
+    return text[:-1] + "+00:00" if text.endswith("Z") else text
+
+
+def time_fault(text: str, form: str | None, takes_numbers: bool, entry: Callable[[str], str]) -> str:
+    """Say what is wrong with a text that `read_time` refuses, and what to do.
+
+    Args:
+        entry: of a format, what to write in the schema.
+    """
+    remedy = "correct this row, or give another format in the schema"
+    kind = "an ISO 8601 date or time" if form is None else f"a time of format {form}"
+    if form is None and takes_numbers:
+        kind = "a time (ISO 8601, or seconds)"
+    shown = f"{text[:40]!a}"
+    if not re.fullmatch(NUMBER, text) or (form is not None and form not in EPOCHS):
+        return f"{shown} is not {kind}; {remedy}"
+    text, number, epoch = text.strip(), float(text), form or EPOCH
+    date = DATE_NUMBERS.get(len(text)) if text.isdecimal() else None
+    is_date = date is not None and _is_date(text, date)
+    if form is None and takes_numbers and date == DATE_NUMBERS[8]:
+        date_entry = entry(_in_quotes(date if is_date else "%d%m%Y"))
+        return f"{text} may be a date, or seconds; write `{date_entry}`, or `{entry(EPOCH)}`, in the schema"
+    if date is not None and is_date:
+        remedy = f"it looks like a date; write `{entry(_in_quotes(date))}` in the schema"
+    elif other := _other_epoch(number, form if not takes_numbers else epoch):
+        remedy = f"it looks like {EPOCHS[other].unit}; write `{entry(other)}` in the schema"
+    if form is None and not takes_numbers:
+        return f"{shown} is not {kind}; {remedy}"
+    unit, digits = EPOCHS[epoch]
+    seconds = number / 10.0**digits
+    in_1970 = "in the first days of 1970"
+    place = "in the future" if seconds >= LATEST else "before 1900" if seconds < EARLIEST else in_1970
+    return f"{text} lies {place} as {unit}; {remedy}"
+
+
+def _in_quotes(form: str) -> str:
+    return f'"{form}"'
+
+
+def _is_date(digits: str, form: str) -> bool:
+    try:
+        return datetime.strptime(digits, form).year in DATE_YEARS
+    except ValueError:
+        return False
+
+
+def _other_epoch(number: float, form: str | None) -> str | None:
+    """The format of EPOCHS, other than `form`, that a number is probably of; None: it is of none."""
+    others = [name for name in EPOCHS if name != form]
+    names = [name for name in others if _is_certain(number, name)]
     if form is not None:
-        time = datetime.strptime(text, form)
-    else:
-        time = datetime.fromisoformat(text[:-1] + "+00:00" if text.endswith("Z") else text)
-    return calendar.timegm(time.utctimetuple())
+        finer = [name for name in others if EPOCHS[name].digits > EPOCHS[form].digits]
+        names += [name for name in finer if is_plausible(number, name)]
+    return names[0] if names else None
 
 
 def fault_of_format(form: str) -> str | None:
-    """What strptime would ignore of a format, in silence; None: nothing."""
+    """What is wrong with a format: no epoch and no pattern, or one of which strptime ignores a part; None: nothing."""
+    if form in EPOCHS:
+        return None
+    if "%" not in form:
+        return f'is not known; give {", ".join(EPOCHS)}, or a pattern of strptime, e.g. "%d.%m.%Y %H:%M"'
     directives = set(re.findall("%(.)", form))
     if "p" in directives and "I" not in directives:
         return "%p has an effect with %I alone (hours of 12); write %I in place of %H"
@@ -69,4 +187,4 @@ def fault_of_format(form: str) -> str | None:
 def part_of(times: NDArray[np.datetime64], part: str) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """A part of times [rows], and which of them have one: where there is no time the part is 0."""
     present = ~np.isnat(times)
-    return np.where(present, PARTS[part](np.where(present, times, np.datetime64(0, "s"))), 0), present
+    return np.where(present, PARTS[part](np.where(present, times, np.datetime64(0, "us"))), 0), present

@@ -9,6 +9,9 @@ from typing import Any
 from data_prep.dataset.spelling import TRUTHS
 from data_prep.dataset.table_spec import Table
 
+# How numbers are written where no table says otherwise: 1.5, not 1.000,5.
+NUMBERS = Table(delimiter=",", header=True, label="", dense=(), sparse=(), rule=None, names=())
+
 
 def number_of(value: Any, table: Table) -> float:
     """A number, or a truth value, as text or typed; NaN if it is neither."""

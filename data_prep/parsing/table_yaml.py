@@ -167,12 +167,12 @@ def _with_kinds(path: Path, source: Source, table: Table, kinds: dict[str, str])
         if name not in derived and kinds[name] not in allowed:
             raise UserError(f"{source.path}, column {name}: {kinds[name]}, not numbers; {_remedy(name, kinds)}")
     for part in table.parts:
-        part_kinds = {None: ("time", *TEXTS), EPOCH: ("integer", "number", *TEXTS)}.get(part.format, TEXTS)
+        part_kinds = ("time", *TEXTS) if part.format is None else ("integer", "number", *TEXTS)
         if kinds[part.column] not in part_kinds:
             raise UserError(
                 f"{source.path}, column {part.column}: {kinds[part.column]}, but {path} has "
                 f"{'no format' if part.format is None else f'format {part.format}'} for it; "
-                f"{'leave it out' if kinds[part.column] == 'time' else f'integers need format: {EPOCH}'}"
+                f"{'leave it out' if kinds[part.column] == 'time' else f'numbers need one, e.g. format: {EPOCH}'}"
             )
     plain = [name for name in table.sparse if name not in derived]
     separators = {name: _separator(path, source, table, name, kinds) for name in plain}
