@@ -40,7 +40,7 @@ from common.command import load
 from common.errors import UserError
 from common.files import write_atomically
 from data_prep.dataset.event_schema import FLAG_BIT, EventSchema
-from data_prep.dataset.events import flag_value, known_items, text_key
+from data_prep.dataset.events import known_items, text_key
 from data_prep.encoding.encoder import EncodedBlock, Encoder
 from data_prep.encoding.new_rows import NewRows, Shape, read_new_rows
 
@@ -140,13 +140,7 @@ def _flagged(schema: EventSchema, candidates: NewRows) -> NDArray[np.bool_]:
     """Which candidates have the log's flag, read as the log's own events are; none without such a column."""
     if schema.flag not in candidates.columns:
         return np.zeros(len(candidates.numbers), np.bool_)
-    texts = candidates.texts(schema.flag)
-    values = np.array([flag_value(text or "0") for text in texts])
-    if not (good := np.isin(values, (0, 1))).all():
-        row = int(good.argmin())
-        place = f"{candidates.name}: row {candidates.numbers[row]}, column {schema.flag}"
-        raise UserError(f"{place}: {texts[row][:40]!a} is not 0 or 1; correct it")
-    return values == 1
+    return candidates.truths(schema.flag)
 
 
 def _read_items(config: RecommendConfig, schema: EventSchema) -> NewRows:

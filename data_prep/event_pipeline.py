@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,17 +19,29 @@ from common.memory import keep_freed_memory
 from common.version import VERSION
 from data_prep.config.checks import refuse_keys_without_events
 from data_prep.config.keys import DataConfig, chunk_size, may_use_processes, parse_size, usable_cpus
-from data_prep.dataset.event_schema import ITEM, USER, EventSchema
+from data_prep.dataset.event_schema import ANCHOR_BIT, ITEM, USER, EventSchema
 from data_prep.dataset.events import EVENT_DTYPES, SHARD_NAME, attribute_path
 from data_prep.dataset.format import Manifest, Shard, Split, shard_path
 from data_prep.dataset.manifest import EVENTS
+from data_prep.dataset.spelling import text_of
 from data_prep.engine.executor import Executor, open_executor, start_fork_server
 from data_prep.engine.memory_budget import WORKER_BYTES, within_budget
 from data_prep.engine.workspace import claimed, find_finished, keep_or_discard_work, publish, refuse_foreign_files
 from data_prep.io.arrays import ArrayWriter, open_array, write_array
 from data_prep.job_setup import find_sources
+from data_prep.parsing.convert import distinct, excerpt, to_list
+from data_prep.parsing.dates import SECOND
 from data_prep.parsing.event_yaml import load_event_schema, schema_path
-from data_prep.parsing.events import EVENT_BYTES, check_columns, event_batches, keys_of, plan_event_chunks
+from data_prep.parsing.events import (
+    EVENT_BYTES,
+    check_columns,
+    check_log,
+    event_batches,
+    keys_of,
+    parse_events,
+    plan_event_chunks,
+)
+from data_prep.parsing.formats import Batch
 from data_prep.sources.checksums import refuse_other
 from data_prep.sources.discover import Source, resolve_sources
 from data_prep.sources.finished import note_times
@@ -47,7 +60,8 @@ from data_prep.stages.parse import DigestTask, refuse_changed, refuse_same
 SORT_BYTES = 128  # of memory for an event of a run, while it is sorted or merged
 KEY_BYTES = 64  # for a user or item, while all are counted, or an attribute's table is read
 KEYS_PER_BUDGET = 4
-RUN_BYTES, PIECE_BYTES = 16, 9  # on disk until the dataset is made, of an event in a run (keys, items) and sorted
+COUNTED_VALUES, SHOWN_VALUES = 1000, 8  # of a column, in an error
+RUN_BYTES, PIECE_BYTES = 20, 9  # on disk until the dataset is made, of an event in a run (keys, items) and sorted
 ORDER = "user, time, place in the input"
 
 
@@ -98,11 +112,12 @@ def prepare_events(data: DataConfig, root: Path) -> Manifest:
         if finished is not None:
             return finished
         refuse_foreign_files(root, work, [Path(source.path) for source in everything])
-        for source in logs:
-            check_columns(source, schema.columns, schema.delimiter, str(path))
+        check_log(logs, schema, str(path))
         for table, attribute in zip(tables, schema.attributes.values(), strict=True):
             check_columns(table, (attribute.item, attribute.column), schema.delimiter, str(path))
-        keep_or_discard_work(work, parameters | {"raw_schema": schema.to_manifest()}, everything)
+        # Runs that an earlier version left hold times in seconds.
+        described = parameters | {"raw_schema": schema.to_manifest(), "times": "microseconds"}
+        keep_or_discard_work(work, described, everything)
         paths = [source.path for source in everything]
         indices = {name: paths.index(table.path) for name, table in zip(schema.attributes, tables, strict=True)}
         limit = parse_size(data.memory_budget, "data.memory_budget") // KEYS_PER_BUDGET // KEY_BYTES
@@ -159,6 +174,7 @@ def _make(data: DataConfig, root: Path, job: EventJob, parameters: dict[str, Any
         with executor.stage("merge", sum(task.size[0] for task in merge_tasks)):
             merge_records = list(executor.map(merge_tasks))
         executor.release(1)
+        _refuse_useless(job, merge_records, data.allow_degenerate)
         with executor.stage("join", sum(record.rows for record in merge_records) * PIECE_BYTES):
             shard = _join(job, merge_tasks, merge_records, executor)
         peak = executor.peak_bytes
@@ -221,30 +237,63 @@ def _fit_ids(job: EventJob, records: list[SortRecord], runs: tuple[str, ...]) ->
 def _attribute(
     job: EventJob, name: str, items: NDArray[np.int64] | None, num_items: int
 ) -> tuple[NDArray[np.int32], NDArray[np.bool_], int]:
-    """An attribute of each item id, which items have it, and rows of its table; of an item's rows the last counts."""
+    """An attribute of each item id, which items have it, and rows of its table.
+
+    Raises:
+        UserError: two rows give an item of the log two values.
+    """
     schema, attribute = job.schema, job.schema.attributes[name]
     columns = (attribute.item, attribute.column)
     values: NDArray[Any] = np.zeros(num_items, np.int32 if items is None else np.int64)
     has_attribute = np.zeros(num_items, np.bool_)
-    source = job.sources[job.tables[name]]
-    for chunk in plan_event_chunks(source, job.chunk_bytes):
-        for batch, _ in event_batches(source, chunk, columns, schema.delimiter):
-            keys, block_values = (keys_of(batch, column, schema.renumber) for column in columns)
-            ids, is_in_table = keys, keys < num_items
-            if items is not None:
-                places = np.searchsorted(items, keys)
-                is_in_table = (places < len(items)) & (items[np.minimum(places, len(items) - 1)] == keys)
-                ids = places + 1
-            values[ids[is_in_table]], has_attribute[ids[is_in_table]] = block_values[is_in_table], True
+    for batch in _attribute_batches(job, name):
+        keys, block_values = (keys_of(batch, column, schema.renumber) for column in columns)
+        ids, is_in_table = keys, keys < num_items
+        if items is not None:
+            places = np.searchsorted(items, keys)
+            is_in_table = (places < len(items)) & (items[np.minimum(places, len(items) - 1)] == keys)
+            ids = places + 1
+        rows = np.flatnonzero(is_in_table)
+        ids, block_values = ids[rows], block_values[rows]
+        _, firsts, codes = np.unique(ids, return_index=True, return_inverse=True)
+        is_other = block_values != np.where(has_attribute[ids], values[ids], block_values[firsts][codes])
+        if is_other.any():
+            raise _contradiction(job, name, batch, int(rows[is_other.argmax()]))
+        values[ids], has_attribute[ids] = block_values, True
     if items is None:
         size = schema.rows.get(name, int(values.max(initial=0)) + 1)
         values[values >= size] = 0
         return values.astype(np.int32, copy=False), has_attribute, size
-    distinct = np.unique(values[has_attribute])
+    distinct_values = np.unique(values[has_attribute])
     return (
-        np.where(has_attribute, np.searchsorted(distinct, values) + 1, 0).astype(np.int32),
+        np.where(has_attribute, np.searchsorted(distinct_values, values) + 1, 0).astype(np.int32),
         has_attribute,
-        len(distinct) + 1,
+        len(distinct_values) + 1,
+    )
+
+
+def _attribute_batches(job: EventJob, name: str) -> Iterator[Batch]:
+    """The batches of an attribute's table."""
+    source, attribute = job.sources[job.tables[name]], job.schema.attributes[name]
+    for chunk in plan_event_chunks(source, job.chunk_bytes):
+        for batch, _ in event_batches(source, chunk, (attribute.item, attribute.column), job.schema.delimiter):
+            yield batch
+
+
+def _contradiction(job: EventJob, name: str, batch: Batch, row: int) -> UserError:
+    """The error about a row that gives an item another value than the item's first row does."""
+    attribute, is_any = job.schema.attributes[name], job.schema.renumber
+    key = keys_of(batch, attribute.item, is_any)[row]
+    first, place = next(
+        (block, int(is_item.argmax()))
+        for block in _attribute_batches(job, name)
+        if (is_item := keys_of(block, attribute.item, is_any) == key).any()
+    )
+    item, value = (excerpt(to_list(batch.columns[column])[row]) for column in (attribute.item, attribute.column))
+    first_value = excerpt(to_list(first.columns[attribute.column])[place])
+    return UserError(
+        f"{batch.locator_of(attribute.column)(row)}: {attribute.item} {item} has {value}, but {first_value} in "
+        f"{first.locator(place)}; keep one of these rows"
     )
 
 
@@ -254,8 +303,8 @@ def _merge_tasks(
     schema = job.schema
     end = max(record.last_time for record in records) + 1
     if schema.drop_last_seconds:
-        end -= 1 + schema.drop_last_seconds
-    begin = 0 if schema.keep_seconds is None else max(0, end - schema.keep_seconds)
+        end -= 1 + schema.drop_last_seconds * SECOND
+    begin = 0 if schema.keep_seconds is None else max(0, end - schema.keep_seconds * SECOND)
     items = job.work / "item.npy" if schema.renumber else None
     return [
         MergeTask(job.work, number, first, last, runs, schema, begin, end, items, job.num_embeddings[ITEM], events)
@@ -263,21 +312,55 @@ def _merge_tasks(
     ]
 
 
-def _join(job: EventJob, tasks: list[MergeTask], records: list[MergeRecord], executor: Executor) -> Shard:
-    """Write the merged events one after another; the dataset's shard.
+def _refuse_useless(job: EventJob, records: list[MergeRecord], allows_one_class: bool) -> None:
+    """Refuse a log of which nothing can be learned.
 
     Raises:
-        UserError: there are none, or none can be a sample.
+        UserError: there are no events, none can be a sample, or all samples have one label.
     """
-    events, users = sum(record.rows for record in records), sum(record.users for record in records)
+    events, path, schema = sum(record.rows for record in records), job.sources[0].path, job.schema
     if not events:
-        limits = {key: getattr(job.schema, key) for key in ("keep_seconds", "drop_last_seconds")}
+        limits = {key: getattr(schema, key) for key in ("keep_seconds", "drop_last_seconds")}
         limits_text = " and ".join(f"`{key}: {seconds}`" for key, seconds in limits.items() if seconds)
+        raise UserError(f"{path}: {limits_text} of data.schema leave none of its events; correct them there")
+    candidates = sum(record.candidates for record in records)
+    if not candidates:
+        raise UserError(f"{path}: none of {events:,} events meets `anchors`; correct it in data.schema")
+    positives = sum(record.positives for record in records)
+    if positives in (0, candidates) and not allows_one_class:
+        share = "none" if not positives else "each"
         raise UserError(
-            f"{job.sources[0].path}: {limits_text} of data.schema leave none of its events; correct them there"
+            f"{path}: {share} of the {candidates:,} events that meet `anchors` is {schema.label}, the label, so "
+            f"nothing can be learned; {_values_of_samples(job)}; correct `actions`, `label` or `anchors` in "
+            "data.schema, or set data.allow_degenerate=true"
         )
-    if not sum(record.candidates for record in records):
-        raise UserError(f"{job.sources[0].path}: none of {events:,} events meets `anchors`; correct it in data.schema")
+
+
+def _values_of_samples(job: EventJob) -> str:
+    """The values, with their counts, that events which meet `anchors` have in the columns of the label's condition."""
+    schema = job.schema
+    counts: dict[str, Counter[str]] = {column: Counter() for column in schema.actions[schema.label]}
+    for source in job.sources[: job.num_logs]:
+        for chunk in plan_event_chunks(source, job.chunk_bytes):
+            for batch, _ in event_batches(source, chunk, schema.columns, schema.delimiter):
+                is_sample = parse_events(batch, schema).flags & ANCHOR_BIT != 0
+                for column in counts:
+                    codes, values = distinct(batch.columns[column])
+                    numbers = np.bincount(codes[is_sample], minlength=len(values)).tolist()
+                    counts[column].update(dict(zip(map(text_of, values), numbers, strict=True)))
+                    counts[column] = Counter(dict(counts[column].most_common(COUNTED_VALUES)))
+    shown = {column: counter.most_common(SHOWN_VALUES + 1) for column, counter in counts.items()}
+    return "; ".join(
+        f"their values of {column}: "
+        + ", ".join(f"{excerpt(value)} ({count:,})" for value, count in pairs[:SHOWN_VALUES] if count)
+        + (", …" if len(pairs) > SHOWN_VALUES else "")
+        for column, pairs in shown.items()
+    )
+
+
+def _join(job: EventJob, tasks: list[MergeTask], records: list[MergeRecord], executor: Executor) -> Shard:
+    """Write the merged events one after another; return the dataset's shard."""
+    events, users = sum(record.rows for record in records), sum(record.users for record in records)
     if job.schema.renumber:
         job.num_embeddings[USER] = users + 1
     rows = {"users": users, "offsets": users + 1, "items": events, "times": events, "flags": events}
@@ -352,7 +435,7 @@ def _summary_lines(manifest: Manifest) -> Iterator[str]:
     )
     notes = {
         "users have too short histories for a sample": figures["short_users"],
-        "events are like another of their user and second; they are kept": figures["repeated"],
+        "events are like another of their user and time; they are kept": figures["repeated"],
         "events stood after a later one of their user; they are sorted now": figures["unsorted"],
         "events are outside the times that the schema keeps; they are left out": figures["dropped"],
         "events have ids beyond their table (`rows`); they are 0 now": figures["out_of_table"],

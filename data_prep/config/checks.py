@@ -18,7 +18,14 @@ from data_prep.dataset.manifest import SPLITS
 from data_prep.dataset.options import GROUPS, DenseTransform, Encoding, SplitMethod
 
 USED_BY_GENERATORS = {"source", "path", "overwrite", "workers", *GROUPS}
-USED_BY_EVENTS = USED_BY_GENERATORS | {"raw", "schema", "scheduler", "memory_budget", "chunk_bytes"}
+USED_BY_EVENTS = USED_BY_GENERATORS | {
+    "raw",
+    "schema",
+    "scheduler",
+    "memory_budget",
+    "chunk_bytes",
+    "allow_degenerate",
+}
 OF_WHOLE_DAYS = (Encoding.torchrec, Encoding.torchrec_fixed)
 
 

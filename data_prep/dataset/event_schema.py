@@ -40,8 +40,8 @@ class EventSchema(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     """Description of a log of events; docs/sequences.md explains its YAML.
 
     Attributes:
-        user, item, time: columns. time_format: as of `datetime.strptime`, or epoch (seconds), epoch_ms; None: numbers
-            are seconds, text is ISO 8601.
+        user, item, time: columns. time_format: as of `datetime.strptime`, or a name of EPOCHS in
+            data_prep/parsing/dates.py; None: numbers are seconds, text is ISO 8601.
         actions: at most MAX_ACTIONS, each with its condition; their order is that of the bits.
         label: the action that a model predicts. anchors: condition of events that can be samples; {}: all.
         others: further values that a column of `actions` may hold; any other value is refused.

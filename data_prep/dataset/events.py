@@ -3,16 +3,16 @@
     <root>/events/00000.users.npy    [U] int64    key of each user: a number, or a hash of a text (see `text_key`)
     <root>/events/00000.offsets.npy  [U + 1] int64 user u has events offsets[u] to offsets[u + 1]
     <root>/events/00000.items.npy    [E] int32    ids
-    <root>/events/00000.times.npy    [E] uint32   seconds
+    <root>/events/00000.times.npy    [E] uint32   seconds, rounded down
     <root>/events/00000.flags.npy    [E] uint8    see data_prep/dataset/event_schema.py
     <root>/vocab/<attribute>.npy     [items] int32 the attribute's id of each item
     <root>/vocab/item.npy            [items - 1] int64 key of item i + 1, if items are renumbered
 
-Events of one user at one time are in the order of their places in the input.
+A user's events are in the order of their times to the microsecond, which these files do not keep. Events of one time
+are in the order of their places in the input.
 """
 
 import hashlib
-import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +24,6 @@ from data_prep.dataset.event_schema import ITEM, EventSchema
 from data_prep.dataset.format import REMEDY, Manifest, shard_path, verify_shard
 from data_prep.dataset.kinds import EVENT_LOG
 from data_prep.dataset.manifest import EVENTS
-from data_prep.dataset.spelling import TRUTHS
 from data_prep.io.arrays import open_array
 
 EVENT_DTYPES = {"users": np.int64, "offsets": np.int64, "items": np.int32, "times": np.uint32, "flags": np.uint8}
@@ -124,14 +123,6 @@ def verify_events(root: Path, manifest: Manifest) -> None:
             if bad.any():
                 path, event = shard_path(root, EVENTS, shard.name, kind), start + int(bad.argmax())
                 raise UserError(f"{path}: event {event}: out of order or range; preprocess again")
-
-
-def flag_value(text: str) -> float:
-    """The number that a flag's text stands for, of events and of candidates alike; NaN if it is none."""
-    try:
-        return TRUTHS[text.strip().lower()] if text.strip().lower() in TRUTHS else float(text)
-    except ValueError:
-        return math.nan
 
 
 def text_key(text: str) -> int:

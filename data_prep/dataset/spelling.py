@@ -113,6 +113,13 @@ def has_plain_integers(forms: Form | None) -> bool:
     return forms is None or forms & (Form.PLAIN | Form.POINT | Form.OTHER_INTEGER) == Form.PLAIN
 
 
+def compared_text(value: Any) -> str:
+    """The text that a condition compares a value by: a truth value, typed or a word in any case, is 1 or 0."""
+    text = text_of(value)
+    truth = TRUTHS.get(text.strip().lower())
+    return text if truth is None else str(int(truth))
+
+
 def spell(value: Any, forms: Form) -> str | None:
     """The text that a typed value has in a column of these spellings; None where there is none, or not one."""
     if isinstance(value, bool):

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from common.errors import UserError
-from data_prep.parsing.convert import to_list, to_texts
-from data_prep.parsing.formats import BYTE_ORDER_MARK, Batch, Layout, numbered_rows, suffix_of
+from data_prep.parsing.convert import plain, to_list, to_texts, truths_of
+from data_prep.parsing.formats import BYTE_ORDER_MARK, Batch, Layout, Locator, numbered_rows, suffix_of
 from data_prep.parsing.json_lines import column_of, read_objects, refuse_constants
 from data_prep.parsing.text import Text, read_names
 from data_prep.sources.discover import DAMAGE, packing_of, resolve_sources
@@ -39,8 +41,15 @@ class NewRows(NamedTuple):
 
     def texts(self, column: str) -> list[str]:
         """A column as text. Raises UserError for a value that is neither text nor a number."""
+        return to_texts(self.columns[column], self._locator_of(column))
+
+    def truths(self, column: str) -> NDArray[np.bool_]:
+        """A column of 0 and 1 as truth values; an empty field is 0. Raises UserError for another value."""
+        return truths_of(plain(self.columns[column]), self._locator_of(column), 0.0)
+
+    def _locator_of(self, column: str) -> Locator:
         batch = Batch(self.columns, len(self.numbers), numbered_rows(self.name, self.numbers))
-        return to_texts(self.columns[column], batch.locator_of(column))
+        return batch.locator_of(column)
 
 
 class Shape(NamedTuple):

@@ -10,6 +10,7 @@ from common.errors import UserError
 from data_prep.dataset.event_schema import EventSchema
 from data_prep.dataset.kinds import EVENT_LOG, ROWS, DatasetKind
 from data_prep.dataset.table_spec import RULE
+from data_prep.parsing.dates import fault_of_format
 
 OF_EVENTS = {"user", "item", "time"}  # keys that a schema of rows does not have
 BUILT_IN = Path(__file__).parents[1] / "conf"
@@ -46,7 +47,10 @@ def load_event_schema(path: Path) -> EventSchema:
         time = document["time"]
         if not {"column"} <= set(time) <= {"column", "format"}:
             raise UserError(f"{path}: key time: give a column, or {{column: NAME, format: epoch_ms}}")
-        document |= {"time": time["column"], "time_format": time.get("format")}
+        form = time.get("format")
+        if isinstance(form, str) and (fault := fault_of_format(form)) is not None:
+            raise UserError(f"{path}: key time, format {form}: {fault}")
+        document |= {"time": time["column"], "time_format": form}
     for key in ("actions", "anchors", "others"):
         value = document.get(key)
         if isinstance(value, dict):

@@ -1,8 +1,10 @@
-"""A log of events, in text or Parquet, to users, items, times and flags; see data_prep/dataset/event_schema.py."""
+"""A log of events, of any form of file, to users, items, times and flags; see data_prep/dataset/event_schema.py.
+
+Values are converted as those of tables are, by data_prep/parsing/convert.py.
+"""
 
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,26 +14,40 @@ from numpy.typing import NDArray
 
 from common.errors import UserError
 from data_prep.dataset.event_schema import ANCHOR_BIT, FLAG_BIT, MAX_ID, Condition, EventSchema
-from data_prep.dataset.events import flag_value, text_key
+from data_prep.dataset.events import text_key
+from data_prep.dataset.spelling import EXACT_INTEGERS, compared_text
 from data_prep.dataset.table_spec import meets
-from data_prep.parsing.convert import Distinct, distinct, excerpt, is_text, plain, refuse_row, times_of, to_texts
-from data_prep.parsing.dates import EPOCH
-from data_prep.parsing.formats import CORRECT, Batch, Chunk, Layout, Locator, Size, format_of
+from data_prep.parsing.convert import (
+    EMPTY,
+    Distinct,
+    distinct,
+    distinct_texts,
+    excerpt,
+    is_text,
+    numbers_of,
+    plain,
+    refuse_row,
+    times_of,
+    truths_of,
+    without_nan,
+)
+from data_prep.parsing.dates import SECOND
+from data_prep.parsing.formats import CORRECT, Batch, Chunk, Column, Layout, Locator, Size, format_of
+from data_prep.parsing.numbers import NUMBERS
 from data_prep.sources.discover import Source
 
-EPOCH_MS = "epoch_ms"
 WHOLE = r"^(0|[1-9][0-9]{0,17})$"  # texts whose number `text_key` keeps
-TIME_LIMIT = 1 << 32  # times are uint32: until 2106
+TIME_LIMIT = 1 << 32  # seconds: times are stored as uint32, until 2106
 DAY = 86_400
 EVENT_BYTES = 48  # of a chunk's budget, that an event counts as
 
 
 class EventBlock(NamedTuple):
-    """Events as read: keys of users and items int64, times uint32 in seconds, flags uint8; each [events]."""
+    """Events as read: keys of users and items int64, times int64 in microseconds, flags uint8; each [events]."""
 
     users: NDArray[np.int64]
     items: NDArray[np.int64]
-    times: NDArray[np.uint32]
+    times: NDArray[np.int64]
     flags: NDArray[np.uint8]
 
     def take(self, rows: Any) -> "EventBlock":
@@ -44,9 +60,10 @@ def plan_event_chunks(source: Source, chunk_bytes: int) -> list[Chunk]:
     return format_of(source).chunks(source, Size(EVENT_BYTES), chunk_bytes)
 
 
-def check_columns(source: Source, columns: tuple[str, ...], delimiter: str, named_by: str) -> None:
-    """Raises UserError for a source that lacks a column, or has it twice."""
-    names = [column.name for column in format_of(source).columns(source, delimiter)]
+def check_columns(source: Source, columns: tuple[str, ...], delimiter: str, named_by: str) -> list[Column]:
+    """The columns of a source. Raises UserError where it lacks one of `columns`, or has it twice."""
+    source_columns = format_of(source).columns(source, delimiter)
+    names = [column.name for column in source_columns]
     for column in columns:
         if names.count(column) != 1:
             number = "no" if column not in names else "two"
@@ -54,26 +71,38 @@ def check_columns(source: Source, columns: tuple[str, ...], delimiter: str, name
                 f"{source.path}: row 1: {number} column {column}, which {named_by} names; it has {', '.join(names)}; "
                 "correct one of them, or the schema's delimiter"
             )
+    return source_columns
+
+
+def check_log(sources: list[Source], schema: EventSchema, named_by: str) -> None:
+    """Refuse files of a log that lack a column, and a format of times where all are timestamps.
+
+    Raises:
+        UserError: naming the file and the column.
+    """
+    columns = [column for each in sources for column in check_columns(each, schema.columns, schema.delimiter, named_by)]
+    if schema.time_format is not None and all(each.kind == "time" for each in columns if each.name == schema.time):
+        raise UserError(
+            f"{sources[0].path}, column {schema.time}: time, but {named_by} has format {schema.time_format} for it; "
+            "leave it out"
+        )
 
 
 def event_batches(
     source: Source, chunk: Chunk, columns: tuple[str, ...], delimiter: str
 ) -> Iterator[tuple[Batch, int]]:
-    """The batches of a chunk, each column an Arrow array, of text where types are mixed; bytes of the file they took.
+    """The batches of a chunk, null in place of NaN, and the bytes of the file that each took.
 
     Raises:
-        UserError: a value that is neither text nor a number, or a damaged file.
+        UserError: a damaged file.
     """
     form = format_of(source)
     layout = Layout(tuple(column.name for column in form.columns(source, delimiter)), delimiter)
     for batch, num_bytes in form.batches(source, chunk, columns, layout):
-        arrays = {
-            name: pa.array(to_texts(values, batch.locator_of(name)), pa.string())
-            if isinstance(values, list)
-            else plain(values)
-            for name, values in batch.columns.items()
-        }
-        yield batch._replace(columns=arrays), num_bytes
+        yield (
+            batch._replace(columns={name: without_nan(plain(values)) for name, values in batch.columns.items()}),
+            num_bytes,
+        )
 
 
 def parse_events(batch: Batch, schema: EventSchema) -> EventBlock:
@@ -84,126 +113,109 @@ def parse_events(batch: Batch, schema: EventSchema) -> EventBlock:
     """
     users, items = (keys_of(batch, column, schema.renumber) for column in (schema.user, schema.item))
     times = _times(batch, schema)
-    texts = {name: _text_codes(batch, name, allowed_texts) for name, allowed_texts in schema.known_values.items()}
+    texts = {name: _action_texts(batch, name, allowed_texts) for name, allowed_texts in schema.known_values.items()}
     numbers: dict[str, NDArray[np.float64]] = {}
     flags = np.zeros(len(users), np.uint8)
     for bit, condition in enumerate([*schema.actions.values(), schema.anchors]):
         mask = np.uint8(1 << bit if bit < len(schema.actions) else ANCHOR_BIT)
         flags[_meets(condition, batch, texts, numbers)] |= mask
     if schema.flag is not None:
-        values = _flags(batch, schema.flag)
-        locator = batch.locator_of(schema.flag)
-        refuse_row(~np.isin(values, (0, 1)), locator, lambda index: f"{values[index]:g} is not 0 or 1")
-        flags[values == 1] |= np.uint8(FLAG_BIT)
+        flags[truths_of(batch.columns[schema.flag], batch.locator_of(schema.flag), np.nan)] |= np.uint8(FLAG_BIT)
     return EventBlock(users, items, times, flags)
 
 
 def keys_of(batch: Batch, column: str, is_any: bool = True) -> NDArray[np.int64]:
     """Keys of users, items or attributes: see `text_key`; unless `is_any` they are numbers up to MAX_ID."""
-    array, locator, texts = batch.columns[column], batch.locator_of(column), None
-    if not pa.types.is_integer(array.type):
-        texts = array.cast(pa.string())
-        is_empty = pc.equal(texts, "").fill_null(True).to_numpy(zero_copy_only=False)
-        refuse_row(is_empty, locator, lambda _: "no value")
-        if pc.all(pc.match_substring_regex(texts, WHOLE)).as_py() in (True, None):
-            array, texts = texts.cast(pa.int64()), None
-    elif array.null_count:
-        refuse_row(array.is_null().to_numpy(zero_copy_only=False), locator, lambda _: "no value")
-    elif pc.any(pc.less(array, 0)).as_py() or array.type == pa.uint64():
-        texts = array.cast(pa.string())
-    if texts is None:
-        keys: NDArray[np.int64] = array.cast(pa.int64()).to_numpy()
-    else:
-        codes, distinct_texts = distinct(texts)
-        keys = np.array([text_key(text) for text in distinct_texts], np.int64)[codes]
+    values, locator = batch.columns[column], batch.locator_of(column)
+    _refuse_empty(values, locator, "no value")
+    if (keys := _whole_keys(values)) is None:
+        _refuse_rounded(values, locator)
+        codes, texts = distinct_texts(values, locator)
+        keys = np.array([text_key(text) for text in texts], np.int64)[codes]
     if not is_any:
         remedy = "set `renumber: true` in the schema, or correct this row"
         is_bad = (keys < 0) | (keys > MAX_ID)
-        refuse_row(is_bad, locator, lambda index: f"{array[index]} is not an id from 0 to {MAX_ID}", remedy)
+        refuse_row(is_bad, locator, lambda index: f"{values[index]} is not an id from 0 to {MAX_ID}", remedy)
     return keys
 
 
-def _times(batch: Batch, schema: EventSchema) -> NDArray[np.uint32]:
-    column, form = schema.time, schema.time_format
-    array, locator = batch.columns[column], batch.locator_of(column)
-    if pa.types.is_timestamp(array.type) or pa.types.is_date(array.type):
-        seconds = array.cast(pa.timestamp("s"), safe=False).cast(pa.int64())
-    elif pa.types.is_integer(array.type):
-        seconds = array.cast(pa.int64())
-    else:
-        seconds = _text_times(array.cast(pa.string()).fill_null(""), locator, form)
-    refuse_row(seconds.is_null().to_numpy(zero_copy_only=False), locator, lambda _: "no time")
-    times: NDArray[np.int64] = seconds.to_numpy()
-    if form == EPOCH_MS:
-        times = times // 1000
-    now = min(time.time() + DAY, TIME_LIMIT - 1)
-    if (bad := (times < 0) | (times > now)).any():
-        value = int(times[bad.argmax()])
-        fault, remedy = f"{value} seconds lie {'before 1970' if value < 0 else 'in the future'}", CORRECT
-        if form != EPOCH_MS and 0 < value / 1000 <= now:
-            fault = f"{value} lies in the future as seconds; it looks like milliseconds"
-            remedy = f"write `time: {{column: {column}, format: {EPOCH_MS}}}` in the schema"
-        refuse_row(bad, locator, lambda _: fault, remedy)
-    return times.astype(np.uint32)
+def _whole_keys(values: Any) -> NDArray[np.int64] | None:
+    """A column without empty fields as the keys that all of its values are; None: some are not."""
+    if isinstance(values, list):
+        return None
+    is_whole = pc.match_substring_regex(values, WHOLE) if is_text(values) else None
+    if is_whole is None and not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
+        return None
+    if is_whole is not None and not pc.all(is_whole, min_count=0).as_py():
+        return None
+    try:
+        keys: NDArray[np.int64] = values.cast(pa.int64()).to_numpy()
+    except pa.ArrowInvalid:  # fractions, or beyond 63 bits
+        return None
+    limit = EXACT_INTEGERS if pa.types.is_floating(values.type) else None
+    return None if (keys < 0).any() or (limit is not None and (keys >= limit).any()) else keys
 
 
-def _text_times(texts: Any, locator: Locator, form: str | None) -> Any:
-    """Seconds (or what `form` counts) of texts, each a whole number or a time; null where one is empty."""
-    is_whole = pc.match_substring_regex(texts, r"^-?[0-9]{1,18}$")
-    if form not in (None, EPOCH, EPOCH_MS):
-        is_whole = pa.nulls(len(texts), pa.bool_()).fill_null(False)
-    numbers = pc.if_else(is_whole, texts, None).cast(pa.int64())
-    if pc.all(is_whole).as_py() in (True, None):
-        return numbers
-    kind = f"a time ({'ISO 8601, or seconds' if form is None else form})"
-    remedy = "correct this row, or `time: {column: NAME, format: …}` in the schema"
-    text_form = None if form in (EPOCH, EPOCH_MS) else form
-    times = times_of(pc.if_else(is_whole, "", texts), text_form, locator, kind, remedy)
-    return pc.coalesce(numbers, pa.array(times).cast(pa.int64()))
+def _refuse_rounded(values: Any, locator: Locator) -> None:
+    """Raise UserError for a number with a point that is too large to tell ids apart."""
+    if isinstance(values, list) or pa.types.is_floating(values.type):
+        column = distinct(values)
+        is_bad = [isinstance(value, float) and abs(value) >= EXACT_INTEGERS for value in column.values]
+        column.refuse(is_bad, locator, "is rounded, as a float64 from 2^53 on", "write ids as integers or text")
 
 
-def _text_codes(batch: Batch, column: str, allowed_texts: set[str]) -> Distinct:
-    """A column of text. Raises UserError for a text that the schema does not name."""
-    texts = distinct(batch.columns[column].cast(pa.string()).fill_null(""))
-    is_unknown = np.array([text not in allowed_texts for text in texts.values], np.bool_)[texts.codes]
+def _times(batch: Batch, schema: EventSchema) -> NDArray[np.int64]:
+    """Microseconds since 1970, rounded down."""
+    column, locator = schema.time, batch.locator_of(schema.time)
+    _refuse_empty(batch.columns[column], locator, "no time")
+
+    def entry(form: str) -> str:
+        return f"time: {{column: {column}, format: {form}}}"
+
+    times = times_of(batch.columns[column], schema.time_format, locator, entry, takes_numbers=True).astype(np.int64)
+    now = int(min(time.time() + DAY, TIME_LIMIT - 1))
+    if (is_bad := (times < 0) | (times // SECOND > now)).any():
+        seconds = int(times[is_bad.argmax()]) // SECOND
+        fault = f"{seconds} seconds lie {'before 1970' if seconds < 0 else 'in the future'}"
+        refuse_row(is_bad, locator, lambda _: fault, f"{CORRECT}, or give another format in the schema")
+    return times
+
+
+def _action_texts(batch: Batch, column: str, allowed_texts: set[str]) -> Distinct:
+    """A column of actions, as `compared_text` has it. Raises UserError for a text that the schema does not name."""
+    locator = batch.locator_of(column)
+    texts = distinct_texts(batch.columns[column], locator)
+    allowed = set(map(compared_text, allowed_texts))
+    is_unknown = np.array([compared_text(text) not in allowed for text in texts.values], np.bool_)[texts.codes]
     refuse_row(
         is_unknown,
-        batch.locator_of(column),
+        locator,
         lambda index: f"unknown action {excerpt(texts.values[texts.codes[index]])}; known are {sorted(allowed_texts)}",
         f"name it in `actions`, or in `others: {{{column}: […]}}`, which no history shows, in the schema",
     )
-    return texts
+    return texts._replace(values=list(map(compared_text, texts.values)))
 
 
 def _numbers(batch: Batch, column: str) -> NDArray[np.float64]:
-    """Numbers, NaN where there is none."""
-    array = batch.columns[column]
-    if is_text(array):
-        array = pc.if_else(pc.equal(array, ""), None, array)
-    try:
-        numbers: NDArray[np.float64] = array.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy()
-    except pa.ArrowInvalid:
-        texts = distinct(array)
-        is_bad = [not _is_number(text) for text in texts.values]
-        texts.refuse(is_bad, batch.locator_of(column), "is not a number")
-        raise
-    return numbers
+    """Numbers, NaN where a field is empty."""
+    values = batch.columns[column]
+    numbers = numbers_of(values, NUMBERS, batch.locator_of(column), 0.0, np.inf)
+    return np.where(_is_empty(values), np.nan, numbers)
 
 
-def _is_number(text: str | None) -> bool:
-    """Whether Arrow reads a text as a number; None is none that could be refused."""
-    with suppress(pa.ArrowInvalid):
-        pa.scalar(text, pa.string()).cast(pa.float64())
-        return True
-    return False
+def _is_empty(values: Any) -> NDArray[np.bool_]:
+    """Which fields are empty."""
+    if isinstance(values, list):
+        return np.array([value in EMPTY for value in values], np.bool_)
+    is_empty = pc.is_null(values)
+    if is_text(values):
+        is_empty = pc.or_(is_empty, pc.equal(values, "").fill_null(True))
+    mask: NDArray[np.bool_] = is_empty.to_numpy(zero_copy_only=False)
+    return mask
 
 
-def _flags(batch: Batch, column: str) -> NDArray[np.float64]:
-    """Numbers of a column that holds 0 and 1, as `flag_value` reads texts."""
-    if not is_text(batch.columns[column]):
-        return _numbers(batch, column)
-    codes, texts = distinct(batch.columns[column].fill_null(""))
-    return np.array([flag_value(text) for text in texts], np.float64)[codes]
+def _refuse_empty(values: Any, locator: Locator, fault: str) -> None:
+    refuse_row(_is_empty(values), locator, lambda _: fault)
 
 
 def _meets(
@@ -218,5 +230,6 @@ def _meets(
             met &= meets(numbers[column], value) & ~np.isnan(numbers[column])
         else:
             codes, values = texts[column]
-            met &= np.isin(codes, [code for code, text in enumerate(values) if text in value])
+            expected = set(map(compared_text, value))
+            met &= np.isin(codes, [code for code, text in enumerate(values) if text in expected])
     return met

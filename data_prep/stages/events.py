@@ -21,19 +21,21 @@ from data_prep.dataset.events import EVENT_DTYPES
 from data_prep.engine.executor import Worker
 from data_prep.engine.job import CHUNKS_DIRECTORY, LoggedTask
 from data_prep.io.arrays import open_array, write_array
+from data_prep.parsing.dates import SECOND
 from data_prep.parsing.events import EVENT_BYTES, EventBlock, event_batches, parse_events
 from data_prep.parsing.formats import Chunk
 from data_prep.sources.discover import Source
 
 MIN_EVENTS = 1 << 20  # of one user, that fit any memory budget
-REPEATS_WITHIN = 100  # earlier events of a user's second among which one like it is looked for
+REPEATS_WITHIN = 100  # earlier events of a user and time among which one like it is looked for
 
 
 @dataclass
 class SortRecord:
     """Runs of a chunk, files N.{users,starts,items,times,flags}.npy and N.distinct.npy, its sorted items.
 
-    unsorted: events of a run that stood after a later one of their user. last_time: of its events, -1 without any.
+    unsorted: events of a run that stood after a later one of their user. last_time: of its events in microseconds, -1
+    without any.
     """
 
     rows: int
@@ -167,7 +169,7 @@ def refuse_too_many(count: int, limit: int, entities: str) -> None:
 class MergeRecord:
     """Events of some users: files {users,offsets,items,times,flags}.npy, offsets counted from 0.
 
-    dropped: events outside the times that are kept. repeated: events like another of their user and second.
+    dropped: events outside the times that are kept. repeated: events like another of their user and time.
     out_of_table: ids beyond their table, which become 0. anchors: events that can be samples and have a long enough
     history, candidates: without that condition, positives of the latter. short_users: users of whom no event
     has a long enough history.
@@ -191,7 +193,7 @@ class MergeTask(LoggedTask[MergeRecord]):
     """Takes the users with keys from `first` to `last` out of the runs.
 
     Attributes:
-        begin, end: times that are kept, the second excluded.
+        begin, end: times that are kept, in microseconds; the second is excluded.
         items: path of the items' keys, of which key i has the id i + 1; None: an item's key is its id.
         table_rows: ids from here on become 0.
     """
@@ -228,7 +230,7 @@ class MergeTask(LoggedTask[MergeRecord]):
         dropped = len(is_in_period) - int(is_in_period.sum())
         if dropped:
             columns = columns.take(is_in_period)
-        order = np.argsort(columns.users.astype(np.uint64) << np.uint64(32) | columns.times, kind="stable")
+        order = np.lexsort((columns.times, columns.users))
         users, items, times, flags = columns.take(order)
         del columns, order, is_in_period
         if self.items is not None:
@@ -241,12 +243,13 @@ class MergeTask(LoggedTask[MergeRecord]):
         ranks = np.arange(len(users)) - np.repeat(offsets[:-1], counts[alive])
         is_candidate = flags & ANCHOR_BIT != 0
         anchors = is_candidate & (ranks >= self.schema.min_history)
-        arrays = {"users": keys[alive], "offsets": offsets, "items": ids, "times": times, "flags": flags}
+        repeated = int(_count_repeated(users, ids, times, flags))
+        arrays = {"users": keys[alive], "offsets": offsets, "items": ids, "times": times // SECOND, "flags": flags}
         record = MergeRecord(
             len(users),
             int(alive.sum()),
             dropped,
-            int(_count_repeated(users, ids, times, flags)),
+            repeated,
             int(outside.sum()),
             int(anchors.sum()),
             int(is_candidate.sum()),
@@ -273,7 +276,7 @@ class MergeTask(LoggedTask[MergeRecord]):
         keys = np.unique(np.concatenate(key_parts))
         size = self.events
         columns = EventBlock(
-            np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.uint32), np.empty(size, np.uint8)
+            np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.uint8)
         )
         position = 0
         for run, users, starts in spans:
@@ -308,7 +311,7 @@ def plan_merge(users: UserCounts, events: int) -> list[tuple[int, int, int]]:
 
 @jit
 def _count_repeated(
-    users: NDArray[np.int64], items: NDArray[np.int32], times: NDArray[np.uint32], flags: NDArray[np.uint8]
+    users: NDArray[np.int64], items: NDArray[np.int32], times: NDArray[np.int64], flags: NDArray[np.uint8]
 ) -> Int:
     repeated = 0
     for event in range(1, len(users)):
