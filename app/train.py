@@ -32,7 +32,7 @@ from app.report.page import write_report
 from app.runtime import platform, process_group
 from app.trackers.run_trackers import require_clients
 from app.training import agreement, meta_build, session
-from app.training.labels import refuse_one_class, require_task
+from app.training.labels import refuse_events_of_one_class, refuse_one_class, require_task
 from app.training.monitor import require_validation
 from app.training.recording import scores
 from app.training.run import TrainingRun
@@ -146,6 +146,7 @@ def _set_up(config: AppConfig, runtime: platform.Runtime, record: RunDirectory, 
     run = TrainingRun(session.build(resolved(config, runtime, root, manifest), runtime, root, manifest), record, began)
     if has_windows:
         require_validation(config, run.session.split_rows()[config.eval.split])
+        refuse_events_of_one_class(config.data, root, run.session.split(TRAIN))
     if start is not None:
         run.restore(Path(start))
         status = runtime.on_rank_0(lambda: _status_if_done(run, record))

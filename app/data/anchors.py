@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from common.errors import UserError
 from common.jit import Int, jit
-from data_prep.dataset.event_schema import ANCHOR_BIT
+from data_prep.dataset.event_schema import ANCHOR_BIT, MAX_ACTIONS
 from data_prep.dataset.events import EventArrays
 
 
@@ -21,6 +21,7 @@ class Anchors:
     Attributes:
         origin: time of the first anchor, in the dataset's seconds.
         counts: [windows] int64 anchors; the last window has some, others may have none.
+        positives: [windows, MAX_ACTIONS] int64 anchors with each action's bit.
         users: number of users with an anchor.
     """
 
@@ -40,7 +41,17 @@ class Anchors:
             )
         self.origin = int(first)
         self.counts = np.zeros((int(last) - self.origin) // window_seconds + 1, np.int64)
-        _count(events.offsets, events.times, events.flags, min_history, self.origin, window_seconds, self.counts)
+        self.positives = np.zeros((len(self.counts), MAX_ACTIONS), np.int64)
+        _count(
+            events.offsets,
+            events.times,
+            events.flags,
+            min_history,
+            self.origin,
+            window_seconds,
+            self.counts,
+            self.positives,
+        )
 
     def window(self, number: int) -> NDArray[np.int64]:
         """Positions [counts[number]] of a window's anchors among all events, by user, then time."""
@@ -84,11 +95,15 @@ def _count(
     origin: int,
     seconds: int,
     counts: NDArray[np.int64],
+    positives: NDArray[np.int64],
 ) -> None:
     for user in range(len(offsets) - 1):
         for event in range(offsets[user] + min_history, offsets[user + 1]):
             if flags[event] & ANCHOR_BIT:
-                counts[(np.int64(times[event]) - origin) // seconds] += 1
+                window = (np.int64(times[event]) - origin) // seconds
+                counts[window] += 1
+                for bit in range(positives.shape[1]):
+                    positives[window, bit] += flags[event] >> bit & 1
 
 
 @jit

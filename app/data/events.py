@@ -269,6 +269,12 @@ class EventSplit:
         return int(self._counts.sum())
 
     @property
+    def positives(self) -> dict[str, int]:
+        """Samples of the split with each action."""
+        counts = self.log.anchors.positives[self.windows.start : self.windows.stop].sum(axis=0)
+        return dict(zip(self.log.schema.actions, counts.tolist(), strict=False))
+
+    @property
     def _counts(self) -> NDArray[np.int64]:
         return self.log.anchors.counts[self.windows.start : self.windows.stop]
 

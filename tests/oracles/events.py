@@ -12,13 +12,14 @@ from typing import Any
 
 RULES = {"==": operator.eq, "!=": operator.ne, ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 TRUE = ("1", "true", "yes")
+SECOND = 1_000_000
 WORD = 1 << 64
 PRIMES = (0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5)
 
 
 @dataclass
 class Log:
-    """A drawn log: its schema as in YAML, rows of text by column in the input's order, with times in seconds.
+    """A drawn log: its schema as in YAML, rows of text by column in the input's order, with times in microseconds.
 
     tables: for each attribute the text of an item's attribute, by the item's text.
     """
@@ -35,7 +36,7 @@ class Log:
 
 @dataclass
 class Event:
-    """An event of a user; row: its place in the input. item: as in the log."""
+    """An event of a user; row: its place in the input. item: as in the log; time: in microseconds."""
 
     user: str
     item: str
@@ -44,6 +45,11 @@ class Event:
     is_anchor: bool
     flag: bool
     row: int
+
+    @property
+    def seconds(self) -> int:
+        """The time as the dataset has it."""
+        return self.time // SECOND
 
 
 def meets(row: dict[str, str], condition: dict[str, Any]) -> bool:
@@ -60,10 +66,9 @@ def meets(row: dict[str, str], condition: dict[str, Any]) -> bool:
 
 def events_of(log: Log) -> list[Event]:
     """The events that are kept, in the input's order."""
-    end = (
-        max(log.times) + 1 if not log.get("drop_last_seconds", 0) else max(log.times) - log.schema["drop_last_seconds"]
-    )
-    begin, rows = end - log.get("keep_seconds", end), log.get("rows", {})
+    dropped = log.get("drop_last_seconds", 0)
+    end = max(log.times) - dropped * SECOND if dropped else max(log.times) + 1
+    begin, rows = end - log.get("keep_seconds", end) * SECOND, log.get("rows", {})
     return [
         Event(
             row[log.schema["user"]],
@@ -138,10 +143,10 @@ def windows_of(log: Log, users: list[str], keys: dict[str, Any]) -> list[list[tu
     seconds = keys["window_seconds"] or log.get("window_seconds", 86_400)
     events = by_user(events_of(log))
     samples = [(events[user], place) for user in users for place in samples_of(events[user], least)]
-    first = min((user[place].time for user, place in samples), default=0)
+    first = min((user[place].seconds for user, place in samples), default=0)
     windows: dict[int, list[tuple[list[Event], int]]] = {}
     for user, place in samples:
-        windows.setdefault((user[place].time - first) // seconds, []).append((user, place))
+        windows.setdefault((user[place].seconds - first) // seconds, []).append((user, place))
     return [windows.get(number, []) for number in range(max(windows, default=-1) + 1)]
 
 
@@ -151,16 +156,16 @@ def sample_of(log: Log, user: list[Event], place: int, keys: dict[str, Any], ids
     history = history_of(user, place, keys, len(actions))
     tables = ["item", *log.tables]
     values = {name: ids[name][candidate.item] for name in tables}
-    values |= {"user": ids["user"][candidate.user], "hour": candidate.time // 3600 % 24}
+    values |= {"user": ids["user"][candidate.user], "hour": candidate.seconds // 3600 % 24}
     values |= {log.schema["flag"]: int(candidate.flag)} if "flag" in log.schema else {}
     keyed = [[ids["user"][candidate.user]]]
     keyed += [[xxh64([values[name] for name in c["of"]]) % c["rows"]] for c in log.get("crosses", {}).values()]
     keyed += [[ids[name][event.item] for event in history] for name in tables]
     keyed += [[values[name]] for name in tables]
     bits = [sum(met << bit for bit, met in enumerate(event.actions)) for event in history]
-    time = history[-1].time if history and keys["candidate_time"] == "history" else candidate.time
+    time = history[-1].seconds if history and keys["candidate_time"] == "history" else candidate.seconds
     label = float(candidate.actions[actions.index(log.schema["label"])])
-    return keyed, [event.time for event in history], bits, time, label
+    return keyed, [event.seconds for event in history], bits, time, label
 
 
 def xxh64(values: list[int]) -> int:
