@@ -253,13 +253,12 @@ def _attribute(
             places = np.searchsorted(items, keys)
             is_in_table = (places < len(items)) & (items[np.minimum(places, len(items) - 1)] == keys)
             ids = places + 1
-        rows = np.flatnonzero(is_in_table)
-        ids, block_values = ids[rows], block_values[rows]
-        _, firsts, codes = np.unique(ids, return_index=True, return_inverse=True)
-        is_other = block_values != np.where(has_attribute[ids], values[ids], block_values[firsts][codes])
-        if is_other.any():
-            raise _contradiction(job, name, batch, int(rows[is_other.argmax()]))
+        ids, block_values = ids[is_in_table], block_values[is_in_table]
+        is_other = has_attribute[ids] & (values[ids] != block_values)
         values[ids], has_attribute[ids] = block_values, True
+        is_other |= values[ids] != block_values  # two rows of this batch
+        if is_other.any():
+            raise _contradiction(job, name, int(keys[is_in_table][is_other.argmax()]))
     if items is None:
         size = schema.rows.get(name, int(values.max(initial=0)) + 1)
         values[values >= size] = 0
@@ -280,20 +279,22 @@ def _attribute_batches(job: EventJob, name: str) -> Iterator[Batch]:
             yield batch
 
 
-def _contradiction(job: EventJob, name: str, batch: Batch, row: int) -> UserError:
-    """The error about a row that gives an item another value than the item's first row does."""
-    attribute, is_any = job.schema.attributes[name], job.schema.renumber
-    key = keys_of(batch, attribute.item, is_any)[row]
-    first, place = next(
-        (block, int(is_item.argmax()))
-        for block in _attribute_batches(job, name)
-        if (is_item := keys_of(block, attribute.item, is_any) == key).any()
-    )
-    item, value = (excerpt(to_list(batch.columns[column])[row]) for column in (attribute.item, attribute.column))
-    first_value = excerpt(to_list(first.columns[attribute.column])[place])
+def _contradiction(job: EventJob, name: str, key: int) -> UserError:
+    """The error about two rows that give the item of a key two values."""
+    attribute = job.schema.attributes[name]
+    columns, places = (attribute.item, attribute.column), dict[int, tuple[Batch, int]]()
+    for batch in _attribute_batches(job, name):
+        keys, values = (keys_of(batch, column, job.schema.renumber) for column in columns)
+        for row in np.flatnonzero(keys == key).tolist():
+            places.setdefault(int(values[row]), (batch, row))
+        if len(places) > 1:
+            break
+    (first, first_row), (other, row) = list(places.values())[:2]
+    item, value = (excerpt(to_list(other.columns[column])[row]) for column in columns)
+    first_value = excerpt(to_list(first.columns[attribute.column])[first_row])
     return UserError(
-        f"{batch.locator_of(attribute.column)(row)}: {attribute.item} {item} has {value}, but {first_value} in "
-        f"{first.locator(place)}; keep one of these rows"
+        f"{other.locator_of(attribute.column)(row)}: {attribute.item} {item} has {value}, but {first_value} in "
+        f"{first.locator(first_row)}; keep one of these rows"
     )
 
 
