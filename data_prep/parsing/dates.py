@@ -32,7 +32,12 @@ SECOND = 1_000_000  # microseconds
 # Seconds since 1970 of the years 1900 and 2100, between which times lie. From 1973 on no unit is taken for another.
 EARLIEST, CERTAIN, LATEST = -2_208_988_800, 10**8, 4_102_444_800
 # Formats of dates that are written as whole numbers, by the number of their digits.
-DATE_NUMBERS = {8: "%Y%m%d", 10: "%Y%m%d%H", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}
+DATE_NUMBERS = {
+    8: ("%Y%m%d", "%d%m%Y", "%m%d%Y", "%y%m%d%H"),
+    10: ("%Y%m%d%H",),
+    12: ("%Y%m%d%H%M",),
+    14: ("%Y%m%d%H%M%S",),
+}
 DATE_YEARS = range(1970, 2100)
 NO_TIME = np.datetime64("NaT", "us")
 _1970 = datetime(1970, 1, 1)
@@ -129,13 +134,13 @@ def time_fault(text: str, form: str | None, takes_numbers: bool, entry: Callable
     if not re.fullmatch(NUMBER, text) or (form is not None and form not in EPOCHS):
         return f"{shown} is not {kind}; {remedy}"
     text, number, epoch = text.strip(), float(text), form or EPOCH
-    date = DATE_NUMBERS.get(len(text)) if text.isdecimal() else None
-    is_date = date is not None and _is_date(text, date)
-    if form is None and takes_numbers and date == DATE_NUMBERS[8]:
-        date_entry = entry(_in_quotes(date if is_date else "%d%m%Y"))
-        return f"{text} may be a date, or seconds; write `{date_entry}`, or `{entry(EPOCH)}`, in the schema"
-    if date is not None and is_date:
-        remedy = f"it looks like a date; write `{entry(_in_quotes(date))}` in the schema"
+    pattern = next((each for each in DATE_NUMBERS.get(len(text), ()) if _is_date(text, each)), None)
+    date = None if pattern is None else entry(f'"{pattern}"')
+    if form is None and takes_numbers and 10**7 <= number < 10**8:
+        formats = f"`{date}`, or `{entry(EPOCH)}`," if date else f"`{entry(EPOCH)}`"
+        return f"{text} may be a date, or seconds; write {formats} in the schema"
+    if date is not None:
+        remedy = f"it looks like a date; write `{date}` in the schema"
     elif other := _other_epoch(number, form if not takes_numbers else epoch):
         remedy = f"it looks like {EPOCHS[other].unit}; write `{entry(other)}` in the schema"
     if form is None and not takes_numbers:
@@ -145,10 +150,6 @@ def time_fault(text: str, form: str | None, takes_numbers: bool, entry: Callable
     in_1970 = "in the first days of 1970"
     place = "in the future" if seconds >= LATEST else "before 1900" if seconds < EARLIEST else in_1970
     return f"{text} lies {place} as {unit}; {remedy}"
-
-
-def _in_quotes(form: str) -> str:
-    return f'"{form}"'
 
 
 def _is_date(digits: str, form: str) -> bool:

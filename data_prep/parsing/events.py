@@ -143,10 +143,10 @@ def _whole_keys(values: Any) -> NDArray[np.int64] | None:
     """A column without empty fields as the keys that all of its values are; None: some are not."""
     if isinstance(values, list):
         return None
-    is_whole = pc.match_substring_regex(values, WHOLE) if is_text(values) else None
-    if is_whole is None and not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
-        return None
-    if is_whole is not None and not pc.all(is_whole, min_count=0).as_py():
+    if is_text(values):
+        if not pc.all(pc.match_substring_regex(values, WHOLE), min_count=0).as_py():
+            return None
+    elif not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
         return None
     try:
         keys: NDArray[np.int64] = values.cast(pa.int64()).to_numpy()

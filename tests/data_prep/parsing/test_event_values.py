@@ -18,7 +18,7 @@ from tests.data_prep.conftest import config
 from tests.event_logs import opened
 
 START = 1_700_000_000
-DAY, DAY_FIRST, MINUTE = '"%Y%m%d"', '"%d%m%Y"', '"%Y%m%d%H%M"'
+DAY, DAY_FIRST, HOUR, MINUTE = '"%Y%m%d"', '"%d%m%Y"', '"%y%m%d%H"', '"%Y%m%d%H%M"'
 SCHEMA = "user: user\nitem: item\ntime: time\nactions: {bought: {event: buy}, seen: {event: view}}\nlabel: bought\n"
 
 
@@ -71,15 +71,19 @@ FORMS: dict[str, tuple[str | None, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", FORMS)
-@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+@pytest.mark.parametrize(
+    ("name", "suffix"),
+    [
+        (name, suffix)
+        for name, (_, spelling) in FORMS.items()
+        for suffix in ([".parquet"] if isinstance(spelling, pa.DataType) else [".csv", ".jsonl", ".parquet"])
+    ],
+)
 def test_events_of_one_second_are_in_the_order_of_their_times(tmp_path: Path, name: str, suffix: str) -> None:
     """Two files, each sorted, whose events alternate within a second."""
     form, spelling = FORMS[name]
     times = [START * 1_000_000 + 1000 * ms for ms in (100, 700, 60_000, 300, 60_500)]
     if isinstance(spelling, pa.DataType):
-        if suffix != ".parquet":
-            return
         values = pa.array(times, pa.timestamp("us", "UTC")).cast(spelling)
     else:
         values = list(map(spelling, times))
@@ -135,6 +139,8 @@ REFUSED_TIMES: list[tuple[str, str | None, Any, str]] = [
     (".jsonl", None, START * 10**9, f"as seconds; it looks like nanoseconds; write {remedy('epoch_ns')}"),
     (".parquet", None, 20240115, f"may be a date, or seconds; write {remedy(DAY)}, or {remedy('epoch')}"),
     (".csv", None, 15012024, f"15012024 may be a date, or seconds; write {remedy(DAY_FIRST)}"),
+    (".csv", None, 14102123, f"14102123 may be a date, or seconds; write {remedy(HOUR)}"),
+    (".csv", None, 99999999, f"99999999 may be a date, or seconds; write {remedy('epoch')}"),
     (".jsonl", None, 202401151230, f"it looks like a date; write {remedy(MINUTE)}"),
     (".jsonl", None, True, "'True' is not a time (ISO 8601, or seconds)"),
     (".parquet", None, float("nan"), "no time"),
