@@ -84,7 +84,7 @@ def test_fractions_of_seconds_in_text(tmp_path: Path) -> None:
             "csv",
             "epoch_s",
             1_709_251_198,
-            "format epoch_s is not known; give epoch, epoch_ms, epoch_us, epoch_ns, or a",
+            "format epoch_s: is not known; give epoch, epoch_ms, epoch_us, epoch_ns, or a",
         ),
         ("jsonl", "epoch", True, "'True' is not a time of format epoch"),
     ],

@@ -146,7 +146,8 @@ REFUSED_TIMES: list[tuple[str, str | None, Any, str]] = [
     (".parquet", None, float("nan"), "no time"),
     (".parquet", None, float("inf"), "'inf' is not a time"),
     (".jsonl", None, None, "no time"),
-    (".csv", "epoch_s", START, "key time: format epoch_s is not known; give epoch, epoch_ms"),
+    (".csv", "'%I:%M'", START, "key time, format %I:%M: %I counts hours to 12 and needs %p"),
+    (".csv", "epoch_s", START, "key time, format epoch_s: is not known; give epoch, epoch_ms"),
 ]
 
 
