@@ -187,10 +187,12 @@ def score_rows(config: RecommendConfig, trained: AppConfig, run: TrainedRun, run
     """New rows, encoded as the dataset was.
 
     Raises:
-        UserError: a time is given, or the rows lack a column or have an invalid value.
+        UserError: a time or `candidates=all` is given, or the rows lack a column or have an invalid value.
     """
     if config.time is not None:
         raise UserError(f"time={config.time}: is of datasets of events, and {run.root} holds rows; leave it out")
+    if config.candidates == ALL:
+        raise UserError(f"candidates={ALL}: is of datasets of events, and {run.root} holds rows; name a file of rows")
     encoder = Encoder.load(run.root)
     candidates = _read(config, encoder)
     block = encoder.parse_columns(candidates.columns, candidates.name, candidates.numbers)

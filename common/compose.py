@@ -25,7 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 from common.config_file import quoted, read_overrides
 from common.errors import UserError
 from common.help import groups_of
-from common.keys import check_keys, declaration, group_of, keys_of
+from common.keys import check_keys, choices, declaration, group_of, keys_of
 
 # Keys by the names that other programs have for them.
 ELSEWHERE = {
@@ -183,17 +183,18 @@ def compose_partly(schema: type, config_dir: Path, overrides: Sequence[str], nam
         OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
         return config
     except REFUSED as error:
-        fault = _unknown_choice(schema, config_dir, command_line) if isinstance(error, MissingConfigException) else ""
+        fault = _unknown_choice(schema, config_dir, command_line, isinstance(error, MissingConfigException))
         raise UserError(fault or _one_line(error) + _suggestion(schema, config_dir, command_line)) from error
 
 
-def _unknown_choice(schema: type, config_dir: Path, overrides: Sequence[str]) -> str:
-    """What is wrong with the first GROUP=NAME whose name is none of the group's; or nothing."""
+def _unknown_choice(schema: type, config_dir: Path, overrides: Sequence[str], is_group: bool) -> str:
+    """What is wrong with the first GROUP=NAME or KEY=NAME whose name is none of those that it can be; or nothing."""
+    known = groups_of(config_dir) if is_group else {key: choices(kind) for key, *_, kind in keys_of(schema)}
     for override in overrides:
         group, _, name = override.lstrip("+").partition("=")
         name = name.strip("\"'")
-        names = groups_of(config_dir).get(group, [name])
-        if name not in (*names, RECIPE_OF_FILE):
+        names = known.get(group) or [name]
+        if name not in (*names, RECIPE_OF_FILE, "null"):
             fault = f"configuration: {override}: not one of {', '.join(names)}"
             if instead := getattr(schema, "instead", {}).get(override):
                 return f"{fault}; give {instead} instead"
@@ -211,15 +212,15 @@ def with_files(schema: type, config_dir: Path, overrides: Sequence[str], name: s
     options = [override for override in overrides if override.startswith(FILE_OPTION)]
     command_line = [override for override in overrides if not override.startswith(FILE_OPTION)]
     groups = groups_of(config_dir)
-    choices = [override for override in command_line if override.partition("=")[0] in groups]
-    group_names = {override.partition("=")[0] for override in choices}
+    group_overrides = [override for override in command_line if override.partition("=")[0] in groups]
+    group_names = {override.partition("=")[0] for override in group_overrides}
     keys: list[str] = []
     for option in options:
         file_keys = read_overrides(option, Path(option.removeprefix(FILE_OPTION).strip("\"'")), _mappings(schema))
         follows = _following(schema, file_keys, {override.partition("=")[0] for override in command_line})
         keys += [override for override in file_keys if override.partition("=")[0] not in group_names | follows]
         with _naming(option):
-            _check(schema, compose_partly(schema, config_dir, [*keys, *choices], name))
+            _check(schema, compose_partly(schema, config_dir, [*keys, *group_overrides], name))
     return [*keys, *command_line]
 
 
@@ -382,6 +383,12 @@ def _refuse_unquoted(schema: type, override: str) -> None:
     try:
         if not OverridesParser.create().parse_override(override).is_sweep_override():
             return
+        kinds = {name: kind for name, *_, kind in keys_of(schema)}
+        if kinds.get(key) in NUMBERS or choices(kinds.get(key)):
+            values = value.replace(",", " ")
+            loop = f": for value in {values}; do python -m app.train {key}=$value run.name=value_$value; done"
+            loop = loop if "train.max_steps" in kinds else ""
+            raise UserError(f"configuration: {override}: takes one value; start a run for each{loop}")
     except HydraException as error:
         if not is_given:
             keys = [key for key, *_ in keys_of(schema) if key in ("run", "runs")]
@@ -455,6 +462,7 @@ def _suggestion(schema: type, config_dir: Path, overrides: Sequence[str]) -> str
     return ""
 
 
+NUMBERS = (int, float, bool, int | None, float | None, bool | None)
 _NOISE = (
     "full_key:",
     "object_type=",

@@ -201,7 +201,7 @@ def check_precision(precision: Precision | None, platform: Platform) -> None:
     if platform is not Platform.cpu:
         return
     if precision is Precision.tf32:
-        raise UserError("runtime.precision=tf32: CPUs do not support it; use fp32 or bf16")
+        raise UserError("runtime.precision=tf32: CPUs do not support it; give runtime.precision=fp32, or bf16")
     if precision is Precision.bf16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         log.warning(
             "runtime.precision=bf16: this processor does not support products in bf16; they take several times as long "

@@ -182,6 +182,8 @@ def fault_of_format(form: str) -> str | None:
         return "%I counts hours to 12 and needs %p; write %H for hours to 24"
     if directives & {"U", "W"} and not directives & {"a", "A", "w", "u"}:
         return "%U and %W have an effect with a weekday alone; add %w"
+    if "d" in directives and not directives & {"Y", "y", "G", "c", "x"}:
+        return "%d needs a year (%Y or %y), as not all have a 29 February; without one, use the column as a category"
     return None
 
 

@@ -58,7 +58,7 @@ def config_dir(tmp_path: Path) -> Path:
         (["--name", "x"], "keys have no dashes; write name=x"),
         (["--name", "inner.width=4"], "keys have no dashes; write name=..."),
         (["inner.width=4"], "name has no value; add name=..."),
-        (["name=x", "inner.colour=green"], "expected one of [red, blue]"),
+        (["name=x", "inner.colour=green"], "not one of red, blue; give one of these"),
     ],
 )
 def test_what_is_wrong_is_told_with_the_remedy(config_dir: Path, overrides: list[str], words: str) -> None:

@@ -20,7 +20,7 @@ from tests.forks import run_module
         ("train.max_steps", "train.max_steps: give it as key=value"),
         (
             "model.interaction=transformer",
-            rf"model.interaction=transformer .*expected one of \[{', '.join(kind.name for kind in Interaction)}\]",
+            rf"interaction=transformer: not one of {', '.join(kind.name for kind in Interaction)}; give one of these",
         ),
         ("optimizer=lion", "optimizer=lion: not one of adagrad, adam, lamb, rowwise_adagrad, rowwise_adagrad_adam, "),
         ("recipe=nothing", "recipe=nothing: not one of amd_2026, .*; give one of these"),
@@ -37,6 +37,12 @@ from tests.forks import run_module
         ("optimizer.lr=1e308", "optimizer.lr=1e\\+308: must be a finite number above 0"),
         ("optimizer.lr=nan", "optimizer.lr=nan: must be a finite number above 0"),
         ("train.target_auc=80", r"train.target_auc=80.0: must be in \(0, 1\]"),
+        (
+            "model.interaction=gatedcross",
+            "model.interaction=gatedcross: not one of dot, cat, dcn, .*; give one of these",
+        ),
+        ("model.interaction=dott", "not one of dot, .*; did you mean model.interaction=dot?"),
+        ("optimizer.lr=0.001,0.01", "takes one value; start a run for each: for value in 0.001 0.01; do python -m app"),
         ("loss=hinge", "loss=hinge: not one of bce, mse, weighted_bce; give one of these"),
         ("loss.threshold=0.5", "loss.threshold=0.5: must be at least 0 and below 0.5"),
         ("loss.class_weights=[1,2]", "has no effect with loss=bce"),

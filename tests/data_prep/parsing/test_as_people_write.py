@@ -302,7 +302,7 @@ def test_formats_of_dates(tmp_path: Path, form: str, text: str) -> None:
     [
         (DATES, "row 3, column t: '01/02/2024' is not an ISO 8601 date or time; .* another format in the schema"),
         (DATES.replace("hour", "hours"), "key dense, .*: give a column, .*parts are year, month"),
-        (DATES.replace("hour", "hour, format: '%d'"), "row 2, column t: '2024-01-01' is not a time of format %d"),
+        (DATES.replace("hour", "hour, format: '%H'"), "row 2, column t: '2024-01-01' is not a time of format %H"),
         (DATES.replace("{column: t, part: hour}", "t_hour"), "no column t_hour"),
         (DATES.replace("part: weekday", "part: date"), "column t_date is named twice"),
         (SCHEMA + "decimal: ','\nthousands: ','", "keys decimal and thousands: give one character each"),
@@ -441,6 +441,7 @@ def test_quotes_within_a_field_stay_as_they_are(tmp_path: Path) -> None:
         ("%Y-%m-%d %H:%M %p", "%p has an effect with %I alone"),
         ("%Y-%m-%d %I:%M", "%I counts hours to 12 and needs %p"),
         ("%Y %W", "%U and %W have an effect with a weekday alone"),
+        ("%d.%m. %H:%M", "%d needs a year"),
     ],
 )
 def test_formats_that_would_be_ignored_in_part_are_refused(form: str, message: str, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Faults planted one at a time, and whether the tests catch them: `python -m benchmarks.planted_faults out=FILE`.
+"""Faults planted one at a time, and whether the tests catch them: `python -m tests.planted_faults FILE`.
 
 `draw` changes an operator, a bound, a constant or the order of two arguments, or removes a statement, at statements
 drawn evenly over all lines of app, data_prep and common. `trace` runs tests once, with a probe at each of these
