@@ -55,7 +55,7 @@ from data_prep.stages.events import (
     distinct_items,
     plan_merge,
 )
-from data_prep.stages.parse import DigestTask, refuse_changed, refuse_same
+from data_prep.stages.parse import DigestTask, refuse_changed, refuse_same, refuse_same_rows
 
 SORT_BYTES = 128  # of memory for an event of a run, while it is sorted or merged
 KEY_BYTES = 64  # for a user or item, while all are counted, or an attribute's table is read
@@ -162,6 +162,8 @@ def _make(data: DataConfig, root: Path, job: EventJob, parameters: dict[str, Any
             records = list(executor.map(sort_tasks))
             digests = [reading.digest for reading in executor.map(DigestTask(source) for source in job.sources)]
         _refuse_unreadable(data, root, job, records, digests)
+        pairs = zip(sort_tasks, records, strict=True)
+        refuse_same_rows(job.sources[: job.num_logs], ((task.source, one.rows, one.files) for task, one in pairs))
         executor.release(workers)
         runs = tuple(run for task, record in zip(sort_tasks, records, strict=True) for run in task.run_stems(record))
         events = sum(record.rows for record in records)

@@ -285,7 +285,7 @@ def _parse(job: Job, executor: Executor, whole: bool) -> Result:
         refuse_changed(job.sources)
         refuse_wrong_sums(job, result.digests)
         refuse_same(job.sources, [digest.sha256 for digest in result.digests])
-        refuse_same_rows(job, result.records)
+        refuse_same_rows(job.sources, ((each.source, each.rows, each.files) for each in result.records))
     return result
 
 

@@ -367,13 +367,17 @@ def refuse_same(sources: Sequence[Source], sums: Sequence[Hashable], content: st
             )
 
 
-def refuse_same_rows(job: Job, records: Sequence[ChunkRecord]) -> None:
-    """Refuse files of the same rows in other bytes, such as a packed copy, by the checksums of their parsed chunks."""
-    chunks: list[list[Hashable]] = [[] for _ in job.sources]
-    for record in records:
-        digests = sorted((suffix, digest.bytes, digest.sha256) for suffix, digest in record.files.items())
-        chunks[record.source].append((record.rows, *digests))
-    refuse_same(job.sources, [tuple(each) for each in chunks], "rows")
+def refuse_same_rows(sources: Sequence[Source], chunks: Iterable[tuple[int, int, dict[str, FileDigest]]]) -> None:
+    """Refuse files of the same rows in other bytes, such as a packed copy, by the checksums of their parsed chunks.
+
+    Args:
+        chunks: of each chunk the index of its source, its rows and its files.
+    """
+    contents: list[list[Hashable]] = [[] for _ in sources]
+    for source, rows, files in chunks:
+        digests = sorted((suffix, digest.bytes, digest.sha256) for suffix, digest in files.items())
+        contents[source].append((rows, *digests))
+    refuse_same(sources, [tuple(each) for each in contents], "rows")
 
 
 def refuse_empty(job: Job, records: list[ChunkRecord]) -> None:

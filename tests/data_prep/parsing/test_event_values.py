@@ -1,5 +1,6 @@
 """Values of logs of events: times, ids, truth values and labels are read alike, whatever file they come from."""
 
+import gzip
 import json
 from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
@@ -280,3 +281,11 @@ def test_rows_of_an_attribute_that_contradict_each_other_are_refused(tmp_path: P
             prepared(tmp_path, [path], schema, *([chunk] if chunk else []))
     brands.write_text(brands.read_text().replace("11,z", "11,y"))
     prepared(tmp_path, [path], schema)
+
+
+def test_a_packed_copy_of_a_log_is_refused(tmp_path: Path) -> None:
+    """Its events would count twice."""
+    log = in_file(tmp_path / "a.csv", columns_of([START + 60 * minute for minute in range(20)]))
+    (tmp_path / "b.csv.gz").write_bytes(gzip.compress(log.read_bytes()))
+    with pytest.raises(UserError, match=r"b.csv.gz: the same rows as .*a.csv, so its rows would count twice"):
+        prepared(tmp_path, [log, tmp_path / "b.csv.gz"])
