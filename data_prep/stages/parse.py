@@ -32,6 +32,7 @@ from data_prep.stages.vocabulary import PARSED_COUNTS, write_counts
 from data_prep.vocabulary.count import Coding
 
 PARSED = "parsed"
+MANY_ROWS = 50  # which are not alike by chance
 HELD_OUT_SPLITS = ("val", "test")  # of files given for each split
 MISSING_AS_ZERO = np.int32(0)
 TRUTH_SUFFIX = "truth.npy"  # click probabilities [rows, 1] float32 of generated rows
@@ -370,14 +371,19 @@ def refuse_same(sources: Sequence[Source], sums: Sequence[Hashable], content: st
 def refuse_same_rows(sources: Sequence[Source], chunks: Iterable[tuple[int, int, dict[str, FileDigest]]]) -> None:
     """Refuse files of the same rows in other bytes, such as a packed copy, by the checksums of their parsed chunks.
 
+    A few rows may be alike by chance, so of few rows only packed files are compared.
+
     Args:
         chunks: of each chunk the index of its source, its rows and its files.
     """
     contents: list[list[Hashable]] = [[] for _ in sources]
-    for source, rows, files in chunks:
-        digests = sorted((suffix, digest.bytes, digest.sha256) for suffix, digest in files.items())
-        contents[source].append((rows, *digests))
-    refuse_same(sources, [tuple(each) for each in contents], "rows")
+    rows = [0] * len(sources)
+    for source, chunk_rows, files in chunks:
+        contents[source] += sorted((suffix, digest.bytes, digest.sha256) for suffix, digest in files.items())
+        rows[source] += chunk_rows
+    is_packed = any(source.compressed for source in sources)
+    compared = [number for number in range(len(sources)) if is_packed or rows[number] >= MANY_ROWS]
+    refuse_same([sources[number] for number in compared], [tuple(contents[number]) for number in compared], "rows")
 
 
 def refuse_empty(job: Job, records: list[ChunkRecord]) -> None:
