@@ -164,8 +164,19 @@ def build(environment: Path, stack: stacks.Stack, made_from: dict[str, Any]) -> 
     else:
         torch = install_locked(pip, stack)
     versions = imports.verify(environment, python, stack.modules, torch, made_from["gpu_stack"])
+    write_command(environment / "bin" / "clickwork", python)
     write_state(environment, made_from, whole=True)
     log(f"ready after {time.monotonic() - started:.0f} s: {versions}")
+
+
+def write_command(path: Path, python: Path) -> None:
+    """Write the command `clickwork`, which runs this checkout's commands in any directory.
+
+    A shell starts it, as an interpreter's path may hold spaces.
+    """
+    program = f"import sys\nsys.path[0] = {str(HERE.parent)!r}\nfrom app.__main__ import main\nmain()\n"
+    path.write_text(f"#!/bin/sh\n'''exec' \"{python}\" \"$0\" \"$@\"\n' '''\n{program}")
+    path.chmod(0o755)
 
 
 def clear(environment: Path) -> None:

@@ -6,6 +6,7 @@ import re
 import resource
 import shlex
 import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -232,6 +233,33 @@ def test_make_targets_are_thin_lines() -> None:
         ".venv/bin/python -m app.evaluate run=runs/a"
     )
     assert "make evaluate RUN=" in make("-n", "evaluate").stderr
+
+
+def test_the_command_runs_in_a_directory_with_modules_of_the_same_names(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text("raise SystemExit('not this one')")
+    command = tmp_path / "a b" / "clickwork"
+    command.parent.mkdir()
+    code = "import sys, pathlib, install; install.write_command(*map(pathlib.Path, sys.argv[1:]))"
+    subprocess.run([sys.executable, "-c", code, command, sys.executable], cwd=ROOT / "requirements", check=True)
+    process = subprocess.run([command, "train", "--help"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (process.returncode, process.stderr) == (0, "")
+    assert "train.max_steps" in process.stdout
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("args=train.epochs=3", 'args=train.epochs=3: write ARGS in capitals: make train ARGS="train.epochs=3"'),
+        (
+            "EPOCHS=3",
+            r"EPOCHS=3: no variable of this Makefile, which has ARGS .*; keys go into ARGS, as in make train A",
+        ),
+    ],
+)
+def test_variables_that_have_no_effect_are_refused(argument: str, message: str) -> None:
+    process = make("-n", "train", argument)
+    assert process.returncode == 2
+    assert re.search(message, process.stderr)
 
 
 def test_keys_outside_args_are_refused_with_the_line_that_takes_them() -> None:
