@@ -5,9 +5,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from common.keys import choices, declaration, keys_of, shown
+from common.keys import MISSING, choices, declaration, keys_of, shown
 
 WIDTH, NOTE = 120, 48  # of a line, and where its note begins
+MANY_KEYS = 30  # of which help lists the common ones alone
 
 
 def groups_of(config_dir: Path) -> dict[str, list[str]]:
@@ -27,10 +28,13 @@ def describe(
     Args:
         schema: the dataclass of the whole configuration; values: the same as nested plain values.
         groups: groups that the configuration uses.
-        whole: list every key; else the common ones, where the schema has any.
+        whole: list every key; else those that must be given and the common ones, where there are many keys.
     """
     keys = [(key, declaration(owner, field), kind) for key, owner, field, kind in keys_of(schema)]
-    common = [] if whole else [row for row in keys if row[1].is_common]
+    required = {key for key, *_ in keys if _value(values, key) == MISSING}
+    keys.sort(key=lambda row: row[0] not in required)
+    is_short = not whole and len(keys) > MANY_KEYS
+    common = [row for row in keys if row[1].is_common or row[0] in required] if is_short else keys
     if groups:
         yield "Ready-made values, as in group=name:"
         for group, names in groups.items():
@@ -40,17 +44,19 @@ def describe(
         yield ""
     yield "Every key can be given as key=value; what is in force now:"
     last = ""
-    for key, declared, kind in common or keys:
+    for key, declared, kind in common:
         group = key.rpartition(".")[0]
         if group != last:
             yield ""
         last = group
-        line = f"  {key}={shown(_value(values, key))}"
-        note = "; ".join(filter(None, [" | ".join(choices(kind)), declared.meaning]))
+        value = _value(values, key)
+        line = f"  {key}={shown(value)}"
+        example = f"e.g. {key}={declared.example}" if declared.example and value in (None, MISSING) else ""
+        note = "; ".join(filter(None, [" | ".join(choices(kind)), declared.meaning, example]))
         first, *rest = textwrap.wrap(note, WIDTH - NOTE - 2, break_long_words=False, break_on_hyphens=False) or [""]
         yield f"{line:<{NOTE - 2}}  # {first}" if first else line
         yield from (f"{'':{NOTE}}# {words}" for words in rest)
-    if common:
+    if is_short:
         yield f"\n--help all lists all {len(keys)} keys."
 
 

@@ -37,6 +37,7 @@ class Key:
             that it is refused beside others; without values: any but null, false and 0.
         is_name: a text must not be empty or blank.
         is_common: `--help` lists it; the others are listed by `--help all`.
+        example: a value to show in `--help`, of a key that has none by default.
     """
 
     default: Any = None
@@ -49,6 +50,7 @@ class Key:
     only_with: tuple[Any, ...] = ()
     is_name: bool = False
     is_common: bool = False
+    example: str = ""
 
     @property
     def rule(self) -> str:

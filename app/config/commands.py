@@ -124,7 +124,7 @@ class BaselinesConfig:
     """The configuration of `python -m app.baselines`."""
 
     other_names: ClassVar[dict[str, str]] = OLD_NAMES
-    run: str = key(MISSING, "the run's directory")
+    run: str = key(MISSING, "the run's directory", example="runs/quickstart")
     data: DatasetConfig = field(default_factory=DatasetConfig)
     rows: int | None = key(
         None, "of a larger split at most this number of rows, blocks by a hash of theirs; null: all", at_least=10_000
@@ -151,12 +151,12 @@ class ExportConfig:
     """The run to export and the file to write."""
 
     other_names: ClassVar[dict[str, str]] = OLD_NAMES
-    run: str = key(MISSING, "the run's directory")
-    out: str = key(MISSING, "the file, NAME.pt2")
+    run: str = key(MISSING, "the run's directory", example="runs/quickstart")
+    out: str = key(MISSING, "the file, NAME.pt2", example="model.pt2")
     tables: TablePrecision = key(
         TablePrecision.fp32, "fp16, int8 and int4: a program that loads the file must import fbgemm_gpu"
     )
-    checkpoint: str | None = key(None, CHECKPOINT)
+    checkpoint: str | None = key(None, CHECKPOINT, example="last")
     data: DatasetConfig = field(default_factory=DatasetConfig)
     tolerance: float = key(
         1e-5, "largest difference in a logit between the file and the model that it was made of", at_least=0
@@ -211,16 +211,24 @@ class RecommendConfig:
     """The run, the candidates to score, and the number of results."""
 
     other_names: ClassVar[dict[str, str]] = OLD_NAMES
-    run: str = key(MISSING, "the run's directory")
-    candidates: str = key(MISSING, "TSV, CSV, Parquet, JSON lines, or a JSON object of one user and the candidates")
-    user: str | None = key(None, "a file of one row, in any of these forms: the columns that the candidates lack")
+    run: str = key(MISSING, "the run's directory", example="runs/quickstart")
+    candidates: str = key(
+        MISSING,
+        "TSV, CSV, Parquet, JSON lines, or a JSON object of one user and the candidates; events: `all` items, too",
+        example="ads.csv",
+    )
+    user: str | None = key(
+        None,
+        "a file of one row, in any of these forms: the columns that the candidates lack; events: the user's id",
+        example="user.json",
+    )
     time: int | None = key(
         None, "events, with user=ID candidates=FILE|all: seconds up to which the history goes; null: all"
     )
     id_column: str = key("id", "names the candidates, if there is such a column; else they are numbered from 1")
     top_k: int | None = key(10, "how many to show, best first; null: all", at_least=1)
-    out: str | None = key(None, "also write them to this .json or .csv file")
-    checkpoint: str | None = key(None, CHECKPOINT)
+    out: str | None = key(None, "also write them to this .json or .csv file", example="ranking.csv")
+    checkpoint: str | None = key(None, CHECKPOINT, example="last")
     data: DatasetConfig = field(default_factory=DatasetConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # threads, precision: those of the run unless given
 
@@ -244,12 +252,12 @@ class EvaluateConfig:
     """The configuration of `python -m app.evaluate`."""
 
     other_names: ClassVar[dict[str, str]] = OLD_NAMES
-    run: str = key(MISSING, "the run's directory")
-    split: str | None = key(None, "null: test; of a dataset of events val, its evaluated window")
+    run: str = key(MISSING, "the run's directory", example="runs/quickstart")
+    split: str | None = key(None, "null: test; of a dataset of events val, its evaluated window", example="val")
     tables: TablePrecision | None = key(None, "score with tables in another precision; null: as they were trained")
-    checkpoint: str | None = key(None, CHECKPOINT)
+    checkpoint: str | None = key(None, CHECKPOINT, example="last")
     data: DatasetConfig = field(default_factory=DatasetConfig)
-    out: str | None = key(None, "also write the metrics to this JSON file")
+    out: str | None = key(None, "also write the metrics to this JSON file", example="metrics.json")
     global_batch_size: int | None = key(None, "null: the run's eval.global_batch_size", at_least=1)
     exact_rows: int = key(
         EvalConfig.exact_rows, "of a larger split the AUC is from a histogram, with its error's bound", at_least=0
@@ -280,7 +288,7 @@ class VerifyConfig:
     """The configuration of `python -m app.verify`."""
 
     other_names: ClassVar[dict[str, str]] = OLD_NAMES
-    run: str = key(MISSING, "the run's directory")
+    run: str = key(MISSING, "the run's directory", example="runs/quickstart")
     data: DatasetConfig = field(default_factory=DatasetConfig)
     tolerance: float = key(1e-4, "on losses relative, on parameters absolute, where bits cannot be equal", at_least=0)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # threads, precision: those of the run unless given
@@ -322,7 +330,7 @@ def validate_reproduce(config: ReproduceConfig) -> None:
 class ReportConfig:
     """The configuration of `python -m app.report`; the tolerances decide about two platforms at one seed."""
 
-    runs: list[str] = key(MISSING, "directories; one gives its report, several a comparison")
+    runs: list[str] = key(MISSING, "directories; one gives its report, several a comparison", example="[runs/a,runs/b]")
     out: str | None = key(None, "the HTML file; null: report.html in the run, or compare-NAMES.html beside the first")
     auc_tolerance: float = key(0.001, "largest difference in AUC between platforms", above=0)
     loss_tolerance: float = key(

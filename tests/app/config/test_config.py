@@ -1,12 +1,15 @@
 """What is refused before anything is built, and how it is said."""
 
+from typing import Any
+
 import pytest
 
 from app.config import CONFIG_DIR, AppConfig, EvaluateConfig, Interaction, from_plain, validate
+from app.config.commands import ExportConfig, RecommendConfig, VerifyConfig
 from common.compose import ConversionError, compose_config
 from common.errors import UserError
 from common.help import describe
-from common.keys import keys_of, to_plain
+from common.keys import MISSING, declaration, keys_of, to_plain
 from tests.app.conftest import REPOSITORY
 from tests.forks import run_module
 
@@ -181,3 +184,22 @@ def test_names_and_paths_are_taken_as_they_are_typed() -> None:
     assert config.data.prep == {"chunk_bytes": "2026_11_24", "remote": {"directory": "1e3"}}
     assert config.environment.variables["OMP_NUM_THREADS"] == "2026_11_24"
     assert compose_config(EvaluateConfig, CONFIG_DIR, ["run=2026_11_24"], "evaluate").run == "2026_11_24"
+
+
+@pytest.mark.parametrize("schema", [RecommendConfig, EvaluateConfig, ExportConfig, VerifyConfig])
+def test_help_of_a_command_begins_with_what_must_be_given(schema: type) -> None:
+    """With an example, and with every key of a command that has few."""
+    plain: dict[str, Any] = {}
+    for key, owner, field, _ in keys_of(schema):
+        *groups, name = key.split(".")
+        level = plain
+        for group in groups:
+            level = level.setdefault(group, {})
+        level[name] = declaration(owner, field).default
+    lines = list(describe(schema, plain, {}, whole=False))
+    required = [key for key, owner, field, _ in keys_of(schema) if declaration(owner, field).default is MISSING]
+    starts = [line for line in lines if line.startswith("  ") and line.strip()[0] != "#"]
+    assert [line.split("=")[0].strip() for line in starts[: len(required)]] == required
+    text = " ".join(" ".join(lines).split())
+    assert all(f"e.g. {key}=" in text for key in required)
+    assert all(f" {key}=" in text for key, *_ in keys_of(schema))
