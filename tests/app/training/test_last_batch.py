@@ -231,7 +231,7 @@ def test_batch_norm_is_of_real_rows(
     manifest = load_manifest(roots[name])
     oracle = naive("dlrm", settings, session.build(config, runtime, roots[name], manifest))
     labels, dense, sparse = (torch.from_numpy(array) for array in arrays_of(roots[name]))
-    expected = []
+    expected: list[float] = []
     for epoch in range(EPOCHS):
         for batch in plain_batches(ROWS[name], config.train.seed, epoch):
             expected.append(oracle.step(dense[batch], sparse[batch].long(), labels[batch, 0], len(expected)))
