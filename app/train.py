@@ -36,7 +36,7 @@ from app.training.labels import require_task
 from app.training.monitor import require_validation
 from app.training.recording import scores
 from app.training.run import TrainingRun
-from app.training.state import require_steps_left
+from app.training.state import require_rates, require_steps_left
 from common import signals
 from common.cli import EXIT_DONE, EXIT_STOPPED
 from common.signals import Interrupted, StopRequest
@@ -157,6 +157,7 @@ def _set_up(config: AppConfig, runtime: platform.Runtime, record: RunDirectory, 
             )
             return None
         require_steps_left(run.length, run.state.step, Path(start))
+    require_rates(run.length, config.schedule, run.state.step)
     run.checkpointer.require_space(run.state.step, run.length)
     if start is not None and run.continues:
         best = run.state.best.step if run.state.best and config.checkpoint.keep_best else None
