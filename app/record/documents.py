@@ -80,6 +80,7 @@ class Dataset(OpenDocument, kw_only=True):
     bayes: Json | UnsetType | None = UNSET
     unseen: str | UnsetType | None = UNSET
     misleading: list[str] | UnsetType = UNSET
+    sampling: str | UnsetType = UNSET
     rest: Json = rest()
 
 

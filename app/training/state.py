@@ -132,9 +132,9 @@ def require_rates(length: RunLength, schedule: ScheduleConfig, step: int) -> Non
     if step:
         stop = "" if end <= step else f", or train.max_steps={end}"
         raise UserError(
-            f"{name}: the learning rate is 0 after step {end}, where its decay ends, and this run, at step {step}, would "
-            f"train on to step {total} and learn nothing there; give another run.name and {longer}, to train from the "
-            f"beginning{stop}"
+            f"{name}: the learning rate is 0 after step {end}, where its decay ends, and this run, at step {step}, "
+            f"would train on to step {total} and learn nothing there; give another run.name and {longer}, to train "
+            f"from the beginning{stop}"
         )
     raise UserError(
         f"{name}: the learning rate is 0 after step {end}, where its decay ends, and the run has {total} steps; give "

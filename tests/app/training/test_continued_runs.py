@@ -235,7 +235,7 @@ def test_a_longer_run_does_not_train_at_rate_0(runtime: Runtime, base: list[str]
 @pytest.mark.parametrize("remedy", ["schedule.decay_steps=6", "train.max_steps=7"])
 def test_a_new_run_does_not_end_at_rate_0(remedy: str, runtime: Runtime, base: list[str]) -> None:
     cosine = [*base, *COSINE, "schedule.decay_steps=4", "train.max_steps=9"]
-    with pytest.raises(UserError, match="give schedule.decay_steps=6, or train.max_steps=7") as error:
+    with pytest.raises(UserError, match=r"give schedule\.decay_steps=6, or train.max_steps=7") as error:
         train_here(runtime, *cosine)
     assert remedy in str(error.value)
     assert not Path("runs/x").exists()
@@ -249,7 +249,7 @@ def test_a_part_of_a_run_resumes_to_the_end_of_its_decay(
     with monkeypatch.context() as patched:
         patched.setattr(stop.StopCheck, "requested", lambda _, step: step == 5)
         assert train_here(runtime, *cosine, "train.max_steps=7") == "interrupted"
-    with pytest.raises(UserError, match="from the beginning, or train.max_steps=7"):
+    with pytest.raises(UserError, match=r"from the beginning, or train.max_steps=7"):
         train_here(runtime, *cosine, "train.max_steps=9")
     assert train_here(runtime, *cosine, "train.max_steps=7") == "completed"
 
