@@ -15,6 +15,7 @@ from app.data.split import SplitReader
 from app.metrics.documents import Best, EvaluationFigures, Monitored
 from app.metrics.totals import Measured
 from app.optimizer.schedule import learning_rate
+from app.record.documents import RunSchedule
 from common.errors import UserError
 
 ROUNDING = 1e-6  # steps: of a distance times a number
@@ -90,6 +91,16 @@ class RunLength(NamedTuple):
             return step in self.reports or step == self.total_steps
         return step % self.train.log_every_steps == 0 or step == self.total_steps
 
+    def schedule(self, evaluates_train: bool) -> RunSchedule:
+        """As a run's manifest has it. evaluates_train: whether the training split is evaluated, too."""
+        return RunSchedule(
+            total_steps=self.total_steps,
+            log_every_steps=self.train.log_every_steps,
+            first_evaluation=self.first_evaluation,
+            evaluation_distance=self.distance,
+            evaluates_train=evaluates_train,
+        )
+
     def next_evaluation(self, step: int) -> int:
         """The step of the first evaluation after `step` steps."""
         if self.evaluations is not None:
@@ -99,6 +110,12 @@ class RunLength(NamedTuple):
         while int(number * distance + ROUNDING) <= step:
             number += 1
         return min(max(self.first_evaluation, int(number * distance + ROUNDING)), self.total_steps)
+
+
+def length_of(schedule: RunSchedule) -> RunLength:
+    """The length of a launch by what its manifest has of it; its steps of an epoch are not known."""
+    train = TrainConfig(log_every_steps=schedule.log_every_steps, eval_every_steps=None)
+    return RunLength(0, schedule.total_steps, train, schedule.first_evaluation, schedule.evaluation_distance)
 
 
 def require_steps_left(length: RunLength, step: int, start: Path) -> None:
