@@ -8,6 +8,7 @@ from itertools import combinations, groupby
 from typing import Any
 
 import numpy as np
+from msgspec import UNSET
 
 from app.kinds.metrics import AUC, METRICS, Metric
 from app.record.scores import Scores, kept_splits, read_scores
@@ -206,11 +207,14 @@ def window_times(run: RunFiles) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Seconds and samples [2, windows] of the log's windows, those with steps of a launch's warm-up left out."""
     excluded = int(run.config["train"].get("warmup_steps_excluded") or 0)
     starts = [part.from_step or 0 for part in run.manifest.launches]
-    windows = []
+    windows, samples_at = [], {0: 0, **{event.step: event.samples for event in run.windows}}
     for event in run.windows:
         rate, steps, last = event.samples_per_second, event.steps, event.step
         if rate and steps and not any(last - steps < start + excluded and start < last for start in starts):
-            windows.append((steps * run.global_batch_size / rate, steps * run.global_batch_size))
+            before, after = samples_at.get(last - steps, UNSET), event.samples
+            is_known = before is not UNSET and after is not UNSET
+            samples = after - before if is_known else steps * run.global_batch_size  # type: ignore[operator]
+            windows.append((samples / rate, samples))
     return np.array(windows, np.float64).reshape(-1, 2).T
 
 
