@@ -52,6 +52,7 @@ def main(config: EvaluateConfig) -> int:
             raise UserError(
                 f"keep_scores={limit}: scores are kept of clicks, and these labels are numbers; leave it out"
             )
+        run.correction(config.correct_sampling)
         require_task(trained, run.root, run.manifest)
         runtime.on_rank_0(lambda: verify_splits(run.root, run.manifest, [split], trained.data))
         result = {
@@ -59,6 +60,7 @@ def main(config: EvaluateConfig) -> int:
             **run.about,
             "tables": config.tables.value if config.tables else None,
             "global_batch_size": trained.eval.global_batch_size,
+            **run.about_sampling(config.correct_sampling),
             **plain_object(_measure(run, trained, runtime, config, split)),
         }
         run.log_choice()
@@ -76,11 +78,12 @@ def _measure(
     """Metrics of a checkpoint; a collective call."""
     if config.tables is None:
         loaded = predictor.load(run.path, trained, runtime, run.root, run.manifest)
-        evaluation, limits = loaded.evaluate(split), trained.eval
+        evaluation, limits = loaded.evaluate(split, corrected=config.correct_sampling), trained.eval
         if limits.keep_scores and scores.is_within(
             limits.keep_scores, split, loaded.split(split).rows, limits.exact_rows
         ):
             scores.keep(loaded, evaluation, Path(config.run), run.state.step)
         return evaluation.figures
     model = served_model.load(run.path, trained, run.manifest, config.tables, runtime.device)
-    return predictor.Predictor(trained, runtime, run.root, run.manifest, model).evaluate(split).figures
+    served = predictor.Predictor(trained, runtime, run.root, run.manifest, model)
+    return served.evaluate(split, corrected=config.correct_sampling).figures

@@ -58,10 +58,11 @@ def _export(config: ExportConfig, trained: AppConfig, runtime: Runtime) -> None:
     out = Path(config.out)
     run = resume.open_checkpoint(Path(config.run), config.checkpoint, trained, runtime)
     manifest = run.manifest
+    correction = run.correction(config.correct_sampling)
     model = served_model.load(run.path, trained, manifest, config.tables, CPU)
     num_dense = len(manifest.schema["dense"])
     multi_hot = from_config.multi_hot_features(trained, manifest)
-    program = export_program.program_of(model, manifest.num_embeddings, multi_hot)
+    program = export_program.program_of(model, manifest.num_embeddings, multi_hot, correction)
     exported = export_program.export(program, num_dense, manifest.num_embeddings)
     about = ExportedProgram(
         **structs.asdict(provenance.describe_run()),
@@ -75,6 +76,7 @@ def _export(config: ExportConfig, trained: AppConfig, runtime: Runtime) -> None:
         dense_features=manifest.schema["dense"],
         sparse_features=manifest.num_embeddings,
         tolerance=config.tolerance,
+        rest=run.about_sampling(config.correct_sampling),
     )
     differences = {}
 

@@ -70,16 +70,18 @@ def main(config: RecommendConfig) -> int:
     score = load(trained.model.kind.rank)
     with process_group.joined(trained, process_group.READING) as runtime:
         run = resume.open_checkpoint(directory, config.checkpoint, trained, runtime)
+        correction = run.correction(config.correct_sampling)
         scored: Scored = score(config, trained, run, runtime)
         _require_finite(scored.logits)
         has_clicks = task_of(run.manifest).has_clicks
-        ranked = ranking.rank(*scored[:-1], has_clicks)
+        ranked = ranking.rank(*scored[:-1], has_clicks, correction)
         run.log_choice()
         if runtime.rank == 0:
             counts = zip(scored.features, scored.unknown.sum(axis=0).tolist(), strict=True)
             about = {
                 "run": str(directory),
                 **run.about,
+                **run.about_sampling(config.correct_sampling),
                 "candidates": len(scored.names),
                 "out_of_vocabulary": {feature: count for feature, count in counts if count},
                 **scored.about,

@@ -36,12 +36,13 @@ from app.training.labels import refuse_events_of_one_class, refuse_one_class, re
 from app.training.monitor import require_validation
 from app.training.recording import scores
 from app.training.run import TrainingRun
-from app.training.state import require_steps_left
+from app.training.state import require_rates, require_steps_left
 from common import signals
 from common.cli import EXIT_DONE, EXIT_STOPPED
 from common.signals import Interrupted, StopRequest
 from data_prep.dataset.format import MANIFEST_NAME, Manifest
 from data_prep.dataset.misleading import misleading_sentences
+from data_prep.dataset.sampling import sampling_sentence
 from data_prep.dataset.unseen import unseen_values
 
 log = logging.getLogger("clickwork")
@@ -140,8 +141,8 @@ def _set_up(config: AppConfig, runtime: platform.Runtime, record: RunDirectory, 
     scored = [scores.split_of(config, manifest)] if config.eval.keep_scores else []
     splits = list(dict.fromkeys(["train", config.eval.split, *scored]))
     agreement.on_each_machine(runtime, shared, lambda: verify_splits(root, manifest, splits, config.data))
-    unseen = unseen_values(manifest)
-    for line in [*([] if unseen is None else [unseen]), *misleading_sentences(manifest.extra)]:
+    facts = [unseen_values(manifest), sampling_sentence(manifest), *misleading_sentences(manifest.extra)]
+    for line in filter(None, facts):
         log.warning("%s: %s", root, line)
     run = TrainingRun(session.build(resolved(config, runtime, root, manifest), runtime, root, manifest), record, began)
     if has_windows:
@@ -159,6 +160,7 @@ def _set_up(config: AppConfig, runtime: platform.Runtime, record: RunDirectory, 
             )
             return None
         require_steps_left(run.length, run.state.step, Path(start))
+    require_rates(run.length, config.schedule, run.state.step)
     run.checkpointer.require_space(run.state.step, run.length)
     if start is not None and run.continues:
         best = run.state.best.step if run.state.best and config.checkpoint.keep_best else None

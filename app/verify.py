@@ -1,12 +1,12 @@
 """python -m app.verify run=runs/NAME: replay a run from its record and compare the results.
 
 The dataset must be the one that the run read. The replay trains from the first step in a temporary directory, under the
-run's own environment, and evaluates after the steps that the run evaluated. Compared are each step's loss, the losses
-and accuracies of windows of steps, every figure of every evaluation, the summary's counts, status, figures and digests,
-and at each of the run's checkpoints each parameter and the optimizer's state. Times, memory and power are not. With the
-same number of processes and threads and the same kind of CPU the bits are equal; otherwise a tolerance decides.
-Differences in code, versions, hardware and layout are listed for each launch of the run, with the step up to which bits
-can be equal.
+run's own environment, and evaluates and reports after the steps that the run was configured to. Compared are each
+step's loss; every figure of every window of steps and every evaluation; the summary, the manifest, curves, kept scores,
+the line of results.csv and the pointers to checkpoints; and at each of the run's checkpoints each parameter and the
+optimizer's state. What is not compared (app.replay.records.NOT_COMPARED) is printed. With the same number of processes
+and threads and the same kind of CPU the bits are equal; otherwise a tolerance decides. Differences in code, versions,
+hardware and layout are listed for each launch of the run, with the step up to which bits can be equal.
 
 Exit status: 0 identical, or equal within the tolerance; 1 different; 2 bad input or configuration.
 """
@@ -23,6 +23,7 @@ import logging
 import shutil
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -44,18 +45,20 @@ from app.config import (
 )
 from app.data.shards import verify_splits
 from app.kinds.metrics import AUC, LOGLOSS, RMSE
-from app.record.directory import RunDirectory
-from app.record.documents import RunManifest, Summary
-from app.record.reading import METRICS, SUMMARY, read_evaluations, read_manifest, read_summary, read_windows
-from app.replay.compare import BitwiseDifference, ReplayComparison, bitwise_difference
-from app.replay.launches import Launch, changes, launches_of
-from app.replay.records import compare_records
+from app.metrics.documents import TrainEvent
+from app.record.documents import RunManifest
+from app.record.reading import METRICS, SUMMARY
+from app.replay.compare import BitwiseDifference, ReplayComparison, ReplayDirectory, bitwise_difference
+from app.replay.figures import compare_records, expected_of
+from app.replay.launches import ExpectedEvents, Launch, changes
+from app.replay.records import NOT_COMPARED, Record, Replay, read_record
 from app.runtime import platform as runtime
 from app.runtime import process_group
 from app.sharding.documents import FORMAT, PlanFile
 from app.training import resume, session
 from app.training.loop import target_reached
 from app.training.monitor import early_stop
+from app.training.recording import scores
 from app.training.run import TrainingRun
 from app.training.state import RunLength, RunState, run_length
 from common.cli import EXIT_DONE
@@ -75,26 +78,30 @@ def main(config: VerifyConfig) -> int:
     began, directory = time.perf_counter(), Path(config.run)
     trained = resume.trained_config(directory, config.runtime, config.data.path)
     validate(trained)
-    launches = launches_of(read_manifest(directory))
+    record = read_record(directory)
+    launches = record.launches
     first = next(launch.manifest for launch in launches if launch.manifest is not None)
     trained = replace(trained, runtime=_runtime_of(first, config.runtime, trained.runtime))
     with process_group.joined(trained, process_group.READING) as joined:
         _log_layout(directory, launches, joined)
         paths = decode(joined.on_rank_0(lambda: encode([str(path) for path in files.undamaged(directory)])), list[str])
         checkpoints = {read(Path(path)).state.step: Path(path) for path in paths}
-        steps = _steps(directory, checkpoints)
+        steps = _steps(record, checkpoints)
         root, manifest = resume.open_dataset(trained, directory, first.dataset.path or "", first.dataset.digest or "")
         joined.on_rank_0(lambda: verify_splits(root, manifest, ["train", trained.eval.split], trained.data))
         scratch = Path(joined.on_rank_0(tempfile.mkdtemp))
         try:
-            replayed = _as_planned(_replay_config(trained, directory, steps), first, joined, scratch)
+            expected = expected_of(record, steps)
+            replayed = _as_planned(_replay_config(trained, record, expected, steps), first, joined, scratch)
             replay_session = session.build(replayed, joined, root, manifest)
             whole, replay = (
                 run_length(one.train, replay_session.split("train"), joined.world_size) for one in (trained, replayed)
             )
-            compare = partial(ReplayComparison, checkpoints=checkpoints)
-            record, length = RunDirectory(scratch, joined.rank), _recorded_length(replay, directory)
-            run = TrainingRun(replay_session, record, began, length, compare)
+            scored = {split: one.about.step for split, one in record.scores.items()}
+            compare = partial(ReplayComparison, checkpoints=checkpoints, scored=scored)
+            place = ReplayDirectory(scratch, joined.rank, max(record.evaluated(steps), default=None))
+            length = _recorded_length(replay, record, expected, scored.values())
+            run = TrainingRun(replay_session, place, began, length, compare)
             comparison = run.checkpointer
             assert isinstance(comparison, ReplayComparison)
             run.train()
@@ -102,8 +109,19 @@ def main(config: VerifyConfig) -> int:
                 return EXIT_DONE
             losses = _loss_difference(checkpoints, run.state.all_losses())
             report = {"run": str(directory), "steps": steps, "compared_at": sorted(checkpoints)}
-            report = _compare(directory, scratch, _status(run.state, whole), report | comparison.report(losses))
-            return _report(directory, report, *changes(launches, read_manifest(scratch)), config.tolerance)
+            keeps = trained.eval.keep_scores and scores.split_of(trained, manifest)
+            result = Replay(
+                record=read_record(scratch),
+                steps=steps,
+                status=_status(run.state, whole),
+                early_stop=early_stop(run.state, whole),
+                curves=place.kept_curves,
+                monitor=trained.train.monitor,
+                schedule=whole.schedule(trained.eval.train_split),
+                keeps_scores=keeps if keeps and _keeps(trained, replay_session.split(keeps).rows) else None,
+            )
+            report = _compare(record, result, report | comparison.report(losses))
+            return _report(directory, report, *changes(launches, result.record.manifest), config.tolerance)
         finally:
             if joined.rank == 0:  # the other ranks get here while it still writes
                 shutil.rmtree(scratch, ignore_errors=True)
@@ -116,35 +134,43 @@ def _runtime_of(launch: RunManifest, overrides: RuntimeConfig, trained: RuntimeC
     return replace(trained, num_threads=threads, compile=overrides.compile or before)
 
 
-def _steps(directory: Path, checkpoints: dict[int, Path]) -> int:
+def _keeps(config: AppConfig, rows: int) -> bool:
+    """Whether a split is small enough for its scores to be kept."""
+    return rows <= min(config.eval.keep_scores, config.eval.exact_rows)
+
+
+def _steps(record: Record, checkpoints: dict[int, Path]) -> int:
     """The step up to which to replay: the newest that the record has results of.
 
     Raises:
         UserError: there are none.
     """
-    summary = read_summary(directory)
+    summary = record.summary
     is_known = summary is not None and not (checkpoints and summary.status == "failed")
     steps = max([*checkpoints, summary.steps if summary is not None and is_known else 0])
     if not steps:
-        raise UserError(f"run={directory}: no complete checkpoint and no summary of a training; train it first")
+        raise UserError(f"run={record.directory}: no complete checkpoint and no summary of a training; train it first")
     return int(steps)
 
 
-def _replay_config(trained: AppConfig, directory: Path, steps: int) -> AppConfig:
+def _replay_config(trained: AppConfig, record: Record, expected: ExpectedEvents, steps: int) -> AppConfig:
     """The run's configuration, up to that step, without checkpoints and early stops."""
     unlimited = replace(trained.train, epochs=None, max_samples=None, max_minutes=None)
     train = replace(unlimited, max_steps=steps, target_auc=None, target_accuracy=None, early_stop_patience=None)
     never = replace(trained.checkpoint, every_steps=None, every_minutes=None, resume="never")
-    evaluation = replace(trained.eval, train_split=bool(read_evaluations(directory, "eval_train")))
+    of_train = any(event.event == "eval_train" for event in record.events) or expected.steps("eval_train")
+    evaluation = replace(trained.eval, train_split=bool(of_train))
     return replace(trained, train=train, eval=evaluation, checkpoint=never, record=RecordConfig(tensorboard=False))
 
 
-def _recorded_length(length: RunLength, directory: Path) -> RunLength:
-    """With the evaluations and the windows of steps that a run recorded."""
-    windows = read_windows(directory)
-    reports = {event.step for event in windows} | {event.step - (event.steps or 0) for event in windows}
-    evaluations = frozenset(event.step for event in read_evaluations(directory))
-    return length._replace(evaluations=evaluations, reports=frozenset(reports))
+def _recorded_length(length: RunLength, record: Record, expected: ExpectedEvents, scored: Iterable[int]) -> RunLength:
+    """With the evaluations and windows of steps that were configured, those that a run recorded, and kept scores."""
+    windows = [event for event in record.events if isinstance(event, TrainEvent)]
+    reports = {event.step for event in windows} | expected.steps("train")
+    # Where a launch began with another run's steps, or its schedule is not known, the first step of a window is.
+    reports |= {event.step - (event.steps or 0) for event in (windows if expected.unknown else windows[:1])}
+    evaluations = frozenset(record.evaluated(length.total_steps)) | expected.steps("eval", "eval_train")
+    return length._replace(evaluations=evaluations | frozenset(scored), reports=frozenset(reports))
 
 
 def _status(state: RunState, length: RunLength) -> str:
@@ -180,38 +206,31 @@ def _as_planned(config: AppConfig, recorded: RunManifest, joined: runtime.Runtim
     return replace(config, sharding=ShardingConfig(plan=str(path), qcomm=config.sharding.qcomm))
 
 
-def _compare(before: Path, now: Path, status: str, report: dict[str, Any]) -> dict[str, Any]:
+def _compare(record: Record, replay: Replay, report: dict[str, Any]) -> dict[str, Any]:
     """The report on checkpoints, with that on the records of the run and of its replay.
 
     Raises:
         UserError: as `compare_records` does.
     """
-    comparison = compare_records(before, now, report["steps"], status)
+    comparison = compare_records(record, replay)
     windows = [one for one in comparison.differences if one.where.startswith(METRICS) and one.figure == "loss"]
     if report["losses"] is None and windows:
         first = min(windows, key=lambda one: int(one.where.rsplit(" ", 1)[1]))
         largest = max(one.size for one in windows)
         report["losses"] = {"first_step": int(first.where.rsplit(" ", 1)[1]), "largest": largest}
-    recorded, replay_summary = read_summary(before), read_summary(now)
-    digests = _digests(recorded) if recorded is not None and recorded.steps == report["steps"] else {}
-    digests_now = _digests(replay_summary)
     differing = {one.figure: one.size for one in comparison.differences if one.where == f"{SUMMARY}, eval"}
-    figures = [key for key in EVAL_FIGURES if recorded is not None and recorded.eval.figure(key) is not None]
+    evaluation = record.summary.eval if record.summary is not None else None
+    figures = [key for key in EVAL_FIGURES if evaluation is not None and evaluation.figure(key) is not None]
     return {
         **report,
         "figures": [one._asdict() for one in comparison.differences],
         "figures_compared": comparison.compared,
-        "not_compared": comparison.not_compared,
+        "not_compared": {file: list(names) for file, names in NOT_COMPARED.items()},
+        "lacking": comparison.lacking,
         "evaluation": {key: differing.get(key, 0.0) for key in figures},
-        "same_digests": {key: value == digests_now[key] for key, value in digests.items() if value is not None},
+        "same_digests": comparison.same_digests,
         "largest_difference": max([report["largest_difference"], *(one.size for one in comparison.differences)]),
     }
-
-
-def _digests(summary: Summary | None) -> dict[str, str | None]:
-    if summary is None or not summary.digest:
-        return {}
-    return {"parameters": summary.digest.parameters, "losses": summary.digest.losses}
 
 
 def _log_layout(directory: Path, launches: list[Launch], joined: runtime.Runtime) -> None:
@@ -281,7 +300,10 @@ def _report(directory: Path, report: dict[str, Any], conditions: list[str], unti
     if not same and not within:
         log.info("verify: the largest difference is %.3g, the tolerance %.3g", report["largest_difference"], tolerance)
     _report_changes(report, conditions, until, same)
-    log.info("verify: not compared: %s", ", ".join(report["not_compared"]))
+    for file, names in report["not_compared"].items():
+        log.info("verify: not compared: %s: %s", file, ", ".join(names))
+    for reason in report["lacking"]:
+        log.info("verify: not compared: %s", reason)
     about = {"verdict": verdict, "tolerance": tolerance, "changed_since": conditions, "bits_can_be_equal_until": until}
     print(json.dumps({**report, **about}, indent=1))
     return EXIT_DIFFERENT if verdict == VERDICTS[2] else EXIT_DONE

@@ -32,6 +32,9 @@ class TablePrecision(Enum):
 
 
 CHECKPOINT = "best, last, a step, or a path; null: the best where the run keeps one, else the last"
+CORRECT_SAMPLING = (
+    "probabilities of all rows, p / (p + (1 - p) / kept share), of a model of data.sampling.negative_drop_rate"
+)
 BITS = {
     TablePrecision.fp32: 32,
     TablePrecision.fp16: 16,
@@ -158,6 +161,7 @@ class ExportConfig:
     )
     checkpoint: str | None = key(None, CHECKPOINT, example="last")
     data: DatasetConfig = field(default_factory=DatasetConfig)
+    correct_sampling: bool = key(False, CORRECT_SAMPLING)
     tolerance: float = key(
         1e-5, "largest difference in a logit between the file and the model that it was made of", at_least=0
     )
@@ -226,6 +230,7 @@ class RecommendConfig:
         None, "events, with user=ID candidates=FILE|all: seconds up to which the history goes; null: all"
     )
     id_column: str = key("id", "names the candidates, if there is such a column; else they are numbered from 1")
+    correct_sampling: bool = key(False, CORRECT_SAMPLING)
     top_k: int | None = key(10, "how many to show, best first; null: all", at_least=1)
     out: str | None = key(None, "also write them to this .json or .csv file", example="ranking.csv")
     checkpoint: str | None = key(None, CHECKPOINT, example="last")
@@ -262,6 +267,7 @@ class EvaluateConfig:
     exact_rows: int = key(
         EvalConfig.exact_rows, "of a larger split the AUC is from a histogram, with its error's bound", at_least=0
     )
+    correct_sampling: bool = key(False, CORRECT_SAMPLING)
     keep_scores: int | None = key(
         None, "keep the scores of a split of at most this number of rows in the run; null: keep none", at_least=0
     )

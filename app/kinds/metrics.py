@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 AUC, LOGLOSS, NE, ACCURACY = "auc", "logloss", "ne", "accuracy"  # those that code asks for by name
 CALIBRATION, BASE_RATE, STANDARD_ERROR = "calibration", "base_rate", "auc_standard_error"
+ALL_ROWS, KEPT_ROWS = "calibration_of_all_rows", "calibration_of_kept_rows"
 RMSE, MAE, LABEL_DEVIATION = "rmse", "mae", "label_deviation"
 HR, NDCG = "hr_at_10", "ndcg_at_10"
 NUMBER = "number"
 USERS, GROUPS = "users", "groups"  # what a metric is a mean over: users of a log of events, groups of eval.group_by
+SAMPLED = "sampled rows"  # of a dataset with data.sampling.negative_drop_rate
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,7 @@ class Metric:
         label: its name for readers.
         larger_is_better: None: neither larger nor smaller is.
         task: the kind of label that it is of, a row of app.kinds.tasks.
-        over: USERS, GROUPS or both, where only samples that have these have it.
+        over: USERS, GROUPS or both, or SAMPLED, where only samples that have these have it.
         needs_scores: whether it needs all scores at once, which of more than eval.exact_rows are not kept.
         logged: whether it stands in the log's line of an evaluation.
         in_summary: whether it stands among a run's last lines.
@@ -86,6 +88,15 @@ _ROWS = (
         in_summary=True,
         in_report="Calibration (Σ probabilities ÷ Σ labels)",
     ),
+    Metric(
+        ALL_ROWS,
+        "calibration of corrected probabilities, of all rows",
+        over=(SAMPLED,),
+        logged=True,
+        in_summary=True,
+        in_report="Calibration of all rows, with corrected probabilities",
+    ),
+    Metric(KEPT_ROWS, "calibration of the rows that were kept", over=(SAMPLED,)),
     Metric("ece", "ECE", False, in_report="Expected calibration error"),
     Metric(BASE_RATE, "base rate", logged=True, in_report="Base rate"),
 )

@@ -1,15 +1,19 @@
 """Quality of predicted click probabilities over a whole split. Logloss and entropies are in nats."""
 
+from collections.abc import Mapping
+
 import numpy as np
 from numpy.typing import NDArray
 
-from app.kinds.metrics import MEANS, OF_ROWS
+from app.kinds.metrics import ALL_ROWS, AUC, CALIBRATION, KEPT_ROWS, MEANS, OF_ROWS, STANDARD_ERROR
 from app.metrics.documents import Best, EvaluationFigures
 from common.command import load
 from common.jit import jit
+from data_prep.dataset.sampling import correction
 
 CALIBRATION_BINS = 15
 HISTOGRAM_BITS = 22
+OF_RANKS = (AUC, STANDARD_ERROR, "pr_auc")  # metrics that sums over samples do not give
 BLOCK_ROWS = 1 << 20  # whose intermediate values are in memory
 OVERFIT = 0.002  # the last AUC this far below the best is more than the noise of an evaluation
 AGAINST_OVERFITTING = (
@@ -18,10 +22,12 @@ AGAINST_OVERFITTING = (
 )
 
 
-def click_metrics(logits: NDArray[np.float32], labels: NDArray[np.float32]) -> dict[str, float | None]:
+def click_metrics(
+    logits: NDArray[np.float32], labels: NDArray[np.float32], negative_weight: float = 1.0
+) -> dict[str, float | None]:
     """Metrics of logits [n] against labels [n] of 0 and 1; None where undefined.
 
-    Takes about 16 bytes a row beside them.
+    Takes about 16 bytes a row beside them. negative_weight: rows that each row of label 0 counts for in pr_auc.
 
     auc: exact area under the ROC curve, ties counted half.
     logloss: mean binary cross-entropy, nats.
@@ -40,7 +46,7 @@ def click_metrics(logits: NDArray[np.float32], labels: NDArray[np.float32]) -> d
     positives, negatives = np.sort(logits[is_positive]), np.sort(logits[~is_positive])
     auc = pr_auc = error = None
     if len(positives) and len(negatives):
-        twice_area, precision = _areas(positives, negatives)
+        twice_area, precision = _areas(positives, negatives, negative_weight)
         auc, pr_auc = twice_area / 2 / (len(positives) * len(negatives)), precision / len(positives)
         error = _standard_error(*_squares(positives, negatives, auc), len(positives), len(negatives))
     del positives, negatives
@@ -111,6 +117,32 @@ def click_sums(logits: NDArray[np.float32], labels: NDArray[np.float32]) -> NDAr
     return np.array([len(labels), np.count_nonzero(labels > 0.5), loss, right, preds_sum, *gaps, *of_means])
 
 
+def all_rows_sums(logits: NDArray[np.float32], labels: NDArray[np.float32], kept: float) -> NDArray[np.float64]:
+    """`click_sums` of corrected logits over all rows, of which these are the positives and a share of the negatives.
+
+    kept: that share; each negative counts for 1 / kept rows.
+    """
+    corrected, is_positive = logits + np.float32(correction(kept)), labels > 0.5
+    positives, negatives = (click_sums(corrected[part], labels[part]) for part in (is_positive, ~is_positive))
+    return positives + negatives / kept
+
+
+def of_all_rows(
+    figures: Mapping[str, float | str | None], sums: NDArray[np.float64], corrected: bool
+) -> dict[str, float | str | None]:
+    """The metrics of sampled rows with their calibration over all rows, from `all_rows_sums`.
+
+    corrected: all metrics of probabilities are those of corrected ones over all rows. Ranks are the same.
+    """
+    if not sums[0]:
+        return {**figures, ALL_ROWS: None}
+    every = _from_sums(sums)
+    if not corrected:
+        return {**figures, ALL_ROWS: every[CALIBRATION]}
+    of_probabilities = {name: value for name, value in every.items() if name not in OF_RANKS}
+    return {**figures, **of_probabilities, KEPT_ROWS: figures[CALIBRATION], ALL_ROWS: every[CALIBRATION]}
+
+
 def _from_sums(sums: NDArray[np.float64]) -> dict[str, float | None]:
     """The metrics that need no ranking, from `click_sums`."""
     samples, positives, loss, right, preds, *rest = sums.tolist()
@@ -132,7 +164,7 @@ def _from_sums(sums: NDArray[np.float64]) -> dict[str, float | None]:
 
 
 @jit
-def _areas(positives: NDArray[np.float32], negatives: NDArray[np.float32]) -> tuple[int, float]:
+def _areas(positives: NDArray[np.float32], negatives: NDArray[np.float32], negative_weight: float) -> tuple[int, float]:
     """Twice the number of pairs in the right order (a tie is half), and the sum of precisions; of ascending scores."""
     p, n = len(positives), len(negatives)
     twice_area, total, compensation = 0, 0.0, 0.0
@@ -148,7 +180,7 @@ def _areas(positives: NDArray[np.float32], negatives: NDArray[np.float32]) -> tu
         new, true = before[0] - p, len(positives) - p
         twice_area += (before[1] - n) * (2 * true - new)
         if new:  # summed with Kahan's correction
-            term = new * (true / (true + len(negatives) - n)) - compensation
+            term = new * (true / (true + negative_weight * (len(negatives) - n))) - compensation
             following = total + term
             compensation = (following - total) - term
             total = following

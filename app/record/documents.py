@@ -10,9 +10,9 @@ from app.sharding.documents import PlannedTable
 from common.documents import Json, Number, OpenDocument
 
 FORMAT_NAME = "clickwork-run"
-# Of summary.json. 2: `eval` is of the model that is served, `last` the newest evaluation. 1, and older ones, which name
-# no version: `eval` is the newest.
-SUMMARY_VERSION = 2
+# Of summary.json. 3: a replay demands each of its keys. 2: `eval` is of the model that is served, `last` the newest
+# evaluation. 1, and older ones, which name no version: `eval` is the newest.
+SUMMARY_VERSION = 3
 DONE = ("completed", "target_reached")  # statuses of a run that came to its end
 
 
@@ -80,6 +80,7 @@ class Dataset(OpenDocument, kw_only=True):
     bayes: Json | UnsetType | None = UNSET
     unseen: str | UnsetType | None = UNSET
     misleading: list[str] | UnsetType = UNSET
+    sampling: str | UnsetType = UNSET
     rest: Json = rest()
 
 
@@ -93,6 +94,20 @@ class TableSize(OpenDocument, kw_only=True):
     embedding_dim: int
     bytes: int
     rest: Json = rest()
+
+
+class RunSchedule(Struct, kw_only=True):
+    """After which steps a launch reports, evaluates and ends, as it was configured.
+
+    evaluation_distance: in steps; None: it evaluates at its end alone. first_evaluation: there is none before this
+    step, but the last. evaluates_train: whether it evaluates the training split, too.
+    """
+
+    total_steps: int
+    log_every_steps: int
+    first_evaluation: int
+    evaluation_distance: Number | None
+    evaluates_train: bool
 
 
 class RunManifest(Provenance, kw_only=True):
@@ -113,6 +128,7 @@ class RunManifest(Provenance, kw_only=True):
     began: str | UnsetType = UNSET
     pipeline: str | UnsetType = UNSET
     tables: dict[str, TableSize] | UnsetType = UNSET
+    schedule: RunSchedule | UnsetType = UNSET
     rest: Json = rest()
     from_step: int | UnsetType = UNSET
     results_before: int | UnsetType = UNSET
@@ -217,7 +233,7 @@ class Summary(OpenDocument, kw_only=True):
     """A run's final figures; what was not measured is None or not set.
 
     eval: the evaluation of the model that is served, which is of the best checkpoint where the run keeps one; last: the
-    newest evaluation (not set by older versions, whose `eval` is that).
+    newest evaluation (not set by older versions, whose `eval` is that). events: of each kind in metrics.jsonl.
     """
 
     status: str
@@ -235,6 +251,7 @@ class Summary(OpenDocument, kw_only=True):
     baselines: Baselines | UnsetType | None = UNSET
     throughput: Throughput
     covers: dict[str, Covered] | UnsetType = UNSET
+    events: dict[str, int] | UnsetType = UNSET
     memory: Memory | UnsetType | None = UNSET
     utilisation: dict[str, Number | None] | UnsetType | None = UNSET
     phase_seconds: dict[str, Number | None] | UnsetType | None = UNSET

@@ -11,8 +11,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from app.checkpoint.model_state import local_tensors, read_tensors, stage, tensors_of
+from app.metrics.documents import Curves
 from app.metrics.timing import StepTimer
+from app.optimizer.build import set_step
+from app.record.directory import RunDirectory
 from app.training.checkpointer import Checkpointer
+from app.training.recording import scores
 from app.training.recording.recorder import Recorder
 from app.training.session import Session
 from app.training.state import RunState
@@ -54,21 +58,49 @@ def merged_difference(one: BitwiseDifference | None, other: BitwiseDifference | 
     return BitwiseDifference(min(one.first, other.first), max(one.largest, other.largest))
 
 
+class ReplayDirectory(RunDirectory):
+    """A replay's directory, which remembers the curves of one of its evaluations."""
+
+    def __init__(self, path: Path, rank: int, step: int | None) -> None:
+        """step: of the evaluation whose curves are kept; None: none."""
+        super().__init__(path, rank)
+        self._step = step
+        self.kept_curves: Curves | None = None
+
+    def curves(self, compute: Callable[[], Curves]) -> Curves | None:
+        content = super().curves(compute)
+        if content is not None and content.step == self._step:
+            self.kept_curves = content
+        return content
+
+
 class ReplayComparison(Checkpointer):
     """A replay's checkpointer: where the run left a checkpoint, compares instead of saving."""
 
-    def __init__(self, session: Session, recorder: Recorder, timer: StepTimer, *, checkpoints: dict[int, Path]) -> None:
-        """checkpoints: the run's, by step. A collective call."""
+    def __init__(
+        self,
+        session: Session,
+        recorder: Recorder,
+        timer: StepTimer,
+        *,
+        checkpoints: dict[int, Path],
+        scored: dict[str, int],
+    ) -> None:
+        """checkpoints: the run's, by step. scored: the step of the scores that it kept, by split. A collective call."""
         super().__init__(session, recorder, timer)
-        self._checkpoints = checkpoints
+        self._checkpoints, self._scored = checkpoints, scored
         self.tensors: dict[int, dict[str, BitwiseDifference]] = {}  # those that differ, by step and name
 
     def due(self, step: int) -> bool:
-        return step in self._checkpoints
+        return step in self._checkpoints or step in self._scored.values()
 
     def save(self, state: RunState, best: bool = False) -> None:
         if state.step in self._checkpoints:
             self.tensors[state.step] = self._compare(self._checkpoints[state.step])
+        for split in [split for split, step in self._scored.items() if step == state.step]:
+            with self._timer.apart("eval"):
+                scores.keep(self._session, self._session.evaluate(split), self._recorder.directory.path, state.step)
+                set_step(self._session.optimizer, state.updates)  # FBGEMM's optimizers counted the forward
 
     def keep_best(self, state: RunState) -> None:
         pass

@@ -8,9 +8,11 @@ from msgspec import UNSET, Struct, UnsetType
 from app.record.documents import RunManifest
 from app.runtime.environment import INTERFACES, SET_BY_LAUNCHER
 from app.sharding.documents import PlannedTable
+from app.training.state import RunLength, length_of
 from common.documents import Json, plain_object
 
-LAYOUT = ("image", "base_image", "world_size", "num_threads", "platform", "compile")
+LAYOUT = ("image", "base_image", "world_size", "local_world_size", "num_threads", "platform", "compile")
+ADDED = ("local_world_size", "compile")  # keys of LAYOUT that manifests of older versions lack
 # Set by torchrun or instead of it: their effects are compared by LAYOUT.
 BY_LAUNCHER = (
     "WORLD_SIZE",
@@ -69,10 +71,12 @@ def _steps(launches: list[Launch]) -> str:
 
 def _changes(recorded: RunManifest, now: RunManifest) -> list[str]:
     conditions = {key: (getattr(recorded, key), getattr(now, key)) for key in LAYOUT}
+    if recorded.world_size != now.world_size:
+        del conditions["local_world_size"]  # which follows from it
     lines = [
         f"{key}: {before or None} then, {after} now"
         for key, (before, after) in conditions.items()
-        if (before or None) != (after or None) and (before is not UNSET or key != "compile")
+        if (before or None) != (after or None) and (before is not UNSET or key not in ADDED or recorded.schedule)
     ]
     plans = recorded.plan or {}, now.plan or {}
     if not lines and _places(plans[0]) != _places(plans[1]):
@@ -107,3 +111,68 @@ def _types(plan: Mapping[str, PlannedTable]) -> str:
         kind = f"{entry.type} on {len(entry.ranks or [])}"
         kinds[kind] = kinds.get(kind, 0) + 1
     return ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())) or "none"
+
+
+class ExpectedEvents(NamedTuple):
+    """The events that the launches' schedules demand and allow, as kinds and steps.
+
+    required: those that a record up to `steps` has. allowed: further ones, beside a stop or a resumption.
+    unknown: ranges of steps (start, end], of launches whose schedule is not known.
+    """
+
+    required: frozenset[tuple[str, int]]
+    allowed: frozenset[tuple[str, int]]
+    unknown: list[tuple[int, int]]
+
+    def is_expected(self, kind: str, step: int) -> bool:
+        """Return whether a schedule explains an event."""
+        place = kind, step
+        return place in self.required or place in self.allowed or any(a < step <= b for a, b in self.unknown)
+
+    def steps(self, *kinds: str) -> frozenset[int]:
+        """The steps of the required events of these kinds."""
+        return frozenset(step for kind, step in self.required if kind in kinds)
+
+
+def expected_events(launches: list[Launch], steps: int, has_ended: bool) -> ExpectedEvents:
+    """The events of a run's first `steps` steps; has_ended: it came to its end there, and was evaluated.
+
+    Whether the step beside which a launch was stopped was evaluated depends on the moment of the stop, unless the next
+    launch evaluates it.
+    """
+    required: set[tuple[str, int]] = set()
+    allowed: set[tuple[str, int]] = set()
+    unknown = []
+    for launch, following in zip(launches, [*launches[1:], None], strict=True):
+        start, end = launch.start, min(steps if launch.end is None else launch.end, steps)
+        schedule = launch.manifest.schedule if launch.manifest is not None else UNSET
+        if not schedule:
+            unknown.append((start, end))
+            continue
+        length = length_of(schedule)
+        every = schedule.log_every_steps
+        required |= {("train", step) for step in range(start - start % every + every, end + 1, every)}
+        if start < schedule.total_steps <= end:
+            required.add(("train", schedule.total_steps))
+        kinds = {"eval", "eval_train"} if schedule.evaluates_train else {"eval"}
+        required |= {(kind, step) for step in _evaluations(length, start, end) if step < end for kind in kinds}
+        allowed |= {(kind, step) for step in (start, end) for kind in ("eval", "eval_train")}
+        if following is None:
+            is_due = has_ended
+        else:
+            next_schedule = following.manifest.schedule if following.manifest is not None else UNSET
+            is_due = bool(next_schedule) and end < steps
+            is_due = is_due and length_of(next_schedule).next_evaluation(end - 1) == end  # type: ignore[arg-type]
+            kinds -= set() if next_schedule and next_schedule.evaluates_train else {"eval_train"}
+        if is_due and end > start:
+            required |= {(kind, end) for kind in kinds}
+    return ExpectedEvents(frozenset(required), frozenset(allowed), unknown)
+
+
+def _evaluations(length: RunLength, start: int, end: int) -> list[int]:
+    """The steps in (start, end] after which a launch evaluates."""
+    steps, step = [], start
+    while step < min(length.total_steps, end):
+        step = length.next_evaluation(step)
+        steps.append(step)
+    return [step for step in steps if step <= end]

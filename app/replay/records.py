@@ -1,173 +1,177 @@
-"""The record of a run compared with that of its replay, figure by figure."""
+"""The record of a run: what it holds, what a replay repeats of it, and what is left out of the comparison."""
 
-import math
-from collections.abc import Iterator, Mapping
+import csv
+import io
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from msgspec import UNSET
-
-from app.kinds.metrics import AUC, BASE_RATE, CALIBRATION, LABEL_DEVIATION, LOGLOSS, MAE, NE, RMSE
-from app.metrics.documents import TrainEvent
-from app.record.documents import Summary
-from app.record.reading import METRICS, SUMMARY, read_config, read_events, read_summary
-from common.documents import Json, convert, plain_object
+from app.checkpoint.files import BEST, CHECKPOINTS, LATEST, whole_checkpoints
+from app.metrics.documents import AnyEvent, Curves, EarlyStop, EvaluationEvent, EvaluationFigures
+from app.record.documents import RunManifest, RunSchedule, Summary
+from app.record.reading import (
+    MANIFEST,
+    METRICS,
+    RESULTS,
+    SUMMARY,
+    read_config,
+    read_curves,
+    read_events,
+    read_manifest,
+    read_summary,
+)
+from app.record.scores import SCORES, Scores, kept_splits, read_scores
+from app.replay.launches import Launch, launches_of
 from common.errors import UserError
 
-KINDS = ("train", "eval", "eval_train")  # of events that a replay repeats
-# Figures of the machine and of the moment, which no replay repeats.
-NOT_COMPARED = (
-    "seconds",
-    "eval_seconds",
-    "samples_per_second",
-    "input_wait_fraction",
-    "phase_seconds",
-    "watts",
-    "host_bytes",
-    "device_bytes",
-    "measured",
-    "throughput",
-    "memory",
-    "power",
-    "utilisation",
-    "world_size",
-    "covers",
-    "baselines",
-)
-OWN_STATUS = ("completed", "target_reached")  # the training decides them; the others come from outside
-RELATIVE = ("loss", LOGLOSS, "lr", "gradient_norm", RMSE, MAE, LABEL_DEVIATION)
-SMOOTH = (*RELATIVE, NE, CALIBRATION, BASE_RATE)
-ROUNDING = 1e-12  # relative: of float64 sums over samples, whose order may be another in another release
-CHANGED_PLACES = 4  # samples that may change sides of a threshold or a rank where a logit differs by rounding
-NEWEST_IS_EVAL, SERVED_IS_EVAL = 1, 2  # versions of summary.json: which evaluation its `eval` is
+OTHER_FILES = "other files"
+POINTERS = f"{CHECKPOINTS}/{LATEST}, {CHECKPOINTS}/{BEST}"
+# By file, what is not compared: clocks, memory and power of the moment, words, and what the replay takes from the
+# record. `python -m app.verify` prints this, and docs/reproducibility.md has it.
+NOT_COMPARED: Mapping[str, tuple[str, ...]] = {
+    METRICS: (
+        "seconds",
+        "eval_seconds",
+        "samples_per_second",
+        "input_wait_fraction",
+        "phase_seconds",
+        "watts",
+        "host_bytes",
+        "device_bytes",
+        "measured",
+        "checkpoint",  # but for the number of these events
+        "resume.line",
+        "resume.samples",
+    ),
+    SUMMARY: (
+        "throughput",
+        "covers",
+        "memory",
+        "utilisation",
+        "phase_seconds",
+        "power",
+        "seconds",
+        "baselines",
+        "error",
+    ),
+    MANIFEST: (
+        "argv",
+        "began",
+        "pipeline",
+        "plan",
+        "dataset.path",
+        "dataset.unseen",
+        "dataset.misleading",
+        "dataset.sampling",
+        "earlier.schedule",
+        "environment: variables of the launcher",
+        "conditions: whether a key without a value is there",
+    ),
+    RESULTS: ("Time Stamp", "Recommendations/s (std/mean)", "lines of earlier runs"),
+    OTHER_FILES: ("config.yaml", "log.txt", "step_times.json", "report.html", "tensorboard"),
+}
 
 
-class Difference(NamedTuple):
-    """A figure that differs: where it stands, its name and both values; infinite where it is no matter of rounding."""
+class Record(NamedTuple):
+    """What a run left in its directory; None, or empty, where there is none.
 
-    where: str
-    figure: str
-    recorded: object
-    replayed: object
-    size: float
+    results: lines of results.csv. pointers: text of `latest` and `best`. checkpoints: names, the oldest first.
+    """
+
+    directory: Path
+    config: dict[str, Any]
+    manifest: RunManifest
+    launches: list[Launch]
+    summary: Summary | None
+    events: list[AnyEvent]
+    curves: Curves | None
+    scores: dict[str, Scores]
+    results: list[list[str]]
+    pointers: dict[str, str | None]
+    checkpoints: list[str]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the newest launch wrote every key that this version writes; older versions wrote fewer."""
+        return bool(self.manifest.schedule)
+
+    @property
+    def keeps_best(self) -> bool:
+        return bool((self.config.get("checkpoint") or {}).get("keep_best"))
+
+    def evaluated(self, steps: int) -> list[int]:
+        """The steps, up to that one, after which metrics.jsonl has an evaluation of the evaluated split."""
+        return [event.step for event in self.events if event.event == "eval" and event.step <= steps]
 
 
-class RecordComparison(NamedTuple):
-    """What differs, how many figures were compared, and which were not."""
+class Replay(NamedTuple):
+    """What a replay of `steps` steps left; `record` is that of its own directory.
 
-    differences: list[Difference]
-    compared: int
-    not_compared: list[str]
+    status, early_stop: of a run that came this far by the run's own configuration, and was not stopped.
+    curves: of the newest recorded evaluation, if there was one. monitor: train.monitor.
+    keeps_scores: the split whose scores a run that came to its end has kept; None: none.
+    """
+
+    record: Record
+    steps: int
+    status: str
+    early_stop: EarlyStop | None
+    curves: Curves | None
+    monitor: str | dict[str, float]
+    schedule: RunSchedule
+    keeps_scores: str | None
+
+    def evaluation(self, kind: str, step: int) -> EvaluationFigures | None:
+        """The figures of an evaluation; None if the replay has none after that step."""
+        for event in self.record.events:
+            if isinstance(event, EvaluationEvent) and (event.event, event.step) == (kind, step):
+                return event.figures()
+        return None
 
 
-def compare_records(before: Path, now: Path, steps: int, status: str) -> RecordComparison:
-    """Compare what two runs recorded of the first `steps` steps; `now` is the replay's directory.
-
-    status: what the run's should be after these steps, were it not stopped.
+def read_record(directory: Path) -> Record:
+    """Read all that is compared of a run.
 
     Raises:
-        UserError: the record has nothing to compare, or is of a version that is not known.
+        UserError: the directory is not a run's, or a file is damaged.
     """
-    differences: list[Difference] = []
-    replayed = {(event.event, event.step): plain_object(event) for event in read_events(now) if event.event in KINDS}
-    compared, skipped = 0, set()
-    for place, recorded, replay in _pairs(before, now, steps, status, replayed):
-        if not replay:
-            differences.append(Difference(place, "all", "recorded", "not replayed", math.inf))
-        for name, value in recorded.items():
-            if name in NOT_COMPARED or name not in replay:
-                skipped.add(name)
-                continue
-            compared += 1
-            size = _difference(name, value, replay[name], _samples({**replay, **recorded}))
-            if size is not None:
-                differences.append(Difference(place, name, value, replay[name], size))
-    if not compared:
-        raise UserError(f"run={before}: {METRICS} has no losses to compare")
-    summary = read_summary(before)
-    skipped.update(name for name in NOT_COMPARED if summary is not None and name in plain_object(summary))
-    return RecordComparison(differences, compared, sorted(skipped))
+    manifest, checkpoints = read_manifest(directory), directory / CHECKPOINTS
+    return Record(
+        directory,
+        read_config(directory),
+        manifest,
+        launches_of(manifest),
+        read_summary(directory),
+        read_events(directory),
+        read_curves(directory),
+        _scores(directory),
+        _results(directory / RESULTS),
+        {name: _text(checkpoints / name) for name in (LATEST, BEST)},
+        [path.name for path in whole_checkpoints(checkpoints)],
+    )
 
 
-def _pairs(
-    before: Path, now: Path, steps: int, status: str, replayed: Mapping[tuple[str, int], Json]
-) -> Iterator[tuple[str, Json, Json]]:
-    """Parts of both records that stand for the same, with their place."""
-    events = read_events(before)
-    for kind in KINDS:
-        for event in events:
-            if event.event == kind and event.step <= steps:
-                yield (
-                    f"{METRICS}, {kind} of step {event.step}",
-                    plain_object(event),
-                    replayed.get((kind, event.step), {}),
-                )
-    recorded, replay = read_summary(before), read_summary(now)
-    if recorded is None or replay is None or recorded.status == "failed":
-        return
-    evaluated = [event.step for event in events if event.event == "eval" and event.step <= steps]
-    figures: Json = {"steps": recorded.steps, "samples": recorded.samples}
-    expected: Json = {"steps": steps, "samples": replay.samples, "status": status}
-    if recorded.status in OWN_STATUS:
-        figures["status"] = recorded.status
-    yield SUMMARY, figures, expected
-    if recorded.steps != steps:
-        return
-    for part in ("parameters", "train"):
-        yield f"{SUMMARY}, {part}", _part(recorded, part), _part(replay, part)
-    step = recorded.eval.step
-    if step is not UNSET:
-        yield f"{SUMMARY}, eval", {"step": step}, {"step": _step_of_eval(before, recorded, step, evaluated)}
-        yield f"{SUMMARY}, eval", plain_object(recorded.eval), _evaluation(replayed, step)
-    if recorded.last and recorded.last.step is not UNSET:
-        last = recorded.last.step
-        yield f"{SUMMARY}, last", {"step": last}, {"step": max(evaluated, default=last)}
-        yield f"{SUMMARY}, last", plain_object(recorded.last), _evaluation(replayed, last)
-    if recorded.best:
-        best = recorded.best
-        same = replay.best if replay.best and replay.best.step == best.step else None  # has the value of train.monitor
-        expected = _evaluation(replayed, best.step) | (plain_object(same) if same is not None else {})
-        yield f"{SUMMARY}, best", plain_object(best), expected
+def _scores(directory: Path) -> dict[str, Scores]:
+    arrays = {path.name.partition(".")[0] for path in (directory / SCORES).glob("*.npy")}
+    splits = kept_splits(directory)
+    if alone := sorted(arrays - {*splits}):
+        path = directory / SCORES / f"{alone[0]}.json"
+        raise UserError(f"{path}: missing beside its arrays; remove these, and keep the scores of {alone[0]} again")
+    return {split: read_scores(directory, split) for split in splits}
 
 
-def _part(summary: Summary, name: str) -> Json:
-    part = getattr(summary, name)
-    return plain_object(part) if part else {}
+def _results(path: Path) -> list[list[str]]:
+    text = _text(path)
+    return [] if text is None else list(csv.reader(io.StringIO(text)))
 
 
-def _step_of_eval(run: Path, recorded: Summary, step: int, evaluated: list[int]) -> int:
-    """The step that `eval` of a summary should be of, by the meaning of its version."""
-    version = recorded.version or 1
-    if version not in (NEWEST_IS_EVAL, SERVED_IS_EVAL):
-        raise UserError(f"run={run}: {SUMMARY} is of version {version}, which is not known here; use a newer release")
-    keeps_best = version == SERVED_IS_EVAL and (read_config(run).get("checkpoint") or {}).get("keep_best")
-    return recorded.best.step if keeps_best and recorded.best else max(evaluated, default=step)
-
-
-def _evaluation(replayed: Mapping[tuple[str, int], Json], step: int) -> Json:
-    """A replay's evaluation after a step, as a summary has it."""
-    event = replayed.get(("eval", step), {})
-    return {**event, "samples": event["eval_samples"]} if event else {"step": None, AUC: None}
-
-
-def _samples(event: Json) -> float:
-    """Samples that the figures of an evaluation, or of a window of steps, are of."""
-    if event.get("event") == "train":
-        window = convert(event, TrainEvent)
-        return (window.steps or 0) * (window.samples or 0) / window.step
-    count = event.get("eval_samples") or event.get("samples")
-    return count if isinstance(count, int) else math.inf
-
-
-def _difference(name: str, recorded: object, replayed: object, samples: float) -> float | None:
-    """The size of a difference, None if there is none; infinite where it is no matter of rounding."""
-    if recorded == replayed or (recorded != recorded and replayed != replayed):  # both NaN
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_bytes().decode(errors="replace").strip()
+    except FileNotFoundError:
         return None
-    if not isinstance(recorded, float) or not isinstance(replayed, float):
-        return math.inf
-    if math.isclose(recorded, replayed, rel_tol=ROUNDING, abs_tol=0.0):
-        return None
-    size = abs(recorded - replayed) / (abs(recorded) or 1.0) if name in RELATIVE else abs(recorded - replayed)
-    if name not in SMOOTH:
-        size = max(0.0, size - CHANGED_PLACES / samples)
-    return math.inf if math.isnan(size) else size
+
+
+def is_compared(file: str, name: str) -> bool:
+    """Return whether a key of a file, with dots between the parts of its name, is compared."""
+    return not any(name == one or name.startswith(f"{one}.") for one in NOT_COMPARED[file])

@@ -4,15 +4,17 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, groupby
 from typing import Any
 
 import numpy as np
+from msgspec import UNSET
 
 from app.kinds.metrics import AUC, METRICS, Metric
 from app.record.scores import Scores, kept_splits, read_scores
 from app.report.read import RunFiles
 from app.report.statistics import MeanDifference, Ratio, batch_means, delong, paired, seeds_needed, speed_ratio, welch
+from app.report.words import count
 from common.documents import plain_object
 
 # Keys of the configuration that affect neither learning nor speed.
@@ -32,9 +34,11 @@ BESIDE = (
     "eval.keep_scores",
     "environment.SLURM_JOB_ID",
 )
+MEASURED = ("checkpoint.keep_best",)  # of BESIDE's keys those that decide which model is evaluated
 # Keys of the manifest that describe how the run was made; `platform` and `world_size` select the comparison.
 MADE_BY = ("code", "image", "versions", "hardware", "environment")
 SIGNIFICANT = 0.05
+SHORTEST_DIGEST = 12  # characters of a digest in a sentence
 CHOOSE_SAMPLES = ("min_history", "window_seconds", "eval_window")  # of data.events: which are evaluated
 # Facts that may differ between two runs of the same computation on two platforms.
 PER_PLATFORM = ("platform", "runtime.", "threads", *(f"{part}." for part in MADE_BY), "image")
@@ -65,11 +69,21 @@ def facts(run: RunFiles) -> dict[str, str]:
         "world size": str(run.world_size),
         "platform": str(manifest.platform),
         "threads": str(manifest.num_threads),
+        "started from": _start(run),
     }
     plain_manifest = plain_object(manifest)
     for part in MADE_BY:
         flat |= dict(flat_facts(f"{part}.", plain_manifest.get(part)))
     return flat
+
+
+def _start(run: RunFiles) -> str:
+    """What the first launch trained on from: initial values, or a step of another run's checkpoint."""
+    step = run.manifest.launches[0].from_step
+    if not step:
+        return "initial values"
+    resume = str((run.config.get("checkpoint") or {}).get("resume"))
+    return f"step {step} of {'another run' if resume in ('auto', 'never') else resume}"
 
 
 def differences(runs: list[RunFiles]) -> tuple[dict[str, list[str]], dict[str, str]]:
@@ -83,14 +97,22 @@ def differences(runs: list[RunFiles]) -> tuple[dict[str, list[str]], dict[str, s
 
 def identity(run: RunFiles, *without: str) -> str:
     """The facts in which runs of one configuration agree, as text; `without` keys with these prefixes."""
-    return json.dumps({key: value for key, value in facts(run).items() if not key.startswith((*BESIDE, *without))})
+    agreed = {
+        key: value for key, value in facts(run).items() if key in MEASURED or not key.startswith((*BESIDE, *without))
+    }
+    return json.dumps(agreed, sort_keys=True)
 
 
 def group(runs: list[RunFiles]) -> list[RunGroup]:
-    """The runs by configuration, in the order given."""
+    """The runs by configuration: that of the first run comes first. Members are sorted by seed and directory.
+
+    What is computed from a group therefore does not depend on the order in which its runs were named.
+    """
     by_identity: dict[str, list[RunFiles]] = {}
     for run in runs:
         by_identity.setdefault(identity(run), []).append(run)
+    for members in by_identity.values():
+        members.sort(key=lambda run: (run.seed, str(run.directory)))
     return [RunGroup(_label(number), members) for number, members in enumerate(by_identity.values())]
 
 
@@ -121,10 +143,11 @@ class AucComparison:
 
     first: RunGroup
     second: RunGroup
-    difference: MeanDifference | None  # None: they were evaluated on different rows
+    difference: MeanDifference | None  # None: see `reason`
     seeds: tuple[int, int]
     test: str  # the test of the difference
     min_seeds: int | None = None  # seeds of either that would show a difference of this size; None: too many or unknown
+    reason: str = ""  # why there is no difference
 
     @property
     def metric(self) -> Metric:
@@ -184,11 +207,14 @@ def window_times(run: RunFiles) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Seconds and samples [2, windows] of the log's windows, those with steps of a launch's warm-up left out."""
     excluded = int(run.config["train"].get("warmup_steps_excluded") or 0)
     starts = [part.from_step or 0 for part in run.manifest.launches]
-    windows = []
+    windows, samples_at = [], {0: 0, **{event.step: event.samples for event in run.windows}}
     for event in run.windows:
         rate, steps, last = event.samples_per_second, event.steps, event.step
         if rate and steps and not any(last - steps < start + excluded and start < last for start in starts):
-            windows.append((steps * run.global_batch_size / rate, steps * run.global_batch_size))
+            before, after = samples_at.get(last - steps, UNSET), event.samples
+            is_known = before is not UNSET and after is not UNSET
+            samples = after - before if is_known else steps * run.global_batch_size  # type: ignore[operator]
+            windows.append((samples / rate, samples))
     return np.array(windows, np.float64).reshape(-1, 2).T
 
 
@@ -201,7 +227,8 @@ def compare_speed(first: RunGroup, second: RunGroup) -> SpeedComparison | None:
         return SpeedComparison(first, second, measured, f"{len(valid_rates[0])} and {len(valid_rates[1])} runs")
     if not all(valid_rates):
         return None
-    a, b = (batch_means(*window_times(group.runs[0])) for group in (first, second))
+    timed = [next(run for run in group.runs if run.throughput.samples_per_second) for group in (first, second)]
+    a, b = (batch_means(*window_times(run)) for run in timed)
     if min(len(a), len(b)) < 2:
         return SpeedComparison(
             first, second, Ratio(valid_rates[1][0] / valid_rates[0][0], None, None), "too few windows for an interval"
@@ -219,13 +246,18 @@ def compare_speed(first: RunGroup, second: RunGroup) -> SpeedComparison | None:
 
 
 def compare_auc(first: RunGroup, second: RunGroup) -> AucComparison | None:
-    """A test over the seeds of two groups, paired over those that both have; None where one has no AUC."""
+    """A test over the seeds of two groups, paired over those that both have; None where one has no AUC.
+
+    There is no difference where the groups were evaluated on different rows, or runs of a seed contradict each other.
+    """
     values = [_aucs(group) for group in (first, second)]
     if not all(values):
         return None
     seeds = len(values[0]), len(values[1])
     if not same_rows(first.runs[0], second.runs[0]):
-        return AucComparison(first, second, None, seeds, "")
+        return AucComparison(first, second, None, seeds, "", reason=_other_rows(first.runs[0], second.runs[0]))
+    if reasons := [*contradictions(first), *contradictions(second)]:
+        return AucComparison(first, second, None, seeds, "", reason="; ".join(reasons))
     shared = sorted(values[0].keys() & values[1].keys())
     if len(shared) > 1:
         one, other = (np.array([entry[seed] for seed in shared]) for entry in values)
@@ -245,7 +277,7 @@ def compare_scores(first: RunGroup, second: RunGroup) -> ScoreComparison | None:
     Raises:
         UserError: the scores of a run are damaged.
     """
-    seeds = [{int(run.config["train"]["seed"]): run for run in reversed(group.runs)} for group in (first, second)]
+    seeds = [{run.seed: run for run in reversed(group.runs)} for group in (first, second)]
     shared = sorted(seeds[0].keys() & seeds[1].keys())
     pairs = [(seeds[0][seed], seeds[1][seed]) for seed in shared] or [(first.runs[0], second.runs[0])]
     one, other = next((pair for pair in pairs if _have_scores_of_one_split(pair)), pairs[0])
@@ -299,19 +331,43 @@ def same_rows(first: RunFiles, second: RunFiles) -> bool:
     return same and (one.digest == other.digest or labels[0] == labels[1] is not None)
 
 
+def _other_rows(first: RunFiles, second: RunFiles) -> str:
+    """How the rows differ that two runs were evaluated on."""
+    runs = first, second
+    rows = [f"{count(run.evaluation.figure('samples'))} rows of {run.evaluation.split}" for run in runs]
+    paths = [str(run.manifest.dataset.path) for run in runs]
+    digests = [str(run.manifest.dataset.digest)[:SHORTEST_DIGEST] for run in runs]
+    differ = f" (digests {digests[0]} and {digests[1]})" if digests[0] != digests[1] else ""
+    return f"they were evaluated on different data{differ}, {rows[0]} of {paths[0]} and {rows[1]} of {paths[1]}"
+
+
 def _aucs(group: RunGroup) -> dict[int, float]:
-    """One AUC or RMSE a seed: a run repeated at one seed is no new evidence."""
-    by_seed = {run.config["train"]["seed"]: run.evaluation.main_value for run in group.runs}
-    return {seed: auc for seed, auc in by_seed.items() if auc is not None}
+    """One AUC or RMSE a seed: an identical run of the same seed is no new evidence."""
+    return {run.seed: value for run in group.runs if (value := run.evaluation.main_value) is not None}
+
+
+def contradictions(group: RunGroup) -> list[str]:
+    """Seeds with several figures, each in words with its runs: nothing says which figure is the configuration's."""
+    reasons = []
+    for seed, members in groupby(group.runs, key=lambda run: run.seed):
+        figures = [(value, run.name) for run in members if (value := run.evaluation.main_value) is not None]
+        if len({value for value, _ in figures}) > 1:
+            label = METRICS[group.runs[0].evaluation.main].label
+            values = " and ".join(f"{value:.7g} ({name})" for value, name in figures)
+            reasons.append(
+                f"runs of one configuration and seed {seed} have different figures, {label} {values}; name one of them"
+            )
+    return reasons
 
 
 def compare_platforms(runs: Sequence[RunFiles], auc_tolerance: float, loss_tolerance: float) -> list[Parity]:
-    """A verdict for every two runs of one seed and configuration on different platforms."""
+    """A verdict for every two runs of one seed and configuration on different platforms, in the platforms' order."""
+    by_platform = sorted(runs, key=lambda run: (str(run.manifest.platform), run.seed, str(run.directory)))
     return [
         _parity(first, second, auc_tolerance, loss_tolerance)
-        for first, second in combinations(runs, 2)
+        for first, second in combinations(by_platform, 2)
         if first.manifest.platform != second.manifest.platform
-        and first.config["train"]["seed"] == second.config["train"]["seed"]
+        and first.seed == second.seed
         and identity(first, *PER_PLATFORM) == identity(second, *PER_PLATFORM)
         and _precision(first) == _precision(second)
     ]

@@ -52,6 +52,10 @@ class RunFiles:
         return str(self.config.get("run", {}).get("name") or self.directory.name)
 
     @property
+    def seed(self) -> int:
+        return int(self.config["train"]["seed"])
+
+    @property
     def status(self) -> str:
         return self.summary.status if self.summary else UNFINISHED
 

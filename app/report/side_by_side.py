@@ -29,7 +29,6 @@ from app.report.words import NOT_MEASURED, count, devices, figure, percent, prec
 NONE = "–"
 MAX_NAME = 80  # characters of a page's name
 RUN_COLORS = (0, 1, 2, 4, 5, 6, 7)  # 3 is for references
-SHORTEST_DIGEST = 12  # characters of a digest in a sentence
 SHORTEST = 18  # characters of a hash or value shown in a cell
 
 
@@ -67,6 +66,7 @@ class Comparison:
         ]
         if len(self.groups) == 1:
             sentences.append(("plain", f"{len(self.runs)} runs of one configuration" + _spread(self.base) + "."))
+            sentences += [("bad", f"Not reproduced: {reason}.") for reason in compare.contradictions(self.base)]
         sentences += [("plain", _describe_speed(speed)) for speed in self.speeds]
         sentences += [("bad" if auc.difference is None else "plain", _describe_auc(auc)) for auc in self.aucs]
         sentences += [_describe_scores(scores) for scores in self.scores]
@@ -171,7 +171,7 @@ def _rates(group: RunGroup) -> str:
 def _describe_auc(auc: AucComparison) -> str:
     difference, (first, second) = auc.difference, auc.seeds
     if difference is None:
-        return f"{auc.metric.label}: {auc.second.name} is not comparable with {auc.first.name}: {_other_rows(auc)}."
+        return f"{auc.metric.label}: {auc.second.name} is not comparable with {auc.first.name}: {auc.reason}."
     text = f"{auc.metric.label}: {auc.second.name} is {signed(difference.mean, 5)} against {auc.first.name}"
     if difference.p is None and auc.metric.name != AUC:
         return f"{text}; {first} and {second} seed(s), and a test over seeds takes two of either."
@@ -259,16 +259,6 @@ def _faster(speed: SpeedComparison | None) -> str | None:
 def _seeds(auc: AucComparison) -> str:
     first, second = auc.seeds
     return f"the {first} seeds of both" if auc.test.startswith("paired") else f"{first} and {second} seeds"
-
-
-def _other_rows(auc: AucComparison) -> str:
-    """How the rows differ that two groups were evaluated on."""
-    runs = auc.first.runs[0], auc.second.runs[0]
-    rows = [f"{count(run.evaluation.figure('samples'))} rows of {run.evaluation.split}" for run in runs]
-    paths = [str(run.manifest.dataset.path) for run in runs]
-    digests = [str(run.manifest.dataset.digest)[:SHORTEST_DIGEST] for run in runs]
-    differ = f" (digests {digests[0]} and {digests[1]})" if digests[0] != digests[1] else ""
-    return f"they were evaluated on different data{differ}, {rows[0]} of {paths[0]} and {rows[1]} of {paths[1]}"
 
 
 def _describe_parity(parity: Parity, tolerances: tuple[float, float]) -> tuple[str, str]:
@@ -366,7 +356,7 @@ def _tests(speeds: list[SpeedComparison], aucs: list[AucComparison]) -> ReportTa
         "two-sided, not corrected for several tests."
     )
     if any(auc.difference is None for auc in aucs):
-        note += " Not comparable: evaluated on different rows."
+        note += " Not comparable: evaluated on different rows, or with several figures for one seed."
     return ReportTable(columns, rows, {1, 2, 3, 4, 5, 7}, note)
 
 

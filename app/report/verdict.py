@@ -193,7 +193,7 @@ def _quality_of_numbers(run: RunFiles, rmse: float, deviation: float) -> list[tu
 def _faults_of_data(run: RunFiles) -> list[tuple[str, str]]:
     """What the dataset has that misleads."""
     dataset = run.manifest.dataset
-    lines = [*([dataset.unseen] if dataset.unseen else []), *(dataset.misleading or [])]
+    lines = [*(line for line in (dataset.unseen, dataset.sampling) if line), *(dataset.misleading or [])]
     return [("bad", f"{line[0].upper()}{line[1:]}.") for line in lines]
 
 

@@ -31,10 +31,13 @@ class OneIdProgram(nn.Module):
 
     rows: Tensor
 
-    def __init__(self, model: DLRM, num_embeddings: Mapping[str, int]) -> None:
-        """num_embeddings: rows of the F features' tables, in the order of the model's features."""
+    def __init__(self, model: DLRM, num_embeddings: Mapping[str, int], correction: float) -> None:
+        """num_embeddings: rows of the F features' tables, in the order of the model's features.
+
+        correction: what is added to the logits.
+        """
         super().__init__()
-        self.model, self.features = model, list(num_embeddings)
+        self.model, self.features, self.correction = model, list(num_embeddings), correction
         self.register_buffer("rows", torch.tensor([*num_embeddings.values()]))
 
     def forward(self, dense_features: Tensor, ids: Tensor) -> Tensor:
@@ -50,7 +53,7 @@ class OneIdProgram(nn.Module):
             offset_per_key=[batch * i for i in range(count + 1)],
         )
         logits: Tensor = self.model(dense_features, bags)
-        return logits
+        return logits + self.correction if self.correction else logits
 
 
 class BagsProgram(nn.Module):
@@ -61,10 +64,13 @@ class BagsProgram(nn.Module):
 
     rows: Tensor
 
-    def __init__(self, model: DLRM, num_embeddings: Mapping[str, int], multi_hot: Collection[str]) -> None:
+    def __init__(
+        self, model: DLRM, num_embeddings: Mapping[str, int], multi_hot: Collection[str], correction: float
+    ) -> None:
         """multi_hot: features whose bags may have another number of ids than one; the rest as of OneIdProgram."""
         super().__init__()
         self.model, self.features, self.multi_hot = model, list(num_embeddings), multi_hot
+        self.correction = correction
         self.register_buffer("rows", torch.tensor([*num_embeddings.values()]))
 
     def forward(self, dense_features: Tensor, ids: Tensor, lengths: Tensor) -> Tensor:
@@ -77,7 +83,7 @@ class BagsProgram(nn.Module):
             keys=self.features, values=ids.int(), lengths=flat, offsets=offsets, stride=lengths.shape[1]
         )
         logits: Tensor = self.model(dense_features, bags)
-        return logits
+        return logits + self.correction if self.correction else logits
 
 
 def _require_rows(ids: Tensor, rows: Tensor) -> None:
@@ -91,9 +97,13 @@ def _require_rows(ids: Tensor, rows: Tensor) -> None:
 Program = OneIdProgram | BagsProgram
 
 
-def program_of(model: DLRM, num_embeddings: Mapping[str, int], multi_hot: Collection[str]) -> Program:
+def program_of(
+    model: DLRM, num_embeddings: Mapping[str, int], multi_hot: Collection[str], correction: float = 0.0
+) -> Program:
     """The model with plain tensors for inputs; `multi_hot`: features that may have another number of ids than one."""
-    return BagsProgram(model, num_embeddings, multi_hot) if multi_hot else OneIdProgram(model, num_embeddings)
+    if multi_hot:
+        return BagsProgram(model, num_embeddings, multi_hot, correction)
+    return OneIdProgram(model, num_embeddings, correction)
 
 
 def random_inputs(program: Program, num_dense: int, num_embeddings: Mapping[str, int], samples: int) -> tuple[Any, ...]:

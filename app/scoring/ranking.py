@@ -39,12 +39,14 @@ def rank(
     unknown: NDArray[np.bool_],
     features: Sequence[str],
     has_clicks: bool = True,
+    correction: float = 0.0,
 ) -> Ranking:
     """Candidates from the best to the worst; those with equal scores in their canonical order.
 
     Args:
         logits: [n]; order: [n], candidates in their canonical order; unknown: [n, F], per feature of `features`.
         has_clicks: whether these are logits of clicks; else they are predicted numbers.
+        correction: what is added to logits of clicks; it changes no order.
     """
     best = order[np.argsort(-logits[order], kind="stable")].tolist()
     unknown_names = [[name for name, is_unknown in zip(features, row, strict=True) if is_unknown] for row in unknown]
@@ -52,9 +54,10 @@ def rank(
         return [
             RankedNumber(number, names[i], float(logits[i]), unknown_names[i]) for number, i in enumerate(best, start=1)
         ]
-    probabilities = 1 / (1 + np.exp(-logits.astype(np.float64)))
+    shown = logits.astype(np.float64) + correction
+    probabilities = 1 / (1 + np.exp(-shown))
     return [
-        Ranked(number, names[i], float(probabilities[i]), float(logits[i]), unknown_names[i])
+        Ranked(number, names[i], float(probabilities[i]), float(shown[i]), unknown_names[i])
         for number, i in enumerate(best, start=1)
     ]
 

@@ -18,7 +18,14 @@ from app.config.train import samples_of
 from app.data.batch import Batch, copied_ahead
 from app.data.events import EventLog, EventSplit
 from app.data.split import RowSplits, SplitReader
-from app.metrics.clicks import click_metrics, click_sums, histogram_metrics, score_counts
+from app.metrics.clicks import (
+    all_rows_sums,
+    click_metrics,
+    click_sums,
+    histogram_metrics,
+    of_all_rows,
+    score_counts,
+)
 from app.metrics.curves import MAX_SAMPLES
 from app.metrics.documents import EvaluationFigures
 from app.metrics.numbers import number_metrics
@@ -29,6 +36,7 @@ from common import command
 from common.documents import convert, decode, encode
 from common.errors import UserError
 from data_prep.dataset.format import Manifest
+from data_prep.dataset.sampling import kept_share
 
 log = logging.getLogger("clickwork")
 
@@ -164,8 +172,12 @@ class Predictor:
         samples, processes = min(self.config.eval.global_batch_size, rows), self.runtime.world_size
         return max(1, -(-samples // processes)) * processes
 
-    def evaluate(self, name: str, interrupted: Interrupted = lambda batches_done: False) -> Evaluation:
+    def evaluate(
+        self, name: str, interrupted: Interrupted = lambda batches_done: False, corrected: bool = False
+    ) -> Evaluation:
         """Metrics of a whole split, all processes' samples pooled; a collective call.
+
+        corrected: of sampled rows, metrics of corrected probabilities over all rows; logits stay as they are.
 
         Raises as `score`, and UserError for logits that are not finite.
 
@@ -178,9 +190,13 @@ class Predictor:
         if not task_of(self.manifest).has_clicks:
             figures = number_metrics(logits, labels, lambda sums: np.sum(runtime.gather(sums), axis=0))
             return Evaluation(_figures(name, split.rows, figures), logits[:0], labels[:0])
+        kept, sums_of_all = kept_share(self.manifest), np.empty(0)
+        if 0 < kept < 1:
+            sums_of_all = np.sum(runtime.gather(all_rows_sums(logits, labels, kept)), axis=0)
         if split.rows > self.config.eval.exact_rows:
             sums = np.sum(runtime.gather(click_sums(logits, labels)), axis=0)
             binned = histogram_metrics(runtime.total(score_counts(logits, labels)), sums)
+            binned = of_all_rows(binned, sums_of_all, corrected) if len(sums_of_all) else binned
             stride = -(-split.rows // MAX_SAMPLES)
             logits, labels = (runtime.to_rank_0(values[::stride]) for values in (logits, labels))
             return Evaluation(_figures(name, split.rows, binned), logits, labels)
@@ -195,8 +211,10 @@ class Predictor:
                 ids = [groups] if group_by is None else [groups, rows]
                 grouped = command.load(kind.group_metrics)(logits, labels, *ids)
             names = self.config.data.events.tasks
+            weighted = click_metrics(logits, labels, 1 / kept if corrected else 1.0)
+            figures = of_all_rows(weighted, sums_of_all, corrected) if len(sums_of_all) else weighted
             aucs = {f"auc_{name}": click_metrics(*task)["auc"] for name, task in zip(names, others, strict=False)}
-            return encode(_figures(name, split.rows, {**click_metrics(logits, labels), **grouped, **aucs}))
+            return encode(_figures(name, split.rows, {**figures, **grouped, **aucs}))
 
         text = runtime.on_rank_0(measured)
         return Evaluation(decode(text, EvaluationFigures), logits, labels)

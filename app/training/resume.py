@@ -43,6 +43,7 @@ from common.documents import Json, plain_object
 from common.errors import UserError
 from common.keys import MISSING, to_plain
 from data_prep.dataset.format import Manifest, load_manifest
+from data_prep.dataset.sampling import correction, kept_share, sampling_sentence
 
 log = logging.getLogger("clickwork")
 
@@ -287,6 +288,28 @@ class TrainedRun(NamedTuple):
     def about(self) -> Json:
         """What a command's JSON says of it."""
         return {"checkpoint": self.path.name, "step": self.state.step, "best": self.best, "last": self.last}
+
+    def correction(self, corrected: bool) -> float:
+        """What a command adds to logits, which says so: 0 unless they are to be corrected for the sampling of rows.
+
+        Raises:
+            UserError: there is nothing to correct, or no negatives to correct by.
+        """
+        kept, sentence = kept_share(self.manifest), sampling_sentence(self.manifest)
+        if not corrected:
+            if sentence is not None:
+                log.warning("%s: %s", self.root, sentence)
+            return 0.0
+        if not 0 < kept < 1:
+            rows = "no row" if kept == 0 else "every row"
+            raise UserError(f"correct_sampling=true: {self.root} kept {rows} with label 0; leave it out")
+        log.info("correct_sampling: probabilities p are p / (p + (1 - p) / %g), those of all rows", kept)
+        return correction(kept)
+
+    def about_sampling(self, corrected: bool) -> Json:
+        """What a command's JSON says of the sampling of rows: nothing where all were kept."""
+        kept = kept_share(self.manifest)
+        return {} if kept == 1 else {"kept_share": kept, "correct_sampling": corrected}
 
     def log_choice(self) -> None:
         """Log which checkpoint was taken; after all that may be refused, which ends in one line."""

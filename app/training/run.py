@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -64,7 +65,7 @@ class TrainingRun:
         # Before any thread of ours copies to the GPU: graphs are recorded, which forbids that.
         session.compile(self.config.train.global_batch_size // self.runtime.world_size)
         self.timer = StepTimer(self.runtime.device)
-        self.recorder = Recorder(session, directory, self.timer, self.length.total_steps, began)
+        self.recorder = Recorder(session, directory, self.timer, self.length, began)
         self.checkpointer = make_checkpointer(session, self.recorder, self.timer)
         self.data = DataLoader(session, self.length)
         self._directory, self._began = directory, began
@@ -205,6 +206,7 @@ class TrainingRun:
         events = read_events(self._directory.path) if self.runtime.rank == 0 else []
         figures.throughput.slowdown = find_slowdown(events)
         figures.early_stop = early_stop(self.state, self.length) or UNSET
+        figures.events = dict(Counter(event.event for event in events))
         self._directory.summary(figures)
         self.recorder.trackers.close(figures)
         spread = summary.throughput_spread(self.state, self.config.train.log_every_steps)

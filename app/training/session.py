@@ -82,24 +82,20 @@ class Session(Predictor):
             set_step(self.optimizer, 0)  # the example was a step to FBGEMM's Adam
 
     def begin_step(self, step: int) -> float:
-        """Set the rates of a step, and what its dropout draws from; return the rate of dense parameters."""
-        self._begin_model(step, self.config.train.global_batch_size // self.runtime.world_size, None)
+        """Set the rates of a step; return the rate of dense parameters."""
+        self._step = step
         rates, schedule = self.config.optimizer, self.config.schedule
         lr = learning_rate(rates.lr, schedule, step, self.cuts)
         set_learning_rate(self.optimizer, lr, learning_rate(rates.table_lr, schedule, step, self.cuts))
         return lr
 
     def forward(self, batch: Batch) -> Tensor:
-        """As the predictor's; in training after `begin_step`."""
-        rows = len(batch.labels)
-        is_last = batch.sequences is None and rows * self.runtime.world_size != self.config.train.global_batch_size
-        if is_last and self.model.training:  # of the epoch: fewer rows than `begin_step` has taken it to have
-            self._begin_model(self._step, rows, None if batch.num_valid == rows else batch.num_valid)
+        """As the predictor's; in training after `begin_step`, with dropout and batch norm of the batch's own rows."""
+        if self.model.training:
+            rows, seed = len(batch.labels), self.config.train.seed
+            num_valid = None if batch.num_valid == rows else batch.num_valid
+            self.model.module.begin_step(seed, self._step, self.runtime.rank, rows, num_valid)
         return super().forward(batch)
-
-    def _begin_model(self, step: int, rows: int, num_valid: int | None) -> None:
-        self._step = step
-        self.model.module.begin_step(self.config.train.seed, step, self.runtime.rank, rows, num_valid)
 
     def undo_step(self) -> None:
         """Take back what a step's forward has changed."""

@@ -1,5 +1,6 @@
 """Where a run is, and how long it is in steps of its own dataset."""
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -7,12 +8,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from app.config import TrainConfig
+from app.config import ScheduleConfig, TrainConfig
 from app.config.train import evaluation_steps, samples_of, steps_within
 from app.data.events import EventSplit
 from app.data.split import SplitReader
 from app.metrics.documents import Best, EvaluationFigures, Monitored
 from app.metrics.totals import Measured
+from app.optimizer.schedule import learning_rate
+from app.record.documents import RunSchedule
 from common.errors import UserError
 
 ROUNDING = 1e-6  # steps: of a distance times a number
@@ -88,6 +91,16 @@ class RunLength(NamedTuple):
             return step in self.reports or step == self.total_steps
         return step % self.train.log_every_steps == 0 or step == self.total_steps
 
+    def schedule(self, evaluates_train: bool) -> RunSchedule:
+        """As a run's manifest has it. evaluates_train: whether the training split is evaluated, too."""
+        return RunSchedule(
+            total_steps=self.total_steps,
+            log_every_steps=self.train.log_every_steps,
+            first_evaluation=self.first_evaluation,
+            evaluation_distance=self.distance,
+            evaluates_train=evaluates_train,
+        )
+
     def next_evaluation(self, step: int) -> int:
         """The step of the first evaluation after `step` steps."""
         if self.evaluations is not None:
@@ -97,6 +110,12 @@ class RunLength(NamedTuple):
         while int(number * distance + ROUNDING) <= step:
             number += 1
         return min(max(self.first_evaluation, int(number * distance + ROUNDING)), self.total_steps)
+
+
+def length_of(schedule: RunSchedule) -> RunLength:
+    """The length of a launch by what its manifest has of it; its steps of an epoch are not known."""
+    train = TrainConfig(log_every_steps=schedule.log_every_steps, eval_every_steps=None)
+    return RunLength(0, schedule.total_steps, train, schedule.first_evaluation, schedule.evaluation_distance)
 
 
 def require_steps_left(length: RunLength, step: int, start: Path) -> None:
@@ -116,6 +135,27 @@ def require_steps_left(length: RunLength, step: int, start: Path) -> None:
     raise UserError(
         f"train.{key}={value}: {start} is at step {step} already, and the run would end after {length.total_steps}; "
         f"give train.{key}={remedy} or more, or another run.name"
+    )
+
+
+def require_rates(length: RunLength, schedule: ScheduleConfig, step: int) -> None:
+    """Raises UserError if steps of a run that is at `step` would train at rate 0, beyond a decay that ends at 0."""
+    total = length.total_steps
+    if step >= total or "decay_steps" not in schedule.name.schedule.keys or learning_rate(1.0, schedule, total - 1):
+        return
+    end = bisect_left(range(total), True, key=lambda each: not learning_rate(1.0, schedule, each))
+    longer = f"schedule.decay_steps={total - schedule.decay_start_step}"
+    name = f"schedule={schedule.name.value}"
+    if step:
+        stop = "" if end <= step else f", or train.max_steps={end}"
+        raise UserError(
+            f"{name}: the learning rate is 0 after step {end}, where its decay ends, and this run, at step {step}, "
+            f"would train on to step {total} and learn nothing there; give another run.name and {longer}, to train "
+            f"from the beginning{stop}"
+        )
+    raise UserError(
+        f"{name}: the learning rate is 0 after step {end}, where its decay ends, and the run has {total} steps; give "
+        f"{longer}, or train.max_steps={end}"
     )
 
 

@@ -29,6 +29,7 @@ SUMMARY_KEYS = {
     "train",
     "eval",
     "last",
+    "events",
     "throughput",
     "memory",
     "power",

@@ -10,6 +10,7 @@ from app.sharding.execute import table_weights
 from app.training.session import Session
 from common.files import digest_file
 from data_prep.dataset.misleading import misleading_sentences
+from data_prep.dataset.sampling import sampling_sentence
 from data_prep.dataset.unseen import unseen_values
 
 MAX_SOURCES = 30  # names of raw files in a manifest
@@ -31,6 +32,7 @@ def describe_dataset(session: Session) -> Dataset:
         bayes=manifest.extra.get("bayes"),
         unseen=unseen_values(manifest),
         misleading=misleading_sentences(manifest.extra),
+        sampling=sampling_sentence(manifest) or UNSET,
     )
 
 

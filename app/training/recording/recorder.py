@@ -20,7 +20,7 @@ from app.training.labels import task_of
 from app.training.recording.describe import describe_dataset, describe_files, describe_tables
 from app.training.recording.summary import mean_loss
 from app.training.session import Session
-from app.training.state import RunState
+from app.training.state import RunLength, RunState
 from app.training.window import StepFigures
 from common.keys import to_plain
 from common.redact import redact
@@ -30,7 +30,7 @@ class Recorder:
     """Reports a session's run to its directory, to other tools and to the terminal."""
 
     def __init__(
-        self, session: Session, directory: RunDirectory, timer: StepTimer, total_steps: int, began: float
+        self, session: Session, directory: RunDirectory, timer: StepTimer, length: RunLength, began: float
     ) -> None:
         """began: time.perf_counter() when the command began."""
         self.directory, self.trackers = directory, Trackers()
@@ -38,9 +38,9 @@ class Recorder:
         self.seconds_before: dict[str, float] = {}  # a resumption
         self._session, self._timer, self._began, self._state = session, timer, began, RunState()
         train = session.config.train
-        self._is_logloss = session.is_logloss
+        self._is_logloss, self._length = session.is_logloss, length
         self._progress = ProgressDisplay(
-            total_steps,
+            length.total_steps,
             session.runtime.rank == 0,
             train.print_windows,
             may_end_early=train.early_stop_patience is not None,
@@ -165,4 +165,5 @@ class Recorder:
             began=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             pipeline=pipeline,
             tables=describe_tables(session),
+            schedule=self._length.schedule(session.config.eval.train_split),
         )

@@ -36,7 +36,7 @@ def test_a_replay_makes_one_checkpointer_and_that_compares(
         dataset,
         load_manifest(dataset),
     )
-    make = partial(ReplayComparison, checkpoints={7: tmp_path})
+    make = partial(ReplayComparison, checkpoints={7: tmp_path}, scored={})
     run = TrainingRun(this, RunDirectory(tmp_path, 0), 0.0, make_checkpointer=make)
     assert isinstance(run.checkpointer, ReplayComparison)
     assert [step for step in range(10) if run.checkpointer.due(step)] == [7]

@@ -233,6 +233,16 @@ def test_a_window_that_a_resumption_began_in_is_of_its_warm_up(tmp_path: Path) -
     assert 0.95 < speed.ratio.low < speed.ratio.high < 1.05
 
 
+def test_a_window_with_an_epochs_last_batch_has_its_own_samples(tmp_path: Path) -> None:
+    """Of 1,000 rows less than whole batches, as train.drop_last=false leaves them."""
+    run = read_run(write_run(tmp_path / "a", "train.warmup_steps_excluded=0"))
+    train = [structs.replace(event, samples=(event.samples or 0) - 1000 * (event.step >= 50)) for event in run.windows]
+    seconds, samples = window_times(set_events(run, train))
+    whole = 10 * run.global_batch_size
+    assert samples.tolist() == [whole - 1000 * (event.step == 50) for event in train]
+    np.testing.assert_allclose(seconds, samples / [event.samples_per_second for event in train])
+
+
 @pytest.mark.slow
 def test_strong_and_weak_scaling_of_one_size_are_both_shown(tmp_path: Path) -> None:
     shapes = {
@@ -513,7 +523,7 @@ def test_machine_and_speed_have_a_row_each(tmp_path: Path) -> None:
 
 
 def test_not_comparable_is_said_only_of_runs_that_are_not(sweep: list[RunFiles], tmp_path: Path) -> None:
-    words = "Not comparable: evaluated on different rows."
+    words = "Not comparable: evaluated on different rows"
     assert words not in Comparison(sweep, 0.001, 0.01).page(tmp_path)
     other = read_run(write_run(tmp_path / "o", "optimizer.lr=0.05", digest="e" * 64))
     assert words in Comparison([*sweep, other], 0.001, 0.01).page(tmp_path)

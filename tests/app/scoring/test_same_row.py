@@ -85,8 +85,8 @@ class Model(NamedTuple):
         logits: list[NDArray[np.float32]] = []
         measure = Predictor.evaluate
 
-        def kept(predictor: Predictor, *args: Any) -> Evaluation:
-            evaluation = measure(predictor, *args)
+        def kept(predictor: Predictor, *args: Any, **keywords: Any) -> Evaluation:
+            evaluation = measure(predictor, *args, **keywords)
             logits.append(evaluation.logits)
             return evaluation
 

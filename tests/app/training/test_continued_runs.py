@@ -211,3 +211,58 @@ def test_a_checkpoint_of_another_run_is_not_taken_for_the_runs_own(runtime: Runt
     assert resume.open_checkpoint(Path("runs/x"), checkpoint, config, runtime).state.step == 2
     with pytest.raises(UserError, match=r"runs/y/.*: was trained with optimizer.lr=0.2, and run=runs/x with 0.1; give"):
         resume.open_checkpoint(Path("runs/x"), other, config, runtime)
+
+
+COSINE = ["schedule=cosine", "schedule.warmup_steps=2", "schedule.decay_start_step=3"]
+
+
+def test_a_longer_run_does_not_train_at_rate_0(runtime: Runtime, base: list[str]) -> None:
+    """Beyond its decay; the remedy trains a run whose every step has a rate."""
+    cosine = [*base, *COSINE, "schedule.decay_steps=4"]
+    assert train_here(runtime, *cosine, "train.max_steps=7") == "completed"
+    before = contents(Path("runs"))
+    for longer in ("train.max_steps=10", "train.max_samples=640"):
+        with pytest.raises(UserError, match=r"is 0 after step 7, .*; give another run.name and schedule.decay_steps=7"):
+            train_here(runtime, *cosine, longer)
+    assert contents(Path("runs")) == before
+    remedy = ["train.max_steps=10", "run.name=y", "schedule.decay_steps=7"]
+    assert train_here(runtime, *cosine, *remedy) == "completed"
+    rates = {event["step"]: event["lr"] for event in events(Path("runs/y"), "train")}
+    assert list(rates) == list(range(1, 11))
+    assert min(rates.values()) > 0
+
+
+@pytest.mark.parametrize("remedy", ["schedule.decay_steps=6", "train.max_steps=7"])
+def test_a_new_run_does_not_end_at_rate_0(remedy: str, runtime: Runtime, base: list[str]) -> None:
+    cosine = [*base, *COSINE, "schedule.decay_steps=4", "train.max_steps=9"]
+    with pytest.raises(UserError, match=r"give schedule\.decay_steps=6, or train.max_steps=7") as error:
+        train_here(runtime, *cosine)
+    assert remedy in str(error.value)
+    assert not Path("runs/x").exists()
+    assert train_here(runtime, *cosine, remedy) == "completed"
+
+
+def test_a_part_of_a_run_resumes_to_the_end_of_its_decay(
+    runtime: Runtime, base: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cosine = [*base, *COSINE, "schedule.decay_steps=4"]
+    with monkeypatch.context() as patched:
+        patched.setattr(stop.StopCheck, "requested", lambda _, step: step == 5)
+        assert train_here(runtime, *cosine, "train.max_steps=7") == "interrupted"
+    with pytest.raises(UserError, match=r"from the beginning, or train.max_steps=7"):
+        train_here(runtime, *cosine, "train.max_steps=9")
+    assert train_here(runtime, *cosine, "train.max_steps=7") == "completed"
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        ["schedule=cosine", "schedule.decay_steps=4", "schedule.end_factor=0.1"],
+        ["schedule=warmup_poly", "schedule.warmup_steps=2", "schedule.decay_start_step=3", "schedule.decay_steps=2"],
+        ["schedule=warmup", "schedule.warmup_steps=2"],
+    ],
+)
+def test_schedules_that_keep_a_rate_train_on(schedule: list[str], runtime: Runtime, base: list[str]) -> None:
+    for steps in (5, 8):
+        assert train_here(runtime, *base, *schedule, f"train.max_steps={steps}") == "completed"
+    assert all(event["lr"] > 0 for event in events(Path("runs/x"), "train")[1:])

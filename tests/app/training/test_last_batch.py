@@ -22,11 +22,12 @@ from tests.app.conftest import SMALL, Command
 from tests.app.datasets import NUM_EMBEDDINGS, write_dataset
 from tests.app.group import run_whole
 from tests.app.run_files import events, losses, summary
+from tests.app.training.test_field_models import EPS, SHAPES, Settings, naive
 from tests.once import made_once
 from tests.oracles.dlrm import Feature, OracleDLRM
 
 BATCH, BLOCK, WINDOW = 64, 40, 2
-ROWS = {"odd": 4 * BATCH + 45, "one": 2 * BATCH + 1, "none": 2 * BATCH, "few": 13}
+ROWS = {"odd": 4 * BATCH + 45, "one": 2 * BATCH + 1, "none": 2 * BATCH, "few": 13, "almost": 3 * BATCH + 63}
 EPOCHS = 2
 CONFIG = DataConfig(shuffle_block_rows=BLOCK, shuffle_window_blocks=WINDOW)
 LAST = [
@@ -122,6 +123,15 @@ def test_padding_repeats_a_row_of_the_batch(roots: dict[str, Path]) -> None:
         assert set(last[parts[1].num_valid :]) == {plain_batches(ROWS[name], 3, 1)[-1][-1]}
 
 
+def arrays_of(root: Path) -> list[NDArray[np.generic]]:
+    """Labels, dense and sparse features of the train split."""
+    shards = load_manifest(root).splits["train"].shards
+    return [
+        np.concatenate([np.load(shard_path(root, "train", shard.name, kind)) for shard in shards])
+        for kind in ("labels", "dense", "sparse")
+    ]
+
+
 def plain_losses(root: Path, runtime: Runtime, overrides: list[str]) -> list[float]:
     """Of the plain model in float64, from the same initial values, over all epochs."""
     config = compose_config(AppConfig, CONFIG_DIR, [*overrides, "run.name=x", f"data.path={root}"])
@@ -141,11 +151,7 @@ def plain_losses(root: Path, runtime: Runtime, overrides: list[str]) -> list[flo
         optimizer.eps or 0.0,
         (optimizer.beta1 or 0.9, optimizer.beta2 or 0.999),
     )
-    shards = manifest.splits["train"].shards
-    labels, dense, sparse = (
-        torch.from_numpy(np.concatenate([np.load(shard_path(root, "train", shard.name, kind)) for shard in shards]))
-        for kind in ("labels", "dense", "sparse")
-    )
+    labels, dense, sparse = (torch.from_numpy(array) for array in arrays_of(root))
     for epoch in range(EPOCHS):
         for batch in plain_batches(rows, config.train.seed, epoch):
             bags = {name: [ids[i : i + 1].long() for ids in sparse[batch]] for i, name in enumerate(NUM_EMBEDDINGS)}
@@ -207,6 +213,30 @@ def test_losses_are_the_plain_models(
     assert [event["step"] for event in events(tmp_path / "run", "eval")] == [epoch_steps, 2 * epoch_steps]
     figures = summary(tmp_path / "run")
     assert (figures["steps"], figures["samples"]) == (2 * epoch_steps, 2 * ROWS[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "processes"),
+    [("almost", 2), *(pytest.param(*case, marks=pytest.mark.slow) for case in [("almost", 1), ("few", 2), ("odd", 4)])],
+)
+def test_batch_norm_is_of_real_rows(
+    name: str, processes: int, runtime: Runtime, roots: dict[str, Path], tmp_path: Path
+) -> None:
+    """Also where padding makes the last batch as large as the others: 63 rows on two processes, 32 each."""
+    settings = Settings(batch_norm=True)
+    overrides = [*SMALL, *LAST, *SHAPES["dlrm"], *settings.overrides(), "optimizer=adam", "optimizer.lr=0.01"]
+    overrides += [f"optimizer.eps={EPS}", "model.embedding_dim=10", "model.dense_init=xavier_normal"]
+    overrides += ["run.name=x", f"run.dir={tmp_path}/run", f"data.path={roots[name]}"]
+    config = compose_config(AppConfig, CONFIG_DIR, overrides)
+    manifest = load_manifest(roots[name])
+    oracle = naive("dlrm", settings, session.build(config, runtime, roots[name], manifest))
+    labels, dense, sparse = (torch.from_numpy(array) for array in arrays_of(roots[name]))
+    expected: list[float] = []
+    for epoch in range(EPOCHS):
+        for batch in plain_batches(ROWS[name], config.train.seed, epoch):
+            expected.append(oracle.step(dense[batch], sparse[batch].long(), labels[batch, 0], len(expected)))
+    run_whole([overrides], processes, tmp_path / "results.json")
+    np.testing.assert_allclose(losses(tmp_path / "run"), expected, rtol=2e-5)
 
 
 @pytest.mark.slow

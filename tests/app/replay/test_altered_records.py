@@ -1,0 +1,148 @@
+"""Whatever is altered in a run's record, verify notices it, or names it among what it does not compare."""
+
+import re
+import shutil
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app import verify
+from app.record.reading import read_config
+from app.replay import records
+from app.replay.figures import compare_records
+from app.replay.launches import BY_LAUNCHER, changes
+from app.replay.records import NOT_COMPARED, OTHER_FILES, Replay, is_compared, read_record
+from app.runtime.platform import Runtime
+from app.training import stop
+from common.errors import UserError
+from tests.app.conftest import REPOSITORY, SMALL
+from tests.app.in_process import command_here, train_here
+from tests.oracles import alterations
+from tests.oracles.alterations import Alteration
+
+CONDITIONS = ("code", "image", "base_image", "versions", "hardware", "environment", "files")
+BASE = ["record.tensorboard=false", "run.name=x", "train.log_every_steps=4", "train.eval_every_steps=5"]
+RUNS = {
+    "resumed": ["eval.train_split=true", "eval.keep_scores=10000", "checkpoint.every_steps=5", "checkpoint.keep=9"],
+    "stopped early": ["train.early_stop_patience=1", "schedule.threshold=0.5", "train.monitor=logloss"],
+}
+
+
+def train(runtime: Runtime, case: str, dataset: Path, run: Path) -> None:
+    """A run that was stopped, resumed and extended; one that ends early."""
+    overrides = [*SMALL, *BASE, *RUNS[case], f"data.path={dataset}", f"run.dir={run}"]
+    if case == "resumed":
+        with pytest.MonkeyPatch.context() as stopped:
+            stopped.setattr(stop.StopCheck, "requested", lambda _, step: step == 6)
+            assert train_here(runtime, *overrides, "train.max_steps=12") == "interrupted"
+        assert train_here(runtime, *overrides, "train.max_steps=12") == "completed"
+    assert train_here(runtime, *overrides, "train.max_steps=14") == "completed"
+    assert command_here(runtime, "evaluate", f"run={run}", "split=test", "keep_scores=10000") == 0
+
+
+@pytest.fixture(scope="module", params=RUNS)
+def replayed(
+    request: pytest.FixtureRequest, runtime: Runtime, dataset: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Path, Replay]]:
+    """A run, and what its replay left; its configuration, which takes long to parse, is read once."""
+    run = tmp_path_factory.mktemp("altered") / "x"
+    train(runtime, request.param, dataset, run)
+    replays: list[Replay] = []
+
+    def kept(record: Any, replay: Replay) -> Any:
+        replays.append(replay)
+        return compare_records(record, replay)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(verify, "compare_records", kept)
+        assert command_here(runtime, "verify", f"run={run}") == 0
+    with pytest.MonkeyPatch.context() as patched:
+        config = read_config(run)
+        patched.setattr(records, "read_config", lambda _: config)
+        yield run, replays[0]
+
+
+def faults(run: Path, replay: Replay) -> list[str]:
+    """What verify notices of a record, beside this replay."""
+    try:
+        record = read_record(run)
+        comparison = compare_records(record, replay)
+    except UserError as error:
+        return [str(error)]
+    digests = [f"digest of {name}" for name, same in comparison.same_digests.items() if not same]
+    return [*map(str, comparison.differences), *digests, *changes(record.launches, replay.record.manifest)[0]]
+
+
+def is_listed(alteration: Alteration) -> bool:
+    """Whether the value is among what is not compared."""
+    file, name = alteration.file, alteration.name
+    if file == "metrics.jsonl":
+        kind, _, key = (*name.split(".", 2), "")[:3]
+        return not is_compared(file, key) or not is_compared(file, f"{kind}.{key}" if key else kind)
+    if file == "manifest.json":
+        name = re.sub(r"^earlier\.\d+\.", "", name)
+        if name.startswith("schedule") and alteration.name != name:
+            name = f"earlier.{name}"
+        part, _, key = name.partition(".")
+        if (alteration.is_empty and part in CONDITIONS) or (part == "environment" and key in BY_LAUNCHER):
+            return True
+    return file in NOT_COMPARED and not is_compared(file, name)
+
+
+def every(run: Path) -> Iterator[Alteration]:
+    return chain(
+        alterations.of_files(run), alterations.of_results(run), alterations.of_lines(run), alterations.of_json(run)
+    )
+
+
+@pytest.mark.parametrize("stride", [61, pytest.param(1, marks=pytest.mark.slow)])
+def test_each_alteration_is_noticed_or_listed(stride: int, replayed: tuple[Path, Replay], tmp_path: Path) -> None:
+    run, replay = replayed
+    assert faults(run, replay) == []
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    unnoticed, count = [], 0
+    for alteration in list(every(run))[::stride]:
+        alteration.apply(copy)
+        if not faults(copy, replay) and not is_listed(alteration):
+            unnoticed.append(f"{alteration.file} {alteration.name}: {alteration.what}")
+        shutil.copy2(run / alteration.file, copy / alteration.file)
+        count += 1
+    assert count > 3000 / stride
+    assert unnoticed == [], "\n".join(unnoticed)
+
+
+@pytest.mark.slow
+def test_nothing_is_listed_that_is_compared(replayed: tuple[Path, Replay], tmp_path: Path) -> None:
+    """Of each name of the list some value may be altered unnoticed, where the run has one."""
+    run, replay = replayed
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    noticed: dict[tuple[str, str], bool] = {}
+    for alteration in filter(is_listed, every(run)):
+        names = [name for name in NOT_COMPARED[alteration.file] if f".{name}" in f".{alteration.name}"]
+        alteration.apply(copy)
+        is_noticed = bool(faults(copy, replay))
+        shutil.copy2(run / alteration.file, copy / alteration.file)
+        for name in names:
+            noticed[alteration.file, name] = noticed.get((alteration.file, name), True) and is_noticed
+    assert [place for place, always in noticed.items() if always] == []
+
+
+def test_docs_name_what_is_not_compared() -> None:
+    page = (REPOSITORY / "docs/reproducibility.md").read_text()
+    for file, names in NOT_COMPARED.items():
+        named = ", ".join(f"`{name}`" if " " not in name else name for name in names)
+        assert f"| {file if file == OTHER_FILES else f'`{file}`'} | {named} |" in page
+
+
+def test_verify_prints_what_is_not_compared(
+    replayed: tuple[Path, Replay], runtime: Runtime, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "clickwork"):
+        assert command_here(runtime, "verify", f"run={replayed[0]}") == 0
+    for file, names in NOT_COMPARED.items():
+        assert any(f"not compared: {file}: {', '.join(names)}" in record.message for record in caplog.records)

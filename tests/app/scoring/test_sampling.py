@@ -1,0 +1,163 @@
+"""Probabilities of sampled rows: what is said of them, and their correction in every command."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from app.metrics.clicks import all_rows_sums, click_metrics, of_all_rows
+from app.record.scores import read_scores
+from app.report.page import run_page
+from app.report.read import read_run
+from app.runtime.platform import Runtime
+from common.errors import UserError
+from data_prep.dataset.format import load_manifest
+from data_prep.encoding.encoder import Encoder
+from data_prep.encoding.new_rows import read_new_rows
+from data_prep.pipeline import preprocess
+from tests.app.conftest import SMALL
+from tests.app.in_process import command_here, train_here
+from tests.data_prep.conftest import config, load_split
+from tests.oracles.sampling import metrics_of_all_rows
+
+ROWS, KEPT, CLICKS = 6000, 0.25, 0.04
+CORRECTED = "correct_sampling=true"
+
+
+def raw_rows() -> list[str]:
+    """Criteo's form; the first category decides the label."""
+    rng = np.random.default_rng(7)
+    category = rng.integers(0, 9, ROWS)
+    labels = rng.random(ROWS) < CLICKS * (0.2 + 0.2 * category)
+    integers, others = rng.integers(0, 2, (ROWS, 13)), rng.integers(0, 2, (ROWS, 25))
+    return [
+        "\t".join([str(int(labels[i])), *map(str, integers[i]), f"{category[i]:08x}", *(f"{x:08x}" for x in others[i])])
+        for i in range(ROWS)
+    ]
+
+
+@pytest.fixture(scope="module")
+def place(runtime: Runtime, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on a quarter of the negatives, and the rows that it was made of."""
+    root = tmp_path_factory.mktemp("sampled")
+    (root / "raw.tsv").write_text("".join(f"{row}\n" for row in raw_rows()))
+    keys = ["data.split.method=fraction", "data.split.held_out=0.5", f"data.path={root}/data"]
+    preprocess(config(f"data.raw={root}/raw.tsv", *keys, f"data.sampling.negative_drop_rate={1 - KEPT}"))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(root)
+        run = [*SMALL, "data.path=data", "run.name=x", "train.epochs=2", "eval.split=test", "record.tensorboard=false"]
+        assert train_here(runtime, *run, "optimizer.lr=0.02", "eval.exact_rows=100000") == "completed"
+    return root
+
+
+@pytest.fixture(autouse=True)
+def here(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+
+
+def evaluated(runtime: Runtime, capsys: pytest.CaptureFixture[str], *overrides: str) -> dict[str, Any]:
+    capsys.readouterr()
+    assert command_here(runtime, "evaluate", "run=runs/x", *overrides) == 0
+    result: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return result
+
+
+def test_metrics_of_all_rows_are_scikit_learns() -> None:
+    rng = np.random.default_rng(0)
+    labels = (rng.random(3000) < 0.2).astype(np.float32)
+    logits = (rng.normal(size=3000) + labels - 1).astype(np.float32)
+    figures = click_metrics(logits, labels, 1 / KEPT)
+    actual = of_all_rows(figures, all_rows_sums(logits, labels, KEPT), corrected=True)
+    for name, value in metrics_of_all_rows(logits, labels, KEPT).items():
+        assert actual[name] == pytest.approx(value, rel=1e-5), name
+
+
+def test_every_split_is_sampled(place: Path) -> None:
+    """So each split that is evaluated is corrected by the same share; raw rows that are ranked are of all rows."""
+    raw = raw_rows()
+    clicks, negatives = (sum(row[0] == label for row in raw) for label in "10")
+    kept = {split: load_split(place / "data", split)[0] for split in ("train", "val", "test")}
+    assert sum(int(labels.sum()) for labels in kept.values()) == clicks
+    for split, share in (("train", 0.5), ("val", 0.25), ("test", 0.25)):
+        assert len(kept[split]) / sum(map(len, kept.values())) == pytest.approx(share, abs=0.01)
+        assert float(kept[split].mean()) == pytest.approx(clicks / (clicks + KEPT * negatives), abs=0.04)
+
+
+@pytest.mark.parametrize("further", [[], ["exact_rows=10"], ["tables=fp32"]])
+def test_evaluate_measures_all_rows(further: list[str], runtime: Runtime, capsys: pytest.CaptureFixture[str]) -> None:
+    evaluated(runtime, capsys, "split=test", "keep_scores=100000")
+    scores = read_scores(Path("runs/x"), "test")
+    expected = metrics_of_all_rows(scores.logits, scores.labels, KEPT)
+    plain = evaluated(runtime, capsys, "split=test", *further)
+    corrected = evaluated(runtime, capsys, "split=test", CORRECTED, *further)
+    assert (plain["kept_share"], plain["correct_sampling"], corrected["correct_sampling"]) == (KEPT, False, True)
+    assert plain["calibration"] == pytest.approx(expected["calibration_of_kept_rows"], rel=1e-5)
+    assert plain["calibration_of_all_rows"] == pytest.approx(expected["calibration_of_all_rows"], rel=1e-5)
+    assert plain["base_rate"] == pytest.approx(scores.labels.mean())
+    assert plain["auc"] == corrected["auc"]
+    for name, value in expected.items():
+        if corrected[name] is not None:
+            bound = corrected.get("auc_error", 0) if name == "auc" else 0.0
+            assert abs(corrected[name] - value) <= 1e-5 * abs(value) + 1.001 * bound, name
+    assert corrected["base_rate"] < 0.08 < plain["base_rate"]
+
+
+def test_ranking_and_export_give_the_same_probabilities(
+    runtime: Runtime, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    raw = raw_rows()[:2000]
+    lines = [row.split("\t", 1)[1] for row in raw]
+    (tmp_path / "c.tsv").write_text("".join(f"{line}\n" for line in lines))
+    rankings = []
+    for name, overrides in (("plain", []), ("corrected", [CORRECTED])):
+        arguments = ["run=runs/x", f"candidates={tmp_path}/c.tsv", "top_k=null", f"out={tmp_path}/{name}.json"]
+        caplog.clear()
+        assert command_here(runtime, "recommend", *arguments, *overrides) == 0
+        said = any("0.75 of the rows with label 0 were left out" in record.message for record in caplog.records)
+        assert said == (not overrides)
+        document = json.loads((tmp_path / f"{name}.json").read_text())
+        assert (document["kept_share"], document["correct_sampling"]) == (KEPT, bool(overrides))
+        rankings.append({each["candidate"]: each for each in document["ranking"]})
+    plain, corrected = rankings
+    assert list(plain) == list(corrected)  # the same order
+    for candidate, each in plain.items():
+        p, q = each["probability"], corrected[candidate]["probability"]
+        assert q == pytest.approx(p / (p + (1 - p) / KEPT), rel=1e-9)
+        assert q < p
+    mean = np.mean([each["probability"] for each in corrected.values()])
+    assert mean == pytest.approx(np.mean([row[0] == "1" for row in raw]), rel=0.25)  # new rows are of all rows
+    capsys.readouterr()
+    assert command_here(runtime, "export", "run=runs/x", f"out={tmp_path}/x.pt2", CORRECTED) == 0
+    program = torch.export.load(tmp_path / "x.pt2", extra_files=(about := {"clickwork.json": ""}))
+    assert json.loads(about["clickwork.json"])["kept_share"] == KEPT
+    encoder = Encoder.load(Path("data"))
+    rows = read_new_rows(tmp_path / "c.tsv", encoder.shape(encoder.input_columns))
+    block = encoder.encode(encoder.parse_columns(rows.columns, rows.name, rows.numbers))
+    logits = program.module()(torch.from_numpy(block.dense), torch.from_numpy(block.sparse.astype(np.int64)))
+    expected = [corrected[str(number)]["logit"] for number in range(1, 2001)]
+    np.testing.assert_allclose(logits.detach().numpy(), expected, atol=1e-5)
+
+
+def test_log_and_report_say_so(runtime: Runtime, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = [*SMALL, "data.path=data", "run.name=y", f"run.dir={tmp_path}/y", "train.max_steps=2"]
+    assert train_here(runtime, *run, "record.tensorboard=false") == "completed"
+    sentence = "0.75 of the rows with label 0 were left out of all splits"
+    assert any(sentence in record.message for record in caplog.records)
+    page = run_page(read_run(tmp_path / "y"))
+    assert sentence in page
+    assert "Calibration of all rows, with corrected probabilities" in page
+    figures = json.loads((tmp_path / "y/summary.json").read_text())["eval"]
+    assert figures["calibration_of_all_rows"] is not None
+
+
+def test_what_needs_no_correction_is_refused(runtime: Runtime, dataset: Path, tmp_path: Path) -> None:
+    run = [*SMALL, f"data.path={dataset}", "run.name=z", f"run.dir={tmp_path}/z", "train.max_steps=2"]
+    assert train_here(runtime, *run, "record.tensorboard=false") == "completed"
+    assert "calibration_of_all_rows" not in (tmp_path / "z/summary.json").read_text()
+    for command in (["evaluate"], ["export", f"out={tmp_path}/z.pt2"], ["recommend", "candidates=c.tsv"]):
+        with pytest.raises(UserError, match=r"correct_sampling=true: .* kept every row with label 0; leave it out"):
+            command_here(runtime, command[0], f"run={tmp_path}/z", CORRECTED, *command[1:])
+    assert load_manifest(dataset).encoding == {"name": "test"}
