@@ -8,7 +8,7 @@ from typing import NamedTuple
 from msgspec import UNSET, Struct
 
 from app.checkpoint.files import BEST, LATEST, checkpoint_name
-from app.kinds.metrics import ALL_ROWS, BASE_RATE, CALIBRATION, LABEL_DEVIATION, LOGLOSS, MAE, NE, RMSE
+from app.kinds.metrics import ALL_ROWS, AUC, BASE_RATE, CALIBRATION, LABEL_DEVIATION, LOGLOSS, MAE, NE, RMSE
 from app.metrics.documents import Best, EvaluationFigures, TrainEvent
 from app.record.directory import RESULTS_COLUMNS
 from app.record.documents import DONE, SUMMARY_VERSION, RunManifest, Summary
@@ -283,7 +283,7 @@ def _of_evaluation(
     """An evaluation of the summary, which should be that of a step."""
     figures = {} if recorded is None else plain_object(recorded)
     repeated = undefined_evaluation() if step is None else replay.evaluation("eval", step)
-    now: Json = {"step": step, "auc": None} if repeated is None else plain_object(repeated)
+    now: Json = {"step": step, AUC: None} if repeated is None else plain_object(repeated)
     return Pair(f"{SUMMARY}, {part}", SUMMARY, figures, now, is_whole, _samples({**now, **figures}))
 
 
