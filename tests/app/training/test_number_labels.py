@@ -139,7 +139,7 @@ def test_a_run_is_evaluated_ranked_exported_verified_and_compared(
     for result in results:
         assert result["rmse"] == pytest.approx(summary["eval"]["rmse"], rel=1e-6)
         assert result["auc"] is None
-    assert results[0]["rmse"] == pytest.approx(results[1]["rmse"], rel=1e-12)
+    assert results[0]["rmse"] == pytest.approx(results[1]["rmse"], rel=1e-7)  # products of other batches
 
     (tmp_path / "new.csv").write_text("user,item\n3,4\n3,5\n3,unknown\n")
     ranked = run_app("recommend", "run=runs/long1", "candidates=new.csv", "out=ranked.json")
