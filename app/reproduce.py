@@ -38,6 +38,8 @@ from app.reproduction.seeds import (
     Seed,
     changed_keys,
     have_begun,
+    is_default_place,
+    place_of,
     require_same_recipe,
     run_seeds,
     score_test_split,
@@ -61,6 +63,11 @@ def main(config: ReproduceConfig) -> int:
     """Run what is not done, and write the page; return the exit status."""
     logging.basicConfig(format="%(message)s")
     arguments, out = training_arguments(sys.argv[1:]), Path(config.out)
+    if is_default_place(sys.argv[1:]) and (former := _former_arguments(out)) not in (None, _recorded(arguments)):
+        out = place_of(arguments, out)
+        print(
+            f"{config.out} has runs with {' '.join(former or ()) or 'no further keys'}; these go to {out}", flush=True
+        )
     _require_same(out, arguments)
     seeds = seeds_of(out, config.seeds)
     out.mkdir(parents=True, exist_ok=True)
@@ -71,6 +78,19 @@ def main(config: ReproduceConfig) -> int:
         raise UserError(
             f"out={out}: another process makes runs there; wait for its end, or give another out"
         ) from error
+
+
+def _recorded(arguments: Sequence[str]) -> list[str]:
+    """Arguments as reproduce.json has them, sorted."""
+    return sorted(redact_arguments(arguments))
+
+
+def _former_arguments(out: Path) -> list[str] | None:
+    """The sorted arguments of the runs in a directory; None without any."""
+    try:
+        return sorted(read_reproduction(out / DOCUMENT).arguments)
+    except FileNotFoundError:
+        return None
 
 
 def _require_same(out: Path, arguments: Sequence[str]) -> None:
@@ -84,7 +104,7 @@ def _require_same(out: Path, arguments: Sequence[str]) -> None:
             f"out={out}: reproduce.json names a file of keys, as older versions wrote it, which may have changed; "
             "remove reproduce.json if it has not, or give another out"
         )
-    if sorted(before.arguments) != sorted(redact_arguments(arguments)):
+    if sorted(before.arguments) != _recorded(arguments):
         former_arguments = " ".join(before.arguments) or "no further keys"
         raise UserError(f"out={out}: its runs were made with {former_arguments}; type these, or give another out")
     require_same_recipe(arguments, out)

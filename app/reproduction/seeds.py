@@ -1,6 +1,8 @@
 """The runs of a reproduction: started one after the other as processes, or submitted as jobs of Slurm."""
 
+import hashlib
 import logging
+import re
 import shlex
 import shutil
 import subprocess
@@ -64,6 +66,7 @@ BESIDE_RECIPE = (
 NOT_BEGUN = "not begun"
 TEST, TEST_FIGURES = "test", "test.json"
 SLURM_SCRIPT = Path(__file__).parents[2] / "launch/slurm.sh"
+MAX_NAME = 48  # characters of the arguments in a directory's name
 SECONDS_TO_LEAVE = 300  # of the process of a reproduction that was killed
 
 
@@ -114,6 +117,20 @@ def training_arguments(arguments: Sequence[str]) -> list[str]:
         if key not in OWN_KEYS:
             train_arguments.append(argument)
     return with_files(AppConfig, CONFIG_DIR, train_arguments)
+
+
+def is_default_place(arguments: Sequence[str]) -> bool:
+    """Whether neither the command line nor a file of keys says where the runs are."""
+    return not any(_key(argument) in ("out", "config") for argument in arguments)
+
+
+def place_of(arguments: Sequence[str], out: Path) -> Path:
+    """A directory beside `out` that is named by the arguments, for their runs."""
+    words = "-".join(argument for argument in arguments if _key(argument) != "recipe")
+    name = re.sub("[^A-Za-z0-9._-]+", "_", words)
+    if len(name) > MAX_NAME:
+        name = f"{name[:MAX_NAME]}-{hashlib.sha256(words.encode()).hexdigest()[:8]}"
+    return out.with_name(f"{out.name}-{name or 'recipe'}")
 
 
 def with_copied_recipe(arguments: Sequence[str], out: Path) -> list[str]:

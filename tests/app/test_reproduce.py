@@ -14,6 +14,7 @@ import pytest
 from filelock import FileLock
 
 from app import reproduce
+from app.reproduction.seeds import place_of
 from common.errors import UserError
 from tests.app.conftest import SMALL, Command, app_environment
 from tests.app.reproduction.runs import composed, write_seeds
@@ -93,6 +94,22 @@ def test_without_slurm_nothing_is_left(tmp_path: Path, monkeypatch: pytest.Monke
     assert not list((tmp_path / "runs/quickstart").glob("reproduce.*"))
 
 
+def test_other_arguments_have_another_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    other = "quickstart-train.epochs_3-optimizer.lr_0.1"
+    for name in ("quickstart", other):
+        write_seeds(tmp_path / "runs" / name, 2)
+    assert call(monkeypatch, "seeds=2") == 0
+    for _ in range(2):
+        assert call(monkeypatch, "seeds=2", "train.epochs=3", "optimizer.lr=0.1") == 0
+        assert f"runs/quickstart has runs with no further keys; these go to runs/{other}\n" in capsys.readouterr().out
+    assert document(tmp_path / "runs/quickstart")["arguments"] == []
+    assert document(tmp_path / "runs" / other)["arguments"] == ["train.epochs=3", "optimizer.lr=0.1"]
+    assert len(place_of(["train.epochs=3"] * 20, Path("runs/a")).name) < 64
+
+
 @pytest.mark.slow
 def test_other_arguments_do_not_mix_with_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -100,7 +117,7 @@ def test_other_arguments_do_not_mix_with_what_is_there(tmp_path: Path, monkeypat
     assert call(monkeypatch, "seeds=2", "train.epochs=2", "optimizer.lr=0.1") == 0
     assert call(monkeypatch, "optimizer.lr=0.1", "seeds=1", "train.epochs=2") == 0
     with pytest.raises(UserError, match=r"were made with optimizer\.lr=0\.1 train\.epochs=2; type these"):
-        call(monkeypatch, "seeds=2", "train.epochs=3")
+        call(monkeypatch, "seeds=2", "train.epochs=3", "out=runs/quickstart")
     with (
         FileLock(tmp_path / "runs/quickstart/.reproduce.lock"),
         pytest.raises(UserError, match="another process makes runs there"),
