@@ -45,8 +45,15 @@ def test_a_run_better_than_the_majority_and_one_that_is_not(tmp_path: Path) -> N
     assert said(good, "than the majority class")[0] == "good"
     none = read_run(write_run(tmp_path / "none", gain=0.0))
     assert said(none, "No better than the majority class")[0] == "bad"
-    assert said(none, "Misses what quickstart promises")[0] == "bad"
-    assert said(good, "Keeps what quickstart promises")[0] == "good"
+
+
+def test_a_promise_is_of_the_rows_that_its_recipe_generates(tmp_path: Path) -> None:
+    bayes = {"auc": 0.85, "logloss": 0.42, "ne": 0.75, "rows": 14_000}
+    for gain, verb, kind in ((0.0, "Misses", "bad"), (1.2, "Keeps", "good")):
+        generated = read_run(write_run(tmp_path / f"generated {gain}", gain=gain, bayes=bayes))
+        assert said(generated, f"{verb} what quickstart promises")[0] == kind
+        own = read_run(write_run(tmp_path / f"own {gain}", gain=gain))
+        assert not [text for _, text in sentences(own) if "promises" in text]
 
 
 @pytest.mark.parametrize(
