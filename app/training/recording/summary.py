@@ -182,7 +182,9 @@ def _closing_rows(summary: Summary, measured_before: int, keeps_best: bool) -> I
         yield "attention", coloured(slowdown_sentence(summary.throughput.slowdown), "yellow", sys.stderr)
     yield from _speed_rows(summary, measured_before)
     kinds = (("train", "training"), ("eval", "evaluation"), ("checkpoint", "checkpoints"))
-    yield "time", ", ".join(f"{label} {seconds[key]:.1f} s" for key, label in kinds)
+    rest = max(0.0, seconds.get("total", 0.0) - sum(seconds[key] for key, _ in kinds))
+    times = [f"{label} {seconds[key]:.1f} s" for key, label in kinds]
+    yield "time", ", ".join([*times, f"start (imports, data, model) and end {rest:.1f} s"])
     memory = summary.memory or Memory()
     peaks = (("host", memory.host_peak_bytes), ("device", memory.device_peak_bytes))
     if peak_texts := [f"{label} {peak / 2**20:,.0f} MiB" for label, peak in peaks if peak]:

@@ -57,6 +57,8 @@ def test_what_was_measured_is_told_and_nothing_else() -> None:
     rows = dict(re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in lines[1:])
     assert list(rows) == ["evaluation", "throughput", "step", "time", "peak memory"]
     assert rows["throughput"] == "20,000 samples/s global, 10,000 per device (over 290 steps)"
+    parts = [float(number) for number in re.findall(r"([0-9.]+) s", rows["time"])]
+    assert sum(parts) == pytest.approx(3.0)
     assert "forward 1.00 ms" in rows["step"]
     assert "communication" not in rows["step"]
     nothing = {
