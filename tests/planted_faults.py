@@ -23,9 +23,14 @@ from dataclasses import asdict, dataclass, field
 from itertools import count
 from pathlib import Path
 
+from benchmarks.result_file import write_result
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGES = ("app", "data_prep", "common")
+# Of a fault: a test failed; none did; no test executes the statement; today's code does not have the statement.
+OUTCOMES = ("caught", "survived", "untested", "gone")
 LIMIT_SECONDS = 45
+FAILED = (1, 2, 3)  # exit statuses of pytest: tests failed, or it could not load or run them
 MAX_TESTS = 60  # of a fault: as many begin in that time
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE,
@@ -66,7 +71,7 @@ class Fault:
 
     Attributes:
         path: of the file; line: of the statement; before, after: its source; tests: that execute it, nearest first.
-        outcome: caught, survived, or untested: no test executes it; caught_by: the test that failed.
+        outcome: one of OUTCOMES; caught_by: the test that failed.
     """
 
     path: str
@@ -150,7 +155,7 @@ def draw(seed: int, number: int) -> list[Fault]:
         path_name, source, node = rng.choice(places)
         if possible := changes(node, source):
             before, after = rng.choice(possible)
-            if source.count(before) and before != after:
+            if before != after:
                 faults.setdefault((path_name, node.lineno), Fault(path_name, node.lineno, before, after))
     return list(faults.values())
 
@@ -168,10 +173,23 @@ def write(path: Path, source: str) -> None:
     os.utime(path, (moment, moment))
 
 
-def position(source: str, fault: Fault) -> int:
-    """Where the statement of a fault begins in today's source, the occurrence nearest to its line; -1: nowhere."""
-    starts = [index for index in range(len(source)) if source.startswith(fault.before, index)]
-    return min(starts, key=lambda start: abs(source.count("\n", 0, start) + 1 - fault.line), default=-1)
+def locate(source: str, fault: Fault) -> ast.stmt | None:
+    """The statement of a fault in today's source, of several of the same text the nearest to its line."""
+    nodes = [node for node in statements(source) if ast.get_source_segment(source, changed_part(node)) == fault.before]
+    return min(nodes, key=lambda node: abs(node.lineno - fault.line), default=None)
+
+
+def replace_part(source: str, node: ast.stmt, text: str) -> str:
+    """The source with other text in place of the part of a statement that is changed."""
+    part = changed_part(node)
+    assert isinstance(part, ast.stmt | ast.expr)
+    assert part.end_lineno is not None
+    assert part.end_col_offset is not None
+    lines = source.encode().splitlines(keepends=True)  # columns count bytes
+    start = sum(map(len, lines[: part.lineno - 1])) + part.col_offset
+    end = sum(map(len, lines[: part.end_lineno - 1])) + part.end_col_offset
+    content = b"".join(lines)
+    return (content[:start] + text.encode() + content[end:]).decode()
 
 
 def run_tests(
@@ -206,9 +224,9 @@ def trace(faults: Sequence[Fault], tests: Sequence[str]) -> None:
         for path, numbers in by_path.items():
             source = (root / path).read_text()
             lines = source.splitlines(keepends=True)
-            nodes = {node.lineno: node for node in statements(source)}
-            for number in sorted(numbers, key=lambda each: -faults[each].line):
-                _insert_probe(lines, nodes[faults[number].line], number, source)
+            nodes = {number: node for number in numbers if (node := locate(source, faults[number])) is not None}
+            for number, node in sorted(nodes.items(), key=lambda pair: -pair[1].lineno):
+                _insert_probe(lines, node, number, source)
             write(root / path, "".join(lines))
         status, printed = run_tests(root, tests, PLANTED_HITS=hits, PYTHONPATH=str(root))
         print(f"traced with status {status}: {printed.splitlines()[-1]}", file=sys.stderr)
@@ -248,13 +266,14 @@ def _nearness(path: str, test: str) -> int:
 
 
 def plant(fault: Fault, root: Path) -> bool:
-    """Plant a fault in a clone and run its tests. Returns False where the module cannot be imported, or has changed."""
+    """Plant a fault in a clone and run its tests. Returns False where the module cannot be imported then."""
     path = root / fault.path
     source = path.read_text()
-    start = position(source, fault)
-    if start < 0:
-        return False
-    write(path, source[:start] + fault.after + source[start + len(fault.before) :])
+    node = locate(source, fault)
+    if node is None:
+        fault.outcome = "gone"
+        return True
+    write(path, replace_part(source, node, fault.after))
     try:
         module = fault.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         imported = subprocess.run(
@@ -267,7 +286,7 @@ def plant(fault: Fault, root: Path) -> bool:
             return True
         status, printed = run_tests(root, ["-x", "-n", "0", "-m", "not slow", *fault.tests[:MAX_TESTS]], LIMIT_SECONDS)
         failures = [line for line in printed.splitlines() if line.startswith(("FAILED", "ERROR"))]
-        fault.outcome = "caught" if status > 0 else "survived"
+        fault.outcome = "caught" if status in FAILED else "survived"
         fault.caught_by = failures[0].split(" - ")[0].partition(" ")[2] if failures else ""
         return True
     finally:
@@ -285,7 +304,7 @@ def main() -> None:
     parser.add_argument("--tests", default="-m 'not slow' -n 4", help="what pytest is told for the trace")
     arguments = parser.parse_args()
     if arguments.again is not None:
-        entries = json.loads(arguments.again.read_text())["faults"]
+        entries = json.loads(arguments.again.read_text())["results"]["faults"]
         faults = [Fault(*(entry[name] for name in ("path", "line", "before", "after"))) for entry in entries]
     else:
         faults = draw(arguments.seed, arguments.faults + arguments.faults // 4)
@@ -298,10 +317,8 @@ def main() -> None:
         ):
             planted += worker_faults
     planted = planted[: arguments.faults] if arguments.again is None else planted
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True, check=True)
-    counts = {name: sum(fault.outcome == name for fault in planted) for name in ("caught", "survived", "untested")}
-    result = {"commit": commit.stdout.strip(), "seed": arguments.seed, "counts": counts}
-    arguments.out.write_text(json.dumps(result | {"faults": [asdict(fault) for fault in planted]}, indent=1) + "\n")
+    counts = {name: sum(fault.outcome == name for fault in planted) for name in OUTCOMES}
+    write_result(arguments, {"counts": counts, "faults": [asdict(fault) for fault in planted]})
     print(counts)
 
 
