@@ -99,7 +99,7 @@ def _export(config: ExportConfig, trained: AppConfig, runtime: Runtime) -> None:
         " after import fbgemm_gpu" if about.imports else " alone",
     )
     properties = {key: getattr(about, key) for key in ("tables", "imports", "inputs")}
-    print(json.dumps(run.about | properties | differences))
+    print(json.dumps(run.about | properties | differences, indent=1))
 
 
 def _difference(program: Program, loaded: torch.export.ExportedProgram, num_dense: int, manifest: Manifest) -> float:

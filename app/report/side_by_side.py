@@ -83,17 +83,20 @@ class Comparison:
                 )
             )
         sentences += [("plain", _describe_scaling(scaling)) for scaling in self.scalings if scaling.kind != "base"]
-        return list(dict.fromkeys(sentences))  # several configurations may have the same choice
+        return sentences
 
     def _choices(self) -> list[tuple[str, str]]:
         """Which configuration to take, or what would show it; nothing where the rows are not the same."""
         speeds = {id(speed.second): speed for speed in self.speeds}
         scored = {id(run): scores for scores in self.scores for run in (scores.second,)}
+        tested = [auc for auc in self.aucs if auc.difference is not None]
         choices = []
-        for auc in self.aucs:
-            if auc.difference is not None:
-                scores = next((scored[id(run)] for run in auc.second.runs if id(run) in scored), None)
-                choices.append(("plain", _choice(auc, speeds.get(id(auc.second)), scores)))
+        for auc in tested:
+            scores = next((scored[id(run)] for run in auc.second.runs if id(run) in scored), None)
+            choice = _choice(auc, speeds.get(id(auc.second)), scores)
+            if len(tested) > 1:
+                choice = choice.replace("Choice:", f"Choice between {auc.first.name} and {auc.second.name}:", 1)
+            choices.append(("plain", choice))
         return choices
 
     def page(self, directory: Path) -> str:

@@ -480,6 +480,17 @@ def test_one_seed_each_is_no_choice(sweep: list[RunFiles]) -> None:
     assert "For speed take B (lr0.02-0), which is faster." in sentence
 
 
+def test_each_choice_of_several_names_its_pair(tmp_path: Path) -> None:
+    runs = [
+        read_run(write_run(tmp_path / f"{rate}-{seed}", f"optimizer.lr={rate}", seed=seed, gain=gain))
+        for rate, gain in ((0.01, 1.0), (0.02, 1.3), (0.03, 0.7))
+        for seed in range(2)
+    ]
+    choices = [text.partition(":")[0] for text in said_of(*runs) if text.startswith("Choice")]
+    names = [entry.name for entry in group(runs)]
+    assert choices == [f"Choice between {names[0]} and {name}" for name in names[1:]]
+
+
 def test_other_rows_differ_by_their_digests_and_get_no_choice(sweep: list[RunFiles], tmp_path: Path) -> None:
     other = read_run(write_run(tmp_path / "o", "optimizer.lr=0.02", digest="e" * 64, gain=0.2))
     sentences = said_of(sweep[0], other)
