@@ -15,6 +15,7 @@ CALIBRATION_BINS = 15
 HISTOGRAM_BITS = 22
 OF_RANKS = (AUC, STANDARD_ERROR, "pr_auc")  # metrics that sums over samples do not give
 BLOCK_ROWS = 1 << 20  # whose intermediate values are in memory
+RANDOM_LABELS = "random"  # the encoding of data that are generated to measure speed alone
 OVERFIT = 0.002  # the last AUC this far below the best is more than the noise of an evaluation
 AGAINST_OVERFITTING = (
     "train.early_stop_patience ends a run sooner, and model.dropout, optimizer.weight_decay and "
@@ -221,11 +222,17 @@ def _standard_error(of_positives: float, of_negatives: float, num_positives: int
     return float(np.sqrt(sum(variances)))
 
 
-def shortcomings(last: EvaluationFigures, best: Best | None, keeps_best: bool) -> list[str]:
+def shortcomings(
+    last: EvaluationFigures, best: Best | None, keeps_best: bool, encoding: str | None = None
+) -> list[str]:
     """What a run's evaluations fall short of, its own best and chance, in sentences without a full stop.
 
-    keeps_best: whether the checkpoint of the best evaluation is kept (checkpoint.keep_best), and so is served.
+    Args:
+        keeps_best: whether the checkpoint of the best evaluation is kept (checkpoint.keep_best), and so is served.
+        encoding: of the dataset; the labels of RANDOM_LABELS are drawn by chance.
     """
+    if encoding == RANDOM_LABELS:
+        return ["Labels are drawn by chance (data.source=random), so no model can do better than an AUC of 0.5"]
     auc, remarks = last.auc, []
     by_auc = None if best is None or best.monitor else best.auc
     if auc is not None and best is not None and by_auc is not None and by_auc - auc > OVERFIT:

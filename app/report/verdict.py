@@ -173,7 +173,9 @@ def _quality(run: RunFiles) -> list[tuple[str, str]]:
     keeps_best = bool((run.config.get("checkpoint") or {}).get("keep_best"))
     if (against := baselines_sentence(run)) is not None:
         sentences.append(against)
-    sentences += [("bad", f"{sentence}.") for sentence in shortcomings(run.last_evaluation, run.best, keeps_best)]
+    encoding = run.manifest.dataset.encoding or None
+    remarks = shortcomings(run.last_evaluation, run.best, keeps_best, encoding)
+    sentences += [("bad", f"{sentence}.") for sentence in remarks]
     sentences += _faults_of_data(run)
     ground_truth = truth(run)
     true_auc, true_ne = (ground_truth.figures[key] if ground_truth else None for key in (AUC, NE))

@@ -212,7 +212,8 @@ class TrainingRun:
         spread = summary.throughput_spread(self.state, self.config.train.log_every_steps)
         num_nodes = self.runtime.world_size // self.runtime.local_world_size
         self._directory.results(self.config.run.name, figures, self.config.train.global_batch_size, num_nodes, spread)
-        log.info("\n".join(summary.closing_lines(figures, self._measured_before, self.config.checkpoint.keep_best)))
+        keeps_best, encoding = self.config.checkpoint.keep_best, self.session.manifest.encoding.get("name")
+        log.info("\n".join(summary.closing_lines(figures, self._measured_before, keeps_best, encoding)))
 
     def _served(self) -> EvaluationFigures | None:
         """On rank 0 the recorded evaluation of the checkpoint that `best` names, if there is one; else None."""

@@ -1,7 +1,7 @@
 """A run's final figures (summary.json), and how they read on a terminal. What was not measured is None."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from typing import NamedTuple
 
@@ -157,11 +157,19 @@ def throughput_spread(state: RunState, window: int) -> float | None:
     return float(np.std(rates) / np.mean(rates)) if len(rates) > 1 else None
 
 
-def closing_lines(summary: Summary, measured_before: int, keeps_best: bool = True) -> list[str]:
-    """A summary as lines of text; `measured_before` steps were measured before the run was resumed."""
+def closing_lines(
+    summary: Summary, measured_before: int, keeps_best: bool = True, encoding: str | None = None
+) -> list[str]:
+    """A summary as lines of text.
+
+    Args:
+        measured_before: steps that were measured before the run was resumed.
+        keeps_best, encoding: as of `clicks.shortcomings`.
+    """
     seconds = (summary.seconds or {}).get("total", 0.0)
     head = f"{summary.status}: {summary.steps:,} steps, {summary.samples:,} samples in {seconds:.1f} s"
-    rows = [*_closing_rows(summary, measured_before, keeps_best)]
+    remarks = clicks.shortcomings(summary.newest, summary.best or None, keeps_best, encoding)
+    rows = [*_closing_rows(summary, measured_before, remarks)]
     width = max(len(name) for name, _ in rows)
     return [
         coloured(head, COLOURS.get(summary.status, "bold"), sys.stderr),
@@ -169,14 +177,14 @@ def closing_lines(summary: Summary, measured_before: int, keeps_best: bool = Tru
     ]
 
 
-def _closing_rows(summary: Summary, measured_before: int, keeps_best: bool) -> Iterator[tuple[str, str]]:
+def _closing_rows(summary: Summary, measured_before: int, remarks: Sequence[str]) -> Iterator[tuple[str, str]]:
     best, seconds = summary.best or None, summary.seconds or {}
     if summary.status == "interrupted":
         yield "to resume", INTERRUPTED
     yield from _quality_rows(summary, best)
     if summary.early_stop:
         yield "early stop", summary.early_stop.reason
-    for sentence in clicks.shortcomings(summary.newest, best, keeps_best):
+    for sentence in remarks:
         yield "attention", coloured(sentence, "yellow", sys.stderr)
     if summary.throughput.slowdown:
         yield "attention", coloured(slowdown_sentence(summary.throughput.slowdown), "yellow", sys.stderr)

@@ -47,8 +47,8 @@ SUMMARY: dict[str, Any] = {
 }
 
 
-def closing_lines(document: dict[str, Any], measured_before: int) -> list[str]:
-    return summary.closing_lines(convert(document, Summary), measured_before)
+def closing_lines(document: dict[str, Any], measured_before: int, encoding: str | None = None) -> list[str]:
+    return summary.closing_lines(convert(document, Summary), measured_before, encoding=encoding)
 
 
 def test_what_was_measured_is_told_and_nothing_else() -> None:
@@ -89,6 +89,9 @@ def test_a_run_that_overfits_or_learns_nothing_is_told() -> None:
     assert "Learned nothing: AUC 0.47678 is no better than chance" in lines
     for key in ("train.max_steps", "train.epochs", "optimizer.lr"):
         assert key in lines.partition("Learned nothing")[2]
+    lines = "\n".join(closing_lines({**SUMMARY, "eval": {**auc, "auc": 0.47678}}, 0, "random"))
+    assert "Learned nothing" not in lines
+    assert "Labels are drawn by chance (data.source=random), so no model can do better than an AUC of 0.5" in lines
 
 
 @pytest.mark.slow
