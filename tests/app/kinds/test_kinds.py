@@ -24,6 +24,7 @@ SPLITS = {row.value for row in SplitMethod} - {"auto", "random"}  # which are ot
 OPTIMIZER_EXCEPTIONS: dict[str, str] = {}
 SCHEDULE_EXCEPTIONS: dict[str, str] = {}
 TRACKER_EXCEPTIONS = {
+    "app/replay/records.py": "the folder of its files, which verify does not compare",
     "app/checks/stack.py": "an installed package",
     "app/trackers/mlperf.py": "its own name in the log",
     "app/trackers/prometheus.py": "its own name in the log",
@@ -39,6 +40,7 @@ METRIC_EXCEPTIONS = {
     "app/report/side_by_side.py": "key of that chart",
 }
 SOURCE_EXCEPTIONS = {
+    "app/metrics/clicks.py": "the encoding's name of labels that are drawn by chance",
     "app/benchmark/input_path.py": "the encoding's name of random ids",
     "app/config/data.py": "ready-made values by name: what files of the user's own take, and the default",
     "app/data/prepare.py": "the generator whose keys are the run's own; a schema's name",
