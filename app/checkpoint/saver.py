@@ -167,7 +167,8 @@ class Saver:
             )
         self._agree(bad or self._begin(part))
         try:
-            dcp.save(tensors, storage_writer=_PathlessWriter(part), process_group=self._group)
+            writer = _PathlessWriter(part)
+            dcp.save(tensors, checkpoint_id=part, storage_writer=writer, process_group=self._group)
         except (CheckpointException, OSError) as error:  # the first is a BaseException; all processes get it
             raise _unwritable(part, error) from error
 
