@@ -301,7 +301,8 @@ def test_formats_of_dates(tmp_path: Path, form: str, text: str) -> None:
     ("schema", "message"),
     [
         (DATES, "row 3, column t: '01/02/2024' is not an ISO 8601 date or time; .* another format in the schema"),
-        (DATES.replace("hour", "hours"), "key dense, .*: give a column, .*parts are year, month"),
+        (DATES.replace("hour", "hours"), "key dense, .*: hours is not known; did you mean hour"),
+        (DATES.replace("hour", "fortnight"), "key dense, .*: give a column, .*parts are year, month"),
         (DATES.replace("hour", "hour, format: '%H'"), "row 2, column t: '2024-01-01' is not a time of format %H"),
         (DATES.replace("{column: t, part: hour}", "t_hour"), "no column t_hour"),
         (DATES.replace("part: weekday", "part: date"), "column t_date is named twice"),
