@@ -188,7 +188,7 @@ def compose_partly(schema: type, config_dir: Path, overrides: Sequence[str], nam
 
 
 def _unknown_choice(schema: type, config_dir: Path, overrides: Sequence[str], is_group: bool) -> str:
-    """What is wrong with the first GROUP=NAME or KEY=NAME whose name is none of those that it can be; or nothing."""
+    """Describe the first GROUP=NAME or KEY=NAME with an unknown name; "" if there is none."""
     known = groups_of(config_dir) if is_group else {key: choices(kind) for key, *_, kind in keys_of(schema)}
     for override in overrides:
         group, _, name = override.lstrip("+").partition("=")

@@ -94,7 +94,7 @@ class _Change(ast.NodeTransformer):
         return self.place == self.target
 
     def visit(self, node: ast.AST) -> ast.AST:
-        """Change a node, or go on to those in it."""
+        """Change a node, or else the nodes in it."""
         for name in ("op", "ops"):
             operators = getattr(node, name, None)
             several = operators if isinstance(operators, list) else [operators]

@@ -42,7 +42,7 @@ class Difference(NamedTuple):
 
 
 class RecordComparison(NamedTuple):
-    """What differs, how many figures were compared, and whether each digest of the summary is the replay's.
+    """Differences, the number of compared figures, and whether each digest of the summary is the replay's.
 
     lacking: files that were not compared, each with the reason.
     """
@@ -161,7 +161,7 @@ def _has_ended(record: Record, steps: int) -> bool:
 
 
 def _of_manifests(record: Record, replay: Replay) -> Iterator[Pair]:
-    """Of each launch what is the same in all; of the newest what the configuration and other files say, too.
+    """Yield what all launches must share; for the newest, also what its configuration and other files say.
 
     Code, versions, hardware, environment, files and layout are conditions, compared by `launches.changes`.
     """
@@ -189,7 +189,7 @@ def _of_manifests(record: Record, replay: Replay) -> Iterator[Pair]:
 
 
 def _repeated(manifest: RunManifest) -> Json:
-    """What the manifests of all launches of a run have in common."""
+    """Values that the manifests of all launches of a run have in common."""
     plain = plain_object(manifest)
     return {key: plain[key] for key in ("format", "dataset", "seeds", "tables") if key in plain}
 

@@ -73,7 +73,7 @@ NOT_COMPARED: Mapping[str, tuple[str, ...]] = {
 
 
 class Record(NamedTuple):
-    """What a run left in its directory; None, or empty, where there is none.
+    """Contents of a run's directory; None or empty for a missing file.
 
     results: lines of results.csv. pointers: text of `latest` and `best`. checkpoints: names, the oldest first.
     """
@@ -105,7 +105,7 @@ class Record(NamedTuple):
 
 
 class Replay(NamedTuple):
-    """What a replay of `steps` steps left; `record` is that of its own directory.
+    """Results of a replay of `steps` steps; `record` is read from its own directory.
 
     status, early_stop: of a run that came this far by the run's own configuration, and was not stopped.
     curves: of the newest recorded evaluation, if there was one. monitor: train.monitor.

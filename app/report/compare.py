@@ -78,7 +78,7 @@ def facts(run: RunFiles) -> dict[str, str]:
 
 
 def _start(run: RunFiles) -> str:
-    """What the first launch trained on from: initial values, or a step of another run's checkpoint."""
+    """Starting point of the first launch: initial values, or a step of another run's checkpoint."""
     step = run.manifest.launches[0].from_step
     if not step:
         return "initial values"

@@ -50,7 +50,7 @@ def refuse_one_class(config: DataConfig, root: Path, manifest: Manifest) -> None
 
 
 def refuse_events_of_one_class(config: DataConfig, root: Path, split: SplitReader | EventSplit) -> None:
-    """Refuse to train on events of which the label, or a task, is of one class.
+    """Refuse to train on events if the samples' label, or that of a task, has one class.
 
     Raises:
         UserError: names the action, with the samples of each action.

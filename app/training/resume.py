@@ -290,7 +290,7 @@ class TrainedRun(NamedTuple):
         return {"checkpoint": self.path.name, "step": self.state.step, "best": self.best, "last": self.last}
 
     def correction(self, corrected: bool) -> float:
-        """What a command adds to logits, which says so: 0 unless they are to be corrected for the sampling of rows.
+        """Return the offset of logits that corrects for the sampling of rows, and log it; 0 without correction.
 
         Raises:
             UserError: there is nothing to correct, or no negatives to correct by.
@@ -307,7 +307,7 @@ class TrainedRun(NamedTuple):
         return correction(kept)
 
     def about_sampling(self, corrected: bool) -> Json:
-        """What a command's JSON says of the sampling of rows: nothing where all were kept."""
+        """Entries on the sampling of rows for a command's JSON; empty if all rows were kept."""
         kept = kept_share(self.manifest)
         return {} if kept == 1 else {"kept_share": kept, "correct_sampling": corrected}
 

@@ -11,7 +11,7 @@ def kept_share(manifest: Manifest) -> float:
 
 
 def correction(kept: float) -> float:
-    """What to add to a logit, so that its probability p becomes p / (p + (1 - p) / kept), that of all rows.
+    """Return the offset of a logit that turns its probability p into p / (p + (1 - p) / kept), that of all rows.
 
     Keeping a share of the negatives multiplies the odds of a click by 1 / kept; this divides them again.
 

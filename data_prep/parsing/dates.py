@@ -170,7 +170,7 @@ def _other_epoch(number: float, form: str | None) -> str | None:
 
 
 def fault_of_format(form: str) -> str | None:
-    """What is wrong with a format: no epoch and no pattern, or one of which strptime ignores a part; None: nothing."""
+    """Describe a format that is unknown or of which strptime would ignore a part; None for a good one."""
     if form in EPOCHS:
         return None
     if "%" not in form:

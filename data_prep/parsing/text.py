@@ -161,7 +161,7 @@ def _is_plain(block: bytes, delimiter: str) -> bool:
         and not block.startswith((b"\n", b"\r\n", BYTE_ORDER_MARK))
         and b"\0" not in block  # Python 3.10's csv refuses it
         and (b"\r" not in block or block.count(b"\r") == block.count(b"\r\n"))
-        and (delimiter == "\\" or b'\\"' not in block)  # which may be meant as an escape: read_exact tells
+        and (delimiter == "\\" or b'\\"' not in block)  # read_exact refuses it where it is meant as an escape
         and (block.isascii() or _is_utf8(block))
     )
 

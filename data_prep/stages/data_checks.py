@@ -113,11 +113,14 @@ def rare_columns(job: Job, vocabularies: Mapping[str, VocabularyRecord], is_allo
     """
     threshold = job.rules.frequency_threshold
     columns = [name for name, entry in vocabularies.items() if not entry.values] if threshold > 1 else []
-    fault = f"data.frequency_threshold={threshold}: train has no value so many times in"
+    key = f"data.frequency_threshold={threshold}"
     if columns and len(columns) == len(vocabularies) and not is_allowed:
-        raise UserError(f"{fault} any column, so no table has a value; lower it, or give data.allow_degenerate=true")
+        raise UserError(
+            f"{key}: no value of any column occurs {threshold} times in train, so all tables would be empty; lower it, "
+            "or give data.allow_degenerate=true"
+        )
     if columns:
-        yield f"{fault} {_listed(columns)}: all values there are unknown"
+        yield f"{key}: no value of {_listed(columns)} occurs {threshold} times in train, so all of them are unknown"
 
 
 def _listed(columns: Sequence[str]) -> str:

@@ -106,10 +106,10 @@ def test_a_separator_that_divides_nothing_is_named(capsys: pytest.CaptureFixture
 
 
 def test_a_threshold_above_all_counts_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    message = r"data.frequency_threshold=5000: train has no value so many times in any column.*data.allow_degenerate"
+    message = r"data.frequency_threshold=5000: no value of any column occurs 5000 times in train.*data.allow_degenerate"
     with pytest.raises(UserError, match=message):
         warned(capsys, tmp_path, good(300), "data.frequency_threshold=5000")
     lines = warned(capsys, tmp_path, good(300), "data.frequency_threshold=5000", ALLOW)
-    assert "train has no value so many times in user, item, tags: all values there are unknown" in lines[0]
+    assert "no value of user, item, tags occurs 5000 times in train, so all of them are unknown" in lines[0]
     (line,) = warned(capsys, tmp_path, good(300), "data.frequency_threshold=60", "data.overwrite=true")
-    assert line == "data.frequency_threshold=60: train has no value so many times in user: all values there are unknown"
+    assert line == "data.frequency_threshold=60: no value of user occurs 60 times in train, so all of them are unknown"

@@ -79,7 +79,7 @@ def of_document(content: Any) -> Iterator[tuple[str, str, Any]]:
 
 
 def of_json(run: Path) -> Iterator[Alteration]:
-    """Of each value of the JSON files, and of kept scores."""
+    """Alterations of each value of the JSON files and of kept scores."""
     files = [*JSON_FILES, *(str(path.relative_to(run)) for path in sorted((run / "scores").glob("*.json")))]
     for file in files:
         content = json.loads((run / file).read_text())
@@ -88,7 +88,7 @@ def of_json(run: Path) -> Iterator[Alteration]:
 
 
 def of_lines(run: Path) -> Iterator[Alteration]:
-    """Of each value of each line of metrics.jsonl; lines that are removed, repeated and exchanged."""
+    """Alterations of each value of metrics.jsonl; removed, repeated and exchanged lines."""
     lines = (run / "metrics.jsonl").read_text().splitlines()
     for number, line in enumerate(lines):
         event = json.loads(line)
@@ -105,7 +105,7 @@ def of_lines(run: Path) -> Iterator[Alteration]:
 
 
 def of_results(run: Path) -> Iterator[Alteration]:
-    """Of each cell of results.csv, and of its lines."""
+    """Alterations of each cell and line of results.csv."""
     lines = (run / "results.csv").read_text().splitlines()
     cells = [line.split(",") for line in lines]
     for row, column in [(number, place) for number, line in enumerate(cells) for place in range(len(line))]:

@@ -65,7 +65,7 @@ def microseconds(value: Any, form: str | None) -> int:
 
 
 def key_of(value: Any) -> int:
-    """What a user or an item is known by."""
+    """Key of a user or an item."""
     text = str(int(value)) if isinstance(value, int | float) else value
     if re.fullmatch("0|[1-9][0-9]*", text):
         return int(text)

@@ -27,7 +27,7 @@ ROWS = {"train": 60, "val": 20, "test": 20}
 
 
 def outcome(column: str, train: str, other: str) -> str:
-    """What becomes of values spelled as `other` in a dataset whose train spells them as `train`.
+    """Fate of values spelled as `other` in a dataset whose train split spells them as `train`.
 
     same: they are the values of train; unknown: text that train does not have; refused: they have no one spelling.
     """

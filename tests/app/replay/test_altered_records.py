@@ -66,7 +66,7 @@ def replayed(
 
 
 def faults(run: Path, replay: Replay) -> list[str]:
-    """What verify notices of a record, beside this replay."""
+    """Differences that verify finds in a record, compared with this replay."""
     try:
         record = read_record(run)
         comparison = compare_records(record, replay)
@@ -117,7 +117,7 @@ def test_each_alteration_is_noticed_or_listed(stride: int, replayed: tuple[Path,
 
 @pytest.mark.slow
 def test_nothing_is_listed_that_is_compared(replayed: tuple[Path, Replay], tmp_path: Path) -> None:
-    """Of each name of the list some value may be altered unnoticed, where the run has one."""
+    """For each name of the list, some value of the run can be altered unnoticed."""
     run, replay = replayed
     copy = tmp_path / "copy"
     shutil.copytree(run, copy)

@@ -234,7 +234,7 @@ def test_a_window_that_a_resumption_began_in_is_of_its_warm_up(tmp_path: Path) -
 
 
 def test_a_window_with_an_epochs_last_batch_has_its_own_samples(tmp_path: Path) -> None:
-    """Of 1,000 rows less than whole batches, as train.drop_last=false leaves them."""
+    """Batches of 1,000 rows with a partial last one, as train.drop_last=false leaves it."""
     run = read_run(write_run(tmp_path / "a", "train.warmup_steps_excluded=0"))
     train = [structs.replace(event, samples=(event.samples or 0) - 1000 * (event.step >= 50)) for event in run.windows]
     seconds, samples = window_times(set_events(run, train))

@@ -126,7 +126,7 @@ def test_an_echo_of_the_label_is_no_history(tmp_path: Path) -> None:
 
 
 def remedy(form: str) -> str:
-    """What an error tells to write."""
+    """Text that an error message suggests to write."""
     return f"`time: {{column: time, format: {form}}}`"
 
 
