@@ -70,7 +70,8 @@ class Fault:
     """A change of one statement.
 
     Attributes:
-        path: of the file; line: of the statement; before, after: its source; tests: that execute it, nearest first.
+        path: of the file; line: of the statement; before, after: its source; tests: that execute it, nearest first;
+            a result has their number.
         outcome: one of OUTCOMES; caught_by: the test that failed.
     """
 
@@ -318,7 +319,8 @@ def main() -> None:
             planted += worker_faults
     planted = planted[: arguments.faults] if arguments.again is None else planted
     counts = {name: sum(fault.outcome == name for fault in planted) for name in OUTCOMES}
-    write_result(arguments, {"counts": counts, "faults": [asdict(fault) for fault in planted]})
+    entries = [asdict(fault) | {"tests": len(fault.tests)} for fault in planted]
+    write_result(arguments, {"counts": counts, "faults": entries})
     print(counts)
 
 
