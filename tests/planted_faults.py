@@ -12,6 +12,7 @@ import copy
 import json
 import os
 import random
+import re
 import shlex
 import signal
 import subprocess
@@ -233,12 +234,13 @@ def trace(faults: Sequence[Fault], tests: Sequence[str]) -> None:
         print(f"traced with status {status}: {printed.splitlines()[-1]}", file=sys.stderr)
         for path in map(str, sorted(Path(hits).iterdir())):
             fault = faults[int(Path(path).name.partition("-")[0])]
-            fault.tests.append(Path(path).read_text())
+            # A case that is named by a path has another name in another clone.
+            fault.tests.append(re.sub(r"\[[^]]*/.*\]$", "", Path(path).read_text()))
     for fault in faults:
         folder = f"tests/{Path(fault.path).parent}"
         if is_compiled((REPOSITORY / fault.path).read_text()) and (REPOSITORY / folder).is_dir():
             fault.tests = [folder]
-        fault.tests.sort(key=lambda test: (-_nearness(fault.path, test), test))
+        fault.tests = sorted(set(fault.tests), key=lambda test: (-_nearness(fault.path, test), test))
 
 
 def is_compiled(source: str) -> bool:
