@@ -63,12 +63,13 @@ def main(config: ReproduceConfig) -> int:
     """Run what is not done, and write the page; return the exit status."""
     logging.basicConfig(format="%(message)s")
     arguments, out = training_arguments(sys.argv[1:]), Path(config.out)
-    if is_default_place(sys.argv[1:]) and (former := _former_arguments(out)) not in (None, _recorded(arguments)):
+    former = _former_arguments(out)
+    if former is not None and is_default_place(sys.argv[1:]) and not _are_same(former, arguments):
         out = place_of(arguments, out)
-        print(
-            f"{config.out} has runs with {' '.join(former or ()) or 'no further keys'}; these go to {out}", flush=True
-        )
-    _require_same(out, arguments)
+        print(f"{config.out} has runs with {_in_words(former)}; these go to {out}", flush=True)
+        former = _former_arguments(out)
+    if former is not None:
+        _require_same(out, former, arguments)
     seeds = seeds_of(out, config.seeds)
     out.mkdir(parents=True, exist_ok=True)
     try:
@@ -80,33 +81,33 @@ def main(config: ReproduceConfig) -> int:
         ) from error
 
 
-def _recorded(arguments: Sequence[str]) -> list[str]:
-    """Arguments as reproduce.json has them, sorted."""
-    return sorted(redact_arguments(arguments))
-
-
 def _former_arguments(out: Path) -> list[str] | None:
-    """The sorted arguments of the runs in a directory; None without any."""
+    """The recorded arguments of the runs in a directory; None without any."""
     try:
-        return sorted(read_reproduction(out / DOCUMENT).arguments)
+        return list(read_reproduction(out / DOCUMENT).arguments)
     except FileNotFoundError:
         return None
 
 
-def _require_same(out: Path, arguments: Sequence[str]) -> None:
-    """Raises UserError if the directory has the runs of other arguments."""
-    try:
-        before = read_reproduction(out / DOCUMENT)
-    except FileNotFoundError:
-        return
-    if any(argument.startswith("config=") for argument in before.arguments):
+def _are_same(former: Sequence[str], arguments: Sequence[str]) -> bool:
+    """Whether recorded arguments are those of a command line, in any order."""
+    return sorted(former) == sorted(redact_arguments(arguments))
+
+
+def _in_words(former: Sequence[str]) -> str:
+    """Recorded arguments for a message."""
+    return " ".join(former) or "no further keys"
+
+
+def _require_same(out: Path, former: Sequence[str], arguments: Sequence[str]) -> None:
+    """Raises UserError if the recorded arguments of the runs in a directory are others."""
+    if any(argument.startswith("config=") for argument in former):
         raise UserError(
             f"out={out}: reproduce.json names a file of keys, as older versions wrote it, which may have changed; "
             "remove reproduce.json if it has not, or give another out"
         )
-    if sorted(before.arguments) != _recorded(arguments):
-        former_arguments = " ".join(before.arguments) or "no further keys"
-        raise UserError(f"out={out}: its runs were made with {former_arguments}; type these, or give another out")
+    if not _are_same(former, arguments):
+        raise UserError(f"out={out}: its runs were made with {_in_words(former)}; type these, or give another out")
     require_same_recipe(arguments, out)
 
 

@@ -304,7 +304,7 @@ def main() -> None:
     parser.add_argument("--faults", type=int, default=100)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--again", type=Path, help="an earlier result, whose faults are planted again")
-    parser.add_argument("--tests", default="-m 'not slow' -n 4", help="what pytest is told for the trace")
+    parser.add_argument("--tests", default="-m 'not slow' -n 4", help="arguments of pytest for the trace")
     arguments = parser.parse_args()
     if arguments.again is not None:
         entries = json.loads(arguments.again.read_text())["results"]["faults"]
