@@ -1,7 +1,7 @@
 """`data`: which dataset, and how it is read."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any
 
@@ -237,13 +237,16 @@ def preprocessing(data: DataConfig) -> keys.DataConfig:
         raise UserError(f"data.prep.{own_key}: is data.{own_key} here; give data.{own_key}={data.prep[own_key]}")
     source = source_of(data)
     settings = {key: getattr(data, key) for key in (*FILES, *FOR_RAW)}
-    settings["allow_degenerate"] = data.allow_degenerate or data.negatives.per_positive is not None
+    settings["allow_degenerate"] = data.allow_degenerate
     if source is None:  # a dataset that is there may have an encoding that data_prep does not make
         settings["encoding"] = None
     if source in (None, "synthetic"):
         settings["synthetic"] = vars(data.synthetic)
     default = data.default_prep if source is not None and source == data.default_source else {}
-    return compose_data(source or "local", {"data": settings, "data.default_prep": default, "data.prep": data.prep})
+    prepared = compose_data(source or "local", {"data": settings, "data.default_prep": default, "data.prep": data.prep})
+    if data.negatives.per_positive is not None and not prepared.source.kind.generator:
+        prepared = replace(prepared, allow_degenerate=True)  # the rows may hold positives alone
+    return prepared
 
 
 def validate_data(data: DataConfig) -> None:
