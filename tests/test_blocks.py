@@ -63,8 +63,8 @@ def test_blocks_are_recognised() -> None:
 @pytest.mark.parametrize(
     ("page_text", "printed", "agrees"),
     [
-        ("a: 14,286 rows, auc 0.75528", "b\na: 14,286 rows, auc 0.75600\nc", True),
-        ("a: 14,286 rows, auc 0.75528", "a: 14,286 rows, auc 0.75128", False),
+        ("a: 14,286 rows, auc 0.75528", "b\na: 14,286 rows, auc 0.76000\nc", True),
+        ("a: 14,286 rows, auc 0.75528", "a: 14,286 rows, auc 0.74928", False),
         ("a: 14,286 rows", "a: 14,285 rows", False),
         ("a: 14,286 rows", "a: 114,286 rows", False),
         ("286 rows", "14,286 rows", False),
