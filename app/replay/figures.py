@@ -142,7 +142,9 @@ def _of_events(record: Record, replay: Replay) -> Iterator[Pair]:
     if record.is_whole:
         starts = [launch.from_step or 0 for launch in record.manifest.launches]
         resumed = [start for number, start in enumerate(starts) if start and start <= min(starts[number:])]
-        steps = [event.step for event in record.events if event.event == "resume"]
+        steps, launched = [event.step for event in record.events if event.event == "resume"], iter(resumed)
+        if all(step in launched for step in steps):
+            resumed = steps  # a launch that was killed while it started has recorded no event
         yield Pair(f"{METRICS}, resume", "", {"steps": steps}, {"steps": resumed}, True)
         if record.summary is not None and record.summary.status != "failed":
             counts = Counter(event.event for event in record.events)
