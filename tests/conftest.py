@@ -2,8 +2,6 @@
 
 import gc
 import os
-import time
-from collections import Counter, defaultdict
 
 import pytest
 from hypothesis import settings
@@ -16,13 +14,8 @@ from tests.forks import start_server
 settings.register_profile("clickwork", derandomize=True, deadline=None)
 settings.load_profile("clickwork")
 
-
-FAST_CASES = 4
-
 # Skips that are right on any machine without what they name.
-NO_TIME = "no time was left"
-OPTIONAL = ("no GPU", "MLflow's client is not installed", "Triton is not interpreted", "Slurm is tried alone", NO_TIME)
-BEGAN = time.monotonic()
+OPTIONAL = ("no GPU", "MLflow's client is not installed", "Triton is not interpreted", "Slurm is tried alone")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -31,15 +24,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="fail if a test was skipped that this machine should run: as .ci/run does",
     )
-    parser.addoption("--minutes", type=float, help="begin no test later than this; those left are skipped and counted")
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """With --minutes, leave out a test that would begin later."""
-    minutes = item.config.getoption("--minutes")
-    if minutes is not None and time.monotonic() > BEGAN + 60 * minutes:
-        pytest.skip(NO_TIME)
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
@@ -56,10 +40,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print how many tests were left out for lack of time, and commands of the documentation that no test runs."""
-    skipped = terminalreporter.stats.get("skipped", [])
-    if left_out := sum(NO_TIME in report.longrepr[2] for report in skipped):
-        terminalreporter.write_line(f"left out for lack of time: {left_out} tests")
+    """Print how many commands of the documentation no test runs."""
     if not PAGES[0].is_file():  # a copy of the code alone
         return
     reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(not_run().items()))
@@ -78,38 +59,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()  # what was imported is for good: no collection walks through all of torch again
 
 
-def mark_further_cases(items: list[pytest.Item]) -> None:
-    """Of a test with many cases FAST_CASES, spread evenly, are fast; the others are slow."""
-    tests: dict[str, list[pytest.Item]] = defaultdict(list)
-    for item in items:
-        if not item.get_closest_marker("slow"):
-            tests[item.nodeid.partition("[")[0]].append(item)
-    for cases in tests.values():
-        fast = {number * (len(cases) - 1) // (FAST_CASES - 1) for number in range(FAST_CASES)}
-        for number, item in enumerate(cases):
-            if len(cases) > FAST_CASES and number not in fast:
-                item.add_marker(pytest.mark.slow)
-
-
-def in_rounds(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Two cases of each test, then two further ones of each: --minutes leaves out further cases, and no test whole."""
-    cases: Counter[str] = Counter()
-    rounds: dict[int, list[pytest.Item]] = defaultdict(list)
-    for item in items:
-        test = item.nodeid.partition("[")[0]
-        rounds[cases[test] // 2].append(item)
-        cases[test] += 1
-    return [item for number in sorted(rounds) for item in rounds[number]]
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Each worker begins with its share of the slow tests, so that none is still at one when the others are done.
 
     xdist gives every worker an equal part of the list, and who has nothing left takes from another's end.
     """
-    mark_further_cases(items)
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    slow = in_rounds([item for item in items if item.get_closest_marker("slow")])
+    slow = [item for item in items if item.get_closest_marker("slow")]
     others = [item for item in items if not item.get_closest_marker("slow")]
     arranged: list[pytest.Item] = []
     for worker in range(workers):

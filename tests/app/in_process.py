@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,16 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed.checkpoint as dcp
 
 from app import train
+from app.checkpoint import files
 from app.commands import COMMANDS
 from app.config import CONFIG_DIR, AppConfig, validate_new_run
 from app.record import provenance
 from app.record.directory import RunDirectory
 from app.runtime import process_group
 from app.runtime.platform import Runtime
+from app.training import session, stop
 from common.command import load
 from common.compose import compose_config
+from common.errors import UserError
+from tests.app import inject
 
 NOTHING_TO_DO = "nothing to do"
 LOG = logging.getLogger("clickwork")
@@ -59,6 +65,38 @@ def train_here(runtime: Runtime, *overrides: str) -> str:
     with _environment(), _directory(config, runtime.rank) as record:
         run = train._set_up(config, runtime, record, time.perf_counter())
         return NOTHING_TO_DO if run is None else run.train()
+
+
+def train_until(runtime: Runtime, fault: str, *overrides: str) -> str:
+    """Train with a fault of tests.app.inject; a kill is an exception that nothing catches.
+
+    Returns the run's status, NOTHING_TO_DO, "killed" or "refused".
+    """
+    replaced = (
+        (session.Session, "begin_step"),
+        (dcp, "save"),
+        (files, "publish"),
+        (files, "write_atomically"),
+        (os, "rename"),
+        (os, "replace"),
+        (shutil, "rmtree"),
+        (stop.StopCheck, "requested"),
+    )
+
+    def killed(*_: Any, **__: Any) -> None:
+        raise Killed
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(inject, "kill_job", killed)
+        for module, name in replaced:
+            patched.setattr(module, name, getattr(module, name))  # puts back at the end what `inject` replaces
+        inject.install(fault)
+        try:
+            return train_here(runtime, *overrides)
+        except Killed:
+            return "killed"
+        except UserError:
+            return "refused"
 
 
 def command_here(runtime: Runtime, name: str, *overrides: str) -> int:

@@ -3,7 +3,6 @@
 import csv
 import itertools
 import json
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -81,24 +80,12 @@ def summary(run: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_to_the_same_bits(run_app: Command, log: Path, tmp_path: Path) -> None:
-    """With dropout; and it replays, and scores again as it did."""
-    overrides = [*TINY, *DROPOUT, f"data.path={log}", "train.max_steps=12"]
-    whole = run_app("train", *overrides, "run.name=whole")
-    assert whole.returncode == 0, whole.stderr
-    killed = ended(forked("train", *overrides, "run.name=killed", cwd=tmp_path, fault="in the step:11"), tmp_path)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    resumed = run_app("train", *overrides, "run.name=killed")
-    assert "step_00000008, step 8" in resumed.stderr
-    actual, expected = (summary(tmp_path / "runs" / name) for name in ("killed", "whole"))
-    assert actual["digest"] == expected["digest"]
-    assert {**actual["eval"], "seconds": 0} == {**expected["eval"], "seconds": 0}
-    assert losses(tmp_path / "runs/killed") == losses(tmp_path / "runs/whole")
-    replayed = run_app("verify", "run=runs/killed")
-    assert json.loads(replayed.stdout)["verdict"] == "identical", replayed.stderr
-    scored = run_app("evaluate", "run=runs/killed", "global_batch_size=64")
-    assert json.loads(scored.stdout)["auc"] == expected["eval"]["auc"]
-    other = run_app("train", *overrides, "run.name=killed", "train.max_steps=16", "data.events.history_length=9")
+def test_a_run_is_scored_again_as_it_was(run_app: Command, log: Path, tmp_path: Path) -> None:
+    overrides = [*TINY, *DROPOUT, f"data.path={log}", "train.max_steps=12", "run.name=x"]
+    assert run_app("train", *overrides).returncode == 0
+    scored = run_app("evaluate", "run=runs/x", "global_batch_size=64")
+    assert json.loads(scored.stdout)["auc"] == summary(tmp_path / "runs/x")["eval"]["auc"]
+    other = run_app("train", *overrides, "train.max_steps=16", "data.events.history_length=9")
     assert other.returncode == 2
     assert "data.events.history_length=9: the run at" in other.stderr
 
@@ -123,11 +110,6 @@ def test_evaluations_of_a_window_cut_the_rate_and_end_the_run(run_app: Command, 
     rates = [line["lr"] for line in lines if line["event"] == "train"]
     assert rates == [0.001] * 6 + [0.0005] * 3 + [0.00025] * 3
     assert summary(tmp_path / "runs/whole")["steps"] == 12
-    killed = ended(forked("train", *overrides, "run.name=killed", cwd=tmp_path, fault="in the step:11"), tmp_path)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert run_app("train", *overrides, "run.name=killed").returncode == 0
-    actual, expected = (summary(tmp_path / "runs" / name) for name in ("killed", "whole"))
-    assert (actual["steps"], actual["digest"]) == (12, expected["digest"])
 
 
 @pytest.mark.slow

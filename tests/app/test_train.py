@@ -5,15 +5,12 @@ import json
 import os
 import re
 import signal
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from app.checkpoint.files import whole_checkpoints
-from app.config import OptimizerName
 from tests.app.conftest import SMALL, Command, ended, forked
 from tests.app.datasets import NUM_EMBEDDINGS
 from tests.app.run_files import events, losses, summary, wait_for
@@ -114,48 +111,6 @@ def test_same_seed_same_bits_and_another_seed_others(run_app: Command, dataset: 
     assert a == b
     assert a["parameters"] != c["parameters"]
     assert a["losses"] != c["losses"]
-
-
-def _kills() -> Iterator[Any]:
-    """Every optimizer, one id a feature and many, one process or two; slow but for the default."""
-    yield "adagrad", "dataset", 1
-    for number, name in enumerate(OptimizerName):
-        yield pytest.param(name.value, "dataset", 1 + number % 2, marks=pytest.mark.slow)
-    yield from (pytest.param("adagrad", "ragged", processes, marks=pytest.mark.slow) for processes in (1, 2))
-
-
-@pytest.mark.parametrize(("optimizer", "rows", "processes"), list(_kills()))
-def test_killed_in_mid_run_it_goes_on_to_the_same_bits(
-    optimizer: str, rows: str, processes: int, run_app: Command, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    """Killed in step 22, in the second epoch, with shuffling, an evaluation on either side of the last checkpoint
-    before and one after."""
-    overrides = [
-        *SMALL,
-        f"data.path={request.getfixturevalue(rows)}",
-        f"optimizer={optimizer}",
-        "train.epochs=9",
-        "train.global_batch_size=128",
-        "train.max_steps=30",
-        "checkpoint.every_steps=9",
-        "train.eval_every_steps=10",
-        "record.tensorboard=false",
-    ]
-    whole = run_app("train", *overrides, "run.name=whole", processes=processes)
-    assert whole.returncode == 0, whole.stderr
-    killed = tmp_path / "runs/killed"
-    forks = forked("train", *overrides, "run.name=killed", cwd=tmp_path, processes=processes, fault="in the step:22")
-    assert ended(forks, tmp_path).returncode == -signal.SIGKILL
-    assert not (killed / "summary.json").exists()
-    resumed = run_app("train", *overrides, "run.name=killed", processes=processes)
-    assert resumed.returncode == 0, resumed.stderr
-    assert "resume: from" in resumed.stderr
-    assert "the part before was killed" in resumed.stderr
-    assert summary(killed)["digest"] == summary(tmp_path / "runs/whole")["digest"]
-    assert losses(killed) == losses(tmp_path / "runs/whole")
-    metrics = ("auc", "logloss", "step")
-    evals = [[[e[key] for key in metrics] for e in events(tmp_path / "runs" / r, "eval")] for r in ("killed", "whole")]
-    assert evals[0] == evals[1]
 
 
 @pytest.mark.slow

@@ -219,30 +219,6 @@ def test_a_table_of_one_s_own_trains(run_app: Command, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 2])
-def test_stopped_in_mid_epoch_it_goes_on_to_the_same_bits(
-    processes: int, run_app: Command, ragged: Path, tmp_path: Path
-) -> None:
-    overrides = [
-        *SMALL,
-        f"data.path={ragged}",
-        "train.global_batch_size=24",
-        "train.epochs=3",
-        "data.shuffle_block_rows=37",
-        "data.shuffle_window_blocks=3",
-    ]
-    whole = run_app("train", *overrides, "run.name=whole", processes=processes)
-    assert whole.returncode == 0, whole.stderr
-    stopped = run_app("train", *overrides, "run.name=parts", "train.max_steps=21", processes=processes)
-    assert stopped.returncode == 0, stopped.stderr
-    resumed = run_app("train", *overrides, "run.name=parts", processes=processes)
-    assert resumed.returncode == 0, resumed.stderr
-    one, other = (json.loads((tmp_path / f"runs/{name}/summary.json").read_bytes()) for name in ("whole", "parts"))
-    assert one["steps"] == other["steps"] == 48
-    assert one["digest"] == other["digest"]
-
-
-@pytest.mark.slow
 def test_bags_on_disk_train_as_bags_made_while_reading(run_app: Command, tmp_path: Path) -> None:
     """`data.multi_hot` of data_prep and of training, the same sizes and seed: the same bits."""
     rows = criteo_rows(600)

@@ -1,6 +1,5 @@
 """Negatives drawn anew in each epoch, against plain loops; the same for any processes, batches and resumptions."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,8 @@ from app.data.split import SplitReader
 from common.compose import compose_config
 from common.errors import UserError
 from data_prep.dataset.format import Manifest, ShardArrays, Split, load_manifest, save_manifest, write_shard
-from tests.app.conftest import Command, ended, forked
+from tests.app.conftest import Command
 from tests.app.datasets import write_dataset, write_ragged_dataset
-from tests.app.run_files import losses, summary
 from tests.once import made_once
 
 USERS, ITEMS, ROWS, DRAWN = 9, 13, 250, 3
@@ -161,29 +159,6 @@ MODEL = [
     "data.negatives.item=item",
 ]
 STEPS = 2 * -(-ROWS * (1 + DRAWN) // 64)
-
-
-@pytest.mark.slow
-def test_a_killed_run_ends_as_if_it_had_not_been(root: Path, run_app: Command, tmp_path: Path) -> None:
-    """In its second epoch; on one process and on two, with the figures of a run over all samples."""
-    keys = [*MODEL, f"data.path={root}", "checkpoint.every_steps=5"]
-    for name, processes in (("whole", 1), ("two", 2)):
-        process = run_app("train", *keys, f"run.name={name}", processes=processes)
-        assert process.returncode == 0, process.stderr
-    whole = summary(tmp_path / "runs/whole")
-    assert (whole["steps"], whole["samples"]) == (STEPS, 2 * ROWS * (1 + DRAWN))
-    assert losses(tmp_path / "runs/two") == pytest.approx(losses(tmp_path / "runs/whole"), rel=1e-5)
-    killed = ended(forked("train", *keys, "run.name=killed", cwd=tmp_path, fault="in the step:30"), tmp_path)
-    assert killed.returncode != 0
-    process = run_app("train", *keys, "run.name=killed")
-    assert process.returncode == 0, process.stderr
-    assert "resume: from" in process.stderr
-    assert summary(tmp_path / "runs/killed")["digest"] == whole["digest"]
-    verified = run_app("verify", "run=runs/killed")
-    assert json.loads(verified.stdout)["verdict"] == "identical", verified.stderr
-    refusal = run_app("train", *keys, "data.negatives.per_positive=4", "run.name=killed")
-    assert refusal.returncode == 2
-    assert "data.negatives.per_positive=4: the run at" in refusal.stderr
 
 
 def test_the_split_is_evaluated_with_the_negatives_of_the_first_epoch(root: Path) -> None:

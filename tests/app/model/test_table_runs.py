@@ -50,26 +50,6 @@ def losses(run: Path) -> list[float]:
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_goes_on_to_the_same_bits(run_app: Command, bags: Path, tmp_path: Path) -> None:
-    overrides = [*SMALL, *KINDS, f"data.path={bags}", "model.interaction=dcn"]
-    for name, steps in (("whole", 24), ("cut", 11), ("cut", 24)):
-        process = run_app("train", *overrides, f"run.name={name}", f"train.max_steps={steps}")
-        assert process.returncode == 0, process.stderr
-    whole, cut = (tmp_path / "runs" / name for name in ("whole", "cut"))
-    assert "resume: from" in process.stderr
-    assert read(cut, "summary.json")["digest"] == read(whole, "summary.json")["digest"]
-    assert losses(cut) == losses(whole)
-    parameters = read(whole, "summary.json")["parameters"]
-    assert parameters["embedding"] == sum(rows * width for rows, width in SIZES.values())
-    result = run_app("verify", "run=runs/cut")
-    assert result.returncode == 0, result.stderr
-    assert json.loads(result.stdout)["verdict"] == "identical"
-    refusal = run_app("train", *overrides, "run.name=cut", "+model.tables.overrides.item.pooling=mean")
-    assert refusal.returncode == 2
-    assert "model.tables" in refusal.stderr
-
-
-@pytest.mark.slow
 def test_two_processes_with_three_sharding_types_train_as_one(run_app: Command, bags: Path, tmp_path: Path) -> None:
     types = {
         "t_user_q": "column_wise",

@@ -32,13 +32,7 @@ def _injected(fault: str, number: int, *overrides: str, cwd: Path) -> "subproces
     ("fault", "number", "asynchronous", "at_step"),
     [
         ("in the step", 31, False, 24),
-        pytest.param("before the save", 3, True, 20, marks=pytest.mark.slow),
-        ("in the save", 2, True, 12),
-        pytest.param("in the save", 2, False, 12, marks=pytest.mark.slow),
-        pytest.param("before the rename", 3, True, 20, marks=pytest.mark.slow),
-        pytest.param("after the rename", 3, True, 24, marks=pytest.mark.slow),
         pytest.param("in the pruning", 1, True, 24, marks=pytest.mark.slow),
-        pytest.param("before the best", 1, True, 20, marks=pytest.mark.slow),
     ],
 )
 def test_a_kill_at_any_moment_changes_nothing(

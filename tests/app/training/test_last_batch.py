@@ -18,7 +18,7 @@ from app.training.state import run_length
 from common.compose import compose_config
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest, shard_path
-from tests.app.conftest import SMALL, Command
+from tests.app.conftest import SMALL
 from tests.app.datasets import NUM_EMBEDDINGS, write_dataset
 from tests.app.group import run_whole
 from tests.app.run_files import events, losses, summary
@@ -237,29 +237,6 @@ def test_batch_norm_is_of_real_rows(
             expected.append(oracle.step(dense[batch], sparse[batch].long(), labels[batch, 0], len(expected)))
     run_whole([overrides], processes, tmp_path / "results.json")
     np.testing.assert_allclose(losses(tmp_path / "run"), expected, rtol=2e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stops", [(5,), (4, 5, 6), (9,)])
-def test_a_run_resumes_beside_a_last_batch(
-    stops: tuple[int, ...], run_app: Command, roots: dict[str, Path], tmp_path: Path
-) -> None:
-    """Stopped before, at or after it: the bits of one that was not, and a replay of both is the same."""
-    overrides = [*SMALL, *LAST, f"data.path={roots['odd']}", "optimizer=adam"]
-    whole = run_app("train", *overrides, "run.name=whole")
-    assert whole.returncode == 0, whole.stderr
-    for step in (*stops, 10):
-        process = run_app("train", *overrides, "run.name=parts", f"train.max_steps={step}")
-        assert process.returncode == 0, process.stderr
-    runs = tmp_path / "runs"
-    assert summary(runs / "parts")["digest"] == summary(runs / "whole")["digest"]
-    assert losses(runs / "parts") == losses(runs / "whole")
-    if len(stops) > 1:
-        verified = run_app("verify", "run=runs/parts")
-        assert verified.returncode == 0, verified.stderr
-        refusal = run_app("train", *overrides, "train.drop_last=true", "run.name=parts", "train.epochs=4")
-        assert refusal.returncode == 2
-        assert "train.drop_last" in refusal.stderr
 
 
 @pytest.mark.parametrize("drop_last", [True, False])

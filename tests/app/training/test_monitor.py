@@ -2,8 +2,6 @@
 
 import json
 import random
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +15,13 @@ from app.optimizer.schedule import learning_rate
 from app.report.read import read_run
 from app.report.verdict import sentences
 from app.runtime.platform import Runtime
-from app.training.checkpointer import Checkpointer
 from app.training.monitor import best_of, early_stop, monitored_value, score_of, watch
-from app.training.recording.recorder import Recorder
-from app.training.run import TrainingRun
-from app.training.session import Session
 from app.training.state import RunLength, RunState
 from common.compose import compose_config
 from common.errors import UserError
-from tests.app import inject
-from tests.app.conftest import SMALL, Command, ended, forked
+from tests.app.conftest import SMALL, Command
 from tests.app.datasets import write_dataset
-from tests.app.in_process import NOTHING_TO_DO, Killed, command_here, train_here
+from tests.app.in_process import NOTHING_TO_DO, command_here, train_here
 from tests.app.run_files import events, summary
 
 LAST = 60
@@ -125,14 +118,6 @@ def test_the_best_is_ranked_by_the_monitor() -> None:
     assert best_of(less_loss, "logloss") == Best(step=1, auc=0.6, monitor="logloss", value=0.3)
 
 
-def result(run: Path) -> tuple[Any, ...]:
-    """What must not depend on interruptions."""
-    figures = summary(run)
-    rates = {event["step"]: event["lr"] for event in events(run, "train")}
-    evaluations = {event["step"]: event["auc"] for event in events(run, "eval")}
-    return figures["digest"], figures["steps"], figures["early_stop"], figures["best"], rates, evaluations
-
-
 @pytest.fixture(scope="module")
 def whole(runtime: Runtime, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that ended early."""
@@ -168,64 +153,6 @@ def test_a_run_cuts_and_ends_as_its_evaluations_say(
     assert json.loads(capsys.readouterr().out)["verdict"] == "identical"
 
 
-def steps() -> Iterator[Any]:
-    """Before, at and after evaluations, checkpoints and the end."""
-    fast = (19,)
-    yield from (pytest.param(step, marks=() if step in fast else pytest.mark.slow) for step in range(1, 24, 3))
-
-
-@pytest.mark.parametrize("step", list(steps()))
-def test_killed_in_any_step_it_cuts_and_ends_in_the_same(
-    step: int, runtime: Runtime, dataset: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    overrides = [*STOPPING, f"data.path={dataset}", "run.name=whole", f"run.dir={tmp_path}/run"]
-    begin = Session.begin_step
-
-    def begun(this: Session, number: int) -> float:
-        if number == step:
-            raise Killed
-        return begin(this, number)
-
-    if summary(whole)["steps"] <= step:
-        pytest.skip("it had ended by then")
-    with monkeypatch.context() as patched:
-        patched.setattr(Session, "begin_step", begun)
-        with pytest.raises(Killed):
-            train_here(runtime, *overrides)
-    assert train_here(runtime, *overrides) == "completed"
-    assert result(tmp_path / "run") == result(whole)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("moment", "number"),
-    [
-        ((Checkpointer, "keep_best"), 2),  # after the evaluation is recorded
-        pytest.param((Recorder, "evaluation"), 6, marks=pytest.mark.slow),  # before it is
-        pytest.param((Checkpointer, "save"), 6, marks=pytest.mark.slow),
-        pytest.param((Checkpointer, "save"), 7, marks=pytest.mark.slow),
-        pytest.param((TrainingRun, "_finish"), 1, marks=pytest.mark.slow),
-    ],
-    ids=str,
-)
-def test_killed_beside_an_evaluation_it_cuts_and_ends_in_the_same(
-    moment: tuple[type, str], number: int, runtime: Runtime, dataset: Path, whole: Path, tmp_path: Path
-) -> None:
-    overrides = [*STOPPING, f"data.path={dataset}", "run.name=whole", f"run.dir={tmp_path}/run"]
-
-    def kill(*_: object, **__: object) -> None:
-        raise Killed
-
-    with pytest.MonkeyPatch.context() as patched:
-        owner, name = moment
-        patched.setattr(owner, name, getattr(owner, name))  # put back at the end
-        inject.at_call(owner, name, number, kill)
-        with pytest.raises(Killed):
-            train_here(runtime, *overrides)
-    assert train_here(runtime, *overrides) == "completed"
-    assert result(tmp_path / "run") == result(whole)
-
-
 @pytest.mark.slow
 def test_two_processes_decide_the_same(run_app: Command, dataset: Path, tmp_path: Path) -> None:
     process = run_app("train", *STOPPING, f"data.path={dataset}", "run.name=two", processes=2)
@@ -237,11 +164,6 @@ def test_two_processes_decide_the_same(run_app: Command, dataset: Path, tmp_path
     assert f"early stop: step {steps_done}: no gain of train.monitor=auc at 3 evaluations in a row" in process.stderr
     assert f"at most {LAST} steps of 64 samples" in process.stderr
     assert "no gain of train.monitor=auc, learning rate 1 to 0.5" in process.stderr
-    killed = [*STOPPING, f"data.path={dataset}", "run.name=killed"]
-    forks = forked("train", *killed, cwd=tmp_path, processes=2, fault="in the step:14")
-    assert ended(forks, tmp_path).returncode == -signal.SIGKILL
-    assert run_app("train", *killed, processes=2).returncode == 0
-    assert result(tmp_path / "runs/killed") == result(tmp_path / "runs/two")
 
 
 def test_keep_best_goes_by_the_monitor(runtime: Runtime, dataset: Path, tmp_path: Path) -> None:

@@ -172,18 +172,6 @@ def test_a_run_is_evaluated_ranked_exported_verified_and_compared(
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_continues_with_the_same_bits(run_app: Command, ratings: Path, tmp_path: Path) -> None:
-    plateau = ["train.epochs=4", "train.eval_every_steps=3", "schedule=plateau", "train.early_stop_patience=3"]
-    train(run_app, ratings, "whole", *plateau)
-    train(run_app, ratings, "parts", *plateau, "train.max_steps=7")
-    text = train(run_app, ratings, "parts", *plateau, "train.max_steps=24")
-    assert "resume: from runs/parts" in text
-    whole, parts = (summary_of(tmp_path / f"runs/{name}") for name in ("whole", "parts"))
-    assert whole["digest"] == parts["digest"]
-    assert whole["eval"] == parts["eval"]
-
-
-@pytest.mark.slow
 def test_two_processes_have_the_figures_of_one(run_app: Command, ratings: Path, tmp_path: Path) -> None:
     train(run_app, ratings, "one", "train.epochs=2")
     train(run_app, ratings, "two", "train.epochs=2", processes=2)

@@ -6,9 +6,7 @@ refused changed nothing. The truth is a run that nothing happened to, and a few 
 
 import itertools
 import math
-import os
 import random
-import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -16,20 +14,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch.distributed.checkpoint as dcp
 from msgspec import structs
 
 from app.checkpoint import files
 from app.metrics.documents import EvaluationFigures
 from app.runtime.platform import Runtime
-from app.training import session, stop
 from app.training.evaluator import Evaluator
 from app.training.predictor import Evaluation
 from app.training.session import Session
-from common.errors import UserError
-from tests.app import inject
 from tests.app.conftest import SMALL, ended, forked
-from tests.app.in_process import NOTHING_TO_DO, Killed, train_here
+from tests.app.in_process import NOTHING_TO_DO, train_until
 from tests.app.run_files import contents, events, summary
 
 MOST_STEPS = 40
@@ -184,7 +178,7 @@ class Walk:
 
 
 def in_process(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Execute:
-    """Commands in this process: a kill is an exception that nothing catches. Evaluations go up and down."""
+    """Commands in this process, with evaluations that go up and down."""
     measured, evaluate, now = Session.evaluate, Evaluator.evaluate, [0]
 
     def at_step(self: Evaluator, step: int) -> EvaluationFigures:
@@ -195,35 +189,9 @@ def in_process(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Execute:
         result = measured(self, *arguments)
         return result._replace(figures=structs.replace(result.figures, auc=now[0] * 0.618 % 1))
 
-    def killed(*_: Any, **__: Any) -> None:
-        raise Killed
-
     monkeypatch.setattr(Evaluator, "evaluate", at_step)
     monkeypatch.setattr(Session, "evaluate", with_auc)
-    monkeypatch.setattr(inject, "kill_job", killed)
-
-    def execute(overrides: list[str], fault: str, processes: int) -> str:
-        with monkeypatch.context() as patched:
-            for module, name in (
-                (session.Session, "begin_step"),
-                (dcp, "save"),
-                (files, "publish"),
-                (files, "write_atomically"),
-                (os, "rename"),
-                (os, "replace"),
-                (shutil, "rmtree"),
-                (stop.StopCheck, "requested"),
-            ):
-                patched.setattr(module, name, getattr(module, name))  # what `inject` replaces is put back
-            inject.install(fault)
-            try:
-                return train_here(runtime, *overrides)
-            except Killed:
-                return "killed"
-            except UserError:
-                return "refused"
-
-    return execute
+    return lambda overrides, fault, processes: train_until(runtime, fault, *overrides)
 
 
 def in_forks(directory: Path) -> Execute:

@@ -1,7 +1,6 @@
 """Runs with batch norm, dropout, L2 and clipped tables: stopped, spread over processes, verified, served."""
 
 import json
-import time
 from pathlib import Path
 
 import numpy as np
@@ -13,14 +12,13 @@ from app.config import CONFIG_DIR, AppConfig, DataConfig
 from app.data.split import SplitReader
 from app.runtime.platform import Runtime
 from app.training import session
-from app.training.stop import StopCheck
 from common.compose import compose_config
 from common.documents import Json
 from data_prep.dataset.format import load_manifest
-from tests.app.conftest import SMALL, Command, forked
+from tests.app.conftest import SMALL, Command
 from tests.app.group import run_whole
 from tests.app.in_process import train_here
-from tests.app.run_files import events, summary
+from tests.app.run_files import summary
 
 EVERYTHING = [
     "optimizer=adam",
@@ -46,20 +44,6 @@ def base(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list
 
 
 @pytest.mark.slow
-def test_a_run_that_was_stopped_has_the_bits_of_one_that_was_not(
-    base: list[str], runtime: Runtime, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert train_here(runtime, *base, "run.name=whole") == "completed"
-    for stop in (3, 5, 11, None):  # 5: beside an evaluation
-        with monkeypatch.context() as stopped:
-            stopped.setattr(StopCheck, "requested", lambda _, step, stop=stop: step == stop)
-            assert train_here(runtime, *base, "run.name=parts") == ("completed" if stop is None else "interrupted")
-    whole, parts = summary(Path("runs/whole")), summary(Path("runs/parts"))
-    assert whole["digest"] == parts["digest"]
-    assert whole["eval"] == parts["eval"]
-
-
-@pytest.mark.slow
 def test_two_processes_learn_as_one(base: list[str], runtime: Runtime, tmp_path: Path) -> None:
     """Over an epoch's last batch, too, of 16 rows."""
     base += ["train.drop_last=false", "train.max_steps=34"]
@@ -67,38 +51,6 @@ def test_two_processes_learn_as_one(base: list[str], runtime: Runtime, tmp_path:
     (two,) = run_whole([[*base, f"run.dir={tmp_path}/two"]], 2, tmp_path / "two.json")
     assert two["eval"]["auc"] == pytest.approx(summary(Path("runs/one"))["eval"]["auc"], abs=1e-5)
     assert two["eval"]["logloss"] == pytest.approx(summary(Path("runs/one"))["eval"]["logloss"], rel=1e-5)
-
-
-@pytest.mark.slow
-def test_a_killed_run_cuts_and_stops_where_an_undisturbed_one_does(
-    base: list[str], run_app: Command, tmp_path: Path
-) -> None:
-    """kill -9 after a checkpoint, four times; the rate is cut and the run ends by the validation AUC."""
-    base += ["train.max_steps=null", "train.epochs=40", "train.eval_every_steps=12", "checkpoint.every_steps=4"]
-    base += ["schedule=plateau", "schedule.factor=0.5", "train.early_stop_patience=4", "checkpoint.keep=100"]
-    draw, saved = np.random.default_rng(3), tmp_path / "runs/killed/checkpoints/latest"
-    for _ in range(4):
-        before = saved.read_text() if saved.exists() else ""
-        forks = forked("train", *base, "run.name=killed", cwd=tmp_path, processes=2)
-        while not saved.exists() or saved.read_text() == before:
-            assert all(fork.exitcode is None for fork in forks), (tmp_path / ".stderr").read_text()
-            time.sleep(0.002)
-        time.sleep(draw.uniform(0, 0.1))
-        for fork in forks:
-            fork.kill()
-        for fork in forks:
-            fork.join()
-    for name in ("killed", "whole"):
-        process = run_app("train", *base, f"run.name={name}", processes=2)
-        assert process.returncode == 0, process.stderr
-    killed, whole = summary(Path("runs/killed")), summary(Path("runs/whole"))
-    assert killed["steps"] < 40 * 31  # it was stopped
-    for key in ("steps", "digest", "eval", "last"):
-        assert killed[key] == whole[key], key
-    assert [event["lr"] for event in events(Path("runs/killed"), "train")] == [
-        event["lr"] for event in events(Path("runs/whole"), "train")
-    ]
-    assert len({event["lr"] for event in events(Path("runs/whole"), "train")}) > 1  # it was cut
 
 
 @pytest.mark.slow
