@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 
 import pytest
 from hypothesis import settings
@@ -9,6 +10,10 @@ from hypothesis import settings
 from data_prep.stages.parse import compile_kernels
 from tests.blocks import PAGES, not_run
 from tests.forks import start_server
+
+# Without bytecode each of the processes that run tests compiles all tests anew, which takes 7 s.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # A test that fails must fail again when it is run again, and a slow machine is not a bug.
 settings.register_profile("clickwork", derandomize=True, deadline=None)
