@@ -166,25 +166,47 @@ def compose_partly(schema: type, config_dir: Path, overrides: Sequence[str], nam
     for override in overrides:
         _refuse_unquoted(schema, override)
     command_line, overrides = overrides, _by_own_names(schema, overrides)
-    structured = _stored(schema)
     name = name if (config_dir / f"{name}.yaml").is_file() else SCHEMA
-    GlobalHydra.instance().clear()
     try:
-        with initialize_config_dir(str(config_dir), version_base="1.3"):
-            composed = compose(name, overrides=list(overrides))
-            implied: dict[str, object] = getattr(schema, "implied", lambda composed: {})(composed)
-            if implied:
-                plain = OmegaConf.to_container(OmegaConf.create({"values": list(implied.values())}))
-                assert isinstance(plain, dict)
-                defaults = [f"++{key}={json.dumps(value)}" for key, value in zip(implied, plain["values"], strict=True)]
-                composed = compose(name, overrides=[*defaults, *overrides])
-        # Merge into the schema again: an override that begins with + could have added an unknown key.
-        config = OmegaConf.merge(structured, OmegaConf.to_container(composed, resolve=True))
-        OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
-        return config
+        composed = _compose_values(schema, config_dir, name, overrides)
+        implied: dict[str, object] = getattr(schema, "implied", lambda composed: {})(composed)
+        if implied:
+            plain = OmegaConf.to_container(OmegaConf.create({"values": list(implied.values())}))
+            assert isinstance(plain, dict)
+            defaults = [f"++{key}={json.dumps(value)}" for key, value in zip(implied, plain["values"], strict=True)]
+            composed = _compose_values(schema, config_dir, name, [*defaults, *overrides])
+        if any(override.startswith("+") for override in overrides):  # which may have added an unknown key
+            composed = OmegaConf.merge(_stored(schema), OmegaConf.to_container(composed, resolve=True))
+        OmegaConf.to_container(composed, resolve=True, throw_on_missing=False)
+        return composed
     except REFUSED as error:
         fault = _unknown_choice(schema, config_dir, command_line, isinstance(error, MissingConfigException))
         raise UserError(fault or _one_line(error) + _suggestion(schema, config_dir, command_line)) from error
+
+
+def _compose_values(schema: type, config_dir: Path, name: str, overrides: Sequence[str]) -> Any:
+    """Compose by Hydra: the choices of groups once per process, as that takes most of the time, then the values."""
+    parsed, groups = OverridesParser.create().parse_overrides(list(overrides)), groups_of(config_dir)
+    choices_of_groups = [line for line, each in zip(overrides, parsed, strict=True) if each.key_or_group in groups]
+    values = [each for each in parsed if each.key_or_group not in groups]
+    if f"recipe={RECIPE_OF_FILE}" not in overrides and not any(each.is_add() or each.is_delete() for each in values):
+        composed = copy.deepcopy(_compose_groups(schema, config_dir, name, tuple(choices_of_groups)))
+        try:
+            for each in values:
+                OmegaConf.update(composed, each.key_or_group, each.value(), merge=True, force_add=each.is_force_add())
+            return composed
+        except OmegaConfBaseException:
+            pass  # Hydra's own error names the override
+    return _compose_groups.__wrapped__(schema, config_dir, name, tuple(overrides))
+
+
+@functools.lru_cache(maxsize=64)
+def _compose_groups(schema: type, config_dir: Path, name: str, overrides: tuple[str, ...]) -> Any:
+    """Compose by Hydra alone."""
+    _stored(schema)
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(config_dir), version_base="1.3"):
+        return compose(name, overrides=list(overrides))
 
 
 def _unknown_choice(schema: type, config_dir: Path, overrides: Sequence[str], is_group: bool) -> str:
@@ -255,9 +277,15 @@ def _check(schema: type, composed: Any) -> None:
         check_keys(_instance(schema, OmegaConf.to_object(composed)))
 
 
+@functools.cache
+def _kinds(schema: type) -> dict[str, Any]:
+    """The type of each dotted key's value."""
+    return {key: kind for key, _, _, kind in keys_of(schema)}
+
+
 def _mappings(schema: type) -> frozenset[str]:
     """The keys whose values are mappings of any names."""
-    return frozenset(key for key, _, _, kind in keys_of(schema) if typing.get_origin(kind) is dict)
+    return frozenset(key for key, kind in _kinds(schema).items() if typing.get_origin(kind) is dict)
 
 
 def recipe_file(overrides: Sequence[str]) -> Path | None:
@@ -310,7 +338,7 @@ def _by_own_names(schema: type, overrides: Sequence[str]) -> list[str]:
         UserError: a truth value for a key of numbers.
     """
     others = getattr(schema, "other_names", {})
-    mappings, kinds = _mappings(schema), {key: kind for key, _, _, kind in keys_of(schema)}
+    mappings, kinds = _mappings(schema), _kinds(schema)
     opened = tuple(f"{key}." for key in mappings)
     canonical = []
     for override in overrides:
@@ -335,7 +363,7 @@ def _is_text(schema: type, key: str) -> bool:
     """Return whether the values of a key are texts, or lists of them."""
     if key in getattr(schema, "other_texts", ()):
         return True
-    kinds = {name: kind for name, *_, kind in keys_of(schema)}
+    kinds = _kinds(schema)
     group = kinds.get(key.rpartition(".")[0])
     kind = kinds.get(key, typing.get_args(group)[1] if typing.get_origin(group) is dict else None)
     return kind in (str, str | None, list[str], list[str] | None)
@@ -383,7 +411,7 @@ def _refuse_unquoted(schema: type, override: str) -> None:
     try:
         if not OverridesParser.create().parse_override(override).is_sweep_override():
             return
-        kinds = {name: kind for name, *_, kind in keys_of(schema)}
+        kinds = _kinds(schema)
         if kinds.get(key) in NUMBERS or choices(kinds.get(key)):
             values = value.replace(",", " ")
             loop = f": for value in {values}; do python -m app.train {key}=$value run.name=value_$value; done"
