@@ -1,6 +1,7 @@
 """Names of kinds stand in their tables alone: a literal elsewhere would be a second place to change."""
 
 import ast
+import functools
 from pathlib import Path
 
 import pytest
@@ -70,9 +71,15 @@ ROW_EXCEPTIONS = {
 }
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@functools.cache
 def literals(path: Path) -> set[str]:
     """Texts of a module that are expressions: docstrings, and texts that stand alone, are not."""
-    tree = ast.parse(path.read_text())
+    tree = parsed(path)
     alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     constants = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in alone)
     return {node.value for node in constants if isinstance(node.value, str)}
@@ -80,12 +87,12 @@ def literals(path: Path) -> set[str]:
 
 def attributes(path: Path) -> set[str]:
     """Names that a module reads of objects."""
-    return {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
+    return {node.attr for node in ast.walk(parsed(path)) if isinstance(node, ast.Attribute)}
 
 
 def rows_imported(path: Path) -> set[str]:
     """Rows of the tables of models and datasets that a module imports by name."""
-    imports = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+    imports = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.ImportFrom)]
     of_tables = [node for node in imports if node.module in ("app.kinds.models", "data_prep.dataset.kinds")]
     return {alias.name for node in of_tables for alias in node.names if alias.name.isupper()} - {
         "MODELS",
@@ -96,7 +103,7 @@ def rows_imported(path: Path) -> set[str]:
 
 def members(path: Path) -> set[str]:
     """Sources and methods of splits that a module reads by name, such as DataSource.local."""
-    tree, enums = ast.parse(path.read_text()), {DataSource.__name__, SplitMethod.__name__}
+    tree, enums = parsed(path), {DataSource.__name__, SplitMethod.__name__}
     nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)]
     return {ast.unparse(node) for node in nodes if isinstance(node.value, ast.Name) and node.value.id in enums}
 

@@ -23,7 +23,7 @@ from tests.app.in_process import command_here, train_here
 from tests.data_prep.conftest import config, load_split
 from tests.oracles.sampling import metrics_of_all_rows
 
-ROWS, KEPT, CLICKS = 6000, 0.25, 0.04
+ROWS, KEPT, CLICKS = 4000, 0.25, 0.04
 CORRECTED = "correct_sampling=true"
 
 
@@ -108,7 +108,7 @@ def test_evaluate_measures_all_rows(further: list[str], runtime: Runtime, capsys
 def test_ranking_and_export_give_the_same_probabilities(
     runtime: Runtime, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    raw = raw_rows()[:2000]
+    raw = raw_rows()[:1000]
     lines = [row.split("\t", 1)[1] for row in raw]
     (tmp_path / "c.tsv").write_text("".join(f"{line}\n" for line in lines))
     rankings = []
@@ -137,7 +137,7 @@ def test_ranking_and_export_give_the_same_probabilities(
     rows = read_new_rows(tmp_path / "c.tsv", encoder.shape(encoder.input_columns))
     block = encoder.encode(encoder.parse_columns(rows.columns, rows.name, rows.numbers))
     logits = program.module()(torch.from_numpy(block.dense), torch.from_numpy(block.sparse.astype(np.int64)))
-    expected = [corrected[str(number)]["logit"] for number in range(1, 2001)]
+    expected = [corrected[str(number)]["logit"] for number in range(1, 1001)]
     np.testing.assert_allclose(logits.detach().numpy(), expected, atol=1e-5)
 
 
