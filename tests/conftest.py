@@ -14,6 +14,8 @@ from tests.forks import start_server
 # Without bytecode each of the processes that run tests compiles all tests anew, which takes 7 s.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# Several processes run tests: threads of each that wait for the others' would take half of the processor time.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A test that fails must fail again when it is run again, and a slow machine is not a bug.
 settings.register_profile("clickwork", derandomize=True, deadline=None)

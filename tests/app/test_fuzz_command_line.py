@@ -17,7 +17,7 @@ from common.keys import choices, keys_of
 from tests.app.conftest import SMALL
 from tests.forks import run_module
 
-EXAMPLES = int(os.environ.get("CLICKWORK_FUZZ_EXAMPLES", "50"))
+EXAMPLES = int(os.environ.get("CLICKWORK_FUZZ_EXAMPLES", "30"))
 FUZZ = settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck), deadline=None)
 SECRET = "hunter2"
 SECRETS = [f"http://user:{SECRET}@127.0.0.1:1/x", f"s3://{SECRET}@b/'", f"{{MY_TOKEN: {SECRET}}}"]

@@ -194,13 +194,12 @@ def test_a_working_directory_with_a_package_app_is_in_nothing_s_way(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["run", "of two words"])
 def test_a_run_whose_time_is_up_is_named_in_the_command_that_has_no_limit(
-    name: str, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     digest = load_manifest(dataset).digest
     data = copy_uncached(dataset, tmp_path / "data")
-    run = write_run(tmp_path / name, manifest={"dataset": {"path": str(data), "digest": digest}})
+    run = write_run(tmp_path / "of two words", manifest={"dataset": {"path": str(data), "digest": digest}})
     monkeypatch.setattr(after_training, "DEFAULT_SECONDS", 0.001)
     after_training.add_baselines(composed(f"run.dir='{run}'"))
     (line,) = [record.message for record in caplog.records if record.levelname == "WARNING"]

@@ -98,7 +98,7 @@ def every(run: Path) -> Iterator[Alteration]:
     )
 
 
-@pytest.mark.parametrize("stride", [211, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", [211, pytest.param(7, marks=pytest.mark.slow)])
 def test_each_alteration_is_noticed_or_listed(stride: int, replayed: tuple[Path, Replay], tmp_path: Path) -> None:
     run, replay = replayed
     assert faults(run, replay) == []

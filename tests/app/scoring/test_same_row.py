@@ -43,8 +43,8 @@ from tests.oracles.own_tables import (
     write_text,
 )
 
-FAST, ALL, ROWS = 2, 14, 60
-EXPORTED_EVERY = 5  # of the slow draws: an export takes longer than all else
+FAST, ALL, ROWS = 2, 9, 60
+EXPORTED_EVERY = 4  # of the slow draws: an export takes longer than all else
 FORMS_AT_ONCE = 3  # in the quick tests
 SEEDS = [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= FAST)) for seed in range(ALL)]
 TRAIN = [

@@ -15,7 +15,7 @@ from tests.app.conftest import SMALL
 from tests.app.group import run_group
 from tests.once import made_once
 
-STEPS = 50
+STEPS = 20
 CASES = [
     (algorithm, kind)
     for algorithm in ("sgd", "adagrad", "rowwise_adagrad")

@@ -23,7 +23,7 @@ from tests.oracles.schedules import rates
 STEPS, BATCH = 6, 16
 BY_STEP = [name for name in ScheduleName if not name.schedule.by_metric]
 INTERACTIONS = ["dot", "dot_itself", "cat", "dcn", "projection", "scalar_pairs", "mixed_pairs"]
-FAST, SLOW = (0, 1, 3, 4), range(42)
+FAST, SLOW = (0, 1, 3, 4), range(24)
 
 
 class Drawn(NamedTuple):

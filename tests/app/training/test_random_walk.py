@@ -231,4 +231,4 @@ def test_a_random_walk(
 def test_a_random_walk_on_one_process_and_two(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     base = [*SMALL, f"data.path={dataset}", "record.tensorboard=false"]
-    walk(Walk(base, in_forks(tmp_path), random.Random(0), most_processes=2), 20)
+    walk(Walk(base, in_forks(tmp_path), random.Random(0), most_processes=2), 12)
