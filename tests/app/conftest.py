@@ -19,6 +19,7 @@ from app.runtime import platform
 from common import cli
 from tests.app import inject
 from tests.app.datasets import write_dataset, write_ragged_dataset
+from tests.error_lines import error_line
 from tests.forks import keep_environment
 from tests.once import made_once
 
@@ -35,6 +36,7 @@ SMALL = [
 _STORES: list[Any] = []  # a store lasts as long as the processes that meet in it
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
+Refusal = Callable[..., str]
 
 
 @pytest.fixture(scope="session")
@@ -62,12 +64,20 @@ def ragged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run_app(tmp_path: Path) -> Command:
-    """Run an entry point in a process of its own, in tmp_path, on `processes` processes, to its end."""
+    """Run an entry point in a process of its own, in tmp_path, on `processes` processes; require its exit status."""
 
-    def run(name: str, *overrides: str, processes: int = 1) -> "subprocess.CompletedProcess[str]":
-        return ended(forked(name, *overrides, cwd=tmp_path, processes=processes), tmp_path)
+    def run(name: str, *overrides: str, processes: int = 1, status: int = 0) -> "subprocess.CompletedProcess[str]":
+        process = ended(forked(name, *overrides, cwd=tmp_path, processes=processes), tmp_path)
+        assert process.returncode == status, process.stdout + process.stderr
+        return process
 
     return run
+
+
+@pytest.fixture
+def refused(run_app: Command) -> Refusal:
+    """Run an entry point that refuses its arguments, and return the line that it prints."""
+    return lambda name, *overrides: error_line(run_app(name, *overrides, status=2).stderr)
 
 
 @pytest.fixture(scope="session")

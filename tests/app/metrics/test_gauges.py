@@ -53,7 +53,7 @@ def test_flops_of_a_sample_are_those_of_its_layers(interaction: Interaction, out
 
 @pytest.mark.slow
 def test_a_run_tells_them_and_leaves_the_traces_asked_for(run_app: Command, dataset: Path, tmp_path: Path) -> None:
-    process = run_app(
+    run_app(
         "train",
         *SMALL,
         f"data.path={dataset}",
@@ -63,7 +63,6 @@ def test_a_run_tells_them_and_leaves_the_traces_asked_for(run_app: Command, data
         "train.warmup_steps_excluded=5",
         processes=2,
     )
-    assert process.returncode == 0, process.stderr
     run = tmp_path / "runs/a"
     summary = json.loads((run / "summary.json").read_bytes())
     phases = summary["phase_seconds"]
@@ -84,6 +83,5 @@ def test_a_run_tells_them_and_leaves_the_traces_asked_for(run_app: Command, data
 
 
 def test_steps_that_cannot_be_profiled_are_refused(run_app: Command, dataset: Path) -> None:
-    process = run_app("train", *SMALL, f"data.path={dataset}", "runtime.profile_steps=[5,2]")
-    assert process.returncode == 2
+    process = run_app("train", *SMALL, f"data.path={dataset}", "runtime.profile_steps=[5,2]", status=2)
     assert "runtime.profile_steps=[5, 2]" in process.stderr

@@ -67,11 +67,9 @@ def test_tensorboard_shows_a_killed_and_resumed_run_once(run_app: Command, datas
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert max(event["step"] for event in events(run, "train")) > 40  # these steps come again
     process = run_app("train", *overrides, "train.max_steps=70")
-    assert process.returncode == 0, process.stderr
     assert "resume: from" in process.stderr
     assert_board_shows(run)
-    restart = run_app("train", *overrides, "train.max_steps=25", "checkpoint.resume=never", "checkpoint.overwrite=true")
-    assert restart.returncode == 0, restart.stderr
+    run_app("train", *overrides, "train.max_steps=25", "checkpoint.resume=never", "checkpoint.overwrite=true")
     assert_board_shows(run)
 
 
@@ -154,8 +152,7 @@ def test_prometheus_serves_the_newest_figures_and_lets_the_port_go() -> None:
 def test_a_client_that_is_not_here_is_said_at_once(key: str, run_app: Command, tmp_path: Path) -> None:
     if importlib.util.find_spec(key) is not None:
         pytest.skip(f"the {key} package is here")
-    process = run_app("train", *SMALL, "data.path=nowhere", "run.name=x", f"record.{key}=somewhere")
-    assert process.returncode == 2
+    process = run_app("train", *SMALL, "data.path=nowhere", "run.name=x", f"record.{key}=somewhere", status=2)
     assert (
         process.stderr == f"error: record.{key}=somewhere: the {key} package is not installed; "
         "install it, or leave this out\n"
@@ -167,10 +164,9 @@ def test_mlflow_goes_on_in_the_same_run(run_app: Command, dataset: Path, tmp_pat
     mlflow = pytest.importorskip("mlflow", reason="MLflow's client is not installed (it is optional)")
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     for steps in (20, 40):
-        process = run_app(
+        run_app(
             "train", *SMALL, f"data.path={dataset}", "run.name=x", f"train.max_steps={steps}", f"record.mlflow={uri}"
         )
-        assert process.returncode == 0, process.stderr
     client = mlflow.MlflowClient(uri)
     (run,) = client.search_runs([client.get_experiment_by_name("clickwork").experiment_id])
     assert run.info.status == "FINISHED"

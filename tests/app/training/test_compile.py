@@ -23,7 +23,7 @@ def test_ten_steps_have_the_losses_of_eager_ones(
 ) -> None:
     """Within 1e-6, relative; a large batch goes through oneDNN both ways."""
     for name in ("none", "dense"):
-        process = run_app(
+        run_app(
             "train",
             *SMALL,
             f"data.path={dataset}",
@@ -34,7 +34,6 @@ def test_ten_steps_have_the_losses_of_eager_ones(
             "train.epochs=100",
             f"runtime.compile={name}",
         )
-        assert process.returncode == 0, process.stderr
     eager, compiled = losses(tmp_path / "runs/none"), losses(tmp_path / "runs/dense")
     assert len(eager) == 10
     np.testing.assert_allclose(compiled, eager, rtol=1e-6)
@@ -50,21 +49,18 @@ def test_a_killed_run_resumes_and_replays_to_the_same_bits(run_app: Command, dat
         "train.max_steps=30",
         "checkpoint.asynchronous=false",
     ]
-    assert run_app("train", *overrides, "run.name=whole", processes=2).returncode == 0
+    run_app("train", *overrides, "run.name=whole", processes=2)
     killed = ended(
         forked("train", *overrides, "run.name=parts", cwd=tmp_path, processes=2, fault="in the step:14"),
         tmp_path,
     )
     assert killed.returncode == -9
     resumed = run_app("train", *overrides, "run.name=parts", processes=2)
-    assert resumed.returncode == 0, resumed.stderr
     assert "resume: from" in resumed.stderr
     assert summary(tmp_path / "runs/parts")["digest"] == summary(tmp_path / "runs/whole")["digest"]
     result = run_app("verify", "run=runs/parts", processes=2)
-    assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["verdict"] == "identical"
     eager = run_app("train", *overrides, "run.name=parts", "train.max_steps=31", "runtime.compile=none", processes=2)
-    assert eager.returncode == 0, eager.stderr
     assert "(compile dense then, none now: results agree" in eager.stderr
 
 
