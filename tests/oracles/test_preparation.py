@@ -18,8 +18,8 @@ KINDS = np.arange(26) % 9 + 6  # values of each column
 SEEDS = [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= FAST)) for seed in range(ALL)]
 
 
-def drawn_keys(rng: np.random.Generator, is_own: bool) -> dict[str, Any]:
-    """Keys that go together, of a command."""
+def drawn_keys(rng: np.random.Generator, is_own: bool, days: int) -> dict[str, Any]:
+    """Keys that go together, of a command for so many files."""
 
     def maybe(key: str, *values: Any) -> dict[str, Any]:
         return {key: values[rng.integers(len(values))]} if rng.integers(2) else {}
@@ -43,7 +43,8 @@ def drawn_keys(rng: np.random.Generator, is_own: bool) -> dict[str, Any]:
         keys |= maybe("sampling.negative_drop_rate", 0.5)
         transforms = ["signed_log1p", "minmax", "raw"] + ([] if is_own else ["log1p", "log_float32", "integers"])
         keys |= maybe("dense_transform", *transforms)
-    keys |= maybe("split.method", "auto", "fraction", "random", "scikit_learn")
+    last_day = ["last_day"] if days > 1 and is_own else []
+    keys |= maybe("split.method", "auto", "fraction", "random", "scikit_learn", *last_day)
     if keys.get("split.method") in ("fraction", "random", "scikit_learn"):
         keys |= maybe("split.held_out", 0.25, 0.4)
     return keys | (maybe("split.seed", 3) if keys.get("split.method") in ("random", "scikit_learn") else {})
@@ -52,7 +53,7 @@ def drawn_keys(rng: np.random.Generator, is_own: bool) -> dict[str, Any]:
 def drawn_criteo(rng: np.random.Generator, directory: Path) -> tuple[Job, list[str]]:
     """A job on Criteo's rows, in one to three days."""
     days = rng.integers(30, 90, rng.integers(1, 4)).tolist()
-    job = Job(drawn_keys(rng, is_own=False), [], [], [[] for _ in range(26)], days)
+    job = Job(drawn_keys(rng, False, len(days)), [], [], [[] for _ in range(26)], days)
     for day, count in enumerate(days):
         lines = []
         for _ in range(count):
@@ -75,11 +76,11 @@ def value_of(text: str) -> int:
 
 
 def drawn_table(rng: np.random.Generator, directory: Path) -> tuple[Job, list[str]]:
-    """A job on a CSV file, with negative numbers, empty fields and a column of several values."""
-    rows = int(rng.integers(60, 200))
-    job = Job(drawn_keys(rng, is_own=True), [], [], [[], []], [rows], is_own=True)
-    lines = ["row,score,price,user,tags\n"]
-    for row in range(rows):
+    """A job on CSV files, with negative numbers, empty fields and a column of several values."""
+    days = rng.integers(40, 90, rng.integers(1, 4)).tolist()
+    job = Job(drawn_keys(rng, True, len(days)), [], [], [[], []], days, is_own=True)
+    lines = []
+    for row in range(sum(days)):
         score, price = int(rng.integers(0, 6)), "" if rng.integers(6) == 0 else f"{rng.normal(0, 30):.3f}"
         user, tags = f"u{rng.zipf(1.5) % 17}", [f"t{tag}" for tag in rng.integers(0, 7, rng.integers(0, 4))]
         job.labels.append(int(score >= 3))
@@ -87,10 +88,12 @@ def drawn_table(rng: np.random.Generator, directory: Path) -> tuple[Job, list[st
         job.sparse[0].append([value_of(user)])
         job.sparse[1].append([value_of(tag) for tag in tags])
         lines.append(f"{row},{score},{price},{user},{'|'.join(tags)}\n")
-    (directory / "rows.csv").write_text("".join(lines))
+    for day, end in enumerate(np.cumsum(days).tolist()):
+        part = lines[end - days[day] : end]
+        (directory / f"rows_{day}.csv").write_text("".join(["row,score,price,user,tags\n", *part]))
     schema = "label: score >= 3\ndense: [row, price]\nsparse: [user, {column: tags, separator: '|'}]\n"
     (directory / "schema.yaml").write_text(schema)
-    return job, [f"data.raw={directory}/rows.csv", f"data.schema={directory}/schema.yaml"]
+    return job, [f"data.raw={directory}/rows_*.csv", f"data.schema={directory}/schema.yaml"]
 
 
 def loaded(root: Path, split: str) -> tuple[list[int], np.ndarray, dict[str, Bags]]:
