@@ -4,7 +4,6 @@ import copy
 import functools
 import hashlib
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,7 +22,6 @@ from common.keys import check_keys
 from data_prep.config.compose import CONFIG_DIRECTORY
 from data_prep.config.keys import DataConfig, PrepConfig
 from data_prep.dataset.format import load_manifest, open_shard
-from data_prep.engine.executor import Executor
 from tests.data_prep.mirror import Mirror
 from tests.forks import run_module
 
@@ -111,16 +109,3 @@ def load_split(root: Path, split: str) -> tuple[np.ndarray, np.ndarray, np.ndarr
 def sums(root: Path) -> dict[str, str]:
     """SHA-256 of every array file of a dataset."""
     return {str(p.relative_to(root)): hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(root.rglob("*.npy"))}
-
-
-def die_at_a_result(number: int) -> None:
-    """This process is killed when its workers have sent so many results, whatever they are at then."""
-    take, count = Executor._collect, []
-
-    def result(executor: Any, future: Any) -> Any:
-        count.append(1)
-        if len(count) == number:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return take(executor, future)
-
-    setattr(Executor, "_collect", result)  # noqa: B010

@@ -1,5 +1,3 @@
-import gzip
-import hashlib
 import json
 import subprocess
 import sys
@@ -12,12 +10,11 @@ from numpy.typing import NDArray
 
 from common.errors import UserError
 from data_prep.config.keys import DataConfig
-from data_prep.dataset.format import load_manifest
 from data_prep.encoding.passes import Slice
 from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
-from tests.data_prep.conftest import config, load_split, run, sums
+from tests.data_prep.conftest import config, load_split, sums
 
 SPLITS = ("train", "val", "test")
 
@@ -97,34 +94,6 @@ def test_tiny_inputs(tmp_path: Path, rows: int) -> None:
     manifest = preprocess(config(f"data.raw={tmp_path}/rows.tsv", f"data.path={tmp_path}/out"))
     assert_dataset(tmp_path / "out", expected_splits(text, oracle.seventh(rows)))
     assert all((split.label_rate is None) == (split.rows == 0) for split in manifest.splits.values())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("encoding", ["vocabulary", "hash"])
-def test_workers_and_compression_do_not_change_a_byte(tmp_path: Path, encoding: str) -> None:
-    for day in range(2):
-        text = oracle.make_rows(300, seed=day)
-        (tmp_path / f"day_{day}").write_bytes(text)
-        (tmp_path / f"day_{day}.gz").write_bytes(gzip.compress(text))
-    common = [f"data.encoding={encoding}", "data.max_ind_range=40", "data.chunk_bytes=9000"]
-    plain = f"data.raw=[{tmp_path}/day_0,{tmp_path}/day_1]"
-    packed = f"data.raw=[{tmp_path}/day_0.gz,{tmp_path}/day_1.gz]"
-    preprocess(config(plain, f"data.path={tmp_path}/one", "data.workers=1", *common))
-    process = run(plain, f"data.path={tmp_path}/three", "data.workers=3", *common)  # in chunks, by more than files
-    assert process.returncode == 0, process.stderr
-    process = run(packed, f"data.path={tmp_path}/gz", "data.workers=2", *common)
-    assert process.returncode == 0, process.stderr
-    one = sums(tmp_path / "one")
-    assert len(one) > 30
-    assert sums(tmp_path / "three") == one
-    assert sums(tmp_path / "gz") == one
-    manifests = [load_manifest(tmp_path / name) for name in ("one", "three", "gz")]
-    assert manifests[0].digest == manifests[1].digest != manifests[2].digest  # the sources differ
-    for manifest, suffix in zip(manifests, ("", "", ".gz"), strict=True):
-        files = [(tmp_path / f"day_{day}{suffix}").read_bytes() for day in range(2)]
-        assert [(s["bytes"], s["sha256"]) for s in manifest.sources] == [
-            (len(content), hashlib.sha256(content).hexdigest()) for content in files
-        ]
 
 
 def test_done_is_done_and_other_parameters_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,9 +1,7 @@
 """Killed with -9 at random moments, a job ends with the same bytes."""
 
-import functools
 import hashlib
 import os
-import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ from data_prep.stages import parse
 from data_prep.stages.parse import ChunkWriter, ParseTask
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
-from tests.data_prep.conftest import REPOSITORY, config, die_at_a_result, load_split, run, sums
+from tests.data_prep.conftest import REPOSITORY, config, load_split, run, sums
 from tests.forks import run_module
 
 
@@ -31,40 +29,6 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for day in range(2):
         (directory / f"day_{day}").write_bytes(oracle.make_rows(1500, seed=day))
     return directory
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("encoding", "workers"),
-    [("vocabulary", 3), ("hash", 2)],
-    ids=["in chunks", "file by file"],
-)
-def test_kill_and_go_on(tmp_path: Path, rows: Path, encoding: str, workers: int) -> None:
-    arguments = [
-        f"data.raw={rows}",
-        f"data.encoding={encoding}",
-        "data.max_ind_range=500",
-        "data.chunk_bytes=20000",
-    ]
-    preprocess(config(*arguments, f"data.path={tmp_path}/whole", "data.workers=1"))
-    arguments += [f"data.path={tmp_path}/killed", f"data.workers={workers}"]
-    numbers = np.random.default_rng(len(encoding)).integers(1, 4, 4).tolist()
-    while numbers:
-        prepare = functools.partial(die_at_a_result, numbers[-1])
-        killed = run_module("data_prep", *arguments, cwd=REPOSITORY, prepare=prepare)
-        assert killed.returncode in (-signal.SIGKILL, 0), killed.stderr
-        if killed.returncode:
-            numbers.pop()
-        else:  # fewer results were left than that: another job is killed
-            assert sums(tmp_path / "killed") == sums(tmp_path / "whole")
-            shutil.rmtree(tmp_path / "killed")
-    assert not (tmp_path / "killed" / "manifest.json").exists()
-    final = run(*arguments)
-    assert final.returncode == 0, final.stderr
-    assert "resuming where the last job stopped" in final.stderr
-    assert sums(tmp_path / "killed") == sums(tmp_path / "whole")
-    assert not (tmp_path / "killed" / ".work").exists()
-    verify_dataset(tmp_path / "killed")
 
 
 def test_finished_units_are_kept(tmp_path: Path, rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ from common.errors import UserError
 from common.help import describe
 from common.keys import declaration, keys_of
 from data_prep.config.__main__ import table
-from data_prep.config.checks import validate
 from data_prep.config.keys import DataConfig, PrepConfig, chunk_size, parse_size
 from tests.data_prep.conftest import REPOSITORY, config
 
@@ -39,29 +38,6 @@ def test_the_chunk_follows_from_the_configuration_alone() -> None:
     assert chunk_size(config("data.memory_budget=512MiB")) == 32 << 20
     assert chunk_size(config("data.memory_budget=64GiB")) == 128 << 20
     assert chunk_size(config("data.chunk_bytes=1000")) == 1000
-
-
-@pytest.mark.parametrize(
-    "override",
-    [
-        "data.frequency_threshold=-1",
-        "data.max_ind_range=0",
-        "data.max_ind_range=3000000000",
-        "data.chunk_bytes=0",
-        "data.split.held_out=1.0",
-        "data.synthetic.rows=0",
-        "data.synthetic.click_rate=1",
-        "data.synthetic.days=0",
-    ],
-)
-def test_limits(override: str) -> None:
-    with pytest.raises(UserError, match=override.split("=")[0]):
-        validate(config("data.path=out", override))
-
-
-def test_a_threshold_without_effect_is_refused() -> None:
-    with pytest.raises(UserError, match="no effect"):
-        validate(config("data.path=out", "data.encoding=hash", "data.max_ind_range=9", "data.frequency_threshold=2"))
 
 
 def test_lists_of_raw_files() -> None:
