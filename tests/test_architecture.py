@@ -181,9 +181,7 @@ def test_no_machine_and_no_registry_in_tracked_files() -> None:
 
 def test_planted_giants_are_caught(tmp_path: Path) -> None:
     plant(
-        tmp_path,
-        "app/model.py",
-        "x = 1\n" * MAX_FILE_LINES + "\ndef f():\n" + "    pass\n" * (MAX_FUNCTION_LINES + 1),
+        tmp_path, "app/model.py", "x = 1\n" * MAX_FILE_LINES + "\ndef f():\n" + "    pass\n" * (MAX_FUNCTION_LINES + 1)
     )
     plant(
         tmp_path,
@@ -197,8 +195,7 @@ def test_planted_giants_are_caught(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line",
-    ["path = /{}/x".format("root"), "(/{}/me)".format("home"), "https://{}.org/simple".format("pypi")],
+    "line", ["path = /{}/x".format("root"), "(/{}/me)".format("home"), "https://{}.org/simple".format("pypi")]
 )
 def test_planted_leak_is_caught(tmp_path: Path, line: str) -> None:
     plant(tmp_path, "docs/x.md", f"one\n{line}\n")

@@ -17,9 +17,7 @@ from data_prep.dataset.format import load_manifest
 from data_prep.encoding import values
 from data_prep.encoding.encoder import Encoder
 from data_prep.encoding.texts import VocabularyTexts
-from data_prep.engine import job
 from data_prep.pipeline import preprocess
-from data_prep.stages import vocabulary
 from data_prep.verify import main, verify_dataset
 from tests.data_prep import oracle
 from tests.data_prep.conftest import config, load_split, sums
@@ -143,21 +141,6 @@ def test_two_texts_of_one_value_end_the_job(
     assert hashed(first.encode())[:1] == hashed(second.encode())[:1]
     assert not (tmp_path / "out" / "manifest.json").exists()
     make(tmp_path, "data.encoding=hash", "data.max_ind_range=9")  # where values share ids anyway
-
-
-def test_an_unfinished_job_of_an_older_format_is_made_anew(
-    tmp_path: Path, table: list[list[str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    whole = make(tmp_path, name="whole")
-    with monkeypatch.context() as patch:
-        patch.setattr(vocabulary, "write_ranked", lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            make(tmp_path)
-    path = tmp_path / "out/.work/job.json"
-    path.write_text(path.read_text().replace(f'"format": {job.WORK_FORMAT}', f'"format": {job.WORK_FORMAT - 1}'))
-    assert "discarding" not in capsys.readouterr().err
-    assert sums(make(tmp_path)) == sums(whole)
-    assert "discarding the unfinished work of another job" in capsys.readouterr().err
 
 
 def test_chunks_may_be_small_parts_of_a_shard(

@@ -93,8 +93,7 @@ KINDS = {
     "packed": Kind(write_days, f"data.raw={{0}}/day_? {SMALL}", "data.raw={0}/day_?.gz"),
     "fetched": Kind(write_days, f"data.raw={{0}}/day_? {SMALL}", "data=criteo_1tb data.days=[0,1] data.raw=null"),
     "given splits of Criteo's rows": Kind(
-        write_days,
-        f"data.train={{0}}/day_0 data.val={{0}}/day_1 data.sampling.negative_drop_rate=0.5 {SMALL}",
+        write_days, f"data.train={{0}}/day_0 data.val={{0}}/day_1 data.sampling.negative_drop_rate=0.5 {SMALL}"
     ),
     "given splits": Kind(write_tables, f"{CSV} data.chunk_bytes=2000", "data.val={0}/val.csv.gz"),
     "random split of a table": Kind(
@@ -174,4 +173,6 @@ def test_killed_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     whole, manifest = load_manifest(tmp_path / "whole"), load_manifest(tmp_path / "killed")
     assert (manifest.digest == whole.digest) == (not kind.packed)  # it holds the raw files' sums, too
     assert manifest.extra.get("source_md5") == whole.extra.get("source_md5") or kind.packed
+    for key in ("misleading", "unseen_in_train", "out_of_vocabulary", "anchors"):
+        assert manifest.extra.get(key) == whole.extra.get(key) or kind.packed
     verify_dataset(tmp_path / "killed")

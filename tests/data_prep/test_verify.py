@@ -43,10 +43,7 @@ def change_array(root: Path, split: str, kind: str, index: tuple[int, int], valu
     digest = digest_file(path)
 
     def edit(document: dict[str, Any]) -> None:
-        document["splits"][split]["shards"][0]["files"][kind] = {
-            "bytes": digest.bytes,
-            "sha256": digest.sha256,
-        }
+        document["splits"][split]["shards"][0]["files"][kind] = {"bytes": digest.bytes, "sha256": digest.sha256}
 
     change(root, edit)
 

@@ -48,8 +48,7 @@ def test_hash_is_the_remainder(modulus: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "threshold", "cap"),
-    [([], 1, None), (["data.frequency_threshold=3", "data.max_ind_range=9"], 3, 9)],
+    ("overrides", "threshold", "cap"), [([], 1, None), (["data.frequency_threshold=3", "data.max_ind_range=9"], 3, 9)]
 )
 def test_new_rows_are_encoded_as_the_dataset(
     dataset: Callable[..., Any], overrides: list[str], threshold: int, cap: int | None

@@ -69,12 +69,7 @@ TIMES: list[tuple[str, str, Any, str]] = [
     ("jsonl", SCHEMA, None, "no time"),
     ("csv", timed("'%I:%M'"), START, "key time, format %I:%M: %I counts hours to 12 and needs %p"),
     ("csv", timed("epoch_s"), START, "key time, format epoch_s: is not known; give epoch, epoch_ms"),
-    (
-        "parquet",
-        timed("epoch_ms"),
-        pa.scalar(START, pa.timestamp("s")),
-        "time: time, .* has format epoch_ms for",
-    ),
+    ("parquet", timed("epoch_ms"), pa.scalar(START, pa.timestamp("s")), "time: time, .* has format epoch_ms for"),
 ]
 ROUNDED = r"is rounded, as a float64 from 2\^53 on; write ids as integers or text"
 # Of a log of two events: the form of its file, the ids of users or items, what the line says.

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from common.errors import UserError
-from common.sizes import in_words
 from data_prep.sources import download
 from data_prep.sources.download import PartialFile, Patience, RemoteFile, download_all
 from data_prep.sources.remote import unpack_member
@@ -229,13 +228,6 @@ def test_no_room_for_all_files_together(mirror: Mirror, tmp_path: Path, monkeypa
     assert mirror.requests == []
     fetch(mirror, tmp_path, "good")
     download_all(files, tmp_path, PATIENCE)
-
-
-@pytest.mark.parametrize(
-    ("size", "words"), [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (15.3e9, "15.3 GB"), (2e15, "2,000.0 TB")]
-)
-def test_sizes_in_words(size: float, words: str) -> None:
-    assert in_words(size) == words
 
 
 def test_unpacking_never_leaves_the_directory(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
 from common.errors import UserError
-from data_prep import pipeline
 from data_prep.dataset import sample
 from data_prep.dataset.bags import Bags
 from data_prep.dataset.format import Manifest, load_manifest, open_shard
@@ -422,22 +421,6 @@ def test_one_class_is_no_crash(label: int, tmp_path: Path) -> None:
 
 def test_an_older_manifest_has_no_sentences(tmp_path: Path) -> None:
     assert misleading_sentences({}) == []
-
-
-@pytest.mark.slow
-def test_figures_do_not_depend_on_workers_or_kills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = leaking(jumping(table(6)))
-    figures = []
-    for name, overrides in (("one", []), ("two", ["data.workers=2"]), ("killed", [])):
-        (tmp_path / name).mkdir()
-        if name == "killed":  # when all shards are made
-            with monkeypatch.context() as patch:
-                patch.setattr(pipeline, "find_misleading", lambda *_: 1 / 0)
-                with pytest.raises(ZeroDivisionError):
-                    prepared(tmp_path / name, rows, "data.chunk_bytes=20000")
-        figures.append(prepared(tmp_path / name, rows, "data.chunk_bytes=20000", *overrides).extra[MISLEADING])
-    assert figures[0] == figures[1] == figures[2]
-    assert figures[0]["columns"]["shop"]["auc"] == pytest.approx(1, abs=1e-6)
 
 
 def test_damaged_figures_are_refused_with_their_key(tmp_path: Path) -> None:
