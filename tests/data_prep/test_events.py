@@ -114,18 +114,6 @@ def test_what_is_odd_is_counted_and_told(tmp_path: Path, capsys: pytest.CaptureF
     assert tuple(schema.attributes) == ("brand",)
 
 
-def test_damage_is_found(tmp_path: Path) -> None:
-    preprocess(config("data=events", *write_log(tmp_path, GOOD)))
-    for name in ("events/00000.items.npy", "events/00000.users.npy", "vocab/item.npy"):
-        path = tmp_path / "out" / name
-        whole = path.read_bytes()
-        path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-        with pytest.raises(UserError, match=f"{name}: .*preprocess again"):
-            verify_dataset(tmp_path / "out")
-        path.write_bytes(whole)
-    verify_dataset(tmp_path / "out")
-
-
 def test_yambda_by_name(tmp_path: Path, mirror: Mirror) -> None:
     """From a server, resumed and hashed as Criteo's days; not wanted any more once the dataset is there."""
     write_reference_log(tmp_path)

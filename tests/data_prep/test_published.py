@@ -13,7 +13,6 @@ from sklearn.preprocessing import LabelEncoder, MinMaxScaler
 
 from data_prep.config.presets import RULES
 from data_prep.dataset.options import Encoding
-from data_prep.encoding.encoder import Encoder
 from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
@@ -148,8 +147,4 @@ def test_amd_blog_equals_scikit_learn(tmp_path: Path, rows: Path, monkeypatch: p
         np.testing.assert_array_equal(arrays[1], scaled[row_numbers].reshape(-1, 13))
         np.testing.assert_array_equal(arrays[2], ids[row_numbers].reshape(-1, len(columns)))
     assert list(manifest.num_embeddings.values()) == (ids.max(axis=0) + 1).tolist()
-    encoder = Encoder.load(root)
-    encoded = encoder.encode(encoder.parse(rows.read_bytes(), "sample"))
-    np.testing.assert_array_equal(encoded.sparse, ids)
-    np.testing.assert_array_equal(encoded.dense, scaled)
     verify_dataset(root)

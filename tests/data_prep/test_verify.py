@@ -1,4 +1,5 @@
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,12 +11,15 @@ import pytest
 from common.errors import UserError
 from common.files import digest_file
 from data_prep.dataset.format import MANIFEST_NAME, save_manifest, shard_path
+from data_prep.encoding.encoder import Encoder
 from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
 from tests.app.datasets import write_ragged_dataset
 from tests.data_prep import oracle
 from tests.data_prep.conftest import REPOSITORY, config
+from tests.data_prep.tables import paths, write
 from tests.error_lines import error_line
+from tests.event_logs import write_reference_log
 from tests.forks import run_module
 
 
@@ -58,16 +62,35 @@ def test_a_whole_dataset(dataset: Path) -> None:
     assert error_line(process.stderr).startswith(f"error: {dataset}/val/00000.dense.npy")
 
 
-@pytest.mark.parametrize(
-    "name", ["train/00001.sparse.npy", "val/00000.labels.npy", "test/00000.dense.npy", "vocab/cat_9.npy"]
-)
-def test_one_changed_byte(dataset: Path, name: str) -> None:
-    path = dataset / name
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(UserError, match=name):
-        verify_dataset(dataset)
+TABLE = "label: label\nsparse: [user, {column: tags, separator: '|'}]\n"
+HASHED = ["data.encoding=hash", "data.max_ind_range=50", "data.multi_hot.sizes=mlperf_v2"]
+
+
+@pytest.mark.parametrize("kind", ["vocabulary", "multi-hot", "texts and bags", "events"])
+def test_one_changed_byte_of_any_file(tmp_path: Path, kind: str) -> None:
+    if kind == "events":
+        keys = write_reference_log(tmp_path)
+    elif kind == "texts and bags":
+        write(tmp_path / "rows.csv", {"label": [0, 1] * 40, "user": [*"abcd"] * 20, "tags": ["x|y", "z"] * 40})
+        keys = paths(tmp_path, TABLE)
+    else:
+        (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(60, seed=4))
+        keys = [f"data.raw={tmp_path}/rows.tsv", *(HASHED if kind == "multi-hot" else [])]
+    root = tmp_path / "out"
+    preprocess(config(*keys, f"data.path={root}"))
+    files = sorted(root.rglob("*.npy"))
+    one_of_each = {(path.parent, re.sub(r"\d+", "", path.name)): path for path in files}
+    assert len(one_of_each) > 6
+    for path in one_of_each.values():
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        with pytest.raises(UserError, match=rf"{path.relative_to(root)}: .*sha256 .*again"):
+            verify_dataset(root)
+        if "vocab" in path.parts and "texts" not in path.name and "offsets" not in path.name and kind != "events":
+            with pytest.raises(UserError, match=rf"{path.name}: sha256 .* the file changed"):
+                Encoder.load(root)
+        path.write_bytes(whole)
+    verify_dataset(root)
 
 
 @pytest.mark.parametrize("name", ["train/00009.sparse.npy", "test/notes.txt", "vocab/cat_99.npy"])
