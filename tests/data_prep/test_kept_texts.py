@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from common.errors import UserError
-from data_prep import job_setup
 from data_prep.config.keys import DataConfig, PrepConfig
 from data_prep.dataset.events import text_hash
 from data_prep.dataset.format import load_manifest
@@ -139,16 +138,6 @@ def test_two_texts_of_one_value_end_the_job(
     assert hashed(first.encode())[:1] == hashed(second.encode())[:1]
     assert not (tmp_path / "out" / "manifest.json").exists()
     make(tmp_path, "data.encoding=hash", "data.max_ind_range=9")  # where values share ids anyway
-
-
-def test_chunks_may_be_small_parts_of_a_shard(
-    tmp_path: Path, table: list[list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = make(tmp_path, name="whole")
-    monkeypatch.setattr(job_setup, "MIN_OWN_CHUNK_BYTES", 700)
-    parts = make(tmp_path, name="parts")
-    verify_dataset(parts)
-    assert sums(parts) == sums(whole)
 
 
 def test_room_for_given_splits_and_transforms_of_columns(tmp_path: Path, table: list[list[str]]) -> None:

@@ -9,8 +9,6 @@ import pytest
 from numpy.typing import NDArray
 
 from common.errors import UserError
-from data_prep.config.keys import DataConfig
-from data_prep.encoding.passes import Slice
 from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
@@ -102,39 +100,6 @@ def test_too_little_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(UserError, match=r"about \d.* .B needed for the dataset, 1\.0 kB free"):
         preprocess(config(f"data.raw={tmp_path}/rows.tsv", f"data.path={tmp_path}/out"))
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("encoding", "allowance"),
-    [
-        ("vocabulary", 40_000),
-        *(pytest.param(name, 3_000, marks=pytest.mark.slow) for name in ("vocabulary", "torchrec_fixed", "amd_blog")),
-    ],
-)
-def test_a_vocabulary_beyond_the_budget_takes_passes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], encoding: str, allowance: int
-) -> None:
-    from data_prep import pipeline
-    from data_prep.encoding.passes import plan_passes
-
-    (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(900, seed=0, values=3000))
-    arguments = [f"data.raw={tmp_path}/rows.tsv", f"data.encoding={encoding}", "data.chunk_bytes=50000"]
-    whole = preprocess(config(*arguments, f"data.path={tmp_path}/whole"))
-    passes = []
-
-    def plan(
-        data: DataConfig, job: Any, workers: int, values: dict[str, int]
-    ) -> tuple[int | tuple[tuple[Slice, ...], ...], ...]:
-        passes.append(plan_passes(values, allowance))
-        return workers, tuple(passes[-1])
-
-    monkeypatch.setattr(pipeline, "plan_encoding", plan)
-    parts = preprocess(config(*arguments, f"data.path={tmp_path}/parts"))
-    assert len(passes[0]) > 3
-    assert any(table_slice.bits for slices in passes[0] for table_slice in slices) == (allowance == 3_000)
-    assert sums(tmp_path / "parts") == sums(tmp_path / "whole")
-    assert parts.digest == whole.digest
-    assert parts.extra["out_of_vocabulary"] == whole.extra["out_of_vocabulary"]
 
 
 def test_passes_are_planned_within_the_budget() -> None:

@@ -44,23 +44,6 @@ def test_processes_and_their_tables_fit_the_budget(tmp_path: Path, encoding: str
     assert 2 * 4 * memory_budget.window_rows(data) <= (budget << 20) // 16
 
 
-@pytest.mark.parametrize("encoding", ["amd_blog", "dlrm_kaggle", "torchrec"])
-def test_a_shuffle_in_many_windows_is_the_one_in_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str
-) -> None:
-    (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(300, seed=3))
-    overrides = [
-        f"data.raw={tmp_path}/rows.tsv",
-        f"data.encoding={encoding}",
-        "data.workers=1",
-        "data.chunk_bytes=9000",
-    ]
-    preprocess(config(*overrides, f"data.path={tmp_path}/whole"))
-    monkeypatch.setattr(memory_budget, "WINDOWS_PER_BUDGET", 2**31 // 4 // 40)
-    preprocess(config(*overrides, f"data.path={tmp_path}/windows"))
-    assert sums(tmp_path / "windows") == sums(tmp_path / "whole")
-
-
 @pytest.fixture
 def few_files() -> Iterator[None]:
     """No more files may be open at a time than a few beyond those that are."""
