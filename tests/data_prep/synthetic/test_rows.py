@@ -147,19 +147,6 @@ def test_drift_turns_the_effects() -> None:
 
 
 @pytest.mark.slow
-def test_a_dataset_from_nothing(tmp_path: Path) -> None:
-    overrides = ["data=synthetic", f"data.path={tmp_path}/out", "data.synthetic.rows=3000", "data.synthetic.days=3"]
-    manifest = preprocess(config(*overrides))
-    assert [manifest.splits[split].rows for split in ("train", "val", "test")] == [2000, 500, 500]
-    assert preprocess(config(*overrides)) == manifest
-    with pytest.raises(UserError, match=r"synthetic\.seed is 0 there, 1 here"):
-        preprocess(config(*overrides, "data.synthetic.seed=1"))
-    first = sums(tmp_path / "out")
-    preprocess(config(*overrides, "data.synthetic.seed=1", "data.overwrite=true"))
-    assert sums(tmp_path / "out") != first
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "more",
     [
@@ -168,11 +155,14 @@ def test_a_dataset_from_nothing(tmp_path: Path) -> None:
     ],
 )
 def test_direct_gives_the_rows_that_text_gives(tmp_path: Path, more: list[str]) -> None:
-    """Split by split the same rows and the same truth, though cut into other shards."""
-    overrides = ["data=synthetic", "data.synthetic.rows=70000", "data.synthetic.days=2", *more]
+    """Split by split the same rows and the same truth, though cut into other shards; whatever makes them."""
+    overrides = ["data=synthetic", "data.synthetic.rows=50000", "data.synthetic.days=2", *more]
     overrides += ["data.chunk_bytes=4000000", "data.synthetic.max_cardinality=300"]
     text = preprocess(config(f"data.path={tmp_path}/text", *overrides))
-    direct = preprocess(config(f"data.path={tmp_path}/direct", "data.synthetic.direct=true", *overrides))
+    directly = ["data.synthetic.direct=true", *overrides]
+    direct = preprocess(config(f"data.path={tmp_path}/direct", *directly))
+    assert run(f"data.path={tmp_path}/two", "data.workers=2", *directly).returncode == 0
+    assert sums(tmp_path / "two") == sums(tmp_path / "direct")
     assert not (tmp_path / "direct" / "raw").exists()
     assert direct.num_embeddings == text.num_embeddings
     assert direct.extra["bayes"] == text.extra["bayes"]
@@ -181,21 +171,7 @@ def test_direct_gives_the_rows_that_text_gives(tmp_path: Path, more: list[str]) 
             load_split(tmp_path / "direct", split), load_split(tmp_path / "text", split), strict=True
         ):
             np.testing.assert_array_equal(direct_array, text_array)
-    assert preprocess(config(f"data.path={tmp_path}/direct", "data.synthetic.direct=true", *overrides)) == direct
-
-
-@pytest.mark.slow
-def test_direct_by_several_processes(tmp_path: Path) -> None:
-    overrides = [
-        "data=synthetic",
-        "data.synthetic.rows=50000",
-        "data.synthetic.direct=true",
-        "data.chunk_bytes=4000000",
-    ]
-    one = preprocess(config(f"data.path={tmp_path}/one", *overrides))
-    assert one.splits["train"].shards[1].rows == 16384
-    assert run(f"data.path={tmp_path}/two", "data.workers=2", *overrides).returncode == 0
-    assert sums(tmp_path / "two") == sums(tmp_path / "one")
+    assert preprocess(config(f"data.path={tmp_path}/direct", *directly)) == direct
 
 
 @pytest.mark.slow
