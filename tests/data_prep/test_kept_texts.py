@@ -20,6 +20,7 @@ from data_prep.pipeline import preprocess
 from data_prep.verify import main, verify_dataset
 from tests.data_prep import oracle
 from tests.data_prep.conftest import config, load_split, sums
+from tests.data_prep.tables import paths
 
 NAMES = ["", "Été", 'a "b"', "7", "007", *(f"user-{i}" for i in range(30))]
 TAGS = ["x", "y", "東京", "7"]
@@ -34,13 +35,13 @@ def table(tmp_path: Path) -> list[list[str]]:
     lines = ["clicked,user,tags\n"]
     lines += ['{},"{}",{}\n'.format(label, user.replace('"', '""'), tags) for label, user, tags in rows]
     (tmp_path / "rows.csv").write_text("".join(lines))
-    (tmp_path / "schema.yaml").write_text("label: clicked\nsparse: [user, {column: tags, separator: '|'}]\n")
     return rows
 
 
 def make(directory: Path, *overrides: str, name: str = "out") -> Path:
-    paths = [f"data.raw={directory}/rows.csv", f"data.schema={directory}/schema.yaml", f"data.path={directory}/{name}"]
-    preprocess(config(*paths, "data.split.method=fraction", "data.chunk_bytes=1500", *overrides))
+    schema = "label: clicked\nsparse: [user, {column: tags, separator: '|'}]\n"
+    keys = paths(directory, schema, out=name)
+    preprocess(config(*keys, "data.split.method=fraction", "data.chunk_bytes=1500", *overrides))
     return directory / name
 
 

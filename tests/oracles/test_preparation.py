@@ -1,6 +1,5 @@
 """Drawn jobs of preparation against the naive program: every encoding, order, split, transform, threshold and cap."""
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from data_prep.encoding.encoder import Encoder
 from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
 from tests.data_prep.conftest import config
+from tests.oracles.own_tables import value_of
 from tests.oracles.preparation import SPLITS, Bags, Job, check_split, dense_of, ids_of
 
 FAST, ALL = 6, 48
@@ -69,11 +69,6 @@ def drawn_criteo(rng: np.random.Generator, directory: Path) -> tuple[Job, list[s
             lines.append("\t".join([str(job.labels[-1]), *texts, *(f"{v:08x}" if v else "" for v in values)]) + "\n")
         (directory / f"day_{day}").write_text("".join(lines))
     return job, [f"data.raw={directory}/day_*"]
-
-
-def value_of(text: str) -> int:
-    """The value of a text that is no whole number."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") | 1 << 63
 
 
 def drawn_table(rng: np.random.Generator, directory: Path) -> tuple[Job, list[str]]:
