@@ -12,13 +12,13 @@ from common.errors import UserError
 from data_prep import interchange
 from data_prep.config.compose import CONFIG_DIRECTORY
 from data_prep.config.keys import PrepConfig
-from data_prep.dataset.events import text_key
 from data_prep.parsing.event_yaml import load_event_schema, schema_path
 from data_prep.pipeline import preprocess
 from data_prep.traces.accesses import profile_accesses
 from data_prep.verify import verify_dataset
 from tests.data_prep.conftest import config
 from tests.data_prep.mirror import Mirror
+from tests.data_prep.tables import paths
 from tests.event_logs import opened, reference, write_reference_log
 
 
@@ -43,7 +43,7 @@ def test_the_store_equals_the_reference_s(tmp_path: Path, chunk_bytes: int) -> N
     assert verify_dataset(tmp_path / "out").rows == len(z["store_uid"])
 
 
-LOG = "user,time,item,event,score\n"
+LOG = "user,time,item,event,score\nann,100,pen,buy,5\nbob,90,pen,view,\nann,50,ink,view,3\nann,100,ink,buy,1\n"
 SCHEMA = """
 user: user
 time: time
@@ -54,64 +54,16 @@ label: bought
 """
 
 
-def write_log(directory: Path, rows: str | list[str], schema: str = SCHEMA) -> list[str]:
-    """A log in CSV with its schema; the arguments that name them."""
-    (directory / "log.csv").write_text(LOG + (rows if isinstance(rows, str) else "\n".join(rows) + "\n"))
-    (directory / "schema.yaml").write_text(schema)
-    return [f"data.raw={directory}/log.csv", f"data.schema={directory}/schema.yaml", f"data.path={directory}/out"]
-
-
-GOOD = "ann,100,pen,buy,5\nbob,90,pen,view,\nann,50,ink,view,3\nann,100,ink,buy,1\n"
-
-
-def test_a_log_of_text(tmp_path: Path) -> None:
-    """Users and items by name, in the order of their keys; ties in the order of the rows."""
-    manifest = preprocess(config("data=events", *write_log(tmp_path, GOOD)))
-    schema, events = opened(tmp_path / "out")
-    assert events.users.tolist() == sorted(text_key(name) for name in ("ann", "bob"))
-    ann = events.users.tolist().index(text_key("ann"))
-    events_of_ann = slice(int(events.offsets[ann]), int(events.offsets[ann + 1]))
-    items = {name: 1 + sorted(map(text_key, ("pen", "ink"))).index(text_key(name)) for name in ("pen", "ink")}
-    assert events.items[events_of_ann].tolist() == [items["ink"], items["pen"], items["ink"]]
-    assert events.times[events_of_ann].tolist() == [50, 100, 100]
-    assert (events.flags[events_of_ann] & 3).tolist() == [0, 3, 1]
-    assert manifest.num_embeddings == {"user": 3, "item": 3}
-    assert manifest.label_rate == 0.5
-    extra = manifest.extra
-    assert (extra["users"], extra["short_users"], extra["anchors"], extra["repeated"]) == (2, 1, 2, 0)
-    assert schema.columns == ("user", "item", "time", "event", "score")
-
-
-def test_short_users_and_unsorted_events_are_those_of_their_names(tmp_path: Path) -> None:
-    """A user of long history and no anchor is not short; each event after a later one counts, however they lie."""
-    rows = [f"ann,{time},pen,view,{score}" for time, score in ((90, 5), (10, 1), (20, 1), (95, 1), (80, 1))]
-    rows += [f"bob,{time},ink,view," for time in (3, 1, 2)] + ["cy,5,ink,buy,"]
-    arguments = write_log(tmp_path, rows, SCHEMA + "anchors: {event: buy}\nmin_history: 0\n")
-    extra = preprocess(config(*arguments, "data.allow_degenerate=true")).extra  # the one sample is bought
-    assert (extra["users"], extra["anchors"], extra["short_users"], extra["unsorted"]) == (3, 1, 0, 5)
-
-
-def test_what_is_odd_is_counted_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Repeated and unsorted events, short histories, items without attributes, times outside of what is kept."""
-    rows = GOOD + "ann,100,pen,buy,5\nann,20,cup,view,\ncy,95,pen,buy,\ndan,1,pen,buy,\n"
+def test_what_is_odd_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its counts are those of tests/oracles/test_events.py."""
+    (tmp_path / "rows.csv").write_text(LOG + "ann,100,pen,buy,5\nann,20,cup,view,\ncy,95,pen,buy,\ndan,1,pen,buy,\n")
     (tmp_path / "brands.csv").write_text("item,brand\npen,x\nink,y\npen,x\nhat,x\n")
-    extra = "min_history: 2\ndrop_last_seconds: 0\nkeep_seconds: 90\n"
-    extra += "attributes: {brand: {file: brands.csv, item: item, column: brand}}\n"
-    counts = preprocess(config("data=events", *write_log(tmp_path, rows, SCHEMA + extra))).extra
-    # ann's are 20 (cup), 50 (ink), 100 (pen), 100 (ink), 100 (pen): the third has two before it
-    assert counts["anchors"] == 3
-    assert (counts["users"], counts["short_users"]) == (3, 2)
-    assert (counts["repeated"], counts["dropped"], counts["unsorted"]) == (1, 1, 2)
-    assert counts["without_attribute"] == {"brand": 1}
+    brands = "attributes: {brand: {file: brands.csv, item: item, column: brand}}\n"
+    preprocess(config("data=events", *paths(tmp_path, f"{SCHEMA}min_history: 2\nkeep_seconds: 90\n{brands}")))
     result = capsys.readouterr().err
     assert "2 users have too short histories for a sample" in result
     assert "1 events have an item that brand's table does not have; their brand is 0" in result
-    schema, events = opened(tmp_path / "out")
-    keys = sorted(map(text_key, ("pen", "ink", "cup")))
-    brands = {name: int(events.attributes[0, 1 + keys.index(text_key(name))]) for name in ("pen", "ink", "cup")}
-    assert brands["cup"] == 0
-    assert {brands["pen"], brands["ink"]} == {1, 2}
-    assert tuple(schema.attributes) == ("brand",)
+    assert opened(tmp_path / "out")[0].columns == ("user", "item", "time", "event", "score")
 
 
 def test_yambda_by_name(tmp_path: Path, mirror: Mirror) -> None:
@@ -162,7 +114,8 @@ def test_yambda_s_schema_is_mlperf_s(name: str) -> None:
 
 
 def test_commands_of_rows_refuse_events(tmp_path: Path) -> None:
-    preprocess(config("data=events", *write_log(tmp_path, GOOD)))
+    (tmp_path / "rows.csv").write_text(LOG)
+    preprocess(config("data=events", *paths(tmp_path, SCHEMA)))
     with pytest.raises(UserError, match="holds events, not rows"):
         profile_accesses(str(tmp_path / "out"), "train", 1)
     arguments = [f"exchange.to={tmp_path}/x", f"data.path={tmp_path}/out"]

@@ -116,23 +116,6 @@ def criteo_files(directory: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
 
 
-@pytest.mark.parametrize("encoding", [["data.encoding=vocabulary"], ["data.encoding=hash", "data.max_ind_range=97"]])
-def test_criteo_rows_are_encoded_by_train_alone(tmp_path: Path, encoding: list[str]) -> None:
-    criteo_files(tmp_path)
-    files = [f"data.{split}={tmp_path}/{split}.tsv" for split in SPLITS]
-    preprocess(config(*files, *encoding, f"data.path={tmp_path}/out", "data.chunk_bytes=9000"))
-    text = b"".join((tmp_path / f"{split}.tsv").read_bytes() for split in SPLITS)
-    labels, dense, sparse = oracle.parse(text)
-    ids = sparse % 97 if "hash" in encoding[0] else oracle.encode_vocabulary(sparse, ROWS["train"])
-    bounds = np.cumsum([0, *ROWS.values()])
-    for number, split in enumerate(SPLITS):
-        rows = slice(bounds[number], bounds[number + 1])
-        expected = (labels[rows], oracle.encode_dense(dense[rows]), ids[rows])
-        for array, other in zip(load_split(tmp_path / "out", split), expected, strict=True):
-            np.testing.assert_array_equal(array, other)
-    verify_dataset(tmp_path / "out")
-
-
 @pytest.mark.parametrize(
     "encoding", ["vocabulary", *(pytest.param(each, marks=pytest.mark.slow) for each in ("dlrm_kaggle", "amd_blog"))]
 )
@@ -159,7 +142,10 @@ def test_ranges_and_unknown_ids_are_of_train(tmp_path: Path, encoding: str) -> N
             assert sparse[:, column].max() < manifest.num_embeddings[f"cat_{column}"]
 
 
-@pytest.mark.parametrize("seed", range(24))
+SEEDS = [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= 9)) for seed in range(24)]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_drawn_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str], seed: int) -> None:
     draw = random.Random(seed)
     suffix = [".csv", ".parquet", ".jsonl"][seed % 3]

@@ -25,7 +25,7 @@ RAW_KINDS = ("csv", "csv.gz", "parquet", "jsonl")  # of raw files
 TYPED = ("parquet", "jsonl")  # those that have types
 LIST_SEPARATOR = "|"  # of lists where text stands for them, if the schema has none
 EPOCH = datetime(1970, 1, 1)
-WORDS = [
+WORDS = ["u1", "a b", " lead", "trail ", "é", "日本", 'say "so"', "true", "1.5", "NaN", "null", "x|y", "0", "#1", "it'"]
     "u1",
     "a b",
     " lead",

@@ -17,10 +17,11 @@ from tests.oracles.own_tables import RAW_KINDS, bags_of, dense_of, drawn_table, 
 from tests.oracles.preparation import SPLITS
 from tests.oracles.test_preparation import loaded
 
-ROWS = 60
+FAST, ALL, ROWS = 16, 48, 60
+SEEDS = [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= FAST)) for seed in range(ALL)]
 
 
-@pytest.mark.parametrize("seed", range(48))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_drawn_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     draw = random.Random(seed)
     monkeypatch.setattr(job_setup, "MIN_OWN_CHUNK_BYTES", draw.choice([300, 1 << 20]))  # several chunks to a shard
