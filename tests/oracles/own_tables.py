@@ -26,22 +26,6 @@ TYPED = ("parquet", "jsonl")  # those that have types
 LIST_SEPARATOR = "|"  # of lists where text stands for them, if the schema has none
 EPOCH = datetime(1970, 1, 1)
 WORDS = ["u1", "a b", " lead", "trail ", "é", "日本", 'say "so"', "true", "1.5", "NaN", "null", "x|y", "0", "#1", "it'"]
-    "u1",
-    "a b",
-    " lead",
-    "trail ",
-    "é",
-    "日本",
-    'say "so"',
-    "true",
-    "1.5",
-    "NaN",
-    "null",
-    "x|y",
-    "0",
-    "#1",
-    "it's",
-]
 BOOLEANS = [("False", "True"), ("false", "true"), ("FALSE", "TRUE"), ("0", "1")]
 ELEMENTS = ["a", "b c", "é", "1", "x"]
 NASTY_ELEMENTS = ["a|b", "", "a", "|", "b"]  # which text joined by a separator cannot hold
