@@ -1,105 +1,48 @@
-"""Files given for each split: against a plain program that counts train's values and encodes all files by them."""
+"""Files given for each split: manifest, ranges and refusals; tests/oracles/test_own_tables.py draws their rows."""
 
 import gzip
 import hashlib
-import json
 import os
 import random
-from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from numpy.typing import NDArray
 from sklearn.preprocessing import MinMaxScaler
 
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest
 from data_prep.encoding.encoder import Encoder
 from data_prep.pipeline import preprocess
-from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
 from tests.data_prep.conftest import config, load_split
+from tests.data_prep.tables import write
 
 SPLITS = ("train", "val", "test")
 ROWS = {"train": 120, "val": 40, "test": 50}
-ALLOW = "data.allow_degenerate=true"
 SCHEMA = "label: label\ndense: [price]\nsparse: [user, item]\n"
 
 
-class Row(NamedTuple):
-    """A row of a drawn table, None where a field is missing."""
-
-    label: int
-    price: float | None
-    user: str | None
-    item: int | None
-
-
-def draw_rows(count: int, seed: int) -> list[Row]:
-    """Rows of few values, of which some are missing; the later ones have values of their own."""
+def columns(count: int, seed: int) -> dict[str, list[Any]]:
+    """Columns of few values, of which some are missing, and some are this seed's own."""
     draw = random.Random(seed)
     users = [None, "b", "a", "é", "x y", "07", f"only in {seed}"]
-    return [
-        Row(
-            draw.randint(0, 1),
-            draw.choice([None, draw.randint(-9, 99) / 4]),
-            draw.choice(users),
-            draw.choice([None, draw.randint(0, 12), draw.randint(seed * 10, seed * 10 + 9)]),
-        )
-        for _ in range(count)
-    ]
-
-
-def write(path: Path, rows: Sequence[Row], end: str = "\n") -> Path:
-    """The rows as the file's suffix says; with fields of text quoted or not, in CSV."""
-    frame = pd.DataFrame(rows, columns=Row._fields)
-    frame["item"] = pd.array([row.item for row in rows], dtype="Int64")
-    if path.suffix == ".parquet":
-        frame.to_parquet(path, row_group_size=50)
-    elif path.suffix == ".jsonl":
-        lines = [json.dumps({key: value for key, value in row._asdict().items() if value is not None}) for row in rows]
-        path.write_bytes("".join(line + end for line in lines).encode())
-    else:
-        path.write_bytes(frame.to_csv(index=False, lineterminator=end).encode())
-    return path
-
-
-def ids_of(train: Sequence[str], texts: Sequence[str], threshold: int = 1) -> NDArray[np.int32]:
-    """0: not in train, or rarer; 1, 2, … by falling count over train, ties by rising value."""
-    counts = Counter(oracle.text_value(text) for text in train)
-    ranked = sorted((value for value in counts if counts[value] >= threshold), key=lambda v: (-counts[v], v))
-    numbers = {value: number for number, value in enumerate(ranked, start=1)}
-    return np.array([numbers.get(oracle.text_value(text), 0) for text in texts], np.int32)
-
-
-def texts_of(rows: Sequence[Row], column: str) -> list[str]:
-    return ["" if value is None else str(value) for value in (getattr(row, column) for row in rows)]
-
-
-def assert_encoded(root: Path, splits: dict[str, list[Row]], threshold: int = 1) -> None:
-    """Labels, numbers and ids of every split are the plain program's, in the order of its files."""
-    for split in SPLITS:
-        labels, dense, sparse = load_split(root, split)
-        rows = splits.get(split, [])
-        assert labels.tolist() == [row.label for row in rows]
-        prices = np.array([row.price or 0 for row in rows])
-        np.testing.assert_array_equal(
-            dense[:, 0] if rows else prices, (np.sign(prices) * np.log1p(np.abs(prices))).astype(np.float32)
-        )
-        for number, column in enumerate(("user", "item")):
-            expected = ids_of(texts_of(splits["train"], column), texts_of(rows, column), threshold)
-            np.testing.assert_array_equal(sparse[:, number], expected)
-    verify_dataset(root)
+    return {
+        "label": [draw.randint(0, 1) for _ in range(count)],
+        "price": [draw.choice([None, draw.randint(-9, 99) / 4]) for _ in range(count)],
+        "user": [draw.choice(users) for _ in range(count)],
+        "item": [draw.choice([None, draw.randint(0, 12), 10 * seed + draw.randint(0, 9)]) for _ in range(count)],
+    }
 
 
 def own_files(directory: Path) -> None:
     """A file of drawn rows for each split, those of val and test with CRLF; a schema."""
     for seed, (split, count) in enumerate(ROWS.items()):
-        write(directory / f"{split}.csv", draw_rows(count, seed), "\n" if split == "train" else "\r\n")
+        path = write(directory / f"{split}.csv", columns(count, seed))
+        if split != "train":
+            path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
     (directory / "schema.yaml").write_text(SCHEMA)
 
 
@@ -142,39 +85,6 @@ def test_ranges_and_unknown_ids_are_of_train(tmp_path: Path, encoding: str) -> N
             assert sparse[:, column].max() < manifest.num_embeddings[f"cat_{column}"]
 
 
-SEEDS = [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= 9)) for seed in range(24)]
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_drawn_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str], seed: int) -> None:
-    draw = random.Random(seed)
-    suffix = [".csv", ".parquet", ".jsonl"][seed % 3]
-    splits: dict[str, list[Row]] = {}
-    overrides = [f"data.schema={tmp_path}/schema.yaml", f"data.path={tmp_path}/out"]
-    for number, split in enumerate(("train", *draw.choice([(), ("val",), ("test",), ("val", "test")]))):
-        paths = []
-        for part in range(draw.randint(1, 2)):
-            rows = draw_rows(draw.randint(1, 30), draw.randint(0, 3))
-            rows[0] = rows[0]._replace(price=100.0 + 10 * number + part, label=1)  # so that no two files are the same
-            paths.append(write(tmp_path / f"{split}_{part}{suffix}", rows, draw.choice(["\n", "\r\n"])))
-            splits[split] = splits.get(split, []) + rows
-        overrides.append(f"data.{split}=[{','.join(map(str, paths))}]")
-    (tmp_path / "schema.yaml").write_text(SCHEMA)
-    threshold, chunk, rate = draw.choice([1, 1, 2, 4]), draw.choice([300, 10_000]), draw.choice([0, 0, 1])
-    overrides += [f"data.frequency_threshold={threshold}", f"data.chunk_bytes={chunk}", ALLOW]
-    manifest = preprocess(config(*overrides, f"data.sampling.negative_drop_rate={rate}"))
-    kept = {split: [row for row in rows if row.label or not rate] for split, rows in splits.items()}
-    assert {name: split.rows for name, split in manifest.splits.items()} == {
-        split: len(kept.get(split, [])) for split in SPLITS
-    }
-    assert_encoded(tmp_path / "out", kept, threshold)
-    unknown = {split: np.count_nonzero(load_split(tmp_path / "out", split)[2][:, 1] == 0) for split in SPLITS}
-    assert {split: counts["item"] for split, counts in manifest.extra["out_of_vocabulary"].items()} == unknown
-    assert not any("\r" in text for text in (tmp_path / "out/vocab/user.texts.npy").read_text(errors="replace"))
-    warned = "warning: there is nothing to evaluate on; give data.val or data.test" in capsys.readouterr().err
-    assert warned == (len(splits) == 1)
-
-
 def test_the_manifest_names_each_file_with_split_and_sums(tmp_path: Path) -> None:
     own_files(tmp_path)
     md5s = {name: hashlib.md5((tmp_path / name).read_bytes()).hexdigest() for name in os.listdir(tmp_path)}
@@ -192,17 +102,27 @@ def test_the_manifest_names_each_file_with_split_and_sums(tmp_path: Path) -> Non
 
 def test_spellings_are_of_train_alone(tmp_path: Path) -> None:
     """What a typed value of new rows is taken for does not depend on how val spells it."""
-    rows = [Row(i % 2, 1.0, "u", i % 5) for i in range(20)]
-    write(tmp_path / "train.csv", rows)
-    write(tmp_path / "val.csv", [row._replace(item=row.item or 3) for row in rows])
-    (tmp_path / "val.csv").write_text((tmp_path / "val.csv").read_text().replace(",3\n", ",3.0\n"))
+    rows: dict[str, list[Any]] = {"label": [0, 1] * 10, "price": [1.0] * 20, "user": ["u"] * 20}
+    write(tmp_path / "train.csv", {**rows, "item": [0, 1, 2, 3, 4] * 4})
+    write(tmp_path / "val.csv", {**rows, "item": [0, 1, 2, "3.0", 4] * 4})
     (tmp_path / "schema.yaml").write_text(SCHEMA)
-    paths = [f"data.train={tmp_path}/train.csv", f"data.val={tmp_path}/val.csv", f"data.schema={tmp_path}/schema.yaml"]
-    preprocess(config(*paths, f"data.path={tmp_path}/out"))
+    train, val, _, *rest = keys(tmp_path)
+    preprocess(config(train, val, *rest))
     encoder = Encoder.load(tmp_path / "out")
     encoded = encoder.encode(encoder.parse_columns({"price": [1.0], "user": ["u"], "item": [3]}, "request"))
     assert encoded.sparse[0, 1] > 0
     assert load_split(tmp_path / "out", "val")[2][3, 1] == 0  # "3.0" is no value of train's
+
+
+def test_without_val_and_test_there_is_nothing_to_evaluate_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own_files(tmp_path)
+    train, val, test, *rest = keys(tmp_path)
+    for eval_keys in ([], [val], [test]):
+        preprocess(config(train, *eval_keys, *rest, "data.overwrite=true"))
+        warned = "warning: there is nothing to evaluate on; give data.val or data.test" in capsys.readouterr().err
+        assert warned == (not eval_keys)
 
 
 def test_the_same_command_finds_it_and_another_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -274,12 +194,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Files that can be given, and others that cannot."""
     directory = tmp_path_factory.mktemp("files")
     own_files(directory)
-    rows = draw_rows(30, 0)
     for suffix in (".parquet", ".jsonl"):
-        write(directory / f"train{suffix}", rows)
+        write(directory / f"train{suffix}", columns(30, 0))
     for name in ("more", "other"):
         (directory / name).mkdir()
-        write(directory / name / "x.csv", draw_rows(30, len(name)))
+        write(directory / name / "x.csv", columns(30, len(name)))
     (directory / "link").symlink_to("train.csv")
     os.link(directory / "train.csv", directory / "hard")
     (directory / "copy.csv").write_bytes((directory / "train.csv").read_bytes())

@@ -1,5 +1,9 @@
-"""Drawn tables of every form of file are prepared as docs/data.md says, and their rows encoded alike as new ones."""
+"""Drawn tables of every form of file are prepared as docs/data.md says, and their rows encoded alike as new ones.
 
+They lie in one file that is divided, or in one to two for each split.
+"""
+
+import itertools
 import random
 from collections import Counter
 from pathlib import Path
@@ -10,15 +14,44 @@ import pytest
 from data_prep import job_setup
 from data_prep.encoding.encoder import Encoder
 from data_prep.encoding.new_rows import read_new_rows
+from data_prep.encoding.texts import VocabularyTexts
 from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
 from tests.data_prep.conftest import config
-from tests.oracles.own_tables import RAW_KINDS, bags_of, dense_of, drawn_table, ids_of, value_of, write_raw
+from tests.data_prep.tables import ALLOW, paths
+from tests.oracles.own_tables import (
+    RAW_KINDS,
+    OwnTable,
+    bags_of,
+    dense_of,
+    drawn_table,
+    ids_of,
+    value_of,
+    write_raw,
+)
 from tests.oracles.preparation import SPLITS
 from tests.oracles.test_preparation import loaded
 
-FAST, ALL, ROWS = 16, 48, 60
+FAST, ALL, ROWS = 20, 64, 60
 SEEDS = [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= FAST)) for seed in range(ALL)]
+
+
+def write_splits(draw: random.Random, table: OwnTable, directory: Path) -> tuple[list[str], dict[str, int]]:
+    """Write the table's rows as files for each split; the keys that name them, and the rows of each split."""
+    held_out = draw.choice([(), ("val",), ("test",), ("val", "test")])
+    sizes = {"train": ROWS - 10 * len(held_out), **dict.fromkeys(held_out, 10)}
+    keys, begin = [], 0
+    for split, size in sizes.items():
+        cuts = sorted({0, draw.choice([0, 4]), size})
+        files = []
+        for number, (start, stop) in enumerate(itertools.pairwise(cuts)):
+            files.append(directory / f"{split}_{number}.{table.raw}")
+            write_raw(table, files[-1], list(range(begin + start, begin + stop)))
+            if table.raw == "csv" and draw.random() < 0.5:
+                files[-1].write_bytes(files[-1].read_bytes().replace(b"\n", b"\r\n"))
+        keys.append(f"data.{split}=[{','.join(map(str, files))}]")
+        begin += size
+    return keys, sizes
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -27,36 +60,42 @@ def test_a_drawn_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: in
     monkeypatch.setattr(job_setup, "MIN_OWN_CHUNK_BYTES", draw.choice([300, 1 << 20]))  # several chunks to a shard
     raw = RAW_KINDS[seed % len(RAW_KINDS)]
     table, transform = drawn_table(draw, raw, ROWS), draw.choice(["signed_log1p", "minmax", "raw"])
-    cap = draw.choice([None, 50, 1000])
+    cap, threshold, rate = draw.choice([None, None, 50, 1000]), draw.choice([1, 1, 2, 4]), draw.choice([0, 0, 0, 1])
     print(f"{raw}, {transform}, {cap}, {table.schema()}", *((c.name, c.kind, c.texts[:5]) for c in table.columns))
     path, root = tmp_path / f"rows.{raw}", tmp_path / "out"
     write_raw(table, path)
-    (tmp_path / "schema.yaml").write_text(table.schema())
-    keys = [
-        f"data.raw={path}",
-        f"data.schema={tmp_path}/schema.yaml",
-        f"data.path={root}",
-        "data.split.method=fraction",
-    ]
-    keys += ["data.encoding=vocabulary"] if cap is None else ["data.encoding=hash", f"data.max_ind_range={cap}"]
-    keys += [f"data.dense_transform={transform}", f"data.chunk_bytes={draw.choice([700, 10**6])}"]
-    manifest = preprocess(config("data=custom", *keys))
+    keys = [*paths(tmp_path, table.schema(), path.name), f"data.dense_transform={transform}", ALLOW]
+    if is_given := draw.random() < 0.5:
+        splits, sizes = write_splits(draw, table, tmp_path)
+        keys += ["data.raw=null", *splits]
+    else:
+        keys.append("data.split.method=fraction")
+    keys += [f"data.frequency_threshold={threshold}"] if cap is None else [f"data.max_ind_range={cap}"]
+    keys += [f"data.encoding={'vocabulary' if cap is None else 'hash'}", f"data.sampling.negative_drop_rate={rate}"]
+    manifest = preprocess(config(*keys, f"data.chunk_bytes={draw.choice([700, 10**6])}"))
     verify_dataset(root)
 
     parts = [loaded(root, split) for split in SPLITS]
     (label,) = [column for column in table.columns if column.use == "label"]
-    assert [each for labels, _, _ in parts for each in labels] == [
-        int(value) if table.rule is None else int(value >= 3) for value in label.values
-    ]
-    dense, ids = dense_of(table, transform), ids_of(table, root, cap)
-    np.testing.assert_allclose(np.concatenate([numbers for _, numbers, _ in parts]), dense, rtol=3e-6, atol=1e-6)
+    labels = [int(value) if table.rule is None else int(value >= 3) for value in label.values]
+    kept = [row for row in range(ROWS) if labels[row] or not rate]
+    if is_given:
+        assert manifest.splits["train"].rows == sum(row < sizes["train"] for row in kept)
+    train = kept[: manifest.splits["train"].rows]
+    assert [each for labels, _, _ in parts for each in labels] == [labels[row] for row in kept]
+    dense, ids = dense_of(table, transform, train if is_given else kept), ids_of(table, root, cap)
+    actual = np.concatenate([numbers for _, numbers, _ in parts])
+    np.testing.assert_allclose(actual, dense[kept], rtol=3e-6, atol=1e-6)
     for feature, expected in zip(table.features("sparse"), ids, strict=True):
-        assert [bag for _, _, bags in parts for bag in bags[feature[0]]] == expected
+        assert [bag for _, _, bags in parts for bag in bags[feature[0]]] == [expected[row] for row in kept]
         if cap is None:
-            train = bags_of(table, feature)[: manifest.splits["train"].rows]
-            counts = Counter(value_of(text) for bag in train for text in bag)
-            ranked = sorted(counts, key=lambda value: (-counts[value], value))
-            assert np.load(root / "vocab" / f"{feature[0]}.npy").tolist() == ranked
+            of_rows = bags_of(table, feature)
+            counts = Counter(text for row in train for text in of_rows[row])
+            ranked = sorted(counts, key=lambda text: (-counts[text], value_of(text)))
+            ranked = [text for text in ranked if counts[text] >= threshold]
+            texts = VocabularyTexts(root, feature[0])
+            assert [texts[number] for number in range(1, len(texts) + 1)] == ranked
+            assert np.load(root / "vocab" / f"{feature[0]}.npy").tolist() == list(map(value_of, ranked))
 
     encoder = Encoder.load(root)
     new = read_new_rows(path, encoder.shape(encoder.input_columns))
