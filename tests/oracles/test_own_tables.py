@@ -10,8 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from data_prep import job_setup
+from data_prep.dataset.format import open_shard
+from data_prep.dataset.options import LabelKind
 from data_prep.encoding.encoder import Encoder
 from data_prep.encoding.new_rows import read_new_rows
 from data_prep.encoding.texts import VocabularyTexts
@@ -61,28 +64,42 @@ def test_a_drawn_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: in
     raw = RAW_KINDS[seed % len(RAW_KINDS)]
     table, transform = drawn_table(draw, raw, ROWS), draw.choice(["signed_log1p", "minmax", "raw"])
     cap, threshold, rate = draw.choice([None, None, 50, 1000]), draw.choice([1, 1, 2, 4]), draw.choice([0, 0, 0, 1])
+    (label,) = [column for column in table.columns if column.use == "label"]
+    schema = yaml.safe_load(table.schema())
+    if is_number := table.rule is None and rate == 0 and draw.random() < 0.4:
+        label.values = [draw.randint(-20, 50) / 8 for _ in range(ROWS)]
+        label.texts = [str(each).replace(".", table.decimal) for each in label.values]
+        schema["label"] = {"column": schema["label"], "kind": "number"}
     print(f"{raw}, {transform}, {cap}, {table.schema()}", *((c.name, c.kind, c.texts[:5]) for c in table.columns))
     path, root = tmp_path / f"rows.{raw}", tmp_path / "out"
     write_raw(table, path)
-    keys = [*paths(tmp_path, table.schema(), path.name), f"data.dense_transform={transform}", ALLOW]
+    keys = paths(tmp_path, yaml.safe_dump(schema, allow_unicode=True), path.name)
+    keys += [
+        ALLOW,
+        f"data.dense_transform={transform}",
+        *([f"data.sampling.negative_drop_rate={rate}"] if rate else []),
+    ]
     if is_given := draw.random() < 0.5:
         splits, sizes = write_splits(draw, table, tmp_path)
         keys += ["data.raw=null", *splits]
     else:
         keys.append("data.split.method=fraction")
     keys += [f"data.frequency_threshold={threshold}"] if cap is None else [f"data.max_ind_range={cap}"]
-    keys += [f"data.encoding={'vocabulary' if cap is None else 'hash'}", f"data.sampling.negative_drop_rate={rate}"]
+    keys += [f"data.encoding={'vocabulary' if cap is None else 'hash'}"]
     manifest = preprocess(config(*keys, f"data.chunk_bytes={draw.choice([700, 10**6])}"))
     verify_dataset(root)
 
     parts = [loaded(root, split) for split in SPLITS]
-    (label,) = [column for column in table.columns if column.use == "label"]
-    labels = [int(value) if table.rule is None else int(value >= 3) for value in label.values]
+    assert (manifest.label_kind is LabelKind.number) == (manifest.label_rate is None) == is_number
+    labels = [value if table.rule is None else int(value >= 3) for value in label.values]
     kept = [row for row in range(ROWS) if labels[row] or not rate]
     if is_given:
         assert manifest.splits["train"].rows == sum(row < sizes["train"] for row in kept)
     train = kept[: manifest.splits["train"].rows]
-    assert [each for labels, _, _ in parts for each in labels] == [labels[row] for row in kept]
+    shards = [(split, shard) for split in SPLITS for shard in manifest.splits[split].shards]
+    stored = [open_shard(root, split, shard, manifest).labels[:, 0] for split, shard in shards]
+    assert {each.dtype for each in stored} == {np.dtype(np.float32 if is_number else np.int32)}
+    assert np.concatenate(stored).tolist() == [labels[row] for row in kept]
     dense, ids = dense_of(table, transform, train if is_given else kept), ids_of(table, root, cap)
     actual = np.concatenate([numbers for _, numbers, _ in parts])
     np.testing.assert_allclose(actual, dense[kept], rtol=3e-6, atol=1e-6)

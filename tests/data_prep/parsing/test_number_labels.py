@@ -10,8 +10,6 @@ import pytest
 
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest, open_shard, shard_path
-from data_prep.dataset.options import LabelKind
-from data_prep.encoding.encoder import Encoder
 from data_prep.verify import verify_dataset
 from tests.data_prep.tables import make
 
@@ -26,22 +24,6 @@ def ratings(rows: int) -> dict[str, list[Any]]:
         "item": rng.integers(0, 30, rows).astype(str).tolist(),
         "rating": (rng.integers(-20, 50, rows) / 8).tolist(),
     }
-
-
-@pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl", "parquet"])
-def test_labels_are_stored_as_they_are(tmp_path: Path, suffix: str) -> None:
-    columns = ratings(140)
-    make(tmp_path, columns, 'delimiter: "\\t"\n' * (suffix == "tsv") + SCHEMA, VOCABULARY, name=f"rows.{suffix}")
-    manifest = load_manifest(tmp_path / "out")
-    assert manifest.label_kind is LabelKind.number
-    assert manifest.label_rate is None
-    assert all(split.label_rate is None for split in manifest.splits.values())
-    shards = [(name, shard) for name, split in manifest.splits.items() for shard in split.shards]
-    stored = [open_shard(tmp_path / "out", name, shard, manifest).labels for name, shard in shards]
-    assert {labels.dtype for labels in stored} == {np.dtype(np.float32)}
-    np.testing.assert_array_equal(np.concatenate(stored)[:, 0], np.array(columns["rating"], np.float32))
-    block = Encoder.load(tmp_path / "out").parse_columns({"user": ["1"], "item": ["2"]}, "request")
-    assert block.labels.tolist() == [0.0]
 
 
 def test_rows_that_move_keep_their_labels(tmp_path: Path) -> None:
