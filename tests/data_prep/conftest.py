@@ -71,10 +71,11 @@ def config(*overrides: str) -> DataConfig:
     groups = tuple(override for override in overrides if override.startswith("data="))
     try:
         composed = copy.deepcopy(ready_made(groups))
+        OmegaConf.set_struct(composed, True)
         for override in compose._by_own_names(PrepConfig, [each for each in overrides if each not in groups]):
             parsed = OverridesParser.create().parse_override(override)
             assert not parsed.is_sweep_override()
-            OmegaConf.update(composed, parsed.key_or_group, parsed.value())
+            OmegaConf.update(composed, parsed.key_or_group, parsed.value(), force_add=parsed.is_force_add())
         prep_config = compose._instance(PrepConfig, OmegaConf.to_object(composed))
     except (*compose.REFUSED, UserError):  # what it says of a fault is for the command line's own way to say
         return compose.compose_config(PrepConfig, CONFIG_DIRECTORY, overrides).data
