@@ -34,7 +34,7 @@ REMEDIES: list[tuple[str, str, str | None]] = [
         "use (fraction), or leave it",
         DAYS + " data.split.method={0} data.split.held_out=0.5",
     ),
-    (DAY + " data.memory_budget=lots", r"e\.g\. 512MiB, (2GiB)", DAY + " data.memory_budget={0}"),
+    (DAY + " data.memory_budget=lots", r"e\.g\. (512MiB), 2GiB", DAY + " data.memory_budget={0}"),
     (DAY + " data.chunk_bytes=1GiB", "give at most a 16th of it", DAY + " data.chunk_bytes=128MiB"),
     (
         "data.raw=large.csv data.schema=own.yaml data.dense_transform=raw",
