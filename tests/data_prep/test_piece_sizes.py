@@ -39,22 +39,26 @@ PARTS: Constants = [(gather, "WINDOW_ROWS", 190), (gather, "PART_ROWS", 1)]
 PARTS += [(job_module, f"{name}_BLOCK_ROWS", 37) for name in ("MIN", "MAX")]
 SMALL_BUDGET: Constants = [(SortedTable, "bytes_for", staticmethod(lambda values: values << 20))]
 SMALL_BUDGET += [(memory_budget, "PARENT_BYTES", 480 << 20), (memory_budget, "MIN_PASS_BYTES", 48 << 20)]
-# The keys, and constants that are others.
-CASES: list[tuple[str, Constants]] = [
+# The keys, and constants that are others; slow ones are of stages that a quick one is of, too.
+QUICK: list[tuple[str, Constants]] = [
     ("data.encoding=amd_blog", WINDOWS + PARTS),
-    ("data.encoding=dlrm_kaggle", WINDOWS),
-    ("data.encoding=torchrec", WINDOWS),
     ("data.encoding=torchrec_fixed", PARTS),
     ("data.encoding=vocabulary", [(pipeline, "plan_encoding", passes(40_000))]),
-    ("data.encoding=vocabulary", [(pipeline, "plan_encoding", passes(3_000))]),
-    ("data.encoding=amd_blog", [(pipeline, "plan_encoding", passes(3_000))]),
-    ("data.encoding=torchrec_fixed", [(pipeline, "plan_encoding", passes(3_000))]),
     ("data.schema=schema.yaml data.raw=rows.csv", [(job_setup, "MIN_OWN_CHUNK_BYTES", 700)]),
     ("data.schema=schema.yaml data.raw=rows.csv data.memory_budget=512MiB", SMALL_BUDGET),
 ]
+SLOW: list[tuple[str, Constants]] = [
+    ("data.encoding=dlrm_kaggle", WINDOWS),
+    ("data.encoding=torchrec", WINDOWS),
+    ("data.encoding=vocabulary", [(pipeline, "plan_encoding", passes(3_000))]),
+    ("data.encoding=amd_blog", [(pipeline, "plan_encoding", passes(3_000))]),
+    ("data.encoding=torchrec_fixed", [(pipeline, "plan_encoding", passes(3_000))]),
+]
 
 
-@pytest.mark.parametrize(("keys", "constants"), CASES)
+@pytest.mark.parametrize(
+    ("keys", "constants"), [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]
+)
 def test_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], keys: str, constants: Constants
 ) -> None:
