@@ -105,8 +105,7 @@ class Texts:
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["2026_11_24", "2026_1_12", "1e3", "007", "2024", "1.50", "-0", "true", "Yes", "nan", "1_000.0", "inf", "x"],
+    "text", ["2026_11_24", "2026_1_12", "1e3", "007", "2024", "1.50", "-0", "true", "Yes", "nan", "1_000.0", "inf", "x"]
 )
 def test_texts_are_taken_as_they_are_typed(config_dir: Path, text: str) -> None:
     keys = ("name", "directory", "variables.OMP", "further.label")

@@ -12,24 +12,9 @@ from common.keys import keys_of
 from common.redact import RedactingFormatter, is_secret, redact, redact_arguments, redact_message, split_login
 from data_prep.config.keys import DataConfig
 
-SECRETS = [
-    "TORCH_TOKEN",
-    "CUDA_PASSWORD",
-    "CLICKWORK_SECRET",
-    "NCCL_DEBUG_TOKEN",
-    "AWS_SECRET_ACCESS_KEY",
-    "WANDB_API_KEY",
-    "apiKey",
-    "accessKey",
-    "db.passwd",
-    "GPU_PWD",
-    "x-auth",
-    "CLICKWORK_CREDENTIALS",
-    "private_key",
-    "SSH_PASSPHRASE",
-    "X-Amz-Signature",
-    "sig",
-]
+SECRETS = ["TORCH_TOKEN", "CUDA_PASSWORD", "CLICKWORK_SECRET", "NCCL_DEBUG_TOKEN", "AWS_SECRET_ACCESS_KEY", "apiKey"]
+SECRETS += ["WANDB_API_KEY", "accessKey", "db.passwd", "GPU_PWD", "x-auth", "CLICKWORK_CREDENTIALS", "private_key"]
+SECRETS += ["SSH_PASSPHRASE", "X-Amz-Signature", "sig"]
 PLAIN = ["OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM", "keep", "key", "monkeys", "CUDA_HOME", "author", "CUDA_DESIGN"]
 
 

@@ -16,8 +16,8 @@ signals.end_with_parent()
 stop = signals.StopRequest("stopping", lambda: "nothing is saved")
 print(os.getpid(), flush=True)
 while not stop:
-    time.sleep(0.05)
-time.sleep(1.5)
+    time.sleep(0.01)
+time.sleep(0.6)
 print("ended in order", flush=True)
 """
 
@@ -29,7 +29,7 @@ def test_a_launcher_s_end_that_is_reported_twice_is_one_request() -> None:
     assert launcher.stdout is not None
     pid = int(launcher.stdout.readline())
     launcher.kill()
-    time.sleep(0.7)
+    time.sleep(0.2)
     os.kill(pid, signal.SIGTERM)
     assert launcher.stdout.readline() == "ended in order\n"
     launcher.wait()

@@ -1,8 +1,9 @@
 """What the tests of data_prep share: the real rows, the command line, datasets as arrays."""
 
+import copy
+import functools
 import hashlib
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,12 +13,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
 
-from common.compose import compose_config
+from common import compose
+from common.errors import UserError
+from common.keys import check_keys
 from data_prep.config.compose import CONFIG_DIRECTORY
 from data_prep.config.keys import DataConfig, PrepConfig
 from data_prep.dataset.format import load_manifest, open_shard
-from data_prep.engine.executor import Executor
 from tests.data_prep.mirror import Mirror
 from tests.forks import run_module
 
@@ -55,9 +59,28 @@ def mirror() -> Iterator[Any]:
     server.server_close()
 
 
+@functools.cache
+def ready_made(groups: tuple[str, ...]) -> Any:
+    """What data=NAME sets, as Hydra composes it: for which it reads many files."""
+    return compose.compose_partly(PrepConfig, CONFIG_DIRECTORY, groups, "config")
+
+
 def config(*overrides: str) -> DataConfig:
     """As the command line gives it, but for one worker unless it says otherwise: starting others takes time."""
-    return compose_config(PrepConfig, CONFIG_DIRECTORY, ["data.workers=1", *overrides]).data
+    overrides = ("data.workers=1", *overrides)
+    groups = tuple(override for override in overrides if override.startswith("data="))
+    try:
+        composed = copy.deepcopy(ready_made(groups))
+        OmegaConf.set_struct(composed, True)
+        for override in compose._by_own_names(PrepConfig, [each for each in overrides if each not in groups]):
+            parsed = OverridesParser.create().parse_override(override)
+            assert not parsed.is_sweep_override()
+            OmegaConf.update(composed, parsed.key_or_group, parsed.value(), force_add=parsed.is_force_add())
+        prep_config = compose._instance(PrepConfig, OmegaConf.to_object(composed))
+    except (*compose.REFUSED, UserError):  # what it says of a fault is for the command line's own way to say
+        return compose.compose_config(PrepConfig, CONFIG_DIRECTORY, overrides).data
+    check_keys(prep_config)
+    return prep_config.data
 
 
 def command(*arguments: str) -> list[str]:
@@ -87,16 +110,3 @@ def load_split(root: Path, split: str) -> tuple[np.ndarray, np.ndarray, np.ndarr
 def sums(root: Path) -> dict[str, str]:
     """SHA-256 of every array file of a dataset."""
     return {str(p.relative_to(root)): hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(root.rglob("*.npy"))}
-
-
-def die_at_a_result(number: int) -> None:
-    """This process is killed when its workers have sent so many results, whatever they are at then."""
-    take, count = Executor._collect, []
-
-    def result(executor: Any, future: Any) -> Any:
-        count.append(1)
-        if len(count) == number:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return take(executor, future)
-
-    setattr(Executor, "_collect", result)  # noqa: B010

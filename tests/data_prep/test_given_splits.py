@@ -1,116 +1,54 @@
-"""Files given for each split: against a plain program that counts train's values and encodes all files by them."""
+"""Files given for each split: manifest, ranges and refusals; tests/oracles/test_own_tables.py draws their rows."""
 
-import functools
 import gzip
 import hashlib
-import json
 import os
 import random
-import signal
-from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from numpy.typing import NDArray
 from sklearn.preprocessing import MinMaxScaler
 
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest
 from data_prep.encoding.encoder import Encoder
 from data_prep.pipeline import preprocess
-from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
-from tests.data_prep.conftest import REPOSITORY, config, die_at_a_result, load_split, run, sums
-from tests.forks import run_module
+from tests.data_prep.conftest import config, load_split
+from tests.data_prep.tables import write
 
 SPLITS = ("train", "val", "test")
 ROWS = {"train": 120, "val": 40, "test": 50}
-ALLOW = "data.allow_degenerate=true"
 SCHEMA = "label: label\ndense: [price]\nsparse: [user, item]\n"
 
 
-class Row(NamedTuple):
-    """A row of a drawn table, None where a field is missing."""
-
-    label: int
-    price: float | None
-    user: str | None
-    item: int | None
-
-
-def draw_rows(count: int, seed: int) -> list[Row]:
-    """Rows of few values, of which some are missing; the later ones have values of their own."""
+def columns(count: int, seed: int) -> dict[str, list[Any]]:
+    """Columns of few values, of which some are missing, and some are this seed's own."""
     draw = random.Random(seed)
     users = [None, "b", "a", "é", "x y", "07", f"only in {seed}"]
-    return [
-        Row(
-            draw.randint(0, 1),
-            draw.choice([None, draw.randint(-9, 99) / 4]),
-            draw.choice(users),
-            draw.choice([None, draw.randint(0, 12), draw.randint(seed * 10, seed * 10 + 9)]),
-        )
-        for _ in range(count)
-    ]
+    return {
+        "label": [draw.randint(0, 1) for _ in range(count)],
+        "price": [draw.choice([None, draw.randint(-9, 99) / 4]) for _ in range(count)],
+        "user": [draw.choice(users) for _ in range(count)],
+        "item": [draw.choice([None, draw.randint(0, 12), 10 * seed + draw.randint(0, 9)]) for _ in range(count)],
+    }
 
 
-def write(path: Path, rows: Sequence[Row], end: str = "\n") -> Path:
-    """The rows as the file's suffix says; with fields of text quoted or not, in CSV."""
-    frame = pd.DataFrame(rows, columns=Row._fields)
-    frame["item"] = pd.array([row.item for row in rows], dtype="Int64")
-    if path.suffix == ".parquet":
-        frame.to_parquet(path, row_group_size=50)
-    elif path.suffix == ".jsonl":
-        lines = [json.dumps({key: value for key, value in row._asdict().items() if value is not None}) for row in rows]
-        path.write_bytes("".join(line + end for line in lines).encode())
-    else:
-        path.write_bytes(frame.to_csv(index=False, lineterminator=end).encode())
-    return path
-
-
-def ids_of(train: Sequence[str], texts: Sequence[str], threshold: int = 1) -> NDArray[np.int32]:
-    """0: not in train, or rarer; 1, 2, … by falling count over train, ties by rising value."""
-    counts = Counter(oracle.text_value(text) for text in train)
-    ranked = sorted((value for value in counts if counts[value] >= threshold), key=lambda v: (-counts[v], v))
-    numbers = {value: number for number, value in enumerate(ranked, start=1)}
-    return np.array([numbers.get(oracle.text_value(text), 0) for text in texts], np.int32)
-
-
-def texts_of(rows: Sequence[Row], column: str) -> list[str]:
-    return ["" if value is None else str(value) for value in (getattr(row, column) for row in rows)]
-
-
-def assert_encoded(root: Path, splits: dict[str, list[Row]], threshold: int = 1) -> None:
-    """Labels, numbers and ids of every split are the plain program's, in the order of its files."""
-    for split in SPLITS:
-        labels, dense, sparse = load_split(root, split)
-        rows = splits.get(split, [])
-        assert labels.tolist() == [row.label for row in rows]
-        prices = np.array([row.price or 0 for row in rows])
-        np.testing.assert_array_equal(
-            dense[:, 0] if rows else prices, (np.sign(prices) * np.log1p(np.abs(prices))).astype(np.float32)
-        )
-        for number, column in enumerate(("user", "item")):
-            expected = ids_of(texts_of(splits["train"], column), texts_of(rows, column), threshold)
-            np.testing.assert_array_equal(sparse[:, number], expected)
-    verify_dataset(root)
-
-
-def own_files(directory: Path, suffix: str = ".csv") -> dict[str, list[Row]]:
-    """A file of drawn rows for each split, those of val and test with CRLF where they are text; a schema."""
-    splits = {split: draw_rows(ROWS[split], seed) for seed, split in enumerate(SPLITS)}
-    for split, rows in splits.items():
-        write(directory / f"{split}{suffix}", rows, "\n" if split == "train" else "\r\n")
+def own_files(directory: Path) -> None:
+    """A file of drawn rows for each split, those of val and test with CRLF; a schema."""
+    for seed, (split, count) in enumerate(ROWS.items()):
+        path = write(directory / f"{split}.csv", columns(count, seed))
+        if split != "train":
+            path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
     (directory / "schema.yaml").write_text(SCHEMA)
-    return splits
 
 
-def keys(directory: Path, suffix: str = ".csv", out: str = "out") -> list[str]:
-    files = [f"data.{split}={directory}/{split}{suffix}" for split in SPLITS]
-    return [*files, f"data.schema={directory}/schema.yaml", f"data.path={directory}/{out}"]
+def keys(directory: Path) -> list[str]:
+    files = [f"data.{split}={directory}/{split}.csv" for split in SPLITS]
+    return [*files, f"data.schema={directory}/schema.yaml", f"data.path={directory}/out"]
 
 
 def criteo_files(directory: Path) -> None:
@@ -119,36 +57,6 @@ def criteo_files(directory: Path) -> None:
         (directory / f"{split}.tsv").write_bytes(oracle.make_rows(ROWS[split], seed, values=20 + 10 * seed))
     path = directory / "val.tsv"
     path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
-
-
-@pytest.mark.parametrize("suffix", [".csv", ".parquet", pytest.param(".jsonl", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("threshold", [1, 4])
-def test_own_tables_are_encoded_by_train_alone(tmp_path: Path, suffix: str, threshold: int) -> None:
-    splits = own_files(tmp_path, suffix)
-    manifest = preprocess(
-        config(*keys(tmp_path, suffix), f"data.frequency_threshold={threshold}", "data.chunk_bytes=2000")
-    )
-    assert_encoded(tmp_path / "out", splits, threshold)
-    unknown = manifest.extra["out_of_vocabulary"]["val"]["item"]
-    assert unknown == np.count_nonzero(load_split(tmp_path / "out", "val")[2][:, 1] == 0) > 0
-    assert not any("\r" in text for text in (tmp_path / "out/vocab/user.texts.npy").read_text(errors="replace"))
-
-
-@pytest.mark.parametrize("encoding", [["data.encoding=vocabulary"], ["data.encoding=hash", "data.max_ind_range=97"]])
-def test_criteo_rows_are_encoded_by_train_alone(tmp_path: Path, encoding: list[str]) -> None:
-    criteo_files(tmp_path)
-    files = [f"data.{split}={tmp_path}/{split}.tsv" for split in SPLITS]
-    preprocess(config(*files, *encoding, f"data.path={tmp_path}/out", "data.chunk_bytes=9000"))
-    text = b"".join((tmp_path / f"{split}.tsv").read_bytes() for split in SPLITS)
-    labels, dense, sparse = oracle.parse(text)
-    ids = sparse % 97 if "hash" in encoding[0] else oracle.encode_vocabulary(sparse, ROWS["train"])
-    bounds = np.cumsum([0, *ROWS.values()])
-    for number, split in enumerate(SPLITS):
-        rows = slice(bounds[number], bounds[number + 1])
-        expected = (labels[rows], oracle.encode_dense(dense[rows]), ids[rows])
-        for array, other in zip(load_split(tmp_path / "out", split), expected, strict=True):
-            np.testing.assert_array_equal(array, other)
-    verify_dataset(tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -177,26 +85,6 @@ def test_ranges_and_unknown_ids_are_of_train(tmp_path: Path, encoding: str) -> N
             assert sparse[:, column].max() < manifest.num_embeddings[f"cat_{column}"]
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 20))])
-def test_drawn_tables(tmp_path: Path, seed: int) -> None:
-    draw = random.Random(seed)
-    suffix = draw.choice([".csv", ".parquet"])
-    splits: dict[str, list[Row]] = {}
-    overrides = [f"data.schema={tmp_path}/schema.yaml", f"data.path={tmp_path}/out"]
-    for number, split in enumerate(("train", *draw.choice([(), ("val",), ("test",), ("val", "test")]))):
-        paths = []
-        for part in range(draw.randint(1, 2)):
-            rows = draw_rows(draw.randint(1, 30), draw.randint(0, 3))
-            rows[0] = rows[0]._replace(price=100.0 + 10 * number + part)  # so that no two files are the same
-            paths.append(write(tmp_path / f"{split}_{part}{suffix}", rows, draw.choice(["\n", "\r\n"])))
-            splits[split] = splits.get(split, []) + rows
-        overrides.append(f"data.{split}=[{','.join(map(str, paths))}]")
-    (tmp_path / "schema.yaml").write_text(SCHEMA)
-    threshold, chunk = draw.randint(1, 3), draw.choice([300, 10_000])
-    preprocess(config(*overrides, f"data.frequency_threshold={threshold}", f"data.chunk_bytes={chunk}"))
-    assert_encoded(tmp_path / "out", splits, threshold)
-
-
 def test_the_manifest_names_each_file_with_split_and_sums(tmp_path: Path) -> None:
     own_files(tmp_path)
     md5s = {name: hashlib.md5((tmp_path / name).read_bytes()).hexdigest() for name in os.listdir(tmp_path)}
@@ -214,37 +102,27 @@ def test_the_manifest_names_each_file_with_split_and_sums(tmp_path: Path) -> Non
 
 def test_spellings_are_of_train_alone(tmp_path: Path) -> None:
     """What a typed value of new rows is taken for does not depend on how val spells it."""
-    rows = [Row(i % 2, 1.0, "u", i % 5) for i in range(20)]
-    write(tmp_path / "train.csv", rows)
-    write(tmp_path / "val.csv", [row._replace(item=row.item or 3) for row in rows])
-    (tmp_path / "val.csv").write_text((tmp_path / "val.csv").read_text().replace(",3\n", ",3.0\n"))
+    rows: dict[str, list[Any]] = {"label": [0, 1] * 10, "price": [1.0] * 20, "user": ["u"] * 20}
+    write(tmp_path / "train.csv", {**rows, "item": [0, 1, 2, 3, 4] * 4})
+    write(tmp_path / "val.csv", {**rows, "item": [0, 1, 2, "3.0", 4] * 4})
     (tmp_path / "schema.yaml").write_text(SCHEMA)
-    paths = [f"data.train={tmp_path}/train.csv", f"data.val={tmp_path}/val.csv", f"data.schema={tmp_path}/schema.yaml"]
-    preprocess(config(*paths, f"data.path={tmp_path}/out"))
+    train, val, _, *rest = keys(tmp_path)
+    preprocess(config(train, val, *rest))
     encoder = Encoder.load(tmp_path / "out")
     encoded = encoder.encode(encoder.parse_columns({"price": [1.0], "user": ["u"], "item": [3]}, "request"))
     assert encoded.sparse[0, 1] > 0
     assert load_split(tmp_path / "out", "val")[2][3, 1] == 0  # "3.0" is no value of train's
 
 
-def test_val_and_test_may_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    splits = own_files(tmp_path)
+def test_without_val_and_test_there_is_nothing_to_evaluate_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own_files(tmp_path)
     train, val, test, *rest = keys(tmp_path)
     for eval_keys in ([], [val], [test]):
-        manifest = preprocess(config(train, *eval_keys, *rest, "data.overwrite=true"))
-        names = [key.partition("=")[0].removeprefix("data.") for key in (train, *eval_keys)]
-        assert {name: split.rows for name, split in manifest.splits.items()} == {
-            split: ROWS[split] if split in names else 0 for split in SPLITS
-        }
-        assert_encoded(tmp_path / "out", {name: splits[name] for name in names})
+        preprocess(config(train, *eval_keys, *rest, "data.overwrite=true"))
         warned = "warning: there is nothing to evaluate on; give data.val or data.test" in capsys.readouterr().err
         assert warned == (not eval_keys)
-
-
-def test_negatives_are_left_out_of_all_splits(tmp_path: Path) -> None:
-    splits = own_files(tmp_path)
-    preprocess(config(*keys(tmp_path), "data.sampling.negative_drop_rate=1"))
-    assert_encoded(tmp_path / "out", {name: [row for row in rows if row.label] for name, rows in splits.items()})
 
 
 def test_the_same_command_finds_it_and_another_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -264,149 +142,51 @@ def test_the_same_command_finds_it_and_another_is_refused(tmp_path: Path, capsys
         preprocess(config(train, val, test, *rest, f"data.checksums={{val.csv: '{'0' * 32}'}}"))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["csv", "parquet", "criteo"])
-def test_workers_do_not_change_a_byte(tmp_path: Path, kind: str) -> None:
-    if kind == "criteo":
-        criteo_files(tmp_path)
-        overrides = [f"data.{split}={tmp_path}/{split}.tsv" for split in SPLITS]
-    else:
-        own_files(tmp_path, f".{kind}")
-        overrides = keys(tmp_path, f".{kind}")[:-1]
-    overrides.append("data.chunk_bytes=3000")
-    for workers in (1, 2, 3):
-        process = run(*overrides, f"data.path={tmp_path}/{workers}", f"data.workers={workers}")
-        assert process.returncode == 0, process.stderr
-    assert sums(tmp_path / "1") == sums(tmp_path / "2") == sums(tmp_path / "3")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "results"),
-    [("csv", [5]), *(pytest.param(kind, [2, 5, 1, 8], marks=pytest.mark.slow) for kind in ("csv", "criteo"))],
-)
-def test_killed_at_any_stage(tmp_path: Path, kind: str, results: list[int]) -> None:
-    """Killed after this number of results: checksums, chunks, counts, vocabularies, encoded chunks."""
-    if kind == "criteo":
-        criteo_files(tmp_path)
-        overrides = [f"data.{split}={tmp_path}/{split}.tsv" for split in SPLITS]
-        overrides += ["data.chunk_bytes=9000", "data.sampling.negative_drop_rate=0.5"]
-    else:
-        own_files(tmp_path)
-        overrides = [*keys(tmp_path)[:-1], "data.chunk_bytes=2000"]
-    preprocess(config(*overrides, f"data.path={tmp_path}/whole"))
-    overrides += [f"data.path={tmp_path}/killed", "data.workers=2"]
-    for number in results:  # of those that are left then
-        prepare = functools.partial(die_at_a_result, number)
-        killed = run_module("data_prep", *overrides, cwd=REPOSITORY, prepare=prepare)
-        assert killed.returncode == -signal.SIGKILL, killed.stderr
-        assert not (tmp_path / "killed/manifest.json").exists()
-    final = run(*overrides)
-    assert final.returncode == 0, final.stderr
-    assert "resuming where the last job stopped" in final.stderr
-    assert sums(tmp_path / "killed") == sums(tmp_path / "whole")
-    whole, manifest = load_manifest(tmp_path / "whole"), load_manifest(tmp_path / "killed")
-    assert (manifest.digest, manifest.extra["source_md5"]) == (whole.digest, whole.extra["source_md5"])
-    verify_dataset(tmp_path / "killed")
-
-
-OWN = ["data.schema={0}/schema.yaml"]
-TRAIN, VAL, TEST = ("data.{1}={0}/{1}.csv".replace("{1}", split) for split in SPLITS)
-# what is given; what its one line has
-REFUSED: dict[str, tuple[list[str], str]] = {
-    "one file in two splits": (
-        [TRAIN, "data.val={0}/train.csv", *OWN],
-        r"train\.csv: its rows are in .*, so data\.train and data\.val share them",
-    ),
-    "by a pattern": ([TRAIN, "data.val={0}/t*.csv", *OWN], r"so data\.train and data\.val share them"),
-    "by a link": ([TRAIN, "data.val={0}/link", *OWN], r"link: its rows are in .*train\.csv too"),
-    "by a hard link": ([TRAIN, "data.val={0}/hard", *OWN], r"hard: its rows are in .*train\.csv too"),
-    "by another spelling": ([TRAIN, "data.test={0}/more/../train.csv", *OWN], r"data\.train and data\.test share"),
-    "packed": ([TRAIN, "data.test={0}/train.csv.gz", *OWN], r"train\.csv\.gz: its rows are in .*train\.csv too"),
-    "a copy": (
-        [TRAIN, "data.val={0}/copy.csv", *OWN],
-        r"copy\.csv: the same bytes as .*train\.csv, .*name each once in data\.train or data\.val",
-    ),
-    "a packed copy by another name": (
-        [TRAIN, "data.val={0}/packed.csv.gz", *OWN],
-        r"packed\.csv\.gz: the same rows as .*train\.csv, .*name each once in data\.train or data\.val",
-    ),
-    "a packed copy, hashed": (
-        [TRAIN, "data.test={0}/packed.csv.gz", *OWN, "data.encoding=hash", "data.max_ind_range=9"],
-        r"packed\.csv\.gz: the same rows as .*train\.csv",
-    ),
-    "a copy with another line end": ([TRAIN, "data.val={0}/windows.csv", *OWN], r"windows\.csv: the same rows as "),
-    "twice in one": (["data.train=[{0}/train.csv,{0}/train.csv]", *OWN], r"name each day once in data\.train"),
-    "raw, too": ([TRAIN, "data.raw={0}/val.csv", *OWN], r"data\.raw: not together with data\.train; name all files in"),
-    "no train": ([VAL, *OWN], r"data\.val: needs data\.train, the files of the rows to train on"),
-    "a share": (
-        [TRAIN, VAL, *OWN, "data.split.held_out=0.1"],
-        r"data\.split\.held_out=0\.1: has no effect with data\.train, .*; give data\.split\.held_out=null",
-    ),
-    "a method": (
-        [TRAIN, VAL, *OWN, "data.split.method=random"],
-        r"data\.split\.method=random: has no effect with data\.train, .*; give data\.split\.method=null",
-    ),
-    "TorchRec's layout": ([TRAIN, VAL, "data.encoding=torchrec"], r"data\.encoding=torchrec: TorchRec's layout of"),
-    "the other of it": ([TRAIN, VAL, "data.encoding=torchrec_fixed"], r"data\.encoding=torchrec_fixed: TorchRec's"),
-    "its transform": ([TRAIN, VAL, "data.dense_transform=torchrec"], r"data\.dense_transform=torchrec: shifts each"),
-    "fetched": ([TRAIN, "data=criteo_1tb"], r"data\.train: has no effect with data=remote"),
-    "generated": ([TRAIN, "data=random"], r"data\.train: has no effect with data=random"),
-    "events": ([TRAIN, "data.schema={0}/events.yaml"], r"data\.train: a log of events is split by time"),
-    "no such file": ([TRAIN, "data.val={0}/none.csv", *OWN], r"none\.csv: no such file; check data\.val"),
-    "no match": ([TRAIN, "data.test={0}/none*", *OWN], r"data\.test=.*none\*: no file matches"),
-    "an empty train": (["data.train={0}/empty.csv", VAL, *OWN], r"empty\.csv: empty file; .* out of data\.train"),
-    "no rows": ([TRAIN, "data.val={0}/header.csv", *OWN], r"header\.csv: no rows in it; .* leave it out of data\.val"),
-    "another column": ([TRAIN, "data.val={0}/other.csv", *OWN], r"other\.csv: row 1: no column item, which .*schema"),
-    "in Parquet": (
-        ["data.train={0}/train.parquet", "data.val={0}/other.parquet", *OWN],
-        r"other\.parquet: no column item, which .*schema",
-    ),
-    "in JSON lines": (
-        ["data.train={0}/train.jsonl", "data.val={0}/other.jsonl", *OWN],
-        r"other\.jsonl: no column item, which .*schema",
-    ),
-    "a list where train has none": (
-        ["data.train={0}/train.jsonl", "data.val={0}/lists.jsonl", *OWN],
-        r"lists\.jsonl, column item: list, but any in .*train\.jsonl",
-    ),
-    "another type": (
-        ["data.train={0}/train.parquet", "data.val={0}/typed.parquet", *OWN],
-        r"typed\.parquet, column user: integer, but text in .*train\.parquet",
-    ),
-    "two forms": (
-        [TRAIN, "data.val={0}/train.parquet", *OWN],
-        r"parquet and text files together in data\.train and data\.val",
-    ),
-    "another sum": (
-        [TRAIN, VAL, *OWN, "data.checksums={{val.csv: 0123456789abcdef0123456789abcdef}}"],
-        r"val\.csv: MD5 [0-9a-f]{32} where data\.checksums has 0123456789abcdef0123456789abcdef; get the",
-    ),
-    "no sum": ([TRAIN, *OWN, "data.checksums={{train.csv: abc}}"], r"train\.csv: abc is not an MD5 of 32 hex"),
-    "a sum of no file": (
-        [TRAIN, *OWN, "data.checksums={{val.csv: 0123456789abcdef0123456789abcdef}}"],
-        r"data\.checksums: val\.csv: no file of data\.train, .*; correct it, or leave it out",
-    ),
-    "a sum of two": (
-        [
-            "data.train={0}/train.csv",
-            "data.val={0}/more/train.csv",
-            *OWN,
-            "data.checksums={{train.csv: 0123456789abcdef0123456789abcdef}}",
-        ],
-        r"data\.checksums: train\.csv: 2 files .*; give the path of each",
-    ),
-    "sums of raw files": (
-        ["data.raw={0}/train.csv", *OWN, "data.checksums={{train.csv: abc}}"],
-        r"data\.checksums: has no effect without data\.train",
-    ),
-    "the dataset itself": (["data.train={0}", *OWN, "data.path={0}"], r"data\.train=.*: is data\.path too"),
-    "a row": ([TRAIN, "data.val={0}/bad.csv", *OWN], r"bad\.csv: row 3, column price"),
-    "no positive row": (
-        ["data.train={0}/negative.csv", VAL, *OWN, "data.sampling.negative_drop_rate=1", ALLOW],
-        r"data\.sampling\.negative_drop_rate: no row of data\.train is left",
-    ),
-}
+SUM = "0123456789abcdef0123456789abcdef"
+NO_NEGATIVES = "val=val.csv sampling.negative_drop_rate=1 allow_degenerate=true"
+EACH = r"name each once in data\.train or data\.val"
+# Keys beside data.train=train.csv, of files in this directory; what the one line has.
+REFUSED: list[tuple[str, str]] = [
+    ("val=train.csv", r"train\.csv: its rows are in .*, so data\.train and data\.val share them"),
+    ("val=t*.csv", r"so data\.train and data\.val share them"),
+    ("val=link", r"link: its rows are in .*train\.csv too"),
+    ("val=hard", r"hard: its rows are in .*train\.csv too"),
+    ("test=more/../train.csv", r"data\.train and data\.test share"),
+    ("test=train.csv.gz", r"train\.csv\.gz: its rows are in .*train\.csv too"),
+    ("val=copy.csv", rf"copy\.csv: the same bytes as .*train\.csv, .*{EACH}"),
+    ("val=packed.csv.gz", rf"packed\.csv\.gz: the same rows as .*train\.csv, .*{EACH}"),
+    ("test=packed.csv.gz encoding=hash max_ind_range=9", r"packed\.csv\.gz: the same rows as .*train\.csv"),
+    ("val=windows.csv", r"windows\.csv: the same rows as "),
+    ("train=[train.csv,train.csv]", r"name each day once in data\.train"),
+    ("raw=val.csv", r"data\.raw: not together with data\.train; name all files in"),
+    ("train=null val=val.csv", r"data\.val: needs data\.train, the files of the rows to train on"),
+    ("val=val.csv split.held_out=0.1", r"held_out=0\.1: has no effect with .*; give data\.split\.held_out=null"),
+    ("val=val.csv split.method=random", r"method=random: has no effect with .*; give data\.split\.method=null"),
+    ("val=val.csv encoding=torchrec schema=null", r"data\.encoding=torchrec: TorchRec's layout of"),
+    ("val=val.csv encoding=torchrec_fixed schema=null", r"data\.encoding=torchrec_fixed: TorchRec's"),
+    ("val=val.csv dense_transform=torchrec schema=null", r"data\.dense_transform=torchrec: shifts each"),
+    ("data=criteo_1tb schema=null", r"data\.train: has no effect with data=remote"),
+    ("data=random schema=null", r"data\.train: has no effect with data=random"),
+    ("schema=events.yaml", r"data\.train: a log of events is split by time"),
+    ("val=none.csv", r"none\.csv: no such file; check data\.val"),
+    ("test=none*", r"data\.test=.*none\*: no file matches"),
+    ("train=empty.csv val=val.csv", r"empty\.csv: empty file; .* out of data\.train"),
+    ("val=header.csv", r"header\.csv: no rows in it; .* leave it out of data\.val"),
+    ("val=other.csv", r"other\.csv: row 1: no column item, which .*schema"),
+    ("train=train.parquet val=other.parquet", r"other\.parquet: no column item, which .*schema"),
+    ("train=train.jsonl val=other.jsonl", r"other\.jsonl: no column item, which .*schema"),
+    ("train=train.jsonl val=lists.jsonl", r"lists\.jsonl, column item: list, but any in .*train\.jsonl"),
+    ("train=train.parquet val=typed.parquet", r"typed\.parquet, column user: integer, but text in .*train\.parquet"),
+    ("val=train.parquet", r"parquet and text files together in data\.train and data\.val"),
+    (f"val=val.csv checksums={{val.csv:{SUM}}}", rf"val\.csv: MD5 \w+ where data\.checksums has {SUM}; get the"),
+    ("checksums={train.csv:abc}", r"train\.csv: abc is not an MD5 of 32 hex"),
+    (f"checksums={{val.csv:{SUM}}}", r"data\.checksums: val\.csv: no file of data\.train, .*; correct it, or leave it"),
+    (f"train=more/x.csv val=other/x.csv checksums={{x.csv:{SUM}}}", r"x\.csv: 2 files .*; give the path of each"),
+    ("train=null raw=train.csv checksums={train.csv:abc}", r"data\.checksums: has no effect without data\.train"),
+    ("train=. path=.", r"data\.train=.*: is data\.path too"),
+    ("val=bad.csv", r"bad\.csv: row 3, column price"),
+    (f"train=negative.csv {NO_NEGATIVES}", r"negative_drop_rate: no row of data\.train is left"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -414,11 +194,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Files that can be given, and others that cannot."""
     directory = tmp_path_factory.mktemp("files")
     own_files(directory)
-    rows = draw_rows(30, 0)
     for suffix in (".parquet", ".jsonl"):
-        write(directory / f"train{suffix}", rows)
-    (directory / "more").mkdir()
-    write(directory / "more/train.csv", draw_rows(30, 5))
+        write(directory / f"train{suffix}", columns(30, 0))
+    for name in ("more", "other"):
+        (directory / name).mkdir()
+        write(directory / name / "x.csv", columns(30, len(name)))
     (directory / "link").symlink_to("train.csv")
     os.link(directory / "train.csv", directory / "hard")
     (directory / "copy.csv").write_bytes((directory / "train.csv").read_bytes())
@@ -438,13 +218,15 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_refused_in_one_line_before_anything_is_written(name: str, files: Path, tmp_path: Path) -> None:
-    templates, message = REFUSED[name]
+@pytest.mark.parametrize(("keys", "message"), REFUSED)
+def test_refused_in_one_line_before_anything_is_written(
+    keys: str, message: str, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(files)
     before = sorted(map(str, files.rglob("*")))
-    overrides = [f"data.path={tmp_path}/out", *(override.format(files) for override in templates)]
+    overrides = [each if each.startswith("data=") else f"data.{each}" for each in keys.split()]
     with pytest.raises(UserError, match=message) as caught:
-        preprocess(config(*overrides))
+        preprocess(config(f"data.path={tmp_path}/out", "data.train=train.csv", "data.schema=schema.yaml", *overrides))
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out/manifest.json").exists()
     assert sorted(map(str, files.rglob("*"))) == before

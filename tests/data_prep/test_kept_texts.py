@@ -10,19 +10,17 @@ import numpy as np
 import pytest
 
 from common.errors import UserError
-from data_prep import job_setup
 from data_prep.config.keys import DataConfig, PrepConfig
 from data_prep.dataset.events import text_hash
 from data_prep.dataset.format import load_manifest
 from data_prep.encoding import values
 from data_prep.encoding.encoder import Encoder
 from data_prep.encoding.texts import VocabularyTexts
-from data_prep.engine import job
 from data_prep.pipeline import preprocess
-from data_prep.stages import vocabulary
 from data_prep.verify import main, verify_dataset
 from tests.data_prep import oracle
-from tests.data_prep.conftest import config, load_split, sums
+from tests.data_prep.conftest import config, sums
+from tests.data_prep.tables import paths
 
 NAMES = ["", "Été", 'a "b"', "7", "007", *(f"user-{i}" for i in range(30))]
 TAGS = ["x", "y", "東京", "7"]
@@ -37,42 +35,18 @@ def table(tmp_path: Path) -> list[list[str]]:
     lines = ["clicked,user,tags\n"]
     lines += ['{},"{}",{}\n'.format(label, user.replace('"', '""'), tags) for label, user, tags in rows]
     (tmp_path / "rows.csv").write_text("".join(lines))
-    (tmp_path / "schema.yaml").write_text("label: clicked\nsparse: [user, {column: tags, separator: '|'}]\n")
     return rows
 
 
 def make(directory: Path, *overrides: str, name: str = "out") -> Path:
-    paths = [f"data.raw={directory}/rows.csv", f"data.schema={directory}/schema.yaml", f"data.path={directory}/{name}"]
-    preprocess(config(*paths, "data.split.method=fraction", "data.chunk_bytes=1500", *overrides))
+    schema = "label: clicked\nsparse: [user, {column: tags, separator: '|'}]\n"
+    keys = paths(directory, schema, out=name)
+    preprocess(config(*keys, "data.split.method=fraction", "data.chunk_bytes=1500", *overrides))
     return directory / name
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        (),
-        ("data.vocabulary_order=first_appearance", "data.frequency_threshold=2"),
-        pytest.param(("data.vocabulary_order=value", "data.max_ind_range=9"), marks=pytest.mark.slow),
-    ],
-)
-def test_an_id_leads_to_its_text(tmp_path: Path, table: list[list[str]], overrides: tuple[str, ...]) -> None:
-    root = make(tmp_path, *overrides)
-    manifest = verify_dataset(root)
-    assert json.loads((root / "manifest.json").read_bytes())["format_version"] == 4
-    ids = np.concatenate([load_split(root, split)[2][:, 0] for split in ("train", "val", "test")])
-    texts = VocabularyTexts(root, "user")
-    train = manifest.splits["train"].rows
-    assert [texts[i] if i else None for i in ids[:train].tolist()] == [
-        row[1] if i else None for row, i in zip(table, ids[:train].tolist(), strict=False)
-    ]
-    assert len(texts) == manifest.num_embeddings["user"] - 1 == manifest.encoding["vocabulary"]["user"]["values"]
-    vocabulary = np.load(root / "vocab/user.npy")
-    assert vocabulary.dtype == np.uint64
-    assert vocabulary.tolist() == [oracle.text_value(texts[i + 1]) for i in range(len(texts))]
-    if not overrides:
-        counts = Counter(tag for row in table[:train] for tag in row[2].split("|") if tag)
-        ranked = sorted(counts, key=lambda tag: (-counts[tag], oracle.text_value(tag)))
-        assert [VocabularyTexts(root, "tags")[i + 1] for i in range(len(ranked))] == ranked
+def test_numbers_that_no_id_has(tmp_path: Path, table: list[list[str]]) -> None:
+    texts = VocabularyTexts(make(tmp_path), "user")
     for number in (0, len(texts) + 1):
         with pytest.raises(IndexError):
             texts[number]
@@ -118,8 +92,6 @@ def test_changed_texts_are_found(tmp_path: Path, table: list[list[str]]) -> None
     root = make(tmp_path)
     path = root / "vocab/user.texts.npy"
     path.write_bytes(path.read_bytes().replace(b"user-1", b"user-X", 1))
-    with pytest.raises(UserError, match=r"user\.texts\.npy: sha256 .* the file changed"):
-        verify_dataset(root)
     manifest = json.loads((root / "manifest.json").read_bytes())
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     manifest["encoding"]["vocabulary"]["user"]["texts"]["texts"]["sha256"] = digest
@@ -143,31 +115,6 @@ def test_two_texts_of_one_value_end_the_job(
     assert hashed(first.encode())[:1] == hashed(second.encode())[:1]
     assert not (tmp_path / "out" / "manifest.json").exists()
     make(tmp_path, "data.encoding=hash", "data.max_ind_range=9")  # where values share ids anyway
-
-
-def test_an_unfinished_job_of_an_older_format_is_made_anew(
-    tmp_path: Path, table: list[list[str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    whole = make(tmp_path, name="whole")
-    with monkeypatch.context() as patch:
-        patch.setattr(vocabulary, "write_ranked", lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            make(tmp_path)
-    path = tmp_path / "out/.work/job.json"
-    path.write_text(path.read_text().replace(f'"format": {job.WORK_FORMAT}', f'"format": {job.WORK_FORMAT - 1}'))
-    assert "discarding" not in capsys.readouterr().err
-    assert sums(make(tmp_path)) == sums(whole)
-    assert "discarding the unfinished work of another job" in capsys.readouterr().err
-
-
-def test_chunks_may_be_small_parts_of_a_shard(
-    tmp_path: Path, table: list[list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = make(tmp_path, name="whole")
-    monkeypatch.setattr(job_setup, "MIN_OWN_CHUNK_BYTES", 700)
-    parts = make(tmp_path, name="parts")
-    verify_dataset(parts)
-    assert sums(parts) == sums(whole)
 
 
 def test_room_for_given_splits_and_transforms_of_columns(tmp_path: Path, table: list[list[str]]) -> None:

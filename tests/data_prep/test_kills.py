@@ -1,82 +1,178 @@
-"""One job, killed ten times at random moments, ends with the same bytes."""
+"""Jobs of every kind, killed at drawn moments, again and again, end with the bytes of one that nobody disturbs.
 
-import multiprocessing
-import shutil
+The latter has one worker and raw files that are not packed; so neither of these changes a byte.
+"""
+
+import functools
+import gzip
+import os
+import random
 import signal
 import time
-from multiprocessing.process import BaseProcess
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 
-from data_prep import pipeline
-from data_prep.engine.executor import start_fork_server
-from data_prep.pipeline import run_stages
+from data_prep import event_pipeline, pipeline
+from data_prep.dataset.format import load_manifest
+from data_prep.encoding.passes import plan_passes
+from data_prep.engine.executor import Executor
+from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
-from tests.data_prep.conftest import config, sums
+from tests.data_prep.conftest import REPOSITORY, config, run, sums
+from tests.data_prep.mirror import Mirror
+from tests.data_prep.tables import write
+from tests.forks import run_module
 
-KILLS = 10
+
+class Kind(NamedTuple):
+    """A kind of job.
+
+    write: what makes its raw files in a directory; keys: of its command, in that directory; packed: those of the job
+    that is killed, where its files are packed; workers: 1 is killed after drawn CPU times, more at drawn results.
+    """
+
+    write: Callable[[Path], object]
+    keys: str
+    packed: str = ""
+    workers: int = 2
+    passes: bool = False
 
 
-def prepare(arguments: list[str], cpu_seconds: float) -> None:
-    """Preprocess; so much CPU time into the stages the kernel ends this process, which has no handler for that."""
+def write_days(directory: Path) -> None:
+    for day in range(2):
+        content = oracle.make_rows(600, seed=day)
+        (directory / f"day_{day}").write_bytes(content)
+        (directory / f"day_{day}.gz").write_bytes(gzip.compress(content, mtime=0))
 
-    def run_doomed(*stage_arguments: Any) -> Any:
+
+def write_tables(directory: Path) -> None:
+    """Rows of a table in CSV, packed, and in Parquet, for each split."""
+    for number, split in enumerate(("train", "val", "test")):
+        draw = random.Random(number)
+        columns: dict[str, list[Any]] = {"label": [draw.randint(0, 1) for _ in range(400)]}
+        columns["price"] = [draw.randint(-9, 99) / 4 for _ in range(400)]
+        columns["user"] = [draw.choice(["b", "a", "é", "x y", "07", f"only in {split}"]) for _ in range(400)]
+        columns["tags"] = ["|".join(draw.sample("abcdefgh", draw.randint(0, 3))) for _ in range(400)]
+        content = write(directory / f"{split}.csv", columns).read_bytes()
+        (directory / f"{split}.csv.gz").write_bytes(gzip.compress(content, mtime=0))
+        write(directory / f"{split}.parquet", columns, row_group_size=70)
+    schema = "label: label\ndense: [price]\nsparse: [user, {column: tags, separator: '|'}]\n"
+    (directory / "schema.yaml").write_text(schema)
+
+
+def write_events(directory: Path) -> None:
+    draw = random.Random(1)
+    columns = {name: [draw.randint(0, size) for _ in range(3000)] for name, size in (("user", 60), ("item", 40))}
+    columns |= {"time": [draw.randint(0, 300) for _ in range(3000)], "score": [draw.randint(0, 5) for _ in range(3000)]}
+    write(directory / "log.parquet", columns, row_group_size=200)
+    actions = "actions: {liked: {score: '>= 4'}, seen: {score: '< 4'}}\nlabel: liked\n"
+    (directory / "schema.yaml").write_text(f"user: user\ntime: time\nitem: item\n{actions}")
+
+
+SMALL = "data.chunk_bytes=9000"
+CSV = "data.train={0}/train.csv data.val={0}/val.csv data.test={0}/test.csv data.schema={0}/schema.yaml"
+KINDS = {
+    "vocabulary": Kind(write_days, f"data.raw={{0}}/day_? {SMALL}", workers=1),
+    "shuffled and multi-hot": Kind(
+        write_days,
+        "data.raw={0}/day_0 data.encoding=torchrec_fixed data.max_ind_range=99 data.multi_hot.sizes=mlperf_v2 " + SMALL,
+        workers=1,
+    ),
+    "ranges and other orders": Kind(write_days, f"data.raw={{0}}/day_? data.encoding=dlrm_kaggle {SMALL}", workers=3),
+    "scikit-learn's split": Kind(write_days, f"data.raw={{0}}/day_? data.encoding=amd_blog {SMALL}"),
+    "file by file": Kind(
+        write_days,
+        "data.raw={0}/day_? data.encoding=hash data.max_ind_range=40 data.multi_hot.sizes=mlperf_v2 "
+        "data.chunk_bytes=50000",
+    ),
+    "in passes": Kind(write_days, f"data.raw={{0}}/day_? data.max_ind_range=500 {SMALL}", passes=True),
+    "packed": Kind(write_days, f"data.raw={{0}}/day_? {SMALL}", "data.raw={0}/day_?.gz"),
+    "fetched": Kind(write_days, f"data.raw={{0}}/day_? {SMALL}", "data=criteo_1tb data.days=[0,1] data.raw=null"),
+    "given splits of Criteo's rows": Kind(
+        write_days, f"data.train={{0}}/day_0 data.val={{0}}/day_1 data.sampling.negative_drop_rate=0.5 {SMALL}"
+    ),
+    "given splits": Kind(write_tables, f"{CSV} data.chunk_bytes=2000", "data.val={0}/val.csv.gz"),
+    "random split of a table": Kind(
+        write_tables,
+        "data.raw={0}/train.csv data.schema={0}/schema.yaml data.split.method=random data.chunk_bytes=2000 "
+        "data.vocabulary_order=first_appearance",
+        workers=1,
+    ),
+    "Parquet": Kind(write_tables, "data.raw={0}/train.parquet data.schema={0}/schema.yaml data.chunk_bytes=1000"),
+    "events": Kind(
+        write_events, "data=events data.raw={0}/log.parquet data.schema={0}/schema.yaml data.chunk_bytes=20000"
+    ),
+}
+
+
+def at_work(act: Callable[[], object], patch: Callable[[Any, str, Any], object] = setattr) -> None:
+    """Have `act` called when a job's own work begins, which a later start resumes."""
+    for module in (pipeline, event_pipeline):
+        begin = vars(module)["keep_or_discard_work"]
+        patch(module, "keep_or_discard_work", lambda *each, begin=begin: (begin(*each), act()))
+
+
+def doom(seconds: float | None, results: int, passes: bool) -> None:
+    """Have this process killed after so much CPU time of work or so many results, whatever its workers are at then."""
+    if passes:
+        vars(pipeline)["plan_encoding"] = lambda data, job, workers, values: (1, tuple(plan_passes(values, 40_000)))
+    if seconds is not None:
         signal.signal(signal.SIGPROF, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
-        return run_stages(*stage_arguments)
+        at_work(functools.partial(signal.setitimer, signal.ITIMER_PROF, seconds))
+        return
+    take, count = Executor._collect, []
 
-    vars(pipeline)["run_stages"] = run_doomed
-    pipeline.preprocess(config(*arguments))
+    def result(executor: Any, future: Any) -> Any:
+        count.append(1)
+        if len(count) == results:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return take(executor, future)
 
-
-def start(arguments: list[str], cpu_seconds: float) -> BaseProcess:
-    process = multiprocessing.get_context("forkserver").Process(target=prepare, args=(arguments, cpu_seconds))
-    process.start()
-    process.join()
-    return process
+    setattr(Executor, "_collect", result)  # noqa: B010
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "choices",
-    [
-        ["data.encoding=vocabulary"],
-        ["data.encoding=torchrec_fixed", "data.max_ind_range=100", "data.multi_hot.sizes=mlperf_v2"],
-    ],
-    ids=["vocabulary", "shuffled and multi-hot"],
-)
-def test_killed_ten_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choices: list[str]) -> None:
-    start_fork_server()
-    (tmp_path / "rows").write_bytes(oracle.make_rows(2000, seed=3))
-    arguments = [f"data.raw={tmp_path}/rows", "data.chunk_bytes=20000", *choices]
-    seconds = []
+@pytest.mark.parametrize("name", KINDS)
+def test_killed_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mirror: Mirror, name: str) -> None:
+    kind, draw, begins = KINDS[name], random.Random(name), []
+    kind.write(tmp_path)
+    keys = kind.keys.format(tmp_path).split()
+    if kind.workers == 1:
+        preprocess(config(*keys, f"data.path={tmp_path}/first"))  # it compiles
+    with monkeypatch.context() as patch:
+        at_work(lambda: begins.append(time.process_time()), patch.setattr)
+        preprocess(config(*keys, f"data.path={tmp_path}/whole"))
+    seconds = time.process_time() - begins[0]
 
-    def run_timed(*stage_arguments: Any) -> Any:
-        begin = time.process_time()
-        result = run_stages(*stage_arguments)
-        seconds.append(time.process_time() - begin)
-        return result
-
-    monkeypatch.setattr(pipeline, "run_stages", run_timed)
-    for name in ("first", "whole"):  # the first compiles
-        pipeline.preprocess(config(*arguments, f"data.path={tmp_path}/{name}"))
-    arguments.append(f"data.path={tmp_path}/killed")
-    shares = np.random.default_rng(KILLS).dirichlet(np.full(KILLS, 0.5))
-    limits = [max(0.001, share * seconds[-1] / 2) for share in shares]  # together half of what the stages take
-    while limits:
-        end = start(arguments, limits[-1]).exitcode
-        assert end in (-signal.SIGPROF, 0)
-        if end:
-            limits.pop()
-        else:  # done before that, since the machine has become faster: another job is killed
-            assert sums(tmp_path / "killed") == sums(tmp_path / "whole")
-            shutil.rmtree(tmp_path / "killed")
-    assert not (tmp_path / "killed" / "manifest.json").exists()
-    assert start(arguments, 1e6).exitcode == 0
+    keys += [*kind.packed.format(tmp_path).split(), f"data.path={tmp_path}/killed", f"data.workers={kind.workers}"]
+    if name == "fetched":
+        mirror.content |= {f"day_{day}.gz": (tmp_path / f"day_{day}.gz").read_bytes() for day in range(2)}
+        keys += [f"data.remote.mirrors=['{mirror.url('good')}/day_{{day}}.gz']"]
+    num_kills = 0
+    for _ in range(6 if kind.workers == 1 else 3):
+        share = draw.uniform(0, 0.2) * seconds
+        prepare = functools.partial(doom, share if kind.workers == 1 else None, draw.randint(2, 6), kind.passes)
+        killed = run_module("data_prep", *keys, cwd=REPOSITORY, prepare=prepare)
+        assert killed.returncode in (-signal.SIGKILL, -signal.SIGPROF, 0), killed.stderr
+        num_kills += killed.returncode != 0
+        if not killed.returncode:  # nothing is left to do
+            break
+        assert not (tmp_path / "killed/manifest.json").exists()
+    assert num_kills > 1
+    has_work = any((tmp_path / "killed/.work/chunks").glob("*.json"))
+    final = run(*keys)
+    assert final.returncode == 0, final.stderr
+    if has_work:
+        assert "resuming where the last job stopped" in final.stderr
     assert sums(tmp_path / "killed") == sums(tmp_path / "whole")
-    assert not (tmp_path / "killed" / ".work").exists()
+    assert not (tmp_path / "killed/.work").exists()
+    whole, manifest = load_manifest(tmp_path / "whole"), load_manifest(tmp_path / "killed")
+    assert (manifest.digest == whole.digest) == (not kind.packed)  # it holds the raw files' sums, too
+    assert manifest.extra.get("source_md5") == whole.extra.get("source_md5") or kind.packed
+    for key in ("misleading", "unseen_in_train", "out_of_vocabulary", "anchors"):
+        assert manifest.extra.get(key) == whole.extra.get(key) or kind.packed
     verify_dataset(tmp_path / "killed")

@@ -1,5 +1,3 @@
-import gzip
-import hashlib
 import json
 import subprocess
 import sys
@@ -11,23 +9,18 @@ import pytest
 from numpy.typing import NDArray
 
 from common.errors import UserError
-from data_prep.config.keys import DataConfig
-from data_prep.dataset.format import load_manifest
-from data_prep.encoding.passes import Slice
 from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
-from tests.data_prep.conftest import config, load_split, run, sums
+from tests.data_prep.conftest import config, load_split, sums
 
 SPLITS = ("train", "val", "test")
 
 
-def expected_splits(text: bytes, rows: tuple[int, int, int], **encoding: int) -> dict[str, list[NDArray[Any]]]:
-    """The oracle's arrays of every split; `hash` or the arguments of a vocabulary."""
+def expected_splits(text: bytes, rows: tuple[int, int, int]) -> dict[str, list[NDArray[Any]]]:
+    """The oracle's arrays of every split."""
     labels, dense, sparse = oracle.parse(text)
-    modulus = encoding.pop("hash", None)
-    ids = sparse % modulus if modulus else oracle.encode_vocabulary(sparse, rows[0], **encoding)
-    arrays = (labels, oracle.encode_dense(dense), ids.astype(np.int32))
+    arrays = (labels, oracle.encode_dense(dense), oracle.encode_vocabulary(sparse, rows[0]))
     bounds = np.cumsum([0, *rows])
     return {split: [a[bounds[i] : bounds[i + 1]] for a in arrays] for i, split in enumerate(SPLITS)}
 
@@ -37,35 +30,6 @@ def assert_dataset(root: Path, expected: dict[str, list[NDArray[Any]]]) -> None:
         for actual, expected_array in zip(load_split(root, split), expected[split], strict=True):
             np.testing.assert_array_equal(actual, expected_array)
     verify_dataset(root)
-
-
-@pytest.mark.parametrize(
-    "chunk_bytes", [8000, *(pytest.param(size, marks=pytest.mark.slow) for size in (1000, 50_000, 10**7))]
-)
-@pytest.mark.parametrize(
-    ("overrides", "encoding"),
-    [
-        ([], {}),
-        (["data.frequency_threshold=3"], {"threshold": 3}),
-        (["data.max_ind_range=20"], {"cap": 20}),
-        (["data.encoding=hash", "data.max_ind_range=1000"], {"hash": 1000}),
-    ],
-)
-def test_rows_of_one_file_equal_the_oracle(
-    tmp_path: Path, chunk_bytes: int, overrides: list[str], encoding: dict[str, Any]
-) -> None:
-    text = oracle.make_rows(400, seed=3)
-    (tmp_path / "rows.tsv").write_bytes(text)
-    overrides = [*overrides, f"data.chunk_bytes={chunk_bytes}", "data.workers=1"]
-    manifest = preprocess(config(f"data.raw={tmp_path}/rows.tsv", f"data.path={tmp_path}/out", *overrides))
-    expected = expected_splits(text, oracle.seventh(400), **encoding)
-    assert_dataset(tmp_path / "out", expected)
-    shards = sum(len(split.shards) for split in manifest.splits.values())
-    assert shards >= len(text) // max(chunk_bytes, len(text)) + 2
-    limits = list(manifest.num_embeddings.values())
-    largest = max(int(expected[split][2][:, i].max()) for split in SPLITS for i in range(26))
-    assert largest < max(limits)
-    assert not (tmp_path / "out" / ".work").exists()
 
 
 def test_rows_with_one_worker(tmp_path: Path, rows: Path) -> None:
@@ -82,14 +46,6 @@ def test_rows_with_one_worker(tmp_path: Path, rows: Path) -> None:
     assert manifest.extra["peak_memory_bytes"] > 50 << 20
 
 
-def test_the_last_of_several_days_is_held_out(tmp_path: Path) -> None:
-    days = [oracle.make_rows(rows, seed) for seed, rows in enumerate((90, 70, 31))]
-    for i, day in enumerate(days):
-        (tmp_path / f"day_{9 + i}").write_bytes(day)
-    preprocess(config(f"data.raw={tmp_path}/day_*", f"data.path={tmp_path}/out", "data.chunk_bytes=5000"))
-    assert_dataset(tmp_path / "out", expected_splits(b"".join(days), (160, 16, 15)))
-
-
 @pytest.mark.parametrize("rows", range(1, 9))
 def test_tiny_inputs(tmp_path: Path, rows: int) -> None:
     text = oracle.make_rows(rows, seed=rows)
@@ -97,34 +53,6 @@ def test_tiny_inputs(tmp_path: Path, rows: int) -> None:
     manifest = preprocess(config(f"data.raw={tmp_path}/rows.tsv", f"data.path={tmp_path}/out"))
     assert_dataset(tmp_path / "out", expected_splits(text, oracle.seventh(rows)))
     assert all((split.label_rate is None) == (split.rows == 0) for split in manifest.splits.values())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("encoding", ["vocabulary", "hash"])
-def test_workers_and_compression_do_not_change_a_byte(tmp_path: Path, encoding: str) -> None:
-    for day in range(2):
-        text = oracle.make_rows(300, seed=day)
-        (tmp_path / f"day_{day}").write_bytes(text)
-        (tmp_path / f"day_{day}.gz").write_bytes(gzip.compress(text))
-    common = [f"data.encoding={encoding}", "data.max_ind_range=40", "data.chunk_bytes=9000"]
-    plain = f"data.raw=[{tmp_path}/day_0,{tmp_path}/day_1]"
-    packed = f"data.raw=[{tmp_path}/day_0.gz,{tmp_path}/day_1.gz]"
-    preprocess(config(plain, f"data.path={tmp_path}/one", "data.workers=1", *common))
-    process = run(plain, f"data.path={tmp_path}/three", "data.workers=3", *common)  # in chunks, by more than files
-    assert process.returncode == 0, process.stderr
-    process = run(packed, f"data.path={tmp_path}/gz", "data.workers=2", *common)
-    assert process.returncode == 0, process.stderr
-    one = sums(tmp_path / "one")
-    assert len(one) > 30
-    assert sums(tmp_path / "three") == one
-    assert sums(tmp_path / "gz") == one
-    manifests = [load_manifest(tmp_path / name) for name in ("one", "three", "gz")]
-    assert manifests[0].digest == manifests[1].digest != manifests[2].digest  # the sources differ
-    for manifest, suffix in zip(manifests, ("", "", ".gz"), strict=True):
-        files = [(tmp_path / f"day_{day}{suffix}").read_bytes() for day in range(2)]
-        assert [(s["bytes"], s["sha256"]) for s in manifest.sources] == [
-            (len(content), hashlib.sha256(content).hexdigest()) for content in files
-        ]
 
 
 def test_done_is_done_and_other_parameters_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,6 +63,9 @@ def test_done_is_done_and_other_parameters_are_refused(tmp_path: Path, capsys: p
     assert preprocess(config(*arguments)) == first
     assert "already done" in capsys.readouterr().err
     assert (tmp_path / "out" / "manifest.json").stat().st_mtime_ns == mtime
+    (tmp_path / "rows.tsv").write_bytes((tmp_path / "rows.tsv").read_bytes())  # touched, it is the same source
+    preprocess(config(*arguments))
+    assert "already done" in capsys.readouterr().err
     with pytest.raises(UserError, match="frequency_threshold is 1 there, 2 here"):
         preprocess(config(*arguments, "data.frequency_threshold=2"))
     before = sums(tmp_path / "out")
@@ -146,16 +77,6 @@ def test_done_is_done_and_other_parameters_are_refused(tmp_path: Path, capsys: p
     second = preprocess(config(*arguments, "data.overwrite=true"))
     assert second.digest != first.digest
     verify_dataset(tmp_path / "out")
-
-
-def test_a_touched_source_is_the_same_source(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    raw = tmp_path / "rows.tsv"
-    raw.write_bytes(oracle.make_rows(50, seed=0))
-    arguments = [f"data.raw={raw}", f"data.path={tmp_path}/out"]
-    preprocess(config(*arguments))
-    raw.write_bytes(raw.read_bytes())
-    preprocess(config(*arguments))
-    assert "already done" in capsys.readouterr().err
 
 
 def test_another_job_at_work_is_respected(tmp_path: Path) -> None:
@@ -179,61 +100,6 @@ def test_too_little_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(UserError, match=r"about \d.* .B needed for the dataset, 1\.0 kB free"):
         preprocess(config(f"data.raw={tmp_path}/rows.tsv", f"data.path={tmp_path}/out"))
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "encoding", ["vocabulary", *(pytest.param(name, marks=pytest.mark.slow) for name in ("torchrec_fixed", "amd_blog"))]
-)
-@pytest.mark.parametrize("allowance", [pytest.param(3_000, marks=pytest.mark.slow), 40_000])
-def test_a_vocabulary_beyond_the_budget_takes_passes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], encoding: str, allowance: int
-) -> None:
-    from data_prep import pipeline
-    from data_prep.encoding.passes import plan_passes
-
-    (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(900, seed=0, values=3000))
-    arguments = [f"data.raw={tmp_path}/rows.tsv", f"data.encoding={encoding}", "data.chunk_bytes=50000"]
-    whole = preprocess(config(*arguments, f"data.path={tmp_path}/whole"))
-    passes = []
-
-    def plan(
-        data: DataConfig, job: Any, workers: int, values: dict[str, int]
-    ) -> tuple[int | tuple[tuple[Slice, ...], ...], ...]:
-        passes.append(plan_passes(values, allowance))
-        return workers, tuple(passes[-1])
-
-    monkeypatch.setattr(pipeline, "plan_encoding", plan)
-    parts = preprocess(config(*arguments, f"data.path={tmp_path}/parts"))
-    assert len(passes[0]) > 3
-    assert any(table_slice.bits for slices in passes[0] for table_slice in slices) == (allowance == 3_000)
-    assert sums(tmp_path / "parts") == sums(tmp_path / "whole")
-    assert parts.digest == whole.digest
-    assert parts.extra["out_of_vocabulary"] == whole.extra["out_of_vocabulary"]
-
-
-@pytest.mark.slow
-def test_a_job_resumed_with_other_passes_has_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it may be with another memory budget or number of workers."""
-    from data_prep import pipeline
-    from data_prep.encoding.passes import plan_passes
-    from data_prep.stages.encode import EncodeTask
-
-    (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(900, seed=0, values=3000))
-    arguments = [f"data.raw={tmp_path}/rows.tsv", "data.chunk_bytes=50000"]
-    preprocess(config(*arguments, f"data.path={tmp_path}/whole"))
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            pipeline, "plan_encoding", lambda *plan_arguments: (1, tuple(plan_passes(plan_arguments[-1], 40_000)))
-        )
-        patch.setattr(EncodeTask, "do", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            preprocess(config(*arguments, f"data.path={tmp_path}/parts"))
-    monkeypatch.setattr(
-        pipeline, "plan_encoding", lambda *plan_arguments: (1, tuple(plan_passes(plan_arguments[-1], 3_000)))
-    )
-    preprocess(config(*arguments, f"data.path={tmp_path}/parts"))
-    assert sums(tmp_path / "parts") == sums(tmp_path / "whole")
 
 
 def test_passes_are_planned_within_the_budget() -> None:

@@ -11,15 +11,12 @@ from numpy.typing import NDArray
 from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import LabelEncoder, MinMaxScaler
 
-from common.errors import UserError
 from data_prep.config.presets import RULES
-from data_prep.dataset.format import load_manifest
 from data_prep.dataset.options import Encoding
-from data_prep.encoding.encoder import Encoder
 from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
-from tests.data_prep.conftest import config, load_split, run, sums
+from tests.data_prep.conftest import config, load_split
 
 EDGES_OF_INT32 = (2**31 - 1, -(2**31), -(2**31) + 1)
 EDGES_OF_HEX = ("00000000", "7fffffff", "80000000", "ffffffff")
@@ -150,44 +147,4 @@ def test_amd_blog_equals_scikit_learn(tmp_path: Path, rows: Path, monkeypatch: p
         np.testing.assert_array_equal(arrays[1], scaled[row_numbers].reshape(-1, 13))
         np.testing.assert_array_equal(arrays[2], ids[row_numbers].reshape(-1, len(columns)))
     assert list(manifest.num_embeddings.values()) == (ids.max(axis=0) + 1).tolist()
-    encoder = Encoder.load(root)
-    encoded = encoder.encode(encoder.parse(rows.read_bytes(), "sample"))
-    np.testing.assert_array_equal(encoded.sparse, ids)
-    np.testing.assert_array_equal(encoded.dense, scaled)
     verify_dataset(root)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "encoding", ["torchrec", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dlrm_kaggle", "amd_blog"))]
-)
-def test_workers_and_chunks_do_not_change_the_rows(tmp_path: Path, encoding: str) -> None:
-    for day in range(2):
-        (tmp_path / f"day_{day}").write_bytes(oracle.make_rows(400, seed=day))
-    arguments = [f"data.raw={tmp_path}/day_?", f"data.encoding={encoding}"]
-    preprocess(config(*arguments, f"data.path={tmp_path}/one", "data.chunk_bytes=10000"))
-    process = run(*arguments, f"data.path={tmp_path}/two", "data.chunk_bytes=10000", "data.workers=3")
-    assert process.returncode == 0, process.stderr
-    assert len(load_manifest(tmp_path / "one").splits["train"].shards) > 2
-    assert sums(tmp_path / "two") == sums(tmp_path / "one")
-    preprocess(config(*arguments, f"data.path={tmp_path}/whole"))
-    for split in ("train", "val", "test"):
-        for actual, expected in zip(
-            load_split(tmp_path / "whole", split), load_split(tmp_path / "one", split), strict=True
-        ):
-            np.testing.assert_array_equal(actual, expected)
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["data.encoding=dlrm_kaggle", "data.max_ind_range=9"],
-        ["data.encoding=amd_blog", "data.frequency_threshold=3"],
-        ["data.encoding=amd_blog", "data.split.method=random"],
-        ["data.encoding=torchrec", "data.vocabulary_order=value"],
-    ],
-)
-def test_choices_that_an_encoding_does_not_leave(tmp_path: Path, overrides: list[str]) -> None:
-    (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(20, seed=0))
-    with pytest.raises(UserError, match=overrides[1].split("=")[0]):
-        preprocess(config(f"data.raw={tmp_path}/rows.tsv", f"data.path={tmp_path}/out", *overrides))

@@ -1,5 +1,6 @@
 """Whatever a command refuses, all files are as they were before: checks come before side effects."""
 
+import gzip
 import hashlib
 import json
 import re
@@ -33,9 +34,9 @@ COMMANDS: dict[str, Callable[[PrepConfig], int]] = {
     "compare": compare.main,
     "verify": verify.main,
 }
-SYNTHETIC = ["data=synthetic", "data.synthetic.rows=300", "data.synthetic.max_cardinality=50"]
-EVENTS = ["data=synthetic_events", "data.synthetic_events.users=20", "data.synthetic_events.days=3"]
-KAGGLE = ["data=criteo_kaggle", "data.encoding=hash", "data.max_ind_range=9"]
+SYNTHETIC = "data=synthetic data.synthetic.rows=300 data.synthetic.max_cardinality=50"
+EVENTS = "data=synthetic_events data.synthetic_events.users=20 data.synthetic_events.days=3"
+KAGGLE = "data=criteo_kaggle data.encoding=hash data.max_ind_range=9"
 
 
 def files(root: Path) -> dict[str, str]:
@@ -56,176 +57,231 @@ def run(name: str, *overrides: str) -> None:
 
 
 @pytest.fixture(scope="session")
-def of_days(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset of two days."""
-    return made_once(tmp_path_factory, "of_days", lambda directory: set_up(directory, *DAYS))
+def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Days, files that are none, archives, and datasets `out` of days, `generated`, `direct` and `events`."""
+    return made_once(tmp_path_factory, "of_refusals", set_up)
 
 
-def set_up(directory: Path, *overrides: str) -> None:
-    """Two days, foreign files, archives, and a dataset at `out`."""
-    for day in range(2):
-        (directory / f"day_{day}").write_bytes(oracle.make_rows(60, seed=day))
-    (directory / "foreign").mkdir()
-    (directory / "foreign/thesis.txt").write_text("years of work")
+def set_up(directory: Path) -> None:
+    day = oracle.make_rows(60, seed=0)
+    contents = {
+        "days/day_0": day,
+        "days/day_1": oracle.make_rows(60, seed=1),
+        "empty": b"",
+        "header": b"label\t" + b"\t".join([b"x"] * 39) + b"\n" + day,
+        "table": b"user\titem\trating\n1\t2\t3\n",
+        "rows.csv": b"user,item,label\n1,2,3\n",
+        "rows.png": b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00",
+        "rows.parquet": b"PAR1\x15\x04\x15\x10\n\x00\xff" * 9,
+        "binary.gz": gzip.compress(b"\x00\x01\x02\n" * 9, mtime=0),
+        "returns": (b"1" + b"\t" * 39 + b"\r") * 3,
+        "foreign/thesis.txt": b"years of work",
+        "mixed/sales.csv": b"keep",
+        "mixed/rows.tsv": day,
+        "other/val/notes.txt": b"keep",
+        "raw_inside/train/day_0": day,
+        "twice/day_0": b"x",
+        "twice/day_0.gz": b"x",
+        **{f"{name}.gz": damage(gzip.compress(day)) for name, (damage, _) in BAD_GZIP.items()},
+    }
+    for name, content in contents.items():
+        (directory / name).parent.mkdir(exist_ok=True, parents=True)
+        (directory / name).write_bytes(content)
     make_archive(directory / "one.tar.gz", [("train.txt", oracle.make_rows(70, 0))])
-    make_archive(directory / "two.tar.gz", [("train.txt", oracle.make_rows(70, 1))])
-    run("data_prep", *(override.format(directory) for override in overrides), f"data.path={directory}/out")
+    make_archive(directory / "two.tar.gz", [("a/train.txt", day), ("b/train.txt", day)])
+    for name, keys in MADE.items():
+        words = [key.replace("=days", f"={directory}/days") for key in keys.split()]
+        run("data_prep", *words, f"data.path={directory}/{name}")
 
 
-DAYS = ["data.raw=[{0}/day_0,{0}/day_1]"]
-# What makes `out`; the command; its overrides; what its refusal has.
-REFUSALS: dict[str, tuple[list[str], str, list[str], str]] = {
-    "other synthetic rows": (
-        SYNTHETIC,
-        "data_prep",
-        [*SYNTHETIC, "data.synthetic.rows=400", "data.path={0}/out"],
-        r"synthetic\.rows is 300 there, 400 here",
-    ),
-    "other synthetic rows, elsewhere": (
-        [*SYNTHETIC, "data.raw={0}/raw"],
-        "data_prep",
-        [*SYNTHETIC, "data.synthetic.seed=4", "data.raw={0}/raw", "data.path={0}/out"],
-        r"synthetic\.seed is 0 there",
-    ),
-    "other descriptions": (
-        [*SYNTHETIC, "data.synthetic.direct=true"],
-        "data_prep",
-        [*SYNTHETIC, "data.synthetic.direct=true", "data.synthetic.days=2", "data.path={0}/out"],
-        "days is 1 there",
-    ),
-    "synthetic rows where other rows are": (
-        DAYS,
-        "data_prep",
-        [*SYNTHETIC, "data.path={0}/out"],
-        "holds another dataset",
-    ),
-    "other events": (
-        EVENTS,
-        "data_prep",
-        [*EVENTS, "data.synthetic_events.seed=4", "data.path={0}/out"],
-        r"synthetic_events\.seed is 0 there, 4 here",
-    ),
-    "events where rows are": (DAYS, "data_prep", [*EVENTS, "data.path={0}/out"], "holds another dataset"),
-    "synthetic rows among foreign files": (
-        DAYS,
-        "data_prep",
-        [*SYNTHETIC, "data.path={0}/foreign"],
-        "files that are not a dataset's",
-    ),
-    "events among foreign files": (
-        DAYS,
-        "data_prep",
-        [*EVENTS, "data.path={0}/foreign"],
-        "files that are not a dataset's",
-    ),
-    "fetched days among foreign files": (
-        DAYS,
-        "data_prep",
-        ["data=criteo_1tb", "data.days=[0]", "data.remote.mirrors=[]", "data.path={0}/foreign"],
-        "files that are not a dataset's",
-    ),
-    "an archive among foreign files": (
-        DAYS,
-        "data_prep",
-        [*KAGGLE, "data.raw={0}/one.tar.gz", "data.path={0}/foreign"],
-        "files that are not a dataset's",
-    ),
-    "another archive": (
-        DAYS,
-        "data_prep",
-        [*KAGGLE, "data.raw={0}/two.tar.gz", "data.path={0}/out"],
-        "holds another dataset",
-    ),
-    "other parameters": (
-        DAYS,
-        "data_prep",
-        [*DAYS, "data.dense_transform=raw", "data.path={0}/out"],
-        "dense_transform is log1p there",
-    ),
-    "a bad row": (
-        DAYS,
-        "data_prep",
-        ["data.raw={0}/foreign/thesis.txt", "data.path={0}/out", "data.overwrite=true"],
-        "row 1",
-    ),
-    "a dataset is there": (
-        DAYS,
-        "interchange",
-        ["data.path={0}/out", "exchange.source={0}/foreign"],
-        "no day_N_labels.npy|already",
-    ),
-    "no dataset to export": (DAYS, "interchange", ["data.path={0}/none", "exchange.to={0}/new"], "no dataset here"),
-    "not as integers": (
-        DAYS,
-        "interchange",
-        ["data.path={0}/out", "exchange.to={0}/new", "exchange.format=bin"],
-        "integers are transformed",
-    ),
-    "no profile": (
-        DAYS,
-        "generate",
-        ["locality.profile={0}/day_0", "locality.to={0}/new"],
-        "not a locality profile",
-    ),
-    "no such split": (
-        DAYS,
-        "profile",
-        ["locality.trace={0}/out", "locality.profile={0}/new.npz", "locality.split=dev"],
-        "no split",
-    ),
-    "other tables": (
-        DAYS,
-        "compare",
-        ["locality.trace={0}/out", "locality.other={0}/day_0", "locality.plot={0}/new.svg"],
-        "its tables are|is not a whole number",
-    ),
+BAD_GZIP: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "truncated": (lambda content: content[: len(content) * 2 // 3], "truncated gzip"),
+    "no_trailer": (lambda content: content[:-4], "truncated gzip"),
+    "damaged": (lambda content: content[:2000] + bytes(b ^ 85 for b in content[2000:2020]) + content[2020:], "damaged"),
+    "wrong_sum": (lambda content: content[:-8] + bytes(4) + content[-4:], "damaged gzip"),
+    "garbage_behind": (lambda content: content + b"garbage " * 10, "damaged gzip"),
+    "not_gzip": (lambda content: b"plain text", "not a gzip file"),
+    "nothing_inside": (lambda content: gzip.compress(b""), "no rows"),
 }
+MADE = {
+    "out": "data.raw=days",
+    "generated": f"{SYNTHETIC}",
+    "direct": f"{SYNTHETIC} data.synthetic.direct=true",
+    "events": f"{EVENTS}",
+}
+RANDOM = "data=random data.random.rows=3000 data.random.eval_rows=500 data.random.tables=[50,7,1,100000]"
+NO_EFFECT = "has no effect|does not leave it open"
+FOREIGN = "files that are not a dataset's"
+ANOTHER = "holds another dataset"
+# What is typed, where data.raw=days and data.path=new unless it says otherwise; what its refusal has.
+PREPARATION: list[tuple[str, str]] = [
+    # Keys and choices.
+    *((f"data.{key}", NO_EFFECT) for key in ("split.seed=3", "split.held_out=0.5", "sampling.seed=3", "days=[1]")),
+    ("data.split.method=fraction data.split.seed=3", NO_EFFECT),
+    ("data.split.method=last_day data.split.held_out=0.5", NO_EFFECT),
+    ("data.encoding=dlrm_kaggle data.split.held_out=0.5", NO_EFFECT),
+    ("data.encoding=amd_blog data.split.seed=3", NO_EFFECT),
+    ("data.synthetic.rows=10", NO_EFFECT),
+    ("data.remote.tries=2", NO_EFFECT),
+    ("data.multi_hot.sizes=[1,2]", "2 given for 26 features"),
+    ("data.multi_hot.sizes=nonsense", "give ids per bag"),
+    ("data.multi_hot.seed=1", r"data\.multi_hot\.seed: has no effect"),
+    ("data.multi_hot.distribution=pareto", r"data\.multi_hot\.distribution: has no effect"),
+    ("data.encoding=dlrm_kaggle data.max_ind_range=9", "data.max_ind_range"),
+    ("data.encoding=amd_blog data.frequency_threshold=3", "data.frequency_threshold"),
+    ("data.encoding=amd_blog data.split.method=random", "data.split.method"),
+    ("data.encoding=torchrec data.vocabulary_order=value", "data.vocabulary_order"),
+    ("data.encoding=hash data.max_ind_range=9 data.frequency_threshold=2", NO_EFFECT),
+    ("data.encoding=hash", "data.max_ind_range"),
+    ("data.encoding=onehot", "onehot"),
+    ("data.rwa=x", "rwa"),
+    ("data.workers=many", "data.workers.*many"),
+    ("data.split.method=last_day data.raw=days/day_0", "last_day"),
+    *(
+        (f"data.{key}", f"data.{key.split('=')[0]}")
+        for key in ("workers=0", "memory_budget=1MiB", "memory_budget=lots", "path=null", "frequency_threshold=-1")
+    ),
+    *(
+        (f"data.{key}", f"data.{key.split('=')[0]}")
+        for key in ("max_ind_range=0", "max_ind_range=3000000000", "chunk_bytes=0", "split.held_out=1.0")
+    ),
+    *(
+        (f"data=synthetic data.raw=null data.synthetic.{key}", f"data.synthetic.{key.split('=')[0]}")
+        for key in ("rows=0", "click_rate=1", "days=0")
+    ),
+    # Raw files.
+    ("data.raw=null", "data.raw=None"),
+    ("data.raw=absent.tsv", "absent.tsv: no such file"),
+    ("data.raw=*.tsv", "no file matches"),
+    ("data.raw=empty", "empty: empty file"),
+    ("data.raw=days/day_0 data.path=days/day_0/out", "day_0"),
+    ("data.raw=days data.path=days/.", r"is data\.path too"),
+    ("data.raw=raw_inside/train/day_0 data.path=raw_inside", "lies where data.path="),
+    ("data.raw=twice", "name each day once"),
+    ("data.raw=[days/day_0,days/../days/day_0]", "name each day once"),
+    ("data.raw=header", "header: row 1: names of columns"),
+    ("data.raw=table", "table: row 1: .*name them in data.schema=FILE"),
+    ("data.raw=foreign/thesis.txt", "thesis.txt: row 1"),
+    ("data.raw=rows.csv", "rows.csv: row 1: separated by commas, not tabs"),
+    *((f"data.raw={name}", f"{name}: row 1: not text") for name in ("rows.png", "rows.parquet", "binary.gz")),
+    ("data.raw=returns", "returns: row 1: lines end in carriage returns alone"),
+    *((f"data.raw={name}.gz", f"{name}.gz: .*{message}") for name, (_, message) in BAD_GZIP.items()),
+    # Published days and archives: nothing is fetched for them.
+    ("data=criteo_1tb data.split.method=last_day data.days=[0]", "needs at least two raw files"),
+    ("data=criteo_1tb data.encoding=dlrm_kaggle data.max_ind_range=9", "does not leave it open"),
+    ("data=criteo_1tb data.multi_hot.sizes=[1,2]", "2 given for 26 features"),
+    ("data=criteo_1tb data.schema=x.yaml", "these rows are Criteo's"),
+    ("data=criteo_1tb data.raw=x", "leave out data=NAME"),
+    ("data=criteo_1tb data.days=[0,0]", r"data\.days=\[0, 0\]: give different days, from 0 to 23"),
+    ("data=criteo_1tb data.days=[24]", r"data\.days=\[24\]: .* from 0 to 23"),
+    ("data=criteo_1tb data.days=[-1]", r"data\.days=\[-1\]: .* from 0 to 23"),
+    ("data=criteo_1tb data.days=null", "data.days"),
+    ("data=criteo_kaggle data.days=[0]", "data.days"),
+    ("data=criteo_1tb data.remote.sha256={day_0.gz:abc}", "abc is not a SHA-256"),
+    ("data=criteo_1tb data.remote.sha256=sums", "sums: not a file as sha256sum writes it"),
+    (f"data=criteo_1tb data.remote.sha256={{day_0:{'a' * 64}}}", "day_0: no such file is fetched"),
+    ("data=criteo_1tb data.remote.mirrors=['http://x/rows.gz']", r"http://x/rows\.gz: the same file for every day"),
+    ("data=criteo_1tb data.remote.mirrors=['http://x/{day}','http://y']", "http://y: the same file for every day"),
+    (f"{KAGGLE} data.raw=two.tar.gz", r"two\.tar\.gz: has two files train\.txt; unpack the right one"),
+    # Generated rows.
+    ("data=synthetic_events data.raw=x.csv", "data.raw: has no effect with data=synthetic_events"),
+    ("data=synthetic_events data.synthetic.rows=5", "data.synthetic.rows: has no effect with data=synthetic_events"),
+    ("data=synthetic_events data.synthetic_events.days=1", "data.synthetic_events.days=1: must be"),
+    (f"{RANDOM} data.random.tables=nothing", "mlperf_v2 or criteo_kaggle"),
+    (f"{RANDOM} data.random.tables=[0]", "rows of every table"),
+    (f"{RANDOM} data.random.bag_sizes=[1,2]", "2 given for 4 features"),
+    (f"{RANDOM} data.random.bag_sizes=0", "ids per bag"),
+    (f"{RANDOM} data.random.exponent=2", "has no effect with data.random.distribution=uniform"),
+    (f"{RANDOM} data.random.rows=0", "must be at least 1"),
+    (f"{RANDOM} data.max_ind_range=10", "has no effect with data=random"),
+    (f"{RANDOM} data.raw=days", "has no effect with data=random"),
+    # What is at data.path.
+    ("data.path=other", FOREIGN),
+    ("data.path=mixed", FOREIGN),
+    ("data.path=mixed data.raw=mixed/rows.tsv", FOREIGN),
+    ("data.path=mixed data=random data.random.rows=10", FOREIGN),
+    (f"data.path=foreign {SYNTHETIC}", FOREIGN),
+    (f"data.path=foreign {EVENTS}", FOREIGN),
+    ("data.path=foreign data=criteo_1tb data.days=[0] data.remote.mirrors=[]", FOREIGN),
+    (f"data.path=foreign {KAGGLE} data.raw=one.tar.gz", FOREIGN),
+    (f"data.path=out {SYNTHETIC}", ANOTHER),
+    (f"data.path=out {EVENTS}", ANOTHER),
+    (f"data.path=out {KAGGLE} data.raw=one.tar.gz", ANOTHER),
+    ("data.path=out data.dense_transform=raw", "dense_transform is log1p there"),
+    ("data.path=out data.raw=foreign/thesis.txt data.overwrite=true", "row 1"),
+    (f"data.path=generated {SYNTHETIC} data.synthetic.rows=400", r"synthetic\.rows is 300 there, 400 here"),
+    (f"data.path=generated {SYNTHETIC} data.synthetic.seed=4", r"synthetic\.seed is 0 there"),
+    (f"data.path=direct {SYNTHETIC} data.synthetic.direct=true data.synthetic.days=2", "days is 1 there"),
+    (f"data.path=events {EVENTS} data.synthetic_events.seed=4", r"synthetic_events\.seed is 0 there, 4 here"),
+]
+# The command, what is typed, what its refusal has.
+OTHERS: list[tuple[str, str, str]] = [
+    ("interchange", "data.path=out", "exchange.to"),
+    ("interchange", "data.path=out exchange.source=foreign", "no day_N_labels.npy|already"),
+    ("interchange", "data.path=none exchange.to=new", "no dataset here"),
+    ("interchange", "data.path=out exchange.to=new exchange.format=bin", "integers are transformed"),
+    (
+        "interchange",
+        "data.path=new exchange.source=days data.dense_transform=raw",
+        r"^data\.dense_transform: has no eff",
+    ),
+    ("interchange", "data.path=new exchange.source=days data.dense_transform=raw exchange.format=bin", "no such file"),
+    ("verify", "data=criteo_1tb data.path=days", "no dataset here"),  # a group in place of data.path
+    ("generate", "locality.profile=days/day_0 locality.to=new", "not a locality profile"),
+    ("profile", "locality.trace=out locality.profile=new.npz locality.split=dev", "no split"),
+    ("compare", "locality.trace=out locality.other=days/day_0 locality.plot=new.svg", "tables are|not a whole number"),
+]
 
 
-SLOW = ("other synthetic rows, elsewhere", "other descriptions", "events among foreign files", "other tables")
+@pytest.mark.parametrize(
+    ("name", "keys", "message"), [*(("data_prep", *row) for row in PREPARATION), *OTHERS], ids=lambda each: each[:70]
+)
+def test_files_are_as_they_were(
+    state: Path, monkeypatch: pytest.MonkeyPatch, name: str, keys: str, message: str
+) -> None:
+    monkeypatch.chdir(state)
+    words, usual = keys.split(), ["data.raw=days"] if name == "data_prep" and "data=" not in keys else []
+    usual += ["data.path=new"] if name == "data_prep" else []
+    before = files(state)
+    with pytest.raises(UserError, match=message) as error:
+        run(
+            name, *(key for key in usual if not any(word.startswith(key.split("=")[0] + "=") for word in words)), *words
+        )
+    assert "\n" not in str(error.value)
+    assert files(state) == before
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case in SLOW)) for case in REFUSALS])
-def test_files_are_as_they_were(tmp_path: Path, of_days: Path, case: str) -> None:
-    made_by, name, overrides, message = REFUSALS[case]
-    if made_by == DAYS:
-        shutil.copytree(of_days, tmp_path, dirs_exist_ok=True)
-    else:
-        set_up(tmp_path, *made_by)
-    before = files(tmp_path)
-    with pytest.raises(UserError, match=message):
-        run(name, *(override.format(tmp_path) for override in overrides))
-    assert files(tmp_path) == before
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("made_by", [SYNTHETIC, EVENTS], ids=["rows", "events"])
-def test_a_generated_dataset_of_an_older_version_is_compared_by_its_files(tmp_path: Path, made_by: list[str]) -> None:
+@pytest.mark.parametrize("name", ["generated", "events"])
+def test_a_generated_dataset_of_an_older_version_is_compared_by_its_files(
+    tmp_path: Path, state: Path, name: str
+) -> None:
     """Its manifest does not hold what generated it; its raw files may be gone."""
-    set_up(tmp_path, *made_by)
+    shutil.copytree(state / name, tmp_path / "out")
+    source, *rest = MADE[name].split()
     manifest = tmp_path / "out/manifest.json"
     document = json.loads(manifest.read_bytes())
-    del document["extra"][made_by[0].removeprefix("data=")]
+    del document["extra"][source.removeprefix("data=")]
     manifest.write_text(json.dumps(document))
     for gone in (False, True):
         if gone:
             for path in (tmp_path / "out/raw").iterdir():
                 path.unlink()
         before = files(tmp_path)
-        run("data_prep", *made_by, f"data.path={tmp_path}/out")
+        run("data_prep", source, *rest, f"data.path={tmp_path}/out")
         with pytest.raises(UserError, match="made from other raw files"):
-            run("data_prep", *made_by, made_by[1].partition("=")[0] + "=31", f"data.path={tmp_path}/out")
+            run("data_prep", source, *rest, rest[0].partition("=")[0] + "=31", f"data.path={tmp_path}/out")
         assert files(tmp_path) == before
 
 
 def test_the_same_archive_is_found_done_though_what_was_unpacked_is_gone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, state: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    set_up(tmp_path, *KAGGLE, "data.raw={0}/one.tar.gz")
+    keys = [*KAGGLE.split(), f"data.raw={state}/one.tar.gz", f"data.path={tmp_path}/out"]
+    run("data_prep", *keys)
     for path in (tmp_path / "out/raw").iterdir():
         path.unlink()
     before = files(tmp_path)
-    run("data_prep", *KAGGLE, f"data.raw={tmp_path}/one.tar.gz", f"data.path={tmp_path}/out")
+    run("data_prep", *keys)
     assert "already done (70 rows)" in capsys.readouterr().err
     assert files(tmp_path) == before
 
@@ -243,11 +299,10 @@ def test_a_full_disk_leaves_another_job_s_work(tmp_path: Path, monkeypatch: pyte
     assert {name for name in files(tmp_path) if not name.endswith("lock")} == set(before)
 
 
-@pytest.mark.parametrize(
-    "form", ["bin", *(pytest.param(form, marks=pytest.mark.slow) for form in ("npy", "multi_hot"))]
-)
-def test_an_export_that_fails_midway_leaves_the_older_one(tmp_path: Path, form: str) -> None:
-    set_up(tmp_path, *DAYS, "data.dense_transform=integers", "data.max_ind_range=9")
+@pytest.mark.parametrize("form", ["bin", "npy", "multi_hot"])
+def test_an_export_that_fails_midway_leaves_the_older_one(tmp_path: Path, state: Path, form: str) -> None:
+    keys = ["data.dense_transform=integers", "data.max_ind_range=9", f"data.path={tmp_path}/out"]
+    run("data_prep", f"data.raw={state}/days", *keys)
     export = [f"data.path={tmp_path}/out", f"exchange.to={tmp_path}/new", f"exchange.format={form}"]
     run("interchange", *export)
     test = tmp_path / "out/test/00000.dense.npy"
@@ -292,13 +347,3 @@ def test_a_key_that_a_command_does_not_read_is_refused(tmp_path: Path, name: str
         )
         with pytest.raises(UserError, match=f"^{re.escape(key)}: has no effect on this command"):
             (COMMANDS | {"data_prep": prepare})[name](prep_config)
-
-
-def test_a_transform_is_of_bin_imports_alone(tmp_path: Path) -> None:
-    raw = ["data.dense_transform=raw", f"data.path={tmp_path}/new", f"exchange.source={tmp_path}"]
-    with pytest.raises(UserError, match=r"^data\.dense_transform: has no effect"):
-        run("interchange", *raw)
-    with pytest.raises(UserError, match=r"terabyte_processed_train\.bin: no such file"):
-        run("interchange", *raw, "exchange.format=bin")
-    with pytest.raises(UserError, match="no dataset here"):  # a group in place of data.path
-        run("verify", "data=criteo_1tb", f"data.path={tmp_path}")

@@ -1,9 +1,7 @@
-"""Killed with -9 at random moments, a job ends with the same bytes."""
+"""What a stopped job leaves is kept, unless it is damaged or another's; test_kills.py kills jobs at drawn moments."""
 
-import functools
 import hashlib
 import os
-import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,9 @@ import pytest
 
 from common.errors import UserError
 from data_prep import __main__ as main_module
-from data_prep.config.keys import PrepConfig
+from data_prep import pipeline
+from data_prep.config.keys import DataConfig, PrepConfig
+from data_prep.engine import workspace
 from data_prep.engine.executor import Worker
 from data_prep.pipeline import preprocess
 from data_prep.sources.line_blocks import LineBlocks
@@ -21,7 +21,7 @@ from data_prep.stages import parse
 from data_prep.stages.parse import ChunkWriter, ParseTask
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
-from tests.data_prep.conftest import REPOSITORY, config, die_at_a_result, load_split, run, sums
+from tests.data_prep.conftest import REPOSITORY, config, load_split, run, sums
 from tests.forks import run_module
 
 
@@ -33,79 +33,54 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("encoding", "workers"),
-    [("vocabulary", 3), ("hash", 2)],
-    ids=["in chunks", "file by file"],
-)
-def test_kill_and_go_on(tmp_path: Path, rows: Path, encoding: str, workers: int) -> None:
-    arguments = [
-        f"data.raw={rows}",
-        f"data.encoding={encoding}",
-        "data.max_ind_range=500",
-        "data.chunk_bytes=20000",
-    ]
-    preprocess(config(*arguments, f"data.path={tmp_path}/whole", "data.workers=1"))
-    arguments += [f"data.path={tmp_path}/killed", f"data.workers={workers}"]
-    numbers = np.random.default_rng(len(encoding)).integers(1, 4, 4).tolist()
-    while numbers:
-        prepare = functools.partial(die_at_a_result, numbers[-1])
-        killed = run_module("data_prep", *arguments, cwd=REPOSITORY, prepare=prepare)
-        assert killed.returncode in (-signal.SIGKILL, 0), killed.stderr
-        if killed.returncode:
-            numbers.pop()
-        else:  # fewer results were left than that: another job is killed
-            assert sums(tmp_path / "killed") == sums(tmp_path / "whole")
-            shutil.rmtree(tmp_path / "killed")
-    assert not (tmp_path / "killed" / "manifest.json").exists()
-    final = run(*arguments)
-    assert final.returncode == 0, final.stderr
-    assert "resuming where the last job stopped" in final.stderr
-    assert sums(tmp_path / "killed") == sums(tmp_path / "whole")
-    assert not (tmp_path / "killed" / ".work").exists()
-    verify_dataset(tmp_path / "killed")
+def keys(directory: Path, rows: Path, out: str = "out", chunk_bytes: int = 90_000) -> DataConfig:
+    return config(f"data.raw={rows}", f"data.path={directory}/{out}", f"data.chunk_bytes={chunk_bytes}")
+
+
+def stop(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def stop_before_the_cut(monkeypatch: pytest.MonkeyPatch, data: DataConfig, **constants: int) -> Path:
+    """The directory of chunks of a job that was stopped when all of them were parsed."""
+    with monkeypatch.context() as patch:
+        for name, value in constants.items():
+            patch.setattr(workspace, name, value)
+        patch.setattr(pipeline, "plan_cut", stop)
+        with pytest.raises(KeyboardInterrupt):
+            preprocess(data)
+    return Path(str(data.path)) / ".work/chunks"
 
 
 def test_finished_units_are_kept(tmp_path: Path, rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is done is not done again: a second start parses only what the first left."""
-    arguments = config(f"data.raw={rows}", f"data.path={tmp_path}/out", "data.chunk_bytes=20000", "data.workers=1")
-    parsed: list[int] = []
-    original = parse._parse_lines
+    data, original = keys(tmp_path, rows, chunk_bytes=20_000), parse._parse_lines
+    calls = 0
 
-    def stop_after_five(task: ParseTask, chunk: int, lines: LineBlocks, worker: Worker) -> ChunkWriter:
-        if len(parsed) == 5:
+    def stop_at_the_sixth(*arguments: Any) -> ChunkWriter:
+        nonlocal calls
+        calls += 1
+        if calls == 6:
             raise KeyboardInterrupt
-        parsed.append(chunk)
-        return original(task, chunk, lines, worker)
+        return original(*arguments)
 
-    monkeypatch.setattr(parse, "_parse_lines", stop_after_five)
+    monkeypatch.setattr(parse, "_parse_lines", stop_at_the_sixth)
     with pytest.raises(KeyboardInterrupt):
-        preprocess(arguments)
-    assert len(list((tmp_path / "out" / ".work" / "chunks").glob("*.parsed.json"))) == 5
-    parse_calls: list[int] = []
-    monkeypatch.setattr(parse, "_parse_lines", lambda *a: parse_calls.append(1) or original(*a))  # type: ignore[func-returns-value]
-    manifest = preprocess(arguments)
-    assert len(parse_calls) == -(-manifest.sources[0]["bytes"] // 20000) + -(-manifest.sources[1]["bytes"] // 20000) - 5
+        preprocess(data)
+    assert len(list((tmp_path / "out/.work/chunks").glob("*.parsed.json"))) == 5
+    manifest = preprocess(data)
+    assert calls == sum(-(-source["bytes"] // 20_000) for source in manifest.sources) + 1
 
 
-@pytest.mark.slow
 def test_a_damaged_unit_is_done_again(tmp_path: Path, rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a power cut a finished unit's file may be anything; its sum tells."""
-    from data_prep import pipeline
-
-    arguments = config(f"data.raw={rows}", f"data.path={tmp_path}/out", "data.chunk_bytes=90000", "data.workers=1")
-    preprocess(config(f"data.raw={rows}", f"data.path={tmp_path}/whole", "data.chunk_bytes=90000", "data.workers=1"))
-    with monkeypatch.context() as patch:
-        patch.setattr(pipeline, "plan_cut", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            preprocess(arguments)
-    directory = tmp_path / "out" / ".work" / "chunks"
+    preprocess(keys(tmp_path, rows, "whole"))
+    chunks = stop_before_the_cut(monkeypatch, keys(tmp_path, rows))
     for name in ("00000-00000.dense.npy", "00000-00001.columns", "00001-00000.sparse.npy"):
-        content = bytearray((directory / name).read_bytes())
+        content = bytearray((chunks / name).read_bytes())
         content[-1] ^= 1
-        (directory / name).write_bytes(content)
-    preprocess(arguments)
+        (chunks / name).write_bytes(content)
+    preprocess(keys(tmp_path, rows))
     assert sums(tmp_path / "out") == sums(tmp_path / "whole")
 
 
@@ -113,43 +88,31 @@ def test_the_work_of_another_release_is_discarded(
     tmp_path: Path, rows: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What its units' files are is not known here."""
-    from data_prep import pipeline
-    from data_prep.engine import workspace
-
-    arguments = config(f"data.raw={rows}", f"data.path={tmp_path}/out", "data.chunk_bytes=90000", "data.workers=1")
-    with monkeypatch.context() as patch:
-        patch.setattr(workspace, "WORK_FORMAT", vars(workspace)["WORK_FORMAT"] - 1)
-        patch.setattr(pipeline, "plan_cut", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            preprocess(arguments)
-    for record in (tmp_path / "out" / ".work" / "chunks").glob("*.parsed.json"):
+    chunks = stop_before_the_cut(monkeypatch, keys(tmp_path, rows), WORK_FORMAT=vars(workspace)["WORK_FORMAT"] - 1)
+    for record in chunks.glob("*.parsed.json"):
         record.write_text(record.read_text().replace('"rows"', '"number"'))
     capsys.readouterr()
-    preprocess(arguments)
-    assert "discarding the unfinished work" in capsys.readouterr().err
+    preprocess(keys(tmp_path, rows))
+    assert "discarding the unfinished work of another job" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_a_kill_during_the_last_moves(tmp_path: Path, rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-
-    preprocess(config(f"data.raw={rows}", f"data.path={tmp_path}/whole", "data.chunk_bytes=90000"))
-    arguments = config(f"data.raw={rows}", f"data.path={tmp_path}/out", "data.chunk_bytes=90000")
+    preprocess(keys(tmp_path, rows, "whole"))
     moves: list[object] = []
     original = os.replace
 
     def stop_after_seven(source: Path, target: Path) -> None:
-        if "chunks" in str(source):
-            moves.append(target)
-            if len(moves) == 7:
-                raise KeyboardInterrupt
+        moves.extend([target] if "chunks" in str(source) else [])
+        if len(moves) == 7:
+            raise KeyboardInterrupt
         original(source, target)
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", stop_after_seven)
         with pytest.raises(KeyboardInterrupt):
-            preprocess(arguments)
-    assert not (tmp_path / "out" / "manifest.json").exists()
-    preprocess(arguments)
+            preprocess(keys(tmp_path, rows))
+    assert not (tmp_path / "out/manifest.json").exists()
+    preprocess(keys(tmp_path, rows))
     assert sums(tmp_path / "out") == sums(tmp_path / "whole")
     verify_dataset(tmp_path / "out")
 
@@ -195,7 +158,7 @@ def test_a_file_of_equal_size_and_time_is_another(tmp_path: Path, monkeypatch: p
     day, content = tmp_path / "day_0", oracle.make_rows(300, seed=0)
     other = b"".join(b"%d" % (line[:1] == b"0") + line[1:] for line in content.splitlines(keepends=True))
     day.write_bytes(content)
-    job = config(f"data.raw={day}", f"data.path={tmp_path}/out", "data.chunk_bytes=20000", "data.workers=1")
+    job = keys(tmp_path, day, chunk_bytes=20_000)
     parsed: list[int] = []
     original = parse._parse_lines
 
@@ -230,16 +193,15 @@ def test_a_file_of_equal_size_and_time_is_another(tmp_path: Path, monkeypatch: p
     assert labels.tolist() == oracle.parse(other)[0].tolist()
 
 
-@pytest.mark.slow
 def test_a_dataset_that_is_there_starts_no_processes(
     rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`python -m app.train` asks for it each time."""
-    arguments = [f"data.raw={rows}", f"data.path={tmp_path}/out", "data.chunk_bytes=20000"]
-    preprocess(config(*arguments))
+    data = keys(tmp_path, rows)
+    preprocess(data)
     started: list[str] = []
     monkeypatch.setattr(main_module, "start_fork_server", lambda has_schema: started.append("early"))
     monkeypatch.setattr(main_module, "may_use_processes", lambda data: True)
-    assert main_module.main(PrepConfig(data=config(*arguments))) == 0
+    assert main_module.main(PrepConfig(data=data)) == 0
     assert "already done" in capsys.readouterr().err
     assert started == []

@@ -14,8 +14,7 @@ from data_prep.encoding.dense import transform_dense
 from data_prep.pipeline import preprocess
 from tests.data_prep import oracle
 from tests.data_prep.conftest import config, load_split
-
-SPLITS = ("train", "val", "test")
+from tests.data_prep.tables import make
 
 
 def ratings(directory: Path, *overrides: str, users: int = 60, each: int = 10) -> tuple[Manifest, NDArray[np.int64]]:
@@ -88,17 +87,13 @@ def test_the_defaults_follow_from_the_schema_alone() -> None:
 def test_negative_numbers_of_an_own_table_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     numbers = np.random.default_rng(0).standard_normal(200).round(4)
     text = "label,x,u\n" + "".join(f"{i % 2},{number},{i % 5}\n" for i, number in enumerate(numbers))
-    (tmp_path / "rows.csv").write_text(text)
-    (tmp_path / "schema.yaml").write_text("label: label\ndense: [x]\nsparse: [u]\n")
-    overrides = [f"data.raw={tmp_path}/rows.csv", f"data.schema={tmp_path}/schema.yaml", FRACTION]
-    preprocess(config(*overrides, f"data.path={tmp_path}/out"))
-    dense = np.concatenate([load_split(tmp_path / "out", split)[1][:, 0] for split in SPLITS])
+    dense = make(tmp_path, text, "label: label\ndense: [x]\nsparse: [u]\n", "data.encoding=vocabulary")[1][:, 0]
     assert dense.tolist() == (np.sign(numbers) * np.log(1 + np.abs(numbers))).astype(np.float32).tolist()
     assert "negative numbers" not in capsys.readouterr().err
-    preprocess(config(*overrides, f"data.path={tmp_path}/cut", "data.dense_transform=log1p"))
-    assert (
-        "negative numbers of x are 0 by data.dense_transform=log1p; signed_log1p keeps them" in capsys.readouterr().err
-    )
+    more = ["data.overwrite=true", "data.dense_transform=log1p"]
+    make(tmp_path, text, "label: label\ndense: [x]\nsparse: [u]\n", *more)
+    line = "negative numbers of x are 0 by data.dense_transform=log1p; signed_log1p keeps them"
+    assert line in capsys.readouterr().err
 
 
 def test_counts_have_the_same_values_as_before() -> None:

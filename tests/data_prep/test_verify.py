@@ -1,4 +1,5 @@
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -9,13 +10,15 @@ import pytest
 
 from common.errors import UserError
 from common.files import digest_file
-from data_prep.dataset.format import MANIFEST_NAME, save_manifest, shard_path
+from data_prep.encoding.encoder import Encoder
 from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
 from tests.app.datasets import write_ragged_dataset
 from tests.data_prep import oracle
 from tests.data_prep.conftest import REPOSITORY, config
+from tests.data_prep.tables import paths, write
 from tests.error_lines import error_line
+from tests.event_logs import write_reference_log
 from tests.forks import run_module
 
 
@@ -34,21 +37,15 @@ def change(root: Path, edit: Callable[..., Any]) -> None:
     path.write_text(json.dumps(document))
 
 
-def change_array(root: Path, split: str, kind: str, index: tuple[int, int], value: float) -> None:
-    """Change one value of a split's first shard and the sum that the manifest gives."""
-    path = root / split / f"00000.{kind}.npy"
+def change_array(root: Path, number: int, kind: str, index: Any, value: float) -> None:
+    """Change one value of a shard of train, and the sum that the manifest gives."""
+    path = root / "train" / f"{number:05}.{kind}.npy"
     array = np.load(path)
     array[index] = value
     np.save(path, array)
     digest = digest_file(path)
-
-    def edit(document: dict[str, Any]) -> None:
-        document["splits"][split]["shards"][0]["files"][kind] = {
-            "bytes": digest.bytes,
-            "sha256": digest.sha256,
-        }
-
-    change(root, edit)
+    files = {kind: {"bytes": digest.bytes, "sha256": digest.sha256}}
+    change(root, lambda document: document["splits"]["train"]["shards"][number]["files"].update(files))
 
 
 def test_a_whole_dataset(dataset: Path) -> None:
@@ -61,16 +58,35 @@ def test_a_whole_dataset(dataset: Path) -> None:
     assert error_line(process.stderr).startswith(f"error: {dataset}/val/00000.dense.npy")
 
 
-@pytest.mark.parametrize(
-    "name", ["train/00001.sparse.npy", "val/00000.labels.npy", "test/00000.dense.npy", "vocab/cat_9.npy"]
-)
-def test_one_changed_byte(dataset: Path, name: str) -> None:
-    path = dataset / name
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(UserError, match=name):
-        verify_dataset(dataset)
+TABLE = "label: label\nsparse: [user, {column: tags, separator: '|'}]\n"
+HASHED = ["data.encoding=hash", "data.max_ind_range=50", "data.multi_hot.sizes=mlperf_v2"]
+
+
+@pytest.mark.parametrize("kind", ["vocabulary", "multi-hot", "texts and bags", "events"])
+def test_one_changed_byte_of_any_file(tmp_path: Path, kind: str) -> None:
+    if kind == "events":
+        keys = write_reference_log(tmp_path)
+    elif kind == "texts and bags":
+        write(tmp_path / "rows.csv", {"label": [0, 1] * 40, "user": [*"abcd"] * 20, "tags": ["x|y", "z"] * 40})
+        keys = paths(tmp_path, TABLE)
+    else:
+        (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(60, seed=4))
+        keys = [f"data.raw={tmp_path}/rows.tsv", *(HASHED if kind == "multi-hot" else [])]
+    root = tmp_path / "out"
+    preprocess(config(*keys, f"data.path={root}"))
+    files = sorted(root.rglob("*.npy"))
+    one_of_each = {(path.parent, re.sub(r"\d+", "", path.name)): path for path in files}
+    assert len(one_of_each) > 6
+    for path in one_of_each.values():
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        with pytest.raises(UserError, match=rf"{path.relative_to(root)}: .*sha256 .*again"):
+            verify_dataset(root)
+        if "vocab" in path.parts and "texts" not in path.name and "offsets" not in path.name and kind != "events":
+            with pytest.raises(UserError, match=rf"{path.name}: sha256 .* the file changed"):
+                Encoder.load(root)
+        path.write_bytes(whole)
+    verify_dataset(root)
 
 
 @pytest.mark.parametrize("name", ["train/00009.sparse.npy", "test/notes.txt", "vocab/cat_99.npy"])
@@ -102,21 +118,21 @@ def test_a_directory_in_place_of_a_file(dataset: Path) -> None:
     ],
 )
 def test_values_out_of_range(dataset: Path, kind: str, index: tuple[int, int], value: float, column: str) -> None:
-    change_array(dataset, "train", kind, index, value)
+    change_array(dataset, 0, kind, index, value)
     with pytest.raises(UserError, match=rf"train/00000\.{kind}\.npy: row 4, column {column}: value out of range"):
         verify_dataset(dataset)
 
 
-def test_counts_and_rates(dataset: Path) -> None:
-    verify_dataset(dataset)
-    change(dataset, lambda document: document["splits"]["val"].update(label_rate=0.123))
-    with pytest.raises(UserError, match=r"manifest\.json: key 'splits\.val\.label_rate' is 0\.123"):
-        verify_dataset(dataset)
-
-
-def test_a_row_count_that_does_not_add_up(dataset: Path) -> None:
-    change(dataset, lambda document: document.update(rows=101))
-    with pytest.raises(UserError, match="key 'rows' is 101, but the splits have 100"):
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda each: each["splits"]["val"].update(label_rate=0.123), r"key 'splits\.val\.label_rate' is 0\.123"),
+        (lambda each: each.update(rows=101), "key 'rows' is 101, but the splits have 100"),
+    ],
+)
+def test_counts_and_rates(dataset: Path, edit: Callable[..., Any], message: str) -> None:
+    change(dataset, edit)
+    with pytest.raises(UserError, match=rf"manifest\.json: {message}"):
         verify_dataset(dataset)
 
 
@@ -129,20 +145,9 @@ def test_a_row_count_that_does_not_add_up(dataset: Path) -> None:
     ],
 )
 def test_bags_are_checked_too(tmp_path: Path, kind: str, place: int, value: int, message: str) -> None:
-    manifest = write_ragged_dataset(tmp_path, {"train": 140})
-    manifest.label_rate = manifest.splits["train"].label_rate or 0.0
-    (tmp_path / MANIFEST_NAME).unlink()
-    save_manifest(tmp_path, manifest)
+    write_ragged_dataset(tmp_path, {"train": 140})
+    change(tmp_path, lambda document: document.update(label_rate=document["splits"]["train"]["label_rate"]))
     verify_dataset(tmp_path)
-    path = shard_path(tmp_path, "train", "00001", kind)
-    array = np.load(path, mmap_mode="r+")
-    array[place] = value
-    array.flush()
-    with pytest.raises(UserError, match=r"sha256"):
-        verify_dataset(tmp_path)
-    (shard,) = [shard for shard in manifest.splits["train"].shards if shard.name == "00001"]
-    shard.files[kind] = digest_file(path)
-    (tmp_path / MANIFEST_NAME).unlink()
-    save_manifest(tmp_path, manifest)
+    change_array(tmp_path, 1, kind, place, value)
     with pytest.raises(UserError, match=message):
         verify_dataset(tmp_path)

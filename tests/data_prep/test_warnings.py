@@ -10,8 +10,8 @@ from common.errors import UserError
 from data_prep.pipeline import preprocess
 from tests.data_prep import oracle
 from tests.data_prep.conftest import config
+from tests.data_prep.tables import ALLOW, paths
 
-ALLOW = "data.allow_degenerate=true"
 SCHEMA = "label: label\ndense: [price]\nsparse: [user, item, {column: tags, separator: '|'}]\n"
 
 
@@ -25,10 +25,8 @@ def warned(
     """The warnings while a table of (label, price, user, item, tags) is prepared."""
     text = "label,price,user,item,tags\n" + "".join(",".join(map(str, row)) + "\n" for row in rows)
     (directory / "rows.csv").write_text(text)
-    (directory / "schema.yaml").write_text(schema)
-    paths = [f"data.raw={directory}/rows.csv", f"data.schema={directory}/schema.yaml", f"data.path={directory}/out"]
     capsys.readouterr()
-    preprocess(config(*paths, "data.split.method=fraction", *overrides))
+    preprocess(config(*paths(directory, schema), "data.split.method=fraction", *overrides))
     prefix = f"{directory}/out: warning: "
     lines = capsys.readouterr().err.splitlines()
     return [line.removeprefix(prefix) for line in lines if line.startswith(prefix)]

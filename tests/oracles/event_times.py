@@ -94,7 +94,7 @@ def expected_arrays(files: list[File], form: str | None) -> dict[str, list[int]]
         "offsets": [0, *counts.cumsum().tolist()],
         "items": [ranks[item] for item in log["item"]],
         "times": (log["time"] // 10**6).tolist(),
-        "flags": [64 + (1 if bought else 2) for bought in log["bought"]],
+        "flags": [64 + (128 + 4 + 1 if bought else 2) for bought in log["bought"]],
     }
 
 
@@ -121,15 +121,16 @@ def drawn_log(draw: random.Random, directory: Path) -> tuple[list[File], str | N
         files.append(File(f"{place}{suffix}", users, items, times, bought, truths))
         write_file(directory / files[-1].name, files[-1].columns)
     time = "when" if form is None else {"column": "when", "format": form}
-    actions = {"bought": {"bought": True}, "seen": {"bought": False}}
-    schema = {"user": "who", "item": "what", "time": time, "actions": actions, "label": "bought"}
+    truth = draw.choice([True, "true", "True", "yes", 1])
+    actions = {"bought": {"bought": truth}, "seen": {"bought": False}, "same": {"bought": "== 1"}}
+    schema = {"user": "who", "item": "what", "time": time, "actions": actions, "label": "bought", "flag": "bought"}
     (directory / "log.yaml").write_text(yaml.safe_dump(schema, sort_keys=False))
     return files, form
 
 
 def drawn_ids(draw: random.Random, rows: int, number: int, has_texts: bool, suffix: str) -> list[Any]:
     """Ids of one type: integers, floats in typed files, or text, of which some are integers."""
-    pool = [7, 8, 12_345_678_901, 10**15 + 1, *range(20, 20 + number)][:number]
+    pool = [7, 2**53 - 1, 12_345_678_901, 10**15 + 1, *range(20, 20 + number)][:number]
     ids = [draw.choice(pool) for _ in range(rows)]
     kinds: list[Callable[[int], Any]] = [int, str, *([float] if suffix != ".csv" and suffix != ".csv.gz" else [])]
     kinds += [lambda each: f"u{each}"] if has_texts else []

@@ -25,23 +25,7 @@ RAW_KINDS = ("csv", "csv.gz", "parquet", "jsonl")  # of raw files
 TYPED = ("parquet", "jsonl")  # those that have types
 LIST_SEPARATOR = "|"  # of lists where text stands for them, if the schema has none
 EPOCH = datetime(1970, 1, 1)
-WORDS = [
-    "u1",
-    "a b",
-    " lead",
-    "trail ",
-    "é",
-    "日本",
-    'say "so"',
-    "true",
-    "1.5",
-    "NaN",
-    "null",
-    "x|y",
-    "0",
-    "#1",
-    "it's",
-]
+WORDS = ["u1", "a b", " lead", "trail ", "é", "日本", 'say "so"', "true", "1.5", "NaN", "null", "x|y", "0", "#1", "it'"]
 BOOLEANS = [("False", "True"), ("false", "true"), ("FALSE", "TRUE"), ("0", "1")]
 ELEMENTS = ["a", "b c", "é", "1", "x"]
 NASTY_ELEMENTS = ["a|b", "", "a", "|", "b"]  # which text joined by a separator cannot hold
@@ -156,8 +140,8 @@ class OwnTable:
 # ---- what a model reads
 
 
-def dense_of(table: OwnTable, transform: str) -> np.ndarray:
-    """All rows' numbers after their transform, [rows, N] float32."""
+def dense_of(table: OwnTable, transform: str, fitted: list[int] | None = None) -> np.ndarray:
+    """All rows' numbers after their transform, [rows, N] float32; fitted: rows that ranges are of, if not all."""
     columns = [
         [0 if value is None else float(value) if part is None else part_of(value, part) for value in column.values]
         for _, column, part in table.features("dense")
@@ -166,7 +150,8 @@ def dense_of(table: OwnTable, transform: str) -> np.ndarray:
     if transform == "raw":
         return x.astype(np.float32)
     if transform == "minmax":
-        low, high = x.min(axis=0), x.max(axis=0)
+        rows = x if fitted is None else x[fitted]
+        low, high = rows.min(axis=0), rows.max(axis=0)
         return ((x - low) / np.where(high > low, high - low, 1)).astype(np.float32)
     return (np.sign(x) * np.log1p(np.abs(x))).astype(np.float32)
 
@@ -254,9 +239,9 @@ def write_parquet(path: Path, rows: list[int], columns: list[Column], as_text: b
     pq.write_table(pa.table(arrays), path, row_group_size=17 if raw else None)
 
 
-def write_raw(table: OwnTable, path: Path) -> None:
-    """The raw file."""
-    rows = list(range(len(table.columns[0].texts)))
+def write_raw(table: OwnTable, path: Path, rows: list[int] | None = None) -> None:
+    """The raw file, of some rows if not all."""
+    rows = list(range(len(table.columns[0].texts))) if rows is None else rows
     if table.raw == "parquet":
         write_parquet(path, rows, table.columns, raw=True)
     elif table.raw == "jsonl":

@@ -10,7 +10,7 @@ from tests.data_prep.conftest import config
 from tests.event_logs import opened
 from tests.oracles.event_times import drawn_log, expected_arrays
 
-FAST, ALL = 12, 200
+FAST, ALL = 12, 132
 BLOCKS = [range(FAST), *(range(start, start + 20) for start in range(FAST, ALL, 20))]
 
 
@@ -27,15 +27,7 @@ def test_drawn_logs_are_stored_as_their_values_mean(tmp_path: Path, seeds: range
         arguments = [f"data.raw=[{raw}]", f"data.schema={directory}/log.yaml", f"data.path={directory}/out"]
         chunk = draw.choice(["300", "1MiB"])
         try:
-            preprocess(
-                config(
-                    "data=events",
-                    *arguments,
-                    "data.workers=1",
-                    f"data.chunk_bytes={chunk}",
-                    "data.allow_degenerate=true",
-                )
-            )
+            preprocess(config("data=events", *arguments, f"data.chunk_bytes={chunk}", "data.allow_degenerate=true"))
         except Exception as error:
             raise AssertionError(about) from error
         _, arrays = opened(directory / "out")

@@ -63,8 +63,7 @@ def generate(root: Path, keys: dict[str, Any], *further: str) -> dict[str, Any]:
     return bayes
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", seeds(1, 8))
+@pytest.mark.parametrize("seed", seeds(2, 10))
 def test_drawn_days(tmp_path: Path, seed: int) -> None:
     rng = np.random.default_rng([seed, 41])
     keys, rate = drawn_days(rng), float(rng.choice([0, 0.5]))
@@ -100,10 +99,10 @@ def test_drawn_days(tmp_path: Path, seed: int) -> None:
             assert scores[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
 
 
-@pytest.mark.parametrize("seed", seeds(0, 1))
-def test_effects_scale_as_the_keys_say(tmp_path: Path, seed: int) -> None:
+@pytest.mark.slow
+def test_effects_scale_as_the_keys_say(tmp_path: Path) -> None:
     """Logits of the same rows, up to an intercept: `difficulty` divides them, `interaction` enters linearly."""
-    rng = np.random.default_rng([seed, 42])
+    rng = np.random.default_rng([0, 42])
     keys = drawn_days(rng) | {"rows": 1500, "days": 1, "click_rate": 0.5, "interaction": 1.0, "difficulty": 1.0}
     keys |= {"max_cardinality": 500}
     changes: list[dict[str, float]] = [{}, {"difficulty": 2}, {"interaction": 0}, {"interaction": 0.5}]

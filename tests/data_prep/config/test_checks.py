@@ -1,4 +1,4 @@
-"""Keys without effect, choices that cannot be, input of another kind: refused, in one line, before any work."""
+"""Remedies for raw files, and rows that are not as others; tests/data_prep/test_refusals.py has what is refused."""
 
 import gzip
 import re
@@ -9,85 +9,18 @@ import numpy as np
 import pytest
 
 from common.errors import UserError
-from data_prep.dataset.format import Manifest
 from data_prep.encoding.encoder import Encoder
 from data_prep.pipeline import preprocess
 from tests.data_prep import oracle
 from tests.data_prep.conftest import config, load_split
 
 
-def make(directory: Path, *overrides: str, raw: Path | None = None) -> Manifest:
-    for day in range(2):
-        if not (directory / f"day_{day}").exists():
-            (directory / f"day_{day}").write_bytes(oracle.make_rows(40, seed=day))
-    return preprocess(config(f"data.raw={raw or directory}", f"data.path={directory}/out", *overrides))
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["data.split.seed=3"],
-        ["data.split.method=fraction", "data.split.seed=3"],
-        ["data.split.held_out=0.5"],
-        ["data.split.method=last_day", "data.split.held_out=0.5"],
-        ["data.encoding=dlrm_kaggle", "data.split.held_out=0.5"],
-        ["data.encoding=amd_blog", "data.split.seed=3"],
-        ["data.sampling.seed=3"],
-        ["data.synthetic.rows=10"],
-        ["data.remote.tries=2"],
-        ["data.days=[1]"],
-    ],
-)
-def test_a_key_without_effect(tmp_path: Path, overrides: list[str]) -> None:
-    with pytest.raises(UserError, match=r"has no effect|does not leave it open"):
-        make(tmp_path, *overrides)
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["data.split.method=last_day", "data.days=[0]"], "needs at least two raw files"),
-        (["data.encoding=dlrm_kaggle", "data.max_ind_range=9"], "does not leave it open"),
-        (["data.multi_hot.sizes=[1,2]"], "2 given for 26 features"),
-        (["data.schema=x.yaml"], "these rows are Criteo's"),
-    ],
-)
-def test_nothing_is_fetched_for_choices_that_cannot_be(
-    tmp_path: Path, overrides: list[str], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("data_prep.job_setup.find_remote", lambda *_: pytest.fail("fetched"))
-    with pytest.raises(UserError, match=message):
-        preprocess(config("data=criteo_1tb", f"data.path={tmp_path}/out", *overrides))
-
-
-def test_the_raw_directory_is_not_the_dataset_s(tmp_path: Path) -> None:
-    (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(40, seed=0))
-    with pytest.raises(UserError, match=r"is data\.path too"):
-        preprocess(config(f"data.raw={tmp_path}", f"data.path={tmp_path}/."))
-
-
 def test_a_random_split_leaves_rows_to_train_on(tmp_path: Path) -> None:
     (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(2, seed=0))
+    keys = [f"data.raw={tmp_path}/rows.tsv", "data.split.method=random", "data.split.held_out=0.999"]
     with pytest.raises(UserError, match="none is left to train on"):
-        make(tmp_path, "data.split.method=random", "data.split.held_out=0.999", raw=tmp_path / "rows.tsv")
+        preprocess(config(*keys, f"data.path={tmp_path}/out"))
     assert not (tmp_path / "out" / "manifest.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"user,item,label\n1,2,3\n", "row 1: separated by commas, not tabs"),
-        (b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00", "row 1: not text"),
-        (b"PAR1\x15\x04\x15\x10\n\x00\xff" * 9, "row 1: not text"),
-        (gzip.compress(b"\x00\x01\x02\n" * 9, mtime=0), "row 1: not text"),
-    ],
-    ids=["CSV", "PNG", "Parquet", "gzip"],
-)
-def test_files_of_another_kind(tmp_path: Path, content: bytes, message: str) -> None:
-    (tmp_path / "file").write_bytes(content)
-    with pytest.raises(UserError, match=message):
-        make(tmp_path, raw=tmp_path / "file")
 
 
 @pytest.mark.parametrize("name", ["my rows.tsv", "rows.gz"])
@@ -103,7 +36,7 @@ def test_the_command_that_repairs_a_file_works(tmp_path: Path, fault: str, name:
     }[fault]
     (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
     with pytest.raises(UserError) as error:
-        make(tmp_path, raw=tmp_path / name)
+        preprocess(config(f"data.raw={tmp_path / name}", f"data.path={tmp_path}/out"))
     words = {
         "a header": "row 1: names of columns, which raw",
         "commas": "row 1: separated by commas, not tabs",

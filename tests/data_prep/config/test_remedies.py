@@ -12,57 +12,38 @@ from data_prep.pipeline import preprocess
 from tests.data_prep import oracle
 from tests.data_prep.conftest import REPOSITORY, command, config
 
-GOOD, KEPT = ["data.raw={0}/day_0"], ["data.raw={0}/own.csv", "data.schema={0}/own.yaml"]
-# what is typed; what its message must have; what is typed next, of its groups
-REMEDIES = {
-    "misspelt": (["data.rwa={0}/day_0"], r"did you mean (data\.raw)\?", ["{1}={0}/day_0"]),
-    "no prefix": (["raw={0}/day_0"], r"did you mean (data\.raw)\?", ["{1}={0}/day_0"]),
-    "dashes": (["--data.raw={0}/day_0"], r"have no dashes; write (\S+)$", ["{1}"]),
-    "dashes and no prefix": (["--raw={0}/day_0"], r"have no dashes; did you mean (data\.raw)\?", ["{1}={0}/day_0"]),
-    "deep": ([*GOOD, "data.held_out=0.2"], r"did you mean (data\.split\.held_out)\?", [*GOOD, "{1}=0.2"]),
-    "a number": (["data.raw=7"], r"write '(data\.raw=\"7\")'", None),
-    "CSV": (
-        ["data.raw={0}/own.csv"],
-        r"name its columns in (data\.schema)=FILE",
-        ["data.raw={0}/own.csv", "{1}={0}/own.yaml"],
+OWN, CUSTOM = "data.raw=own.csv data.schema=own.yaml", "data=custom data.raw=own.csv"
+DAY, DAYS = "data.raw=day_0", "data.raw=day_*"
+# What is typed; what its message must have; what is typed next, of its groups.
+REMEDIES: list[tuple[str, str, str | None]] = [
+    ("data.rwa=day_0", r"did you mean (data\.raw)\?", "{0}=day_0"),
+    ("raw=day_0", r"did you mean (data\.raw)\?", "{0}=day_0"),
+    ("--data.raw=day_0", r"have no dashes; write (\S+)$", "{0}"),
+    ("--raw=day_0", r"have no dashes; did you mean (data\.raw)\?", "{0}=day_0"),
+    (DAY + " data.held_out=0.2", r"did you mean (data\.split\.held_out)\?", DAY + " {0}=0.2"),
+    ("data.raw=7", r"""write '(data\.raw=\"7\")'""", None),
+    ("data.raw=own.csv", r"name its columns in (data\.schema)=FILE", "data.raw=own.csv {0}=own.yaml"),
+    (CUSTOM, r"(data\.schema): not given; name the YAML file", CUSTOM + " {0}=own.yaml"),
+    ("data=synthetic " + OWN, r"name your own in data\.raw and leave out (data=)NAME", OWN),
+    (DAY + " data.encoding=hash", r"needs (data\.max_ind_range), .*e\.g\. (\d+)", DAY + " data.encoding=hash {0}={1}"),
+    (OWN + " data.encoding=torchrec", "use (vocabulary) or hash", OWN + " data.encoding={0}"),
+    (OWN + " data.dense_transform=torchrec", "use signed_log1p, (minmax) or raw", OWN + " data.dense_transform={0}"),
+    (DAY + " data.split.method=last_day", "use (fraction), or add a day", DAY + " data.split.method={0}"),
+    (
+        DAYS + " data.split.method=last_day data.split.held_out=0.5",
+        "use (fraction), or leave it",
+        DAYS + " data.split.method={0} data.split.held_out=0.5",
     ),
-    "custom": (
-        ["data=custom", KEPT[0]],
-        r"(data\.schema): not given; name the YAML file",
-        ["data=custom", KEPT[0], "{1}={0}/own.yaml"],
-    ),
-    "schema": (["data=synthetic", *KEPT], r"name your own in data\.raw and leave out (data=)NAME", KEPT),
-    "hash": (
-        [*GOOD, "data.encoding=hash"],
-        r"needs (data\.max_ind_range), .*e\.g\. (\d+)",
-        [*GOOD, "data.encoding=hash", "{1}={2}"],
-    ),
-    "encoding": ([*KEPT, "data.encoding=torchrec"], r"use (vocabulary) or hash", [*KEPT, "data.encoding={1}"]),
-    "transform": (
-        [*KEPT, "data.dense_transform=torchrec"],
-        r"use signed_log1p, (minmax) or raw",
-        [*KEPT, "data.dense_transform={1}"],
-    ),
-    "last_day": (
-        [*GOOD, "data.split.method=last_day"],
-        r"use (fraction), or add a day",
-        [*GOOD, "data.split.method={1}"],
-    ),
-    "held_out": (
-        ["data.raw={0}/day_*", "data.split.method=last_day", "data.split.held_out=0.5"],
-        r"use (fraction), or leave it",
-        ["data.raw={0}/day_*", "data.split.method={1}", "data.split.held_out=0.5"],
-    ),
-    "size": ([*GOOD, "data.memory_budget=lots"], r"e\.g\. 512MiB, (2GiB)", [*GOOD, "data.memory_budget={1}"]),
-    "chunk": ([*GOOD, "data.chunk_bytes=1GiB"], r"give at most a 16th of it", [*GOOD, "data.chunk_bytes=128MiB"]),
-    "infinite": (
-        ["data.raw={0}/large.csv", KEPT[1], "data.dense_transform=raw"],
+    (DAY + " data.memory_budget=lots", r"e\.g\. (512MiB), 2GiB", DAY + " data.memory_budget={0}"),
+    (DAY + " data.chunk_bytes=1GiB", "give at most a 16th of it", DAY + " data.chunk_bytes=128MiB"),
+    (
+        "data.raw=large.csv data.schema=own.yaml data.dense_transform=raw",
         r"set (data\.dense_transform=signed_log1p);",
-        ["data.raw={0}/large.csv", KEPT[1], "{1}"],
+        "data.raw=large.csv data.schema=own.yaml {0}",
     ),
-    "seed": ([*GOOD, "data.split.seed=3"], r"has no effect .* leave it out", GOOD),
-    "remote": ([*GOOD, "data=criteo_1tb"], r"or leave out (data=)NAME", GOOD),
-}
+    (DAY + " data.split.seed=3", "has no effect .* leave it out", DAY),
+    (DAY + " data=criteo_1tb", "or leave out (data=)NAME", DAY),
+]
 
 
 @pytest.fixture
@@ -75,17 +56,18 @@ def inputs(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("case", REMEDIES)
-def test_each_remedy_works(inputs: Path, case: str) -> None:
-    bad, message, good = REMEDIES[case]
-    root = f"data.path={inputs}/out"
+@pytest.mark.parametrize(("bad", "message", "good"), REMEDIES)
+def test_each_remedy_works(
+    inputs: Path, monkeypatch: pytest.MonkeyPatch, bad: str, message: str, good: str | None
+) -> None:
+    monkeypatch.chdir(inputs)
     with pytest.raises(UserError) as error:
-        preprocess(config(*(override.format(inputs) for override in bad), root))
+        preprocess(config(*bad.split(), "data.path=out"))
     assert "\n" not in str(error.value)
     match = re.search(message, str(error.value))
     assert match, error.value
     if good is not None:
-        preprocess(config(*(override.format(inputs, *match.groups()) for override in good), root))
+        preprocess(config(*good.format(*match.groups()).split(), "data.path=out"))
         assert (inputs / "out/manifest.json").exists()
 
 
@@ -97,13 +79,8 @@ def test_another_dataset_is_replaced_as_the_message_says(inputs: Path) -> None:
     preprocess(config(*overrides, "data.dense_transform=raw", "data.overwrite=true"))
 
 
-NAMES = [
-    "数据 1.csv",
-    "a(1).csv",
-    "a=1,b.csv",
-    "x,y.csv",
-    "it's.csv",
-    'a"b.csv',
+NAMES = ["数据 1.csv", "a(1).csv", "a=1,b.csv", "x,y.csv", "it's.csv", 'a"b.csv']
+NAMES += [
     "a#b!.csv",
     "[a].csv",
     "{a}.csv",

@@ -49,10 +49,7 @@ def test_arrays_have_the_contracts_shapes_and_types(tmp_path: Path) -> None:
         (lambda d: d.update(format_version=99), "format_version 99, but this version reads 1 to 4; use the version"),
         (lambda d: d.update(format="parquet"), "not a dataset of this tool"),
         (lambda d: d.pop("splits"), "key 'splits' is missing; preprocess again"),
-        (
-            lambda d: d.update(surprise=1),
-            "'surprise' is unknown; another version .* may have written it; use that",
-        ),
+        (lambda d: d.update(surprise=1), "'surprise' is unknown; another version .* may have written it; use that"),
         (lambda d: d["splits"].update(train=None), r"key 'splits\.train' is null: expected `object`"),
         (lambda d: d["splits"]["train"].update(rows=11), "split 'train' has 11 rows, but its shards have others"),
         (lambda d: d["num_embeddings"].update(cat_1=0), r"key 'num_embeddings\.cat_1' is 0: expected `int` >= 1"),

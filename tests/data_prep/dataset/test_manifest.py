@@ -16,6 +16,7 @@ from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
 from tests.damage import damaged
 from tests.data_prep.conftest import config
+from tests.data_prep.tables import paths
 
 # Values of the right kind, which nothing else in the dataset repeats; and `extra`, which nobody reads.
 ACCEPTED = {
@@ -54,9 +55,7 @@ def dataset(tmp_path: Path) -> Path:
         for size in rng.integers(0, 4, 60)
     ]
     (tmp_path / "rows.csv").write_text("\n".join(["rating|age|item|tags|more", *rows]) + "\n")
-    (tmp_path / "schema.yaml").write_text(SCHEMA)
-    names = [f"data.raw={tmp_path}/rows.csv", f"data.schema={tmp_path}/schema.yaml", f"data.path={tmp_path}/out"]
-    preprocess(config("data=custom", *names, "data.dense_transform=minmax"))
+    preprocess(config("data=custom", *paths(tmp_path, SCHEMA), "data.dense_transform=minmax"))
     return tmp_path / "out"
 
 

@@ -19,7 +19,7 @@ from data_prep.engine import executor
 from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
-from tests.data_prep.conftest import REPOSITORY, config, sums
+from tests.data_prep.conftest import config, sums
 
 
 @pytest.fixture(scope="module")
@@ -36,19 +36,15 @@ def scheduler() -> Iterator[Any]:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of a library that is not ours
-@pytest.mark.parametrize(
-    "encoding",
-    [pytest.param("hash", marks=pytest.mark.slow), pytest.param("vocabulary", marks=pytest.mark.slow), "torchrec"],
-)
-def test_the_same_bytes(tmp_path: Path, scheduler: str, encoding: str) -> None:
+@pytest.mark.parametrize("encoding", ["vocabulary", "torchrec"])
+def test_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheduler: str, encoding: str) -> None:
+    """Of files that are named from here, too, where workers are elsewhere."""
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "day_0").write_bytes(oracle.make_rows(500, 0))
     (tmp_path / "day_1").write_bytes(gzip.compress(oracle.make_rows(300, 1)))
-    arguments = [f"data.raw={tmp_path}/day_?", f"data.encoding={encoding}", "data.chunk_bytes=20000"]
-    arguments += ["data.max_ind_range=500"]
-    whole = preprocess(config(*arguments, f"data.path={tmp_path}/one"))
-    both = preprocess(
-        config(*arguments, f"data.path={tmp_path}/two", "data.workers=null", f"data.scheduler={scheduler}")
-    )
+    arguments = ["data.raw=day_?", f"data.encoding={encoding}", "data.chunk_bytes=20000", "data.max_ind_range=500"]
+    whole = preprocess(config(*arguments, "data.path=one"))
+    both = preprocess(config(*arguments, "data.path=two", "data.workers=null", f"data.scheduler={scheduler}"))
     assert sums(tmp_path / "two") == sums(tmp_path / "one")
     assert both.digest == whole.digest
     verify_dataset(tmp_path / "two")
@@ -63,16 +59,6 @@ def test_a_bad_row_is_named(tmp_path: Path, scheduler: str) -> None:
     with pytest.raises(UserError, match=rf"on {socket.gethostname()}: .*row 71, column label"):
         preprocess(config(*arguments, "data.workers=null", f"data.scheduler={scheduler}"))
     assert not (tmp_path / "out" / "manifest.json").exists()
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_files_named_from_here_are_found_by_workers_elsewhere(
-    tmp_path: Path, scheduler: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "day_0").write_bytes(oracle.make_rows(100, 0))
-    monkeypatch.chdir(tmp_path)
-    preprocess(config("data.raw=day_0", "data.path=out", "data.workers=null", f"data.scheduler={scheduler}"))
-    verify_dataset(tmp_path / "out")
 
 
 @dataclass
@@ -127,32 +113,19 @@ def test_workers_that_cannot_load_the_program_are_told_of(tmp_path: Path, monkey
         elsewhere.communicate("\n", timeout=240)
 
 
-def test_no_scheduler_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("is_installed", "message"),
+    [
+        (True, "no Dask scheduler answers"),
+        (False, r"^data\.scheduler: needs Dask; install it with `pip install distributed`$"),
+    ],
+)
+def test_no_scheduler_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_installed: bool, message: str) -> None:
     pytest.importorskip("distributed", reason="Dask is not installed: pip install distributed")
     monkeypatch.setattr(executor, "CONNECT_SECONDS", 1)
+    if not is_installed:
+        monkeypatch.setitem(sys.modules, "distributed", None)
     (tmp_path / "day_0").write_bytes(oracle.make_rows(10, 0))
     arguments = [f"data.raw={tmp_path}/day_0", f"data.path={tmp_path}/out", "data.workers=null"]
-    with pytest.raises(UserError, match="no Dask scheduler answers"):
+    with pytest.raises(UserError, match=message):
         preprocess(config(*arguments, "data.scheduler=tcp://127.0.0.1:1"))
-
-
-@pytest.mark.slow
-def test_without_dask_it_says_how_to_get_it(tmp_path: Path) -> None:
-    (tmp_path / "day_0").write_bytes(oracle.make_rows(10, 0))
-    (tmp_path / "distributed.py").write_text("raise ImportError\n")
-    program = (
-        "import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); runpy.run_module('data_prep', run_name='__main__')"
-    )
-    arguments = [f"data.raw={tmp_path}/day_0", f"data.path={tmp_path}/out", "data.scheduler=tcp://127.0.0.1:1"]
-    process = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path), *arguments],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert process.returncode == 2, process.stderr
-    assert (
-        process.stderr.splitlines()[-1]
-        == "error: data.scheduler: needs Dask; install it with `pip install distributed`"
-    )

@@ -1,138 +1,58 @@
-"""The memory budget, held by jobs that would need more of it than is usual."""
+"""The memory budget: what is planned within it, and that what it decides changes no byte."""
 
 import os
 import resource
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
-from data_prep.dataset.format import Manifest, load_manifest
-from data_prep.encoding.texts import VocabularyTexts
+from data_prep.config.keys import chunk_size
+from data_prep.config.presets import resolve_rules
+from data_prep.dataset.schema import CRITEO
+from data_prep.encoding.lookup import LookupTable
 from data_prep.engine import memory_budget
+from data_prep.engine.job import Job
 from data_prep.pipeline import preprocess
+from data_prep.sources.discover import resolve_sources
 from tests.data_prep import oracle
-from tests.data_prep.conftest import REPOSITORY, config, sums
-
-BUDGET = 512 << 20
-ROWS = 6_000_000
-TEXTS = 10_000_000
-PRINTED = np.frombuffer(b"0123456789abcdef", np.uint8)
+from tests.data_prep.conftest import config, sums
 
 
-def short_rows(path: Any, rows: Any) -> None:
-    """Rows of one category and nothing else, hardly any of them twice: the most rows and values for their length."""
-    rng = np.random.default_rng(1)
-    line = np.frombuffer(b"0" + b"\t" * 14 + b"xxxxxxxx" + b"\t" * 25 + b"\n", np.uint8)
-    with open(path, "wb") as file:
-        for start in range(0, rows, 1 << 18):
-            text = np.tile(line, (min(1 << 18, rows - start), 1))
-            text[:, 15:23] = PRINTED[rng.integers(0, 16, (len(text), 8))]
-            text.tofile(file)
-
-
-def short_texts(path: Path, rows: int) -> None:
-    """A table of a label and a text, hardly any of them twice."""
-    rng = np.random.default_rng(1)
-    line = np.frombuffer(b"0,xxxxxxxxxxxx\n", np.uint8)
-    with open(path, "wb") as file:
-        file.write(b"label,user\n")
-        for start in range(0, rows, 1 << 18):
-            text = np.tile(line, (min(1 << 18, rows - start), 1))
-            text[:, 0] += rng.integers(0, 2, len(text), np.uint8)
-            text[:, 2:14] = PRINTED[rng.integers(0, 16, (len(text), 12))]
-            text.tofile(file)
-
-
-def largest_memory(pid: Any) -> Any:
-    """VmHWM of a process; 0 when it has gone."""
-    try:
-        with open(f"/proc/{pid}/status") as file:
-            return next((int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM")), 0)
-    except OSError:
-        return 0
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is read from /proc")
-@pytest.mark.parametrize(
-    ("overrides", "cores"),
-    [([], None), (["data.encoding=torchrec_fixed"], 1)],  # a shuffle's threads keep the most memory on one core
-)
-def test_millions_of_values_that_occur_once_stay_within_the_budget(
-    tmp_path: Path, overrides: list[str], cores: int | None
-) -> None:
-    short_rows(tmp_path / "rows.tsv", ROWS)
-    manifest = made_within_the_budget(tmp_path, [f"data.raw={tmp_path}/rows.tsv", *overrides], cores)
-    assert manifest.rows == ROWS
-    assert manifest.num_embeddings["cat_0"] > 0.8 * ROWS
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is read from /proc")
-def test_ten_million_texts_stay_within_the_budget(tmp_path: Path) -> None:
-    short_texts(tmp_path / "rows.csv", TEXTS)
-    (tmp_path / "schema.yaml").write_text("label: label\nsparse: [user]\n")
-    paths = [f"data.raw={tmp_path}/rows.csv", f"data.schema={tmp_path}/schema.yaml"]
-    manifest = made_within_the_budget(tmp_path, paths, None)
-    assert manifest.rows == TEXTS
-    assert manifest.num_embeddings["user"] > 0.8 * TEXTS
-    assert len(VocabularyTexts(tmp_path / "out", "user")) == manifest.num_embeddings["user"] - 1
-
-
-def made_within_the_budget(directory: Path, overrides: list[str], cores: int | None) -> Manifest:
-    """The dataset that a command makes, whose processes' memory is looked at."""
-    arguments = [f"data.path={directory}/out", f"data.memory_budget={BUDGET}", *overrides]
-    command = [sys.executable, "-m", "data_prep", *arguments]
-    with subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.PIPE) as process:
-        os.sched_setaffinity(process.pid, sorted(os.sched_getaffinity(0))[:cores])
-        peak = 0
-        while process.poll() is None:
-            peak = max(peak, largest_memory(process.pid))
-            time.sleep(0.01)
-    assert process.returncode == 0
-    manifest = load_manifest(directory / "out")
-    reported = manifest.extra["peak_memory_bytes"]
-    assert max(peak, reported) <= BUDGET
-    assert peak <= 1.01 * reported  # which was read shortly before the end
-    return manifest
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "encoding", ["amd_blog", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dlrm_kaggle", "torchrec"))]
-)
-def test_a_shuffle_in_many_windows_is_the_one_in_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str
-) -> None:
-    (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(300, seed=3))
-    overrides = [
-        f"data.raw={tmp_path}/rows.tsv",
-        f"data.encoding={encoding}",
-        "data.workers=1",
-        "data.chunk_bytes=9000",
-    ]
-    preprocess(config(*overrides, f"data.path={tmp_path}/whole"))
-    monkeypatch.setattr(memory_budget, "WINDOWS_PER_BUDGET", 2**31 // 4 // 40)
-    preprocess(config(*overrides, f"data.path={tmp_path}/windows"))
-    assert sums(tmp_path / "windows") == sums(tmp_path / "whole")
+@pytest.mark.parametrize("encoding", ["vocabulary", "hash", "torchrec_fixed"])
+@pytest.mark.parametrize("budget", [512, 1024, 2048, 16384])
+def test_processes_and_their_tables_fit_the_budget(tmp_path: Path, encoding: str, budget: int) -> None:
+    """What each process is planned to use, all together; benchmarks measure what they do use."""
+    path = tmp_path / "rows.tsv"
+    path.write_bytes(oracle.make_rows(10, seed=0))
+    data = config(f"data.path={tmp_path}", f"data.encoding={encoding}", f"data.memory_budget={budget}MiB")
+    job = Job(tmp_path, (resolve_sources(str(path))[0],), CRITEO, resolve_rules(data, 1), chunk_size(data))
+    data = replace(data, workers=16)
+    room = (budget << 20) - memory_budget.PARENT_BYTES
+    workers = memory_budget.num_workers(data, job, num_tasks=100)
+    to_fit = memory_budget.WORKER_BYTES + 2 * memory_budget.counts_bytes(data) if encoding != "hash" else 0
+    assert workers == 1 or workers * max(memory_budget._bytes_to_parse(job, False), to_fit) <= room
+    values = {f"cat_{i}": 10**6 * (i + 1) for i in range(26)}
+    workers, passes = memory_budget.plan_encoding(data, job, workers, values)
+    tables = [
+        sum(LookupTable.bytes_for(values[each.feature] >> each.bits) for each in slices) for slices in passes
+    ] or [sum(map(LookupTable.bytes_for, values.values()))]
+    assert workers == 1 or workers * (memory_budget.WORKER_BYTES + max(tables)) <= room
+    assert max(tables) <= max(room, memory_budget.MIN_PASS_BYTES)
+    assert (len(passes) > 1) == (budget < 16384)
+    assert 2 * 4 * memory_budget.window_rows(data) <= (budget << 20) // 16
 
 
 @pytest.fixture
 def few_files() -> Iterator[None]:
     """No more files may be open at a time than a few beyond those that are."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 25, limits[1]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 16, limits[1]))
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("is_table", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_units_keep_no_files_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, is_table: bool
@@ -140,7 +60,7 @@ def test_units_keep_no_files_open(
     overrides = ["data.workers=1", "data.split.method=random"]
     if is_table:
         (tmp_path / "schema.yaml").write_text("label: y\nsparse: [{column: tags, separator: '|'}]\n")
-        rows = [f"{i % 2},{i % 7}|{i % 11}|{i}" for i in range(900)]
+        rows = [f"{i % 2},{i % 7}|{i % 11}|{i}" for i in range(500)]
         (tmp_path / "rows").write_text("\n".join(["y,tags", *rows, ""]))
         overrides += [f"data.schema={tmp_path}/schema.yaml", "data.chunk_bytes=300"]
     else:

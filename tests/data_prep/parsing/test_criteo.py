@@ -12,9 +12,7 @@ from tests.data_prep.conftest import REFERENCE
 INTEGERS = st.none() | st.integers(-(2**31) + 1, 2**31 - 1) | st.integers(-20, 200)
 CATEGORIES = st.none() | st.integers(0, 2**32 - 1)
 ROWS = st.tuples(
-    st.integers(0, 1),
-    st.lists(INTEGERS, min_size=13, max_size=13),
-    st.lists(CATEGORIES, min_size=26, max_size=26),
+    st.integers(0, 1), st.lists(INTEGERS, min_size=13, max_size=13), st.lists(CATEGORIES, min_size=26, max_size=26)
 )
 
 
@@ -101,16 +99,10 @@ def test_rows_without_label() -> None:
         (row(integers=("99999999999999999999",) * 13), "does not fit 32 bits"),
         (row(categories=("68fd1e64",) * 25 + ("xyz",)), "column cat_25: 'xyz' is not a hexadecimal category"),
         (row(categories=("68fd1e6g",) * 26), "column cat_0: '68fd1e6g' is not a hexadecimal category"),
-        (
-            row(categories=("68fd1e645",) * 26),
-            "column cat_0: '68fd1e645' is longer than 8 hexadecimal digits",
-        ),
+        (row(categories=("68fd1e645",) * 26), "column cat_0: '68fd1e645' is longer than 8 hexadecimal digits"),
         (row(categories=("68\xfd",) * 26), "column cat_0: .* is not a hexadecimal category"),
         (row(categories=("68fd1e64",) * 25), "row 3: 39 columns, but a row has 40; column cat_25 is missing"),
-        (
-            row(categories=("68fd1e64",) * 27),
-            "row 3: 41 columns, but a row has 40; something follows column cat_25",
-        ),
+        (row(categories=("68fd1e64",) * 27), "row 3: 41 columns, but a row has 40; something follows column cat_25"),
         (b"", "row 3: empty line"),
         (b"\r", "row 3: empty line"),
         (row() + b" ", "column cat_25: '68fd1e64 ' is not a hexadecimal category"),

@@ -1,96 +1,63 @@
-"""Parts of dates: numbers in every unit, formats, and times that are none, in every form of file."""
+"""Parts of dates: numbers in every unit, formats and zones, in every form of file."""
 
-import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from common.errors import UserError
-from tests.data_prep.parsing.test_as_people_write import ids, make
+from data_prep.dataset.format import load_manifest
+from data_prep.encoding.encoder import Encoder
+from tests.data_prep.parsing.test_refusals import DATES
+from tests.data_prep.tables import ids, make
 
 SECONDS = [1_709_251_198, 946_703_167, -86_399]  # 2024-02-29T23:59:58, 2000-01-01T05:06:07, 1969-12-31T00:00:01
 EXPECTED = [ids((2024, 23, 58)), ids((2000, 5, 7)), ids((1969, 0, 1)), ids(("", "", ""))]
 UNITS = {"epoch": 1, "epoch_ms": 10**3, "epoch_us": 10**6, "epoch_ns": 10**9}
-
-
-def parts_of(directory: Path, suffix: str, values: Any, form: str | None) -> list[list[int]]:
-    """Ids of year, hour and second of a column, which is read six times."""
-    entry = "" if form is None else f", format: {form}"
-    parts = ", ".join(f"{{column: t, part: {part}{entry}}}" for part in ("year", "hour", "second"))
-    count = 6 * len(values)
-    columns = {"label": [i % 2 for i in range(count)]}
-    content: bytes | str
-    if suffix == "parquet":
-        sink = pa.BufferOutputStream()
-        pq.write_table(pa.table({**columns, "t": pa.concat_arrays([pa.array(values)] * 6)}), sink)
-        content = sink.getvalue().to_pybytes()
-    else:
-        rows = list(zip(columns["label"], [*values] * 6, strict=True))
-        if suffix == "csv":
-            content = "label,t\n" + "".join(f"{label},{'' if value is None else value}\n" for label, value in rows)
-        else:
-            content = "".join(json.dumps({"label": label, "t": value}) + "\n" for label, value in rows)
-    sparse = make(directory, content, f"label: label\nsparse: [{parts}]\n", name=f"rows.{suffix}")[2]
-    return [row.tolist() for row in sparse[: len(values)]]
-
-
-@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
-@pytest.mark.parametrize("form", UNITS)
-def test_numbers_of_every_unit(tmp_path: Path, suffix: str, form: str) -> None:
-    """As integers and, where there are fractions, with a point."""
-    numbers = [each * UNITS[form] for each in SECONDS]
-    assert parts_of(tmp_path, suffix, [*numbers, None], form) == EXPECTED
-    if form in ("epoch", "epoch_ms"):
-        (tmp_path / "fractions").mkdir()
-        fractions = [number + 0.5 for number in numbers]
-        assert parts_of(tmp_path / "fractions", suffix, [*fractions, None], form) == EXPECTED
-
-
-@pytest.mark.parametrize("values", [[20240229, 20000101, 19691231], [20240229.0, 20000101.0, 19691231.0]])
-@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
-def test_numbers_have_a_strptime_format(tmp_path: Path, suffix: str, values: list[float]) -> None:
-    years = [row[0] for row in parts_of(tmp_path, suffix, values, '"%Y%m%d"')]
-    assert years == ids((2024, 2000, 1969))
-
-
-def test_fractions_of_seconds_in_text(tmp_path: Path) -> None:
-    texts = ["2024-02-29 23:59:58.999999999", "2000-01-01T06:06:07.5+01:00", "1969-12-31T00:00:01.25Z", ""]
-    assert parts_of(tmp_path, "csv", texts, None) == EXPECTED
+# The kinds of file, the format, values.
+CASES: list[tuple[str, str | None, list[Any]]] = [
+    *(("csv jsonl parquet", form, [each * unit for each in SECONDS]) for form, unit in UNITS.items()),
+    ("csv jsonl parquet", "epoch", [each + 0.5 for each in SECONDS]),
+    ("csv jsonl parquet", "epoch_ms", [1000 * each + 0.5 for each in SECONDS]),
+    ("csv", None, ["2024-02-29 23:59:58.999999999", "2000-01-01T06:06:07.5+01:00", "1969-12-31T00:00:01.25Z"]),
+    ("jsonl parquet", '"%Y%m%d%H%M%S"', [20240229235958, 20000101050607, 19691231000001]),
+    ("jsonl parquet", '"%Y%m%d%H%M%S"', [20240229235958.0, 20000101050607.0, 19691231000001.0]),
+]
 
 
 @pytest.mark.parametrize(
-    ("suffix", "form", "value", "message"),
-    [
-        (
-            "csv",
-            "epoch",
-            980_000_000_000,
-            r"lies in the future as seconds; it looks like milliseconds; write `\{column: t, ",
-        ),
-        (
-            "parquet",
-            "epoch",
-            980_000_000_000,
-            "looks like milliseconds; write `{column: t, part: year, format: epoch_ms}`",
-        ),
-        ("jsonl", "epoch_ms", 980_000_000, "in the first days of 1970 as milliseconds; it looks like seconds"),
-        ("csv", "epoch", -3_000_000_000, "lies before 1900 as seconds; it looks like milliseconds"),
-        ("csv", None, 1_709_251_198_000, "is not an ISO 8601 date or time; it looks like milliseconds; write"),
-        ("parquet", None, 1_709_251_198, "integer, but .* has no format for it; numbers need one, e.g. format: epoch"),
-        (
-            "csv",
-            "epoch_s",
-            1_709_251_198,
-            "format epoch_s: is not known; give epoch, epoch_ms, epoch_us, epoch_ns, or a",
-        ),
-        ("jsonl", "epoch", True, "'True' is not a time of format epoch"),
-    ],
+    ("suffix", "form", "values"), [(suffix, *rest) for suffixes, *rest in CASES for suffix in suffixes.split()]
 )
-def test_an_implausible_time_is_refused(
-    tmp_path: Path, suffix: str, form: str | None, value: Any, message: str
-) -> None:
-    with pytest.raises(UserError, match=message):
-        parts_of(tmp_path, suffix, [value] * 3, form)
+def test_parts(tmp_path: Path, suffix: str, form: str | None, values: list[Any]) -> None:
+    entry = "" if form is None else f", format: {form}"
+    parts = ", ".join(f"{{column: t, part: {part}{entry}}}" for part in ("year", "hour", "second"))
+    columns = {"label": [0, 1] * 12, "t": [*values, None] * 6}
+    sparse = make(tmp_path, columns, f"label: label\nsparse: [{parts}]\n", name=f"rows.{suffix}")[2]
+    assert sparse.tolist() == EXPECTED * 6
+
+
+TIMES: dict[str, tuple[Any, ...]] = {  # hour, timestamp, weekday (Monday 0), days since 1970, month; in UTC
+    "2024-02-29 23:59:58": (23, 1709251198, 3, 19782, 2),
+    "1969-12-31T00:00:01": (0, -86399, 2, -1, 12),
+    "": (0, 0, "", "", ""),
+    "2024-01-01": (0, 1704067200, 0, 19723, 1),
+    "2024-06-01T12:00:00+02:00": (10, 1717236000, 5, 19875, 6),
+    "2000-01-01T05:06:07Z": (5, 946703167, 5, 10957, 1),
+}
+
+
+def test_parts_of_dates_in_text_and_parquet_alike(tmp_path: Path) -> None:
+    texts, columns = [*TIMES] * 3, {"label": [0, 1] * 9, "user": [f"u{i}" for i in range(18)]}
+    stamps = pa.array([TIMES[text][1] if text else None for text in texts], pa.timestamp("s")).cast(pa.timestamp("ns"))
+    forms = {"text.csv": texts, "text.parquet": texts, "stamps.parquet": stamps}
+    forms["zoned.parquet"] = stamps.cast(pa.timestamp("us", "Europe/Berlin"))
+    for name, times in forms.items():
+        (tmp_path / name).mkdir()
+        _, dense, sparse = make(tmp_path / name, {**columns, "t": times}, DATES, name=name)
+        np.testing.assert_array_equal(dense, np.array([parts[:2] for parts in TIMES.values()] * 3, np.float32))
+        assert sparse[:, 1:].tolist() == [ids(parts[2:]) for parts in TIMES.values()] * 3
+        manifest = load_manifest(tmp_path / name / "out")
+        assert manifest.schema["dense"] == ["t_hour", "t_timestamp"]
+        assert manifest.schema["sparse"] == ["user", "t_weekday", "t_date", "t_month"]
+        assert Encoder.load(tmp_path / name / "out").input_columns == ("t", "user")

@@ -13,27 +13,7 @@ from data_prep.parsing.text import read_exact, read_fast
 PLAIN_DELIMITERS = (",", ";", "|", "\t", " ", ":", "'", "\\", "#", "e", "0", "\x01")
 DELIMITERS = (*PLAIN_DELIMITERS[:4], *PLAIN_DELIMITERS, "§", "€")
 NO_TEXT = [b"\0", b"\xef\xbb\xbf", b"\xff", b"\xc3", b"\xed\xa0\x80", b"\xf4\x90\x80\x80"]
-SIGNS = [
-    '"',
-    '""',
-    "\r",
-    "\r\n",
-    "\n",
-    "\n",
-    " ",
-    "\t",
-    "\v",
-    "\f",
-    "\x1c",
-    "\x85",
-    "\u2028",
-    "é",
-    "日",
-    "'",
-    "\\",
-    "#",
-    "a",
-]
+SIGNS = ['""', "\r\n", "\n", *"\"\r\n \t\v\f\x1c\x85\u2028é日'\\#a"]
 ATOMS = [*NO_TEXT, *(sign.encode() for sign in SIGNS), b"end", b"NA"]
 QUOTE = '""'  # in a field in quotes
 FIELDS = ["", "a", "NA", "null", "nan", "NULL", "#N/A", "1.5", "-0", "true", " x ", "é", "日本", "end", "2026-01-31"]

@@ -4,14 +4,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from data_prep.dataset.table_spec import Table
 from data_prep.parsing import parquet
-from data_prep.parsing.formats import Chunk, Layout, Size
+from data_prep.parsing.formats import Chunk, Layout, Size, table_size
 from data_prep.parsing.parquet import Parquet
 from data_prep.sources.discover import Source, resolve_sources
+from tests.data_prep.tables import write
 
 ROWS = 1700
 COLUMNS = ["number", "text", "tags"]
@@ -78,3 +81,11 @@ def test_a_group_is_read_once_for_its_chunks(source: Source, monkeypatch: pytest
     assert len(chunks) > 3
     assert opened == [chunks[0], chunks[-1]]
     assert not parquet._unfinished
+
+
+def test_a_chunk_of_rows_that_take_no_room_in_the_file_is_not_larger_in_memory(tmp_path: Path) -> None:
+    columns = {"click": np.zeros(100_000, np.int8), "a": np.zeros(100_000, np.int32)}
+    (source,) = resolve_sources(str(write(tmp_path / "t.parquet", columns)))
+    table = Table(",", True, "click", (), ("a",), None, ("click", "a"), format="parquet")
+    rows = [chunk.rows.rows for chunk in Parquet().chunks(source, table_size(table), 41_000)]
+    assert (sum(rows), max(rows) <= 1000) == (100_000, True)

@@ -6,60 +6,39 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from common.errors import UserError
 from data_prep.encoding.encoder import Encoder
 from data_prep.encoding.new_rows import Shape, read_new_rows
 from data_prep.encoding.texts import VocabularyTexts
-from tests.data_prep.parsing.test_as_people_write import make
-
-VOCABULARY = ("data.encoding=vocabulary", "data.frequency_threshold=1")
-
-
-def lines(objects: list[dict[str, Any]]) -> str:
-    return "".join(json.dumps(item) + "\n" for item in objects)
-
-
-def parquet(path: Path, columns: dict[str, Any]) -> bytes:
-    pq.write_table(pa.table(columns), path)
-    return path.read_bytes()
+from tests.data_prep.tables import make, table, write
 
 
 def test_decimals_are_the_numbers_of_their_text(tmp_path: Path) -> None:
     """Arrow casts decimal 2.3 to the double above the one that 2.3 is."""
     texts = [f"{number / 10:.1f}" for number in range(40)]
     decimals = pa.array([Decimal(text) for text in texts], pa.decimal128(5, 1))
-    content = parquet(tmp_path / "t.parquet", {"score": decimals, "user": texts})
-    schema = "label: score > 2.3\nsparse: [user]"
-    assert make(tmp_path, content, schema, name="t.parquet")[0].tolist() == [int(float(text) > 2.3) for text in texts]
+    columns = {"score": decimals, "user": texts}
+    labels = make(tmp_path, columns, "label: score > 2.3\nsparse: [user]", name="t.parquet")[0]
+    assert labels.tolist() == [int(float(text) > 2.3) for text in texts]
 
 
 def test_text_in_a_column_of_json_s_lists_is_one_value(tmp_path: Path) -> None:
     """No schema has named a separator."""
-    rows = [{"label": row % 2, "tags": "rock|pop" if row % 3 else ["a b", "c"]} for row in range(60)]
-    make(tmp_path, lines(rows), "label: label\nsparse: [tags]", *VOCABULARY, name="rows.jsonl")
+    columns = {"label": [0, 1] * 30, "tags": [["a b", "c"], "rock|pop", "rock|pop"] * 20}
+    make(tmp_path, columns, "label: label\nsparse: [tags]", "data.encoding=vocabulary", name="rows.jsonl")
     names = VocabularyTexts(tmp_path / "out", "tags")
     assert sorted(names[number] for number in range(1, len(names) + 1)) == ["a b", "c", "rock|pop"]
 
 
 def test_a_member_that_some_objects_and_files_lack(tmp_path: Path) -> None:
     """It is an empty field; lists are lists in all files if they are in one."""
-    rows = [{"label": row % 2, "user": f"u{row}"} for row in range(40)]
-    (tmp_path / "more.jsonl").write_text(lines([{"label": 1, "user": "x", "tags": ["a", "b"]}] * 20))
-    (tmp_path / "rows.jsonl").write_text(lines(rows))
+    rows = {"label": [0, 1] * 20, "user": [f"u{row}" for row in range(40)]}
+    write(tmp_path / "more.jsonl", {"label": [1] * 20, "user": ["x"] * 20, "tags": [["a", "b"]] * 20})
     raw = f"data.raw=[{tmp_path}/rows.jsonl,{tmp_path}/more.jsonl]"
-    schema = "label: label\nsparse: [user, tags]"
-    make(tmp_path, lines(rows), schema, *VOCABULARY, raw, "data.split.method=random", name="rows.jsonl")
+    make(tmp_path, rows, "label: label\nsparse: [user, tags]", raw, "data.split.method=random", name="rows.jsonl")
     assert len(VocabularyTexts(tmp_path / "out", "tags")) == 2
-    with pytest.raises(UserError, match=r"no column colour, .*put a row that has it among the first"):
-        make(tmp_path, lines(rows), "label: label\nsparse: [colour]", *VOCABULARY, name="rows.jsonl")
-
-
-def test_json_lines_by_another_name_are_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no column label, .*or name JSON lines \.jsonl"):
-        make(tmp_path, lines([{"label": 1, "user": "x"}] * 9), "label: label\nsparse: [user]", name="rows.json")
 
 
 NESTED = [
@@ -72,8 +51,7 @@ NESTED = [
 
 @pytest.mark.parametrize("values", NESTED, ids=["list", "struct", "list of lists", "list of categories"])
 def test_nested_candidates_are_refused_by_column(tmp_path: Path, values: Any) -> None:
-    rows = "".join(f"{row % 2},{row / 4},u{row % 5}\n" for row in range(40))
-    make(tmp_path, "label,price,user\n" + rows, "label: label\ndense: [price]\nsparse: [user]\n", *VOCABULARY)
+    make(tmp_path, table(), "label: label\ndense: [price]\nsparse: [user]\n")
     encoder = Encoder.load(tmp_path / "out")
     with pytest.raises(UserError, match=r"row 1, column user: .* is not a category"):
         encoder.parse_columns({"price": [1.0, 2.0], "user": values}, "new")
@@ -83,8 +61,8 @@ def test_nested_candidates_are_refused_by_column(tmp_path: Path, values: Any) ->
 
 @pytest.mark.parametrize("number", [10**400, 2**70])
 def test_integers_of_any_length(tmp_path: Path, number: int) -> None:
-    rows = [{"label": row % 2, "price": row, "user": "u"} for row in range(40)]
-    make(tmp_path, lines(rows), "label: label\ndense: [price]\nsparse: [user]\n", name="rows.jsonl")
+    columns = {"label": [0, 1] * 20, "price": list(range(40)), "user": ["u"] * 40}
+    make(tmp_path, columns, "label: label\ndense: [price]\nsparse: [user]\n", name="rows.jsonl")
     encoder = Encoder.load(tmp_path / "out")
     if number > 2**80:
         with pytest.raises(UserError, match=r"row 1, column price: 1000.* is not a number"):
@@ -110,8 +88,8 @@ def test_a_delimiter_that_does_not_divide_is_not_asked(tmp_path: Path) -> None:
 def test_booleans_of_parquet(tmp_path: Path, older: bool) -> None:
     """They are 1 and 0, in datasets that do not record spellings, too."""
     truths = [row % 3 == 0 for row in range(42)]
-    content = parquet(tmp_path / "t.parquet", {"label": [row % 2 for row in range(42)], "new": truths})
-    sparse = make(tmp_path, content, "label: label\nsparse: [new]", name="t.parquet")[2]
+    columns = {"label": [0, 1] * 21, "new": truths}
+    sparse = make(tmp_path, columns, "label: label\nsparse: [new]", name="t.parquet")[2]
     path = tmp_path / "out/manifest.json"
     if older:
         document = json.loads(path.read_text())
@@ -135,9 +113,6 @@ def test_booleans_of_parquet(tmp_path: Path, older: bool) -> None:
 
 @pytest.mark.parametrize("value", ["NaN", "[1, Infinity]", "-Infinity"])
 def test_numbers_that_json_does_not_have_are_named_by_column(value: str, tmp_path: Path) -> None:
-    content = lines([{"label": 0, "user": "a"}] * 3) + f'{{"label": 1, "user": {value}}}\n'
-    with pytest.raises(UserError, match=r"rows.jsonl: row 4, column user: -?(NaN|Infinity), which JSON does not have"):
-        make(tmp_path, content, "label: label\nsparse: [user]\n", name="rows.jsonl")
     (tmp_path / "new.json").write_text(f'[{{"user": "a"}}, {{"user": {value}}}]')
     with pytest.raises(UserError, match=r"new.json: column user: -?(NaN|Infinity), which JSON does not have"):
         read_new_rows(tmp_path / "new.json", Shape(("label", "user"), ",", "label"))

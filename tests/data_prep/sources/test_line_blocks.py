@@ -37,9 +37,7 @@ def collect(lines: LineBlocks, stop: int) -> bytes:
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(
-        st.binary(max_size=30).map(lambda b: b.replace(b"\n", b"").replace(b"\x1f", b"")),
-        min_size=1,
-        max_size=12,
+        st.binary(max_size=30).map(lambda b: b.replace(b"\n", b"").replace(b"\x1f", b"")), min_size=1, max_size=12
     ),
     st.integers(1, 60),
     st.integers(40, 100),

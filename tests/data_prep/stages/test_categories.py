@@ -13,12 +13,7 @@ from common.files import Crc32
 from data_prep.dataset.spelling import Form
 from data_prep.engine.job import ChunkRecord
 from data_prep.parsing.table_block import TableBlock, TextColumn
-from data_prep.stages.categories import (
-    CategoryBuffer,
-    StoredDictionary,
-    TableCategories,
-    write_code_counts,
-)
+from data_prep.stages.categories import CategoryBuffer, StoredDictionary, TableCategories, write_code_counts
 from data_prep.stages.columns import DICTIONARIES, chunk_bags, read_codes, read_dictionary
 from tests.data_prep import oracle
 

@@ -14,13 +14,11 @@ from hypothesis import strategies as st
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest, open_shard
 from data_prep.dataset.multi_hot import MLPERF_SIZES, MultiHot, MultiHotTables, table_path
-from data_prep.engine.executor import Worker
 from data_prep.io.arrays import MAPPED_BYTES
 from data_prep.pipeline import preprocess
-from data_prep.stages.expand_multi_hot import ExpandedShard, ExpandTask
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
-from tests.data_prep.conftest import config, load_split, run, sums
+from tests.data_prep.conftest import config, load_split
 from tests.reference import multi_hot_tables
 
 SPLITS = ("train", "val", "test")
@@ -67,47 +65,6 @@ def test_every_id_becomes_its_bag(tmp_path: Path, distribution: str, more: list[
             assert all((shard.bags[place].lengths == MLPERF_SIZES[feature]).all() for shard in shards)
 
 
-def test_verify_names_a_table_of_bags_that_changed(tmp_path: Path) -> None:
-    root = make(tmp_path, "out", "data.encoding=hash", "data.max_ind_range=50", "data.multi_hot.sizes=mlperf_v2")
-    verify_dataset(root)
-    [table] = root.glob("multi_hot/*/20.npy")
-    content = bytearray(table.read_bytes())
-    content[-1] ^= 1
-    table.write_bytes(content)
-    with pytest.raises(UserError, match=r"multi_hot/.*/20\.npy: sha256"):
-        verify_dataset(root)
-
-
-@pytest.mark.slow
-def test_workers_and_kills_do_not_change_a_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    overrides = ["data.encoding=hash", "data.max_ind_range=50", "data.multi_hot.sizes=mlperf_v2"]
-    one = make(tmp_path, "one", *overrides)
-    process = run(
-        f"data.raw={tmp_path}/rows.tsv",
-        f"data.path={tmp_path}/two",
-        "data.chunk_bytes=20000",
-        "data.workers=2",
-        *overrides,
-    )
-    assert process.returncode == 0, process.stderr
-    expand = ExpandTask.do
-    tasks: list[ExpandTask] = []
-
-    def stop_at_the_third(task: ExpandTask, worker: Worker) -> ExpandedShard:
-        if len(tasks) == 2:
-            raise KeyboardInterrupt
-        tasks.append(task)
-        return expand(task, worker)
-
-    monkeypatch.setattr(ExpandTask, "do", stop_at_the_third)
-    with pytest.raises(KeyboardInterrupt):
-        make(tmp_path, "three", *overrides)
-    monkeypatch.setattr(ExpandTask, "do", expand)
-    make(tmp_path, "three", *overrides)
-    assert sums(one) == sums(tmp_path / "two") == sums(tmp_path / "three")
-    assert load_manifest(one).digest == load_manifest(tmp_path / "three").digest
-
-
 def test_another_choice_is_another_dataset(tmp_path: Path) -> None:
     overrides = ["data.encoding=hash", "data.max_ind_range=50"]
     sizes = "data.multi_hot.sizes=mlperf_v2"
@@ -117,21 +74,6 @@ def test_another_choice_is_another_dataset(tmp_path: Path) -> None:
         make(tmp_path, "out", *overrides, sizes, "data.multi_hot.seed=1")
     with pytest.raises(UserError, match=r"multi_hot\.sizes is \[.*\] there, \[.*\] here"):
         make(tmp_path, "out", *overrides, f"data.multi_hot.sizes={[2] * 26}".replace(" ", ""))
-
-
-@pytest.mark.parametrize(
-    ("choice", "message"),
-    [
-        ("data.multi_hot.sizes=[1,2]", "2 given for 26 features"),
-        ("data.multi_hot.sizes=nonsense", "give ids per bag"),
-        ("data.multi_hot.seed=1", r"data\.multi_hot\.seed: has no effect"),
-        ("data.multi_hot.distribution=pareto", r"data\.multi_hot\.distribution: has no effect"),
-    ],
-)
-def test_choices_that_cannot_be(tmp_path: Path, choice: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        make(tmp_path, "out", choice)
-    assert not (tmp_path / "out").exists()
 
 
 def test_room_for_the_tables_is_asked_for_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,13 +4,11 @@ import dataclasses
 import itertools
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from common.errors import UserError
 from data_prep.config.keys import SyntheticEventsConfig
 from data_prep.pipeline import preprocess
 from data_prep.synthetic.events import World, click_probability, next_satiety
@@ -95,16 +93,3 @@ def test_seeds_decide_the_bytes(root: Path, tmp_path: Path) -> None:
     assert sums(tmp_path / "same") == sums(root)
     assert sums(tmp_path / "other") != sums(root)
     assert dataclasses.asdict(CONFIG)["seed"] == 0
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["data.raw=x.csv"], "data.raw: has no effect with data=synthetic_events"),
-        (["data.synthetic.rows=5"], "data.synthetic.rows: has no effect with data=synthetic_events"),
-        (["data.synthetic_events.days=1"], "data.synthetic_events.days=1: must be"),
-    ],
-)
-def test_keys_without_effect_are_refused(tmp_path: Path, overrides: list[Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        preprocess(config(*SMALL, f"data.path={tmp_path}", *overrides))

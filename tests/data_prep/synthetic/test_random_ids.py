@@ -89,25 +89,6 @@ def test_ids_follow_a_power_law(tmp_path: Path) -> None:
     assert (np.abs(counts - p)[:50] < 3.5 * np.sqrt(p / rows)[:50]).all()
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("data.random.tables=nothing", "mlperf_v2 or criteo_kaggle"),
-        ("data.random.tables=[0]", "rows of every table"),
-        ("data.random.bag_sizes=[1,2]", "2 given for 4 features"),
-        ("data.random.bag_sizes=0", "ids per bag"),
-        ("data.random.exponent=2", "has no effect with data.random.distribution=uniform"),
-        ("data.random.rows=0", "must be at least 1"),
-        ("data.max_ind_range=10", "has no effect with data=random"),
-        ("data.raw=days", "has no effect with data=random"),
-    ],
-)
-def test_bad_values_are_refused(tmp_path: Path, override: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        preprocess(config(*SMALL, f"data.path={tmp_path}/out", override))
-    assert not (tmp_path / "out").exists()
-
-
 def test_named_tables_can_be_cut(tmp_path: Path) -> None:
     overrides = ["data.random.rows=10", "data.random.eval_rows=0", "data.random.max_rows_per_table=1000"]
     manifest = preprocess(

@@ -1,15 +1,11 @@
 """Stack distances against a list, hit rates against a cache, generated traces against the profiles they come from."""
 
 import re
-import subprocess
-from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import ks_2samp
 
@@ -36,31 +32,7 @@ from data_prep.traces.sampler import AccessGenerator, share_used_before, warn_of
 from data_prep.traces.stack_distance import LruStack
 from data_prep.verify import verify_dataset
 from tests.data_prep.conftest import config, load_split, sums
-from tests.forks import run_module
-
-
-def stack_by_list(ids: list[int]) -> list[int]:
-    """The definition: a list, the id used last at its front."""
-    stack: list[int] = []
-    distances: list[int] = []
-    for identity in ids:
-        distances.append(stack.index(identity) if identity in stack else -1)
-        if identity in stack:
-            stack.remove(identity)
-        stack.insert(0, identity)
-    return distances
-
-
-def hits_of_a_cache(ids: list[int], size: int) -> int:
-    cache: OrderedDict[int, None] = OrderedDict()
-    hits = 0
-    for identity in ids:
-        hits += identity in cache
-        cache[identity] = None
-        cache.move_to_end(identity)
-        if len(cache) > size:
-            cache.popitem(last=False)
-    return hits
+from tests.oracles.generated import hit_rates, stack_distances
 
 
 def zipf(size: int, count: int, exponent: float = 1.1, seed: int = 0) -> NDArray[np.int64]:
@@ -90,28 +62,22 @@ def profiled(size: int, ids: NDArray[Any]) -> TableProfile:
     return profiler.profile
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.lists(st.integers(0, 30), max_size=300))
-def test_distances_are_those_of_the_definition(ids: list[int]) -> None:
-    assert LruStack(31).use(np.array(ids, np.int32)).tolist() == stack_by_list(ids)
-
-
 @pytest.mark.parametrize("name", ["zipf", "three ids"])
 def test_distances_beyond_one_bitmap(name: str) -> None:
     """So many accesses that slots are used up and the ids move to the front, again and again."""
     size, ids = TRACES[name]
     ids = ids[:12_000]
-    assert LruStack(size).use(ids).tolist() == stack_by_list(ids.tolist())
+    distances = [-1 if each is None else each for each in stack_distances(ids.tolist())]
+    assert LruStack(size).use(ids).tolist() == distances
 
 
 @pytest.mark.parametrize("size", [1, 50, 255, 3072])
 def test_hit_rates_are_those_of_a_cache(size: int) -> None:
-    rows, ids = TRACES["zipf"]
-    ids = ids[:30_000]
-    rates = profiled(rows, ids).hit_rates()
+    rows, ids = TRACES["zipf"][0], TRACES["zipf"][1][:12_000]
     place = int(np.searchsorted(BIN_STARTS[1:], size))
     assert BIN_STARTS[1:][place] == size
-    assert rates[place] * len(ids) == pytest.approx(hits_of_a_cache(ids.tolist(), size))
+    expected = hit_rates(stack_distances(ids.tolist()), size)[-1]
+    assert profiled(rows, ids).hit_rates()[place] == pytest.approx(expected)
 
 
 def test_bins_are_narrow_and_cover_all() -> None:
@@ -159,13 +125,10 @@ def test_shorter_and_longer_traces() -> None:
     assert np.abs(np.cumsum(finite[0]) - np.cumsum(finite[1])).max() < 0.005
 
 
-def test_pieces_and_seeds() -> None:
-    size, ids = TRACES["zipf"]
-    profile = profiled(size, ids)
+def test_a_seed_decides_the_trace() -> None:
+    profile = profiled(*TRACES["zipf"])
     whole = AccessGenerator(profile, (1,)).draw(70_000)
-    generator = AccessGenerator(profile, (1,))
-    repeat = np.concatenate([generator.draw(70_000)])
-    np.testing.assert_array_equal(whole, repeat)
+    np.testing.assert_array_equal(whole, AccessGenerator(profile, (1,)).draw(70_000))
     assert (AccessGenerator(profile, (2,)).draw(1000) != whole[:1000]).mean() > 0.5
 
 
@@ -184,28 +147,21 @@ def test_profiles_survive_the_disk(tmp_path: Path) -> None:
             load_profiles(tmp_path / "bad.npz")
 
 
-def command(name: str, *overrides: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return run_module(f"data_prep.{name}", *overrides, cwd=cwd)
+def command(name: str, *overrides: str) -> None:
+    """Do what a command of data_prep does; tests/oracles/test_generated.py starts them."""
+    main = {"profile": profile_command.main, "compare": compare.main}[name]
+    main(compose_config(PrepConfig, CONFIG_DIRECTORY, [f"locality.{each}" for each in overrides]))
 
 
-def test_text_traces_by_the_commands(tmp_path: Path) -> None:
-    """Profile, generate, compare, as a user would."""
-    for name in ("one", "two"):
-        (tmp_path / f"{name}.txt").write_text(", ".join(map(str, TRACES["zipf"][1][:5000] * 7 + 10**9)))
-    trace = "locality.trace=[one.txt,two.txt]"
-    process = command("profile", trace, "locality.profile=p.npz", cwd=tmp_path)
-    assert process.returncode == 0, process.stderr
-    assert "one: 5,000 accesses to" in process.stdout
-    process = command("generate", "locality.profile=p.npz", "locality.to=made", cwd=tmp_path)
-    assert process.returncode == 0, process.stderr
-    assert len((tmp_path / "made/two.txt").read_text().split()) == 5000
-    process = command("compare", trace, "locality.other=made", "locality.plot=lru.svg", cwd=tmp_path)
-    assert process.returncode == 0, process.stderr
-    assert float(process.stdout.split("tables: ")[1].split(";")[0]) < 0.001
+def test_a_plot_and_tables_that_differ(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    for name, kind in (("one", "zipf"), ("two", "zipf"), ("other/one", "moving"), ("other/two", "moving")):
+        (tmp_path / f"{name}.txt").write_text(", ".join(map(str, TRACES[kind][1][:5000] * 7 + 10**9)))
+    trace = f"trace=[{tmp_path}/one.txt,{tmp_path}/two.txt]"
+    command("compare", trace, f"other={tmp_path}/other", f"plot={tmp_path}/lru.svg")
     assert (tmp_path / "lru.svg").read_text().count("<polyline") == 2
-    process = command("compare", trace, "locality.other=one.txt", cwd=tmp_path)
-    assert process.returncode == 2
-    assert "its tables are ['one'], not ['one', 'two']" in process.stderr
+    with pytest.raises(UserError, match=r"its tables are \['one'\], not \['one', 'two'\]"):
+        command("compare", trace, f"other={tmp_path}/one.txt")
 
 
 def test_bad_words_are_named(tmp_path: Path) -> None:
@@ -293,19 +249,6 @@ def test_a_dataset_of_another_length_warns(tmp_path: Path, capfd: pytest.Capture
     assert "warning" not in capfd.readouterr().err
 
 
-def exact_rates(ids: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Share of the accesses that an LRU cache of 0, 1, … rows hits, by a list that is searched from its top."""
-    stack: list[int] = []
-    counts = np.zeros(2000)
-    for identity in ids.tolist():
-        if identity in stack:
-            depth = stack[::-1].index(identity)
-            counts[depth + 1] += 1
-            stack.pop(len(stack) - 1 - depth)
-        stack.append(identity)
-    return np.cumsum(counts) / len(ids)
-
-
 def test_a_working_set_inside_a_bin_is_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Distances beyond 255 are kept in bins, at whose ends alone these two hit as often."""
     traces = {}
@@ -313,24 +256,16 @@ def test_a_working_set_inside_a_bin_is_seen(tmp_path: Path, capsys: pytest.Captu
         traces[name] = np.tile(np.arange(size), 5)
         (tmp_path / name).mkdir()
         (tmp_path / name / "t.txt").write_text("\n".join(map(str, traces[name])))
-    rates = [exact_rates(ids) for ids in traces.values()]
+    rates = [hit_rates(stack_distances(ids.tolist()), 400) for ids in traces.values()]
     expected = float(np.abs(rates[0] - rates[1]).max())
     assert expected > 0.5
-    overrides = [f"locality.{key}={tmp_path}/{name}/t.txt" for key, name in (("trace", "one"), ("other", "two"))]
-    compare.main(compose_config(PrepConfig, CONFIG_DIRECTORY, overrides))
+    command("compare", f"trace={tmp_path}/one/t.txt", f"other={tmp_path}/two/t.txt")
     output = capsys.readouterr().out
     assert f"largest of 1 tables: {expected:.5f}; of all accesses together: {expected:.5f}\n" in output
     for name in traces:
-        profile_command.main(
-            compose_config(
-                PrepConfig,
-                CONFIG_DIRECTORY,
-                [f"locality.trace={tmp_path}/{name}/t.txt", f"locality.profile={tmp_path}/{name}.npz"],
-            )
-        )
+        command("profile", f"trace={tmp_path}/{name}/t.txt", f"profile={tmp_path}/{name}.npz")
     capsys.readouterr()
-    overrides = [f"locality.trace={tmp_path}/one.npz", f"locality.other={tmp_path}/two.npz"]
-    compare.main(compose_config(PrepConfig, CONFIG_DIRECTORY, overrides))
+    command("compare", f"trace={tmp_path}/one.npz", f"other={tmp_path}/two.npz")
     match = re.search(r"of all accesses together: (\S+) to (\S+)", capsys.readouterr().out)
     assert match is not None
     assert float(match[1]) < 0.01 < expected <= float(match[2])  # a range, which says that it does not know

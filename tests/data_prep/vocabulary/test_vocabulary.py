@@ -1,6 +1,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_prep.dataset.options import VocabularyOrder
-from data_prep.encoding.lookup import LookupTable
+from data_prep.encoding.lookup import LookupTable, SortedTable
 from data_prep.vocabulary.count import Run, _count_repeated, count_in_order, count_values
 from data_prep.vocabulary.merge import SpilledRun, merge_in_parts, spill_parts
 from data_prep.vocabulary.rank import most_frequent, rank_values
@@ -21,28 +22,45 @@ def kept(parts: Sequence[Run | SpilledRun], limit: int, path: Path) -> Sequence[
     return spill_parts(most_frequent(parts, limit), path.parent / "kept") if parts else parts
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(
     st.lists(VALUES, min_size=1, max_size=5),
+    st.sampled_from([0, 2**31, 2**33]),
     st.integers(0, 3),
-    st.none() | st.integers(1, 20),
-    st.sampled_from([64, 640, 1 << 20]),
+    st.none() | st.integers(0, 20),
+    st.sampled_from([96, 960, 1 << 20]),
+    st.sampled_from(list(VocabularyOrder)),
 )
-def test_counted_merged_and_ranked_as_the_oracle(
-    tmp_path_factory: pytest.TempPathFactory, units: list[list[int]], threshold: int, cap: int | None, part_bytes: int
+def test_counted_merged_capped_and_ordered(
+    tmp_path_factory: pytest.TempPathFactory,
+    units: list[list[int]],
+    gap: int,
+    threshold: int,
+    limit: int | None,
+    part_bytes: int,
+    order: VocabularyOrder,
 ) -> None:
-    runs = [count_values(np.array(values, np.uint32)).run for values in units]
-    for run, values in zip(runs, units, strict=True):
-        assert dict(zip(run.values.tolist(), run.counts.tolist(), strict=True)) == Counter(values)
-        assert run.values.tolist() == sorted(set(values))
-    parts = list(merge_in_parts(runs, part_bytes))
-    distinct_values = [value for part in parts for value in part.values.tolist()]
+    runs, begin = [], 7
+    for values in units:
+        if order is VocabularyOrder.frequency:
+            runs.append(count_values(np.array(values, np.uint32)).run)
+        else:
+            runs.append(count_in_order(np.array(values, np.uint32), np.arange(begin, begin + len(values))).run)
+        assert dict(zip(runs[-1].values.tolist(), runs[-1].counts.tolist(), strict=True)) == Counter(values)
+        assert runs[-1].values.tolist() == sorted(set(values))
+        begin += len(values) + gap
     everything = [value for values in units for value in values]
-    assert distinct_values == sorted(set(everything))
+    merged = [value for part in merge_in_parts(runs, part_bytes) for value in part.values.tolist()]
+    assert merged == sorted(set(everything))
+    ranked = oracle.vocabulary(np.array(everything, np.int64), threshold)[:limit]
+    expected = ranked
+    if order is VocabularyOrder.value:
+        expected = sorted(ranked)
+    elif order is VocabularyOrder.first_appearance:
+        expected = [value for value in dict.fromkeys(everything) if value in set(ranked)]
     path = tmp_path_factory.mktemp("vocab") / "cat_0.npy"
-    often = spill_parts(merge_in_parts(runs, part_bytes, threshold=threshold), path.parent / "all")
-    number = rank_values(often if cap is None else kept(often, cap - 1, path), path, VocabularyOrder.frequency)
-    expected = oracle.vocabulary(np.array(everything, np.int64), threshold, cap)
+    parts = spill_parts(merge_in_parts(runs, part_bytes, threshold=threshold), path.parent / "all")
+    number = rank_values(parts if limit is None else kept(parts, limit, path), path, order)
     assert np.load(path).tolist() == expected
     assert number == len(expected)
 
@@ -78,53 +96,21 @@ def test_many_parts_are_used() -> None:
     assert max(len(part.values) for part in parts) < 1000
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    st.lists(st.integers(0, 2**32 - 1), unique=True, max_size=200), VALUES, st.sampled_from([(1, 0), (2, 1), (0, 0)])
-)
-def test_lookup(keys: list[int], queries: list[int], ids_from: tuple[int, int]) -> None:
+@settings(max_examples=100, deadline=None)
+@given(st.booleans(), st.data(), st.sampled_from([(1, 0), (2, 1), (0, 0), (3, 7)]))
+def test_lookup(is_wide: bool, data: st.DataObject, ids_from: tuple[int, int]) -> None:
+    """Of values of 32 bits in a hash table, of 64 bits in a sorted one."""
+    table_type, dtype = (SortedTable, np.uint64) if is_wide else (LookupTable, np.uint32)
+    numbers = st.integers(0, 2**64 - 1) if is_wide else st.integers(0, 40) | st.integers(0, 2**32 - 1)
+    keys = data.draw(st.lists(numbers, unique=True, max_size=200))
+    queries = data.draw(st.lists(numbers, max_size=100))
     first_id, unknown_id = ids_from
-    table = LookupTable.build(np.array(keys, np.uint32), first_id, unknown_id)
-    values = np.array(queries + keys, np.uint32)
+    table: Any = table_type.build(np.array(keys, dtype), first_id, unknown_id)
+    values = np.array(queries + keys, dtype)
     ids = np.empty(len(values), np.int32)
     unknown = table.look_up(values, ids)
     position = {value: i + first_id for i, value in enumerate(keys)}
     assert ids.tolist() == [position.get(value, unknown_id) for value in values.tolist()]
     assert unknown == sum(value not in position for value in queries)
-    assert table.slots.nbytes == LookupTable.bytes_for(len(keys))
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    st.lists(VALUES, min_size=1, max_size=5),
-    st.sampled_from([0, 2**31, 2**33]),
-    st.integers(0, 3),
-    st.none() | st.integers(0, 20),
-    st.sampled_from([96, 960, 1 << 20]),
-    st.sampled_from([VocabularyOrder.first_appearance, VocabularyOrder.value]),
-)
-def test_other_orders(
-    tmp_path_factory: pytest.TempPathFactory,
-    units: list[list[int]],
-    gap: int,
-    threshold: int,
-    limit: int | None,
-    part_bytes: int,
-    order: VocabularyOrder,
-) -> None:
-    runs, begin = [], 7
-    for values in units:
-        runs.append(count_in_order(np.array(values, np.uint32), np.arange(begin, begin + len(values))).run)
-        begin += len(values) + gap
-    everything = [value for values in units for value in values]
-    counts = Counter(everything)
-    ranked = sorted((value for value in counts if counts[value] >= threshold), key=lambda v: (-counts[v], v))
-    capped = set(ranked[:limit])
-    expected = [value for value in dict.fromkeys(everything) if value in capped]
-    if order is VocabularyOrder.value:
-        expected.sort()
-    path = tmp_path_factory.mktemp("vocab") / "cat_0.npy"
-    parts = spill_parts(merge_in_parts(runs, part_bytes, threshold=threshold), path.parent / "all")
-    number = rank_values(parts if limit is None else kept(parts, limit, path), path, order)
-    assert np.load(path).tolist() == expected
-    assert number == len(expected)
+    arrays = (table.values, table.numbers) if is_wide else (table.slots,)
+    assert sum(array.nbytes for array in arrays) == table_type.bytes_for(len(keys))

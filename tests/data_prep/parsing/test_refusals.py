@@ -1,0 +1,321 @@
+"""Mistakes in own tables and their schemas: each is refused in one line that names its place and what to do."""
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from common.errors import UserError
+from data_prep.pipeline import preprocess
+from tests.data_prep.conftest import config
+from tests.data_prep.tables import HASHED, SCHEMA, Content, make, paths, table
+
+QUOTE = "ends inside quotes; .* remove the line break"
+RETURNS = "lines end in carriage returns alone; convert the file: tr"
+BACKSLASH = r'row 9: \\" in quotes, where a backslash escapes nothing; write a'
+CRITEO = "label: price\nsparse: [user]\n"
+HEADED = "label,price,user,item\n"
+ROWS = "1,2,u,i\n" * 30
+DATES = (
+    "label: label\ndense: [{column: t, part: hour}, {column: t, part: timestamp}]\n"
+    "sparse: [user, {column: t, part: weekday}, {column: t, part: date}, {column: t, part: month}]\n"
+)
+TIMES = "label,user,t\n1,u,2024-01-01\n0,u,01/02/2024\n"
+NUMBERED = "b,1,0,label\n" + "".join(f"x{i},y{i % 3},z{i % 5},{i % 2}\n" for i in range(40))
+POSITION = r"column 0: is a position \(b\)"
+PLAIN = "".join(f"{i % 2},a{i}\n" for i in range(40))
+EUROPEAN = SCHEMA + 'delimiter: ";"\ndecimal: ","\nthousands: "."\nmissing: ["NA", "NULL", "\\\\N"]\n'
+FORMAT = 'label: label\nsparse: [item, {column: user, part: hour, format: "%s"}]\n'
+LABEL = "label: l %s\nsparse: [user]\n"
+FIVES = "l,user\n" + "5,a\n4,b\n5,c\n" * 10
+NUMBER = "label: {column: price, kind: number}\nsparse: [user]\n"
+PART = "label: label\nsparse: [{column: user, part: year%s}]\n"
+WRITE_MS = r"; it looks like milliseconds; write `\{column: user, part: year, format: epoch_ms\}`"
+
+
+def sparse(entry: str) -> str:
+    return f"label: label\nsparse: [{entry}]\n"
+
+
+def times(value: Any) -> str:
+    return table(40, r9=f"1,2,{value},i\n", **{f"r{row}": "1,2,,i\n" for row in (*range(2, 9), *range(10, 42))})
+
+
+# Text of a table, its schema, what the line says.
+TEXTS: list[tuple[str | bytes, str, str]] = [
+    # Quotes and line ends: the row is where a quote opens.
+    (table(r9='1,2.0,u1,"a\n0,3,u2,item 3,b"\n'), SCHEMA, f"row 9: {QUOTE}"),
+    (HEADED + '1,2.0,u1,"a\n0,3,u2,b"\n' + ROWS, SCHEMA, f"row 2: {QUOTE}"),
+    (table(r9='1,2.0,u1,"a\n'), SCHEMA, f"row 9: {QUOTE}"),
+    (table(r41='1,2.0,u1,"a\n'), SCHEMA, f"row 41: {QUOTE}"),
+    (table() + '1,2.0,u1,"a', SCHEMA, f"row 42: {QUOTE}"),
+    (table(r9='"\n'), SCHEMA, f"row 9: {QUOTE}"),
+    ('label,price,user,"item\nno"\n1,2,u,i\n', SCHEMA, f"row 1: {QUOTE}"),
+    (table(r9='1,2.0,u1,"a\n').replace("\n", "\r\n"), SCHEMA, f"row 9: {QUOTE}"),
+    (table().replace("\n", "\r"), SCHEMA, f"row 1: {RETURNS}"),
+    (table().replace("\n", "\r"), "header: false\nlabel: 0\nsparse: [2, 3]\n", f"row 1: {RETURNS}"),
+    (table(r9="1,2,u,i\r0,3,v,j\n"), SCHEMA, f"row 9: {RETURNS}"),
+    (table(r9="\n", r12="1,x,u,i\n"), SCHEMA, "row 12, column price: 'x' is not a number"),
+    (table(r9='1,2.0,u1,"say \\"u13\\""\n'), SCHEMA, BACKSLASH),
+    (table(r9='1,2.0,"{\\"a\\": 1}",c\n'), SCHEMA, BACKSLASH),
+    (table(r9='1,2.0,"\\"x",c\n'), SCHEMA, BACKSLASH),
+    ("\ufefflabel,user\n" + "\ufeff1,u\n" * 30, sparse("user"), "row 2, column label: .* is not a number"),
+    (table(r9="1,2,u\udcff,i\n").encode(errors="surrogateescape"), SCHEMA, "row 9: not UTF-8"),
+    # Rows and numbers.
+    (table(r9="1,2,u\n"), SCHEMA, "row 9: 3 columns, but a row has 4"),
+    (table(r9="1,2,u,i,x\n"), SCHEMA, "row 9: 5 columns, but a row has 4"),
+    (table(r9=",2,u,i\n"), SCHEMA, "row 9, column label: no value"),
+    *(
+        (table(r9=f'1,"{text}",u,i\n'), SCHEMA, "row 9, column price: .* is not a number")
+        for text in ["1_000", "１２", "0x10", "nan", "-inf", "Infinity", "1e999", "1,5", "1.2.3", "--1", ".", "cheap"]
+    ),
+    *(
+        (f"label;price;user;item\n1;{text};u;i\n" + "0;1;u;i\n" * 9, EUROPEAN, "row 2, column price: .* is not a numb")
+        for text in ["12.5", "1.23", "1.2345", "1.234.5", "1,5,0", "1_0"]
+    ),
+    # Columns and names.
+    ("label,user,user\n1,a,b\n", sparse("user"), r"rows\.csv: row 1: two columns user; rename one"),
+    ("y,user.id\n1,2\n0,3\n", "label: y\nsparse: [user.id]\n", "sparse column"),
+    ("y,../evil\n1,2\n0,3\n", "label: y\nsparse: [../evil]\n", "sparse column"),
+    ("y,a\\b\n1,2\n0,3\n", "label: y\nsparse: ['a\\b']\n", "sparse column"),
+    (NUMBERED, sparse("0"), f"{POSITION} and the name of another column; write 'b'"),
+    (NUMBERED, sparse("b, 0"), POSITION),
+    (NUMBERED, "label: 0 >= 1\nsparse: [b]\n", rf'{POSITION}.*of a label \{{column: "0", …\}}'),
+    (NUMBERED, sparse("{column: 0, separator: '|'}"), POSITION),
+    (PLAIN, "label: 0\nsparse: [1]\n", "row 1: '0' is a label, not a column's name; .*header: false"),
+    (PLAIN, "label: 0 >= 1\nsparse: [1]\n", "row 1: '0' is a label, not a column's name; .*header: false"),
+    ("yes,a\nno,b\n" * 20, "label: 0 == yes\nsparse: [1]\n", "row 1: 'yes' is a label"),
+    # The schema.
+    (table(), "label: [", "not readable as YAML"),
+    (table(), "label: label", "lacks sparse; add it"),
+    (table(), "- label", "not a mapping; write one"),
+    (table(), "lable: label\nsparse: [user]", r"key lable is not known; did you mean label\?$"),
+    (table(), sparse("user") + "colour: red", "key colour is not known; leave it out; known are decimal, "),
+    (table(), sparse(""), "sparse at least one"),
+    (table(), sparse("user, user"), "column user is named twice"),
+    (table(), sparse("user, 2"), "column user is named twice"),
+    (table(), "label: stars\nsparse: [user]", "no column stars, .*; it has label, price, user, item; correct one of"),
+    (table(), 'delimiter: "\\t"\n' + SCHEMA, 'no column label, .*, or write delimiter: "," in the schema$'),
+    (table(), "label: 7\nsparse: [user]", "column 7: the file has 4 columns"),
+    (table(), "label: -1\nsparse: [user]", "-1 is not a column"),
+    (table(), "header: false\nlabel: 3\nsparse: [user]", "'user' is not a column; of these files columns are posit"),
+    (table(), sparse('{column: user, seperator: "|"}'), "seperator is not known; did you mean separator?"),
+    (table(), sparse("{column: user, part: weekdays}"), "weekdays is not known; did you mean weekday?"),
+    (table(), 'label: {column: price, rule: "over 4"}\nsparse: [user]', "key label"),
+    (table(), "header: maybe\n" + SCHEMA, "keys header and delimiter"),
+    (table(r2="3,1,u,i\n"), SCHEMA, "row 2, column label: .* is not a label"),
+    (table(), SCHEMA + "decimal: ','\nthousands: ','", "keys decimal and thousands: give one character each"),
+    (table(), SCHEMA + "decimal: 5", "keys decimal and thousands"),
+    (table(), SCHEMA + "missing: NA", "key missing: give a list of texts"),
+    # Dates.
+    (TIMES, DATES, "row 3, column t: '01/02/2024' is not an ISO 8601 date or time; .* another format in the schema"),
+    (TIMES, DATES.replace("hour", "hours"), "key dense, .*: hours is not known; did you mean hour"),
+    (TIMES, DATES.replace("hour", "fortnight"), "key dense, .*: give a column, .*parts are year, month"),
+    (TIMES, DATES.replace("hour", "hour, format: '%H'"), "row 2, column t: '2024-01-01' is not a time of format %H"),
+    (TIMES, DATES.replace("{column: t, part: hour}", "t_hour"), "no column t_hour"),
+    (TIMES, DATES.replace("part: weekday", "part: date"), "column t_date is named twice"),
+    (table(), FORMAT % "%Y-%m-%d %H:%M %p", "format %Y-%m-%d %H:%M %p: %p has an effect with %I alone"),
+    (table(), FORMAT % "%Y-%m-%d %I:%M", "format %Y-%m-%d %I:%M: %I counts hours to 12 and needs %p"),
+    (table(), FORMAT % "%Y %W", "format %Y %W: %U and %W have an effect with a weekday alone"),
+    (table(), FORMAT % "%d.%m. %H:%M", r"format %d\.%m\. %H:%M: %d needs a year"),
+    (times(98 * 10**10), PART % ", format: epoch", f"row 9, column user: .* in the future as seconds{WRITE_MS}"),
+    (times(-3 * 10**9), PART % ", format: epoch", f"lies before 1900 as seconds{WRITE_MS}"),
+    (times(1_709_251_198_000), PART % "", f"is not an ISO 8601 date or time{WRITE_MS}"),
+    (table(), PART % ", format: epoch_s", "format epoch_s: is not known; give epoch, epoch_ms, epoch_us, epoch_ns, or"),
+    # Labels.
+    (FIVES, LABEL % "=== 5", "write == 5, or the text in quotes"),
+    (FIVES, LABEL % "= purchase", "l = purchase: not a rule, as in l == purchase"),
+    (FIVES, LABEL % "=> 5", "l => 5: not a rule, as in l == 5; operators are >=, "),
+    (FIVES, LABEL % ">= many", ">= many: >= needs a number; texts take == and !="),
+    (FIVES, LABEL % "> true", "> true: > needs a number"),
+    (FIVES, 'label: {column: l, rule: "== \'a"}\nsparse: [user]\n', "the quote is not closed"),
+    (FIVES, 'decimal: ","\n' + LABEL % ">= 4.5", '4.5 is no number by decimal: ","; write it as the file does'),
+    (FIVES, 'decimal: ","\nthousands: "."\n' + LABEL % ">= 4.5", r'by decimal: "," and thousands: "\."'),
+    *(
+        (f"l,user\nyes,a\n{mark},b\nno,c\n", LABEL % "== yes", "row 3, column l: .* stands for a missing value; corr")
+        for mark in ("NULL", "N/A", "nan", "\\N", "  ")
+    ),
+    (table(r9="1,,u,i\n"), NUMBER, "row 9, column price: no value"),
+    (table(r9="1,inf,u,i\n"), NUMBER, "row 9, column price: 'inf' is not a number"),
+    (table(r9="1,good,u,i\n"), NUMBER, "row 9, column price: 'good' is not a number"),
+    (table(r9="1,1e39,u,i\n"), NUMBER, r"row 9, column price: 1e\+39 is beyond 3\.4e38"),
+    (table(), NUMBER.replace("number", 'number, rule: ">= 4"'), r"schema\.yaml: key label: .*kind: number"),
+    (table(), NUMBER.replace("number", "word"), r"schema\.yaml: key label: .*kind: number"),
+    (table(), NUMBER.replace("column: price, ", ""), r"schema\.yaml: key label: .*kind: number"),
+]
+
+
+def refused(directory: Path, content: Content, schema: str, message: str, *more: str, name: str = "rows.csv") -> str:
+    """The one line by which a table is refused; nothing passes for a dataset then."""
+    with pytest.raises(UserError, match=message) as error:
+        make(directory, content, schema, *HASHED, *more, name=name)
+    assert "\n" not in str(error.value)
+    assert str(directory) in str(error.value) or "data." in str(error.value)
+    assert not (directory / "out/manifest.json").exists()
+    return str(error.value)
+
+
+@pytest.mark.parametrize(("content", "schema", "message"), TEXTS)
+def test_a_text(tmp_path: Path, content: str | bytes, schema: str, message: str) -> None:
+    line = refused(tmp_path, content, schema, message)
+    assert refused(tmp_path, content, schema, message, "data.chunk_bytes=40") == line
+
+
+COUNT = 40
+COLUMNS: dict[str, Any] = {
+    "label": [i % 2 for i in range(COUNT)],
+    "price": [float(i) for i in range(COUNT)],
+    "user": [f"u{i}" for i in range(COUNT)],
+    "item": list(range(COUNT)),
+    "tags": [["a", "b"]] * COUNT,
+    "joined": ["a, b"] * COUNT,
+}
+STAMPS = {"user": pa.array([0] * COUNT, pa.timestamp("us"))}
+USE_A_PART = r"column user: time.*; use a part of it: \{column: user, part: hour\}"
+
+
+def at(name: str, place: int, value: Any) -> dict[str, Any]:
+    return {name: [*COLUMNS[name][:place], value, *COLUMNS[name][place + 1 :]]}
+
+
+# The form of the file, columns that differ, the schema, what the line says.
+TYPED: list[tuple[str, dict[str, Any], str, str]] = [
+    ("parquet", at("label", 29, None), SCHEMA, "row group 2, row 6 of it, column label: no value"),
+    ("parquet", at("price", 14, float("inf")), SCHEMA, "row group 1, row 3 of it, column price: inf is not a number"),
+    ("parquet", {"price": ["cheap"] * COUNT}, SCHEMA, "column price: text, not numbers"),
+    ("parquet", {"item": [3.0] * 29 + [0.5] * 11}, SCHEMA, "row group 2, row 6 of it, column item: 0.5 is not a categ"),
+    ("parquet", {"item": [[0.5]] * COUNT}, SCHEMA, "column item: list<"),
+    ("parquet", at("label", 6, float("nan")), NUMBER.replace("price", "label"), "row 7 of it, column label: nan"),
+    ("parquet", at("price", 6, None), NUMBER, "row group 0, row 7 of it, column price: no value"),
+    ("parquet", at("price", 6, float("inf")), NUMBER, "row group 0, row 7 of it, column price: inf"),
+    ("parquet", at("label", 6, float("nan")), "label: label == 1\nsparse: [user]\n", "column label: nan"),
+    ("parquet", at("label", 6, float("nan")), "label: label == like\nsparse: [user]\n", "column label: nan"),
+    ("parquet", {}, "delimiter: ';'\n" + SCHEMA, "key delimiter: has no effect"),
+    ("parquet", {}, "missing: [NA]\n" + SCHEMA, "key missing: has no effect"),
+    ("parquet", {}, sparse("{column: tags, separator: '|'}"), "holds lists .* leave the separator out"),
+    ("parquet", {}, sparse("{column: item, separator: '|'}"), "which no separator divides"),
+    ("parquet", {}, sparse("{column: tags}"), "key sparse"),
+    ("parquet", {}, sparse("users"), "no column users"),
+    ("parquet", {}, sparse("9"), "column 9: the file has 6 columns"),
+    ("parquet", {}, CRITEO, "row group 0, row 3 of it, column price: .* is not a label"),
+    ("parquet", STAMPS, sparse("user"), USE_A_PART),
+    ("parquet", STAMPS, "label: label\ndense: [user]\nsparse: [item]\n", USE_A_PART),
+    ("parquet", {name: pa.array([], pa.int8()) for name in COLUMNS}, SCHEMA, "no rows in it; get it again"),
+    ("parquet", {"user": [98 * 10**10] * COUNT}, PART % ", format: epoch", WRITE_MS[2:]),
+    ("parquet", {"user": [1_709_251_198] * COUNT}, PART % "", "integer, but .* has no format for it; numbers need one"),
+    (
+        "jsonl",
+        {"user": [98 * 10**7] * COUNT},
+        PART % ", format: epoch_ms",
+        "of 1970 as milliseconds; it looks like sec",
+    ),
+    ("jsonl", {"user": [True] * COUNT}, PART % ", format: epoch", "'True' is not a time of format epoch"),
+    ("jsonl", {}, sparse("colour"), "no column colour, .*put a row that has it among the first"),
+    ("jsonl", at("user", 3, float("nan")), SCHEMA, "row 4, column user: NaN, which JSON does not have"),
+    ("jsonl", at("user", 3, [1, float("inf")]), SCHEMA, "row 4, column user: Infinity, which JSON does not have"),
+    ("jsonl", at("user", 3, -float("inf")), SCHEMA, "row 4, column user: -Infinity, which JSON does not have"),
+]
+
+
+@pytest.mark.parametrize(("form", "changes", "schema", "message"), TYPED)
+def test_a_typed_table(tmp_path: Path, form: str, changes: dict[str, Any], schema: str, message: str) -> None:
+    content: Content = {**COLUMNS, **changes}
+    if form == "parquet":
+        sink = pa.BufferOutputStream()
+        pq.write_table(pa.table(content), sink, row_group_size=12)
+        content = sink.getvalue().to_pybytes()
+    refused(tmp_path, content, schema, rf"rows\.{form}.*{message}|schema\.yaml.*{message}", name=f"rows.{form}")
+
+
+REMEDIES: list[tuple[str, str, str, str]] = [  # a table, its schema, what is to be done, and the schema then
+    (
+        "user;label\n1;1\n2;0\n",
+        sparse("user"),
+        r'write delimiter: ";" in the schema$',
+        'delimiter: ";"\n' + sparse("user"),
+    ),
+    (
+        "1,1\n2,0\n",
+        sparse("user"),
+        "write header: false and name columns by pos",
+        "header: false\nlabel: 1\nsparse: [0]\n",
+    ),
+    ("User,label\n1,1\n2,0\n", sparse("user"), "no column user, .*; it has User, label; correct", sparse("User")),
+    ("yes,a\nno,b\n" * 20, "label: 0 == yes\nsparse: [1]", "'yes' is", "header: false\nlabel: 0 == yes\nsparse: [1]"),
+]
+
+
+@pytest.mark.parametrize(("content", "schema", "message", "remedy"), REMEDIES)
+def test_a_remedy_works(tmp_path: Path, content: str, schema: str, message: str, remedy: str) -> None:
+    refused(tmp_path, content, schema, message)
+    make(tmp_path, content, remedy)
+
+
+def test_the_rule_that_a_refusal_of_texts_suggests_works(tmp_path: Path) -> None:
+    text = "Was it clicked,user\n" + "1,u\nnot,u\nclicked,u\n" * 10
+    message = r"row 3, column Was it clicked: 'not' is not a number \(texts: 'not', 'clicked'\)"
+    rule = refused(tmp_path, text, "label: Was it clicked\nsparse: [user]", message).rpartition("as in ")[2]
+    assert make(tmp_path, text, f"{rule}\nsparse: [user]")[0].tolist() == [0, 1, 0] * 10
+    with pytest.raises(UserError, match="row 2, column Was it clicked: no value"):
+        make(tmp_path, text.replace("1,u", ",u"), f"{rule}\nsparse: [user]", *HASHED, "data.overwrite=true")
+
+
+@pytest.mark.parametrize(
+    ("transform", "text"), [("raw", "1e39"), ("raw", "-3.5e38"), ("minmax", "1.7e308"), ("minmax", "-1e308")]
+)
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_numbers_beyond_a_transform(tmp_path: Path, transform: str, text: str, kind: str) -> None:
+    """Else the dataset has infinities, which training refuses."""
+    content: Content = {**COLUMNS, **at("price", 7, float(text))} if kind == "parquet" else table(r9=f"1,{text},u,i\n")
+    place = "row 9, column price" if kind == "csv" else "row group 0, row 8 of it, column price"
+    message = rf"rows\.{kind}.*{place}: .* is beyond .*; set data\.dense_transform=signed_log1p"
+    refused(tmp_path, content, SCHEMA, message, f"data.dense_transform={transform}", name=f"rows.{kind}")
+    assert np.isfinite(make(tmp_path, content, SCHEMA, *HASHED[:2], name=f"rows.{kind}")[1]).all()
+
+
+def test_the_row_is_the_opening_one_in_a_compressed_file(tmp_path: Path) -> None:
+    content = gzip.compress(table(r9='1,2.0,u1,"a\n0,3,u2,item 3,b"\n').encode())
+    refused(tmp_path, content, SCHEMA, "row 9: ends inside quotes", "data.chunk_bytes=40", name="rows.csv.gz")
+
+
+def test_json_lines_by_another_name(tmp_path: Path) -> None:
+    refused(
+        tmp_path, '{"label": 1, "user": "x"}\n' * 9, sparse("user"), r"or name JSON lines \.jsonl", name="rows.json"
+    )
+
+
+@pytest.mark.parametrize(("name", "message"), [("none.yaml", "no such file; check data.schema"), ("", "a directory")])
+def test_a_schema_that_is_not_there(tmp_path: Path, name: str, message: str) -> None:
+    (tmp_path / "rows.csv").write_text(table())
+    with pytest.raises(UserError, match=message):
+        preprocess(config(*paths(tmp_path, SCHEMA), f"data.schema={tmp_path}/{name}"))
+
+
+CRITEO_ALONE = [
+    (["data.encoding=torchrec"], r"data\.encoding=torchrec: "),
+    (["data.dense_transform=torchrec"], r"data\.dense_transform=torchrec: "),
+    (["data=synthetic", "data.synthetic.rows=10"], r"data\.(raw|schema)=.*: these rows are Criteo's"),
+    (["data=criteo_1tb", "data.remote.mirrors=[]"], r"data\.(raw|schema)=.*: these rows are Criteo's"),
+    (["data=custom", "data.schema=null"], r"data\.schema: not given"),
+]
+
+
+@pytest.mark.parametrize(("more", "message"), CRITEO_ALONE)
+def test_keys_that_own_tables_do_not_have(tmp_path: Path, more: list[str], message: str) -> None:
+    (tmp_path / "rows.csv").write_text(table())
+    given = paths(tmp_path, SCHEMA)
+    given = given[1:] if more[0] in ("data=synthetic", "data=criteo_1tb") else given
+    with pytest.raises(UserError, match=message):
+        preprocess(config(*given, *more))
+
+
+def test_negatives_and_clicks_are_not_of_labels_that_are_numbers(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"data\.sampling\.negative_drop_rate=0\.5: .* leave it out"):
+        make(tmp_path, table(), NUMBER, *HASHED, "data.sampling.negative_drop_rate=0.5")
+    make(tmp_path, table(), NUMBER)
+    with pytest.raises(UserError, match="overwrite=true"):
+        make(tmp_path, table(), "label: price >= 3\nsparse: [user]\n")
