@@ -1,23 +1,8 @@
-"""Memory that is available, and the C library's treatment of what is freed."""
+"""The C library's treatment of memory that is freed."""
 
 import ctypes
-from pathlib import Path
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # <malloc.h>
-CGROUP = Path("/sys/fs/cgroup")
-
-
-def host_bytes_available() -> int:
-    """Host memory available without swapping: the kernel's figure, or less by this container's limit."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            available = int(line.split()[1]) * 1024
-    try:
-        limit = (CGROUP / "memory.max").read_text().strip()
-        usage = int((CGROUP / "memory.current").read_text())
-    except OSError:
-        return available
-    return available if limit == "max" else min(available, int(limit) - usage)
 
 
 def keep_freed_memory() -> bool:

@@ -22,8 +22,9 @@ import numpy as np
 from common.cli import EXIT_DONE
 from common.errors import UserError
 from common.files import write_atomically
+from common.limits import usable_cpus
 from data_prep.config.agreement import refuse_unused
-from data_prep.config.keys import PrepConfig, required, usable_cpus
+from data_prep.config.keys import PrepConfig, required
 from data_prep.traces.accesses import profile_accesses
 from data_prep.traces.histogram import BIN_STARTS, KSDistance, TableProfile, distance_between, joint_hit_rates
 from data_prep.traces.svg import Line, line_chart

@@ -15,10 +15,11 @@ from common.command import load
 from common.disk_space import Need, require_room
 from common.errors import UserError
 from common.files import FileDigest
+from common.limits import usable_cpus
 from common.memory import keep_freed_memory
 from common.version import VERSION
 from data_prep.config.checks import refuse_keys_without_events
-from data_prep.config.keys import DataConfig, chunk_size, may_use_processes, parse_size, usable_cpus
+from data_prep.config.keys import DataConfig, chunk_size, may_use_processes, parse_size
 from data_prep.dataset.event_schema import ANCHOR_BIT, ITEM, USER, EventSchema
 from data_prep.dataset.events import EVENT_DTYPES, SHARD_NAME, attribute_path
 from data_prep.dataset.format import Manifest, Shard, Split, shard_path

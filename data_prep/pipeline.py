@@ -23,9 +23,10 @@ from common.command import load
 from common.errors import UserError
 from common.files import FileDigest
 from common.jit import compile_notice
+from common.limits import usable_cpus
 from common.memory import keep_freed_memory
 from data_prep.config.checks import refuse_keys_of_raw_rows, validate
-from data_prep.config.keys import DataConfig, dataset_path, may_use_processes, parse_size, usable_cpus
+from data_prep.config.keys import DataConfig, dataset_path, may_use_processes, parse_size
 from data_prep.config.presets import largest_id, num_embeddings, report_differences, resolve_rules
 from data_prep.dataset.format import SPLITS, Manifest, build_manifest
 from data_prep.dataset.misleading import MISLEADING, misleading_sentences

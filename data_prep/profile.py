@@ -16,8 +16,9 @@ if __name__ == "__main__":  # first: what is imported below may take seconds
 from pathlib import Path
 
 from common.cli import EXIT_DONE
+from common.limits import usable_cpus
 from data_prep.config.agreement import refuse_unused
-from data_prep.config.keys import PrepConfig, required, usable_cpus
+from data_prep.config.keys import PrepConfig, required
 from data_prep.traces.accesses import profile_accesses
 from data_prep.traces.histogram import save_profiles
 

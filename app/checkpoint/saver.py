@@ -24,7 +24,7 @@ from app.runtime import shared_files
 from app.runtime.background import background_thread
 from common.errors import UserError, last_line
 from common.files import FileDigest, digest_file
-from common.memory import host_bytes_available
+from common.limits import host_bytes_available
 from common.sizes import in_words
 from common.streams import without_native_stdout
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from app.checks.check import Check, fail, ok, warn
+from common.limits import affinity, cpu_quota, memory_limit, memory_of_machine, usable_cpus
 from common.processor import announces_missing_tiles
 
 GIB = 1 << 30
@@ -15,14 +16,15 @@ SHARED_MEMORY_BYTES = GIB
 MEMORY_BYTES = 4 * GIB
 OPEN_FILES = 4_096
 DISK_WARN_BYTES, DISK_FAIL_BYTES = 10 * GIB, GIB
-CGROUP_MEMORY = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
 def check_processors() -> Check:
     """Processors that this process may use, and threads that the environment asks for."""
-    usable = len(os.sched_getaffinity(0))
+    usable, quota = usable_cpus(), cpu_quota()
     threads = os.environ.get("OMP_NUM_THREADS", "")
-    processors = f"{usable} of {os.cpu_count()} usable"
+    processors = f"{affinity()} of {os.cpu_count()} usable"
+    if quota is not None:
+        processors = f"{quota:g} of {os.cpu_count()} usable (container's limit), {usable} thread{'s' * (usable > 1)}"
     if announces_missing_tiles():
         processors += "; AMX is announced but missing, bf16 uses AVX-512"
     if threads.isdigit() and int(threads) > usable:
@@ -32,25 +34,13 @@ def check_processors() -> Check:
 
 def check_memory(minimum: int = MEMORY_BYTES) -> Check:
     """Memory of the machine, or of its container."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = _container_limit()
+    total, limit = memory_of_machine(), memory_limit()
     usable = min(total, limit or total)
     memory = f"{usable / GIB:.1f} GiB" + (f" (container's limit; the machine has {total / GIB:.1f})" if limit else "")
     if usable < minimum:
         remedy = "use a smaller data.memory_budget and data.max_ind_range, or a larger container"
         return warn("memory", memory, remedy)
     return ok("memory", memory)
-
-
-def _container_limit() -> int | None:
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for path in CGROUP_MEMORY:
-        try:
-            limit = int(path.read_text())
-        except (OSError, ValueError):  # no such file, or "max"
-            continue
-        return limit if limit < total else None
-    return None
 
 
 def check_shared_memory(path: Path = Path("/dev/shm"), minimum: int = SHARED_MEMORY_BYTES) -> Check:

@@ -1,12 +1,12 @@
 """`runtime` and `environment`: platform, threads, precision; environment variables as named profiles."""
 
-import os
 import re
 from dataclasses import dataclass
 from enum import Enum
 
 from common.errors import UserError
 from common.keys import key
+from common.limits import usable_cpus
 
 THREADS_PER_CORE = 4  # a few more than cores only slow a run down; many stop the machine
 
@@ -76,10 +76,10 @@ def require_graphs(runtime: RuntimeConfig, device_type: str) -> None:
 
 def validate_threads(runtime: RuntimeConfig) -> None:
     """Raises UserError for a new run's threads that this machine can only lose time with."""
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cpus()
     if (runtime.num_threads or 0) > THREADS_PER_CORE * cores:
         raise UserError(
-            f"runtime.num_threads={runtime.num_threads}: this machine has {cores} cores; give "
+            f"runtime.num_threads={runtime.num_threads}: {cores} cores are usable here; give "
             f"runtime.num_threads={cores}"
         )
 

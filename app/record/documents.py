@@ -34,14 +34,16 @@ class Device(OpenDocument, kw_only=True):
 
 
 class Hardware(OpenDocument, kw_only=True):
-    """The machine of rank 0."""
+    """The machine of rank 0; `cores` are those of the affinity, quota and limit those of a container, if it has any."""
 
     machine: str | UnsetType = UNSET
     system: str | UnsetType = UNSET
     cpu: str | UnsetType = UNSET
     cpu_instructions: str | UnsetType = UNSET
     cores: int | UnsetType = UNSET
+    cpu_quota: Number | UnsetType = UNSET
     memory_bytes: int | UnsetType = UNSET
+    memory_limit_bytes: int | UnsetType = UNSET
     devices: list[Device] | UnsetType = UNSET
     driver: str | UnsetType | None = UNSET
     rest: Json = rest()

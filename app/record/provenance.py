@@ -12,10 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from msgspec import UNSET
 from numpy.typing import NDArray
 
 from app.record.documents import Code, Device, Hardware, Provenance
 from common.documents import convert
+from common.limits import affinity, cpu_quota, memory_limit, memory_of_machine
 from common.redact import redact, redact_arguments
 
 PACKAGES = (
@@ -157,13 +159,16 @@ def _hardware() -> Hardware:
         properties = torch.cuda.get_device_properties(index)
         architecture = getattr(properties, "gcnArchName", None) or f"sm_{properties.major}{properties.minor}"
         devices.append(Device(name=properties.name, memory_bytes=properties.total_memory, architecture=architecture))
+    quota, limit = cpu_quota(), memory_limit()
     return Hardware(
         machine=platform.machine(),
         system=f"{platform.system()} {platform.release()}",
         cpu=_cpu_name(),
         cpu_instructions=torch.backends.cpu.get_cpu_capability(),
-        cores=len(os.sched_getaffinity(0)),
-        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        cores=affinity(),
+        cpu_quota=UNSET if quota is None else quota,
+        memory_bytes=memory_of_machine(),
+        memory_limit_bytes=UNSET if limit is None else limit,
         devices=devices,
         driver=_gpu_driver() if devices else None,
     )

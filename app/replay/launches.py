@@ -24,6 +24,8 @@ BY_LAUNCHER = (
     SET_BY_LAUNCHER,
     *INTERFACES,
 )
+# Of a container: they change how long a step takes and, through the number of threads in LAYOUT, its bits.
+LIMITS = ("cpu_quota", "memory_limit_bytes")
 ANOTHER_RUN = "trained by another run, from whose checkpoint this one started"
 
 
@@ -88,7 +90,7 @@ def _changes(recorded: RunManifest, now: RunManifest) -> list[str]:
         lines += [
             f"{part} {key}: {before.get(key)} then, {after.get(key)} now"
             for key in sorted(before.keys() | after.keys())
-            if key not in BY_LAUNCHER and before.get(key) != after.get(key)
+            if key not in (*BY_LAUNCHER, *LIMITS) and before.get(key) != after.get(key)
         ]
     return lines
 

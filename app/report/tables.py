@@ -196,6 +196,8 @@ def about(run: RunFiles) -> list[tuple[str, str]]:
     hardware = manifest.hardware or Hardware()
     began = manifest.launches[0].began
     cores = f", {plural(hardware.cores, 'core')}" if hardware.cores else ""
+    if hardware.cpu_quota:
+        cores += f", of which the container may use {hardware.cpu_quota:g}"
     rows = (dataset.rows or {}).get("train")
     data = dataset.path or f"none, table sizes of {dataset.published_tables}"
     parameters = run.summary.parameters or None if run.summary else None

@@ -24,6 +24,7 @@ from app.runtime.leave import HAS_MET, LAUNCHER_VARIABLES, REFUSAL_SECONDS
 from common.cli import EXIT_BAD_INPUT
 from common.documents import decode, encode
 from common.errors import UserError
+from common.limits import usable_cpus
 from common.memory import keep_freed_memory
 from common.signals import Interrupted
 from common.streams import without_native_stdout
@@ -273,7 +274,7 @@ def _default_threads(launched: bool, local_world_size: int) -> int:
     variable = os.environ.get("OMP_NUM_THREADS", "")
     if variable.isdigit() and (int(variable) > 1 or (int(variable) == 1 and not launched)):
         return int(variable)
-    return max(1, len(os.sched_getaffinity(0)) // local_world_size)
+    return max(1, usable_cpus() // local_world_size)
 
 
 def _platform(platform: Platform) -> Platform:

@@ -4,7 +4,6 @@
 """
 
 import math
-import os
 import re
 from dataclasses import dataclass, field
 from enum import Enum
@@ -338,11 +337,6 @@ def parse_size(text: str, key: str) -> int:
     if not size < 2**63:
         raise UserError(f"{key}={text}: not a size; give bytes or e.g. 512MiB, 2GiB")
     return int(size)
-
-
-def usable_cpus() -> int:
-    """CPUs this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def may_use_processes(data: DataConfig) -> bool:

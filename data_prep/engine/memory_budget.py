@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 
 from common.disk_space import Need, require_room
+from common.limits import usable_cpus
 from common.sizes import in_words
-from data_prep.config.keys import DataConfig, parse_size, usable_cpus
+from data_prep.config.keys import DataConfig, parse_size
 from data_prep.config.presets import Rules, num_embeddings
 from data_prep.dataset.multi_hot import MultiHot
 from data_prep.dataset.schema import Schema

@@ -36,12 +36,21 @@ CLEARING_NAME = "clearing"  # an older dataset is being removed: what is left of
 def locked(root: Path) -> Iterator[Path]:
     """Hold <root>/.work for this process alone; it is removed afterwards if nothing in it is worth keeping.
 
+    Where nobody can write and a whole dataset is, there is no lock: the dataset is read, or another one is refused.
+
     Raises:
         UserError: another process holds it.
+        OSError: not writable, and there is no dataset.
     """
     existed = root.exists()
     work = root / WORK_DIRECTORY
-    work.mkdir(parents=True, exist_ok=True)
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        if not (root / MANIFEST_NAME).exists():
+            raise
+        yield work
+        return
     lock = FileLock(work / LOCK_NAME, blocking=False)
     try:
         lock.acquire()

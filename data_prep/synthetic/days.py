@@ -16,7 +16,8 @@ from common.documents import Json, decode
 from common.errors import UserError
 from common.files import write_atomically
 from common.jit import compile_notice
-from data_prep.config.keys import DataConfig, SyntheticConfig, usable_cpus
+from common.limits import usable_cpus
+from data_prep.config.keys import DataConfig, SyntheticConfig
 from data_prep.io.arrays import ArrayWriter
 from data_prep.parsing.criteo import Block
 from data_prep.sources.discover import RAW_DIRECTORY, Source, resolve_sources

@@ -2,11 +2,8 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-
-from common import memory
 
 # Five times 200 MB in blocks of 40 MB, written to and freed: page faults once the first round has been through.
 BLOCKS = """
@@ -46,12 +43,3 @@ def test_large_blocks_are_used_again() -> None:
     fresh_faults, reused_faults = map(int, process.stdout.split())
     assert fresh_faults > 1000  # of 244,000 pages, 500 where they are huge
     assert reused_faults < fresh_faults / 5
-
-
-def test_host_memory_is_what_the_container_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "CGROUP", tmp_path)
-    unlimited = memory.host_bytes_available()
-    assert unlimited > 1 << 20
-    (tmp_path / "memory.max").write_text("1000000\n")
-    (tmp_path / "memory.current").write_text("400000\n")
-    assert memory.host_bytes_available() == 600_000

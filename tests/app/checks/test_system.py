@@ -1,6 +1,7 @@
 """What is too small or not allowed is reported; bounds are set above or below what this machine has."""
 
 import os
+import re
 import resource
 import socket
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 
 from app.checks import system
 from app.checks.check import Verdict
+from common import limits
 
 
 def test_memory_and_shared_memory() -> None:
@@ -24,13 +26,15 @@ def test_memory_and_shared_memory() -> None:
 
 
 def test_a_container_s_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "memory.max").write_text(f"{1 << 30}\n")
-    monkeypatch.setattr(system, "CGROUP_MEMORY", (tmp_path / "memory.max",))
+    monkeypatch.setattr(limits, "CGROUP", tmp_path)
+    monkeypatch.setattr(limits, "OWN_GROUPS", tmp_path / "groups")
+    assert "container" not in system.check_memory().found + system.check_processors().found
+    for name, text in (("memory.max", 1 << 30), ("memory.current", 0), ("cpu.max", "50000 100000")):
+        (tmp_path / name).write_text(f"{text}\n")
     check = system.check_memory()
     assert check.verdict is Verdict.warn
     assert check.found.startswith("1.0 GiB (container's limit")
-    (tmp_path / "memory.max").write_text("max\n")
-    assert "container" not in system.check_memory().found
+    assert re.match(r"0\.5 of \d+ usable \(container's limit\), 1 thread\b", system.check_processors().found)
 
 
 @pytest.fixture

@@ -66,6 +66,13 @@ def test_another_version_or_commit_is_another_group(tmp_path: Path) -> None:
     assert differences(runs)[0]["versions.torch"] == ["2.12", "2.13"]
 
 
+def test_another_quota_is_other_hardware(tmp_path: Path) -> None:
+    machines = {"whole": {"cores": 2}, "half": {"cores": 2, "cpu_quota": 0.5}}
+    runs = [read_run(write_run(tmp_path / name, manifest={"hardware": each})) for name, each in machines.items()]
+    assert list(differences(runs)[0]) == ["hardware.cpu_quota"]
+    assert "2 cores, of which the container may use 0.5" in run_page(runs[1])
+
+
 def test_speed_and_auc_of_two_groups(sweep: list[RunFiles]) -> None:
     first, second = group(sweep)
     speed = compare_speed(first, second)

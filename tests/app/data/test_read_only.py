@@ -1,0 +1,42 @@
+"""A finished dataset on a disk that nobody can write to: found, trained on, evaluated."""
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from app.runtime.platform import Runtime
+from common.errors import UserError
+from tests.app.conftest import SMALL
+from tests.app.in_process import command_here, train_here
+
+SOURCE = ["data.source=synthetic", "data.synthetic.rows=3000"]
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A small disk of its own."""
+    (tmp_path / "disk").mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(tmp_path / "disk")]
+    if subprocess.run(mount, check=False).returncode:
+        pytest.skip("no right to mount a small disk here: a read-only dataset was not tried")
+    yield tmp_path / "disk"
+    subprocess.run(["umount", "--lazy", str(tmp_path / "disk")], check=True)
+
+
+def test_a_dataset_on_a_read_only_disk_is_used(
+    disk: Path, runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    base = [*SMALL, *SOURCE, f"data.path={disk}/data", "record.tensorboard=false", "train.max_steps=3"]
+    assert train_here(runtime, *base, "run.name=before") == "completed"
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    assert train_here(runtime, *base, "run.name=after") == "completed"
+    assert command_here(runtime, "evaluate", "run=runs/after", "split=val") == 0
+    assert command_here(runtime, "verify", "run=runs/after") == 0
+    other = [each.replace("rows=", "rows=1") for each in base]
+    with pytest.raises(UserError, match=r"data: (another dataset is there|.*rows is)"):
+        train_here(runtime, *other, "run.name=other")
+    with pytest.raises(SystemExit):  # data_prep, in a process of its own, says why
+        train_here(runtime, *base, f"data.path={disk}/new", "run.name=new")
