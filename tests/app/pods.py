@@ -9,7 +9,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ import yaml
 
 from tests.app.conftest import REPOSITORY
 from tests.app.machines import ADDRESSES, kill, num_checkpoints
+from tests.fast_python import fast_python
 
 MANIFESTS = REPOSITORY / "launch/kubernetes"
 COMPLETION_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
@@ -153,7 +153,7 @@ class Cluster:
         names = [f"{address} {name}-{number}.{subdomain}" for number, address in enumerate(ADDRESSES)]
         hosts = self.folder / f"hosts_{index}"
         hosts.write_text("\n".join(["127.0.0.1 localhost", *names, f"{ADDRESSES[index]} {name}-{index}"]) + "\n")
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        path = f"{fast_python().parent}:{os.environ['PATH']}"
         with open(self.folder / f"pod_{index}.log", "ab") as log:
             return subprocess.Popen(
                 [

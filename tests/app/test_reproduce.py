@@ -19,6 +19,7 @@ from common.errors import UserError
 from tests.app.conftest import SMALL, Command, app_environment
 from tests.app.reproduction.runs import composed, write_seeds
 from tests.app.run_files import events, summary
+from tests.fast_python import fast_python
 
 STEPS = 300
 
@@ -185,7 +186,7 @@ def test_a_dataset_that_is_not_there_is_said_once_and_leaves_nothing(run_app: Co
 def started(tmp_path: Path, *arguments: str) -> "subprocess.Popen[bytes]":
     with open(tmp_path / "log", "ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "app.reproduce", *arguments],
+            [str(fast_python()), "-m", "app.reproduce", *arguments],
             cwd=tmp_path,
             env=app_environment(),
             stdout=log,
