@@ -8,8 +8,8 @@ import pytest
 from tests.error_lines import error_line
 from tests.pretend_cuda.counting import read_steps
 from tests.pretend_cuda.machine import Machine
-from tests.pretend_cuda.runs import TINY, command, summary, train
-from tests.pretend_cuda.test_training import CASES, REGULARISED, SMALL_DCN, SMALL_PROJECTION, same
+from tests.pretend_cuda.runs import TINY, command, differing, same, summary, train, train_several
+from tests.pretend_cuda.test_training import CASES, REGULARISED, SMALL_DCN, SMALL_PROJECTION
 
 GRAPHS = "runtime.compile=step"
 LAYERS = {
@@ -47,33 +47,23 @@ def test_a_step_sends_two_graphs_each_way(machine: Machine, dataset: Path, runs:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("case", "processes"),
-    [*((case, 1) for case in LAYERS if case not in EXCHANGED), *((case, 2) for case in ON_TWO)],
-)
-def test_bits(case: str, processes: int, machine: Machine, dataset: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("processes", [1, 2])
+def test_bits(processes: int, machine: Machine, dataset: Path, ragged: Path, tmp_path: Path) -> None:
+    cases = {case: LAYERS[case] for case in LAYERS if (case in ON_TWO if processes == 2 else case not in EXCHANGED)}
+    if processes == 1:
+        cases |= {"batch norm": REGULARISED, "bags of any length": [f"data.path={ragged}"]}
     eager, graphs = (
-        train(machine, tmp_path / name, dataset, "cuda", f"runtime.compile={name}", *LAYERS[case], processes=processes)
+        train_several(
+            machine,
+            tmp_path / name,
+            dataset,
+            "cuda",
+            {case: [*overrides, f"runtime.compile={name}"] for case, overrides in cases.items()},
+            processes,
+        )
         for name in ("none", "step")
     )
-    assert same(graphs, eager)
-
-
-@pytest.mark.slow
-def test_batch_norm_of_one_process(machine: Machine, dataset: Path, tmp_path: Path) -> None:
-    eager, graphs = (
-        train(machine, tmp_path / name, dataset, "cuda", f"runtime.compile={name}", *REGULARISED)
-        for name in ("none", "step")
-    )
-    assert same(graphs, eager)
-
-
-@pytest.mark.slow
-def test_bags_of_any_length(machine: Machine, ragged: Path, tmp_path: Path) -> None:
-    eager, graphs = (
-        train(machine, tmp_path / name, ragged, "cuda", f"runtime.compile={name}") for name in ("none", "step")
-    )
-    assert same(graphs, eager)
+    assert differing(graphs, eager) == []
 
 
 @pytest.mark.slow
