@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from tests.app.conftest import REPOSITORY
-from tests.app.machines import ADDRESSES, kill, num_checkpoints
+from tests.app.machines import ADDRESSES, lose, num_checkpoints
 from tests.fast_python import fast_python
 
 MANIFESTS = REPOSITORY / "launch/kubernetes"
@@ -196,7 +196,7 @@ def delete_a_pod(cluster: Cluster) -> None:
 
 def kill_a_pod(cluster: Cluster) -> None:
     """As when its machine is lost."""
-    kill(cluster.pods[1].pid)
+    lose(cluster.hosts[1])
 
 
 def preempt(cluster: Cluster) -> None:

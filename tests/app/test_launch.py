@@ -117,6 +117,7 @@ def test_a_killed_process_is_started_again_or_told(dataset: Path, tmp_path: Path
         "train.max_steps=60",
         "checkpoint.every_steps=25",
         "sharding.types=row_wise",
+        "baselines=false",
     ]
     (tmp_path / "whole").mkdir()
     assert train_group(overrides, 2, tmp_path / "whole") == [0, 0]

@@ -37,6 +37,7 @@ def overrides(dataset: Path) -> list[str]:
         "train.epochs=50",
         "checkpoint.every_steps=20",
         "record.tensorboard=false",
+        "baselines=false",
     ]
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.app.conftest import REPOSITORY, SMALL
-from tests.app.machines import ADDRESSES, DISTURBED, ip, kill, num_checkpoints, two_machines, undisturbed
+from tests.app.machines import ADDRESSES, DISTURBED, ip, kill, lose, num_checkpoints, pids_in, two_machines, undisturbed
 from tests.app.run_files import summary
 
 NAMES = ("first", "second")
@@ -138,8 +138,8 @@ def slurm(hosts: list[str], tmp_path: Path) -> Iterator[Slurm]:
         wait_until(lambda: cluster.run("sinfo", "--noheader", "--format=%T %D") == "idle 2", cluster)
         yield cluster
     finally:
-        for pid in [pid for host in hosts for pid in pids_in(host)]:  # of a job too
-            kill(pid)
+        for host in hosts:  # of a job too
+            lose(host)
         for daemon in cluster.daemons:
             daemon.wait()
 
@@ -151,10 +151,6 @@ def wait_until(is_so: Callable[[], bool], cluster: Slurm) -> None:
         assert all(daemon.poll() is None for daemon in cluster.daemons), logs
         assert time.monotonic() < deadline, logs
         time.sleep(0.2)
-
-
-def pids_in(host: str) -> list[int]:
-    return [int(pid) for pid in subprocess.check_output(["ip", "netns", "pids", host], text=True).split()]
 
 
 def launcher_in(host: str) -> int:
