@@ -13,6 +13,7 @@ import gc
 import importlib
 import json
 import os
+import re
 import runpy
 import select
 import signal
@@ -161,7 +162,8 @@ def main() -> None:
     for name in libraries():
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    for name in [name for name in sys.modules if name.partition(".")[0] in PACKAGES]:
+    own = re.compile(rf"({'|'.join(PACKAGES)}|tests(?!\.pretend_cuda))(\..*)?")  # a pretended device stays
+    for name in filter(own.fullmatch, [*sys.modules]):
         del sys.modules[name]
     sys.path[:] = [path for path in sys.path if path not in (str(ROOT), *own_path)]
     gc.collect()
