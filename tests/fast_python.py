@@ -44,7 +44,8 @@ for number in {signals}:
 server.sendall(request)
 (status,) = struct.unpack("i", server.recv(4) or struct.pack("i", -9))
 if status < 0:
-    signal.signal(-status, signal.SIG_DFL) if status != -9 else None
+    if status != -signal.SIGKILL:
+        signal.signal(-status, signal.SIG_DFL)
     os.kill(os.getpid(), -status)
 os._exit(status)
 """
@@ -57,7 +58,8 @@ def fast_python(python_path: str = str(ROOT)) -> Path:
     Args:
         python_path: the server's PYTHONPATH.
     """
-    folder = Path(tempfile.mkdtemp(prefix="python"))  # short, as a socket's address must be
+    temporary = tempfile.TemporaryDirectory(prefix="python")  # its path is short, as a socket's address must be
+    folder = Path(temporary.name)
     program, address = folder / "bin/python", folder / "server"
     program.parent.mkdir()
     for path in [*Path(sys.prefix).iterdir(), *Path(sys.prefix, "bin").iterdir()]:
@@ -74,13 +76,14 @@ def fast_python(python_path: str = str(ROOT)) -> Path:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
-    _SERVERS.append(server)
+    _SERVERS.append((server, temporary))
     assert server.stdout is not None
     assert server.stdout.readline() == b"ready\n"
     return program
 
 
-_SERVERS: list["subprocess.Popen[bytes]"] = []  # each ends when its stdin is closed, as this process ends
+# Each lasts as long as this process, at whose end the server's stdin is closed.
+_SERVERS: list[tuple["subprocess.Popen[bytes]", "tempfile.TemporaryDirectory[str]"]] = []
 
 
 def libraries() -> list[str]:

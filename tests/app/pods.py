@@ -155,26 +155,10 @@ class Cluster:
         hosts.write_text("\n".join(["127.0.0.1 localhost", *names, f"{ADDRESSES[index]} {name}-{index}"]) + "\n")
         path = f"{fast_python().parent}:{os.environ['PATH']}"
         with open(self.folder / f"pod_{index}.log", "ab") as log:
-            return subprocess.Popen(
-                [
-                    "ip",
-                    "netns",
-                    "exec",
-                    self.hosts[index],
-                    "unshare",
-                    "--uts",
-                    "sh",
-                    "-c",
-                    START,
-                    str(hosts),
-                    f"{name}-{index}",
-                    *command,
-                ],
-                cwd=self.folder,
-                stdout=log,
-                stderr=log,
-                env={"PATH": path, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", **variables},
-            )
+            environment = {"PATH": path, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", **variables}
+            enter = ["ip", "netns", "exec", self.hosts[index], "unshare", "--uts", "sh", "-c", START, str(hosts)]
+            words = [*enter, f"{name}-{index}", *command]
+            return subprocess.Popen(words, cwd=self.folder, stdout=log, stderr=log, env=environment)
 
 
 def _field(source: Document, index: int) -> str:

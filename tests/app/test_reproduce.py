@@ -21,8 +21,6 @@ from tests.app.reproduction.runs import composed, write_seeds
 from tests.app.run_files import events, summary
 from tests.fast_python import fast_python
 
-STEPS = 300
-
 
 def document(out: Path) -> dict[str, Any]:
     return json.loads((out / "reproduce.json").read_bytes())
@@ -30,15 +28,8 @@ def document(out: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def overrides(dataset: Path) -> list[str]:
-    return [
-        *SMALL,
-        f"data.path={dataset}",
-        f"train.max_steps={STEPS}",
-        "train.epochs=50",
-        "checkpoint.every_steps=20",
-        "record.tensorboard=false",
-        "baselines=false",
-    ]
+    own = [f"data.path={dataset}", "train.max_steps=300", "train.epochs=50", "checkpoint.every_steps=20"]
+    return [*SMALL, *own, "record.tensorboard=false", "baselines=false"]
 
 
 def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:

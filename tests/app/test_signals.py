@@ -84,10 +84,7 @@ def ask(terminal: Terminal, how: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("processes", "how"),
-    [(1, "ctrl-\\"), (2, "ctrl-c"), (2, "close")],
-)
+@pytest.mark.parametrize(("processes", "how"), [(1, "ctrl-\\"), (2, "ctrl-c"), (2, "close")])
 def test_a_run_on_a_terminal_is_stopped_and_saved(processes: int, how: str, dataset: Path, tmp_path: Path) -> None:
     terminal = on_terminal([*launched(processes), *endless(dataset)], tmp_path)
     terminal.wait_for(STEP)
@@ -111,11 +108,7 @@ def test_a_closed_terminal_reaches_what_make_started(dataset: Path, tmp_path: Pa
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("processes", "moment", "status", "steps"),
-    [
-        (1, "in the save:1", 75, 10),
-        (2, "in the step:1", 75, 0),
-        (2, "in the evaluation:2", 75, 0),
-    ],
+    [(1, "in the save:1", 75, 10), (2, "in the step:1", 75, 0), (2, "in the evaluation:2", 75, 0)],
 )
 def test_a_key_at_any_moment_saves(
     processes: int, moment: str, status: int, steps: int, overrides: list[str], tmp_path: Path
@@ -157,14 +150,7 @@ def test_a_key_before_the_first_step_says_that_nothing_is_saved(overrides: list[
 
 @pytest.mark.slow
 def test_a_second_key_ends_all_at_once_and_says_what_is_lost(overrides: list[str], tmp_path: Path) -> None:
-    command = [
-        *launched(2),
-        "tests.app.at_moment",
-        "train",
-        *overrides,
-        "run.name=x",
-        f"run.dir={tmp_path}/runs/x",
-    ]
+    command = [*launched(2), "tests.app.at_moment", "train", *overrides, "run.name=x", f"run.dir={tmp_path}/runs/x"]
     terminal = on_terminal(command, tmp_path, MOMENT="in the save:2")
     terminal.wait_for(REACHED)
     terminal.press(CTRL_C)

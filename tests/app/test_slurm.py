@@ -96,19 +96,8 @@ class Slurm:
             return subprocess.Popen(self._on(number, daemon, "-D"), env=self._variables(), stdout=log, stderr=log)
 
     def _on(self, number: int, *command: str) -> list[str]:
-        return [
-            "nsenter",
-            f"--net=/run/netns/{self._hosts[number]}",
-            "unshare",
-            "--mount",
-            "--uts",
-            "sh",
-            "-c",
-            START,
-            f"{self.folder}/hosts",
-            NAMES[number],
-            *command,
-        ]
+        enter = ["nsenter", f"--net=/run/netns/{self._hosts[number]}", "unshare", "--mount", "--uts"]
+        return [*enter, "sh", "-c", START, f"{self.folder}/hosts", NAMES[number], *command]
 
     def _variables(self) -> dict[str, str]:
         return {
@@ -166,24 +155,7 @@ def test_a_job_of_two_machines_survives_a_loss_and_its_time_limit(
     """A machine's processes are killed (137), then the time limit comes (75): queued again, to the same bits."""
     run = tmp_path / "runs/mine"
     for host in hosts:
-        ip(
-            "netns",
-            "exec",
-            host,
-            "tc",
-            "qdisc",
-            "add",
-            "dev",
-            host,
-            "root",
-            "tbf",
-            "rate",
-            RATE,
-            "burst",
-            "32kbit",
-            "latency",
-            "400ms",
-        )
+        ip(*f"netns exec {host} tc qdisc add dev {host} root tbf rate {RATE} burst 32kbit latency 400ms".split())
     number = slurm.run(
         "sbatch",
         "--parsable",
@@ -202,7 +174,7 @@ def test_a_job_of_two_machines_survives_a_loss_and_its_time_limit(
         slurm,
     )
     for host in hosts:
-        ip("netns", "exec", host, "tc", "qdisc", "del", "dev", host, "root")
+        ip(*f"netns exec {host} tc qdisc del dev {host} root".split())
     wait_until(lambda: slurm.job(number)["JobState"] == "COMPLETED" or slurm.release(number), slurm)
     log = (tmp_path / f"slurm-{number}.log").read_text()
     assert int(slurm.job(number)["Restarts"]) >= 2, log

@@ -48,18 +48,9 @@ def hosts() -> Iterator[list[str]]:
         yield names
 
 
-DOCUMENTED = [
-    "--nnodes",
-    "2",
-    "--nproc-per-node",
-    "1",
-    "--rdzv-backend",
-    "c10d",
-    "--rdzv-id",
-    "job",
-    "--rdzv-endpoint",
-    f"{ADDRESSES[0]}:29400",
-]
+TWO = "--nnodes 2 --nproc-per-node 1"
+DOCUMENTED = f"{TWO} --rdzv-backend c10d --rdzv-id job --rdzv-endpoint {ADDRESSES[0]}:29400".split()
+STATIC = f"{TWO} --master-addr {ADDRESSES[0]} --master-port 29500".split()
 
 
 def start_one(
@@ -96,16 +87,8 @@ def are_under_way(launchers: list[Launcher]) -> bool:
 
 @pytest.mark.slow
 def test_the_cable_is_cut_and_mended(hosts: list[str], dataset: Path, tmp_path: Path) -> None:
-    overrides = [
-        *SMALL,
-        f"data.path={dataset}",
-        "run.name=x",
-        "train.epochs=6000",
-        "checkpoint.every_steps=20",
-        f"runtime.timeout_minutes={TIMEOUT_SECONDS / 60}",
-        "sharding.types=row_wise",
-        "baselines=false",
-    ]
+    overrides = [*brief(dataset), "train.epochs=6000", "train.max_steps=null", "checkpoint.every_steps=20"]
+    overrides.append(f"runtime.timeout_minutes={TIMEOUT_SECONDS / 60}")
     run, launchers = tmp_path / "runs/x", start(hosts, tmp_path, "cut", overrides)
     try:
         wait_for_checkpoint(run, lambda: are_under_way(launchers))
@@ -242,9 +225,6 @@ def test_a_machine_that_never_comes_is_named(hosts: list[str], dataset: Path, tm
     (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
     assert status == 69
     assert f"{ADDRESSES[0]}:29400: no answer after " in line
-
-
-STATIC = ["--nnodes", "2", "--nproc-per-node", "1", "--master-addr", ADDRESSES[0], "--master-port", "29500"]
 
 
 def start_static(hosts: list[str], number: int, out: Path, dataset: Path, *options: str) -> Launcher:

@@ -62,13 +62,7 @@ def train_several(
 
 def of_run(directory: Path, data: Path, platform: str) -> list[str]:
     """The overrides of a small run in `directory`/run."""
-    return [
-        *TINY,
-        f"data.path={data}",
-        f"runtime.platform={platform}",
-        "run.name=run",
-        f"run.dir={directory}/run",
-    ]
+    return [*TINY, f"data.path={data}", f"runtime.platform={platform}", "run.name=run", f"run.dir={directory}/run"]
 
 
 def differing(runs: Mapping[str, dict[str, Any]], others: Mapping[str, dict[str, Any]]) -> list[str]:
