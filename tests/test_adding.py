@@ -8,11 +8,12 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from tests.fast_python import fast_python
 
 ROOT = Path(__file__).parents[1]
 PATCHES = sorted((ROOT / "tests/adding").glob("*.patch"))
@@ -97,7 +98,7 @@ def apply(path: Path, directory: Path, *options: str) -> None:
 
 def run_tests(directory: Path, tests: list[str]) -> "subprocess.CompletedProcess[str]":
     """Run these tests of a copy by its own code."""
-    command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "-p", "no:cacheprovider", *tests]
+    command = [str(fast_python()), "-m", "pytest", "-x", "-n", "0", "-q", "-p", "no:cacheprovider", *tests]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     environment["PYTHONPATH"] = str(directory)
     return subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)

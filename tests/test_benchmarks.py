@@ -4,7 +4,6 @@ import importlib.util
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from benchmarks.running_means import recent_means, running_means
 from data_prep.dataset.event_schema import EventSchema
 from data_prep.dataset.events import EventArrays
 from data_prep.dataset.format import load_manifest, open_shard
+from tests.fast_python import fast_python
 
 ROOT = Path(__file__).parents[1]
 
@@ -33,7 +33,7 @@ def test_every_benchmark_is_listed() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["evaluation", "input_path"])
 def test_a_benchmark_runs_quickly(name: str) -> None:
-    command = [sys.executable, "-m", "benchmarks", "--quick", name]
+    command = [str(fast_python()), "-m", "benchmarks", "--quick", name]
     process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stdout + process.stderr
     assert f"{name} " in process.stdout
@@ -134,7 +134,7 @@ def test_every_program_is_given_the_same_rows(tmp_path: Path) -> None:
 def test_peers_learn_and_those_that_are_not_there_are_named(tmp_path: Path) -> None:
     """With DLRM=DIR, a clone of facebookresearch/dlrm, its two programs too."""
     out, clone = tmp_path / "out.json", os.environ.get("DLRM")
-    command = [sys.executable, "-m", "benchmarks.peers", "--quick", "--out", str(out)]
+    command = [str(fast_python()), "-m", "benchmarks.peers", "--quick", "--out", str(out)]
     process = subprocess.run(
         [*command, "--dlrm", clone] if clone else command, cwd=ROOT, capture_output=True, text=True, check=False
     )

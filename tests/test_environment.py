@@ -14,13 +14,7 @@ import pytest
 
 from tests.setup_project import GPU_TORCH, ROOT, TORCH_INIT, Project, module, write_wheel
 
-CPU_VERSIONS = {
-    "torch": "2.13.0+cpu",
-    "fbgemm_gpu": "1.8.0",
-    "torchrec": "1.8.0",
-    "numpy": "2.4.6",
-    "extra": "1.0",
-}
+CPU_VERSIONS = {"torch": "2.13.0+cpu", "fbgemm_gpu": "1.8.0", "torchrec": "1.8.0", "numpy": "2.4.6", "extra": "1.0"}
 
 
 @pytest.fixture

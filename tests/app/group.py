@@ -45,7 +45,7 @@ def run_group(cases: Sequence[Sequence[str]], world_size: int, out: Path, local_
 def run_whole(cases: Sequence[Sequence[str]], world_size: int, out: Path) -> list[Any]:
     """The summary of a whole run of each case (a list of overrides, with run.dir) on `world_size` processes."""
     log = out.with_suffix(".log")
-    statuses = start_group(_runs, ([list(case) for case in cases], str(out)), world_size, world_size, log)
+    statuses = start_group(train_runs, ([list(case) for case in cases], str(out)), world_size, world_size, log)
     assert statuses == [0] * world_size, log.read_text()
     return json.loads(out.read_text())
 
@@ -103,7 +103,8 @@ def _cases(cases: list[list[str]], out: str) -> None:
     leave(0)
 
 
-def _runs(cases: list[list[str]], out: str) -> None:
+def train_runs(cases: Sequence[Sequence[str]], out: str) -> None:
+    """Train a whole run of each case, one after the other, as one process of a job, and write their summaries."""
     configs = [compose_config(AppConfig, CONFIG_DIR, case) for case in cases]
     runtime = platform.start(configs[0].runtime, seed=0, deterministic=True)
     summaries = []

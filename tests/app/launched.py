@@ -1,9 +1,10 @@
-"""`python -m app.launch` as a fork, which saves its start; the processes that it starts are real ones."""
+"""`python -m app.launch` as a fork, and the processes that it starts by a fast Python: that saves their starts."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 from tests.app.conftest import app_environment
+from tests.fast_python import fast_python
 from tests.forks import start_module
 
 
@@ -16,6 +17,7 @@ class Launcher:
         """interface: the network's that gloo is to use."""
         out.mkdir()
         environment = {key: value for key, value in app_environment().items() if key != "OMP_NUM_THREADS"}
+        environment["PYTHON_EXEC"] = str(fast_python())  # read by torchrun
         if interface:
             environment["GLOO_SOCKET_IFNAME"] = interface
         self.out = out

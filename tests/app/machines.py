@@ -26,6 +26,7 @@ DISTURBED = [
     "checkpoint.every_steps=50",
     "sharding.types=row_wise",
     "train.eval_every_steps=null",
+    "baselines=false",
 ]
 
 _NUMBERS = itertools.count()
@@ -56,6 +57,7 @@ def two_machines() -> Iterator[list[str]]:
         yield names
     finally:
         for name in names:
+            lose(name)
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
 
 
@@ -75,6 +77,17 @@ def kill(pid: int) -> None:
     for one in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(one, signal.SIGKILL)
+
+
+def pids_in(host: str) -> list[int]:
+    return [int(pid) for pid in subprocess.check_output(["ip", "netns", "pids", host], text=True).split()]
+
+
+def lose(host: str) -> None:
+    """All processes of a machine, as when it is switched off."""
+    for pid in pids_in(host):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def num_checkpoints(run: Path) -> int:

@@ -9,7 +9,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -19,7 +18,8 @@ from typing import Any
 import yaml
 
 from tests.app.conftest import REPOSITORY
-from tests.app.machines import ADDRESSES, kill, num_checkpoints
+from tests.app.machines import ADDRESSES, lose, num_checkpoints
+from tests.fast_python import fast_python
 
 MANIFESTS = REPOSITORY / "launch/kubernetes"
 COMPLETION_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
@@ -153,28 +153,12 @@ class Cluster:
         names = [f"{address} {name}-{number}.{subdomain}" for number, address in enumerate(ADDRESSES)]
         hosts = self.folder / f"hosts_{index}"
         hosts.write_text("\n".join(["127.0.0.1 localhost", *names, f"{ADDRESSES[index]} {name}-{index}"]) + "\n")
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        path = f"{fast_python().parent}:{os.environ['PATH']}"
         with open(self.folder / f"pod_{index}.log", "ab") as log:
-            return subprocess.Popen(
-                [
-                    "ip",
-                    "netns",
-                    "exec",
-                    self.hosts[index],
-                    "unshare",
-                    "--uts",
-                    "sh",
-                    "-c",
-                    START,
-                    str(hosts),
-                    f"{name}-{index}",
-                    *command,
-                ],
-                cwd=self.folder,
-                stdout=log,
-                stderr=log,
-                env={"PATH": path, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", **variables},
-            )
+            environment = {"PATH": path, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", **variables}
+            enter = ["ip", "netns", "exec", self.hosts[index], "unshare", "--uts", "sh", "-c", START, str(hosts)]
+            words = [*enter, f"{name}-{index}", *command]
+            return subprocess.Popen(words, cwd=self.folder, stdout=log, stderr=log, env=environment)
 
 
 def _field(source: Document, index: int) -> str:
@@ -196,7 +180,7 @@ def delete_a_pod(cluster: Cluster) -> None:
 
 def kill_a_pod(cluster: Cluster) -> None:
     """As when its machine is lost."""
-    kill(cluster.pods[1].pid)
+    lose(cluster.hosts[1])
 
 
 def preempt(cluster: Cluster) -> None:

@@ -14,7 +14,7 @@ from common.cli import EXIT_BAD_INPUT, EXIT_STOPPED
 from common.compose import compose_config
 from data_prep.config.compose import CONFIG_DIRECTORY
 from data_prep.config.keys import PrepConfig
-from tests.app.machines import DISTURBED, kill, two_machines, undisturbed
+from tests.app.machines import DISTURBED, two_machines, undisturbed
 from tests.app.pods import (
     COMPLETION_INDEX,
     MANIFESTS,
@@ -125,15 +125,11 @@ def run(folder: Path, file: str, arguments: list[str], disturbances: Sequence[Ca
     documents = manifest(file)
     with two_machines() as hosts:
         cluster = Cluster(hosts, folder, arguments, [*disturbances])
-        try:
-            if file == "job.yaml":
-                job = documents["Job"]
-                cluster.run_job(job["metadata"]["name"], documents["Service"]["metadata"]["name"], job["spec"])
-            else:
-                cluster.run_jobset(documents["JobSet"] if file == "jobset.yaml" else as_jobset(documents))
-        finally:
-            for pod in cluster.pods.values():
-                kill(pod.pid)
+        if file == "job.yaml":
+            job = documents["Job"]
+            cluster.run_job(job["metadata"]["name"], documents["Service"]["metadata"]["name"], job["spec"])
+        else:
+            cluster.run_jobset(documents["JobSet"] if file == "jobset.yaml" else as_jobset(documents))
     return cluster
 
 

@@ -110,28 +110,12 @@ def test_a_stopped_job_ends_with_75(dataset: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_killed_process_is_started_again_or_told(dataset: Path, tmp_path: Path) -> None:
     """One loss is made good, even in a job that was to start over, and to the same bits; two are one too many."""
-    overrides = [
-        *SMALL,
-        f"data.path={dataset}",
-        "run.name=x",
-        "train.max_steps=60",
-        "checkpoint.every_steps=25",
-        "sharding.types=row_wise",
-    ]
+    overrides = [*SMALL, f"data.path={dataset}", "run.name=x", "train.max_steps=60", "checkpoint.every_steps=25"]
+    overrides += ["sharding.types=row_wise", "baselines=false"]
     (tmp_path / "whole").mkdir()
     assert train_group(overrides, 2, tmp_path / "whole") == [0, 0]
-    launcher = Launcher(
-        "--nproc-per-node",
-        "2",
-        "--max-restarts",
-        "1",
-        "-m",
-        "tests.app.killed_twice",
-        *overrides,
-        "checkpoint.resume=never",
-        cwd=tmp_path,
-        out=tmp_path / "out",
-    )
+    words = ["--nproc-per-node", "2", "--max-restarts", "1", "-m", "tests.app.killed_twice", *overrides]
+    launcher = Launcher(*words, "checkpoint.resume=never", cwd=tmp_path, out=tmp_path / "out")
     status, err = launcher.end()
     assert status == 128 + signal.SIGKILL, err
     first, second = err.split("resume: from runs/x/checkpoints/step_00000025")

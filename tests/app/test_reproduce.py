@@ -19,8 +19,7 @@ from common.errors import UserError
 from tests.app.conftest import SMALL, Command, app_environment
 from tests.app.reproduction.runs import composed, write_seeds
 from tests.app.run_files import events, summary
-
-STEPS = 300
+from tests.fast_python import fast_python
 
 
 def document(out: Path) -> dict[str, Any]:
@@ -29,14 +28,8 @@ def document(out: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def overrides(dataset: Path) -> list[str]:
-    return [
-        *SMALL,
-        f"data.path={dataset}",
-        f"train.max_steps={STEPS}",
-        "train.epochs=50",
-        "checkpoint.every_steps=20",
-        "record.tensorboard=false",
-    ]
+    own = [f"data.path={dataset}", "train.max_steps=300", "train.epochs=50", "checkpoint.every_steps=20"]
+    return [*SMALL, *own, "record.tensorboard=false", "baselines=false"]
 
 
 def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -182,7 +175,7 @@ def test_a_dataset_that_is_not_there_is_said_once_and_leaves_nothing(run_app: Co
 def started(tmp_path: Path, *arguments: str) -> "subprocess.Popen[bytes]":
     with open(tmp_path / "log", "ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "app.reproduce", *arguments],
+            [str(fast_python()), "-m", "app.reproduce", *arguments],
             cwd=tmp_path,
             env=app_environment(),
             stdout=log,

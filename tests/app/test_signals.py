@@ -1,5 +1,6 @@
 """Signals as people cause them, on a terminal: by keys, by closing it, by kill; on one process and on several."""
 
+import contextlib
 import os
 import re
 import signal
@@ -15,16 +16,20 @@ from app.checkpoint.files import whole_checkpoints
 from tests.app.at_moment import REACHED
 from tests.app.conftest import REPOSITORY, SMALL, Command, app_environment
 from tests.app.run_files import summary
+from tests.fast_python import fast_python
 from tests.terminal import COLUMNS, CTRL_BACKSLASH, CTRL_C, Terminal
 
-PYTHON = [sys.executable, "-m"]
 TORCHRUN = ["torch.distributed.run", "--standalone"]  # at a free port
 STEP = r"step [1-9]\d*/"  # the progress bar has been drawn
 NEVER_SHOWN = r"Traceback|death signal|closing signal|\[W|W\d{4} |\^"
 
 
+def python() -> list[str]:
+    return [str(fast_python()), "-m"]
+
+
 def launched(processes: int) -> list[str]:
-    return [*PYTHON, *(["app.launch", "--nproc-per-node", str(processes), "-m"] if processes > 1 else [])]
+    return [*python(), *(["app.launch", "--nproc-per-node", str(processes), "-m"] if processes > 1 else [])]
 
 
 def on_terminal(command: Sequence[str], cwd: Path, **environment: str) -> Terminal:
@@ -36,25 +41,14 @@ def endless(dataset: Path) -> list[str]:
     return ["app.train", *SMALL, f"data.path={dataset}", "run.name=x", "train.epochs=60000", "train.log_every_steps=10"]
 
 
-def processes_of(run: Path) -> list[int]:
-    """Those whose command line names it."""
+def processes_with(word: str, file: str) -> list[int]:
+    """Those that have a word in this file of /proc."""
     pids = []
     for path in Path("/proc").glob("[0-9]*"):
-        try:
-            if str(run).encode() in (path / "cmdline").read_bytes():
+        with contextlib.suppress(OSError):
+            if word.encode() in (path / file).read_bytes():
                 pids.append(int(path.name))
-        except OSError:
-            continue
     return pids
-
-
-def process_of_rank(terminal: Terminal, rank: int) -> int:
-    """The launcher's child that has this rank."""
-    children = Path(f"/proc/{terminal.process.pid}/task/{terminal.process.pid}/children").read_text().split()
-    (child,) = [
-        pid for pid in children if f"RANK={rank}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    ]
-    return int(child)
 
 
 def wait_until(holds: Callable[[], object]) -> None:
@@ -90,10 +84,7 @@ def ask(terminal: Terminal, how: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("processes", "how"),
-    [(1, "ctrl-\\"), (2, "ctrl-c"), (2, "close")],
-)
+@pytest.mark.parametrize(("processes", "how"), [(1, "ctrl-\\"), (2, "ctrl-c"), (2, "close")])
 def test_a_run_on_a_terminal_is_stopped_and_saved(processes: int, how: str, dataset: Path, tmp_path: Path) -> None:
     terminal = on_terminal([*launched(processes), *endless(dataset)], tmp_path)
     terminal.wait_for(STEP)
@@ -117,11 +108,7 @@ def test_a_closed_terminal_reaches_what_make_started(dataset: Path, tmp_path: Pa
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("processes", "moment", "status", "steps"),
-    [
-        (1, "in the save:1", 75, 10),
-        (2, "in the step:1", 75, 0),
-        (2, "in the evaluation:2", 75, 0),
-    ],
+    [(1, "in the save:1", 75, 10), (2, "in the step:1", 75, 0), (2, "in the evaluation:2", 75, 0)],
 )
 def test_a_key_at_any_moment_saves(
     processes: int, moment: str, status: int, steps: int, overrides: list[str], tmp_path: Path
@@ -138,7 +125,7 @@ def test_a_key_at_any_moment_saves(
 
 @pytest.mark.slow
 def test_a_key_in_the_report_leaves_a_completed_run(overrides: list[str], tmp_path: Path) -> None:
-    command = [*launched(2), "tests.app.at_moment", "train", *overrides, "run.name=x"]
+    command = [*launched(2), "tests.app.at_moment", "train", *overrides, "run.name=x", "baselines=false"]
     terminal = on_terminal(command, tmp_path, MOMENT="in the report:1")
     terminal.wait_for(REACHED)
     terminal.press(CTRL_C)
@@ -163,14 +150,7 @@ def test_a_key_before_the_first_step_says_that_nothing_is_saved(overrides: list[
 
 @pytest.mark.slow
 def test_a_second_key_ends_all_at_once_and_says_what_is_lost(overrides: list[str], tmp_path: Path) -> None:
-    command = [
-        *launched(2),
-        "tests.app.at_moment",
-        "train",
-        *overrides,
-        "run.name=x",
-        f"run.dir={tmp_path}/runs/x",
-    ]
+    command = [*launched(2), "tests.app.at_moment", "train", *overrides, "run.name=x", f"run.dir={tmp_path}/runs/x"]
     terminal = on_terminal(command, tmp_path, MOMENT="in the save:2")
     terminal.wait_for(REACHED)
     terminal.press(CTRL_C)
@@ -181,18 +161,27 @@ def test_a_second_key_ends_all_at_once_and_says_what_is_lost(overrides: list[str
     message = f"SIGINT: stopped immediately: the same command resumes from {tmp_path}/runs/x/checkpoints/step_00000012"
     assert message in terminal.text
     assert message in (tmp_path / "runs/x/log.txt").read_text()
-    wait_until(lambda: not processes_of(tmp_path))
+    wait_until(lambda: not processes_with(str(tmp_path), "cmdline"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", [["app.launch"], TORCHRUN], ids=" ".join)
 def test_processes_end_with_their_launcher(launcher: list[str], dataset: Path, tmp_path: Path) -> None:
     """kill -9 leaves it no time to tell them; the kernel does, and they save."""
-    command = [*PYTHON, *launcher, "--nproc-per-node", "2", "-m", *endless(dataset), f"run.dir={tmp_path}/runs/x"]
+    command = [
+        sys.executable,
+        "-m",
+        *launcher,
+        "--nproc-per-node",
+        "2",
+        "-m",
+        *endless(dataset),
+        f"run.dir={tmp_path}/runs/x",
+    ]
     terminal = on_terminal(command, tmp_path)
     terminal.wait_for(STEP)
     terminal.process.kill()
-    wait_until(lambda: not processes_of(tmp_path))
+    wait_until(lambda: not processes_with(str(tmp_path), "cmdline"))
     assert summary(tmp_path / "runs/x")["status"] == "interrupted"
     assert whole_checkpoints(tmp_path / "runs/x/checkpoints")
 
@@ -200,9 +189,10 @@ def test_processes_end_with_their_launcher(launcher: list[str], dataset: Path, t
 @pytest.mark.slow
 def test_what_is_left_of_a_lost_process_is_told_as_it_is(dataset: Path, run_app: Command, tmp_path: Path) -> None:
     """No survivor promises a checkpoint; the next start keeps the log of the part that was killed."""
-    terminal = on_terminal([*launched(2), *endless(dataset)], tmp_path)
+    terminal = on_terminal([*launched(2), *endless(dataset)], tmp_path, TEST=tmp_path.name)
     terminal.wait_for(STEP)
-    os.kill(process_of_rank(terminal, 1), signal.SIGKILL)
+    (pid,) = {*processes_with(f"TEST={tmp_path.name}\0", "environ")} & {*processes_with("\0RANK=1\0", "environ")}
+    os.kill(pid, signal.SIGKILL)
     assert terminal.end() == 128 + signal.SIGKILL, terminal.text
     assert "sav" not in terminal.text
     assert "there is no checkpoint, so the same command starts over" in terminal.text
@@ -212,7 +202,7 @@ def test_what_is_left_of_a_lost_process_is_told_as_it_is(dataset: Path, run_app:
 
 @pytest.mark.slow
 def test_plain_torchrun_hands_a_key_on(dataset: Path, tmp_path: Path) -> None:
-    terminal = on_terminal([*PYTHON, *TORCHRUN, "--nproc-per-node", "2", "-m", *endless(dataset)], tmp_path)
+    terminal = on_terminal([*python(), *TORCHRUN, "--nproc-per-node", "2", "-m", *endless(dataset)], tmp_path)
     terminal.wait_for(STEP)
     terminal.press(CTRL_C)
     terminal.end()  # its own status and words
@@ -225,7 +215,7 @@ def test_plain_torchrun_hands_a_key_on(dataset: Path, tmp_path: Path) -> None:
 def test_commands_that_save_nothing_end_with_one_line(
     name: signal.Signals, uninterrupted: Path, tmp_path: Path
 ) -> None:
-    command = [*PYTHON, "tests.app.at_moment", "evaluate", f"run={uninterrupted}"]
+    command = [*python(), "tests.app.at_moment", "evaluate", f"run={uninterrupted}"]
     terminal = on_terminal(command, tmp_path, MOMENT="in the digests:1")
     terminal.wait_for(REACHED)
     terminal.process.send_signal(name)
@@ -236,7 +226,7 @@ def test_commands_that_save_nothing_end_with_one_line(
 
 @pytest.mark.parametrize("module", ["app.train", pytest.param("app.launch", marks=pytest.mark.slow)])
 def test_a_key_while_modules_are_imported(module: str, tmp_path: Path) -> None:
-    terminal = on_terminal([*PYTHON, module, "run.name=x"], tmp_path)
+    terminal = on_terminal([sys.executable, "-m", module, "run.name=x"], tmp_path)
     pid, hang_up = terminal.process.pid, 1 << (signal.SIGHUP - 1)
 
     def handles_signals() -> bool:

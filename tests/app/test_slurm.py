@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.app.conftest import REPOSITORY, SMALL
-from tests.app.machines import ADDRESSES, DISTURBED, ip, kill, num_checkpoints, two_machines, undisturbed
+from tests.app.machines import ADDRESSES, DISTURBED, ip, kill, lose, num_checkpoints, pids_in, two_machines, undisturbed
 from tests.app.run_files import summary
 
 NAMES = ("first", "second")
@@ -96,19 +96,8 @@ class Slurm:
             return subprocess.Popen(self._on(number, daemon, "-D"), env=self._variables(), stdout=log, stderr=log)
 
     def _on(self, number: int, *command: str) -> list[str]:
-        return [
-            "nsenter",
-            f"--net=/run/netns/{self._hosts[number]}",
-            "unshare",
-            "--mount",
-            "--uts",
-            "sh",
-            "-c",
-            START,
-            f"{self.folder}/hosts",
-            NAMES[number],
-            *command,
-        ]
+        enter = ["nsenter", f"--net=/run/netns/{self._hosts[number]}", "unshare", "--mount", "--uts"]
+        return [*enter, "sh", "-c", START, f"{self.folder}/hosts", NAMES[number], *command]
 
     def _variables(self) -> dict[str, str]:
         return {
@@ -138,8 +127,8 @@ def slurm(hosts: list[str], tmp_path: Path) -> Iterator[Slurm]:
         wait_until(lambda: cluster.run("sinfo", "--noheader", "--format=%T %D") == "idle 2", cluster)
         yield cluster
     finally:
-        for pid in [pid for host in hosts for pid in pids_in(host)]:  # of a job too
-            kill(pid)
+        for host in hosts:  # of a job too
+            lose(host)
         for daemon in cluster.daemons:
             daemon.wait()
 
@@ -151,10 +140,6 @@ def wait_until(is_so: Callable[[], bool], cluster: Slurm) -> None:
         assert all(daemon.poll() is None for daemon in cluster.daemons), logs
         assert time.monotonic() < deadline, logs
         time.sleep(0.2)
-
-
-def pids_in(host: str) -> list[int]:
-    return [int(pid) for pid in subprocess.check_output(["ip", "netns", "pids", host], text=True).split()]
 
 
 def launcher_in(host: str) -> int:
@@ -170,24 +155,7 @@ def test_a_job_of_two_machines_survives_a_loss_and_its_time_limit(
     """A machine's processes are killed (137), then the time limit comes (75): queued again, to the same bits."""
     run = tmp_path / "runs/mine"
     for host in hosts:
-        ip(
-            "netns",
-            "exec",
-            host,
-            "tc",
-            "qdisc",
-            "add",
-            "dev",
-            host,
-            "root",
-            "tbf",
-            "rate",
-            RATE,
-            "burst",
-            "32kbit",
-            "latency",
-            "400ms",
-        )
+        ip(*f"netns exec {host} tc qdisc add dev {host} root tbf rate {RATE} burst 32kbit latency 400ms".split())
     number = slurm.run(
         "sbatch",
         "--parsable",
@@ -206,7 +174,7 @@ def test_a_job_of_two_machines_survives_a_loss_and_its_time_limit(
         slurm,
     )
     for host in hosts:
-        ip("netns", "exec", host, "tc", "qdisc", "del", "dev", host, "root")
+        ip(*f"netns exec {host} tc qdisc del dev {host} root".split())
     wait_until(lambda: slurm.job(number)["JobState"] == "COMPLETED" or slurm.release(number), slurm)
     log = (tmp_path / f"slurm-{number}.log").read_text()
     assert int(slurm.job(number)["Restarts"]) >= 2, log

@@ -30,7 +30,9 @@ def memory_bytes() -> int:
 
 
 def install_on_import() -> None:
-    """Put the device in place when torch is imported, which must not have happened yet."""
+    """Put the device in place when torch is imported, which must not have happened yet; again, it has no effect."""
+    if any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        return
     if "torch" in sys.modules:
         raise ImportError("the pretended CUDA device must be installed before torch is imported")
     sys.meta_path.insert(0, _Finder())

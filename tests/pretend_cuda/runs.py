@@ -3,7 +3,7 @@
 import json
 import signal
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,20 +34,44 @@ def train(
     environment: Mapping[str, str] = {},
 ) -> dict[str, Any]:
     """The summary of a whole run in `directory`/run."""
-    command(
-        machine,
-        "train",
-        directory,
-        *TINY,
-        f"data.path={data}",
-        f"runtime.platform={platform}",
-        "run.name=run",
-        f"run.dir={directory}/run",
-        *overrides,
-        processes=processes,
-        environment=environment,
-    )
+    arguments = [*of_run(directory, data, platform), *overrides]
+    command(machine, "train", directory, *arguments, processes=processes, environment=environment)
     return summary(directory)
+
+
+def train_several(
+    machine: Machine,
+    directory: Path,
+    data: Path,
+    platform: str,
+    cases: Mapping[str, Sequence[str]],
+    processes: int = 1,
+    environment: Mapping[str, str] = {},
+) -> dict[str, dict[str, Any]]:
+    """The summary of a run of each case, one after the other in the same processes."""
+    directory.mkdir()
+    runs = [
+        [*of_run(directory / str(number), data, platform), *overrides]
+        for number, overrides in enumerate(cases.values())
+    ]
+    (directory / "cases").write_text(json.dumps(runs))
+    module = "tests.pretend_cuda.several"
+    command(machine, module, directory, "cases", "out", processes=processes, environment=environment)
+    return dict(zip(cases, json.loads((directory / "out").read_text()), strict=True))
+
+
+def of_run(directory: Path, data: Path, platform: str) -> list[str]:
+    """The overrides of a small run in `directory`/run."""
+    return [*TINY, f"data.path={data}", f"runtime.platform={platform}", "run.name=run", f"run.dir={directory}/run"]
+
+
+def differing(runs: Mapping[str, dict[str, Any]], others: Mapping[str, dict[str, Any]]) -> list[str]:
+    """The cases whose digests of parameters and losses, or whose evaluations differ."""
+    return [case for case in runs if not same(runs[case], others[case])]
+
+
+def same(run: dict[str, Any], other: dict[str, Any]) -> bool:
+    return (run["digest"], run["eval"]) == (other["digest"], other["eval"])
 
 
 def command(

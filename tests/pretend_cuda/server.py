@@ -14,7 +14,13 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
-PRELOAD = ("app.train", "app.evaluate", "app.verify", "app.recommend", "app.export", "tests.app.inject")
+PRELOAD = (
+    "app.trackers.tensorboard",
+    "tests.app.inject",
+    "tests.app.group",
+    "tests.data_prep.preload",
+    "tests.app.preload",
+)
 
 
 def main() -> None:

@@ -19,16 +19,8 @@ def test_evaluate_with_tables_as_served(tables: str, machine: Machine, runs: Pat
     """FBGEMM's inference operator looks up in tables on the device as on the host."""
     results = {}
     for platform in ("cpu", "cuda"):
-        command(
-            machine,
-            "evaluate",
-            tmp_path,
-            f"run={runs}/cuda/run",
-            f"tables={tables}",
-            "split=val",
-            f"runtime.platform={platform}",
-            f"out={tmp_path}/{platform}.json",
-        )
+        words = [f"run={runs}/cuda/run", f"tables={tables}", "split=val", f"runtime.platform={platform}"]
+        command(machine, "evaluate", tmp_path, *words, f"out={tmp_path}/{platform}.json")
         results[platform] = json.loads((tmp_path / f"{platform}.json").read_text())
     assert results["cuda"] == results["cpu"]
 
@@ -51,16 +43,8 @@ def test_recommend(machine: Machine, tmp_path: Path) -> None:
     train(machine, tmp_path, tmp_path / "data", "cuda", "train.max_steps=3", "eval.split=test")
     results = {}
     for platform in ("cpu", "cuda"):
-        command(
-            machine,
-            "recommend",
-            tmp_path,
-            "run=run",
-            "candidates=raw.tsv",
-            "top_k=null",
-            f"runtime.platform={platform}",
-            f"out={platform}.json",
-        )
+        words = ["run=run", "candidates=raw.tsv", "top_k=null", f"runtime.platform={platform}"]
+        command(machine, "recommend", tmp_path, *words, f"out={platform}.json")
         results[platform] = json.loads((tmp_path / f"{platform}.json").read_text())["ranking"]
     assert len(results["cuda"]) == 400
     assert results["cuda"] == results["cpu"]
@@ -73,29 +57,14 @@ def test_doctor_sees_the_device(machine: Machine, tmp_path: Path) -> None:
 
 def test_bench(machine: Machine, tmp_path: Path) -> None:
     """Whole steps and the optimizer; torch's embedding bags have sparse gradients, which the device has not."""
-    command(
-        machine,
-        "app.bench",
-        tmp_path,
-        "runtime.platform=cuda",
-        "operators=[embedding_bag/tbe,optimizer_step,step]",
-        "shape.batch_size=32",
-        "shape.most_rows=50",
-        "seconds=0.05",
-        f"out={tmp_path}/bench.json",
-    )
+    words = ["runtime.platform=cuda", "operators=[embedding_bag/tbe,optimizer_step,step]", "seconds=0.05"]
+    command(machine, "bench", tmp_path, *words, "shape.batch_size=32", "shape.most_rows=50", "out=bench.json")
     assert json.loads((tmp_path / "bench.json").read_text())
 
 
 def test_limits_are_not_measured_without_memory(machine: Machine, tmp_path: Path) -> None:
-    process = machine.run(
-        "app.bench",
-        "runtime.platform=cuda",
-        "operators=[step]",
-        "seconds=0.01",
-        cwd=tmp_path,
-        environment={"PRETEND_CUDA_MEMORY": str(2 << 20)},
-    )
+    words = ["runtime.platform=cuda", "operators=[step]", "seconds=0.01"]
+    process = machine.run("app.bench", *words, cwd=tmp_path, environment={"PRETEND_CUDA_MEMORY": str(2 << 20)})
     assert (process.returncode, "too little free memory on the GPU" in process.stderr) == (2, True), process.stderr
 
 

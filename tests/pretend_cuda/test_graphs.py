@@ -8,8 +8,8 @@ import pytest
 from tests.error_lines import error_line
 from tests.pretend_cuda.counting import read_steps
 from tests.pretend_cuda.machine import Machine
-from tests.pretend_cuda.runs import TINY, command, summary, train
-from tests.pretend_cuda.test_training import CASES, REGULARISED, SMALL_DCN, SMALL_PROJECTION, same
+from tests.pretend_cuda.runs import TINY, command, differing, same, summary, train, train_several
+from tests.pretend_cuda.test_training import CASES, REGULARISED, SMALL_DCN, SMALL_PROJECTION
 
 GRAPHS = "runtime.compile=step"
 LAYERS = {
@@ -36,9 +36,8 @@ ON_TWO = (*EXCHANGED, "skipped steps")
 def test_a_step_sends_two_graphs_each_way(machine: Machine, dataset: Path, runs: Path, tmp_path: Path) -> None:
     """What is left are lookup, loss, optimizer, checks and copies to the graphs; 65 operators without them."""
     counts = {"PRETEND_CUDA_COUNTS": f"{tmp_path}/counts"}
-    train(
-        machine, tmp_path, dataset, "cuda", GRAPHS, "optimizer=adagrad", "train.log_every_steps=50", environment=counts
-    )
+    overrides = [GRAPHS, "optimizer=adagrad", "train.log_every_steps=50"]
+    train(machine, tmp_path, dataset, "cuda", *overrides, environment=counts)
     assert summary(tmp_path)["digest"] == summary(runs / "adagrad")["digest"]
     steps = read_steps(tmp_path / "counts.0")
     assert steps[2]["sent"]["graph"] == 4
@@ -47,33 +46,23 @@ def test_a_step_sends_two_graphs_each_way(machine: Machine, dataset: Path, runs:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("case", "processes"),
-    [*((case, 1) for case in LAYERS if case not in EXCHANGED), *((case, 2) for case in ON_TWO)],
-)
-def test_bits(case: str, processes: int, machine: Machine, dataset: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("processes", [1, 2])
+def test_bits(processes: int, machine: Machine, dataset: Path, ragged: Path, tmp_path: Path) -> None:
+    cases = {case: LAYERS[case] for case in LAYERS if (case in ON_TWO if processes == 2 else case not in EXCHANGED)}
+    if processes == 1:
+        cases |= {"batch norm": REGULARISED, "bags of any length": [f"data.path={ragged}"]}
     eager, graphs = (
-        train(machine, tmp_path / name, dataset, "cuda", f"runtime.compile={name}", *LAYERS[case], processes=processes)
+        train_several(
+            machine,
+            tmp_path / name,
+            dataset,
+            "cuda",
+            {case: [*overrides, f"runtime.compile={name}"] for case, overrides in cases.items()},
+            processes,
+        )
         for name in ("none", "step")
     )
-    assert same(graphs, eager)
-
-
-@pytest.mark.slow
-def test_batch_norm_of_one_process(machine: Machine, dataset: Path, tmp_path: Path) -> None:
-    eager, graphs = (
-        train(machine, tmp_path / name, dataset, "cuda", f"runtime.compile={name}", *REGULARISED)
-        for name in ("none", "step")
-    )
-    assert same(graphs, eager)
-
-
-@pytest.mark.slow
-def test_bags_of_any_length(machine: Machine, ragged: Path, tmp_path: Path) -> None:
-    eager, graphs = (
-        train(machine, tmp_path / name, ragged, "cuda", f"runtime.compile={name}") for name in ("none", "step")
-    )
-    assert same(graphs, eager)
+    assert differing(graphs, eager) == []
 
 
 @pytest.mark.slow
@@ -84,32 +73,21 @@ def test_a_resumed_run_ends_as_the_whole_and_replays(
         train(machine, tmp_path, dataset, "cuda", GRAPHS, f"train.max_steps={steps}")
     assert same(summary(tmp_path), summary(runs / "cuda"))
     assert json.loads(command(machine, "verify", tmp_path, f"run={tmp_path}/run"))["verdict"] == "identical"
-    evaluated = json.loads(
-        command(machine, "evaluate", tmp_path, f"run={tmp_path}/run", "split=val", "runtime.platform=cpu")
-    )
+    words = [f"run={tmp_path}/run", "split=val", "runtime.platform=cpu"]
+    evaluated = json.loads(command(machine, "evaluate", tmp_path, *words))
     assert evaluated["auc"] == summary(runs / "cuda")["eval"]["auc"]
 
 
 @pytest.mark.slow
 def test_whole_steps_are_measured_with_graphs(machine: Machine, tmp_path: Path) -> None:
     """And with the products of a plain step, though graphs do not show theirs."""
+    sizes = ["operators=[step]", "shape.batch_size=32", "seconds=0.02", "shape.most_rows=50"]
+    sizes += ["model.embedding_dim=16", "model.dense_arch=[32,16]"]
     flops = {}
     for name in ("none", "step"):
-        command(
-            machine,
-            "bench",
-            tmp_path,
-            "operators=[step]",
-            "shape.batch_size=32",
-            "seconds=0.02",
-            "shape.most_rows=50",
-            "model.embedding_dim=16",
-            "model.dense_arch=[32,16]",
-            "runtime.platform=cuda",
-            f"runtime.compile={name}",
-            f"out={tmp_path}/{name}.json",
-            environment={"PRETEND_CUDA_COUNTS": f"{tmp_path}/{name}"},
-        )
+        counts = {"PRETEND_CUDA_COUNTS": f"{tmp_path}/{name}"}
+        words = [*sizes, "runtime.platform=cuda", f"runtime.compile={name}", f"out={tmp_path}/{name}.json"]
+        command(machine, "bench", tmp_path, *words, environment=counts)
         results = json.loads((tmp_path / f"{name}.json").read_text())["results"]
         flops[name] = {result["name"]: result["flops"] for result in results}
     assert flops["step"] == flops["none"]

@@ -6,7 +6,7 @@ import pytest
 
 from tests.pretend_cuda.counting import read_steps
 from tests.pretend_cuda.machine import Machine
-from tests.pretend_cuda.runs import train
+from tests.pretend_cuda.runs import train_several
 
 CASES = {
     "bags": [],
@@ -36,18 +36,15 @@ def test_operators_and_waits_of_a_step(runs: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
-def test_no_step_waits(case: str, machine: Machine, dataset: Path, ragged: Path, tmp_path: Path) -> None:
-    data = ragged if "bags" in case else dataset
-    train(
-        machine,
-        tmp_path,
-        data,
-        "cuda",
-        *CASES[case],
-        "train.log_every_steps=50",
-        environment={"PRETEND_CUDA_COUNTS": f"{tmp_path}/counts"},
-    )
+def test_no_step_waits(machine: Machine, dataset: Path, ragged: Path, tmp_path: Path) -> None:
+    cases = {
+        case: [*overrides, "train.log_every_steps=50", f"data.path={ragged if 'bags' in case else dataset}"]
+        for case, overrides in CASES.items()
+    }
+    counts = {"PRETEND_CUDA_COUNTS": f"{tmp_path}/counts"}
+    train_several(machine, tmp_path / "runs", dataset, "cuda", cases, environment=counts)
     steps = read_steps(tmp_path / "counts.0")
-    waits = [step["waits"] for step in steps[1:]]  # after step 10 the warm-up ends
-    assert waits == [{}] * 9 + [{"aten::copy_": 1, "synchronize": 1}] + [{}] * 3
+    for number, case in enumerate(CASES):
+        waits = [step["waits"] for step in steps[14 * number : 14 * (number + 1)]]
+        after_warm_up = {"aten::copy_": 1, "synchronize": 1}  # step 10
+        assert waits[1:] == [{}] * 9 + [after_warm_up] + [{}] * 3, case
