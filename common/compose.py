@@ -103,7 +103,7 @@ def convert(schema: type[ConfigT], *levels: Any) -> ConfigT:
         ConversionError: an unknown key or a value of the wrong type.
     """
     try:
-        return _instance(schema, OmegaConf.to_object(OmegaConf.merge(_node(schema), *levels)))
+        return _instance(schema, OmegaConf.to_object(OmegaConf.merge(_node(typing.cast(Any, schema)), *levels)))
     except (OmegaConfBaseException, ValueError, TypeError) as error:
         raise ConversionError(error) from error
 
@@ -437,8 +437,9 @@ def _stored(schema: type) -> Any:
     return node
 
 
+@functools.cache
 def _node(schema: type) -> Any:
-    """OmegaConf's representation of a schema."""
+    """OmegaConf's representation of a schema, which callers copy before they change it."""
     return OmegaConf.structured(_twin(schema))
 
 
