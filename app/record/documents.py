@@ -17,10 +17,11 @@ DONE = ("completed", "target_reached")  # statuses of a run that came to its end
 
 
 class Code(OpenDocument, kw_only=True):
-    """Commit of the checkout, and SHA-256 of what differs from it."""
+    """Commit of the checkout, SHA-256 of what differs from it, and SHA-256 of the modules."""
 
     git_sha: str | UnsetType | None = UNSET
     dirty_diff_sha256: str | UnsetType | None = UNSET
+    sources_sha256: str | UnsetType | None = UNSET
     rest: Json = rest()
 
 

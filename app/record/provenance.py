@@ -1,5 +1,6 @@
 """Provenance of a run: code, versions, hardware, environment; digests of its parameters."""
 
+import functools
 import hashlib
 import importlib.metadata
 import os
@@ -53,6 +54,7 @@ ENVIRONMENT_NAMES = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_JOB_ID", "LD_PRELO
 CODE_DIRECTORIES = ("app", "common", "data_prep")
 CODE_SUFFIXES = (".py", ".pth", ".so", ".sh", ".lock")
 REPOSITORY = Path(__file__).parents[2]
+PACKAGES_ROOT = REPOSITORY  # of the modules, installed or in a checkout
 
 
 def describe_run(variables: Collection[str] = ()) -> Provenance:
@@ -96,15 +98,27 @@ def parameters_digest(parameters: Iterable[NDArray[np.float32]]) -> str:
 
 
 def code() -> Mapping[str, str | None]:
-    """Commit of the checkout, and a hash of what differs from it; None without git or a checkout of this project."""
+    """Digest of the sources; commit of the checkout and a hash of what differs from it, None without git."""
+    sources = {"sources_sha256": sources_digest()}
     commit = _git("rev-parse", "HEAD")
     if commit is None or _git("rev-parse", "--show-prefix") != b"\n":  # installed somewhere inside another repository
-        return {"git_sha": os.environ.get("CLICKWORK_GIT_SHA") or None, "dirty_diff_sha256": None}
+        return {"git_sha": os.environ.get("CLICKWORK_GIT_SHA") or None, "dirty_diff_sha256": None, **sources}
     sha256, differs = hashlib.sha256(), False
     for part in _differences():
         sha256.update(part)
         differs = differs or bool(part)
-    return {"git_sha": commit.decode().strip(), "dirty_diff_sha256": sha256.hexdigest() if differs else None}
+    return {"git_sha": commit.decode().strip(), "dirty_diff_sha256": sha256.hexdigest() if differs else None, **sources}
+
+
+@functools.cache
+def sources_digest() -> str:
+    """SHA-256 over paths and contents of this project's modules: the same in a checkout, an image and a wheel."""
+    sha256 = hashlib.sha256()
+    for directory in CODE_DIRECTORIES:
+        for path in sorted((PACKAGES_ROOT / directory).rglob("*.py")):
+            sha256.update(f"{path.relative_to(PACKAGES_ROOT).as_posix()}\0{path.stat().st_size}\0".encode())
+            sha256.update(path.read_bytes())
+    return sha256.hexdigest()
 
 
 def _differences() -> Iterator[bytes]:

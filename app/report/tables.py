@@ -286,7 +286,10 @@ def replay_caveats(run: RunFiles) -> list[str]:
     """Conditions of a replay."""
     manifest, caveats = run.manifest, []
     if not manifest.commit:
-        caveats.append("The code's commit is not recorded: the run was not made in a git checkout.")
+        caveats.append(
+            "The code's commit is not recorded: the run was not made in a git checkout; verify compares the "
+            "digest of its modules."
+        )
     if manifest.code and manifest.code.dirty_diff_sha256:
         caveats.append("The checkout had uncommitted changes (their hash is in the manifest) beside the commit.")
     dataset = manifest.dataset

@@ -29,7 +29,7 @@ BRIEF = [
     "run.name=x",
     "sharding.types=row_wise",
 ]
-CODE = {"git_sha": "0123456789abcdef", "dirty_diff_sha256": None}
+CODE = {"git_sha": "0123456789abcdef", "dirty_diff_sha256": None, "sources_sha256": "0"}
 
 
 def other_code() -> None:

@@ -1,0 +1,57 @@
+"""The code of a run and of its replay: by git where both know it, by the digest of the modules where one does not."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from app.record import provenance
+from app.record.documents import RunManifest
+from app.replay.launches import Launch, changes
+from common.documents import convert
+
+A, B = "a" * 40, "b" * 40
+
+
+def manifest(git_sha: str | None, dirty: str | None, sources: str | None) -> RunManifest:
+    code = {"git_sha": git_sha, "dirty_diff_sha256": dirty, **({"sources_sha256": sources} if sources else {})}
+    return convert({"code": code, "world_size": 1, "dataset": {"path": "x", "digest": "d"}}, RunManifest)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "now", "differing"),
+    [
+        ((A, None, "1"), (A, None, "1"), []),
+        ((None, None, "1"), (A, None, "1"), []),
+        ((None, None, "1"), (A, "9", "1"), []),
+        ((None, None, "1"), (A, None, "2"), ["sources_sha256"]),
+        ((A, None, "1"), (None, None, "2"), ["sources_sha256"]),
+        ((A, None, "1"), (B, None, "1"), ["git_sha"]),
+        ((A, None, "1"), (A, "9", "2"), ["dirty_diff_sha256", "sources_sha256"]),
+        ((A, None, None), (A, None, "1"), []),
+        ((A, None, None), (B, None, "1"), ["git_sha"]),
+        ((None, None, None), (A, None, "1"), ["git_sha"]),
+    ],
+)
+def test_code_is_compared_by_what_both_know(
+    recorded: tuple[str | None, ...], now: tuple[str | None, ...], differing: list[str]
+) -> None:
+    lines, until = changes([Launch(0, None, manifest(*recorded))], manifest(*now))
+    assert [line.split()[1].rstrip(":") for line in lines] == differing
+    assert until == (0 if differing else None)
+
+
+def test_the_digest_is_of_the_modules_wherever_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def digest(root: Path) -> str:
+        monkeypatch.setattr(provenance, "PACKAGES_ROOT", root)
+        provenance.sources_digest.cache_clear()
+        return provenance.sources_digest()
+
+    here = digest(provenance.REPOSITORY)
+    for name in provenance.CODE_DIRECTORIES:
+        shutil.copytree(provenance.REPOSITORY / name, tmp_path / name, ignore=shutil.ignore_patterns("*.yaml", "*.pyc"))
+    assert digest(tmp_path) == here
+    with open(tmp_path / "common/errors.py", "a") as file:
+        file.write("\n")
+    assert digest(tmp_path) != here
+    provenance.sources_digest.cache_clear()
