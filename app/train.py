@@ -141,8 +141,8 @@ def _set_up(config: AppConfig, runtime: platform.Runtime, record: RunDirectory, 
     scored = [scores.split_of(config, manifest)] if config.eval.keep_scores else []
     splits = list(dict.fromkeys(["train", config.eval.split, *scored]))
     agreement.on_each_machine(runtime, shared, lambda: verify_splits(root, manifest, splits, config.data))
-    facts = [unseen_values(manifest), sampling_sentence(manifest), *misleading_sentences(manifest.extra)]
-    for line in filter(None, facts):
+    printed = [unseen_values(manifest), *misleading_sentences(manifest.extra)]  # by data_prep, of a new dataset
+    for line in filter(None, [sampling_sentence(manifest), *([] if is_new else printed)]):
         log.warning("%s: %s", root, line)
     run = TrainingRun(session.build(resolved(config, runtime, root, manifest), runtime, root, manifest), record, began)
     if has_windows:
