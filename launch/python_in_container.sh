@@ -4,8 +4,9 @@
 #   PYTHON=launch/python_in_container.sh IMAGE=clickwork:rocm sbatch --nodes=2 launch/slurm.sh run.name=mine
 set -eu
 
-# Processes share memory by the host's /dev/shm, and NICs read memory that must not be moved: no limit on locking it.
-options=(--rm --network=host --ipc=host --ulimit memlock=-1 --user "$(id -u):$(id -g)"
+# Processes share memory by the host's /dev/shm, and NICs read memory that must not be moved: no limit on locking it, unless
+# the machine has one: CLICKWORK_MEMLOCK=BYTES.
+options=(--rm --network=host --ipc=host --ulimit "memlock=${CLICKWORK_MEMLOCK:--1}" --user "$(id -u):$(id -g)"
   --volume "$PWD/data:/opt/clickwork/data" --volume "$PWD/runs:/opt/clickwork/runs")
 if [ -e /dev/infiniband ]; then
   options+=(--device /dev/infiniband --cap-add IPC_LOCK)

@@ -53,6 +53,7 @@ def test_slurm_starts_the_launcher_and_queues_a_stopped_job_again(
             "PYTHON": str(ROOT / "launch/python_in_container.sh"),
             "IMAGE": "clickwork:cpu",
             "NCCL_DEBUG": "INFO",
+            "CLICKWORK_MEMLOCK": "65536",
             "PATH": f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         }
     command = ["bash", str(ROOT / "launch/slurm.sh"), "recipe=quickstart", "run.name=a b"]
@@ -72,7 +73,7 @@ def test_slurm_starts_the_launcher_and_queues_a_stopped_job_again(
     assert (tmp_path / "requeued").read_text() == "requeue 10042\n"
     if in_container:
         options = (tmp_path / "options").read_text().splitlines()
-        assert {"--network=host", "--ipc=host", "NCCL_DEBUG"} <= set(options)
+        assert {"--network=host", "--ipc=host", "NCCL_DEBUG", "memlock=65536"} <= set(options)
         assert {f"{tmp_path}/{name}:/opt/clickwork/{name}" for name in ("data", "runs")} <= set(options)
         assert ("IPC_LOCK" in options) == Path("/dev/infiniband").exists()
 
