@@ -65,6 +65,7 @@ from data_prep.sources.remote import known_sums, note_read
 from data_prep.stages.data_checks import (
     constant_columns,
     cut_columns,
+    random_split_of_times,
     rare_columns,
     refuse_one_class,
     undivided_columns,
@@ -195,7 +196,7 @@ def _make(data: DataConfig, root: Path, job: Job, parameters: dict[str, Any]) ->
     lines = [f"among the raw files there is no {missing}"] if missing else []
     unseen = unseen_values(manifest)
     lines += [*result.warnings, *([] if unseen is None else [unseen])]
-    lines += misleading_sentences(manifest.extra)
+    lines += [*random_split_of_times(job, data.split.method), *misleading_sentences(manifest.extra)]
     for line in (*lines, *warnings(manifest, result.constant)):
         print(f"{root}: warning: {line}", file=sys.stderr)
     return publish(job.work, root, manifest, moves_to_dataset(job, manifest, result.built))

@@ -7,7 +7,7 @@ import numpy as np
 
 from common.errors import UserError
 from data_prep.dataset.manifest import Manifest
-from data_prep.dataset.options import DenseTransform, LabelKind
+from data_prep.dataset.options import DenseTransform, LabelKind, SplitMethod
 from data_prep.engine.job import ChunkRecord, Job
 from data_prep.parsing.formats import format_named, table_layout, table_size
 from data_prep.sources.discover import Source
@@ -81,6 +81,16 @@ def warnings(manifest: Manifest, constant: Sequence[str]) -> Iterator[str]:
         yield f"label rates differ ({rate_list}): {about}{remedy}"
     if constant:
         yield f"the same value, or none, in every row of {_listed(constant)}: nothing can be learned from such a column"
+
+
+def random_split_of_times(job: Job, method: SplitMethod | None) -> Iterator[str]:
+    """Warn of rows with times of which nobody said that they are to be split at random."""
+    times = [] if job.table is None else list(dict.fromkeys(part.column for part in job.table.parts))
+    if times and method in (None, SplitMethod.auto) and job.rules.split is SplitMethod.random:
+        yield (
+            f"rows are split at random although {_listed(times)} is a time, so the score is not of later rows; sort "
+            "the files by time and give data.split.method=fraction, or data.split.method=random to keep it so"
+        )
 
 
 def cut_columns(job: Job, records: Sequence[ChunkRecord]) -> Iterator[str]:

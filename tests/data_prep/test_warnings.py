@@ -111,3 +111,23 @@ def test_a_threshold_above_all_counts_is_refused(capsys: pytest.CaptureFixture[s
     assert "no value of user, item, tags occurs 5000 times in train, so all of them are unknown" in lines[0]
     (line,) = warned(capsys, tmp_path, good(300), "data.frequency_threshold=60", "data.overwrite=true")
     assert line == "data.frequency_threshold=60: no value of user occurs 60 times in train, so all of them are unknown"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "schema", "is_named"),
+    [
+        ([], "dense: [price, {column: at, part: hour}]", True),
+        (["data.split.method=auto"], "dense: [{column: at, part: hour}, {column: at, part: day}]", True),
+        (["data.split.method=random"], "dense: [price, {column: at, part: hour}]", False),
+        (["data.split.method=fraction"], "dense: [price, {column: at, part: hour}]", False),
+        ([], "dense: [price]", False),
+    ],
+)
+def test_times_are_split_at_random_by_request_alone(
+    overrides: list[str], schema: str, is_named: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [f"{i % 2},{i},u{i % 7},2026-01-{1 + i // 24:02d} {i % 24:02d}:00:00\n" for i in range(240)]
+    (tmp_path / "rows.csv").write_text("".join(["label,price,user,at\n", *rows]))
+    preprocess(config(*paths(tmp_path, f"label: label\nsparse: [user]\n{schema}\n"), *overrides))
+    lines = [line for line in capsys.readouterr().err.splitlines() if "split at random" in line]
+    assert [line.partition("although ")[2].partition(",")[0] for line in lines] == ["at is a time"] * is_named
