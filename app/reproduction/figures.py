@@ -364,7 +364,8 @@ def _cost(seconds: Sequence[float], joules: Sequence[float]) -> list[tuple[str, 
     return [
         (
             "plain",
-            f"Time: {duration(sum(seconds))} in all, {duration(sum(seconds) / len(seconds))} a run; energy: {energy}.",
+            f"Time of the runs, without the evaluations after them and the reports: {duration(sum(seconds))}, "
+            f"{duration(sum(seconds) / len(seconds))} each; energy: {energy}.",
         )
     ]
 
