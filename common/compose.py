@@ -189,20 +189,23 @@ def _compose_values(schema: type, config_dir: Path, name: str, overrides: Sequen
     parsed, groups = OverridesParser.create().parse_overrides(list(overrides)), groups_of(config_dir)
     choices_of_groups = [line for line, each in zip(overrides, parsed, strict=True) if each.key_or_group in groups]
     values = [each for each in parsed if each.key_or_group not in groups]
-    if f"recipe={RECIPE_OF_FILE}" not in overrides and not any(each.is_add() or each.is_delete() for each in values):
-        composed = copy.deepcopy(_compose_groups(schema, config_dir, name, tuple(choices_of_groups)))
+    recipe = ""
+    if f"recipe={RECIPE_OF_FILE}" in overrides:
+        recipe = OmegaConf.to_yaml(ConfigStore.instance().load(f"recipe/{RECIPE_OF_FILE}.yaml").node)
+    if not any(each.is_add() or each.is_delete() for each in values):
+        composed = copy.deepcopy(_compose_groups(schema, config_dir, name, tuple(choices_of_groups), recipe))
         try:
             for each in values:
                 OmegaConf.update(composed, each.key_or_group, each.value(), merge=True, force_add=each.is_force_add())
             return composed
         except OmegaConfBaseException:
             pass  # Hydra's own error names the override
-    return _compose_groups.__wrapped__(schema, config_dir, name, tuple(overrides))
+    return _compose_groups.__wrapped__(schema, config_dir, name, tuple(overrides), recipe)
 
 
 @functools.lru_cache(maxsize=64)
-def _compose_groups(schema: type, config_dir: Path, name: str, overrides: tuple[str, ...]) -> Any:
-    """Compose by Hydra alone."""
+def _compose_groups(schema: type, config_dir: Path, name: str, overrides: tuple[str, ...], recipe: str) -> Any:
+    """Compose by Hydra alone; `recipe` is the content of the recipe of a file, as it is stored under its name."""
     _stored(schema)
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(config_dir), version_base="1.3"):
