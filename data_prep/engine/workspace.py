@@ -1,5 +1,6 @@
 """The directory at `data.path`: locked for one job, resumed, and replaced by the finished dataset."""
 
+import errno
 import json
 import os
 import shutil
@@ -46,8 +47,8 @@ def locked(root: Path) -> Iterator[Path]:
     work = root / WORK_DIRECTORY
     try:
         work.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        if not (root / MANIFEST_NAME).exists():
+    except OSError as error:
+        if error.errno not in (errno.EROFS, errno.EACCES) or not (root / MANIFEST_NAME).exists():
             raise
         yield work
         return

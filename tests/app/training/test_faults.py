@@ -167,7 +167,7 @@ def test_no_checkpoint_is_removed_unasked(overrides: list[str], run_app: Command
         assert sorted(run.rglob("*")) == before
     restart = run_app("train", *short, *OVERWRITE)
     assert "runs/x: starts over from step 0; the run before; what it logged is in log.txt.1" in restart.stderr
-    idle = run_app("train", *short, "checkpoint.overwrite=true")
+    idle = run_app("train", *short, "checkpoint.overwrite=true", status=2)
     assert "checkpoint.overwrite=true: has no effect with checkpoint.resume=auto" in idle.stderr
 
 
