@@ -87,24 +87,14 @@ def _changes(recorded: RunManifest, now: RunManifest) -> list[str]:
         if part == "files" and recorded.files is UNSET:  # which older runs lack
             continue
         before, after = (_facts(getattr(manifest, part)) for manifest in (recorded, now))
-        if part == "code":
-            _leave_out_unknown(before, after)
+        if part == "code" and "sources_sha256" not in before and not recorded.schedule:  # an older run
+            after.pop("sources_sha256", None)
         lines += [
             f"{part} {key}: {before.get(key)} then, {after.get(key)} now"
             for key in sorted(before.keys() | after.keys())
             if key not in (*BY_LAUNCHER, *LIMITS) and before.get(key) != after.get(key)
         ]
     return lines
-
-
-def _leave_out_unknown(before: Json, after: Json) -> None:
-    """Leave out git where an image without it is compared by its modules, and modules where an older run lacks them."""
-    if not before.get("sources_sha256"):
-        after.pop("sources_sha256", None)
-    elif not before.get("git_sha") or not after.get("git_sha"):
-        for code in (before, after):
-            for key in ("git_sha", "dirty_diff_sha256"):
-                code.pop(key, None)
 
 
 def _facts(part: Struct | Json | UnsetType) -> Json:

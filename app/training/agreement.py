@@ -36,7 +36,8 @@ def require_same_program(config: AppConfig, runtime: Runtime) -> None:
     code = provenance.code()
     facts = {
         **{key: value for key, value in _flat(redact(to_plain(config))).items() if key not in OF_A_MACHINE},
-        "code": f"commit {code['git_sha']}, changes {code['dirty_diff_sha256']}, modules {code['sources_sha256']}",
+        "code": f"commit {code['git_sha']}, changes {code['dirty_diff_sha256']}, "
+        f"modules {str(code['sources_sha256'])[:12]}",
     }
     if not config.runtime.different_releases:
         facts |= {f"release of {name}": provenance.versions()[name] for name in COMPARED_RELEASES}

@@ -1,4 +1,4 @@
-"""The code of a run and of its replay: by git where both know it, by the digest of the modules where one does not."""
+"""The code of a run and of its replay: by git, and by the digest of the modules, which older runs lack."""
 
 import shutil
 from pathlib import Path
@@ -22,10 +22,10 @@ def manifest(git_sha: str | None, dirty: str | None, sources: str | None) -> Run
     ("recorded", "now", "differing"),
     [
         ((A, None, "1"), (A, None, "1"), []),
-        ((None, None, "1"), (A, None, "1"), []),
-        ((None, None, "1"), (A, "9", "1"), []),
-        ((None, None, "1"), (A, None, "2"), ["sources_sha256"]),
-        ((A, None, "1"), (None, None, "2"), ["sources_sha256"]),
+        ((None, None, "1"), (A, None, "1"), ["git_sha"]),
+        ((None, None, "1"), (A, "9", "1"), ["dirty_diff_sha256", "git_sha"]),
+        ((None, None, "1"), (A, None, "2"), ["git_sha", "sources_sha256"]),
+        ((A, None, "1"), (None, None, "2"), ["git_sha", "sources_sha256"]),
         ((A, None, "1"), (B, None, "1"), ["git_sha"]),
         ((A, None, "1"), (A, "9", "2"), ["dirty_diff_sha256", "sources_sha256"]),
         ((A, None, None), (A, None, "1"), []),
@@ -33,7 +33,7 @@ def manifest(git_sha: str | None, dirty: str | None, sources: str | None) -> Run
         ((None, None, None), (A, None, "1"), ["git_sha"]),
     ],
 )
-def test_code_is_compared_by_what_both_know(
+def test_code_is_compared_by_all_that_the_run_knows(
     recorded: tuple[str | None, ...], now: tuple[str | None, ...], differing: list[str]
 ) -> None:
     lines, until = changes([Launch(0, None, manifest(*recorded))], manifest(*now))

@@ -99,7 +99,7 @@ def test_another_setting_is_refused_before_anything_is_written(dataset: Path, tm
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "words"),
-    [(other_code, "commit 0123456789abcdef, changes None on"), (other_release, "release of torchrec")],
+    [(other_code, "commit 0123456789abcdef, changes None, modules 0 on"), (other_release, "release of torchrec")],
 )
 def test_other_code_and_releases_are_refused(
     dataset: Path, tmp_path: Path, change: Callable[[], None], words: str
