@@ -86,7 +86,8 @@ def warnings(manifest: Manifest, constant: Sequence[str]) -> Iterator[str]:
 def random_split_of_times(job: Job, method: SplitMethod | None) -> Iterator[str]:
     """Warn of rows with times of which nobody said that they are to be split at random."""
     times = [] if job.table is None else list(dict.fromkeys(part.column for part in job.table.parts))
-    if times and method in (None, SplitMethod.auto) and job.rules.split is SplitMethod.random:
+    split = job.rules.split
+    if times and split is not None and split is not method and split.algorithm.is_random:
         yield (
             f"rows are split at random although {_listed(times)} is a time, so the score is not of later rows; sort "
             "the files by time and give data.split.method=fraction, or data.split.method=random to keep it so"
