@@ -47,11 +47,11 @@ def test_the_digest_is_of_the_modules_wherever_they_are(tmp_path: Path, monkeypa
         provenance.sources_digest.cache_clear()
         return provenance.sources_digest()
 
-    here = digest(provenance.REPOSITORY)
+    expected = digest(provenance.REPOSITORY)
     for name in provenance.CODE_DIRECTORIES:
         shutil.copytree(provenance.REPOSITORY / name, tmp_path / name, ignore=shutil.ignore_patterns("*.yaml", "*.pyc"))
-    assert digest(tmp_path) == here
+    assert digest(tmp_path) == expected
     with open(tmp_path / "common/errors.py", "a") as file:
         file.write("\n")
-    assert digest(tmp_path) != here
+    assert digest(tmp_path) != expected
     provenance.sources_digest.cache_clear()
