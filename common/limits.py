@@ -1,4 +1,4 @@
-"""What this process may use of the machine: its affinity, and the limits of its control groups (versions 1 and 2)."""
+"""Processors and memory for this process: its affinity and the limits of its control groups (versions 1 and 2)."""
 
 import os
 from collections.abc import Iterator

@@ -37,7 +37,7 @@ CLEARING_NAME = "clearing"  # an older dataset is being removed: what is left of
 def locked(root: Path) -> Iterator[Path]:
     """Hold <root>/.work for this process alone; it is removed afterwards if nothing in it is worth keeping.
 
-    Where nobody can write and a whole dataset is, there is no lock: the dataset is read, or another one is refused.
+    A finished dataset in a directory that is not writable needs no lock: it is read, or refused if it is another one.
 
     Raises:
         UserError: another process holds it.

@@ -84,7 +84,7 @@ def warnings(manifest: Manifest, constant: Sequence[str]) -> Iterator[str]:
 
 
 def random_split_of_times(job: Job, method: SplitMethod | None) -> Iterator[str]:
-    """Warn of rows with times of which nobody said that they are to be split at random."""
+    """Warn if rows with times are split at random and the configuration does not ask for it."""
     times = [] if job.table is None else list(dict.fromkeys(part.column for part in job.table.parts))
     split = job.rules.split
     if times and split is not None and split is not method and split.algorithm.is_random:

@@ -1,4 +1,4 @@
-"""A finished dataset on a disk that nobody can write to: found, trained on, evaluated."""
+"""A finished dataset on a read-only disk: a run finds it, trains on it and evaluates on it."""
 
 import subprocess
 from collections.abc import Iterator

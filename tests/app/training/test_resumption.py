@@ -78,8 +78,8 @@ FACTORS = {
         "sum": ["train.monitor={auc:1,logloss:-0.5}", "schedule=plateau"],
     },
     "saving": {
-        "behind": ["checkpoint.keep=1", "train.log_every_steps=4"],
-        "between": ["checkpoint.asynchronous=false", "checkpoint.keep=100"],
+        "asynchronous": ["checkpoint.keep=1", "train.log_every_steps=4"],
+        "synchronous": ["checkpoint.asynchronous=false", "checkpoint.keep=100"],
     },
 }
 KILLS = (  # the moment, and the largest number of its occurrence
@@ -138,7 +138,7 @@ def overrides_of(case: Case, number: int, factory: pytest.TempPathFactory) -> li
 
 
 def result(run: Path, stop: int) -> dict[str, Any]:
-    """What no disturbance may change; only a run stopped after step `stop` may have a checkpoint of it."""
+    """Figures that no disturbance may change; a run that was stopped may have a checkpoint of step `stop` besides."""
     figures, directory = summary(run), run / "checkpoints"
     return {
         **{key: figures[key] for key in ("digest", "steps", "samples", "status", "best")},
