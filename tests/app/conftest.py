@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,24 @@ def uninterrupted(overrides: list[str], tmp_path_factory: pytest.TempPathFactory
         assert ended(forked("train", *overrides, "run.name=whole", cwd=directory), directory).returncode == 0
 
     return made_once(tmp_path_factory, "uninterrupted", train) / "runs/whole"
+
+
+@contextmanager
+def mounted_disk(directory: Path, size: str) -> Iterator[Path]:
+    """Mount a disk of its own of that size at `directory`/disk; skip the test without the right to mount."""
+    disk = directory / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(disk)], check=False).returncode:
+        pytest.skip("no right to mount a small disk here: a full or read-only disk was not tried")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def remount(disk: Path, options: str) -> None:
+    """Change the options of a disk that `mounted_disk` has mounted."""
+    subprocess.run(["mount", "-o", f"remount,{options}", str(disk)], check=True)
 
 
 def ended(forks: list[Any], cwd: Path) -> "subprocess.CompletedProcess[str]":

@@ -1,6 +1,5 @@
 """A finished dataset on a read-only disk: a run finds it, trains on it and evaluates on it."""
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import pytest
 
 from app.runtime.platform import Runtime
 from common.errors import UserError
-from tests.app.conftest import SMALL
+from tests.app.conftest import SMALL, mounted_disk, remount
 from tests.app.in_process import command_here, train_here
 
 SOURCE = ["data.source=synthetic", "data.synthetic.rows=3000"]
@@ -17,12 +16,8 @@ SOURCE = ["data.source=synthetic", "data.synthetic.rows=3000"]
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A small disk of its own."""
-    (tmp_path / "disk").mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(tmp_path / "disk")]
-    if subprocess.run(mount, check=False).returncode:
-        pytest.skip("no right to mount a small disk here: a read-only dataset was not tried")
-    yield tmp_path / "disk"
-    subprocess.run(["umount", "--lazy", str(tmp_path / "disk")], check=True)
+    with mounted_disk(tmp_path, "64m") as disk:
+        yield disk
 
 
 def test_a_dataset_on_a_read_only_disk_is_used(
@@ -31,7 +26,7 @@ def test_a_dataset_on_a_read_only_disk_is_used(
     monkeypatch.chdir(tmp_path)
     base = [*SMALL, *SOURCE, f"data.path={disk}/data", "record.tensorboard=false", "train.max_steps=3"]
     assert train_here(runtime, *base, "run.name=before") == "completed"
-    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    remount(disk, "ro")
     assert train_here(runtime, *base, "run.name=after") == "completed"
     assert command_here(runtime, "evaluate", "run=runs/after", "split=val") == 0
     assert command_here(runtime, "verify", "run=runs/after") == 0

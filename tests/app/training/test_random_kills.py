@@ -3,7 +3,6 @@
 import os
 import random
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from app.config import DataConfig
 from app.data.split import SplitReader
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest, shard_path
-from tests.app.conftest import SMALL, Command, Refusal, ended, forked
+from tests.app.conftest import SMALL, Command, Refusal, ended, forked, mounted_disk, remount
 from tests.app.datasets import write_dataset
 from tests.app.run_files import events, losses, summary
 from tests.error_lines import error_line
@@ -25,16 +24,8 @@ from tests.error_lines import error_line
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of its own of 400 KiB: room for one checkpoint of the small model and the beginning of another."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(disk)], check=False).returncode:
-        pytest.skip("no right to mount a small disk here: a full or read-only disk was not tried")
-    yield disk
-    subprocess.run(["umount", "--lazy", str(disk)], check=True)
-
-
-def remount(disk: Path, options: str) -> None:
-    subprocess.run(["mount", "-o", f"remount,{options}", str(disk)], check=True)
+    with mounted_disk(tmp_path, "400k") as disk:
+        yield disk
 
 
 @pytest.mark.slow
