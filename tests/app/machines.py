@@ -8,13 +8,14 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.app.conftest import SMALL
 from tests.app.group import train_group
+from tests.app.launched import Launcher
 from tests.once import made_once
 
 ADDRESSES = ("10.213.71.1", "10.213.71.2")
@@ -96,12 +97,13 @@ def num_checkpoints(run: Path) -> int:
     return metrics.read_text().count('{"event": "checkpoint"') if metrics.exists() else 0
 
 
-def wait_for_checkpoint(run: Path, is_under_way: Callable[[], bool], number: int = 1) -> None:
-    """Wait until a run has written that many."""
+def wait_for_checkpoint(run: Path, launchers: list[Launcher], number: int = 1) -> None:
+    """Wait until a run has written that many, while its launchers are under way."""
     deadline = time.monotonic() + 240
     while num_checkpoints(run) < number:
         assert time.monotonic() < deadline
-        assert is_under_way(), "ended too early"
+        ended_early = [launcher.end() for launcher in launchers if launcher.process.exitcode is not None]
+        assert not ended_early, ended_early
         time.sleep(0.02)
 
 

@@ -81,17 +81,13 @@ def enter_impatiently(host: str) -> None:
     vars(importlib.import_module("app.launch"))["STUCK_SECONDS"] = 5
 
 
-def are_under_way(launchers: list[Launcher]) -> bool:
-    return all(launcher.process.exitcode is None for launcher in launchers)
-
-
 @pytest.mark.slow
 def test_the_cable_is_cut_and_mended(hosts: list[str], dataset: Path, tmp_path: Path) -> None:
     overrides = [*brief(dataset), "train.epochs=6000", "train.max_steps=null", "checkpoint.every_steps=20"]
     overrides.append(f"runtime.timeout_minutes={TIMEOUT_SECONDS / 60}")
     run, launchers = tmp_path / "runs/x", start(hosts, tmp_path, "cut", overrides)
     try:
-        wait_for_checkpoint(run, lambda: are_under_way(launchers))
+        wait_for_checkpoint(run, launchers)
         ip("-n", hosts[1], "link", "set", hosts[1], "down")
         results = [launcher.end() for launcher in launchers]
         errors = [err for _, err in results]
@@ -259,7 +255,7 @@ def test_a_signal_ends_a_pod_that_waits_for_the_others(
 ) -> None:
     launcher = start_static(hosts, number, tmp_path / "out", dataset)  # would wait for 15 minutes
     log = tmp_path / "out/stderr"
-    while are_under_way([launcher]) and not (log.exists() and "meeting at" in log.read_text()):
+    while launcher.process.exitcode is None and not (log.exists() and "meeting at" in log.read_text()):
         time.sleep(0.1)
     time.sleep(2)  # until torch waits
     os.kill(launcher.process.pid or 0, signal.SIGTERM)
@@ -328,7 +324,7 @@ def lose_machines(cwd: Path, dataset: Path, absences: list[tuple[int, float]]) -
         launchers = start(hosts, cwd, "first", overrides, *options)
         try:
             for order, (number, seconds) in enumerate(absences):
-                wait_for_checkpoint(cwd / "runs/mine", lambda: are_under_way(launchers), 1 + 2 * order)
+                wait_for_checkpoint(cwd / "runs/mine", launchers, 1 + 2 * order)
                 kill(launchers[number].process.pid or 0)
                 time.sleep(seconds)
                 launchers[number] = start_one(hosts, number, cwd / f"again_{order}", overrides, *options)
@@ -348,12 +344,13 @@ def test_a_lost_machine_comes_back(dataset: Path, tmp_path: Path, tmp_path_facto
 def lose_for_good(cwd: Path, dataset: Path, number: int) -> tuple[int, str]:
     """Launcher and process of a machine are killed and do not come back: how the other's launcher ends."""
     overrides = [*DISTURBED, f"data.path={dataset}"]
-    options = ["--max-restarts", "1", "--rdzv-conf", f"join_timeout=8,read_timeout=2,{LOST_AFTER}"]
+    # The time-outs are long enough for a launcher that other tests delay.
+    options = ["--max-restarts", "1", "--rdzv-conf", f"join_timeout=20,read_timeout=10,{LOST_AFTER}"]
     cwd.mkdir()
     with two_machines() as hosts:
         launchers = start(hosts, cwd, "only", overrides, *options)
         try:
-            wait_for_checkpoint(cwd / "runs/mine", lambda: are_under_way(launchers))
+            wait_for_checkpoint(cwd / "runs/mine", launchers)
             kill(launchers[number].process.pid or 0)
         finally:
             results = ended(launchers)
