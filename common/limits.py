@@ -4,6 +4,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from common.errors import UserError
+
+MIN_MEMORY_BYTES = 512 << 20
 CGROUP = Path("/sys/fs/cgroup")
 OWN_GROUPS = Path("/proc/self/cgroup")
 MEMORY_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
@@ -37,6 +40,20 @@ def memory_limit() -> int | None:
     """Bytes that the control groups of this process grant; None where they grant all memory of the machine."""
     limit = min((limit for limit, _ in _memory_limits()), default=None)
     return limit if limit is not None and limit < memory_of_machine() else None
+
+
+def require_memory(work: str) -> None:
+    """Refuse a container in which the libraries alone take the memory: the kernel would kill it without a word.
+
+    Raises:
+        UserError: naming the limit, and how to raise it.
+    """
+    limit = memory_limit()
+    if limit is not None and limit < MIN_MEMORY_BYTES:
+        raise UserError(
+            f"this container may use {limit >> 20} MiB of memory, and {work} needs at least {MIN_MEMORY_BYTES >> 20}: "
+            "raise the limit (docker run --memory; memory of a Kubernetes or Slurm job)"
+        )
 
 
 def memory_of_machine() -> int:

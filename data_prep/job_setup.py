@@ -8,6 +8,7 @@ from typing import Any
 
 from common.command import load
 from common.errors import UserError
+from common.limits import require_memory
 from data_prep.config.checks import refuse_criteo_only_choices, refuse_unused_choices
 from data_prep.config.keys import DataConfig, chunk_size
 from data_prep.config.presets import Rules, resolve_rules
@@ -32,8 +33,9 @@ def refuse_early(data: DataConfig, root: Path) -> None:
     """Refuse choices that do not go together, before anything is fetched or generated.
 
     Raises:
-        UserError: choices that do not go together.
+        UserError: choices that do not go together, or a container with too little memory.
     """
+    require_memory("preprocessing")
     refuse_unused_choices(data)
     refuse_criteo_only_choices(data)
     if data.source.kind.makes is not None:  # else a schema may be read first

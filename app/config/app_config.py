@@ -52,6 +52,7 @@ from app.kinds.metrics import GROUPS
 from common.compose import as_today, convert
 from common.errors import UserError
 from common.keys import check_keys, key
+from common.limits import require_memory
 
 CONFIG_DIR = Path(__file__).parents[1] / "conf"
 
@@ -114,8 +115,9 @@ def validate_new_run(config: AppConfig) -> None:
     """As `validate`, and refuse what only runs that are there may have, from an older version or another machine.
 
     Raises:
-        UserError: names the key, its value and what is allowed.
+        UserError: names the key, its value and what is allowed; or the limit on this container's memory.
     """
+    require_memory("training")
     validate(config)
     validate_new_name(config.run.name)
     validate_threads(config.runtime)

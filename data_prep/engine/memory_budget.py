@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from common.disk_space import Need, require_room
-from common.limits import usable_cpus
+from common.limits import memory_limit, usable_cpus
 from common.sizes import in_words
 from data_prep.config.keys import DataConfig, parse_size
 from data_prep.config.presets import Rules, num_embeddings
@@ -115,7 +115,7 @@ def plan_encoding(
     tables = sum(bytes_for(values) for values in table_values.values())
     if is_own and table_values:  # while one is built its values and their order are there as well
         tables += bytes_for(max(table_values.values()))
-    budget = parse_size(data.memory_budget, "data.memory_budget")
+    budget = _budget_here(data)
     in_work = BLOCK_BYTES_IN_WORK + _chunk_bytes(job) + (ARROW_BYTES if is_own else 0)
     in_work += job.shard_rows * SHUFFLE_BYTES_PER_ROW if job.rules.is_arranged else 0
     base = WORKER_BYTES + in_work
@@ -136,21 +136,24 @@ def plan_encoding(
     return workers, tuple(passes)
 
 
+def _budget_here(data: DataConfig) -> int:
+    """The budget, or the container's limit if that is less; it decides on processes and passes, never on bytes."""
+    return min(parse_size(data.memory_budget, "data.memory_budget"), memory_limit() or sys.maxsize)
+
+
 def _fitting(data: DataConfig, need: int, parent_bytes: int = 0) -> int:
     """Number of processes that fit the budget besides the parent; 0 where not even one does."""
-    budget = parse_size(data.memory_budget, "data.memory_budget")
-    return max(0, (budget - PARENT_BYTES - SERVER_BYTES - parent_bytes) // need)
+    return max(0, (_budget_here(data) - PARENT_BYTES - SERVER_BYTES - parent_bytes) // need)
 
 
 def within_budget(data: DataConfig, workers: int, need: int, parent_bytes: int = 0) -> int:
     """Return the wanted number of processes, or as many as the budget allows, which is logged."""
     allowed = max(1, _fitting(data, need, parent_bytes))
     if allowed < workers:
-        print(
-            f"data.memory_budget={data.memory_budget}: {allowed} of {workers} workers, "
-            f"each may need {need / 2**20:.0f} MiB",
-            file=sys.stderr,
-        )
+        budget = parse_size(data.memory_budget, "data.memory_budget")
+        limit = _budget_here(data)
+        bound = f"memory limit of {limit >> 20} MiB" if limit < budget else f"data.memory_budget={data.memory_budget}"
+        print(f"{bound}: {allowed} of {workers} workers, each may need {need / 2**20:.0f} MiB", file=sys.stderr)
     return min(allowed, workers)
 
 

@@ -1,10 +1,12 @@
 """Limits of control groups of both versions, by a faked root."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from common import limits
+from common.errors import UserError
 
 GIB = 1 << 30
 V2 = "0::/a/b\n"
@@ -75,3 +77,15 @@ def test_memory_is_available_below_the_limit(
     write(tmp_path, files)
     (tmp_path / "groups").write_text(groups)
     assert limits.host_bytes_available() == 600_000
+
+
+@pytest.mark.parametrize(("limit", "is_refused"), [(250 << 20, True), (512 << 20, False), (1 << 62, False)])
+def test_a_container_too_small_for_the_libraries_is_refused(
+    limit: int, is_refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, memory(limit))
+    (tmp_path / "groups").write_text("0::/\n")
+    monkeypatch.setattr(limits, "CGROUP", tmp_path)
+    monkeypatch.setattr(limits, "OWN_GROUPS", tmp_path / "groups")
+    with pytest.raises(UserError, match="may use 250 MiB of memory") if is_refused else nullcontext():
+        limits.require_memory("training")

@@ -21,12 +21,26 @@ from tests.data_prep.conftest import config, sums
 
 
 @pytest.mark.parametrize("encoding", ["vocabulary", "hash", "torchrec_fixed"])
-@pytest.mark.parametrize("budget", [512, 1024, 2048, 16384])
-def test_processes_and_their_tables_fit_the_budget(tmp_path: Path, encoding: str, budget: int) -> None:
-    """What each process is planned to use, all together; benchmarks measure what they do use."""
+@pytest.mark.parametrize(
+    ("budget", "is_limit"), [(512, False), (1024, False), (2048, False), (16384, False), (600, True)]
+)
+def test_processes_and_their_tables_fit_the_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str, budget: int, is_limit: bool
+) -> None:
+    """What each process is planned to use, all together, by the key or by the limit of a container.
+
+    Benchmarks measure what they do use.
+    """
     path = tmp_path / "rows.tsv"
     path.write_bytes(oracle.make_rows(10, seed=0))
-    data = config(f"data.path={tmp_path}", f"data.encoding={encoding}", f"data.memory_budget={budget}MiB")
+    data = config(
+        f"data.path={tmp_path}",
+        f"data.encoding={encoding}",
+        f"data.memory_budget={2048 if is_limit else budget}MiB",
+        *(["data.chunk_bytes=32MiB"] if is_limit else []),
+    )
+    if is_limit:
+        monkeypatch.setattr(memory_budget, "memory_limit", lambda: budget << 20)
     job = Job(tmp_path, (resolve_sources(str(path))[0],), CRITEO, resolve_rules(data, 1), chunk_size(data))
     data = replace(data, workers=16)
     room = (budget << 20) - memory_budget.PARENT_BYTES
@@ -41,7 +55,7 @@ def test_processes_and_their_tables_fit_the_budget(tmp_path: Path, encoding: str
     assert workers == 1 or workers * (memory_budget.WORKER_BYTES + max(tables)) <= room
     assert max(tables) <= max(room, memory_budget.MIN_PASS_BYTES)
     assert (len(passes) > 1) == (budget < 16384)
-    assert 2 * 4 * memory_budget.window_rows(data) <= (budget << 20) // 16
+    assert is_limit or 2 * 4 * memory_budget.window_rows(data) <= (budget << 20) // 16
 
 
 @pytest.fixture
