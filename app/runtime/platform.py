@@ -160,7 +160,7 @@ def start(config: RuntimeConfig, seed: int, deterministic: bool) -> Runtime:
 
     quieten_third_parties()
     library_patches.apply()
-    platform = _platform(config.platform)
+    platform = available_platform(config.platform)
     check_precision(config.precision, platform)
     launched = _launched()
     os.environ.setdefault("LOCAL_WORLD_SIZE", "1")  # TorchRec reads it too
@@ -277,16 +277,27 @@ def _default_threads(launched: bool, local_world_size: int) -> int:
     return max(1, usable_cpus() // local_world_size)
 
 
-def _platform(platform: Platform) -> Platform:
-    detected = Platform.cpu
-    if platform is not Platform.cpu and torch.cuda.is_available() and _fbgemm_has_gpu_code():
-        detected = Platform.rocm if torch.version.hip else Platform.cuda
-    if platform in (Platform.auto, detected):
-        return detected
-    raise UserError(
-        f"runtime.platform={platform.value}: torch {torch.__version__} and this FBGEMM support {detected.value} here; "
-        "use runtime.platform=auto, or install the releases for that platform"
-    )
+def available_platform(platform: Platform) -> Platform:
+    """The platform that `auto` stands for here, or the one given.
+
+    Raises:
+        UserError: this machine, or the releases installed, lack the platform.
+    """
+    if platform is Platform.cpu:
+        return platform
+    has_gpu = torch.cuda.is_available()
+    built = Platform.rocm if torch.version.hip else Platform.cuda if torch.version.cuda or has_gpu else Platform.cpu
+    if platform is Platform.auto:
+        return built if has_gpu and _fbgemm_has_gpu_code() else Platform.cpu
+    if built is not platform:
+        reason = f"torch {torch.__version__} is built for {built.value}; install the releases for {platform.value}"
+    elif not has_gpu:
+        reason = f"torch {torch.__version__} sees no GPU; `python -m app.doctor` looks for the reason"
+    elif not _fbgemm_has_gpu_code():
+        reason = "the installed FBGEMM is its CPU build"
+    else:
+        return platform
+    raise UserError(f"runtime.platform={platform.value}: {reason}; runtime.platform=auto takes what is there")
 
 
 def _fbgemm_has_gpu_code() -> bool:

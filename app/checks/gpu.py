@@ -1,0 +1,19 @@
+"""python -m app.checks.gpu PLATFORM: end with status 2 and one line unless there is a GPU for it.
+
+Containers run it before they prepare data (docker-compose.yml).
+"""
+
+import sys
+
+from app.config import Platform
+from app.runtime.platform import available_platform
+from common.cli import exit_status
+
+
+def main() -> None:
+    """Look for a GPU of the platform that the first argument names: cuda or rocm."""
+    available_platform(Platform(sys.argv[1]))
+
+
+if __name__ == "__main__":
+    sys.exit(exit_status(main))
