@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -13,6 +14,7 @@ from common.command import Command, end_without_package, load
 from common.errors import DISK_FULL, LostPeerError, OwnError, UserError
 from common.help import describe, groups_of
 from common.redact import redact, redact_message
+from common.sources import outdated_sentence
 
 try:
     from common.compose import compose_config, compose_partly, plain_values
@@ -57,6 +59,9 @@ def _run_configured(command: Command, schema: type, arguments: list[str]) -> int
     if any(argument in ("-h", "--help") for argument in arguments):
         _print_help(command, schema, [argument for argument in arguments if not argument.startswith("-")])
         return EXIT_DONE
+    _require_temporary_directory()
+    if os.environ.get("RANK", "0") == "0" and (sentence := outdated_sentence()):
+        sys.stderr.write(f"warning: {sentence}\n")  # first: a key of the checkout's configuration may be unknown here
     config: Any = compose_config(schema, command.config_dir, arguments, command.config)
     if command.check is not None:
         load(command.check)(config)
@@ -69,12 +74,23 @@ def _run_configured(command: Command, schema: type, arguments: list[str]) -> int
 def _run_plain(command: Command, arguments: list[str]) -> int:
     """Run a command that reads its own arguments and takes over signals itself."""
     try:
+        _require_temporary_directory()
         status: int = load(command.function)(arguments) or EXIT_DONE
     except UserError as error:
         _print_error(str(error))
         status = EXIT_BAD_INPUT
     signals.finish(status)
     return status
+
+
+def _require_temporary_directory() -> None:
+    """Raise UserError where there is none: torch cannot be imported then, nor can data_prep's workers start."""
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError as error:
+        raise UserError(
+            "no directory for temporary files can be written: set TMPDIR (docker run --read-only: add --tmpfs /tmp)"
+        ) from error
 
 
 def exit_status(run: Callable[[], int | None]) -> int:
@@ -118,6 +134,8 @@ def _status(run: Callable[[], int | None]) -> int:
 
 def _print_error(message: str) -> None:
     """Print an error without secrets, in one line whatever control characters a name in it has."""
+    if "no such file" in message.lower() and os.environ.get("CLICKWORK_BASE_DIGEST"):  # an image's
+        message += "; of the host's files this container sees those in its data and runs folders alone"
     line = re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+", " ", redact_message(message, sys.argv[1:]))
     sys.stderr.write(f"error: {line}\n")  # one write: several processes share a terminal
 

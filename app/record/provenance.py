@@ -1,11 +1,11 @@
 """Provenance of a run: code, versions, hardware, environment; digests of its parameters."""
 
-import functools
 import hashlib
 import importlib.metadata
 import os
 import platform
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -17,6 +17,7 @@ from msgspec import UNSET
 from numpy.typing import NDArray
 
 from app.record.documents import Code, Device, Hardware, Provenance
+from common import sources
 from common.documents import convert
 from common.limits import affinity, cpu_quota, memory_limit, memory_of_machine
 from common.redact import redact, redact_arguments
@@ -51,10 +52,8 @@ ENVIRONMENT_PREFIXES = (
     "CLICKWORK_",
 )
 ENVIRONMENT_NAMES = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_JOB_ID", "LD_PRELOAD")
-CODE_DIRECTORIES = ("app", "common", "data_prep")
 CODE_SUFFIXES = (".py", ".pth", ".so", ".sh", ".lock")
 REPOSITORY = Path(__file__).parents[2]
-PACKAGES_ROOT = REPOSITORY  # of the modules, installed or in a checkout
 
 
 def describe_run(variables: Collection[str] = ()) -> Provenance:
@@ -98,27 +97,33 @@ def parameters_digest(parameters: Iterable[NDArray[np.float32]]) -> str:
 
 
 def code() -> Mapping[str, str | None]:
-    """Digest of the sources; commit of the checkout and a hash of what differs from it, None without git."""
-    sources = {"sources_sha256": sources_digest()}
+    """Digest of the sources; commit of the checkout and, where git is installed, a hash of what differs."""
+    digest = {"sources_sha256": sources.sources_digest()}
     commit = _git("rev-parse", "HEAD")
     if commit is None or _git("rev-parse", "--show-prefix") != b"\n":  # installed somewhere inside another repository
-        return {"git_sha": os.environ.get("CLICKWORK_GIT_SHA") or None, "dirty_diff_sha256": None, **sources}
+        git_sha = os.environ.get("CLICKWORK_GIT_SHA") or (_commit_without_git() if shutil.which("git") is None else None)
+        return {"git_sha": git_sha, "dirty_diff_sha256": None, **digest}
     sha256, differs = hashlib.sha256(), False
     for part in _differences():
         sha256.update(part)
         differs = differs or bool(part)
-    return {"git_sha": commit.decode().strip(), "dirty_diff_sha256": sha256.hexdigest() if differs else None, **sources}
+    return {"git_sha": commit.decode().strip(), "dirty_diff_sha256": sha256.hexdigest() if differs else None, **digest}
 
 
-@functools.cache
-def sources_digest() -> str:
-    """SHA-256 over paths and contents of this project's modules: the same in a checkout, an image and a wheel."""
-    sha256 = hashlib.sha256()
-    for directory in CODE_DIRECTORIES:
-        for path in sorted((PACKAGES_ROOT / directory).rglob("*.py")):
-            sha256.update(f"{path.relative_to(PACKAGES_ROOT).as_posix()}\0{path.stat().st_size}\0".encode())
-            sha256.update(path.read_bytes())
-    return sha256.hexdigest()
+def _commit_without_git() -> str | None:
+    """The commit of a checkout in a container that lacks git; what differs from it is in the digest of the sources."""
+    directory = REPOSITORY / ".git"
+    try:
+        head = (directory / "HEAD").read_text().strip()
+        name = head.removeprefix("ref: ")
+        if name == head:  # no branch
+            return head
+        if (directory / name).exists():
+            return (directory / name).read_text().strip()
+        lines = (directory / "packed-refs").read_text().splitlines()
+    except OSError:
+        return None
+    return next((line.split()[0] for line in lines if line.endswith(f" {name}")), None)
 
 
 def _differences() -> Iterator[bytes]:
@@ -132,7 +137,7 @@ def _differences() -> Iterator[bytes]:
 
 def _is_code(path: Path) -> bool:
     """Return whether an untracked file is code or configuration; tables and rankings in the root are data."""
-    return path.parts[0] in CODE_DIRECTORIES or path.suffix in CODE_SUFFIXES
+    return path.parts[0] in sources.DIRECTORIES or path.suffix in CODE_SUFFIXES
 
 
 def _content(path: Path) -> Iterator[bytes]:
@@ -150,7 +155,12 @@ def _content(path: Path) -> Iterator[bytes]:
 
 def _git(*arguments: str) -> bytes | None:
     try:
-        git = subprocess.run(["git", "-C", str(REPOSITORY), *arguments], capture_output=True, timeout=30, check=False)
+        git = subprocess.run(
+            ["git", "-c", "safe.directory=*", "-C", str(REPOSITORY), *arguments],
+            capture_output=True,
+            timeout=30,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return git.stdout if git.returncode == 0 else None

@@ -53,3 +53,23 @@ def test_whatever_lies_in_a_checkout_is_no_hindrance(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(provenance, "_git", listed_with_one_gone)
     assert code()["dirty_diff_sha256"] == hashlib.sha256(b"app/swap").hexdigest()
+
+
+@pytest.mark.parametrize("form", ["branch", "packed", "detached"])
+def test_the_commit_is_read_where_git_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    def git(*arguments: str) -> str:
+        command = ["git", "-c", "user.name=x", "-c", "user.email=x@y", *arguments]
+        return subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout.strip()
+
+    git("init", "--quiet")
+    git("commit", "--quiet", "--allow-empty", "--message", "first")
+    commit = git("rev-parse", "HEAD")
+    if form == "packed":
+        git("pack-refs", "--all")
+    if form == "detached":
+        git("checkout", "--quiet", "--detach")
+    monkeypatch.setattr(provenance, "REPOSITORY", tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert provenance.code()["git_sha"] == commit

@@ -1,11 +1,7 @@
 """The code of a run and of its replay: by git, and by the digest of the modules, which older runs lack."""
 
-import shutil
-from pathlib import Path
-
 import pytest
 
-from app.record import provenance
 from app.record.documents import RunManifest
 from app.replay.launches import Launch, changes
 from common.documents import convert
@@ -39,19 +35,3 @@ def test_code_is_compared_by_all_that_the_run_knows(
     lines, until = changes([Launch(0, None, manifest(*recorded))], manifest(*now))
     assert [line.split()[1].rstrip(":") for line in lines] == differing
     assert until == (0 if differing else None)
-
-
-def test_the_digest_is_of_the_modules_wherever_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def digest(root: Path) -> str:
-        monkeypatch.setattr(provenance, "PACKAGES_ROOT", root)
-        provenance.sources_digest.cache_clear()
-        return provenance.sources_digest()
-
-    expected = digest(provenance.REPOSITORY)
-    for name in provenance.CODE_DIRECTORIES:
-        shutil.copytree(provenance.REPOSITORY / name, tmp_path / name, ignore=shutil.ignore_patterns("*.yaml", "*.pyc"))
-    assert digest(tmp_path) == expected
-    with open(tmp_path / "common/errors.py", "a") as file:
-        file.write("\n")
-    assert digest(tmp_path) != expected
-    provenance.sources_digest.cache_clear()

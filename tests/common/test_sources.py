@@ -1,0 +1,48 @@
+"""The digest of the modules, and the sentence of an image that holds others than the checkout mounted into it."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from common.sources import DIRECTORIES, ROOT, outdated_sentence, sources_digest
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    """A copy of the modules, without anything else."""
+    for name in DIRECTORIES:
+        shutil.copytree(ROOT / name, tmp_path / "image" / name, ignore=shutil.ignore_patterns("*.yaml", "*.pyc"))
+    return tmp_path / "image"
+
+
+def edit(root: Path) -> None:
+    with open(root / "common/errors.py", "a") as file:
+        file.write("\n")
+
+
+def test_the_digest_is_of_the_modules_wherever_they_are(image: Path) -> None:
+    assert sources_digest(image) == sources_digest(ROOT)
+    edit(image)
+    sources_digest.cache_clear()
+    assert sources_digest(image) != sources_digest(ROOT)
+
+
+@pytest.mark.parametrize("in_image", [DIRECTORIES, ("common", "data_prep")])
+def test_an_image_older_than_the_checkout_says_so(image: Path, tmp_path: Path, in_image: tuple[str, ...]) -> None:
+    checkout = tmp_path / "checkout"
+    assert outdated_sentence(image, checkout) is None  # none is mounted
+    shutil.copytree(image, checkout)
+    for name in set(DIRECTORIES) - set(in_image):
+        shutil.rmtree(image / name)
+    assert outdated_sentence(image, checkout) is None
+    edit(checkout)
+    sources_digest.cache_clear()
+    sentence = outdated_sentence(image, checkout)
+    assert sentence is not None
+    assert "--build" in sentence
+
+
+def test_a_checkout_that_this_user_may_not_read_is_not_compared(image: Path, tmp_path: Path) -> None:
+    (tmp_path / "checkout").mkdir()
+    assert outdated_sentence(image, tmp_path / "checkout") is None
