@@ -237,7 +237,7 @@ def install_missing(
     if added := gpu["added"]:
         log(f"installing the releases made for this torch: {', '.join(added)}")
         # --no-deps: their requirements are installed next, under the constraints.
-        run([*pip, "--no-deps", *added], f"pip found no {' or no '.join(added)}: see docs/containers.md, Base images")
+        run([*pip, "--no-deps", *added], f"pip found no {' or no '.join(added)}: see docs/compatibility.md")
     if missing := gpu_stack.missing_requirements(stack.wanted(), gpu):
         log(f"installing missing packages: {', '.join(missing)}")
         constraints = environment / "constraints.txt"
