@@ -35,16 +35,13 @@ endif
 python := $(VENV)/bin/python
 launch := $(python) -m $(if $(NPROC),app.launch --nproc-per-node $(NPROC) -m )
 
-# Containers: which image, and what compose needs to know of this machine where no .env states it.
+# Containers: which image and service.
 PLATFORM ?= $(shell if test -e /dev/kfd; then echo rocm; elif test -e /dev/nvidiactl; then echo cuda; else echo cpu; fi)
-service = train$(if $(filter-out cpu,$(PLATFORM)),-$(PLATFORM))
-user = $(shell id -u | sed 's/^0$$//')
-machine = $(if $(wildcard .env),,$(if $(user),CLICKWORK_UID=$(user) CLICKWORK_GID=$(shell id -g) )$(addprefix \
-  CLICKWORK_RENDER_GID=,$(shell stat -c %g /dev/dri/renderD128 2>/dev/null)))
+suffix = $(if $(filter-out cpu,$(PLATFORM)),-$(PLATFORM))
 compose = CLICKWORK_GIT_SHA=$(shell git describe --always --dirty --abbrev=40 --exclude '*' 2>/dev/null) \
-  $(machine) docker compose --profile $(PLATFORM)
-digest = CLICKWORK_IMAGE_DIGEST=$$(docker image inspect --format '{{.Id}}' $$(docker compose --profile $(PLATFORM) \
-  config --images | grep ':$(PLATFORM)$$' | sort -u))
+  docker compose --profile $(PLATFORM)
+image = $$($(compose) config --images | grep ':$(PLATFORM)$$' | sort -u)
+digest = CLICKWORK_IMAGE_DIGEST=$$(docker image inspect --format '{{.Id}}' $(image))
 
 comma := ,
 space := $(subst ,, )
@@ -120,17 +117,30 @@ doctor: environment ## What is wrong with packages, GPUs, limits, disks, dataset
 tensorboard: environment ## TensorBoard over all runs: RUNS=runs, ARGS="--port 6006"
 	$(python) -m tensorboard.main --logdir $(or $(RUNS),runs) $(ARGS)
 
-up: images ## In containers: preprocess, train on PLATFORM=cpu|cuda|rocm (default: detected), TensorBoard beside it
+up: ## In containers: preprocess, train on PLATFORM=cpu|cuda|rocm (default: detected), TensorBoard beside it
+	@sh launch/settings.sh
+	@project=$$($(compose) config | sed -n 's/^name: //p'); \
+	  test -z "$$(docker ps --quiet --filter label=com.docker.compose.project=$$project \
+	    --filter label=com.docker.compose.service=train$(suffix))" || { \
+	  echo "error: a training of $$project is running here: wait for it, stop it (docker stop --time 600 its container, of" \
+	    "\`docker ps\`), or start another beside it: docker compose run --rm train$(suffix) run.name=another" >&2; exit 2; }
+	$(compose) build
 	@mkdir -p data runs
-	$(compose) up --detach tensorboard
-	$(digest) $(compose) run --rm $(service) $(ARGS)
+	$(if $(suffix),$(compose) run --rm --no-deps gpu$(suffix))
+	$(compose) run --rm folders
+	$(compose) run --rm --no-deps data_prep
+	@$(compose) up --detach --no-deps tensorboard && echo "TensorBoard: http://$$($(compose) port tensorboard 6006)" || \
+	  echo "TensorBoard did not start, and the training goes on without it"
+	$(digest) $(compose) run --rm --no-deps train$(suffix) $(ARGS)
 
 images: ## Build the images for PLATFORM=cpu|cuda|rocm
+	@sh launch/settings.sh
 	$(compose) build
+	@echo "built: $$($(compose) config --images | sort -u | xargs)"
 
 shell: images ## A shell in the image for PLATFORM=cpu|cuda|rocm, with data/ and runs/
 	@mkdir -p data runs
-	$(digest) $(compose) run --rm --no-deps --entrypoint bash $(service)
+	$(digest) $(compose) run --rm --no-deps --entrypoint bash train$(suffix)
 
 lint: environment ## Ruff, its formatter, mypy, the layers, hadolint; docker-compose.yml, where compose is there to read it
 	$(python) -m ruff check

@@ -27,7 +27,6 @@ ROCM_BASE_IMAGE=clickwork-base:rocm
 CLICKWORK_BASE_DIGEST=$base_digest
 CLICKWORK_PIP_CONF=$state/pip.conf
 CLICKWORK_WHEELS=$wheels_here
-TENSORBOARD_PORT=0
 ENV
   chown -R "$owner:$owner" "$checkout" "$state/home"
   cd "$checkout"
@@ -45,7 +44,11 @@ check_compose_file() {
   done
   [ "$(docker compose config --services | sort | xargs)" = "data_prep folders tensorboard train" ] ||
     fail "plain compose is not the CPU's"
+  [ "$(USER=ann docker compose config | sed -n 's/^name: //p')" = clickwork-ann ] || fail "the project is not the user's"
 }
+
+# Name of the checkout's containers, volume and images: `make` has written it into .env.
+project() { docker compose config | sed -n 's/^name: //p'; }
 
 # check_image IMAGE BUILD_LOG: what an image says of itself, and how much it was built from.
 check_image() {
@@ -100,15 +103,16 @@ check_up() {
   [ "$health" = healthy ] || fail "TensorBoard is $health"
   say "make up PLATFORM=cpu"
   step make-up as_caller make up PLATFORM=cpu ARGS='run.name=up train.max_steps=20' || fail "make up"
-  [ "$(field runs/up/manifest.json image)" = "$(docker image inspect --format '{{.Id}}' clickwork:cpu)" ] ||
+  [ "$(field runs/up/manifest.json image)" = "$(docker image inspect --format '{{.Id}}' "$cpu_image")" ] ||
     fail "no image, or another one, in the manifest"
+  grep -h '^TensorBoard: http://127.0.0.1:60' "$state/make-up.log" || fail "nobody said where TensorBoard is"
 }
 
 check_one_off() {
-  say "once: evaluate, doctor, recommend, plan"
+  say "once: evaluate, doctor, recommend, plan, verify, report, export, baselines"
   expect 0 evaluate run=runs/quickstart
-  expect 0 doctor
-  expect 0 plan topology.nodes=2
+  expect 0 clickwork doctor
+  expect 0 clickwork plan topology.nodes=2
   python3 - >data/candidates.json <<'PYTHON'
 import json
 
@@ -116,7 +120,22 @@ user = {f"int_{column}": 1 for column in range(13)}
 candidates = [{"id": name, **{f"cat_{column}": name for column in range(26)}} for name in ("0a", "0b")]
 print(json.dumps({"user": user, "candidates": candidates}))
 PYTHON
-  expect 0 recommend run=runs/quickstart candidates=data/candidates.json
+  expect 0 clickwork recommend run=runs/quickstart candidates=data/candidates.json
+  expect 0 clickwork report 'runs=[runs/quickstart]'
+  expect 0 clickwork export run=runs/up out=runs/up/model.pt2
+  expect 0 clickwork baselines run=runs/up
+  ! grep 'pip install' "$state/run-clickwork.log" || fail "a package is missing in the image"
+  say "verify: in a container, and on the host"
+  expect 0 clickwork verify run=runs/up
+  if [ -x "$host_python" ]; then
+    step verify "$host_python" -m app.verify run=runs/up || { # as root, who may read this environment
+      tail -n 40 "$state/verify.log"
+      fail "verify on the host"
+    }
+    head -n 3 "$state/verify.log"
+  else
+    say "SKIPPED: no environment here to verify the run with outside a container"
+  fi
 }
 
 check_exit_statuses() {
@@ -147,11 +166,81 @@ check_stops() {
   done
 }
 
-check_foreign_folder() {
-  say "a folder of somebody else"
+check_folders() {
+  say "folders of somebody else"
   install -d -o 1 "$state/other"
   OPTIONS='' CLICKWORK_RUNS=$state/other expect 1 train
-  docker compose logs folders | grep -q CLICKWORK_UID=1 || fail "nobody said what to set"
+  expect_log folders CLICKWORK_UID=1
+  install -d "$state/datasets" "$state/datasets/of_root"
+  CLICKWORK_DATA=$state/datasets expect 2 folders
+  grep -h 'CLICKWORK_DATA_MODE=ro' "$state/run-folders.log" || fail "nobody said how to read a dataset of somebody else"
+  [ "$(stat -c %u "$state/datasets")" = 0 ] || fail "a folder with files in it was taken from its owner"
+  say "a finished dataset of root's, mounted read-only"
+  cp -r data/synthetic "$state/datasets/mine"
+  chown -R 0:0 "$state/datasets"
+  CLICKWORK_DATA=$state/datasets CLICKWORK_DATA_MODE=ro DATA_PREP_ARGS='data=synthetic data.path=data/mine' OPTIONS='' \
+    expect 0 train run.name=read_only data.path=data/mine train.max_steps=20
+  rm -r "$state/datasets"
+}
+
+expect_log() { docker compose logs "$1" 2>&1 | grep -h -m1 -- "$2" || fail "$1 did not say: $2"; }
+
+# Another user's clone, as README says; then one more of the same user's, by make. None touches another's training.
+check_clones() {
+  say "three clones train at once"
+  local first second third name
+  second=$state/second third=$state/third
+  for name in second third; do
+    install -d "$state/$name"
+    tar c --exclude=./data --exclude=./runs . | tar x -C "$state/$name"
+    sed -i '/^CLICKWORK_PROJECT=/d' "$state/$name/.env"
+    chown -R "$owner:$owner" "$state/$name"
+  done
+  first=$(as_caller docker compose run --detach --no-deps train run.name=first train.max_steps=1000000 2>/dev/null)
+  (cd "$second" && USER=bob step second as_caller docker compose up --detach) || fail "docker compose up in a second clone"
+  (cd "$third" && step third as_caller make up PLATFORM=cpu ARGS=train.max_steps=20) || fail "make up in a third clone"
+  [ "$(cd "$second" && USER=bob timeout -k 5 300 docker compose wait train)" = 0 ] || fail "the second clone's training failed"
+  [ "$(field "$third/runs/quickstart/summary.json" status)" = completed ] || fail "the third clone's run is not complete"
+  [ "$({
+    cd "$second" && USER=bob docker compose port tensorboard 6006
+    cd "$third" && docker compose port tensorboard 6006
+    cd "$state/checkout" && docker compose port tensorboard 6006
+  } | sort -u | wc -l)" = 3 ] || fail "TensorBoards share a port"
+  [ "$(docker image inspect --format '{{.Created}}' "$cpu_image")" = "$cpu_image_created" ] || fail "another clone's image replaced this one's"
+  (cd "$second" && USER=bob docker compose down --volumes && cd "$third" && docker compose down --volumes) >"$state/down.log" 2>&1
+  [ "$(docker inspect --format '{{.State.Running}}' "$first")" = true ] || fail "another clone ended the first one's training"
+  say "make up beside a running training"
+  ! step refused as_caller make up PLATFORM=cpu || fail "make up replaced a running training"
+  grep -h '^error: a training of' "$state/refused.log" || fail "without the sentence"
+  docker kill "$first" >/dev/null
+}
+
+# What a cluster without Docker gives: any user, no network, a read-only root; then without /tmp, and with a quota.
+check_limits() {
+  say "any user, no network, a read-only root, a quota"
+  local status=0 run=(docker run --rm --read-only --network none --user 12345:12345 --volume "$PWD/data:/opt/clickwork/data:ro")
+  install -d -m 777 "$state/anyone"
+  step anyone "${run[@]}" --tmpfs /tmp --volume "$state/anyone:/opt/clickwork/runs" "$cpu_image" app.train data.path=data/synthetic \
+    train.max_steps=20 || fail "training as any user in a read-only container"
+  step no-tmp "${run[@]}" "$cpu_image" app.train data.path=data/synthetic >"$state/shown.log" || status=$?
+  [ "$status" = 2 ] && grep -h 'add --tmpfs /tmp' "$state/no-tmp.log" || fail "status $status without a writable /tmp"
+  step quota docker run --rm --cpus 0.5 --memory 3g "$cpu_image" app.doctor || true # memory: a warning
+  grep -h '0.5 of .* usable (container.s limit), 1 thread' "$state/quota.log" || fail "the quota is not seen"
+  grep -h '3.0 GiB (container.s limit' "$state/quota.log" || fail "the memory limit is not seen"
+  status=0
+  step tiny docker run --rm --memory 300m "$cpu_image" app.train >"$state/shown.log" || status=$?
+  [ "$status" = 2 ] && grep -h 'may use 300 MiB of memory' "$state/tiny.log" || fail "status $status in a tiny container"
+}
+
+check_edited_checkout() {
+  say "a checkout that was edited after the build"
+  as_caller sh -c 'echo >>app/train.py; echo "train: {no_such_key: 1}" >app/conf/recipe/edited.yaml'
+  expect 2 train recipe=edited
+  grep -h '^warning: this image holds other code' "$state/run-train.log" || fail "nobody said that the image is old"
+  as_caller git checkout --quiet app/train.py
+  rm app/conf/recipe/edited.yaml
+  expect 0 train run.name=edited train.max_steps=0
+  ! grep 'this image holds other code' "$state/run-train.log" || fail "an image of the checkout's own code is called old"
 }
 
 # Every file's content below the places where a base keeps its packages, and what pip says of them.
@@ -163,12 +252,12 @@ inside_hashes() {
 check_rocm_builds() {
   say "a base shaped like rocm/primus"
   step standin as_caller docker build --file .ci/Dockerfile.standin --build-arg PLAIN_IMAGE=clickwork-base:plain \
-    --build-arg DONOR_IMAGE=clickwork:cpu --tag clickwork-base:rocm .ci || fail "no stand-in"
+    --build-arg DONOR_IMAGE="$cpu_image" --tag clickwork-base:rocm .ci || fail "no stand-in"
   say "make images PLATFORM=rocm"
   local part base_digest
   base_digest=$(docker image inspect --format '{{.Id}}' clickwork-base:rocm)
   CLICKWORK_BASE_DIGEST=$base_digest step build-rocm as_caller make images PLATFORM=rocm || fail "make images PLATFORM=rocm"
-  check_image clickwork:rocm "$state/build-rocm.log"
+  check_image "${cpu_image%:*}:rocm" "$state/build-rocm.log"
   for part in 'torch [0-9.]*+rocm7.1' 'torchrec [0-9.]*+standin' 'fbgemm_gpu [0-9.]*+standin' 'numpy [0-9.]*+standin'; do
     [ "$(grep -h 'base: untouched' "$state/build-rocm.log" | grep -oE "${part/+/[+]}" | sort -u | wc -l)" = 1 ] || fail "no $part"
   done
@@ -182,12 +271,14 @@ check_rocm_builds() {
   local repository=$state/repository inside changed
   install -d -o "$owner" -g "$owner" "$repository"
   as_caller git clone --quiet . "$repository"
-  inside=$(docker run --detach --env PIP_CONFIG_FILE=/pip.conf --volume "$state/pip.conf:/pip.conf:ro" \
+  inside=$(docker run --detach --user "$owner:$owner" --env HOME=/tmp --env USER=caller --env PIP_CONFIG_FILE=/pip.conf --volume "$state/pip.conf:/pip.conf:ro" \
     --volume "$wheels_here:/wheels:ro" --volume "$repository:/workspace/clickwork" --workdir /workspace/clickwork \
     clickwork-base:rocm sleep infinity)
   inside_hashes >"$state/before"
   step inside timeout -k 10 300 docker exec "$inside" make train ARGS='train.max_steps=20' || fail "make train inside the base"
   inside_hashes >"$state/after"
+  [ -z "$(find "$repository" ! -user "$owner")" ] || fail "files in the checkout of somebody else"
+  [ "$(field "$repository/runs/quickstart/manifest.json" code git_sha)" = "$git_sha" ] || fail "no commit in the manifest"
   grep -h 'set-up: using torch' "$state/inside.log"
   field "$repository/runs/quickstart/manifest.json" versions torch | grep -q '+rocm7.1$' || fail "another torch than the base's"
   grep -q '^torch==.*+rocm7.1$' "$state/before" || fail "pip in the base sees another torch"
@@ -209,5 +300,10 @@ check_rocm_runs() {
   expect 2 train-rocm
   grep -h 'runtime.platform=rocm' "$state/run-train-rocm.log" || fail "nobody said that there is no GPU"
   expect 0 train-rocm runtime.platform=cpu run.name=rocm train.max_steps=20
+  say "a missing GPU is noticed before anything is prepared"
+  ! DATA_PREP_ARGS='data=synthetic data.path=data/never' step no-gpu as_caller docker compose --profile rocm up ||
+    fail "it went on"
+  grep -h 'sees no GPU' "$state/no-gpu.log" || fail "without the sentence"
+  [ ! -e data/never ] || fail "data were prepared first"
   field runs/rocm/manifest.json versions torch | grep -q '+rocm7.1$' || fail "another torch than the base's"
 }
