@@ -116,8 +116,7 @@ def prepare_events(data: DataConfig, root: Path) -> Manifest:
         check_log(logs, schema, str(path))
         for table, attribute in zip(tables, schema.attributes.values(), strict=True):
             check_columns(table, (attribute.item, attribute.column), schema.delimiter, str(path))
-        # Runs that an earlier version left hold times in seconds.
-        described = parameters | {"raw_schema": schema.to_manifest(), "times": "microseconds"}
+        described = parameters | {"raw_schema": schema.to_manifest()}
         keep_or_discard_work(work, described, everything)
         paths = [source.path for source in everything]
         indices = {name: paths.index(table.path) for name, table in zip(schema.attributes, tables, strict=True)}

@@ -15,7 +15,6 @@ from data_prep.config.presets import Rules, resolve_rules
 from data_prep.dataset.kinds import ROWS, DatasetKind
 from data_prep.dataset.manifest import SPLITS
 from data_prep.dataset.multi_hot import MultiHot
-from data_prep.dataset.options import CategoryValue
 from data_prep.dataset.schema import CRITEO, Schema
 from data_prep.dataset.table_spec import Table
 from data_prep.engine.memory_budget import dataset_bytes
@@ -116,7 +115,6 @@ def encoding_parameters(
         **rules.to_manifest(),
         "chunk_bytes": chunk_size(data, rules.is_arranged, table is not None and bool(table.schema.ragged)),
         "table": None if table is None else table.to_manifest(),
-        **({} if table is None else {"category_value": CategoryValue.text_key.value}),
         **({} if table is None or rules.order is None else {"keep_texts": data.keep_texts is not False}),
         **({} if bags is None else {"multi_hot": bags.to_plain()}),
     }

@@ -101,7 +101,8 @@ def code() -> Mapping[str, str | None]:
     digest = {"sources_sha256": sources.sources_digest()}
     commit = _git("rev-parse", "HEAD")
     if commit is None or _git("rev-parse", "--show-prefix") != b"\n":  # installed somewhere inside another repository
-        git_sha = os.environ.get("CLICKWORK_GIT_SHA") or (_commit_without_git() if shutil.which("git") is None else None)
+        without_git = _commit_without_git() if shutil.which("git") is None else None
+        git_sha = os.environ.get("CLICKWORK_GIT_SHA") or without_git
         return {"git_sha": git_sha, "dirty_diff_sha256": None, **digest}
     sha256, differs = hashlib.sha256(), False
     for part in _differences():

@@ -14,8 +14,7 @@ class DatasetKind:
         prepare: the function "module:function" of DataConfig and the directory that makes it of raw files.
         verify: the function of root and manifest that compares the arrays with the manifest.
         remedy: what to give instead of a dataset of another kind.
-        encoding: the encoding's name in a manifest, which is `kind` there too; empty: all names of no other row.
-        format_version: of such a manifest; None: it depends on the features.
+        encoding: the encoding's name in a manifest; empty: all names of no other row.
         schema: the class "module:class" of the manifest's `raw_schema`, with `from_manifest`; empty: readers need none.
         windows: splits that a reader makes, as windows of time; empty: splits are on disk, row by row with labels.
     """
@@ -25,7 +24,6 @@ class DatasetKind:
     verify: str
     remedy: str
     encoding: str = ""
-    format_version: int | None = None
     schema: str = ""
     windows: tuple[str, ...] = ()
 
@@ -39,7 +37,6 @@ EVENT_LOG = DatasetKind(
     "data_prep.dataset.events:verify_events",
     "give a dataset of events in data.path (docs/sequences.md)",
     encoding=EVENTS,
-    format_version=3,
     schema="data_prep.dataset.event_schema:EventSchema",
     windows=("train", "val"),
 )

@@ -16,20 +16,16 @@ from common.errors import UserError
 from common.files import FileDigest, write_atomically
 from common.version import VERSION
 from data_prep.dataset.event_schema import EventSchema
-from data_prep.dataset.kinds import EVENT_LOG, ROWS, DatasetKind, kind_of
 from data_prep.dataset.kinds import EVENTS as EVENTS
+from data_prep.dataset.kinds import ROWS, DatasetKind, kind_of
 from data_prep.dataset.manifest_schema import manifest_fault
 from data_prep.dataset.options import DenseTransform, LabelKind
 from data_prep.dataset.schema import Schema
 
 SPLITS = ("train", "val", "test")  # in the order of a dataset's rows
 FORMAT_NAME = "clickwork-dataset"
-ONE_HOT_VERSION, FORMAT_VERSION = 1, 2  # a manifest without multi-hot features is still of the first
-# of a user's own table: categories are known by 64 bits, and there is room for a transform of each column
-# (`encoding.transforms`), which no version writes yet
-TABLE_VERSION = 4
+FORMAT_VERSION = 5
 MANIFEST_NAME = "manifest.json"
-VALUE_KEY = "category_value"  # of `encoding`: what the categories of a user's own table are known by
 
 
 @dataclass
@@ -164,11 +160,12 @@ def build_manifest(
 
 def save_manifest(root: Path, manifest: Manifest) -> None:
     """Write `root`/manifest.json; it appears whole or not at all, after all it names is on disk."""
-    version = FORMAT_VERSION if manifest.ragged else ONE_HOT_VERSION
-    kind: dict[str, Any] = {"format_version": TABLE_VERSION if VALUE_KEY in manifest.encoding else version}
-    if manifest.kind.format_version is not None:
-        kind = {"format_version": manifest.kind.format_version, "kind": manifest.kind.encoding}
-    document = {"format": FORMAT_NAME, **kind, **asdict(manifest)}
+    document = {
+        "format": FORMAT_NAME,
+        "format_version": FORMAT_VERSION,
+        "kind": manifest.kind.name,
+        **asdict(manifest),
+    }
     write_atomically(root / MANIFEST_NAME, (json.dumps(document, indent=1) + "\n").encode())
 
 
@@ -187,7 +184,7 @@ def load_manifest(root: Path) -> Manifest:
     """Read a dataset's manifest.
 
     Raises:
-        UserError: there is none, it is not one of ours, of a newer format, or a key is not as it should be.
+        UserError: there is none, it is not one of ours, of another format, or a key is not as it should be.
     """
     path = root / MANIFEST_NAME
     try:
@@ -202,18 +199,15 @@ def load_manifest(root: Path) -> Manifest:
     if document.pop("format", None) != FORMAT_NAME:
         raise UserError(f"{path}: key 'format' is not {FORMAT_NAME!r}; not a dataset of this tool")
     version = document.pop("format_version", None)
-    if version not in (ONE_HOT_VERSION, FORMAT_VERSION, EVENT_LOG.format_version, TABLE_VERSION):
+    if version != FORMAT_VERSION:
         raise UserError(
-            f"{path}: format_version {version}, but this version reads {ONE_HOT_VERSION} to {TABLE_VERSION}; "
-            "use the version that wrote it, or preprocess again"
+            f"{path}: format_version {version}, but this version reads {FORMAT_VERSION}; preprocess again, by the same "
+            "command with data.overwrite=true"
         )
-    events, of_events = EVENT_LOG.encoding, EVENT_LOG.format_version
-    if (document.pop("kind", None) == events) != (version == of_events):
-        raise UserError(f"{path}: key 'kind' is {events!r} in format_version {of_events} alone; preprocess again")
+    kind = document.pop("kind", None)
     if fault := manifest_fault(document):
         remedy = "use that version, or preprocess again" if fault.endswith(UNKNOWN) else "preprocess again"
         raise UserError(f"{path}: {fault}; {remedy}")
-    if (VALUE_KEY in document["encoding"]) != (version == TABLE_VERSION):
-        fault = f"key 'encoding.{VALUE_KEY}' belongs to format_version {TABLE_VERSION} alone"
-        raise UserError(f"{path}: {fault}; preprocess again")
+    if kind != kind_of(document["encoding"].get("name")).name:
+        raise UserError(f"{path}: key 'kind' is {kind!r}, but 'encoding.name' is of another kind; preprocess again")
     return Manifest(**{**document, "splits": msgspec.convert(document["splits"], dict[str, Split])})

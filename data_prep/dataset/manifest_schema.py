@@ -11,7 +11,6 @@ from data_prep.dataset.kinds import EVENTS
 from data_prep.dataset.misleading import Misleading
 from data_prep.dataset.multi_hot import Distribution
 from data_prep.dataset.options import (
-    CategoryValue,
     DenseTransform,
     Encoding,
     LabelKind,
@@ -103,9 +102,7 @@ class _RawEncoding(_Object):
     multi_hot: _MultiHot | UnsetType = UNSET
     vocabulary: dict[Feature, _Vocabulary] | UnsetType = UNSET
     spellings: dict[Feature, str] | UnsetType = UNSET
-    category_value: CategoryValue | UnsetType = UNSET
     keep_texts: bool | UnsetType = UNSET
-    transforms: dict[str, DenseTransform] | UnsetType = UNSET  # of columns with another than dense_transform
 
 
 class _OtherEncoding(_Object):
@@ -252,9 +249,11 @@ def _source_contradiction(document: _Document, encoding: _RawEncoding) -> str | 
 
 def _spelling_contradiction(encoding: _RawEncoding) -> str | None:
     """Spellings of other columns, or of no known name."""
-    if encoding.spellings is UNSET:
-        return None if encoding.category_value is UNSET else "key 'encoding.spellings' is missing"
-    if encoding.table is None or set(encoding.spellings) != set(encoding.table.sparse):
+    if (encoding.spellings is UNSET) != (encoding.table is None):
+        return "key 'encoding.spellings' belongs to 'encoding.table'"
+    if encoding.spellings is UNSET or encoding.table is None:
+        return None
+    if set(encoding.spellings) != set(encoding.table.sparse):
         return "keys 'encoding.spellings' and 'encoding.table.sparse' name different columns"
     for name, spellings in encoding.spellings.items():
         try:

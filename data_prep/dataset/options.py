@@ -147,17 +147,6 @@ class VocabularyOrder(Enum):
     value = "value"
 
 
-class CategoryValue(Enum):
-    """The number that a category of a user's own table is known by; see data_prep/encoding/values.py.
-
-    text_key: of 64 bits: a whole number below 2^63 is its own, any other text's is a hash from 2^63 on.
-    crc32: the CRC-32 of its text, in datasets before format version 4.
-    """
-
-    text_key = "text_key"
-    crc32 = "crc32"
-
-
 @dataclass(frozen=True)
 class SplitAlgorithm:
     """What is to know of a method of splits.

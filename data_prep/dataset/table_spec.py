@@ -9,7 +9,6 @@ from typing import Annotated, Literal
 import msgspec
 import numpy as np
 from msgspec import Meta, Struct
-from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from common.documents import Json
@@ -52,7 +51,7 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
         names: of all columns in file order; without a header column_0 and so on, as many as are needed.
         separators: of each sparse column whose fields hold any number of values, their separator; "" where the file
             itself has lists.
-        format: of the files, one of FORMATS; is_parquet: the same in older manifests.
+        format: of the files, one of FORMATS.
         decimal, thousands: characters in the numbers of a text file; thousands "": none.
         missing: texts that stand for an empty field in a text file.
         parts: those of `dense` and `sparse` that are not columns, but parts of the dates in one.
@@ -68,7 +67,6 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
     names: tuple[str, ...]
     separators: tuple[tuple[str, str], ...] = ()
     format: str = "text"
-    is_parquet: bool = False
     decimal: str = "."
     thousands: str = ""
     missing: tuple[str, ...] = ()
@@ -98,8 +96,7 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
     @classmethod
     def from_manifest(cls, entry: Json) -> "Table":
         """The inverse of `to_manifest`."""
-        table = msgspec.convert(entry, cls)
-        return replace(table, format="parquet", is_parquet=False) if table.is_parquet else table
+        return msgspec.convert(entry, cls)
 
 
 def meets(numbers: NDArray[np.float64], rule: str) -> NDArray[np.bool_]:
@@ -108,13 +105,3 @@ def meets(numbers: NDArray[np.float64], rule: str) -> NDArray[np.bool_]:
     assert match is not None
     met: NDArray[np.bool_] = COMPARISONS[match[1]](numbers, float(match[2]))
     return met
-
-
-def is_same_table(recorded_entry: Json | None, new_entry: Json | None) -> bool:
-    """Whether entries of manifests describe one table; older ones of files without names lack columns."""
-    if recorded_entry is None or new_entry is None:
-        return recorded_entry == new_entry
-    one, other = Table.from_manifest(recorded_entry), Table.from_manifest(new_entry)
-    if not one.header:
-        other = replace(other, names=other.names[: len(one.names)])
-    return one == other

@@ -13,9 +13,9 @@ from common.files import FileDigest
 from data_prep.dataset.bags import Bags, offsets_of
 from data_prep.dataset.format import Manifest, load_rows_manifest, verify_file
 from data_prep.dataset.multi_hot import TABLES_DIRECTORY, MultiHot, MultiHotTables
-from data_prep.dataset.options import CategoryValue, DenseTransform
+from data_prep.dataset.options import DenseTransform
 from data_prep.dataset.schema import Schema
-from data_prep.dataset.spelling import Form, from_text
+from data_prep.dataset.spelling import from_text
 from data_prep.dataset.table_spec import Table
 from data_prep.encoding.dense import DenseRange, max_input, transform_dense
 from data_prep.encoding.ids import torchrec_ids
@@ -43,18 +43,6 @@ class EncodedBlock(NamedTuple):
     bags: tuple[Bags, ...] = ()
 
 
-# Of datasets that do not record spellings: integers, typed or of text; and booleans only where Parquet had them.
-UNRECORDED = {"parquet": Form.TEXT | Form.PLAIN, "text": Form.TEXT | Form.PLAIN | Form.NOT_BINARY}
-
-
-def _forms(manifest: Manifest, table: Table | None) -> dict[str, Form]:
-    """How the values of each categorical column of a user's own table are spelled."""
-    if table is None:
-        return {}
-    recorded = manifest.encoding.get("spellings")
-    return {name: UNRECORDED[table.format] if recorded is None else from_text(recorded[name]) for name in table.sparse}
-
-
 class Encoder:
     """Parses and encodes new rows as a dataset's were.
 
@@ -72,9 +60,8 @@ class Encoder:
         self._tables = dict(zip(self.features, tables, strict=False))
         entry = manifest.encoding.get("table")
         self._table = None if entry is None else Table.from_manifest(entry)
-        self._forms = _forms(manifest, self._table)
-        self._knows_no_width = "spellings" not in manifest.encoding  # of older files without names
-        self._value = CategoryValue(manifest.encoding.get("category_value", CategoryValue.crc32.value))
+        # How the values of each categorical column of a user's own table are spelled.
+        self._forms = {name: from_text(text) for name, text in manifest.encoding.get("spellings", {}).items()}
         self._transform = DenseTransform(manifest.encoding["dense_transform"])
         self._wraps_integers: bool = manifest.encoding["rounds_ids"]  # as its shards' integers do
         self._range = None
@@ -93,8 +80,6 @@ class Encoder:
         encoding = manifest.encoding
         if encoding.get("raw_schema") is None:
             raise UserError(f"{root}: imported or generated, not made from raw rows; new rows cannot be encoded for it")
-        if encoding.get("transforms"):
-            raise UserError(f"{root}: columns have transforms of their own; use the version of the tool that made it")
         bags = None
         if "multi_hot" in encoding:
             multi_hot = MultiHot.from_plain(encoding["multi_hot"])
@@ -136,12 +121,12 @@ class Encoder:
         return self._convert(Batch(by_column, len(numbers), numbered_rows(name, numbers)), labelled)
 
     def _names_of(self, width: int, labelled: bool) -> tuple[str, ...]:
-        """Names for the columns of rows without names: all, all but the label, or more than older manifests have."""
+        """Names for the columns of rows without names: all, or all but the label."""
         assert self._table is not None
         names = self._table.names
         if not labelled and width == len(names) - 1:
             return tuple(column for column in names if column != self._table.label)
-        return (*names, *(f"column_{place}" for place in range(len(names), width if self._knows_no_width else 0)))
+        return names
 
     @property
     def layout(self) -> Layout:
@@ -207,7 +192,7 @@ class Encoder:
         else:
             column = block.categories[self.schema.sparse.index(feature)]
             offsets = offsets if column.offsets is None else column.offsets
-            values, codes = text_values(column.values.dictionary, self._value), column.values.indices.to_numpy()
+            values, codes = text_values(column.values.dictionary), column.values.indices.to_numpy()
         if not self._tables:
             assert self._max_ind_range is not None
             ids, missing = remainders(values, self._max_ind_range), np.zeros(len(values), np.bool_)

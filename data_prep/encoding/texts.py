@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from common.errors import UserError
 from common.files import FileDigest
 from data_prep.dataset.format import REMEDY, Manifest, verify_file
-from data_prep.dataset.options import CategoryValue
 from data_prep.encoding.lookup import vocabulary_path
 from data_prep.encoding.values import text_values
 from data_prep.io.arrays import open_array
@@ -100,7 +99,7 @@ def verify_texts(root: Path, manifest: Manifest) -> None:
         if entry.get("texts"):
             values, start = open_array(vocabulary_path(root, feature)), 0
             for texts in VocabularyTexts(root, feature).blocks(CHECKED_VALUES):
-                of_texts = text_values(texts, CategoryValue.text_key)
+                of_texts = text_values(texts)
                 if not np.array_equal(of_texts, values[start : start + len(of_texts)]):
                     path = text_path(root, feature, TEXT_KINDS[0])
                     raise UserError(f"{path}: are not the texts of the values in {feature}.npy; {REMEDY}")

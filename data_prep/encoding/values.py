@@ -3,14 +3,12 @@
 Criteo's categories are numbers of 32 bits already: see data_prep/parsing/criteo.py.
 """
 
-import zlib
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.dataset.events import text_hash
-from data_prep.dataset.options import CategoryValue
 from data_prep.dataset.spelling import are_digits
 
 HASHED = np.uint64(1 << 63)  # the highest bit of the value of a text that is no whole number
@@ -18,17 +16,8 @@ HASHED_AT_ONCE = 1 << 14
 MAX_DIGITS = 19  # of a whole number below 2^63
 
 
-def text_values(texts: Any, kind: CategoryValue) -> NDArray[Any]:
-    """The value of each text of an Arrow array of strings, [n] uint64, or uint32 by CRC-32."""
-    import pyarrow as pa
-
-    if kind is CategoryValue.crc32:
-        return np.array([zlib.crc32(text) for text in texts.cast(pa.binary()).to_pylist()], np.uint32)
-    return _text_keys(texts)
-
-
-def _text_keys(texts: Any) -> NDArray[np.uint64]:
-    """`data_prep.dataset.events.text_key` of each text, as unsigned numbers."""
+def text_values(texts: Any) -> NDArray[np.uint64]:
+    """`data_prep.dataset.events.text_key` of each text of an Arrow array of strings, [n], as unsigned numbers."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

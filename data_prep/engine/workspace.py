@@ -21,7 +21,6 @@ from data_prep.config.keys import DataConfig
 from data_prep.dataset.format import MANIFEST_NAME, SPLITS, Manifest, load_manifest, save_manifest
 from data_prep.dataset.manifest import EVENTS
 from data_prep.dataset.multi_hot import TABLES_DIRECTORY
-from data_prep.dataset.table_spec import is_same_table
 from data_prep.encoding.lookup import VOCABULARY_DIRECTORY
 from data_prep.engine.job import CHUNKS_DIRECTORY, WORK_DIRECTORY, WORK_FORMAT
 from data_prep.sources.discover import RAW_DIRECTORY, Source
@@ -168,8 +167,6 @@ def _difference(
     if (difference := first_difference(given_keys(data), manifest)) is not None:
         return f"{difference.key} is {difference.recorded} there, {difference.setting} here"
     for key, value in parameters.items():
-        if key == "table" and is_same_table(manifest.encoding.get(key), value):
-            continue
         if manifest.encoding.get(key) != value:
             return f"{key} is {manifest.encoding.get(key)} there, {value} here"
     return None if _same_sources(manifest, sources) else "made from other raw files, or for other splits"

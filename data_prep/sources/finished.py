@@ -35,7 +35,7 @@ def recorded_sources(directory: Path, manifest: Manifest) -> list[Source]:
 
 
 def recorded_times(manifest: Manifest) -> list[tuple[int, int]]:
-    """Nanoseconds at which each source was written to, and changed in any way (0: not recorded, as by older versions).
+    """Nanoseconds at which each source was written to, and changed in any way (0: not recorded).
 
     A file's time of writing can be set, as tar does; that of its change cannot.
     """
@@ -59,15 +59,14 @@ def other_dataset(root: Path, difference: str) -> UserError:
     )
 
 
-def sources_of_generated(data: DataConfig, root: Path, manifest: Manifest, settings: Json) -> list[Source] | None:
-    """The sources of generated rows at `root`; None: by a version that did not record what decides them.
+def sources_of_generated(data: DataConfig, root: Path, manifest: Manifest, settings: Json) -> list[Source]:
+    """The sources of generated rows at `root`.
 
     Raises:
         UserError: they are not as the `settings` of their group say.
     """
     group = data.source.kind.group
-    if (recorded := manifest.extra.get(group)) is None:
-        return None
+    recorded = manifest.extra.get(group) or {}
     for key, value in settings.items():
         if recorded.get(key) != value:
             raise other_dataset(root, f"{group}.{key} is {recorded.get(key)} there, {value} here")

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from common.files import FileDigest
 from common.memory import share_allocator_with_arrow
 from data_prep.dataset.bags import offsets_of
-from data_prep.dataset.options import CategoryValue
 from data_prep.dataset.spelling import Form
 from data_prep.encoding.texts import text_buffers, texts_of
 from data_prep.encoding.values import remainders, text_values
@@ -84,7 +83,7 @@ class CategoryBuffer:
         import pyarrow as pa
 
         texts, places = self._unify()
-        values = text_values(texts, CategoryValue.text_key)
+        values = text_values(texts)
         order = np.argsort(values)
         values = values[order]
         is_new = np.concatenate(([True], values[1:] != values[:-1]))[: len(values)]

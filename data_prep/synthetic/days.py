@@ -51,10 +51,7 @@ def synthetic_sources(data: DataConfig, root: Path, work: Path) -> list[Source]:
     config, directory = data.synthetic, raw_directory(data, root)
     existing = finished_manifest(data, root)
     if existing is not None:
-        if (sources := sources_of_generated(data, root, existing, described(config))) is not None:
-            return sources
-        if config.direct or not _are_there(config, directory):  # made to compare
-            directory = work / directory.name
+        return sources_of_generated(data, root, existing, described(config))
     if config.direct:
         return _describe_days(config, directory)
     return resolve_sources(generate_days(config, root, str(directory)))

@@ -111,14 +111,11 @@ def find_log(data: DataConfig, root: Path, work: Path) -> list[Source]:
     Raises:
         UserError: the dataset at `root` is of other events.
     """
-    config, place = data.synthetic_events, root
+    config = data.synthetic_events
     existing = finished_manifest(data, root)
     if existing is not None:
-        if (sources := sources_of_generated(data, root, existing, described(config))) is not None:
-            return sources
-        if _known_scores(config, root / RAW_DIRECTORY) is None:  # made to compare
-            place = work
-    log, _ = synthetic_log(config, place)
+        return sources_of_generated(data, root, existing, described(config))
+    log, _ = synthetic_log(config, root)
     return resolve_sources([str(log), str(log.with_name(TABLE))])
 
 

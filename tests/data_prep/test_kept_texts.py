@@ -4,7 +4,6 @@ import hashlib
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from data_prep.config.keys import DataConfig, PrepConfig
 from data_prep.dataset.events import text_hash
 from data_prep.dataset.format import load_manifest
 from data_prep.encoding import values
-from data_prep.encoding.encoder import Encoder
 from data_prep.encoding.texts import VocabularyTexts
 from data_prep.pipeline import preprocess
 from data_prep.verify import main, verify_dataset
@@ -115,26 +113,3 @@ def test_two_texts_of_one_value_end_the_job(
     assert hashed(first.encode())[:1] == hashed(second.encode())[:1]
     assert not (tmp_path / "out" / "manifest.json").exists()
     make(tmp_path, "data.encoding=hash", "data.max_ind_range=9")  # where values share ids anyway
-
-
-def test_room_for_given_splits_and_transforms_of_columns(tmp_path: Path, table: list[list[str]]) -> None:
-    """Keys of format version 4 that no version writes yet: such datasets are read, but not encoded for."""
-    root = make(tmp_path)
-    path = root / "manifest.json"
-
-    def with_changes(split: Any, transforms: Any) -> None:
-        document = json.loads(path.read_bytes())
-        document["encoding"] |= {"split": None, "transforms": transforms}
-        document["sources"][0]["split"] = split
-        path.write_text(json.dumps(document))
-
-    with_changes("train", {})
-    assert load_manifest(root).sources[0]["split"] == "train"
-    Encoder.load(root)
-    with_changes("train", {"price": "raw"})
-    verify_dataset(root)
-    with pytest.raises(UserError, match="columns have transforms of their own; use the version"):
-        Encoder.load(root)
-    with_changes("evaluation", {})
-    with pytest.raises(UserError, match=r"key 'sources\[0\]\.split' is"):
-        load_manifest(root)

@@ -2,9 +2,7 @@
 
 import gzip
 import hashlib
-import json
 import re
-import shutil
 from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
@@ -249,28 +247,6 @@ def test_files_are_as_they_were(
         )
     assert "\n" not in str(error.value)
     assert files(state) == before
-
-
-@pytest.mark.parametrize("name", ["generated", "events"])
-def test_a_generated_dataset_of_an_older_version_is_compared_by_its_files(
-    tmp_path: Path, state: Path, name: str
-) -> None:
-    """Its manifest does not hold what generated it; its raw files may be gone."""
-    shutil.copytree(state / name, tmp_path / "out")
-    source, *rest = MADE[name].split()
-    manifest = tmp_path / "out/manifest.json"
-    document = json.loads(manifest.read_bytes())
-    del document["extra"][source.removeprefix("data=")]
-    manifest.write_text(json.dumps(document))
-    for gone in (False, True):
-        if gone:
-            for path in (tmp_path / "out/raw").iterdir():
-                path.unlink()
-        before = files(tmp_path)
-        run("data_prep", source, *rest, f"data.path={tmp_path}/out")
-        with pytest.raises(UserError, match="made from other raw files"):
-            run("data_prep", source, *rest, rest[0].partition("=")[0] + "=31", f"data.path={tmp_path}/out")
-        assert files(tmp_path) == before
 
 
 def test_the_same_archive_is_found_done_though_what_was_unpacked_is_gone(

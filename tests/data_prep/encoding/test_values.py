@@ -1,7 +1,5 @@
 """Values of categories against hashlib and Python's integers."""
 
-import zlib
-
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -9,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_prep.dataset.events import text_key
-from data_prep.dataset.options import CategoryValue
 from data_prep.encoding.texts import text_buffers, texts_of
 from data_prep.encoding.values import remainders, text_values
 from tests.data_prep import oracle
@@ -22,12 +19,10 @@ EDGES = ["", "0", "00", "01", "-1", "1.0", "٣", str(2**63 - 1), str(2**63), str
 def test_values_are_whole_numbers_or_hashes(texts: list[str]) -> None:
     texts = [text for text in texts if text.isprintable()]  # no lone surrogates, which no file of text has
     expected = [oracle.text_value(text) for text in texts]
-    values = text_values(pa.array(texts, pa.string()), CategoryValue.text_key)
+    values = text_values(pa.array(texts, pa.string()))
     assert values.dtype == np.uint64
     assert values.tolist() == expected
     assert [text_key(text) % 2**64 for text in texts] == expected  # users and items of events, likewise
-    crc = text_values(pa.array(texts, pa.string()), CategoryValue.crc32)
-    assert crc.tolist() == [zlib.crc32(text.encode()) for text in texts]
 
 
 @pytest.mark.parametrize("modulus", [1, 2, 100, 1000, 2**31 - 1])

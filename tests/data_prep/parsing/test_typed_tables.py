@@ -1,6 +1,5 @@
 """Values with types, of Parquet and JSON lines: read as the same rows in text, or refused by row and column."""
 
-import json
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -84,31 +83,19 @@ def test_a_delimiter_that_does_not_divide_is_not_asked(tmp_path: Path) -> None:
     assert [values.to_pylist() for values in new.columns.values()] == [['u1|"x'], ["i1"]]
 
 
-@pytest.mark.parametrize("older", [False, True])
-def test_booleans_of_parquet(tmp_path: Path, older: bool) -> None:
-    """They are 1 and 0, in datasets that do not record spellings, too."""
+def test_booleans_of_parquet(tmp_path: Path) -> None:
+    """They are 1 and 0."""
     truths = [row % 3 == 0 for row in range(42)]
     columns = {"label": [0, 1] * 21, "new": truths}
     sparse = make(tmp_path, columns, "label: label\nsparse: [new]", name="t.parquet")[2]
-    path = tmp_path / "out/manifest.json"
-    if older:
-        document = json.loads(path.read_text())
-        for key in ("spellings", "category_value"):
-            del document["encoding"][key]
-        document["format_version"] = 1
-        del document["encoding"]["table"]["format"]
-        document["encoding"]["table"]["is_parquet"] = True
-        path.write_text(json.dumps(document))
     encoder = Encoder.load(tmp_path / "out")
     ids_of_booleans = encoder.encode(encoder.parse_columns({"new": pa.array(truths)}, "new")).sparse
     ids_of_texts = encoder.encode(
         encoder.parse_columns({"new": pa.array([str(int(truth)) for truth in truths])}, "new")
     ).sparse
-    assert ids_of_booleans.tolist() == ids_of_texts.tolist()
-    assert older or ids_of_booleans.tolist() == sparse.tolist()
-    if not older:
-        with pytest.raises(UserError, match=r"row 1, column new: 'True' is spelled otherwise .*write integers as 3"):
-            encoder.parse_columns({"new": ["True"]}, "new")
+    assert ids_of_booleans.tolist() == ids_of_texts.tolist() == sparse.tolist()
+    with pytest.raises(UserError, match=r"row 1, column new: 'True' is spelled otherwise .*write integers as 3"):
+        encoder.parse_columns({"new": ["True"]}, "new")
 
 
 @pytest.mark.parametrize("value", ["NaN", "[1, Infinity]", "-Infinity"])
