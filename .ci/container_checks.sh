@@ -200,7 +200,7 @@ check_clones() {
   docker pause "$first" >/dev/null # it is there, and takes no time
   (cd "$second" && USER=bob TRAIN_ARGS=train.max_steps=20 step second as_caller docker compose up --detach) || fail "docker compose up in a second clone"
   (cd "$third" && step third as_caller make up PLATFORM=cpu ARGS=train.max_steps=20) || fail "make up in a third clone"
-  [ "$(cd "$second" && USER=bob timeout -k 5 300 docker compose wait train)" = 0 ] || fail "the second clone's training failed"
+  [ "$(timeout -k 5 300 docker wait clickwork-bob-train-1)" = 0 ] || fail "the second clone's training failed"
   [ "$(field "$third/runs/quickstart/summary.json" status)" = completed ] || fail "the third clone's run is not complete"
   [ "$({
     cd "$second" && USER=bob docker compose port tensorboard 6006

@@ -38,6 +38,9 @@ class Key:
         is_name: a text must not be empty or blank.
         is_common: `--help` lists it; the others are listed by `--help all`.
         example: a value to show in `--help`, of a key that has none by default.
+        decides_bits: whether another value leads to another result, so that a run cannot resume with it; what changes
+            rounding alone, such as threads, does not. None: as its group says by a class attribute of this name, which
+            is true where it is missing.
     """
 
     default: Any = None
@@ -51,6 +54,7 @@ class Key:
     is_name: bool = False
     is_common: bool = False
     example: str = ""
+    decides_bits: bool | None = None
 
     @property
     def rule(self) -> str:
@@ -174,6 +178,20 @@ def shown(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + ",".join(f"{key}:{shown(item)}" for key, item in value.items()) + "}"
     return str(value)
+
+
+def values_that_decide_bits(config: Any, prefix: str = "") -> dict[str, Any]:
+    """The keys of a configuration that decide a run's bits, by dotted name, with values as of `to_plain`."""
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        value, name = getattr(config, field.name), f"{prefix}{field.name}"
+        if dataclasses.is_dataclass(value):
+            values |= values_that_decide_bits(value, f"{name}.")
+            continue
+        decides = field.metadata.get(DECLARATION, Key()).decides_bits
+        if getattr(config, "decides_bits", True) if decides is None else decides:
+            values[name] = to_plain(value)
+    return values
 
 
 def to_plain(config: Any) -> Any:

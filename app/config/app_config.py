@@ -81,8 +81,9 @@ class AppConfig:
         None,
         "compute baselines after training: null: on 200,000 rows, in 30 s, where possible; true: on all rows",
         is_common=True,
+        decides_bits=False,
     )
-    tiny: dict[str, Any] = key({}, "what data.scale=tiny changes, by dotted key")
+    tiny: dict[str, Any] = key({}, "what data.scale=tiny changes, by dotted key", decides_bits=False)
 
     other_names: ClassVar[dict[str, str]] = OTHER_NAMES
     other_texts: ClassVar[set[str]] = OTHER_TEXTS

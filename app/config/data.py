@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
-from typing import Any
+from typing import Any, ClassVar
 
 from app.config.published import published_tables
 from app.kinds.models import ModelKind
@@ -98,7 +98,9 @@ class EventConfig:
 class MultiHotConfig(keys.MultiHotConfig):
     """Ids expanded to bags while they are read, as MLPerf v2's multi-hot data has them (docs/data.md)."""
 
-    directory: str | None = key(None, "where the bags of all ids are kept; null: <data.path>/multi_hot")
+    directory: str | None = key(
+        None, "where the bags of all ids are kept; null: <data.path>/multi_hot", decides_bits=False
+    )
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,8 @@ class NegativesConfig:
 @dataclass(frozen=True)
 class DataConfig:
     """The dataset, the raw rows it is made from, and how it is read."""
+
+    decides_bits: ClassVar[bool] = False  # what makes a dataset is compared by the dataset's digest
 
     path: str | None = key(None, "dataset directory; null without data.raw or data.train: default_path", is_common=True)
     raw: Any = key(
@@ -159,16 +163,22 @@ class DataConfig:
     events: EventConfig = field(default_factory=EventConfig)
     negatives: NegativesConfig = field(default_factory=NegativesConfig)
     verify: VerifyData = key(VerifyData.auto, "when to compare shards with their checksums; auto: up to 4 GiB of them")
-    shuffle: bool = key(True, "reorder the training split in every epoch")
-    shuffle_block_rows: int = key(65_536, "rows read in one piece; blocks are permuted …", at_least=1)
+    shuffle: bool = key(True, "reorder the training split in every epoch", decides_bits=True)
+    shuffle_block_rows: int = key(
+        65_536, "rows read in one piece; blocks are permuted …", at_least=1, decides_bits=True
+    )
     shuffle_window_blocks: int = key(
-        4, "… and rows are permuted within this number of blocks (a process holds its own twice)", at_least=1
+        4,
+        "… and rows are permuted within this number of blocks (a process holds its own twice)",
+        at_least=1,
+        decides_bits=True,
     )
     shuffle_lanes: int = key(
         1,
         "processes that permute windows apart from each other: give about as many as there are",
         at_least=1,
         only_with=("shuffle",),
+        decides_bits=True,
     )
 
 

@@ -1,6 +1,7 @@
 """`published`: what a recipe's source reports and what the recipe promises; table sizes as published."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from common.errors import UserError
 from common.keys import key
@@ -82,6 +83,8 @@ class PublishedConfig:
 
     A run on other data is not held to them: the report compares only where `train_rows` and `md5` agree.
     """
+
+    decides_bits: ClassVar[bool] = False
 
     recipe: str | None = key(None, "the recipe's name")
     source: str | None = key(None, "who published it, where and when, and which line or table of theirs")

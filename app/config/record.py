@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import ClassVar
 
 from common.keys import key
 
@@ -9,6 +10,8 @@ from common.keys import key
 @dataclass(frozen=True)
 class RecordConfig:
     """Views of a run for other tools; its own files are always written."""
+
+    decides_bits: ClassVar[bool] = False
 
     tensorboard: bool = key(True, "events in the run's tensorboard/, if the tensorboard package is here")
     prometheus_port: int | None = key(
@@ -30,6 +33,8 @@ class MLPerfDivision(Enum):
 @dataclass(frozen=True)
 class MLPerfConfig:
     """Metadata of an MLPerf submission; the log is <run.dir>/mllog.txt."""
+
+    decides_bits: ClassVar[bool] = False
 
     enabled: bool = key(False, "write the log")
     benchmark: str = key("dlrm_dcnv2", "name of MLPerf's benchmark")

@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 from enum import Enum
+from typing import ClassVar
 
 from common.errors import UserError
 from common.keys import key
@@ -44,6 +45,7 @@ class RuntimeConfig:
         Platform.auto,
         "devices to compute on; auto: the GPUs that torch was built for, if it sees any",
         is_common=True,
+        decides_bits=False,
     )
     num_threads: int | None = key(
         None,
@@ -51,12 +53,21 @@ class RuntimeConfig:
         at_least=1,
         at_most=4_096,
         is_common=True,
+        decides_bits=False,
     )
     precision: Precision | None = key(None, "null: fp32; for a run that is there, its own", is_common=True)
-    compile: Compile | None = key(None, "null: none; for a run that is there, its own. dense changes bits")
-    timeout_minutes: float = key(30.0, "longest wait of a process for another", above=0, at_most=100_000)
-    different_releases: bool = key(False, "let machines of a job have other releases of torch, TorchRec, FBGEMM, NumPy")
-    profile_steps: list[int] | None = key(None, "first and last step, counted from 1, of a torch.profiler trace")
+    compile: Compile | None = key(
+        None, "null: none; for a run that is there, its own. dense changes bits", decides_bits=False
+    )
+    timeout_minutes: float = key(
+        30.0, "longest wait of a process for another", above=0, at_most=100_000, decides_bits=False
+    )
+    different_releases: bool = key(
+        False, "let machines of a job have other releases of torch, TorchRec, FBGEMM, NumPy", decides_bits=False
+    )
+    profile_steps: list[int] | None = key(
+        None, "first and last step, counted from 1, of a torch.profiler trace", decides_bits=False
+    )
 
 
 def validate_runtime(runtime: RuntimeConfig) -> None:
@@ -87,6 +98,8 @@ def validate_threads(runtime: RuntimeConfig) -> None:
 @dataclass(frozen=True)
 class EnvironmentConfig:
     """Environment variables set before the process group is made, unless the user has set them."""
+
+    decides_bits: ClassVar[bool] = False
 
     name: str = key("none", "set by environment=NAME")
     variables: dict[str, str] = key({}, "name: value")

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
-from typing import Any
+from typing import Any, ClassVar
 
 from app.kinds.optimizers import OptimizerName
 from common.compose import ConversionError, convert
@@ -51,6 +51,8 @@ class QCommConfig:
 class TableShardingConfig:
     """Exceptions for one table; null: as configured for all tables."""
 
+    decides_bits: ClassVar[bool] = False
+
     types: Any = key(None, "as sharding.types")
     kernels: Any = key(None, "as sharding.kernels")
     min_partition: int | None = key(None, "as sharding.min_partition", at_least=4)
@@ -64,6 +66,8 @@ class ShardingConfig:
     One type and one kernel for a table is binding. If there is a choice (`auto`, or a list), TorchRec's planner makes
     it for the `topology`.
     """
+
+    decides_bits: ClassVar[bool] = False  # nor the plan: a resumption on another agrees within rounding
 
     types: Any = key(
         None,
@@ -206,6 +210,8 @@ class TopologyConfig:
 
     Figures are the vendor's peak; `link_efficiency` is the share of it that collectives are assumed to reach.
     """
+
+    decides_bits: ClassVar[bool] = False
 
     name: str = key(AUTO_TOPOLOGY, "auto: the device here is looked for among conf/topology/*.yaml")
     file: str | None = key(None, "a YAML file with these keys, for a device that is not there")

@@ -4,7 +4,7 @@ import math
 import unicodedata
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from app.kinds.metrics import AUC, GROUPS, METRICS, RANKED
 from common.errors import UserError
@@ -45,6 +45,8 @@ class EvalGrid(Enum):
 class RunConfig:
     """The run's name and directory."""
 
+    decides_bits: ClassVar[bool] = False
+
     name: str = key(MISSING, "names the run and its directory", is_name=True, is_common=True)
     dir: str = key("runs/${run.name}", "directory of the run", is_name=True)
 
@@ -59,22 +61,37 @@ class TrainConfig:
         at_least=0,
         is_common=True,
     )
-    local_batch_size: int | None = key(None, "samples a step of each process", at_least=1)
-    epochs: int | None = key(None, "null: one, or as many as max_steps or max_samples take", at_least=1, is_common=True)
-    max_steps: int | None = key(
-        None, "stop after this number of steps; 0 builds the run and ends", at_least=0, is_common=True
+    local_batch_size: int | None = key(None, "samples a step of each process", at_least=1, decides_bits=False)
+    epochs: int | None = key(
+        None, "null: one, or as many as max_steps or max_samples take", at_least=1, is_common=True, decides_bits=False
     )
-    max_samples: int | None = key(None, "stop before the step that would exceed this number of samples", at_least=0)
-    max_minutes: float | None = key(None, "stop resumably after this time", above=0)
+    max_steps: int | None = key(
+        None,
+        "stop after this number of steps; 0 builds the run and ends",
+        at_least=0,
+        is_common=True,
+        decides_bits=False,
+    )
+    max_samples: int | None = key(
+        None, "stop before the step that would exceed this number of samples", at_least=0, decides_bits=False
+    )
+    max_minutes: float | None = key(None, "stop resumably after this time", above=0, decides_bits=False)
     seed: int = key(0, "initial values and data order", at_least=0, below=2**63, is_common=True)
     drop_last: bool = key(True, "leave out the rows of an epoch that fill no whole batch; false: train on them, too")
-    eval_every_steps: int | None = key(None, "null: only at the end", at_least=1, is_common=True)
+    eval_every_steps: int | None = key(None, "null: only at the end", at_least=1, is_common=True, decides_bits=False)
     eval_every_fraction: float | None = key(
-        None, "the same as a share of an epoch: 0.05: 20 times in each, 1: at its end", within="(0, 1]"
+        None,
+        "the same as a share of an epoch: 0.05: 20 times in each, 1: at its end",
+        within="(0, 1]",
+        decides_bits=False,
     )
-    eval_grid: EvalGrid = key(EvalGrid.down, "steps that eval_every_fraction means", only_with=("eval_every_fraction",))
-    target_auc: float | None = key(None, "stop once an evaluation reaches it", within="(0, 1]", is_common=True)
-    target_accuracy: float | None = key(None, "likewise", within="(0, 1]")
+    eval_grid: EvalGrid = key(
+        EvalGrid.down, "steps that eval_every_fraction means", only_with=("eval_every_fraction",), decides_bits=False
+    )
+    target_auc: float | None = key(
+        None, "stop once an evaluation reaches it", within="(0, 1]", is_common=True, decides_bits=False
+    )
+    target_accuracy: float | None = key(None, "likewise", within="(0, 1]", decides_bits=False)
     monitor: Any = key(
         AUC,
         "metric by which evaluations rank; or weights of a sum to be maximised, as {auc:1,logloss:-1}",
@@ -85,18 +102,27 @@ class TrainConfig:
         "end the run at this number of evaluations in a row without a gain of monitor; null: never",
         at_least=1,
         is_common=True,
+        decides_bits=False,
     )
-    log_every_steps: int = key(50, "steps in one window: a line of metrics.jsonl", at_least=1)
-    print_windows: bool = key(False, "each window on the terminal too, as benchmarks print them")
-    warmup_steps_excluded: int = key(10, "first steps of this process left out of throughput figures", at_least=0)
-    on_nan: OnNan = key(OnNan.stop, "skip: waits for the device at each step")
-    pipeline: Pipeline = key(Pipeline.auto, "auto: sparse_dist where several processes have a GPU each")
-    deterministic: bool = key(False, "GPU: slower kernels with fixed summation order. On CPU always so")
+    log_every_steps: int = key(50, "steps in one window: a line of metrics.jsonl", at_least=1, decides_bits=False)
+    print_windows: bool = key(False, "each window on the terminal too, as benchmarks print them", decides_bits=False)
+    warmup_steps_excluded: int = key(
+        10, "first steps of this process left out of throughput figures", at_least=0, decides_bits=False
+    )
+    on_nan: OnNan = key(OnNan.stop, "skip: waits for the device at each step", decides_bits=False)
+    pipeline: Pipeline = key(
+        Pipeline.auto, "auto: sparse_dist where several processes have a GPU each", decides_bits=False
+    )
+    deterministic: bool = key(
+        False, "GPU: slower kernels with fixed summation order. On CPU always so", decides_bits=False
+    )
 
 
 @dataclass(frozen=True)
 class EvalConfig:
     """Evaluation during and after training."""
+
+    decides_bits: ClassVar[bool] = False
 
     split: str = key("val", "split to evaluate", is_common=True)
     train_split: bool = key(False, "evaluate the training split as well, each time, and compare both")
@@ -107,6 +133,7 @@ class EvalConfig:
         "a column of one id a row, such as the user's: GAUC, HR@10 and NDCG@10 are over the groups of rows that have "
         "the same; null: none of these",
         is_name=True,
+        decides_bits=True,
     )
     keep_scores: int = key(
         0,
@@ -119,6 +146,8 @@ class EvalConfig:
 @dataclass(frozen=True)
 class CheckpointConfig:
     """Intervals of saving, checkpoints kept, and the one to start from."""
+
+    decides_bits: ClassVar[bool] = False
 
     every_steps: int | None = key(
         None,

@@ -33,7 +33,6 @@ class ModelKind:
         group_feature: the feature whose ids are the groups of evaluations; empty: eval.group_by names it.
         over: what such metrics are a mean over, without eval.group_by.
         eval_split: that app.evaluate takes where none is given.
-        recorded_groups: groups of keys, beside DLRM's, that a resumption must not change.
         has_blocks: MLPerf's rules have blocks between evaluations, not epochs.
         obstacle_to_baselines: why there are none to compare with; empty: there are.
         commands: those alone that know it; empty: all do, with all their keys.
@@ -59,7 +58,6 @@ class ModelKind:
     group_feature: str = ""
     over: str = ""
     eval_split: str = "test"
-    recorded_groups: tuple[str, ...] = ()
     has_blocks: bool = False
     obstacle_to_baselines: str = ""
     commands: str = ""
@@ -100,7 +98,6 @@ HSTU = ModelKind(
     group_feature="user",
     over=USERS,
     eval_split="val",
-    recorded_groups=("model.hstu", "data.events"),
     has_blocks=True,
     obstacle_to_baselines="baselines are of rows, and this model learns from events; give baselines=false",
     commands="train, evaluate, recommend, plan and verify know HSTU",

@@ -27,7 +27,6 @@ from app.checkpoint.model_state import load_tensors
 from app.config import AppConfig, Compile, RuntimeConfig, from_plain
 from app.config.train import metrics_of
 from app.kinds.metrics import METRICS
-from app.kinds.models import MODELS
 from app.metrics.documents import Best, EvaluationEvent, EvaluationFigures, Monitored
 from app.metrics.totals import Measured, of_steps
 from app.record.directory import RunDirectory
@@ -41,7 +40,7 @@ from app.training.state import RunState
 from common.compose import ConversionError
 from common.documents import Json, plain_object
 from common.errors import UserError
-from common.keys import MISSING, to_plain
+from common.keys import values_that_decide_bits
 from data_prep.dataset.format import Manifest, load_manifest
 from data_prep.dataset.sampling import correction, kept_share, sampling_sentence
 
@@ -230,40 +229,18 @@ def _layout(session: Session) -> Layout:
 
 
 def fingerprint(config: AppConfig) -> Json:
-    """The configuration that a resumption must not change, by key."""
-    plain = to_plain(config)
-    keys: Json = {
-        f"{group}.{key}": value
-        for group in ("model", "loss", "optimizer", "schedule")
-        for key, value in plain[group].items()
-    }
-    for kind in MODELS:
-        keys.pop(f"model.{kind.section}", None)
-    for path in config.model.kind.recorded_groups:
-        group, _, section = path.partition(".")
-        keys |= {f"{path}.{key}": value for key, value in plain[group][section].items()}
-    keys |= {f"train.{key}": plain["train"][key] for key in ("seed", "global_batch_size", "monitor", "drop_last")}
-    keys |= {f"data.{key}": value for key, value in plain["data"].items() if key.startswith("shuffle")}
-    keys |= {f"data.negatives.{key}": value for key, value in plain["data"]["negatives"].items()}
-    keys |= {f"sharding.qcomm.{way}": value for way, value in plain["sharding"]["qcomm"].items()}
-    bags = plain["data"]["multi_hot"]
-    keys |= {f"data.multi_hot.{key}": bags[key] for key in ("sizes", "distribution", "seed")}
-    keys["runtime.precision"] = plain["runtime"]["precision"]
-    if any(METRICS[name].over for name in metrics_of(config.train.monitor)):  # else it decides nothing
-        keys["eval.group_by"] = plain["eval"]["group_by"]
+    """The keys that a resumption must not change, with their values."""
+    keys: Json = values_that_decide_bits(config)
+    if not any(METRICS[name].over for name in metrics_of(config.train.monitor)):
+        del keys["eval.group_by"]  # no evaluation ranks by it
     return keys
 
 
 def _first_difference(saved: SavedState, config: AppConfig) -> tuple[str, object, object] | None:
     """The first key of `fingerprint` that differs in a checkpoint's state, with its values in both; None if equal."""
-    now = fingerprint(config)
-    defaults = {key: value for key, value in fingerprint(AppConfig()).items() if value != MISSING}
-    defaults["data.shuffle_lanes"] = 1
-    recorded = {
-        **saved.fingerprint,
-        **{key: defaults[key] for key in defaults if key not in saved.fingerprint},
-    }  # older
-    return next(((key, now.get(key), value) for key, value in recorded.items() if now.get(key) != value), None)
+    now, recorded = fingerprint(config), saved.fingerprint
+    keys = (*now, *(key for key in recorded if key not in now))
+    return next(((key, now.get(key), recorded.get(key)) for key in keys if now.get(key) != recorded.get(key)), None)
 
 
 class TrainedRun(NamedTuple):

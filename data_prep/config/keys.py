@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from common.errors import UserError
 from common.keys import key
@@ -114,6 +114,8 @@ class MultiHotConfig:
 @dataclass(frozen=True)
 class SyntheticConfig:
     """Criteo-like rows whose labels come from a known model (see data_prep/synthetic/teacher.py)."""
+
+    decides_bits: ClassVar[bool] = False
 
     rows: int = key(200_000, "rows over all days", at_least=1)
     days: int = key(1, "files to write, day_0.tsv and so on, with equal shares of the rows", at_least=1)

@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -20,7 +20,7 @@ from app.config.commands import (
 )
 from app.config.hstu import HSTUConfig
 from common.errors import UserError
-from common.keys import MISSING, check_keys, declaration, key, keys_of
+from common.keys import MISSING, check_keys, declaration, key, keys_of, values_that_decide_bits
 from data_prep.config.keys import PrepConfig
 from tests.changed import changed
 
@@ -224,6 +224,42 @@ def test_what_a_declaration_refuses(ring: Ring, message: str | None) -> None:
 def test_names_are_not_empty(name: str, value: str) -> None:
     with pytest.raises(UserError, match=rf"^{name}=.*: must be a name, not empty and without null characters"):
         check_keys(changed(AppConfig(), {name: value}))
+
+
+@dataclass(frozen=True)
+class Log:
+    decides_bits: ClassVar[bool] = False
+
+    file: str = key("log.txt", "where to")
+    digits: int = key(3, "of a value that a computation reads again", decides_bits=True)
+
+
+@dataclass(frozen=True)
+class Job:
+    log: Log = field(default_factory=Log)
+    metal: Metal = key(Metal.gold, "of the ring")
+    threads: int = key(1, "at work", decides_bits=False)
+
+
+def test_keys_that_decide_bits_are_all_but_those_declared_otherwise() -> None:
+    assert values_that_decide_bits(Job()) == {"log.digits": 3, "metal": "gold"}
+
+
+def test_keys_of_training_that_decide_no_bits() -> None:
+    """A new key decides unless it is declared otherwise, and named here or in a group of which none decides."""
+    deciding = values_that_decide_bits(AppConfig())
+    groups = ("baselines", "loss", "model", "optimizer", "runtime", "schedule", "tiny", "train", "data.negatives")
+    names = {name for name, *_ in keys_of(AppConfig) if name.startswith(groups)}
+    assert {name for name in names if not any(key == name or key.startswith(f"{name}.") for key in deciding)} == {
+        "baselines",
+        "tiny",
+        *(f"runtime.{name}" for name in ("platform", "num_threads", "compile", "timeout_minutes", "profile_steps")),
+        "runtime.different_releases",
+        *(f"train.{name}" for name in ("local_batch_size", "epochs", "max_steps", "max_samples", "max_minutes")),
+        *(f"train.{name}" for name in ("eval_every_steps", "eval_every_fraction", "eval_grid", "early_stop_patience")),
+        *(f"train.{name}" for name in ("target_auc", "target_accuracy", "log_every_steps", "print_windows")),
+        *(f"train.{name}" for name in ("warmup_steps_excluded", "on_nan", "pipeline", "deterministic")),
+    }
 
 
 def test_defaults_that_are_lists_are_not_shared() -> None:
