@@ -49,11 +49,11 @@ def test_make_s_help_has_the_rows_words() -> None:
 
 
 def test_the_readme_s_table_has_the_rows_words() -> None:
-    text = (REPOSITORY / "README.md").read_text()
+    text = (REPOSITORY / "docs/commands.md").read_text()
     table = re.findall(r"^\|.*\| `python -m (\S+?)(?:`| .*`) \| (.*) \|$", text, re.MULTILINE)
     for command in COMMANDS.values():
         assert [text for module, text in table if module == command.module and text.startswith(command.summary)], (
-            f"README.md: no row of `python -m {command.module}` that begins with: {command.summary}"
+            f"docs/commands.md: no row of `python -m {command.module}` that begins with: {command.summary}"
         )
 
 
