@@ -8,7 +8,8 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 REASONS = ("GPU", "Docker", "network", "over five minutes")  # why a block is not run; network: other machines, too
-PROGRAMS = "bash|cd|clickwork|dask|docker|eval|git|head|kubectl|make|pip|printf|python|sbatch|sed|taskset|tensorboard"
+PROGRAMS = "apptainer|bash|cd|clickwork|dask|docker|enroot|eval|git|head|kubectl|make|pip|printf|python|sbatch|sed"
+PROGRAMS += "|srun|taskset|tensorboard"
 COMMAND = re.compile(rf"(?:[A-Z_]+=\S+ )*(?:\.venv/bin/)?(?:{PROGRAMS}) ")
 MARK = re.compile(r"<!-- not run in tests: (.*) -->")
 FILE = re.compile(r"<!-- file: (\S+) -->")
