@@ -2,7 +2,8 @@
 
 The base rate; each column's label rate by value alone; a logistic regression on one-hot ids and numbers; boosted trees
 on out-of-fold rates and numbers. All are trained on the run's train split and scored on the split that it was evaluated
-on. They need scikit-learn (`pip install scikit-learn`); the trees are LightGBM's where that is installed.
+on. The run's model is compared with each on the same rows. They need scikit-learn (`pip install scikit-learn`);
+the trees are LightGBM's where that is installed.
 """
 
 if __name__ == "__main__":  # first: what is imported below may take seconds
@@ -16,8 +17,11 @@ import json
 import logging
 from pathlib import Path
 
+from msgspec import UNSET
+
 from app.baselines import POSITIVES_ALONE
 from app.baselines.cache import computed
+from app.baselines.paired import compare
 from app.config.commands import BaselinesConfig
 from app.record.directory import save_summary
 from app.record.reading import SUMMARY, read_config, read_manifest, read_summary
@@ -55,7 +59,8 @@ def main(config: BaselinesConfig) -> int:
     if (recorded["data"].get("negatives") or {}).get("per_positive") is not None:
         raise UserError(f"run={directory}: {POSITIVES_ALONE}")
     split = str(recorded["eval"]["split"])
-    baselines = computed(Path(root), manifest, split, directory, config)
+    scored = computed(Path(root), manifest, split, directory, config)
+    compare(scored, manifest, directory, summary.eval.step or None, config.rows)
 
     # Into the summary as it is now, since the run may have been resumed in the meantime.
     newest = read_summary(directory)
@@ -64,8 +69,8 @@ def main(config: BaselinesConfig) -> int:
             f"run={directory}: was trained further while its baselines were computed; when it has ended, "
             "give the same command again"
         )
-    newest.baselines = baselines
+    newest.baselines, newest.no_baselines = scored.figures, UNSET
     save_summary(directory, newest)
     write_report(directory)
-    print(json.dumps(plain_object(baselines), indent=1))
+    print(json.dumps(plain_object(scored.figures), indent=1))
     return EXIT_DONE

@@ -12,8 +12,10 @@ from typing import Any
 from app.baselines import POSITIVES_ALONE
 from app.config import AppConfig
 from app.kinds.metrics import AUC
+from app.record.directory import ignoring_full_disk, save_summary
 from app.record.documents import DONE
 from app.record.reading import read_manifest, read_summary
+from app.report.page import write_report
 from app.report.read import read_run
 from app.report.verdict import baselines_sentence
 from common.config_file import literal
@@ -33,13 +35,14 @@ def require_possible(config: AppConfig) -> None:
     Raises:
         UserError: names what is in the way, with what to do.
     """
-    if config.baselines and (reason := _obstacle(config)) is not None:
+    if config.baselines and (reason := obstacle(config)) is not None:
         raise UserError(f"baselines=true: {reason}, or leave it out")
 
 
-def _obstacle(config: AppConfig) -> str | None:
-    if obstacle := config.model.kind.obstacle_to_baselines:
-        return obstacle
+def obstacle(config: AppConfig) -> str | None:
+    """What prevents baselines of a run with this configuration; None: nothing."""
+    if config.model.kind.obstacle_to_baselines:
+        return config.model.kind.obstacle_to_baselines
     if config.data.negatives.per_positive is not None:
         return f"{POSITIVES_ALONE}; give baselines=false"
     if importlib.util.find_spec("sklearn") is None:
@@ -54,12 +57,24 @@ def add_baselines(config: AppConfig) -> None:
     is_completed = summary is not None and summary.status in DONE
     if config.baselines is False or summary is None or not is_completed or summary.baselines or not summary.steps:
         return
-    if (reason := _obstacle(config)) is not None:
-        log.info("baselines: not computed: %s", reason)
+    level, reason = logging.INFO, obstacle(config)
+    if reason is None and summary.eval.main != AUC:
+        reason = "they are of clicks, and the labels are numbers"
+    if reason is None:
+        level, reason = logging.WARNING, _compute(config, directory)
+    newest = read_summary(directory)
+    if reason is None or newest is None:
         return
-    if summary.eval.main != AUC:
-        log.info("baselines: not computed: they are of clicks, and the labels are numbers")
-        return
+    log.log(level, "baselines: not computed: %s", reason)
+    if newest.no_baselines != reason:
+        newest.no_baselines = reason
+        with ignoring_full_disk():
+            save_summary(directory, newest)
+            write_report(directory)
+
+
+def _compute(config: AppConfig, directory: Path) -> str | None:
+    """Compute baselines in a process of their own, and log what came of them; return why there are none."""
     path = read_manifest(directory).dataset.path
     command = [sys.executable, "-m", "app.baselines", f"run={literal(str(directory.absolute()))}"]
     if path is not None:
@@ -79,13 +94,12 @@ def add_baselines(config: AppConfig) -> None:
         # From the repository, since a working directory may have a package `app` of its own.
         process = subprocess.run(command, timeout=limit, check=False, **settings)
     except subprocess.TimeoutExpired:
-        log.warning("baselines: not computed within %d s; %s has no limit", limit, later)
-        return
+        return f"not done within {limit} s; {later} has no limit"
     if process.returncode:
         last = process.stderr.strip().splitlines()[-1:] or [f"exit status {process.returncode}"]
-        log.warning("baselines: not computed: %s", last[0].removeprefix("error: "))
-        return
+        return last[0].removeprefix("error: ")
     if any(line.startswith("baselines: stopped") for line in process.stderr.splitlines()):
         log.warning("baselines: stopped after %g s; %s has no limit", DEFAULT_SECONDS, later)
     if (sentence := baselines_sentence(read_run(directory))) is not None:
         log.info("baselines: %s", sentence[1])
+    return None

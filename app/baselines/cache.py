@@ -1,36 +1,65 @@
 """Baselines that were computed before: beside the dataset, or in the run where that cannot be written."""
 
+import base64
 import importlib.metadata
 import logging
 import os
 from pathlib import Path
 
+import numpy as np
 from msgspec import Struct
+from numpy.typing import NDArray
 
 from app.baselines.rows import load_rows
 from app.config.commands import BaselinesConfig
 from app.record.documents import Baselines
+from app.record.scores import SAMPLE_ROWS
 from common.documents import encode, read_document
 from common.errors import UserError
 from common.files import write_atomically
 from data_prep.dataset.format import Manifest
+from data_prep.dataset.sample import sampled_numbers
 
 log = logging.getLogger("clickwork")
 
 CACHE = ".baselines.json"
-VERSION = 1  # of our own figures: a change of them in app/baselines is one more
+VERSION = 2  # of our own figures: a change of them in app/baselines is one more
 LIBRARIES = ("scikit-learn", "lightgbm")
 INSTALL = "pip install scikit-learn"
+
+
+class Scored(Struct):
+    """Baselines, and how each ranks the rows of `numbers_of` that it scored.
+
+    ranks: by name the places [n] int32 of the predictions among their values, as base64. AUC and its test need no more.
+    """
+
+    figures: Baselines
+    ranks: dict[str, str]
+
+    def ranks_of(self, name: str) -> NDArray[np.int32]:
+        """The ranks of a baseline's predictions, [n]; equal ones are ties."""
+        return np.frombuffer(base64.b64decode(self.ranks[name]), "<i4")
 
 
 class _Cache(Struct):
     """Baselines by what decides them, of one dataset."""
 
     dataset: str
-    baselines: dict[str, Baselines]
+    baselines: dict[str, Scored]
 
 
-def computed(root: Path, manifest: Manifest, split: str, directory: Path, config: BaselinesConfig) -> Baselines:
+def numbers_of(manifest: Manifest, split: str, rows: int | None) -> NDArray[np.int64]:
+    """The numbers of the rows that baselines and a run's model are compared on.
+
+    They are in the sample of SAMPLE_ROWS whose scores a run keeps, and in that of `rows` that baselines are scored on.
+    """
+    shard_rows = [shard.rows for shard in manifest.splits[split].shards]
+    kept = sampled_numbers(shard_rows, SAMPLE_ROWS)
+    return kept if rows == SAMPLE_ROWS else np.intersect1d(kept, sampled_numbers(shard_rows, rows), assume_unique=True)
+
+
+def computed(root: Path, manifest: Manifest, split: str, directory: Path, config: BaselinesConfig) -> Scored:
     """The baselines of a dataset, scored on a split: from the cache, or computed and kept there.
 
     Raises:
@@ -51,13 +80,20 @@ def computed(root: Path, manifest: Manifest, split: str, directory: Path, config
 
     train, others = (load_rows(root, manifest, name, rows) for name in ("train", split))
     names = [*manifest.schema["dense"], *manifest.schema["sparse"]]
-    baselines = fit_baselines(train, others, names, config.seconds)
+    baselines, preds = fit_baselines(train, others, names, config.seconds)
     baselines.split = split
+    shard_rows = [shard.rows for shard in manifest.splits[split].shards]
+    is_compared = np.isin(sampled_numbers(shard_rows, rows), numbers_of(manifest, split, rows), assume_unique=True)
+    scored = Scored(baselines, {name: _ranks(values[is_compared]) for name, values in preds.items()})
     if baselines.is_whole:  # else another attempt may have the time
         other_baselines = {} if previous_cache is None else previous_cache.baselines
-        cache = _Cache(manifest.digest, {**other_baselines, key: baselines})
+        cache = _Cache(manifest.digest, {**other_baselines, key: scored})
         write_atomically(places[0] if os.access(root, os.W_OK) else places[1], encode(cache).encode())
-    return baselines
+    return scored
+
+
+def _ranks(preds: NDArray[np.float64]) -> str:
+    return base64.b64encode(np.unique(preds, return_inverse=True)[1].astype("<i4").tobytes()).decode()
 
 
 def _version(name: str) -> str | None:

@@ -6,9 +6,10 @@ import multiprocessing
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import UNSET
 from numpy.typing import NDArray
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
@@ -26,21 +27,42 @@ Preds = NDArray[np.float64]
 STRENGTHS = [0.01, 0.1, 1.0]  # of logistic regression: scikit-learn's C, the inverse of L2's weight
 
 
-def fit_baselines(train: Rows, others: Rows, names: Sequence[str], seconds: float | None) -> Baselines:
-    """All baselines, of which those that the time did not suffice for are None.
+NAMES = ("base_rate", "columns", "trees", "lr")  # in the order of their cost
+
+
+class Fitted(NamedTuple):
+    """A baseline, and its predictions on the other rows, [others]."""
+
+    name: str
+    figures: Baseline
+    preds: Preds
+
+
+def fit_baselines(
+    train: Rows, others: Rows, names: Sequence[str], seconds: float | None
+) -> tuple[Baselines, dict[str, Preds]]:
+    """All baselines, with their predictions on the other rows by name.
+
+    Those that the time did not suffice for are None, and have their reason in `missing`.
 
     names: of the dense and of the sparse features. seconds: for all of them; None: no limit.
     """
     baselines = Baselines(
         rows=len(train.labels), of_rows=train.of, eval_rows=len(others.labels), of_eval_rows=others.of
     )
+    preds = {}
     rows = (train, others, names)
-    for name, figures in _fitted(*rows) if seconds is None else _within(seconds, *rows):
-        setattr(baselines, name, figures)
-    return baselines
+    for fitted in _fitted(*rows) if seconds is None else _within(seconds, *rows):
+        setattr(baselines, fitted.name, fitted.figures)
+        preds[fitted.name] = fitted.preds
+    reasons = {
+        name: f"not fitted within {seconds:g} s" if names else "no columns" for name in NAMES if name not in preds
+    }
+    baselines.missing = reasons or UNSET
+    return baselines, preds
 
 
-def _within(seconds: float, train: Rows, others: Rows, names: Sequence[str]) -> Iterator[tuple[str, Baseline | None]]:
+def _within(seconds: float, train: Rows, others: Rows, names: Sequence[str]) -> Iterator[Fitted]:
     """What a process of its own comes to in so much time: a library that is interrupted would have to expect it."""
     context = multiprocessing.get_context("spawn")  # a fork has none of the threads that libraries count on
     reader, writer = context.Pipe(duplex=False)
@@ -64,23 +86,25 @@ def _within(seconds: float, train: Rows, others: Rows, names: Sequence[str]) -> 
 
 def _send(writer: Any, train: Rows, others: Rows, names: Sequence[str]) -> None:
     signals.end_with_parent()
-    for figures in _fitted(train, others, names):
-        writer.send(figures)
+    for fitted in _fitted(train, others, names):
+        writer.send(fitted)
 
 
-def _fitted(train: Rows, others: Rows, names: Sequence[str]) -> Iterator[tuple[str, Baseline | None]]:
-    """Each baseline by its name, in the order of their cost."""
+def _fitted(train: Rows, others: Rows, names: Sequence[str]) -> Iterator[Fitted]:
+    """Each baseline, in the order of NAMES."""
     began = time.perf_counter()
     constant = np.full(len(others.labels), train.labels.mean())
-    yield "base_rate", score(constant, others.labels, len(train.labels), began)
+    yield Fitted("base_rate", score(constant, others.labels, len(train.labels), began), constant)
     rates = _all_rates(train, others)
-    yield "columns", _best_column(rates, train, others, names, began)
+    if rates:
+        yield _best_column(rates, train, others, names, began)
     models = (("trees", _trees, _trees_library()), ("lr", _logistic_regression, "scikit-learn"))
     for name, fit, library in models:
         began = time.perf_counter()
-        figures = score(fit(train, others, rates), others.labels, len(train.labels), began)
+        preds = fit(train, others, rates)
+        figures = score(preds, others.labels, len(train.labels), began)
         figures.rest = {"library": library}
-        yield name, figures
+        yield Fitted(name, figures, preds)
 
 
 def score(preds: Preds, labels: NDArray[np.bool_], rows: int, began: float) -> Baseline:
@@ -104,15 +128,13 @@ def _all_rates(train: Rows, others: Rows) -> list[Rates]:
     ]
 
 
-def _best_column(rates: list[Rates], train: Rows, others: Rows, names: Sequence[str], began: float) -> Baseline | None:
+def _best_column(rates: list[Rates], train: Rows, others: Rows, names: Sequence[str], began: float) -> Fitted:
     """The column whose out-of-fold rates are best in train, scored on the other rows; and the AUC of each there."""
-    if not rates:
-        return None
     best = int(np.argmax([roc_auc_score(train.labels, one.train) for one in rates]))
     figures = score(rates[best].others, others.labels, len(train.labels), began)
     each = {name: float(roc_auc_score(others.labels, one.others)) for name, one in zip(names, rates, strict=True)}
     figures.rest = {"column": names[best], "auc_of_each": each}
-    return figures
+    return Fitted("columns", figures, rates[best].others)
 
 
 def _trees(train: Rows, others: Rows, rates: list[Rates]) -> Preds:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from common.errors import UserError
 from data_prep.dataset.bags import Bags, join, offsets_of
 from data_prep.dataset.format import Manifest, open_shard
-from data_prep.dataset.sample import sampled_rows
+from data_prep.dataset.sample import sampled_split
 
 
 @dataclass
@@ -37,13 +37,10 @@ def load_rows(root: Path, manifest: Manifest, name: str, limit: int | None) -> R
     split = manifest.splits.get(name)
     if split is None or not split.rows:
         raise UserError(f"{root}: split {name!r} has no rows, so there are no baselines; train with another eval.split")
-    share = 1.0 if limit is None else min(1.0, limit / split.rows)
     labels, dense, parts = [], [], []
-    rows_left = split.rows if limit is None else limit
-    for number, shard in enumerate(split.shards):
+    samples = sampled_split([shard.rows for shard in split.shards], limit)
+    for shard, rows in zip(split.shards, samples, strict=True):
         arrays = open_shard(root, name, shard, manifest)
-        rows = sampled_rows(shard.rows, share, number)[:rows_left]
-        rows_left -= len(rows)
         labels.append(arrays.labels[rows, 0] > 0)
         dense.append(arrays.dense[rows].astype(np.float32))
         parts.append(_bags(manifest, arrays.sparse[rows], [bags.take(rows) for bags in arrays.bags]))

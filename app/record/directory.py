@@ -36,7 +36,7 @@ from app.record.reading import (
     read_events,
     read_manifest,
 )
-from app.record.scores import SCORES
+from app.record.scores import FOR_BASELINES, SCORES
 from common.documents import decode, encode, plain_object
 from common.errors import UserError
 from common.files import write_atomically
@@ -145,7 +145,7 @@ class RunDirectory:
         """
         aside = self._put_aside() if afresh else ""
         if afresh:
-            for name in (CHECKPOINTS, CURVES, STEP_TIMES, SCORES, *views):
+            for name in (CHECKPOINTS, CURVES, STEP_TIMES, SCORES, FOR_BASELINES, *views):
                 _remove(self.path / name)
         (self.path / SUMMARY).unlink(missing_ok=True)
         # The manifest marks a run's directory, so it exists at all times.

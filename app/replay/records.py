@@ -52,6 +52,7 @@ NOT_COMPARED: Mapping[str, tuple[str, ...]] = {
         "power",
         "seconds",
         "baselines",
+        "no_baselines",
         "error",
     ),
     MANIFEST: (

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from app.kinds.metrics import ACCURACY, AUC, BASE_RATE, COMPARED, LABEL_DEVIATION, LOGLOSS, METRICS, NE, PUBLISHED, RMSE
 from app.metrics.clicks import shortcomings
@@ -16,6 +16,12 @@ from common.documents import convert
 
 SAME_ROWS = 0.01  # relative difference in training rows up to which the data count as those of the publication
 
+BASELINE_NAMES = {
+    "base_rate": "the base rate",
+    "columns": "single columns",
+    "lr": "logistic regression",
+    "trees": "boosted trees",
+}
 TESTED = tuple(f"test_{metric}" for metric in (AUC, LOGLOSS))  # keys of `published`: figures of the test split
 
 
@@ -100,7 +106,10 @@ def comparisons(run: RunFiles) -> list[ComparisonRow]:
         )
     for name, one in baselines_of(run).items():
         baseline_figures = {**dict.fromkeys(COMPARED), AUC: one.auc, NE: one.ne}
-        remark = f"a simpler model on the same splits{_sample_of(run)}"
+        beside = (
+            _beside_this_run(one, run.summary.baselines.compared_rows) if run.summary and run.summary.baselines else ""
+        )
+        remark = f"a simpler model on the same splits{_sample_of(run)}{beside}"
         rows.append(ComparisonRow(f"{name[0].upper()}{name[1:]}", baseline_figures, None, remark))
     if ground_truth := truth(run):
         remark = f"the true probabilities of {ground_truth.rows}: cannot be beaten but by chance"
@@ -207,40 +216,52 @@ def baselines_of(run: RunFiles) -> dict[str, Baseline]:
     column = baselines.columns.rest.get("column") if baselines.columns else None
     by_name = {
         f"the label rates of {column} alone": baselines.columns,
-        "logistic regression": baselines.lr,
-        "boosted trees": baselines.trees,
+        BASELINE_NAMES["lr"]: baselines.lr,
+        BASELINE_NAMES["trees"]: baselines.trees,
     }
     return {name: one for name, one in by_name.items() if one is not None}
 
 
 def baselines_sentence(run: RunFiles) -> tuple[str, str] | None:
-    """Whether the model earns its keep: the sentence with its kind, good, bad or plain; None without baselines."""
+    """Whether the model earns its keep: the sentence with its kind, good, bad or plain.
+
+    None: baselines were left out, or are of another split.
+    """
+    if run.summary is not None and run.summary.no_baselines:
+        return "plain", f"Compared with no baselines: {run.summary.no_baselines}."
     auc, baselines = run.evaluation.auc, baselines_of(run)
     aucs = {name: one.auc for name, one in baselines.items() if one.auc is not None}
-    if auc is None or not aucs:
+    if auc is None or not aucs or run.summary is None or not run.summary.baselines:
         return None
+    figures = run.summary.baselines
     best = max(aucs, key=lambda name: aucs[name])
-    gain, error = auc - aucs[best], _two_errors(run)
+    difference, interval = baselines[best].difference, baselines[best].difference_interval
     others = ", ".join(f"{name} {value:.4f}" for name, value in aucs.items())
-    of = f"AUC {auc:.4f} against {others}{_sample_of(run)}"
-    if error is None:
-        side = "below" if gain < 0 else "above"
-        return "plain", f"{abs(gain):.4f} AUC {side} {best}, without a standard error to test that by ({of})."
-    if gain < -error:
-        return "bad", f"{-gain:.4f} AUC below {best}: the model does not earn its keep yet ({of})."
-    if gain > error:
-        return "good", f"The model earns its keep: {gain:.4f} AUC above {best} ({of})."
-    return "plain", f"Within chance of {best}, by two standard errors of the AUC ({of})."
+    missing = "".join(f"; {BASELINE_NAMES[name]}: {reason}" for name, reason in (figures.missing or {}).items())
+    of = f"(AUC {auc:.4f} against {others}{_sample_of(run)}{missing})"
+    if difference is UNSET:
+        gain, side = auc - aucs[best], "behind" if auc < aucs[best] else "ahead of"
+        reason = figures.not_compared or f"python -m app.baselines run={run.directory} compares them"
+        return "plain", f"{abs(gain):.4f} AUC {side} {best}, not compared row by row: {reason} {of}."
+    side = "Behind" if difference < 0 else "Ahead of"
+    lead = f"{side} the best baseline, {best}, by {abs(difference):.4f}"
+    if not interval:
+        return "plain", f"{lead} AUC; too few rows of a label for a test {of}."
+    lead = f"{lead} ± {(interval[1] - interval[0]) / 2:.4f} AUC on {figures.compared_rows:,} rows"
+    if interval[0] <= 0 <= interval[1]:
+        return "plain", f"{lead} (95%), which cannot show whether it is real {of}."
+    if difference > 0:
+        return "good", f"The model earns its keep: {lead[0].lower()}{lead[1:]} (95%) {of}."
+    return "bad", f"The model does not earn its keep yet: {lead[0].lower()}{lead[1:]} (95%) {of}."
 
 
-def _two_errors(run: RunFiles) -> float | None:
-    """Two standard errors of the AUC, of its difference from another one's where that is of a sample of the rows."""
-    baselines = (run.summary.baselines or None) if run.summary else None
-    error = run.auc_standard_error
-    if baselines is None or error is None or not baselines.eval_rows:
-        return None
-    is_sample = baselines.eval_rows < baselines.of_eval_rows
-    return 2 * error * math.sqrt(1 + is_sample * baselines.of_eval_rows / baselines.eval_rows)
+def _beside_this_run(one: Baseline, rows: int | UnsetType) -> str:
+    """How this run's AUC compares with a baseline's on the rows that both scored."""
+    if one.difference is UNSET or not one.difference_interval:
+        return ""
+    reach = (one.difference_interval[1] - one.difference_interval[0]) / 2
+    verdict = "not shown to be real" if abs(one.difference) <= reach else "real"
+    return f"; this run's AUC {signed(one.difference, 4)} ± {reach:.4f} on {rows:,} rows of both, {verdict} (95%)"
 
 
 def _sample_of(run: RunFiles) -> str:

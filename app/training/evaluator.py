@@ -11,6 +11,7 @@ from app.metrics.timing import StepTimer
 from app.optimizer.build import set_step
 from app.training.labels import task_of
 from app.training.recording.recorder import Recorder
+from app.training.recording.scores import SampledScores, sampled_scores
 from app.training.session import Session
 from app.training.state import RunState
 from app.training.stop import StopCheck
@@ -35,6 +36,7 @@ class Evaluator:
         self._state = state
         self._session, self._recorder, self._timer, self._stop = session, recorder, timer, stop
         self._config, self._steps_per_epoch = session.config.eval, steps_per_epoch
+        self._scores: SampledScores | None = None  # of the newest evaluation
 
     def evaluate(self, step: int) -> EvaluationFigures:
         """Metrics of the evaluation split after this step; a collective call.
@@ -44,7 +46,9 @@ class Evaluator:
         """
         seconds_before = self._timer.seconds["eval"]
         with self._timer.apart("eval"):
-            result, logits, labels = self._session.evaluate(self._config.split, self._stop.requested)
+            evaluation = self._session.evaluate(self._config.split, self._stop.requested)
+            result, logits, labels = evaluation
+            self._scores = sampled_scores(self._session, evaluation)
             curves = None
             if task_of(self._session.manifest).has_clicks:
                 curves = self._recorder.directory.curves(
@@ -58,6 +62,11 @@ class Evaluator:
         if self._config.train_split:
             self._compare_with_train(step, result)
         return structs.replace(result, step=step)
+
+    def keep_scores(self, step: int) -> None:
+        """Write the newest evaluation's scores, as they are those of the model that the run serves so far."""
+        if self._scores is not None:
+            self._scores.write(self._recorder.directory.path, step, self._session.manifest.digest)
 
     def _compare_with_train(self, step: int, result: EvaluationFigures) -> None:
         """Evaluate the training split too; log both as AMD's blog does, with the majority class for comparison."""

@@ -141,7 +141,10 @@ class TrainingLoop:
         best = best_of(state.evaluation, monitor)
         if best is not None:
             self._watch(monitored_value(state.evaluation, monitor))
-        if best is not None and (state.best is None or score_of(best, monitor) > score_of(state.best, monitor)):
+        is_best = best is not None and (state.best is None or score_of(best, monitor) > score_of(state.best, monitor))
+        if is_best or not self.checkpointer.config.keep_best:
+            self.evaluator.keep_scores(state.step)
+        if is_best:
             state.best = best
             self.checkpointer.keep_best(state)
         return self._end()

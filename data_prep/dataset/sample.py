@@ -34,3 +34,22 @@ def rows_of_blocks(blocks: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
 def sampled_rows(rows: int, share: float, number: int) -> NDArray[np.int64]:
     """The numbers of the rows of shard `number` that are looked at, in blocks of BLOCK_ROWS."""
     return rows_of_blocks(sampled_blocks(rows, share, number, BLOCK_ROWS))
+
+
+def sampled_split(shard_rows: Sequence[int], limit: int | None) -> list[NDArray[np.int64]]:
+    """The numbers, within each shard of a split, of all rows, or of at most `limit` by `sampled_rows`."""
+    total = sum(shard_rows)
+    share = 1.0 if limit is None or limit >= total else limit / total
+    parts, rows_left = [], total if limit is None else limit
+    for number, rows in enumerate(shard_rows):
+        part = sampled_rows(rows, share, number)[:rows_left]
+        rows_left -= len(part)
+        parts.append(part)
+    return parts
+
+
+def sampled_numbers(shard_rows: Sequence[int], limit: int | None) -> NDArray[np.int64]:
+    """The same rows, in order, by their numbers within the split."""
+    starts = np.cumsum([0, *shard_rows])
+    parts = sampled_split(shard_rows, limit)
+    return np.concatenate([np.zeros(0, np.int64), *(start + part for start, part in zip(starts, parts, strict=False))])

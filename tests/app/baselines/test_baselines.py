@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import shlex
 import shutil
 from collections import defaultdict
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from msgspec.structs import replace
+from msgspec import UNSET
 from numpy.typing import NDArray
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression
@@ -26,7 +27,6 @@ from app.baselines.rows import load_rows
 from app.commands import COMMANDS
 from app.config import CONFIG_DIR, AppConfig
 from app.config.commands import BaselinesConfig
-from app.kinds.metrics import STANDARD_ERROR
 from app.record.documents import Baseline, Baselines
 from app.report.read import read_run
 from app.report.verdict import baselines_sentence, comparisons, sentences
@@ -93,7 +93,9 @@ def test_figures_are_those_of_scikit_learn_s_own_pipelines(dataset: Path) -> Non
     manifest = load_manifest(dataset)
     names = [*manifest.schema["dense"], *manifest.schema["sparse"]]
     train, val = (load_rows(dataset, manifest, split, None) for split in ("train", "val"))
-    figures = fit_baselines(train, val, names, None)
+    figures, by_name = fit_baselines(train, val, names, None)
+    assert list(by_name) == ["base_rate", "columns", "trees", "lr"]
+    assert figures.missing is UNSET
     labels, dense, sparse = split_rows(dataset, "train")
     val_labels, val_dense, val_sparse = split_rows(dataset, "val")
     base = val_labels.mean()
@@ -144,7 +146,7 @@ def test_figures_are_those_of_scikit_learn_s_own_pipelines(dataset: Path) -> Non
 def test_baselines_of_bags_learn(tmp_path: Path) -> None:
     manifest = write_ragged_dataset(tmp_path, {"train": 3_000, "val": 600, "test": 20}, shard_rows=700)
     train, val = (load_rows(tmp_path, manifest, split, None) for split in ("train", "val"))
-    figures = fit_baselines(train, val, ["int_0", "int_1", *manifest.schema["sparse"]], None)
+    figures, _ = fit_baselines(train, val, ["int_0", "int_1", *manifest.schema["sparse"]], None)
     assert figures.is_whole
     assert figures.trees is not None
     assert figures.trees.auc is not None
@@ -169,8 +171,11 @@ def test_without_time_what_is_not_done_is_null(dataset: Path, caplog: pytest.Log
     manifest = load_manifest(dataset)
     train, val = (load_rows(dataset, manifest, split, None) for split in ("train", "val"))
     names = [*manifest.schema["dense"], *manifest.schema["sparse"]]
-    figures = fit_baselines(train, val, names, 0.001)
+    figures, preds = fit_baselines(train, val, names, 0.001)
     assert figures.trees is None
+    assert "trees" not in preds
+    assert isinstance(figures.missing, dict)
+    assert figures.missing["trees"] == "not fitted within 0.001 s"
     assert not figures.is_whole
     assert "stopped after 0.001 s; give more seconds" in caplog.text
 
@@ -228,7 +233,19 @@ def test_the_command_completes_a_run(run_app: Command, refused: Refusal, tmp_pat
 
     # A second run on the same data finds them computed: the seconds are the same.
     run_app("train", *SMALL, "data.path=data", "train.max_steps=5", "run.name=y")
-    assert run_app("baselines", "run=runs/y").stdout == process.stdout
+    second = json.loads(run_app("baselines", "run=runs/y").stdout)
+    reason = second.pop("not_compared")
+    assert {**second, "not_compared": 0} == {**after["baselines"], "not_compared": 0}
+
+    # Neither run kept scores; both commands of the remedy, as they stand, compare them.
+    for line in re.findall(r"python -m app\.(.*?)(?: keeps them| compares)", reason):
+        last = run_app(*line.split())
+    compared = json.loads(last.stdout)
+    served = json.loads((tmp_path / "runs/y/summary.json").read_text())["eval"]["auc"]
+    assert compared["compared_rows"] == 501
+    assert "not_compared" not in compared
+    for name in ("base_rate", "columns", "lr", "trees"):
+        assert compared[name]["difference"] == pytest.approx(served - compared[name]["auc"], abs=1e-12)
 
     # On another dataset they would mislead.
     write_dataset(tmp_path / "other", seed=1)
@@ -247,7 +264,7 @@ def test_a_summary_that_is_newer_is_not_overwritten(
     run = write_run(tmp_path / "run", manifest={"dataset": {"path": str(dataset), "digest": digest}})
     before = json.loads((run / "summary.json").read_text())
 
-    def computed_while_the_run_is_resumed(*arguments: Any) -> Baselines:
+    def computed_while_the_run_is_resumed(*arguments: Any) -> cache.Scored:
         baselines = cache.computed(*arguments)
         (run / "summary.json").write_text(json.dumps({**before, **change}))
         return baselines
@@ -266,13 +283,19 @@ def test_a_summary_that_is_newer_is_not_overwritten(
 @pytest.mark.slow
 def test_after_training_nothing_else_of_the_run_differs(run_app: Command, tmp_path: Path) -> None:
     write_dataset(tmp_path / "data")
-    settings = [*SMALL, "data.path=data", "train.max_steps=30", "train.deterministic=true"]
+    settings = [*SMALL, "data.path=data", "train.max_steps=30", "train.deterministic=true", "train.eval_every_steps=6"]
+    settings += ["optimizer.lr=0.3", "eval.global_batch_size=64"]
     process = run_app("train", *settings, "run.name=with", "baselines=null", processes=2)
     run_app("train", *settings, "run.name=without", processes=2)
     both = {name: json.loads((tmp_path / f"runs/{name}/summary.json").read_text()) for name in ("with", "without")}
     assert both["with"]["digest"] == both["without"]["digest"]
     assert both["without"]["baselines"] is None
-    assert all(both["with"]["baselines"][name]["auc"] is not None for name in ("base_rate", "columns", "lr", "trees"))
+    served = both["with"]["eval"]["auc"]
+    for name in ("base_rate", "columns", "lr", "trees"):
+        figures = both["with"]["baselines"][name]
+        assert figures["difference"] == pytest.approx(served - figures["auc"], abs=1e-12)
+    assert both["with"]["baselines"]["compared_rows"] == 501
+    assert not (tmp_path / "runs/without/.baselines").exists()
     assert process.stderr.count("baselines: ") == 2  # that they are fitted, and what came of them
     assert "Boosted trees" in (tmp_path / "runs/with/report.html").read_text()
 
@@ -322,6 +345,10 @@ def test_where_they_cannot_be_true_is_refused_and_the_default_says_so(
     after_training.add_baselines(composed(*overrides, f"run.dir={run}"))
     (record,) = caplog.records
     assert words in record.message
+    reason = json.loads((run / "summary.json").read_text())["no_baselines"]
+    assert words in reason
+    assert ("plain", f"Compared with no baselines: {reason}.") in sentences(read_run(run))
+    assert words in (run / "report.html").read_text()
     after_training.add_baselines(composed(*overrides, f"run.dir={run}", "baselines=false"))
     assert len(caplog.records) == 1
 
@@ -338,11 +365,10 @@ def test_where_the_dataset_cannot_be_written_the_run_keeps_them(
     assert (tmp_path / cache.CACHE).exists()
     assert not (root / cache.CACHE).exists()
     assert cache.computed(root, manifest, "val", tmp_path, config) == first
-    other = replace(first, split="")
-    assert cache.computed(root, manifest, "test", tmp_path, config) != other
+    assert cache.computed(root, manifest, "test", tmp_path, config).ranks != first.ranks
     (tmp_path / cache.CACHE).write_text("damaged")
     second = cache.computed(root, manifest, "val", tmp_path, config)
-    assert (second.trees and second.trees.auc) == (first.trees and first.trees.auc)
+    assert second.ranks == first.ranks
 
 
 @pytest.mark.slow
@@ -357,65 +383,80 @@ def test_baselines_of_another_version_are_computed_again(
     assert len(json.loads((root / cache.CACHE).read_text())["baselines"]) == 2
 
 
-def figures_of(**auc: float) -> Baselines:
-    baselines = {name: Baseline(auc=value, ne=0.9, seconds=1.0, rows=200_000) for name, value in auc.items()}
-    if "columns" in baselines:
-        baselines["columns"].rest = {"column": "item"}
+def figures_of(auc: float, interval: tuple[float, float] | None = None, **aucs: float) -> Baselines:
+    """Baselines with these AUCs, of a run whose model has `auc`; interval: of the difference from each."""
     figures = Baselines(split="val", rows=200_000, of_rows=900_000, eval_rows=4_000, of_eval_rows=4_000)
-    return replace(figures, **baselines)
+    for name, value in aucs.items():
+        baseline = Baseline(auc=value, ne=0.9, seconds=1.0, rows=200_000)
+        if interval is not None:
+            baseline.difference = auc - value
+            baseline.difference_interval = [auc - value + end for end in interval]
+        setattr(figures, name, baseline)
+    if figures.columns is not None:
+        figures.columns.rest = {"column": "item"}
+    if interval is None:
+        figures.not_compared = "the run kept no scores"
+    else:
+        figures.compared_rows = 4_000
+    return figures
+
+
+NARROW, WIDE = (-0.001, 0.001), (-0.5, 0.5)
 
 
 @pytest.mark.parametrize(
-    ("gain", "auc", "kind", "words"),
+    ("aucs", "interval", "kind", "words"),
     [
-        (1.0, {"columns": 0.7, "lr": 0.72, "trees": 0.9}, "bad", "AUC below boosted trees: the model does not earn"),
-        (0.0, {"base_rate": 0.5, "columns": 0.6}, "bad", "AUC below the label rates of item alone"),
-        (1.0, {"columns": 0.5, "lr": 0.6, "trees": 0.55}, "good", "AUC above logistic regression"),
-        (1.0, {"lr": 0.76}, "plain", "Within chance of logistic regression"),
+        (
+            {"columns": 0.7, "lr": 0.72, "trees": 0.9},
+            NARROW,
+            "bad",
+            "not earn its keep yet: behind the best baseline, b",
+        ),
+        (
+            {"columns": 0.5, "lr": 0.6, "trees": 0.55},
+            NARROW,
+            "good",
+            "ahead of the best baseline, logistic regression, ",
+        ),
+        (
+            {"base_rate": 0.5, "columns": 0.9},
+            WIDE,
+            "plain",
+            "Behind the best baseline, the label rates of item alone, by",
+        ),
+        ({"lr": 0.6}, WIDE, "plain", "± 0.5000 AUC on 4,000 rows (95%), which cannot show whether it is real"),
+        ({"lr": 0.9}, None, "plain", "AUC behind logistic regression, not compared row by row: the run kept no scores"),
     ],
 )
 def test_the_verdict_says_whether_the_model_earns_its_keep(
-    gain: float, auc: dict[str, float], kind: str, words: str, tmp_path: Path
+    aucs: dict[str, float], interval: tuple[float, float] | None, kind: str, words: str, tmp_path: Path
 ) -> None:
-    run = read_run(write_run(tmp_path / "run", gain=gain))
+    run = read_run(write_run(tmp_path / "run", gain=1.0))
     assert baselines_sentence(run) is None
     assert run.summary is not None
-    run.summary.baselines = figures_of(**auc)
+    assert run.evaluation.auc is not None
+    run.summary.baselines = figures_of(run.evaluation.auc, interval, **aucs)
+    run.summary.baselines.missing = {"trees": "not fitted within 30 s"}
     against = baselines_sentence(run)
     assert against is not None
     assert against[0] == kind
     assert words in against[1]
-    assert "trained on 200,000 of 900,000 rows" in against[1]
+    assert "trained on 200,000 of 900,000 rows; boosted trees: not fitted within 30 s" in against[1]
     assert against in sentences(run)
-    aucs = [row.figures["auc"] for row in comparisons(run)]
-    assert set(auc.values()) - {0.5} <= {value for value in aucs if value is not None}
+    rows = comparisons(run)
+    assert set(aucs.values()) - {0.5} <= {row.figures["auc"] for row in rows}
+    assert any("on 4,000 rows of both" in row.remark for row in rows) == (interval is not None)
     run.summary.baselines.split = "test"  # of other rows than the evaluation's
     assert baselines_sentence(run) is None
 
 
-@pytest.mark.parametrize(("eval_rows", "kind"), [(4_000, "good"), (1_000, "plain"), (100, "plain")])
-def test_baselines_scored_on_a_sample_have_an_error_of_their_own(eval_rows: int, kind: str, tmp_path: Path) -> None:
-    """Three standard errors of all rows are below two of the difference, by a quarter of them (two times 5 ** 0.5)."""
+def test_a_baseline_with_too_few_rows_of_a_label_is_not_tested(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "run"))
     assert run.summary is not None
-    assert run.evaluation.auc is not None
-    assert run.auc_standard_error is not None
-    run.summary.baselines = replace(figures_of(lr=run.evaluation.auc - 3 * run.auc_standard_error), eval_rows=eval_rows)
+    run.summary.baselines = figures_of(0.7, NARROW, lr=0.6)
+    assert run.summary.baselines.lr is not None
+    run.summary.baselines.lr.difference_interval = None
     against = baselines_sentence(run)
     assert against is not None
-    assert against[0] == kind
-
-
-@pytest.mark.parametrize(("lead", "words"), [(0.1, "0.1000 AUC above"), (-0.1, "0.1000 AUC below")])
-def test_without_a_standard_error_a_difference_is_not_tested(lead: float, words: str, tmp_path: Path) -> None:
-    run = read_run(write_run(tmp_path / "run"))
-    assert run.summary is not None
-    assert run.evaluation.auc is not None
-    run.summary.eval.rest.pop(STANDARD_ERROR, None)
-    run.curves = None
-    run.summary.baselines = figures_of(lr=run.evaluation.auc - lead)
-    against = baselines_sentence(run)
-    assert against is not None
-    assert against[0] == "plain"
-    assert words in against[1]
-    assert "without a standard error" in against[1]
+    assert "by 0.1000 AUC; too few rows of a label for a test" in against[1]

@@ -39,7 +39,6 @@ BASE = [
     "train.eval_every_steps=3",
     "checkpoint.every_steps=4",
     "record.tensorboard=false",
-    "baselines=false",
 ]
 FACTORS = {
     "rows": {
@@ -148,6 +147,7 @@ def result(run: Path, stop: int) -> dict[str, Any]:
         "evals": [{key: event.get(key) for key in FIGURES} for event in events(run, "eval")],
         "checkpoints": [path.name for path in sorted(directory.iterdir()) if path.name != checkpoint_name(stop)],
         "pointers": [(directory / name).read_text() for name in ("latest", "best")],
+        "scores": {path.name: path.read_bytes() for path in (run / ".baselines").glob("scores/*")},
     }
 
 
