@@ -23,7 +23,7 @@ from app.checkpoint import files
 from app.config import AppConfig, DataConfig
 from app.config.model import validate_device
 from app.config.runtime import require_graphs
-from app.config.train import with_batch_of_all
+from app.config.train import with_batch_of_all, with_evaluation_distance
 from app.data import prepare
 from app.data.shards import TRAIN, find_split, verify_splits
 from app.record.directory import RunDirectory
@@ -144,7 +144,10 @@ def _set_up(config: AppConfig, runtime: platform.Runtime, record: RunDirectory, 
     printed = [unseen_values(manifest), *misleading_sentences(manifest.extra)]  # by data_prep, of a new dataset
     for line in filter(None, [sampling_sentence(manifest), *([] if is_new else printed)]):
         log.warning("%s: %s", root, line)
-    run = TrainingRun(session.build(resolved(config, runtime, root, manifest), runtime, root, manifest), record, began)
+    trained = session.build(resolved(config, runtime, root, manifest), runtime, root, manifest)
+    steps_per_epoch = trained.split(TRAIN).num_batches(trained.config.train.global_batch_size)
+    trained.config = replace(trained.config, train=with_evaluation_distance(trained.config.train, steps_per_epoch))
+    run = TrainingRun(trained, record, began)
     if has_windows:
         require_validation(config, run.session.split_rows()[config.eval.split])
         refuse_events_of_one_class(config.data, root, run.session.split(TRAIN))

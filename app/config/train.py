@@ -16,6 +16,7 @@ MAX_NAME_BYTES = 200
 DLRMV4_FIRST_EVAL, DLRMV4_FIRST_EVAL_PER_BATCH = 135_331_840, 4480
 
 
+DEFAULT_EVAL_FRACTION = 0.3  # of an epoch: three evaluations, and one at its end
 Monitor: TypeAlias = str | dict[str, float]  # of train.monitor
 
 
@@ -78,7 +79,13 @@ class TrainConfig:
     max_minutes: float | None = key(None, "stop resumably after this time", above=0, decides_bits=False)
     seed: int = key(0, "initial values and data order", at_least=0, below=2**63, is_common=True)
     drop_last: bool = key(True, "leave out the rows of an epoch that fill no whole batch; false: train on them, too")
-    eval_every_steps: int | None = key(None, "null: only at the end", at_least=1, is_common=True, decides_bits=False)
+    eval_every_steps: int | None = key(
+        None,
+        "null: only at the end; 0: each 0.3 of an epoch, unless eval_every_fraction is given",
+        at_least=0,
+        is_common=True,
+        decides_bits=False,
+    )
     eval_every_fraction: float | None = key(
         None,
         "the same as a share of an epoch: 0.05: 20 times in each, 1: at its end",
@@ -198,7 +205,7 @@ def validate_new_name(name: str) -> None:
 def validate_train(train: TrainConfig) -> None:
     """Raises UserError for values that cannot work."""
     _validate_batch(train)
-    if train.eval_every_steps is not None and train.eval_every_fraction is not None:
+    if train.eval_every_steps and train.eval_every_fraction is not None:
         raise UserError(
             f"train.eval_every_steps={train.eval_every_steps}: has no effect with "
             f"train.eval_every_fraction={train.eval_every_fraction}; set one of them to null"
@@ -272,6 +279,15 @@ def with_batch_of_all(train: TrainConfig, world_size: int) -> TrainConfig:
     if train.local_batch_size is None:
         return train
     return replace(train, global_batch_size=train.local_batch_size * world_size, local_batch_size=None)
+
+
+def with_evaluation_distance(train: TrainConfig, steps_per_epoch: int) -> TrainConfig:
+    """Return the configuration with the steps between evaluations, if they were left to the length of an epoch."""
+    if train.eval_every_steps != 0:
+        return train
+    if train.eval_every_fraction is not None:
+        return replace(train, eval_every_steps=None)
+    return replace(train, eval_every_steps=max(1, int(DEFAULT_EVAL_FRACTION * steps_per_epoch)))
 
 
 def steps_per_epoch(train: TrainConfig, rows: int) -> int:

@@ -45,7 +45,7 @@ DIFFICULTY: Limits = ([0.09, INF], [0.1, 1e9], "in [0.1, inf)")
 
 # key: numbers that are refused, numbers that are taken, what the message says that they must be
 OF_RUNS: dict[str, Limits] = {
-    **dict.fromkeys(("train.local_batch_size", "train.epochs", "train.eval_every_steps", "train.log_every_steps",
+    **dict.fromkeys(("train.local_batch_size", "train.epochs", "train.log_every_steps",
                      "train.early_stop_patience",
                      "eval.global_batch_size", "checkpoint.every_steps", "checkpoint.keep", "data.workers",
                      "data.events.window_seconds", "data.events.eval_window", "data.events.history_length",
@@ -56,7 +56,7 @@ OF_RUNS: dict[str, Limits] = {
                      "topology.devices_per_node"), ONE),
     **dict.fromkeys(("train.global_batch_size", "train.max_steps", "train.max_samples", "train.warmup_steps_excluded",
                      "eval.exact_rows", "eval.keep_scores", "data.events.min_history", "data.frequency_threshold",
-                     "data.synthetic.seed",
+                     "data.synthetic.seed", "train.eval_every_steps",
                      "data.multi_hot.seed", "schedule.warmup_steps", "schedule.decay_start_step",
                      "schedule.decay_steps", "schedule.patience", "schedule.threshold", "schedule.min_lr",
                      "model.tables.min_rows", "model.tables.alpha"), ZERO),

@@ -2,13 +2,19 @@
 
 import math
 from fractions import Fraction
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from app.config import TrainConfig
+from app.record.reading import read_config
+from app.runtime.platform import Runtime
 from app.training.state import RunLength, run_length
+from tests.app.conftest import SMALL
+from tests.app.in_process import train_here
+from tests.app.run_files import events
 
 
 def evaluations(length: RunLength) -> list[int]:
@@ -47,3 +53,23 @@ def test_an_interval_in_steps_is_even() -> None:
     split: Any = SimpleNamespace(rows=310, num_batches=lambda batch: 31)
     train = TrainConfig(global_batch_size=10, max_steps=20, eval_every_steps=6)
     assert evaluations(run_length(train, split, 1)) == [6, 12, 18, 20]
+
+
+@pytest.mark.parametrize(
+    ("override", "recorded", "expected"),
+    [
+        ("train.epochs=1", 9, [9, 18, 27, 31]),  # the default: of the epoch's 31 steps 0.3
+        ("train.epochs=2", 9, [9, 18, 27, 36, 45, 54, 62]),
+        ("train.eval_every_steps=20", 20, [20, 31]),
+        ("train.eval_every_steps=null", None, [31]),
+        ("train.eval_every_fraction=0.5", None, [15, 31]),
+    ],
+)
+def test_a_run_of_default_keys_evaluates_by_the_length_of_its_epoch(
+    runtime: Runtime, dataset: Path, tmp_path: Path, override: str, recorded: int | None, expected: list[int]
+) -> None:
+    run = tmp_path / "x"
+    paths = [f"data.path={dataset}", "run.name=x", f"run.dir={run}"]
+    assert train_here(runtime, *SMALL, *paths, "record.tensorboard=false", override) == "completed"
+    assert read_config(run)["train"]["eval_every_steps"] == recorded
+    assert [event["step"] for event in events(run, "eval")] == expected
