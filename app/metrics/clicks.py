@@ -17,6 +17,7 @@ OF_RANKS = (AUC, STANDARD_ERROR, "pr_auc")  # metrics that sums over samples do 
 BLOCK_ROWS = 1 << 20  # whose intermediate values are in memory
 RANDOM_LABELS = "random"  # the encoding of data that are generated to measure speed alone
 OVERFIT = 0.002  # the last AUC this far below the best is more than the noise of an evaluation
+MIN_EVALUATIONS = 4  # of fewer, one that is lower says nothing of a trend
 AGAINST_OVERFITTING = (
     "train.early_stop_patience ends a run sooner, and model.dropout, optimizer.weight_decay and "
     "optimizer.sparse_weight_decay restrain the model"
@@ -223,11 +224,12 @@ def _standard_error(of_positives: float, of_negatives: float, num_positives: int
 
 
 def shortcomings(
-    last: EvaluationFigures, best: Best | None, keeps_best: bool, encoding: str | None = None
+    last: EvaluationFigures, best: Best | None, evaluations: int, keeps_best: bool, encoding: str | None = None
 ) -> list[str]:
     """What a run's evaluations fall short of, its own best and chance, in sentences without a full stop.
 
     Args:
+        evaluations: how many the run had; from MIN_EVALUATIONS on a last one below the best is called overfitting.
         keeps_best: whether the checkpoint of the best evaluation is kept (checkpoint.keep_best), and so is served.
         encoding: of the dataset; the labels of RANDOM_LABELS are drawn by chance.
     """
@@ -235,7 +237,8 @@ def shortcomings(
         return ["Labels are drawn by chance (data.source=random), so no model can do better than an AUC of 0.5"]
     auc, remarks = last.auc, []
     by_auc = None if best is None or best.monitor else best.auc
-    if auc is not None and best is not None and by_auc is not None and by_auc - auc > OVERFIT:
+    is_trend = evaluations >= MIN_EVALUATIONS
+    if is_trend and auc is not None and best is not None and by_auc is not None and by_auc - auc > OVERFIT:
         remedy = (
             "evaluate, recommend and export take that one (checkpoint=best)"
             if keeps_best

@@ -46,6 +46,7 @@ def run_page(run: RunFiles) -> str:
         limits=speed.limits(run),
         sentences=verdict.sentences(run),
         against=_against(run),
+        columns=tables.halves(tables.single_columns(run)),
         thinned=charts.thinned(run),
         figures=tables.halves(tables.figures(run)),
         deepspark=ReportTable(tables.DEEPSPARK_COLUMNS, [tables.deepspark(run)], set()),
@@ -110,19 +111,14 @@ def _tiles(run: RunFiles) -> list[tuple[str, str, str]]:
     best, last = run.best, run.last_evaluation
     of = f", step {count(evaluation.figure('step'))}" if evaluation.figure("step") is not None else ""
     main = METRICS[evaluation.main].label
-    tiles = [
+    tiles: list[tuple[str, float | None, str]] = [
         (main, evaluation.main_value, split + of + (f", ±{NO_BREAK}{error:.4f}" if error else "")),
-        (
-            f"Best {best.label}" if best else f"Best {main}",
-            best.of_monitor if best else None,
-            f"at step {count(best.step)}" if best else NOT_MEASURED,
-        ),
-        (
-            f"Last {main}",
-            last.main_value,
-            f"at step {count(last.figure('step'))}" if last.is_measured else NOT_MEASURED,
-        ),
     ]
+    # One evaluation may be served, the best and the last; each is shown once.
+    if best is not None and (best.step != evaluation.step or best.label != main):
+        tiles.append((f"Best {best.label}", best.of_monitor, f"at step {count(best.step)}"))
+    if last.is_measured and last.step != evaluation.step:
+        tiles.append((f"Last {main}", last.main_value, f"at step {count(last.figure('step'))}"))
     of_clicks = [
         ("Normalised entropy", evaluation.figure(NE), "below 1 beats the base rate"),
         ("Logloss", evaluation.figure(LOGLOSS), "nats a sample"),

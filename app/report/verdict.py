@@ -183,7 +183,7 @@ def _quality(run: RunFiles) -> list[tuple[str, str]]:
     if (against := baselines_sentence(run)) is not None:
         sentences.append(against)
     encoding = run.manifest.dataset.encoding or None
-    remarks = shortcomings(run.last_evaluation, run.best, keeps_best, encoding)
+    remarks = shortcomings(run.last_evaluation, run.best, len(run.evaluations), keeps_best, encoding)
     sentences += [("bad", f"{sentence}.") for sentence in remarks]
     sentences += _faults_of_data(run)
     ground_truth = truth(run)
@@ -260,8 +260,7 @@ def _beside_this_run(one: Baseline, rows: int | UnsetType) -> str:
     if one.difference is UNSET or not one.difference_interval:
         return ""
     reach = (one.difference_interval[1] - one.difference_interval[0]) / 2
-    verdict = "not shown to be real" if abs(one.difference) <= reach else "real"
-    return f"; this run's AUC {signed(one.difference, 4)} ± {reach:.4f} on {rows:,} rows of both, {verdict} (95%)"
+    return f"; this run {signed(one.difference, 4)} ± {reach:.4f} AUC on the same {rows:,} rows (95%)"
 
 
 def _sample_of(run: RunFiles) -> str:

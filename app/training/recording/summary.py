@@ -168,7 +168,8 @@ def closing_lines(
     """
     seconds = (summary.seconds or {}).get("total", 0.0)
     head = f"{summary.status}: {summary.steps:,} steps, {summary.samples:,} samples in {seconds:.1f} s"
-    remarks = clicks.shortcomings(summary.newest, summary.best or None, keeps_best, encoding)
+    evaluations = (summary.events or {}).get("eval", 0)
+    remarks = clicks.shortcomings(summary.newest, summary.best or None, evaluations, keeps_best, encoding)
     rows = [*_closing_rows(summary, measured_before, remarks)]
     width = max(len(name) for name, _ in rows)
     return [

@@ -446,7 +446,7 @@ def test_the_verdict_says_whether_the_model_earns_its_keep(
     assert against in sentences(run)
     rows = comparisons(run)
     assert set(aucs.values()) - {0.5} <= {row.figures["auc"] for row in rows}
-    assert any("on 4,000 rows of both" in row.remark for row in rows) == (interval is not None)
+    assert any("on the same 4,000 rows" in row.remark for row in rows) == (interval is not None)
     run.summary.baselines.split = "test"  # of other rows than the evaluation's
     assert baselines_sentence(run) is None
 

@@ -1,6 +1,7 @@
 """What a report says first, against scikit-learn's own constant predictor."""
 
 import json
+from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 
@@ -125,9 +126,17 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
 REMEDIES = ("train.early_stop_patience", "model.dropout", "optimizer.weight_decay", "optimizer.sparse_weight_decay")
 
 
+def over_run(directory: Path, best_auc: float, evaluations: int = 4, *overrides: str) -> RunFiles:
+    """A run of that many evaluations whose best was at step 60."""
+    run = read_run(write_run(directory, *overrides, best={"step": 60, "auc": best_auc}))
+    others = [event for event in run.events if event not in run.evaluations]
+    return replace(run, events=[*others, *run.evaluations[-1:] * evaluations])
+
+
 def test_overfitting_is_told(tmp_path: Path) -> None:
     auc = read_run(write_run(tmp_path / "last")).evaluation.auc or 0
-    over = read_run(write_run(tmp_path / "over", best={"step": 60, "auc": auc + 0.066}))
+    assert not any("Overfitted" in text for _, text in sentences(over_run(tmp_path / "few", auc + 0.066, 3)))
+    over = over_run(tmp_path / "over", auc + 0.066)
     kind, text = said(over, "Overfitted")
     assert kind == "bad"
     assert f"{auc + 0.066:.5f} at step 60" in text
@@ -135,9 +144,9 @@ def test_overfitting_is_told(tmp_path: Path) -> None:
     for key in REMEDIES:
         assert key in text
         attrgetter(key)(compose_config(AppConfig, CONFIG_DIR, ["run.name=x"]))  # it is one
-    run = read_run(write_run(tmp_path / "kept", "checkpoint.keep_best=false", best={"step": 60, "auc": auc + 0.066}))
+    run = over_run(tmp_path / "kept", auc + 0.066, 4, "checkpoint.keep_best=false")
     assert "checkpoint.keep_best=true" in said(run, "Overfitted")[1]
-    level = read_run(write_run(tmp_path / "level", best={"step": 60, "auc": auc + 0.001}))
+    level = over_run(tmp_path / "level", auc + 0.001)
     assert not any("Overfitted" in text for _, text in sentences(level))
 
 

@@ -73,9 +73,12 @@ def test_what_was_measured_is_told_and_nothing_else() -> None:
 
 
 def test_a_run_that_overfits_or_learns_nothing_is_told() -> None:
+    summary = {**SUMMARY, "events": {"eval": 4}}
     auc = {**SUMMARY["eval"], "step": 300}
     best = {**SUMMARY["eval"], "step": 100, "auc": 0.8}
-    lines = "\n".join(closing_lines({**SUMMARY, "eval": best, "last": auc, "best": {"step": 100, "auc": 0.8}}, 0))
+    over = {**summary, "eval": best, "last": auc, "best": {"step": 100, "auc": 0.8}}
+    assert "Overfitted" not in "\n".join(closing_lines({**over, "events": {"eval": 3}}, 0))
+    lines = "\n".join(closing_lines(over, 0))
     assert "AUC 0.80000" in lines
     assert "(val, 500 samples, of the best checkpoint, step 100)" in lines
     assert "0.75000 at step 300 (checkpoint=last)" in lines
