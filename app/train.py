@@ -28,7 +28,7 @@ from app.data import prepare
 from app.data.shards import TRAIN, find_split, verify_splits
 from app.record.directory import RunDirectory
 from app.record.reading import read_summary
-from app.report.page import write_report
+from app.report.page import REPORT, write_report
 from app.runtime import platform, process_group
 from app.trackers.run_trackers import require_clients
 from app.training import agreement, meta_build, session
@@ -67,6 +67,8 @@ def main(config: AppConfig) -> int:
         raise Interrupted(error.signal, f"stopped before the first step; {progress}") from error
     if status == EXIT_DONE and os.environ.get("RANK", "0") == "0":
         add_baselines(config)  # once the process group is closed: the others need not wait
+        if (report := Path(config.run.dir) / REPORT).exists():
+            log.info("report: %s", report)  # last, where it is seen
     return status
 
 
@@ -102,6 +104,7 @@ def _train(config: AppConfig, runtime: platform.Runtime, record: RunDirectory, b
     run = _set_up(config, runtime, record, began)
     if run is None:
         return EXIT_DONE
+    status = None
     stop = StopRequest(ANSWERS[runtime.world_size > 1], lambda: files.resumption(record.checkpoints)[1])
     try:
         status = EXIT_STOPPED if run.train(stop) == "interrupted" else EXIT_DONE
@@ -110,7 +113,7 @@ def _train(config: AppConfig, runtime: platform.Runtime, record: RunDirectory, b
         stop.answer = "training has ended, the report is being written"
     finally:
         if runtime.rank == 0:
-            _report(record.path)
+            _report(record.path, is_last=status != EXIT_DONE)
     runtime.highest(0.0)  # the others wait: torchrun asks all to end as soon as one has
     signals.finish(status)
     return status
@@ -184,9 +187,14 @@ def _prepare(data: DataConfig, root: Path) -> str | None:
     return None if was_there else str(root)
 
 
-def _report(directory: Path) -> None:
-    """Write the run's report, of a failed run too; a failure to write it is logged and does not fail the run."""
+def _report(directory: Path, is_last: bool) -> None:
+    """Write the run's report, of a failed run too; a failure to write it is logged and does not fail the run.
+
+    is_last: nothing is logged after it, so that its path is named now.
+    """
     try:
-        log.info("report: %s", write_report(directory))
+        path = write_report(directory)
+        if is_last:
+            log.info("report: %s", path)
     except Exception as error:  # noqa: BLE001  # whatever it is, the run is complete
         log.warning("report: not written (%s: %s); its figures are in %s", type(error).__name__, error, directory)

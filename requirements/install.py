@@ -35,6 +35,7 @@ from errors import SetupError, log
 HERE = Path(__file__).resolve().parent
 STATE_NAME = "clickwork.json"
 OLDEST_PIP = (22, 3)  # the first with --python
+PROGRESS_SECONDS = 15  # between the lines of a step that goes on
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -155,14 +156,15 @@ def build(environment: Path, stack: stacks.Stack, made_from: dict[str, Any]) -> 
     run(
         [*venv, environment],
         f"{sys.executable} created no virtual environment (on Debian, install python3-venv)",
+        environment,
     )
     # Progress bars on a terminal, only errors elsewhere.
     quiet = [] if sys.stderr.isatty() else ["-qq"]
-    pip = [*pip_for(python), "install", *quiet, "--disable-pip-version-check", "--no-user"]
+    pip = [*pip_for(python, environment), "install", *quiet, "--disable-pip-version-check", "--no-user"]
     if made_from["gpu_stack"]:
         torch: str | None = install_missing(environment, pip, stack, made_from)
     else:
-        torch = install_locked(pip, stack)
+        torch = install_locked(environment, pip, stack)
     versions = imports.verify(environment, python, stack.modules, torch, made_from["gpu_stack"])
     write_command(environment / "bin" / "clickwork", python)
     write_state(environment, made_from, whole=True)
@@ -196,34 +198,38 @@ def clear(environment: Path) -> None:
         shutil.rmtree(environment)
 
 
-def pip_for(python: Path) -> list[str | Path]:
+def pip_for(python: Path, environment: Path) -> list[str | Path]:
     """Return the command of a pip that installs into the environment."""
     if importlib.util.find_spec("pip"):
         major, minor = importlib.metadata.version("pip").split(".")[:2]
         if (int(major), int(minor)) >= OLDEST_PIP:
             return [sys.executable, "-m", "pip", "--python", python]
-    run([python, "-m", "ensurepip"], f"{sys.executable} has neither pip 22.3 or later nor ensurepip: install pip")
+    run(
+        [python, "-m", "ensurepip"],
+        f"{sys.executable} has neither pip 22.3 or later nor ensurepip: install pip",
+        environment,
+    )
     return [python, "-m", "pip"]
 
 
-def install_locked(pip: Sequence[str | Path], stack: stacks.Stack) -> str | None:
+def install_locked(environment: Path, pip: Sequence[str | Path], stack: stacks.Stack) -> str | None:
     """Install the locked packages, then torch, whose requirements the lock holds. Return torch's version."""
     if stack.device == "auto" and (torch := gpu_stack.find_gpu_torch()):
         missing = " and ".join(gpu_stack.missing_from_stack())
         log(f"torch {torch[0]} for {torch[1]} is installed, but not {missing}: installing the CPU stack beside it")
-    log(f"installing the packages of requirements/{stack.lock.name}")
+    log(f"installing the packages of requirements/{stack.lock.name}, which takes one to three minutes")
     # A container's constraints could contradict the lock, which is complete.
     os.environ.pop("PIP_CONSTRAINT", None)
     # --no-deps: torchrec would install fbgemm-gpu over the CPU build; all other requirements are in the lock.
     failure = f"pip failed on requirements/{stack.lock.name}"
-    run([*pip, "--no-deps", "--require-hashes", "-r", stack.lock], failure)
+    run([*pip, "--no-deps", "--require-hashes", "-r", stack.lock], failure, environment)
     if not stack.pins:
         return None
     *others, torch_pin = stack.pins
     if others:
-        run([*pip, "--no-deps", *others], f"pip failed on {' '.join(others)}")
+        run([*pip, "--no-deps", *others], f"pip failed on {' '.join(others)}", environment)
     log(f"installing {torch_pin} (CPU build: 0.2 GB; several GB if your index has only the CUDA build)")
-    run([*pip, "--no-warn-conflicts", torch_pin], f"pip failed on {torch_pin}")
+    run([*pip, "--no-warn-conflicts", torch_pin], f"pip failed on {torch_pin}", environment)
     return torch_pin.partition("==")[2]
 
 
@@ -237,22 +243,40 @@ def install_missing(
     if added := gpu["added"]:
         log(f"installing the releases made for this torch: {', '.join(added)}")
         # --no-deps: their requirements are installed next, under the constraints.
-        run([*pip, "--no-deps", *added], f"pip found no {' or no '.join(added)}: see docs/compatibility.md")
+        run(
+            [*pip, "--no-deps", *added], f"pip found no {' or no '.join(added)}: see docs/compatibility.md", environment
+        )
     if missing := gpu_stack.missing_requirements(stack.wanted(), gpu):
         log(f"installing missing packages: {', '.join(missing)}")
         constraints = environment / "constraints.txt"
         constraints.write_text(gpu_stack.constraints(gpu))
         failure = f"pip found no versions that leave the packages of {sys.executable} unchanged"
-        run([*pip, "-c", constraints, *missing], failure)
+        run([*pip, "-c", constraints, *missing], failure, environment)
     return str(gpu["torch"])
 
 
-def run(command: Sequence[str | Path], failure: str) -> None:
-    """Run one step with its output on stderr."""
+def run(command: Sequence[str | Path], failure: str, environment: Path) -> None:
+    """Run one step with its output on stderr; log what is installed now and then, as pip is silent for minutes."""
+    started = time.monotonic()
     # close_fds=False: the step inherits the lock.
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, close_fds=False, check=False)
-    if done.returncode:
-        raise SetupError(f"{failure} (exit status {done.returncode}; its output is above)")
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, close_fds=False)
+    try:
+        while (status := wait(process)) is None:
+            count = len(list(environment.glob("lib/python*/site-packages/*.dist-info")))
+            log(f"{count} packages are installed, this step has taken {time.monotonic() - started:.0f} s")
+    except BaseException:
+        process.kill()
+        raise
+    if status:
+        raise SetupError(f"{failure} (exit status {status}; its output is above)")
+
+
+def wait(process: subprocess.Popen[bytes]) -> int | None:
+    """Return the exit status of a process; None if it goes on for longer than PROGRESS_SECONDS."""
+    try:
+        return process.wait(PROGRESS_SECONDS)
+    except subprocess.TimeoutExpired:
+        return None
 
 
 if __name__ == "__main__":

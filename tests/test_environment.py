@@ -32,6 +32,17 @@ def test_first_use_installs_the_locked_stack_and_the_second_does_nothing(project
     assert cpu_seconds() - before < 1
 
 
+def test_a_step_that_takes_long_says_how_far_it_is(project: Project) -> None:
+    install = project.requirements / "install.py"
+    text = install.read_text()
+    assert "PROGRESS_SECONDS = 15 " in text
+    install.write_text(text.replace("PROGRESS_SECONDS = 15 ", "PROGRESS_SECONDS = 0.01 "))
+    lines = re.findall(r"set-up: (\d+) packages are installed, this step has taken \d+ s\n", project.set_up())
+    assert lines
+    assert [int(number) for number in lines] == sorted(int(number) for number in lines)
+    assert project.versions() == CPU_VERSIONS
+
+
 def cpu_seconds() -> float:
     """Of the processes that this one started and that have ended: others' work does not count."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -63,7 +63,8 @@ class Page(html.parser.HTMLParser):
 def test_the_report_of_a_real_run(run_app: Command, dataset: Path, tmp_path: Path) -> None:
     overrides = [*SMALL, f"data.path={dataset}", "run.name=real", "train.eval_every_steps=10"]
     process = run_app("train", *overrides)
-    assert "report: runs/real/report.html" in process.stderr
+    assert process.stderr.splitlines()[-1] == "report: runs/real/report.html"
+    assert (tmp_path / "runs/real/log.txt").read_text().count("report: runs/real/report.html") == 1
     page = Page((tmp_path / "runs/real/report.html").read_text())
     assert set(page.references) <= {"data:,", "#main"}
     assert sorted(page.charts) == sorted(CHARTS)
