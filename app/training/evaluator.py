@@ -63,9 +63,9 @@ class Evaluator:
             self._compare_with_train(step, result)
         return structs.replace(result, step=step)
 
-    def keep_scores(self, step: int) -> None:
-        """Write the newest evaluation's scores, as they are those of the model that the run serves so far."""
-        if self._scores is not None:
+    def keep_scores(self, step: int, is_best: bool) -> None:
+        """Write the newest evaluation's scores, if the run serves this model so far: the best, or the last."""
+        if self._scores is not None and (is_best or not self._session.config.checkpoint.keep_best):
             self._scores.write(self._recorder.directory.path, step, self._session.manifest.digest)
 
     def _compare_with_train(self, step: int, result: EvaluationFigures) -> None:
