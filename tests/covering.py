@@ -1,5 +1,6 @@
-"""Few cases in which every two values of different factors meet."""
+"""Few cases in which every two values of different factors meet; values that others leave as they are."""
 
+import hashlib
 import itertools
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -24,3 +25,8 @@ def covering_cases(
         missing -= set(itertools.combinations(case.items(), 2))
         cases.append(case)
     return cases
+
+
+def stable_choice(names: Sequence[str], *key: object) -> str:
+    """Draw a name by the hash of each with the key, so that one more name changes only the draws that it wins."""
+    return max(names, key=lambda name: hashlib.sha256(repr((name, *key)).encode()).digest())

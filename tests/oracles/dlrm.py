@@ -1,5 +1,6 @@
 """DLRM's training step by step in float64, from plain parts (tests/reference.py); imports nothing of ours."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -25,7 +26,7 @@ class Feature:
 class OracleDLRM:
     """A model whose parameters have a name; `features` are in the model's order.
 
-    interaction: dot, dot_itself, cat, dcn, projection, scalar_pairs or mixed_pairs.
+    interaction: a name of INTERACTIONS.
     """
 
     parameters: dict[str, Tensor]
@@ -63,8 +64,10 @@ class OracleDLRM:
     def logits(self, dense: Tensor, bags: dict[str, Bags]) -> Tensor:
         """Logits [B]."""
         vectors = [self._vector(feature, bags[name]) for name, feature in self.features.items()]
-        hidden = reference.perceptron(dense, self._layers("dense_arch"), last_relu=True)
-        return reference.perceptron(self._interact(hidden, vectors), self._layers("over_arch"), last_relu=False)[:, 0]
+        hidden = reference.perceptron(dense, self.layers("dense_arch"), last_relu=True)
+        return reference.perceptron(
+            INTERACTIONS[self.interaction](self, hidden, vectors), self.layers("over_arch"), last_relu=False
+        )[:, 0]
 
     def _vector(self, feature: Feature, bags: Bags) -> Tensor:
         tables = [self.parameters[name] for name in feature.tables]
@@ -72,23 +75,33 @@ class OracleDLRM:
         vector = reference.pool(bags, tables, feature.kind, feature.pooling, weights)
         return vector if feature.projection is None else vector @ self.parameters[feature.projection].T
 
-    def _interact(self, dense: Tensor, vectors: list[Tensor]) -> Tensor:
-        if self.interaction == "dcn":
-            parts = [self._numbered(f"interaction.crossnet.{name}") for name in ("W_kernels", "V_kernels", "bias")]
-            return reference.cross(dense, vectors, list(zip(*parts, strict=True)))
-        if self.interaction == "projection":
-            branches = [self._layers(f"interaction.branch{number}") for number in (1, 2)]
-            return reference.project(dense, vectors, *branches)
-        if self.interaction in ("scalar_pairs", "mixed_pairs"):
-            return reference.scalar_pairs(dense, vectors, mixed=self.interaction == "mixed_pairs")
-        return reference.interact(
-            dense, vectors, self.interaction.removesuffix("_itself"), self.interaction == "dot_itself"
-        )
-
-    def _layers(self, prefix: str) -> reference.Layers:
+    def layers(self, prefix: str) -> reference.Layers:
+        """Weight and bias of each layer of a perceptron."""
         numbers = sorted({int(name.split(".")[-2]) for name in self.parameters if name.startswith(f"{prefix}.")})
         return [tuple(self.parameters[f"{prefix}.{n}.{part}"] for part in ("weight", "bias")) for n in numbers]  # type: ignore[misc]
 
-    def _numbered(self, prefix: str) -> list[Tensor]:
+    def numbered(self, prefix: str) -> list[Tensor]:
+        """Parameters PREFIX.0, PREFIX.1, … in order."""
         names = [name for name in self.parameters if name.startswith(f"{prefix}.")]
         return [self.parameters[name] for name in sorted(names, key=lambda name: int(name.split(".")[-1]))]
+
+
+def _cross(oracle: OracleDLRM, dense: Tensor, vectors: list[Tensor]) -> Tensor:
+    parts = [oracle.numbered(f"interaction.crossnet.{name}") for name in ("W_kernels", "V_kernels", "bias")]
+    return reference.cross(dense, vectors, list(zip(*parts, strict=True)))
+
+
+def _project(oracle: OracleDLRM, dense: Tensor, vectors: list[Tensor]) -> Tensor:
+    return reference.project(dense, vectors, *(oracle.layers(f"interaction.branch{number}") for number in (1, 2)))
+
+
+# What becomes of dense [B, D] and F vectors [B, D], by the name of a model that tests draw.
+INTERACTIONS: dict[str, Callable[[OracleDLRM, Tensor, list[Tensor]], Tensor]] = {
+    "dot": lambda _, dense, vectors: reference.interact(dense, vectors, "dot", itself=False),
+    "dot_itself": lambda _, dense, vectors: reference.interact(dense, vectors, "dot", itself=True),
+    "cat": lambda _, dense, vectors: reference.interact(dense, vectors, "cat", itself=False),
+    "dcn": _cross,
+    "projection": _project,
+    "scalar_pairs": lambda _, dense, vectors: reference.scalar_pairs(dense, vectors, mixed=False),
+    "mixed_pairs": lambda _, dense, vectors: reference.scalar_pairs(dense, vectors, mixed=True),
+}

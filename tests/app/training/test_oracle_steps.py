@@ -17,33 +17,39 @@ from common.compose import compose_config
 from data_prep.dataset.format import load_manifest
 from tests.app.conftest import SMALL
 from tests.app.datasets import RAGGED, RAGGED_EMBEDDINGS
-from tests.oracles.dlrm import Feature, OracleDLRM
+from tests.covering import stable_choice
+from tests.oracles.dlrm import INTERACTIONS, Feature, OracleDLRM
 from tests.oracles.schedules import rates
 
 STEPS, BATCH = 6, 16
 BY_STEP = [name for name in ScheduleName if not name.schedule.by_metric]
-INTERACTIONS = ["dot", "dot_itself", "cat", "dcn", "projection", "scalar_pairs", "mixed_pairs"]
-FAST, SLOW = (0, 1, 3, 4), range(24)
+# Overrides of an interaction that are not its name alone.
+VARIANTS = {
+    "dot_itself": ["model.interaction=dot", "model.interaction_itself=true"],
+    "mixed_pairs": ["model.interaction=scalar_pairs", "model.mixes_samples=true"],
+}
+CASES = [(interaction, number) for interaction in INTERACTIONS for number in range(3)]
+FAST = [(interaction, 0) for interaction in ("dot", "dot_itself", "dcn", "projection")]
 
 
 class Drawn(NamedTuple):
     """A drawn model and its training."""
 
-    interaction: str
     optimizer: OptimizerName
     schedule: ScheduleName
     overrides: list[str]
 
 
-def draw(seed: int) -> Drawn:
-    """All that a seed decides. Optimizers that torch updates whole tables by have none that is looked up id by id."""
-    rng = np.random.default_rng(seed)
-    interaction = INTERACTIONS[seed % len(INTERACTIONS)]
-    optimizer, schedule = list(OptimizerName)[rng.integers(7)], BY_STEP[rng.integers(4)]
-    name, _, _ = interaction.partition("_itself")
-    overrides = [f"model.interaction={'scalar_pairs' if 'pairs' in name else name}", f"optimizer={optimizer.value}"]
-    overrides += ["model.interaction_itself=true"] * (interaction == "dot_itself")
-    overrides += ["model.mixes_samples=true"] * (interaction == "mixed_pairs")
+def draw(interaction: str, number: int) -> Drawn:
+    """All that a case decides, but for a case of another name.
+
+    Optimizers that torch updates whole tables by have none that is looked up id by id.
+    """
+    case = (interaction, number)
+    rng = np.random.default_rng(list(repr(case).encode()))
+    optimizer = OptimizerName(stable_choice([each.value for each in OptimizerName], "optimizer", *case))
+    schedule = ScheduleName(stable_choice([each.value for each in BY_STEP], "schedule", *case))
+    overrides = [*VARIANTS.get(interaction, [f"model.interaction={interaction}"]), f"optimizer={optimizer.value}"]
     overrides += [
         f"optimizer.lr={0.005 if 'beta1' in optimizer.algorithm.settings else 0.05}",
         f"optimizer.sparse_lr={rng.choice([0.02, 0.004])}",
@@ -64,7 +70,7 @@ def draw(seed: int) -> Drawn:
             settings += [f"qr_operation: {rng.choice([each.value for each in operations])}", "qr_collisions: 3"]
         settings += ["dim: 4"] * (kind == "mixed_dimension")
         overrides.append(f"+model.tables.overrides.{feature}={{{', '.join(settings)}}}")
-    return Drawn(interaction, optimizer, schedule, overrides)
+    return Drawn(optimizer, schedule, overrides)
 
 
 def feature_of(embedding: Embedding, parameters: dict[str, Any]) -> Feature:
@@ -84,11 +90,12 @@ def feature_of(embedding: Embedding, parameters: dict[str, Any]) -> Feature:
 
 
 @pytest.mark.parametrize(
-    "seed", [*FAST, *(pytest.param(seed, marks=pytest.mark.slow) for seed in SLOW if seed not in FAST)]
+    ("interaction", "number"),
+    [*FAST, *(pytest.param(*case, marks=pytest.mark.slow) for case in CASES if case not in FAST)],
 )
-def test_drawn_models_train_as_the_naive_program(seed: int, runtime: Runtime, ragged: Path) -> None:
-    case = draw(seed)
-    print(f"seed {seed}: {' '.join(case.overrides)}")
+def test_drawn_models_train_as_the_naive_program(interaction: str, number: int, runtime: Runtime, ragged: Path) -> None:
+    case = draw(interaction, number)
+    print(*case.overrides)
     overrides = [
         *SMALL,
         *case.overrides,
@@ -110,7 +117,7 @@ def test_drawn_models_train_as_the_naive_program(seed: int, runtime: Runtime, ra
     oracle = OracleDLRM(
         parameters,
         features,
-        case.interaction,
+        interaction,
         lr,
         table_lr,
         case.optimizer.value,
@@ -133,17 +140,14 @@ def test_drawn_models_train_as_the_naive_program(seed: int, runtime: Runtime, ra
 
 
 def test_every_part_is_drawn() -> None:
-    cases = [draw(seed) for seed in SLOW]
-    assert {case.interaction for case in cases} == set(INTERACTIONS)
+    cases = [draw(*case) for case in CASES]
     assert {case.optimizer for case in cases} == set(OptimizerName)
     assert {case.schedule for case in cases} == set(BY_STEP)
     text = " ".join(override for case in cases for override in case.overrides)
     for word in (*(each.value for kind in (Pooling, TableKind, QROperation) for each in kind), "max_grad_norm"):
         assert word in text
     exclusions = {Interaction.sum}  # tests/app/training/test_field_models.py
-    assert {each.value for each in set(Interaction) - exclusions} <= {
-        n.replace("mixed", "scalar") for n in INTERACTIONS
-    }
+    assert {each.value for each in set(Interaction) - exclusions} == set(INTERACTIONS) - set(VARIANTS)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -28,7 +28,7 @@ from tests.app.model.test_table_runs import KINDS
 from tests.app.run_files import events, summary
 from tests.app.test_sequences import DROPOUT, TINY
 from tests.app.training.test_number_labels import make_ratings
-from tests.covering import Case, covering_cases
+from tests.covering import Case, covering_cases, stable_choice
 from tests.data_prep.conftest import config
 from tests.once import made_once
 
@@ -121,14 +121,14 @@ def write_rows(kind: str, root: Path) -> None:
 
 
 def overrides_of(case: Case, number: int, factory: pytest.TempPathFactory) -> list[str]:
-    """The overrides of a case, with an optimizer in turn."""
+    """The overrides of a case, with a drawn optimizer."""
     rows = case["rows"] if case["rows"] != "expanded" else "clicks"
     root = made_once(factory, f"resumption_{rows}", functools.partial(write_rows, rows)) / "data"
     overrides = [f"data.path={root}", *([] if rows == "events" else SMALL), *BASE]
     if rows != "events":
         fused = ["adagrad", "rowwise_adagrad", "sgd"]  # the optimizers of fp16 tables
         optimizers = fused if rows == "bags" else [name.value for name in OptimizerName]
-        overrides.append(f"optimizer={optimizers[number % len(optimizers)]}")
+        overrides.append(f"optimizer={stable_choice(optimizers, number)}")
     for factor, values in FACTORS.items():
         overrides += values[case[factor]]
     if rows in ("negatives", "ratings"):  # datasets without dense features
