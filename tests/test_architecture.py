@@ -17,6 +17,7 @@ import pytest
 from app.commands import COMMANDS
 
 ROOT = Path(__file__).parents[1]
+FOLDERS = ("app", "common", "data_prep", "tests", "benchmarks", "requirements")  # of modules
 PACKAGES = ("app", "common", "data_prep")
 MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 60
@@ -202,7 +203,17 @@ def test_a_page_names_what_is_there(page: Path) -> None:
 
 def test_only_tables_of_constants_keep_a_form_of_their_own() -> None:
     marks = re.compile(r"# fmt: (?:skip|off)")
-    folders = ("app", "common", "data_prep", "tests", "benchmarks", "requirements")
-    files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    files = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
     assert len(files) > 500
     assert sum(len(marks.findall(path.read_text())) for path in files) <= 15
+
+
+def test_lint_looks_at_our_modules_and_at_no_script_beside_them(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    ours = {f"{folder}/{path}" for folder in (*FOLDERS, ".ci") for path in ("module.py", "part/of_it/module.py")}
+    for name in (*ours, "train_mine.py", "scratch/module.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    command = [sys.executable, "-m", "ruff", "check", "--show-files"]
+    shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert {str(Path(path).relative_to(tmp_path.resolve())) for path in shown} == ours | {"pyproject.toml"}
