@@ -30,6 +30,7 @@ SMALL = [
     "model.over_arch=[32,1]",
     "train.global_batch_size=64",
     "train.log_every_steps=1",
+    "train.eval_every_steps=100",
     "runtime.num_threads=1",
     "runtime.platform=cpu",
 ]

@@ -41,9 +41,7 @@ def test_a_run_replays_to_the_same_bits(processes: int, run_app: Command, datase
 
 
 def test_another_learning_rate_is_found_out(run_app: Command, dataset: Path, tmp_path: Path) -> None:
-    run_app(
-        "train", *SMALL, f"data.path={dataset}", "run.name=run", "train.max_steps=20", "train.eval_every_steps=null"
-    )
+    run_app("train", *SMALL, f"data.path={dataset}", "run.name=run", "train.max_steps=20")
     path = tmp_path / "runs/run/config.yaml"
     config = yaml.safe_load(path.read_text())
     config["optimizer"]["lr"] *= 1.5
