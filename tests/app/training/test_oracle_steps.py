@@ -150,6 +150,13 @@ def test_every_part_is_drawn() -> None:
     assert {each.value for each in set(Interaction) - exclusions} == set(INTERACTIONS) - set(VARIANTS)
 
 
+def test_one_more_name_changes_only_the_draws_that_it_wins() -> None:
+    before, after = ([stable_choice(names, number) for number in range(60)] for names in ("abcd", "abcde"))
+    assert set(before) == set("abcd")
+    assert set(after) == set("abcde")
+    assert all(new in (old, "e") for old, new in zip(before, after, strict=True))
+
+
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("name", BY_STEP)
 def test_schedules_are_the_schedulers(name: ScheduleName, seed: int) -> None:
