@@ -1,15 +1,25 @@
 """What the server that entry points are forked from does once for all of them: see conftest.forked.
 
-It imports them, composes a configuration once (ANTLR learns a grammar as it parses), and hides what it holds from the
-collector, so that no fork walks through all of it nor copies its pages.
+It imports the commands and what they import later, composes their configurations once (ANTLR learns a grammar as it
+parses), and hides what it holds from the collector, so that no fork walks through all of it nor copies its pages.
 """
 
 import gc
 
-from app import evaluate, export, launch, recommend, train, verify  # noqa: F401
-from app.config import CONFIG_DIR, AppConfig
-from common.compose import compose_config
+import torch.utils.serialization  # noqa: F401
 
+from app.commands import COMMANDS
+from app.config import CONFIG_DIR, AppConfig
+from app.model import flops  # noqa: F401
+from app.trackers import tensorboard  # noqa: F401
+from common.command import load
+from common.compose import compose_config, compose_partly
+from tests.app import conftest  # noqa: F401
+
+for command in COMMANDS.values():
+    load(command.function)
+    if command.schema is not None:
+        compose_partly(load(command.schema), command.config_dir, [], command.config)
 compose_config(AppConfig, CONFIG_DIR, ["model.dense_arch=[32,16]", "run.name=x", "data.path=/a-b/c_0", "optimizer=sgd"])
 gc.collect()
 gc.freeze()
