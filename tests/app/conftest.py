@@ -18,9 +18,10 @@ from app.commands import COMMANDS
 from app.config import RuntimeConfig
 from app.runtime import platform
 from common import cli
+from common.errors import UserError
 from tests.app import inject
 from tests.app.datasets import write_dataset, write_ragged_dataset
-from tests.error_lines import error_line
+from tests.app.in_process import command_here
 from tests.forks import keep_environment
 from tests.once import made_once
 
@@ -77,9 +78,16 @@ def run_app(tmp_path: Path) -> Command:
 
 
 @pytest.fixture
-def refused(run_app: Command) -> Refusal:
-    """Run an entry point that refuses its arguments, and return the line that it prints."""
-    return lambda name, *overrides: error_line(run_app(name, *overrides, status=2).stderr)
+def refused(runtime: platform.Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Refusal:
+    """Run an entry point that refuses its arguments, here but in tmp_path, and return the line of its error."""
+
+    def run(name: str, *overrides: str) -> str:
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(UserError) as error:
+            command_here(runtime, name, *overrides)
+        return f"error: {error.value}"
+
+    return run
 
 
 @pytest.fixture(scope="session")

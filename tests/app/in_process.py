@@ -3,6 +3,7 @@
 import logging
 import os
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -100,7 +101,7 @@ def train_until(runtime: Runtime, fault: str, *overrides: str) -> str:
 
 
 def command_here(runtime: Runtime, name: str, *overrides: str) -> int:
-    """Run evaluate, verify, recommend or export; return the exit status. Raises UserError as the command does."""
+    """Run a command; return the exit status. Raises UserError as the command does."""
 
     @contextmanager
     def joined(*_: object) -> Iterator[Runtime]:
@@ -114,6 +115,7 @@ def command_here(runtime: Runtime, name: str, *overrides: str) -> int:
     try:
         with _environment(), pytest.MonkeyPatch.context() as patched:
             patched.setattr(process_group, "joined", joined)
+            patched.setattr(sys, "argv", [f"app.{name}", *overrides])
             status: int = load(command.function)(config)
     finally:
         for handler in [handler for handler in LOG.handlers if handler not in handlers]:

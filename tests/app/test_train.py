@@ -213,7 +213,7 @@ def test_two_processes_train_as_one(run_app: Command, dataset: Path, tmp_path: P
 
 
 @pytest.mark.slow
-def test_raw_rows_are_preprocessed_once(run_app: Command, refused: Refusal, tmp_path: Path) -> None:
+def test_raw_rows_are_preprocessed_once(run_app: Command, tmp_path: Path) -> None:
     """Through data_prep, in a process of its own; Criteo's columns, ids in two letters."""
     rng = np.random.default_rng(0)
     rows = [
@@ -236,17 +236,14 @@ def test_raw_rows_are_preprocessed_once(run_app: Command, refused: Refusal, tmp_
     assert (tmp_path / "shards/manifest.json").stat().st_mtime_ns == mtime
 
     (tmp_path / "rows.tsv").write_text("1\t2\n")
-    assert re.search(
-        "rows.tsv[:,] row 1",
-        refused("train", *SMALL, "data.raw=rows.tsv", "data.path=others", "run.name=bad"),
-    )
+    bad = run_app("train", *SMALL, "data.raw=rows.tsv", "data.path=others", "run.name=bad", status=2)
+    assert re.search("rows.tsv[:,] row 1", error_line(bad.stderr))
     assert not (tmp_path / "others/manifest.json").exists()
 
 
 BAD = {
     "train.global_batch_size=5000": "train.global_batch_size=5000",
     "data.path=/no/such/place": "/no/such/place",
-    "runtime.platform=cuda": "runtime.platform=cuda",
     "checkpoint.resume=/no/checkpoint": "/no/checkpoint",
     "eval.split=tomorrow": "no split 'tomorrow'",
     "data.max_ind_range=9": "data.max_ind_range=9",
@@ -254,8 +251,14 @@ BAD = {
 
 
 @pytest.mark.parametrize("override", BAD)
-def test_bad_input_is_one_line_and_status_2(override: str, refused: Refusal, dataset: Path, tmp_path: Path) -> None:
+def test_bad_input_is_named(override: str, refused: Refusal, dataset: Path, tmp_path: Path) -> None:
     assert BAD[override] in refused("train", *SMALL, f"data.path={dataset}", "run.name=bad", override)
+    assert not (tmp_path / "runs/bad/summary.json").exists()
+
+
+def test_bad_input_is_one_line_and_status_2(run_app: Command, dataset: Path, tmp_path: Path) -> None:
+    process = run_app("train", *SMALL, f"data.path={dataset}", "run.name=bad", "runtime.platform=cuda", status=2)
+    assert "runtime.platform=cuda" in error_line(process.stderr)
     assert not (tmp_path / "runs/bad/summary.json").exists()
 
 

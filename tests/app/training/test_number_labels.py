@@ -18,7 +18,7 @@ from common.compose import compose_config
 from common.errors import OwnError
 from data_prep.dataset.format import load_manifest, open_shard, shard_path
 from data_prep.pipeline import preprocess
-from tests.app.conftest import Command
+from tests.app.conftest import Command, Refusal
 from tests.app.run_files import summary
 from tests.data_prep.conftest import config as data_config
 from tests.once import made_once
@@ -184,11 +184,10 @@ def test_two_processes_have_the_figures_of_one(run_app: Command, ratings: Path, 
     ],
 )
 def test_what_is_of_clicks_is_refused_with_what_to_give(
-    run_app: Command, ratings: Path, override: str, remedy: str
+    run_app: Command, refused: Refusal, ratings: Path, override: str, remedy: str
 ) -> None:
     usual = [f"data.path={ratings}", "run.name=x", "train.max_steps=1", *MODEL, "model.over_arch=[1]"]
-    process = run_app("train", *usual, override, status=2)
-    [line] = [line for line in process.stderr.splitlines() if line.startswith("error: ")]
+    line = refused("train", *usual, override)
     assert line.startswith(f"error: {override}: not of the labels of ")
     assert line.endswith(f"which are numbers (column rating); give {remedy}")
     run_app("train", *usual, override, remedy)
@@ -209,11 +208,9 @@ def test_a_number_that_is_not_finite_is_found_when_it_is_read(ratings: Path, tmp
     np.testing.assert_array_equal(rows.labels, labels[100:200, 0][::-1])
 
 
-def test_rmse_of_clicks_is_refused(run_app: Command, dataset: Path) -> None:
-    process = run_app(
-        "train", f"data.path={dataset}", "run.name=x", "train.max_steps=1", "train.monitor=rmse", status=2
-    )
-    assert process.stderr.splitlines()[-1].endswith("which are clicks, 0 or 1 (column label); give train.monitor=auc")
+def test_rmse_of_clicks_is_refused(refused: Refusal, dataset: Path) -> None:
+    line = refused("train", f"data.path={dataset}", "run.name=x", "train.max_steps=1", "train.monitor=rmse")
+    assert line.endswith("which are clicks, 0 or 1 (column label); give train.monitor=auc")
 
 
 def test_baselines_of_numbers_are_refused_in_one_line(run_app: Command, ratings: Path, tmp_path: Path) -> None:
