@@ -1,6 +1,5 @@
 """Alterations of a run's record, one at a time: each value of its JSON files, each line, each small file."""
 
-import copy
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,15 +54,15 @@ def other(value: Any) -> Any:
 
 
 def changed(content: Any, path: tuple[Any, ...], value: Any) -> Any:
-    """A copy in which the value at a path is another, or removed."""
-    result = copy.deepcopy(content)
-    parent = result
-    for key in path[:-1]:
-        parent = parent[key]
-    if value is REMOVED:
-        del parent[path[-1]]
+    """A copy in which the value at a path is another, or removed; it shares what is not on the path."""
+    key, *below = path
+    result = content.copy()
+    if below:
+        result[key] = changed(content[key], tuple(below), value)
+    elif value is REMOVED:
+        del result[key]
     else:
-        parent[path[-1]] = value
+        result[key] = value
     return result
 
 

@@ -325,12 +325,12 @@ def test_chance_names_no_rows_of_a_sample(tmp_path: Path, monkeypatch: pytest.Mo
         assert misleading_sentences(manifest.extra) == []
 
 
-@pytest.mark.parametrize(("copied", "is_measured"), [(1, False), (20, False), (600, True)])
+@pytest.mark.parametrize(("copied", "is_measured"), [(1, False), (20, False), (200, True)])
 def test_a_few_equal_rows_of_a_sample_are_no_share(
     copied: int, is_measured: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = table(0)
-    monkeypatch.setattr(misleading, "MAX_ROWS", 3_000)
+    rows = table(0, rows=2_000)
+    monkeypatch.setattr(misleading, "MAX_ROWS", 1_000)
     monkeypatch.setattr(misleading, "BLOCK_ROWS", 1)
     manifest = prepared(tmp_path, pd.concat([rows[:-copied], rows[:copied]]), FRACTION)
     assert (manifest.extra[MISLEADING]["shared_rows"] is not None) == is_measured
