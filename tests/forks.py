@@ -78,6 +78,7 @@ def _as_main(
     sys.argv = [module, *arguments]
     if "." in module:
         sys.modules.pop(module, None)  # as in a fresh interpreter; a package is imported before it is run there, too
+    sys.modules.pop(f"{module}.__main__", None)
     if prepare is not None:
         prepare()
     runpy.run_module(module, run_name="__main__", alter_sys=True)
