@@ -3,6 +3,7 @@
 import gc
 import os
 import sys
+import tempfile
 
 import pytest
 from hypothesis import settings
@@ -23,6 +24,15 @@ settings.load_profile("clickwork")
 
 # Skips that are right on any machine without what they name.
 OPTIONAL = ("no GPU", "MLflow's client is not installed", "Triton is not interpreted", "Slurm is tried alone")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let temporary files of all processes vanish at the end, those of processes that are killed, too."""
+    if not hasattr(config, "workerinput"):
+        tempfile.gettempdir()  # pytest keeps its own directories where it has found them
+        directory = tempfile.TemporaryDirectory(prefix="tests", ignore_cleanup_errors=True)  # short, for sockets in it
+        os.environ["TMPDIR"] = directory.name
+        config.add_cleanup(directory.cleanup)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

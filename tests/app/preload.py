@@ -5,6 +5,7 @@ parses), and hides what it holds from the collector, so that no fork walks throu
 """
 
 import gc
+import tempfile
 
 import torch.utils.serialization  # noqa: F401
 
@@ -21,5 +22,6 @@ for command in COMMANDS.values():
     if command.schema is not None:
         compose_partly(load(command.schema), command.config_dir, [], command.config)
 compose_config(AppConfig, CONFIG_DIR, ["model.dense_arch=[32,16]", "run.name=x", "data.path=/a-b/c_0", "optimizer=sgd"])
+tempfile.gettempdir()  # known, when a fork drops the variable that names it
 gc.collect()
 gc.freeze()
