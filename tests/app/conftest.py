@@ -26,15 +26,8 @@ from tests.forks import keep_environment
 from tests.once import made_once
 
 REPOSITORY = Path(__file__).parent.parent.parent
-SMALL = [
-    "model.dense_arch=[32,16]",
-    "model.over_arch=[32,1]",
-    "train.global_batch_size=64",
-    "train.log_every_steps=1",
-    "train.eval_every_steps=100",
-    "runtime.num_threads=1",
-    "runtime.platform=cpu",
-]
+SMALL = ["model.dense_arch=[32,16]", "model.over_arch=[32,1]", "train.global_batch_size=64", "train.log_every_steps=1"]
+SMALL += ["train.eval_every_steps=100", "runtime.num_threads=1", "runtime.platform=cpu"]
 
 _STORES: list[Any] = []  # a store lasts as long as the processes that meet in it
 

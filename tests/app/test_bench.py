@@ -14,17 +14,9 @@ from app.config.commands import FAMILIES, BenchConfig
 from common.compose import compose_config
 from tests.app.conftest import Command, Refusal, ended, forked
 
-TINY = [
-    "seconds=0.001",
-    "runtime.num_threads=1",
-    "shape.batch_size=16",
-    "shape.num_embeddings=[50,7]",
-    "model.dense_arch=[8,4]",
-    "model.embedding_dim=4",
-    "model.over_arch=[8,1]",
-    "inference.batch_sizes=[1,4]",
-    "inference.least_runs=20",
-]
+TINY = ["seconds=0.001", "runtime.num_threads=1", "shape.batch_size=16", "shape.num_embeddings=[50,7]"]
+TINY += ["model.dense_arch=[8,4]", "model.embedding_dim=4", "model.over_arch=[8,1]", "inference.batch_sizes=[1,4]"]
+TINY += ["inference.least_runs=20"]
 
 
 @pytest.mark.slow

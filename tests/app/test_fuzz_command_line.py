@@ -21,74 +21,16 @@ EXAMPLES = int(os.environ.get("CLICKWORK_FUZZ_EXAMPLES", "30"))
 FUZZ = settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck), deadline=None)
 SECRET = "hunter2"
 SECRETS = [f"http://user:{SECRET}@127.0.0.1:1/x", f"s3://{SECRET}@b/'", f"{{MY_TOKEN: {SECRET}}}"]
-VALUES = [
-    "",
-    "null",
-    "-1",
-    "0",
-    "1",
-    "2",
-    "0.5",
-    "1000",
-    "1e308",
-    "-1e308",
-    "nan",
-    "inf",
-    "true",
-    "[]",
-    "[1]",
-    "[2,1]",
-    "[a]",
-    "[null]",
-    "{}",
-    "{a: 1}",
-    "{a: {b: 1}}",
-    "x",
-    "a b",
-    "'a b'",
-    "..",
-    "../x",
-    "/",
-    "/dev/null",
-    "/proc/x/y",
-    "数据",
-    "a\nb",
-    "\x1b[31m",
-    "'",
-    '"',
-    "[",
-    "${oc.env:HOME}",
-    "${run.name}",
-    "${nothing}",
-    "???",
-    "1_000",
-    "0x10",
-    "-",
-    "x" * 300,
-    "auto",
-    "best",
-    "latest",
-    *SECRETS,
-]
+VALUES = ["", "null", "-1", "0", "1", "2", "0.5", "1000", "1e308", "-1e308", "nan", "inf", "true", "[]", "[1]", "[2,1]"]
+VALUES += ["[a]", "[null]", "{}", "{a: 1}", "{a: {b: 1}}", "x", "a b", "'a b'", "..", "../x", "/", "/dev/null"]
+VALUES += ["/proc/x/y", "数据", "a\nb", "\x1b[31m", "'", '"', "[", "${oc.env:HOME}", "${run.name}", "${nothing}", "???"]
+VALUES += ["1_000", "0x10", "-", "x" * 300, "auto", "best", "latest", *SECRETS]
 # Values that would take long, or ask the network, are left out; whatever is asked for, two steps are trained.
 SLOW = {"data.path": ("null",), "data.source": (), "data.default_source": (), "record.prometheus_host": ()}
 LAST = ["train.max_steps=2", "record.tensorboard=false"]
 KINDS = {key: kind for key, _, _, kind in keys_of(AppConfig)}
-MORE_KEYS = [
-    "environment.variables.X_TOKEN",
-    "model.tables.overrides.cat_0",
-    "sharding.tables.cat_0.types",
-    "data.split.seed",
-    "data.prep.remote",
-    "tiny.x",
-    "nothing.x",
-    "run",
-    "data",
-    "train",
-    "@x",
-    "a=b",
-    "",
-]
+MORE_KEYS = ["environment.variables.X_TOKEN", "model.tables.overrides.cat_0", "sharding.tables.cat_0.types"]
+MORE_KEYS += ["data.split.seed", "data.prep.remote", "tiny.x", "nothing.x", "run", "data", "train", "@x", "a=b", ""]
 
 
 @st.composite

@@ -26,18 +26,9 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 PRETENDED = torch.cuda.is_available() and "Pretended" in torch.cuda.get_device_name()
 only_real = pytest.mark.skipif(PRETENDED, reason="no GPU, only a pretended one: FBGEMM's operator is for GPUs alone")
 
-TINY = [
-    "model.dense_arch=[32,16]",
-    "model.over_arch=[32,1]",
-    "train.global_batch_size=64",
-    "train.log_every_steps=1",
-    "train.max_steps=40",
-    "train.deterministic=true",
-    "optimizer=sgd",
-    "optimizer.lr=0.1",
-    "run.dir=run",
-    "baselines=false",
-]
+TINY = ["model.dense_arch=[32,16]", "model.over_arch=[32,1]", "train.global_batch_size=64", "train.log_every_steps=1"]
+TINY += ["train.max_steps=40", "train.deterministic=true", "optimizer=sgd", "optimizer.lr=0.1", "run.dir=run"]
+TINY += ["baselines=false"]
 
 
 def command(name: str, *arguments: str, cwd: Path) -> str:

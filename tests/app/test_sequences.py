@@ -28,34 +28,13 @@ from tests.data_prep.conftest import config
 from tests.error_lines import error_line
 from tests.once import made_once
 
-ADAM = [
-    "optimizer=rowwise_adagrad",
-    "optimizer.dense=adam",
-    "optimizer.lr=0.001",
-    "optimizer.beta1=0.95",
-    "optimizer.beta2=0.999",
-    "optimizer.eps=1e-8",
-    "optimizer.max_grad_norm=1",
-]
-TINY = [
-    "model=hstu",
-    "model.embedding_dim=16",
-    "model.hstu.dim=16",
-    "model.hstu.num_heads=1",
-    "model.hstu.attention_dim=8",
-    "model.hstu.hidden_dim=8",
-    "model.hstu.preprocessor_dim=16",
-    "model.hstu.item_dim=16",
-    "data.events.history_length=15",
-    "train.global_batch_size=32",
-    "eval.global_batch_size=64",
-    "train.log_every_steps=1",
-    "runtime.num_threads=1",
-    "runtime.platform=cpu",
-    "checkpoint.every_steps=4",
-    "checkpoint.asynchronous=false",
-    *ADAM,
-]
+ADAM = ["optimizer=rowwise_adagrad", "optimizer.dense=adam", "optimizer.lr=0.001", "optimizer.beta1=0.95"]
+ADAM += ["optimizer.beta2=0.999", "optimizer.eps=1e-8", "optimizer.max_grad_norm=1"]
+TINY = ["model=hstu", "model.embedding_dim=16", "model.hstu.dim=16", "model.hstu.num_heads=1"]
+TINY += ["model.hstu.attention_dim=8", "model.hstu.hidden_dim=8", "model.hstu.preprocessor_dim=16"]
+TINY += ["model.hstu.item_dim=16", "data.events.history_length=15", "train.global_batch_size=32"]
+TINY += ["eval.global_batch_size=64", "train.log_every_steps=1", "runtime.num_threads=1", "runtime.platform=cpu"]
+TINY += ["checkpoint.every_steps=4", "checkpoint.asynchronous=false", *ADAM]
 NOWHERE = ["model=hstu", "data.path=nowhere"]
 DROPOUT = ["model.hstu.input_dropout=0.2", "model.hstu.linear_dropout=0.1"]
 

@@ -24,19 +24,9 @@ environment.variables: {OMP_X: 1, NCCL_X: a b}
 data.path: "/x/y z,1"
 record.tensorboard: no
 """
-TYPED = [
-    "run.name=2026_11_24",
-    "train.epochs=3",
-    "train.seed=7",
-    "train.max_steps=null",
-    "optimizer=adam",
-    "optimizer.lr=1e-3",
-    "model.dense_arch=[64,16]",
-    "environment.variables.OMP_X=1",
-    "environment.variables.NCCL_X='a b'",
-    "data.path='/x/y z,1'",
-    "record.tensorboard=false",
-]
+TYPED = ["run.name=2026_11_24", "train.epochs=3", "train.seed=7", "train.max_steps=null", "optimizer=adam"]
+TYPED += ["optimizer.lr=1e-3", "model.dense_arch=[64,16]", "environment.variables.OMP_X=1"]
+TYPED += ["environment.variables.NCCL_X='a b'", "data.path='/x/y z,1'", "record.tensorboard=false"]
 RECIPE = """\
 defaults:
   - override /optimizer: adam

@@ -166,31 +166,8 @@ def test_a_choice_is_not_blamed_for_another_key(tmp_path: Path, monkeypatch: pyt
     assert "not one of" not in str(caught.value)
 
 
-NAMES = [
-    "a/b",
-    "..",
-    ".",
-    ".a",
-    "../../evil",
-    "a\nb",
-    "a\x1b[31m",
-    "a$b",
-    "a;b",
-    "a b ",
-    " a",
-    "-a",
-    "a`b",
-    "<script>",
-    "a*",
-    "a\\\\b",
-    "x" * 300,
-    "a\u202eb",
-    "a'b",
-    "a|b",
-    "a&b",
-    "a?b",
-    "~a",
-]
+NAMES = ["a/b", "..", ".", ".a", "../../evil", "a\nb", "a\x1b[31m", "a$b", "a;b", "a b ", " a", "-a", "a`b", "<script>"]
+NAMES += ["a*", "a\\\\b", "x" * 300, "a\u202eb", "a'b", "a|b", "a&b", "a?b", "~a"]
 
 
 @pytest.mark.slow

@@ -143,21 +143,10 @@ def test_each_free_item_is_drawn_as_often(root: Path) -> None:
         assert chi_square <= len(free) - 1 + 5 * np.sqrt(2 * (len(free) - 1))
 
 
-MODEL = [
-    "model.dense_arch=[]",
-    "model.interaction=cat",
-    "model.over_arch=[8,1]",
-    "model.embedding_dim=4",
-    "runtime.num_threads=1",
-    "train.global_batch_size=64",
-    "train.log_every_steps=1",
-    "train.drop_last=false",
-    "train.epochs=2",
-    "eval.split=test",
-    "data.negatives.per_positive=3",
-    "data.negatives.user=user",
-    "data.negatives.item=item",
-]
+MODEL = ["model.dense_arch=[]", "model.interaction=cat", "model.over_arch=[8,1]", "model.embedding_dim=4"]
+MODEL += ["runtime.num_threads=1", "train.global_batch_size=64", "train.log_every_steps=1", "train.drop_last=false"]
+MODEL += ["train.epochs=2", "eval.split=test", "data.negatives.per_positive=3", "data.negatives.user=user"]
+MODEL += ["data.negatives.item=item"]
 STEPS = 2 * -(-ROWS * (1 + DRAWN) // 64)
 
 

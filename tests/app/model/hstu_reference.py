@@ -30,16 +30,8 @@ INTERPRETED = [
 ]
 ATTENTIONS = [Attention.padded, Attention.bucketed, pytest.param(Attention.triton, marks=INTERPRETED)]
 GOLDEN = np.load(Path(__file__).parents[2] / "golden/reference/hstu_tiny.npz")
-CONTEXT = [
-    "uid",
-    "user_x_artist",
-    "user_x_album",
-    "user_x_hour",
-    "item_x_hour",
-    "artist_x_hour",
-    "user_x_is_organic",
-    "user_x_artist_x_hour",
-]
+CONTEXT = ["uid", "user_x_artist", "user_x_album", "user_x_hour", "item_x_hour", "artist_x_hour", "user_x_is_organic"]
+CONTEXT += ["user_x_artist_x_hour"]
 HISTORY = ["item_id", "artist_id", "album_id"]
 CANDIDATE = ["item_candidate_id", "item_candidate_artist_id", "item_candidate_album_id"]
 KEYS = EventKeys(tuple(CONTEXT), tuple(HISTORY), tuple(CANDIDATE), num_actions=3)

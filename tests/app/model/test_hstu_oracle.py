@@ -21,16 +21,8 @@ from tests.oracles import hstu
 from tests.oracles.hstu import Event, Sample, Sizes
 
 HISTORY, MIN_HISTORY, SCAN, WINDOW_SECONDS, MAX_SEQ_LEN = event_logs.reference()["params"].tolist()
-CONTEXT = [
-    "user",
-    "user_x_artist",
-    "user_x_album",
-    "user_x_hour",
-    "item_x_hour",
-    "artist_x_hour",
-    "user_x_is_organic",
-    "user_x_artist_x_hour",
-]
+CONTEXT = ["user", "user_x_artist", "user_x_album", "user_x_hour", "item_x_hour", "artist_x_hour", "user_x_is_organic"]
+CONTEXT += ["user_x_artist_x_hour"]
 SIZES = Sizes(
     HISTORY,
     SCAN,
@@ -42,37 +34,19 @@ SIZES = Sizes(
     layers=2,
     divisor=float(MAX_SEQ_LEN),
 )
-MODEL = [
-    "model=hstu",
-    "model.embedding_dim=8",
-    "model.hstu.dim=12",
-    "model.hstu.num_layers=2",
-    "model.hstu.num_heads=2",
-    "model.hstu.attention_dim=4",
-    "model.hstu.hidden_dim=3",
-    "model.hstu.preprocessor_dim=6",
-    "model.hstu.item_dim=10",
-    "model.hstu.action_dim=2",
-    f"model.hstu.max_seq_len={MAX_SEQ_LEN}",
-    "model.hstu.attention_scale=max_seq_len",
-    "model.hstu.position_bound=0.5",
-]
+MODEL = ["model=hstu", "model.embedding_dim=8", "model.hstu.dim=12", "model.hstu.num_layers=2"]
+MODEL += ["model.hstu.num_heads=2", "model.hstu.attention_dim=4", "model.hstu.hidden_dim=3"]
+MODEL += ["model.hstu.preprocessor_dim=6", "model.hstu.item_dim=10", "model.hstu.action_dim=2"]
+MODEL += [f"model.hstu.max_seq_len={MAX_SEQ_LEN}", "model.hstu.attention_scale=max_seq_len"]
+MODEL += ["model.hstu.position_bound=0.5"]
 DATA = [
     "data.events.history=interleaved",
     f"data.events.history_length={HISTORY}",
     f"data.events.scan_events={SCAN}",
     f"data.events.window_seconds={WINDOW_SECONDS}",
 ]
-OPTIMIZER = [
-    "optimizer=rowwise_adagrad",
-    "optimizer.dense=adam",
-    "optimizer.lr=0.01",
-    "optimizer.sparse_lr=0.05",
-    "optimizer.beta1=0.95",
-    "optimizer.beta2=0.999",
-    "optimizer.eps=1e-3",
-    "optimizer.max_grad_norm=0.5",
-]
+OPTIMIZER = ["optimizer=rowwise_adagrad", "optimizer.dense=adam", "optimizer.lr=0.01", "optimizer.sparse_lr=0.05"]
+OPTIMIZER += ["optimizer.beta1=0.95", "optimizer.beta2=0.999", "optimizer.eps=1e-3", "optimizer.max_grad_norm=0.5"]
 
 
 @pytest.fixture(scope="module")

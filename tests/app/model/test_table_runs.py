@@ -11,17 +11,11 @@ from tests.app.datasets import RAGGED_EMBEDDINGS, write_ragged_dataset
 from tests.app.run_files import losses, summary
 
 # user and item have one id a row, genres two, tags none to many
-KINDS = [
-    "+model.tables.overrides.user.kind=qr",
-    "+model.tables.overrides.user.qr_operation=concat",
-    "+model.tables.overrides.tags.kind=qr",
-    "+model.tables.overrides.tags.pooling=mean",
-    "+model.tables.overrides.item.kind=mixed_dimension",
-    "model.tables.alpha=0.6",
-    "+model.tables.overrides.item.storage=fp16",
-    "+model.tables.overrides.genres.pooling=weighted",
-    "train.global_batch_size=32",
-]
+KINDS = ["+model.tables.overrides.user.kind=qr", "+model.tables.overrides.user.qr_operation=concat"]
+KINDS += ["+model.tables.overrides.tags.kind=qr", "+model.tables.overrides.tags.pooling=mean"]
+KINDS += ["+model.tables.overrides.item.kind=mixed_dimension", "model.tables.alpha=0.6"]
+KINDS += ["+model.tables.overrides.item.storage=fp16", "+model.tables.overrides.genres.pooling=weighted"]
+KINDS += ["train.global_batch_size=32"]
 SIZES = {
     "t_user_q": (10, 8),
     "t_user_r": (4, 8),

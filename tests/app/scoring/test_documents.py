@@ -11,25 +11,8 @@ from app.scoring.documents import ExportedProgram
 from common.documents import decode, encode
 
 # In the order in which earlier releases wrote them.
-KEYS = [
-    "code",
-    "image",
-    "base_image",
-    "versions",
-    "hardware",
-    "environment",
-    "argv",
-    "run",
-    "checkpoint",
-    "step",
-    "dataset_digest",
-    "tables",
-    "imports",
-    "inputs",
-    "dense_features",
-    "sparse_features",
-    "tolerance",
-]
+KEYS = ["code", "image", "base_image", "versions", "hardware", "environment", "argv", "run", "checkpoint", "step"]
+KEYS += ["dataset_digest", "tables", "imports", "inputs", "dense_features", "sparse_features", "tolerance"]
 
 
 def about() -> ExportedProgram:

@@ -47,17 +47,9 @@ FAST, ALL, ROWS = 2, 9, 60
 EXPORTED_EVERY = 4  # of the slow draws: an export takes longer than all else
 FORMS_AT_ONCE = 3  # in the quick tests
 SEEDS = [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= FAST)) for seed in range(ALL)]
-TRAIN = [
-    "model.embedding_dim=8",
-    "model.dense_arch=[8]",
-    "model.over_arch=[8,1]",
-    "train.global_batch_size=16",
-    "train.max_steps=3",
-    "eval.split=val",
-    "record.tensorboard=false",
-    "runtime.num_threads=1",
-    "runtime.platform=cpu",
-]
+TRAIN = ["model.embedding_dim=8", "model.dense_arch=[8]", "model.over_arch=[8,1]", "train.global_batch_size=16"]
+TRAIN += ["train.max_steps=3", "eval.split=val", "record.tensorboard=false", "runtime.num_threads=1"]
+TRAIN += ["runtime.platform=cpu"]
 
 
 class Form(NamedTuple):

@@ -21,14 +21,8 @@ from tests.app.datasets import write_dataset
 from tests.app.group import start_group
 from tests.app.run_files import summary
 
-BRIEF = [
-    *SMALL,
-    "train.max_steps=4",
-    "checkpoint.every_steps=2",
-    "train.eval_every_steps=null",
-    "run.name=x",
-    "sharding.types=row_wise",
-]
+BRIEF = [*SMALL, "train.max_steps=4", "checkpoint.every_steps=2", "train.eval_every_steps=null", "run.name=x"]
+BRIEF += ["sharding.types=row_wise"]
 CODE = {"git_sha": "0123456789abcdef", "dirty_diff_sha256": None, "sources_sha256": "0"}
 
 

@@ -15,18 +15,9 @@ from tests.app.conftest import Command
 from tests.data_prep.conftest import config, load_split
 
 ROWS, BATCH = 350_000, 1024
-TRAIN = [
-    "model.dense_arch=[64,16]",
-    "model.over_arch=[64,1]",
-    "optimizer=adagrad",
-    "optimizer.lr=0.02",
-    "optimizer.sparse_lr=0.04",
-    "schedule=cosine",
-    f"train.global_batch_size={BATCH}",
-    "runtime.num_threads=1",
-    "eval.split=test",
-    "runtime.platform=cpu",
-]
+TRAIN = ["model.dense_arch=[64,16]", "model.over_arch=[64,1]", "optimizer=adagrad", "optimizer.lr=0.02"]
+TRAIN += ["optimizer.sparse_lr=0.04", "schedule=cosine", f"train.global_batch_size={BATCH}", "runtime.num_threads=1"]
+TRAIN += ["eval.split=test", "runtime.platform=cpu"]
 
 
 def one_hot(root: Path, split: str, sizes: list[int]) -> Any:

@@ -25,19 +25,9 @@ from tests.app.in_process import NOTHING_TO_DO, command_here, train_here
 from tests.app.run_files import events, summary
 
 LAST = 60
-STOPPING = [
-    *SMALL,
-    "optimizer=adagrad",
-    "optimizer.lr=1",
-    "schedule=plateau",
-    "schedule.factor=0.5",
-    "train.early_stop_patience=3",
-    "train.eval_every_steps=3",
-    f"train.max_steps={LAST}",
-    "checkpoint.every_steps=6",
-    "record.tensorboard=false",
-    "train.epochs=100",
-]
+STOPPING = [*SMALL, "optimizer=adagrad", "optimizer.lr=1", "schedule=plateau", "schedule.factor=0.5"]
+STOPPING += ["train.early_stop_patience=3", "train.eval_every_steps=3", f"train.max_steps={LAST}"]
+STOPPING += ["checkpoint.every_steps=6", "record.tensorboard=false", "train.epochs=100"]
 
 
 @pytest.mark.parametrize("monitor", ["auc", "logloss"])

@@ -24,15 +24,8 @@ from tests.data_prep.conftest import config as data_config
 from tests.once import made_once
 
 ROWS, TRAIN = 700, 600
-MODEL = [
-    "loss=mse",
-    "train.monitor=rmse",
-    "model.embedding_dim=4",
-    "model.dense_arch=[]",
-    "model.interaction=cat",
-    "runtime.num_threads=1",
-    "train.log_every_steps=1",
-]
+MODEL = ["loss=mse", "train.monitor=rmse", "model.embedding_dim=4", "model.dense_arch=[]", "model.interaction=cat"]
+MODEL += ["runtime.num_threads=1", "train.log_every_steps=1"]
 
 
 def make_ratings(directory: Path) -> None:

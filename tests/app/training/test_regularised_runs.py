@@ -20,20 +20,10 @@ from tests.app.group import run_whole
 from tests.app.in_process import train_here
 from tests.app.run_files import summary
 
-EVERYTHING = [
-    "optimizer=adam",
-    "optimizer.eps=1e-4",
-    "optimizer.max_grad_norm=1",
-    "optimizer.clip_tables=true",
-    "optimizer.weight_decay=0.001",
-    "optimizer.sparse_weight_decay=0.01",
-    "model.batch_norm=true",
-    "model.dropout=0.3",
-    "model.dense_dropout=[0.1]",
-    "model.embedding_dim=10",
-    "model.dense_arch=[12,10]",
-    "model.over_arch=[16,8,1]",
-]
+EVERYTHING = ["optimizer=adam", "optimizer.eps=1e-4", "optimizer.max_grad_norm=1", "optimizer.clip_tables=true"]
+EVERYTHING += ["optimizer.weight_decay=0.001", "optimizer.sparse_weight_decay=0.01", "model.batch_norm=true"]
+EVERYTHING += ["model.dropout=0.3", "model.dense_dropout=[0.1]", "model.embedding_dim=10", "model.dense_arch=[12,10]"]
+EVERYTHING += ["model.over_arch=[16,8,1]"]
 BRIEF = ["train.max_steps=14", "train.eval_every_steps=5", "record.tensorboard=false", "train.log_every_steps=1"]
 
 

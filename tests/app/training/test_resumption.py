@@ -33,13 +33,8 @@ from tests.data_prep.conftest import config
 from tests.once import made_once
 
 STEPS = 18
-BASE = [
-    f"train.max_steps={STEPS}",
-    "train.epochs=50",
-    "train.eval_every_steps=3",
-    "checkpoint.every_steps=4",
-    "record.tensorboard=false",
-]
+BASE = [f"train.max_steps={STEPS}", "train.epochs=50", "train.eval_every_steps=3", "checkpoint.every_steps=4"]
+BASE += ["record.tensorboard=false"]
 FACTORS = {
     "rows": {
         "clicks": [],
