@@ -11,13 +11,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-TINY = [
-    "data.synthetic.rows=2000",
-    "train.global_batch_size=64",
-    "train.max_steps=5",
-    "runtime.num_threads=1",
-    "record.tensorboard=false",
-]
+TINY = ["data.synthetic.rows=2000", "train.global_batch_size=64", "train.max_steps=5", "runtime.num_threads=1"]
+TINY += ["record.tensorboard=false"]
 
 
 def run(command: list[str | Path], cwd: Path) -> "subprocess.CompletedProcess[str]":

@@ -95,13 +95,8 @@ def test_tables_in_fp16_train(dataset: Path, tmp_path: Path) -> None:
 def test_fused_optimizers_equal_torch(optimizer: str, tmp_path: Path) -> None:
     """All rows in one batch: FBGEMM's Adam moves those of the batch, torch's, which a CPU has, all."""
     write_dataset(tmp_path / "data", {"train": 600, "val": 60, "test": 60})
-    overrides = [
-        f"optimizer={optimizer}",
-        "optimizer.lr=0.01",
-        "train.global_batch_size=600",
-        "train.max_steps=20",
-        "train.epochs=20",
-    ]
+    overrides = [f"optimizer={optimizer}", "optimizer.lr=0.01", "train.global_batch_size=600", "train.max_steps=20"]
+    overrides += ["train.epochs=20"]
     for platform in ("cpu", "auto"):
         train(tmp_path / platform, tmp_path / "data", *overrides, f"runtime.platform={platform}")
     np.testing.assert_allclose(losses(tmp_path / "auto/run"), losses(tmp_path / "cpu/run"), rtol=1e-4)

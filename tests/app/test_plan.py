@@ -15,13 +15,8 @@ from tests.error_lines import error_line
 
 # MLPerf v2: 97.4 GiB of tables of dimension 128, 214 ids a sample.
 ROWS = list(PUBLISHED_TABLES["mlperf_v2"].values())
-MLPERF = [
-    "plan.num_embeddings=mlperf_v2",
-    "data.multi_hot.sizes=mlperf_v2",
-    "model.embedding_dim=128",
-    "model.dense_arch=[512,128]",
-    "train.global_batch_size=65536",
-]
+MLPERF = ["plan.num_embeddings=mlperf_v2", "data.multi_hot.sizes=mlperf_v2", "model.embedding_dim=128"]
+MLPERF += ["model.dense_arch=[512,128]", "train.global_batch_size=65536"]
 
 
 def planned(run_app: Command, tmp_path: Path, *overrides: str) -> dict[str, Any]:
@@ -103,13 +98,8 @@ def test_several_gpus_are_balanced_by_the_planner_unless_told_otherwise(run_app:
 
 
 def test_host_memory_behind_a_cache_where_a_device_is_too_small(run_app: Command, tmp_path: Path) -> None:
-    overrides = [
-        *MLPERF,
-        "topology=h100",
-        "optimizer=rowwise_adagrad",
-        "sharding.cache_load_factor=0.1",
-        "sharding.kernels=[fused,dense,fused_uvm_caching]",
-    ]
+    overrides = [*MLPERF, "topology=h100", "optimizer=rowwise_adagrad", "sharding.cache_load_factor=0.1"]
+    overrides += ["sharding.kernels=[fused,dense,fused_uvm_caching]"]
     plan = planned(run_app, tmp_path, *overrides)
     cached = [table for table in plan["tables"].values() if table["kernel"] == "fused_uvm_caching"]
     assert cached

@@ -61,17 +61,8 @@ def test_a_run_is_scored_again_as_it_was(run_app: Command, log: Path, tmp_path: 
 @pytest.mark.slow
 def test_evaluations_of_a_window_cut_the_rate_and_end_the_run(run_app: Command, log: Path, tmp_path: Path) -> None:
     """Where no gain counts: the first evaluation is the best, each later one cuts, the third of these ends the run."""
-    overrides = [
-        *TINY,
-        *DROPOUT,
-        f"data.path={log}",
-        "train.max_steps=40",
-        "train.eval_every_steps=3",
-        "schedule=plateau",
-        "schedule.factor=0.5",
-        "schedule.threshold=1",
-        "train.early_stop_patience=3",
-    ]
+    overrides = [*TINY, *DROPOUT, f"data.path={log}", "train.max_steps=40", "train.eval_every_steps=3"]
+    overrides += ["schedule=plateau", "schedule.factor=0.5", "schedule.threshold=1", "train.early_stop_patience=3"]
     run_app("train", *overrides, "run.name=whole")
     lines = map(json.loads, (tmp_path / "runs/whole/metrics.jsonl").read_text().splitlines())
     rates = [line["lr"] for line in lines if line["event"] == "train"]
@@ -243,14 +234,8 @@ def test_items_are_ranked_as_evaluation_scores_each_alone(
         (tmp_path / "c.csv").write_text(
             f"{column},promoted\n" + "".join(f"{name},{next(texts)}\n" for name in candidates)
         )
-        arguments = [
-            f"run={directory}",
-            f"user={names[int(events.users[users[i]])]}",
-            f"time={events.times[positions[i]]}",
-            "candidates=c.csv",
-            "out=out.json",
-            "top_k=null",
-        ]
+        arguments = [f"run={directory}", f"user={names[int(events.users[users[i]])]}"]
+        arguments += [f"time={events.times[positions[i]]}", "candidates=c.csv", "out=out.json", "top_k=null"]
         run_app("recommend", *arguments)
         document = json.loads((tmp_path / "out.json").read_bytes())
         logits = {each["candidate"]: each["logit"] for each in document["ranking"]}
@@ -356,21 +341,11 @@ def test_blocks_and_losses_are_in_mlperf_s_log(run_app: Command, log: Path, tmp_
 @pytest.mark.slow
 def test_it_learns_from_the_order_of_events(tmp_path: Path) -> None:
     """The same model of shuffled histories knows less; none knows more than the model behind the labels."""
-    overrides = [
-        "model=hstu",
-        "data.source=synthetic_events",
-        f"data.path={tmp_path}/log",
-        "data.prep.synthetic_events.users=800",
-        "data.prep.synthetic_events.stay=0.9",
-        "data.events.history=last_n",
-        "data.events.history_length=12",
-        "model.hstu.num_layers=1",
-        "train.global_batch_size=128",
-        "train.max_steps=500",
-        "train.eval_every_steps=null",
-        "runtime.num_threads=1",
-        "runtime.platform=cpu",
-    ]
+    overrides = ["model=hstu", "data.source=synthetic_events", f"data.path={tmp_path}/log"]
+    overrides += ["data.prep.synthetic_events.users=800", "data.prep.synthetic_events.stay=0.9"]
+    overrides += ["data.events.history=last_n", "data.events.history_length=12", "model.hstu.num_layers=1"]
+    overrides += ["train.global_batch_size=128", "train.max_steps=500", "train.eval_every_steps=null"]
+    overrides += ["runtime.num_threads=1", "runtime.platform=cpu"]
     aucs = {}
     for name, fault in (("ordered", ""), ("shuffled", "histories shuffled:0")):
         process = ended(forked("train", *overrides, f"run.name={name}", cwd=tmp_path, fault=fault), tmp_path)

@@ -168,16 +168,8 @@ def test_a_second_key_ends_all_at_once_and_says_what_is_lost(overrides: list[str
 @pytest.mark.parametrize("launcher", [["app.launch"], TORCHRUN], ids=" ".join)
 def test_processes_end_with_their_launcher(launcher: list[str], dataset: Path, tmp_path: Path) -> None:
     """kill -9 leaves it no time to tell them; the kernel does, and they save."""
-    command = [
-        sys.executable,
-        "-m",
-        *launcher,
-        "--nproc-per-node",
-        "2",
-        "-m",
-        *endless(dataset),
-        f"run.dir={tmp_path}/runs/x",
-    ]
+    command = [sys.executable, "-m", *launcher, "--nproc-per-node", "2", "-m", *endless(dataset)]
+    command += [f"run.dir={tmp_path}/runs/x"]
     terminal = on_terminal(command, tmp_path)
     terminal.wait_for(STEP)
     terminal.process.kill()

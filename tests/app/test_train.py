@@ -22,14 +22,8 @@ SUMMARY_KEYS |= {"baselines", "tables"}
 
 
 def test_a_run_and_its_directory(run_app: Command, dataset: Path, tmp_path: Path) -> None:
-    overrides = [
-        *SMALL,
-        f"data.path={dataset}",
-        "run.name=one",
-        "train.epochs=2",
-        "train.eval_every_steps=30",
-        "checkpoint.every_steps=25",
-    ]
+    overrides = [*SMALL, f"data.path={dataset}", "run.name=one", "train.epochs=2", "train.eval_every_steps=30"]
+    overrides += ["checkpoint.every_steps=25"]
     run_app("train", *overrides)
     run = tmp_path / "runs/one"
     figures = summary(run)

@@ -20,13 +20,8 @@ from tests.app.run_files import rewrite_state
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_run_replays_to_the_same_bits(processes: int, run_app: Command, dataset: Path) -> None:
     """Though it was stopped half-way, was evaluated and kept checkpoints."""
-    overrides = [
-        *SMALL,
-        f"data.path={dataset}",
-        "run.name=run",
-        "train.eval_every_steps=15",
-        "checkpoint.every_steps=9",
-    ]
+    overrides = [*SMALL, f"data.path={dataset}", "run.name=run", "train.eval_every_steps=15"]
+    overrides += ["checkpoint.every_steps=9"]
     for steps in (20, 40):
         run_app("train", *overrides, f"train.max_steps={steps}", processes=processes)
     result = run_app("verify", "run=runs/run", processes=processes)
@@ -72,14 +67,8 @@ def test_another_number_of_processes_is_within_tolerance(run_app: Command, datas
 @pytest.mark.slow
 def test_bits_are_equal_up_to_where_the_processes_changed(run_app: Command, dataset: Path) -> None:
     """Two processes, then one: a replay by two has the bits of the first part, and says so."""
-    overrides = [
-        *SMALL,
-        f"data.path={dataset}",
-        "run.name=run",
-        "sharding.types=row_wise",
-        "checkpoint.keep=9",
-        "train.eval_every_steps=5",
-    ]
+    overrides = [*SMALL, f"data.path={dataset}", "run.name=run", "sharding.types=row_wise", "checkpoint.keep=9"]
+    overrides += ["train.eval_every_steps=5"]
     for steps, processes in ((10, 2), (20, 1)):
         run_app("train", *overrides, f"train.max_steps={steps}", processes=processes)
     result = run_app("verify", "run=runs/run", processes=2)
@@ -106,16 +95,8 @@ def test_the_checkpoint_and_the_tensor_of_the_first_difference_are_named(
     run_app: Command, dataset: Path, tmp_path: Path
 ) -> None:
     """Somebody changed one value of one table in the checkpoint of step 20, sums and all; steps 10 and 30 are whole."""
-    overrides = [
-        *SMALL,
-        f"data.path={dataset}",
-        "run.name=run",
-        "train.max_steps=30",
-        "checkpoint.every_steps=10",
-        "checkpoint.keep=9",
-        "checkpoint.keep_best=false",
-        "optimizer=sgd",
-    ]
+    overrides = [*SMALL, f"data.path={dataset}", "run.name=run", "train.max_steps=30", "checkpoint.every_steps=10"]
+    overrides += ["checkpoint.keep=9", "checkpoint.keep_best=false", "optimizer=sgd"]
     run_app("train", *overrides)
     path = tmp_path / "runs/run/checkpoints/step_00000020"
     change_one_value(path, ".t_cat_2.weight", row=7, column=3)

@@ -78,15 +78,9 @@ def test_yambda_by_name(tmp_path: Path, mirror: Mirror) -> None:
     (tmp_path / "own.yaml").write_text(schema)
     urls = {name: f"['{mirror.url('dropping')}/{name}.parquet']" for name in names.values()}
     also = ",".join(f"{name}.parquet:{urls[name]}" for name in names.values() if name != "multi_event")
-    arguments = [
-        "data=yambda_50m",
-        f"data.path={tmp_path}/out",
-        f"data.schema={tmp_path}/own.yaml",
-        "data.remote.pause=0.01",
-        f"data.remote.mirrors={urls['multi_event']}",
-        f"data.remote.also={{{also}}}",
-        "data.remote.rows=811",
-    ]
+    arguments = ["data=yambda_50m", f"data.path={tmp_path}/out", f"data.schema={tmp_path}/own.yaml"]
+    arguments += ["data.remote.pause=0.01", f"data.remote.mirrors={urls['multi_event']}"]
+    arguments += [f"data.remote.also={{{also}}}", "data.remote.rows=811"]
     manifest = preprocess(config(*arguments))
     assert manifest.extra["anchors"] == len(reference()["positions"])
     assert [source["name"] for source in manifest.sources] == [f"{name}.parquet" for name in names.values()]

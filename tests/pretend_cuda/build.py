@@ -50,17 +50,8 @@ def _compile(path: Path) -> None:
     torch = torch_directory()
     with tempfile.TemporaryDirectory(dir=path.parent) as directory:
         library_file = Path(directory) / path.name
-        command = [
-            "g++",
-            *OPTIONS,
-            f"-I{torch}/include",
-            f"-L{torch}/lib",
-            str(SOURCE),
-            "-o",
-            str(library_file),
-            "-ltorch_cpu",
-            "-lc10",
-        ]
+        command = ["g++", *OPTIONS, f"-I{torch}/include", f"-L{torch}/lib", str(SOURCE), "-o", str(library_file)]
+        command += ["-ltorch_cpu", "-lc10"]
         process = subprocess.run(command, check=False, capture_output=True, text=True)
         if process.returncode:
             raise RuntimeError(f"g++ cannot compile {SOURCE.name}:\n{process.stderr}")

@@ -237,16 +237,9 @@ FEWER = {
 @pytest.mark.parametrize("recipe", TRAINED)
 def test_a_recipe_trains_tiny(recipe: str, run_app: Command, tmp_path: Path) -> None:
     tiny = compose_config(AppConfig, CONFIG_DIR, [f"recipe={recipe}", "data.scale=tiny"])
-    overrides = [
-        f"recipe={recipe}",
-        "data.scale=tiny",
-        "train.log_every_steps=1",
-        "eval.global_batch_size=512",
-        "run.name=tiny",
-        FEWER[str(tiny.data.source or tiny.data.default_source)],
-        "train.target_auc=null",
-        "runtime.num_threads=2",
-    ]
+    overrides = [f"recipe={recipe}", "data.scale=tiny", "train.log_every_steps=1", "eval.global_batch_size=512"]
+    overrides += ["run.name=tiny", FEWER[str(tiny.data.source or tiny.data.default_source)], "train.target_auc=null"]
+    overrides += ["runtime.num_threads=2"]
     parts = (2, 4) if recipe in RESUMED else (4,)
     for steps in parts:
         process = run_app("train", *overrides, f"train.max_steps={steps}")
@@ -280,16 +273,8 @@ def test_the_mlperf_log_passes_the_compliance_checker(
     ruleset: str, benchmark: str, optimizer: str, run_app: Command, dataset: Path, tmp_path: Path
 ) -> None:
     """Of a run that was stopped at its target, after it had been resumed on the way."""
-    overrides = [
-        *SMALL,
-        f"data.path={dataset}",
-        f"optimizer={optimizer}",
-        "run.name=log",
-        "mlperf.enabled=true",
-        f"mlperf.benchmark={benchmark}",
-        "train.epochs=3",
-        *QUARTERS,
-    ]
+    overrides = [*SMALL, f"data.path={dataset}", f"optimizer={optimizer}", "run.name=log", "mlperf.enabled=true"]
+    overrides += [f"mlperf.benchmark={benchmark}", "train.epochs=3", *QUARTERS]
     run_app("train", *overrides, "train.max_steps=3")
     auc = json.loads((tmp_path / "runs/log/summary.json").read_bytes())["eval"]["auc"]
     second = run_app("train", *overrides, f"train.target_auc={auc + 0.01}")
@@ -382,18 +367,8 @@ def test_a_run_stops_at_an_accuracy(run_app: Command, dataset: Path, tmp_path: P
 
 def _require_compliant(log: Path, ruleset: str) -> list[dict[str, Any]]:
     """The log's entries, once MLCommons' own checker has passed it."""
-    command = [
-        sys.executable,
-        "-m",
-        "mlperf_logging.compliance_checker",
-        "--usage",
-        "training",
-        "--ruleset",
-        ruleset,
-        "--log_output",
-        str(log.with_suffix(".checked")),
-        str(log),
-    ]
+    command = [sys.executable, "-m", "mlperf_logging.compliance_checker", "--usage", "training", "--ruleset", ruleset]
+    command += ["--log_output", str(log.with_suffix(".checked")), str(log)]
     process = subprocess.run(command, capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stdout + process.stderr
     return [json.loads(line.removeprefix(":::MLLOG ")) for line in log.read_text().splitlines()]

@@ -29,16 +29,8 @@ def trained(runtime: Runtime, dataset: Path, tmp_path_factory: pytest.TempPathFa
     """A run that was stopped, resumed and trained further; evaluated four times, on both splits."""
 
     def train(root: Path) -> None:
-        overrides = [
-            *SMALL,
-            f"data.path={dataset}",
-            "record.tensorboard=false",
-            "run.name=x",
-            f"run.dir={root}/x",
-            "train.log_every_steps=4",
-            "train.eval_every_steps=5",
-            "eval.train_split=true",
-        ]
+        overrides = [*SMALL, f"data.path={dataset}", "record.tensorboard=false", "run.name=x", f"run.dir={root}/x"]
+        overrides += ["train.log_every_steps=4", "train.eval_every_steps=5", "eval.train_split=true"]
         with pytest.MonkeyPatch.context() as stopped:
             stopped.setattr(stop.StopCheck, "requested", lambda _, step: step == 6)
             assert train_here(runtime, *overrides, "train.max_steps=12") == "interrupted"

@@ -61,15 +61,8 @@ def test_arguments_of_training_are_handed_on(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("train.epochs: 2\nruntime.num_threads: 1\n")
     training_keys = ["recipe=quickstart", "optimizer=adam", "optimizer.lr=0.1", "train.log_every_steps=3"]
-    arguments = [
-        "seeds=3",
-        "out=x",
-        "processes=2",
-        "registry=y",
-        'sbatch="--nodes=2"',
-        f"config={path}",
-        *training_keys,
-    ]
+    arguments = ["seeds=3", "out=x", "processes=2", "registry=y", 'sbatch="--nodes=2"', f"config={path}"]
+    arguments += [*training_keys]
     words = ["train.epochs=2", "runtime.num_threads=1", *training_keys]
     assert training_arguments(arguments) == words
     assert {"train.epochs=2", "optimizer.name=adam", "optimizer.lr=0.1"} <= set(changed_keys(words))

@@ -65,14 +65,8 @@ def test_no_thread_is_added_by_checkpoints_evaluations_or_resumption(
     dataset: Path, tmp_path: Path, settings: list[str]
 ) -> None:
     """Layers are large enough for the copy of a checkpoint to be computed by several threads."""
-    common = [
-        *SMALL,
-        f"data.path={dataset}",
-        "model.over_arch=[512,256,1]",
-        "runtime.num_threads=2",
-        "checkpoint.every_steps=8",
-        *settings,
-    ]
+    common = [*SMALL, f"data.path={dataset}", "model.over_arch=[512,256,1]", "runtime.num_threads=2"]
+    common += ["checkpoint.every_steps=8", *settings]
     for limit in ("train.max_steps=24", "train.max_steps=31"):
         assert ended(forked("train", *common, limit, cwd=tmp_path, fault="threads counted:0"), tmp_path).returncode == 0
     steps = [tuple(map(int, line.split())) for line in (tmp_path / ".threads").read_text().splitlines()]

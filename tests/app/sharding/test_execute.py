@@ -87,20 +87,11 @@ def _pooled(rows: Tensor) -> Tensor:
 def test_more_processes_than_rows_train_as_one(ragged: Path, tmp_path: Path) -> None:
     """The third of three processes has no row of the remainders: 8 wide before others, 4 wide; or alone, by id."""
     in_rows = ["t_user_q", "t_user_r", "t_item", "t_tags_r"]
-    config = [
-        *SMALL,
-        "run.name=x",
-        f"data.path={ragged}",
-        "train.max_steps=8",
-        "train.global_batch_size=48",
-        "optimizer=adagrad",
-        "+model.tables.overrides.user.kind=qr",
-        "+model.tables.overrides.user.qr_operation=concat",
-        "+model.tables.overrides.item.kind=mixed_dimension",
-        "+model.tables.overrides.item.dim=4",
-        "+model.tables.overrides.tags.kind=qr",
-        *(f"+sharding.tables.{table}.types=row_wise" for table in in_rows),
-    ]
+    config = [*SMALL, "run.name=x", f"data.path={ragged}", "train.max_steps=8", "train.global_batch_size=48"]
+    config += ["optimizer=adagrad", "+model.tables.overrides.user.kind=qr"]
+    config += ["+model.tables.overrides.user.qr_operation=concat", "+model.tables.overrides.item.kind=mixed_dimension"]
+    config += ["+model.tables.overrides.item.dim=4", "+model.tables.overrides.tags.kind=qr"]
+    config += [*(f"+sharding.tables.{table}.types=row_wise" for table in in_rows)]
     (alone,), (three,) = (run_group([config], size, tmp_path / f"{size}.json") for size in (1, 3))
     plan = Plan.from_document(convert(three["plan"], PlanFile))
     for table in ("t_user_r", "t_tags_r"):

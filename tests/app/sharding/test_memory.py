@@ -90,16 +90,9 @@ def live_bytes(this: session.Session) -> int:
 def test_a_plan_counts_what_a_live_model_takes(
     runtime: Runtime, dataset: Path, optimizer: OptimizerName, storage: Storage, sizes: str
 ) -> None:
-    overrides = [
-        *SMALL,
-        "run.name=x",
-        f"data.path={dataset}",
-        f"optimizer={optimizer.value}",
-        f"data.multi_hot.sizes={sizes}",
-        f"train.global_batch_size={ROWS}",
-        f"model.tables.storage={storage.value}",
-        "topology=cpu",
-    ]
+    overrides = [*SMALL, "run.name=x", f"data.path={dataset}", f"optimizer={optimizer.value}"]
+    overrides += [f"data.multi_hot.sizes={sizes}", f"train.global_batch_size={ROWS}"]
+    overrides += [f"model.tables.storage={storage.value}", "topology=cpu"]
     if not optimizer.algorithm.fused_on_cpu:
         overrides.append("sharding=data_parallel")
     config, manifest = compose_config(AppConfig, CONFIG_DIR, overrides), load_manifest(dataset)

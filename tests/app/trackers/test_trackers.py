@@ -55,13 +55,8 @@ def assert_board_shows(run: Path) -> None:
 
 @pytest.mark.slow
 def test_tensorboard_shows_a_killed_and_resumed_run_once(run_app: Command, dataset: Path, tmp_path: Path) -> None:
-    overrides = [
-        *SMALL,
-        f"data.path={dataset}",
-        "run.name=board",
-        "checkpoint.every_steps=20",
-        "train.eval_every_steps=20",
-    ]
+    overrides = [*SMALL, f"data.path={dataset}", "run.name=board", "checkpoint.every_steps=20"]
+    overrides += ["train.eval_every_steps=20"]
     run = tmp_path / "runs/board"
     killed = ended(forked("train", *overrides, "train.max_steps=70", cwd=tmp_path, fault="in the step:47"), tmp_path)
     assert killed.returncode == -signal.SIGKILL, killed.stderr

@@ -41,14 +41,8 @@ def test_ten_steps_have_the_losses_of_eager_ones(
 
 @pytest.mark.slow
 def test_a_killed_run_resumes_and_replays_to_the_same_bits(run_app: Command, dataset: Path, tmp_path: Path) -> None:
-    overrides = [
-        *SMALL,
-        f"data.path={dataset}",
-        COMPILED,
-        "checkpoint.every_steps=9",
-        "train.max_steps=30",
-        "checkpoint.asynchronous=false",
-    ]
+    overrides = [*SMALL, f"data.path={dataset}", COMPILED, "checkpoint.every_steps=9", "train.max_steps=30"]
+    overrides += ["checkpoint.asynchronous=false"]
     run_app("train", *overrides, "run.name=whole", processes=2)
     killed = ended(
         forked("train", *overrides, "run.name=parts", cwd=tmp_path, processes=2, fault="in the step:14"),

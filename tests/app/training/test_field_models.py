@@ -66,20 +66,9 @@ class Settings(NamedTuple):
 
 
 def built(shape: str, settings: Settings, runtime: Runtime, dataset: Path) -> session.Session:
-    overrides = [
-        *SMALL,
-        "optimizer=adam",
-        "optimizer.lr=0.01",
-        f"optimizer.eps={EPS}",
-        "model.embedding_dim=10",
-        "model.dense_init=xavier_normal",
-        *SHAPES[shape],
-        *settings.overrides(),
-        "run.name=x",
-        f"data.path={dataset}",
-        f"train.global_batch_size={BATCH}",
-        f"train.seed={SEED}",
-    ]
+    overrides = [*SMALL, "optimizer=adam", "optimizer.lr=0.01", f"optimizer.eps={EPS}", "model.embedding_dim=10"]
+    overrides += ["model.dense_init=xavier_normal", *SHAPES[shape], *settings.overrides(), "run.name=x"]
+    overrides += [f"data.path={dataset}", f"train.global_batch_size={BATCH}", f"train.seed={SEED}"]
     config = compose_config(AppConfig, CONFIG_DIR, overrides)
     return session.build(config, runtime, dataset, load_manifest(dataset))
 

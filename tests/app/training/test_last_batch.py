@@ -30,13 +30,8 @@ BATCH, BLOCK, WINDOW = 64, 40, 2
 ROWS = {"odd": 4 * BATCH + 45, "one": 2 * BATCH + 1, "none": 2 * BATCH, "few": 13, "almost": 3 * BATCH + 63}
 EPOCHS = 2
 CONFIG = DataConfig(shuffle_block_rows=BLOCK, shuffle_window_blocks=WINDOW)
-LAST = [
-    "train.drop_last=false",
-    f"train.epochs={EPOCHS}",
-    f"data.shuffle_block_rows={BLOCK}",
-    f"data.shuffle_window_blocks={WINDOW}",
-    "record.tensorboard=false",
-]
+LAST = ["train.drop_last=false", f"train.epochs={EPOCHS}", f"data.shuffle_block_rows={BLOCK}"]
+LAST += [f"data.shuffle_window_blocks={WINDOW}", "record.tensorboard=false"]
 
 
 @pytest.fixture(scope="module")

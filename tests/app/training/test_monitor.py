@@ -156,15 +156,8 @@ def test_two_processes_decide_the_same(run_app: Command, dataset: Path, tmp_path
 
 
 def test_keep_best_goes_by_the_monitor(runtime: Runtime, dataset: Path, tmp_path: Path) -> None:
-    overrides = [
-        *STOPPING,
-        f"data.path={dataset}",
-        "run.name=x",
-        f"run.dir={tmp_path}",
-        "train.monitor=logloss",
-        "train.max_steps=20",
-        "checkpoint.keep=1",
-    ]
+    overrides = [*STOPPING, f"data.path={dataset}", "run.name=x", f"run.dir={tmp_path}", "train.monitor=logloss"]
+    overrides += ["train.max_steps=20", "checkpoint.keep=1"]
     train_here(runtime, *overrides)
     step, loss = min(((e["step"], e["logloss"]) for e in events(tmp_path, "eval")), key=lambda one: float(one[1]))
     best = summary(tmp_path)["best"]
@@ -176,13 +169,8 @@ def test_keep_best_goes_by_the_monitor(runtime: Runtime, dataset: Path, tmp_path
 def test_a_sum_is_recorded_resumed_and_replayed(
     runtime: Runtime, dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    overrides = [
-        *STOPPING,
-        f"data.path={dataset}",
-        "run.name=x",
-        f"run.dir={tmp_path}",
-        "train.monitor={auc:1,logloss:-0.5}",
-    ]
+    overrides = [*STOPPING, f"data.path={dataset}", "run.name=x", f"run.dir={tmp_path}"]
+    overrides += ["train.monitor={auc:1,logloss:-0.5}"]
     train_here(runtime, *overrides, "train.max_steps=7")
     train_here(runtime, *overrides, "train.max_steps=12")
     values = {e["step"]: e["auc"] - 0.5 * e["logloss"] for e in events(tmp_path, "eval")}

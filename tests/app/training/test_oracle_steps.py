@@ -96,16 +96,8 @@ def feature_of(embedding: Embedding, parameters: dict[str, Any]) -> Feature:
 def test_drawn_models_train_as_the_naive_program(interaction: str, number: int, runtime: Runtime, ragged: Path) -> None:
     case = draw(interaction, number)
     print(*case.overrides)
-    overrides = [
-        *SMALL,
-        *case.overrides,
-        "run.name=x",
-        f"data.path={ragged}",
-        f"train.global_batch_size={BATCH}",
-        "model.embedding_dim=8",
-        "model.dense_arch=[6,8]",
-        "model.over_arch=[5,1]",
-    ]
+    overrides = [*SMALL, *case.overrides, "run.name=x", f"data.path={ragged}", f"train.global_batch_size={BATCH}"]
+    overrides += ["model.embedding_dim=8", "model.dense_arch=[6,8]", "model.over_arch=[5,1]"]
     config = compose_config(AppConfig, CONFIG_DIR, overrides)
     this = session.build(config, runtime, ragged, load_manifest(ragged))
     parameters = {name: torch.from_numpy(np.array(values)) for name, values in this.parameters()}

@@ -34,13 +34,8 @@ def test_a_full_disk_in_mid_checkpoint(
     asynchronous: bool, overrides: list[str], uninterrupted: Path, run_app: Command, small_disk: Path
 ) -> None:
     run = small_disk / "run"
-    arguments = [
-        *overrides,
-        f"run.dir={run}",
-        "run.name=x",
-        f"checkpoint.asynchronous={asynchronous}",
-        "record.tensorboard=false",
-    ]
+    arguments = [*overrides, f"run.dir={run}", "run.name=x", f"checkpoint.asynchronous={asynchronous}"]
+    arguments += ["record.tensorboard=false"]
     full = ended(forked("train", *arguments, cwd=small_disk.parent, fault="disk taken:3"), small_disk.parent)
     assert full.returncode == 2, full.stderr
     assert "the checkpoint was not written" in full.stderr
@@ -152,15 +147,8 @@ def test_a_shard_that_changes_is_found(change: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_kills_at_random_moments_change_nothing(dataset: Path, run_app: Command, tmp_path: Path) -> None:
     """kill -9 at any time after a part of the run began (in steps, saves, renames), 12 times over, then the end."""
-    overrides = [
-        *SMALL,
-        f"data.path={dataset}",
-        "train.epochs=1000",
-        "checkpoint.every_steps=5",
-        "train.eval_every_steps=150",
-        "train.log_every_steps=5",
-        "record.tensorboard=false",
-    ]
+    overrides = [*SMALL, f"data.path={dataset}", "train.epochs=1000", "checkpoint.every_steps=5"]
+    overrides += ["train.eval_every_steps=150", "train.log_every_steps=5", "record.tensorboard=false"]
     rng, run, steps = random.Random(0), tmp_path / "runs/killed", []
     for number in range(12):
         (fork,) = forked("train", *overrides, "run.name=killed", cwd=tmp_path)

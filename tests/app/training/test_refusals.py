@@ -83,13 +83,8 @@ def place(runtime: Runtime, tmp_path_factory: pytest.TempPathFactory) -> Path:
             patched.chdir(root)
             patched.setattr(stop.StopCheck, "requested", lambda _, step: step == 5)
             for name, lr in (("x", 0.1), ("y", 0.1), ("z", 0.2)):
-                arguments = [
-                    "data.path=data",
-                    f"run.name={name}",
-                    f"optimizer.lr={lr}",
-                    "train.max_steps=9",
-                    "train.eval_every_steps=3",
-                ]
+                arguments = ["data.path=data", f"run.name={name}", f"optimizer.lr={lr}", "train.max_steps=9"]
+                arguments += ["train.eval_every_steps=3"]
                 assert train_here(runtime, *BASE, *arguments) == "interrupted"
 
     return made_once(tmp_path_factory, "refusals", make)

@@ -29,15 +29,8 @@ def test_the_order_of_rows_is_that_of_the_parts_of_batches(rows: int, batch: int
 @pytest.mark.slow
 def test_kept_scores_are_those_of_the_served_model(run_app: Command, dataset: Path, tmp_path: Path) -> None:
     """The best of a run that was evaluated after every 4 steps; again by evaluate, on two processes."""
-    overrides = [
-        *SMALL,
-        f"data.path={dataset}",
-        "train.max_steps=24",
-        "train.eval_every_steps=4",
-        "optimizer.lr=0.3",
-        "eval.keep_scores=100000",
-        "eval.global_batch_size=64",
-    ]
+    overrides = [*SMALL, f"data.path={dataset}", "train.max_steps=24", "train.eval_every_steps=4", "optimizer.lr=0.3"]
+    overrides += ["eval.keep_scores=100000", "eval.global_batch_size=64"]
     run_app("train", *overrides, "run.name=x")
     run = tmp_path / "runs/x"
     assert summary(run)["best"]["step"] != 24

@@ -10,15 +10,8 @@ from tests.app.conftest import SMALL, ended, forked
 
 @pytest.mark.slow
 def test_a_planted_slowdown_is_named(dataset: Path, tmp_path: Path) -> None:
-    settings = [
-        *SMALL,
-        f"data.path={dataset}",
-        "train.max_steps=56",
-        "train.log_every_steps=2",
-        "run.name=slowed",
-        "checkpoint.every_steps=28",
-        "train.eval_every_steps=null",
-    ]
+    settings = [*SMALL, f"data.path={dataset}", "train.max_steps=56", "train.log_every_steps=2", "run.name=slowed"]
+    settings += ["checkpoint.every_steps=28", "train.eval_every_steps=null"]
     process = ended(forked("train", *settings, cwd=tmp_path, fault="steps slowed:28"), tmp_path)
     assert process.returncode == 0
     slowdown = json.loads((tmp_path / "runs/slowed/summary.json").read_text())["throughput"]["slowdown"]
