@@ -30,11 +30,7 @@ def write_dataset(root: Path, rows: dict[str, int] | None = None, shard_rows: in
             shards.append(write_shard(root, name, f"{number:05d}", arrays))
         splits[name] = Split(rows=count, label_rate=positives / count if count else None, shards=shards)
     manifest = Manifest(
-        schema={
-            "label": "label",
-            "dense": [f"int_{i}" for i in range(NUM_DENSE)],
-            "sparse": list(NUM_EMBEDDINGS),
-        },
+        schema={"label": "label", "dense": [f"int_{i}" for i in range(NUM_DENSE)], "sparse": list(NUM_EMBEDDINGS)},
         encoding={"name": "test"},
         num_embeddings=NUM_EMBEDDINGS,
         splits=splits,

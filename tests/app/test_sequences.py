@@ -107,11 +107,7 @@ def test_two_processes_train_by_a_plan(run_app: Command, log: Path, tmp_path: Pa
         ("train", ["model=hstu"], "data.source=synthetic: makes rows, and model=hstu learns from events"),
         ("train", ["data.source=synthetic_events"], "makes events, and DLRM learns from rows; give model=hstu"),
         ("train", ["data.path={log}"], "holds events, not rows; give model=hstu"),
-        (
-            "train",
-            [*TINY, "data.path={dataset}"],
-            "not events; give a dataset of events",
-        ),
+        ("train", [*TINY, "data.path={dataset}"], "not events; give a dataset of events"),
         ("train", ["model=hstu", "data.path={log}", "model.dense_arch=[8]"], "model.dense_arch: is DLRM's"),
         ("train", ["model=hstu", "data.path={log}", "model.hstu.num_heads=0"], "num_heads=0: must be at least 1"),
         ("train", ["model.hstu.dim=8"], "give model=hstu instead"),

@@ -83,8 +83,7 @@ def test_same_seed_same_bits_and_another_seed_others(run_app: Command, dataset: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "number",
-    [signal.SIGTERM, *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGINT, signal.SIGUSR1))],
+    "number", [signal.SIGTERM, *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGINT, signal.SIGUSR1))]
 )
 def test_a_signal_ends_it_resumably(number: int, run_app: Command, dataset: Path, tmp_path: Path) -> None:
     overrides = [*SMALL, f"data.path={dataset}", "run.name=stopped", "train.epochs=6000"]
@@ -166,12 +165,7 @@ def test_another_configuration_does_not_go_on_from_a_checkpoint(
 
 def test_two_processes_train_as_one(run_app: Command, dataset: Path, tmp_path: Path) -> None:
     """Told what torchrun tells; all sharding types: test_sharding. fp32 sums in other orders differ by 1e-5 at most."""
-    overrides = [
-        *SMALL,
-        f"data.path={dataset}",
-        "sharding.types=row_wise",
-        "train.epochs=2",
-    ]
+    overrides = [*SMALL, f"data.path={dataset}", "sharding.types=row_wise", "train.epochs=2"]
     for name, processes, steps in (("alone", 1, 60), ("pair", 2, 50)):
         run_app("train", *overrides, f"run.name={name}", f"train.max_steps={steps}", processes=processes)
     alone, pair = tmp_path / "runs/alone", tmp_path / "runs/pair"

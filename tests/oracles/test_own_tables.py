@@ -22,16 +22,7 @@ from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
 from tests.data_prep.conftest import config
 from tests.data_prep.tables import ALLOW, paths
-from tests.oracles.own_tables import (
-    RAW_KINDS,
-    OwnTable,
-    bags_of,
-    dense_of,
-    drawn_table,
-    ids_of,
-    value_of,
-    write_raw,
-)
+from tests.oracles.own_tables import RAW_KINDS, OwnTable, bags_of, dense_of, drawn_table, ids_of, value_of, write_raw
 from tests.oracles.preparation import SPLITS
 from tests.oracles.test_preparation import loaded
 

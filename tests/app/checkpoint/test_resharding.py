@@ -39,12 +39,7 @@ def whole(algorithm: str, dataset: Path, tmp_path_factory: pytest.TempPathFactor
     ],
 )
 def test_a_checkpoint_goes_on_elsewhere(
-    algorithm: str,
-    first: tuple[int, str],
-    second: tuple[int, str],
-    whole: Path,
-    dataset: Path,
-    tmp_path: Path,
+    algorithm: str, first: tuple[int, str], second: tuple[int, str], whole: Path, dataset: Path, tmp_path: Path
 ) -> None:
     for (processes, kind), steps in ((first, 15), (second, 30)):
         train(

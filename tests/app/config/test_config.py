@@ -53,10 +53,7 @@ from tests.forks import run_module
         ("model.dense_arch=[8]", "its last width must be model.embedding_dim=16"),
         ("model.over_arch=[8,2]", "its last width must be 1"),
         ("model.over_arch=[]", "must be a list of widths"),
-        (
-            "sharding.types=diagonal",
-            "sharding.types=diagonal: must be one of data_parallel, table_wise, row_wise",
-        ),
+        ("sharding.types=diagonal", "sharding.types=diagonal: must be one of data_parallel, table_wise, row_wise"),
         ("sharding.types=[row_wise,diagonal]", "must be one of"),
         ("sharding.types=[]", "must be one of"),
         ("sharding.kernels=dense", "dense is no other type's; table_wise"),

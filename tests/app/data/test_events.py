@@ -77,12 +77,7 @@ def collated(z: dict[str, NDArray[Any]], name: str) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "changes"),
-    [
-        ("interleaved", {}),
-        ("last_n", {"history": HistoryKind.last_n}),
-        ("m0", {"min_history": 0}),
-    ],
+    ("name", "changes"), [("interleaved", {}), ("last_n", {"history": HistoryKind.last_n}), ("m0", {"min_history": 0})]
 )
 def test_samples_equal_the_reference_s(root: Path, name: str, changes: dict[str, Any]) -> None:
     z, split = reference(), reader(root, **changes)

@@ -50,10 +50,7 @@ SOURCE_EXCEPTIONS = {
 }
 SPLIT_EXCEPTIONS: dict[str, str] = {}
 # Files that may have a source or a method of splits itself, and why.
-MEMBER_EXCEPTIONS = {
-    "data_prep/config/keys.py": "the default",
-    "data_prep/config/presets.py": "what encodings have",
-}
+MEMBER_EXCEPTIONS = {"data_prep/config/keys.py": "the default", "data_prep/config/presets.py": "what encodings have"}
 # Files that may ask for a kind of model or dataset itself, and why.
 SECTION_EXCEPTIONS = {
     "app/config/model.py": "declares the settings and says which kind they are of",

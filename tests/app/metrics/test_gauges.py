@@ -35,11 +35,7 @@ def test_phases_are_timed_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize(
     ("interaction", "outputs", "products"),
-    [
-        (Interaction.dot, 4 + 6, 4 * 4 * 4),
-        (Interaction.cat, 4 * 4, 0),
-        (Interaction.dcn, 4 * 4, 2 * 2 * 16 * 3),
-    ],
+    [(Interaction.dot, 4 + 6, 4 * 4 * 4), (Interaction.cat, 4 * 4, 0), (Interaction.dcn, 4 * 4, 2 * 2 * 16 * 3)],
 )
 def test_flops_of_a_sample_are_those_of_its_layers(interaction: Interaction, outputs: int, products: int) -> None:
     model = ModelConfig(

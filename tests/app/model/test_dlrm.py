@@ -274,10 +274,7 @@ def test_a_prediction_does_not_depend_on_the_batch() -> None:
     model = _model(Interaction.dot, itself=True)
     dense, ids = torch.randn(BATCH, NUM_DENSE), _ids()
     alone = [
-        model(
-            dense[i : i + 1],
-            KeyedJaggedTensor(list(FEATURES), ids.values()[i::BATCH], lengths=torch.ones(3).int()),
-        )
+        model(dense[i : i + 1], KeyedJaggedTensor(list(FEATURES), ids.values()[i::BATCH], lengths=torch.ones(3).int()))
         for i in range(BATCH)
     ]
     torch.testing.assert_close(torch.cat(alone), model(dense, ids), rtol=1e-5, atol=1e-6)

@@ -192,8 +192,7 @@ def _mllog(epochs: float, batch: int = 65_536, status: str = "success") -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("epochs", "status", "words"),
-    [(0.79, "success", "RCP test PASSED"), (0.3, "success", "RCP test FAILED")],
+    ("epochs", "status", "words"), [(0.79, "success", "RCP test PASSED"), (0.3, "success", "RCP test FAILED")]
 )
 def test_mlperfs_checker_is_asked(tmp_path: Path, epochs: float, status: str, words: str) -> None:
     """The published 0.79 epochs pass, and a run that converges in 0.3, faster than the model can, does not."""

@@ -57,9 +57,7 @@ def test_threads_are_started_in_one_place() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "settings",
-    [["train.eval_every_steps=10"], ["train.eval_every_steps=null"]],
-    ids=["evaluated", "not evaluated"],
+    "settings", [["train.eval_every_steps=10"], ["train.eval_every_steps=null"]], ids=["evaluated", "not evaluated"]
 )
 def test_no_thread_is_added_by_checkpoints_evaluations_or_resumption(
     dataset: Path, tmp_path: Path, settings: list[str]

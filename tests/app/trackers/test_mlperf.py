@@ -95,12 +95,7 @@ def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("forward", "backward", "lowest"),
-    [
-        ("fp32", "fp32", "fp32"),
-        ("fp16", "fp32", "fp16"),
-        ("fp32", "bf16", "bfloat16"),
-        ("fp16", "bf16", "bfloat16"),
-    ],
+    [("fp32", "fp32", "fp32"), ("fp16", "fp32", "fp16"), ("fp32", "bf16", "bfloat16"), ("fp16", "bf16", "bfloat16")],
 )
 def test_the_lowest_precision_between_processes_is_that_of_qcomm(
     forward: str, backward: str, lowest: str, tmp_path: Path

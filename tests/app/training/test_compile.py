@@ -45,8 +45,7 @@ def test_a_killed_run_resumes_and_replays_to_the_same_bits(run_app: Command, dat
     overrides += ["checkpoint.asynchronous=false"]
     run_app("train", *overrides, "run.name=whole", processes=2)
     killed = ended(
-        forked("train", *overrides, "run.name=parts", cwd=tmp_path, processes=2, fault="in the step:14"),
-        tmp_path,
+        forked("train", *overrides, "run.name=parts", cwd=tmp_path, processes=2, fault="in the step:14"), tmp_path
     )
     assert killed.returncode == -9
     resumed = run_app("train", *overrides, "run.name=parts", processes=2)

@@ -30,10 +30,7 @@ def _injected(fault: str, number: int, *overrides: str, cwd: Path) -> "subproces
 
 @pytest.mark.parametrize(
     ("fault", "number", "asynchronous", "at_step"),
-    [
-        ("in the step", 31, False, 24),
-        pytest.param("in the pruning", 1, True, 24, marks=pytest.mark.slow),
-    ],
+    [("in the step", 31, False, 24), pytest.param("in the pruning", 1, True, 24, marks=pytest.mark.slow)],
 )
 def test_a_kill_at_any_moment_changes_nothing(
     fault: str,
@@ -172,16 +169,7 @@ def test_no_checkpoint_is_removed_unasked(overrides: list[str], run_app: Command
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "damage",
-    [
-        "a changed byte",
-        "state.json empty",
-        "cut short",
-        "gone",
-        "arrays.npz cut short",
-    ],
-)
+@pytest.mark.parametrize("damage", ["a changed byte", "state.json empty", "cut short", "gone", "arrays.npz cut short"])
 def test_a_damaged_checkpoint_is_passed_over(
     damage: str, run_app: Command, refused: Refusal, dataset: Path, tmp_path: Path
 ) -> None:

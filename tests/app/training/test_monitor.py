@@ -206,14 +206,8 @@ REFUSED = [
         ["schedule=plateau"],
         "schedule=plateau: has no effect without evaluations while training; add train.eval_every_fraction=1",
     ),
-    (
-        ["train.monitor=gauc"],
-        "train.monitor=gauc: gauc is over groups of rows; give eval.group_by=COLUMN, or use auc",
-    ),
-    (
-        ["train.monitor=hr_at_10", "model=hstu"],
-        "train.monitor=hr_at_10: hr_at_10 is over groups of rows; use gauc",
-    ),
+    (["train.monitor=gauc"], "train.monitor=gauc: gauc is over groups of rows; give eval.group_by=COLUMN, or use auc"),
+    (["train.monitor=hr_at_10", "model=hstu"], "train.monitor=hr_at_10: hr_at_10 is over groups of rows; use gauc"),
     (
         ["train.monitor=auc_torchrec", "eval.group_by=user"],
         "train.monitor=auc_torchrec: auc_torchrec is over users, which only logs of events (model=hstu) have; use auc",

@@ -96,11 +96,7 @@ def test_steps_and_errors_are_those_of_a_few_lines_of_numpy(
     truth, rows = rows_of(ratings, "val")
     errors = predict(rows)[1] - truth
     figures = summary(tmp_path / "runs/x")["eval"]
-    expected = {
-        "rmse": np.sqrt(np.square(errors).mean()),
-        "mae": np.abs(errors).mean(),
-        "label_deviation": truth.std(),
-    }
+    expected = {"rmse": np.sqrt(np.square(errors).mean()), "mae": np.abs(errors).mean(), "label_deviation": truth.std()}
     assert {name: figures[name] for name in expected} == pytest.approx(expected, rel=1e-5)
     assert {figures[name] for name in ("auc", "ne", "logloss", "accuracy", "calibration", "pr_auc", "ece")} == {None}
 

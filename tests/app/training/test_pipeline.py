@@ -32,12 +32,7 @@ LAYOUTS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("world_size", "layouts"),
-    [
-        (1, ["bags"]),
-        (2, ["table_wise", "bags"]),
-        (2, ["row_wise", "mixed", "bags_by_id"]),
-    ],
+    ("world_size", "layouts"), [(1, ["bags"]), (2, ["table_wise", "bags"]), (2, ["row_wise", "mixed", "bags_by_id"])]
 )
 def test_the_bits_are_the_same(
     world_size: int, layouts: list[str], dataset: Path, ragged: Path, tmp_path: Path
