@@ -29,16 +29,9 @@ def write_dataset(root: Path, rows: dict[str, int] | None = None, shard_rows: in
             arrays = ShardArrays(labels[:, None].astype(np.int32), dense.astype(np.float32), sparse.astype(np.int32))
             shards.append(write_shard(root, name, f"{number:05d}", arrays))
         splits[name] = Split(rows=count, label_rate=positives / count if count else None, shards=shards)
-    manifest = Manifest(
-        schema={"label": "label", "dense": [f"int_{i}" for i in range(NUM_DENSE)], "sparse": list(NUM_EMBEDDINGS)},
-        encoding={"name": "test"},
-        num_embeddings=NUM_EMBEDDINGS,
-        splits=splits,
-        sources=[],
-        rows=sum(split.rows for split in splits.values()),
-        label_rate=0.5,
-        tool_version="test",
-    )
+    schema = {"label": "label", "dense": [f"int_{i}" for i in range(NUM_DENSE)], "sparse": list(NUM_EMBEDDINGS)}
+    num_rows = sum(split.rows for split in splits.values())
+    manifest = Manifest(schema, {"name": "test"}, NUM_EMBEDDINGS, splits, [], num_rows, 0.5, "test")
     save_manifest(root, manifest)
     return manifest
 

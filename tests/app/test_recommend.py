@@ -152,15 +152,9 @@ def test_ids_are_expanded_as_they_were_in_training(run_app: Command, tmp_path: P
     text = oracle.make_rows(400, seed=4)
     (tmp_path / "raw.tsv").write_bytes(text)
     preprocess(config(f"data.raw={tmp_path}/raw.tsv", f"data.path={tmp_path}/data"))
-    run_app(
-        "train",
-        *SMALL,
-        "data.path=data",
-        "run.name=r",
-        "train.max_steps=4",
-        "eval.split=test",
-        f"data.multi_hot.sizes={[1 + i % 3 for i in range(26)]}".replace(" ", ""),
-    )
+    keys = [*SMALL, "data.path=data", "run.name=r", "train.max_steps=4", "eval.split=test"]
+    keys += [f"data.multi_hot.sizes={[1 + i % 3 for i in range(26)]}".replace(" ", "")]
+    run_app("train", *keys)
     summary = json.loads((tmp_path / "runs/r/summary.json").read_bytes())["eval"]
     lines = text.decode().splitlines(keepends=True)[-summary["samples"] :]
     (tmp_path / "test.tsv").write_text("".join(lines))

@@ -102,17 +102,9 @@ def test_a_mirror_s_login(run_app: Command, tmp_path: Path) -> None:
     mirror.content["day_0.tsv"] = oracle.make_rows(400, seed=0)
     url = mirror.url("good/day_0.tsv").replace("//", f"//user:{SECRET}@")
     prep = f"{{remote: {{name: day_0.tsv, mirrors: ['{url}']}}}}"
-    process = run_app(
-        "train",
-        *SMALL,
-        "run.name=one",
-        "data.source=criteo_kaggle",
-        "data.path=null",
-        "data.workers=1",
-        f"+data.prep={prep}",
-        "+data.prep.remote.member=null",
-        "train.max_steps=2",
-    )
+    keys = [*SMALL, "run.name=one", "data.source=criteo_kaggle", "data.path=null", "data.workers=1"]
+    keys += [f"+data.prep={prep}", "+data.prep.remote.member=null", "train.max_steps=2"]
+    process = run_app("train", *keys)
     assert "fetching http://127.0.0.1" in process.stderr
     assert any(login for _, _, login in mirror.logins)
     assert planted(tmp_path) == []

@@ -313,17 +313,9 @@ def test_several_tasks_are_learned(run_app: Command, log: Path, tmp_path: Path, 
 
 @pytest.mark.slow
 def test_blocks_and_losses_are_in_mlperf_s_log(run_app: Command, log: Path, tmp_path: Path) -> None:
-    run_app(
-        "train",
-        *TINY,
-        f"data.path={log}",
-        "train.max_steps=8",
-        "train.log_every_steps=2",
-        "run.name=x",
-        "train.eval_every_steps=4",
-        "mlperf.enabled=true",
-        "mlperf.benchmark=dlrmv4",
-    )
+    arguments = [*TINY, f"data.path={log}", "train.max_steps=8", "train.log_every_steps=2", "run.name=x"]
+    arguments += ["train.eval_every_steps=4", "mlperf.enabled=true", "mlperf.benchmark=dlrmv4"]
+    run_app("train", *arguments)
     lines = (tmp_path / "runs/x/mllog.txt").read_text().splitlines()
     entries = [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
     keys = [entry["key"] for entry in entries]

@@ -125,15 +125,9 @@ def test_zero_steps_builds_the_run(further: list[str], run_app: Command, dataset
 
 
 def test_it_stops_at_the_target(run_app: Command, dataset: Path, tmp_path: Path) -> None:
-    run_app(
-        "train",
-        *SMALL,
-        f"data.path={dataset}",
-        "run.name=target",
-        "train.epochs=9",
-        "train.eval_every_steps=10",
-        "train.target_auc=0.6",
-    )
+    keys = [*SMALL, f"data.path={dataset}", "run.name=target", "train.epochs=9", "train.eval_every_steps=10"]
+    keys += ["train.target_auc=0.6"]
+    run_app("train", *keys)
     figures = summary(tmp_path / "runs/target")
     assert figures["status"] == "target_reached"
     assert figures["eval"]["auc"] >= 0.6
@@ -151,14 +145,8 @@ def test_another_configuration_does_not_go_on_from_a_checkpoint(
     assert "optimizer.lr=0.5" in error_line(other.stderr)
     assert "run.name" in other.stderr
     assert summary(tmp_path / "runs/first")["steps"] == 5
-    run_app(
-        "train",
-        *overrides,
-        "optimizer.lr=0.5",
-        "train.max_steps=6",
-        "checkpoint.resume=never",
-        "checkpoint.overwrite=true",
-    )
+    keys = [*overrides, "optimizer.lr=0.5", "train.max_steps=6", "checkpoint.resume=never", "checkpoint.overwrite=true"]
+    run_app("train", *keys)
     assert summary(tmp_path / "runs/first")["steps"] == 6
     assert len(losses(tmp_path / "runs/first")) == 6
 

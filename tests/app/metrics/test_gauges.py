@@ -49,16 +49,9 @@ def test_flops_of_a_sample_are_those_of_its_layers(interaction: Interaction, out
 
 @pytest.mark.slow
 def test_a_run_tells_them_and_leaves_the_traces_asked_for(run_app: Command, dataset: Path, tmp_path: Path) -> None:
-    run_app(
-        "train",
-        *SMALL,
-        f"data.path={dataset}",
-        "run.name=a",
-        "train.max_steps=24",
-        "runtime.profile_steps=[12,13]",
-        "train.warmup_steps_excluded=5",
-        processes=2,
-    )
+    keys = [*SMALL, f"data.path={dataset}", "run.name=a", "train.max_steps=24", "runtime.profile_steps=[12,13]"]
+    keys += ["train.warmup_steps_excluded=5"]
+    run_app("train", *keys, processes=2)
     run = tmp_path / "runs/a"
     summary = json.loads((run / "summary.json").read_bytes())
     phases = summary["phase_seconds"]

@@ -54,16 +54,9 @@ def test_a_hopeless_sample_keeps_its_loss_and_its_gradient() -> None:
 
 
 def test_figures_of_another_loss_are_not_called_logloss(run_app: Command, dataset: Path, tmp_path: Path) -> None:
-    run_app(
-        "train",
-        *SMALL,
-        f"data.path={dataset}",
-        "run.name=squares",
-        "train.max_steps=30",
-        "loss=mse",
-        "loss.threshold=0.01",
-        "optimizer.lr=0.05",
-    )
+    keys = [*SMALL, f"data.path={dataset}", "run.name=squares", "train.max_steps=30", "loss=mse", "loss.threshold=0.01"]
+    keys += ["optimizer.lr=0.05"]
+    run_app("train", *keys)
     figures = json.loads((tmp_path / "runs/squares/summary.json").read_bytes())
     assert figures["train"]["logloss"] is None
     assert figures["train"]["loss"] < 0.3

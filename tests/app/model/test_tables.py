@@ -1,7 +1,6 @@
 """Tables of every kind against the oracle: what they give, how they are trained, where they begin."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -382,21 +381,7 @@ def _oracle_losses(
     return losses
 
 
-def _manifest(**changes: Any) -> Manifest:
-    schema = {
-        "label": "label",
-        "dense": [f"int_{i}" for i in range(NUM_DENSE)],
-        "sparse": list(FEATURES),
-        "ragged": list(FEATURES),
-    }
-    return Manifest(
-        schema=schema,
-        encoding={},
-        num_embeddings=FEATURES,
-        splits={},
-        sources=[],
-        rows=0,
-        label_rate=0.0,
-        tool_version="test",
-        **changes,
-    )
+def _manifest() -> Manifest:
+    dense = [f"int_{i}" for i in range(NUM_DENSE)]
+    schema = {"label": "label", "dense": dense, "sparse": list(FEATURES), "ragged": list(FEATURES)}
+    return Manifest(schema, {}, FEATURES, {}, [], 0, 0.0, "test")

@@ -191,14 +191,9 @@ def test_the_file_scores_without_our_code(
 def test_a_file_of_bags(run_app: Command, tmp_path: Path, runtime: Any) -> None:
     manifest = write_ragged_dataset(tmp_path / "data", {"train": 64, "val": 9})
     few = [*SMALL, "data.path=data", "train.max_steps=2", "eval.split=val"]
-    run_app(
-        "train",
-        *few,
-        "run.name=bags",
-        "model.tables.kind=qr",
-        "model.tables.qr_operation=concat",
-        "model.tables.min_rows=5",
-    )
+    keys = [*few, "run.name=bags", "model.tables.kind=qr", "model.tables.qr_operation=concat"]
+    keys += ["model.tables.min_rows=5"]
+    run_app("train", *keys)
     process = run_app("export", "run=runs/bags", "out=model.pt2", "tables=int4")
     trained = resume.trained_config(tmp_path / "runs/bags", RuntimeConfig(), str(tmp_path / "data"))
     checkpoint = Path(files.find_checkpoint(tmp_path / "runs/bags", None))

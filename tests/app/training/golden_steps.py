@@ -107,16 +107,8 @@ def _set_initial(this: session.Session, golden: Any, order: NDArray[np.int64]) -
 
 
 def manifest() -> Manifest:
-    return Manifest(
-        schema={"label": "label", "dense": [f"int_{i}" for i in range(13)], "sparse": FEATURES},
-        encoding={},
-        num_embeddings=dict.fromkeys(FEATURES, 50),
-        splits={},
-        sources=[],
-        rows=0,
-        label_rate=0.0,
-        tool_version="test",
-    )
+    schema = {"label": "label", "dense": [f"int_{i}" for i in range(13)], "sparse": FEATURES}
+    return Manifest(schema, {}, dict.fromkeys(FEATURES, 50), {}, [], 0, 0.0, "test")
 
 
 def batches(golden: Any) -> Iterator[Batch]:

@@ -23,17 +23,10 @@ def test_ten_steps_have_the_losses_of_eager_ones(
 ) -> None:
     """Within 1e-6, relative; a large batch goes through oneDNN both ways."""
     for name in ("none", "dense"):
-        run_app(
-            "train",
-            *SMALL,
-            f"data.path={dataset}",
-            f"run.name={name}",
-            f"model.interaction={interaction}",
-            f"train.global_batch_size={batch}",
-            "train.max_steps=10",
-            "train.epochs=100",
-            f"runtime.compile={name}",
-        )
+        keys = [*SMALL, f"data.path={dataset}", f"run.name={name}", f"model.interaction={interaction}"]
+        keys += [f"train.global_batch_size={batch}", "train.max_steps=10", "train.epochs=100"]
+        keys += [f"runtime.compile={name}"]
+        run_app("train", *keys)
     eager, compiled = losses(tmp_path / "runs/none"), losses(tmp_path / "runs/dense")
     assert len(eager) == 10
     np.testing.assert_allclose(compiled, eager, rtol=1e-6)

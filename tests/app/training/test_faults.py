@@ -285,15 +285,9 @@ def test_two_processes_stop_together_and_go_on_to_the_same_bits(
 def test_bf16_trains(interaction: str, run_app: Command, dataset: Path, tmp_path: Path) -> None:
     figures = []
     for precision in ("fp32", "bf16"):
-        run_app(
-            "train",
-            *SMALL,
-            f"data.path={dataset}",
-            f"run.name={precision}",
-            "train.max_steps=31",
-            f"runtime.precision={precision}",
-            f"model.interaction={interaction}",
-        )
+        keys = [*SMALL, f"data.path={dataset}", f"run.name={precision}", "train.max_steps=31"]
+        keys += [f"runtime.precision={precision}", f"model.interaction={interaction}"]
+        run_app("train", *keys)
         figures.append(summary(tmp_path / "runs" / precision)["eval"]["logloss"])
     assert figures[0] != figures[1]
     assert figures[0] == pytest.approx(figures[1], rel=0.02)

@@ -45,19 +45,9 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
         labels, dense = np.zeros((BATCH, 1), np.int32), np.zeros((BATCH, len(NUMERIC)), np.float32)
         shard = write_shard(root, name, "00000", ShardArrays(labels, dense, np.zeros((BATCH, 4), np.int32)))
         splits[name] = Split(rows=BATCH, label_rate=0.0, shards=[shard])
-    save_manifest(
-        root,
-        Manifest(
-            schema={"label": "label", "dense": NUMERIC, "sparse": CATEGORIES},
-            encoding={"name": "test"},
-            num_embeddings=dict(zip(CATEGORIES, VOCABULARY, strict=True)),
-            splits=splits,
-            sources=[],
-            rows=3 * BATCH,
-            label_rate=0.0,
-            tool_version="test",
-        ),
-    )
+    schema = {"label": "label", "dense": NUMERIC, "sparse": CATEGORIES}
+    sizes = dict(zip(CATEGORIES, VOCABULARY, strict=True))
+    save_manifest(root, Manifest(schema, {"name": "test"}, sizes, splits, [], 3 * BATCH, 0.0, "test"))
     return root
 
 
