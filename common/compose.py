@@ -9,7 +9,7 @@ import json
 import re
 import shlex
 import typing
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -106,32 +106,6 @@ def convert(schema: type[ConfigT], *levels: Any) -> ConfigT:
         return _instance(schema, OmegaConf.to_object(OmegaConf.merge(_node(typing.cast(Any, schema)), *levels)))
     except (OmegaConfBaseException, ValueError, TypeError) as error:
         raise ConversionError(error) from error
-
-
-def as_today(schema: type, content: Mapping[str, Any]) -> dict[str, Any]:
-    """A recorded configuration by the names of keys of `schema`, without nulls where there is a default now."""
-    recorded: dict[str, Any] = copy.deepcopy(dict(content))
-    for old, new in getattr(schema, "other_names", {}).items():
-        group, name = _group_of(recorded, old)
-        if name in group:
-            owner, own_name = _group_of(recorded, new, make=True)
-            owner[own_name] = group.pop(name)
-    for key, _, _, kind in keys_of(schema):
-        group, name = _group_of(recorded, key)
-        if kind is not Any and type(None) not in typing.get_args(kind) and name in group and group[name] is None:
-            del group[name]
-    return recorded
-
-
-def _group_of(values: dict[str, Any], key: str, make: bool = False) -> tuple[dict[str, Any], str]:
-    """The group of nested values that a dotted key is in, and its name there; `make`: add the group if need be."""
-    *groups, name = key.split(".")
-    for group in groups:
-        if make and values.get(group) is None:
-            values[group] = {}
-        below = values.get(group)
-        values = below if isinstance(below, dict) else {}
-    return values, name
 
 
 def plain_values(config: Any) -> dict[str, Any]:

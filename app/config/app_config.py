@@ -49,7 +49,7 @@ from app.config.train import (
     validate_train,
 )
 from app.kinds.metrics import GROUPS
-from common.compose import as_today, convert
+from common.compose import convert
 from common.errors import UserError
 from common.keys import check_keys, key
 from common.limits import require_memory
@@ -104,12 +104,12 @@ class AppConfig:
 
 
 def from_plain(content: dict[str, Any]) -> AppConfig:
-    """The other way, for a configuration read from a run's directory; of older code, too.
+    """The other way, for a configuration read from a run's directory.
 
     Raises:
         ConversionError: unknown keys or wrong types.
     """
-    return convert(AppConfig, as_today(AppConfig, content))
+    return convert(AppConfig, content)
 
 
 def validate_new_run(config: AppConfig) -> None:

@@ -3,11 +3,10 @@
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from app.config.app_config import AppConfig, validate, validate_new_run
 from app.config.checks import require_place
-from app.config.data import OLD_NAMES
 from app.config.model import Numeric, require_dlrm
 from app.config.published import published_tables
 from app.config.runtime import Precision, RuntimeConfig
@@ -126,7 +125,6 @@ class DatasetConfig:
 class BaselinesConfig:
     """The configuration of `python -m app.baselines`."""
 
-    other_names: ClassVar[dict[str, str]] = OLD_NAMES
     run: str = key(MISSING, "the run's directory", example="runs/quickstart")
     data: DatasetConfig = field(default_factory=DatasetConfig)
     rows: int | None = key(
@@ -141,7 +139,6 @@ class BaselinesConfig:
 class DoctorConfig:
     """The directories to check, and the form of the result."""
 
-    other_names: ClassVar[dict[str, str]] = OLD_NAMES
     data: DatasetConfig = field(default_factory=DatasetConfig)  # null: all datasets in `datasets`
     datasets: str = key("data", "directory of the datasets")
     runs: str = key("runs", "directory of the runs")
@@ -153,7 +150,6 @@ class DoctorConfig:
 class ExportConfig:
     """The run to export and the file to write."""
 
-    other_names: ClassVar[dict[str, str]] = OLD_NAMES
     run: str = key(MISSING, "the run's directory", example="runs/quickstart")
     out: str = key(MISSING, "the file, NAME.pt2", example="model.pt2")
     tables: TablePrecision = key(
@@ -214,7 +210,6 @@ def validate_plan(config: "PlanAppConfig") -> None:
 class RecommendConfig:
     """The run, the candidates to score, and the number of results."""
 
-    other_names: ClassVar[dict[str, str]] = OLD_NAMES
     run: str = key(MISSING, "the run's directory", example="runs/quickstart")
     candidates: str = key(
         MISSING,
@@ -256,7 +251,6 @@ class PlanAppConfig(AppConfig):
 class EvaluateConfig:
     """The configuration of `python -m app.evaluate`."""
 
-    other_names: ClassVar[dict[str, str]] = OLD_NAMES
     run: str = key(MISSING, "the run's directory", example="runs/quickstart")
     split: str | None = key(None, "null: test; of a dataset of events val, its evaluated window", example="val")
     tables: TablePrecision | None = key(None, "score with tables in another precision; null: as they were trained")
@@ -293,7 +287,6 @@ def validate_evaluate(config: EvaluateConfig) -> None:
 class VerifyConfig:
     """The configuration of `python -m app.verify`."""
 
-    other_names: ClassVar[dict[str, str]] = OLD_NAMES
     run: str = key(MISSING, "the run's directory", example="runs/quickstart")
     data: DatasetConfig = field(default_factory=DatasetConfig)
     tolerance: float = key(1e-4, "on losses relative, on parameters absolute, where bits cannot be equal", at_least=0)

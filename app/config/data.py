@@ -192,8 +192,7 @@ def _keys_of_data_prep() -> Iterator[str]:
 
 
 OTHER_TEXTS = {f"data.prep.{key}" for key, *_, kind in keys_of(keys.DataConfig) if kind in (str, str | None, list[str])}
-OLD_NAMES = {"data_path": "data.path"}  # up to version 0.1
-OTHER_NAMES = OLD_NAMES | {f"data.{key}": f"data.prep.{key}" for key in _keys_of_data_prep()}
+OTHER_NAMES = {f"data.{key}": f"data.prep.{key}" for key in _keys_of_data_prep()}
 INSTEAD = {f"data={source.value}": f"data.source={source.value}" for source in DataSource} | {
     "data=criteo_kaggle": "data.source=criteo_kaggle",
     "data=criteo_1tb": "data.source=criteo_1tb data.days=[0]",

@@ -152,7 +152,7 @@ def test_the_golden_run_replays(run_app: Command) -> None:
     """tests/golden/run is the record of a run made once (`make golden`): to the bit on its kind of machine and stack,
     within the tolerance elsewhere."""
     golden = REPOSITORY / "tests/golden"
-    result = run_app("verify", f"run={golden}/run", f"data_path={golden}/data")
+    result = run_app("verify", f"run={golden}/run", f"data.path={golden}/data")
     report = json.loads(result.stdout)
     assert report["steps"] == 24
     assert report["compared_at"] == []

@@ -132,8 +132,7 @@ def test_the_source_and_the_path_go_together(tmp_path: Path, dataset: Path) -> N
     ],
 )
 def test_data_path_has_one_name_everywhere(schema: type, name: str, overrides: list[str]) -> None:
-    for key in ("data.path", "data_path"):  # the second is of version 0.1
-        assert compose_config(schema, CONFIG_DIR, [*overrides, f"{key}=x"], name).data.path == "x"
+    assert compose_config(schema, CONFIG_DIR, [*overrides, "data.path=x"], name).data.path == "x"
 
 
 def test_a_run_by_its_place_alone_or_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
