@@ -12,12 +12,18 @@ class Launcher:
     """A launcher under way in `cwd`; what it and its processes say goes to the directory `out`, which it makes."""
 
     def __init__(
-        self, *arguments: str, cwd: Path, out: Path, interface: str = "", prepare: Callable[[], None] | None = None
+        self,
+        *arguments: str,
+        cwd: Path,
+        out: Path,
+        interface: str = "",
+        python: str = "",
+        prepare: Callable[[], None] | None = None,
     ) -> None:
-        """interface: the network's that gloo is to use."""
+        """interface: the network's that gloo is to use; python: another than the fast one, whose start takes 7 s."""
         out.mkdir()
         environment = {key: value for key, value in app_environment().items() if key != "OMP_NUM_THREADS"}
-        environment["PYTHON_EXEC"] = str(fast_python())  # read by torchrun
+        environment["PYTHON_EXEC"] = python or str(fast_python())  # read by torchrun
         if interface:
             environment["GLOO_SOCKET_IFNAME"] = interface
         self.out = out

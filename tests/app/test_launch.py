@@ -49,7 +49,8 @@ def default_port_taken() -> Iterator[None]:
 )
 def test_status_and_words_are_those_of_the_processes(argument: str, status: int, message: str, tmp_path: Path) -> None:
     """Of two that need no torch; what app.train's say of bad input is in test_train."""
-    launcher = Launcher("--nproc-per-node", "2", "-m", "data_prep", argument, cwd=tmp_path, out=tmp_path / "out")
+    words = ("--nproc-per-node", "2", "-m", "data_prep", argument)
+    launcher = Launcher(*words, cwd=tmp_path, out=tmp_path / "out", python=sys.executable)
     assert launcher.end() == (status, message)
 
 
@@ -66,7 +67,8 @@ def test_status_and_words_are_those_of_the_processes(argument: str, status: int,
     ],
 )
 def test_a_number_that_is_none_is_one_line(option: str, value: str, message: str, tmp_path: Path) -> None:
-    launcher = Launcher(option, value, "-m", "data_prep", cwd=tmp_path, out=tmp_path / "out")
+    words = (option, value, "-m", "data_prep")
+    launcher = Launcher(*words, cwd=tmp_path, out=tmp_path / "out", python=sys.executable)
     assert launcher.end() == (2, f"error: {message}; give numbers of at least 1\n")
 
 
