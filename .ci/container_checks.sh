@@ -303,9 +303,11 @@ check_rocm_runs() {
   grep -h 'runtime.platform=rocm' "$state/run-train-rocm.log" || fail "nobody said that there is no GPU"
   expect 0 train-rocm runtime.platform=cpu run.name=rocm train.max_steps=20
   say "a missing GPU is noticed before anything is prepared"
-  ! DATA_PREP_ARGS='data.source=synthetic data.path=data/never' step no-gpu as_caller docker compose --profile rocm up ||
-    fail "it went on"
+  export DATA_PREP_ARGS='data.source=synthetic data.path=data/never'
+  ! step no-gpu as_caller docker compose --profile rocm up || fail "it went on"
   grep -h 'sees no GPU' "$state/no-gpu.log" || fail "without the sentence"
+  ! COMPOSE_FILE=docker-compose.yml step no-device as_caller docker compose --profile rocm up || fail "it went on without /dev/kfd"
+  grep -h '/dev/kfd' "$state/no-device.log" || fail "the engine did not name the device"
   [ ! -e data/never ] || fail "data were prepared first"
   field runs/rocm/manifest.json versions torch | grep -q '+rocm7.1$' || fail "another torch than the base's"
 }
