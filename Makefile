@@ -128,7 +128,7 @@ up: ## In containers: preprocess, train on PLATFORM=cpu|cuda|rocm (default: dete
 	@mkdir -p data runs
 	$(if $(suffix),$(compose) run --rm --no-deps gpu$(suffix))
 	$(compose) run --rm folders
-	$(compose) run --rm --no-deps data_prep
+	$(compose) run --rm --no-deps data_prep$(suffix)
 	@$(compose) up --detach --no-deps tensorboard && echo "TensorBoard: http://$$($(compose) port tensorboard 6006)" || \
 	  echo "TensorBoard did not start, and the training goes on without it"
 	$(digest) $(compose) run --rm --no-deps train$(suffix) $(ARGS)

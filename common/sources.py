@@ -22,7 +22,8 @@ def sources_digest(root: Path = ROOT, directories: tuple[str, ...] = DIRECTORIES
 
 def outdated_sentence(root: Path = ROOT, checkout: Path = CHECKOUT) -> str | None:
     """What to say where an image holds other modules than the checkout that is mounted into it; otherwise None."""
-    directories = tuple(name for name in DIRECTORIES if (root / name).is_dir())  # the image of data_prep lacks app
+    # The image of data_prep has no modules of app.
+    directories = tuple(name for name in DIRECTORIES if any((root / name).glob("*.py")))
     try:
         if not all(any((checkout / name).glob("*.py")) for name in directories):
             return None

@@ -77,10 +77,10 @@ def test_services_and_when_they_start() -> None:
     profiles = {name: service.get("profiles", ["always"]) for name, service in COMPOSE["services"].items()}
     once = [f"{name}{suffix}" for name in ("evaluate", "clickwork") for suffix in ("", "-cuda", "-rocm")]
     assert profiles == {
-        **{name: ["always"] for name in ("folders", "data_prep", "tensorboard")},
+        **{name: ["always"] for name in ("folders", "tensorboard")},
         **{name: ["once"] for name in once},
-        "train": ["", "cpu"],
-        **{f"{name}-{profile}": [profile] for name in ("train", "gpu") for profile in ("cuda", "rocm")},
+        **{name: ["", "cpu"] for name in ("train", "data_prep")},
+        **{f"{name}-{profile}": [profile] for name in ("train", "data_prep", "gpu") for profile in ("cuda", "rocm")},
     }
 
 

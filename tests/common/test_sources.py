@@ -35,6 +35,7 @@ def test_an_image_older_than_the_checkout_says_so(image: Path, tmp_path: Path, i
     shutil.copytree(image, checkout)
     for name in set(DIRECTORIES) - set(in_image):
         shutil.rmtree(image / name)
+        (image / name / "conf").mkdir(parents=True)  # as where configuration is mounted
     assert outdated_sentence(image, checkout) is None
     edit(checkout)
     sources_digest.cache_clear()
