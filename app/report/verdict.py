@@ -17,7 +17,7 @@ from common.documents import convert
 SAME_ROWS = 0.01  # relative difference in training rows up to which the data count as those of the publication
 
 BASELINE_NAMES = {
-    "base_rate": "the base rate",
+    BASE_RATE: "the base rate",
     "columns": "single columns",
     "lr": "logistic regression",
     "trees": "boosted trees",

@@ -11,6 +11,7 @@ from tests.pretend_cuda.machine import Machine
 
 # SGD: torch's other optimizers are fused on a CPU and go by lists of tensors on a GPU, which rounds differently.
 TINY = ["model.dense_arch=[32,16]", "model.over_arch=[32,1]", "train.global_batch_size=64", "train.log_every_steps=5"]
+TINY += ["train.eval_every_steps=100"]
 TINY += ["train.max_steps=14", "runtime.num_threads=1", "optimizer=sgd", "optimizer.lr=0.1"]
 TINY += ["sharding.types=table_wise", "baselines=false"]
 
