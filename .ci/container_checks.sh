@@ -142,6 +142,9 @@ check_exit_statuses() {
   say "a wrong configuration"
   expect 2 train model.no_such_key=1
   NPROC=2 expect 2 train model.no_such_key=1
+  say "a path of the host"
+  expect 2 data_prep data.raw=/srv/rows.tsv data.path=data/rows
+  grep -h "this container sees those in its data and runs folders alone" "$state/run-data_prep.log" || fail "without the sentence"
 }
 
 check_stops() {

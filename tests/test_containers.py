@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -95,6 +96,27 @@ def test_services_start_entry_points_that_exist(service: str) -> None:
     platform = service.partition("-")[2] or "cpu"
     if service.startswith(("train", "evaluate")):
         assert entry[-1] == f"runtime.platform={platform}"
+
+
+@pytest.mark.parametrize("owner", [None, 4321])
+def test_make_states_project_and_owner_where_nobody_has(tmp_path: Path, owner: int | None) -> None:
+    """The files are the caller's; of a checkout that root enters they are its owner's, if root may give it away."""
+    is_root = os.getuid() == 0
+    if owner is not None and is_root:
+        os.chown(tmp_path, owner, owner)
+    expected = owner if owner is not None and is_root else os.getuid()
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("CLICKWORK_")}
+    settings = ["sh", str(ROOT / "launch/settings.sh")]
+    for _ in range(2):  # once is enough
+        subprocess.run(settings, cwd=tmp_path, env=environment, check=True, capture_output=True)
+    lines = dict(line.split("=") for line in (tmp_path / ".env").read_text().splitlines())
+    assert re.fullmatch(r"clickwork-[a-z0-9_-]+-\d+", lines["CLICKWORK_PROJECT"])
+    assert (lines["CLICKWORK_UID"], len(lines)) == (str(expected), len((tmp_path / ".env").read_text().splitlines()))
+    (tmp_path / ".env").write_text("CLICKWORK_PROJECT=mine\nCLICKWORK_UID=7\n")
+    environment["CLICKWORK_GID"] = "8"
+    subprocess.run(settings, cwd=tmp_path, env=environment, check=True, capture_output=True)
+    assert (tmp_path / ".env").read_text().startswith("CLICKWORK_PROJECT=mine\nCLICKWORK_UID=7\n")
+    assert "CLICKWORK_GID" not in (tmp_path / ".env").read_text()
 
 
 def test_images_get_no_more_than_they_need() -> None:

@@ -127,3 +127,12 @@ def test_an_error_is_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=output.append))
     cli._print_error("x")
     assert output == ["error: x\n"]
+
+
+@pytest.mark.parametrize("in_image", [False, True])
+def test_a_path_outside_a_container_s_folders_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], in_image: bool
+) -> None:
+    monkeypatch.setenv("CLICKWORK_BASE_DIGEST", "sha256:1" if in_image else "")
+    cli._print_error("/srv/rows.tsv: No such file or directory")
+    assert ("sees those in its data and runs folders alone" in capsys.readouterr().err) == in_image
