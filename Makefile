@@ -130,7 +130,7 @@ up: ## In containers: preprocess, train on PLATFORM=cpu|cuda|rocm (default: dete
 	$(compose) run --rm folders
 	$(compose) run --rm --no-deps data_prep$(suffix)
 	@$(compose) up --detach --no-deps tensorboard && echo "TensorBoard: http://$$($(compose) port tensorboard 6006)" || \
-	  echo "TensorBoard did not start, and the training goes on without it"
+	  echo "TensorBoard did not start; the training continues without it"
 	$(digest) $(compose) run --rm --no-deps train$(suffix) $(ARGS)
 
 images: ## Build the images for PLATFORM=cpu|cuda|rocm

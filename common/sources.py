@@ -21,7 +21,7 @@ def sources_digest(root: Path = ROOT, directories: tuple[str, ...] = DIRECTORIES
 
 
 def outdated_sentence(root: Path = ROOT, checkout: Path = CHECKOUT) -> str | None:
-    """What to say where an image holds other modules than the checkout that is mounted into it; otherwise None."""
+    """Return the warning of an image with other modules than the checkout mounted into it; otherwise None."""
     # The image of data_prep has no modules of app.
     directories = tuple(name for name in DIRECTORIES if any((root / name).glob("*.py")))
     try:

@@ -35,7 +35,7 @@ from errors import SetupError, log
 HERE = Path(__file__).resolve().parent
 STATE_NAME = "clickwork.json"
 OLDEST_PIP = (22, 3)  # the first with --python
-PROGRESS_SECONDS = 15  # between the lines of a step that goes on
+PROGRESS_SECONDS = 15  # between the lines of a long step
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -272,7 +272,7 @@ def run(command: Sequence[str | Path], failure: str, environment: Path) -> None:
 
 
 def wait(process: subprocess.Popen[bytes]) -> int | None:
-    """Return the exit status of a process; None if it goes on for longer than PROGRESS_SECONDS."""
+    """Return the exit status of a process; None if it has not ended after PROGRESS_SECONDS."""
     try:
         return process.wait(PROGRESS_SECONDS)
     except subprocess.TimeoutExpired:

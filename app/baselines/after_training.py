@@ -40,7 +40,7 @@ def require_possible(config: AppConfig) -> None:
 
 
 def obstacle(config: AppConfig) -> str | None:
-    """What prevents baselines of a run with this configuration; None: nothing."""
+    """Return the reason why a run of this configuration can have no baselines; None if it can."""
     if config.model.kind.obstacle_to_baselines:
         return config.model.kind.obstacle_to_baselines
     if config.data.negatives.per_positive is not None:

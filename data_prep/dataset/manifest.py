@@ -201,8 +201,8 @@ def load_manifest(root: Path) -> Manifest:
     version = document.pop("format_version", None)
     if version != FORMAT_VERSION:
         raise UserError(
-            f"{path}: format_version {version}, but this version reads {FORMAT_VERSION}; preprocess again, by the same "
-            "command with data.overwrite=true"
+            f"{path}: format_version {version}, but this version reads {FORMAT_VERSION}; preprocess again, by the "
+            "command that made it with data.overwrite=true"
         )
     kind = document.pop("kind", None)
     if fault := manifest_fault(document):

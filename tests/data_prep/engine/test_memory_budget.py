@@ -27,7 +27,7 @@ from tests.data_prep.conftest import config, sums
 def test_processes_and_their_tables_fit_the_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str, budget: int, is_limit: bool
 ) -> None:
-    """What each process is planned to use, all together, by the key or by the limit of a container.
+    """Processes together keep to the key, or to the limit of a container.
 
     Benchmarks measure what they do use.
     """
