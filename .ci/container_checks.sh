@@ -188,23 +188,33 @@ check_folders() {
 
 expect_log() { docker compose logs "$1" 2>&1 | grep -h -m1 -- "$2" || fail "$1 did not say: $2"; }
 
+# As another user, whose group may ask the engine too; only he may read his files.
+as_bob() {
+  setpriv --reuid "$bob" --regid "$owner" --clear-groups \
+    env HOME="$state/bob" DOCKER_CONFIG="$state/bob/.docker" USER=bob "$@"
+}
+
 # Another user's clone, as README says; then one more of the same user's, by make. None touches another's training.
 check_clones() {
   say "three clones train at once"
-  local first second third name
+  local first second third name bob=4322
   second=$state/second third=$state/third
+  cp -a "$state/home" "$state/bob"
   for name in second third; do
     install -d "$state/$name"
     tar c --exclude=./runs . | tar x -C "$state/$name"
     sed -i '/^CLICKWORK_PROJECT=/d' "$state/$name/.env"
     chown -R "$owner:$owner" "$state/$name"
   done
+  sed -i "s/^CLICKWORK_UID=.*/CLICKWORK_UID=$bob/" "$second/.env"
+  chown -R "$bob:$owner" "$second" "$state/bob"
   first=$(as_caller docker compose run --detach --no-deps train run.name=first train.max_steps=1000000 2>/dev/null)
   docker pause "$first" >/dev/null # it is there, and takes no time
-  (cd "$second" && export USER=bob keys='data.source=synthetic data.path=data/few data.synthetic.rows=2000' &&
-    DATA_PREP_ARGS=$keys TRAIN_ARGS="$keys train.max_steps=20" step second as_caller docker compose up --detach) || fail "docker compose up in a second clone"
+  (cd "$second" && export keys='data.source=synthetic data.path=data/few data.synthetic.rows=2000' &&
+    DATA_PREP_ARGS=$keys TRAIN_ARGS="$keys train.max_steps=20" step second as_bob docker compose up --detach) || fail "docker compose up in a second clone"
   (cd "$third" && step third as_caller make up PLATFORM=cpu ARGS=train.max_steps=20) || fail "make up in a third clone"
   [ "$(timeout -k 5 300 docker wait clickwork-bob-train-1)" = 0 ] || fail "the second clone's training failed"
+  [ -z "$(find "$second/runs" ! -user "$bob")" ] || fail "files in the second user's runs/ of somebody else"
   [ "$(field "$third/runs/quickstart/summary.json" status)" = completed ] || fail "the third clone's run is not complete"
   [ "$({
     cd "$second" && USER=bob docker compose port tensorboard 6006
