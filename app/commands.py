@@ -6,6 +6,7 @@ A command is a row of this table and its module, which begins as app/train.py do
 from pathlib import Path
 
 from common.command import Command, by_name
+from common.extensions import rows_of_extensions
 from data_prep.commands import COMMANDS as DATA_PREP_COMMANDS
 
 CONFIG_DIR = Path(__file__).parent / "conf"
@@ -118,4 +119,5 @@ COMMANDS = {
         _row("completion", 'completion for bash: eval "$(clickwork completion)"', None, leave="sys:exit"),
     ),
     **DATA_PREP_COMMANDS,
+    **by_name(*rows_of_extensions(Command)),
 }

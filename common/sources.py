@@ -4,16 +4,16 @@ import functools
 import hashlib
 from pathlib import Path
 
-DIRECTORIES = ("app", "common", "data_prep")
+DIRECTORIES = ("app", "common", "data_prep", "extensions")
 ROOT = Path(__file__).parents[1]  # installed, in a checkout, or in an image
 CHECKOUT = ROOT / "checkout"  # docker-compose.yml mounts it into containers
 
 
 @functools.cache
-def sources_digest(root: Path = ROOT, directories: tuple[str, ...] = DIRECTORIES) -> str:
+def sources_digest(root: Path = ROOT) -> str:
     """SHA-256 over paths and contents of the modules below `root`: the same in a checkout, an image and a wheel."""
     sha256 = hashlib.sha256()
-    for directory in directories:
+    for directory in DIRECTORIES:
         for path in sorted((root / directory).rglob("*.py")):
             sha256.update(f"{path.relative_to(root).as_posix()}\0{path.stat().st_size}\0".encode())
             sha256.update(path.read_bytes())
@@ -22,12 +22,8 @@ def sources_digest(root: Path = ROOT, directories: tuple[str, ...] = DIRECTORIES
 
 def outdated_sentence(root: Path = ROOT, checkout: Path = CHECKOUT) -> str | None:
     """Return the warning of an image with other modules than the checkout mounted into it; otherwise None."""
-    # The image of data_prep has no modules of app.
-    directories = tuple(name for name in DIRECTORIES if any((root / name).glob("*.py")))
     try:
-        if not all(any((checkout / name).glob("*.py")) for name in directories):
-            return None
-        if sources_digest(checkout, directories) == sources_digest(root, directories):
+        if not any((checkout / "app").glob("*.py")) or sources_digest(checkout) == sources_digest(root):
             return None
     except OSError:  # this user may not read the checkout
         return None

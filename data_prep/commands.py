@@ -31,7 +31,6 @@ COMMANDS = by_name(
         config="schema",
         config_dir=CONFIG_DIR,
     ),
-    _row("interchange", "data_prep.interchange", "datasets to and from the files of other programs"),
     _row("profile-trace", "data_prep.profile", "the locality of a dataset's ids, or of a text trace"),
     _row("compare-traces", "data_prep.compare", "how far apart the locality of two traces is"),
     _row("generate-trace", "data_prep.generate", "synthetic accesses with the locality of a profile"),

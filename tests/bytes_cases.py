@@ -119,20 +119,20 @@ DATASETS: dict[str, list[str]] = {
     "trace_text": [*_PROFILED, "data_prep.generate locality.profile=profile.npz locality.to=out locality.seed=6"],
     "export_npy": [
         f"{_MADE} data.encoding=torchrec",
-        "data_prep.interchange data.path=made exchange.to=out exchange.format=npy",
+        "extensions.exchange data.path=made exchange.to=out exchange.format=npy",
     ],
     "export_multi_hot": [
         f"{_MADE} data.encoding=hash data.max_ind_range=100",
-        "data_prep.interchange data.path=made exchange.to=out exchange.format=multi_hot exchange.seed=1",
+        "extensions.exchange data.path=made exchange.to=out exchange.format=multi_hot exchange.seed=1",
     ],
     "export_bin": [
         f"{_MADE} data.dense_transform=integers",
-        "data_prep.interchange data.path=made exchange.to=out exchange.format=bin",
+        "extensions.exchange data.path=made exchange.to=out exchange.format=bin",
     ],
     "import_npy": [
         f"{_MADE} data.encoding=torchrec_fixed",
-        "data_prep.interchange data.path=made exchange.to=days exchange.format=npy",
-        "data_prep.interchange data.path=out exchange.source=days exchange.format=npy",
+        "extensions.exchange data.path=made exchange.to=days exchange.format=npy",
+        "extensions.exchange data.path=out exchange.source=days exchange.format=npy",
     ],
 }
 

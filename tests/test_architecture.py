@@ -17,8 +17,9 @@ import pytest
 from app.commands import COMMANDS
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("app", "common", "data_prep", "tests", "benchmarks", "requirements")  # of modules
-PACKAGES = ("app", "common", "data_prep")
+CORE = ("app", "common", "data_prep")
+PACKAGES = (*CORE, "extensions")
+FOLDERS = (*PACKAGES, "tests", "benchmarks", "requirements")  # of modules
 MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 60
 
@@ -137,6 +138,13 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     TopologicalSorter(imports_by_module()).prepare()  # raises CycleError, which names the modules
 
 
+def test_an_extension_is_imported_by_nothing_but_itself() -> None:
+    for name, targets in imports_by_module().items():
+        extension = ".".join(name.split(".")[:2])
+        others = {target for target in targets if target.startswith("extensions.")}
+        assert not {target for target in others if ".".join(target.split(".")[:2]) != extension}, name
+
+
 def command_modules(package: str) -> set[str]:
     """The modules at the top of a package that are commands."""
     modules = [command.path() for command in COMMANDS.values()]
@@ -196,7 +204,7 @@ def test_a_page_names_what_is_there(page: Path) -> None:
         assert linked.exists(), f"{page}: {target}"
         if name and linked.suffix == ".py":
             assert re.search(rf"^(?:def|class) {name}\b", linked.read_text(), re.MULTILINE), (page, target, name)
-    for path in re.findall(r"`((?:app|common|data_prep|tests|docs|benchmarks)/[\w/.]+)`", text):
+    for path in re.findall(r"`((?:app|common|data_prep|extensions|tests|docs|benchmarks)/[\w/.]+)`", text):
         file = ROOT / path
         assert file.exists() or ("NAME" in file.name and file.parent.is_dir()), f"{page}: {path}"
 

@@ -27,7 +27,7 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for arguments in (["init"], ["-c", "user.name=x", "-c", "user.email=x", "commit", "--allow-empty", "-m", "x"]):
         assert run(["git", *arguments], directory).returncode == 0  # a user's own repository around it all
     source = directory / "source"  # setuptools writes beside what it builds
-    for package in ("app", "common", "data_prep"):
+    for package in ("app", "common", "data_prep", "extensions"):
         shutil.copytree(ROOT / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE"):
         shutil.copy(ROOT / name, source)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from common.errors import UserError
 from common.keys import key
 from data_prep.dataset.multi_hot import Distribution, MultiHot
-from data_prep.dataset.options import DataSource, DenseTransform, Encoding, ExchangeFormat, SplitMethod, VocabularyOrder
+from data_prep.dataset.options import DataSource, DenseTransform, Encoding, SplitMethod, VocabularyOrder
 
 MEBIBYTE = 1 << 20
 UNIT_FACTORS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
@@ -292,18 +292,6 @@ class DataConfig:
 
 
 @dataclass(frozen=True)
-class ExchangeConfig:
-    """Keys of `python -m data_prep.interchange`."""
-
-    to: str | None = key(None, "directory to export to")
-    source: str | None = key(None, "directory to import from")
-    format: ExchangeFormat = key(ExchangeFormat.npy, "of the other program's files")
-    multi_hot_sizes: list[int] | None = key(None, "ids per bag of every feature that is exported; null: MLPerf v2's")
-    distribution: Distribution | None = key(None, "distribution of a bag's further ids; null: uniform")
-    seed: int | None = key(None, "of their draws; null: 0", at_least=0)
-
-
-@dataclass(frozen=True)
 class LocalityConfig:
     """Keys of `python -m data_prep.profile`, `.generate` and `.compare`."""
 
@@ -324,7 +312,6 @@ class PrepConfig:
     """The configuration of `python -m data_prep` and of its other commands."""
 
     data: DataConfig = field(default_factory=DataConfig)
-    exchange: ExchangeConfig = field(default_factory=ExchangeConfig)
     locality: LocalityConfig = field(default_factory=LocalityConfig)
 
 

@@ -204,11 +204,3 @@ class SplitMethod(Enum):
         if self.algorithm.needs_several and num_sources < 2:
             raise UserError(f"data.split.method={self.value}: needs at least two raw files; use fraction, or add a day")
         return self
-
-
-class ExchangeFormat(Enum):
-    """Files of other programs: see data_prep/interchange.py."""
-
-    npy = "npy"
-    multi_hot = "multi_hot"
-    bin = "bin"

@@ -1,18 +1,17 @@
 """Datasets to and from the files of other programs, streaming.
 
-    python -m data_prep.interchange data.path=DATASET exchange.to=DIRECTORY exchange.format=FORMAT
-    python -m data_prep.interchange data.path=DATASET exchange.source=DIRECTORY exchange.format=FORMAT
+    python -m extensions.exchange data.path=DATASET exchange.to=DIRECTORY exchange.format=FORMAT
+    python -m extensions.exchange data.path=DATASET exchange.source=DIRECTORY exchange.format=FORMAT
 
 Formats: `npy`, TorchRec's and MLPerf's day_N_{dense,sparse,labels}.npy, the last day holding val, then test;
 `multi_hot`, MLPerf v2's day_N_sparse_multi_hot.npz beside day_N_{dense,labels}.npy (bags of the dataset, or made of
-its ids); `bin`, the
-terabyte_processed_{train,val,test}.bin of NVIDIA's v0.7 submission and DeepSpark: per row 40 int32, the label, the
-integers as they are in the raw file, the ids.
+its ids); `bin`, the terabyte_processed_{train,val,test}.bin of NVIDIA's v0.7 submission and DeepSpark: per row 40
+int32, the label, the integers as they are in the raw file, the ids.
 """
 
 if __name__ == "__main__":  # first: what is imported below may take seconds
+    from app.commands import COMMANDS
     from common.cli import run
-    from data_prep.commands import COMMANDS
 
     run(COMMANDS["interchange"])
 
@@ -21,21 +20,21 @@ from pathlib import Path
 
 from common.cli import EXIT_DONE
 from common.errors import UserError
-from data_prep.config.agreement import refuse_unused
-from data_prep.config.keys import PrepConfig, dataset_path
 from data_prep.dataset.format import load_rows_manifest
-from data_prep.dataset.options import ExchangeFormat, LabelKind
-from data_prep.exchange.export import export_bin, export_multi_hot, export_npy
-from data_prep.exchange.importer import import_bin, import_npy
+from data_prep.dataset.options import LabelKind
+from extensions.exchange.export import export_bin, export_multi_hot, export_npy
+from extensions.exchange.importer import import_bin, import_npy
+from extensions.exchange.keys import ExchangeFormat, InterchangeConfig
 
 
-def main(config: PrepConfig) -> int:
+def main(config: InterchangeConfig) -> int:
     """Export or import as configured; an exit status."""
-    root, exchange = dataset_path(config.data), config.exchange
+    root, exchange = Path(config.data.path), config.exchange
     if (exchange.to is None) == (exchange.source is None):
         raise UserError("exchange: give either exchange.to, to export, or exchange.source, to import")
     is_bin = exchange.source is not None and exchange.format is ExchangeFormat.bin
-    refuse_unused(config, ("data.path", "exchange", *(["data.dense_transform"] if is_bin else [])))
+    if config.data.dense_transform is not None and not is_bin:
+        raise UserError("data.dense_transform: has no effect but where exchange.format=bin is imported; leave it out")
     for key in ("multi_hot_sizes", "distribution", "seed"):
         if getattr(exchange, key) is not None and (
             exchange.to is None or exchange.format is not ExchangeFormat.multi_hot
@@ -48,7 +47,7 @@ def main(config: PrepConfig) -> int:
         raise UserError(f"{error.filename or exchange.to or root}: {reason}; check the paths and the disk") from error
 
 
-def _exchange(config: PrepConfig, root: Path) -> int:
+def _exchange(config: InterchangeConfig, root: Path) -> int:
     exchange = config.exchange
     if exchange.to is not None:
         target = Path(exchange.to)

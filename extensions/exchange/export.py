@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 
 from common.disk_space import Need, require_room
 from common.errors import UserError
-from data_prep.config.keys import ExchangeConfig
 from data_prep.dataset.bags import Bags
 from data_prep.dataset.format import Manifest, Shard, ShardArrays, open_shard
 from data_prep.dataset.multi_hot import BLOCK_VALUES, MLPERF_SIZES, MultiHot, MultiHotTables
 from data_prep.dataset.options import DenseTransform, Encoding
 from data_prep.dataset.schema import CRITEO
-from data_prep.exchange.npz import MultiHotWriter
 from data_prep.io.arrays import ArrayWriter, take_mapped
 from data_prep.stages.scatter import FIELD_BYTES
+from extensions.exchange.keys import ExchangeConfig
+from extensions.exchange.npz import MultiHotWriter
 
 BLOCK_ROWS = 1 << 16
 KINDS = ("labels", "dense", "sparse")

@@ -20,8 +20,8 @@ from data_prep.dataset.options import DenseTransform
 from data_prep.dataset.schema import CRITEO
 from data_prep.encoding.dense import transform_dense
 from data_prep.engine.workspace import claimed, publish, refuse_foreign_files
-from data_prep.exchange.npz import MultiHotReader
 from data_prep.io.arrays import open_array
+from extensions.exchange.npz import MultiHotReader
 
 MAX_ID = np.iinfo(np.int32).max
 INTEGERS, FLOAT32 = "integers", "float32"

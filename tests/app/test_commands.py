@@ -34,7 +34,9 @@ def test_what_a_row_names_is_there(command: Command) -> None:
 
 def test_each_module_runs_its_own_row() -> None:
     paths = {}
-    for path in [*REPOSITORY.glob("app/**/*.py"), *REPOSITORY.glob("data_prep/**/*.py")]:
+    for path in [
+        path for package in ("app", "data_prep", "extensions") for path in REPOSITORY.glob(f"{package}/**/*.py")
+    ]:
         for name in re.findall(r'^ +run\(COMMANDS\["([a-z-]+)"\]\)$', path.read_text(), re.MULTILINE):
             paths[name] = path
     assert paths == {name: command.path() for name, command in COMMANDS.items()}

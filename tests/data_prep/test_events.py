@@ -7,11 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.compose import compose_config
 from common.errors import UserError
-from data_prep import interchange
-from data_prep.config.compose import CONFIG_DIRECTORY
-from data_prep.config.keys import PrepConfig
+from data_prep.dataset.manifest import load_rows_manifest
 from data_prep.parsing.event_yaml import load_event_schema, schema_path
 from data_prep.pipeline import preprocess
 from data_prep.traces.accesses import profile_accesses
@@ -112,6 +109,5 @@ def test_commands_of_rows_refuse_events(tmp_path: Path) -> None:
     preprocess(config("data=events", *paths(tmp_path, SCHEMA)))
     with pytest.raises(UserError, match="holds events, not rows"):
         profile_accesses(str(tmp_path / "out"), "train", 1)
-    arguments = [f"exchange.to={tmp_path}/x", f"data.path={tmp_path}/out"]
     with pytest.raises(UserError, match="holds events, not rows"):
-        interchange.main(compose_config(PrepConfig, CONFIG_DIRECTORY, arguments))
+        load_rows_manifest(tmp_path / "out")

@@ -8,13 +8,12 @@ from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from common.compose import compose_config
 from common.errors import UserError
 from common.keys import keys_of
-from data_prep import compare, generate, interchange, profile, verify
+from data_prep import compare, generate, profile, verify
 from data_prep.__main__ import main as prepare
 from data_prep.config.compose import CONFIG_DIRECTORY
 from data_prep.config.keys import PrepConfig
@@ -26,7 +25,6 @@ from tests.data_prep.mirror import make_archive
 from tests.once import made_once
 
 COMMANDS: dict[str, Callable[[PrepConfig], int]] = {
-    "interchange": interchange.main,
     "profile": profile.main,
     "generate": generate.main,
     "compare": compare.main,
@@ -214,16 +212,6 @@ PREPARATION: list[tuple[str, str]] = [
 ]
 # The command, what is typed, what its refusal has.
 OTHERS: list[tuple[str, str, str]] = [
-    ("interchange", "data.path=out", "exchange.to"),
-    ("interchange", "data.path=out exchange.source=foreign", "no day_N_labels.npy|already"),
-    ("interchange", "data.path=none exchange.to=new", "no dataset here"),
-    ("interchange", "data.path=out exchange.to=new exchange.format=bin", "integers are transformed"),
-    (
-        "interchange",
-        "data.path=new exchange.source=days data.dense_transform=raw",
-        r"^data\.dense_transform: has no eff",
-    ),
-    ("interchange", "data.path=new exchange.source=days data.dense_transform=raw exchange.format=bin", "no such file"),
     ("verify", "data=criteo_1tb data.path=days", "no dataset here"),  # a group in place of data.path
     ("generate", "locality.profile=days/day_0 locality.to=new", "not a locality profile"),
     ("profile", "locality.trace=out locality.profile=new.npz locality.split=dev", "no split"),
@@ -275,31 +263,9 @@ def test_a_full_disk_leaves_another_job_s_work(tmp_path: Path, monkeypatch: pyte
     assert {name for name in files(tmp_path) if not name.endswith("lock")} == set(before)
 
 
-@pytest.mark.parametrize("form", ["bin", "npy", "multi_hot"])
-def test_an_export_that_fails_midway_leaves_the_older_one(tmp_path: Path, state: Path, form: str) -> None:
-    keys = ["data.dense_transform=integers", "data.max_ind_range=9", f"data.path={tmp_path}/out"]
-    run("data_prep", f"data.raw={state}/days", *keys)
-    export = [f"data.path={tmp_path}/out", f"exchange.to={tmp_path}/new", f"exchange.format={form}"]
-    run("interchange", *export)
-    test = tmp_path / "out/test/00000.dense.npy"
-    test.write_bytes(test.read_bytes()[:200])
-    labels = tmp_path / "out/train/00000.labels.npy"
-    np.save(labels, 1 - np.load(labels))
-    before = files(tmp_path)
-    with pytest.raises(UserError):
-        run("interchange", *export)
-    assert files(tmp_path) == before
-
-
 # Keys that each command reads; of all others none is taken in silence.
 READS = {
     "verify": {"data.path", "data.source"},  # which data=NAME sets beside it
-    "interchange": {
-        "data.path",
-        "data.source",
-        "data.dense_transform",
-        *(key for key, *_ in keys_of(PrepConfig) if "exchange" in key),
-    },
     "profile": {"locality.trace", "locality.profile", "locality.split"},
     "compare": {"locality.trace", "locality.other", "locality.split", "locality.plot"},
     "generate": {"locality.profile", "locality.to", "locality.accesses", "locality.seed"},
@@ -316,7 +282,6 @@ def test_a_key_that_a_command_does_not_read_is_refused(tmp_path: Path, name: str
         prep_config = changed(
             PrepConfig(),
             {
-                "exchange.to": str(tmp_path / "new") if name == "interchange" else None,
                 "data.path": str(tmp_path / "none") if "data.path" in READS[name] else None,
                 key: "another" if usual is None or isinstance(usual, (str, Enum)) else [usual],
             },

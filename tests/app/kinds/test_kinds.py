@@ -18,7 +18,7 @@ from data_prep.dataset.kinds import KINDS
 from data_prep.dataset.options import DataSource, LabelKind, SplitMethod
 
 ROOT = Path(__file__).parents[3]
-PACKAGES = ("app", "common", "data_prep")
+PACKAGES = ("app", "common", "data_prep", "extensions")
 TABLES = ("app/kinds/", "data_prep/dataset/options.py")
 SPLITS = {row.value for row in SplitMethod} - {"auto", "random"}  # which are other things' names, too
 # Files that may have a kind's name, and why.

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from common.errors import UserError
 from data_prep.dataset.format import SPLITS
-from data_prep.exchange.importer import import_bin, import_npy
 from data_prep.verify import verify_dataset
+from extensions.exchange.importer import import_bin, import_npy
 from tests.data_prep.conftest import load_split
 
 ROWS = (40, 30)
@@ -134,7 +134,7 @@ def test_a_bag_with_an_id_that_cannot_be(tmp_path: Path) -> None:
 def test_records_that_are_not_what_they_should_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, column: int, value: int, message: str
 ) -> None:
-    monkeypatch.setattr("data_prep.exchange.importer.SHARD_ROWS", 4)
+    monkeypatch.setattr("extensions.exchange.importer.SHARD_ROWS", 4)
     for split in SPLITS:
         records = np.ones((10, 40), np.int32)
         if split == "val":

@@ -10,23 +10,31 @@ from numpy.typing import NDArray
 
 from common.compose import compose_config
 from common.errors import UserError
-from data_prep import interchange
 from data_prep.config.compose import CONFIG_DIRECTORY
-from data_prep.config.keys import ExchangeConfig, PrepConfig
 from data_prep.dataset.format import load_manifest, open_shard, shard_path
 from data_prep.dataset.multi_hot import MLPERF_SIZES, Distribution, MultiHot, MultiHotTables
 from data_prep.encoding.encoder import Encoder
 from data_prep.engine.workspace import locked
-from data_prep.exchange.export import export_bin, export_multi_hot, export_npy
-from data_prep.exchange.importer import import_bin, import_npy
 from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
+from extensions.exchange.__main__ import main
+from extensions.exchange.export import export_bin, export_multi_hot, export_npy
+from extensions.exchange.importer import import_bin, import_npy
+from extensions.exchange.keys import ExchangeConfig, InterchangeConfig
 from tests.data_prep import oracle
 from tests.data_prep.conftest import config, load_split
 from tests.data_prep.test_published import awkward_day, run_torchrec
+from tests.data_prep.test_refusals import files, set_up
+from tests.once import made_once
 from tests.reference import multi_hot_tables
 
 SPLITS = ("train", "val", "test")
+
+
+@pytest.fixture(scope="session")
+def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Days, and the dataset `out` of them."""
+    return made_once(tmp_path_factory, "of_refusals", set_up)
 
 
 def make(directory: Path, *overrides: str, rows: tuple[int, ...] = (150, 90, 61), edge: bool = False) -> Path:
@@ -38,7 +46,7 @@ def make(directory: Path, *overrides: str, rows: tuple[int, ...] = (150, 90, 61)
 
 def exchange(*arguments: str) -> None:
     """Do what the command does."""
-    assert interchange.main(compose_config(PrepConfig, CONFIG_DIRECTORY, arguments)) == 0
+    assert main(compose_config(InterchangeConfig, CONFIG_DIRECTORY, arguments, "schema")) == 0
 
 
 def assert_same(one: Path, other: Path) -> None:
@@ -222,3 +230,42 @@ def test_bin_files_cut_short(tmp_path: Path) -> None:
         (tmp_path / f"terabyte_processed_{split}.bin").write_bytes(bytes(161))
     with pytest.raises(UserError, match="161 bytes are not whole records of 160"):
         import_bin(tmp_path, tmp_path / "back", None)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ("data.path=out", "exchange.to"),
+        ("data.path=out exchange.source=foreign", "no day_N_labels.npy|already"),
+        ("data.path=none exchange.to=new", "no dataset here"),
+        ("data.path=out exchange.to=new exchange.format=bin", "integers are transformed"),
+        ("data.path=imported exchange.source=days data.dense_transform=raw", r"^data\.dense_transform: has no eff"),
+        ("data.path=imported exchange.source=days data.dense_transform=raw exchange.format=bin", "no such file"),
+        ("data.path=imported exchange.source=days data.workers=2", r"data\.workers|'workers' not in"),
+    ],
+)
+def test_a_refusal_leaves_files_as_they_were(
+    state: Path, monkeypatch: pytest.MonkeyPatch, keys: str, message: str
+) -> None:
+    monkeypatch.chdir(state)
+    before = {name: digest for name, digest in files(state).items() if not name.endswith("lock")}
+    with pytest.raises(UserError, match=message) as error:
+        exchange(*keys.split())
+    assert "\n" not in str(error.value)
+    assert {name: digest for name, digest in files(state).items() if not name.endswith("lock")} == before
+
+
+@pytest.mark.parametrize("form", ["bin", "npy", "multi_hot"])
+def test_an_export_that_fails_midway_leaves_the_older_one(tmp_path: Path, state: Path, form: str) -> None:
+    keys = ["data.dense_transform=integers", "data.max_ind_range=9", f"data.path={tmp_path}/out"]
+    preprocess(config(f"data.raw={state}/days", *keys))
+    export = [f"data.path={tmp_path}/out", f"exchange.to={tmp_path}/new", f"exchange.format={form}"]
+    exchange(*export)
+    test = tmp_path / "out/test/00000.dense.npy"
+    test.write_bytes(test.read_bytes()[:200])
+    labels = tmp_path / "out/train/00000.labels.npy"
+    np.save(labels, 1 - np.load(labels))
+    before = files(tmp_path)
+    with pytest.raises(UserError):
+        exchange(*export)
+    assert files(tmp_path) == before

@@ -1,0 +1,44 @@
+"""Keys of `clickwork interchange`."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from common.keys import MISSING, key
+from data_prep.dataset.multi_hot import Distribution
+from data_prep.dataset.options import DenseTransform
+
+
+class ExchangeFormat(Enum):
+    """Files of other programs: see extensions/exchange/__main__.py."""
+
+    npy = "npy"
+    multi_hot = "multi_hot"
+    bin = "bin"
+
+
+@dataclass(frozen=True)
+class DatasetConfig:
+    """The dataset to export, or to make of imported files."""
+
+    path: str = key(MISSING, "the dataset's directory", example="data/criteo")
+    dense_transform: DenseTransform | None = key(None, "bin, imported: how integers become numbers; null: log1p")
+
+
+@dataclass(frozen=True)
+class ExchangeConfig:
+    """The other program's files."""
+
+    to: str | None = key(None, "directory to export to")
+    source: str | None = key(None, "directory to import from")
+    format: ExchangeFormat = key(ExchangeFormat.npy, "of the other program's files")
+    multi_hot_sizes: list[int] | None = key(None, "ids per bag of every feature that is exported; null: MLPerf v2's")
+    distribution: Distribution | None = key(None, "distribution of a bag's further ids; null: uniform")
+    seed: int | None = key(None, "of their draws; null: 0", at_least=0)
+
+
+@dataclass(frozen=True)
+class InterchangeConfig:
+    """The configuration of `clickwork interchange`."""
+
+    data: DatasetConfig = field(default_factory=DatasetConfig)
+    exchange: ExchangeConfig = field(default_factory=ExchangeConfig)

@@ -1,0 +1,3 @@
+"""Fixtures of both halves, for extensions."""
+
+from tests.data_prep.conftest import criteo as criteo
