@@ -24,6 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from common.config_file import quoted, read_overrides
 from common.errors import UserError
+from common.extensions import directories_of_values
 from common.help import groups_of
 from common.keys import check_keys, choices, declaration, group_of, keys_of
 
@@ -140,7 +141,7 @@ def compose_partly(schema: type, config_dir: Path, overrides: Sequence[str], nam
     for override in overrides:
         _refuse_unquoted(schema, override)
     command_line, overrides = overrides, _by_own_names(schema, overrides)
-    name = name if (config_dir / f"{name}.yaml").is_file() else SCHEMA
+    name = name if any((each / f"{name}.yaml").is_file() for each in directories_of_values(config_dir)) else SCHEMA
     try:
         composed = _compose_values(schema, config_dir, name, overrides)
         implied: dict[str, object] = getattr(schema, "implied", lambda composed: {})(composed)
@@ -182,8 +183,10 @@ def _compose_groups(schema: type, config_dir: Path, name: str, overrides: tuple[
     """Compose by Hydra alone; `recipe` is the content of the recipe of a file, as it is stored under its name."""
     _stored(schema)
     GlobalHydra.instance().clear()
+    _, *added = directories_of_values(config_dir)
+    search_path = f"hydra.searchpath=[{','.join(quoted(f'file://{directory}') for directory in added)}]"
     with initialize_config_dir(str(config_dir), version_base="1.3"):
-        return compose(name, overrides=list(overrides))
+        return compose(name, overrides=[*overrides, search_path])
 
 
 def _unknown_choice(schema: type, config_dir: Path, overrides: Sequence[str], is_group: bool) -> str:

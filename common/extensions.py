@@ -6,11 +6,18 @@ The core imports no extension by name: where the folder is deleted, its commands
 import functools
 import importlib
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 DIRECTORY = Path(__file__).parents[1] / "extensions"
 
 Row = TypeVar("Row")
+
+
+class ReadyMadeValues(NamedTuple):
+    """A directory of ready-made values, which has groups and commands' files as conf/ of a package of the core has."""
+
+    package: str
+    directory: Path
 
 
 class Core:
@@ -38,3 +45,9 @@ def _core() -> Core:
 def rows_of_extensions(kind: type[Row]) -> list[Row]:
     """The rows of one type, such as `Command`, by the names of the extensions."""
     return _core().rows(kind)
+
+
+def directories_of_values(config_dir: Path) -> list[Path]:
+    """The directory of a package's ready-made values, then those that extensions add to it."""
+    added = [row.directory for row in rows_of_extensions(ReadyMadeValues) if row.package == config_dir.parent.name]
+    return [config_dir, *added]

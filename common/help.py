@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from common.extensions import directories_of_values
 from common.keys import MISSING, choices, declaration, keys_of, shown
 
 WIDTH, NOTE = 120, 48  # of a line, and where its note begins
@@ -13,11 +14,11 @@ MANY_KEYS = 30  # of which help lists the common ones alone
 
 def groups_of(config_dir: Path) -> dict[str, list[str]]:
     """Groups of ready-made values, as Hydra finds them: group -> the names that group=NAME takes."""
-    return {
-        directory.name: sorted(path.stem for path in directory.glob("*.yaml"))
-        for directory in sorted(config_dir.iterdir())
-        if directory.is_dir()
-    }
+    directories = [each for path in directories_of_values(config_dir) for each in path.iterdir() if each.is_dir()]
+    names: dict[str, list[str]] = {group: [] for group in sorted(each.name for each in directories)}
+    for directory in directories:
+        names[directory.name] += [path.stem for path in directory.glob("*.yaml")]
+    return {group: sorted(each) for group, each in names.items()}
 
 
 def describe(
