@@ -3,14 +3,17 @@
 The core imports no extension by name: where the folder is deleted, its commands, keys and kinds are gone with it.
 """
 
+import dataclasses
 import functools
 import importlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 DIRECTORY = Path(__file__).parents[1] / "extensions"
 
 Row = TypeVar("Row")
+Keys = TypeVar("Keys")
 
 
 class ReadyMadeValues(NamedTuple):
@@ -18,6 +21,22 @@ class ReadyMadeValues(NamedTuple):
 
     package: str
     directory: Path
+
+
+class KeyGroup(NamedTuple):
+    """A group of keys that an extension adds to a configuration of the core, such as `AppConfig`.
+
+    Attributes:
+        configuration: the name of the dataclass.
+        name: of the group, the extension's own.
+        keys: a frozen dataclass of keys, which needs no value to be given.
+        validate: raises UserError for values of the whole configuration that cannot work.
+    """
+
+    configuration: str
+    name: str
+    keys: type
+    validate: Callable[[Any], None] = lambda config: None
 
 
 class Core:
@@ -51,3 +70,22 @@ def directories_of_values(config_dir: Path) -> list[Path]:
     """The directory of a package's ready-made values, then those that extensions add to it."""
     added = [row.directory for row in rows_of_extensions(ReadyMadeValues) if row.package == config_dir.parent.name]
     return [config_dir, *added]
+
+
+def key_groups(configuration: type) -> list[KeyGroup]:
+    """The groups that extensions add to a configuration, or to that which it is made of."""
+    names = {each.__name__ for each in configuration.__mro__}
+    return [row for row in rows_of_extensions(KeyGroup) if row.configuration in names]
+
+
+def with_key_groups(configuration: type[Keys]) -> type[Keys]:
+    """The dataclass with a field for each group of keys that extensions add to it."""
+    fields = [(row.name, row.keys, dataclasses.field(default_factory=row.keys)) for row in key_groups(configuration)]
+    whole: type = dataclasses.make_dataclass(configuration.__name__, fields, bases=(configuration,), frozen=True)
+    whole.__module__, whole.__doc__ = configuration.__module__, configuration.__doc__
+    return whole
+
+
+def keys_of_extension(config: Any, keys: type[Keys]) -> Keys:
+    """The group of keys of this type in a configuration."""
+    return next(value for value in vars(config).values() if isinstance(value, keys))

@@ -51,12 +51,14 @@ from app.config.train import (
 from app.kinds.metrics import GROUPS
 from common.compose import convert
 from common.errors import UserError
+from common.extensions import key_groups, with_key_groups
 from common.keys import check_keys, key
 from common.limits import require_memory
 
 CONFIG_DIR = Path(__file__).parents[1] / "conf"
 
 
+@with_key_groups
 @dataclass(frozen=True)
 class AppConfig:
     """The whole configuration of `python -m app.train`."""
@@ -161,6 +163,8 @@ def validate(config: AppConfig) -> None:
     validate_loss(config.loss)
     validate_sharding(config.sharding, config.optimizer.name)
     validate_environment(config.environment)
+    for group in key_groups(type(config)):
+        group.validate(config)
 
 
 def _validate_published(config: AppConfig) -> None:
