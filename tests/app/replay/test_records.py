@@ -227,3 +227,15 @@ def test_bits_are_promised_up_to_where_the_threads_changed(
     assert (status, report["bits_can_be_equal_until"]) == (0, 12)
     assert report["changed_since"] == ["steps from 13 on: num_threads: 2 then, 1 now"]
     assert summary(run)["steps"] == 14
+
+
+def test_a_resumption_that_no_launch_began_with_is_found(
+    run: Path, verified: Callable[..., tuple[int, Report]]
+) -> None:
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    resumption = next(line for line in map(json.loads, lines) if line["event"] == "resume")
+    forged = json.dumps({**resumption, "step": 1})
+    (run / "metrics.jsonl").write_text("\n".join([forged, *lines]) + "\n")
+    status, report = verified()
+    assert status == 1
+    assert "metrics.jsonl, resume" in {difference["where"] for difference in report["figures"]}
