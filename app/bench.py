@@ -97,7 +97,7 @@ def shape_of(config: BenchConfig, world_size: int) -> Shape:
         raise UserError(
             f"train.global_batch_size={train.global_batch_size}: not divisible by the {world_size} processes"
         )
-    published = published_tables(config.data.published_tables or DEFAULT_TABLES).values()
+    published = published_tables(config.data.published_tables or DEFAULT_TABLES).rows.values()
     rows = shape.num_embeddings or [min(count, shape.most_rows) for count in published]
     bags = shape.bag_sizes
     if bags is None:

@@ -20,10 +20,10 @@ import torch
 from msgspec import structs
 
 from app.config import PlanAppConfig, TopologyConfig
-from app.config.published import published_tables
 from app.config.sharding import AUTO_SHARDING
 from app.config.train import with_batch_of_all
 from app.data import prepare
+from app.kinds.models import require_dataset
 from app.model.embeddings import TableArch
 from app.model.make import make_tables
 from app.model.tables import Features
@@ -33,9 +33,8 @@ from app.sharding.documents import PlanFile, WhatIf
 from app.sharding.forecast import diff_lines, forecast_plan, plan_lines, what_if_lines
 from app.sharding.plan import load_plan, tables_in_order
 from app.sharding.planner import table_choices
-from app.training.meta_build import published_schema
+from app.training.meta_build import published_features
 from common.cli import EXIT_DONE
-from common.command import load
 from common.documents import encode
 from common.errors import UserError
 from common.files import write_atomically
@@ -80,7 +79,7 @@ def _planned(
     device = _device(resolved)
     plan = from_config.decide(config, device, tables, bag_sizes)
     work = from_config.workload(config, resolved, tables, bag_sizes)
-    parts, name, notes = tables_in_order(tables), config.optimizer.name, config.model.kind.plan_notes
+    parts, name, of_model = tables_in_order(tables), config.optimizer.name, config.model.parts
     choices = {}
     if config.sharding.plan is None:
         choices = from_config.choices(config.sharding, config.optimizer, parts, device, plan.world_size)
@@ -93,7 +92,7 @@ def _planned(
         global_batch_size=config.train.global_batch_size,
         optimizer=name.value,
         types=plan.summary(),
-        notes=load(notes)(config, tables, bag_sizes, work.local_batch_size) if notes else [],
+        notes=[] if of_model is None else of_model.plan_notes(config, tables, bag_sizes, work.local_batch_size),
     )
 
 
@@ -167,7 +166,7 @@ def _tables(config: PlanAppConfig) -> tuple[TableArch, dict[str, float]]:
             raise UserError(f"plan.bag_sizes: {len(bag_sizes)} given for {len(sizes)} features; give one for each")
         sizes = dict(zip(sizes, map(float, bag_sizes), strict=True))
     multi_hot = [feature for feature, size in sizes.items() if size != 1]
-    return make_tables(config.model, features._replace(multi_hot=multi_hot)), sizes
+    return make_tables(config, features._replace(multi_hot=multi_hot)), sizes
 
 
 def _table_sizes(config: PlanAppConfig) -> tuple[Features, dict[str, float]]:
@@ -175,7 +174,7 @@ def _table_sizes(config: PlanAppConfig) -> tuple[Features, dict[str, float]]:
     sizes, root, kind = config.plan.num_embeddings, prepare.dataset_path(config.data), config.model.kind
     published = sizes if isinstance(sizes, str) else config.data.published_tables
     if sizes is not None and not isinstance(sizes, str):
-        if not kind.has_plain_tables:
+        if kind.parts is not None:
             raise UserError(
                 f"plan.num_embeddings: rows alone are no tables of {kind.learns_from.name}; leave it out and give the "
                 "dataset's data.path, or plan.num_embeddings=mlperf_v4"
@@ -184,8 +183,10 @@ def _table_sizes(config: PlanAppConfig) -> tuple[Features, dict[str, float]]:
         return Features(rows), {}
     if sizes is None and (root / MANIFEST_NAME).is_file():
         manifest = load_manifest(root)
-        manifest.require_kind(root, kind.learns_from, kind.remedy)
-        return Features(manifest.num_embeddings, events=manifest.events), mean_bag_sizes(root, manifest)
+        require_dataset(kind, root, manifest)
+        return Features(manifest.num_embeddings, schema=manifest.encoding.get("raw_schema")), mean_bag_sizes(
+            root, manifest
+        )
     if published is None:
         raise UserError(f"plan.num_embeddings=null: {root} is not a dataset; give {kind.instead_of_sizes}")
-    return Features(published_tables(published), events=published_schema(published, config.model)), {}
+    return published_features(published, config.model), {}

@@ -13,9 +13,7 @@ if __name__ == "__main__":  # first: what is imported below may take seconds
 
 
 import logging
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,42 +21,26 @@ from numpy.typing import NDArray
 from app.config import AppConfig, validate
 from app.config.commands import RecommendConfig
 from app.config.model import require_own_scores
-from app.data import events
 from app.data.batch import RowArrays
-from app.data.events import EventLog
 from app.data.split import BatchMaker
 from app.runtime import process_group
 from app.runtime.platform import Runtime
 from app.scoring import ranking
 from app.scoring.candidates import ignored_columns, row_names, with_user
+from app.scoring.ranking import ALL, Scored
 from app.training import predictor, resume
 from app.training.labels import task_of
 from app.training.predictor import Predictor
 from app.training.resume import TrainedRun
 from common.cli import EXIT_DONE
-from common.command import load
 from common.errors import UserError
 from common.files import write_atomically
-from data_prep.dataset.event_schema import FLAG_BIT, EventSchema
-from data_prep.dataset.events import known_items, text_key
 from data_prep.encoding.encoder import EncodedBlock, Encoder
-from data_prep.encoding.new_rows import NewRows, Shape, read_new_rows
+from data_prep.encoding.new_rows import NewRows, read_new_rows
 
 log = logging.getLogger("clickwork")
 
 PIECE_ROWS = 256  # fixed, with padding: matrix products of one shape sum each row in one order
-ALL = "all"  # candidates=all: every item in the log
-
-
-class Scored(NamedTuple):
-    """Candidates by name, their logits [n] and canonical order [n], and which features' values are unknown [n, F]."""
-
-    names: Sequence[str]
-    logits: NDArray[np.float32]
-    order: NDArray[np.int64]
-    unknown: NDArray[np.bool_]
-    features: Sequence[str]
-    about: dict[str, Any]
 
 
 def main(config: RecommendConfig) -> int:
@@ -67,11 +49,12 @@ def main(config: RecommendConfig) -> int:
     trained = resume.trained_config(directory, config.runtime, config.data.path)
     validate(trained)
     require_own_scores(trained.model, "recommend")
-    score = load(trained.model.kind.rank)
+    parts = trained.model.parts
+    score = score_rows if parts is None else parts.rank
     with process_group.joined(trained, process_group.READING) as runtime:
         run = resume.open_checkpoint(directory, config.checkpoint, trained, runtime)
         correction = run.correction(config.correct_sampling)
-        scored: Scored = score(config, trained, run, runtime)
+        scored = score(config, trained, run, runtime)
         _require_finite(scored.logits)
         has_clicks = task_of(run.manifest).has_clicks
         ranked = ranking.rank(*scored[:-1], has_clicks, correction)
@@ -99,92 +82,6 @@ def _require_finite(logits: NDArray[np.float32]) -> None:
         )
 
 
-def _load(trained: AppConfig, run: TrainedRun, runtime: Runtime) -> Predictor:
-    return predictor.load(run.path, trained, runtime, run.root, run.manifest)
-
-
-def score_items(config: RecommendConfig, trained: AppConfig, run: TrainedRun, runtime: Runtime) -> Scored:
-    """Items after the events of one user in a dataset of events.
-
-    Raises:
-        UserError: items or a user that the log does not have, or no user.
-    """
-    history = events.open_log(run.root, run.manifest, trained)
-    schema, arrays = history.schema, history.events
-    keys, ids = known_items(run.root, run.manifest, arrays)
-    if config.candidates == ALL:
-        if (keys < 0).any():
-            raise UserError(f"candidates={ALL}: {run.root} keeps no names of its items, which are texts; give a file")
-        candidates = NewRows(ALL, {schema.item: [str(key) for key in keys.tolist()]}, range(1, len(keys) + 1))
-    else:
-        candidates = _read_items(config, schema)
-    names = candidates.texts(schema.item)
-    item_keys = np.array([text_key(text) for text in names], np.int64)
-    places = np.minimum(np.searchsorted(keys, item_keys), len(keys) - 1)
-    if (unknown := keys[places] != item_keys).any():
-        row = int(unknown.argmax())
-        place = f"{candidates.name}: row {candidates.numbers[row]}"
-        raise UserError(f"{place}: {schema.item} {names[row]} is not in the log of {run.root}; leave it out")
-    items = ids[places].astype(np.int32)
-    user, end, time = _history(config, history, candidates)
-    flagged = _flagged(schema, candidates)
-    candidate_set = events.Candidates(items, np.full(len(items), time), np.where(flagged, FLAG_BIT, 0).astype(np.uint8))
-    order = np.lexsort((flagged, items))
-    logits = np.empty(len(items), np.float32)
-    logits[order] = _load(trained, run, runtime).score(history.candidates(user, end, candidate_set.take(order))).logits
-    if config.id_column in candidates.columns:
-        names = candidates.texts(config.id_column)
-    about = {"user": config.user, "time": time, "history": end - int(arrays.offsets[user])}
-    return Scored(names, logits, order, np.zeros((len(items), 0), np.bool_), (), about)
-
-
-def _flagged(schema: EventSchema, candidates: NewRows) -> NDArray[np.bool_]:
-    """Which candidates have the log's flag, read as the log's own events are; none without such a column."""
-    if schema.flag not in candidates.columns:
-        return np.zeros(len(candidates.numbers), np.bool_)
-    return candidates.truths(schema.flag)
-
-
-def _read_items(config: RecommendConfig, schema: EventSchema) -> NewRows:
-    """A file's items: a column of that name, or one column without names."""
-    spare = (config.id_column, schema.flag or "", schema.user)
-    shape = Shape((schema.item,), schema.delimiter, label="", required_columns=(schema.item, *spare))
-    candidates = read_new_rows(Path(config.candidates), shape)
-    if ignored := ignored_columns(candidates, [schema.item], spare):
-        log.info("candidates: the model does not read %s", ", ".join(ignored))
-    return candidates
-
-
-def _history(config: RecommendConfig, history: EventLog, candidates: NewRows) -> tuple[int, int, int]:
-    """Index of the user, number of the event that its history ends before, and the candidates' time.
-
-    Raises:
-        UserError: no user, one that the log does not have, or one with too few events.
-    """
-    arrays, column = history.events, history.schema.user
-    users = {config.user} if config.user is not None else set()
-    if config.user is None and column in candidates.columns:
-        users = set(candidates.texts(column))
-    if len(users) != 1:
-        raise UserError(f"user: {len(users)} users are given in column {column}; give one, as in the log: user=ID")
-    [user] = users
-    assert user is not None
-    places = np.flatnonzero(arrays.users == text_key(user))
-    if not len(places):
-        raise UserError(f"user={user}: not in the log; give one of its users, as in its column {column}")
-    index = int(places[0])
-    start, stop = arrays.offsets[index : index + 2].tolist()
-    last = arrays.offsets[1:][np.diff(arrays.offsets) > 0] - 1
-    time = int(arrays.times[last].max()) if config.time is None else config.time
-    end = stop if config.time is None else start + int(np.searchsorted(arrays.times[start:stop], time, "left"))
-    if end - start < history.min_history:
-        raise UserError(
-            f"user={user}: {end - start} events before time={time}, and samples of the run have at least "
-            f"{history.min_history} (data.events.min_history); give a user with more"
-        )
-    return index, end, time
-
-
 def score_rows(config: RecommendConfig, trained: AppConfig, run: TrainedRun, runtime: Runtime) -> Scored:
     """New rows, encoded as the dataset was.
 
@@ -199,7 +96,8 @@ def score_rows(config: RecommendConfig, trained: AppConfig, run: TrainedRun, run
     candidates = _read(config, encoder)
     block = encoder.parse_columns(candidates.columns, candidates.name, candidates.numbers)
     order = _canonical_order(candidates, encoder)
-    logits = _score(_load(trained, run, runtime), encoder.encode(block), order)
+    scorer = predictor.load(run.path, trained, runtime, run.root, run.manifest)
+    logits = _score(scorer, encoder.encode(block), order)
     names = row_names(candidates, config.id_column)
     return Scored(names, logits, order, encoder.unknown(block), encoder.features, {})
 

@@ -21,7 +21,6 @@ from pathlib import Path
 from app.baselines.after_training import add_baselines, require_possible
 from app.checkpoint import files
 from app.config import AppConfig, DataConfig
-from app.config.model import validate_device
 from app.config.runtime import require_graphs
 from app.config.train import with_batch_of_all, with_evaluation_distance
 from app.data import prepare
@@ -32,7 +31,7 @@ from app.report.page import REPORT, write_report
 from app.runtime import platform, process_group
 from app.trackers.run_trackers import require_clients
 from app.training import agreement, meta_build, session
-from app.training.labels import refuse_events_of_one_class, refuse_one_class, require_task
+from app.training.labels import refuse_one_class, require_task
 from app.training.monitor import require_validation
 from app.training.recording import scores
 from app.training.run import TrainingRun
@@ -121,7 +120,8 @@ def _train(config: AppConfig, runtime: platform.Runtime, record: RunDirectory, b
 
 def _set_up(config: AppConfig, runtime: platform.Runtime, record: RunDirectory, began: float) -> TrainingRun | None:
     """Everything before the first step; None if there is nothing left to train. Raises Interrupted at a signal."""
-    validate_device(config.model, runtime.device.type)
+    if (parts := config.model.parts) is not None:
+        parts.require_device(config, runtime.device.type)
     require_graphs(config.runtime, runtime.device.type)
     runtime.on_rank_0(record.open)
     agreement.require_shared(record.path, runtime, config.runtime.timeout_minutes)
@@ -153,7 +153,8 @@ def _set_up(config: AppConfig, runtime: platform.Runtime, record: RunDirectory, 
     run = TrainingRun(trained, record, began)
     if has_windows:
         require_validation(config, run.session.split_rows()[config.eval.split])
-        refuse_events_of_one_class(config.data, root, run.session.split(TRAIN))
+    if parts is not None:
+        parts.require_labels(config, root, run.session.split(TRAIN))
     if start is not None:
         run.restore(Path(start))
         status = runtime.on_rank_0(lambda: _status_if_done(run, record))

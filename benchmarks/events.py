@@ -23,12 +23,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from app.config import DataConfig
-from app.config.data import AnchorOrder, EventConfig
-from app.data import events
 from benchmarks.result_file import write_result
 from data_prep.dataset.format import load_manifest
 from data_prep.parsing.event_yaml import schema_path
+from extensions.sequences.event_log import EventLog
+from extensions.sequences.keys import AnchorOrder, SequencesConfig
 
 ITEMS, ARTISTS, ALBUMS, EVENTS_PER_USER = 9_390_623, 1_293_394, 3_367_691, 4_650
 GROUP = 1 << 20
@@ -93,14 +92,14 @@ def prepare(directory: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 
 def read(root: Path, history: int, order: AnchorOrder, rounds: int) -> dict[str, Any]:
     """Samples a second, median over rounds, each from its own place in the order."""
-    config = DataConfig(events=EventConfig(history_length=history, min_history=min(history, 1000), order=order))
-    reader = events.EventLog(root, load_manifest(root), config).split("train", 0, 1)
+    config = SequencesConfig(history_length=history, min_history=min(history, 1000), order=order)
+    reader = EventLog(root, load_manifest(root), config).split("train", 0, 1)
     total, rates, mean = reader.num_batches(BATCH), [], 0.0
     for turn in range(rounds + 1):  # the first compiles
         batches = islice(reader.train_batches(BATCH, 0, 0, total * turn // (rounds + 2)), BATCHES + 1)
         next(batches)
         began = time.perf_counter()
-        lengths = [batch.sequences.history_lengths for batch in batches if batch.sequences is not None]
+        lengths = [batch.inputs_of_model.history_lengths for batch in batches if batch.inputs_of_model is not None]
         rates.append(BATCH * len(lengths) / (time.perf_counter() - began))
         mean = float(np.mean(lengths))
     return {

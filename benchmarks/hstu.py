@@ -33,12 +33,12 @@ from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
 from torchrec.distributed.types import ShardingPlan
 
-from app.config.hstu import Attention, HSTUConfig
 from app.config.tables import Storage
-from app.data.batch import Sequences
-from app.model.hstu import HSTU, EventArch, EventKeys
 from app.model.tables import TableInitRange, TableSpec
 from benchmarks.result_file import write_result
+from extensions.sequences.hstu import HSTU, EventArch, EventKeys
+from extensions.sequences.keys import Attention, HSTUConfig
+from extensions.sequences.sequences import Sequences
 
 CONTEXT = [f"context_{number}" for number in range(8)]
 HISTORY = ["item", "artist", "album"]

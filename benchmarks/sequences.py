@@ -35,13 +35,12 @@ import pyarrow.parquet as pq
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.metrics import roc_auc_score
 
-from app.config import DataConfig
-from app.config.data import EventConfig, HistoryKind
-from app.data.events import EventLog
 from benchmarks.precision import interval
 from benchmarks.result_file import write_result
 from benchmarks.running_means import recent_means, running_means
 from data_prep.dataset.format import load_manifest
+from extensions.sequences.event_log import EventLog
+from extensions.sequences.keys import HistoryKind, SequencesConfig
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SPLITS, BATCH = ("train", "val"), 4096
@@ -58,12 +57,12 @@ SETTINGS = {
     "hstu": ["model=hstu"],
 }
 HSTU_ON_MOVIELENS = [
-    "data.events.tasks=[loved,fair,bad]",
-    "data.events.order=shuffled",
-    "data.events.history=last_n",
-    "data.events.candidate_time=own",
-    "model.hstu.input_dropout=0.2",
-    "model.hstu.linear_dropout=0.2",
+    "sequences.tasks=[loved,fair,bad]",
+    "sequences.order=shuffled",
+    "sequences.history=last_n",
+    "sequences.candidate_time=own",
+    "sequences.hstu.input_dropout=0.2",
+    "sequences.hstu.linear_dropout=0.2",
     "train.epochs=2",
 ]
 FEATURES = {"trees": (running_means,), "recent_trees": (running_means, recent_means)}
@@ -148,11 +147,11 @@ def prepare(arguments: argparse.Namespace, work: Path) -> EventLog:
         source = ["data=events", f"data.raw={arguments.movielens / 'ml-100k.inter'}", f"data.schema={work}/log.yaml"]
     root = work / "log"
     run("data_prep", *source, f"data.path={root}")
-    config, manifest = EventConfig(history=HistoryKind.last_n, history_length=1), load_manifest(root)
-    log = EventLog(root, manifest, DataConfig(events=config))
+    config, manifest = SequencesConfig(history=HistoryKind.last_n, history_length=1), load_manifest(root)
+    log = EventLog(root, manifest, config)
     if arguments.choose:
-        config = EventConfig(history=HistoryKind.last_n, history_length=1, eval_window=log.eval_window - 1)
-        log = EventLog(root, manifest, DataConfig(events=config))
+        config = SequencesConfig(history=HistoryKind.last_n, history_length=1, eval_window=log.eval_window - 1)
+        log = EventLog(root, manifest, config)
     return log
 
 
@@ -172,9 +171,13 @@ def write_rows(log: EventLog, work: Path) -> None:
         split, parts = log.split(name, 0, 1), []
         times = np.concatenate([log.events.times[log.anchors.window(number)] for number in split.windows])
         for batch in split.eval_batches(BATCH):
-            assert batch.sequences is not None
+            histories: Any = batch.inputs_of_model
             ids = {key: each.values() for key, each in batch.sparse_features.to_dict().items()}
-            targets = {"action": batch.sequences.actions, "then": batch.sequences.times, "label": batch.labels.int()}
+            targets = {
+                "action": histories.actions,
+                "then": histories.times,
+                "label": batch.labels.int(),
+            }
             parts.append({key: each[: batch.num_valid].numpy() for key, each in {**ids, **targets}.items()})
         columns = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
         columns["minutes"] = (times - columns.pop("then")) // 60
@@ -192,7 +195,7 @@ def measured(model: str, seed: int, log: EventLog, work: Path, settings: list[st
         files = [f"data.{name}={work}/{name}.parquet" for name in SPLITS]
         data = [*files, f"data.schema={work}/rows.yaml", f"data.path={work}/rows"]
     else:
-        data = [f"data.path={work}/log", f"data.events.eval_window={log.eval_window}"]
+        data = [f"data.path={work}/log", f"sequences.eval_window={log.eval_window}"]
     name = f"{model}_{seed}"
     run("app.train", *settings, *data, f"train.seed={seed}", f"run.name={name}", f"run.dir={work}/{name}")
     auc: float = json.loads((work / name / "summary.json").read_bytes())["last"]["auc"]

@@ -31,12 +31,14 @@ class KeyGroup(NamedTuple):
         name: of the group, the extension's own.
         keys: a frozen dataclass of keys, which needs no value to be given.
         validate: raises UserError for values of the whole configuration that cannot work.
+        sample_keys: keys that choose which samples of a dataset are evaluated.
     """
 
     configuration: str
     name: str
     keys: type
     validate: Callable[[Any], None] = lambda config: None
+    sample_keys: tuple[str, ...] = ()
 
 
 class Core:

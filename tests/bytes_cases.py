@@ -158,7 +158,7 @@ RUNS: dict[str, str] = {
     "mlperf_v2": f"recipe=mlperf_v2 {_TINY} train.global_batch_size=32 data.synthetic.rows=3000",
     "mlperf_v4": (
         f"recipe=mlperf_v4 {_TINY} data.prep.synthetic_events.users=50 data.prep.synthetic_events.stay=0.7 "
-        "model.hstu.position_bound=null train.max_steps=6"
+        "sequences.hstu.position_bound=null train.max_steps=6"
     ),
     "ncf_movielens_1m": f"recipe=ncf_movielens_1m {_TINY} train.global_batch_size=256",
     "quickstart": f"recipe=quickstart {_TINY} train.epochs=2",

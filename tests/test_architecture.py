@@ -119,12 +119,17 @@ def test_tests_are_imported_by_nobody_and_the_oracle_imports_nothing_of_ours() -
 
 
 def imports_by_module() -> dict[str, set[str]]:
-    """The modules of ours that each module imports, inside functions too."""
+    """The modules of ours that each module imports, inside functions too, but not for types alone."""
     paths = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in python_files(ROOT, PACKAGES)}
     modules = {name.removesuffix(".__init__"): path for name, path in paths.items()}
     imported: dict[str, set[str]] = {name: set() for name in modules}
     for name, path in modules.items():
-        for node in ast.walk(ast.parse(path.read_text())):
+        tree = ast.parse(path.read_text())
+        of_types = [
+            node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        ]
+        tree.body = [node for node in tree.body if node not in of_types]
+        for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 imported[name] |= {each.name for each in node.names} & modules.keys()
             elif isinstance(node, ast.ImportFrom):

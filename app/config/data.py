@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Any, ClassVar
 
 from app.config.published import published_tables
-from app.kinds.models import ModelKind
+from app.kinds.models import ModelKind, model_for
 from common.errors import UserError
 from common.keys import key, keys_of
 from data_prep.config import keys
@@ -33,65 +33,6 @@ class DataScale(Enum):
 
     full = "full"
     tiny = "tiny"
-
-
-class HistoryKind(Enum):
-    """Events of a history.
-
-    interleaved: the last of each action, in equal numbers, merged by time, as in MLPerf's DLRMv4; last_n: the last of
-    any action.
-    """
-
-    interleaved = "interleaved"
-    last_n = "last_n"
-
-
-class CandidateTime(Enum):
-    """Time of a candidate, from which ages of events and the time of day are counted.
-
-    history: its history's last event's, as in MLPerf's DLRMv4; own: its own, which shows how long ago that event was.
-    """
-
-    history = "history"
-    own = "own"
-
-
-class AnchorOrder(Enum):
-    """Order of samples inside a window of time: user: by user, then time; shuffled: by seed, epoch and window."""
-
-    user = "user"
-    shuffled = "shuffled"
-
-
-class WindowRest(Enum):
-    """Samples of a window that fill no batch: carry: they begin the next window's first; drop: they are left out."""
-
-    carry = "carry"
-    drop = "drop"
-
-
-@dataclass(frozen=True)
-class EventConfig:
-    """How samples are made of a dataset of events (docs/sequences.md); it has no effect on other datasets."""
-
-    min_history: int | None = key(None, "events of its user before a sample; null: the dataset's own", at_least=0)
-    window_seconds: int | None = key(None, "length of the windows of time; null: the dataset's own", at_least=1)
-    eval_window: int | None = key(
-        None, "window that is evaluated, training uses those before; null: the last", at_least=1
-    )
-    order: AnchorOrder = key(AnchorOrder.user, "of samples inside a window")
-    rest: WindowRest = key(WindowRest.carry, "what becomes of samples that fill no batch at a window's end")
-    history: HistoryKind = key(HistoryKind.interleaved, "which earlier events a history is made of")
-    history_length: int = key(200, "events of a history; interleaved: divided by the number of actions", at_least=1)
-    candidate_time: CandidateTime = key(CandidateTime.history, "from which ages and the time of day are counted")
-    scan_events: int = key(20_000, "events before a sample among which its history is looked for", at_least=1)
-    tasks: list[str] = key([], "actions to predict besides the label; their losses are added")
-    max_history: int | None = key(None, "a history is cut to its last events, this many; null: it is not", at_least=1)
-
-    @property
-    def num_tasks(self) -> int:
-        """Outputs of the model: of the label and of `tasks`."""
-        return 1 + len(self.tasks)
 
 
 @dataclass(frozen=True)
@@ -160,7 +101,6 @@ class DataConfig:
     workers: int | None = key(None, "as of data_prep: number of processes; null: its default", at_least=1)
     synthetic: SyntheticConfig = field(default_factory=SyntheticConfig)
     multi_hot: MultiHotConfig = field(default_factory=MultiHotConfig)
-    events: EventConfig = field(default_factory=EventConfig)
     negatives: NegativesConfig = field(default_factory=NegativesConfig)
     verify: VerifyData = key(VerifyData.auto, "when to compare shards with their checksums; auto: up to 4 GiB of them")
     shuffle: bool = key(True, "reorder the training split in every epoch", decides_bits=True)
@@ -199,7 +139,6 @@ INSTEAD = {f"data={source.value}": f"data.source={source.value}" for source in D
     "data=custom": "data.raw=FILES data.schema=FILE",
     "data=local": "data.raw=FILES",
     "data=events": "data.raw=FILES data.schema=FILE",
-    "model.hstu": "model=hstu",
     **{f"data=yambda{size}": f"data.source=yambda{size or '_50m'}" for size in ("", "_50m", "_500m", "_5b")},
 }
 
@@ -232,7 +171,7 @@ def require_source(data: DataConfig, model: ModelKind) -> None:
     if source_kind is not None and source_kind is not required_kind:
         raise UserError(
             f"data.source={source_of(data)}: makes {source_kind.name}, and {model.label} learns from "
-            f"{required_kind.name}; give {model.instead_of_source}"
+            f"{required_kind.name}; give {model.instead_of_source or model_for(source_kind)}"
         )
 
 

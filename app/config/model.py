@@ -3,9 +3,8 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
-from app.config.hstu import HSTUConfig, require_attention
 from app.config.tables import TablesConfig, validate_tables
-from app.kinds.models import DLRM, MODELS, ModelKind
+from app.kinds.models import ModelKind, ModelParts, model_kinds
 from common.errors import UserError
 from common.keys import MISSING, key, shown
 
@@ -50,7 +49,7 @@ class DenseInit(Enum):
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """DLRM (Naumov et al. 2019), whose dense_arch ends with the width of all vectors; or HSTU, over events."""
+    """DLRM (Naumov et al. 2019), whose dense_arch ends with the width of all vectors; or an extension's model."""
 
     interaction: Interaction = key(Interaction.dot, "how the features' vectors are combined")
     interaction_itself: bool = key(
@@ -69,10 +68,8 @@ class ModelConfig:
         "model=dlrm_dcn, MLPerf's, which takes 33 times the operations of model=dlrm a sample",
         is_common=True,
     )
-    dense_arch: list[int] = key(
-        MISSING, "widths of its layers, the last being D; []: none, without dense features; HSTU has none"
-    )
-    over_arch: list[int] = key(MISSING, "widths of its layers, the last being 1; HSTU has none; [] for sum")
+    dense_arch: list[int] = key(MISSING, "widths of its layers, the last being D; []: none, without dense features")
+    over_arch: list[int] = key(MISSING, "widths of its layers, the last being 1; [] for sum")
     batch_norm: bool = key(False, "batch norm in each hidden layer of dense_arch, over_arch and deep_arch")
     dropout: list[float] = key(
         [],
@@ -107,21 +104,28 @@ class ModelConfig:
     )
     dense_init: DenseInit = key(DenseInit.torch, "of linear layers")
     tables: TablesConfig = field(default_factory=TablesConfig)
-    hstu: HSTUConfig | None = key(None, "the sequence model, over a dataset of events; null: DLRM, over rows")
+    name: str = key("dlrm", "dlrm, or a model that an extension adds; set by model=NAME")
 
     @property
     def kind(self) -> ModelKind:
-        """The kind whose settings are given."""
-        others = (kind for kind in MODELS if kind.section and getattr(self, kind.section) is not None)
-        return next(others, DLRM)
+        """The kind of that name. Raises UserError for another name."""
+        kinds = model_kinds()
+        if self.name not in kinds:
+            raise UserError(f"model.name={self.name}: must be one of {', '.join(kinds)}")
+        return kinds[self.name]
+
+    @property
+    def parts(self) -> ModelParts | None:
+        """What an extension does for its model; None of DLRM."""
+        return self.kind.parts and self.kind.parts()
 
 
 def validate_model(model: ModelConfig) -> None:
     """Raises UserError for values that cannot work."""
     if model.embedding_dim < 1:
         raise UserError(f"model.embedding_dim={model.embedding_dim}: must be at least 1")
-    if model.kind.section:
-        _refuse_settings_beside(model, model.kind.section)
+    if model.kind.parts is not None:
+        _refuse_settings_of_dlrm(model)
         return
     _validate_dense_arch(model)
     _validate_over_arch(model)
@@ -137,20 +141,12 @@ def validate_model(model: ModelConfig) -> None:
     validate_tables(model.tables, model.embedding_dim)
 
 
-def _refuse_settings_beside(model: ModelConfig, section: str) -> None:
-    """Raises UserError for DLRM's own settings, which would do nothing beside those of another kind."""
-    usual = ModelConfig(embedding_dim=model.embedding_dim, dense_arch=[], over_arch=[])
+def _refuse_settings_of_dlrm(model: ModelConfig) -> None:
+    """Raises UserError for DLRM's own settings, which would do nothing in another model."""
+    usual = ModelConfig(embedding_dim=model.embedding_dim, dense_arch=[], over_arch=[], name=model.name)
     for name, value in vars(usual).items():
-        if name != section and getattr(model, name) != value:
-            raise UserError(
-                f"model.{name}: is DLRM's and has no effect with model.{section}; leave it out, and give "
-                f"model={section} for the sequence model"
-            )
-
-
-def validate_device(model: ModelConfig, device_type: str) -> None:
-    """Raises UserError if the model cannot be computed on such a device as configured."""
-    require_attention(model.hstu, device_type)
+        if getattr(model, name) != value:
+            raise UserError(f"model.{name}: is DLRM's and has no effect with model={model.name}; leave it out")
 
 
 def require_dlrm(model: ModelConfig, operation: str) -> None:

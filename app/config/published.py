@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from app.kinds.published import PublishedTables
 from common.errors import UserError
+from common.extensions import rows_of_extensions
 from common.keys import key
 
 _CRITEO = [f"cat_{i}" for i in range(26)]
@@ -45,12 +47,6 @@ PUBLISHED_TABLES: dict[str, dict[str, int]] = {
         40000000, 39060, 17295, 7424, 20265, 3, 7122, 1543, 63, 40000000, 3067956, 405282, 10, 2209, 11938, 155, 4,
         976, 14, 40000000, 40000000, 40000000, 590152, 12973, 108, 36,
     ), strict=True)),
-    # MLPerf 6.1: Yambda 5b by data_prep/conf/events/yambda.yaml.
-    "mlperf_v4": {
-        "user": 1000001, "user_x_artist": 100000000, "user_x_album": 40000000, "user_x_hour": 24000000,
-        "item_x_hour": 40000000, "artist_x_hour": 32000000, "user_x_is_organic": 2000000,
-        "user_x_artist_x_hour": 40000000, "item": 9390624, "artist": 1293395, "album": 3367692,
-    },
     # reczoo/Datasets: the values of the training split, by the parameters that reczoo/BARS logs.
     "criteo_x1": _even([f"C{i}" for i in range(1, 27)], 2_086_277),
     "avazu_x1": _even([f"feat_{i}" for i in range(1, 23)], 1_298_577),
@@ -114,17 +110,15 @@ class PublishedConfig:
     least_auc: float | None = key(None, "minimum AUC that the recipe promises on any machine", within="[0, 1]")
 
 
-def published_num_dense(name: str) -> int:
-    """Number of dense features beside published tables."""
-    return 0 if name in WITHOUT_DENSE else NUM_DENSE
-
-
-def published_tables(name: str) -> dict[str, int]:
-    """Rows of each feature's table.
+def published_tables(name: str) -> PublishedTables:
+    """Table sizes by name.
 
     Raises:
         UserError: no such name.
     """
-    if name not in PUBLISHED_TABLES:
-        raise UserError(f"data.published_tables={name}: must be one of {', '.join(PUBLISHED_TABLES)}")
-    return dict(PUBLISHED_TABLES[name])
+    added = {row.name: row for row in rows_of_extensions(PublishedTables)}
+    if name in PUBLISHED_TABLES:
+        return PublishedTables(name, PUBLISHED_TABLES[name], 0 if name in WITHOUT_DENSE else NUM_DENSE)
+    if name not in added:
+        raise UserError(f"data.published_tables={name}: must be one of {', '.join((*PUBLISHED_TABLES, *added))}")
+    return added[name]

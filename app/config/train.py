@@ -245,7 +245,7 @@ def validate_monitor(train: TrainConfig, checkpoint: CheckpointConfig, cuts_rate
                 f"{shown_monitor}: must be one of {', '.join(RANKED)}, or weights of some, such as {{auc:1,logloss:-1}}"
             )
         if METRICS[name].over and over not in METRICS[name].over:
-            entities = "users, which only logs of events (model=hstu) have"
+            entities = "users, which only logs of events have"
             remedy = "use auc"
             if GROUPS in METRICS[name].over:
                 entities, remedy = "groups of rows", "use gauc" if over else "give eval.group_by=COLUMN, or use auc"

@@ -23,44 +23,6 @@ BATCHES_AHEAD = 2
 
 
 @dataclass
-class Sequences(Pipelineable):
-    """What a batch of B histories holds besides ids: E events of all histories, M candidates of all samples.
-
-    Attributes:
-        times: [E] int64 seconds of the histories' events, sample by sample, the oldest first.
-        actions: [E] uint8, a bit for each action of the dataset's schema.
-        candidate_times: [M] int64 seconds, of the last event of each history, or the candidate's own
-            (data.events.candidate_time).
-        history_lengths, num_candidates: [B] on the host.
-        divisor: N of the attention (app.config.hstu.AttentionScale), on the host.
-    """
-
-    times: Tensor
-    actions: Tensor
-    candidate_times: Tensor
-    history_lengths: list[int]
-    num_candidates: list[int]
-    divisor: float
-
-    def to(self, device: torch.device, non_blocking: bool = False) -> "Sequences":
-        """Copy to a device."""
-        return self._with(lambda part: part.to(device, non_blocking=non_blocking))
-
-    def pin_memory(self) -> "Sequences":
-        """Copy to page-locked memory."""
-        return self._with(Tensor.pin_memory)
-
-    def record_stream(self, stream: torch.Stream) -> None:
-        """Tell the allocator that `stream` uses these tensors."""
-        for part in (self.times, self.actions, self.candidate_times):
-            part.record_stream(stream)
-
-    def _with(self, change: Callable[[Tensor], Tensor]) -> "Sequences":
-        times, actions, candidate_times = map(change, (self.times, self.actions, self.candidate_times))
-        return replace(self, times=times, actions=actions, candidate_times=candidate_times)
-
-
-@dataclass
 class Layout:
     """Where the bags of F keys, B each, lie in a batch's values; batches of the same layout share one.
 
@@ -111,9 +73,9 @@ class Batch(Pipelineable):
     Attributes:
         dense_features: [B, N] float32.
         sparse_features: F keys, B bags each; values int32 [L], feature-major.
-        labels: [B] float32, 0 or 1; [B, tasks] where there are several (data.events.tasks), the label's first.
+        labels: [B] float32, 0 or 1; [B, tasks] where several are learned, the dataset's label first.
         num_valid: number of samples before the padding (of evaluation, and of an epoch's last batch).
-        sequences: of a dataset of events, whose sparse_features app/data/events.py describes.
+        inputs_of_model: what another model than DLRM is called with in place of dense_features.
         layout: of sparse_features, if it is that of other batches too.
         share: what a mean over these samples counts beside those of the other processes, 1 where all have as many.
     """
@@ -122,14 +84,14 @@ class Batch(Pipelineable):
     sparse_features: KeyedJaggedTensor
     labels: Tensor
     num_valid: int
-    sequences: Sequences | None = None
+    inputs_of_model: Pipelineable | None = None
     layout: Layout | None = None
     share: float = 1.0
 
     @property
     def inputs(self) -> tuple[Any, KeyedJaggedTensor]:
-        """What a model is called with: dense features, or sequences, and ids."""
-        return self.dense_features if self.sequences is None else self.sequences, self.sparse_features
+        """What a model is called with: dense features, or what it has in their place, and ids."""
+        return self.dense_features if self.inputs_of_model is None else self.inputs_of_model, self.sparse_features
 
     def row_keys(self) -> NDArray[np.int64]:
         """A number for each sample, [B], the same of those with the same features, whatever the order in bags."""
@@ -161,12 +123,12 @@ class Batch(Pipelineable):
             dense_features=change(self.dense_features),
             sparse_features=change(features) if layout is None else layout.bags(change(features.values())),
             labels=change(self.labels),
-            sequences=self.sequences and change(self.sequences),
+            inputs_of_model=self.inputs_of_model and change(self.inputs_of_model),
         )
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Tell the allocator that `stream` uses these tensors."""
-        for part in (self.dense_features, self.sparse_features, self.labels, self.sequences):
+        for part in (self.dense_features, self.sparse_features, self.labels, self.inputs_of_model):
             if part is not None:
                 part.record_stream(stream)
 

@@ -19,18 +19,14 @@ from common.signals import Interrupted
 from data_prep.config import keys
 from data_prep.config.agreement import compared_keys, first_difference, given_keys, keys_in_force
 from data_prep.config.compose import PICKLED
-from data_prep.dataset.event_schema import EventSchema
 from data_prep.dataset.format import MANIFEST_NAME, Manifest, load_manifest
-from data_prep.dataset.kinds import EVENT_LOG, ROWS, DatasetKind
 from data_prep.dataset.options import GENERATORS
-from data_prep.parsing.event_yaml import load_event_schema, schema_path
 from data_prep.published.sets import SETS
 
 LEAVE_OUT = (
     "leave it out, or give another data.path and what to make it from (data.raw, data.train, or data.source=synthetic)"
 )
 NOT_OF_ROWS = ("source", "path", "allow_degenerate", *FILES)  # keys of data_prep that are set here
-SCHEMAS = {"mlperf_v4": "yambda"}  # of published table sizes (app.config.published)
 REPOSITORY = Path(__file__).parents[2]
 
 
@@ -99,16 +95,6 @@ def _require_written(config: DataConfig) -> None:
     name, train = config.published_tables, config.train
     if name in SETS and isinstance(train, str) and train == f"data/{name}/train.csv" and not Path(train).exists():
         raise UserError(f"{train}: no such file; python -m data_prep.published name={name} fetches and writes it")
-
-
-def published_kind(name: str) -> DatasetKind:
-    """The kind of the data that published table sizes are of."""
-    return EVENT_LOG if name in SCHEMAS else ROWS
-
-
-def published_events(name: str) -> EventSchema | None:
-    """The schema of the events that published table sizes are of; None: they are of rows."""
-    return load_event_schema(schema_path(SCHEMAS[name])) if name in SCHEMAS else None
 
 
 def require_agreement(config: DataConfig, manifest: Manifest) -> None:

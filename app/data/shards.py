@@ -222,7 +222,7 @@ def require_window(manifest: Manifest, name: str) -> None:
     """Of a dataset of events, splits are windows of time. Raises UserError if there is none of this name."""
     if name not in manifest.kind.windows:
         raise UserError(
-            f"no split {name!r}: a dataset of events has train and val, the window that data.events.eval_window chooses"
+            f"no split {name!r}: a dataset of events has train and val, the window that sequences.eval_window chooses"
         )
 
 

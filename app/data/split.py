@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,35 @@ from app.runtime.background import background_thread
 from common.errors import UserError
 from data_prep.dataset.format import Manifest
 from data_prep.dataset.multi_hot import MultiHotTables
+
+
+class Split(Protocol):
+    """A split of a dataset as one process reads it.
+
+    Attributes:
+        rows: samples of all processes. dense_names: of the dense features.
+    """
+
+    dense_names: list[str]
+
+    @property
+    def rows(self) -> int: ...
+
+    def num_batches(self, global_batch_size: int) -> int:
+        """Global batches in an epoch."""
+
+    def train_batches(self, global_batch_size: int, seed: int, epoch: int, first: int) -> Iterator[Batch]:
+        """This process's parts of the epoch's global batches from number `first` on."""
+
+    def eval_batches(self, global_batch_size: int) -> Iterator[Batch]:
+        """Every sample once; the last batch is padded to the size of the others."""
+
+
+class Splits(Protocol):
+    """A dataset's splits."""
+
+    def split(self, name: str, rank: int, world_size: int) -> Split:
+        """A split as process `rank` of `world_size` reads it. Raises UserError if there is none of that name."""
 
 
 class Window(NamedTuple):

@@ -1,35 +1,75 @@
-"""Kinds of models: one is a row of `MODELS`, its settings in app/config, and the file of its modules.
+"""Kinds of models: DLRM, which the core's own modules make, and those that extensions add, a row each."""
 
-Functions are text, "module:function", loaded where they are called; their parameters are those of DLRM's.
-"""
+from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from app.kinds.metrics import USERS
-from data_prep.dataset.kinds import EVENT_LOG, ROWS, DatasetKind
+from common.extensions import rows_of_extensions
+from data_prep.dataset.kinds import ROWS, DatasetKind
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import nn
+
+    from app.config import AppConfig
+    from app.data.split import Split, Splits
+    from app.model.embeddings import TableArch
+    from app.model.tables import Features
+    from app.runtime.platform import Runtime
+    from app.scoring.ranking import Scored
+    from app.training.resume import TrainedRun
+    from data_prep.dataset.format import Manifest
+
+
+class ModelParts(NamedTuple):
+    """What an extension does for its model where the core's modules do it for DLRM.
+
+    Attributes:
+        tables: the model's tables, on the meta device.
+        model: the model around its tables.
+        open_splits: a dataset's splits as a run reads them.
+        bag_sizes: mean ids a bag by key of the model's ids.
+        tasks: names of the labels that are learned beside the dataset's label.
+        loss_factor: what the mean loss over samples and tasks is multiplied by.
+        require_device: raises UserError where the model cannot be computed on this type of device.
+        require_labels: raises UserError where nothing can be learned of a training split's labels.
+        group_metrics: metrics of groups, of logits, labels [n] and ids of groups [n].
+        rank: scores candidates for app.recommend, of its configuration, the run's, the run and the process.
+        plan_notes: what a plan's forecast assumes and leaves out, of tables, bag sizes and samples a device.
+        mlperf_values: what MLPerf's rules log of a run, of mlperf-logging's constants.
+    """
+
+    tables: Callable[[AppConfig, Features], TableArch]
+    model: Callable[[AppConfig, Any, Features], nn.Module]
+    open_splits: Callable[[Path, Manifest, AppConfig], Splits]
+    bag_sizes: Callable[[AppConfig, Features], dict[str, float]]
+    tasks: Callable[[AppConfig], list[str]]
+    loss_factor: Callable[[AppConfig], float]
+    require_device: Callable[[AppConfig, str], None]
+    require_labels: Callable[[AppConfig, Path, Split], None]
+    group_metrics: Callable[
+        [NDArray[np.float32], NDArray[np.float32], NDArray[np.int32]], Mapping[str, float | int | None]
+    ]
+    rank: Callable[[Any, AppConfig, TrainedRun, Runtime], Scored]
+    plan_notes: Callable[[AppConfig, Any, Mapping[str, float], int], list[str]]
+    mlperf_values: Callable[[Any, AppConfig, int], dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class ModelKind:
-    """What is to know of a kind of model.
+    """What is known of a kind of model before torch is imported.
 
     Attributes:
+        name: the value of model.name.
         label: its name in messages.
-        section: the key of `model` with its settings, beside which DLRM's have no effect; empty: `model` itself.
         learns_from: the datasets that it learns from.
-        remedy: what to give for a dataset of another kind; empty: what that kind's row says.
-        instead_of_source: what to give for a source of another kind.
+        parts: imports its modules and returns what they do; None: the core's modules, for DLRM.
+        instead_of_source: what to give for a source of another kind; empty: the model that learns from it.
         instead_of_sizes: what to give app.plan where it has no sizes of tables.
-        has_plain_tables: whether numbers of rows alone describe its tables.
-        tables, model: make its tables and itself, of ModelConfig and `Features`.
-        reader: opens a dataset's splits, of root, manifest and AppConfig.
-        bag_sizes: mean ids a bag by key of its ids, of AppConfig, features, means in shards and schema.
-        rank: scores candidates for app.recommend.
-        group_metrics: metrics of groups, of logits, labels, groups and, of eval.group_by, rows.
-        mlperf_values: what MLPerf's rules log of a run.
-        flops: FLOPs of a sample, of ModelConfig and numbers of features; empty: they depend on the sample.
-        loss_factor: what the mean loss over samples and tasks is multiplied by; empty: 1.
-        plan_notes: what a plan's forecast leaves out; empty: nothing.
         group_feature: the feature whose ids are the groups of evaluations; empty: eval.group_by names it.
         over: what such metrics are a mean over, without eval.group_by.
         eval_split: that app.evaluate takes where none is given.
@@ -38,23 +78,12 @@ class ModelKind:
         commands: those alone that know it; empty: all do, with all their keys.
     """
 
+    name: str
     label: str
-    section: str
     learns_from: DatasetKind
-    instead_of_source: str
+    parts: Callable[[], ModelParts] | None
     instead_of_sizes: str
-    tables: str
-    model: str
-    reader: str
-    bag_sizes: str
-    rank: str
-    group_metrics: str
-    mlperf_values: str
-    remedy: str = ""
-    has_plain_tables: bool = False
-    flops: str = ""
-    loss_factor: str = ""
-    plan_notes: str = ""
+    instead_of_source: str = ""
     group_feature: str = ""
     over: str = ""
     eval_split: str = "test"
@@ -64,42 +93,25 @@ class ModelKind:
 
 
 DLRM = ModelKind(
+    "dlrm",
     "DLRM",
-    "",
     ROWS,
-    remedy="give model=hstu (docs/sequences.md)",
-    instead_of_source="model=hstu",
+    parts=None,
     instead_of_sizes="rows of each table, such as [1000,7], or mlperf_v2",
-    tables="app.model.make:tables_of_rows",
-    model="app.model.make:dlrm",
-    reader="app.data.split:RowSplits",
-    bag_sizes="app.sharding.from_config:bag_sizes_of_rows",
-    rank="app.recommend:score_rows",
-    group_metrics="app.metrics.users:group_metrics",
-    mlperf_values="app.trackers.mlperf:values_of_dlrm",
-    has_plain_tables=True,
-    flops="app.model.flops:training_flops",
 )
-HSTU = ModelKind(
-    "model=hstu",
-    "hstu",
-    EVENT_LOG,
-    instead_of_source="data.source=synthetic_events data.path=data/synthetic_events",
-    instead_of_sizes="mlperf_v4, or data.path of events",
-    tables="app.model.hstu:tables_of_events",
-    model="app.model.hstu:hstu",
-    reader="app.data.events:open_log",
-    bag_sizes="app.model.hstu:bag_sizes",
-    rank="app.recommend:score_items",
-    group_metrics="app.metrics.users:user_metrics",
-    mlperf_values="app.trackers.mlperf:values_of_hstu",
-    loss_factor="app.model.hstu:loss_factor",
-    plan_notes="app.model.hstu:plan_notes",
-    group_feature="user",
-    over=USERS,
-    eval_split="val",
-    has_blocks=True,
-    obstacle_to_baselines="baselines are of rows, and this model learns from events; give baselines=false",
-    commands="train, evaluate, recommend, plan and verify know HSTU",
-)
-MODELS = (DLRM, HSTU)
+
+
+def model_kinds() -> dict[str, ModelKind]:
+    """DLRM and the extensions' kinds, by the value of model.name."""
+    return {kind.name: kind for kind in (DLRM, *rows_of_extensions(ModelKind))}
+
+
+def require_dataset(model: ModelKind, root: Path, manifest: Manifest) -> None:
+    """Raises UserError for a dataset that the model does not learn from."""
+    other = model_for(manifest.kind)
+    manifest.require_kind(root, model.learns_from, f"give {other}" if other and model is DLRM else "")
+
+
+def model_for(data: DatasetKind) -> str:
+    """What chooses the model that learns from such a dataset; empty: there is none."""
+    return next((f"model={kind.name}" for kind in model_kinds().values() if kind.learns_from is data), "")

@@ -1,28 +1,9 @@
-"""Quality of the ranking within each user's samples or group of rows, and AUC as MLPerf's reference computes it."""
+"""Quality of the ranking within each group of rows."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 TOP = 10  # places of a group's ranking that HR and NDCG count
-
-
-def user_metrics(
-    logits: NDArray[np.float32], labels: NDArray[np.float32], users: NDArray[np.integer]
-) -> dict[str, float | int | None]:
-    """Metrics of logits [n] against labels [n] of 0 and 1, of samples of the users [n]; None where undefined.
-
-    gauc, gauc_users: as of `grouped_auc`.
-    auc_torchrec: AUC of probabilities, whose ties count in the order that the sort leaves them in.
-    """
-    import torch  # both take seconds to import: only for datasets of events
-    from torchrec.metrics.auc import compute_auc
-
-    metrics = {**grouped_auc(logits, labels, users), "auc_torchrec": None}
-    is_positive = labels > 0.5
-    if is_positive.any() and not is_positive.all():
-        preds, truth = (torch.from_numpy(each)[None].double() for each in (logits, labels))
-        metrics["auc_torchrec"] = float(compute_auc(1, [preds.sigmoid()], [truth], [torch.ones_like(truth)]))
-    return metrics
 
 
 def group_metrics(

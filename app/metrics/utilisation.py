@@ -10,10 +10,10 @@ import torch
 from app.config import AppConfig, Precision
 from app.metrics.ceilings import measure_ceilings
 from app.metrics.documents import MIN_TRAIN_SECONDS
+from app.model.flops import training_flops
 from app.model.tables import REMAINDER, VALUE_BYTES, TableSpec
 from app.runtime.platform import Runtime
 from app.sharding import from_config
-from common.command import load
 from data_prep.dataset.format import Manifest
 
 log = logging.getLogger("clickwork")
@@ -34,9 +34,9 @@ class SampleWork(NamedTuple):
 
 def work_of_sample(config: AppConfig, root: Path, manifest: Manifest, tables: Sequence[TableSpec]) -> SampleWork:
     """The work of a model with these tables on a dataset's mean sample."""
-    flops, kind = None, config.model.kind
-    if kind.flops:
-        flops = load(kind.flops)(config.model, len(manifest.schema["dense"]), len(manifest.num_embeddings))
+    flops = None
+    if config.model.parts is None:
+        flops = training_flops(config.model, len(manifest.schema["dense"]), len(manifest.num_embeddings))
     return SampleWork(flops, _table_bytes(config, tables, from_config.bag_sizes_of(config, root, manifest)))
 
 

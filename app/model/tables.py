@@ -26,7 +26,6 @@ from app.config.tables import (
     settings_of,
 )
 from common.errors import UserError
-from data_prep.dataset.event_schema import EventSchema
 
 DEFAULT_ALPHA = 0.3
 REMAINDER = "_r"  # suffix of a feature's remainder, and of the table that it indexes
@@ -50,15 +49,13 @@ class Features(NamedTuple):
         num_embeddings: rows by feature, in the batches' order.
         num_dense: N, of rows.
         multi_hot: features of rows whose bags may have another number of ids than one; None: all.
-        events: the schema of a log of events; None of rows.
-        num_tasks: labels that are learned from.
+        schema: of a dataset of another kind than rows; None of rows.
     """
 
     num_embeddings: Mapping[str, int]
     num_dense: int = 0
     multi_hot: Collection[str] | None = None
-    events: EventSchema | None = None
-    num_tasks: int = 1
+    schema: object = None
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from app.report.read import RunFiles
 from app.report.statistics import MeanDifference, Ratio, batch_means, delong, paired, seeds_needed, speed_ratio, welch
 from app.report.words import count
 from common.documents import plain_object
+from common.extensions import KeyGroup, rows_of_extensions
 
 # Keys of the configuration that affect neither learning nor speed.
 BESIDE = (
@@ -39,7 +40,6 @@ MEASURED = ("checkpoint.keep_best",)  # of BESIDE's keys those that decide which
 MADE_BY = ("code", "image", "versions", "hardware", "environment")
 SIGNIFICANT = 0.05
 SHORTEST_DIGEST = 12  # characters of a digest in a sentence
-CHOOSE_SAMPLES = ("min_history", "window_seconds", "eval_window")  # of data.events: which are evaluated
 # Facts that may differ between two runs of the same computation on two platforms.
 PER_PLATFORM = ("platform", "runtime.", "threads", *(f"{part}." for part in MADE_BY), "image")
 PER_SIZE = ("world size", "train.global_batch_size", "threads", "runtime.num_threads", "environment.")
@@ -326,7 +326,10 @@ def same_rows(first: RunFiles, second: RunFiles) -> bool:
     one, other = first.manifest.dataset, second.manifest.dataset
     splits = [run.evaluation.split for run in (first, second)]
     labels = [(dataset.labels or {}).get(str(split)) for dataset, split in zip((one, other), splits, strict=True)]
-    selections = [[run.config["data"].get("events", {}).get(key) for key in CHOOSE_SAMPLES] for run in (first, second)]
+    selections = [
+        [run.config.get(group.name, {}).get(key) for group in rows_of_extensions(KeyGroup) for key in group.sample_keys]
+        for run in (first, second)
+    ]
     same = splits[0] == splits[1] and selections[0] == selections[1]
     return same and (one.digest == other.digest or labels[0] == labels[1] is not None)
 

@@ -80,7 +80,7 @@ def _why_no_ceiling(run: RunFiles) -> str:
     if summary is None or not utilisation or not run.throughput.steps_per_second:
         return "Measured at the end of a run that has steps beyond its warm-up. "
     if utilisation.get("flops_per_second") is None:
-        reasons = "FLOPs of HSTU depend on each history's length. "
+        reasons = "FLOPs of this model depend on the sample. "
     if utilisation.get("memory_bytes_per_second") is None:
         trained = (summary.seconds or {}).get("train", 0.0)
         is_short = f"it takes {MIN_TRAIN_SECONDS:.0f} s of training, and this run has {trained:.1f}"

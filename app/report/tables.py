@@ -164,8 +164,7 @@ def _traffic(run: RunFiles, table: TableSize, entry: PlannedTable | None) -> tup
     samples, features = run.global_batch_size, table.features or 1
     row = table.bytes / table.num_embeddings
     ids = samples * (features if table.ids_per_sample is UNSET else table.ids_per_sample)
-    # older manifests lack it
-    by_id = run.config["model"].get("hstu") is not None if table.by_id is UNSET else table.by_id
+    by_id = table.by_id is True
     return 2 * ids * row, ids * row, _exchanged(run, table, entry, ids if by_id else samples * features, by_id)
 
 
@@ -211,7 +210,8 @@ def about(run: RunFiles) -> list[tuple[str, str]]:
     rows = (dataset.rows or {}).get("train")
     data = dataset.path or f"none, table sizes of {dataset.published_tables}"
     parameters = run.summary.parameters or None if run.summary else None
-    kind = "HSTU" if model.get("hstu") is not None else f"DLRM, interaction {model.get('interaction')}"
+    name = model.get("name", "dlrm")
+    kind = f"DLRM, interaction {model.get('interaction')}" if name == "dlrm" else str(name).upper()
     size_of = f", {count(parameters.total)} parameters" if parameters is not None else ""
     return [
         ("Date", began.replace("T", " ").replace("+00:00", " UTC") if began else "not recorded"),

@@ -9,6 +9,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+ALL = "all"  # candidates=all: every item in a log of events
+
+
+class Scored(NamedTuple):
+    """Candidates by name, their logits [n] and canonical order [n], and which features' values are unknown [n, F]."""
+
+    names: Sequence[str]
+    logits: NDArray[np.float32]
+    order: NDArray[np.int64]
+    unknown: NDArray[np.bool_]
+    features: Sequence[str]
+    about: dict[str, Any]
+
 
 class Ranked(NamedTuple):
     """One candidate: its rank from 1, its name, its click probability and features with values not known."""

@@ -18,7 +18,6 @@ from app.sharding import topology
 from app.sharding.documents import PlanFile
 from app.sharding.plan import Plan, read_plan, tables_in_order
 from app.sharding.planner import Choice, Workload, place_tables, search, table_choices
-from common.command import load
 from common.documents import decode, encode
 from common.errors import UserError
 from common.keys import shown
@@ -170,15 +169,12 @@ def workload(
 
 def bag_sizes(config: AppConfig, features: Features, means: Mapping[str, float]) -> dict[str, float]:
     """Mean ids a bag by key of the model's ids; `means`: those in the shards, of multi-hot features."""
-    sizes: dict[str, float] = load(config.model.kind.bag_sizes)(
-        config, list(features.num_embeddings), means, features.events
-    )
-    return sizes
+    if (parts := config.model.parts) is not None:
+        return parts.bag_sizes(config, features)
+    return bag_sizes_of_rows(config, list(features.num_embeddings), means)
 
 
-def bag_sizes_of_rows(
-    config: AppConfig, features: Sequence[str], means: Mapping[str, float], _schema: object = None
-) -> dict[str, float]:
+def bag_sizes_of_rows(config: AppConfig, features: Sequence[str], means: Mapping[str, float]) -> dict[str, float]:
     """Ids a bag of each feature: expanded while reading, or the means in the shards; 1 of features in neither."""
     bags = config.data.multi_hot.bags()
     if bags is not None:
@@ -187,12 +183,12 @@ def bag_sizes_of_rows(
 
 
 def bag_sizes_of(config: AppConfig, root: Path, manifest: Manifest) -> dict[str, float]:
-    """Return the mean bag size of each feature of a dataset; of events, by key, with histories taken to be full.
+    """Return the mean ids a bag of each feature of a dataset; for another model than DLRM, by key of its ids.
 
     Raises:
         UserError: a file of multi-hot features is missing or damaged.
     """
-    features = Features(manifest.num_embeddings, events=manifest.events)
+    features = Features(manifest.num_embeddings, schema=manifest.encoding.get("raw_schema"))
     return bag_sizes(config, features, mean_bag_sizes(root, manifest))
 
 

@@ -15,15 +15,12 @@ from app.config.train import samples_of, steps_per_epoch
 from app.metrics.documents import AnyEvent, Curves, EvaluationEvent, TrainEvent
 from app.record.documents import Summary
 from app.trackers.base import Setting
-from common.command import load
 from common.documents import Json, Number, decode
 from common.files import write_atomically
 from common.redact import RedactingFormatter
 
 PREFIX = ":::MLLOG "
 TRAIN_LOSS = "train_loss"  # of DLRMv4's reference, which the package does not name
-PRECISIONS = {"bf16": "bfloat16"}
-BY_PRECISION = ("bf16", "fp16", "fp32")  # lowest first: 8, 11 and 24 bits of a significand
 SOURCES = Path(__file__).parents[2]
 _IMPORTED_AT = time.time()
 
@@ -141,6 +138,10 @@ class MLPerf:
         keys, config = self._keys, self._config
         self._log.event(keys.CACHE_CLEAR, True, metadata={"step": 0})
         self._log.start(keys.INIT_START, metadata={"step": 0}, time_ms=int(process_start() * 1000))
+        parts = config.model.parts
+        of_model = (
+            values_of_dlrm(keys, config) if parts is None else parts.mlperf_values(keys, config, self._world_size)
+        )
         values = {
             keys.SUBMISSION_BENCHMARK: config.mlperf.benchmark,
             keys.SUBMISSION_ORG: config.mlperf.organization,
@@ -152,7 +153,7 @@ class MLPerf:
             keys.TRAIN_SAMPLES: self._rows["train"],
             keys.EVAL_SAMPLES: self._rows[config.eval.split],
             keys.GRADIENT_ACCUMULATION_STEPS: 1,
-            **load(config.model.kind.mlperf_values)(keys, config, self._world_size),
+            **(of_model or values_of_dlrm(keys, config)),
         }
         for key, value in values.items():
             self._log.event(key, value, metadata={"step": 0})
@@ -168,7 +169,7 @@ def start(setting: Setting) -> MLPerf:
     return MLPerf(setting.file, setting.config, setting.rows, setting.world_size, setting.from_step)
 
 
-def values_of_dlrm(keys: Any, config: AppConfig, _world_size: int) -> Json:
+def values_of_dlrm(keys: Any, config: AppConfig) -> Json:
     """What is logged of DLRM."""
     optimizer, schedule = config.optimizer, config.schedule
     values: Json = {
@@ -182,39 +183,6 @@ def values_of_dlrm(keys: Any, config: AppConfig, _world_size: int) -> Json:
     for key, value in optimizer.name.algorithm.mlperf_values.items():
         values[key] = attrgetter(value)(config) if isinstance(value, str) else value
     return values
-
-
-def values_of_hstu(keys: Any, config: AppConfig, world_size: int) -> Json:
-    """What the rules for DLRMv4 (Training 6.1) ask for."""
-    optimizer, hstu, arithmetic = config.optimizer, config.model.hstu, config.runtime.precision
-    assert hstu is not None
-    precision = "fp32" if arithmetic is None else arithmetic.value
-    qcomm = config.sharding.qcomm
-    comm_precision = min(qcomm.forward.value, qcomm.backward.value, key=BY_PRECISION.index)
-    return {
-        keys.OPT_NAME: optimizer.dense_name.algorithm.mlperf or optimizer.dense_name.value,
-        keys.OPT_BASE_LR: optimizer.lr,
-        keys.OPT_ADAM_BETA_1: optimizer.beta1,
-        keys.OPT_ADAM_BETA_2: optimizer.beta2,
-        keys.OPT_ADAM_EPSILON: optimizer.eps,
-        keys.OPT_WEIGHT_DECAY: 0.0,
-        keys.OPT_GRADIENT_CLIP_NORM: optimizer.max_grad_norm,
-        keys.OPT_SPARSE_NAME: optimizer.name.algorithm.mlperf or optimizer.name.value,
-        keys.OPT_SPARSE_BASE_LR: optimizer.table_lr,
-        keys.OPT_LR_WARMUP_STEPS: config.schedule.warmup_steps,
-        keys.OPT_LR_WARMUP_START_LR: 0.0,
-        keys.MAX_SEQUENCE_LENGTH: hstu.max_seq_len,
-        keys.EVAL_EVERY_DATA_PCT: config.train.eval_every_fraction,
-        keys.LOWEST_NUMERICAL_PRECISION_IN_LINEAR: PRECISIONS.get(precision, precision),
-        keys.LOWEST_NUMERICAL_PRECISION_IN_ATTN: PRECISIONS.get(precision, precision),
-        keys.LOWEST_NUMERICAL_PRECISION_IN_COMM: PRECISIONS.get(comm_precision, comm_precision),
-        keys.TENSOR_PARALLELISM: 1,
-        keys.PIPELINE_PARALLELISM: 1,
-        keys.CONTEXT_PARALLELISM: 1,
-        keys.EXPERT_PARALLELISM: 1,
-        keys.MICRO_BATCH_SIZE: config.train.global_batch_size // world_size,
-        keys.CONFIG_FILENAME: "config.yaml",
-    }
 
 
 class _At(Struct):

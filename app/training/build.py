@@ -8,6 +8,7 @@ from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torchrec.distributed import DistributedModelParallel
 
 from app.config import AppConfig
+from app.kinds.models import require_dataset
 from app.model.make import make_model, make_tables
 from app.model.tables import Features, initial_rows
 from app.runtime.platform import Runtime
@@ -37,7 +38,7 @@ def sharded_model(
     Raises:
         UserError: the dataset does not fit the configuration.
     """
-    manifest.require_kind(root, config.model.kind.learns_from, config.model.kind.remedy)
+    require_dataset(config.model.kind, root, manifest)
     if not manifest.num_embeddings:
         raise UserError(f"{root}: DLRM needs at least one sparse feature")
     torch.manual_seed(config.train.seed)  # dense layers draw from it, in the order of their declaration
@@ -45,13 +46,12 @@ def sharded_model(
         manifest.num_embeddings,
         len(manifest.schema.get("dense", [])),
         from_config.multi_hot_features(config, manifest),
-        manifest.events,
-        config.data.events.num_tasks,
+        manifest.encoding.get("raw_schema"),
     )
-    sparse_arch = make_tables(config.model, features, initial)
+    sparse_arch = make_tables(config, features, initial)
     plan = from_config.plan_for(config, runtime, sparse_arch, from_config.bag_sizes_of(config, root, manifest))
     model = distribute(
-        make_model(config.model, sparse_arch, features),
+        make_model(config, sparse_arch, features),
         plan,
         fused_params,
         config.sharding.qcomm,

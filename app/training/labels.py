@@ -3,9 +3,7 @@
 from pathlib import Path
 
 from app.config import AppConfig, DataConfig
-from app.data.events import EventSplit
 from app.data.shards import TRAIN
-from app.data.split import SplitReader
 from app.kinds.metrics import METRICS
 from app.kinds.tasks import TASKS, Task
 from common.errors import UserError
@@ -47,31 +45,6 @@ def refuse_one_class(config: DataConfig, root: Path, manifest: Manifest) -> None
             f"{root}: every label of train is {train.label_rate:.0f}, so no model can learn from it; correct the "
             "column or the rule of the labels and make it again, or give data.allow_degenerate=true"
         )
-
-
-def refuse_events_of_one_class(config: DataConfig, root: Path, split: SplitReader | EventSplit) -> None:
-    """Refuse to train on events if the samples' label, or that of a task, has one class.
-
-    Raises:
-        UserError: names the action, with the samples of each action.
-    """
-    if config.allow_degenerate or not isinstance(split, EventSplit):
-        return
-    label, rows, positives = split.log.schema.label, split.rows, split.positives
-    for action in (label, *config.events.tasks):
-        if positives[action] in (0, rows):
-            key = f"data.path={root}" if action == label else f"data.events.tasks={shown(config.events.tasks)}"
-            share = "none" if not positives[action] else "each"
-            counts = ", ".join(f"{name} ({count:,})" for name, count in positives.items())
-            remedy = (
-                "correct the log's schema, or data.events.min_history and .eval_window"
-                if action == label
-                else f"leave {action} out, or correct `anchors` in the log's schema"
-            )
-            raise UserError(
-                f"{key}: {share} of the {rows:,} samples to train on is {action}, so nothing can be learned of it; "
-                f"samples of each action: {counts}; {remedy}, or set data.allow_degenerate=true"
-            )
 
 
 def require_task(config: AppConfig, root: Path, manifest: Manifest) -> None:

@@ -13,7 +13,7 @@ from torch import nn
 from app.checkpoint.files import whole_checkpoints
 from app.config import AppConfig, DataConfig, ModelConfig
 from app.config.data import own_files
-from app.config.published import published_num_dense, published_tables
+from app.config.published import published_tables
 from app.data import prepare
 from app.model.embeddings import TableArch
 from app.model.make import make_model, make_tables
@@ -28,7 +28,6 @@ from app.training.recording import summary
 from common.cli import EXIT_DONE
 from common.errors import UserError
 from common.keys import to_plain
-from data_prep.dataset.event_schema import EventSchema
 from data_prep.dataset.format import MANIFEST_NAME
 
 log = logging.getLogger("clickwork")
@@ -56,7 +55,7 @@ def meta_model(config: AppConfig) -> nn.Module:
         UserError: as `published_arch` does.
     """
     tables, _, features = published_arch(config)
-    return make_model(config.model, tables, features).to("meta")
+    return make_model(config, tables, features).to("meta")
 
 
 def parameter_counts(model: nn.Module) -> dict[str, int]:
@@ -118,24 +117,19 @@ def published_arch(config: AppConfig) -> tuple[TableArch, dict[str, float], Feat
     name = config.data.published_tables
     if name is None:
         raise UserError("data.published_tables=null: without data, table sizes must come from it; name one")
-    features = Features(
-        published_tables(name),
-        published_num_dense(name),
-        events=published_schema(name, config.model),
-        num_tasks=config.data.events.num_tasks,
-    )
-    return make_tables(config.model, features), from_config.bag_sizes(config, features, {}), features
+    features = published_features(name, config.model)
+    return make_tables(config, features), from_config.bag_sizes(config, features, {}), features
 
 
-def published_schema(name: str, model: ModelConfig) -> EventSchema | None:
-    """The schema of the data that published sizes are of, if they are of events.
+def published_features(name: str, model: ModelConfig) -> Features:
+    """What a model of published table sizes is made for.
 
     Raises:
-        UserError: the model learns from the other kind.
+        UserError: no such name, or the model learns from another kind of data.
     """
-    data, kind = prepare.published_kind(name), model.kind
-    if data is not kind.learns_from:
+    tables, kind = published_tables(name), model.kind
+    if tables.kind is not kind.learns_from:
         raise UserError(
-            f"table sizes of {name}: of {data.name}, which {kind.label} does not learn from; choose another"
+            f"table sizes of {name}: of {tables.kind.name}, which {kind.label} does not learn from; choose another"
         )
-    return prepare.published_events(name)
+    return Features(tables.rows, tables.num_dense, schema=tables.schema and tables.schema())

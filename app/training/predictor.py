@@ -16,8 +16,7 @@ from app.checkpoint.model_state import load_tensors
 from app.config import AppConfig, Precision
 from app.config.train import samples_of
 from app.data.batch import Batch, copied_ahead
-from app.data.events import EventLog, EventSplit
-from app.data.split import RowSplits, SplitReader
+from app.data.split import RowSplits, Split, Splits
 from app.metrics.clicks import (
     all_rows_sums,
     click_metrics,
@@ -29,10 +28,10 @@ from app.metrics.clicks import (
 from app.metrics.curves import MAX_SAMPLES
 from app.metrics.documents import EvaluationFigures
 from app.metrics.numbers import number_metrics
+from app.metrics.users import group_metrics
 from app.runtime.platform import Runtime
 from app.training.build import WITHOUT_STATE, sharded_model
 from app.training.labels import task_of
-from common import command
 from common.documents import convert, decode, encode
 from common.errors import UserError
 from data_prep.dataset.format import Manifest
@@ -46,8 +45,9 @@ Interrupted = Callable[[int], bool]
 class Scores(NamedTuple):
     """Samples' logits and labels [n] float32, and what metrics of groups need.
 
-    groups: ids [n] int32 of events' users, or of eval.group_by; none without it. rows: of the latter `Batch.row_keys`.
-    tasks: logits and labels of each of data.events.tasks.
+    groups: ids [n] int32 of the model's group_feature, or of eval.group_by; none without it. rows: of the latter
+        `Batch.row_keys`.
+    tasks: logits and labels of each label that is learned beside the first.
     """
 
     logits: NDArray[np.float32]
@@ -87,7 +87,7 @@ class Predictor:
     root: Path  # of the dataset
     manifest: Manifest
     model: Any  # DistributedModelParallel, or a DLRM that each process has whole
-    _splits: dict[str, SplitReader | EventSplit] = field(default_factory=dict, init=False)
+    _splits: dict[str, Split] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         if self.config.model.mixes_samples:
@@ -98,17 +98,16 @@ class Predictor:
                 self.runtime.world_size,
             )
 
-    def split(self, name: str) -> SplitReader | EventSplit:
+    def split(self, name: str) -> Split:
         """A split of the dataset, opened once for this process."""
         if name not in self._splits:
             self._splits[name] = self._dataset.split(name, self.runtime.rank, self.runtime.world_size)
         return self._splits[name]
 
     @cached_property
-    def _dataset(self) -> RowSplits | EventLog:
-        reader = command.load(self.config.model.kind.reader)
-        dataset: RowSplits | EventLog = reader(self.root, self.manifest, self.config)
-        return dataset
+    def _dataset(self) -> Splits:
+        parts = self.config.model.parts
+        return (RowSplits if parts is None else parts.open_splits)(self.root, self.manifest, self.config)
 
     def samples(self, steps: int) -> int:
         """Samples of the run's first steps."""
@@ -206,11 +205,11 @@ class Predictor:
 
         def measured() -> str:
             grouped: dict[str, float | int | None] = {}
-            kind, group_by = self.config.model.kind, self.config.eval.group_by
-            if group_by is not None or kind.group_feature:
-                ids = [groups] if group_by is None else [groups, rows]
-                grouped = command.load(kind.group_metrics)(logits, labels, *ids)
-            names = self.config.data.events.tasks
+            parts, names = self.config.model.parts, list[str]()
+            if self.config.eval.group_by is not None:
+                grouped = group_metrics(logits, labels, groups, rows)
+            elif parts is not None:
+                grouped, names = {**parts.group_metrics(logits, labels, groups)}, parts.tasks(self.config)
             weighted = click_metrics(logits, labels, 1 / kept if corrected else 1.0)
             figures = of_all_rows(weighted, sums_of_all, corrected) if len(sums_of_all) else weighted
             aucs = {f"auc_{name}": click_metrics(*task)["auc"] for name, task in zip(names, others, strict=False)}

@@ -27,7 +27,6 @@ from app.training.labels import task_of
 from app.training.predictor import Predictor
 from app.training.recording.table_figures import TableMeter
 from app.training.window import FiniteChecks
-from common.command import load
 from common.errors import UserError
 from data_prep.dataset.format import Manifest
 
@@ -159,5 +158,5 @@ def build(config: AppConfig, runtime: Runtime, root: Path, manifest: Manifest) -
 
 def _loss_factor(config: AppConfig) -> float:
     """What the mean loss over samples and tasks is multiplied by."""
-    factor = config.model.kind.loss_factor
-    return load(factor)(config) if factor else 1.0
+    parts = config.model.parts
+    return 1.0 if parts is None else parts.loss_factor(config)

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from app.config import ScheduleConfig, TrainConfig
 from app.config.train import evaluation_steps, samples_of, steps_within
-from app.data.events import EventSplit
-from app.data.split import SplitReader
+from app.data.split import Split
 from app.metrics.documents import Best, EvaluationFigures, Monitored
 from app.metrics.totals import Measured
 from app.optimizer.schedule import learning_rate
@@ -159,7 +158,7 @@ def require_rates(length: RunLength, schedule: ScheduleConfig, step: int) -> Non
     )
 
 
-def run_length(train: TrainConfig, split: SplitReader | EventSplit, world_size: int) -> RunLength:
+def run_length(train: TrainConfig, split: Split, world_size: int) -> RunLength:
     """The length of a run over a training split.
 
     Raises:

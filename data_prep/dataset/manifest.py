@@ -10,12 +10,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from common.command import load
 from common.documents import UNKNOWN, decode
 from common.errors import UserError
 from common.files import FileDigest, write_atomically
 from common.version import VERSION
-from data_prep.dataset.event_schema import EventSchema
 from data_prep.dataset.kinds import EVENTS as EVENTS
 from data_prep.dataset.kinds import ROWS, DatasetKind, kind_of
 from data_prep.dataset.manifest_schema import manifest_fault
@@ -91,14 +89,6 @@ class Manifest:
     def kind(self) -> DatasetKind:
         """What the dataset holds."""
         return kind_of(self.encoding.get("name"))
-
-    @property
-    def events(self) -> EventSchema | None:
-        """The schema of a log of events; None of rows."""
-        if not self.kind.schema:
-            return None
-        schema: EventSchema = load(self.kind.schema).from_manifest(self.encoding["raw_schema"])
-        return schema
 
     def require_kind(self, root: Path, kind: DatasetKind, remedy: str = "") -> None:
         """Raises UserError for a dataset of another kind at `root`. remedy: in place of the kind's own."""

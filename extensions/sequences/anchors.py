@@ -36,8 +36,8 @@ class Anchors:
         if not self.users:
             longest = int(np.diff(events.offsets).max(initial=0))
             raise UserError(
-                f"data.events.min_history={min_history}: no sample has that many events of its user before it; "
-                f"no user has more than {longest}; set data.events.min_history={min(longest // 2, min_history - 1)}"
+                f"sequences.min_history={min_history}: no sample has that many events of its user before it; "
+                f"no user has more than {longest}; set sequences.min_history={min(longest // 2, min_history - 1)}"
             )
         self.origin = int(first)
         self.counts = np.zeros((int(last) - self.origin) // window_seconds + 1, np.int64)

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from app.config.hstu import Attention, triton_problem
-from app.model.sequence_layout import SequenceLayout
+from extensions.sequences.keys import Attention
+from extensions.sequences.sequence_layout import SequenceLayout
+from extensions.sequences.validate import triton_problem
 
 CHUNK_BYTES = 4 << 20  # of scores that are held at a time: they are read several times, from the cache
 LENGTHS_ALIKE = 1.25  # the longest sequence of a bucket over its shortest; what is padded is computed in vain,
@@ -53,7 +54,7 @@ def attend_by_triton(q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, ca
     """By kernels for GPUs; on a CPU, where a run that was trained by them may be evaluated, as `attend_bucketed`."""
     if triton_problem(q.device.type) is not None:
         return attend_bucketed(q, k, v, layout, candidates_only)
-    from app.model.attention_triton import attend_triton  # Triton comes with torch for GPUs alone
+    from extensions.sequences.attention_triton import attend_triton  # Triton comes with torch for GPUs alone
 
     return attend_triton(q, k, v, layout, candidates_only)
 

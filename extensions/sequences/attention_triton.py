@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr
 
-from app.model.sequence_layout import SequenceLayout
+from extensions.sequences.sequence_layout import SequenceLayout
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # on the CPU, as `triton.jit` has it
 LEAST_DOT = 16  # rows and columns of what `tl.dot` multiplies

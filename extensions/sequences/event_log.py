@@ -17,20 +17,35 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from app.config import AppConfig, DataConfig
-from app.config.data import AnchorOrder, CandidateTime, HistoryKind, WindowRest
-from app.config.hstu import AttentionScale, HSTUConfig
-from app.data.anchors import Anchors
-from app.data.batch import Batch, Sequences, layout_of
-from app.data.histories import Histories, HistoryRule, gather_histories, hash_rows, longest_history, wrong_item
+from app.config import AppConfig
+from app.data.batch import Batch, layout_of
 from app.data.shards import TRAIN, file_stamp, require_unchanged, require_window
 from app.runtime.background import background_thread
 from common.errors import UserError
+from common.extensions import keys_of_extension
 from data_prep.dataset.bags import offsets_of
 from data_prep.dataset.event_schema import CANDIDATE, FLAG_BIT, HOUR, ITEM, USER
 from data_prep.dataset.events import event_schema, open_events
 from data_prep.dataset.format import Manifest, shard_path
 from data_prep.dataset.manifest import EVENTS
+from extensions.sequences.anchors import Anchors
+from extensions.sequences.histories import (
+    Histories,
+    HistoryRule,
+    gather_histories,
+    hash_rows,
+    longest_history,
+    wrong_item,
+)
+from extensions.sequences.keys import (
+    AnchorOrder,
+    AttentionScale,
+    CandidateTime,
+    HistoryKind,
+    SequencesConfig,
+    WindowRest,
+)
+from extensions.sequences.sequences import Sequences
 
 log = logging.getLogger("clickwork")
 OPEN_WINDOWS = 2  # whose anchors are in memory: a batch may have samples of several
@@ -55,34 +70,33 @@ class EventLog:
     Attributes:
         config: which events are samples, and their histories.
         features: table of each key of `sparse_features`, in the order of the keys.
-        anchors: see app/data/anchors.py. eval_window: number of the window that is evaluated.
+        anchors: see extensions/sequences/anchors.py. eval_window: number of the window that is evaluated.
         min_history: events of a user before a sample.
         events: the arrays on disk.
     """
 
-    def __init__(self, root: Path, manifest: Manifest, config: DataConfig, hstu: HSTUConfig | None = None) -> None:
-        """Open the arrays and count the anchors. hstu: None has its defaults.
+    def __init__(self, root: Path, manifest: Manifest, config: SequencesConfig) -> None:
+        """Open the arrays and count the anchors.
 
         Raises:
             UserError: a file differs from the manifest, or there is nothing to train on or to evaluate.
         """
-        hstu = hstu or HSTUConfig()
         self._manifest, self.schema = manifest, event_schema(root, manifest)
         schema = self.schema
-        self.events, self.config, self._sizes = open_events(root, manifest), config.events, manifest.num_embeddings
+        self.events, self.config, self._sizes = open_events(root, manifest), config, manifest.num_embeddings
         shard = manifest.splits[EVENTS].shards[0]
         mapped = [shard_path(root, EVENTS, shard.name, kind) for kind in ("items", "times", "flags")]
         self._stamps = {path: file_stamp(path) for path in mapped}
-        settings = self.config
+        settings, hstu = config, config.hstu
         self.min_history = schema.min_history if settings.min_history is None else settings.min_history
         self.anchors = Anchors(self.events, self.min_history, settings.window_seconds or schema.window_seconds)
         windows = len(self.anchors.counts)
         self.eval_window = windows - 1 if settings.eval_window is None else settings.eval_window
         if not 0 < self.eval_window < windows or not self.anchors.counts[self.eval_window]:
             filled = np.flatnonzero(self.anchors.counts)
-            few = "set a smaller data.events.window_seconds"
+            few = "set a smaller sequences.window_seconds"
             raise UserError(
-                f"data.events.eval_window={self.eval_window}: no samples in this window, or none before it; "
+                f"sequences.eval_window={self.eval_window}: no samples in this window, or none before it; "
                 f"{len(filled)} of {windows} windows have some; "
                 + (f"choose one of {filled[1:][-3:].tolist()}" if len(filled) > 1 else few)
             )
@@ -91,7 +105,7 @@ class EventLog:
         room = hstu.max_seq_len - self._around
         if room < 1:
             raise UserError(
-                f"model.hstu.max_seq_len={hstu.max_seq_len}: leaves no room for a history, as a sequence "
+                f"sequences.hstu.max_seq_len={hstu.max_seq_len}: leaves no room for a history, as a sequence "
                 f"has {self._around} other positions; set at least {self._around + 1}"
             )
         self._max_history = min(settings.max_history or settings.scan_events, room)
@@ -101,7 +115,7 @@ class EventLog:
         tasks = [*settings.tasks]
         if any(task not in schema.actions or [schema.label, *tasks].count(task) > 1 for task in tasks):
             raise UserError(
-                f"data.events.tasks={tasks}: must be actions of the log other than its label "
+                f"sequences.tasks={tasks}: must be actions of the log other than its label "
                 f"{schema.label}, each once: {', '.join(schema.actions)}"
             )
         self._label_bits = [1 << list(schema.actions).index(name) for name in (schema.label, *tasks)]
@@ -124,7 +138,7 @@ class EventLog:
         short = int((np.diff(self.events.offsets) <= self.min_history).sum())
         log.info(
             "data: %s samples to train on in %d windows (%d empty), %s to evaluate in window %d; %s of %s users have "
-            "too short histories (data.events.min_history=%d)",
+            "too short histories (sequences.min_history=%d)",
             f"{train.sum():,}",
             len(train),
             int((train == 0).sum()),
@@ -341,4 +355,4 @@ def _ahead(make: Callable[[int], Batch], numbers: range) -> Iterator[Batch]:
 
 def open_log(root: Path, manifest: Manifest, config: AppConfig) -> EventLog:
     """A dataset of events as a run reads it. Raises UserError as `EventLog` does."""
-    return EventLog(root, manifest, config.data, config.model.hstu)
+    return EventLog(root, manifest, keys_of_extension(config, SequencesConfig))

@@ -16,15 +16,16 @@ import torch
 from torch import Tensor, nn
 from torchrec import JaggedTensor, KeyedJaggedTensor
 
-from app.config import AppConfig, ModelConfig
-from app.config.hstu import HSTUConfig
+from app.config import AppConfig
 from app.config.tables import Storage
-from app.data.batch import Sequences
-from app.model.attention import attend
 from app.model.embeddings import TableArch, row_collection
-from app.model.sequence_layout import SequenceLayout
 from app.model.tables import Features, TableInitRange, TableSpec
+from common.extensions import keys_of_extension
 from data_prep.dataset.event_schema import CANDIDATE, EventSchema
+from extensions.sequences.attention import attend
+from extensions.sequences.keys import HSTUConfig, SequencesConfig
+from extensions.sequences.sequence_layout import SequenceLayout
+from extensions.sequences.sequences import Sequences
 
 EPSILON, LAYER_EPSILON = 1e-5, 1e-6  # of normalisation: of perceptrons, of layers
 PI = 3.14  # the reference's
@@ -40,9 +41,10 @@ class EventKeys(NamedTuple):
     num_actions: int
 
     @staticmethod
-    def of(schema: EventSchema | None) -> "EventKeys":
+    def of(features: Features) -> "EventKeys":
         """Those of a dataset of events, whose tables have the same names."""
-        assert schema is not None
+        assert isinstance(features.schema, dict)
+        schema = EventSchema.from_manifest(features.schema)
         sequence = schema.sequence_tables
         candidate = tuple(CANDIDATE + name for name in sequence)
         return EventKeys(schema.context_tables, sequence, candidate, len(schema.actions))
@@ -72,9 +74,9 @@ class EventArch(TableArch):
         return [self.rows]
 
 
-def tables_of_events(config: ModelConfig, features: Features, _initial: bool = True) -> EventArch:
+def tables_of_events(config: AppConfig, features: Features) -> EventArch:
     """Tables of events, whose values are uniform in ±1/sqrt(rows) at first; a candidate shares those of histories."""
-    keys, tables = EventKeys.of(features.events), []
+    keys, tables = EventKeys.of(features), []
     names = dict(zip(keys.history, keys.candidate, strict=True))
     for name, rows in features.num_embeddings.items():
         bound = 1 / math.sqrt(rows)
@@ -84,7 +86,7 @@ def tables_of_events(config: ModelConfig, features: Features, _initial: bool = T
                 name,
                 table_keys,
                 rows,
-                config.embedding_dim,
+                config.model.embedding_dim,
                 TableInitRange(-bound, bound),
                 Storage.fp32,
                 mean=False,
@@ -341,40 +343,37 @@ def _initialise(part: nn.Module | None, draw: Callable[[Tensor], Tensor]) -> Non
             nn.init.zeros_(module.bias)
 
 
-def hstu(config: ModelConfig, tables: EventArch, features: Features) -> HSTU:
+def hstu(config: AppConfig, tables: EventArch, features: Features) -> HSTU:
     """HSTU around its tables."""
-    assert config.hstu is not None
-    return HSTU(config.hstu, tables, config.embedding_dim, EventKeys.of(features.events), features.num_tasks)
+    keys = keys_of_extension(config, SequencesConfig)
+    return HSTU(keys.hstu, tables, config.model.embedding_dim, EventKeys.of(features), keys.num_tasks)
 
 
 def loss_factor(config: AppConfig) -> float:
     """What the mean loss over samples and tasks is multiplied by: tasks are added."""
-    assert config.model.hstu is not None
-    return config.model.hstu.loss_weight * config.data.events.num_tasks
+    keys = keys_of_extension(config, SequencesConfig)
+    return keys.hstu.loss_weight * keys.num_tasks
 
 
-def bag_sizes(
-    config: AppConfig, _features: Sequence[str], _means: Mapping[str, float], schema: EventSchema
-) -> dict[str, float]:
+def bag_sizes(config: AppConfig, features: Features) -> dict[str, float]:
     """Ids a bag by key, with histories as long as they can be."""
-    keys, events = EventKeys.of(schema), config.data.events
-    assert config.model.hstu is not None
-    room = config.model.hstu.max_seq_len - len(keys.context) - 1
-    length = float(min(events.history_length, events.max_history or events.history_length, room))
+    keys, settings = EventKeys.of(features), keys_of_extension(config, SequencesConfig)
+    room = settings.hstu.max_seq_len - len(keys.context) - 1
+    length = float(min(settings.history_length, settings.max_history or settings.history_length, room))
     return {**dict.fromkeys((*keys.context, *keys.candidate), 1.0), **dict.fromkeys(keys.history, length)}
 
 
 def plan_notes(config: AppConfig, tables: EventArch, sizes: Mapping[str, float], local_batch_size: int) -> list[str]:
     """What a forecast assumes and leaves out. sizes: ids a bag by key."""
-    assert config.model.hstu is not None
     shared = next(table for table in tables.tables if len(table.keys) > 1)  # the items', of histories and candidates
     around = sum(sizes[key] for table in tables.tables if len(table.keys) == 1 for key in table.keys)
     positions = around + sum(sizes[key] for key in shared.keys)
-    gib = local_batch_size * positions * config.model.hstu.dim * 4 / 2**30
+    gib = local_batch_size * positions * keys_of_extension(config, SequencesConfig).hstu.dim * 4 / 2**30
     return [
         f"every history is taken to have {sizes[shared.keys[0]]:,.0f} events; give their mean as "
-        "data.events.history_length for mean times",
+        "sequences.history_length for mean times",
         "every id is a row that is looked up and sent, also one that a batch has already",
         f"attention, the dense layers and their memory are not estimated: {local_batch_size:,} samples of "
-        f"{positions:,.0f} positions a device, {gib:.1f} GiB for each fp32 vector of model.hstu.dim that a layer keeps",
+        f"{positions:,.0f} positions a device, {gib:.1f} GiB for each fp32 vector of sequences.hstu.dim that a "
+        "layer keeps",
     ]

@@ -1,11 +1,8 @@
-"""`model.hstu`: the sequence model of MLPerf's DLRMv4 (Zhai et al. 2024, arXiv:2402.17152)."""
+"""`sequences`: samples of a dataset of events, and the model that learns from them (docs/sequences.md)."""
 
-import importlib.util
-import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
-from common.errors import UserError
 from common.keys import key
 
 
@@ -25,7 +22,7 @@ class AttentionScale(Enum):
     """N, by which attention is divided: a part of the model, which serving must repeat.
 
     batch: the longest sequence of a process's batch (MLPerf's reference); global_batch: of all processes' batches, so
-    that their number changes nothing; max_seq_len: always model.hstu.max_seq_len, so that a score is the sample's own.
+    that their number changes nothing; max_seq_len: always that key's value, so that a score is the sample's own.
     """
 
     batch = "batch"
@@ -33,9 +30,44 @@ class AttentionScale(Enum):
     max_seq_len = "max_seq_len"
 
 
+class HistoryKind(Enum):
+    """Events of a history.
+
+    interleaved: the last of each action, in equal numbers, merged by time, as in MLPerf's DLRMv4; last_n: the last of
+    any action.
+    """
+
+    interleaved = "interleaved"
+    last_n = "last_n"
+
+
+class CandidateTime(Enum):
+    """Time of a candidate, from which ages of events and the time of day are counted.
+
+    history: its history's last event's, as in MLPerf's DLRMv4; own: its own, which shows how long ago that event was.
+    """
+
+    history = "history"
+    own = "own"
+
+
+class AnchorOrder(Enum):
+    """Order of samples inside a window of time: user: by user, then time; shuffled: by seed, epoch and window."""
+
+    user = "user"
+    shuffled = "shuffled"
+
+
+class WindowRest(Enum):
+    """Samples of a window that fill no batch: carry: they begin the next window's first; drop: they are left out."""
+
+    carry = "carry"
+    drop = "drop"
+
+
 @dataclass(frozen=True)
 class HSTUConfig:
-    """Layers, widths and attention; tables have the width model.embedding_dim."""
+    """HSTU as in MLPerf's DLRMv4 (Zhai et al. 2024, arXiv:2402.17152); tables have the width model.embedding_dim."""
 
     dim: int = key(64, "width of a position", at_least=1)
     num_layers: int = key(2, "layers of attention", at_least=1)
@@ -62,16 +94,27 @@ class HSTUConfig:
     loss_weight: float = key(1.0, "the loss is multiplied by it; MLPerf's reference has 0.2", above=0)
 
 
-def triton_problem(device_type: str) -> str | None:
-    """Why Triton's kernels cannot run there; None if they can, such as in its interpreter on a CPU."""
-    if device_type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
-        return "needs a GPU; use bucketed, or set TRITON_INTERPRET=1, which computes the same on a CPU, slowly"
-    if importlib.util.find_spec("triton") is None:
-        return "Triton is not installed; use bucketed, or install it: pip install triton"
-    return None
+@dataclass(frozen=True)
+class SequencesConfig:
+    """How samples are made of a dataset of events, and the layers of model=hstu."""
 
+    min_history: int | None = key(None, "events of its user before a sample; null: the dataset's own", at_least=0)
+    window_seconds: int | None = key(None, "length of the windows of time; null: the dataset's own", at_least=1)
+    eval_window: int | None = key(
+        None, "window that is evaluated, training uses those before; null: the last", at_least=1
+    )
+    order: AnchorOrder = key(AnchorOrder.user, "of samples inside a window")
+    rest: WindowRest = key(WindowRest.carry, "what becomes of samples that fill no batch at a window's end")
+    history: HistoryKind = key(HistoryKind.interleaved, "which earlier events a history is made of")
+    history_length: int = key(200, "events of a history; interleaved: divided by the number of actions", at_least=1)
+    candidate_time: CandidateTime = key(CandidateTime.history, "from which ages and the time of day are counted")
+    scan_events: int = key(20_000, "events before a sample among which its history is looked for", at_least=1)
+    tasks: list[str] = key([], "actions to predict besides the label; their losses are added")
+    max_history: int | None = key(None, "a history is cut to its last events, this many; null: it is not", at_least=1)
 
-def require_attention(hstu: HSTUConfig | None, device_type: str) -> None:
-    """Raises UserError if attention cannot be computed on such a device as configured."""
-    if hstu is not None and hstu.attention is Attention.triton and (problem := triton_problem(device_type)):
-        raise UserError(f"model.hstu.attention=triton: {problem}")
+    hstu: HSTUConfig = field(default_factory=HSTUConfig)
+
+    @property
+    def num_tasks(self) -> int:
+        """Outputs of the model: of the label and of `tasks`."""
+        return 1 + len(self.tasks)

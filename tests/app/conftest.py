@@ -1,5 +1,6 @@
 """Fixtures of the training side."""
 
+import functools
 import multiprocessing
 import os
 import subprocess
@@ -35,11 +36,17 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 Refusal = Callable[..., str]
 
 
+@functools.cache
+def started(config: pytest.Config) -> platform.Runtime:
+    """The process group, started once a process, though tests/extensions has the fixture, too."""
+    config.add_cleanup(platform.stop)
+    return platform.start(RuntimeConfig(num_threads=1), seed=0, deterministic=True)
+
+
 @pytest.fixture(scope="session")
-def runtime() -> Iterator[platform.Runtime]:
+def runtime(pytestconfig: pytest.Config) -> platform.Runtime:
     """This test process as world size 1 of the distributed path."""
-    yield platform.start(RuntimeConfig(num_threads=1), seed=0, deterministic=True)
-    platform.stop()
+    return started(pytestconfig)
 
 
 @pytest.fixture(scope="session")

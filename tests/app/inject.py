@@ -20,7 +20,7 @@ import torch.distributed.checkpoint as dcp
 
 from app import bench
 from app.checkpoint import files
-from app.data import events, histories, shards
+from app.data import shards
 from app.record import directory
 from app.training import loop, predictor, session, stop
 from common import signals
@@ -165,6 +165,8 @@ def spoil_table(step: int) -> None:
 
 def shuffle_histories(seed: int) -> None:
     """Ids and actions of each history in a random order, between times as they are."""
+    from extensions.sequences import event_log, histories  # where the extension is
+
     rng = np.random.default_rng(seed)
 
     def shuffled(*arguments: Any) -> histories.Histories:
@@ -173,7 +175,7 @@ def shuffle_histories(seed: int) -> None:
         order = np.lexsort((rng.random(len(owner)), owner))
         return batch_histories._replace(ids=batch_histories.ids[:, order], actions=batch_histories.actions[order])
 
-    setattr(events, "gather_histories", shuffled)  # noqa: B010  # as it is imported there
+    setattr(event_log, "gather_histories", shuffled)  # noqa: B010  # as it is imported there
 
 
 def slow_down(first: int) -> None:

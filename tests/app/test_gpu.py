@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from app.config.hstu import Attention
-from app.model.attention import attend
-from app.model.sequence_layout import SequenceLayout
+from extensions.sequences.attention import attend
+from extensions.sequences.keys import Attention
+from extensions.sequences.sequence_layout import SequenceLayout
 from tests.app.conftest import REPOSITORY
 from tests.app.datasets import write_dataset
 from tests.app.run_files import losses, summary

@@ -2,10 +2,9 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 
@@ -18,44 +17,44 @@ from app.config.commands import (
     RecommendConfig,
     ReproduceConfig,
 )
-from app.config.hstu import HSTUConfig
 from common.errors import UserError
+from common.extensions import key_groups
 from common.keys import MISSING, check_keys, declaration, key, keys_of, values_that_decide_bits
 from data_prep.config.keys import PrepConfig
 from tests.changed import changed
-
-INF = math.inf
-Limits = tuple[Sequence[Any], Sequence[Any], str]
-ONE: Limits = ([0, -3], [1, 7], "at least 1")
-RATES: Limits = ([[-0.01], [0.2, 1.0]], [[0.0], [0.5, 0.99]], "a list of numbers in [0, 1)")
-LIST: Limits = ([[0], [3, 0]], [[1], [7, 1]], "a list of numbers of at least 1")
-NOT_EMPTY: Limits = ([*LIST[0], []], LIST[1], LIST[2])
-ZERO: Limits = ([-1], [0, 9], "at least 0")
-BLOCKS: Limits = ([0, 9_999], [10_000, 200_000], "at least 10000")
-DECAY: Limits = ([-1e-9, math.nan], [0.0, 10.0], "at least 0")
-TOLERANCE: Limits = ([-1.0, math.nan], [0.0, 1.0], "at least 0")
-POSITIVE: Limits = ([0.0, -1.0, INF, math.nan, 1e39], [1e-9, 3e38], "a finite number above 0")
-SHARE: Limits = ([-0.01, 1.01, math.nan], [0.0, 1.0], "in [0, 1]")
-BELOW_1: Limits = ([-0.01, 1.0, math.nan], [0.0, 0.99], "in [0, 1)")
-ABOVE_0: Limits = ([0.0, 1.01], [0.01, 1.0], "in (0, 1]")
-INSIDE: Limits = ([0.0, 1.0], [0.01, 0.99], "in (0, 1)")
-DROPOUT: Limits = ([-0.01, 1.0], [0.0, 0.99], "at least 0 and below 1")
-SEED: Limits = ([-1, 2**32], [0, 2**32 - 1], "in [0, 4294967296)")
-DIFFICULTY: Limits = ([0.09, INF], [0.1, 1e9], "in [0.1, inf)")
+from tests.key_limits import (
+    ABOVE_0,
+    BELOW_1,
+    BLOCKS,
+    DECAY,
+    DIFFICULTY,
+    INF,
+    INSIDE,
+    LIST,
+    NOT_EMPTY,
+    ONE,
+    POSITIVE,
+    RATES,
+    SEED,
+    SHARE,
+    TOLERANCE,
+    ZERO,
+    Limits,
+    check_limits,
+)
 
 # key: numbers that are refused, numbers that are taken, what the message says that they must be
 OF_RUNS: dict[str, Limits] = {
     **dict.fromkeys(("train.local_batch_size", "train.epochs", "train.log_every_steps",
                      "train.early_stop_patience",
                      "eval.global_batch_size", "checkpoint.every_steps", "checkpoint.keep", "data.workers",
-                     "data.events.window_seconds", "data.events.eval_window", "data.events.history_length",
-                     "data.events.scan_events", "data.events.max_history", "data.shuffle_block_rows",
+                     "data.shuffle_block_rows",
                      "data.shuffle_window_blocks", "data.shuffle_lanes", "data.synthetic.rows", "data.synthetic.days",
                      "data.negatives.per_positive", "model.dcn_num_layers", "model.dcn_low_rank_dim",
                      "published.train_rows", "published.num_devices", "published.parameters", "topology.nodes",
                      "topology.devices_per_node"), ONE),
     **dict.fromkeys(("train.global_batch_size", "train.max_steps", "train.max_samples", "train.warmup_steps_excluded",
-                     "eval.exact_rows", "eval.keep_scores", "data.events.min_history", "data.frequency_threshold",
+                     "eval.exact_rows", "eval.keep_scores", "data.frequency_threshold",
                      "data.synthetic.seed", "train.eval_every_steps",
                      "data.multi_hot.seed", "schedule.warmup_steps", "schedule.decay_start_step",
                      "schedule.decay_steps", "schedule.patience", "schedule.threshold", "schedule.min_lr",
@@ -107,13 +106,6 @@ OF_COMMANDS: dict[type, dict[str, Limits]] = {
     BaselinesConfig: {"rows": BLOCKS, "seconds": POSITIVE},
     DoctorConfig: {},
     ReportConfig: {"auc_tolerance": POSITIVE, "loss_tolerance": POSITIVE},
-    HSTUConfig: {
-        **dict.fromkeys(("dim", "num_layers", "num_heads", "attention_dim", "hidden_dim", "preprocessor_dim",
-                         "item_dim", "action_dim", "num_positions", "num_time_buckets"), ONE),
-        **dict.fromkeys(("input_dropout", "linear_dropout"), DROPOUT),
-        **dict.fromkeys(("position_bound", "loss_weight"), POSITIVE),
-        "max_seq_len": ([1], [2], "at least 2"),
-    },
     tables.TableOverride: {"qr_collisions": ([1], [2], "at least 2"), "init_std": POSITIVE},
     sharding.TableShardingConfig: {"min_partition": ([3], [4], "at least 4"), "cache_load_factor": INSIDE},
     PrepConfig: {
@@ -143,28 +135,9 @@ for _schema in (EvaluateConfig, RecommendConfig, ExportConfig, VerifyConfig):
     OF_COMMANDS[_schema] |= OF_RUNTIME
 
 
-def without_limits(schema: type) -> Any:
-    """A configuration of nulls, which all limits let pass, so that one key is looked at."""
-    return changed(schema(), {name: None for name, *_ in keys_of(schema)})
-
-
 @pytest.mark.parametrize("schema", OF_COMMANDS, ids=lambda schema: schema.__name__)
 def test_each_limit_is_where_the_table_says(schema: type) -> None:
-    usual = without_limits(schema)
-    declarations = {name: declaration(owner, field_name) for name, owner, field_name, _ in keys_of(schema)}
-    for name, (bad_values, good_values, rule) in OF_COMMANDS[schema].items():
-        for value in bad_values:
-            with pytest.raises(UserError) as error:
-                check_keys(changed(usual, {name: value}))
-            assert str(error.value) == f"{name}={value}: must be {rule}"
-        for value in good_values:
-            assert declarations[name].allows(value), (name, value)
-
-
-@pytest.mark.parametrize("schema", OF_COMMANDS, ids=lambda schema: schema.__name__)
-def test_the_table_has_every_key_with_limits(schema: type) -> None:
-    limited = {name for name, owner, field_name, _ in keys_of(schema) if declaration(owner, field_name).rule}
-    assert limited == set(OF_COMMANDS[schema])
+    check_limits(schema, OF_COMMANDS[schema], tuple(f"{row.name}." for row in key_groups(schema)))
 
 
 @pytest.mark.parametrize("schema", OF_COMMANDS, ids=lambda schema: schema.__name__)

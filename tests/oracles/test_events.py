@@ -11,15 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from app.config import DataConfig
-from app.config.data import CandidateTime, EventConfig, HistoryKind
-from app.data.events import EventLog, EventSplit
 from common.errors import UserError
 from data_prep.dataset.event_schema import ANCHOR_BIT, FLAG_BIT
 from data_prep.dataset.events import known_items, text_key
 from data_prep.dataset.format import load_manifest
 from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
+from extensions.sequences.event_log import EventLog, EventSplit
+from extensions.sequences.keys import CandidateTime, HistoryKind, SequencesConfig
 from tests.data_prep.conftest import config, run
 from tests.event_logs import opened
 from tests.oracles.events import SECOND, Event, Log, by_user, clipped, counts_of, events_of, sample_of, windows_of
@@ -169,17 +168,17 @@ def read_samples(reader: EventSplit) -> list[Any]:
     """The samples of a split, each as `sample_of` gives it."""
     samples: list[Any] = []
     for batch in reader.eval_batches(5):
-        assert batch.sequences is not None
+        assert batch.inputs_of_model is not None
         keyed = [jagged.to_dense() for jagged in batch.sparse_features.to_dict().values()]
-        ends = np.cumsum(batch.sequences.history_lengths)
+        ends = np.cumsum(batch.inputs_of_model.history_lengths)
         for place in range(batch.num_valid):
-            part = slice(int(ends[place]) - batch.sequences.history_lengths[place], int(ends[place]))
+            part = slice(int(ends[place]) - batch.inputs_of_model.history_lengths[place], int(ends[place]))
             samples.append(
                 (
                     [each[place].tolist() for each in keyed],
-                    batch.sequences.times[part].tolist(),
-                    batch.sequences.actions[part].tolist(),
-                    int(batch.sequences.candidate_times[place]),
+                    batch.inputs_of_model.times[part].tolist(),
+                    batch.inputs_of_model.actions[part].tolist(),
+                    int(batch.inputs_of_model.candidate_times[place]),
                     float(batch.labels[place]),
                 )
             )
@@ -243,8 +242,8 @@ def compare_samples(
     expected = [[sample_of(log, user, place, keys, ids) for user, place in window] for window in windows]
     for window in [number for number, samples in enumerate(expected) if number and samples][-3:]:
         kinds = {"history": HistoryKind(keys["history"]), "candidate_time": CandidateTime(keys["candidate_time"])}
-        event_config = EventConfig(**keys | kinds, eval_window=window)
-        events_log = EventLog(root, load_manifest(root), DataConfig(events=event_config))
+        event_config = SequencesConfig(**keys | kinds, eval_window=window)
+        events_log = EventLog(root, load_manifest(root), event_config)
         assert events_log.split("train", 0, 1).rows == sum(map(len, expected[:window]))
         assert read_samples(events_log.split("val", 0, 1)) == expected[window]
         assert read_samples(events_log.split("train", 0, 1)) == [

@@ -8,7 +8,7 @@ import pytest
 
 from app.config import LossName
 from app.kinds.metrics import METRICS
-from app.kinds.models import MODELS
+from app.kinds.models import model_kinds
 from app.kinds.optimizers import OptimizerName
 from app.kinds.schedules import ScheduleName
 from app.kinds.tasks import TASKS
@@ -18,7 +18,7 @@ from data_prep.dataset.kinds import KINDS
 from data_prep.dataset.options import DataSource, LabelKind, SplitMethod
 
 ROOT = Path(__file__).parents[3]
-PACKAGES = ("app", "common", "data_prep", "extensions")
+PACKAGES = ("app", "common", "data_prep")
 TABLES = ("app/kinds/", "data_prep/dataset/options.py")
 SPLITS = {row.value for row in SplitMethod} - {"auto", "random"}  # which are other things' names, too
 # Files that may have a kind's name, and why.
@@ -51,16 +51,8 @@ SOURCE_EXCEPTIONS = {
 SPLIT_EXCEPTIONS: dict[str, str] = {}
 # Files that may have a source or a method of splits itself, and why.
 MEMBER_EXCEPTIONS = {"data_prep/config/keys.py": "the default", "data_prep/config/presets.py": "what encodings have"}
-# Files that may ask for a kind of model or dataset itself, and why.
-SECTION_EXCEPTIONS = {
-    "app/config/model.py": "declares the settings and says which kind they are of",
-    "app/data/events.py": "reads a log of events for it",
-    "app/model/hstu.py": "is the model",
-    "app/trackers/mlperf.py": "the values that the rules of its benchmark log",
-}
+# Files of the core that may ask for a kind of model or dataset itself, and why.
 ROW_EXCEPTIONS = {
-    "app/config/model.py": "which kind is given",
-    "app/data/prepare.py": "which kind published sizes are of",
     "data_prep/dataset/events.py": "the format of a log of events",
     "data_prep/dataset/manifest.py": "the formats of manifests",
     "data_prep/job_setup.py": "Criteo's rows have no schema",
@@ -82,17 +74,11 @@ def literals(path: Path) -> set[str]:
     return {node.value for node in constants if isinstance(node.value, str)}
 
 
-def attributes(path: Path) -> set[str]:
-    """Names that a module reads of objects."""
-    return {node.attr for node in ast.walk(parsed(path)) if isinstance(node, ast.Attribute)}
-
-
 def rows_imported(path: Path) -> set[str]:
     """Rows of the tables of models and datasets that a module imports by name."""
     imports = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.ImportFrom)]
     of_tables = [node for node in imports if node.module in ("app.kinds.models", "data_prep.dataset.kinds")]
     return {alias.name for node in of_tables for alias in node.names if alias.name.isupper()} - {
-        "MODELS",
         "KINDS",
         "EVENTS",
     }
@@ -149,22 +135,19 @@ def test_a_task_is_of_a_kind_of_label_with_metrics_and_losses_that_are() -> None
 
 
 def test_no_other_file_asks_which_kind_a_model_or_a_dataset_is_of() -> None:
-    sections = {kind.section for kind in MODELS} - {""}
     for name, path in product_files().items():
-        assert name in SECTION_EXCEPTIONS or not attributes(path) & sections, name
         assert name in ROW_EXCEPTIONS or not rows_imported(path), name
 
 
 def test_exceptions_are_needed() -> None:
-    sections, files = {kind.section for kind in MODELS} - {""}, product_files()
-    assert all(attributes(files[name]) & sections for name in SECTION_EXCEPTIONS)
+    files = product_files()
     assert all(rows_imported(files[name]) for name in ROW_EXCEPTIONS)
 
 
 @pytest.mark.parametrize(
     "kind",
-    [*MODELS, *KINDS, *(source.kind for source in DataSource)],
-    ids=[*(kind.label for kind in MODELS), *(kind.name for kind in KINDS), *(source.name for source in DataSource)],
+    [*KINDS, *(source.kind for source in DataSource)],
+    ids=[*(kind.name for kind in KINDS), *(source.name for source in DataSource)],
 )
 def test_a_kind_names_functions_that_are(kind: object) -> None:
     texts = [value for value in vars(kind).values() if isinstance(value, str) and ":" in value and " " not in value]
@@ -173,4 +156,4 @@ def test_a_kind_names_functions_that_are(kind: object) -> None:
 
 
 def test_each_kind_of_dataset_has_a_model_that_learns_from_it() -> None:
-    assert {kind.learns_from for kind in MODELS} == set(KINDS)
+    assert {kind.learns_from for kind in model_kinds().values()} == set(KINDS)

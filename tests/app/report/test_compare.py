@@ -131,7 +131,7 @@ def test_the_same_rows_in_another_encoding_are_comparable(sweep: list[RunFiles],
 )
 def test_other_samples_of_the_same_events_are_not_comparable(key: str, comparable: bool, tmp_path: Path) -> None:
     """A longer history of the same samples is another model of the same rows."""
-    runs = [read_run(write_run(tmp_path / "a")), read_run(write_run(tmp_path / "b", f"data.events.{key}"))]
+    runs = [read_run(write_run(tmp_path / "a")), read_run(write_run(tmp_path / "b", f"sequences.{key}"))]
     auc = compare_auc(*group(runs))
     assert auc is not None
     assert (auc.difference is not None) == comparable

@@ -152,7 +152,7 @@ def test_tables_that_do_not_fit_are_counted_as_stored() -> None:
         sharding=ShardingConfig(types="auto"),
         topology=resolved("h100", 2),
     )
-    rows = published_tables("mlperf_v2")
+    rows = published_tables("mlperf_v2").rows
     arch = make_sparse_arch(config.model, rows, [])
     with pytest.raises(UserError, match=r"26 tables of 48\.7 GiB and 97\.4 GiB of adagrad's state on 2 devices of 80"):
         from_config.decide(config, torch.device("cuda"), arch, dict.fromkeys(rows, 1.0))

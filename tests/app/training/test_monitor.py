@@ -210,7 +210,7 @@ REFUSED = [
     (["train.monitor=hr_at_10", "model=hstu"], "train.monitor=hr_at_10: hr_at_10 is over groups of rows; use gauc"),
     (
         ["train.monitor=auc_torchrec", "eval.group_by=user"],
-        "train.monitor=auc_torchrec: auc_torchrec is over users, which only logs of events (model=hstu) have; use auc",
+        "train.monitor=auc_torchrec: auc_torchrec is over users, which only logs of events have; use auc",
     ),
     (["eval.group_by=user", "model=hstu"], "model=hstu: eval.group_by=user is for DLRM alone so far"),
     (["train.monitor=acu"], "train.monitor=acu: must be one of auc, gauc"),

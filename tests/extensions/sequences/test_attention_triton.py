@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from app.config.hstu import Attention
-from app.model.attention import attend
-from app.model.sequence_layout import SequenceLayout
+from extensions.sequences.attention import attend
+from extensions.sequences.keys import Attention
+from extensions.sequences.sequence_layout import SequenceLayout
 from tests.app.conftest import REPOSITORY
-from tests.app.model.hstu_reference import INTERPRETED
+from tests.extensions.sequences.hstu_reference import INTERPRETED
 
 pytestmark = INTERPRETED
 LENGTHS = [0, 1, 15, 16, 17, 31, 32, 33, 65]

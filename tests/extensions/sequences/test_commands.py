@@ -10,10 +10,8 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from app import recommend
 from app.checkpoint.model_state import load_tensors
 from app.config import RuntimeConfig
-from app.data.events import EventSplit
 from app.runtime.platform import Runtime
 from app.training import resume, session
 from common.errors import UserError
@@ -21,22 +19,24 @@ from data_prep.dataset.events import text_key
 from data_prep.encoding.new_rows import NewRows
 from data_prep.parsing.event_yaml import load_event_schema
 from data_prep.pipeline import preprocess
+from extensions.sequences import ranking
+from extensions.sequences.event_log import EventSplit
 from tests.app.conftest import Command, Refusal, ended, forked
-from tests.app.model.hstu_reference import INTERPRETED
 from tests.app.run_files import losses, summary
 from tests.data_prep.conftest import config
 from tests.error_lines import error_line
+from tests.extensions.sequences.hstu_reference import INTERPRETED
 from tests.once import made_once
 
 ADAM = ["optimizer=rowwise_adagrad", "optimizer.dense=adam", "optimizer.lr=0.001", "optimizer.beta1=0.95"]
 ADAM += ["optimizer.beta2=0.999", "optimizer.eps=1e-8", "optimizer.max_grad_norm=1"]
-TINY = ["model=hstu", "model.embedding_dim=16", "model.hstu.dim=16", "model.hstu.num_heads=1"]
-TINY += ["model.hstu.attention_dim=8", "model.hstu.hidden_dim=8", "model.hstu.preprocessor_dim=16"]
-TINY += ["model.hstu.item_dim=16", "data.events.history_length=15", "train.global_batch_size=32"]
+TINY = ["model=hstu", "model.embedding_dim=16", "sequences.hstu.dim=16", "sequences.hstu.num_heads=1"]
+TINY += ["sequences.hstu.attention_dim=8", "sequences.hstu.hidden_dim=8", "sequences.hstu.preprocessor_dim=16"]
+TINY += ["sequences.hstu.item_dim=16", "sequences.history_length=15", "train.global_batch_size=32"]
 TINY += ["eval.global_batch_size=64", "train.log_every_steps=1", "runtime.num_threads=1", "runtime.platform=cpu"]
 TINY += ["checkpoint.every_steps=4", "checkpoint.asynchronous=false", *ADAM]
 NOWHERE = ["model=hstu", "data.path=nowhere"]
-DROPOUT = ["model.hstu.input_dropout=0.2", "model.hstu.linear_dropout=0.1"]
+DROPOUT = ["sequences.hstu.input_dropout=0.2", "sequences.hstu.linear_dropout=0.1"]
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +54,8 @@ def test_a_run_is_scored_again_as_it_was(run_app: Command, log: Path, tmp_path: 
     run_app("train", *overrides)
     scored = run_app("evaluate", "run=runs/x", "global_batch_size=64")
     assert json.loads(scored.stdout)["auc"] == summary(tmp_path / "runs/x")["eval"]["auc"]
-    other = run_app("train", *overrides, "train.max_steps=16", "data.events.history_length=9", status=2)
-    assert "data.events.history_length=9: the run at" in other.stderr
+    other = run_app("train", *overrides, "train.max_steps=16", "sequences.history_length=9", status=2)
+    assert "sequences.history_length=9: the run at" in other.stderr
 
 
 @pytest.mark.slow
@@ -109,10 +109,10 @@ def test_two_processes_train_by_a_plan(run_app: Command, log: Path, tmp_path: Pa
         ("train", ["data.path={log}"], "holds events, not rows; give model=hstu"),
         ("train", [*TINY, "data.path={dataset}"], "not events; give a dataset of events"),
         ("train", ["model=hstu", "data.path={log}", "model.dense_arch=[8]"], "model.dense_arch: is DLRM's"),
-        ("train", ["model=hstu", "data.path={log}", "model.hstu.num_heads=0"], "num_heads=0: must be at least 1"),
-        ("train", ["model.hstu.dim=8"], "give model=hstu instead"),
+        ("train", ["model=hstu", "data.path={log}", "sequences.hstu.num_heads=0"], "num_heads=0: must be at least 1"),
+        ("train", ["sequences.hstu.dim=8"], "sequences.hstu.dim=8: has no effect without model=hstu; leave it out"),
         ("train", [*TINY, "data.path={log}", "eval.split=test"], "has train and val"),
-        ("train", [*TINY, "data.path={log}", "model.hstu.max_seq_len=5"], "leaves no room for a history"),
+        ("train", [*TINY, "data.path={log}", "sequences.hstu.max_seq_len=5"], "leaves no room for a history"),
         ("bench", ["model=hstu"], "model=hstu: bench is for DLRM alone so far"),
         ("plan", [*NOWHERE], "nowhere is not a dataset; give mlperf_v4, or data.path of events"),
         ("plan", [*NOWHERE, "plan.num_embeddings=[7]"], "rows alone are no tables of events"),
@@ -127,11 +127,11 @@ def test_what_does_not_go_together_is_refused(
 
 
 def test_triton_without_a_gpu_is_refused(log: Path, tmp_path: Path) -> None:
-    overrides = [*TINY, f"data.path={log}", "model.hstu.attention=triton"]
+    overrides = [*TINY, f"data.path={log}", "sequences.hstu.attention=triton"]
     process = ended(forked("train", *overrides, cwd=tmp_path, environment={"TRITON_INTERPRET": "0"}), tmp_path)
     assert process.returncode == 2, process.stderr
     assert error_line(process.stderr).startswith(
-        "error: model.hstu.attention=triton: needs a GPU; use bucketed, or set"
+        "error: sequences.hstu.attention=triton: needs a GPU; use bucketed, or set"
     )
 
 
@@ -141,7 +141,13 @@ def test_a_run_by_triton_learns_what_others_do_and_is_evaluated_without_it(
 ) -> None:
     interpreted = {"TRITON_INTERPRET": "1"}
     for name in (attention, "bucketed"):
-        overrides = [*TINY, f"data.path={log}", "train.max_steps=3", f"run.name={name}", f"model.hstu.attention={name}"]
+        overrides = [
+            *TINY,
+            f"data.path={log}",
+            "train.max_steps=3",
+            f"run.name={name}",
+            f"sequences.hstu.attention={name}",
+        ]
         process = ended(forked("train", *overrides, cwd=tmp_path, environment=interpreted), tmp_path)
         assert process.returncode == 0, process.stderr
     actual, expected = (losses(tmp_path / "runs" / name) for name in (attention, "bucketed"))
@@ -279,7 +285,7 @@ def test_what_cannot_be_ranked_is_refused(
 @pytest.mark.slow
 def test_several_tasks_are_learned(run_app: Command, log: Path, tmp_path: Path, runtime: Runtime) -> None:
     """Their losses are added, each has its AUC, the same on two processes; other tasks are no resumption."""
-    overrides = [*TINY, f"data.path={log}", "train.max_steps=8", "data.events.tasks=[skip,like]"]
+    overrides = [*TINY, f"data.path={log}", "train.max_steps=8", "sequences.tasks=[skip,like]"]
     overrides += ["data.allow_degenerate=true"]  # a like is no sample
     for processes in (1, 2):
         run_app("train", *overrides, f"run.name={processes}", processes=processes)
@@ -305,9 +311,9 @@ def test_several_tasks_are_learned(run_app: Command, log: Path, tmp_path: Path, 
     assert figures["auc_skip"] == pytest.approx(roc_auc_score(labels, logits), abs=1e-9)
     assert (labels == 1 - scores.labels).all()  # of listens, of which all samples are
     assert figures["auc_like"] is None  # none of them is a like
-    refusal = run_app("train", *overrides, "run.name=1", "train.max_steps=9", "data.events.tasks=[skip]", status=2)
-    assert "data.events.tasks=['skip']: the run at" in refusal.stderr
-    refusal = run_app("train", *overrides, "run.name=3", "data.events.tasks=[listen_plus]", status=2)
+    refusal = run_app("train", *overrides, "run.name=1", "train.max_steps=9", "sequences.tasks=[skip]", status=2)
+    assert "sequences.tasks=['skip']: the run at" in refusal.stderr
+    refusal = run_app("train", *overrides, "run.name=3", "sequences.tasks=[listen_plus]", status=2)
     assert "must be actions of the log other than its label listen_plus" in error_line(refusal.stderr)
 
 
@@ -331,7 +337,7 @@ def test_it_learns_from_the_order_of_events(tmp_path: Path) -> None:
     """The same model of shuffled histories knows less; none knows more than the model behind the labels."""
     overrides = ["model=hstu", "data.source=synthetic_events", f"data.path={tmp_path}/log"]
     overrides += ["data.prep.synthetic_events.users=800", "data.prep.synthetic_events.stay=0.9"]
-    overrides += ["data.events.history=last_n", "data.events.history_length=12", "model.hstu.num_layers=1"]
+    overrides += ["sequences.history=last_n", "sequences.history_length=12", "sequences.hstu.num_layers=1"]
     overrides += ["train.global_batch_size=128", "train.max_steps=500", "train.eval_every_steps=null"]
     overrides += ["runtime.num_threads=1", "runtime.platform=cpu"]
     aucs = {}
@@ -349,8 +355,8 @@ def test_flags_of_candidates_are_read_as_those_of_events(tmp_path: Path) -> None
     schema = load_event_schema(tmp_path / "schema.yaml")
     texts = ["1", "1.0", "true", "Yes", "0", "0.0", "no", "FALSE", ""]
     new_rows = NewRows("c.csv", {"what": ["x"] * len(texts), "promoted": texts}, range(1, len(texts) + 1))
-    assert recommend._flagged(schema, new_rows).tolist() == [True] * 4 + [False] * 5
-    assert not recommend._flagged(schema, new_rows._replace(columns={"what": new_rows.columns["what"]})).any()
+    assert ranking._flagged(schema, new_rows).tolist() == [True] * 4 + [False] * 5
+    assert not ranking._flagged(schema, new_rows._replace(columns={"what": new_rows.columns["what"]})).any()
     other = NewRows("c.csv", {"what": ["x"] * 3, "promoted": ["1", "0", "maybe"]}, range(1, 4))
     with pytest.raises(UserError, match=r"c\.csv: row 3, column promoted: 'maybe' is not 0 or 1"):
-        recommend._flagged(schema, other)
+        ranking._flagged(schema, other)

@@ -10,19 +10,19 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from app.config import DataConfig, TrainConfig
-from app.config.data import AnchorOrder, EventConfig, HistoryKind, WindowRest
+from app.config import TrainConfig
 from app.data.batch import Batch
-from app.data.events import EventLog, EventSplit
 from app.training.state import run_length
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest
 from data_prep.pipeline import preprocess
+from extensions.sequences.event_log import EventLog, EventSplit
+from extensions.sequences.keys import AnchorOrder, HistoryKind, SequencesConfig, WindowRest
 from tests.data_prep.conftest import config
 from tests.event_logs import reference, write_reference_log
 
 HISTORY, _, SCAN, WINDOW_SECONDS, MAX_SEQ_LEN = reference()["params"].tolist()
-LIKE_REFERENCE = EventConfig(
+LIKE_REFERENCE = SequencesConfig(
     history_length=HISTORY, scan_events=SCAN, max_history=MAX_SEQ_LEN - 1 - 8, window_seconds=WINDOW_SECONDS
 )
 
@@ -35,23 +35,23 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def reader(root: Path, rank: int = 0, world_size: int = 1, split: str = "train", **changes: Any) -> EventSplit:
-    data_config = DataConfig(events=dataclasses.replace(LIKE_REFERENCE, **changes))
-    return EventLog(root, load_manifest(root), data_config).split(split, rank, world_size)
+    keys = dataclasses.replace(LIKE_REFERENCE, **changes)
+    return EventLog(root, load_manifest(root), keys).split(split, rank, world_size)
 
 
 def samples(batches: list[Batch]) -> list[tuple[Any, ...]]:
     """Each sample as values that can be compared: ids by key, times, actions, label."""
     records = []
     for batch in batches:
-        assert batch.sequences is not None
+        assert batch.inputs_of_model is not None
         by_key = [jagged.to_dense() for jagged in batch.sparse_features.to_dict().values()]
-        lengths = batch.sequences.history_lengths
+        lengths = batch.inputs_of_model.history_lengths
         ends = np.cumsum(lengths)
         for i in range(batch.num_valid):
             part = slice(int(ends[i] - lengths[i]), int(ends[i]))
-            times, actions = batch.sequences.times[part].tolist(), batch.sequences.actions[part].tolist()
+            times, actions = batch.inputs_of_model.times[part].tolist(), batch.inputs_of_model.actions[part].tolist()
             ids = tuple(tuple(each[i].tolist()) for each in by_key)
-            candidate_time = int(batch.sequences.candidate_times[i])
+            candidate_time = int(batch.inputs_of_model.candidate_times[i])
             records.append((ids, tuple(times), tuple(actions), candidate_time, float(batch.labels[i])))
     return records
 
@@ -153,12 +153,12 @@ def test_rests_of_windows_are_carried_or_dropped(root: Path) -> None:
 def test_padding_is_of_ids_0_and_empty_histories(root: Path) -> None:
     split = reader(root, split="val")
     last = list(split.eval_batches(40))[-1]
-    assert last.sequences is not None
+    assert last.inputs_of_model is not None
     padding = slice(last.num_valid, None)
     assert last.num_valid == split.rows % 40
     assert len(last.labels) == 40
-    assert sum(last.sequences.history_lengths[padding]) == 0
-    assert len(last.sequences.times) == sum(last.sequences.history_lengths)
+    assert sum(last.inputs_of_model.history_lengths[padding]) == 0
+    assert len(last.inputs_of_model.times) == sum(last.inputs_of_model.history_lengths)
     for key, jagged in last.sparse_features.to_dict().items():
         lengths = jagged.lengths()[padding]
         assert (lengths == (0 if key in ("item", "artist", "album") else 1)).all()
@@ -168,9 +168,9 @@ def test_padding_is_of_ids_0_and_empty_histories(root: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"min_history": 1000}, r"data\.events\.min_history=1000: .* set data\.events\.min_history=\d+"),
-        ({"eval_window": 9}, r"data\.events\.eval_window=9: no samples in this window.* choose one of \[1, 2\]"),
-        ({"window_seconds": 10**6}, r"eval_window=0: .* set a smaller data\.events\.window_seconds"),
+        ({"min_history": 1000}, r"sequences\.min_history=1000: .* set sequences\.min_history=\d+"),
+        ({"eval_window": 9}, r"sequences\.eval_window=9: no samples in this window.* choose one of \[1, 2\]"),
+        ({"window_seconds": 10**6}, r"eval_window=0: .* set a smaller sequences\.window_seconds"),
     ],
 )
 def test_nothing_to_train_on_or_to_evaluate(root: Path, changes: dict[str, Any], message: str) -> None:
@@ -193,7 +193,7 @@ def test_damage_is_named_while_training(root: Path, tmp_path: Path) -> None:
 def test_ids_of_a_renumbered_log_are_in_their_tables(tmp_path: Path) -> None:
     overrides = ["data=synthetic_events", "data.synthetic_events.users=60", "data.synthetic_events.items=100"]
     manifest = preprocess(config(*overrides, f"data.path={tmp_path}"))
-    split = EventLog(tmp_path, manifest, DataConfig()).split("train", 0, 1)
+    split = EventLog(tmp_path, manifest, SequencesConfig()).split("train", 0, 1)
     assert split.rows + split.log.split("val", 0, 1).rows == manifest.extra["anchors"]
     users = set()
     for batch in (*split.train_batches(64, 0, 0, 0), *split.log.split("val", 0, 1).eval_batches(64)):

@@ -4,9 +4,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.data.anchors import Anchors
-from app.data.histories import HistoryRule, gather_histories, hash_rows
 from data_prep.dataset.events import EventArrays
+from extensions.sequences.anchors import Anchors
+from extensions.sequences.histories import HistoryRule, gather_histories, hash_rows
 
 
 def random_events(rng: np.random.Generator, users: int, length: int, kinds: int) -> EventArrays:

@@ -16,9 +16,9 @@ from tests import event_logs
 from tests import reference as plain
 from tests.app.conftest import SMALL
 from tests.data_prep.conftest import config as prep_config
+from tests.extensions.sequences import oracle as hstu
+from tests.extensions.sequences.oracle import Event, Sample, Sizes
 from tests.once import made_once
-from tests.oracles import hstu
-from tests.oracles.hstu import Event, Sample, Sizes
 
 HISTORY, MIN_HISTORY, SCAN, WINDOW_SECONDS, MAX_SEQ_LEN = event_logs.reference()["params"].tolist()
 CONTEXT = ["user", "user_x_artist", "user_x_album", "user_x_hour", "item_x_hour", "artist_x_hour", "user_x_is_organic"]
@@ -34,16 +34,16 @@ SIZES = Sizes(
     layers=2,
     divisor=float(MAX_SEQ_LEN),
 )
-MODEL = ["model=hstu", "model.embedding_dim=8", "model.hstu.dim=12", "model.hstu.num_layers=2"]
-MODEL += ["model.hstu.num_heads=2", "model.hstu.attention_dim=4", "model.hstu.hidden_dim=3"]
-MODEL += ["model.hstu.preprocessor_dim=6", "model.hstu.item_dim=10", "model.hstu.action_dim=2"]
-MODEL += [f"model.hstu.max_seq_len={MAX_SEQ_LEN}", "model.hstu.attention_scale=max_seq_len"]
-MODEL += ["model.hstu.position_bound=0.5"]
+MODEL = ["model=hstu", "model.embedding_dim=8", "sequences.hstu.dim=12", "sequences.hstu.num_layers=2"]
+MODEL += ["sequences.hstu.num_heads=2", "sequences.hstu.attention_dim=4", "sequences.hstu.hidden_dim=3"]
+MODEL += ["sequences.hstu.preprocessor_dim=6", "sequences.hstu.item_dim=10", "sequences.hstu.action_dim=2"]
+MODEL += [f"sequences.hstu.max_seq_len={MAX_SEQ_LEN}", "sequences.hstu.attention_scale=max_seq_len"]
+MODEL += ["sequences.hstu.position_bound=0.5"]
 DATA = [
-    "data.events.history=interleaved",
-    f"data.events.history_length={HISTORY}",
-    f"data.events.scan_events={SCAN}",
-    f"data.events.window_seconds={WINDOW_SECONDS}",
+    "sequences.history=interleaved",
+    f"sequences.history_length={HISTORY}",
+    f"sequences.scan_events={SCAN}",
+    f"sequences.window_seconds={WINDOW_SECONDS}",
 ]
 OPTIMIZER = ["optimizer=rowwise_adagrad", "optimizer.dense=adam", "optimizer.lr=0.01", "optimizer.sparse_lr=0.05"]
 OPTIMIZER += ["optimizer.beta1=0.95", "optimizer.beta2=0.999", "optimizer.eps=1e-3", "optimizer.max_grad_norm=0.5"]

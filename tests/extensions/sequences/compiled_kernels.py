@@ -1,4 +1,4 @@
-"""python -m tests.app.model.compiled_kernels: attention's Triton kernels compiled for GPUs, which need not be there.
+"""Attention's Triton kernels compiled for GPUs, which need not be there.
 
 Prints a JSON list of architecture, dtype, kernel, and bytes of local memory that a program takes.
 """
@@ -12,8 +12,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from app.model import attention_triton
-from app.model.sequence_layout import SequenceLayout
+from extensions.sequences import attention_triton
+from extensions.sequences.sequence_layout import SequenceLayout
 
 TARGETS = {
     "sm_90": GPUTarget("cuda", 90, 32),

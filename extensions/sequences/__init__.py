@@ -1,0 +1,74 @@
+"""Logs of events and the model that learns from a user's history: HSTU, as in MLPerf's DLRMv4 (docs/sequences.md)."""
+
+from pathlib import Path
+from typing import Any
+
+from app.kinds.models import ModelKind, ModelParts
+from app.kinds.published import PublishedTables
+from common.extensions import Core, KeyGroup, ReadyMadeValues
+from data_prep.dataset.kinds import EVENT_LOG
+from extensions.sequences.keys import SequencesConfig
+from extensions.sequences.validate import refuse_without_model
+
+# MLPerf 6.1: Yambda 5b by data_prep/conf/events/yambda.yaml.
+YAMBDA_5B = {
+    "user": 1000001, "user_x_artist": 100000000, "user_x_album": 40000000, "user_x_hour": 24000000,
+    "item_x_hour": 40000000, "artist_x_hour": 32000000, "user_x_is_organic": 2000000,
+    "user_x_artist_x_hour": 40000000, "item": 9390624, "artist": 1293395, "album": 3367692,
+}  # fmt: skip
+
+
+def register(core: Core) -> None:
+    """Add the model, its keys and its ready-made values."""
+    core.add(
+        ReadyMadeValues("app", Path(__file__).parent / "conf"),
+        PublishedTables("mlperf_v4", YAMBDA_5B, 0, EVENT_LOG, schema_of_yambda),
+        KeyGroup(
+            "AppConfig",
+            "sequences",
+            SequencesConfig,
+            refuse_without_model,
+            sample_keys=("min_history", "window_seconds", "eval_window"),
+        ),
+        ModelKind(
+            "hstu",
+            "model=hstu",
+            EVENT_LOG,
+            model_parts,
+            instead_of_source="data.source=synthetic_events data.path=data/synthetic_events",
+            instead_of_sizes="mlperf_v4, or data.path of events",
+            group_feature="user",
+            over="users",
+            eval_split="val",
+            has_blocks=True,
+            obstacle_to_baselines="baselines are of rows, and this model learns from events; give baselines=false",
+            commands="train, evaluate, recommend, plan and verify know HSTU",
+        ),
+    )
+
+
+def model_parts() -> ModelParts:
+    """What the model needs of torch, imported when a run has it."""
+    from extensions.sequences import event_log, hstu, labels, metrics, mlperf, ranking, validate
+
+    return ModelParts(
+        tables=hstu.tables_of_events,
+        model=hstu.hstu,
+        open_splits=event_log.open_log,
+        bag_sizes=hstu.bag_sizes,
+        tasks=labels.tasks,
+        loss_factor=hstu.loss_factor,
+        require_device=validate.require_device,
+        require_labels=labels.refuse_one_class,
+        group_metrics=metrics.user_metrics,
+        rank=ranking.score_items,
+        plan_notes=hstu.plan_notes,
+        mlperf_values=mlperf.values_of_hstu,
+    )
+
+
+def schema_of_yambda() -> dict[str, Any]:
+    """The schema of Yambda's events, as a manifest has it."""
+    from data_prep.parsing.event_yaml import load_event_schema, schema_path
+
+    return load_event_schema(schema_path("yambda")).to_manifest()

@@ -1,0 +1,39 @@
+"""The contract of resumption (tests/app/training/test_resumption.py) for HSTU on a log of events."""
+
+from pathlib import Path
+
+import pytest
+
+from app.runtime.platform import Runtime
+from data_prep.pipeline import preprocess
+from tests.app.training.test_resumption import BASE, FACTORS, disturb, spoil
+from tests.data_prep.conftest import config
+from tests.extensions.sequences.test_commands import DROPOUT, TINY
+from tests.once import made_once
+
+
+def write_log(root: Path) -> None:
+    log = ["data=synthetic_events", "data.synthetic_events.users=60", "data.synthetic_events.items=100"]
+    preprocess(config(*log, f"data.path={root}/data"))
+
+
+@pytest.mark.parametrize(
+    ("number", "course"),
+    [pytest.param(*case, marks=[pytest.mark.slow] * (case[0] > 0)) for case in enumerate(FACTORS["course"])],
+)
+def test_a_disturbed_run_has_the_bits_of_an_undisturbed_one(
+    number: int,
+    course: str,
+    runtime: Runtime,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if course == "skipped steps":
+        spoil(monkeypatch)
+    root = made_once(tmp_path_factory, "resumption_events", write_log) / "data"
+    saving = list(FACTORS["saving"].values())[number % 2]
+    overrides = [f"data.path={root}", *BASE, *TINY, *DROPOUT, *FACTORS["course"][course], *saving]
+    disturb(number, course, overrides, runtime, capsys)
