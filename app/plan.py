@@ -22,7 +22,6 @@ from msgspec import structs
 from app.config import PlanAppConfig, TopologyConfig
 from app.config.sharding import AUTO_SHARDING
 from app.config.train import with_batch_of_all
-from app.data import prepare
 from app.kinds.models import require_dataset
 from app.model.embeddings import TableArch
 from app.model.make import make_tables
@@ -171,7 +170,7 @@ def _tables(config: PlanAppConfig) -> tuple[TableArch, dict[str, float]]:
 
 def _table_sizes(config: PlanAppConfig) -> tuple[Features, dict[str, float]]:
     """What the tables are made for, and the mean ids a bag of a dataset's multi-hot features."""
-    sizes, root, kind = config.plan.num_embeddings, prepare.dataset_path(config.data), config.model.kind
+    sizes, root, kind = config.plan.num_embeddings, config.data.root, config.model.kind
     published = sizes if isinstance(sizes, str) else config.data.published_tables
     if sizes is not None and not isinstance(sizes, str):
         if kind.parts is not None:

@@ -26,7 +26,6 @@ from filelock import FileLock, Timeout
 
 from app.config.commands import ReproduceConfig
 from app.config.data import DataScale
-from app.data.prepare import dataset_path
 from app.record.documents import DONE
 from app.report.page import write_page
 from app.report.read import refusing_other_versions
@@ -115,7 +114,7 @@ def _reproduce(config: ReproduceConfig, arguments: Sequence[str], seeds: Sequenc
     of_runs = with_copied_recipe(arguments, out)
     _write(config, arguments, of_runs, seeds, {}, out)  # so that what is there is known to be of these arguments
     if config.sbatch is not None:
-        is_there = (dataset_path(config.data) / MANIFEST_NAME).exists()
+        is_there = (config.data.root / MANIFEST_NAME).exists()
         jobs = 0
         try:
             for line in submit(seeds, of_runs, config.sbatch, is_there):

@@ -126,7 +126,7 @@ def _set_up(config: AppConfig, runtime: platform.Runtime, record: RunDirectory, 
     runtime.on_rank_0(record.open)
     agreement.require_shared(record.path, runtime, config.runtime.timeout_minutes)
     start = runtime.on_rank_0(lambda: files.choose(config.checkpoint, record.checkpoints))
-    root = prepare.dataset_path(config.data)
+    root = config.data.root
     is_new = runtime.on_rank_0(lambda: _prepare(config.data, root)) is not None
     manifest, shared = agreement.load_same_manifest(root, runtime, is_new)
     prepare.require_agreement(config.data, manifest)

@@ -196,7 +196,6 @@ def bare_rates(case: Case, threads: int, steps: int, scratch: Path) -> list[floa
 def run_bare(threads: str, overrides: list[str]) -> None:
     """Train in a plain loop; print samples/s of each step, means over windows."""
     from app.config import CONFIG_DIR, AppConfig, RuntimeConfig
-    from app.data import prepare
     from app.runtime import platform
     from app.training import session
     from common.compose import compose_config
@@ -204,7 +203,7 @@ def run_bare(threads: str, overrides: list[str]) -> None:
 
     config = compose_config(AppConfig, CONFIG_DIR, overrides)
     runtime = platform.start(RuntimeConfig(num_threads=int(threads)), seed=0, deterministic=False)
-    root = prepare.dataset_path(config.data)
+    root = config.data.root
     config = replace(config, data=replace(config.data, path=str(root)))
     train_session = session.build(config, runtime, root, load_manifest(root))
     size, steps = config.train.global_batch_size, config.train.max_steps or 1

@@ -64,7 +64,7 @@ def write_log(directory: Path, num_events: int, order: str) -> list[str]:
     for name, values in (("artist", ARTISTS), ("album", ALBUMS)):
         of = {"item_id": np.arange(1, ITEMS + 1, dtype=np.uint32), f"{name}_id": rng.integers(1, values, ITEMS)}
         pq.write_table(pa.table(of), directory / f"{name}_item_mapping.parquet")
-    return [f"data.raw={directory}/multi_event.parquet", "data=events", f"data.schema={schema_path('yambda')}"]
+    return [f"data.raw={directory}/multi_event.parquet", f"data.schema={schema_path('yambda')}"]
 
 
 def prepare(directory: Path, arguments: argparse.Namespace) -> dict[str, Any]:

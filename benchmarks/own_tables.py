@@ -106,7 +106,7 @@ def run_job(path: Path, out: Path, workers: int, budget: str) -> Figures:
     root = out / "dataset"
     shutil.rmtree(root, ignore_errors=True)
     overrides = [f"data.raw={path}", f"data.schema={path.parent}/schema.yaml", f"data.path={root}"]
-    overrides += ["data=custom", f"data.workers={workers}", f"data.memory_budget={budget}"]
+    overrides += [f"data.workers={workers}", f"data.memory_budget={budget}"]
     run_data_prep(REPOSITORY, overrides, pinned=workers == 1)
     manifest = json.loads((root / "manifest.json").read_bytes())
     rows, extra = manifest["rows"], manifest["extra"]

@@ -2,8 +2,8 @@
 
     python -m benchmarks.planted_truth [--rows 560000] [--models lr cat dot dcn] [--out FILE.json] [--work DIR]
 
-For each number of rows a dataset is made (`data=synthetic`, split into train, val and test as usual), and each model
-is trained for one epoch on its train split and evaluated on its test split:
+For each number of rows a dataset is made (`data.source=synthetic`, split into train, val and test as usual), and each
+model is trained for one epoch on its train split and evaluated on its test split:
 
   lr    scikit-learn's logistic regression on one-hot ids and the dense features
   cat   embeddings and dense features side by side into an MLP, no products of any two
@@ -74,7 +74,7 @@ def measure(arguments: argparse.Namespace, work: Path) -> list[dict[str, Any]]:
     for rows in arguments.rows:
         root = work / f"data-{rows}"
         keys = [f"data.synthetic.{item}" for item in (f"rows={rows}", "direct=true", *arguments.synthetic)]
-        run("data_prep", "data=synthetic", f"data.path={root}", *keys)
+        run("data_prep", "data.source=synthetic", f"data.path={root}", *keys)
         manifest = load_manifest(root)
         truth = manifest.extra["bayes"]["splits"]["test"]
         for model in arguments.models:

@@ -163,7 +163,7 @@ def make_days(rows: int, raw: Path) -> None:
     """Two synthetic days."""
     overrides = [f"data.synthetic.rows={rows}", "data.synthetic.days=2"]
     overrides += ["data.synthetic.max_cardinality=1000000", "data.synthetic.drift=0"]
-    run_data_prep(REPOSITORY, ["data=synthetic", *overrides, f"data.path={raw}/first", *ENCODINGS["hash"]])
+    run_data_prep(REPOSITORY, ["data.source=synthetic", *overrides, f"data.path={raw}/first", *ENCODINGS["hash"]])
     (raw / DAYS).mkdir()
     for day in ("day_0.tsv", "day_1.tsv"):
         shutil.move(raw / "first" / "raw" / day, raw / DAYS / day)

@@ -5,7 +5,8 @@
 
 The log is MovieLens-100K, where DIR has ml-100k.inter and ml-100k.item (RUCAIBox/RecBole, dataset/ml-100k): a rating is
 an event, its label whether it is at least 4, a sample one with five earlier events of its user, a window 20 days. Else
-it is `data=synthetic_events`, whose labels come from a known model: the best is what that model's probabilities score.
+it is `data.source=synthetic_events`, whose labels come from a known model: the best is what that model's probabilities
+score.
 
 All learn from the windows before the last and are evaluated on the last. With --choose it is the window before the
 last, learned from those before it: settings are chosen there, never on the last.
@@ -140,11 +141,11 @@ def summarised(aucs: list[float]) -> dict[str, Any]:
 def prepare(arguments: argparse.Namespace, work: Path) -> EventLog:
     """The log as a dataset of events, read as DLRM is given it: one event a history."""
     if arguments.movielens is None:
-        source = ["data=synthetic_events", f"data.synthetic_events.users={arguments.users}"]
+        source = ["data.source=synthetic_events", f"data.synthetic_events.users={arguments.users}"]
     else:
         write_genres(arguments.movielens / "ml-100k.item", work / "genres.tsv")
         (work / "log.yaml").write_text(MOVIELENS)
-        source = ["data=events", f"data.raw={arguments.movielens / 'ml-100k.inter'}", f"data.schema={work}/log.yaml"]
+        source = [f"data.raw={arguments.movielens / 'ml-100k.inter'}", f"data.schema={work}/log.yaml"]
     root = work / "log"
     run("data_prep", *source, f"data.path={root}")
     config, manifest = SequencesConfig(history=HistoryKind.last_n, history_length=1), load_manifest(root)

@@ -9,7 +9,7 @@ import json
 import re
 import shlex
 import typing
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -68,10 +68,9 @@ def compose_config(
 ) -> ConfigT:
     """Compose `config_dir`/<name>.yaml, if there is one, with Hydra overrides into an instance of `schema`.
 
-    A schema may have a static method `implied` that maps the composed values to others that they imply, by dotted key.
-    Explicit overrides take precedence over those. It may have `other_names`: dotted keys (or groups of keys) by other
-    names that mean them; `other_texts`: keys below a mapping whose values are texts; and `instead`: what to type in
-    place of an override that looks as if it worked. Texts are taken as they are typed.
+    A schema may have `implied`: functions of the composed values and the dotted keys that were given, on the command
+    line or in a file. Each returns further values by dotted key; they apply in turn, below what was given. Texts are
+    taken as they are typed.
 
     Raises:
         UserError: an unknown key or option, a value of the wrong type or beyond its key's limits, or an override that
@@ -140,16 +139,15 @@ def compose_partly(schema: type, config_dir: Path, overrides: Sequence[str], nam
             _refuse_removed_group(override, config_dir)
     for override in overrides:
         _refuse_unquoted(schema, override)
+        _refuse_value_of_group(schema, config_dir, override)
     command_line, overrides = overrides, _by_own_names(schema, overrides)
     name = name if any((each / f"{name}.yaml").is_file() for each in directories_of_values(config_dir)) else SCHEMA
     try:
-        composed = _compose_values(schema, config_dir, name, overrides)
-        implied: dict[str, object] = getattr(schema, "implied", lambda composed: {})(composed)
-        if implied:
-            plain = OmegaConf.to_container(OmegaConf.create({"values": list(implied.values())}))
-            assert isinstance(plain, dict)
-            defaults = [f"++{key}={json.dumps(value)}" for key, value in zip(implied, plain["values"], strict=True)]
-            composed = _compose_values(schema, config_dir, name, [*defaults, *overrides])
+        composed, defaults = _compose_values(schema, config_dir, name, overrides), list[str]()
+        for implied in getattr(schema, "implied", ()):
+            values = implied(composed, list(_given_keys(overrides)))
+            defaults += [f"++{key}={_as_override(value)}" for key, value in values.items()]
+            composed = _compose_values(schema, config_dir, name, [*defaults, *overrides]) if values else composed
         if any(override.startswith("+") for override in overrides):  # which may have added an unknown key
             composed = OmegaConf.merge(_stored(schema), OmegaConf.to_container(composed, resolve=True))
         OmegaConf.to_container(composed, resolve=True, throw_on_missing=False)
@@ -157,6 +155,29 @@ def compose_partly(schema: type, config_dir: Path, overrides: Sequence[str], nam
     except REFUSED as error:
         fault = _unknown_choice(schema, config_dir, command_line, isinstance(error, MissingConfigException))
         raise UserError(fault or _one_line(error) + _suggestion(schema, config_dir, command_line)) from error
+
+
+def _given_keys(overrides: Sequence[str]) -> Iterator[str]:
+    """The dotted keys of overrides, of a mapping those within."""
+    for override in OverridesParser.create().parse_overrides(list(overrides)):
+        yield from _leaves(override.key_or_group, override.value())
+
+
+def _leaves(key: str, value: Any) -> Iterator[str]:
+    if isinstance(value, dict) and value:
+        for name, inner in value.items():
+            yield from _leaves(f"{key}.{name}", inner)
+    else:
+        yield key
+
+
+def _as_override(value: Any) -> str:
+    """A plain value in Hydra's grammar, which takes no quotes around the names in a mapping."""
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{name}:{_as_override(inner)}" for name, inner in value.items()) + "}"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return f"[{','.join(map(_as_override, value))}]"
+    return json.dumps(value)
 
 
 def _compose_values(schema: type, config_dir: Path, name: str, overrides: Sequence[str]) -> Any:
@@ -198,8 +219,6 @@ def _unknown_choice(schema: type, config_dir: Path, overrides: Sequence[str], is
         names = known.get(group) or [name]
         if name not in (*names, RECIPE_OF_FILE, "null"):
             fault = f"configuration: {override}: not one of {', '.join(names)}"
-            if instead := getattr(schema, "instead", {}).get(override):
-                return f"{fault}; give {instead} instead"
             close = difflib.get_close_matches(name.lower(), names, n=1)
             return f"{fault}; did you mean {group}={close[0]}?" if close else f"{fault}; give one of these"
     return ""
@@ -317,7 +336,6 @@ def _by_own_names(schema: type, overrides: Sequence[str]) -> list[str]:
     Raises:
         UserError: a truth value for a key of numbers.
     """
-    others = getattr(schema, "other_names", {})
     mappings, kinds = _mappings(schema), _kinds(schema)
     opened = tuple(f"{key}." for key in mappings)
     canonical = []
@@ -325,7 +343,6 @@ def _by_own_names(schema: type, overrides: Sequence[str]) -> list[str]:
         matched = re.fullmatch(r"([+~]*)([^=]*)(.*)", override, re.DOTALL)
         assert matched is not None
         sign, key, rest = map(str, matched.groups())
-        key = others.get(key, key)
         is_open = key.startswith(opened) or (key in mappings and rest.startswith("={"))
         sign = "++" if is_open and sign != "~" else sign
         rest = _as_typed(rest) if _is_text(schema, key) else rest
@@ -341,8 +358,6 @@ def _by_own_names(schema: type, overrides: Sequence[str]) -> list[str]:
 
 def _is_text(schema: type, key: str) -> bool:
     """Return whether the values of a key are texts, or lists of them."""
-    if key in getattr(schema, "other_texts", ()):
-        return True
     kinds = _kinds(schema)
     group = kinds.get(key.rpartition(".")[0])
     kind = kinds.get(key, typing.get_args(group)[1] if typing.get_origin(group) is dict else None)
@@ -383,6 +398,18 @@ def _refuse_removed_group(override: str, config_dir: Path) -> None:
             f"configuration: {override}: {group} is always one of {', '.join(groups[group])}; leave {override} out "
             f"for the usual one, or give {group}=NAME"
         )
+
+
+def _refuse_value_of_group(schema: type, config_dir: Path, override: str) -> None:
+    """Raise UserError for GROUP=VALUE of a group of keys that has no ready-made values, such as data=NAME."""
+    group, _, value = override.lstrip("+").partition("=")
+    kinds = {key: kind for key, kind in _kinds(schema).items() if key.startswith(f"{group}.")}
+    if not kinds or group in groups_of(config_dir) or value.startswith("{"):
+        return
+    keys = {choice: key for key in reversed(kinds) for choice in choices(kinds[key])}
+    close = difflib.get_close_matches(value, keys, n=1, cutoff=0.7)
+    remedy = f"{keys[close[0]]}={close[0]}" if close else f"one of them, such as {next(iter(kinds))}"
+    raise UserError(f"configuration: {override}: {group} is a group of keys; give {remedy}")
 
 
 def _refuse_unquoted(schema: type, override: str) -> None:
@@ -450,12 +477,12 @@ def _instance(schema: type[ConfigT], twin: Any) -> ConfigT:
 
 def _suggestion(schema: type, config_dir: Path, overrides: Sequence[str]) -> str:
     """Return the nearest known key for the first unknown one, as the end of a sentence."""
+    kinds, groups = _kinds(schema), groups_of(config_dir)
     for override in overrides:
-        group, table = override.partition("=")[0].rpartition(".")[0], getattr(schema, "instead", {})
-        if (instead := table.get(override) or table.get(group)) and instead not in overrides:
-            return f"; give {instead} instead"
-    names = [key for key, *_ in keys_of(schema)]
-    names += [FILE_OPTION.rstrip("="), *groups_of(config_dir), *getattr(schema, "other_names", {})]
+        group, _, name = override.partition("=")[0].rpartition(".")[0].rpartition(".")
+        if name in groups.get(group, ()) and f"{group}={name}" not in overrides:
+            return f"; give {group}={name} instead"
+    names = [*kinds, FILE_OPTION.rstrip("="), *groups]
     for override in overrides:
         key = override.lstrip("+~").partition("=")[0].replace("-", "_")
         if key not in names and not any(each.startswith(f"{key}.") for each in names):

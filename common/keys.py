@@ -40,7 +40,7 @@ class Key:
         example: a value to show in `--help`, of a key that has none by default.
         decides_bits: whether another value leads to another result, so that a run cannot resume with it; what changes
             rounding alone, such as threads, does not. None: as its group says by a class attribute of this name, which
-            is true where it is missing.
+            is its outer group's where it is missing, and true of the outermost.
     """
 
     default: Any = None
@@ -180,17 +180,30 @@ def shown(value: Any) -> str:
     return str(value)
 
 
-def values_that_decide_bits(config: Any, prefix: str = "") -> dict[str, Any]:
-    """The keys of a configuration that decide a run's bits, by dotted name, with values as of `to_plain`."""
+def values_that_decide_bits(config: Any, prefix: str = "", outer_decides: bool = True) -> dict[str, Any]:
+    """The keys of a configuration that decide a run's bits, by dotted name, with values as of `to_plain`.
+
+    outer_decides: whether keys of the group around this one do, unless they say otherwise.
+    """
     values: dict[str, Any] = {}
+    group_decides = getattr(config, "decides_bits", outer_decides)
     for field in dataclasses.fields(config):
         value, name = getattr(config, field.name), f"{prefix}{field.name}"
         if dataclasses.is_dataclass(value):
-            values |= values_that_decide_bits(value, f"{name}.")
+            values |= values_that_decide_bits(value, f"{name}.", group_decides)
             continue
         decides = field.metadata.get(DECLARATION, Key()).decides_bits
-        if getattr(config, "decides_bits", True) if decides is None else decides:
+        if group_decides if decides is None else decides:
             values[name] = to_plain(value)
+    return values
+
+
+def flat_values(config: Any, prefix: str = "") -> dict[str, Any]:
+    """The values of all keys of a configuration by dotted name, as of `to_plain`."""
+    values: dict[str, Any] = {}
+    for name, value in vars(config).items():
+        is_group = dataclasses.is_dataclass(value)
+        values |= flat_values(value, f"{prefix}{name}.") if is_group else {f"{prefix}{name}": to_plain(value)}
     return values
 
 

@@ -1,7 +1,7 @@
 """Raw clicks to shards.
 
     python -m data_prep data.raw=PATH data.path=OUT [data.encoding=vocabulary|hash] [data.workers=N] …
-    python -m data_prep data=synthetic data.path=OUT [data.synthetic.rows=N] …
+    python -m data_prep data.source=synthetic data.path=OUT [data.synthetic.rows=N] …
 
 `python -m data_prep.verify data.path=OUT` checks what was written. docs/data.md explains the choices.
 """
@@ -14,7 +14,7 @@ from common.cli import EXIT_DONE, EXIT_STOPPED, exit_status, run
 from data_prep.commands import COMMANDS
 from data_prep.config.agreement import refuse_unused
 from data_prep.config.compose import PICKLED
-from data_prep.config.keys import PrepConfig, dataset_path, may_use_processes
+from data_prep.config.keys import PrepConfig, may_use_processes
 from data_prep.dataset.format import MANIFEST_NAME
 from data_prep.engine.executor import start_fork_server
 
@@ -22,10 +22,10 @@ from data_prep.engine.executor import start_fork_server
 def main(config: PrepConfig) -> int:
     """Preprocess as configured; an exit status."""
     refuse_unused(config, ("data",))
-    root = dataset_path(config.data)  # checked before the imports that take a second
+    root = config.data.root  # checked before the imports that take a second
     try:
         is_made = (root / MANIFEST_NAME).exists()
-        if may_use_processes(config.data) and not config.data.source.kind.generator and not is_made:
+        if may_use_processes(config.data) and not config.data.source_kind.generator and not is_made:
             start_fork_server(config.data.schema is not None)  # it loads most of what is imported next
         if config.data.schema is not None:
             from data_prep.parsing import preload  # noqa: F401

@@ -15,7 +15,6 @@ def _row(name: str, module: str, summary: str, function: str = "") -> Command:
         summary=summary,
         schema="data_prep.config.keys:PrepConfig",
         config_dir=CONFIG_DIR,
-        has_groups=True,
     )
 
 

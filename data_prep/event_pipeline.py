@@ -103,7 +103,7 @@ def prepare_events(data: DataConfig, root: Path) -> Manifest:
     path = schema_path(str(data.schema))
     schema = load_event_schema(path)
     with claimed(root) as work:
-        sources, is_own = find_sources(data, root, work), data.source.kind.makes is None
+        sources, is_own = find_sources(data, root, work), data.source_kind.makes is None
         logs, others = (sources, []) if is_own else (sources[:1], sources[1:])
         tables = [_attribute_source(path, logs[0], others, each.file) for each in schema.attributes.values()]
         everything = tuple({source.path: source for source in (*logs, *tables)}.values())
@@ -123,8 +123,8 @@ def prepare_events(data: DataConfig, root: Path) -> Manifest:
         limit = parse_size(data.memory_budget, "data.memory_budget") // KEYS_PER_BUDGET // KEY_BYTES
         job = EventJob(work, schema, everything, len(logs), indices, chunk_size(data), limit)
         manifest, moves = _make(data, root, job, parameters)
-        if data.source.kind.figures:
-            manifest.extra |= load(data.source.kind.figures)(data, root)
+        if data.source_kind.figures:
+            manifest.extra |= load(data.source_kind.figures)(data, root)
         manifest = publish(work, root, manifest, moves)
     for line in _summary_lines(manifest):
         print(f"{root}: {line}", file=sys.stderr)

@@ -2,8 +2,8 @@
 
     python -m data_prep.generate locality.profile=FILE.npz locality.to=DIRECTORY [locality.accesses=N] [locality.seed=0]
 
-One file per table, an id a line; as many accesses as the profiled trace had, or N. `python -m data_prep data=trace`
-makes a dataset instead.
+One file per table, an id a line; as many accesses as the profiled trace had, or N. `python -m data_prep
+data.source=trace` makes a dataset instead.
 """
 
 if __name__ == "__main__":  # first: what is imported below may take seconds

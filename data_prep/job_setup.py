@@ -37,7 +37,7 @@ def refuse_early(data: DataConfig, root: Path) -> None:
     require_memory("preprocessing")
     refuse_unused_choices(data)
     refuse_criteo_only_choices(data)
-    if data.source.kind.makes is not None:  # else a schema may be read first
+    if data.source_kind.makes is not None:  # else a schema may be read first
         chosen_bags(data, resolve_rules(data, max(data.synthetic.days, len(data.days or []))), CRITEO)
     for key in ("raw", *SPLITS):
         value = getattr(data, key)
@@ -48,7 +48,7 @@ def refuse_early(data: DataConfig, root: Path) -> None:
 
 def kind_to_make(data: DataConfig) -> DatasetKind:
     """The kind of dataset to make: by the source, or by the schema."""
-    return data.source.kind.makes or (ROWS if data.schema is None else described_kind(schema_path(data.schema)))
+    return data.source_kind.makes or (ROWS if data.schema is None else described_kind(schema_path(data.schema)))
 
 
 def find_sources(data: DataConfig, root: Path, work: Path) -> list[Source]:
@@ -57,7 +57,7 @@ def find_sources(data: DataConfig, root: Path, work: Path) -> list[Source]:
     Raises:
         UserError: none, one that cannot be read, or files at `root` that are not a dataset's.
     """
-    source = data.source.kind
+    source = data.source_kind
     if source.find:
         refuse_foreign_files(root, work, [load(source.directory)(data, root) / "raw"])
         sources: list[Source] = load(source.find)(data, root, work)

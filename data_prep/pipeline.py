@@ -26,7 +26,7 @@ from common.jit import compile_notice
 from common.limits import usable_cpus
 from common.memory import keep_freed_memory
 from data_prep.config.checks import refuse_keys_of_raw_rows, validate
-from data_prep.config.keys import DataConfig, dataset_path, may_use_processes, parse_size
+from data_prep.config.keys import DataConfig, may_use_processes, parse_size
 from data_prep.config.presets import largest_id, num_embeddings, report_differences, resolve_rules
 from data_prep.dataset.format import SPLITS, Manifest, build_manifest
 from data_prep.dataset.misleading import MISLEADING, misleading_sentences
@@ -112,11 +112,11 @@ def preprocess(data: DataConfig) -> Manifest:
         UserError: bad configuration or input; there is then no manifest at data.path, unless an older
             dataset was there.
     """
+    root = data.root
     validate(data)
-    root = dataset_path(data)
     if data.scheduler is not None:
         root = root.absolute()  # its workers may be in other directories
-    source = data.source.kind
+    source = data.source_kind
     try:
         if source.generator:
             refuse_keys_of_raw_rows(data)
@@ -174,7 +174,7 @@ def _make(data: DataConfig, root: Path, job: Job, parameters: dict[str, Any]) ->
     result = run_stages(data, job)
     if data.remote.name:
         note_read(data, root, job.sources, result.digests)
-    figures = data.source.kind.figures
+    figures = data.source_kind.figures
     extra: dict[str, Any] = load(figures)(data, job, result.records, result.rows) if figures else {}
     budget = parse_size(data.memory_budget, "data.memory_budget")
     misleading = to_builtins(find_misleading(job, result.records, result.built, result.features, budget))
@@ -192,7 +192,7 @@ def _make(data: DataConfig, root: Path, job: Job, parameters: dict[str, Any]) ->
     manifest = _describe(job, result, parameters, extra)
     if len(job.sources) > 1:
         print(f"{root}: {described_sources(job.sources)}", file=sys.stderr)
-    missing = ", ".join(missing_days(job.sources)) if data.source.kind.makes is None else ""
+    missing = ", ".join(missing_days(job.sources)) if data.source_kind.makes is None else ""
     lines = [f"among the raw files there is no {missing}"] if missing else []
     unseen = unseen_values(manifest)
     lines += [*result.warnings, *([] if unseen is None else [unseen])]

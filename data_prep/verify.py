@@ -22,7 +22,7 @@ from common.command import load
 from common.errors import UserError
 from common.files import FileDigest
 from data_prep.config.agreement import refuse_unused
-from data_prep.config.keys import PrepConfig, dataset_path
+from data_prep.config.keys import PrepConfig
 from data_prep.dataset.bags import Bags
 from data_prep.dataset.format import (
     MANIFEST_NAME,
@@ -171,7 +171,7 @@ def describe_values(root: Path, manifest: Manifest) -> Iterator[str]:
 def main(config: PrepConfig) -> int:
     """Verify the dataset at data.path and print what its columns hold; an exit status."""
     refuse_unused(config, ("data.path",))
-    root = dataset_path(config.data)
+    root = config.data.root
     manifest = verify_dataset(root)
     shards = sum(len(split.shards) for split in manifest.splits.values())
     print(

@@ -30,12 +30,12 @@ FIRST_LOSSES = 8
 _ROWS = "data.raw=inputs/rows.tsv data.chunk_bytes=60000"
 _DAYS = "data.raw=inputs/days data.chunk_bytes=40000"
 _GZIP = "data.raw=inputs/gz data.chunk_bytes=40000"
-_CSV = "data=custom data.raw=inputs/table.csv data.schema=inputs/csv.yaml data.chunk_bytes=30000"
-_BARE = "data=custom data.raw=inputs/table.tsv data.schema=inputs/bare.yaml data.chunk_bytes=30000"
-_PARQUET = "data=custom data.raw=inputs/table.parquet data.schema=inputs/parquet.yaml data.chunk_bytes=30000"
+_CSV = "data.raw=inputs/table.csv data.schema=inputs/csv.yaml data.chunk_bytes=30000"
+_BARE = "data.raw=inputs/table.tsv data.schema=inputs/bare.yaml data.chunk_bytes=30000"
+_PARQUET = "data.raw=inputs/table.parquet data.schema=inputs/parquet.yaml data.chunk_bytes=30000"
 _GIVEN_DAYS = "data.train=[inputs/days/day_0,inputs/days/day_1] data.val=inputs/crlf.tsv data.test=inputs/gz/day_2.gz"
 _GIVEN = "data.train=inputs/table.parquet data.val=inputs/more.parquet data.schema=inputs/parquet.yaml"
-_RANDOM = "data=random data.random.rows=900 data.random.eval_rows=150 data.random.max_rows_per_table=300"
+_RANDOM = "data.source=random data.random.rows=900 data.random.eval_rows=150 data.random.max_rows_per_table=300"
 _MADE = f"data_prep {_DAYS} data.path=made"
 _PROFILED = [
     f"data_prep {_RANDOM} data.path=made data.random.distribution=zipf data.random.tables=[50,400,9]",
@@ -91,8 +91,7 @@ DATASETS: dict[str, list[str]] = {
     "csv_shuffled": _dataset(f"{_CSV} data.split.method=random data.frequency_threshold=3 data.dense_transform=raw"),
     "csv_sampled": _dataset(f"{_CSV} data.sampling.negative_drop_rate=0.5 data.dense_transform=minmax"),
     "csv_numbers": _dataset(
-        "data=custom data.raw=inputs/table.csv data.schema=inputs/numbers.yaml data.chunk_bytes=30000 "
-        "data.split.method=random"
+        "data.raw=inputs/table.csv data.schema=inputs/numbers.yaml data.chunk_bytes=30000 data.split.method=random"
     ),
     "tsv_without_header": _dataset(_BARE),
     "parquet": _dataset(_PARQUET),
@@ -104,10 +103,12 @@ DATASETS: dict[str, list[str]] = {
     ),
     "given_dlrm_kaggle": _dataset(f"{_GIVEN_DAYS} data.chunk_bytes=40000 data.encoding=dlrm_kaggle"),
     "given_parquet": _dataset(f"{_GIVEN} data.chunk_bytes=30000 data.frequency_threshold=3"),
-    "synthetic": _dataset("data=synthetic data.synthetic.rows=1500 data.synthetic.max_cardinality=2000"),
-    "synthetic_days": _dataset("data=synthetic data.synthetic.rows=1500 data.synthetic.days=3 data.synthetic.seed=4"),
+    "synthetic": _dataset("data.source=synthetic data.synthetic.rows=1500 data.synthetic.max_cardinality=2000"),
+    "synthetic_days": _dataset(
+        "data.source=synthetic data.synthetic.rows=1500 data.synthetic.days=3 data.synthetic.seed=4"
+    ),
     "synthetic_direct": _dataset(
-        "data=synthetic data.synthetic.rows=1500 data.synthetic.days=3 data.synthetic.seed=4 "
+        "data.source=synthetic data.synthetic.rows=1500 data.synthetic.days=3 data.synthetic.seed=4 "
         "data.synthetic.direct=true data.encoding=hash data.max_ind_range=1000"
     ),
     "random": _dataset(_RANDOM),
@@ -115,7 +116,7 @@ DATASETS: dict[str, list[str]] = {
     "random_pareto": _dataset(
         f"{_RANDOM} data.random.distribution=pareto data.random.bag_sizes=mlperf_v2 data.random.bags_vary=true"
     ),
-    "trace": [*_PROFILED, *_dataset("data=trace data.trace.profile=profile.npz data.trace.eval_rows=100")],
+    "trace": [*_PROFILED, *_dataset("data.source=trace data.trace.profile=profile.npz data.trace.eval_rows=100")],
     "trace_text": [*_PROFILED, "data_prep.generate locality.profile=profile.npz locality.to=out locality.seed=6"],
     "export_npy": [
         f"{_MADE} data.encoding=torchrec",
@@ -157,7 +158,7 @@ RUNS: dict[str, str] = {
     "mlperf_v1": f"recipe=mlperf_v1 {_TINY} train.global_batch_size=64 data.synthetic.rows=9000",
     "mlperf_v2": f"recipe=mlperf_v2 {_TINY} train.global_batch_size=32 data.synthetic.rows=3000",
     "mlperf_v4": (
-        f"recipe=mlperf_v4 {_TINY} data.prep.synthetic_events.users=50 data.prep.synthetic_events.stay=0.7 "
+        f"recipe=mlperf_v4 {_TINY} data.synthetic_events.users=50 data.synthetic_events.stay=0.7 "
         "sequences.hstu.position_bound=null train.max_steps=6"
     ),
     "ncf_movielens_1m": f"recipe=ncf_movielens_1m {_TINY} train.global_batch_size=256",

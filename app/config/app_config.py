@@ -1,15 +1,14 @@
 """The whole configuration of a run: its groups, their joint validation, and its plain form."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 from app.config.data import (
-    INSTEAD,
-    OTHER_NAMES,
-    OTHER_TEXTS,
     DataConfig,
     DataScale,
+    implied_data,
     require_eval_split,
     require_source,
     validate_data,
@@ -58,6 +57,19 @@ from common.limits import require_memory
 CONFIG_DIR = Path(__file__).parents[1] / "conf"
 
 
+def tiny_values(composed: Any, _given: Sequence[str]) -> dict[str, Any]:
+    """The recipe's tiny values, if data.scale=tiny: common.compose puts them below the user's own.
+
+    Raises:
+        UserError: the recipe has none.
+    """
+    if composed.data.scale is not DataScale.tiny:
+        return {}
+    if not composed.tiny:
+        raise UserError("data.scale=tiny: this recipe has no tiny form (key `tiny`)")
+    return {"run.name": f"{composed.run.name}_tiny", "data.published_tables": None, **composed.tiny}
+
+
 @with_key_groups
 @dataclass(frozen=True)
 class AppConfig:
@@ -87,22 +99,7 @@ class AppConfig:
     )
     tiny: dict[str, Any] = key({}, "what data.scale=tiny changes, by dotted key", decides_bits=False)
 
-    other_names: ClassVar[dict[str, str]] = OTHER_NAMES
-    other_texts: ClassVar[set[str]] = OTHER_TEXTS
-    instead: ClassVar[dict[str, str]] = INSTEAD
-
-    @staticmethod
-    def implied(composed: Any) -> dict[str, Any]:
-        """The recipe's tiny values, if data.scale=tiny: common.compose puts them below the user's own.
-
-        Raises:
-            UserError: the recipe has none.
-        """
-        if composed.data.scale is not DataScale.tiny:
-            return {}
-        if not composed.tiny:
-            raise UserError("data.scale=tiny: this recipe has no tiny form (key `tiny`)")
-        return {"run.name": f"{composed.run.name}_tiny", "data.published_tables": None, **composed.tiny}
+    implied: ClassVar[tuple[Any, ...]] = (tiny_values, implied_data)
 
 
 def from_plain(content: dict[str, Any]) -> AppConfig:

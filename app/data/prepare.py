@@ -6,41 +6,26 @@ import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from app.config import DataConfig
-from app.config.data import FILES, own_files, preprocessing, source_of
+from app.config.data import FILES, own_files, preprocessing
 from common.cli import EXIT_BAD_INPUT, EXIT_STOPPED
+from common.compose import convert
 from common.errors import UserError
+from common.keys import to_plain
 from common.signals import Interrupted
 from data_prep.config import keys
-from data_prep.config.agreement import compared_keys, first_difference, given_keys, keys_in_force
+from data_prep.config.agreement import compared_keys, first_difference, keys_in_force
 from data_prep.config.compose import PICKLED
+from data_prep.config.keys import given_values
 from data_prep.dataset.format import MANIFEST_NAME, Manifest, load_manifest
 from data_prep.dataset.options import GENERATORS
 from data_prep.published.sets import SETS
 
-LEAVE_OUT = (
-    "leave it out, or give another data.path and what to make it from (data.raw, data.train, or data.source=synthetic)"
-)
-NOT_OF_ROWS = ("source", "path", "allow_degenerate", *FILES)  # keys of data_prep that are set here
+NOT_OF_ROWS = ("source", "path", "allow_degenerate", *FILES)  # keys that no dataset is compared by
 REPOSITORY = Path(__file__).parents[2]
-
-
-def dataset_path(config: DataConfig) -> Path:
-    """Return the directory of the dataset, which need not exist yet.
-
-    Raises:
-        UserError: data.raw or data.train without data.path.
-    """
-    if config.path is not None:
-        return Path(config.path)
-    if (files := own_files(config)) is not None:
-        raise UserError(f"data.path is not set: say where the shards made from {files} shall go")
-    return Path(config.default_path)
 
 
 def prepare(config: DataConfig) -> None:
@@ -103,83 +88,59 @@ def require_agreement(config: DataConfig, manifest: Manifest) -> None:
     Raises:
         UserError: names the key that says otherwise, or that has no effect on a dataset that is there.
     """
-    settings, path = _prep_settings(config), dataset_path(config)
-    if (difference := first_difference(settings, manifest)) is not None:
-        key = _typed(difference.key)
+    values = {key: value for key, value in given_values(preprocessing(config)).items() if key not in NOT_OF_ROWS}
+    if (difference := first_difference(values, manifest)) is not None:
+        key = f"data.{difference.key}"
         as_it_is = "leave it out" if difference.key.partition(".")[0] in GENERATORS else f"{key}=null"
         raise UserError(
-            f"{key}={difference.setting}: the dataset at data.path={path} was made with {difference.recorded}; give "
-            f"another data.path, or {as_it_is} to take it as it is"
+            f"{key}={difference.setting}: the dataset at data.path={config.path} was made with {difference.recorded}; "
+            f"give another data.path, or {as_it_is} to take it as it is"
         )
-    if source_of(config) is None:
-        unused = {key: settings[key] for key in settings if key not in compared_keys(settings, manifest)}
-        _refuse(unused, f"has no effect on the dataset at data.path={path}; {LEAVE_OUT}")
+    if _is_there(config):
+        compared = compared_keys(values, manifest)
+        for key in [each for each in values if each not in compared]:
+            raise UserError(
+                f"data.{key}={values[key]}: has no effect on the dataset at data.path={config.path}; leave it out, or "
+                "give another data.path and what to make it from (data.raw, data.train, or data.source=synthetic)"
+            )
 
 
 def in_force(config: DataConfig, manifest: Manifest) -> DataConfig:
     """The configuration with the values that the dataset was made with, resolved ones too, whether given or not."""
-    recorded = keys_in_force(manifest)
-    synthetic = {key.removeprefix("synthetic."): recorded.pop(key) for key in list(recorded) if "synthetic." in key}
-    settings = {key: recorded.pop(key, None) for key in ("encoding", "frequency_threshold", "max_ind_range")}
-    prep: dict[str, Any] = {}
-    for key, value in recorded.items():
-        group, _, name = key.rpartition(".")
-        (prep.setdefault(group, {}) if group else prep)[name] = value
-    if "chunk_bytes" in prep:
-        prep["chunk_bytes"] = str(prep["chunk_bytes"])
-    return replace(config, **settings, prep={**config.prep, **prep}, synthetic=replace(config.synthetic, **synthetic))
+    recorded = {key: value for key, value in keys_in_force(manifest).items() if not key.startswith("multi_hot.")}
+    of_generators = [key for key in recorded if key.partition(".")[0] in GENERATORS]
+    return convert(DataConfig, to_plain(config), *map(_nested, recorded.items()), {"generator_settings": of_generators})
 
 
-def _prep_settings(config: DataConfig) -> dict[str, Any]:
-    """Keys of preparation that the user or the recipe gave, by their names in data_prep, with plain values."""
-    settings = given_keys(preprocessing(config), list(_dotted(config.prep)))
-    settings = {key: value for key, value in settings.items() if key not in NOT_OF_ROWS}
-    return {"encoding": config.encoding, **settings} if config.encoding is not None else settings
+def _nested(item: tuple[str, Any]) -> dict[str, Any]:
+    """The value of a dotted key as nested values."""
+    key, value = item
+    for name in reversed(key.split(".")):
+        value = {name: value}
+    return value
 
 
-def _dotted(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    """The dotted keys of nested values."""
-    for key, value in values.items():
-        yield prefix + key
-        if isinstance(value, dict):
-            yield from _dotted(value, f"{prefix}{key}.")
-
-
-def _typed(key: str) -> str:
-    """A key of data_prep as it is typed here, where data.multi_hot is of the training."""
-    return f"data.prep.{key}" if key.startswith("multi_hot.") else f"data.{key}"
+def _is_there(config: DataConfig) -> bool:
+    """Whether the configuration names nothing to make the dataset from."""
+    return config.source is None and own_files(config) is None
 
 
 def _job(config: DataConfig) -> keys.PrepConfig | None:
     """Return the configuration of the preprocessing to run; None if the dataset exists."""
-    source, files = source_of(config), own_files(config)
-    if files is not None and config.source not in (None, source):
-        raise UserError(f"data.source={config.source}: has no effect with {files}; leave one of them out")
-    if config.schema is not None and files is None and source is not None:
-        raise UserError(
-            f"data.schema={config.schema}: describes files of your own; name them in data.raw, and where the shards "
-            "shall go in data.path"
-        )
-    root = dataset_path(config)
-    if source is None:
+    source, files, root = config.source, own_files(config), config.root
+    if files is not None and source is not None and source.kind.group != "remote":
+        raise UserError(f"data.source={source.value}: has no effect with {files}; leave one of them out")
+    if _is_there(config):
         if not (root / MANIFEST_NAME).exists():
+            is_usual = config.path == config.default_path
             raise UserError(
                 f"{root}: no dataset here; give data.path=DATASET, or data.raw=FILES data.path={root} to make it from "
                 "them, or data.source=synthetic or criteo_kaggle to make it from those"
-                + (", or data.scale=tiny to try the recipe on synthetic rows" if config.path is None else "")
+                + (", or data.scale=tiny to try the recipe on synthetic rows" if is_usual else "")
             )
         require_agreement(config, load_manifest(root))
         return None
-    if source != "synthetic":
-        unused = given_keys(keys.DataConfig(synthetic=config.synthetic))
-        _refuse(unused, f"has no effect with data from {config.raw or config.train or source}; leave it out")
-    return keys.PrepConfig(data=replace(preprocessing(config), path=config.prep.get("path") or str(root)))
-
-
-def _refuse(unused: dict[str, object], reason: str) -> None:
-    for key, value in unused.items():
-        if value is not None:
-            raise UserError(f"{_typed(key)}={value}: {reason}")
+    return keys.PrepConfig(data=preprocessing(config))
 
 
 def _environment() -> dict[str, str]:

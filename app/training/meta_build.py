@@ -14,7 +14,6 @@ from app.checkpoint.files import whole_checkpoints
 from app.config import AppConfig, DataConfig, ModelConfig
 from app.config.data import own_files
 from app.config.published import published_tables
-from app.data import prepare
 from app.model.embeddings import TableArch
 from app.model.make import make_model, make_tables
 from app.model.tables import Features
@@ -37,7 +36,7 @@ def is_wanted(config: AppConfig) -> bool:
     """Return whether to build the run from published sizes: nothing is to be trained and there is no data."""
     if config.train.max_steps != 0 or config.data.published_tables is None or _has_own_files(config.data):
         return False
-    return not (prepare.dataset_path(config.data) / MANIFEST_NAME).exists()
+    return not (config.data.root / MANIFEST_NAME).exists()
 
 
 def _has_own_files(data: DataConfig) -> bool:

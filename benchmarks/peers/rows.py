@@ -49,7 +49,7 @@ def make_rows(work: Path, rows: int, max_cardinality: int) -> float:
         sys.executable,
         "-m",
         "data_prep",
-        "data=synthetic",
+        "data.source=synthetic",
         f"data.path={source}",
         "data.synthetic.direct=true",
         "data.synthetic.drift=0",

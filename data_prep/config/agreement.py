@@ -1,14 +1,13 @@
 """A dataset that is there already and the keys that are given beside it: compared, recorded, or without effect."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import is_dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.errors import UserError
 from common.files import digest_file
-from data_prep.config.keys import DataConfig, PrepConfig, parse_size
+from common.keys import flat_values
+from data_prep.config.keys import PrepConfig, parse_size
 from data_prep.config.presets import SPLIT_IS_THEIRS
 from data_prep.dataset.format import Manifest
 from data_prep.dataset.multi_hot import MLPERF_SIZES, MLPERF_V2
@@ -43,28 +42,8 @@ class Difference(NamedTuple):
     recorded: Any
 
 
-def given_keys(data: DataConfig, explicit_keys: Collection[str] = ()) -> dict[str, Any]:
-    """Keys that are not as by default, with plain values; of `explicit_keys` also defaults that decide rows."""
-    return _non_defaults(data, DataConfig(), "", {key for key in explicit_keys if _decides_rows(key, GENERATORS)})
-
-
-def _decides_rows(key: str, generators: Collection[str]) -> bool:
-    """Whether a key decides the rows of a dataset, of generated ones by one of these generators."""
-    return key in IN_ENCODING or key.partition(".")[0] in generators
-
-
-def _non_defaults(config: object, defaults: object, prefix: str, explicit_keys: Collection[str] = ()) -> dict[str, Any]:
-    non_defaults: dict[str, Any] = {}
-    for name, value in vars(config).items():
-        if is_dataclass(value):
-            non_defaults |= _non_defaults(value, getattr(defaults, name), f"{prefix}{name}.", explicit_keys)
-        elif value is not None and (value != getattr(defaults, name) or prefix + name in explicit_keys):
-            non_defaults[prefix + name] = value.value if isinstance(value, Enum) else value
-    return non_defaults
-
-
 def refuse_unused(config: PrepConfig, command_keys: Collection[str]) -> None:
-    """Refuse keys that a command does not read; with data=NAME in place of data.path, that group's own are let pass.
+    """Refuse keys that a command does not read; with data.source in place of data.path, its own values are let pass.
 
     Args:
         command_keys: keys, or groups of keys, that the command reads.
@@ -72,19 +51,19 @@ def refuse_unused(config: PrepConfig, command_keys: Collection[str]) -> None:
     Raises:
         UserError: naming the first other key that is given.
     """
-    source_keys = {"data.source", "data.days", "data.schema", "data.remote"}
-    keys = _non_defaults(config, PrepConfig(), "")
-    if "data.path" in command_keys and "data.source" in keys:
-        command_keys = {*command_keys, *source_keys}
-    for key in keys:
-        if not any(key == each or key.startswith(f"{each}.") for each in command_keys):
+    if "data.path" in command_keys and config.data.source is not None:
+        command_keys = {*command_keys, "data.source", "data.days", "data.schema", "data.remote"}
+    usual = flat_values(PrepConfig())
+    for key, value in flat_values(config).items():
+        is_read = any(key == each or key.startswith(f"{each}.") for each in command_keys)
+        if not is_read and value is not None and value != usual[key]:
             raise UserError(f"{key}: has no effect on this command; leave it out")
 
 
 def compared_keys(settings: Mapping[str, Any], manifest: Manifest) -> dict[str, Any]:
     """Of the given keys those that decide a dataset's rows, of generators those of the dataset's own."""
     groups = {key.partition(".")[0] for key in recorded_keys(manifest)} & set(GENERATORS)
-    return {key: value for key, value in settings.items() if _decides_rows(key, groups)}
+    return {key: value for key, value in settings.items() if key in IN_ENCODING or key.partition(".")[0] in groups}
 
 
 def first_difference(settings: Mapping[str, Any], manifest: Manifest) -> Difference | None:

@@ -3,7 +3,7 @@
 import math
 
 from common.errors import UserError
-from common.keys import check_keys
+from common.keys import check_keys, shown
 from data_prep.config.keys import (
     CHUNKS_PER_BUDGET,
     HELD_OUT,
@@ -11,13 +11,13 @@ from data_prep.config.keys import (
     DataConfig,
     SplitConfig,
     chunk_size,
-    dataset_path,
+    given_values,
     parse_size,
 )
 from data_prep.dataset.manifest import SPLITS
-from data_prep.dataset.options import GROUPS, DenseTransform, Encoding, SplitMethod
+from data_prep.dataset.options import GROUPS, DataSource, DenseTransform, Encoding, SplitMethod
 
-USED_BY_GENERATORS = {"source", "path", "overwrite", "workers", *GROUPS}
+USED_BY_GENERATORS = {"source", "path", "overwrite", "workers", "generator_settings", *GROUPS}
 USED_BY_EVENTS = USED_BY_GENERATORS | {
     "raw",
     "schema",
@@ -35,7 +35,6 @@ def validate(data: DataConfig) -> None:
     Raises:
         UserError: naming the key, its value and the limit.
     """
-    dataset_path(data)
     check_keys(data, "data.")
     if data.workers is not None and data.scheduler is not None:
         raise UserError("data.workers: has no effect with data.scheduler; the cluster decides their number")
@@ -43,14 +42,12 @@ def validate(data: DataConfig) -> None:
     refuse_given_splits(data)
     if data.max_ind_range is None and data.encoding is Encoding.hash:
         raise UserError("data.encoding=hash: needs data.max_ind_range, the rows per table, e.g. 1000000")
-    if data.encoding is Encoding.hash and (data.frequency_threshold or 0) > 1:
-        raise UserError("data.frequency_threshold: has no effect with data.encoding=hash; leave it out")
     data.multi_hot.bags()
     if data.synthetic.rows < data.synthetic.days:
         raise UserError(f"data.synthetic.rows={data.synthetic.rows}: must be at least {data.synthetic.days}")
     if data.days is not None:
         if "{day}" not in data.remote.name:
-            raise UserError("data.days: has no effect here; it chooses days to fetch, e.g. with data=criteo_1tb")
+            raise UserError("data.days: has no effect here; it chooses days to fetch, e.g. with data.source=criteo_1tb")
         last = math.inf if data.remote.days is None else data.remote.days - 1
         if not data.days or len(set(data.days)) != len(data.days) or not 0 <= min(data.days) <= max(data.days) <= last:
             numbers = "from 0" if data.remote.days is None else f"from 0 to {last}"
@@ -83,8 +80,8 @@ def refuse_given_splits(data: DataConfig) -> None:
             "data.raw: not together with data.train; name all files in data.raw, or each split's in data.train, "
             "data.val and data.test"
         )
-    if data.source.kind.makes is not None:
-        raise UserError(f"data.train: has no effect with data={data.source.value}; leave it out")
+    if data.source is not None:
+        raise UserError(f"data.train: has no effect with data.source={data.source.value}; leave one of them out")
     for key, value in vars(data.split).items():
         if value is not None:
             plain_value = value.value if isinstance(value, SplitMethod) else value
@@ -106,7 +103,8 @@ def refuse_given_splits(data: DataConfig) -> None:
 
 def refuse_keys_of_raw_rows(data: DataConfig) -> None:
     """Raises UserError for a key of the encoding of raw rows, where there are none."""
-    _refuse_others(data, USED_BY_GENERATORS, f"with data={data.source.value}, which makes ids itself")
+    reason = f"with data.source={shown(data.source)}, which makes ids itself; leave it out"
+    _refuse_others(data, USED_BY_GENERATORS, reason)
 
 
 def refuse_keys_without_events(data: DataConfig) -> None:
@@ -114,8 +112,10 @@ def refuse_keys_without_events(data: DataConfig) -> None:
     if data.train is not None:
         raise UserError("data.train: a log of events is split by time, not by files; name its files in data.raw")
     _refuse_others(data, USED_BY_EVENTS, "on a log of events; leave it out")
-    if data.source.kind.figures and data.raw is not None:
-        raise UserError(f"data.raw: has no effect with data={data.source.value}, which makes the log; leave it out")
+    if data.source_kind.figures and data.raw is not None:
+        raise UserError(
+            f"data.raw: has no effect with data.source={shown(data.source)}, which makes the log; leave it out"
+        )
 
 
 def _refuse_others(data: DataConfig, effective_keys: set[str], reason: str) -> None:
@@ -130,12 +130,10 @@ def _refuse_others(data: DataConfig, effective_keys: set[str], reason: str) -> N
 def refuse_criteo_only_choices(data: DataConfig) -> None:
     """Raises UserError for a schema that does not go with the other choices."""
     if data.schema is None:
-        if data.source.kind.needs_schema:
-            raise UserError("data.schema: not given; name the YAML file that describes your table")
         return
-    if data.source.kind.makes is not None:
+    if data.source is not None:
         raise UserError(
-            f"data.schema={data.schema}: these rows are Criteo's; name your own in data.raw and leave out data=NAME"
+            f"data.schema={data.schema}: these rows are Criteo's; name your own in data.raw and leave out data.source"
         )
     if data.encoding not in (None, Encoding.vocabulary, Encoding.hash):
         raise UserError(f"data.encoding={data.encoding.value}: of Criteo's rows only; use vocabulary or hash")
@@ -146,12 +144,11 @@ def refuse_criteo_only_choices(data: DataConfig) -> None:
 
 def refuse_unused_groups(data: DataConfig) -> None:
     """Raises UserError for a key of another source than the chosen one."""
-    usual = DataConfig()
-    for group in GROUPS:
-        values, defaults = vars(getattr(data, group)), vars(getattr(usual, group))
-        for key, value in values.items():
-            if group != data.source.kind.group and value != defaults[key]:
-                raise UserError(f"data.{group}.{key}: has no effect with data={data.source.value}; leave it out")
+    for key, value in given_values(data).items():
+        group = key.partition(".")[0]
+        if group in GROUPS and group != data.source_kind.group:
+            sources = " or ".join(f"data.source={each.value}" for each in DataSource if each.kind.group == group)
+            raise UserError(f"data.{key}={shown(value)}: has no effect without {sources}; leave it out")
 
 
 def refuse_unused_choices(data: DataConfig) -> None:

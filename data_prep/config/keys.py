@@ -11,9 +11,19 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from common.errors import UserError
-from common.keys import key
+from common.keys import flat_values, key
+from data_prep.config.compose import ready_made
 from data_prep.dataset.multi_hot import Distribution, MultiHot
-from data_prep.dataset.options import DataSource, DenseTransform, Encoding, SplitMethod, VocabularyOrder
+from data_prep.dataset.options import (
+    GENERATORS,
+    OWN_FILES,
+    DataSource,
+    DenseTransform,
+    Encoding,
+    SourceKind,
+    SplitMethod,
+    VocabularyOrder,
+)
 
 MEBIBYTE = 1 << 20
 UNIT_FACTORS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
@@ -102,7 +112,11 @@ class RemoteConfig:
 class MultiHotConfig:
     """Ids expanded to bags, as in MLPerf v2's data (see data_prep/dataset/multi_hot.py)."""
 
-    sizes: Any = key(None, "ids per bag of every feature, a list, or mlperf_v2 for its own; null: one id a bag")
+    sizes: Any = key(
+        None,
+        "expand ids to bags: ids per bag of every feature, a list, or mlperf_v2 for its own; data_prep writes the bags "
+        "to shards, app makes them while it reads shards of one id a bag; null: one id a bag",
+    )
     distribution: Distribution | None = key(None, "distribution of a bag's further ids; null: uniform")
     seed: int | None = key(None, "of their draws; null: 0, the reference's", at_least=0)
 
@@ -114,8 +128,6 @@ class MultiHotConfig:
 @dataclass(frozen=True)
 class SyntheticConfig:
     """Criteo-like rows whose labels come from a known model (see data_prep/synthetic/teacher.py)."""
-
-    decides_bits: ClassVar[bool] = False
 
     rows: int = key(200_000, "rows over all days", at_least=1)
     days: int = key(1, "files to write, day_0.tsv and so on, with equal shares of the rows", at_least=1)
@@ -173,7 +185,7 @@ class TraceConfig:
     eval_rows: int = key(20_000, "rows of val and of test each, which follow after train's", at_least=0)
     click_rate: float = key(
         0.25,
-        "share of positive labels, roughly; they come from a ground-truth model as in data=synthetic",
+        "share of positive labels, roughly; they come from a ground-truth model as with data.source=synthetic",
         within="(0, 1)",
     )
     difficulty: float = key(1.0, "as of data.synthetic", within="[0.1, inf)")
@@ -203,7 +215,12 @@ class DataConfig:
     A key that decides the rows is null unless it is given: only given ones are compared with a dataset that is there.
     """
 
-    source: DataSource = key(DataSource.local, "where the rows come from; set by data=NAME")
+    source: DataSource | None = key(
+        None,
+        "generate or download the rows, with the ready-made values of data_prep/conf/sources/NAME.yaml; null: files of "
+        "your own",
+        is_common=True,
+    )
     raw: Any = key(
         None,
         "path, glob, directory of day files, or a list of these; plain or .gz; in the order of the days",
@@ -282,13 +299,28 @@ class DataConfig:
         False, "make, or train on, data that teach a model nothing: labels of one class, tables without values"
     )
     days: list[int] | None = key(
-        None, "numbers of the days to download, in this order; set by data=criteo_1tb", is_common=True
+        None, "numbers of the days to download, in this order; data.source=criteo_1tb: all unless given", is_common=True
     )
     remote: RemoteConfig = field(default_factory=RemoteConfig)
     synthetic: SyntheticConfig = field(default_factory=SyntheticConfig)
     synthetic_events: SyntheticEventsConfig = field(default_factory=SyntheticEventsConfig)
     random: RandomConfig = field(default_factory=RandomConfig)
     trace: TraceConfig = field(default_factory=TraceConfig)
+    generator_settings: list[str] = key(
+        [], "keys of generators that were given, such as random.rows, as opposed to defaults; the command sets it"
+    )
+
+    @property
+    def source_kind(self) -> SourceKind:
+        """Properties of the source."""
+        return OWN_FILES if self.source is None else self.source.kind
+
+    @property
+    def root(self) -> Path:
+        """The directory of the dataset. Raises UserError: none was given."""
+        if not self.path:
+            raise UserError("data.path: not given; name the directory of the dataset")
+        return Path(self.path)
 
 
 @dataclass(frozen=True)
@@ -313,6 +345,22 @@ class PrepConfig:
 
     data: DataConfig = field(default_factory=DataConfig)
     locality: LocalityConfig = field(default_factory=LocalityConfig)
+
+    implied: ClassVar[tuple[Any, ...]] = (
+        lambda composed, given: ready_made(composed.data, composed.data.source, given),
+    )
+
+
+def given_values(data: DataConfig) -> dict[str, Any]:
+    """The keys that the user or a recipe gave: not as by default, or of generators those that the user gave."""
+    usual, values = flat_values(DataConfig()), flat_values(data)
+    return {
+        name: values[name]
+        for name, default in usual.items()
+        if name != "generator_settings"
+        and values[name] is not None
+        and (name in data.generator_settings if name.partition(".")[0] in GENERATORS else values[name] != default)
+    }
 
 
 def parse_size(text: str, key: str) -> int:
@@ -343,17 +391,6 @@ def required(key: str, value: Any) -> Any:
     if not value:
         raise UserError(f"{key}: not given")
     return value
-
-
-def dataset_path(data: DataConfig) -> Path:
-    """The directory of the dataset.
-
-    Raises:
-        UserError: none was given.
-    """
-    if not data.path:
-        raise UserError("data.path: not given; name the directory to write the dataset to")
-    return Path(data.path)
 
 
 def chunk_size(data: DataConfig, is_arranged: bool = False, is_ragged: bool = False) -> int:

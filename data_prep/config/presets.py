@@ -155,6 +155,8 @@ def resolve_rules(data: DataConfig, num_sources: int) -> Rules:
         "order": data.vocabulary_order,
     }
     rules = replace(rules, **{key: value for key, value in overrides.items() if value is not None})
+    if rules.order is None and rules.frequency_threshold > 1:
+        raise UserError(f"data.frequency_threshold: has no effect with data.encoding={encoding.value}; leave it out")
     for key, owner in (("max_categories", Encoding.amd_blog), ("vocabulary_order", Encoding.vocabulary)):
         if getattr(data, key) is not None and encoding is not owner:
             raise UserError(f"data.{key}: has no effect with data.encoding={encoding.value}")

@@ -25,7 +25,6 @@ class SourceKind:
         generator: the class that makes shards without raw files, of these keys and a number of threads.
         figures: the function that gives what the manifest's `extra` has of generated rows, of DataConfig and, of rows,
             job, chunks and rows of each split, of events, the dataset's directory.
-        needs_schema: whether data.schema must be given.
     """
 
     makes: DatasetKind | None = None
@@ -34,19 +33,21 @@ class SourceKind:
     group: str = ""
     generator: str = ""
     figures: str = ""
-    needs_schema: bool = False
+
+
+OWN_FILES = SourceKind()
+_CRITEO = SourceKind(ROWS, "data_prep.job_setup:fetch_days", group="remote")
+_YAMBDA = SourceKind(EVENT_LOG, "data_prep.event_pipeline:fetch_log", group="remote")
 
 
 class DataSource(Enum):
-    """Sources of raw rows.
+    """Sources of rows besides files of the user's own.
 
-    local: files named by `data.raw`; custom: likewise, with a schema; synthetic: the generator; remote: mirrors;
-    random: random ids, for speed alone; trace: ids with the locality of a trace; yambda: its events from mirrors;
-    synthetic_events: generated events.
+    synthetic: the generator; criteo_kaggle, criteo_1tb: Criteo's rows from mirrors; random: random ids, for speed
+    alone; trace: ids with the locality of a trace; synthetic_events: generated events; yambda_50m, yambda_500m,
+    yambda_5b: Yandex's events from mirrors.
     """
 
-    local = "local", SourceKind()
-    custom = "custom", SourceKind(needs_schema=True)
     synthetic = (
         "synthetic",
         SourceKind(
@@ -57,10 +58,10 @@ class DataSource(Enum):
             figures="data_prep.stages.bayes:figures",
         ),
     )
-    remote = "remote", SourceKind(ROWS, "data_prep.job_setup:fetch_days", group="remote")
+    criteo_kaggle = "criteo_kaggle", _CRITEO
+    criteo_1tb = "criteo_1tb", _CRITEO
     random = "random", SourceKind(ROWS, group="random", generator="data_prep.synthetic.random_ids:RandomRows")
     trace = "trace", SourceKind(ROWS, group="trace", generator="data_prep.traces.rows:TraceRows")
-    yambda = "yambda", SourceKind(EVENT_LOG, "data_prep.event_pipeline:fetch_log", group="remote")
     synthetic_events = (
         "synthetic_events",
         SourceKind(
@@ -70,6 +71,9 @@ class DataSource(Enum):
             figures="data_prep.synthetic.events:figures",
         ),
     )
+    yambda_50m = "yambda_50m", _YAMBDA
+    yambda_500m = "yambda_500m", _YAMBDA
+    yambda_5b = "yambda_5b", _YAMBDA
 
     _value_: str
     kind: SourceKind

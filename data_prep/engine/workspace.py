@@ -16,8 +16,8 @@ from filelock import FileLock, Timeout
 from common.documents import decode
 from common.errors import UserError
 from common.files import digest_file, sync, write_atomically
-from data_prep.config.agreement import first_difference, given_keys
-from data_prep.config.keys import DataConfig
+from data_prep.config.agreement import first_difference
+from data_prep.config.keys import DataConfig, given_values
 from data_prep.dataset.format import MANIFEST_NAME, SPLITS, Manifest, load_manifest, save_manifest
 from data_prep.dataset.manifest import EVENTS
 from data_prep.dataset.multi_hot import TABLES_DIRECTORY
@@ -164,7 +164,7 @@ def _difference(
 ) -> str | None:
     if manifest.encoding.get("raw_schema") != schema:
         return "other columns"
-    if (difference := first_difference(given_keys(data), manifest)) is not None:
+    if (difference := first_difference(given_values(data), manifest)) is not None:
         return f"{difference.key} is {difference.recorded} there, {difference.setting} here"
     for key, value in parameters.items():
         if manifest.encoding.get(key) != value:

@@ -310,7 +310,7 @@ def _inspect(path: Path, key: str) -> Source:
     if is_tar(path):
         raise UserError(
             f"{path}: a tar archive, not rows; unpack it, or, of Criteo's Kaggle competition, "
-            f"choose data=criteo_kaggle data.raw={path}"
+            f"choose data.source=criteo_kaggle data.raw={path}"
         )
     return Source(
         str(path), path.name, status.st_size, status.st_mtime_ns, packing is not None, ctime_ns=status.st_ctime_ns

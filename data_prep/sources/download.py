@@ -61,7 +61,7 @@ class RemoteFile:
     urls: tuple[str, ...]
     sha256: str | None = None
     given_by: str = PUBLISHED
-    otherwise: str = "get the file yourself and name it in data.raw and leave out data=NAME"
+    otherwise: str = "get the file yourself and name it in data.raw and leave out data.source"
 
 
 @dataclass(frozen=True)

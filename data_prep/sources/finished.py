@@ -65,7 +65,7 @@ def sources_of_generated(data: DataConfig, root: Path, manifest: Manifest, setti
     Raises:
         UserError: they are not as the `settings` of their group say.
     """
-    group = data.source.kind.group
+    group = data.source_kind.group
     recorded = manifest.extra.get(group) or {}
     for key, value in settings.items():
         if recorded.get(key) != value:

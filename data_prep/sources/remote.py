@@ -47,7 +47,7 @@ def remote_files(data: DataConfig, directory: Path) -> list[RemoteFile]:
     """
     remote = data.remote
     if not remote.name:
-        raise UserError("data.remote.name: not given; choose data=criteo_1tb or data=criteo_kaggle")
+        raise UserError("data.remote.name: not given; choose data.source=criteo_1tb or data.source=criteo_kaggle")
     has_days = "{day}" in remote.name
     if has_days and data.days is None:
         raise UserError("data.days=null: name the days to fetch")
@@ -61,7 +61,7 @@ def remote_files(data: DataConfig, directory: Path) -> list[RemoteFile]:
     for day in data.days if data.days is not None else [0]:
         name = remote.name.replace("{day}", str(day))
         urls = [mirror.replace("{day}", str(day)) for mirror in remote.mirrors]
-        remedy = f"put it at {directory / name} yourself, or name your file in data.raw and leave out data=NAME"
+        remedy = f"put it at {directory / name} yourself, or name your file in data.raw and leave out data.source"
         if remote.member is not None:
             remedy = (
                 f"get it yourself and put it, or {remote.member} out of it, into {directory}, or name it in data.raw"
@@ -130,7 +130,7 @@ def _own_files(data: DataConfig, root: Path, directory: Path) -> list[Source]:
     """The user's own files: an archive, or the file that it holds."""
     member = data.remote.member
     if member is None:
-        raise UserError(f"data.raw: these files are fetched; put your own into {directory}, or leave out data=NAME")
+        raise UserError(f"data.raw: these files are fetched; put your own into {directory}, or leave out data.source")
     raw = own_path(data.raw) if isinstance(data.raw, str) else None
     if raw is None or not raw.is_file() or not is_tar(raw):
         return resolve_sources(data.raw)
@@ -297,6 +297,6 @@ def _copy_member(
         raise UserError(f"{archive}: not readable as a tar archive ({error}); delete it and get it again") from error
     refuse_other(archive, expected, digest)
     if not is_there:
-        remedy = "get it again, or name your own in data.raw and leave out data=NAME"
+        remedy = "get it again, or name your own in data.raw and leave out data.source"
         raise UserError(f"{archive}: has no file {name}; {remedy}")
     return digest

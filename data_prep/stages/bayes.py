@@ -39,7 +39,7 @@ def figures(data: DataConfig, job: Job, records: list[ChunkRecord], rows: dict[s
     total = np.sum(list(histograms.values()), axis=0)
     splits = {split: asdict(bayes_scores(counts.sum(axis=0), counts[1])) for split, counts in histograms.items()}
     bayes = {**asdict(bayes_scores(total.sum(axis=0), total[1])), "splits": splits}
-    return {"bayes": bayes, data.source.kind.group: described(data.synthetic)}
+    return {"bayes": bayes, data.source_kind.group: described(data.synthetic)}
 
 
 def _steps(probability: NDArray[np.float32], negative_drop_rate: float) -> NDArray[np.int64]:

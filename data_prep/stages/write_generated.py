@@ -1,4 +1,4 @@
-"""A dataset from shards that a generator hands out, whole or not there: `data=random` and `data=trace`."""
+"""A dataset from shards that a generator hands out, whole or not there: of `data.source=random` and `trace`."""
 
 import shutil
 import sys

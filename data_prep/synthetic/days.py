@@ -69,7 +69,7 @@ def raw_directory(data: DataConfig, root: Path) -> Path:
         return root / DESCRIPTIONS
     if data.raw is not None and not isinstance(data.raw, str):
         raise UserError(
-            f"data.raw={data.raw}: with data=synthetic, give the directory to write the days to, or nothing"
+            f"data.raw={data.raw}: with data.source=synthetic, give the directory to write the days to, or nothing"
         )
     return Path(data.raw) if data.raw else root / RAW_DIRECTORY
 
@@ -140,7 +140,9 @@ def generate_days(config: SyntheticConfig, root: Path, raw: str | None = None) -
     """
     directory = Path(raw) if raw else root / RAW_DIRECTORY
     if directory.exists() and not directory.is_dir():
-        raise UserError(f"{directory}: not a directory; with data=synthetic, data.raw is where the days are written")
+        raise UserError(
+            f"{directory}: not a directory; with data.source=synthetic, data.raw is where the days are written"
+        )
     days, description, record = _days(config, directory), described(config), directory / RECORD_NAME
     if _are_there(config, directory):
         return [str(day) for day in days]

@@ -100,7 +100,7 @@ def _known_scores(config: SyntheticEventsConfig, directory: Path) -> Json | None
 def figures(data: DataConfig, root: Path) -> Json:
     """The manifest's `extra` of a generated log: what decides the events, and the best scores."""
     config = data.synthetic_events
-    return {"bayes": synthetic_log(config, root)[1], data.source.kind.group: described(config)}
+    return {"bayes": synthetic_log(config, root)[1], data.source_kind.group: described(config)}
 
 
 def find_log(data: DataConfig, root: Path, work: Path) -> list[Source]:

@@ -1,4 +1,4 @@
-"""`data=random`: random ids, in tables and bags of any size, for measuring speed alone."""
+"""`data.source=random`: random ids, in tables and bags of any size, for measuring speed alone."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""`data=trace`: rows whose ids have the locality of a profiled trace, with labels of a ground-truth model."""
+"""`data.source=trace`: rows whose ids have the locality of a profiled trace, with labels of a ground-truth model."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -97,7 +97,7 @@ class TraceRows:
         return Bags(self._accesses[feature].draw(int(offsets[-1])), offsets)
 
     def extra(self) -> Json:
-        """The best possible scores, as of data=synthetic."""
+        """The best possible scores, as of data.source=synthetic."""
         total = np.sum(list(self._counts.values()), axis=0)
         splits = {s: asdict(bayes_scores(c.sum(axis=0), c[1])) for s, c in self._counts.items() if c.any()}
         return {"bayes": {**asdict(bayes_scores(total.sum(axis=0), total[1])), "splits": splits}}

@@ -14,6 +14,7 @@ from common.cli import EXIT_BAD_INPUT, EXIT_DONE, EXIT_STOPPED
 from common.command import load
 from common.help import groups_of
 from common.keys import choices, keys_of
+from data_prep.dataset.options import DataSource
 from tests.app.conftest import SMALL
 from tests.forks import run_module
 
@@ -25,12 +26,13 @@ VALUES = ["", "null", "-1", "0", "1", "2", "0.5", "1000", "1e308", "-1e308", "na
 VALUES += ["[a]", "[null]", "{}", "{a: 1}", "{a: {b: 1}}", "x", "a b", "'a b'", "..", "../x", "/", "/dev/null"]
 VALUES += ["/proc/x/y", "数据", "a\nb", "\x1b[31m", "'", '"', "[", "${oc.env:HOME}", "${run.name}", "${nothing}", "???"]
 VALUES += ["1_000", "0x10", "-", "x" * 300, "auto", "best", "latest", *SECRETS]
+NAMES = tuple(source.name for source in DataSource)
 # Values that would take long, or ask the network, are left out; whatever is asked for, two steps are trained.
-SLOW = {"data.path": ("null",), "data.source": (), "data.default_source": (), "record.prometheus_host": ()}
+SLOW = {"data.path": ("null",), "data.source": NAMES, "data.default_source": NAMES, "record.prometheus_host": ()}
 LAST = ["train.max_steps=2", "record.tensorboard=false"]
 KINDS = {key: kind for key, _, _, kind in keys_of(AppConfig)}
 MORE_KEYS = ["environment.variables.X_TOKEN", "model.tables.overrides.cat_0", "sharding.tables.cat_0.types"]
-MORE_KEYS += ["data.split.seed", "data.prep.remote", "tiny.x", "nothing.x", "run", "data", "train", "@x", "a=b", ""]
+MORE_KEYS += ["data.split.seed", "data.remote", "tiny.x", "nothing.x", "run", "data", "train", "@x", "a=b", ""]
 
 
 @st.composite

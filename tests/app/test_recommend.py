@@ -124,7 +124,6 @@ def test_bags_of_several_ids(run_app: Command, tmp_path: Path) -> None:
         config(
             f"data.raw={tmp_path}/raw.csv",
             f"data.path={tmp_path}/data",
-            "data=custom",
             f"data.schema={tmp_path}/schema.yaml",
             "data.split.method=fraction",
         )

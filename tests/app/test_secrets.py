@@ -60,7 +60,7 @@ def test_a_run_and_its_replay(run_app: Command, dataset: Path, tmp_path: Path) -
         f"environment.variables=http://user:{SECRET}@host",
         f"+environment.variables.MY_TOKEN={SECRET}(, a",
         f"+environment.variables={{MY_TOKEN: {SECRET}, 1x: 1}}",
-        f"+data.prep.remote.password={SECRET}",
+        f"+data.remote.password={SECRET}",
         f"data.source=https://user:{SECRET}@host",
         f"run.dir=http://user:{SECRET}@host\nb",
         f"password={SECRET}",
@@ -101,9 +101,9 @@ def test_a_mirror_s_login(run_app: Command, tmp_path: Path) -> None:
     mirror = Mirror()
     mirror.content["day_0.tsv"] = oracle.make_rows(400, seed=0)
     url = mirror.url("good/day_0.tsv").replace("//", f"//user:{SECRET}@")
-    prep = f"{{remote: {{name: day_0.tsv, mirrors: ['{url}']}}}}"
+    remote = f"{{name: day_0.tsv, mirrors: ['{url}'], member: null}}"
     keys = [*SMALL, "run.name=one", "data.source=criteo_kaggle", "data.path=null", "data.workers=1"]
-    keys += [f"+data.prep={prep}", "+data.prep.remote.member=null", "train.max_steps=2"]
+    keys += [f"data.remote={remote}", "train.max_steps=2"]
     process = run_app("train", *keys)
     assert "fetching http://127.0.0.1" in process.stderr
     assert any(login for _, _, login in mirror.logins)

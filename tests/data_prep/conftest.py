@@ -1,7 +1,5 @@
 """What the tests of data_prep share: the real rows, the command line, datasets as arrays."""
 
-import copy
-import functools
 import hashlib
 import os
 import subprocess
@@ -13,12 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import OmegaConf
 
-from common import compose
-from common.errors import UserError
-from common.keys import check_keys
+from common.compose import compose_config
 from data_prep.config.compose import CONFIG_DIRECTORY
 from data_prep.config.keys import DataConfig, PrepConfig
 from data_prep.dataset.format import load_manifest, open_shard
@@ -59,28 +53,9 @@ def mirror() -> Iterator[Any]:
     server.server_close()
 
 
-@functools.cache
-def ready_made(groups: tuple[str, ...]) -> Any:
-    """What data=NAME sets, as Hydra composes it: for which it reads many files."""
-    return compose.compose_partly(PrepConfig, CONFIG_DIRECTORY, groups, "config")
-
-
 def config(*overrides: str) -> DataConfig:
     """As the command line gives it, but for one worker unless it says otherwise: starting others takes time."""
-    overrides = ("data.workers=1", *overrides)
-    groups = tuple(override for override in overrides if override.startswith("data="))
-    try:
-        composed = copy.deepcopy(ready_made(groups))
-        OmegaConf.set_struct(composed, True)
-        for override in compose._by_own_names(PrepConfig, [each for each in overrides if each not in groups]):
-            parsed = OverridesParser.create().parse_override(override)
-            assert not parsed.is_sweep_override()
-            OmegaConf.update(composed, parsed.key_or_group, parsed.value(), force_add=parsed.is_force_add())
-        prep_config = compose._instance(PrepConfig, OmegaConf.to_object(composed))
-    except (*compose.REFUSED, UserError):  # what it says of a fault is for the command line's own way to say
-        return compose.compose_config(PrepConfig, CONFIG_DIRECTORY, overrides).data
-    check_keys(prep_config)
-    return prep_config.data
+    return compose_config(PrepConfig, CONFIG_DIRECTORY, ["data.workers=1", *overrides]).data
 
 
 def command(*arguments: str) -> list[str]:

@@ -56,7 +56,7 @@ def test_what_is_odd_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     (tmp_path / "rows.csv").write_text(LOG + "ann,100,pen,buy,5\nann,20,cup,view,\ncy,95,pen,buy,\ndan,1,pen,buy,\n")
     (tmp_path / "brands.csv").write_text("item,brand\npen,x\nink,y\npen,x\nhat,x\n")
     brands = "attributes: {brand: {file: brands.csv, item: item, column: brand}}\n"
-    preprocess(config("data=events", *paths(tmp_path, f"{SCHEMA}min_history: 2\nkeep_seconds: 90\n{brands}")))
+    preprocess(config(*paths(tmp_path, f"{SCHEMA}min_history: 2\nkeep_seconds: 90\n{brands}")))
     result = capsys.readouterr().err
     assert "2 users have too short histories for a sample" in result
     assert "1 events have an item that brand's table does not have; their brand is 0" in result
@@ -75,7 +75,7 @@ def test_yambda_by_name(tmp_path: Path, mirror: Mirror) -> None:
     (tmp_path / "own.yaml").write_text(schema)
     urls = {name: f"['{mirror.url('dropping')}/{name}.parquet']" for name in names.values()}
     also = ",".join(f"{name}.parquet:{urls[name]}" for name in names.values() if name != "multi_event")
-    arguments = ["data=yambda_50m", f"data.path={tmp_path}/out", f"data.schema={tmp_path}/own.yaml"]
+    arguments = ["data.source=yambda_50m", f"data.path={tmp_path}/out", f"data.schema={tmp_path}/own.yaml"]
     arguments += ["data.remote.pause=0.01", f"data.remote.mirrors={urls['multi_event']}"]
     arguments += [f"data.remote.also={{{also}}}", "data.remote.rows=811"]
     manifest = preprocess(config(*arguments))
@@ -96,7 +96,7 @@ def test_yambda_by_name(tmp_path: Path, mirror: Mirror) -> None:
 
 @pytest.mark.parametrize("name", ["yambda_50m", "yambda_500m", "yambda_5b"])
 def test_yambda_s_schema_is_mlperf_s(name: str) -> None:
-    data = config(f"data={name}")
+    data = config(f"data.source={name}")
     schema = load_event_schema(schema_path(str(data.schema)))
     rows = schema.rows | {cross: entry.rows for cross, entry in schema.crosses.items()}
     assert sum(rows[table] for table in schema.tables) == 293_051_712
@@ -106,7 +106,7 @@ def test_yambda_s_schema_is_mlperf_s(name: str) -> None:
 
 def test_commands_of_rows_refuse_events(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text(LOG)
-    preprocess(config("data=events", *paths(tmp_path, SCHEMA)))
+    preprocess(config(*paths(tmp_path, SCHEMA)))
     with pytest.raises(UserError, match="holds events, not rows"):
         profile_accesses(str(tmp_path / "out"), "train", 1)
     with pytest.raises(UserError, match="holds events, not rows"):

@@ -91,7 +91,9 @@ KINDS = {
     ),
     "in passes": Kind(write_days, f"data.raw={{0}}/day_? data.max_ind_range=500 {SMALL}", passes=True),
     "packed": Kind(write_days, f"data.raw={{0}}/day_? {SMALL}", "data.raw={0}/day_?.gz"),
-    "fetched": Kind(write_days, f"data.raw={{0}}/day_? {SMALL}", "data=criteo_1tb data.days=[0,1] data.raw=null"),
+    "fetched": Kind(
+        write_days, f"data.raw={{0}}/day_? {SMALL}", "data.source=criteo_1tb data.days=[0,1] data.raw=null"
+    ),
     "given splits of Criteo's rows": Kind(
         write_days, f"data.train={{0}}/day_0 data.val={{0}}/day_1 data.sampling.negative_drop_rate=0.5 {SMALL}"
     ),
@@ -103,9 +105,7 @@ KINDS = {
         workers=1,
     ),
     "Parquet": Kind(write_tables, "data.raw={0}/train.parquet data.schema={0}/schema.yaml data.chunk_bytes=1000"),
-    "events": Kind(
-        write_events, "data=events data.raw={0}/log.parquet data.schema={0}/schema.yaml data.chunk_bytes=20000"
-    ),
+    "events": Kind(write_events, "data.raw={0}/log.parquet data.schema={0}/schema.yaml data.chunk_bytes=20000"),
 }
 
 

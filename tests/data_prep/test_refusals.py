@@ -30,9 +30,9 @@ COMMANDS: dict[str, Callable[[PrepConfig], int]] = {
     "compare": compare.main,
     "verify": verify.main,
 }
-SYNTHETIC = "data=synthetic data.synthetic.rows=300 data.synthetic.max_cardinality=50"
-EVENTS = "data=synthetic_events data.synthetic_events.users=20 data.synthetic_events.days=3"
-KAGGLE = "data=criteo_kaggle data.encoding=hash data.max_ind_range=9"
+SYNTHETIC = "data.source=synthetic data.synthetic.rows=300 data.synthetic.max_cardinality=50"
+EVENTS = "data.source=synthetic_events data.synthetic_events.users=20 data.synthetic_events.days=3"
+KAGGLE = "data.source=criteo_kaggle data.encoding=hash data.max_ind_range=9"
 
 
 def files(root: Path) -> dict[str, str]:
@@ -105,7 +105,7 @@ MADE = {
     "direct": f"{SYNTHETIC} data.synthetic.direct=true",
     "events": f"{EVENTS}",
 }
-RANDOM = "data=random data.random.rows=3000 data.random.eval_rows=500 data.random.tables=[50,7,1,100000]"
+RANDOM = "data.source=random data.random.rows=3000 data.random.eval_rows=500 data.random.tables=[50,7,1,100000]"
 NO_EFFECT = "has no effect|does not leave it open"
 FOREIGN = "files that are not a dataset's"
 ANOTHER = "holds another dataset"
@@ -142,7 +142,7 @@ PREPARATION: list[tuple[str, str]] = [
         for key in ("max_ind_range=0", "max_ind_range=3000000000", "chunk_bytes=0", "split.held_out=1.0")
     ),
     *(
-        (f"data=synthetic data.raw=null data.synthetic.{key}", f"data.synthetic.{key.split('=')[0]}")
+        (f"data.source=synthetic data.raw=null data.synthetic.{key}", f"data.synthetic.{key.split('=')[0]}")
         for key in ("rows=0", "click_rate=1", "days=0")
     ),
     # Raw files.
@@ -163,42 +163,51 @@ PREPARATION: list[tuple[str, str]] = [
     ("data.raw=returns", "returns: row 1: lines end in carriage returns alone"),
     *((f"data.raw={name}.gz", f"{name}.gz: .*{message}") for name, (_, message) in BAD_GZIP.items()),
     # Published days and archives: nothing is fetched for them.
-    ("data=criteo_1tb data.split.method=last_day data.days=[0]", "needs at least two raw files"),
-    ("data=criteo_1tb data.encoding=dlrm_kaggle data.max_ind_range=9", "does not leave it open"),
-    ("data=criteo_1tb data.multi_hot.sizes=[1,2]", "2 given for 26 features"),
-    ("data=criteo_1tb data.schema=x.yaml", "these rows are Criteo's"),
-    ("data=criteo_1tb data.raw=x", "leave out data=NAME"),
-    ("data=criteo_1tb data.days=[0,0]", r"data\.days=\[0, 0\]: give different days, from 0 to 23"),
-    ("data=criteo_1tb data.days=[24]", r"data\.days=\[24\]: .* from 0 to 23"),
-    ("data=criteo_1tb data.days=[-1]", r"data\.days=\[-1\]: .* from 0 to 23"),
-    ("data=criteo_1tb data.days=null", "data.days"),
-    ("data=criteo_kaggle data.days=[0]", "data.days"),
-    ("data=criteo_1tb data.remote.sha256={day_0.gz:abc}", "abc is not a SHA-256"),
-    ("data=criteo_1tb data.remote.sha256=sums", "sums: not a file as sha256sum writes it"),
-    (f"data=criteo_1tb data.remote.sha256={{day_0:{'a' * 64}}}", "day_0: no such file is fetched"),
-    ("data=criteo_1tb data.remote.mirrors=['http://x/rows.gz']", r"http://x/rows\.gz: the same file for every day"),
-    ("data=criteo_1tb data.remote.mirrors=['http://x/{day}','http://y']", "http://y: the same file for every day"),
+    ("data.source=criteo_1tb data.split.method=last_day data.days=[0]", "needs at least two raw files"),
+    ("data.source=criteo_1tb data.encoding=dlrm_kaggle data.max_ind_range=9", "does not leave it open"),
+    ("data.source=criteo_1tb data.multi_hot.sizes=[1,2]", "2 given for 26 features"),
+    ("data.source=criteo_1tb data.schema=x.yaml", "these rows are Criteo's"),
+    ("data.source=criteo_1tb data.raw=x", "leave out data.source"),
+    ("data.source=criteo_1tb data.days=[0,0]", r"data\.days=\[0, 0\]: give different days, from 0 to 23"),
+    ("data.source=criteo_1tb data.days=[24]", r"data\.days=\[24\]: .* from 0 to 23"),
+    ("data.source=criteo_1tb data.days=[-1]", r"data\.days=\[-1\]: .* from 0 to 23"),
+    ("data.source=criteo_1tb data.days=null", "data.days"),
+    ("data.source=criteo_kaggle data.days=[0]", "data.days"),
+    ("data.source=criteo_1tb data.remote.sha256={day_0.gz:abc}", "abc is not a SHA-256"),
+    ("data.source=criteo_1tb data.remote.sha256=sums", "sums: not a file as sha256sum writes it"),
+    (f"data.source=criteo_1tb data.remote.sha256={{day_0:{'a' * 64}}}", "day_0: no such file is fetched"),
+    (
+        "data.source=criteo_1tb data.remote.mirrors=['http://x/rows.gz']",
+        r"http://x/rows\.gz: the same file for every day",
+    ),
+    (
+        "data.source=criteo_1tb data.remote.mirrors=['http://x/{day}','http://y']",
+        "http://y: the same file for every day",
+    ),
     (f"{KAGGLE} data.raw=two.tar.gz", r"two\.tar\.gz: has two files train\.txt; unpack the right one"),
     # Generated rows.
-    ("data=synthetic_events data.raw=x.csv", "data.raw: has no effect with data=synthetic_events"),
-    ("data=synthetic_events data.synthetic.rows=5", "data.synthetic.rows: has no effect with data=synthetic_events"),
-    ("data=synthetic_events data.synthetic_events.days=1", "data.synthetic_events.days=1: must be"),
+    ("data.source=synthetic_events data.raw=x.csv", "data.raw: has no effect with data.source=synthetic_events"),
+    (
+        "data.source=synthetic_events data.synthetic.rows=5",
+        "data.synthetic.rows=5: has no effect without data.source=synthetic; leave it out",
+    ),
+    ("data.source=synthetic_events data.synthetic_events.days=1", "data.synthetic_events.days=1: must be"),
     (f"{RANDOM} data.random.tables=nothing", "mlperf_v2 or criteo_kaggle"),
     (f"{RANDOM} data.random.tables=[0]", "rows of every table"),
     (f"{RANDOM} data.random.bag_sizes=[1,2]", "2 given for 4 features"),
     (f"{RANDOM} data.random.bag_sizes=0", "ids per bag"),
     (f"{RANDOM} data.random.exponent=2", "has no effect with data.random.distribution=uniform"),
     (f"{RANDOM} data.random.rows=0", "must be at least 1"),
-    (f"{RANDOM} data.max_ind_range=10", "has no effect with data=random"),
-    (f"{RANDOM} data.raw=days", "has no effect with data=random"),
+    (f"{RANDOM} data.max_ind_range=10", "has no effect with data.source=random"),
+    (f"{RANDOM} data.raw=days", "has no effect with data.source=random"),
     # What is at data.path.
     ("data.path=other", FOREIGN),
     ("data.path=mixed", FOREIGN),
     ("data.path=mixed data.raw=mixed/rows.tsv", FOREIGN),
-    ("data.path=mixed data=random data.random.rows=10", FOREIGN),
+    ("data.path=mixed data.source=random data.random.rows=10", FOREIGN),
     (f"data.path=foreign {SYNTHETIC}", FOREIGN),
     (f"data.path=foreign {EVENTS}", FOREIGN),
-    ("data.path=foreign data=criteo_1tb data.days=[0] data.remote.mirrors=[]", FOREIGN),
+    ("data.path=foreign data.source=criteo_1tb data.days=[0] data.remote.mirrors=[]", FOREIGN),
     (f"data.path=foreign {KAGGLE} data.raw=one.tar.gz", FOREIGN),
     (f"data.path=out {SYNTHETIC}", ANOTHER),
     (f"data.path=out {EVENTS}", ANOTHER),
@@ -212,7 +221,7 @@ PREPARATION: list[tuple[str, str]] = [
 ]
 # The command, what is typed, what its refusal has.
 OTHERS: list[tuple[str, str, str]] = [
-    ("verify", "data=criteo_1tb data.path=days", "no dataset here"),  # a group in place of data.path
+    ("verify", "data.source=criteo_1tb data.path=days", "no dataset here"),  # in place of data.path
     ("generate", "locality.profile=days/day_0 locality.to=new", "not a locality profile"),
     ("profile", "locality.trace=out locality.profile=new.npz locality.split=dev", "no split"),
     ("compare", "locality.trace=out locality.other=days/day_0 locality.plot=new.svg", "tables are|not a whole number"),
@@ -226,7 +235,7 @@ def test_files_are_as_they_were(
     state: Path, monkeypatch: pytest.MonkeyPatch, name: str, keys: str, message: str
 ) -> None:
     monkeypatch.chdir(state)
-    words, usual = keys.split(), ["data.raw=days"] if name == "data_prep" and "data=" not in keys else []
+    words, usual = keys.split(), ["data.raw=days"] if name == "data_prep" and "data.source=" not in keys else []
     usual += ["data.path=new"] if name == "data_prep" else []
     before = files(state)
     with pytest.raises(UserError, match=message) as error:
@@ -265,7 +274,7 @@ def test_a_full_disk_leaves_another_job_s_work(tmp_path: Path, monkeypatch: pyte
 
 # Keys that each command reads; of all others none is taken in silence.
 READS = {
-    "verify": {"data.path", "data.source"},  # which data=NAME sets beside it
+    "verify": {"data.path", "data.source"},  # which implies data.path
     "profile": {"locality.trace", "locality.profile", "locality.split"},
     "compare": {"locality.trace", "locality.other", "locality.split", "locality.plot"},
     "generate": {"locality.profile", "locality.to", "locality.accesses", "locality.seed"},

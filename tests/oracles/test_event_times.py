@@ -27,7 +27,7 @@ def test_drawn_logs_are_stored_as_their_values_mean(tmp_path: Path, seeds: range
         arguments = [f"data.raw=[{raw}]", f"data.schema={directory}/log.yaml", f"data.path={directory}/out"]
         chunk = draw.choice(["300", "1MiB"])
         try:
-            preprocess(config("data=events", *arguments, f"data.chunk_bytes={chunk}", "data.allow_degenerate=true"))
+            preprocess(config(*arguments, f"data.chunk_bytes={chunk}", "data.allow_degenerate=true"))
         except Exception as error:
             raise AssertionError(about) from error
         _, arrays = opened(directory / "out")

@@ -107,7 +107,7 @@ def drawn_log(rng: np.random.Generator, directory: Path) -> tuple[Log, list[str]
         write_part(directory / f"part_{number}", part, delimiter, int(rng.integers(3)))
     paths = sorted(str(path) for path in directory.glob("part_*"))
     arguments = [f"data.raw=[{','.join(paths)}]", f"data.schema={directory}/log.yaml", f"data.path={directory}/out"]
-    return Log(schema | {"time": "ts"}, rows, times.tolist(), tables), ["data=events", *arguments]
+    return Log(schema | {"time": "ts"}, rows, times.tolist(), tables), [*arguments]
 
 
 def write_part(stem: Path, rows: list[dict[str, str]], delimiter: str, kind: int) -> None:

@@ -58,7 +58,7 @@ def generate(root: Path, keys: dict[str, Any], *further: str) -> dict[str, Any]:
     print(" ".join([*overrides, *further]))
     hashed = ["data.encoding=hash", f"data.max_ind_range={IDS}", "data.dense_transform=integers"]
     bayes: dict[str, Any] = preprocess(
-        config("data=synthetic", f"data.path={root}", *hashed, *overrides, *further)
+        config("data.source=synthetic", f"data.path={root}", *hashed, *overrides, *further)
     ).extra["bayes"]
     return bayes
 

@@ -33,7 +33,6 @@ DATA = ["data.path=none"]
         (["optimizer=rowwise_adam", "optimizer.sparse_weight_decay=0.1"], "rowwise_adam has none; use one of"),
         (["schedule.threshold=0.01"], "has no effect without schedule=plateau or train.early_stop_patience"),
         (["recipe=bars_frappe_x1", "model=dlrm_dcn"], "published with model=dlrm, dcnv2, crossnetv2, dnn or lr"),
-        (["data.prep.train=x.csv"], r"data\.prep\.train: is data\.train here; give data\.train=x\.csv"),
     ],
 )
 def test_settings_without_effect_are_refused(overrides: list[str], message: str) -> None:

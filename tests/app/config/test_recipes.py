@@ -18,6 +18,7 @@ from app.config.tables import TableInit
 from app.training import meta_build
 from common.compose import compose_config
 from common.errors import UserError
+from data_prep.dataset.options import DataSource
 from tests.app.conftest import SMALL, Command, Refusal
 from tests.error_lines import error_line
 
@@ -215,8 +216,8 @@ def test_a_recipe_without_tiny_values_refuses_the_scale(tmp_path: Path) -> None:
 
 # By the source of a recipe's tiny form.
 FEWER = {
-    "random": "data.prep.random.rows=3000",
-    "synthetic": "data.synthetic.rows=3000",
+    DataSource.random: "data.random.rows=3000",
+    DataSource.synthetic: "data.synthetic.rows=3000",
 }
 
 
@@ -226,7 +227,7 @@ FEWER = {
 def test_a_recipe_trains_tiny(recipe: str, run_app: Command, tmp_path: Path) -> None:
     tiny = compose_config(AppConfig, CONFIG_DIR, [f"recipe={recipe}", "data.scale=tiny"])
     overrides = [f"recipe={recipe}", "data.scale=tiny", "train.log_every_steps=1", "eval.global_batch_size=512"]
-    overrides += ["run.name=tiny", FEWER[str(tiny.data.source or tiny.data.default_source)], "train.target_auc=null"]
+    overrides += ["run.name=tiny", FEWER[tiny.data.source], "train.target_auc=null"]
     overrides += ["runtime.num_threads=2"]
     parts = (2, 4) if recipe in RESUMED else (4,)
     for steps in parts:

@@ -13,6 +13,8 @@ from app.data import prepare
 from app.record.reading import read_config
 from common.compose import compose_config
 from common.errors import UserError
+from data_prep.config.keys import SplitConfig
+from data_prep.dataset.options import DataSource, SplitMethod
 from tests.changed import changed
 
 # what is typed; what its message must have; what is typed next, of its groups
@@ -27,17 +29,13 @@ REMEDIES = {
     "a ready-made value": (["optimizer=Adam"], r"; did you mean (optimizer=adam)\?$", ["{0}"]),
     "a recipe": (["recipe=quikstart"], r"; did you mean (recipe=quickstart)\?$", ["{0}"]),
     "data_prep's": (["data.split.metod=random"], r"did you mean (data\.split\.method)\?", ["{0}=random"]),
-    "data_prep's, within": (
-        ["data.prep.split.metod=random"],
-        r"did you mean (data\.prep\.split\.method)\?",
-        ["{0}=random"],
-    ),
-    "sources": (["data=synthetic"], r"give (data\.source=synthetic) instead", ["{0}"]),
-    "downloads": (["data=criteo_1tb"], r"give (data.source=criteo_1tb) (data\.days=\[0\]) instead", ["{0}", "{1}"]),
-    "own": (
-        ["data=custom"],
-        r"give (data\.raw)=FILES (data\.schema)=FILE instead",
-        ["{0}=a.csv", "{1}=b.yaml", "data.path=c"],
+    "sources": (["data=synthetic"], r"data is a group of keys; give (data\.source=synthetic)$", ["{0}"]),
+    "downloads": (["data=criteo"], r"give (data.source=criteo_1tb)$", ["{0}"]),
+    "own": (["data=custom"], r"give one of them, such as (data\.source)$", ["{0}=synthetic"]),
+    "another generator": (
+        ["data.source=synthetic", "data.random.rows=200000"],
+        r"data\.random\.rows=200000: has no effect without (data\.source=random); leave it out$",
+        ["{0}", "data.random.rows=200000"],
     ),
     "rows without a source": (
         ["data.path=HERE", "data.synthetic.rows=400"],
@@ -51,7 +49,7 @@ REMEDIES = {
         r"leave one of them out",
         ["data.raw=a", "data.path=b"],
     ),
-    "no path": (["data.raw=a"], r"(data\.path) is not set", ["data.raw=a", "{0}=b"]),
+    "no path": (["data.raw=a"], r"(data\.path): not given", ["data.raw=a", "{0}=b"]),
     "no file of val": (
         ["data.train=a", "data.test=b", "data.path=c"],
         r"or (eval\.split=test)$",
@@ -108,16 +106,16 @@ def test_each_remedy_works(case: str, tmp_path: Path, dataset: Path, monkeypatch
 
 
 def test_a_key_of_data_prep_is_the_same_key_here() -> None:
-    for override in ("data.split.method=random", "data.prep.split.method=random", "+data.prep.split.method=random"):
-        assert checked([override]).data.prep == {"split": {"method": "random"}}
-    assert checked(["data.split={method: random}"]).data.prep == {"split": {"method": "random"}}
-    assert checked(["data.synthetic.days=2", "data.memory_budget=1GiB"]).data.prep == {"memory_budget": "1GiB"}
+    for override in ("data.split.method=random", "data.split={method: random}"):
+        assert checked([override]).data.split == SplitConfig(SplitMethod.random)
+    config = checked(["data.synthetic.days=2", "data.memory_budget=1GiB"]).data
+    assert (config.synthetic.days, config.memory_budget) == (2, "1GiB")
 
 
 def test_the_source_and_the_path_go_together(tmp_path: Path, dataset: Path) -> None:
     job = prepare._job(checked(["data.source=synthetic", f"data.path={tmp_path}/new", "data.synthetic.rows=99"]).data)
     assert job is not None
-    assert (job.data.path, job.data.synthetic.rows, job.data.source.value) == (f"{tmp_path}/new", 99, "synthetic")
+    assert (job.data.path, job.data.synthetic.rows, job.data.source) == (f"{tmp_path}/new", 99, DataSource.synthetic)
     assert prepare._job(checked([f"data.path={dataset}"]).data) is None
 
 

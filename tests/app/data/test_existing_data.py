@@ -1,22 +1,23 @@
 """Every key of preparation beside a dataset that is there: compared and recorded, or refused by its name."""
 
-import functools
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from app.config import CONFIG_DIR, AppConfig
+from app.config import CONFIG_DIR, AppConfig, MultiHotConfig
 from app.config.data import DataConfig, validate_data
 from app.data import prepare
-from common.compose import compose_config
+from app.data.split import BatchMaker
+from common.compose import compose_config, convert
 from common.errors import UserError
-from common.keys import keys_of
+from common.keys import flat_values, keys_of, to_plain
 from data_prep.config import keys
 from data_prep.config.compose import CONFIG_DIRECTORY
 from data_prep.config.keys import IdDistribution, PrepConfig
 from data_prep.dataset.format import load_manifest
+from data_prep.dataset.options import DataSource, DenseTransform
 from data_prep.pipeline import preprocess
 from tests.changed import changed
 from tests.data_prep import oracle
@@ -37,9 +38,6 @@ COMPARED: dict[str, tuple[Any, Any]] = {
     "sampling.seed": (5, 6),
     "chunk_bytes": ("9000", "8000"),
     "keep_texts": (None, True),
-    "multi_hot.sizes": ("mlperf_v2", [2] * 26),
-    "multi_hot.distribution": ("pareto", "uniform"),
-    "multi_hot.seed": (3, 4),
 }
 # Keys of generators: compared with a dataset that one of them made, and without effect on any other.
 GENERATED = {"random", "trace", "synthetic", "synthetic_events"}
@@ -65,6 +63,8 @@ REFUSED: dict[str, Any] = {
 }
 OF_ITS_OWN = {"source", "raw", "train", "val", "test", "checksums", "path"}  # they make, or name, another dataset
 OF_BOTH = {"allow_degenerate"}  # they have an effect on preparation and on training
+OF_READING = {"multi_hot.sizes", "multi_hot.distribution", "multi_hot.seed"}  # app makes bags while it reads
+OF_THE_COMMAND = {"generator_settings"}
 
 
 @pytest.fixture(scope="session")
@@ -82,34 +82,23 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def random_ids(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset of data=random."""
+    """A dataset of data.source=random."""
 
     def make(directory: Path) -> None:
-        overrides = ["data=random", "data.random.rows=40", "data.random.eval_rows=4", "data.random.tables=[3,7]"]
+        overrides = ["data.source=random", "data.random.rows=40", "data.random.eval_rows=4", "data.random.tables=[3,7]"]
         preprocess(compose_config(PrepConfig, CONFIG_DIRECTORY, [*overrides, f"data.path={directory}/out"]).data)
 
     return made_once(tmp_path_factory, "existing_random_ids", make) / "out"
 
 
-def typed(key: str) -> str:
-    """The key as it is typed for `app.train`."""
-    return f"data.{'prep.' if key.startswith('multi_hot') else ''}{key}"
-
-
-@functools.cache
-def composed(*overrides: str) -> AppConfig:
-    return compose_config(AppConfig, CONFIG_DIR, overrides)
-
-
 def agreed(root: Path, *overrides: str, **settings: Any) -> DataConfig:
     """The configuration that a run on a dataset that is there records; `settings`: keys, with __ in place of a dot."""
-    data = changed(composed(*overrides).data, {"path": str(root)})
+    composed = compose_config(AppConfig, CONFIG_DIR, [*overrides, f"data.path={root}"]).data
+    nested: list[Any] = [{"generator_settings": [key.replace("__", ".") for key in settings]}]
     for key, value in settings.items():
         group, _, name = key.rpartition("__")
-        if group == "synthetic" or (not group and hasattr(data, name)):
-            data = changed(data, {key.replace("__", "."): value})
-        else:
-            (data.prep.setdefault(group, {}) if group else data.prep)[name] = value
+        nested.append({group: {name: value}} if group else {name: value})
+    data = convert(DataConfig, to_plain(composed), *nested)
     validate_data(data)
     prepare.prepare(data)
     manifest = load_manifest(root)
@@ -121,39 +110,30 @@ def agreed(root: Path, *overrides: str, **settings: Any) -> DataConfig:
 
 def recorded(config: DataConfig, key: str) -> Any:
     """The value of a key in a run's configuration."""
-    value: Any = config.prep if key not in ("encoding", "frequency_threshold", "max_ind_range") else vars(config)
-    for name in key.split("."):
-        value = value.get(name)
-    return value
+    return flat_values(config)[key]
 
 
 def test_no_key_is_in_none_of_the_classes() -> None:
     everything = {key for key, *_ in keys_of(keys.DataConfig)}
     of_generators = {key for key in everything if key.partition(".")[0] in GENERATED}
-    assert everything == {*COMPARED, *REFUSED, *of_generators, *OF_ITS_OWN, *OF_BOTH}
+    assert everything == {*COMPARED, *REFUSED, *of_generators, *OF_ITS_OWN, *OF_BOTH, *OF_READING, *OF_THE_COMMAND}
 
 
 @pytest.mark.parametrize("key", COMPARED)
 def test_a_key_of_the_rows_is_compared_and_recorded(rows: Path, key: str) -> None:
     value, other = COMPARED[key]
-    more = {"multi_hot__sizes": "mlperf_v2"} if key in ("multi_hot.distribution", "multi_hot.seed") else {}
     name = key.replace(".", "__")
     if value is not None:
-        assert recorded(agreed(rows, **{**more, name: value}), key) in (value, list(oracle_sizes()))
-    prefix = re.escape(f"{typed(key)}={other}: the dataset at data.path={rows} was made with ")
-    with pytest.raises(UserError, match=rf"{prefix}.*, or {re.escape(typed(key))}=null to take it as it is"):
-        agreed(rows, **{**more, name: other})
-    assert recorded(agreed(rows, **{name: None}), key) in (value, list(oracle_sizes()))
-
-
-def oracle_sizes() -> tuple[int, ...]:
-    """MLPerf v2's ids per bag, as its reference lists them."""
-    return 3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1
+        assert recorded(agreed(rows, **{name: value}), key) == value
+    prefix = re.escape(f"data.{key}={other}: the dataset at data.path={rows} was made with ")
+    with pytest.raises(UserError, match=rf"{prefix}.*, or data\.{re.escape(key)}=null to take it as it is"):
+        agreed(rows, **{name: other})
+    assert recorded(agreed(rows, **{name: None}), key) == value
 
 
 @pytest.mark.parametrize("key", REFUSED)
 def test_a_key_without_effect_is_refused(rows: Path, key: str) -> None:
-    with pytest.raises(UserError, match=rf"{re.escape(typed(key))}=.*has no effect on the dataset at"):
+    with pytest.raises(UserError, match=rf"data\.{re.escape(key)}=.*has no effect on the dataset at"):
         agreed(rows, **{key.replace(".", "__"): REFUSED[key]})
 
 
@@ -172,7 +152,7 @@ def test_keys_of_generators(rows: Path, random_ids: Path) -> None:
         if key.startswith("random."):
             with pytest.raises(UserError, match=rf"data\.{re.escape(key)}=.*: the dataset at .* was made with"):
                 agreed(random_ids, **settings)
-    assert agreed(random_ids, random__rows=40, random__tables=[3, 7]).prep["random"]["eval_rows"] == 4
+    assert agreed(random_ids, random__rows=40, random__tables=[3, 7]).random.eval_rows == 4
 
 
 def test_a_key_given_as_by_default_is_compared_too(rows: Path, random_ids: Path) -> None:
@@ -187,9 +167,7 @@ def test_a_key_given_as_by_default_is_compared_too(rows: Path, random_ids: Path)
 
 def test_nothing_given_records_what_was_in_force(rows: Path) -> None:
     config = agreed(rows)
-    assert {key: recorded(config, key) for key in COMPARED} == {key: value for key, (value, _) in COMPARED.items()} | {
-        "multi_hot.sizes": list(oracle_sizes())
-    }
+    assert {key: recorded(config, key) for key in COMPARED} == {key: value for key, (value, _) in COMPARED.items()}
 
 
 def test_a_recipe_s_own_keys_count_as_given(rows: Path) -> None:
@@ -198,7 +176,7 @@ def test_a_recipe_s_own_keys_count_as_given(rows: Path) -> None:
     with pytest.raises(UserError, match=r"data\.dense_transform=log_float32: the dataset at .* with raw"):
         agreed(rows, "recipe=deepspark_3day", "data.vocabulary_order=null")
     nothing = ["data.vocabulary_order=null", "data.dense_transform=null", "data.sampling.negative_drop_rate=null"]
-    assert agreed(rows, "recipe=deepspark_3day", *nothing).prep["dense_transform"] == "raw"
+    assert agreed(rows, "recipe=deepspark_3day", *nothing).dense_transform is DenseTransform.raw
     agreed(rows, "recipe=amd_2026", "data.multi_hot.sizes=null")  # keys of its default_source only
 
 
@@ -227,16 +205,30 @@ def test_recorded_keys_are_taken_again(encoding: str, tmp_path: Path) -> None:
     preprocess(job.data)  # it is done already
 
 
+def test_bags_that_are_in_the_shards_are_not_made_again(tmp_path: Path) -> None:
+    (tmp_path / "day_0").write_bytes(oracle.make_rows(60, seed=0))
+    keys_of_job = [f"data.raw={tmp_path}/day_0", f"data.path={tmp_path}/out", "data.multi_hot.sizes=mlperf_v2"]
+    preprocess(compose_config(PrepConfig, CONFIG_DIRECTORY, [*keys_of_job, "data.workers=1"]).data)
+    assert agreed(tmp_path / "out").multi_hot == MultiHotConfig()
+    job = prepare._job(compose_config(AppConfig, CONFIG_DIR, keys_of_job).data)
+    assert job is not None
+    assert job.data.multi_hot.bags() is None  # a run makes the bags while it reads
+    with pytest.raises(UserError, match=r"data\.multi_hot\.sizes: .* multi-hot columns of its own; leave it out"):
+        BatchMaker(
+            tmp_path / "out", load_manifest(tmp_path / "out"), agreed(tmp_path / "out", multi_hot__sizes="mlperf_v2")
+        )
+
+
 def test_resources_may_change(rows: Path) -> None:
     overrides = [f"data.raw={rows.parent}/day_0", f"data.path={rows}", "data.workers=1", "data.memory_budget=3GiB"]
     preprocess(compose_config(PrepConfig, CONFIG_DIRECTORY, overrides).data)
 
 
 def test_a_run_of_events_records_what_commands_can_read(tmp_path: Path) -> None:
-    overrides = ["data=synthetic_events", "data.synthetic_events.users=20", "data.synthetic_events.days=3"]
+    overrides = ["data.source=synthetic_events", "data.synthetic_events.users=20", "data.synthetic_events.days=3"]
     preprocess(compose_config(PrepConfig, CONFIG_DIRECTORY, [*overrides, f"data.path={tmp_path}/out"]).data)
     config = agreed(tmp_path / "out")
-    assert (config.encoding, config.prep["synthetic_events"]["users"]) == (None, 20)
-    validate_data(changed(config, {"source": "synthetic_events"}))
+    assert (config.encoding, config.synthetic_events.users) == (None, 20)
+    validate_data(changed(config, {"source": DataSource.synthetic_events}))
     with pytest.raises(UserError, match=r"data\.synthetic_events\.users=30: the dataset at .* was made with 20"):
         agreed(tmp_path / "out", synthetic_events__users=30)

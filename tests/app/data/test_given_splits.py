@@ -16,7 +16,7 @@ from app.data.shards import find_split
 from common.compose import compose_config
 from common.errors import UserError
 from data_prep.config.compose import CONFIG_DIRECTORY
-from data_prep.config.keys import PrepConfig
+from data_prep.config.keys import PrepConfig, SplitConfig
 from data_prep.dataset.format import load_manifest
 from data_prep.pipeline import preprocess
 from tests.app.conftest import SMALL, Command, Refusal
@@ -75,7 +75,7 @@ def test_the_remedies_work() -> None:
 
 def test_files_need_a_path_and_no_source() -> None:
     for overrides, message in (
-        (["data.train=a"], "data.path is not set: say where the shards made from data.train=a shall go"),
+        (["data.train=a"], "data.path: not given; name the directory"),
         (["data.train=a", "data.source=random", "data.path=b"], "data.source=random: has no effect with data.train=a"),
     ):
         with pytest.raises(UserError, match=re.escape(message)):
@@ -94,7 +94,7 @@ def test_what_a_run_records_makes_the_same_dataset(dataset_without_test: Path, t
     manifest = load_manifest(dataset_without_test)
     prepare.require_agreement(data, manifest)
     recorded = prepare.in_force(data, manifest)
-    assert "split" not in recorded.prep
+    assert recorded.split == SplitConfig()
     files = {"train": f"{dataset_without_test.parent}/train.csv", "val": f"{dataset_without_test.parent}/val.csv"}
     data_config = changed(
         recorded, {**files, "schema": f"{dataset_without_test.parent}/schema.yaml", "path": str(tmp_path / "again")}

@@ -43,14 +43,14 @@ METRIC_EXCEPTIONS = {
 SOURCE_EXCEPTIONS = {
     "app/metrics/clicks.py": "the encoding's name of labels that are drawn by chance",
     "app/benchmark/input_path.py": "the encoding's name of random ids",
-    "app/config/data.py": "ready-made values by name: what files of the user's own take, and the default",
-    "app/data/prepare.py": "the generator whose keys are the run's own; a schema's name",
+    "app/bench.py": "published table sizes of that name",
+    "app/config/published.py": "published table sizes of that name",
     "data_prep/synthetic/random_ids.py": "its own name in the manifest",
     "data_prep/traces/rows.py": "its own name in the manifest",
 }
 SPLIT_EXCEPTIONS: dict[str, str] = {}
 # Files that may have a source or a method of splits itself, and why.
-MEMBER_EXCEPTIONS = {"data_prep/config/keys.py": "the default", "data_prep/config/presets.py": "what encodings have"}
+MEMBER_EXCEPTIONS = {"app/config/data.py": "the default", "data_prep/config/presets.py": "what encodings have"}
 # Files of the core that may ask for a kind of model or dataset itself, and why.
 ROW_EXCEPTIONS = {
     "data_prep/dataset/events.py": "the format of a log of events",

@@ -114,7 +114,7 @@ def trained(runtime: Runtime, directory: Path, raw: str, schema: str, *keys: str
     """Prepare the file `raw` of the directory, of which the first rows are for training, and train a few steps."""
     (directory / "schema.yaml").write_text(schema)
     paths = [f"data.raw={directory}/{raw}", f"data.schema={directory}/schema.yaml", f"data.path={directory}/data"]
-    preprocess(config("data=custom", *paths, "data.split.method=fraction", *keys))
+    preprocess(config(*paths, "data.split.method=fraction", *keys))
     assert train_here(runtime, *TRAIN, f"data.path={directory}/data", f"run.dir={directory}/run") == "completed"
     return Model(runtime, directory)
 

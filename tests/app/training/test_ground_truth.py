@@ -36,7 +36,7 @@ def test_models_come_in_the_expected_order(tmp_path: Path, run_app: Command) -> 
     """
     root = tmp_path / "data"
     overrides = [f"data.synthetic.rows={ROWS}", "data.synthetic.difficulty=0.5", "data.synthetic.direct=true"]
-    manifest = preprocess(config("data=synthetic", f"data.path={root}", *overrides))
+    manifest = preprocess(config("data.source=synthetic", f"data.path={root}", *overrides))
     truth = manifest.extra["bayes"]["splits"]["test"]["sampled_auc"]
     sizes = list(manifest.num_embeddings.values())
     model = LogisticRegression(C=0.1, max_iter=40, tol=1e-2).fit(*one_hot(root, "train", sizes))

@@ -12,7 +12,7 @@ from data_prep.pipeline import preprocess
 from tests.data_prep import oracle
 from tests.data_prep.conftest import REPOSITORY, command, config
 
-OWN, CUSTOM = "data.raw=own.csv data.schema=own.yaml", "data=custom data.raw=own.csv"
+OWN, CUSTOM = "data.raw=own.csv data.schema=own.yaml", "data.raw=own.csv"
 DAY, DAYS = "data.raw=day_0", "data.raw=day_*"
 # What is typed; what its message must have; what is typed next, of its groups.
 REMEDIES: list[tuple[str, str, str | None]] = [
@@ -23,8 +23,8 @@ REMEDIES: list[tuple[str, str, str | None]] = [
     (DAY + " data.held_out=0.2", r"did you mean (data\.split\.held_out)\?", DAY + " {0}=0.2"),
     ("data.raw=7", r"""write '(data\.raw=\"7\")'""", None),
     ("data.raw=own.csv", r"name its columns in (data\.schema)=FILE", "data.raw=own.csv {0}=own.yaml"),
-    (CUSTOM, r"(data\.schema): not given; name the YAML file", CUSTOM + " {0}=own.yaml"),
-    ("data=synthetic " + OWN, r"name your own in data\.raw and leave out (data=)NAME", OWN),
+    (CUSTOM, r"name its columns in (data\.schema)=FILE", CUSTOM + " {0}=own.yaml"),
+    ("data.source=synthetic " + OWN, r"name your own in data\.raw and leave out (data\.source)", OWN),
     (DAY + " data.encoding=hash", r"needs (data\.max_ind_range), .*e\.g\. (\d+)", DAY + " data.encoding=hash {0}={1}"),
     (OWN + " data.encoding=torchrec", "use (vocabulary) or hash", OWN + " data.encoding={0}"),
     (OWN + " data.dense_transform=torchrec", "use signed_log1p, (minmax) or raw", OWN + " data.dense_transform={0}"),
@@ -42,7 +42,7 @@ REMEDIES: list[tuple[str, str, str | None]] = [
         "data.raw=large.csv data.schema=own.yaml {0}",
     ),
     (DAY + " data.split.seed=3", "has no effect .* leave it out", DAY),
-    (DAY + " data=criteo_1tb", "or leave out (data=)NAME", DAY),
+    (DAY + " data.source=criteo_1tb", r"or leave out (data\.source)", DAY),
 ]
 
 

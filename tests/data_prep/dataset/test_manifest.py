@@ -55,7 +55,7 @@ def dataset(tmp_path: Path) -> Path:
         for size in rng.integers(0, 4, 60)
     ]
     (tmp_path / "rows.csv").write_text("\n".join(["rating|age|item|tags|more", *rows]) + "\n")
-    preprocess(config("data=custom", *paths(tmp_path, SCHEMA), "data.dense_transform=minmax"))
+    preprocess(config(*paths(tmp_path, SCHEMA), "data.dense_transform=minmax"))
     return tmp_path / "out"
 
 

@@ -32,7 +32,7 @@ def prepared(directory: Path, files: Sequence[Path], schema: str = SCHEMA, *over
     """The arrays of a log."""
     (directory / "log.yaml").write_text(schema)
     paths = [f"data.raw=[{','.join(map(str, files))}]", f"data.schema={directory}/log.yaml"]
-    preprocess(config("data=events", *paths, f"data.path={directory}/out", *overrides))
+    preprocess(config(*paths, f"data.path={directory}/out", *overrides))
     return opened(directory / "out")[1]
 
 

@@ -298,9 +298,9 @@ def test_a_schema_that_is_not_there(tmp_path: Path, name: str, message: str) -> 
 CRITEO_ALONE = [
     (["data.encoding=torchrec"], r"data\.encoding=torchrec: "),
     (["data.dense_transform=torchrec"], r"data\.dense_transform=torchrec: "),
-    (["data=synthetic", "data.synthetic.rows=10"], r"data\.(raw|schema)=.*: these rows are Criteo's"),
-    (["data=criteo_1tb", "data.remote.mirrors=[]"], r"data\.(raw|schema)=.*: these rows are Criteo's"),
-    (["data=custom", "data.schema=null"], r"data\.schema: not given"),
+    (["data.source=synthetic", "data.synthetic.rows=10"], r"data\.(raw|schema)=.*: these rows are Criteo's"),
+    (["data.source=criteo_1tb", "data.remote.mirrors=[]"], r"data\.(raw|schema)=.*: these rows are Criteo's"),
+    (["data.schema=null"], r"name its columns in data\.schema=FILE"),
 ]
 
 
@@ -308,7 +308,7 @@ CRITEO_ALONE = [
 def test_keys_that_own_tables_do_not_have(tmp_path: Path, more: list[str], message: str) -> None:
     (tmp_path / "rows.csv").write_text(table())
     given = paths(tmp_path, SCHEMA)
-    given = given[1:] if more[0] in ("data=synthetic", "data=criteo_1tb") else given
+    given = given[1:] if more[0] in ("data.source=synthetic", "data.source=criteo_1tb") else given
     with pytest.raises(UserError, match=message):
         preprocess(config(*given, *more))
 

@@ -148,7 +148,7 @@ def test_wrong_bytes_are_not_accepted(mirror: Mirror, tmp_path: Path) -> None:
     assert fetch(mirror, tmp_path / "a", "wrong", "good", sha256=SUM).read_bytes() == CONTENT
     with pytest.raises(
         UserError,
-        match=r"day_0\.gz: download failed from every mirror \(http.*sha256 .* data\.raw and leave out data=NAME",
+        match=r"day_0\.gz: download failed from every mirror \(http.*sha256 .* data\.raw and leave out data.source",
     ):
         fetch(mirror, tmp_path / "b", "wrong", sha256=SUM)
     assert not list((tmp_path / "b").iterdir())

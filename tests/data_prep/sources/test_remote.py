@@ -25,7 +25,7 @@ from tests.forks import start_module
 
 def day_keys(mirror: Mirror, root: Path, *overrides: str, manner: str = "good") -> tuple[str, ...]:
     return (
-        "data=criteo_1tb",
+        "data.source=criteo_1tb",
         "data.days=[3,1,2]",
         f"data.path={root}",
         "data.encoding=hash",
@@ -147,7 +147,9 @@ def test_room_for_the_dataset_is_asked_for_before_anything_is_fetched(
 
 
 def kaggle(root: Path, *overrides: str) -> DataConfig:
-    return config("data=criteo_kaggle", f"data.path={root}", "data.encoding=hash", "data.max_ind_range=9", *overrides)
+    return config(
+        "data.source=criteo_kaggle", f"data.path={root}", "data.encoding=hash", "data.max_ind_range=9", *overrides
+    )
 
 
 @pytest.fixture
@@ -190,6 +192,6 @@ def test_kaggle_as_the_user_has_it(tmp_path: Path, archive: Path) -> None:
     with pytest.raises(UserError, match=r"train\.txt: is there already, and not from .*mine\.tar\.gz as it is now"):
         find_sources(kaggle(tmp_path / "c", f"data.raw={archive}"), tmp_path / "c", tmp_path / "work")
     with pytest.raises(
-        UserError, match=r"mine\.tar\.gz: a tar archive, .* data=criteo_kaggle data\.raw=.*mine\.tar\.gz"
+        UserError, match=r"mine\.tar\.gz: a tar archive, .* data.source=criteo_kaggle data\.raw=.*mine\.tar\.gz"
     ):
         find_sources(config(f"data.raw={archive}", f"data.path={tmp_path}/e"), tmp_path / "e", tmp_path / "work")

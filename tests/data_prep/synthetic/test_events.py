@@ -15,7 +15,7 @@ from data_prep.synthetic.events import World, click_probability, next_satiety
 from tests.data_prep.conftest import config, sums
 from tests.event_logs import opened
 
-SMALL = ["data=synthetic_events", "data.synthetic_events.users=300", "data.synthetic_events.items=500"]
+SMALL = ["data.source=synthetic_events", "data.synthetic_events.users=300", "data.synthetic_events.items=500"]
 CONFIG = SyntheticEventsConfig(users=300, items=500)
 
 

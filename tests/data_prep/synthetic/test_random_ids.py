@@ -13,7 +13,12 @@ from data_prep.synthetic.random_ids import draw_ids
 from data_prep.verify import verify_dataset
 from tests.data_prep.conftest import config, sums
 
-SMALL = ["data=random", "data.random.rows=3000", "data.random.eval_rows=500", "data.random.tables=[50,7,1,100000]"]
+SMALL = [
+    "data.source=random",
+    "data.random.rows=3000",
+    "data.random.eval_rows=500",
+    "data.random.tables=[50,7,1,100000]",
+]
 
 
 def bags_of(root: Path, split: str) -> list[tuple[Any, ...]]:
@@ -73,7 +78,7 @@ def test_bags_of_fixed_and_of_any_size(tmp_path: Path, vary: str, means: list[fl
 def test_ids_follow_a_power_law(tmp_path: Path) -> None:
     """Counts against the laws' own formulas, within three deviations."""
     rows = 40_000
-    table = ["data=random", f"data.random.rows={rows}", "data.random.tables=[1000]", "data.random.eval_rows=0"]
+    table = ["data.source=random", f"data.random.rows={rows}", "data.random.tables=[1000]", "data.random.eval_rows=0"]
     preprocess(
         config(*table, "data.random.distribution=zipf", "data.random.exponent=1.3", f"data.path={tmp_path}/zipf")
     )
@@ -92,7 +97,7 @@ def test_ids_follow_a_power_law(tmp_path: Path) -> None:
 def test_named_tables_can_be_cut(tmp_path: Path) -> None:
     overrides = ["data.random.rows=10", "data.random.eval_rows=0", "data.random.max_rows_per_table=1000"]
     manifest = preprocess(
-        config("data=random", *overrides, "data.random.bag_sizes=mlperf_v2", f"data.path={tmp_path}/out")
+        config("data.source=random", *overrides, "data.random.bag_sizes=mlperf_v2", f"data.path={tmp_path}/out")
     )
     assert len(manifest.num_embeddings) == 26
     assert max(manifest.num_embeddings.values()) == 1000

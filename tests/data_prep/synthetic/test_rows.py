@@ -156,7 +156,7 @@ def test_drift_turns_the_effects() -> None:
 )
 def test_direct_gives_the_rows_that_text_gives(tmp_path: Path, more: list[str]) -> None:
     """Split by split the same rows and the same truth, though cut into other shards; whatever makes them."""
-    overrides = ["data=synthetic", "data.synthetic.rows=50000", "data.synthetic.days=2", *more]
+    overrides = ["data.source=synthetic", "data.synthetic.rows=50000", "data.synthetic.days=2", *more]
     overrides += ["data.chunk_bytes=4000000", "data.synthetic.max_cardinality=300"]
     text = preprocess(config(f"data.path={tmp_path}/text", *overrides))
     directly = ["data.synthetic.direct=true", *overrides]

@@ -178,12 +178,12 @@ def test_a_dataset_with_the_locality_of_another(tmp_path: Path) -> None:
     """One-hot features and bags; every split goes on where the one before ended; a seed decides every byte."""
     shape = ["data.random.tables=[500,3000,40]", "data.random.rows=20000", "data.random.eval_rows=0"]
     bags = ["data.random.bag_sizes=[1,4,3]", "data.random.bags_vary=true", "data.random.distribution=zipf"]
-    preprocess(config("data=random", *shape, *bags, f"data.path={tmp_path}/first"))
+    preprocess(config("data.source=random", *shape, *bags, f"data.path={tmp_path}/first"))
     profiles, rows = profile_accesses(str(tmp_path / "first"), "train", 2)
     assert rows == 20_000
     assert profiles["cat_1"].bag_lengths.tolist()[0] == 0
     save_profiles(tmp_path / "p.npz", profiles, rows)
-    overrides = ["data=trace", f"data.trace.profile={tmp_path}/p.npz", "data.trace.eval_rows=3000"]
+    overrides = ["data.source=trace", f"data.trace.profile={tmp_path}/p.npz", "data.trace.eval_rows=3000"]
     manifest = preprocess(config(*overrides, f"data.path={tmp_path}/made"))
     assert verify_dataset(tmp_path / "made") == manifest
     assert manifest.num_embeddings == {"cat_0": 500, "cat_1": 3000, "cat_2": 40}
@@ -203,13 +203,13 @@ def test_a_dataset_with_the_locality_of_another(tmp_path: Path) -> None:
 def test_labels_of_a_trace_can_be_learned(tmp_path: Path) -> None:
     """The truth's AUC on the labels is what the manifest says it would be, and far from chance."""
     save_profiles(tmp_path / "p.npz", {"a": profiled(*TRACES["three ids"])}, 9000)
-    overrides = ["data=trace", f"data.trace.profile={tmp_path}/p.npz", f"data.path={tmp_path}/made"]
+    overrides = ["data.source=trace", f"data.trace.profile={tmp_path}/p.npz", f"data.path={tmp_path}/made"]
     bayes = preprocess(config(*overrides, "data.trace.rows=30000", "data.trace.eval_rows=1")).extra["bayes"]
     assert bayes["sampled_auc"] == pytest.approx(bayes["auc"], abs=0.015)
     labels, dense, _ = load_split(tmp_path / "made", "train")
     assert abs(np.corrcoef(labels, dense.T)[0, 1:]).max() > 0.05
     with pytest.raises(UserError, match=r"data.trace.profile: not given"):
-        preprocess(config("data=trace", f"data.path={tmp_path}/none"))
+        preprocess(config("data.source=trace", f"data.path={tmp_path}/none"))
 
 
 @pytest.mark.parametrize("name", ["zipf", "moving", "loop", "three ids"])
@@ -242,7 +242,7 @@ def test_who_asks_for_another_length_is_warned(capfd: pytest.CaptureFixture[str]
 
 def test_a_dataset_of_another_length_warns(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     save_profiles(tmp_path / "p.npz", {"a": profiled(*TRACES["zipf"])}, 100_000)
-    overrides = ["data=trace", f"data.trace.profile={tmp_path}/p.npz", "data.trace.eval_rows=1"]
+    overrides = ["data.source=trace", f"data.trace.profile={tmp_path}/p.npz", "data.trace.eval_rows=1"]
     preprocess(config(*overrides, f"data.path={tmp_path}/cut", "data.trace.rows=10000"))
     assert "warning: data.trace.rows=10000, but the profile is of 100,000 samples" in capfd.readouterr().err
     preprocess(config(*overrides, f"data.path={tmp_path}/whole"))

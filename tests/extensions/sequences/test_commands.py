@@ -42,7 +42,7 @@ DROPOUT = ["sequences.hstu.input_dropout=0.2", "sequences.hstu.linear_dropout=0.
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A log of few users."""
-    overrides = ["data=synthetic_events", "data.synthetic_events.users=60", "data.synthetic_events.items=100"]
+    overrides = ["data.source=synthetic_events", "data.synthetic_events.users=60", "data.synthetic_events.items=100"]
     return (
         made_once(tmp_path_factory, "log", lambda root: preprocess(config(*overrides, f"data.path={root}/out"))) / "out"
     )
@@ -336,7 +336,7 @@ def test_blocks_and_losses_are_in_mlperf_s_log(run_app: Command, log: Path, tmp_
 def test_it_learns_from_the_order_of_events(tmp_path: Path) -> None:
     """The same model of shuffled histories knows less; none knows more than the model behind the labels."""
     overrides = ["model=hstu", "data.source=synthetic_events", f"data.path={tmp_path}/log"]
-    overrides += ["data.prep.synthetic_events.users=800", "data.prep.synthetic_events.stay=0.9"]
+    overrides += ["data.synthetic_events.users=800", "data.synthetic_events.stay=0.9"]
     overrides += ["sequences.history=last_n", "sequences.history_length=12", "sequences.hstu.num_layers=1"]
     overrides += ["train.global_batch_size=128", "train.max_steps=500", "train.eval_every_steps=null"]
     overrides += ["runtime.num_threads=1", "runtime.platform=cpu"]

@@ -191,7 +191,7 @@ def test_damage_is_named_while_training(root: Path, tmp_path: Path) -> None:
 
 
 def test_ids_of_a_renumbered_log_are_in_their_tables(tmp_path: Path) -> None:
-    overrides = ["data=synthetic_events", "data.synthetic_events.users=60", "data.synthetic_events.items=100"]
+    overrides = ["data.source=synthetic_events", "data.synthetic_events.users=60", "data.synthetic_events.items=100"]
     manifest = preprocess(config(*overrides, f"data.path={tmp_path}"))
     split = EventLog(tmp_path, manifest, SequencesConfig()).split("train", 0, 1)
     assert split.rows + split.log.split("val", 0, 1).rows == manifest.extra["anchors"]

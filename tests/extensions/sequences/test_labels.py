@@ -24,7 +24,7 @@ def event_split(directory: Path, tasks: list[str], *keys: str) -> tuple[AppConfi
         "actions: {bought: {event: buy}, seen: {event: view}, liked: {event: like}}\n"
     )
     paths = [f"data.raw={directory}/log.csv", f"data.schema={directory}/log.yaml", f"data.path={directory}/out"]
-    preprocess(config("data=events", *paths))
+    preprocess(config(*paths))
     overrides = ["model=hstu", f"sequences.tasks={tasks}", *keys]
     app_config = compose_config(AppConfig, CONFIG_DIR, overrides)
     return app_config, open_log(directory / "out", load_manifest(directory / "out"), app_config).split("train", 0, 1)

@@ -38,7 +38,7 @@ def test_the_recipe_has_the_parameters_of_its_source() -> None:
 def test_the_recipe_trains_tiny(run_app: Command, tmp_path: Path) -> None:
     """Stopped and resumed; generated events have no such crosses as Yambda's."""
     overrides = ["recipe=mlperf_v4", "data.scale=tiny", "train.log_every_steps=1", "eval.global_batch_size=512"]
-    overrides += ["run.name=tiny", "data.prep.synthetic_events.users=50", "train.target_auc=null"]
+    overrides += ["run.name=tiny", "data.synthetic_events.users=50", "train.target_auc=null"]
     for steps in (2, 4):
         process = run_app("train", *overrides, "runtime.num_threads=2", f"train.max_steps={steps}")
     assert "resume: from runs/tiny/checkpoints/step_00000002, step 2" in process.stderr

@@ -13,7 +13,7 @@ from tests.once import made_once
 
 
 def write_log(root: Path) -> None:
-    log = ["data=synthetic_events", "data.synthetic_events.users=60", "data.synthetic_events.items=100"]
+    log = ["data.source=synthetic_events", "data.synthetic_events.users=60", "data.synthetic_events.items=100"]
     preprocess(config(*log, f"data.path={root}/data"))
 
 
