@@ -192,7 +192,11 @@ def _compose_values(schema: type, config_dir: Path, name: str, overrides: Sequen
         composed = copy.deepcopy(_compose_groups(schema, config_dir, name, tuple(choices_of_groups), recipe))
         try:
             for each in values:
-                OmegaConf.update(composed, each.key_or_group, each.value(), merge=True, force_add=each.is_force_add())
+                key, value = each.key_or_group, each.value()
+                if isinstance(value, dict) and "." in key:  # into a group that is null only its outer group merges
+                    key, _, name = key.rpartition(".")
+                    value = {name: value}
+                OmegaConf.update(composed, key, value, merge=True, force_add=each.is_force_add())
             return composed
         except OmegaConfBaseException:
             pass  # Hydra's own error names the override
@@ -237,7 +241,8 @@ def with_files(schema: type, config_dir: Path, overrides: Sequence[str], name: s
     group_names = {override.partition("=")[0] for override in group_overrides}
     keys: list[str] = []
     for option in options:
-        file_keys = read_overrides(option, Path(option.removeprefix(FILE_OPTION).strip("\"'")), _mappings(schema))
+        path = Path(option.removeprefix(FILE_OPTION).strip("\"'"))
+        file_keys = read_overrides(option, path, _mappings(schema), _whole(schema))
         follows = _following(schema, file_keys, {override.partition("=")[0] for override in command_line})
         keys += [override for override in file_keys if override.partition("=")[0] not in group_names | follows]
         with _naming(option):
@@ -287,6 +292,11 @@ def _mappings(schema: type) -> frozenset[str]:
     return frozenset(key for key, kind in _kinds(schema).items() if typing.get_origin(kind) is dict)
 
 
+def _whole(schema: type) -> frozenset[str]:
+    """The keys whose values may be mappings: those of any type, and groups that may be null."""
+    return frozenset(key for key, kind in _kinds(schema).items() if kind is Any or group_of(kind) is not None)
+
+
 def recipe_file(overrides: Sequence[str]) -> Path | None:
     """The file of the last recipe=FILE.yaml."""
     options = [override for override in overrides if RECIPE_FILE.fullmatch(override)]
@@ -303,7 +313,8 @@ def _with_recipe_file(schema: type, config_dir: Path, overrides: Sequence[str], 
     if path is None or "recipe" not in groups_of(config_dir):
         return list(overrides)
     option, recipe = f"recipe={path}", f"recipe={RECIPE_OF_FILE}"
-    keys = [key for key in read_overrides(option, path, _mappings(schema)) if not key.startswith("defaults=")]
+    keys = read_overrides(option, path, _mappings(schema), _whole(schema))
+    keys = [key for key in keys if not key.startswith("defaults=")]
     content = OmegaConf.create({})
     with _naming(option):
         keys = _by_own_names(schema, keys)

@@ -15,12 +15,13 @@ FILE_KEY = "config"  # what names a file on the command line
 PLAIN_NULLS = ("", "~", "null", "Null", "NULL")
 
 
-def read_overrides(option: str, path: Path, mappings: Collection[str] = ()) -> list[str]:
+def read_overrides(option: str, path: Path, mappings: Collection[str] = (), whole: Collection[str] = ()) -> list[str]:
     """The `key=value` of each key in a YAML file, in order.
 
     Args:
         option: how the user named the file, for errors.
         mappings: keys whose value is a mapping, in which a dotted name is one name.
+        whole: keys whose value may be a mapping, which is then one value.
 
     Raises:
         UserError: not readable, not YAML, no mapping of keys, or a key that is given twice.
@@ -37,7 +38,7 @@ def read_overrides(option: str, path: Path, mappings: Collection[str] = ()) -> l
         raise UserError(f"{option}: not a mapping; write one `key: value` a line")
     overrides: dict[str, str] = {}
     try:
-        for key, node in _leaves("", root, mappings):
+        for key, node in _leaves("", root, mappings, whole):
             if key in overrides:
                 line = node.start_mark.line + 1
                 raise UserError(f"{option}: line {line}: {key} is given twice; leave one of them out")
@@ -74,18 +75,20 @@ def literal(text: str) -> str:
     return '"' + re.sub(r'(\\*)("|$)', lambda match: match[1] * 2 + ('\\"' if match[2] else ""), text) + '"'
 
 
-def _leaves(prefix: str, mapping: yaml.MappingNode, mappings: Collection[str]) -> Iterator[tuple[str, yaml.Node]]:
+def _leaves(
+    prefix: str, mapping: yaml.MappingNode, mappings: Collection[str], whole: Collection[str]
+) -> Iterator[tuple[str, yaml.Node]]:
     for key, node in mapping.value:
         name = f"{prefix}{_name(key)}"
         if name == FILE_KEY:
             raise _NoKeyError(f"line {key.start_mark.line + 1}: a file takes no other file; type both")
-        is_whole = (
+        is_whole = name in whole or (
             name in mappings
             and isinstance(node, yaml.MappingNode)
             and any("." in str(inner.value) for inner, _ in node.value)
         )
         if isinstance(node, yaml.MappingNode) and node.value and not is_whole:
-            yield from _leaves(f"{name}.", node, mappings)
+            yield from _leaves(f"{name}.", node, mappings, whole)
         else:
             yield name, node
 

@@ -1,12 +1,15 @@
 """config=FILE and recipe=FILE.yaml: what a file of keys gives is what the same keys give when they are typed."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from app.config import CONFIG_DIR, AppConfig, OptimizerName, PlanAppConfig
 from common.compose import compose_config
 from common.errors import UserError
+from common.keys import to_plain
 
 SLOW = pytest.mark.slow
 KEYS = """\
@@ -68,6 +71,24 @@ def test_a_recorded_run_by_a_new_name_has_a_new_directory(tmp_path: Path, lines:
     file = written(tmp_path / "my.yaml", lines)
     assert composed(f"config={file}", "run.name=b").run.dir == directory
     assert composed("run.name=b", f"config={file}", "run.dir=c").run.dir == "c"
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["data.random.rows=200000", "data.source=random"],
+        ["data.source=yambda_5b", "data.remote.sha256={x.gz: y}"],
+        ["data.source=criteo_1tb", "data.days=[0]"],
+        ["data.train=a", "data.path=b", "data.checksums={a: '0123'}"],
+        ["recipe=mlperf_v4", "data.scale=tiny"],
+    ],
+    ids=lambda overrides: overrides[0],
+)
+def test_a_recorded_configuration_leads_to_the_same(tmp_path: Path, overrides: list[str]) -> None:
+    config = composed(*overrides)
+    file = written(tmp_path / "config.yaml", yaml.safe_dump(to_plain(config)))
+    again = composed(f"config={file}")
+    assert replace(again, tiny=config.tiny) == config  # what a tiny run changes is in its other keys
 
 
 @pytest.mark.slow

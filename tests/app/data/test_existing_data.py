@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from app.config import CONFIG_DIR, AppConfig, MultiHotConfig
 from app.config.data import DataConfig, validate_data
@@ -94,7 +95,8 @@ def random_ids(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def agreed(root: Path, *overrides: str, **settings: Any) -> DataConfig:
     """The configuration that a run on a dataset that is there records; `settings`: keys, with __ in place of a dot."""
     composed = compose_config(AppConfig, CONFIG_DIR, [*overrides, f"data.path={root}"]).data
-    nested: list[Any] = [{"generator_settings": [key.replace("__", ".") for key in settings]}]
+    typed = [*composed.generator_settings, *(key.replace("__", ".") for key in settings)]
+    nested: list[Any] = [{"generator_settings": typed}]
     for key, value in settings.items():
         group, _, name = key.rpartition("__")
         nested.append({group: {name: value}} if group else {name: value})
@@ -177,7 +179,34 @@ def test_a_recipe_s_own_keys_count_as_given(rows: Path) -> None:
         agreed(rows, "recipe=deepspark_3day", "data.vocabulary_order=null")
     nothing = ["data.vocabulary_order=null", "data.dense_transform=null", "data.sampling.negative_drop_rate=null"]
     assert agreed(rows, "recipe=deepspark_3day", *nothing).dense_transform is DenseTransform.raw
-    agreed(rows, "recipe=amd_2026", "data.multi_hot.sizes=null")  # keys of its default_source only
+
+
+def test_keys_of_generators_are_compared_where_the_user_gave_them(rows: Path, random_ids: Path, tmp_path: Path) -> None:
+    file = tmp_path / "my.yaml"
+    file.write_text("data: {random: {rows: 200000}}")
+    for given in (
+        "data.random.rows=200000",
+        "data.random={rows: 200000}",
+        "++data.random.rows=200000",
+        f"config={file}",
+    ):
+        with pytest.raises(
+            UserError, match=r"data\.random\.rows=200000: the dataset at .* was made with 40; give anot"
+        ):
+            agreed(random_ids, given)
+        with pytest.raises(UserError, match=r"data\.random\.rows=200000: has no effect on the dataset at"):
+            agreed(rows, given)
+    agreed(rows, "recipe=amd_2026", "data.multi_hot.sizes=null")  # which says of what random rows it would be
+    agreed(rows, "recipe=quickstart", "data.scale=tiny")
+
+
+def test_a_recorded_configuration_goes_with_its_dataset(rows: Path, random_ids: Path, tmp_path: Path) -> None:
+    for root in (rows, random_ids):
+        recorded_file = tmp_path / "config.yaml"
+        recorded_file.write_text(yaml.safe_dump({"data": to_plain(agreed(root))}))
+        assert agreed(root, f"config={recorded_file}") == agreed(root)
+    with pytest.raises(UserError, match=r"data\.random\.\w+=.*: has no effect on the dataset at"):
+        agreed(rows, f"config={recorded_file}")
 
 
 def test_what_is_recorded_makes_the_same_dataset(rows: Path, tmp_path: Path) -> None:
