@@ -71,13 +71,6 @@ COMMANDS = {
             f"{_CONFIG}:validate_export",
         ),
         _row(
-            "plan",
-            "the sharding plan and its forecast for hardware you need not have",
-            f"{_CONFIG}:PlanAppConfig",
-            f"{_CONFIG}:validate_plan",
-            has_groups=True,
-        ),
-        _row(
             "bench",
             "operators, input path and steps against this machine's measured limits",
             f"{_CONFIG}:BenchConfig",

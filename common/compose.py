@@ -208,9 +208,12 @@ def _compose_groups(schema: type, config_dir: Path, name: str, overrides: tuple[
     """Compose by Hydra alone; `recipe` is the content of the recipe of a file, as it is stored under its name."""
     _stored(schema)
     GlobalHydra.instance().clear()
-    _, *added = directories_of_values(config_dir)
-    search_path = f"hydra.searchpath=[{','.join(quoted(f'file://{directory}') for directory in added)}]"
-    with initialize_config_dir(str(config_dir), version_base="1.3"):
+    directories = directories_of_values(config_dir)
+    # Hydra reads the command's own file before it knows the search path.
+    first = next((each for each in directories if (each / f"{name}.yaml").is_file()), config_dir)
+    others = ",".join(quoted(f"file://{each}") for each in directories if each != first)
+    search_path = f"hydra.searchpath=[{others}]"
+    with initialize_config_dir(str(first), version_base="1.3"):
         return compose(name, overrides=[*overrides, search_path])
 
 

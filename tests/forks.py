@@ -22,8 +22,8 @@ vars(os)["fsync"] = lambda descriptor: None
 def start_server(items: list[pytest.Item]) -> None:
     """Start the process to fork from, before a test starts one that has imported less: a process has but one."""
     folders = {item.path.relative_to(TESTS).parts[0] for item in items}
-    if folders & {"app", "data_prep", "oracles", "test_bytes.py"}:
-        preload_commands(with_training=bool(folders & {"app", "test_bytes.py"}))
+    if folders & {"app", "data_prep", "extensions", "oracles", "test_bytes.py"}:
+        preload_commands(with_training=bool(folders & {"app", "extensions", "test_bytes.py"}))
 
 
 def preload_commands(with_training: bool) -> None:

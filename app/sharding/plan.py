@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from msgspec import UNSET
@@ -22,6 +22,8 @@ from common.errors import UserError
 
 # TorchRec's for an EmbeddingCollection, but for data_parallel: with several tables FBGEMM reads wrong rows on CPU.
 BY_ID_TYPES = ("table_wise", "row_wise", "column_wise")
+
+FileT = TypeVar("FileT", bound=PlanFile)
 
 
 class TableBlock(NamedTuple):
@@ -153,8 +155,8 @@ def blocks(kind: str, table: TableSpec, world_size: int, local_world_size: int, 
     ]
 
 
-def load_plan(key: str, path: Path) -> tuple[Plan, PlanFile]:
-    """A plan from its file, which the configuration's `key` names, and the file's whole content.
+def load_plan(key: str, path: Path, kind: type[FileT]) -> tuple[Plan, FileT]:
+    """A plan from its file, which the configuration's `key` names, and the file's content.
 
     Raises:
         UserError: not readable, or not a plan.
@@ -163,7 +165,7 @@ def load_plan(key: str, path: Path) -> tuple[Plan, PlanFile]:
         content = path.read_bytes()
         if (form := decode(content, PlanFormat).format) != FORMAT:  # before the keys, which another has otherwise
             raise ValueError(f"of format {form}, not {FORMAT}")
-        document = decode(content, PlanFile)
+        document = decode(content, kind)
         return Plan.from_document(document), document
     except OSError as error:
         raise UserError(f"{key}={path}: not readable ({error.strerror})") from error
@@ -177,7 +179,7 @@ def read_plan(path: Path, tables: Sequence[TableSpec], world_size: int, local_wo
     Raises:
         UserError: not a plan, or one for other tables, or for other numbers of processes.
     """
-    plan, _ = load_plan("sharding.plan", path)
+    plan, _ = load_plan("sharding.plan", path, PlanFile)
     for unit, planned, actual in (
         ("processes", plan.world_size, world_size),
         ("processes a machine", plan.local_world_size, local_world_size),

@@ -1,10 +1,10 @@
-"""Making a plan: what the configuration leaves open, placement without a planner, TorchRec's planner and estimates."""
+"""Making a plan: what the configuration leaves open, placement without a planner, and TorchRec's planner."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 from torchrec import DataType
@@ -185,36 +185,6 @@ class Workload:
         return make_sharders({}, codecs(self.qcomm))
 
 
-class Estimate(NamedTuple):
-    """Cost of a table's part on its process: bytes, and milliseconds a step forward and backward."""
-
-    rank: int
-    device_bytes: int = 0
-    host_bytes: int = 0
-    lookup_ms: float = 0.0
-    communication_ms: float = 0.0
-
-    @property
-    def total_bytes(self) -> int:
-        """In device and host memory: weights, optimizer's state and buffers."""
-        return self.device_bytes + self.host_bytes
-
-    @property
-    def total_ms(self) -> float:
-        """Lookup and communication, one after the other."""
-        return self.lookup_ms + self.communication_ms
-
-    def plus(self, other: "Estimate") -> "Estimate":
-        """Both parts on this process."""
-        return Estimate(
-            self.rank,
-            self.device_bytes + other.device_bytes,
-            self.host_bytes + other.host_bytes,
-            self.lookup_ms + other.lookup_ms,
-            self.communication_ms + other.communication_ms,
-        )
-
-
 def search(model: TableArch, choices: Mapping[str, Choice], workload: Workload) -> Plan:
     """The best plan that TorchRec's planner finds within the choices; needs no process group.
 
@@ -252,34 +222,6 @@ def sharding_options(
         for option in enumerator.enumerate(model, workload.sharders()):
             options[option.name].append(option)
     return options
-
-
-def estimates(model: nn.Module, plan: Plan, workload: Workload) -> dict[str, list[Estimate]]:
-    """TorchRec's estimates for each table's parts as planned, whoever planned them."""
-    as_planned = {
-        name: Choice(
-            name,
-            ((table.type, table.kernel),),
-            min(shard.columns for shard in table.shards),
-            table.cache_load_factor,
-        )
-        for name, table in plan.tables.items()
-    }
-    result = {}
-    for name, (option,) in sharding_options(model, as_planned, workload).items():
-        result[name] = [
-            estimate_shard(shard, planned.rank, plan.world_size)
-            for shard, planned in zip(option.shards, plan.tables[name].shards, strict=True)
-        ]
-    return result
-
-
-def estimate_shard(shard: Any, rank: int, world_size: int) -> Estimate:
-    """TorchRec's estimate of a shard, without the communication that it counts even for a single process."""
-    perf, storage = shard.perf, shard.storage
-    lookup = perf.fwd_compute + perf.bwd_compute + perf.prefetch_compute
-    communication = perf.fwd_comms + perf.bwd_comms if world_size > 1 else 0.0
-    return Estimate(rank, storage.hbm, storage.ddr, lookup, communication)
 
 
 def _constraints(choices: Mapping[str, Choice], workload: Workload) -> dict[str, ParameterConstraints]:

@@ -50,21 +50,19 @@ def probe(device_type: str) -> Device:
 def load_all() -> dict[str, TopologyConfig]:
     """The topologies of conf/topology, by name."""
     files = sorted((CONFIG_DIR / "topology").glob("*.yaml"))
-    return {path.stem: _read(path) for path in files if path.stem != AUTO_TOPOLOGY}
+    return {path.stem: read(path) for path in files if path.stem != AUTO_TOPOLOGY}
 
 
-def load(name: str) -> TopologyConfig:
-    """A topology of conf/topology, or of a YAML file if the name ends like one.
-
-    Raises:
-        UserError: there is none of that name.
-    """
-    if name.endswith((".yaml", ".yml")):
-        return _read(Path(name))
-    topologies = load_all()
-    if name not in topologies:
-        raise UserError(f"topology={name}: not known; there are {', '.join(topologies)}, or give a YAML file")
-    return topologies[name]
+def read(path: Path) -> TopologyConfig:
+    """A topology from its YAML file. Raises UserError for another file."""
+    try:
+        content = yaml.safe_load(path.read_text())
+        return convert(TopologyConfig, content)
+    except OSError as error:
+        raise UserError(f"topology.file={path}: not readable ({error.strerror})") from error
+    except (yaml.YAMLError, ConversionError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"topology.file={path}: not a topology ({reason})") from error
 
 
 def resolve(config: TopologyConfig, find: Callable[[], Device], devices_per_node: int) -> TopologyConfig:
@@ -76,7 +74,7 @@ def resolve(config: TopologyConfig, find: Callable[[], Device], devices_per_node
         UserError: the device is not known, or a figure is missing.
     """
     if config.file is not None:
-        config = _over(_read(Path(config.file)), config)
+        config = _over(read(Path(config.file)), config)
     elif config.name == AUTO_TOPOLOGY and any(getattr(config, key) is None for key in HARDWARE):
         entry = identify(find(), load_all())
         config = replace(_over(entry, config), name=entry.name)
@@ -141,17 +139,6 @@ def to_torchrec(topology: TopologyConfig, world_size: int, local_world_size: int
         intra_host_bw=figures["intra_host_gb_per_s"] * links,
         inter_host_bw=figures["inter_host_gb_per_s"] * links,
     )
-
-
-def _read(path: Path) -> TopologyConfig:
-    try:
-        content = yaml.safe_load(path.read_text())
-        return convert(TopologyConfig, content)
-    except OSError as error:
-        raise UserError(f"topology.file={path}: not readable ({error.strerror})") from error
-    except (yaml.YAMLError, ConversionError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"topology.file={path}: not a topology ({reason})") from error
 
 
 def _over(base: TopologyConfig, config: TopologyConfig) -> TopologyConfig:

@@ -4,13 +4,6 @@ No GPU, no process group: `python -m app.plan recipe=mlperf_v2 topology=mi300x t
 plan.out=plan.json` on any machine; `python -m app.train sharding.plan=plan.json` trains by it.
 """
 
-if __name__ == "__main__":  # first: what is imported below may take seconds
-    from app.commands import COMMANDS
-    from common.cli import run
-
-    run(COMMANDS["plan"])
-
-
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -19,7 +12,7 @@ from pathlib import Path
 import torch
 from msgspec import structs
 
-from app.config import PlanAppConfig, TopologyConfig
+from app.config import TopologyConfig
 from app.config.sharding import AUTO_SHARDING
 from app.config.train import with_batch_of_all
 from app.kinds.models import require_dataset
@@ -28,8 +21,6 @@ from app.model.make import make_tables
 from app.model.tables import Features
 from app.runtime import platform, process_group
 from app.sharding import from_config, topology
-from app.sharding.documents import PlanFile, WhatIf
-from app.sharding.forecast import diff_lines, forecast_plan, plan_lines, what_if_lines
 from app.sharding.plan import load_plan, tables_in_order
 from app.sharding.planner import table_choices
 from app.training.meta_build import published_features
@@ -38,6 +29,9 @@ from common.documents import encode
 from common.errors import UserError
 from common.files import write_atomically
 from data_prep.dataset.format import MANIFEST_NAME, load_manifest, mean_bag_sizes
+from extensions.plan.documents import ForecastFile, WhatIf
+from extensions.plan.forecast import diff_lines, forecast_plan, plan_lines, what_if_lines
+from extensions.plan.keys import PlanAppConfig
 
 
 def main(config: PlanAppConfig) -> int:
@@ -59,7 +53,7 @@ def main(config: PlanAppConfig) -> int:
     if what_if:
         lines += ["", *what_if_lines(what_if)]
     if config.plan.against is not None:
-        _, before = load_plan("plan.against", Path(config.plan.against))
+        _, before = load_plan("plan.against", Path(config.plan.against), ForecastFile)
         lines += ["", *diff_lines(before, plan, config.plan.against)]
     print("\n".join(lines), file=sys.stderr if config.plan.out == "-" else sys.stdout)
     text = encode(plan, indent=1) + "\n"
@@ -72,7 +66,7 @@ def main(config: PlanAppConfig) -> int:
 
 def _planned(
     config: PlanAppConfig, resolved: TopologyConfig, tables: TableArch, bag_sizes: Mapping[str, float]
-) -> PlanFile:
+) -> ForecastFile:
     """The plan's file: the plan itself, its conditions, and its forecast."""
     config = replace(config, topology=resolved)
     device = _device(resolved)
@@ -136,12 +130,26 @@ def _cases(config: PlanAppConfig, resolved: TopologyConfig) -> list[tuple[Topolo
     if not (settings.topologies or settings.batch_sizes or settings.devices):
         return []
     others = [resolved] + [
-        _resolved(replace(topology.load(name), nodes=resolved.nodes, devices_per_node=resolved.devices_per_node))
+        _resolved(replace(_topology(name), nodes=resolved.nodes, devices_per_node=resolved.devices_per_node))
         for name in settings.topologies
     ]
     counts = settings.devices or [resolved.devices_per_node or 1]
     batches = settings.batch_sizes or [config.train.global_batch_size]
     return [(replace(t, devices_per_node=count), batch) for t in others for count in counts for batch in batches]
+
+
+def _topology(name: str) -> TopologyConfig:
+    """A topology of conf/topology, or of a YAML file if the name ends like one.
+
+    Raises:
+        UserError: there is none of that name.
+    """
+    if name.endswith((".yaml", ".yml")):
+        return topology.read(Path(name))
+    topologies = topology.load_all()
+    if name not in topologies:
+        raise UserError(f"topology={name}: not known; there are {', '.join(topologies)}, or give a YAML file")
+    return topologies[name]
 
 
 def _resolved(topology_config: TopologyConfig) -> TopologyConfig:

@@ -7,10 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from torchrec.distributed.planner.types import ShardingOption
 
 from app.model.embeddings import TableArch
-from app.sharding.documents import Forecast, PlanFile, PlannedTable, RankCost, WhatIf
 from app.sharding.plan import Plan, TablePlan, tables_in_order
-from app.sharding.planner import Choice, Estimate, Workload, estimate_shard, estimates, sharding_options
+from app.sharding.planner import Choice, Workload, sharding_options
+from common.documents import convert, plain_object
 from common.help import WIDTH
+from extensions.plan.documents import Forecast, ForecastFile, ForecastTable, RankCost, WhatIf
+from extensions.plan.estimates import Estimate, estimate_shard, estimates
 
 # Sharding types as in the output of TorchRec's planner.
 ABBREVIATIONS = {
@@ -33,13 +35,13 @@ def forecast_plan(
     workload: Workload,
     choices: Mapping[str, Choice],
     possible: Mapping[str, Choice],
-) -> PlanFile:
-    """A plan's file, with the cost of the plan, made within `chosen`; reasons look at all that is `possible`."""
+) -> ForecastFile:
+    """A plan's file, with the cost of the plan, made within `choices`; reasons look at all that is `possible`."""
     parts = estimates(model, plan, workload)
     every = sharding_options(model, possible, workload)
     ways = {name: _by_type(options, plan.world_size) for name, options in every.items()}
     ranks = [Estimate(rank) for rank in range(plan.world_size)]
-    document = plan.to_document()
+    document = convert(plain_object(plan.to_document()), ForecastFile)
     for table in tables_in_order(model):
         shards = parts[table.name]
         for shard in shards:
@@ -122,7 +124,7 @@ def _size(size: float) -> str:
     return f"{size:.1f} GiB"
 
 
-def plan_lines(plan: PlanFile, topology: str, reasons: bool = False) -> list[str]:
+def plan_lines(plan: ForecastFile, topology: str, reasons: bool = False) -> list[str]:
     """The plan: a line for each table, its reason if wanted, a line for each process, and the sum of it."""
     lines = [
         f"plan: {plan.world_size} devices ({plan.nodes} x {plan.local_world_size} {topology}), "
@@ -184,7 +186,7 @@ def what_if_lines(cases: Sequence[WhatIf]) -> list[str]:
     return ["what if:", *_aligned(rows), *_wrapped(legend)]
 
 
-def diff_lines(before: PlanFile, after: PlanFile, name: str) -> list[str]:
+def diff_lines(before: ForecastFile, after: ForecastFile, name: str) -> list[str]:
     """The differences between two plans' files."""
     lines = []
     for table in dict.fromkeys([*before.tables, *after.tables]):
@@ -204,7 +206,7 @@ def diff_lines(before: PlanFile, after: PlanFile, name: str) -> list[str]:
     return [f"against {name}:", *(lines or ["  the same"])]
 
 
-def _summary_of(table: PlannedTable | None, world_size: int) -> str:
+def _summary_of(table: ForecastTable | None, world_size: int) -> str:
     if table is None:
         return "none"
     return f"{table.type}/{table.kernel} on {_ranks(table.holders, world_size)}"

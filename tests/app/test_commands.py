@@ -1,6 +1,7 @@
 """The registry of commands: what it says is so, everything reads it, and nothing heavy is imported before its turn."""
 
 import dataclasses
+import importlib.util
 import re
 import shlex
 import shutil
@@ -13,6 +14,7 @@ import pytest
 
 from app.commands import COMMANDS
 from common.command import Command, load
+from common.extensions import directories_of_values
 from tests.app.conftest import REPOSITORY
 from tests.error_lines import error_line
 
@@ -28,18 +30,43 @@ def test_what_a_row_names_is_there(command: Command) -> None:
     assert command.description() == (sys.modules[main.__module__].__doc__ or "").strip()
     if command.schema is not None:
         assert dataclasses.is_dataclass(load(command.schema))
-        assert not command.has_groups or (command.config_dir / f"{command.config}.yaml").is_file()
+        directories = directories_of_values(command.config_dir)
+        assert not command.has_groups or any((each / f"{command.config}.yaml").is_file() for each in directories)
         assert command.check is None or callable(load(command.check))
 
 
 def test_each_module_runs_its_own_row() -> None:
-    paths = {}
+    runs_row = re.compile(r'^ +run(_of_extension)?\((?:COMMANDS\[)?"([a-z-]+)"\]?\)$', re.MULTILINE)
+    paths, stubs = {}, set()
     for path in [
         path for package in ("app", "data_prep", "extensions") for path in REPOSITORY.glob(f"{package}/**/*.py")
     ]:
-        for name in re.findall(r'^ +run\(COMMANDS\["([a-z-]+)"\]\)$', path.read_text(), re.MULTILINE):
+        for of_extension, name in runs_row.findall(path.read_text()):
             paths[name] = path
-    assert paths == {name: command.path() for name, command in COMMANDS.items()}
+            stubs |= {name} if of_extension else set()
+    deleted = stubs - COMMANDS.keys()  # their extensions are not there, but `python -m` still names them
+    assert {name: paths[name] for name in paths if name not in deleted} == {
+        name: module_path(command.module) for name, command in COMMANDS.items()
+    }
+
+
+def module_path(module: str) -> Path:
+    """The file that `python -m` runs."""
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).with_name("__main__.py") if spec.submodule_search_locations else Path(spec.origin)
+
+
+def test_without_its_extension_a_command_names_it(tmp_path: Path) -> None:
+    for package in ("app", "common", "data_prep"):
+        (tmp_path / package).symlink_to(REPOSITORY / package)
+    for path in (REPOSITORY / "app").glob("*.py"):
+        if "run_of_extension(" in path.read_text() and path.stem != "commands":
+            command = [sys.executable, "-m", f"app.{path.stem}", "--help"]
+            process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+            assert process.returncode == 2
+            assert f"no folder extensions/{path.stem}" in error_line(process.stderr)
 
 
 def test_make_s_help_has_the_rows_words() -> None:

@@ -37,7 +37,7 @@ def ask(line: str, breaks: str = "=") -> list[str]:
         ("python -m app.train model.interaction=d", ["model.interaction=dot", "model.interaction=dcn"]),
         ("python -m app.train train.deterministic=", ["train.deterministic=true", "train.deterministic=false"]),
         (".venv/bin/python -m app.launch --nproc-per-node 2 -m app.train recipe=deep", ["recipe=deepspark_3day"]),
-        ("python -m app.plan topology=mi3", [f"topology=mi{n}x" for n in (300, 325, 350, 355)]),
+        ("python -m app.train topology=mi3", [f"topology=mi{n}x" for n in (300, 325, 350, 355)]),
         ("python -m app.evaluate recipe=", []),
         ("python setup.py ins", []),
     ],

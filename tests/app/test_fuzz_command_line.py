@@ -87,7 +87,6 @@ def test_train(arguments: list[str], dataset: Path) -> None:
 READERS = {
     "evaluate": ["split=val"],
     "recommend": ["candidates=c.csv"],
-    "plan": ["recipe=mlperf_v2", "runtime.platform=cpu"],
     "verify": [],
 }
 
@@ -99,7 +98,7 @@ def test_commands_that_read(data: st.DataObject, uninterrupted: Path) -> None:
     command = data.draw(st.sampled_from(sorted(READERS)))
     keys = [key for key, *_ in keys_of(load(COMMANDS[command].schema or ""))]
     arguments = data.draw(st.lists(override([*keys, *MORE_KEYS]), min_size=1, max_size=3))
-    base = [*READERS[command], *([] if command == "plan" else [f"run={uninterrupted}", "runtime.platform=cpu"])]
+    base = [*READERS[command], f"run={uninterrupted}", "runtime.platform=cpu"]
     with tempfile.TemporaryDirectory() as name:
         (Path(name) / "c.csv").write_text("cat_0,cat_1\n1,2\n")
         check(command, [*base, *arguments], Path(name))

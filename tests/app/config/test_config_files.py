@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from app.config import CONFIG_DIR, AppConfig, OptimizerName, PlanAppConfig
+from app.config import CONFIG_DIR, AppConfig, OptimizerName
+from app.config.commands import BenchConfig
 from common.compose import compose_config
 from common.errors import UserError
 from common.keys import to_plain
@@ -115,7 +116,7 @@ def test_a_recipe_in_a_file(tmp_path: Path) -> None:
     file = written(tmp_path / "my.yaml", f"recipe: {recipe}\ntrain.epochs: 4")
     assert composed(f"config={file}").train.epochs == 4
     assert composed(f"config={file}", "train.epochs=2").train.epochs == 2
-    assert compose_config(PlanAppConfig, CONFIG_DIR, [f"recipe={recipe}"], "plan").train.epochs == 9
+    assert compose_config(BenchConfig, CONFIG_DIR, [f"recipe={recipe}"], "bench").train.epochs == 9
     nameless = written(tmp_path / "nameless.yaml", "data.path: 2026_11_24\ntrain.max_steps: 9")
     config = composed(f"recipe={nameless}", "run.name=007")
     assert (config.run.name, config.data.path, config.train.max_steps) == ("007", "2026_11_24", 9)

@@ -14,6 +14,7 @@ from app.checkpoint.files import read_state
 from app.metrics.documents import decode_event
 from app.record.reading import read_curves, read_events, read_manifest, read_step_times, read_summary
 from app.runtime.platform import Runtime
+from app.sharding.documents import PlanFile
 from app.sharding.plan import load_plan
 from app.training import stop
 from common.documents import plain, plain_object
@@ -95,7 +96,7 @@ class Kind(NamedTuple):
 
 
 def _plan(run: Path) -> Any:
-    return load_plan("sharding.plan", run / "plan.json")[1]
+    return load_plan("sharding.plan", run / "plan.json", PlanFile)[1]
 
 
 KINDS = {

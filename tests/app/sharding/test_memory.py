@@ -10,15 +10,14 @@ import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice, SplitTableBatchedEmbeddingBagsCodegen
+from torchrec.distributed.planner.types import Storage as PlannedStorage
 
-from app import plan
 from app.config import (
     CONFIG_DIR,
     AppConfig,
     ModelConfig,
     OptimizerConfig,
     OptimizerName,
-    PlanAppConfig,
     ShardingConfig,
     TopologyConfig,
     TrainConfig,
@@ -26,10 +25,11 @@ from app.config import (
 from app.config.published import published_tables
 from app.config.tables import Storage, TablesConfig
 from app.metrics.utilisation import work_of_sample
-from app.model.embeddings import make_sparse_arch
+from app.model.embeddings import TableArch, make_sparse_arch
 from app.runtime.platform import Runtime
 from app.sharding import from_config, topology
-from app.sharding.planner import estimates
+from app.sharding.plan import Plan
+from app.sharding.planner import Choice, Workload, sharding_options
 from app.training import session
 from app.training.recording.describe import describe_tables
 from common.compose import compose_config
@@ -49,8 +49,18 @@ def tensor_bytes(tensors: Any) -> int:
 
 
 def resolved(name: str, devices: int) -> TopologyConfig:
-    topology_config = replace(topology.load(name), nodes=1, devices_per_node=devices)
+    topology_config = replace(topology.load_all()[name], nodes=1, devices_per_node=devices)
     return topology.resolve(topology_config, lambda: topology.probe("cpu"), devices)
+
+
+def planned_storage(arch: TableArch, plan: Plan, workload: Workload) -> dict[str, list[PlannedStorage]]:
+    """The memory on device and host that the planner counts for each table's shards."""
+    choices = {
+        name: Choice(name, ((table.type, table.kernel),), min(shard.columns for shard in table.shards), None)
+        for name, table in plan.tables.items()
+    }
+    options = sharding_options(arch, choices, workload)
+    return {name: [shard.storage for shard in option.shards] for name, (option,) in options.items()}
 
 
 def live_bytes(this: session.Session) -> int:
@@ -99,8 +109,8 @@ def test_a_plan_counts_what_a_live_model_takes(
     this = session.build(config, runtime, dataset, manifest)
     bag_sizes = from_config.bag_sizes_of(config, dataset, manifest)
     arch = make_sparse_arch(config.model, manifest.num_embeddings, from_config.multi_hot_features(config, manifest))
-    parts = estimates(arch, this.plan, from_config.workload(config, resolved("cpu", 1), arch, bag_sizes))
-    assert sum(part.total_bytes for shards in parts.values() for part in shards) == live_bytes(this)
+    planned = planned_storage(arch, this.plan, from_config.workload(config, resolved("cpu", 1), arch, bag_sizes))
+    assert sum(part.hbm + part.ddr for parts in planned.values() for part in parts) == live_bytes(this)
 
 
 @pytest.mark.parametrize("kernel", ["fused", "fused_uvm"])
@@ -138,9 +148,9 @@ def test_a_gpus_plan_counts_what_fbgemm_allocates(name: OptimizerName, storage: 
     )
     arch, bag_sizes = make_sparse_arch(config.model, {"cat_0": rows}, ["cat_0"]), {"cat_0": float(ids)}
     plan = from_config.decide(config, torch.device("cuda"), arch, bag_sizes)
-    (part,) = estimates(arch, plan, from_config.workload(config, config.topology, arch, bag_sizes))["t_cat_0"]
-    assert part.device_bytes == device + ROWS * (ids * 8 + dim * 4)
-    assert part.host_bytes == host
+    (part,) = planned_storage(arch, plan, from_config.workload(config, config.topology, arch, bag_sizes))["t_cat_0"]
+    assert part.hbm == device + ROWS * (ids * 8 + dim * 4)
+    assert part.ddr == host
 
 
 def test_tables_that_do_not_fit_are_counted_as_stored() -> None:
@@ -171,17 +181,17 @@ def test_ids_a_bag_are_the_means_of_the_shards(runtime: Runtime, ragged: Path) -
     tables = this.model.module.sparse_arch.tables
     moved = work_of_sample(config, ragged, manifest, tables).table_bytes
     assert moved == pytest.approx(sum(means.values()) * 16 * 4 * 3)  # rows read twice and written
-    planned = plan._tables(compose_config(PlanAppConfig, CONFIG_DIR, overrides, "plan"))[1]
+    planned = from_config.bag_sizes_of(config, ragged, manifest)
     assert planned == pytest.approx(means)
     # A mean of one id a bag would be all that is known without them.
     arch = make_sparse_arch(config.model, manifest.num_embeddings, from_config.multi_hot_features(config, manifest))
-    parts = estimates(arch, this.plan, from_config.workload(config, resolved("cpu", 1), arch, planned))
+    storage = planned_storage(arch, this.plan, from_config.workload(config, resolved("cpu", 1), arch, planned))
     batch = config.train.global_batch_size
     for name, ids in means.items():
-        (part,) = parts[f"t_{name}"]
+        (part,) = storage[f"t_{name}"]
         vectors = batch * min(1.0, ids) * 16 * 4
         table_bytes = RAGGED_EMBEDDINGS[name] * 16 * 4
-        assert part.total_bytes == pytest.approx(table_bytes + vectors + batch * ids * 8, abs=2)
+        assert part.hbm + part.ddr == pytest.approx(table_bytes + vectors + batch * ids * 8, abs=2)
 
 
 def test_empty_bags_alone_can_be_planned(tmp_path: Path, runtime: Runtime) -> None:

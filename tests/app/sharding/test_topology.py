@@ -82,7 +82,7 @@ def test_what_is_given_comes_before_the_file_also_where_it_is_the_default(key: s
         override if key == "link_efficiency" else 0.4,
         80,
     )
-    plain = topology.resolve(topology.load("h100"), lambda: DEVICES["cpu"], 8)
+    plain = topology.resolve(topology.load_all()["h100"], lambda: DEVICES["cpu"], 8)
     assert (plain.reserve, plain.link_efficiency) == (0.15, 0.8)
     path.write_text(path.read_text().replace("0.5", "1.5"))
     with pytest.raises(UserError, match=r"topology\.reserve="):
@@ -91,7 +91,7 @@ def test_what_is_given_comes_before_the_file_also_where_it_is_the_default(key: s
 
 def test_units_are_those_of_torchrec() -> None:
     """Bytes a millisecond."""
-    h100 = topology.resolve(topology.load("h100"), lambda: DEVICES["h100"], 8)
+    h100 = topology.resolve(topology.load_all()["h100"], lambda: DEVICES["h100"], 8)
     torchrec_topology = topology.to_torchrec(h100, 16, 8)
     assert torchrec_topology.hbm_mem_bw == 3350e9 / 1000
     assert torchrec_topology.intra_host_bw == pytest.approx(0.8 * 450e9 / 1000)

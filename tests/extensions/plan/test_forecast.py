@@ -6,8 +6,8 @@ from msgspec.structs import replace
 from torchrec.distributed.planner.stats import _get_sharding_type_abbr
 
 from app.config.sharding import SHARDING_TYPES
-from app.sharding.documents import Forecast, PlanFile, PlannedTable, RankCost, WhatIf
-from app.sharding.forecast import plan_lines, what_if_lines
+from extensions.plan.documents import Forecast, ForecastFile, ForecastTable, RankCost, WhatIf
+from extensions.plan.forecast import plan_lines, what_if_lines
 
 WIDTH = 120
 NAMES = st.text("abcxyz_019", min_size=1, max_size=150)
@@ -15,10 +15,10 @@ MS = st.floats(0, 1e4)
 TYPES = st.sampled_from(SHARDING_TYPES)
 
 
-def tables(draw: st.DrawFn, world_size: int) -> dict[str, PlannedTable]:
+def tables(draw: st.DrawFn, world_size: int) -> dict[str, ForecastTable]:
     """Of up to six names, on any ranks."""
     return {
-        name: PlannedTable(
+        name: ForecastTable(
             type=draw(TYPES),
             kernel=draw(st.sampled_from(["dense", "fused_uvm_caching"])),
             ranks=draw(st.lists(st.integers(0, world_size - 1), min_size=1, max_size=world_size)),
@@ -34,10 +34,10 @@ def tables(draw: st.DrawFn, world_size: int) -> dict[str, PlannedTable]:
 
 
 @st.composite
-def plans(draw: st.DrawFn) -> PlanFile:
+def plans(draw: st.DrawFn) -> ForecastFile:
     """Of up to 40 processes."""
     world_size = draw(st.integers(1, 40))
-    return PlanFile(
+    return ForecastFile(
         format=1,
         world_size=world_size,
         local_world_size=world_size,
@@ -52,7 +52,7 @@ def plans(draw: st.DrawFn) -> PlanFile:
 
 
 @given(plans())
-def test_lines_fit_and_have_every_table_and_rank(plan: PlanFile) -> None:
+def test_lines_fit_and_have_every_table_and_rank(plan: ForecastFile) -> None:
     lines = plan_lines(plan, "mi300x", reasons=True)
     assert max(map(len, lines)) <= WIDTH
     text = " ".join(" ".join(lines).split())

@@ -1,16 +1,22 @@
 """`python -m app.plan`: what it says of hardware that is not here, and that a run trains by what it wrote."""
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from app.config.published import PUBLISHED_TABLES
+from common.keys import keys_of
+from extensions.plan.keys import PlanAppConfig
 from tests.app.conftest import SMALL, Command
 from tests.app.datasets import NUM_EMBEDDINGS
 from tests.app.group import run_group
+from tests.app.test_fuzz_command_line import FUZZ, MORE_KEYS, check, override
 from tests.error_lines import error_line
 
 # MLPerf v2: 97.4 GiB of tables of dimension 128, 214 ids a sample.
@@ -219,3 +225,11 @@ def test_a_plan_fits_the_terminal_and_reasons_are_a_key(overrides: str, run_app:
     for name, table in json.loads((tmp_path / "plan.json").read_bytes())["tables"].items():
         assert f"{name} {table['reason']}" in words
         assert f"{name} {table['reason']}" not in " ".join(short.stdout.split())
+
+
+@pytest.mark.slow
+@FUZZ
+@given(st.lists(override([*(key for key, *_ in keys_of(PlanAppConfig)), *MORE_KEYS]), min_size=1, max_size=3))
+def test_any_line_ends_in_a_plan_or_one_error(arguments: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        check("plan", ["recipe=mlperf_v2", "runtime.platform=cpu", *arguments], Path(name))

@@ -1,0 +1,79 @@
+"""What the file of a plan holds beside the plan itself: what it is a plan for, and its forecast. Needs no torch."""
+
+from collections.abc import Mapping
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from app.sharding.documents import PlanFile, PlannedTable
+from common.documents import Json, Number, OpenDocument
+
+
+class ForecastTable(PlannedTable, kw_only=True):
+    """A table of a plan, with its size, its cost and the reason for its sharding."""
+
+    name: str | UnsetType = UNSET
+    num_embeddings: int | UnsetType = UNSET
+    embedding_dim: int | UnsetType = UNSET
+    bytes: Number | UnsetType = UNSET
+    lookup_ms: Number | UnsetType = UNSET
+    communication_ms: Number | UnsetType = UNSET
+    reason: str | UnsetType = UNSET
+
+
+class RankCost(OpenDocument, kw_only=True):
+    """What one process holds of the tables, and its milliseconds a step."""
+
+    rank: int
+    device_bytes: int
+    host_bytes: int
+    lookup_ms: Number
+    communication_ms: Number
+    total_ms: Number
+    rest: Json = msgspec.field(default_factory=dict)
+
+
+class Forecast(OpenDocument, kw_only=True):
+    """Of a whole plan.
+
+    capacity_bytes: what tables may take on a device (of the host, for a CPU) without the reserve. headroom_bytes: of
+    that left on the fullest process, negative if the plan does not fit. step_ms: of the slowest process. imbalance:
+    that divided by the mean.
+    """
+
+    fits: bool
+    capacity_bytes: int
+    step_ms: Number
+    headroom_bytes: int
+    imbalance: Number
+    rest: Json = msgspec.field(default_factory=dict)
+
+
+class WhatIf(OpenDocument, kw_only=True):
+    """The forecast for other hardware or another batch, and the slowest process; without one the problem."""
+
+    topology: str
+    nodes: int | None
+    devices_per_node: int | None
+    world_size: int
+    global_batch_size: int
+    forecast: Forecast | None
+    problem: str | UnsetType = UNSET
+    slowest: RankCost | UnsetType = UNSET
+    types: str | UnsetType = UNSET
+    rest: Json = msgspec.field(default_factory=dict)
+
+
+class ForecastFile(PlanFile, kw_only=True):
+    """A plan, what it is a plan for, and its forecast; another plan than the command's has the plan alone."""
+
+    tables: Mapping[str, ForecastTable]
+    nodes: int | UnsetType | None = UNSET
+    topology: Json | UnsetType = UNSET
+    global_batch_size: int | UnsetType = UNSET
+    optimizer: str | UnsetType = UNSET
+    types: str | UnsetType = UNSET
+    ranks: list[RankCost] | UnsetType = UNSET
+    forecast: Forecast | UnsetType = UNSET
+    notes: list[str] | UnsetType = UNSET
+    what_if: list[WhatIf] | UnsetType = UNSET

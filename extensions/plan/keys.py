@@ -1,0 +1,50 @@
+"""Keys of `python -m app.plan`."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from app.config import AppConfig, validate
+from app.config.checks import require_place
+from app.config.published import published_tables
+from common.errors import UserError
+from common.keys import key
+
+
+@dataclass(frozen=True)
+class PlanConfig:
+    """Beside the tables and hardware of the other groups."""
+
+    num_embeddings: Any = key(
+        None, "rows by feature, a list, or such a name as mlperf_v2; null: the dataset's or recipe's"
+    )
+    bag_sizes: Any = key(None, "mean ids a bag of each feature, a list; null: the dataset's or the recipe's")
+    out: str | None = key(None, 'the plan and its forecast as JSON; `sharding.plan=FILE` trains by it. "-": to stdout')
+    reasons: bool = key(False, "print why each table lies as it does; plan.out has them in any case")
+    against: str | None = key(None, "another plan's JSON to compare with")
+    topologies: list[str] = key([], "what if: these instead, names or YAML files")
+    batch_sizes: list[int] = key([], "what if: these global batches instead", at_least=1)
+    devices: list[int] = key([], "what if: these numbers of devices a machine instead", at_least=1)
+
+
+@dataclass(frozen=True)
+class PlanAppConfig(AppConfig):
+    """The configuration of `python -m app.plan`: a run's, and the keys `plan`."""
+
+    plan: PlanConfig = field(default_factory=PlanConfig)
+
+
+def validate_plan(config: PlanAppConfig) -> None:
+    """Raises UserError for values that cannot work."""
+    validate(config)
+    plan = config.plan
+    require_place("plan.out", None if plan.out == "-" else plan.out)
+    rows = plan.num_embeddings.values() if isinstance(plan.num_embeddings, dict) else plan.num_embeddings
+    if isinstance(rows, str):
+        published_tables(rows)
+    elif rows is not None and (isinstance(rows, (int, float)) or not all(isinstance(n, int) and n > 0 for n in rows)):
+        raise UserError(f"plan.num_embeddings={plan.num_embeddings}: must be numbers of rows, a list or by feature")
+    bags = plan.bag_sizes
+    if bags is not None and (
+        not isinstance(bags, list) or not all(isinstance(n, (int, float)) and n >= 0 for n in bags)
+    ):
+        raise UserError(f"plan.bag_sizes={bags}: must be a list, one number for each feature")
