@@ -83,14 +83,6 @@ COMMANDS = {
             f"{_CONFIG}:VerifyConfig",
         ),
         _row(
-            "reproduce",
-            "a recipe at several seeds beside its published figure",
-            f"{_CONFIG}:ReproduceConfig",
-            f"{_CONFIG}:validate_reproduce",
-            has_groups=True,
-            leave="sys:exit",
-        ),
-        _row(
             "report",
             "the HTML report of a run, finished or not; several runs side by side",
             f"{_CONFIG}:ReportConfig",

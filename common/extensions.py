@@ -6,6 +6,7 @@ The core imports no extension by name: where the folder is deleted, its commands
 import dataclasses
 import functools
 import importlib
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -39,6 +40,12 @@ class KeyGroup(NamedTuple):
     keys: type
     validate: Callable[[Any], None] = lambda config: None
     sample_keys: tuple[str, ...] = ()
+
+
+class FilesBesideRun(NamedTuple):
+    """Names of files that a command of an extension keeps in a run's directory, beside the run's own."""
+
+    names: re.Pattern[str]
 
 
 class Core:

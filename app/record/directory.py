@@ -6,7 +6,6 @@ import datetime
 import io
 import itertools
 import logging
-import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -39,6 +38,7 @@ from app.record.reading import (
 from app.record.scores import FOR_BASELINES, SCORES
 from common.documents import decode, encode, plain_object
 from common.errors import UserError
+from common.extensions import FilesBesideRun, rows_of_extensions
 from common.files import write_atomically
 from common.redact import RedactingFormatter, redact
 
@@ -63,8 +63,6 @@ RESULTS_COLUMNS = (
 
 # Files of a run that was killed before it had a manifest.
 BEFORE_MANIFEST = (LOCK, LOG, ".shared", ".shared.tmp", f"{MANIFEST}.tmp")
-# Those of app.reproduce, which makes a recipe's runs at several seeds in the directory of the recipe's own run.
-OF_REPRODUCTION = re.compile(r"seed_\d+|reproduce\.(json|html|recipe\.yaml)(\.tmp)?|\.reproduce\.lock")
 
 
 @contextlib.contextmanager
@@ -112,7 +110,8 @@ class RunDirectory:
             self.path.mkdir(parents=True, exist_ok=True)
             self._new_directories = above
             names = [path.name for path in self.path.iterdir() if path.name not in BEFORE_MANIFEST]
-            others = [name for name in names if not OF_REPRODUCTION.fullmatch(name)]
+            of_extensions = [row.names for row in rows_of_extensions(FilesBesideRun)]
+            others = [name for name in names if not any(each.fullmatch(name) for each in of_extensions)]
             if others and not self._is_run():
                 raise UserError(
                     f"run.dir={self.path}: contains {others[0]} and is not a run's directory; choose another"

@@ -35,7 +35,7 @@ def run_page(run: RunFiles) -> str:
         "evaluation": charts.evaluation_charts(run),
     }
     return render(
-        "run.html.j2",
+        ASSETS / "run.html.j2",
         run.directory,
         [chart for group in groups.values() for chart in group],
         title=run.name,
@@ -61,15 +61,15 @@ def run_page(run: RunFiles) -> str:
     )
 
 
-def render(template: str, directory: Path, charts: list[Chart], **content: Any) -> str:
-    """A page from its template; the numbers of the charts go along as JSON."""
-    loader = jinja2.FileSystemLoader(ASSETS)
+def render(template: Path, directory: Path, charts: list[Chart], **content: Any) -> str:
+    """A page from its template, which may extend those of `ASSETS`; the numbers of the charts go along as JSON."""
+    loader = jinja2.FileSystemLoader([template.parent, ASSETS])
     environment = jinja2.Environment(
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["breakable"] = breakable
     environment.globals["asset"] = lambda name: Markup((ASSETS / name).read_text())  # our own files
-    return environment.get_template(template).render(
+    return environment.get_template(template.name).render(
         directory=str(directory),
         written=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         charts={chart.key: chart.plain() for chart in charts},

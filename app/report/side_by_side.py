@@ -19,7 +19,7 @@ from app.report.compare import (
     ScoreComparison,
     SpeedComparison,
 )
-from app.report.page import render
+from app.report.page import ASSETS, render
 from app.report.read import RunFiles
 from app.report.speed import COLORS, energy, share_of_limit, step_parts
 from app.report.statistics import MeanDifference, Ratio
@@ -110,7 +110,7 @@ class Comparison:
         }
         names = [f"{labels[id(run)]}: {run.name}" for run in self.runs]
         return render(
-            "compare.html.j2",
+            ASSETS / "compare.html.j2",
             directory,
             charts_,
             title=f"{len(self.runs)} runs side by side",

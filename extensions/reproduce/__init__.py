@@ -1,1 +1,27 @@
-"""A recipe at several seeds: its runs, their figures beside the published one, the page and the document."""
+"""A recipe at several seeds beside its published figure: `python -m app.reproduce` (docs/recipes.md)."""
+
+import re
+from pathlib import Path
+
+from common.command import Command
+from common.extensions import Core, FilesBesideRun, ReadyMadeValues
+
+
+def register(core: Core) -> None:
+    """Add the command, its values, and the names of what it writes in the directory of the recipe's own run."""
+    conf = Path(__file__).parent / "conf"
+    core.add(
+        ReadyMadeValues("app", conf),
+        FilesBesideRun(re.compile(r"seed_\d+|reproduce\.(json|html|recipe\.yaml)(\.tmp)?|\.reproduce\.lock")),
+        Command(
+            name="reproduce",
+            module="app.reproduce",
+            function="extensions.reproduce.command:main",
+            summary="a recipe at several seeds beside its published figure",
+            schema="extensions.reproduce.keys:ReproduceConfig",
+            config="reproduce",
+            config_dir=conf.parents[2] / "app/conf",
+            has_groups=True,
+            check="extensions.reproduce.keys:validate_reproduce",
+        ),
+    )

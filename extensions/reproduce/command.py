@@ -10,13 +10,6 @@ Exit status: 0 all seeds done; 1 a seed failed, and the others are on the page; 
 stopped, or jobs are submitted: the same command continues from there.
 """
 
-if __name__ == "__main__":  # first: what is imported below may take seconds
-    from app.commands import COMMANDS
-    from common.cli import run
-
-    run(COMMANDS["reproduce"])
-
-
 import logging
 import sys
 from collections.abc import Sequence
@@ -24,16 +17,22 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from app.config.commands import ReproduceConfig
 from app.config.data import DataScale
 from app.record.documents import DONE
 from app.report.page import write_page
 from app.report.read import refusing_other_versions
-from app.reproduction.convergence import check_convergence
-from app.reproduction.documents import DOCUMENT, PAGE, RECIPE, Reproduction, read_reproduction
-from app.reproduction.figures import finished_runs, registry_path, summarise
-from app.reproduction.page import reproduction_page
-from app.reproduction.seeds import (
+from common.cli import EXIT_BAD_INPUT, EXIT_DONE, EXIT_STOPPED
+from common.documents import encode
+from common.errors import UserError
+from common.files import write_atomically
+from common.redact import redact_arguments
+from data_prep.dataset.format import MANIFEST_NAME
+from extensions.reproduce.convergence import check_convergence
+from extensions.reproduce.documents import DOCUMENT, PAGE, RECIPE, Reproduction, read_reproduction
+from extensions.reproduce.figures import finished_runs, registry_path, summarise
+from extensions.reproduce.keys import ReproduceConfig
+from extensions.reproduce.page import reproduction_page
+from extensions.reproduce.seeds import (
     Seed,
     changed_keys,
     have_begun,
@@ -47,12 +46,6 @@ from app.reproduction.seeds import (
     training_arguments,
     with_copied_recipe,
 )
-from common.cli import EXIT_BAD_INPUT, EXIT_DONE, EXIT_STOPPED
-from common.documents import encode
-from common.errors import UserError
-from common.files import write_atomically
-from common.redact import redact_arguments
-from data_prep.dataset.format import MANIFEST_NAME
 
 EXIT_FAILED = 1
 LOCK = ".reproduce.lock"

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from app.config.commands import ReproduceConfig
 from app.config.data import DataScale
 from app.kinds.metrics import ACCURACY, AUC, HR, LOGLOSS, MAE, METRICS, NDCG, NE, PUBLISHED, RMSE
 from app.metrics.documents import EvaluationFigures
@@ -16,10 +15,11 @@ from app.report.read import RunFiles, read_run
 from app.report.statistics import Spread, spread
 from app.report.verdict import not_comparable
 from app.report.words import count, devices, duration, figure, plural
-from app.reproduction.documents import DataOf, Reproduction, SeedFigure, SeedRun, SourceOf
-from app.reproduction.seeds import NOT_BEGUN, TEST, Seed, changed_keys, figures_of_test, is_of_recipe
 from common.files import digest_file
 from common.redact import redact_arguments
+from extensions.reproduce.documents import DataOf, Reproduction, SeedFigure, SeedRun, SourceOf
+from extensions.reproduce.keys import ReproduceConfig
+from extensions.reproduce.seeds import NOT_BEGUN, TEST, Seed, changed_keys, figures_of_test, is_of_recipe
 
 DIGITS = 5
 JOULES_OF_KWH = 3.6e6

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from app.config.commands import ReproduceConfig
 from app.kinds.metrics import AUC, HR, LOGLOSS, MAE, METRICS, NDCG, NE, RMSE
 from app.record.documents import DONE
 from app.report.charts import Chart, Series, quality_charts
@@ -12,8 +11,9 @@ from app.report.page import render
 from app.report.side_by_side import RUN_COLORS, short
 from app.report.tables import ReportTable
 from app.report.words import NOT_MEASURED, count, duration, figure, plural
-from app.reproduction.documents import Reproduction, SeedFigure
-from app.reproduction.figures import DIGITS, Finished
+from extensions.reproduce.documents import Reproduction, SeedFigure
+from extensions.reproduce.figures import DIGITS, Finished
+from extensions.reproduce.keys import ReproduceConfig
 
 NONE = "–"
 SHORTEST = 12  # characters of a digest
@@ -28,7 +28,7 @@ def reproduction_page(
     differing = differences([each.run for each in runs])[0] if runs else {}
     differing.pop("train.seed", None)
     return render(
-        "reproduce.html.j2",
+        Path(__file__).with_name("reproduce.html.j2"),
         directory,
         charts,
         title=f"{document.recipe} at {plural(document.seeds, 'seed')}",

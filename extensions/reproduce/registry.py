@@ -1,7 +1,7 @@
 """The table of docs/recipes.md of recipes reproduced here, made from benchmarks/reproduced/*.json.
 
     python -m app.reproduce recipe=NAME seeds=5 registry=benchmarks/reproduced     # adds a file
-    python -m benchmarks.registry [--check]
+    python -m extensions.reproduce.registry [--check]
 
 Without --check it writes the table; with it, it says whether the table is that of the files, and ends with 1 if not.
 """
@@ -13,12 +13,15 @@ from pathlib import Path
 
 from app.config import CONFIG_DIR
 from app.kinds.metrics import METRICS
-from app.reproduction.documents import Reproduction, SeedFigure, read_reproduction
 from common.errors import UserError
+from extensions.reproduce.documents import Reproduction, SeedFigure, read_reproduction
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 REGISTRY, PAGE = ROOT / "benchmarks/reproduced", ROOT / "docs/recipes.md"
-BEGIN, END = "<!-- from benchmarks/reproduced, by python -m benchmarks.registry -->\n", "<!-- end of the table -->\n"
+BEGIN, END = (
+    "<!-- from benchmarks/reproduced, by python -m extensions.reproduce.registry -->\n",
+    "<!-- end of the table -->\n",
+)
 COLUMNS = (
     "recipe",
     "published",
@@ -44,7 +47,7 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if arguments.check and new_text != text:
-        print(f"{PAGE.relative_to(ROOT)}: its table is out of date; run python -m benchmarks.registry")
+        print(f"{PAGE.relative_to(ROOT)}: its table is out of date; run python -m extensions.reproduce.registry")
         return 1
     if not arguments.check:
         PAGE.write_text(new_text)

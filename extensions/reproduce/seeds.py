@@ -19,7 +19,6 @@ from app.record.documents import DONE
 from app.record.reading import LOCK, SUMMARY, is_run, read_config, read_manifest, read_outcome
 from app.report.compare import flat_facts
 from app.report.read import UNFINISHED
-from app.reproduction.documents import RECIPE
 from common import signals
 from common.cli import EXIT_DONE, EXIT_STOPPED
 from common.compose import compose_config, recipe_file, with_files
@@ -29,6 +28,7 @@ from common.errors import UserError
 from common.files import write_atomically
 from common.keys import to_plain
 from common.signals import Interrupted
+from extensions.reproduce.documents import RECIPE
 
 log = logging.getLogger("clickwork")
 

@@ -15,7 +15,6 @@ from app.config.commands import (
     DoctorConfig,
     ExportConfig,
     RecommendConfig,
-    ReproduceConfig,
 )
 from common.errors import UserError
 from common.keys import MISSING, check_keys, key, keys_of, values_that_decide_bits
@@ -114,7 +113,6 @@ OF_COMMANDS: dict[type, dict[str, Limits]] = {
         "seconds": POSITIVE,
     },
     EvaluateConfig: {"global_batch_size": ONE, "exact_rows": ZERO, "keep_scores": ZERO},
-    ReproduceConfig: {**OF_RUNS, "seeds": ONE, "processes": ONE},
     RecommendConfig: {"top_k": ONE},
     ExportConfig: {"tolerance": TOLERANCE},
     VerifyConfig: {"tolerance": TOLERANCE},

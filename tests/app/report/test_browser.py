@@ -21,12 +21,12 @@ from selenium.webdriver.support.ui import WebDriverWait
 from app.report.page import write_report
 from app.report.read import read_run
 from app.report.side_by_side import Comparison
-from app.reproduction.figures import finished_runs, summarise
-from app.reproduction.page import reproduction_page
+from extensions.reproduce.figures import finished_runs, summarise
+from extensions.reproduce.page import reproduction_page
 from tests.app.report.conftest import LongReport
 from tests.app.report.runs import write_run
-from tests.app.reproduction.runs import composed, write_seeds
 from tests.browser import browser, emulate, missing
+from tests.extensions.reproduce.runs import composed, write_seeds
 
 pytestmark = [
     pytest.mark.slow,

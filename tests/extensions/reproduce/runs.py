@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from app.config import CONFIG_DIR
-from app.config.commands import ReproduceConfig
-from app.reproduction.seeds import Seed, seeds_of
 from common.compose import compose_config
+from extensions.reproduce.keys import ReproduceConfig
+from extensions.reproduce.seeds import Seed, seeds_of
 from tests.app.report.runs import write_run
 
 

@@ -10,11 +10,11 @@ from scipy import stats
 
 from app.report.read import read_run
 from app.report.statistics import Spread
-from app.reproduction.documents import Reproduction
-from app.reproduction.figures import finished_runs, is_inside, registry_name, summarise
-from app.reproduction.page import reproduction_page
-from app.reproduction.seeds import Seed, training_arguments
-from tests.app.reproduction.runs import composed, edit, write_seeds
+from extensions.reproduce.documents import Reproduction
+from extensions.reproduce.figures import finished_runs, is_inside, registry_name, summarise
+from extensions.reproduce.page import reproduction_page
+from extensions.reproduce.seeds import Seed, training_arguments
+from tests.extensions.reproduce.runs import composed, edit, write_seeds
 
 PUBLISHED = ["published.source=A", "published.data=B", "published.tolerance=0.001"]
 

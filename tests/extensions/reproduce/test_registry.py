@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from app.reproduction.documents import read_reproduction
-from benchmarks import registry
 from common.documents import encode
-from tests.app.reproduction.runs import write_seeds
-from tests.app.reproduction.test_figures import document
+from extensions.reproduce import registry
+from extensions.reproduce.documents import read_reproduction
+from tests.extensions.reproduce.runs import write_seeds
+from tests.extensions.reproduce.test_figures import document
 
 
 def call(monkeypatch: pytest.MonkeyPatch, directory: Path, page: Path, *arguments: str) -> int:
@@ -25,7 +25,7 @@ def call(monkeypatch: pytest.MonkeyPatch, directory: Path, page: Path, *argument
 def test_the_table_of_the_docs_is_that_of_the_registry() -> None:
     lines = registry.table(registry.read_registry(registry.REGISTRY), registry.recipes())
     text = registry.PAGE.read_text()
-    assert registry.with_table(text, lines) == text, "run python -m benchmarks.registry"
+    assert registry.with_table(text, lines) == text, "run python -m extensions.reproduce.registry"
     recipes = {read_reproduction(path).recipe for path in registry.REGISTRY.glob("*.json")}
     for name in set(registry.recipes()) - recipes:
         assert f"| `{name}` | no run yet |" in text
@@ -58,7 +58,9 @@ def test_a_new_file_is_a_row_and_a_table_without_it_is_out_of_date(
     reproduction = document(write_seeds(tmp_path / "x", 5), "published.test_auc=0.7031", "published.tolerance=0.001")
     (directory / "x.json").write_text(encode(reproduction))
     assert call(monkeypatch, directory, page, "--check") == 1
-    assert "recipes.md: its table is out of date; run python -m benchmarks.registry" in capsys.readouterr().out
+    assert (
+        "recipes.md: its table is out of date; run python -m extensions.reproduce.registry" in capsys.readouterr().out
+    )
     assert call(monkeypatch, directory, page) == 0
     (row,) = [line for line in page.read_text().splitlines() if line.startswith("| `x` |")]
     assert "| AUC of test 0.7031 | AUC of test 0.70300 ± 0.00196, 5 seeds | inside | dddddddddddd |" in row

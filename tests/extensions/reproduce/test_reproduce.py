@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from app import reproduce
-from app.reproduction.seeds import place_of
 from common.errors import UserError
+from extensions.reproduce import command
+from extensions.reproduce.seeds import place_of
 from tests.app.conftest import SMALL, Command, Refusal, app_environment
-from tests.app.reproduction.runs import composed, write_seeds
 from tests.app.run_files import events, summary
+from tests.extensions.reproduce.runs import composed, write_seeds
 from tests.fast_python import fast_python
 
 
@@ -34,7 +34,7 @@ def overrides(dataset: Path) -> list[str]:
 
 def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     monkeypatch.setattr(sys, "argv", ["app.reproduce", *arguments])
-    return reproduce.main(composed(*arguments))
+    return command.main(composed(*arguments))
 
 
 def test_runs_that_are_done_are_not_run_again(

@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 
 from app.config import CONFIG_DIR, AppConfig
-from app.reproduction.convergence import check_convergence
-from app.reproduction.documents import Reproduction, read_reproduction
-from app.reproduction.seeds import (
+from common.compose import compose_config
+from common.documents import encode
+from common.errors import UserError
+from extensions.reproduce.convergence import check_convergence
+from extensions.reproduce.documents import Reproduction, read_reproduction
+from extensions.reproduce.seeds import (
     changed_keys,
     figures_of_test,
     seeds_of,
@@ -19,11 +22,8 @@ from app.reproduction.seeds import (
     training_arguments,
     with_copied_recipe,
 )
-from common.compose import compose_config
-from common.documents import encode
-from common.errors import UserError
-from tests.app.reproduction.runs import write_seeds, write_test
-from tests.app.reproduction.test_figures import document
+from tests.extensions.reproduce.runs import write_seeds, write_test
+from tests.extensions.reproduce.test_figures import document
 
 SBATCH = """#!/bin/bash
 echo "$@" >> sbatch_words
