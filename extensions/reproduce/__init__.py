@@ -12,7 +12,7 @@ def register(core: Core) -> None:
     conf = Path(__file__).parent / "conf"
     core.add(
         ReadyMadeValues("app", conf),
-        FilesBesideRun(re.compile(r"seed_\d+|reproduce\.(json|html|recipe\.yaml)(\.tmp)?|\.reproduce\.lock")),
+        FilesBesideRun(re.compile(r"seed_\d+|reproduce\.(json|html)(\.tmp)?|\.reproduce\.lock")),
         Command(
             name="reproduce",
             module="app.reproduce",

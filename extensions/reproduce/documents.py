@@ -11,7 +11,8 @@ from common.errors import UserError
 
 FORMAT, VERSION = "clickwork-reproduction", 1
 DOCUMENT, PAGE = "reproduce.json", "reproduce.html"
-RECIPE = "reproduce.recipe.yaml"  # the copy of recipe=FILE.yaml that all runs are of
+VERDICTS = {True: "inside", False: "outside", None: "no verdict"}
+SHORTEST = 12  # characters of a digest
 
 
 class _Version(Struct):
@@ -101,7 +102,6 @@ class Reproduction(OpenDocument, kw_only=True):
     dirty: bool
     seconds: Number | None
     joules: Number | None
-    reference_convergence: str | None
     verdict: list[tuple[str, str]]
     rest: Json = rest()
 

@@ -2,7 +2,6 @@
 
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from app.config.data import DataScale
@@ -49,24 +48,20 @@ def finished_runs(seeds: Sequence[Seed]) -> list[Finished]:
 def summarise(
     config: ReproduceConfig,
     arguments: Sequence[str],
-    of_runs: Sequence[str],
     seeds: Sequence[Seed],
+    runs: Sequence[Finished],
     failed: dict[int, int],
-    convergence: str,
 ) -> Reproduction:
-    """The document of a reproduction from what is on the disk.
+    """The document of a reproduction.
 
-    arguments: those of app.train, as they were typed. of_runs: those of the runs, with a copy of the recipe. failed:
-    exit status of each seed that failed now. convergence: what the check of MLPerf's reference convergence says; empty:
-    none was made.
+    arguments: those of app.train. runs: the finished ones of `seeds`. failed: exit status of each seed that failed now.
     """
-    runs = finished_runs(seeds)
-    last, published = runs[-1].run if runs else None, config.published
-    manifest = last.manifest if last else None
-    reason = why_no_verdict(config, of_runs, runs)
+    published = config.published
+    manifest = runs[-1].run.manifest if runs else None
+    reason = why_no_verdict(config, arguments, runs)
     figures = figures_of(config, runs, is_judged=reason is None)
     records = [_record(seed, failed.get(seed.number)) for seed in seeds]
-    words = ["python", "-m", "app.reproduce", *redact_arguments(_command_keys(config)), *redact_arguments(arguments)]
+    words = ["python", "-m", "app.reproduce", *redact_arguments([*_command_keys(config), *arguments])]
     dataset = manifest.dataset if manifest else None
     seconds = [run.seconds for run in records if run.seconds is not None]
     joules = [run.joules for run in records if run.joules is not None]
@@ -95,25 +90,25 @@ def summarise(
         dirty=any(run.run.manifest.code and run.run.manifest.code.dirty_diff_sha256 for run in runs),
         seconds=sum(seconds) if seconds else None,
         joules=sum(joules) if joules and len(joules) == len(seconds) else None,
-        reference_convergence=convergence or None,
         verdict=[
-            *_progress(records, failed),
+            *_progress(records),
             *_equality(runs),
             *_means(figures),
             *_against_published(config, figures, reason, runs),
-            *_promise(config, figures),
             *_target(config, records),
-            *([("plain", convergence)] if convergence else []),
             *_cost(seconds, joules),
         ],
     )
 
 
 def _command_keys(config: ReproduceConfig) -> list[str]:
-    """The keys of the command itself that are not at their defaults, but for the registry's place."""
-    out = None if config.out == f"runs/{config.run.name}" else config.out
-    values = {"out": out, "processes": config.processes, "sbatch": config.sbatch}
-    return [f"seeds={config.seeds}", *(f"{key}={value}" for key, value in values.items() if value is not None)]
+    """The keys of the command itself that are not at their defaults."""
+    keys = [f"seeds={config.seeds}"]
+    if config.out != f"runs/{config.run.name}":
+        keys.append(f"out={config.out}")
+    if config.processes is not None:
+        keys.append(f"processes={config.processes}")
+    return keys
 
 
 def _record(seed: Seed, status: int | None) -> SeedRun:
@@ -141,7 +136,7 @@ def _record(seed: Seed, status: int | None) -> SeedRun:
     )
 
 
-def why_no_verdict(config: ReproduceConfig, of_runs: Sequence[str], runs: Sequence[Finished]) -> str | None:
+def why_no_verdict(config: ReproduceConfig, arguments: Sequence[str], runs: Sequence[Finished]) -> str | None:
     """Why the figures are not held against the published ones; None: they are, or there is none."""
     digests = {run.run.manifest.dataset.digest or "none" for run in runs}
     if len(digests) > 1:
@@ -158,7 +153,7 @@ def why_no_verdict(config: ReproduceConfig, of_runs: Sequence[str], runs: Sequen
     of_config = [key for key in _differing(runs) if is_of_recipe(key) and _is_of_config(key, runs[0].run)]
     if of_config:
         return f"The configurations of the seeds differ ({', '.join(of_config)}), so there is no verdict."
-    if recipe_changes := changed_keys(of_runs):
+    if recipe_changes := changed_keys(arguments):
         return f"The recipe was changed ({' '.join(recipe_changes)}), so there is no verdict on the published figure."
     return None
 
@@ -217,7 +212,7 @@ def is_inside(measured: Spread | None, reference: float | None, tolerance: float
     return measured.low - (tolerance or 0.0) <= reference <= measured.high + (tolerance or 0.0)
 
 
-def _progress(records: Sequence[SeedRun], failed: dict[int, int]) -> list[tuple[str, str]]:
+def _progress(records: Sequence[SeedRun]) -> list[tuple[str, str]]:
     num_complete = sum(run.status in DONE for run in records)
     sentences = [
         ("good" if num_complete == len(records) else "bad", f"{num_complete} of {plural(len(records), 'seed')} done.")
@@ -314,46 +309,18 @@ def _judged(each: SeedFigure) -> tuple[str, str]:
     return kind, f"Not reproduced: {beside} lies outside, {measured}{allowed}; {apart}."
 
 
-def _promise(config: ReproduceConfig, figures: Sequence[SeedFigure]) -> list[tuple[str, str]]:
-    least = config.published.least_auc
-    values = [
-        value
-        for each in figures
-        if each.metric == AUC and each.split == config.eval.split
-        for value in each.values.values()
-        if value is not None
-    ]
-    if least is None or not values:
-        return []
-    keeps = min(values) >= least
-    verb = "Keeps" if keeps else "Misses"
-    return [
-        (
-            "good" if keeps else "bad",
-            f"{verb} the recipe's promise of an AUC of at least {figure(least)}: the lowest of "
-            f"{plural(len(values), 'seed')} is {figure(min(values))}.",
-        )
-    ]
-
-
 def _target(config: ReproduceConfig, records: Sequence[SeedRun]) -> list[tuple[str, str]]:
-    if config.train.target_auc is None:
-        return []
+    """Samples until the AUC at which training stops."""
+    target, sentences = config.train.target_auc, []
     samples = [run.samples_to_target for run in records if run.samples_to_target is not None]
     misses = sum(run.status == "completed" for run in records)
-    sentences = []
-    if samples:
+    if target is not None and samples:
         mean, _, low, high = spread(samples)
         interval = "" if low is None else f", 95% interval {count(low)} to {count(high)}"
-        sentences.append(
-            (
-                "plain",
-                f"Samples to AUC {config.train.target_auc}: mean {count(mean)}{interval}, of "
-                f"{plural(len(samples), 'seed')}.",
-            )
-        )
-    if misses:
-        sentences.append(("bad", f"{plural(misses, 'seed')} did not reach AUC {config.train.target_auc}."))
+        text = f"Samples to AUC {target}: mean {count(mean)}{interval}, of {plural(len(samples), 'seed')}."
+        sentences.append(("plain", text))
+    if target is not None and misses:
+        sentences.append(("bad", f"{plural(misses, 'seed')} did not reach AUC {target}."))
     return sentences
 
 
@@ -361,21 +328,9 @@ def _cost(seconds: Sequence[float], joules: Sequence[float]) -> list[tuple[str, 
     if not seconds:
         return []
     energy = f"{sum(joules) / JOULES_OF_KWH:.4f} kWh" if len(joules) == len(seconds) else "not measured"
-    return [
-        (
-            "plain",
-            f"Time of the runs, without the evaluations after them and the reports: {duration(sum(seconds))}, "
-            f"{duration(sum(seconds) / len(seconds))} each; energy: {energy}.",
-        )
-    ]
-
-
-def registry_name(document: Reproduction) -> str:
-    """The name of its file in a registry: recipe and machine."""
-    words = "".join(letter if letter.isalnum() else " " for letter in (document.machine or "unknown").lower()).split()
-    return f"{document.recipe}--{'-'.join(words)}.json"
-
-
-def registry_path(directory: str, document: Reproduction) -> Path:
-    """Where a registry has it."""
-    return Path(directory) / registry_name(document)
+    each = duration(sum(seconds) / len(seconds))
+    sentence = (
+        f"Time of the runs, without the evaluations after them and the reports: {duration(sum(seconds))}, {each} each; "
+        f"energy: {energy}."
+    )
+    return [("plain", sentence)]

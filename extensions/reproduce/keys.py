@@ -16,10 +16,6 @@ class ReproduceConfig(AppConfig):
     seeds: int = key(5, "a run for each train.seed from 1 to this number", at_least=1)
     out: str = key("runs/${run.name}", "directory of the runs, reproduce.json and reproduce.html", is_name=True)
     processes: int | None = key(None, "of each run, by app.launch; null: one", at_least=1)
-    sbatch: str | None = key(
-        None, "submit each run as a job of Slurm, with these options of sbatch: 'sbatch=\"--nodes=2 --time=8:00:00\"'"
-    )
-    registry: str | None = key(None, "also write reproduce.json to this directory, as RECIPE--MACHINE.json")
 
 
 def validate_reproduce(config: ReproduceConfig) -> None:
@@ -32,10 +28,3 @@ def validate_reproduce(config: ReproduceConfig) -> None:
         raise UserError(
             f"out={config.out}: names the runs by its last part, and {fault}; choose a plain one"
         ) from error
-    if config.sbatch is not None and config.processes is not None:
-        raise UserError(
-            f"processes={config.processes}: has no effect with sbatch, whose script takes the number of GPUs, or "
-            f"PROCESSES; leave it out, and set PROCESSES={config.processes} in the environment"
-        )
-    if config.registry is not None and not Path(config.registry).is_dir():
-        raise UserError(f"registry={config.registry}: is no directory; make it, or choose another")

@@ -1,6 +1,7 @@
-"""The table of docs/recipes.md of recipes reproduced here, made from benchmarks/reproduced/*.json.
+"""The table of docs/reproduce.md of recipes reproduced here, made from benchmarks/reproduced/*.json.
 
-    python -m app.reproduce recipe=NAME seeds=5 registry=benchmarks/reproduced     # adds a file
+    python -m app.reproduce recipe=NAME seeds=5
+    cp runs/NAME/reproduce.json benchmarks/reproduced/NAME--MACHINE.json
     python -m extensions.reproduce.registry [--check]
 
 Without --check it writes the table; with it, it says whether the table is that of the files, and ends with 1 if not.
@@ -11,13 +12,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from app.config import CONFIG_DIR
 from app.kinds.metrics import METRICS
 from common.errors import UserError
-from extensions.reproduce.documents import Reproduction, SeedFigure, read_reproduction
+from extensions.reproduce.documents import SHORTEST, VERDICTS, Reproduction, SeedFigure, read_reproduction
 
 ROOT = Path(__file__).parents[2]
-REGISTRY, PAGE = ROOT / "benchmarks/reproduced", ROOT / "docs/recipes.md"
+REGISTRY, PAGE = ROOT / "benchmarks/reproduced", ROOT / "docs/reproduce.md"
 BEGIN, END = (
     "<!-- from benchmarks/reproduced, by python -m extensions.reproduce.registry -->\n",
     "<!-- end of the table -->\n",
@@ -31,8 +31,6 @@ COLUMNS = (
     "machine, commit",
     "command",
 )
-NO_RUN = "no run yet"
-SHORTEST = 12  # characters of a digest
 
 
 def main() -> int:
@@ -42,7 +40,7 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         text = PAGE.read_text()
-        new_text = with_table(text, table(read_registry(REGISTRY), recipes()))
+        new_text = with_table(text, table(read_registry(REGISTRY)))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -52,11 +50,6 @@ def main() -> int:
     if not arguments.check:
         PAGE.write_text(new_text)
     return 0
-
-
-def recipes() -> list[str]:
-    """The recipes by name."""
-    return sorted(path.stem for path in (CONFIG_DIR / "recipe").glob("*.yaml"))
 
 
 def read_registry(directory: Path) -> list[Reproduction]:
@@ -77,12 +70,9 @@ def with_table(text: str, lines: Sequence[str]) -> str:
     return "".join([before, begin, *(f"{line}\n" for line in lines), end, after])
 
 
-def table(documents: Sequence[Reproduction], names: Sequence[str]) -> list[str]:
-    """The lines of a Markdown table: a row for each document, and one for each recipe that has none."""
-    rows = [_row(document) for document in documents]
-    document_recipes = {document.recipe for document in documents}
-    rows += [[f"`{name}`", NO_RUN, *[""] * (len(COLUMNS) - 2)] for name in names if name not in document_recipes]
-    lines = [COLUMNS, ("---",) * len(COLUMNS), *sorted(rows)]
+def table(documents: Sequence[Reproduction]) -> list[str]:
+    """The lines of a Markdown table: a row for each document."""
+    lines = [COLUMNS, ("---",) * len(COLUMNS), *sorted(map(_row, documents))]
     return [f"| {' | '.join(line)} |" for line in lines]
 
 
@@ -90,14 +80,13 @@ def _row(document: Reproduction) -> list[str]:
     figures = [each for each in document.figures if each.published is not None]
     main = document.figure_of(document.main)
     measured = figures or ([main] if main is not None else [])
-    verdicts = {True: "inside", False: "outside", None: "no verdict"}
     data = document.dataset
     code = (document.commit or "no commit")[:7] + (" with changes" if document.dirty else "")
     return [
         f"`{document.recipe}`",
         "; ".join(f"{_label(each)} {each.published}" for each in figures) or "no figure",
         "; ".join(map(_measured, measured)) or "not measured",
-        "; ".join(verdicts[each.inside] for each in figures) or "nothing published",
+        "; ".join(VERDICTS[each.inside] for each in figures) or "nothing published",
         f"{(data.digest or 'none')[:SHORTEST]}" if data else "none",
         f"{document.machine or 'unknown'}, {code}",
         f"`{document.command}`",

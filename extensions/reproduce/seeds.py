@@ -1,13 +1,8 @@
-"""The runs of a reproduction: started one after the other as processes, or submitted as jobs of Slurm."""
+"""The runs of a reproduction, started one after the other as processes."""
 
-import hashlib
-import logging
-import re
-import shlex
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,18 +16,14 @@ from app.report.compare import flat_facts
 from app.report.read import UNFINISHED
 from common import signals
 from common.cli import EXIT_DONE, EXIT_STOPPED
-from common.compose import compose_config, recipe_file, with_files
+from common.compose import compose_config, with_files
 from common.config_file import literal, read_overrides
 from common.documents import read_document
 from common.errors import UserError
-from common.files import write_atomically
 from common.keys import to_plain
 from common.signals import Interrupted
-from extensions.reproduce.documents import RECIPE
 
-log = logging.getLogger("clickwork")
-
-OWN_KEYS = ("seeds", "out", "processes", "sbatch", "registry")
+OWN_KEYS = ("seeds", "out", "processes")
 # Keys of a run that are not taken, and what is to be typed instead.
 REFUSED = {
     "train.seed": "each run has its own, from 1 to seeds=N",
@@ -65,8 +56,6 @@ BESIDE_RECIPE = (
 )
 NOT_BEGUN = "not begun"
 TEST, TEST_FIGURES = "test", "test.json"
-SLURM_SCRIPT = Path(__file__).parents[2] / "launch/slurm.sh"
-MAX_NAME = 48  # characters of the arguments in a directory's name
 SECONDS_TO_LEAVE = 300  # of the process of a reproduction that was killed
 
 
@@ -117,47 +106,6 @@ def training_arguments(arguments: Sequence[str]) -> list[str]:
         if key not in OWN_KEYS:
             train_arguments.append(argument)
     return with_files(AppConfig, CONFIG_DIR, train_arguments)
-
-
-def is_default_place(arguments: Sequence[str]) -> bool:
-    """Whether neither the command line nor a file of keys says where the runs are."""
-    return not any(_key(argument) in ("out", "config") for argument in arguments)
-
-
-def place_of(arguments: Sequence[str], out: Path) -> Path:
-    """A directory beside `out` that is named by the arguments, for their runs."""
-    words = "-".join(argument for argument in arguments if _key(argument) != "recipe")
-    name = re.sub("[^A-Za-z0-9._-]+", "_", words)
-    if len(name) > MAX_NAME:
-        name = f"{name[:MAX_NAME]}-{hashlib.sha256(words.encode()).hexdigest()[:8]}"
-    return out.with_name(f"{out.name}-{name or 'recipe'}")
-
-
-def with_copied_recipe(arguments: Sequence[str], out: Path) -> list[str]:
-    """The arguments with a copy in `out`, made here, for recipe=FILE.yaml, which may be edited before all runs end."""
-    path = recipe_file(arguments)
-    if path is None:
-        return list(arguments)
-    write_atomically(out / RECIPE, path.read_bytes())
-    return [*(argument for argument in arguments if _key(argument) != "recipe"), f"recipe={literal(str(out / RECIPE))}"]
-
-
-def require_same_recipe(arguments: Sequence[str], out: Path) -> None:
-    """Raises UserError if recipe=FILE.yaml has other keys than the copy in `out`, or there is none."""
-    path, copy = recipe_file(arguments), out / RECIPE
-    if path is None:
-        return
-    if not copy.exists():
-        raise UserError(
-            f"out={out}: its runs are of recipe={path} as it was, of which older versions kept no copy; give another "
-            f"out, or if the file has not changed, {shlex.join(['cp', str(path), str(copy)])}"
-        )
-    difference = set(read_overrides(f"recipe={path}", path)) ^ set(read_overrides(f"recipe={copy}", copy))
-    if difference:
-        raise UserError(
-            f"out={out}: recipe={path} has changed since its runs were made ({', '.join(sorted(difference))}); give "
-            f"another out, or take the change back: {copy} is the recipe of these runs"
-        )
 
 
 def changed_keys(arguments: Sequence[str]) -> list[str]:
@@ -263,47 +211,9 @@ def _run(words: Sequence[str], stdout: int | None = None) -> int:
 
 def _wait_for_orphan(directory: Path) -> None:
     """Wait until the process of a killed reproduction, which is saving then, has left the run."""
-    if not directory.is_dir():
-        return
-    lock = FileLock(directory / LOCK, blocking=False)
-    try:
-        lock.acquire()
-    except Timeout:
-        log.warning("%s: another process is at work there; waiting for its end", directory)
+    if directory.is_dir():
         try:
-            lock.acquire(timeout=SECONDS_TO_LEAVE, blocking=True)
+            with FileLock(directory / LOCK, timeout=SECONDS_TO_LEAVE):
+                pass
         except Timeout as error:
             raise UserError(f"{directory}: another process is training there; wait for its end") from error
-    lock.release()
-
-
-def submit(seeds: Sequence[Seed], arguments: Sequence[str], options: str, dataset_is_there: bool) -> Iterator[str]:
-    """Submit a job of Slurm for each run that is neither finished nor queued; yield a line about each.
-
-    dataset_is_there: if not, the first job makes it, and the others wait for its end.
-
-    Raises:
-        UserError: no Slurm here, or it refuses a job.
-    """
-    if shutil.which("sbatch") is None or not SLURM_SCRIPT.is_file():
-        lacks = "sbatch, Slurm's command" if SLURM_SCRIPT.is_file() else str(SLURM_SCRIPT)
-        raise UserError(f"sbatch={options}: {lacks}, is not here; run it on a cluster, in a checkout, or leave it out")
-    first = ""
-    for seed in (seed for seed in seeds if seed.status not in DONE):
-        queued = _output(["squeue", "--noheader", "--me", "--format=%i", f"--name={seed.name}"]).split()
-        if queued:
-            yield f"seed {seed.number}: job {queued[0]} is queued or running"
-            first = first or queued[0]
-            continue
-        waits = [f"--dependency=afterany:{first}"] if first and not dataset_is_there else []
-        command = ["sbatch", "--parsable", f"--job-name={seed.name}", *waits, *shlex.split(options), str(SLURM_SCRIPT)]
-        job = _output([*command, *arguments, *seed.overrides]).strip().partition(";")[0]
-        yield f"seed {seed.number}: submitted as job {job}"
-        first = first or job
-
-
-def _output(command: list[str]) -> str:
-    process = subprocess.run(command, capture_output=True, text=True, check=False)
-    if process.returncode:
-        raise UserError(f"{command[0]}: {' '.join(process.stderr.split()) or f'status {process.returncode}'}")
-    return process.stdout

@@ -1,8 +1,6 @@
 """launch/slurm.sh on a cluster of two: Debian's Slurm, with a daemon in each of two network namespaces."""
 
-import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -12,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.app.conftest import REPOSITORY, SMALL
+from tests.app.conftest import REPOSITORY
 from tests.app.machines import ADDRESSES, DISTURBED, ip, kill, lose, num_checkpoints, pids_in, two_machines, undisturbed
 from tests.app.run_files import summary
 
@@ -182,28 +180,3 @@ def test_a_job_of_two_machines_survives_a_loss_and_its_time_limit(
         assert words in log, log
     assert "completed: 300 steps" in log, log
     assert summary(run)["digest"] == summary(undisturbed(tmp_path_factory, dataset))["digest"], log
-
-
-@pytest.mark.slow
-def test_seeds_of_a_reproduction_are_jobs(slurm: Slurm, dataset: Path, tmp_path: Path) -> None:
-    """Two seeds on one machine each, queued once however often they are asked for, then the page."""
-    words = ["-m", "app.reproduce", "seeds=2", 'sbatch="--nodes=1"', "out=repeated", *SMALL, f"data.path={dataset}"]
-
-    def reproduce() -> tuple[int, str]:
-        process = slurm.result(sys.executable, *words, cwd=tmp_path)
-        return process.returncode, process.stdout + process.stderr
-
-    status, printed = reproduce()
-    assert status == 75, printed
-    numbers = re.findall(r"seed \d: submitted as job (\d+)", printed)
-    assert len(numbers) == 2, printed
-    status, printed = reproduce()
-    assert (status, "submitted" in printed) == (75, False), printed
-    wait_until(
-        lambda: all(slurm.job(number)["JobState"] == "COMPLETED" or slurm.release(number) for number in numbers), slurm
-    )
-    status, printed = reproduce()
-    assert (status, "2 of 2 seeds done." in printed) == (0, True), printed
-    figures = json.loads((tmp_path / "repeated/reproduce.json").read_text())
-    digests = [summary(tmp_path / f"repeated/seed_{seed}")["digest"]["parameters"] for seed in (1, 2)]
-    assert ([run["status"] for run in figures["runs"]], digests[0] == digests[1]) == (["completed"] * 2, False)

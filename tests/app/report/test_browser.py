@@ -21,12 +21,9 @@ from selenium.webdriver.support.ui import WebDriverWait
 from app.report.page import write_report
 from app.report.read import read_run
 from app.report.side_by_side import Comparison
-from extensions.reproduce.figures import finished_runs, summarise
-from extensions.reproduce.page import reproduction_page
 from tests.app.report.conftest import LongReport
 from tests.app.report.runs import write_run
 from tests.browser import browser, emulate, missing
-from tests.extensions.reproduce.runs import composed, write_seeds
 
 pytestmark = [
     pytest.mark.slow,
@@ -399,20 +396,3 @@ def test_several_side_by_side(driver: webdriver.Chrome, tmp_path: Path) -> None:
     marked = driver.find_element(By.CSS_SELECTOR, ".differing td")
     plain = driver.find_element(By.CSS_SELECTOR, "#main table td")
     assert marked.value_of_css_property("background-color") != plain.value_of_css_property("background-color")
-
-
-def test_a_reproduction_has_its_interval_as_a_band(driver: webdriver.Chrome, tmp_path: Path) -> None:
-    seeds = write_seeds(tmp_path, 3)
-    config = composed("seeds=3")
-    document = summarise(config, [], [], seeds, {}, "")
-    page = tmp_path / "reproduce.html"
-    page.write_text(reproduction_page(config, document, finished_runs(seeds), tmp_path))
-    load(driver, page)
-    assert requests(driver) == [page.resolve().as_uri()]
-    assert driver.get_log("browser") == []
-    pixels = picture(driver.find_element(By.CSS_SELECTOR, "#seeds canvas"))
-    blue = np.array([*bytes.fromhex(css(driver, "--c0").strip("# "))], np.float64)
-    band = np.abs(pixels - (255 * 0.85 + blue * 0.15)).max(axis=-1) < 4  # 26 of 255, on white
-    assert band.mean() > 0.1
-    load(driver, page, width=400)
-    assert driver.execute_script("return document.documentElement.scrollWidth") <= 400
