@@ -300,21 +300,16 @@ def _whole(schema: type) -> frozenset[str]:
     return frozenset(key for key, kind in _kinds(schema).items() if kind is Any or group_of(kind) is not None)
 
 
-def recipe_file(overrides: Sequence[str]) -> Path | None:
-    """The file of the last recipe=FILE.yaml."""
-    options = [override for override in overrides if RECIPE_FILE.fullmatch(override)]
-    return Path(options[-1].removeprefix("recipe=").strip("\"'")) if options else None
-
-
 def _with_recipe_file(schema: type, config_dir: Path, overrides: Sequence[str], name: str) -> list[str]:
     """Overrides with recipe=FILE.yaml as the name of a recipe that Hydra finds, which has that file's content.
 
     Raises:
         UserError: not readable, or with a key or value that does not fit.
     """
-    path = recipe_file(overrides)
-    if path is None or "recipe" not in groups_of(config_dir):
+    options = [override for override in overrides if RECIPE_FILE.fullmatch(override)]
+    if not options or "recipe" not in groups_of(config_dir):
         return list(overrides)
+    path = Path(options[-1].removeprefix("recipe=").strip("\"'"))
     option, recipe = f"recipe={path}", f"recipe={RECIPE_OF_FILE}"
     keys = read_overrides(option, path, _mappings(schema), _whole(schema))
     keys = [key for key in keys if not key.startswith("defaults=")]
