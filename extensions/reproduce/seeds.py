@@ -42,6 +42,7 @@ BESIDE_RECIPE = (
     "baselines",
     "data.path",
     "data.raw",
+    "data.source",
     "data.train",
     "data.val",
     "data.test",
