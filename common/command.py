@@ -6,6 +6,7 @@ import importlib.util
 import inspect
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -65,12 +66,14 @@ def by_name(*commands: Command) -> dict[str, Command]:
     return {command.name: command for command in commands}
 
 
-def load(name: str) -> Any:
-    """Import the object that "module:object" names.
+def load(name: str | Callable[..., Any]) -> Any:
+    """Import the object that "module:object" names; a function is returned as it is.
 
     Raises:
         UserError: a package that its module needs is not installed.
     """
+    if not isinstance(name, str):
+        return name
     module, _, attribute = name.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)

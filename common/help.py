@@ -1,7 +1,7 @@
 """Help on keys: each with its value, its choices and its meaning."""
 
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,14 +61,19 @@ def describe(
         yield f"\n--help all lists all {len(keys)} keys."
 
 
-def key_table(schema: type, values: Mapping[str, Any]) -> Iterator[str]:
-    """Rows of a Markdown table of every key, its default and its meaning; arguments as of `describe`."""
+def key_table(schema: type, values: Mapping[str, Any], leave_out: Collection[str] = ()) -> Iterator[str]:
+    """Rows of a Markdown table of every key, its default and its meaning; arguments as of `describe`.
+
+    leave_out: names of groups of keys, and of choices, that have no place in it.
+    """
     yield "| key | default | |"
     yield "|---|---|---|"
     for key, owner, field, kind in keys_of(schema):
+        if not set(key.split(".")).isdisjoint(leave_out):
+            continue
         value = _value(values, key)
         default = f"{value:.4g}" if isinstance(value, float) and len(repr(value)) > 8 else shown(value) or " "
-        allowed = ", ".join(f"`{choice}`" for choice in choices(kind))
+        allowed = ", ".join(f"`{choice}`" for choice in choices(kind) if choice not in leave_out)
         yield f"| `{key}` | `{default}` | {': '.join(filter(None, (allowed, declaration(owner, field).meaning)))} |"
 
 

@@ -6,21 +6,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from common.command import load
 from common.errors import UserError
 from common.limits import require_memory
 from data_prep.config.checks import refuse_criteo_only_choices, refuse_unused_choices
 from data_prep.config.keys import DataConfig, chunk_size
 from data_prep.config.presets import Rules, resolve_rules
-from data_prep.dataset.kinds import ROWS, DatasetKind
+from data_prep.dataset.kinds import ROWS, DatasetKind, described_kind
 from data_prep.dataset.manifest import SPLITS
 from data_prep.dataset.multi_hot import MultiHot
 from data_prep.dataset.schema import CRITEO, Schema
 from data_prep.dataset.table_spec import Table
 from data_prep.engine.memory_budget import dataset_bytes
 from data_prep.engine.workspace import refuse_foreign_files
-from data_prep.parsing.event_yaml import described_kind, schema_path
-from data_prep.parsing.table_yaml import without_empty_parts
+from data_prep.parsing.table_yaml import schema_path, without_empty_parts
 from data_prep.sources.discover import Source, own_path, resolve_sources, resolve_splits
 from data_prep.sources.remote import find_remote
 
@@ -48,7 +49,12 @@ def refuse_early(data: DataConfig, root: Path) -> None:
 
 def kind_to_make(data: DataConfig) -> DatasetKind:
     """The kind of dataset to make: by the source, or by the schema."""
-    return data.source_kind.makes or (ROWS if data.schema is None else described_kind(schema_path(data.schema)))
+    if data.source_kind.makes is not None or data.schema is None:
+        return data.source_kind.makes or ROWS
+    try:
+        return described_kind(yaml.safe_load(schema_path(data.schema).read_text()))
+    except (OSError, ValueError, yaml.YAMLError):
+        return ROWS  # whose reader names the fault
 
 
 def find_sources(data: DataConfig, root: Path, work: Path) -> list[Source]:

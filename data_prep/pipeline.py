@@ -56,8 +56,7 @@ from data_prep.job_setup import (
     kind_to_make,
     refuse_early,
 )
-from data_prep.parsing.event_yaml import schema_path
-from data_prep.parsing.table_yaml import load_table
+from data_prep.parsing.table_yaml import load_table, schema_path
 from data_prep.sources.checksums import given_md5s, refuse_other_md5
 from data_prep.sources.discover import described_sources, missing_days
 from data_prep.sources.finished import SOURCE_MD5, note_times
@@ -122,11 +121,11 @@ def preprocess(data: DataConfig) -> Manifest:
             refuse_keys_of_raw_rows(data)
             threads = data.workers or usable_cpus()
             return write_generated(data, root, load(source.generator)(getattr(data, source.group), threads))
-        manifest: Manifest = load(kind_to_make(data).prepare)(data, root)
+        parts = kind_to_make(data).parts
+        return (prepare_rows if parts is None else parts().prepare)(data, root)
     except OSError as error:
         reason = error.strerror or str(error)
         raise UserError(f"{error.filename or root}: {reason}; check data.path and the disk") from error
-    return manifest
 
 
 def prepare_rows(data: DataConfig, root: Path) -> Manifest:

@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.cli import EXIT_DONE
-from common.command import load
 from common.errors import UserError
 from common.files import FileDigest
 from data_prep.config.agreement import refuse_unused
@@ -27,7 +26,6 @@ from data_prep.dataset.bags import Bags
 from data_prep.dataset.format import (
     MANIFEST_NAME,
     REMEDY,
-    SPLITS,
     Manifest,
     Shard,
     load_manifest,
@@ -36,7 +34,7 @@ from data_prep.dataset.format import (
     verify_file,
     verify_shard,
 )
-from data_prep.dataset.manifest import EVENTS
+from data_prep.dataset.kinds import split_directories
 from data_prep.dataset.multi_hot import SUMS_NAME, TABLES_DIRECTORY, verify_sums
 from data_prep.dataset.options import LabelKind
 from data_prep.encoding.lookup import VOCABULARY_DIRECTORY, vocabulary_path
@@ -56,7 +54,8 @@ def verify_dataset(root: Path) -> Manifest:
     manifest = load_manifest(root)
     vocabulary = manifest.encoding.get("vocabulary", {})
     _refuse_strangers(root, manifest, vocabulary)
-    load(manifest.kind.verify)(root, manifest)
+    parts = manifest.kind.parts
+    (verify_rows if parts is None else parts().verify)(root, manifest)
     for feature, entry in vocabulary.items():
         verify_file(vocabulary_path(root, feature), FileDigest(entry["bytes"], entry["sha256"]))
     verify_texts(root, manifest)
@@ -92,7 +91,7 @@ def _refuse_strangers(root: Path, manifest: Manifest, vocabulary: dict[str, Any]
     }
     for name, split in manifest.splits.items():
         dataset_files |= {shard_path(root, name, shard.name, kind) for shard in split.shards for kind in shard.files}
-    for name in dict.fromkeys((*SPLITS, EVENTS, *manifest.splits, VOCABULARY_DIRECTORY)):
+    for name in dict.fromkeys((*split_directories(), *manifest.splits, VOCABULARY_DIRECTORY)):
         try:
             entries = sorted((root / name).iterdir())
         except FileNotFoundError:

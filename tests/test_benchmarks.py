@@ -16,9 +16,9 @@ from benchmarks.check import ALPHA, became_slower, print_table
 from benchmarks.peers import facebookresearch, rows
 from benchmarks.peers.curve import Point, reach
 from benchmarks.running_means import recent_means, running_means
-from data_prep.dataset.event_schema import EventSchema
-from data_prep.dataset.events import EventArrays
 from data_prep.dataset.format import load_manifest, open_shard
+from extensions.sequences.event_arrays import EventArrays
+from extensions.sequences.event_schema import EventSchema
 from tests.fast_python import fast_python
 
 ROOT = Path(__file__).parents[1]

@@ -18,14 +18,6 @@ from data_prep.dataset.manifest import SPLITS
 from data_prep.dataset.options import GROUPS, DataSource, DenseTransform, Encoding, SplitMethod
 
 USED_BY_GENERATORS = {"source", "path", "overwrite", "workers", "generator_settings", *GROUPS}
-USED_BY_EVENTS = USED_BY_GENERATORS | {
-    "raw",
-    "schema",
-    "scheduler",
-    "memory_budget",
-    "chunk_bytes",
-    "allow_degenerate",
-}
 OF_WHOLE_DAYS = (Encoding.torchrec, Encoding.torchrec_fixed)
 
 
@@ -104,21 +96,10 @@ def refuse_given_splits(data: DataConfig) -> None:
 def refuse_keys_of_raw_rows(data: DataConfig) -> None:
     """Raises UserError for a key of the encoding of raw rows, where there are none."""
     reason = f"with data.source={shown(data.source)}, which makes ids itself; leave it out"
-    _refuse_others(data, USED_BY_GENERATORS, reason)
+    refuse_other_keys(data, USED_BY_GENERATORS, reason)
 
 
-def refuse_keys_without_events(data: DataConfig) -> None:
-    """Raises UserError for a key of rows, or of another source, that has no effect on events."""
-    if data.train is not None:
-        raise UserError("data.train: a log of events is split by time, not by files; name its files in data.raw")
-    _refuse_others(data, USED_BY_EVENTS, "on a log of events; leave it out")
-    if data.source_kind.figures and data.raw is not None:
-        raise UserError(
-            f"data.raw: has no effect with data.source={shown(data.source)}, which makes the log; leave it out"
-        )
-
-
-def _refuse_others(data: DataConfig, effective_keys: set[str], reason: str) -> None:
+def refuse_other_keys(data: DataConfig, effective_keys: set[str], reason: str) -> None:
     """Raises UserError for a key of another source than the chosen one, or one that is not used."""
     refuse_unused_groups(data)
     usual = DataConfig()

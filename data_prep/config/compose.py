@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 
+from common.extensions import directories_of_values
 from data_prep.dataset.options import GENERATORS, DataSource
 
 # The only argument of `python -m data_prep` where its configuration is a pickled PrepConfig on standard input.
@@ -22,6 +23,7 @@ def ready_made(data: Any, source: DataSource | None, given: Sequence[str]) -> di
     keys = [key.removeprefix("data.") for key in given if key.startswith(tuple(f"data.{name}." for name in GENERATORS))]
     values = {"generator_settings": list(dict.fromkeys(keys))} if keys else {}
     if source is not None:
-        ready = yaml.safe_load((CONFIG_DIRECTORY / "sources" / f"{source.value}.yaml").read_text())
+        paths = [path / "sources" / f"{source.value}.yaml" for path in directories_of_values(CONFIG_DIRECTORY)]
+        ready = yaml.safe_load(next(path for path in paths if path.exists()).read_text())
         values |= {key: value for key, value in ready.items() if key == "remote" or data[key] is None}
     return {f"data.{key}": value for key, value in values.items()}

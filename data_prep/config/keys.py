@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from common.errors import UserError
+from common.extensions import with_key_groups
 from common.keys import flat_values, key
 from data_prep.config.compose import ready_made
 from data_prep.dataset.multi_hot import Distribution, MultiHot
@@ -192,22 +193,7 @@ class TraceConfig:
     seed: int = key(0, "decides every byte", at_least=0)
 
 
-@dataclass(frozen=True)
-class SyntheticEventsConfig:
-    """Events whose labels come from a known model of their user's history (see data_prep/synthetic/events.py)."""
-
-    users: int = key(2_000, "number of users", at_least=1)
-    days: int = key(20, "days of the log", within="[2, 40000]")
-    events_per_day: float = key(
-        8.0, "listens of a user and day in the mean; a listen in twenty or so is liked besides", within="(0, 10000]"
-    )
-    items: int = key(500, "number of items", at_least=100)
-    stay: float = key(
-        0.3, "probability that a listen is of the artist that its user is in the mood for; else of any", within="[0, 1)"
-    )
-    seed: int = key(0, "decides every byte", at_least=0)
-
-
+@with_key_groups
 @dataclass(frozen=True)
 class DataConfig:
     """Input, encoding and output of preprocessing, and the resources it may use.
@@ -303,7 +289,6 @@ class DataConfig:
     )
     remote: RemoteConfig = field(default_factory=RemoteConfig)
     synthetic: SyntheticConfig = field(default_factory=SyntheticConfig)
-    synthetic_events: SyntheticEventsConfig = field(default_factory=SyntheticEventsConfig)
     random: RandomConfig = field(default_factory=RandomConfig)
     trace: TraceConfig = field(default_factory=TraceConfig)
     generator_settings: list[str] = key(

@@ -14,7 +14,6 @@ from common.documents import UNKNOWN, decode
 from common.errors import UserError
 from common.files import FileDigest, write_atomically
 from common.version import VERSION
-from data_prep.dataset.kinds import EVENTS as EVENTS
 from data_prep.dataset.kinds import ROWS, DatasetKind, kind_of
 from data_prep.dataset.manifest_schema import manifest_fault
 from data_prep.dataset.options import DenseTransform, LabelKind

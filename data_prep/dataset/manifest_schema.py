@@ -1,13 +1,13 @@
 """Check the JSON document of a manifest: its keys, the types and ranges of their values, and what must agree."""
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from common.documents import UNKNOWN, Json, convert
 from data_prep.dataset.bags import BAG_KINDS
-from data_prep.dataset.event_schema import EventSchema
-from data_prep.dataset.kinds import EVENTS
+from data_prep.dataset.kinds import kind_of
 from data_prep.dataset.misleading import Misleading
 from data_prep.dataset.multi_hot import Distribution
 from data_prep.dataset.options import (
@@ -22,7 +22,6 @@ from data_prep.dataset.spelling import from_text
 from data_prep.dataset.table_spec import FORMATS, Table
 
 SHARD_KINDS = ("labels", "dense", "sparse")
-EVENT_KINDS = ("users", "offsets", "items", "times", "flags")
 OF_ALL_ROWS = (DenseTransform.torchrec, DenseTransform.minmax)  # the transforms that need a range
 
 Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
@@ -31,11 +30,11 @@ Sha256 = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 FileName = Annotated[str, Meta(pattern=r"\A(?!\.{1,2}\Z)[^/\\\0]+\Z")]
 
 
-class _Object(Struct, forbid_unknown_fields=True):
+class JsonObject(Struct, forbid_unknown_fields=True):
     """A JSON object with these keys and no others."""
 
 
-class _Digest(_Object):
+class _Digest(JsonObject):
     bytes: Count
     sha256: Sha256
 
@@ -46,35 +45,37 @@ class _Source(_Digest):
     split: Literal["train", "val", "test"] | UnsetType = UNSET
 
 
-class _Vocabulary(_Digest):
+class VocabularyFiles(_Digest):
+    """A feature's vocabulary: its file, its number of values, and the files of their texts."""
+
     values: Count
     texts: dict[Literal["texts", "offsets"], _Digest] | UnsetType = UNSET
 
 
-class _Shard(_Object):
+class _Shard(JsonObject):
     name: FileName
     rows: Count
-    files: dict[Literal["labels", "dense", "sparse", "values", "users", "offsets", "items", "times", "flags"], _Digest]
+    files: dict[str, _Digest]
 
 
-class _Split(_Object):
+class _Split(JsonObject):
     rows: Count
     label_rate: Share | None
     shards: list[_Shard]
 
 
-class _Range(_Object):
+class _Range(JsonObject):
     low: list[float]
     high: list[float]
 
 
-class _MultiHot(_Object):
+class _MultiHot(JsonObject):
     sizes: list[TableRows]
     distribution: Distribution
     seed: Count
 
 
-class _RawEncoding(_Object):
+class _RawEncoding(JsonObject):
     """Encoding of rows from raw files: `data_prep.config.presets.Rules`, and what `data_prep.pipeline` adds."""
 
     name: Encoding
@@ -100,12 +101,12 @@ class _RawEncoding(_Object):
     raw_schema: Schema
     dense_range: list[_Range]
     multi_hot: _MultiHot | UnsetType = UNSET
-    vocabulary: dict[Feature, _Vocabulary] | UnsetType = UNSET
+    vocabulary: dict[Feature, VocabularyFiles] | UnsetType = UNSET
     spellings: dict[Feature, str] | UnsetType = UNSET
     keep_texts: bool | UnsetType = UNSET
 
 
-class _OtherEncoding(_Object):
+class _OtherEncoding(JsonObject):
     """Encoding of rows imported or generated."""
 
     name: str
@@ -115,17 +116,6 @@ class _OtherEncoding(_Object):
     trace: Json | UnsetType = UNSET
 
 
-class _EventEncoding(_Object):
-    """Encoding of events; its parameters are of `data_prep.event_pipeline`."""
-
-    name: Literal["events"]
-    raw_schema: EventSchema
-    chunk_bytes: Count
-    order: str
-    bits: list[str]
-    vocabulary: dict[Feature, _Vocabulary]
-
-
 class _Extra(Struct):
     """Figures that no reader needs; further keys may be there."""
 
@@ -133,7 +123,7 @@ class _Extra(Struct):
     misleading: Misleading | UnsetType = UNSET
 
 
-class _Document(_Object):
+class Document(JsonObject):
     """A manifest without `format` and `format_version`; `encoding` is checked as _RawEncoding or _OtherEncoding."""
 
     schema: Schema
@@ -150,35 +140,32 @@ class _Document(_Object):
 def manifest_fault(document: Json) -> str | None:
     """The first error in a manifest without `format` and `format_version`, naming its key; None if there is none."""
     try:
-        checked = convert(document, _Document)
+        checked = convert(document, Document)
         encoding, names = checked.encoding, [choice.value for choice in Encoding]
-        is_raw = encoding.get("raw_schema") is not None or encoding.get("name") in names
-        rules: _RawEncoding | _OtherEncoding | _EventEncoding
-        if encoding.get("name") == EVENTS:
-            rules = convert(encoding, _EventEncoding, "encoding")
-        else:
-            rules = (
-                convert(encoding, _RawEncoding, "encoding") if is_raw else convert(encoding, _OtherEncoding, "encoding")
-            )
+        kind = kind_of(str(encoding.get("name")))
+        if kind.parts is not None:
+            return kind.parts().fault(checked) or _contradiction(checked, kind.arrays)
+        if encoding.get("raw_schema") is None and encoding.get("name") not in names:
+            convert(encoding, _OtherEncoding, "encoding")
+            return _contradiction(checked)
+        rules = convert(encoding, _RawEncoding, "encoding")
     except ValueError as error:
         return str(error)
-    fault = _contradiction(checked)
-    if fault is None and isinstance(rules, _RawEncoding):
-        fault = _encoding_contradiction(rules, checked.schema) or _source_contradiction(checked, rules)
-    if fault is None and isinstance(rules, _EventEncoding):
-        fault = _event_contradiction(checked, rules.raw_schema)
-    return fault
+    return (
+        _contradiction(checked)
+        or _encoding_contradiction(rules, checked.schema)
+        or _source_contradiction(checked, rules)
+    )
 
 
-def _contradiction(document: _Document) -> str | None:
-    """Keys that do not agree with each other."""
+def _contradiction(document: Document, arrays: Sequence[str] = ()) -> str | None:
+    """Keys that do not agree with each other. arrays: of a shard; none: those of rows."""
     schema = document.schema
     if tuple(document.num_embeddings) != schema.sparse:
         return "keys 'num_embeddings' and 'schema.sparse' name different sparse features"
     if schema.ragged != tuple(name for name in schema.sparse if name in schema.ragged):
         return "key 'schema.ragged' is not of sparse features, in their order"
-    kinds = [*SHARD_KINDS, *(BAG_KINDS if schema.ragged else ())]
-    kinds = [*EVENT_KINDS] if document.encoding.get("name") == EVENTS else kinds
+    kinds = arrays or [*SHARD_KINDS, *(BAG_KINDS if schema.ragged else ())]
     for name, split in document.splits.items():
         if sum(shard.rows for shard in split.shards) != split.rows:
             return f"key 'splits.{name}.rows': split {name!r} has {split.rows} rows, but its shards have others"
@@ -226,18 +213,7 @@ def _encoding_contradiction(encoding: _RawEncoding, schema: Schema) -> str | Non
     return _table_contradiction(encoding.table, raw) or _spelling_contradiction(encoding)
 
 
-def _event_contradiction(document: _Document, schema: EventSchema) -> str | None:
-    """Keys of a dataset of events that do not agree with each other."""
-    if fault := schema.fault():
-        return f"key 'encoding.raw_schema': {fault}"
-    if tuple(document.num_embeddings) != schema.tables:
-        return "keys 'num_embeddings' and 'encoding.raw_schema' name different tables"
-    if list(document.splits) != [EVENTS] or len(document.splits[EVENTS].shards) != 1:
-        return f"key 'splits' is not of one split, {EVENTS!r}, with one shard"
-    return None
-
-
-def _source_contradiction(document: _Document, encoding: _RawEncoding) -> str | None:
+def _source_contradiction(document: Document, encoding: _RawEncoding) -> str | None:
     """Rows that were read and rows that were written, of which negatives may have been dropped."""
     if encoding.split is None and any(source.split is UNSET for source in document.sources):
         return "key 'encoding.split' is null, but not each of 'sources' has a 'split'"

@@ -9,43 +9,20 @@ from typing import Any
 import numpy as np
 
 from common.errors import UserError
+from common.extensions import rows_of_extensions
 from common.table_rows import row_with
-from data_prep.dataset.kinds import EVENT_LOG, ROWS, DatasetKind
-
-
-@dataclass(frozen=True)
-class SourceKind:
-    """What is to know of a source of raw rows; functions are text, "module:function".
-
-    Attributes:
-        makes: the kind of its datasets; None: the files are the user's own, and their schema says.
-        find: the function that makes or fetches the raw files, of DataConfig and the directories of dataset and job.
-        directory: the function that says where it does, of DataConfig and the dataset's directory.
-        group: the keys of `data` that it reads and most others do not.
-        generator: the class that makes shards without raw files, of these keys and a number of threads.
-        figures: the function that gives what the manifest's `extra` has of generated rows, of DataConfig and, of rows,
-            job, chunks and rows of each split, of events, the dataset's directory.
-    """
-
-    makes: DatasetKind | None = None
-    find: str = ""
-    directory: str = "data_prep.sources.remote:raw_directory"
-    group: str = ""
-    generator: str = ""
-    figures: str = ""
-
+from data_prep.dataset.kinds import ROWS, NamedSource
+from data_prep.dataset.kinds import SourceKind as SourceKind
 
 OWN_FILES = SourceKind()
 _CRITEO = SourceKind(ROWS, "data_prep.job_setup:fetch_days", group="remote")
-_YAMBDA = SourceKind(EVENT_LOG, "data_prep.event_pipeline:fetch_log", group="remote")
 
 
 class DataSource(Enum):
     """Sources of rows besides files of the user's own.
 
     synthetic: the generator; criteo_kaggle, criteo_1tb: Criteo's rows from mirrors; random: random ids, for speed
-    alone; trace: ids with the locality of a trace; synthetic_events: generated events; yambda_50m, yambda_500m,
-    yambda_5b: Yandex's events from mirrors.
+    alone; trace: ids with the locality of a trace. Extensions add others.
     """
 
     synthetic = (
@@ -62,18 +39,9 @@ class DataSource(Enum):
     criteo_1tb = "criteo_1tb", _CRITEO
     random = "random", SourceKind(ROWS, group="random", generator="data_prep.synthetic.random_ids:RandomRows")
     trace = "trace", SourceKind(ROWS, group="trace", generator="data_prep.traces.rows:TraceRows")
-    synthetic_events = (
-        "synthetic_events",
-        SourceKind(
-            EVENT_LOG,
-            "data_prep.synthetic.events:find_log",
-            group="synthetic_events",
-            figures="data_prep.synthetic.events:figures",
-        ),
-    )
-    yambda_50m = "yambda_50m", _YAMBDA
-    yambda_500m = "yambda_500m", _YAMBDA
-    yambda_5b = "yambda_5b", _YAMBDA
+    _ignore_ = "added"
+    for added in rows_of_extensions(NamedSource):
+        vars()[added.name] = (added.name, added.kind)
 
     _value_: str
     kind: SourceKind

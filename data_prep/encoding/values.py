@@ -3,12 +3,12 @@
 Criteo's categories are numbers of 32 bits already: see data_prep/parsing/criteo.py.
 """
 
+import hashlib
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.dataset.events import text_hash
 from data_prep.dataset.spelling import are_digits
 
 HASHED = np.uint64(1 << 63)  # the highest bit of the value of a text that is no whole number
@@ -17,7 +17,7 @@ MAX_DIGITS = 19  # of a whole number below 2^63
 
 
 def text_values(texts: Any) -> NDArray[np.uint64]:
-    """`data_prep.dataset.events.text_key` of each text of an Arrow array of strings, [n], as unsigned numbers."""
+    """`text_key` of each text of an Arrow array of strings, [n], as unsigned numbers."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -43,3 +43,17 @@ def _hashes(texts: Any) -> NDArray[np.uint64]:
 def remainders(values: NDArray[Any], modulus: int) -> NDArray[np.int32]:
     """Each value modulo `modulus`, exactly: the ids of `hash`."""
     return (values % values.dtype.type(modulus)).astype(np.int32)
+
+
+def text_key(text: str) -> int:
+    """The key of a user or item: a whole number below 2^63 is its own, any other text's is a hash below 0."""
+    if text.isascii() and text.isdecimal() and (text == "0" or text[0] != "0") and len(text) < 20:
+        number = int(text)
+        if number < 1 << 63:
+            return number
+    return int.from_bytes(text_hash(text.encode()), "little") - (1 << 64) | -(1 << 63)
+
+
+def text_hash(text: bytes) -> bytes:
+    """Eight bytes of BLAKE2b: what users, items and categories are known by that are no whole numbers."""
+    return hashlib.blake2b(text, digest_size=8).digest()

@@ -18,8 +18,8 @@ from common.errors import UserError
 from common.files import digest_file, sync, write_atomically
 from data_prep.config.agreement import first_difference
 from data_prep.config.keys import DataConfig, given_values
-from data_prep.dataset.format import MANIFEST_NAME, SPLITS, Manifest, load_manifest, save_manifest
-from data_prep.dataset.manifest import EVENTS
+from data_prep.dataset.format import MANIFEST_NAME, Manifest, load_manifest, save_manifest
+from data_prep.dataset.kinds import split_directories
 from data_prep.dataset.multi_hot import TABLES_DIRECTORY
 from data_prep.encoding.lookup import VOCABULARY_DIRECTORY
 from data_prep.engine.job import CHUNKS_DIRECTORY, WORK_DIRECTORY, WORK_FORMAT
@@ -103,7 +103,7 @@ def refuse_foreign_files(root: Path, work: Path, raw_files: Sequence[Path]) -> N
     Raises:
         UserError: a raw file lies there, or files that no dataset of ours owns.
     """
-    dataset_paths = [root / name for name in (*SPLITS, EVENTS, VOCABULARY_DIRECTORY)]
+    dataset_paths = [root / name for name in (*split_directories(), VOCABULARY_DIRECTORY)]
     for path in raw_files:
         if any(path.resolve().is_relative_to(directory.resolve()) for directory in dataset_paths):
             raise UserError(f"{path}: lies where data.path={root} will be written; choose another data.path")
@@ -225,5 +225,5 @@ def _finish(work: Path, root: Path) -> Manifest:
 def _clear_dataset(root: Path) -> None:
     """Remove a dataset, its manifest first."""
     (root / MANIFEST_NAME).unlink(missing_ok=True)
-    for name in (*SPLITS, EVENTS, VOCABULARY_DIRECTORY, TABLES_DIRECTORY):
+    for name in (*split_directories(), VOCABULARY_DIRECTORY, TABLES_DIRECTORY):
         shutil.rmtree(root / name, ignore_errors=True)

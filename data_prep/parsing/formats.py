@@ -1,7 +1,7 @@
 """Forms of files that hold a user's rows: a format is a module, and one row of FORMATS.
 
 A format yields `Batch`es: columns by name and where their rows are. What columns become is for
-data_prep/parsing/convert.py and data_prep/parsing/events.py, which do not ask where they come from.
+data_prep/parsing/convert.py and extensions/sequences/event_parsing.py, which do not ask where they come from.
 """
 
 from abc import ABC, abstractmethod

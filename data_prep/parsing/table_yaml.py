@@ -13,6 +13,7 @@ import yaml
 from msgspec.structs import replace
 
 from common.errors import UserError
+from common.extensions import directories_of_values
 from data_prep.dataset.label_rule import COLUMN_AND_RULE, COMPARISONS, NUMBER, parse_rule
 from data_prep.dataset.options import LabelKind
 from data_prep.dataset.spelling import TRUTHS
@@ -35,6 +36,13 @@ class Names(NamedTuple):
 
     all: tuple[str, ...]
     are_own: bool
+
+
+def schema_path(name: str) -> Path:
+    """The path of a schema that is given by a path, or by the name of one that comes with the program."""
+    directories = directories_of_values(Path(__file__).parents[1] / "conf")
+    built_in = (path / group / f"{name}.yaml" for path in directories for group in ("tables", "events"))
+    return Path(name) if Path(name).exists() else next((path for path in built_in if path.exists()), Path(name))
 
 
 def load_table(path: Path, sources: tuple[Source, ...]) -> Table:

@@ -17,6 +17,8 @@ import logging
 from pathlib import Path
 
 import torch
+from app.scoring.documents import ExportedProgram
+from app.scoring.export_program import Program
 from msgspec import structs
 
 from app.config import AppConfig, validate
@@ -26,8 +28,6 @@ from app.record import provenance
 from app.runtime import process_group
 from app.runtime.platform import Runtime
 from app.scoring import export_program, served_model
-from app.scoring.documents import ExportedProgram
-from app.scoring.export_program import Program
 from app.sharding import from_config
 from app.training import resume
 from common.cli import EXIT_DONE

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from app.scoring.documents import ExportedProgram
 from torch import Tensor, nn
 from torchrec import KeyedJaggedTensor
 
 from app.model.dlrm import DLRM
 from app.model.embeddings import SparseArch
-from app.scoring.documents import ExportedProgram
 from common.documents import encode
 from common.errors import UserError
 

@@ -6,11 +6,11 @@ from typing import Any
 from app.kinds.models import ModelKind, ModelParts
 from app.kinds.published import PublishedTables
 from common.extensions import Core, KeyGroup, ReadyMadeValues
-from data_prep.dataset.kinds import EVENT_LOG
-from extensions.sequences.keys import SequencesConfig
+from extensions.sequences.keys import SequencesConfig, SyntheticEventsConfig
+from extensions.sequences.kinds import EVENT_LOG, SOURCES
 from extensions.sequences.validate import refuse_without_model
 
-# MLPerf 6.1: Yambda 5b by data_prep/conf/events/yambda.yaml.
+# MLPerf 6.1: Yambda 5b by extensions/sequences/conf_data/events/yambda.yaml.
 YAMBDA_5B = {
     "user": 1000001, "user_x_artist": 100000000, "user_x_album": 40000000, "user_x_hour": 24000000,
     "item_x_hour": 40000000, "artist_x_hour": 32000000, "user_x_is_organic": 2000000,
@@ -21,7 +21,11 @@ YAMBDA_5B = {
 def register(core: Core) -> None:
     """Add the model, its keys and its ready-made values."""
     core.add(
+        EVENT_LOG,
+        *SOURCES,
         ReadyMadeValues("app", Path(__file__).parent / "conf"),
+        ReadyMadeValues("data_prep", Path(__file__).parent / "conf_data"),
+        KeyGroup("DataConfig", "synthetic_events", SyntheticEventsConfig),
         PublishedTables("mlperf_v4", YAMBDA_5B, 0, EVENT_LOG, schema_of_yambda),
         KeyGroup(
             "AppConfig",
@@ -69,6 +73,7 @@ def model_parts() -> ModelParts:
 
 def schema_of_yambda() -> dict[str, Any]:
     """The schema of Yambda's events, as a manifest has it."""
-    from data_prep.parsing.event_yaml import load_event_schema, schema_path
+    from data_prep.parsing.table_yaml import schema_path
+    from extensions.sequences.event_yaml import load_event_schema
 
     return load_event_schema(schema_path("yambda")).to_manifest()

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from common.errors import UserError
 from common.jit import Int, jit
-from data_prep.dataset.event_schema import ANCHOR_BIT, MAX_ACTIONS
-from data_prep.dataset.events import EventArrays
+from extensions.sequences.event_arrays import EventArrays
+from extensions.sequences.event_schema import ANCHOR_BIT, MAX_ACTIONS
 
 
 class Anchors:

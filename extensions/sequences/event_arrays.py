@@ -4,7 +4,7 @@
     <root>/events/00000.offsets.npy  [U + 1] int64 user u has events offsets[u] to offsets[u + 1]
     <root>/events/00000.items.npy    [E] int32    ids
     <root>/events/00000.times.npy    [E] uint32   seconds, rounded down
-    <root>/events/00000.flags.npy    [E] uint8    see data_prep/dataset/event_schema.py
+    <root>/events/00000.flags.npy    [E] uint8    see extensions/sequences/event_schema.py
     <root>/vocab/<attribute>.npy     [items] int32 the attribute's id of each item
     <root>/vocab/item.npy            [items - 1] int64 key of item i + 1, if items are renumbered
 
@@ -12,7 +12,6 @@ A user's events are in the order of their times to the microsecond, which these 
 are in the order of their places in the input.
 """
 
-import hashlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,11 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import UserError
-from data_prep.dataset.event_schema import ITEM, EventSchema
 from data_prep.dataset.format import REMEDY, Manifest, shard_path, verify_shard
-from data_prep.dataset.kinds import EVENT_LOG
-from data_prep.dataset.manifest import EVENTS
+from data_prep.dataset.kinds import kind_of
 from data_prep.io.arrays import open_array
+from extensions.sequences.event_schema import EVENTS, ITEM, EventSchema
 
 EVENT_DTYPES = {"users": np.int64, "offsets": np.int64, "items": np.int32, "times": np.uint32, "flags": np.uint8}
 SHARD_NAME = "00000"
@@ -48,7 +46,7 @@ def event_schema(root: Path, manifest: Manifest) -> EventSchema:
     Raises:
         UserError: it is a dataset of rows.
     """
-    manifest.require_kind(root, EVENT_LOG)
+    manifest.require_kind(root, kind_of(EVENTS))
     return EventSchema.from_manifest(manifest.encoding["raw_schema"])
 
 
@@ -123,17 +121,3 @@ def verify_events(root: Path, manifest: Manifest) -> None:
             if bad.any():
                 path, event = shard_path(root, EVENTS, shard.name, kind), start + int(bad.argmax())
                 raise UserError(f"{path}: event {event}: out of order or range; preprocess again")
-
-
-def text_key(text: str) -> int:
-    """The key of a user or item: a whole number below 2^63 is its own, any other text's is a hash below 0."""
-    if text.isascii() and text.isdecimal() and (text == "0" or text[0] != "0") and len(text) < 20:
-        number = int(text)
-        if number < 1 << 63:
-            return number
-    return int.from_bytes(text_hash(text.encode()), "little") - (1 << 64) | -(1 << 63)
-
-
-def text_hash(text: bytes) -> bytes:
-    """Eight bytes of BLAKE2b: what users, items and categories are known by that are no whole numbers."""
-    return hashlib.blake2b(text, digest_size=8).digest()

@@ -24,11 +24,10 @@ from app.runtime.background import background_thread
 from common.errors import UserError
 from common.extensions import keys_of_extension
 from data_prep.dataset.bags import offsets_of
-from data_prep.dataset.event_schema import CANDIDATE, FLAG_BIT, HOUR, ITEM, USER
-from data_prep.dataset.events import event_schema, open_events
 from data_prep.dataset.format import Manifest, shard_path
-from data_prep.dataset.manifest import EVENTS
 from extensions.sequences.anchors import Anchors
+from extensions.sequences.event_arrays import event_schema, open_events
+from extensions.sequences.event_schema import CANDIDATE, EVENTS, FLAG_BIT, HOUR, ITEM, USER
 from extensions.sequences.histories import (
     Histories,
     HistoryRule,

@@ -1,4 +1,4 @@
-"""A log of events, of any form of file, to users, items, times and flags; see data_prep/dataset/event_schema.py.
+"""A log of events, of any form of file, to users, items, times and flags; see extensions/sequences/event_schema.py.
 
 Values are converted as those of tables are, by data_prep/parsing/convert.py.
 """
@@ -13,10 +13,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from common.errors import UserError
-from data_prep.dataset.event_schema import ANCHOR_BIT, FLAG_BIT, MAX_ID, Condition, EventSchema
-from data_prep.dataset.events import text_key
 from data_prep.dataset.spelling import EXACT_INTEGERS, compared_text
 from data_prep.dataset.table_spec import meets
+from data_prep.encoding.values import text_key
 from data_prep.parsing.convert import (
     EMPTY,
     Distinct,
@@ -35,6 +34,7 @@ from data_prep.parsing.dates import SECOND
 from data_prep.parsing.formats import CORRECT, Batch, Chunk, Column, Layout, Locator, Size, format_of
 from data_prep.parsing.numbers import NUMBERS
 from data_prep.sources.discover import Source
+from extensions.sequences.event_schema import ANCHOR_BIT, FLAG_BIT, MAX_ID, Condition, EventSchema
 
 WHOLE = r"^(0|[1-9][0-9]{0,17})$"  # texts whose number `text_key` keeps
 TIME_LIMIT = 1 << 32  # seconds: times are stored as uint32, until 2106

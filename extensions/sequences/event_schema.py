@@ -12,6 +12,7 @@ from msgspec import Meta, Struct
 from common.documents import Json
 from data_prep.dataset.schema import MAX_NUM_EMBEDDINGS, Feature, TableRows, to_json
 
+EVENTS = "events"  # the encoding's name, and the only split on disk
 MAX_ACTIONS = 6
 ANCHOR_BIT, FLAG_BIT = 1 << 6, 1 << 7
 USER, ITEM, HOUR = "user", "item", "hour"

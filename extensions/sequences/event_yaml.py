@@ -7,28 +7,9 @@ import yaml
 
 from common.documents import convert
 from common.errors import UserError
-from data_prep.dataset.event_schema import EventSchema
-from data_prep.dataset.kinds import EVENT_LOG, ROWS, DatasetKind
 from data_prep.dataset.table_spec import RULE
 from data_prep.parsing.dates import fault_of_format
-
-OF_EVENTS = {"user", "item", "time"}  # keys that a schema of rows does not have
-BUILT_IN = Path(__file__).parents[1] / "conf"
-
-
-def schema_path(name: str) -> Path:
-    """The path of a schema, of events or a table, given by a path or by the name of one that comes with the program."""
-    built_in = (BUILT_IN / kind / f"{name}.yaml" for kind in ("events", "tables"))
-    return Path(name) if Path(name).exists() else next((path for path in built_in if path.exists()), Path(name))
-
-
-def described_kind(path: Path) -> DatasetKind:
-    """The kind of dataset that a YAML file describes; faults are left to what reads it whole."""
-    try:
-        document = yaml.safe_load(path.read_text())
-    except (OSError, ValueError, yaml.YAMLError):
-        return ROWS
-    return EVENT_LOG if isinstance(document, dict) and OF_EVENTS & set(document) else ROWS
+from extensions.sequences.event_schema import EventSchema
 
 
 def load_event_schema(path: Path) -> EventSchema:

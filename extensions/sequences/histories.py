@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from common.errors import OwnError
 from common.jit import Int, jit
-from data_prep.dataset.events import EventArrays
+from extensions.sequences.event_arrays import EventArrays
 
 XXH_1, XXH_2, XXH_3, XXH_4, XXH_5 = (
     np.uint64(each)

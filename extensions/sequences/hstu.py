@@ -21,8 +21,8 @@ from app.config.tables import Storage
 from app.model.embeddings import TableArch, row_collection
 from app.model.tables import Features, TableInitRange, TableSpec
 from common.extensions import keys_of_extension
-from data_prep.dataset.event_schema import CANDIDATE, EventSchema
 from extensions.sequences.attention import attend
+from extensions.sequences.event_schema import CANDIDATE, EventSchema
 from extensions.sequences.keys import HSTUConfig, SequencesConfig
 from extensions.sequences.sequence_layout import SequenceLayout
 from extensions.sequences.sequences import Sequences

@@ -118,3 +118,19 @@ class SequencesConfig:
     def num_tasks(self) -> int:
         """Outputs of the model: of the label and of `tasks`."""
         return 1 + len(self.tasks)
+
+
+@dataclass(frozen=True)
+class SyntheticEventsConfig:
+    """Events whose labels come from a known model of their user's history (see extensions/sequences/synthetic.py)."""
+
+    users: int = key(2_000, "number of users", at_least=1)
+    days: int = key(20, "days of the log", within="[2, 40000]")
+    events_per_day: float = key(
+        8.0, "listens of a user and day in the mean; a listen in twenty or so is liked besides", within="(0, 10000]"
+    )
+    items: int = key(500, "number of items", at_least=100)
+    stay: float = key(
+        0.3, "probability that a listen is of the artist that its user is in the mood for; else of any", within="[0, 1)"
+    )
+    seed: int = key(0, "decides every byte", at_least=0)

@@ -18,12 +18,8 @@ from common.files import FileDigest
 from common.limits import usable_cpus
 from common.memory import keep_freed_memory
 from common.version import VERSION
-from data_prep.config.checks import refuse_keys_without_events
 from data_prep.config.keys import DataConfig, chunk_size, may_use_processes, parse_size
-from data_prep.dataset.event_schema import ANCHOR_BIT, ITEM, USER, EventSchema
-from data_prep.dataset.events import EVENT_DTYPES, SHARD_NAME, attribute_path
 from data_prep.dataset.format import Manifest, Shard, Split, shard_path
-from data_prep.dataset.manifest import EVENTS
 from data_prep.dataset.spelling import text_of
 from data_prep.engine.executor import Executor, open_executor, start_fork_server
 from data_prep.engine.memory_budget import WORKER_BYTES, within_budget
@@ -32,8 +28,15 @@ from data_prep.io.arrays import ArrayWriter, open_array, write_array
 from data_prep.job_setup import find_sources
 from data_prep.parsing.convert import distinct, excerpt, to_list
 from data_prep.parsing.dates import SECOND
-from data_prep.parsing.event_yaml import load_event_schema, schema_path
-from data_prep.parsing.events import (
+from data_prep.parsing.formats import Batch
+from data_prep.parsing.table_yaml import schema_path
+from data_prep.sources.checksums import refuse_other
+from data_prep.sources.discover import Source, resolve_sources
+from data_prep.sources.finished import note_times
+from data_prep.sources.remote import find_remote, known_sums, note_read, raw_directory
+from data_prep.stages.parse import DigestTask, refuse_changed, refuse_same, refuse_same_rows
+from extensions.sequences.event_arrays import EVENT_DTYPES, SHARD_NAME, attribute_path
+from extensions.sequences.event_parsing import (
     EVENT_BYTES,
     check_columns,
     check_log,
@@ -42,12 +45,10 @@ from data_prep.parsing.events import (
     parse_events,
     plan_event_chunks,
 )
-from data_prep.parsing.formats import Batch
-from data_prep.sources.checksums import refuse_other
-from data_prep.sources.discover import Source, resolve_sources
-from data_prep.sources.finished import note_times
-from data_prep.sources.remote import find_remote, known_sums, note_read, raw_directory
-from data_prep.stages.events import (
+from extensions.sequences.event_schema import ANCHOR_BIT, EVENTS, ITEM, USER, EventSchema
+from extensions.sequences.event_yaml import load_event_schema
+from extensions.sequences.refusals import refuse_keys_without_events
+from extensions.sequences.stages import (
     MergeRecord,
     MergeTask,
     SortRecord,
@@ -56,7 +57,6 @@ from data_prep.stages.events import (
     distinct_items,
     plan_merge,
 )
-from data_prep.stages.parse import DigestTask, refuse_changed, refuse_same, refuse_same_rows
 
 SORT_BYTES = 128  # of memory for an event of a run, while it is sorted or merged
 KEY_BYTES = 64  # for a user or item, while all are counted, or an attribute's table is read

@@ -14,10 +14,11 @@ from app.scoring.ranking import ALL, Scored
 from app.training import predictor
 from app.training.resume import TrainedRun
 from common.errors import UserError
-from data_prep.dataset.event_schema import FLAG_BIT, EventSchema
-from data_prep.dataset.events import known_items, text_key
 from data_prep.encoding.new_rows import NewRows, Shape, read_new_rows
+from data_prep.encoding.values import text_key
+from extensions.sequences.event_arrays import known_items
 from extensions.sequences.event_log import Candidates, EventLog, open_log
+from extensions.sequences.event_schema import FLAG_BIT, EventSchema
 
 log = logging.getLogger("clickwork")
 

@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 from common.errors import UserError
 from common.files import Crc32, FileDigest
 from common.jit import Int, jit
-from data_prep.dataset.event_schema import ANCHOR_BIT, EventSchema
-from data_prep.dataset.events import EVENT_DTYPES
 from data_prep.engine.executor import Worker
 from data_prep.engine.job import CHUNKS_DIRECTORY, LoggedTask
 from data_prep.io.arrays import open_array, write_array
 from data_prep.parsing.dates import SECOND
-from data_prep.parsing.events import EVENT_BYTES, EventBlock, event_batches, parse_events
 from data_prep.parsing.formats import Chunk
 from data_prep.sources.discover import Source
+from extensions.sequences.event_arrays import EVENT_DTYPES
+from extensions.sequences.event_parsing import EVENT_BYTES, EventBlock, event_batches, parse_events
+from extensions.sequences.event_schema import ANCHOR_BIT, EventSchema
 
 MIN_EVENTS = 1 << 20  # of one user, that fit any memory budget
 REPEATS_WITHIN = 100  # earlier events of a user and time among which one like it is looked for

@@ -22,12 +22,14 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from common.documents import Json, decode
+from common.extensions import keys_of_extension
 from common.files import write_atomically
 from common.jit import Int, jit
-from data_prep.config.keys import DataConfig, SyntheticEventsConfig
+from data_prep.config.keys import DataConfig
 from data_prep.sources.discover import RAW_DIRECTORY, Source, resolve_sources
 from data_prep.sources.finished import finished_manifest, sources_of_generated
 from data_prep.synthetic.bayes_scores import PROBABILITY_STEPS, bayes_scores
+from extensions.sequences.keys import SyntheticEventsConfig
 
 VERSION = 2  # of the events that a configuration gives
 BLOCK_USERS = 256
@@ -35,7 +37,7 @@ DAY, TICK = 86_400, 5  # times are multiples of a tick, as Yambda's
 ARTISTS, ALBUMS_PER_ARTIST = 8, 8
 BIAS, SATIETY, DECAY, HOUR, QUALITY = 0.3, 0.8, 0.8, 0.7, 0.5
 LIKES, CHANGE = 0.1, 0.05
-MIN_HISTORY = 20  # of data_prep/conf/events/synthetic.yaml
+MIN_HISTORY = 20  # of extensions/sequences/conf_data/events/synthetic.yaml
 RECORD, LOG, TABLE = "synthetic_events.json", "events.parquet", "items.parquet"
 
 
@@ -99,7 +101,7 @@ def _known_scores(config: SyntheticEventsConfig, directory: Path) -> Json | None
 
 def figures(data: DataConfig, root: Path) -> Json:
     """The manifest's `extra` of a generated log: what decides the events, and the best scores."""
-    config = data.synthetic_events
+    config = keys_of_extension(data, SyntheticEventsConfig)
     return {"bayes": synthetic_log(config, root)[1], data.source_kind.group: described(config)}
 
 
@@ -111,7 +113,7 @@ def find_log(data: DataConfig, root: Path, work: Path) -> list[Source]:
     Raises:
         UserError: the dataset at `root` is of other events.
     """
-    config = data.synthetic_events
+    config = keys_of_extension(data, SyntheticEventsConfig)
     existing = finished_manifest(data, root)
     if existing is not None:
         return sources_of_generated(data, root, existing, described(config))

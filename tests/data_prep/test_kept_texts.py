@@ -10,10 +10,10 @@ import pytest
 
 from common.errors import UserError
 from data_prep.config.keys import DataConfig, PrepConfig
-from data_prep.dataset.events import text_hash
 from data_prep.dataset.format import load_manifest
 from data_prep.encoding import values
 from data_prep.encoding.texts import VocabularyTexts
+from data_prep.encoding.values import text_hash
 from data_prep.pipeline import preprocess
 from data_prep.verify import main, verify_dataset
 from tests.data_prep import oracle

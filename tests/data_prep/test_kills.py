@@ -11,11 +11,12 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
 
-from data_prep import event_pipeline, pipeline
+from data_prep import pipeline
 from data_prep.dataset.format import load_manifest
 from data_prep.encoding.passes import plan_passes
 from data_prep.engine.executor import Executor
@@ -64,15 +65,6 @@ def write_tables(directory: Path) -> None:
     (directory / "schema.yaml").write_text(schema)
 
 
-def write_events(directory: Path) -> None:
-    draw = random.Random(1)
-    columns = {name: [draw.randint(0, size) for _ in range(3000)] for name, size in (("user", 60), ("item", 40))}
-    columns |= {"time": [draw.randint(0, 300) for _ in range(3000)], "score": [draw.randint(0, 5) for _ in range(3000)]}
-    write(directory / "log.parquet", columns, row_group_size=200)
-    actions = "actions: {liked: {score: '>= 4'}, seen: {score: '< 4'}}\nlabel: liked\n"
-    (directory / "schema.yaml").write_text(f"user: user\ntime: time\nitem: item\n{actions}")
-
-
 SMALL = "data.chunk_bytes=9000"
 CSV = "data.train={0}/train.csv data.val={0}/val.csv data.test={0}/test.csv data.schema={0}/schema.yaml"
 KINDS = {
@@ -105,24 +97,22 @@ KINDS = {
         workers=1,
     ),
     "Parquet": Kind(write_tables, "data.raw={0}/train.parquet data.schema={0}/schema.yaml data.chunk_bytes=1000"),
-    "events": Kind(write_events, "data.raw={0}/log.parquet data.schema={0}/schema.yaml data.chunk_bytes=20000"),
 }
 
 
-def at_work(act: Callable[[], object], patch: Callable[[Any, str, Any], object] = setattr) -> None:
+def at_work(module: ModuleType, act: Callable[[], object], patch: Callable[[Any, str, Any], object] = setattr) -> None:
     """Have `act` called when a job's own work begins, which a later start resumes."""
-    for module in (pipeline, event_pipeline):
-        begin = vars(module)["keep_or_discard_work"]
-        patch(module, "keep_or_discard_work", lambda *each, begin=begin: (begin(*each), act()))
+    begin = vars(module)["keep_or_discard_work"]
+    patch(module, "keep_or_discard_work", lambda *each: (begin(*each), act()))
 
 
-def doom(seconds: float | None, results: int, passes: bool) -> None:
+def doom(module: ModuleType, seconds: float | None, results: int, passes: bool) -> None:
     """Have this process killed after so much CPU time of work or so many results, whatever its workers are at then."""
     if passes:
         vars(pipeline)["plan_encoding"] = lambda data, job, workers, values: (1, tuple(plan_passes(values, 40_000)))
     if seconds is not None:
         signal.signal(signal.SIGPROF, signal.SIG_DFL)
-        at_work(functools.partial(signal.setitimer, signal.ITIMER_PROF, seconds))
+        at_work(module, functools.partial(signal.setitimer, signal.ITIMER_PROF, seconds))
         return
     take, count = Executor._collect, []
 
@@ -138,13 +128,20 @@ def doom(seconds: float | None, results: int, passes: bool) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 def test_killed_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mirror: Mirror, name: str) -> None:
-    kind, draw, begins = KINDS[name], random.Random(name), []
+    kill_again_and_again(name, KINDS[name], pipeline, tmp_path, monkeypatch, mirror)
+
+
+def kill_again_and_again(
+    name: str, kind: Kind, module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mirror: Mirror
+) -> None:
+    """Kill a job, whose own work `module` begins, at drawn moments; its dataset must be an undisturbed job's."""
+    draw, begins = random.Random(name), list[float]()
     kind.write(tmp_path)
     keys = kind.keys.format(tmp_path).split()
     if kind.workers == 1:
         preprocess(config(*keys, f"data.path={tmp_path}/first"))  # it compiles
     with monkeypatch.context() as patch:
-        at_work(lambda: begins.append(time.process_time()), patch.setattr)
+        at_work(module, lambda: begins.append(time.process_time()), patch.setattr)
         preprocess(config(*keys, f"data.path={tmp_path}/whole"))
     seconds = time.process_time() - begins[0]
 
@@ -155,7 +152,7 @@ def test_killed_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     num_kills = 0
     for _ in range(6 if kind.workers == 1 else 3):
         share = draw.uniform(0, 0.2) * seconds
-        prepare = functools.partial(doom, share if kind.workers == 1 else None, draw.randint(2, 6), kind.passes)
+        prepare = functools.partial(doom, module, share if kind.workers == 1 else None, draw.randint(2, 6), kind.passes)
         killed = run_module("data_prep", *keys, cwd=REPOSITORY, prepare=prepare)
         assert killed.returncode in (-signal.SIGKILL, -signal.SIGPROF, 0), killed.stderr
         num_kills += killed.returncode != 0

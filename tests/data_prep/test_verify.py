@@ -18,7 +18,7 @@ from tests.data_prep import oracle
 from tests.data_prep.conftest import REPOSITORY, config
 from tests.data_prep.tables import paths, write
 from tests.error_lines import error_line
-from tests.event_logs import write_reference_log
+from tests.extensions.sequences.event_logs import write_reference_log
 from tests.forks import run_module
 
 

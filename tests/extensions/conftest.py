@@ -8,3 +8,4 @@ from tests.app.conftest import run_app as run_app
 from tests.app.conftest import runtime as runtime
 from tests.app.conftest import uninterrupted as uninterrupted
 from tests.data_prep.conftest import criteo as criteo
+from tests.data_prep.conftest import mirror as mirror

@@ -18,7 +18,7 @@ from data_prep.config import keys
 from data_prep.config.compose import CONFIG_DIRECTORY
 from data_prep.config.keys import IdDistribution, PrepConfig
 from data_prep.dataset.format import load_manifest
-from data_prep.dataset.options import DataSource, DenseTransform
+from data_prep.dataset.options import DenseTransform
 from data_prep.pipeline import preprocess
 from tests.changed import changed
 from tests.data_prep import oracle
@@ -251,13 +251,3 @@ def test_bags_that_are_in_the_shards_are_not_made_again(tmp_path: Path) -> None:
 def test_resources_may_change(rows: Path) -> None:
     overrides = [f"data.raw={rows.parent}/day_0", f"data.path={rows}", "data.workers=1", "data.memory_budget=3GiB"]
     preprocess(compose_config(PrepConfig, CONFIG_DIRECTORY, overrides).data)
-
-
-def test_a_run_of_events_records_what_commands_can_read(tmp_path: Path) -> None:
-    overrides = ["data.source=synthetic_events", "data.synthetic_events.users=20", "data.synthetic_events.days=3"]
-    preprocess(compose_config(PrepConfig, CONFIG_DIRECTORY, [*overrides, f"data.path={tmp_path}/out"]).data)
-    config = agreed(tmp_path / "out")
-    assert (config.encoding, config.synthetic_events.users) == (None, 20)
-    validate_data(changed(config, {"source": DataSource.synthetic_events}))
-    with pytest.raises(UserError, match=r"data\.synthetic_events\.users=30: the dataset at .* was made with 20"):
-        agreed(tmp_path / "out", synthetic_events__users=30)

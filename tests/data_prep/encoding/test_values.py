@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.dataset.events import text_key
 from data_prep.encoding.texts import text_buffers, texts_of
-from data_prep.encoding.values import remainders, text_values
+from data_prep.encoding.values import remainders, text_key, text_values
 from tests.data_prep import oracle
 
 EDGES = ["", "0", "00", "01", "-1", "1.0", "٣", str(2**63 - 1), str(2**63), str(2**64), "9" * 20, "9" * 40, " 1", "Été"]

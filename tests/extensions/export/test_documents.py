@@ -4,10 +4,10 @@ import json
 from typing import Any
 
 import pytest
+from app.scoring.documents import ExportedProgram
 from msgspec import structs
 
 from app.record.provenance import describe_run
-from app.scoring.documents import ExportedProgram
 from common.documents import decode, encode
 
 # In the order in which earlier releases wrote them.

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from app.scoring.export_program import Program
 from numpy.typing import NDArray
 from sklearn.metrics import log_loss, roc_auc_score
+from tests.app.scoring.test_documents import about
 from torchrec import KeyedJaggedTensor
 
 from app.checkpoint import files
@@ -20,14 +22,12 @@ from app.config.tables import Pooling, QROperation, Storage, TableKind, TablesCo
 from app.data.split import SplitReader
 from app.model.dlrm import DLRM
 from app.scoring import export_program, served_model
-from app.scoring.export_program import Program
 from app.scoring.served_model import packed_rows
 from app.training import resume
 from common.errors import UserError
 from data_prep.dataset.format import Manifest, load_manifest
 from tests.app.conftest import SMALL, Command, Refusal
 from tests.app.datasets import RAGGED, RAGGED_EMBEDDINGS, write_ragged_dataset
-from tests.app.scoring.test_documents import about
 
 CPU = torch.device("cpu")
 PACKED = [TablePrecision.fp16, TablePrecision.int8, TablePrecision.int4]

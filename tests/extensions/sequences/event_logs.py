@@ -8,13 +8,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from data_prep.dataset.event_schema import EventSchema
-from data_prep.dataset.events import EventArrays, event_schema, open_events
 from data_prep.dataset.format import load_manifest
+from extensions.sequences.event_arrays import EventArrays, event_schema, open_events
+from extensions.sequences.event_schema import EventSchema
 
-REFERENCE = Path(__file__).parent / "golden/reference/yambda_tiny.npz"
+REFERENCE = Path(__file__).parents[2] / "golden/reference/yambda_tiny.npz"
 EVENT_TYPES = np.array(["listen", "like", "dislike", "unlike", "undislike"])
-# As data_prep/conf/events/yambda.yaml, but for the sizes and times of the reference's tiny run.
+# As extensions/sequences/conf_data/events/yambda.yaml, but for the sizes and times of the reference's tiny run.
 TINY_SCHEMA = """
 user: uid
 item: item_id

@@ -15,12 +15,12 @@ from app.config import RuntimeConfig
 from app.runtime.platform import Runtime
 from app.training import resume, session
 from common.errors import UserError
-from data_prep.dataset.events import text_key
 from data_prep.encoding.new_rows import NewRows
-from data_prep.parsing.event_yaml import load_event_schema
+from data_prep.encoding.values import text_key
 from data_prep.pipeline import preprocess
 from extensions.sequences import ranking
 from extensions.sequences.event_log import EventSplit
+from extensions.sequences.event_yaml import load_event_schema
 from tests.app.conftest import Command, Refusal, ended, forked
 from tests.app.run_files import losses, summary
 from tests.data_prep.conftest import config

@@ -19,7 +19,7 @@ from data_prep.pipeline import preprocess
 from extensions.sequences.event_log import EventLog, EventSplit
 from extensions.sequences.keys import AnchorOrder, HistoryKind, SequencesConfig, WindowRest
 from tests.data_prep.conftest import config
-from tests.event_logs import reference, write_reference_log
+from tests.extensions.sequences.event_logs import reference, write_reference_log
 
 HISTORY, _, SCAN, WINDOW_SECONDS, MAX_SEQ_LEN = reference()["params"].tolist()
 LIKE_REFERENCE = SequencesConfig(

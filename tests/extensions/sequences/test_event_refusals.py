@@ -1,6 +1,6 @@
 """Mistakes in logs of events: each is refused in one line, with its place and, where there is one, a remedy that works.
 
-tests/oracles/test_event_times.py has which values times, ids and truth values of each type of file mean.
+tests/extensions/sequences/test_time_oracle.py has which values times, ids and truth values of each type of file mean.
 """
 
 import gzip
@@ -15,7 +15,7 @@ from common.errors import UserError
 from data_prep.pipeline import preprocess
 from tests.data_prep.conftest import config
 from tests.data_prep.tables import ALLOW, Content, write
-from tests.event_logs import opened
+from tests.extensions.sequences.event_logs import opened
 
 START = 1_700_000_000
 SCHEMA = "user: user\nitem: item\ntime: time\nactions: {bought: {event: buy}, seen: {event: view}}\nlabel: bought\n"

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.dataset.events import EventArrays
 from extensions.sequences.anchors import Anchors
+from extensions.sequences.event_arrays import EventArrays
 from extensions.sequences.histories import HistoryRule, gather_histories, hash_rows
 
 

@@ -12,10 +12,10 @@ from app.training import session
 from common.compose import compose_config
 from data_prep.dataset.format import load_manifest
 from data_prep.pipeline import preprocess
-from tests import event_logs
 from tests import reference as plain
 from tests.app.conftest import SMALL
 from tests.data_prep.conftest import config as prep_config
+from tests.extensions.sequences import event_logs
 from tests.extensions.sequences import oracle as hstu
 from tests.extensions.sequences.oracle import Event, Sample, Sizes
 from tests.once import made_once

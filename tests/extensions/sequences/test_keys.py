@@ -1,6 +1,10 @@
 """The limits of the keys `sequences`."""
 
-from extensions.sequences.keys import SequencesConfig
+from pathlib import Path
+
+from common.compose import plain_values
+from common.help import key_table
+from extensions.sequences.keys import SequencesConfig, SyntheticEventsConfig
 from tests.key_limits import DROPOUT, ONE, POSITIVE, ZERO, Limits, check_limits
 
 LIMITS: dict[str, Limits] = {
@@ -17,3 +21,15 @@ LIMITS: dict[str, Limits] = {
 
 def test_each_limit_is_where_the_table_says() -> None:
     check_limits(SequencesConfig, LIMITS)
+
+
+def rows_of_keys() -> list[str]:
+    """The rows of the page's table."""
+    groups = {"sequences.": SequencesConfig, "data.synthetic_events.": SyntheticEventsConfig}
+    tables = {prefix: list(key_table(keys, plain_values(keys)))[2:] for prefix, keys in groups.items()}
+    return [row.replace("| `", f"| `{prefix}", 1) for prefix, rows in tables.items() for row in rows]
+
+
+def test_the_page_has_the_table_of_every_key() -> None:
+    page = (Path(__file__).parents[3] / "docs/sequences.md").read_text()
+    assert "\n".join(rows_of_keys()) in page, "docs/sequences.md must have these rows:\n" + "\n".join(rows_of_keys())

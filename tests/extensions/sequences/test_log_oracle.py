@@ -12,16 +12,27 @@ import pytest
 import yaml
 
 from common.errors import UserError
-from data_prep.dataset.event_schema import ANCHOR_BIT, FLAG_BIT
-from data_prep.dataset.events import known_items, text_key
 from data_prep.dataset.format import load_manifest
+from data_prep.encoding.values import text_key
 from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
+from extensions.sequences.event_arrays import known_items
 from extensions.sequences.event_log import EventLog, EventSplit
+from extensions.sequences.event_schema import ANCHOR_BIT, FLAG_BIT
 from extensions.sequences.keys import CandidateTime, HistoryKind, SequencesConfig
 from tests.data_prep.conftest import config, run
-from tests.event_logs import opened
-from tests.oracles.events import SECOND, Event, Log, by_user, clipped, counts_of, events_of, sample_of, windows_of
+from tests.extensions.sequences.event_logs import opened
+from tests.extensions.sequences.log_oracle import (
+    SECOND,
+    Event,
+    Log,
+    by_user,
+    clipped,
+    counts_of,
+    events_of,
+    sample_of,
+    windows_of,
+)
 
 FAST, BY_COMMAND, ALL = 1, 4, 25
 SEEDS = [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= FAST)) for seed in range(ALL)]

@@ -9,14 +9,15 @@ import pytest
 
 from common.errors import UserError
 from data_prep.dataset.manifest import load_rows_manifest
-from data_prep.parsing.event_yaml import load_event_schema, schema_path
+from data_prep.parsing.table_yaml import schema_path
 from data_prep.pipeline import preprocess
 from data_prep.traces.accesses import profile_accesses
 from data_prep.verify import verify_dataset
+from extensions.sequences.event_yaml import load_event_schema
 from tests.data_prep.conftest import config
 from tests.data_prep.mirror import Mirror
 from tests.data_prep.tables import paths
-from tests.event_logs import opened, reference, write_reference_log
+from tests.extensions.sequences.event_logs import opened, reference, write_reference_log
 
 
 @pytest.mark.parametrize("chunk_bytes", [2000, 1 << 20], ids=["in many runs", "in one"])
@@ -52,7 +53,7 @@ label: bought
 
 
 def test_what_is_odd_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its counts are those of tests/oracles/test_events.py."""
+    """Its counts are those of tests/extensions/sequences/test_log_oracle.py."""
     (tmp_path / "rows.csv").write_text(LOG + "ann,100,pen,buy,5\nann,20,cup,view,\ncy,95,pen,buy,\ndan,1,pen,buy,\n")
     (tmp_path / "brands.csv").write_text("item,brand\npen,x\nink,y\npen,x\nhat,x\n")
     brands = "attributes: {brand: {file: brands.csv, item: item, column: brand}}\n"

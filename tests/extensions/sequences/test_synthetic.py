@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from data_prep.config.keys import SyntheticEventsConfig
 from data_prep.pipeline import preprocess
-from data_prep.synthetic.events import World, click_probability, next_satiety
+from extensions.sequences.keys import SyntheticEventsConfig
+from extensions.sequences.synthetic import World, click_probability, next_satiety
 from tests.data_prep.conftest import config, sums
-from tests.event_logs import opened
+from tests.extensions.sequences.event_logs import opened
 
 SMALL = ["data.source=synthetic_events", "data.synthetic_events.users=300", "data.synthetic_events.items=500"]
 CONFIG = SyntheticEventsConfig(users=300, items=500)

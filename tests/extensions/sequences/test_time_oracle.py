@@ -7,8 +7,8 @@ import pytest
 
 from data_prep.pipeline import preprocess
 from tests.data_prep.conftest import config
-from tests.event_logs import opened
-from tests.oracles.event_times import drawn_log, expected_arrays
+from tests.extensions.sequences.event_logs import opened
+from tests.extensions.sequences.time_oracle import drawn_log, expected_arrays
 
 FAST, ALL = 12, 132
 BLOCKS = [range(FAST), *(range(start, start + 20) for start in range(FAST, ALL, 20))]
