@@ -5,11 +5,10 @@ import dataclasses
 import difflib
 import functools
 import itertools
-import json
 import re
 import shlex
 import typing
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,7 +21,7 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from common.config_file import quoted, read_overrides
+from common.config_file import as_override, given_keys, quoted, read_overrides
 from common.errors import UserError
 from common.extensions import directories_of_values
 from common.help import groups_of
@@ -89,11 +88,10 @@ def compose_config(
 
 
 class ConversionError(ValueError):
-    """Values that do not fit a dataclass of keys, in one line; `key` is the dotted key, or empty."""
+    """Values that do not fit a dataclass of keys, in one line."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error).splitlines()[0] if str(error) else type(error).__name__)
-        self.key: str = getattr(error, "full_key", None) or ""
 
 
 def convert(schema: type[ConfigT], *levels: Any) -> ConfigT:
@@ -145,8 +143,8 @@ def compose_partly(schema: type, config_dir: Path, overrides: Sequence[str], nam
     try:
         composed, defaults = _compose_values(schema, config_dir, name, overrides), list[str]()
         for implied in getattr(schema, "implied", ()):
-            values = implied(composed, list(_given_keys(overrides)))
-            defaults += [f"++{key}={_as_override(value)}" for key, value in values.items()]
+            values = implied(composed, list(given_keys(overrides)))
+            defaults += [f"++{key}={as_override(value)}" for key, value in values.items()]
             composed = _compose_values(schema, config_dir, name, [*defaults, *overrides]) if values else composed
         if any(override.startswith("+") for override in overrides):  # which may have added an unknown key
             composed = OmegaConf.merge(_stored(schema), OmegaConf.to_container(composed, resolve=True))
@@ -155,29 +153,6 @@ def compose_partly(schema: type, config_dir: Path, overrides: Sequence[str], nam
     except REFUSED as error:
         fault = _unknown_choice(schema, config_dir, command_line, isinstance(error, MissingConfigException))
         raise UserError(fault or _one_line(error) + _suggestion(schema, config_dir, command_line)) from error
-
-
-def _given_keys(overrides: Sequence[str]) -> Iterator[str]:
-    """The dotted keys of overrides, of a mapping those within."""
-    for override in OverridesParser.create().parse_overrides(list(overrides)):
-        yield from _leaves(override.key_or_group, override.value())
-
-
-def _leaves(key: str, value: Any) -> Iterator[str]:
-    if isinstance(value, dict) and value:
-        for name, inner in value.items():
-            yield from _leaves(f"{key}.{name}", inner)
-    else:
-        yield key
-
-
-def _as_override(value: Any) -> str:
-    """A plain value in Hydra's grammar, which takes no quotes around the names in a mapping."""
-    if isinstance(value, Mapping):
-        return "{" + ",".join(f"{name}:{_as_override(inner)}" for name, inner in value.items()) + "}"
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return f"[{','.join(map(_as_override, value))}]"
-    return json.dumps(value)
 
 
 def _compose_values(schema: type, config_dir: Path, name: str, overrides: Sequence[str]) -> Any:

@@ -1,7 +1,8 @@
 """A user's file of keys, read as if they were typed: nested or dotted, a plain value as on the command line."""
 
+import json
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import yaml
@@ -48,6 +49,29 @@ def read_overrides(option: str, path: Path, mappings: Collection[str] = (), whol
     except RecursionError as error:
         raise UserError(f"{option}: a value contains itself, by an alias; write it out") from error
     return list(overrides.values())
+
+
+def given_keys(overrides: Sequence[str]) -> Iterator[str]:
+    """The dotted keys of overrides, of a mapping those within."""
+    for override in OverridesParser.create().parse_overrides(list(overrides)):
+        yield from _keys_within(override.key_or_group, override.value())
+
+
+def _keys_within(key: str, value: object) -> Iterator[str]:
+    if isinstance(value, dict) and value:
+        for name, inner in value.items():
+            yield from _keys_within(f"{key}.{name}", inner)
+    else:
+        yield key
+
+
+def as_override(value: object) -> str:
+    """A plain value in Hydra's grammar, which takes no quotes around the names in a mapping."""
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{name}:{as_override(inner)}" for name, inner in value.items()) + "}"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return f"[{','.join(map(as_override, value))}]"
+    return json.dumps(value)
 
 
 class _NoKeyError(ValueError):

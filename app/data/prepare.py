@@ -98,11 +98,12 @@ def require_agreement(config: DataConfig, manifest: Manifest) -> None:
         )
     if _is_there(config):
         compared = compared_keys(values, manifest)
-        for key in [each for each in values if each not in compared]:
-            raise UserError(
-                f"data.{key}={values[key]}: has no effect on the dataset at data.path={config.path}; leave it out, or "
-                "give another data.path and what to make it from (data.raw, data.train, or data.source=synthetic)"
-            )
+        for key, value in values.items():
+            if key not in compared:
+                raise UserError(
+                    f"data.{key}={value}: has no effect on the dataset at data.path={config.path}; leave it out, or "
+                    "give another data.path and what to make it from (data.raw, data.train, or data.source=synthetic)"
+                )
 
 
 def in_force(config: DataConfig, manifest: Manifest) -> DataConfig:

@@ -32,6 +32,7 @@ REFUSED = {
     "checkpoint.resume": "each run resumes by itself; give another out=DIR for new ones",
     "checkpoint.overwrite": "nothing is overwritten; give another out=DIR for new runs",
 }
+PLACES = ("data.path", "data.raw", "data.train", "data.val", "data.test")  # of the data
 # Keys with which a run is still the recipe's: places, records, machine, intervals of saving and logging.
 BESIDE_RECIPE = (
     "run.",
@@ -40,12 +41,9 @@ BESIDE_RECIPE = (
     "environment.",
     "mlperf.",
     "baselines",
-    "data.path",
-    "data.raw",
-    "data.source",
-    "data.train",
-    "data.val",
-    "data.test",
+    *PLACES,
+    "data.remote.",
+    "data.generator_settings",
     "runtime.platform",
     "runtime.num_threads",
     "runtime.timeout_minutes",
@@ -110,8 +108,8 @@ def training_arguments(arguments: Sequence[str]) -> list[str]:
 
 
 def changed_keys(arguments: Sequence[str]) -> list[str]:
-    """Every `key=value` in which arguments of app.train differ from their recipe alone."""
-    choices = {_key(each): each for each in arguments if _key(each) in ("recipe", "model")}
+    """Every `key=value` in which arguments of app.train differ from their recipe alone, on the same data."""
+    choices = {_key(each): each for each in arguments if _key(each) in ("recipe", "model", *PLACES)}
     recipe, model = (choices.get(group, "").partition("=")[2] for group in ("recipe", "model"))
     if not (CONFIG_DIR / f"bars/{recipe}_{model}.yaml").is_file():  # the recipe is published with one model
         choices.pop("model", None)

@@ -43,7 +43,7 @@ def default_port_taken() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("argument", "status", "message"),
     [
-        ("data.path=", 2, "error: data.path: not given; name the directory to write the dataset to\n"),
+        ("data.path=", 2, "error: data.path: not given; name the directory of the dataset\n"),
         pytest.param("--help", 0, "", marks=pytest.mark.slow),
     ],
 )
