@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from msgspec import UNSET
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from app.checkpoint.documents import SUMMED, SavedState
+from app.checkpoint.documents import SavedState
 from app.config import CheckpointConfig
 from common.documents import decode, encode
 from common.errors import UserError
@@ -114,14 +113,12 @@ def verify(checkpoint: Path) -> None:
     Raises:
         UserError: there is no checkpoint here, or a file is missing or differs; the message names it.
     """
-    for name, expected in (read_state(checkpoint).files or {}).items():
+    for name, expected in read_state(checkpoint).files.items():
         path = checkpoint / name
         try:
             damaged = path.stat().st_size != expected.bytes or digest_file(path) != expected
         except OSError as error:
             raise UserError(f"{path}: checkpoint file not readable ({error.strerror})") from error
-        except ValueError as error:  # of older ones, whose state.json has no checksum: a name with a null byte
-            raise _damaged(checkpoint / STATE, f"files: {name!r}: {error}") from error
         if damaged:
             raise UserError(f"{path}: damaged: its size or digest is not the recorded one")
 
@@ -149,7 +146,7 @@ def publish(part: Path, final: Path, saved: CheckpointState, digests: dict[str, 
         if path.name not in digests:
             sync(path)
             digests[path.name] = digest_file(path)
-    state = encode(replace(saved.state, format=SUMMED, files=digests), indent=1).encode()
+    state = encode(replace(saved.state, files=digests), indent=1).encode()
     write_atomically(part / STATE_SUM, checksum_line(state))
     write_atomically(part / STATE, state)
     if final.exists():
@@ -164,7 +161,7 @@ def checksum_line(state: bytes) -> bytes:
 
 
 def read_state(checkpoint: Path) -> SavedState:
-    """Read state.json and compare it with its checksum; checkpoints of older versions have none.
+    """Read state.json and compare it with its checksum.
 
     Raises:
         UserError: there is no checkpoint here, or the file is damaged.
@@ -172,23 +169,18 @@ def read_state(checkpoint: Path) -> SavedState:
     path = checkpoint / STATE
     try:
         content = path.read_bytes()
-        summed = (checkpoint / STATE_SUM).read_bytes() if (checkpoint / STATE_SUM).exists() else None
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UserError(f"{checkpoint}: no checkpoint here ({STATE} is missing)") from error
     except OSError as error:
         raise _damaged(path, error) from error
-    if summed is not None and summed != checksum_line(content):
-        raise _damaged(path, f"it does not fit its checksum in {STATE_SUM}")
     try:
-        state = decode(content, SavedState)
-    except ValueError as error:
+        if (checkpoint / STATE_SUM).read_bytes() != checksum_line(content):
+            raise _damaged(path, f"it does not fit its checksum in {STATE_SUM}")
+        return decode(content, SavedState)
+    except FileNotFoundError as error:
+        raise _damaged(path, f"{STATE_SUM} is missing") from error
+    except (OSError, ValueError) as error:
         raise _damaged(path, error) from error
-    if state.files is UNSET or (state.evaluation and state.evaluation.step is UNSET):
-        lacking = "files" if state.files is UNSET else "evaluation.step"
-        raise _damaged(path, f"key {lacking!r} is missing")
-    if summed is None and state.format is not UNSET:
-        raise _damaged(path, f"{STATE_SUM} is missing")
-    return state
 
 
 def _damaged(path: Path, reason: object) -> UserError:

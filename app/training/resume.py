@@ -11,7 +11,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from app.checkpoint.documents import Layout, SavedState
+from app.checkpoint.documents import FORMAT, Layout, SavedState
 from app.checkpoint.files import (
     BEST,
     CHECKPOINTS,
@@ -27,8 +27,8 @@ from app.checkpoint.model_state import load_tensors
 from app.config import AppConfig, Compile, RuntimeConfig, from_plain
 from app.config.train import metrics_of
 from app.kinds.metrics import METRICS
-from app.metrics.documents import Best, EvaluationEvent, EvaluationFigures, Monitored
-from app.metrics.totals import Measured, of_steps
+from app.metrics.documents import Best, EvaluationEvent, EvaluationFigures
+from app.metrics.totals import Measured
 from app.record.directory import RunDirectory
 from app.record.documents import Summary
 from app.record.reading import CONFIG, read_config, read_events, read_summary
@@ -59,11 +59,11 @@ def checkpoint_state(session: Session, state: RunState, seconds: dict[str, float
     """Return a checkpoint's contents besides tensors; a collective call."""
     runtime = session.runtime
     values = SavedState(
+        format=FORMAT,
         step=state.step,
         samples=session.samples(state.step),
         epoch=state.epoch,
         step_in_epoch=state.step_in_epoch,
-        input_wait=state.measured.input_wait,
         measured=deepcopy(state.measured),
         unreported=deepcopy(state.unreported),
         skipped=state.skipped,
@@ -76,6 +76,7 @@ def checkpoint_state(session: Session, state: RunState, seconds: dict[str, float
         dataset=str(session.root),
         dataset_digest=session.manifest.digest,
         fingerprint=fingerprint(session.config),
+        files={},  # named when they are written
     )
     arrays: dict[str, NDArray[Any]] = {
         "losses": state.all_losses(),
@@ -102,27 +103,25 @@ def restore(path: Path, session: Session) -> Resumed:
             "give another run.name, or checkpoint.resume=never checkpoint.overwrite=true to start over"
         )
     load_tensors(path, session.model, session.optimizer)
-    # Of an older checkpoint what can be known, as if all was done by its last processes.
-    estimate = of_steps(arrays["step_seconds"], values.world_size, values.input_wait)
     state = RunState(
         step=values.step,
         epoch=values.epoch,
         step_in_epoch=values.step_in_epoch,
         losses=[arrays["losses"]],
         step_seconds=[arrays["step_seconds"]],
-        measured=values.measured or estimate,
-        unreported=values.unreported or Measured(),
+        measured=values.measured,
+        unreported=values.unreported,
         accuracies=arrays["accuracies"],
         skipped=values.skipped,
-        evaluation=values.evaluation or None,
-        best=values.best or None,
-        monitored=values.monitored or Monitored(best=values.best.auc if values.best else None),
+        evaluation=values.evaluation,
+        best=values.best,
+        monitored=values.monitored,
     )
     line = f"resume: from {path}, step {state.step}"
     if values.world_size == session.runtime.world_size:
         rng_states = {name: states[session.runtime.rank] for name, states in arrays.items() if name.startswith("rng_")}
         rng.restore(rng_states, session.runtime.device)
-    before, layout = {"compile": Compile.none.value, **plain_object(values.layout)}, plain_object(_layout(session))
+    before, layout = plain_object(values.layout), plain_object(_layout(session))
     if changes := [f"{key} {before[key]} then, {layout[key]} now" for key in layout if before[key] != layout[key]]:
         line += f" ({'; '.join(changes)}: results agree with an uninterrupted run within rounding only, losses to 1e-5)"
     return Resumed(state, values.seconds, line)
