@@ -130,7 +130,7 @@ def main(config: VerifyConfig) -> int:
 def _runtime_of(launch: RunManifest, overrides: RuntimeConfig, trained: RuntimeConfig) -> RuntimeConfig:
     """A run's runtime as its first launch had it, but for the overrides."""
     threads = overrides.num_threads or launch.num_threads or trained.num_threads
-    before = Compile[launch.compile] if launch.compile else trained.compile  # older manifests lack it
+    before = Compile[launch.compile] if launch.compile else trained.compile
     return replace(trained, num_threads=threads, compile=overrides.compile or before)
 
 

@@ -11,7 +11,7 @@ from app.checkpoint.files import BEST, LATEST, checkpoint_name
 from app.kinds.metrics import ALL_ROWS, AUC, BASE_RATE, CALIBRATION, LABEL_DEVIATION, LOGLOSS, MAE, NE, RMSE
 from app.metrics.documents import Best, EvaluationFigures, TrainEvent
 from app.record.directory import RESULTS_COLUMNS
-from app.record.documents import DONE, SUMMARY_VERSION, RunManifest, Summary
+from app.record.documents import DONE, RunManifest, Summary
 from app.record.reading import CURVES, MANIFEST, METRICS, RESULTS, SUMMARY
 from app.record.scores import SCORES
 from app.replay.compare import NEAR_ZERO, bitwise_difference
@@ -27,7 +27,6 @@ RELATIVE = ("loss", LOGLOSS, "lr", "gradient_norm", RMSE, MAE, LABEL_DEVIATION, 
 SMOOTH = (*RELATIVE, NE, CALIBRATION, ALL_ROWS, BASE_RATE)
 ROUNDING = 1e-12  # relative: of float64 sums over samples, whose order may be another in another release
 CHANGED_PLACES = 4  # samples that may change sides of a threshold or a rank where a logit differs by rounding
-NEWEST_IS_EVAL = 1  # version of summary.json in which `eval` is the newest evaluation
 MISSING, NOT_REPLAYED = "not recorded", "not replayed"
 
 
@@ -56,14 +55,14 @@ class RecordComparison(NamedTuple):
 class Pair(NamedTuple):
     """The same part of both records. file: whose list in NOT_COMPARED applies; empty: none.
 
-    is_whole: both have the same keys; else only those of both are compared, as of records of older versions.
+    is_whole: both have the same keys; else only those of both are compared.
     """
 
     where: str
     file: str
     recorded: Json
     replayed: Json
-    is_whole: bool
+    is_whole: bool = True
     samples: float = math.inf  # that the figures are of
 
 
@@ -91,7 +90,7 @@ def compare_records(record: Record, replay: Replay) -> RecordComparison:
                 differences.append(Difference(pair.where, name, recorded[name], replayed[name], size))
     if not any(isinstance(event, TrainEvent) and event.step <= replay.steps for event in record.events):
         raise UserError(f"run={record.directory}: {METRICS} has no losses to compare")
-    has_curves = replay.curves is not None and (record.curves is not None or record.is_whole)
+    has_curves = replay.curves is not None
     is_repeated = record.manifest.world_size == replay.record.manifest.world_size and not differences
     curves = _first_of_curves(record, replay) if has_curves and is_repeated else []
     lacking = [f"{CURVES} (other figures or processes differ)"] * (has_curves and not is_repeated)
@@ -100,8 +99,6 @@ def compare_records(record: Record, replay: Replay) -> RecordComparison:
         lacking.append(f"{SUMMARY}, {RESULTS}, {POINTERS} ({reason})")
     elif not record.checkpoints:
         lacking.append(f"{POINTERS} (there are no checkpoints)")
-    if not record.is_whole:
-        lacking.append("keys that the older version, which wrote the record, did not write")
     differences += [*curves, *_scores(record, replay)]
     return RecordComparison(differences, compared, _same_digests(record.summary, replay), lacking)
 
@@ -112,12 +109,12 @@ def _pairs(record: Record, replay: Replay) -> Iterator[Pair]:
     if record.summary is None:
         return
     yield from _of_summary(record, record.summary, replay)
-    if record.is_whole and record.summary.status != "failed":
+    if record.summary.status != "failed":
         yield from _of_results(record, record.summary)
         if record.checkpoints:
             best = record.summary.best if record.keeps_best and record.summary.best else None
             expected: Json = {LATEST: record.checkpoints[-1], BEST: best and checkpoint_name(best.step)}
-            yield Pair(POINTERS, "", {**record.pointers}, expected, True)
+            yield Pair(POINTERS, "", {**record.pointers}, expected)
 
 
 def _of_events(record: Record, replay: Replay) -> Iterator[Pair]:
@@ -134,21 +131,20 @@ def _of_events(record: Record, replay: Replay) -> Iterator[Pair]:
         before, now = recorded.get((kind, step)), repeated.get((kind, step))
         if before is None or now is None or not expected.is_expected(kind, step):
             fault = MISSING if before is None else NOT_REPLAYED if now is None else "not scheduled"
-            yield Pair(where, "", {"all": fault}, {"all": "recorded and scheduled"}, True)
+            yield Pair(where, "", {"all": fault}, {"all": "recorded and scheduled"})
             continue
-        is_whole = record.is_whole and not any(start < step <= end for start, end in expected.unknown)
+        is_whole = not any(start < step <= end for start, end in expected.unknown)
         figures = plain_object(before)
         yield Pair(where, METRICS, figures, plain_object(now), is_whole, _samples({**plain_object(now), **figures}))
-    if record.is_whole:
-        starts = [launch.from_step or 0 for launch in record.manifest.launches]
-        resumed = [start for number, start in enumerate(starts) if start and start <= min(starts[number:])]
-        steps, launched = [event.step for event in record.events if event.event == "resume"], iter(resumed)
-        if all(step in launched for step in steps):
-            resumed = steps  # a launch that was killed while it started has recorded no event
-        yield Pair(f"{METRICS}, resume", "", {"steps": steps}, {"steps": resumed}, True)
-        if record.summary is not None and record.summary.status != "failed":
-            counts = Counter(event.event for event in record.events)
-            yield Pair(f"{SUMMARY}, events", "", {**(record.summary.events or {})}, {**counts}, True)
+    starts = [launch.from_step or 0 for launch in record.manifest.launches]
+    resumed = [start for number, start in enumerate(starts) if start and start <= min(starts[number:])]
+    steps, launched = [event.step for event in record.events if event.event == "resume"], iter(resumed)
+    if all(step in launched for step in steps):
+        resumed = steps  # a launch that was killed while it started has recorded no event
+    yield Pair(f"{METRICS}, resume", "", {"steps": steps}, {"steps": resumed})
+    if record.summary is not None and record.summary.status != "failed":
+        counts = Counter(event.event for event in record.events)
+        yield Pair(f"{SUMMARY}, events", "", {**(record.summary.events or {})}, {**counts})
 
 
 def expected_of(record: Record, steps: int) -> ExpectedEvents:
@@ -170,15 +166,12 @@ def _of_manifests(record: Record, replay: Replay) -> Iterator[Pair]:
     launches = record.manifest.launches
     for number, launch in enumerate(launches, start=1):
         where = MANIFEST if number == len(launches) else f"{MANIFEST}, launch {number}"
-        yield Pair(where, MANIFEST, _repeated(launch), _repeated(replay.record.manifest), bool(launch.schedule))
-        if record.is_whole and launch.schedule:
-            own: Json = {"from_step": launch.from_step, "results_before": launch.results_before}
-            lines = len(record.results)  # the head, those of earlier runs, and the run's own, if it came to its end
-            has_line = record.summary is not None and record.summary.status != "failed"
-            before = (lines - 1 if lines > 2 else 0) if has_line else record.manifest.results_before
-            yield Pair(where, "", own, {"from_step": launch.from_step or 0, "results_before": before}, True)
-    if not record.is_whole:
-        return
+        yield Pair(where, MANIFEST, _repeated(launch), _repeated(replay.record.manifest))
+        own: Json = {"from_step": launch.from_step, "results_before": launch.results_before}
+        lines = len(record.results)  # the head, those of earlier runs, and the run's own, if it came to its end
+        has_line = record.summary is not None and record.summary.status != "failed"
+        before = (lines - 1 if lines > 2 else 0) if has_line else record.manifest.results_before
+        yield Pair(where, "", own, {"from_step": launch.from_step or 0, "results_before": before})
     newest, runtime = record.manifest, record.config.get("runtime") or {}
     earlier = newest.earlier is not UNSET
     recorded: Json = {"num_threads": newest.num_threads, "compile": newest.compile, "earlier": earlier}
@@ -187,7 +180,7 @@ def _of_manifests(record: Record, replay: Replay) -> Iterator[Pair]:
     if newest.schedule:
         recorded["schedule"] = plain_object(newest.schedule)
         configured["schedule"] = plain_object(replay.schedule)
-    yield Pair(MANIFEST, "", recorded, configured, True)
+    yield Pair(MANIFEST, "", recorded, configured)
 
 
 def _repeated(manifest: RunManifest) -> Json:
@@ -215,40 +208,35 @@ def _of_results(record: Record, summary: Summary) -> Iterator[Pair]:
     texts: Json = {name: "" if value is None else str(value) for name, value in expected.items()}
     head, line = (record.results[:1] or [[]])[0], (record.results[-1:] or [[]])[0]
     cells: Json = dict(zip(RESULTS_COLUMNS, line, strict=False))
-    yield Pair(RESULTS, "", {"head": head}, {"head": list(RESULTS_COLUMNS)}, True)
-    yield Pair(RESULTS, RESULTS, cells, texts, True)
+    yield Pair(RESULTS, "", {"head": head}, {"head": list(RESULTS_COLUMNS)})
+    yield Pair(RESULTS, RESULTS, cells, texts)
 
 
 def _of_summary(record: Record, recorded: Summary, replay: Replay) -> Iterator[Pair]:
     """The parts of the summary; nothing of one that failed, which one process wrote without the others."""
     if recorded.status == "failed":
-        yield Pair(SUMMARY, "", {"error": bool(recorded.error)}, {"error": True}, True)
+        yield Pair(SUMMARY, "", {"error": bool(recorded.error)}, {"error": True})
         return
-    repeated, is_whole = replay.record.summary, record.is_whole
+    repeated = replay.record.summary
     assert repeated is not None
     evaluated = record.evaluated(replay.steps)
     # A run that is stopped in its last evaluation is interrupted, though no step is left.
     is_stopped = recorded.status == "interrupted" and replay.steps not in evaluated
     figures: Json = {"steps": recorded.steps, "samples": recorded.samples, "status": recorded.status}
     status = "interrupted" if is_stopped else replay.status
-    yield Pair(SUMMARY, "", figures, {"steps": replay.steps, "samples": repeated.samples, "status": status}, is_whole)
-    if is_whole:
-        sizes: Json = {"version": recorded.version, "world_size": recorded.world_size}
-        yield Pair(SUMMARY, "", sizes, {"version": SUMMARY_VERSION, "world_size": record.manifest.world_size}, True)
+    yield Pair(SUMMARY, "", figures, {"steps": replay.steps, "samples": repeated.samples, "status": status})
+    yield Pair(SUMMARY, "", {"world_size": recorded.world_size}, {"world_size": record.manifest.world_size})
     if recorded.steps != replay.steps:
         return
     for part in ("parameters", "train"):
-        yield Pair(f"{SUMMARY}, {part}", SUMMARY, _part(recorded, part), _part(repeated, part), is_whole)
+        yield Pair(f"{SUMMARY}, {part}", SUMMARY, _part(recorded, part), _part(repeated, part))
     stop = {} if replay.early_stop is None else plain_object(replay.early_stop)
-    yield Pair(f"{SUMMARY}, early_stop", SUMMARY, _part(recorded, "early_stop"), stop, is_whole)
-    yield Pair(f"{SUMMARY}, tables", SUMMARY, _part(recorded, "tables"), _tables(record, repeated), is_whole)
+    yield Pair(f"{SUMMARY}, early_stop", SUMMARY, _part(recorded, "early_stop"), stop)
+    yield Pair(f"{SUMMARY}, tables", SUMMARY, _part(recorded, "tables"), _tables(record, repeated))
     newest = max(evaluated, default=None)
-    if newest is None and not is_whole:
-        newest = recorded.eval.step or None
-    served = _served_step(record, recorded, newest)
-    yield _of_evaluation("eval", recorded.eval, served, replay, is_whole)
-    if recorded.last or is_whole:
-        yield _of_evaluation("last", recorded.last or None, newest, replay, is_whole)
+    served = recorded.best.step if record.keeps_best and recorded.best else newest
+    yield _of_evaluation("eval", recorded.eval, served, replay)
+    yield _of_evaluation("last", recorded.last or None, newest, replay)
     yield from _of_best(record, recorded, replay)
 
 
@@ -268,25 +256,12 @@ def _tables(record: Record, repeated: Summary) -> Json:
     return tables
 
 
-def _served_step(record: Record, recorded: Summary, newest: int | None) -> int | None:
-    """The step that `eval` of a summary should be of, by the meaning of its version."""
-    version = recorded.version or NEWEST_IS_EVAL
-    if not NEWEST_IS_EVAL <= version <= SUMMARY_VERSION:
-        raise UserError(
-            f"run={record.directory}: {SUMMARY} is of version {version}, which is not known here; use a newer release"
-        )
-    serves_best = version > NEWEST_IS_EVAL and record.keeps_best
-    return recorded.best.step if serves_best and recorded.best else newest
-
-
-def _of_evaluation(
-    part: str, recorded: EvaluationFigures | None, step: int | None, replay: Replay, is_whole: bool
-) -> Pair:
+def _of_evaluation(part: str, recorded: EvaluationFigures | None, step: int | None, replay: Replay) -> Pair:
     """An evaluation of the summary, which should be that of a step."""
     figures = {} if recorded is None else plain_object(recorded)
     repeated = undefined_evaluation() if step is None else replay.evaluation("eval", step)
     now: Json = {"step": step, AUC: None} if repeated is None else plain_object(repeated)
-    return Pair(f"{SUMMARY}, {part}", SUMMARY, figures, now, is_whole, _samples({**now, **figures}))
+    return Pair(f"{SUMMARY}, {part}", SUMMARY, figures, now, samples=_samples({**now, **figures}))
 
 
 def _of_best(record: Record, recorded: Summary, replay: Replay) -> Iterator[Pair]:
@@ -297,22 +272,21 @@ def _of_best(record: Record, recorded: Summary, replay: Replay) -> Iterator[Pair
         repeated: Best | None = None if evaluation is None else best_of(evaluation, replay.monitor)
         figures = {} if repeated is None else plain_object(repeated)
         samples = _samples({} if evaluation is None else plain_object(evaluation))
-        yield Pair(where, SUMMARY, plain_object(best), figures, record.is_whole, samples)
-    elif record.is_whole:
+        yield Pair(where, SUMMARY, plain_object(best), figures, samples=samples)
+    else:
         begin = record.manifest.launches[-1].from_step or 0
         evaluations = [replay.evaluation("eval", step) for step in record.evaluated(replay.steps) if step > begin]
         is_due = any(one is not None and best_of(one, replay.monitor) is not None for one in evaluations)
-        yield Pair(where, "", {"all": MISSING if is_due else "none"}, {"all": "none"}, True)
+        yield Pair(where, "", {"all": MISSING if is_due else "none"}, {"all": "none"})
 
 
 def _same_digests(recorded: Summary | None, replay: Replay) -> dict[str, bool]:
-    """Whether each digest is the replay's; one that a record of this version lacks is not."""
+    """Whether each digest is the replay's; one that the record lacks is not."""
     repeated = replay.record.summary
     if recorded is None or repeated is None or recorded.status == "failed" or recorded.steps != replay.steps:
         return {}
     before, now = (plain_object(one.digest) if one.digest else {} for one in (recorded, repeated))
-    names = [name for name in now if before.get(name) is not None or (recorded.version or 0) >= SUMMARY_VERSION]
-    return {name: before.get(name) == now[name] for name in names}
+    return {name: before.get(name) == now[name] for name in now}
 
 
 def _first_of_curves(record: Record, replay: Replay) -> list[Difference]:
@@ -345,7 +319,7 @@ def _scores(record: Record, replay: Replay) -> Iterator[Difference]:
             yield Difference(where, f"logits.{difference.first[0]}", before, now, difference.largest)
     summary = record.summary
     has_ended = summary is not None and summary.status in DONE
-    if record.is_whole and has_ended and replay.keeps_scores and replay.keeps_scores not in record.scores:
+    if has_ended and replay.keeps_scores and replay.keeps_scores not in record.scores:
         yield Difference(SCORES, replay.keeps_scores, MISSING, "kept by eval.keep_scores", math.inf)
 
 

@@ -12,7 +12,6 @@ from app.training.state import RunLength, length_of
 from common.documents import Json, plain_object
 
 LAYOUT = ("image", "base_image", "world_size", "local_world_size", "num_threads", "platform", "compile")
-ADDED = ("local_world_size", "compile")  # keys of LAYOUT that manifests of older versions lack
 # Set by torchrun or instead of it: their effects are compared by LAYOUT.
 BY_LAUNCHER = (
     "WORLD_SIZE",
@@ -78,17 +77,13 @@ def _changes(recorded: RunManifest, now: RunManifest) -> list[str]:
     lines = [
         f"{key}: {before or None} then, {after} now"
         for key, (before, after) in conditions.items()
-        if (before or None) != (after or None) and (before is not UNSET or key not in ADDED or recorded.schedule)
+        if (before or None) != (after or None)
     ]
     plans = recorded.plan or {}, now.plan or {}
     if not lines and _places(plans[0]) != _places(plans[1]):
         lines = [f"sharding: {_types(plans[0])} then, {_types(plans[1])} now"]
     for part in ("code", "versions", "hardware", "environment", "files"):
-        if part == "files" and recorded.files is UNSET:  # which older runs lack
-            continue
         before, after = (_facts(getattr(manifest, part)) for manifest in (recorded, now))
-        if part == "code" and "sources_sha256" not in before and not recorded.schedule:  # an older run
-            after.pop("sources_sha256", None)
         lines += [
             f"{part} {key}: {before.get(key)} then, {after.get(key)} now"
             for key in sorted(before.keys() | after.keys())

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from app.checkpoint.files import BEST, CHECKPOINTS, LATEST, whole_checkpoints
 from app.metrics.documents import AnyEvent, Curves, EarlyStop, EvaluationEvent, EvaluationFigures
-from app.record.documents import RunManifest, RunSchedule, Summary
+from app.record.documents import SUMMARY_VERSION, RunManifest, RunSchedule, Summary
 from app.record.reading import (
     MANIFEST,
     METRICS,
@@ -92,11 +92,6 @@ class Record(NamedTuple):
     checkpoints: list[str]
 
     @property
-    def is_whole(self) -> bool:
-        """Whether the newest launch wrote every key that this version writes; older versions wrote fewer."""
-        return bool(self.manifest.schedule)
-
-    @property
     def keeps_best(self) -> bool:
         return bool((self.config.get("checkpoint") or {}).get("keep_best"))
 
@@ -134,15 +129,25 @@ def read_record(directory: Path) -> Record:
     """Read all that is compared of a run.
 
     Raises:
-        UserError: the directory is not a run's, or a file is damaged.
+        UserError: the directory is not a trained run's, or a file is damaged or of another version.
     """
-    manifest, checkpoints = read_manifest(directory), directory / CHECKPOINTS
+    manifest, summary, checkpoints = read_manifest(directory), read_summary(directory), directory / CHECKPOINTS
+    if any(not launch.schedule for launch in manifest.launches):
+        raise UserError(
+            f"run={directory}: {MANIFEST} has no schedule, as of a run that was built and not trained, or of another "
+            "version; give a run that this version trained"
+        )
+    if summary is not None and summary.version != SUMMARY_VERSION:
+        raise UserError(
+            f"run={directory}: {SUMMARY} is of version {summary.version or 'none'}, and this one reads "
+            f"{SUMMARY_VERSION}; give a run that this version trained"
+        )
     return Record(
         directory,
         read_config(directory),
         manifest,
         launches_of(manifest),
-        read_summary(directory),
+        summary,
         read_events(directory),
         read_curves(directory),
         _scores(directory),

@@ -102,7 +102,7 @@ def test_a_mirror_s_login(run_app: Command, tmp_path: Path) -> None:
     mirror.content["day_0.tsv"] = oracle.make_rows(400, seed=0)
     url = mirror.url("good/day_0.tsv").replace("//", f"//user:{SECRET}@")
     remote = f"{{name: day_0.tsv, mirrors: ['{url}'], member: null}}"
-    keys = [*SMALL, "run.name=one", "data.source=criteo_kaggle", "data.path=null", "data.workers=1"]
+    keys = [*SMALL, "run.name=one", "data.source=criteo_kaggle", "data.path=days", "data.workers=1"]
     keys += [f"data.remote={remote}", "train.max_steps=2"]
     process = run_app("train", *keys)
     assert "fetching http://127.0.0.1" in process.stderr

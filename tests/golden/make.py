@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.app.datasets import write_dataset
 
 GOLDEN = Path("tests/golden")
-KEPT = ("config.yaml", "manifest.json", "metrics.jsonl", "summary.json")
+KEPT = ("config.yaml", "manifest.json", "metrics.jsonl", "summary.json", "results.csv", "curves.json")
 OVERRIDES = [f"data.path={GOLDEN}/data", "run.name=golden", "model.dense_arch=[32,16]", "model.over_arch=[32,1]"]
 OVERRIDES += ["train.global_batch_size=64", "train.max_steps=24", "train.eval_every_steps=10"]
 OVERRIDES += ["train.log_every_steps=1", "runtime.platform=cpu", "runtime.num_threads=1", "record.tensorboard=false"]

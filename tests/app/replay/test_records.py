@@ -159,18 +159,18 @@ def test_without_checkpoints_the_same_is_compared(run: Path, verified: Callable[
     assert verified()[0] == 1
 
 
-def test_a_summary_of_the_version_before_is_compared_by_its_own_meaning(
-    run: Path, verified: Callable[..., tuple[int, Report]]
-) -> None:
-    """Its `eval` is the newest evaluation, and there is no other."""
-    rewritten(run / "summary.json", lambda old: {**old, "version": 1, "eval": old.pop("last")})
+@pytest.mark.parametrize("version", [1, 99, None])
+def test_a_summary_of_another_version_is_refused(version: int | None, runtime: Runtime, run: Path) -> None:
+    in_summary(None, "version", version)(run)
+    if version is None:
+        rewritten(run / "summary.json", lambda old: {key: value for key, value in old.items() if key != "version"})
+    with pytest.raises(UserError, match=rf"summary\.json is of version {str(version).lower()}, and this one reads 3"):
+        command_here(runtime, "verify", f"run={run}")
+
+
+def test_a_manifest_without_the_schedule_is_refused(runtime: Runtime, run: Path) -> None:
     rewritten(run / "manifest.json", without_schedule)
-    assert verified()[1]["verdict"] == "identical"
-
-
-def test_an_unknown_meaning_of_the_evaluation_is_refused(runtime: Runtime, run: Path) -> None:
-    in_summary(None, "version", 99)(run)
-    with pytest.raises(UserError, match=r"summary.json is of version 99, which is not known here"):
+    with pytest.raises(UserError, match=r"manifest\.json has no schedule, as of .* another version; give a run that"):
         command_here(runtime, "verify", f"run={run}")
 
 
@@ -183,6 +183,7 @@ def test_conditions_are_compared_launch_by_launch() -> None:
         "plan": {},
         "num_threads": 1,
         "platform": "cpu",
+        "compile": "none",
         "image": None,
         "base_image": None,
         "dataset": {"path": "x", "digest": "d"},
@@ -194,7 +195,7 @@ def test_conditions_are_compared_launch_by_launch() -> None:
     def changes(parts: list[Launch], document: dict[str, Any]) -> tuple[list[str], int | None]:
         return launches.changes(parts, convert(document, RunManifest))
 
-    now = {**same, "world_size": 1, "compile": "none"}
+    now = {**same, "world_size": 1}
     two, one = {**same, "world_size": 2, "from_step": 0}, {**same, "world_size": 1, "from_step": 40}
     both = launches_of({**one, "earlier": [two]})
     assert [(launch.start, launch.end) for launch in both] == [(0, 40), (40, None)]
