@@ -65,12 +65,6 @@ COMMANDS = {
             f"{_CONFIG}:validate_recommend",
         ),
         _row(
-            "export",
-            "a run's model as one file that scores encoded samples without Clickwork",
-            f"{_CONFIG}:ExportConfig",
-            f"{_CONFIG}:validate_export",
-        ),
-        _row(
             "bench",
             "operators, input path and steps against this machine's measured limits",
             f"{_CONFIG}:BenchConfig",

@@ -14,7 +14,6 @@ from common.keys import MISSING, key, shown
 
 STEP_FAMILIES = ("embedding_bag", "interaction", "mlp", "optimizer_step", "collective", "input", "step")
 FAMILIES = (*STEP_FAMILIES, "inference")
-EXPORT_SUFFIX = ".pt2"
 RANKING_SUFFIXES = (".json", ".csv")
 
 
@@ -142,33 +141,6 @@ class DoctorConfig:
     runs: str = key("runs", "directory of the runs")
     json: bool = key(False, "print JSON instead of lines")
     out: str | None = key(None, "also write the JSON to this file")
-
-
-@dataclass(frozen=True)
-class ExportConfig:
-    """The run to export and the file to write."""
-
-    run: str = key(MISSING, "the run's directory", example="runs/quickstart")
-    out: str = key(MISSING, "the file, NAME.pt2", example="model.pt2")
-    tables: TablePrecision = key(
-        TablePrecision.fp32, "fp16, int8 and int4: a program that loads the file must import fbgemm_gpu"
-    )
-    checkpoint: str | None = key(None, CHECKPOINT, example="last")
-    data: DatasetConfig = field(default_factory=DatasetConfig)
-    correct_sampling: bool = key(False, CORRECT_SAMPLING)
-    tolerance: float = key(
-        1e-5, "largest difference in a logit between the file and the model that it was made of", at_least=0
-    )
-    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # threads: those of the run unless given
-
-
-def validate_export(config: ExportConfig) -> None:
-    """Raises UserError for values that cannot work."""
-    if not config.out.endswith(EXPORT_SUFFIX):
-        raise UserError(f"out={config.out}: the name must end in {EXPORT_SUFFIX}")
-    require_place("out", config.out)
-    if config.tables is TablePrecision.bf16:
-        raise UserError("tables=bf16: FBGEMM looks up in no bf16 tables for inference; use fp16, fp32, int8 or int4")
 
 
 @dataclass(frozen=True)

@@ -5,34 +5,27 @@ gives logits. clickwork.json in the file describes its inputs. The file is read 
 before it gets its name.
 """
 
-if __name__ == "__main__":  # first: what is imported below may take seconds
-    from app.commands import COMMANDS
-    from common.cli import run
-
-    run(COMMANDS["export"])
-
-
 import json
 import logging
 from pathlib import Path
 
 import torch
-from app.scoring.documents import ExportedProgram
-from app.scoring.export_program import Program
 from msgspec import structs
 
 from app.config import AppConfig, validate
-from app.config.commands import ExportConfig
 from app.config.model import require_dlrm, require_own_scores
 from app.record import provenance
 from app.runtime import process_group
 from app.runtime.platform import Runtime
-from app.scoring import export_program, served_model
+from app.scoring import served_model
 from app.sharding import from_config
 from app.training import resume
 from common.cli import EXIT_DONE
 from common.errors import UserError
 from data_prep.dataset.format import Manifest
+from extensions.export.documents import ExportedProgram
+from extensions.export.keys import ExportConfig
+from extensions.export.program import Program, export_program, program_of, random_inputs, save, uses_fbgemm
 
 log = logging.getLogger("clickwork")
 
@@ -62,8 +55,8 @@ def _export(config: ExportConfig, trained: AppConfig, runtime: Runtime) -> None:
     model = served_model.load(run.path, trained, manifest, config.tables, CPU)
     num_dense = len(manifest.schema["dense"])
     multi_hot = from_config.multi_hot_features(trained, manifest)
-    program = export_program.program_of(model, manifest.num_embeddings, multi_hot, correction)
-    exported = export_program.export(program, num_dense, manifest.num_embeddings)
+    program = program_of(model, manifest.num_embeddings, multi_hot, correction)
+    exported = export_program(program, num_dense, manifest.num_embeddings)
     about = ExportedProgram(
         **structs.asdict(provenance.describe_run()),
         run=str(Path(config.run)),
@@ -71,7 +64,7 @@ def _export(config: ExportConfig, trained: AppConfig, runtime: Runtime) -> None:
         step=run.state.step,
         dataset_digest=manifest.digest,
         tables=config.tables.value,
-        imports=["fbgemm_gpu"] if export_program.uses_fbgemm(exported) else [],
+        imports=["fbgemm_gpu"] if uses_fbgemm(exported) else [],
         inputs=_inputs(one_id_each=not multi_hot),
         dense_features=manifest.schema["dense"],
         sparse_features=manifest.num_embeddings,
@@ -87,7 +80,7 @@ def _export(config: ExportConfig, trained: AppConfig, runtime: Runtime) -> None:
                 f"tolerance={config.tolerance}: a logit of the file differs from the model's by {difference}"
             )
 
-    export_program.save(exported, out, about, check)
+    save(exported, out, about, check)
     run.log_choice()
     log.info(
         "export: %s, %.1f MB, step %d, tables %s; logits within %.1g of the model's; load it with torch%s",
@@ -107,7 +100,7 @@ def _difference(program: Program, loaded: torch.export.ExportedProgram, num_dens
     run = loaded.module()
     differences = []
     for samples in COMPARED_SAMPLES:
-        inputs = export_program.random_inputs(program, num_dense, manifest.num_embeddings, samples)
+        inputs = random_inputs(program, num_dense, manifest.num_embeddings, samples)
         with torch.no_grad():
             differences.append((run(*inputs) - program(*inputs)).abs().max().item())
     return max(differences)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from app.scoring.documents import ExportedProgram
 from torch import Tensor, nn
 from torchrec import KeyedJaggedTensor
 
@@ -19,6 +18,7 @@ from app.model.dlrm import DLRM
 from app.model.embeddings import SparseArch
 from common.documents import encode
 from common.errors import UserError
+from extensions.export.documents import ExportedProgram
 
 ABOUT = "clickwork.json"
 EXAMPLE_SAMPLES = 5  # not 0 or 1, which torch.export would take for constants
@@ -123,7 +123,7 @@ def random_inputs(program: Program, num_dense: int, num_embeddings: Mapping[str,
     return dense, torch.cat(ids), lengths
 
 
-def export(program: Program, num_dense: int, num_embeddings: Mapping[str, int]) -> torch.export.ExportedProgram:
+def export_program(program: Program, num_dense: int, num_embeddings: Mapping[str, int]) -> torch.export.ExportedProgram:
     """The program for any number of samples.
 
     Raises:

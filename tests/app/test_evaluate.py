@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from app import export, recommend
+from app import recommend
 from app.config import CONFIG_DIR, AppConfig, RuntimeConfig
-from app.config.commands import EvaluateConfig, ExportConfig, RecommendConfig, TablePrecision, validate_evaluate
+from app.config.commands import EvaluateConfig, RecommendConfig, TablePrecision, validate_evaluate
 from app.config.runtime import Precision
 from app.data.split import SplitReader
 from app.runtime.platform import Runtime
@@ -116,11 +116,8 @@ def mixing(tmp_path: Path) -> AppConfig:
 
 
 def test_scores_that_depend_on_other_rows_are_not_served(mixing: AppConfig, tmp_path: Path) -> None:
-    run = str(tmp_path)
-    with pytest.raises(UserError, match=r"mixes_samples=true: export has no meaning"):
-        export.main(ExportConfig(run=run, out=f"{run}/m.pt2"))
     with pytest.raises(UserError, match=r"mixes_samples=true: recommend has no meaning"):
-        recommend.main(RecommendConfig(run=run, candidates="c.csv"))
+        recommend.main(RecommendConfig(run=str(tmp_path), candidates="c.csv"))
 
 
 def test_metrics_that_depend_on_the_batch_say_so(

@@ -34,7 +34,7 @@ def planted(root: Path) -> list[Path]:
 
 
 @pytest.mark.slow
-def test_a_run_and_its_replay(run_app: Command, dataset: Path, tmp_path: Path) -> None:
+def test_a_run_and_its_replay(dataset: Path, tmp_path: Path) -> None:
     overrides = [*SMALL, f"data.path={dataset}", "run.name=one", "train.max_steps=10", *ARGUMENTS]
     process = ended(forked("train", *overrides, cwd=tmp_path, environment=ENVIRONMENT), tmp_path)
     assert process.returncode == 0, process.stderr
@@ -45,8 +45,6 @@ def test_a_run_and_its_replay(run_app: Command, dataset: Path, tmp_path: Path) -
     assert verified.returncode == 0, verified.stderr
     assert "verify: runs/one: identical" in verified.stderr
     assert "TORCH_TOKEN" not in verified.stderr  # masked then and now
-    run_app("export", "run=runs/one", "out=m.pt2")
-    assert planted(tmp_path) == []
 
 
 @pytest.mark.parametrize(

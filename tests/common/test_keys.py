@@ -13,7 +13,6 @@ from app.config.commands import (
     BaselinesConfig,
     BenchConfig,
     DoctorConfig,
-    ExportConfig,
     RecommendConfig,
 )
 from common.errors import UserError
@@ -114,7 +113,6 @@ OF_COMMANDS: dict[type, dict[str, Limits]] = {
     },
     EvaluateConfig: {"global_batch_size": ONE, "exact_rows": ZERO, "keep_scores": ZERO},
     RecommendConfig: {"top_k": ONE},
-    ExportConfig: {"tolerance": TOLERANCE},
     VerifyConfig: {"tolerance": TOLERANCE},
     BaselinesConfig: {"rows": BLOCKS, "seconds": POSITIVE},
     DoctorConfig: {},
@@ -124,7 +122,7 @@ OF_COMMANDS: dict[type, dict[str, Limits]] = {
     PrepConfig: {**OF_PREPARATION, "locality.accesses": ONE, "locality.seed": ZERO},
 }  # fmt: skip
 OF_RUNTIME = {name: limits for name, limits in OF_RUNS.items() if name.startswith("runtime.")}
-for _schema in (EvaluateConfig, RecommendConfig, ExportConfig, VerifyConfig):
+for _schema in (EvaluateConfig, RecommendConfig, VerifyConfig):
     OF_COMMANDS[_schema] |= OF_RUNTIME
 
 

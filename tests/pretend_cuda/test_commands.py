@@ -5,7 +5,6 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.data_prep import oracle
 from tests.pretend_cuda.machine import Machine
@@ -29,11 +28,6 @@ def test_two_processes_evaluate(machine: Machine, runs: Path, tmp_path: Path) ->
     command(machine, "evaluate", tmp_path, f"run={runs}/cuda/run", "split=val", f"out={tmp_path}/out.json", processes=2)
     figures = json.loads((tmp_path / "out.json").read_text())
     assert figures["auc"] == pytest.approx(summary(runs / "cuda")["eval"]["auc"], rel=1e-5)
-
-
-def test_export(machine: Machine, runs: Path, tmp_path: Path) -> None:
-    command(machine, "export", tmp_path, f"run={runs}/cuda/run", f"out={tmp_path}/model.pt2")
-    assert torch.export.load(tmp_path / "model.pt2") is not None
 
 
 def test_recommend(machine: Machine, tmp_path: Path) -> None:

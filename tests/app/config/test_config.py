@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from app.config import CONFIG_DIR, AppConfig, EvaluateConfig, Interaction, from_plain, validate
-from app.config.commands import ExportConfig, RecommendConfig, VerifyConfig
+from app.config.commands import RecommendConfig, VerifyConfig
 from common.compose import ConversionError, compose_config
 from common.errors import UserError
 from common.help import describe
@@ -161,7 +161,7 @@ def test_names_and_paths_are_taken_as_they_are_typed() -> None:
     assert compose_config(EvaluateConfig, CONFIG_DIR, ["run=2026_11_24"], "evaluate").run == "2026_11_24"
 
 
-@pytest.mark.parametrize("schema", [RecommendConfig, EvaluateConfig, ExportConfig, VerifyConfig])
+@pytest.mark.parametrize("schema", [RecommendConfig, EvaluateConfig, VerifyConfig])
 def test_help_of_a_command_begins_with_what_must_be_given(schema: type) -> None:
     """With an example, and with every key of a command that has few."""
     plain: dict[str, Any] = {}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.config import CONFIG_DIR, AppConfig, EvaluateConfig, VerifyConfig, validate_new_run
-from app.config.commands import DoctorConfig, ExportConfig, RecommendConfig
+from app.config.commands import DoctorConfig, RecommendConfig
 from app.data import prepare
 from app.record.reading import read_config
 from common.compose import compose_config
@@ -126,7 +126,6 @@ def test_the_source_and_the_path_go_together(tmp_path: Path, dataset: Path) -> N
         (VerifyConfig, "verify", ["run=a"]),
         (DoctorConfig, "doctor", []),
         (RecommendConfig, "recommend", ["run=a", "candidates=b"]),
-        (ExportConfig, "export", ["run=a", "out=b"]),
     ],
 )
 def test_data_path_has_one_name_everywhere(schema: type, name: str, overrides: list[str]) -> None:

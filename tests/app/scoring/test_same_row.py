@@ -1,4 +1,4 @@
-"""The same row is the same row: in evaluation, as a candidate in any form of file, and to an exported program.
+"""The same row is the same row: in evaluation, as a candidate in any form of file, and to the model as it is served.
 
 What a form cannot say is refused by name; nothing is scored as another row.
 """
@@ -15,13 +15,13 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from numpy.typing import NDArray
+from torchrec import KeyedJaggedTensor
 
 from app.checkpoint import files
 from app.config import RuntimeConfig
 from app.config.commands import TablePrecision
 from app.runtime.platform import Runtime
-from app.scoring import export_program, served_model
-from app.sharding import from_config
+from app.scoring import served_model
 from app.training import resume
 from app.training.predictor import Evaluation, Predictor
 from common.errors import UserError
@@ -44,7 +44,6 @@ from tests.oracles.own_tables import (
 )
 
 FAST, ALL, ROWS = 2, 9, 60
-EXPORTED_EVERY = 4  # of the slow draws: an export takes longer than all else
 FORMS_AT_ONCE = 3  # in the quick tests
 SEEDS = [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= FAST)) for seed in range(ALL)]
 TRAIN = ["model.embedding_dim=8", "model.dense_arch=[8]", "model.over_arch=[8,1]", "train.global_batch_size=16"]
@@ -95,19 +94,6 @@ class Model(NamedTuple):
         ranking = json.loads(out.read_text())["ranking"]
         logits = {int(candidate["candidate"]): candidate["logit"] for candidate in ranking}
         return np.array([logits[row] for row in sorted(logits)], np.float32)
-
-    def program(self, exported: bool) -> Any:
-        """The program that app.export makes: as read from the file, or before it is traced."""
-        if exported:
-            out = self.directory / "model.pt2"
-            command_here(self.runtime, "export", f"run={self.directory}/run", f"out={out}")
-            return torch.export.load(out).module()
-        trained = resume.trained_config(self.directory / "run", RuntimeConfig(), None)
-        manifest = load_manifest(self.directory / "data")
-        checkpoint = Path(files.find_checkpoint(self.directory / "run", None))
-        model = served_model.load(checkpoint, trained, manifest, TablePrecision.fp32, torch.device("cpu"))
-        multi_hot = from_config.multi_hot_features(trained, manifest)
-        return export_program.program_of(model, manifest.num_embeddings, multi_hot)
 
 
 def trained(runtime: Runtime, directory: Path, raw: str, schema: str, *keys: str) -> Model:
@@ -184,8 +170,25 @@ def cut_users_columns(objects: list[dict[str, Any]]) -> tuple[dict[str, Any], li
     return user, [{key: value for key, value in item.items() if repr(value) != repr(user[key])} for item in objects]
 
 
+def served(model: Model, table: OwnTable, rows: list[int], keys: dict[str, Any]) -> NDArray[np.float32]:
+    """Logits of these rows, encoded by the independent encoder, by the unsharded model."""
+    trained = resume.trained_config(model.directory / "run", RuntimeConfig(), None)
+    manifest = load_manifest(model.directory / "data")
+    checkpoint = Path(files.find_checkpoint(model.directory / "run", None))
+    dlrm = served_model.load(checkpoint, trained, manifest, TablePrecision.fp32, torch.device("cpu"))
+    dense, ids, *lengths = inputs_of(table, model.directory / "data", rows, keys)
+    one_each = torch.ones(len(manifest.num_embeddings), len(rows), dtype=torch.int32)
+    flat = ids.flatten() if lengths else ids.T.flatten()
+    bags = KeyedJaggedTensor(
+        list(manifest.num_embeddings), flat.int(), lengths=(lengths[0] if lengths else one_each).flatten().int()
+    )
+    with torch.no_grad():
+        logits: NDArray[np.float32] = dlrm(dense, bags).numpy()
+    return logits
+
+
 def inputs_of(table: OwnTable, root: Path, rows: list[int], keys: dict[str, Any]) -> list[torch.Tensor]:
-    """What an exported program is given for these rows, by the independent encoder."""
+    """Dense features and ids of these rows, and if they have bags their lengths, by the independent encoder."""
     dense = torch.from_numpy(dense_of(table, keys["dense_transform"])[rows])
     ids = ids_of(table, root, keys.get("max_ind_range"))
     ordered = [[bags[row] for row in rows] for bags in ids]
@@ -228,9 +231,7 @@ def test_drawn_tables(seed: int, runtime: Runtime, tmp_path: Path) -> None:
     rows = list(range(first, first + len(expected)))
     assert len(np.unique(expected)) > 2
 
-    program = model.program(exported=seed >= FAST and seed % EXPORTED_EVERY == 0)
-    logits = program(*inputs_of(table, tmp_path / "data", rows, keys)).detach().numpy()
-    np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(served(model, table, rows, keys), expected, rtol=0, atol=1e-6)
     forms = forms_of(table, rows, draw)
     if seed < FAST:
         forms = draw.sample(forms, FORMS_AT_ONCE)

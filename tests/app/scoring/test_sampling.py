@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from app.metrics.clicks import all_rows_sums, click_metrics, of_all_rows
 from app.record.scores import read_scores
@@ -15,8 +14,6 @@ from app.report.read import read_run
 from app.runtime.platform import Runtime
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest
-from data_prep.encoding.encoder import Encoder
-from data_prep.encoding.new_rows import read_new_rows
 from data_prep.pipeline import preprocess
 from tests.app.conftest import SMALL
 from tests.app.in_process import command_here, train_here
@@ -105,8 +102,8 @@ def test_evaluate_measures_all_rows(further: list[str], runtime: Runtime, capsys
     assert corrected["base_rate"] < 0.08 < plain["base_rate"]
 
 
-def test_ranking_and_export_give_the_same_probabilities(
-    runtime: Runtime, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+def test_ranking_gives_corrected_probabilities(
+    runtime: Runtime, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     raw = raw_rows()[:1000]
     lines = [row.split("\t", 1)[1] for row in raw]
@@ -129,16 +126,6 @@ def test_ranking_and_export_give_the_same_probabilities(
         assert q < p
     mean = np.mean([each["probability"] for each in corrected.values()])
     assert mean == pytest.approx(np.mean([row[0] == "1" for row in raw]), rel=0.25)  # new rows are of all rows
-    capsys.readouterr()
-    assert command_here(runtime, "export", "run=runs/x", f"out={tmp_path}/x.pt2", CORRECTED) == 0
-    program = torch.export.load(tmp_path / "x.pt2", extra_files=(about := {"clickwork.json": ""}))
-    assert json.loads(about["clickwork.json"])["kept_share"] == KEPT
-    encoder = Encoder.load(Path("data"))
-    rows = read_new_rows(tmp_path / "c.tsv", encoder.shape(encoder.input_columns))
-    block = encoder.encode(encoder.parse_columns(rows.columns, rows.name, rows.numbers))
-    logits = program.module()(torch.from_numpy(block.dense), torch.from_numpy(block.sparse.astype(np.int64)))
-    expected = [corrected[str(number)]["logit"] for number in range(1, 1001)]
-    np.testing.assert_allclose(logits.detach().numpy(), expected, atol=1e-5)
 
 
 def test_log_and_report_say_so(runtime: Runtime, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -157,7 +144,7 @@ def test_what_needs_no_correction_is_refused(runtime: Runtime, dataset: Path, tm
     run = [*SMALL, f"data.path={dataset}", "run.name=z", f"run.dir={tmp_path}/z", "train.max_steps=2"]
     assert train_here(runtime, *run, "record.tensorboard=false") == "completed"
     assert "calibration_of_all_rows" not in (tmp_path / "z/summary.json").read_text()
-    for command in (["evaluate"], ["export", f"out={tmp_path}/z.pt2"], ["recommend", "candidates=c.tsv"]):
+    for command in (["evaluate"], ["recommend", "candidates=c.tsv"]):
         with pytest.raises(UserError, match=r"correct_sampling=true: .* kept every row with label 0; leave it out"):
             command_here(runtime, command[0], f"run={tmp_path}/z", CORRECTED, *command[1:])
     assert load_manifest(dataset).encoding == {"name": "test"}

@@ -51,7 +51,7 @@ def test_a_predictor_scores_as_its_session_and_has_no_optimizer(
     assert not [value for state in states for value in state.values()]
 
 
-@pytest.mark.parametrize("command", ["evaluate", "recommend", "export"])
+@pytest.mark.parametrize("command", ["evaluate", "recommend"])
 def test_commands_that_score_make_no_session(command: str) -> None:
     for node in ast.walk(ast.parse((ROOT / f"app/{command}.py").read_text())):
         if isinstance(node, ast.ImportFrom) and node.module == "app.training":

@@ -134,8 +134,6 @@ COMMANDS = {
     "evaluate on other data": ["evaluate", "run=runs/x", "data.path=other", "out=x.json"],
     "evaluate no such split": ["evaluate", "run=runs/x", "split=tomorrow", "out=x.json"],
     "verify on other data": ["verify", "run=runs/x", "data.path=other"],
-    "export to another name": ["export", "run=runs/x", "out=x.onnx"],
-    "export what cannot be": ["export", "run=runs/x", "out=x.pt2", "tables=bf16"],
     "recommend nothing": ["recommend", "run=runs/x", "candidates=none.csv", "out=x.json"],
     "recommend to nowhere": ["recommend", "run=runs/x", "candidates=rows.csv", "out=no/such/place.json"],
 }

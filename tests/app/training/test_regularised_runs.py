@@ -5,11 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from sklearn.metrics import log_loss
 
-from app.config import CONFIG_DIR, AppConfig, DataConfig
-from app.data.split import SplitReader
+from app.config import CONFIG_DIR, AppConfig
 from app.runtime.platform import Runtime
 from app.training import session
 from common.compose import compose_config
@@ -44,9 +41,7 @@ def test_two_processes_learn_as_one(base: list[str], runtime: Runtime, tmp_path:
 
 
 @pytest.mark.slow
-def test_verify_evaluate_and_export_serve_the_statistics(
-    base: list[str], runtime: Runtime, run_app: Command, dataset: Path
-) -> None:
+def test_verify_and_evaluate_serve_the_statistics(base: list[str], runtime: Runtime, run_app: Command) -> None:
     assert train_here(runtime, *base, "run.name=run") == "completed"
     run = summary(Path("runs/run"))
     run_app("verify", "run=runs/run")
@@ -54,15 +49,6 @@ def test_verify_evaluate_and_export_serve_the_statistics(
         evaluated = run_app("evaluate", "run=runs/run", "split=val", f"tables={precision}")
         figures: Json = json.loads(evaluated.stdout)
         assert figures["auc"] == pytest.approx(run["eval"]["auc"], abs=1e-6 if precision == "fp32" else 0.01)
-    run_app("export", "run=runs/run", "out=model.pt2")
-    program = torch.export.load("model.pt2").module()
-    rows = load_manifest(dataset).splits["val"].rows
-    batch = next(SplitReader(dataset, load_manifest(dataset), "val", DataConfig(), 0, 1).eval_batches(rows))
-    ids = batch.sparse_features.values().view(len(batch.sparse_features.keys()), -1).T.long()
-    logits = program(batch.dense_features, ids).numpy()
-    assert log_loss(batch.labels.numpy(), 1 / (1 + np.exp(-logits.astype(np.float64)))) == pytest.approx(
-        run["eval"]["logloss"], rel=1e-6
-    )
 
 
 def test_a_plain_model_has_no_new_arrays(dataset: Path, runtime: Runtime, tmp_path: Path) -> None:

@@ -4,11 +4,11 @@ import json
 from typing import Any
 
 import pytest
-from app.scoring.documents import ExportedProgram
 from msgspec import structs
 
 from app.record.provenance import describe_run
 from common.documents import decode, encode
+from extensions.export.documents import ExportedProgram
 
 # In the order in which earlier releases wrote them.
 KEYS = ["code", "image", "base_image", "versions", "hardware", "environment", "argv", "run", "checkpoint", "step"]

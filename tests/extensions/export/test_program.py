@@ -1,4 +1,4 @@
-"""Tables in other precisions against row-wise quantization in NumPy; exported files in a process without our code."""
+"""Exported files in a process without our code, and what their programs refuse."""
 
 import json
 import subprocess
@@ -9,28 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from app.scoring.export_program import Program
-from numpy.typing import NDArray
-from sklearn.metrics import log_loss, roc_auc_score
-from tests.app.scoring.test_documents import about
-from torchrec import KeyedJaggedTensor
 
 from app.checkpoint import files
 from app.config import AppConfig, Interaction, ModelConfig, RuntimeConfig
-from app.config.commands import TablePrecision, row_bytes
-from app.config.tables import Pooling, QROperation, Storage, TableKind, TablesConfig
-from app.data.split import SplitReader
-from app.model.dlrm import DLRM
-from app.scoring import export_program, served_model
-from app.scoring.served_model import packed_rows
+from app.config.commands import TablePrecision
+from app.config.tables import Pooling, QROperation, TableKind, TablesConfig
+from app.scoring import served_model
 from app.training import resume
 from common.errors import UserError
 from data_prep.dataset.format import Manifest, load_manifest
+from extensions.export.program import Program, export_program, program_of, random_inputs, save
 from tests.app.conftest import SMALL, Command, Refusal
 from tests.app.datasets import RAGGED, RAGGED_EMBEDDINGS, write_ragged_dataset
+from tests.app.scoring.test_served_model import CPU, random_model
+from tests.app.scoring.test_served_model import ragged as ragged
+from tests.extensions.export.test_documents import about
 
-CPU = torch.device("cpu")
-PACKED = [TablePrecision.fp16, TablePrecision.int8, TablePrecision.int4]
 LOADER = """
 import sys, numpy as np, torch
 for name in sys.argv[3:]:
@@ -53,120 +47,6 @@ np.savez(sys.argv[2] + ".out.npz", **logits)
 """
 
 
-def rounded(weight: NDArray[np.float32], precision: TablePrecision) -> NDArray[np.float32]:
-    """A table's values as they come back from a precision: the oracle."""
-    if precision is TablePrecision.fp32:
-        return weight
-    if precision is TablePrecision.fp16:
-        return weight.astype(np.float16).astype(np.float32)
-    if precision is TablePrecision.bf16:  # round to nearest even at the 16th bit
-        bits = weight.view(np.uint32)
-        return ((bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
-    most = {TablePrecision.int8: 255, TablePrecision.int4: 15}[precision]
-    low, high = weight.min(axis=1, keepdims=True), weight.max(axis=1, keepdims=True)
-    bias = low.astype(np.float16).astype(np.float32)
-    scale = ((high - bias) / np.float32(most)).astype(np.float16).astype(np.float32)
-    scale[scale == 0] = 1
-    steps = np.clip(np.rint((weight - bias) * (np.float32(1) / scale)), 0, most).astype(np.float32)
-    return steps * scale + bias
-
-
-@pytest.fixture(scope="module")
-def ragged(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
-    return write_ragged_dataset(tmp_path_factory.mktemp("ragged"), {"train": 10})
-
-
-def random_model(manifest: Manifest, tables: TablesConfig) -> DLRM:
-    """A model of random weights, the same ones every time; some rows constant, some of large values."""
-    config = AppConfig(model=ModelConfig(embedding_dim=8, dense_arch=[8], over_arch=[8, 1], tables=tables))
-    torch.manual_seed(0)
-    model = served_model.unsharded(config, manifest)
-    for name, parameter in model.named_parameters():
-        if "sparse_arch" in name:
-            torch.nn.init.normal_(parameter.data)
-            parameter.data[0] = 0.25
-            parameter.data[1] *= 100
-    return model
-
-
-@pytest.mark.parametrize("precision", list(TablePrecision))
-@pytest.mark.parametrize(
-    "tables",
-    [
-        TablesConfig(),
-        TablesConfig(pooling=Pooling.mean, kind=TableKind.mixed_dimension, min_rows=5, storage=Storage.fp16),
-        TablesConfig(kind=TableKind.qr, min_rows=5, overrides={"tags": {"pooling": "mean"}}),
-        TablesConfig(kind=TableKind.qr, min_rows=5, qr_operation=QROperation.concat, shared={"both": ["user", "item"]}),
-        TablesConfig(pooling=Pooling.weighted),
-    ],
-    ids=["plain", "mixed", "qr", "concat", "weighted"],
-)
-def test_logits_are_those_of_rounded_tables(ragged: Manifest, precision: TablePrecision, tables: TablesConfig) -> None:
-    program = export_program.program_of(random_model(ragged, tables), RAGGED_EMBEDDINGS, RAGGED)
-    inputs = export_program.random_inputs(program, 2, RAGGED_EMBEDDINGS, 9)
-    bags = KeyedJaggedTensor(list(RAGGED_EMBEDDINGS), inputs[1].int(), lengths=inputs[2].flatten().int())
-    truth = random_model(ragged, tables)
-    for name, parameter in truth.named_parameters():
-        if ".bags." in name or ".rows." in name:
-            parameter.data = torch.from_numpy(rounded(parameter.data.float().numpy(), precision))
-    served = served_model.in_precision(random_model(ragged, tables), precision, CPU)
-    with torch.no_grad():
-        expected, logits = truth(inputs[0], bags), served(inputs[0], bags)
-    np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item())
-
-
-@pytest.mark.parametrize(
-    ("precision", "values"),
-    [
-        (TablePrecision.fp16, [65_520.0, 0.0]),
-        (TablePrecision.int8, [-65_520.0, 0.0]),
-        (TablePrecision.int8, [0.0, 255 * 65_520.0]),
-        (TablePrecision.int4, [0.0, 15 * 65_520.0]),
-    ],
-)
-def test_values_beyond_fp16_are_refused(precision: TablePrecision, values: list[float]) -> None:
-    """65,519 is the last that is rounded to fp16's largest number, 65,504."""
-    weight = torch.tensor([[1.0, 2.0, 3.0, 4.0], [*values, 0.0, 0.0]])
-    with pytest.raises(UserError, match=f"tables={precision.value}: a table has values up to .* use tables=fp32"):
-        packed_rows(weight, precision)
-    packed_rows(weight * (65_519 / 65_520), precision)
-
-
-@pytest.mark.parametrize("precision", PACKED)
-def test_packed_rows_have_the_bytes_that_are_counted(precision: TablePrecision) -> None:
-    values, scales = packed_rows(torch.randn(5, 12), precision)
-    assert values.shape[1] + (0 if scales is None else scales.shape[1]) == row_bytes(precision, 12)
-
-
-@pytest.mark.slow
-def test_evaluation_is_that_of_the_rounded_tables(uninterrupted: Path, run_app: Command) -> None:
-    for tables, processes in (("int4", 2), ("bf16", 1)):
-        overrides = (f"run={uninterrupted}", f"tables={tables}", "runtime.platform=cpu")
-        process = run_app("evaluate", *overrides, processes=processes)
-        figures = json.loads(process.stdout)
-        logits, labels = scored(uninterrupted, TablePrecision[tables])
-        assert figures["tables"] == tables
-        assert figures["samples"] == len(labels)
-        probabilities = 1 / (1 + np.exp(-logits.astype(np.float64)))
-        assert figures["logloss"] == pytest.approx(log_loss(labels, probabilities), rel=1e-5)
-        assert figures["auc"] == pytest.approx(roc_auc_score(labels, logits), abs=1e-4)
-
-
-def scored(run: Path, precision: TablePrecision) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Logits and labels of the run's test split by torch's own lookup in tables that the oracle rounded."""
-    trained = resume.trained_config(run, RuntimeConfig(), None)
-    root = Path(trained.data.path or "")
-    manifest = load_manifest(root)
-    checkpoint = Path(files.find_checkpoint(run, None))
-    model = served_model.load(checkpoint, trained, manifest, TablePrecision.fp32, CPU)
-    for name, parameter in model.named_parameters():
-        if ".bags." in name:
-            parameter.data = torch.from_numpy(rounded(parameter.data.numpy(), precision))
-    split = SplitReader(root, manifest, "test", trained.data, 0, 1)
-    (batch,) = split.eval_batches(split.rows)
-    return model(batch.dense_features, batch.sparse_features).numpy(), batch.labels.numpy()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("tables", ["fp32", "int8"])
 def test_the_file_scores_without_our_code(
@@ -184,7 +64,7 @@ def test_the_file_scores_without_our_code(
     manifest = load_manifest(Path(trained.data.path or ""))
     checkpoint = Path(files.find_checkpoint(uninterrupted, None))
     model = served_model.load(checkpoint, trained, manifest, TablePrecision[tables], CPU)
-    compare(export_program.program_of(model, manifest.num_embeddings, []), manifest, tmp_path, process.stdout)
+    compare(program_of(model, manifest.num_embeddings, []), manifest, tmp_path, process.stdout)
 
 
 @pytest.mark.slow
@@ -198,14 +78,14 @@ def test_a_file_of_bags(run_app: Command, tmp_path: Path, runtime: Any) -> None:
     trained = resume.trained_config(tmp_path / "runs/bags", RuntimeConfig(), str(tmp_path / "data"))
     checkpoint = Path(files.find_checkpoint(tmp_path / "runs/bags", None))
     model = served_model.load(checkpoint, trained, manifest, TablePrecision.int4, CPU)
-    compare(export_program.program_of(model, manifest.num_embeddings, RAGGED), manifest, tmp_path, process.stdout)
+    compare(program_of(model, manifest.num_embeddings, RAGGED), manifest, tmp_path, process.stdout)
 
 
 def compare(program: Program, manifest: Manifest, tmp_path: Path, exported: str) -> None:
     """model.pt2, loaded by a fresh process that has torch and what the file asks for, gives the program's logits."""
     arrays: dict[str, Any] = {}
     for samples in (1, 7):
-        inputs = export_program.random_inputs(program, len(manifest.schema["dense"]), manifest.num_embeddings, samples)
+        inputs = random_inputs(program, len(manifest.schema["dense"]), manifest.num_embeddings, samples)
         arrays |= {f"{samples}_{number}": one.numpy() for number, one in enumerate(inputs)}
     np.savez(tmp_path / "inputs.npz", **arrays)
     command = [sys.executable, "-c", LOADER, "model.pt2", "inputs.npz", *json.loads(exported)["imports"]]
@@ -213,7 +93,7 @@ def compare(program: Program, manifest: Manifest, tmp_path: Path, exported: str)
     assert process.returncode == 0, process.stderr
     outputs = np.load(tmp_path / "inputs.npz.out.npz")
     for samples in (1, 7):
-        inputs = export_program.random_inputs(program, len(manifest.schema["dense"]), manifest.num_embeddings, samples)
+        inputs = random_inputs(program, len(manifest.schema["dense"]), manifest.num_embeddings, samples)
         np.testing.assert_allclose(outputs[str(samples)], program(*inputs).numpy(), rtol=0, atol=1e-6)
 
 
@@ -226,8 +106,9 @@ def compare(program: Program, manifest: Manifest, tmp_path: Path, exported: str)
         (["out=m.pt2", "tolerance=-1"], "at least 0"),
     ],
 )
-def test_what_cannot_be_exported_is_said(refused: Refusal, overrides: list[str], words: str) -> None:
+def test_what_cannot_be_exported_is_said(refused: Refusal, tmp_path: Path, overrides: list[str], words: str) -> None:
     assert words in refused("export", "run=runs/none", *overrides)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("kind", [TableKind.plain, pytest.param(TableKind.qr, marks=pytest.mark.slow)])
@@ -243,9 +124,9 @@ def test_programs_refuse_ids_outside_their_tables(ragged: Manifest, precision: T
     tables = TablesConfig(kind=kind, min_rows=5, qr_operation=QROperation.add if kind is TableKind.qr else None)
     model = served_model.in_precision(random_model(ragged, tables), precision, CPU)
     for multi_hot in ((), RAGGED):
-        program = export_program.program_of(model, RAGGED_EMBEDDINGS, multi_hot)
-        run = export_program.export(program, 2, RAGGED_EMBEDDINGS).module()
-        dense, ids, *lengths = export_program.random_inputs(program, 2, RAGGED_EMBEDDINGS, 4)
+        program = program_of(model, RAGGED_EMBEDDINGS, multi_hot)
+        run = export_program(program, 2, RAGGED_EMBEDDINGS).module()
+        dense, ids, *lengths = random_inputs(program, 2, RAGGED_EMBEDDINGS, 4)
         logits = run(dense, ids, *lengths)
         for place, rows in ((0, RAGGED_EMBEDDINGS["user"]), (-1, RAGGED_EMBEDDINGS["genres"])):
             flat = ids.view(-1)
@@ -261,9 +142,9 @@ def test_programs_refuse_ids_outside_their_tables(ragged: Manifest, precision: T
 @pytest.mark.parametrize("precision", [TablePrecision.int8, pytest.param(TablePrecision.fp32, marks=pytest.mark.slow)])
 def test_programs_refuse_lengths_that_do_not_add_up(ragged: Manifest, precision: TablePrecision) -> None:
     model = served_model.in_precision(random_model(ragged, TablesConfig()), precision, CPU)
-    program = export_program.program_of(model, RAGGED_EMBEDDINGS, RAGGED)
-    run = export_program.export(program, 2, RAGGED_EMBEDDINGS).module()
-    dense, ids, lengths = export_program.random_inputs(program, 2, RAGGED_EMBEDDINGS, 4)
+    program = program_of(model, RAGGED_EMBEDDINGS, RAGGED)
+    run = export_program(program, 2, RAGGED_EMBEDDINGS).module()
+    dense, ids, lengths = random_inputs(program, 2, RAGGED_EMBEDDINGS, 4)
     moved, negative = lengths.clone(), lengths.clone()
     moved[1, 0] += 1
     negative[1, 0], negative[1, 1] = -1, lengths[1, :2].sum() + 1
@@ -275,9 +156,9 @@ def test_programs_refuse_lengths_that_do_not_add_up(ragged: Manifest, precision:
 
 def test_rows_looked_up_id_by_id_are_refused(ragged: Manifest) -> None:
     model = random_model(ragged, TablesConfig(pooling=Pooling.weighted))
-    program = export_program.program_of(model, RAGGED_EMBEDDINGS, RAGGED)
+    program = program_of(model, RAGGED_EMBEDDINGS, RAGGED)
     with pytest.raises(UserError, match=r"user, tags, item, genres: torch\.export cannot follow"):
-        export_program.export(program, 2, RAGGED_EMBEDDINGS)
+        export_program(program, 2, RAGGED_EMBEDDINGS)
 
 
 @pytest.mark.slow
@@ -295,10 +176,10 @@ def test_every_interaction_is_exported_for_any_number_of_samples(ragged: Manifes
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter.data)
     for multi_hot in ((), RAGGED):
-        program = export_program.program_of(model, RAGGED_EMBEDDINGS, multi_hot)
-        run = export_program.export(program, 2, RAGGED_EMBEDDINGS).module()
+        program = program_of(model, RAGGED_EMBEDDINGS, multi_hot)
+        run = export_program(program, 2, RAGGED_EMBEDDINGS).module()
         for samples in (1, 2, 4, 5, 33):
-            inputs = export_program.random_inputs(program, 2, RAGGED_EMBEDDINGS, samples)
+            inputs = random_inputs(program, 2, RAGGED_EMBEDDINGS, samples)
             with torch.no_grad():
                 torch.testing.assert_close(run(*inputs), program(*inputs), rtol=1e-5, atol=1e-4)
 
@@ -312,6 +193,6 @@ def test_a_file_that_is_refused_leaves_nothing(tmp_path: Path) -> None:
         raise UserError("too far off")
 
     with pytest.raises(UserError, match="too far off"):
-        export_program.save(exported, tmp_path / "m.pt2", about(), refuse)
+        save(exported, tmp_path / "m.pt2", about(), refuse)
     assert len(outputs) == 3
     assert list(tmp_path.iterdir()) == []

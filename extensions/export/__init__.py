@@ -1,0 +1,23 @@
+"""A run's model as one file that scores without Clickwork: `python -m app.export` (docs/export.md)."""
+
+from pathlib import Path
+
+from common.command import Command
+from common.extensions import Core
+
+
+def register(core: Core) -> None:
+    """Add the command."""
+    core.add(
+        Command(
+            name="export",
+            module="app.export",
+            function="extensions.export.command:main",
+            summary="a run's model as one file that scores encoded samples without Clickwork",
+            schema="extensions.export.keys:ExportConfig",
+            config="schema",
+            config_dir=Path(__file__).parent,
+            check="extensions.export.keys:validate_export",
+            leave="app.runtime.leave:leave",
+        )
+    )
