@@ -31,7 +31,7 @@ def ask(line: str, breaks: str = "=") -> list[str]:
     [
         ("clickwork rec", ["recommend"]),
         ("clickwork train train.max_s", ["train.max_samples=", "train.max_steps="]),
-        (".venv/bin/clickwork train recipe=mlperf", ["recipe=mlperf_v1", "recipe=mlperf_v2", "recipe=mlperf_v4"]),
+        (".venv/bin/clickwork train recipe=amd_b", ["recipe=amd_blog_2024", "recipe=amd_blog_2024_fixed"]),
         ("clickwork preprocess data.enc", ["data.encoding="]),
         ("python -m app.train run.name=x model.inter", ["model.interaction=", "model.interaction_itself="]),
         ("python -m app.train model.interaction=d", ["model.interaction=dot", "model.interaction=dcn"]),

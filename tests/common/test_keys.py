@@ -42,13 +42,13 @@ from tests.key_limits import (
 # key: numbers that are refused, numbers that are taken, what the message says that they must be
 OF_PREPARATION: dict[str, Limits] = {
     **dict.fromkeys(("data.workers", "data.synthetic.rows", "data.synthetic.days", "data.remote.tries",
-                     "data.max_categories", "data.synthetic_events.users", "data.random.rows",
+                     "data.max_categories", "data.random.rows",
                      "data.random.max_rows_per_table", "data.trace.rows"), ONE),
-    **dict.fromkeys(("data.frequency_threshold", "data.synthetic.seed", "data.synthetic_events.seed",
+    **dict.fromkeys(("data.frequency_threshold", "data.synthetic.seed",
                      "data.multi_hot.seed", "data.random.eval_rows", "data.random.num_dense", "data.random.seed",
                      "data.trace.eval_rows", "data.trace.seed"), ZERO),
     **dict.fromkeys(("data.sampling.negative_drop_rate", "data.random.click_rate"), SHARE),
-    **dict.fromkeys(("data.split.held_out", "data.synthetic_events.stay"), BELOW_1),
+    "data.split.held_out": BELOW_1,
     **dict.fromkeys(("data.split.seed", "data.sampling.seed"), SEED),
     "data.max_ind_range": ([0, 2**31], [1, 2**31 - 1], "in [1, 2147483647]"),
     "data.remote.pause": ([-1.0, INF, math.nan], [0.0, 9.0], "in [0, inf)"),
@@ -61,9 +61,6 @@ OF_PREPARATION: dict[str, Limits] = {
     "data.trace.click_rate": INSIDE,
     "data.trace.difficulty": DIFFICULTY,
     "data.random.exponent": ([0.0, 100.0], [0.1, 99.9], "in (0, 100)"),
-    "data.synthetic_events.days": ([1, 40_001], [2, 40_000], "in [2, 40000]"),
-    "data.synthetic_events.events_per_day": ([0.0, 10_000.1], [0.1, 10_000.0], "in (0, 10000]"),
-    "data.synthetic_events.items": ([99], [100], "at least 100"),
 }  # fmt: skip
 OF_RUNS: dict[str, Limits] = {
     **OF_PREPARATION,

@@ -167,7 +167,6 @@ REFUSED: list[tuple[str, str]] = [
     ("val=val.csv dense_transform=torchrec schema=null", r"data\.dense_transform=torchrec: shifts each"),
     ("source=criteo_1tb schema=null", r"data\.train: has no effect with data\.source=criteo_1tb"),
     ("source=random schema=null", r"data\.train: has no effect with data\.source=random"),
-    ("schema=events.yaml", r"data\.train: a log of events is split by time"),
     ("val=none.csv", r"none\.csv: no such file; check data\.val"),
     ("test=none*", r"data\.test=.*none\*: no file matches"),
     ("train=empty.csv val=val.csv", r"empty\.csv: empty file; .* out of data\.train"),
@@ -214,7 +213,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (directory / "lists.jsonl").write_text('{"label": 0, "price": 1, "user": "a", "item": [1]}\n')
     pd.DataFrame({"label": [0], "price": [1.0], "user": ["a"]}).to_parquet(directory / "other.parquet")
     pd.DataFrame({"label": [0], "price": [1.0], "user": [1], "item": [2]}).to_parquet(directory / "typed.parquet")
-    (directory / "events.yaml").write_text("user: user\nitem: item\ntime: time\nactions: {click: {label: 1}}\n")
     return directory
 
 

@@ -31,7 +31,6 @@ COMMANDS: dict[str, Callable[[PrepConfig], int]] = {
     "verify": verify.main,
 }
 SYNTHETIC = "data.source=synthetic data.synthetic.rows=300 data.synthetic.max_cardinality=50"
-EVENTS = "data.source=synthetic_events data.synthetic_events.users=20 data.synthetic_events.days=3"
 KAGGLE = "data.source=criteo_kaggle data.encoding=hash data.max_ind_range=9"
 
 
@@ -54,7 +53,7 @@ def run(name: str, *overrides: str) -> None:
 
 @pytest.fixture(scope="session")
 def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Days, files that are none, archives, and datasets `out` of days, `generated`, `direct` and `events`."""
+    """Days, files that are none, archives, and datasets `out` of days, `generated` and `direct`."""
     return made_once(tmp_path_factory, "of_refusals", set_up)
 
 
@@ -103,7 +102,6 @@ MADE = {
     "out": "data.raw=days",
     "generated": f"{SYNTHETIC}",
     "direct": f"{SYNTHETIC} data.synthetic.direct=true",
-    "events": f"{EVENTS}",
 }
 RANDOM = "data.source=random data.random.rows=3000 data.random.eval_rows=500 data.random.tables=[50,7,1,100000]"
 NO_EFFECT = "has no effect|does not leave it open"
@@ -186,12 +184,7 @@ PREPARATION: list[tuple[str, str]] = [
     ),
     (f"{KAGGLE} data.raw=two.tar.gz", r"two\.tar\.gz: has two files train\.txt; unpack the right one"),
     # Generated rows.
-    ("data.source=synthetic_events data.raw=x.csv", "data.raw: has no effect with data.source=synthetic_events"),
-    (
-        "data.source=synthetic_events data.synthetic.rows=5",
-        "data.synthetic.rows=5: has no effect without data.source=synthetic; leave it out",
-    ),
-    ("data.source=synthetic_events data.synthetic_events.days=1", "data.synthetic_events.days=1: must be"),
+    (f"{RANDOM} data.synthetic.rows=5", "data.synthetic.rows=5: has no effect without data.source=synthetic; leave"),
     (f"{RANDOM} data.random.tables=nothing", "mlperf_v2 or criteo_kaggle"),
     (f"{RANDOM} data.random.tables=[0]", "rows of every table"),
     (f"{RANDOM} data.random.bag_sizes=[1,2]", "2 given for 4 features"),
@@ -206,18 +199,15 @@ PREPARATION: list[tuple[str, str]] = [
     ("data.path=mixed data.raw=mixed/rows.tsv", FOREIGN),
     ("data.path=mixed data.source=random data.random.rows=10", FOREIGN),
     (f"data.path=foreign {SYNTHETIC}", FOREIGN),
-    (f"data.path=foreign {EVENTS}", FOREIGN),
     ("data.path=foreign data.source=criteo_1tb data.days=[0] data.remote.mirrors=[]", FOREIGN),
     (f"data.path=foreign {KAGGLE} data.raw=one.tar.gz", FOREIGN),
     (f"data.path=out {SYNTHETIC}", ANOTHER),
-    (f"data.path=out {EVENTS}", ANOTHER),
     (f"data.path=out {KAGGLE} data.raw=one.tar.gz", ANOTHER),
     ("data.path=out data.dense_transform=raw", "dense_transform is log1p there"),
     ("data.path=out data.raw=foreign/thesis.txt data.overwrite=true", "row 1"),
     (f"data.path=generated {SYNTHETIC} data.synthetic.rows=400", r"synthetic\.rows is 300 there, 400 here"),
     (f"data.path=generated {SYNTHETIC} data.synthetic.seed=4", r"synthetic\.seed is 0 there"),
     (f"data.path=direct {SYNTHETIC} data.synthetic.direct=true data.synthetic.days=2", "days is 1 there"),
-    (f"data.path=events {EVENTS} data.synthetic_events.seed=4", r"synthetic_events\.seed is 0 there, 4 here"),
 ]
 # The command, what is typed, what its refusal has.
 OTHERS: list[tuple[str, str, str]] = [

@@ -78,10 +78,10 @@ def test_a_recorded_run_by_a_new_name_has_a_new_directory(tmp_path: Path, lines:
     "overrides",
     [
         ["data.random.rows=200000", "data.source=random"],
-        ["data.source=yambda_5b", "data.remote.sha256={x.gz: y}"],
+        ["data.source=criteo_kaggle", "data.remote.sha256={x.gz: y}"],
         ["data.source=criteo_1tb", "data.days=[0]"],
         ["data.train=a", "data.path=b", "data.checksums={a: '0123'}"],
-        ["recipe=mlperf_v4", "data.scale=tiny"],
+        ["recipe=mlperf_v1", "data.scale=tiny"],
     ],
     ids=lambda overrides: overrides[0],
 )

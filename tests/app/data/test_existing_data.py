@@ -18,7 +18,7 @@ from data_prep.config import keys
 from data_prep.config.compose import CONFIG_DIRECTORY
 from data_prep.config.keys import IdDistribution, PrepConfig
 from data_prep.dataset.format import load_manifest
-from data_prep.dataset.options import DenseTransform
+from data_prep.dataset.options import GENERATORS, DenseTransform
 from data_prep.pipeline import preprocess
 from tests.changed import changed
 from tests.data_prep import oracle
@@ -41,7 +41,7 @@ COMPARED: dict[str, tuple[Any, Any]] = {
     "keep_texts": (None, True),
 }
 # Keys of generators: compared with a dataset that one of them made, and without effect on any other.
-GENERATED = {"random", "trace", "synthetic", "synthetic_events"}
+GENERATED = set(GENERATORS)
 # Keys that say what to make a dataset from, and with what: without effect where none is made.
 REFUSED: dict[str, Any] = {
     "overwrite": True,

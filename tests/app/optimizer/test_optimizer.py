@@ -71,7 +71,7 @@ def test_cosine_equals_torch() -> None:
 
 def test_warmup_begins_at_0_and_holds() -> None:
     """MLPerf's DLRMv4: base * min(1, step / 24000)."""
-    config = compose_config(AppConfig, CONFIG_DIR, ["recipe=mlperf_v4"])
+    config = compose_config(AppConfig, CONFIG_DIR, ["schedule=warmup", "optimizer.lr=1e-6"])
     rates = [learning_rate(config.optimizer.lr, config.schedule, step) for step in (0, 1, 8_100, 24_000, 90_000)]
     assert rates == pytest.approx([0.0, 1e-6 / 24_000, 0.3375e-6, 1e-6, 1e-6], rel=1e-12)
 

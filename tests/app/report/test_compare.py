@@ -125,18 +125,6 @@ def test_the_same_rows_in_another_encoding_are_comparable(sweep: list[RunFiles],
     assert auc.difference is not None
 
 
-@pytest.mark.parametrize(
-    ("key", "comparable"),
-    [("eval_window=3", False), ("min_history=9", False), ("window_seconds=60", False), ("history_length=9", True)],
-)
-def test_other_samples_of_the_same_events_are_not_comparable(key: str, comparable: bool, tmp_path: Path) -> None:
-    """A longer history of the same samples is another model of the same rows."""
-    runs = [read_run(write_run(tmp_path / "a")), read_run(write_run(tmp_path / "b", f"sequences.{key}"))]
-    auc = compare_auc(*group(runs))
-    assert auc is not None
-    assert (auc.difference is not None) == comparable
-
-
 def test_one_sign_for_minus(sweep: list[RunFiles]) -> None:
     worse_first = [*sweep[4:], *sweep[:4]]
     (sentence,) = [text for _, text in Comparison(worse_first, 0.001, 0.01).sentences() if text.startswith("AUC")]

@@ -93,19 +93,6 @@ def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
     assert epochs(tmp_path / "log") == TWO_EPOCHS
 
 
-@pytest.mark.parametrize(
-    ("forward", "backward", "lowest"),
-    [("fp32", "fp32", "fp32"), ("fp16", "fp32", "fp16"), ("fp32", "bf16", "bfloat16"), ("fp16", "bf16", "bfloat16")],
-)
-def test_the_lowest_precision_between_processes_is_that_of_qcomm(
-    forward: str, backward: str, lowest: str, tmp_path: Path
-) -> None:
-    overrides = [f"sharding.qcomm.forward={forward}", f"sharding.qcomm.backward={backward}", "recipe=mlperf_v4"]
-    tracker(tmp_path / "log", 0, *overrides).close(None)
-    entries = [json.loads(line.partition(":::MLLOG ")[2]) for line in (tmp_path / "log").read_text().splitlines()]
-    assert [entry["value"] for entry in entries if entry["key"] == "lowest_numerical_precision_in_comm"] == [lowest]
-
-
 def test_a_process_knows_when_it_began() -> None:
     """Not when what it was forked from began."""
     before = time.time()

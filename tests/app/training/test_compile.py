@@ -6,9 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.config import CONFIG_DIR, AppConfig, validate
-from common.compose import compose_config
-from common.errors import UserError
 from tests.app.conftest import SMALL, Command, ended, forked
 from tests.app.run_files import losses, summary
 from tests.error_lines import error_line
@@ -59,9 +56,3 @@ def test_without_a_compiler_it_is_refused(dataset: Path, tmp_path: Path) -> None
     assert process.returncode == 2
     assert "runtime.compile=dense: torch.compile does not work on this machine" in error_line(process.stderr)
     assert "give runtime.compile=none" in error_line(process.stderr)
-
-
-def test_hstu_is_refused() -> None:
-    config = compose_config(AppConfig, CONFIG_DIR, ["model=hstu", "data.path=none", COMPILED])
-    with pytest.raises(UserError, match=r"model=hstu: runtime\.compile=dense is for DLRM alone so far"):
-        validate(config)

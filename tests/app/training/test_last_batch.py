@@ -250,7 +250,6 @@ def test_samples_of_steps(drop_last: bool, roots: dict[str, Path]) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["model=hstu", "data.source=synthetic_events"], "model=hstu: train.drop_last=false is for DLRM alone"),
         (["model.interaction=scalar_pairs", "model.mixes_samples=true"], "train.drop_last=false has no meaning"),
         (["runtime.compile=step"], "train.drop_last=false: not with runtime.compile=step, .*give runtime.compile=none"),
     ],

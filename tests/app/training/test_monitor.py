@@ -207,12 +207,10 @@ REFUSED = [
         "schedule=plateau: has no effect without evaluations while training; add train.eval_every_fraction=1",
     ),
     (["train.monitor=gauc"], "train.monitor=gauc: gauc is over groups of rows; give eval.group_by=COLUMN, or use auc"),
-    (["train.monitor=hr_at_10", "model=hstu"], "train.monitor=hr_at_10: hr_at_10 is over groups of rows; use gauc"),
     (
         ["train.monitor=auc_torchrec", "eval.group_by=user"],
         "train.monitor=auc_torchrec: auc_torchrec is over users, which only logs of events have; use auc",
     ),
-    (["eval.group_by=user", "model=hstu"], "model=hstu: eval.group_by=user is for DLRM alone so far"),
     (["train.monitor=acu"], "train.monitor=acu: must be one of auc, gauc"),
     (["train.monitor={auc:1,loss:-1}"], "train.monitor={auc:1,loss:-1}: must be one of auc, gauc"),
     (["train.monitor={auc:0}"], "train.monitor={auc:0}: must be one of auc, gauc"),

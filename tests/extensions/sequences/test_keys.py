@@ -5,7 +5,7 @@ from pathlib import Path
 from common.compose import plain_values
 from common.help import key_table
 from extensions.sequences.keys import SequencesConfig, SyntheticEventsConfig
-from tests.key_limits import DROPOUT, ONE, POSITIVE, ZERO, Limits, check_limits
+from tests.key_limits import BELOW_1, DROPOUT, ONE, POSITIVE, ZERO, Limits, check_limits
 
 LIMITS: dict[str, Limits] = {
     **dict.fromkeys(("window_seconds", "eval_window", "history_length", "scan_events", "max_history"), ONE),
@@ -19,8 +19,19 @@ LIMITS: dict[str, Limits] = {
 }  # fmt: skip
 
 
+LIMITS_OF_GENERATOR: dict[str, Limits] = {
+    "users": ONE,
+    "seed": ZERO,
+    "stay": BELOW_1,
+    "days": ([1, 40_001], [2, 40_000], "in [2, 40000]"),
+    "events_per_day": ([0.0, 10_000.1], [0.1, 10_000.0], "in (0, 10000]"),
+    "items": ([99], [100], "at least 100"),
+}
+
+
 def test_each_limit_is_where_the_table_says() -> None:
     check_limits(SequencesConfig, LIMITS)
+    check_limits(SyntheticEventsConfig, LIMITS_OF_GENERATOR)
 
 
 def rows_of_keys() -> list[str]:
