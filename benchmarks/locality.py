@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 
 from benchmarks.result_file import write_result
 from common.jit import jit
-from data_prep.traces.histogram import BIN_STARTS, Profiler, TableProfile, distance_between
-from data_prep.traces.sampler import AccessGenerator
+from extensions.locality.histogram import BIN_STARTS, Profiler, TableProfile, distance_between
+from extensions.locality.sampler import AccessGenerator
 
 BAG, WAYS = 20, 32
 HASH = np.uint64(0x9E3779B97F4A7C15)

@@ -12,7 +12,6 @@ import sys
 from common import signals
 from common.cli import EXIT_DONE, EXIT_STOPPED, exit_status, run
 from data_prep.commands import COMMANDS
-from data_prep.config.agreement import refuse_unused
 from data_prep.config.compose import PICKLED
 from data_prep.config.keys import PrepConfig, may_use_processes
 from data_prep.dataset.format import MANIFEST_NAME
@@ -21,7 +20,6 @@ from data_prep.engine.executor import start_fork_server
 
 def main(config: PrepConfig) -> int:
     """Preprocess as configured; an exit status."""
-    refuse_unused(config, ("data",))
     root = config.data.root  # checked before the imports that take a second
     try:
         is_made = (root / MANIFEST_NAME).exists()

@@ -30,7 +30,4 @@ COMMANDS = by_name(
         config="schema",
         config_dir=CONFIG_DIR,
     ),
-    _row("profile-trace", "data_prep.profile", "the locality of a dataset's ids, or of a text trace"),
-    _row("compare-traces", "data_prep.compare", "how far apart the locality of two traces is"),
-    _row("generate-trace", "data_prep.generate", "synthetic accesses with the locality of a profile"),
 )

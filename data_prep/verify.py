@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from common.cli import EXIT_DONE
 from common.errors import UserError
 from common.files import FileDigest
-from data_prep.config.agreement import refuse_unused
+from common.keys import flat_values
 from data_prep.config.keys import PrepConfig
 from data_prep.dataset.bags import Bags
 from data_prep.dataset.format import (
@@ -167,9 +167,25 @@ def describe_values(root: Path, manifest: Manifest) -> Iterator[str]:
             yield f"{feature}: {len(texts):,} values by {order}: {', '.join(examples)}{more}"
 
 
+def _refuse_unused(config: PrepConfig) -> None:
+    """Refuse keys that are not read; with data.source in place of data.path, its own values are let pass.
+
+    Raises:
+        UserError: naming the first other key that is given.
+    """
+    read = {"data.path"}
+    if config.data.source is not None:
+        read |= {"data.source", "data.days", "data.schema", "data.remote"}
+    usual = flat_values(PrepConfig())
+    for key, value in flat_values(config).items():
+        is_read = any(key == each or key.startswith(f"{each}.") for each in read)
+        if not is_read and value is not None and value != usual[key]:
+            raise UserError(f"{key}: has no effect on this command; leave it out")
+
+
 def main(config: PrepConfig) -> int:
     """Verify the dataset at data.path and print what its columns hold; an exit status."""
-    refuse_unused(config, ("data.path",))
+    _refuse_unused(config)
     root = config.data.root
     manifest = verify_dataset(root)
     shards = sum(len(split.shards) for split in manifest.splits.values())

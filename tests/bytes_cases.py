@@ -39,7 +39,7 @@ _RANDOM = "data.source=random data.random.rows=900 data.random.eval_rows=150 dat
 _MADE = f"data_prep {_DAYS} data.path=made"
 _PROFILED = [
     f"data_prep {_RANDOM} data.path=made data.random.distribution=zipf data.random.tables=[50,400,9]",
-    "data_prep.profile locality.trace=made locality.profile=profile.npz",
+    "extensions.locality.profile locality.trace=made locality.profile=profile.npz",
 ]
 
 
@@ -117,7 +117,10 @@ DATASETS: dict[str, list[str]] = {
         f"{_RANDOM} data.random.distribution=pareto data.random.bag_sizes=mlperf_v2 data.random.bags_vary=true"
     ),
     "trace": [*_PROFILED, *_dataset("data.source=trace data.trace.profile=profile.npz data.trace.eval_rows=100")],
-    "trace_text": [*_PROFILED, "data_prep.generate locality.profile=profile.npz locality.to=out locality.seed=6"],
+    "trace_text": [
+        *_PROFILED,
+        "extensions.locality.generate locality.profile=profile.npz locality.to=out locality.seed=6",
+    ],
     "export_npy": [
         f"{_MADE} data.encoding=torchrec",
         "extensions.exchange data.path=made exchange.to=out exchange.format=npy",

@@ -1,13 +1,11 @@
 """A dataset that is there already and the keys that are given beside it: compared, recorded, or without effect."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common.errors import UserError
 from common.files import digest_file
-from common.keys import flat_values
-from data_prep.config.keys import PrepConfig, parse_size
+from data_prep.config.keys import parse_size
 from data_prep.config.presets import SPLIT_IS_THEIRS
 from data_prep.dataset.format import Manifest
 from data_prep.dataset.multi_hot import MLPERF_SIZES, MLPERF_V2
@@ -40,24 +38,6 @@ class Difference(NamedTuple):
     key: str
     setting: Any
     recorded: Any
-
-
-def refuse_unused(config: PrepConfig, command_keys: Collection[str]) -> None:
-    """Refuse keys that a command does not read; with data.source in place of data.path, its own values are let pass.
-
-    Args:
-        command_keys: keys, or groups of keys, that the command reads.
-
-    Raises:
-        UserError: naming the first other key that is given.
-    """
-    if "data.path" in command_keys and config.data.source is not None:
-        command_keys = {*command_keys, "data.source", "data.days", "data.schema", "data.remote"}
-    usual = flat_values(PrepConfig())
-    for key, value in flat_values(config).items():
-        is_read = any(key == each or key.startswith(f"{each}.") for each in command_keys)
-        if not is_read and value is not None and value != usual[key]:
-            raise UserError(f"{key}: has no effect on this command; leave it out")
 
 
 def compared_keys(settings: Mapping[str, Any], manifest: Manifest) -> dict[str, Any]:

@@ -179,7 +179,7 @@ class RandomConfig:
 
 @dataclass(frozen=True)
 class TraceConfig:
-    """Rows whose ids have the locality of a trace (see data_prep/traces/histogram.py and docs/synthetic.md)."""
+    """Rows whose ids have the locality of a trace (see docs/locality.md)."""
 
     profile: str | None = key(None, "file that `python -m data_prep.profile` wrote")
     rows: int | None = key(None, "rows of the train split; null: as many as the profiled trace had", at_least=1)
@@ -309,27 +309,10 @@ class DataConfig:
 
 
 @dataclass(frozen=True)
-class LocalityConfig:
-    """Keys of `python -m data_prep.profile`, `.generate` and `.compare`."""
-
-    trace: Any = key(None, "a dataset's directory, a profile, or text files, one per table")
-    other: Any = key(None, "likewise, to be compared with it")
-    split: str = key("train", "split of a dataset")
-    profile: str | None = key(None, "file to write (profile), or to generate from (generate)")
-    to: str | None = key(None, "directory for generated text traces")
-    accesses: int | None = key(
-        None, "accesses to generate per table; null: as many as the profiled trace had", at_least=1
-    )
-    seed: int = key(0, "of what is generated", at_least=0)
-    plot: str | None = key(None, "file for the hit rates of both, an SVG")
-
-
-@dataclass(frozen=True)
 class PrepConfig:
     """The configuration of `python -m data_prep` and of its other commands."""
 
     data: DataConfig = field(default_factory=DataConfig)
-    locality: LocalityConfig = field(default_factory=LocalityConfig)
 
     implied: ClassVar[tuple[Any, ...]] = (
         lambda composed, given: ready_made(composed.data, composed.data.source, given),
@@ -365,17 +348,6 @@ def may_use_processes(data: DataConfig) -> bool:
     """Return whether other processes of this machine may be started."""
     budget = parse_size(data.memory_budget, "data.memory_budget")
     return data.workers != 1 and data.scheduler is None and budget >= MIN_BUDGET_OF_SEVERAL
-
-
-def required(key: str, value: Any) -> Any:
-    """The value of a key that a command needs.
-
-    Raises:
-        UserError: none was given.
-    """
-    if not value:
-        raise UserError(f"{key}: not given")
-    return value
 
 
 def chunk_size(data: DataConfig, is_arranged: bool = False, is_ragged: bool = False) -> int:

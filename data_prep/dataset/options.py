@@ -38,7 +38,7 @@ class DataSource(Enum):
     criteo_kaggle = "criteo_kaggle", _CRITEO
     criteo_1tb = "criteo_1tb", _CRITEO
     random = "random", SourceKind(ROWS, group="random", generator="data_prep.synthetic.random_ids:RandomRows")
-    trace = "trace", SourceKind(ROWS, group="trace", generator="data_prep.traces.rows:TraceRows")
+    trace = "trace", SourceKind(ROWS, group="trace", generator="extensions.locality.rows:TraceRows")
     _ignore_ = "added"
     for added in rows_of_extensions(NamedSource):
         vars()[added.name] = (added.name, added.kind)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from common.errors import UserError
 from data_prep.dataset.format import MANIFEST_NAME, ShardArrays, load_rows_manifest, open_shard
 from data_prep.sources.discover import resolve_sources
-from data_prep.traces.histogram import Profiler, TableProfile, load_profiles
+from extensions.locality.histogram import Profiler, TableProfile, load_profiles
 
 PIECE_ROWS = 1 << 16
 SEPARATORS = re.compile(rb"[\s,;]+")

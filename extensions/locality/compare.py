@@ -1,6 +1,6 @@
 """How far apart the locality of two traces is: per table, and hit rates of LRU caches as a plot.
 
-    python -m data_prep.compare locality.trace=ONE locality.other=TWO [locality.plot=FILE.svg] [locality.split=train]
+    clickwork compare-traces locality.trace=ONE locality.other=TWO [locality.plot=FILE.svg] [locality.split=train]
 
 ONE and TWO are datasets, profiles (.npz) or text traces with the same tables. Of each table it prints the
 Kolmogorov-Smirnov distance of the stack distances, which is the greatest difference in the hit rate of an LRU cache
@@ -8,8 +8,8 @@ of any size. A profile has distances from 256 on in bins: the distance to it is 
 """
 
 if __name__ == "__main__":  # first: what is imported below may take seconds
+    from app.commands import COMMANDS
     from common.cli import run
-    from data_prep.commands import COMMANDS
 
     run(COMMANDS["compare-traces"])
 
@@ -23,18 +23,16 @@ from common.cli import EXIT_DONE
 from common.errors import UserError
 from common.files import write_atomically
 from common.limits import usable_cpus
-from data_prep.config.agreement import refuse_unused
-from data_prep.config.keys import PrepConfig, required
-from data_prep.traces.accesses import profile_accesses
-from data_prep.traces.histogram import BIN_STARTS, KSDistance, TableProfile, distance_between, joint_hit_rates
-from data_prep.traces.svg import Line, line_chart
+from extensions.locality.accesses import profile_accesses
+from extensions.locality.histogram import BIN_STARTS, KSDistance, TableProfile, distance_between, joint_hit_rates
+from extensions.locality.keys import CompareConfig
+from extensions.locality.svg import Line, line_chart
 
 
-def main(config: PrepConfig) -> int:
+def main(config: CompareConfig) -> int:
     """Compare as configured; an exit status."""
-    refuse_unused(config, ("locality.trace", "locality.other", "locality.split", "locality.plot"))
     locality = config.locality
-    one, other = required("locality.trace", locality.trace), required("locality.other", locality.other)
+    one, other = locality.trace, locality.other
     first, second = (profile_accesses(source, locality.split, usable_cpus(), True)[0] for source in (one, other))
     sides = {str(one): first, str(other): second}
     if list(first) != list(second):

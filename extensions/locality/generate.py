@@ -1,14 +1,14 @@
-"""Synthetic accesses with the locality of a profile, as text traces (docs/synthetic.md).
+"""Synthetic accesses with the locality of a profile, as text traces (docs/locality.md).
 
-    python -m data_prep.generate locality.profile=FILE.npz locality.to=DIRECTORY [locality.accesses=N] [locality.seed=0]
+    clickwork generate-trace locality.profile=FILE.npz locality.to=DIRECTORY [locality.accesses=N] [locality.seed=0]
 
 One file per table, an id a line; as many accesses as the profiled trace had, or N. `python -m data_prep
 data.source=trace` makes a dataset instead.
 """
 
 if __name__ == "__main__":  # first: what is imported below may take seconds
+    from app.commands import COMMANDS
     from common.cli import run
-    from data_prep.commands import COMMANDS
 
     run(COMMANDS["generate-trace"])
 
@@ -18,24 +18,19 @@ from pathlib import Path
 import numpy as np
 
 from common.cli import EXIT_DONE
-from common.errors import UserError
 from common.files import temporary_path
-from data_prep.config.agreement import refuse_unused
-from data_prep.config.keys import PrepConfig, required
-from data_prep.traces.histogram import load_profiles
-from data_prep.traces.sampler import AccessGenerator, warn_of_length
+from extensions.locality.histogram import load_profiles
+from extensions.locality.keys import GenerateConfig
+from extensions.locality.sampler import AccessGenerator, warn_of_length
 
 PIECE = 1 << 20
 
 
-def main(config: PrepConfig) -> int:
+def main(config: GenerateConfig) -> int:
     """Generate as configured; an exit status."""
-    refuse_unused(config, ("locality.profile", "locality.to", "locality.accesses", "locality.seed"))
     locality = config.locality
-    profiles, _ = load_profiles(Path(required("locality.profile", locality.profile)))
-    directory = Path(required("locality.to", locality.to))
-    if locality.accesses is not None and locality.accesses < 1:
-        raise UserError(f"locality.accesses={locality.accesses}: must be at least 1")
+    profiles, _ = load_profiles(Path(locality.profile))
+    directory = Path(locality.to)
     directory.mkdir(parents=True, exist_ok=True)
     if locality.accesses is not None:
         longest = max(profile.accesses for profile in profiles.values())

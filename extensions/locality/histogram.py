@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from common.documents import decode
 from common.errors import UserError
 from common.files import temporary_path
-from data_prep.traces.stack_distance import LruStack
+from extensions.locality.stack_distance import LruStack
 
 # Distances, and numbers of accesses, are counted in bins: one each below 256, then 128 to an octave.
 EXACT_BINS, BINS_PER_OCTAVE, OCTAVES = 256, 128, 32

@@ -28,8 +28,8 @@ from data_prep.synthetic.rows import (
     seeded,
 )
 from data_prep.synthetic.teacher import Columns, Teacher, make_teacher
-from data_prep.traces.histogram import TableProfile, load_profiles
-from data_prep.traces.sampler import AccessGenerator, warn_of_length
+from extensions.locality.histogram import TableProfile, load_profiles
+from extensions.locality.sampler import AccessGenerator, warn_of_length
 
 LENGTHS_SEED = 0xBA6
 

@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.jit import Int, jit
-from data_prep.traces.histogram import BIN_STARTS, NUM_BINS, TableProfile
-from data_prep.traces.stack_distance import LruStack, find_in_tree, move_to_top, push, slot_at_depth
+from extensions.locality.histogram import BIN_STARTS, NUM_BINS, TableProfile
+from extensions.locality.stack_distance import LruStack, find_in_tree, move_to_top, push, slot_at_depth
 
 PIECE = 1 << 16
 ACCESS_SEED = 0x7ACE

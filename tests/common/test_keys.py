@@ -116,7 +116,7 @@ OF_COMMANDS: dict[type, dict[str, Limits]] = {
     ReportConfig: {"auc_tolerance": POSITIVE, "loss_tolerance": POSITIVE},
     tables.TableOverride: {"qr_collisions": ([1], [2], "at least 2"), "init_std": POSITIVE},
     sharding.TableShardingConfig: {"min_partition": ([3], [4], "at least 4"), "cache_load_factor": INSIDE},
-    PrepConfig: {**OF_PREPARATION, "locality.accesses": ONE, "locality.seed": ZERO},
+    PrepConfig: OF_PREPARATION,
 }  # fmt: skip
 OF_RUNTIME = {name: limits for name, limits in OF_RUNS.items() if name.startswith("runtime.")}
 for _schema in (EvaluateConfig, RecommendConfig, VerifyConfig):

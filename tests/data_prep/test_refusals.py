@@ -13,8 +13,7 @@ import pytest
 from common.compose import compose_config
 from common.errors import UserError
 from common.keys import keys_of
-from data_prep import compare, generate, profile, verify
-from data_prep.__main__ import main as prepare
+from data_prep import verify
 from data_prep.config.compose import CONFIG_DIRECTORY
 from data_prep.config.keys import PrepConfig
 from data_prep.pipeline import preprocess
@@ -25,9 +24,6 @@ from tests.data_prep.mirror import make_archive
 from tests.once import made_once
 
 COMMANDS: dict[str, Callable[[PrepConfig], int]] = {
-    "profile": profile.main,
-    "generate": generate.main,
-    "compare": compare.main,
     "verify": verify.main,
 }
 SYNTHETIC = "data.source=synthetic data.synthetic.rows=300 data.synthetic.max_cardinality=50"
@@ -212,9 +208,6 @@ PREPARATION: list[tuple[str, str]] = [
 # The command, what is typed, what its refusal has.
 OTHERS: list[tuple[str, str, str]] = [
     ("verify", "data.source=criteo_1tb data.path=days", "no dataset here"),  # in place of data.path
-    ("generate", "locality.profile=days/day_0 locality.to=new", "not a locality profile"),
-    ("profile", "locality.trace=out locality.profile=new.npz locality.split=dev", "no split"),
-    ("compare", "locality.trace=out locality.other=days/day_0 locality.plot=new.svg", "tables are|not a whole number"),
 ]
 
 
@@ -262,28 +255,12 @@ def test_a_full_disk_leaves_another_job_s_work(tmp_path: Path, monkeypatch: pyte
     assert {name for name in files(tmp_path) if not name.endswith("lock")} == set(before)
 
 
-# Keys that each command reads; of all others none is taken in silence.
-READS = {
-    "verify": {"data.path", "data.source"},  # which implies data.path
-    "profile": {"locality.trace", "locality.profile", "locality.split"},
-    "compare": {"locality.trace", "locality.other", "locality.split", "locality.plot"},
-    "generate": {"locality.profile", "locality.to", "locality.accesses", "locality.seed"},
-    "data_prep": {key for key, *_ in keys_of(PrepConfig) if key.startswith("data.")},
-}
-
-
-@pytest.mark.parametrize("name", READS)
-def test_a_key_that_a_command_does_not_read_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_key_that_verify_does_not_read_is_refused(tmp_path: Path) -> None:
     for key, owner, field, _ in keys_of(PrepConfig):
-        if key in READS[name]:
+        if key in ("data.path", "data.source"):  # which implies data.path
             continue
         usual = getattr(owner(), field)
-        prep_config = changed(
-            PrepConfig(),
-            {
-                "data.path": str(tmp_path / "none") if "data.path" in READS[name] else None,
-                key: "another" if usual is None or isinstance(usual, (str, Enum)) else [usual],
-            },
-        )
+        another = "another" if usual is None or isinstance(usual, (str, Enum)) else [usual]
+        prep_config = changed(PrepConfig(), {"data.path": str(tmp_path / "none"), key: another})
         with pytest.raises(UserError, match=f"^{re.escape(key)}: has no effect on this command"):
-            (COMMANDS | {"data_prep": prepare})[name](prep_config)
+            verify.main(prep_config)

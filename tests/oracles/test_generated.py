@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from data_prep.pipeline import preprocess
-from data_prep.traces.histogram import load_profiles
+from extensions.locality.histogram import load_profiles
 from tests.data_prep.conftest import REPOSITORY, config
 from tests.forks import run_module
 from tests.oracles.generated import (
@@ -133,8 +133,8 @@ def drawn_trace(rng: np.random.Generator) -> list[int]:
 
 
 def command(name: str, *arguments: str) -> str:
-    """What a command of data_prep shows."""
-    result = run_module(f"data_prep.{name}", *(f"locality.{each}" for each in arguments), cwd=REPOSITORY)
+    """What a command shows."""
+    result = run_module(f"extensions.locality.{name}", *(f"locality.{each}" for each in arguments), cwd=REPOSITORY)
     assert result.returncode == 0, result.stderr
     return result.stdout
 

@@ -46,7 +46,7 @@ SOURCE_EXCEPTIONS = {
     "app/bench.py": "published table sizes of that name",
     "app/config/published.py": "published table sizes of that name",
     "data_prep/synthetic/random_ids.py": "its own name in the manifest",
-    "data_prep/traces/rows.py": "its own name in the manifest",
+    "extensions/locality/rows.py": "its own name in the manifest",
 }
 SPLIT_EXCEPTIONS: dict[str, str] = {}
 # Files that may have a source or a method of splits itself, and why.

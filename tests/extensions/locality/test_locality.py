@@ -9,16 +9,15 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import ks_2samp
 
+from app.commands import COMMANDS
+from common.command import load
 from common.compose import compose_config
 from common.errors import UserError
-from data_prep import compare
-from data_prep import profile as profile_command
-from data_prep.config.compose import CONFIG_DIRECTORY
-from data_prep.config.keys import PrepConfig
 from data_prep.dataset.format import load_manifest
 from data_prep.pipeline import preprocess
-from data_prep.traces.accesses import profile_accesses, read_text_trace
-from data_prep.traces.histogram import (
+from data_prep.verify import verify_dataset
+from extensions.locality.accesses import profile_accesses, read_text_trace
+from extensions.locality.histogram import (
     BIN_STARTS,
     NUM_BINS,
     Profiler,
@@ -28,9 +27,8 @@ from data_prep.traces.histogram import (
     load_profiles,
     save_profiles,
 )
-from data_prep.traces.sampler import AccessGenerator, share_used_before, warn_of_length
-from data_prep.traces.stack_distance import LruStack
-from data_prep.verify import verify_dataset
+from extensions.locality.sampler import AccessGenerator, share_used_before, warn_of_length
+from extensions.locality.stack_distance import LruStack
 from tests.data_prep.conftest import config, load_split, sums
 from tests.oracles.generated import hit_rates, stack_distances
 
@@ -148,9 +146,10 @@ def test_profiles_survive_the_disk(tmp_path: Path) -> None:
 
 
 def command(name: str, *overrides: str) -> None:
-    """Do what a command of data_prep does; tests/oracles/test_generated.py starts them."""
-    main = {"profile": profile_command.main, "compare": compare.main}[name]
-    main(compose_config(PrepConfig, CONFIG_DIRECTORY, [f"locality.{each}" for each in overrides]))
+    """Do what a command does."""
+    row = COMMANDS[name]
+    config = compose_config(load(str(row.schema)), row.config_dir, [f"locality.{each}" for each in overrides], "schema")
+    assert load(row.function)(config) == 0
 
 
 def test_a_plot_and_tables_that_differ(tmp_path: Path) -> None:
@@ -158,10 +157,10 @@ def test_a_plot_and_tables_that_differ(tmp_path: Path) -> None:
     for name, kind in (("one", "zipf"), ("two", "zipf"), ("other/one", "moving"), ("other/two", "moving")):
         (tmp_path / f"{name}.txt").write_text(", ".join(map(str, TRACES[kind][1][:5000] * 7 + 10**9)))
     trace = f"trace=[{tmp_path}/one.txt,{tmp_path}/two.txt]"
-    command("compare", trace, f"other={tmp_path}/other", f"plot={tmp_path}/lru.svg")
+    command("compare-traces", trace, f"other={tmp_path}/other", f"plot={tmp_path}/lru.svg")
     assert (tmp_path / "lru.svg").read_text().count("<polyline") == 2
     with pytest.raises(UserError, match=r"its tables are \['one'\], not \['one', 'two'\]"):
-        command("compare", trace, f"other={tmp_path}/one.txt")
+        command("compare-traces", trace, f"other={tmp_path}/one.txt")
 
 
 def test_bad_words_are_named(tmp_path: Path) -> None:
@@ -259,13 +258,38 @@ def test_a_working_set_inside_a_bin_is_seen(tmp_path: Path, capsys: pytest.Captu
     rates = [hit_rates(stack_distances(ids.tolist()), 400) for ids in traces.values()]
     expected = float(np.abs(rates[0] - rates[1]).max())
     assert expected > 0.5
-    command("compare", f"trace={tmp_path}/one/t.txt", f"other={tmp_path}/two/t.txt")
+    command("compare-traces", f"trace={tmp_path}/one/t.txt", f"other={tmp_path}/two/t.txt")
     output = capsys.readouterr().out
     assert f"largest of 1 tables: {expected:.5f}; of all accesses together: {expected:.5f}\n" in output
     for name in traces:
-        command("profile", f"trace={tmp_path}/{name}/t.txt", f"profile={tmp_path}/{name}.npz")
+        command("profile-trace", f"trace={tmp_path}/{name}/t.txt", f"profile={tmp_path}/{name}.npz")
     capsys.readouterr()
-    command("compare", f"trace={tmp_path}/one.npz", f"other={tmp_path}/two.npz")
+    command("compare-traces", f"trace={tmp_path}/one.npz", f"other={tmp_path}/two.npz")
     match = re.search(r"of all accesses together: (\S+) to (\S+)", capsys.readouterr().out)
     assert match is not None
     assert float(match[1]) < 0.01 < expected <= float(match[2])  # a range, which says that it does not know
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "message"),
+    [
+        ("generate-trace", ["profile=x.txt", "to=new"], "not a locality profile"),
+        ("generate-trace", ["profile=x.npz", "to=new", "accesses=0"], "must be at least 1"),
+        ("profile-trace", ["trace=x.txt"], r"locality\.profile has no value; add locality\.profile=\.\.\."),
+        ("profile-trace", ["trace=made", "profile=new.npz", "split=dev"], "no split"),
+        ("profile-trace", ["trace=x.txt", "profile=new.npz", "to=new"], r"'to' not in"),
+        ("compare-traces", ["trace=made", "other=x.txt", "plot=new.svg"], "its tables are"),
+    ],
+)
+def test_a_refusal_is_one_line_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, keys: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.txt").write_text("1 2 3 1")
+    if "trace=made" in keys:
+        preprocess(config("data.source=random", "data.random.tables=[9]", "data.random.rows=20", "data.path=made"))
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UserError, match=message) as error:
+        command(name, *keys)
+    assert "\n" not in str(error.value)
+    assert sorted(tmp_path.rglob("*")) == before

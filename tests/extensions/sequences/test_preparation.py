@@ -11,7 +11,6 @@ from common.errors import UserError
 from data_prep.dataset.manifest import load_rows_manifest
 from data_prep.parsing.table_yaml import schema_path
 from data_prep.pipeline import preprocess
-from data_prep.traces.accesses import profile_accesses
 from data_prep.verify import verify_dataset
 from extensions.sequences.event_yaml import load_event_schema
 from tests.data_prep.conftest import config
@@ -108,7 +107,5 @@ def test_yambda_s_schema_is_mlperf_s(name: str) -> None:
 def test_commands_of_rows_refuse_events(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text(LOG)
     preprocess(config(*paths(tmp_path, SCHEMA)))
-    with pytest.raises(UserError, match="holds events, not rows"):
-        profile_accesses(str(tmp_path / "out"), "train", 1)
     with pytest.raises(UserError, match="holds events, not rows"):
         load_rows_manifest(tmp_path / "out")

@@ -1,0 +1,62 @@
+"""Keys of the commands on traces."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from common.keys import MISSING, key
+
+SPLIT = "split of a dataset"
+
+
+@dataclass(frozen=True)
+class ProfileKeys:
+    """The trace to profile."""
+
+    trace: Any = key(MISSING, "a dataset's directory, or text files, one per table", example="data/synthetic")
+    profile: str = key(MISSING, "file to write", example="profile.npz")
+    split: str = key("train", SPLIT)
+
+
+@dataclass(frozen=True)
+class ProfileConfig:
+    """The configuration of `clickwork profile-trace`."""
+
+    locality: ProfileKeys = field(default_factory=ProfileKeys)
+
+
+@dataclass(frozen=True)
+class CompareKeys:
+    """The traces to compare."""
+
+    trace: Any = key(
+        MISSING, "a dataset's directory, a profile, or text files, one per table", example="data/synthetic"
+    )
+    other: Any = key(MISSING, "likewise, to be compared with it", example="data/trace")
+    split: str = key("train", SPLIT)
+    plot: str | None = key(None, "file for the hit rates of both, an SVG")
+
+
+@dataclass(frozen=True)
+class CompareConfig:
+    """The configuration of `clickwork compare-traces`."""
+
+    locality: CompareKeys = field(default_factory=CompareKeys)
+
+
+@dataclass(frozen=True)
+class GenerateKeys:
+    """The accesses to generate."""
+
+    profile: str = key(MISSING, "file to generate from", example="profile.npz")
+    to: str = key(MISSING, "directory for generated text traces", example="traces")
+    accesses: int | None = key(
+        None, "accesses to generate per table; null: as many as the profiled trace had", at_least=1
+    )
+    seed: int = key(0, "of what is generated", at_least=0)
+
+
+@dataclass(frozen=True)
+class GenerateConfig:
+    """The configuration of `clickwork generate-trace`."""
+
+    locality: GenerateKeys = field(default_factory=GenerateKeys)
