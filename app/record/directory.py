@@ -235,7 +235,6 @@ class RunDirectory:
             return
         path = self.path / RESULTS
         world_size, rates = summary.world_size, summary.throughput
-        assert world_size is not UNSET
         before = read_manifest(self.path).results_before or 0
         text = io.StringIO()
         writer = csv.writer(text)

@@ -10,8 +10,6 @@ from app.sharding.documents import PlannedTable
 from common.documents import Json, Number, OpenDocument
 
 FORMAT_NAME = "clickwork-run"
-# Of summary.json. 3: a replay demands each of its keys. 2: `eval` is of the model that is served, `last` the newest
-# evaluation. 1, and older ones, which name no version: `eval` is the newest.
 SUMMARY_VERSION = 3
 DONE = ("completed", "target_reached")  # statuses of a run that came to its end
 
@@ -246,26 +244,26 @@ class Summary(OpenDocument, kw_only=True):
     """A run's final figures; what was not measured is None or not set.
 
     eval: the evaluation of the model that is served, which is of the best checkpoint where the run keeps one; last: the
-    newest evaluation (not set by older versions, whose `eval` is that). events: of each kind in metrics.jsonl.
+    newest evaluation. events: of each kind in metrics.jsonl.
     no_baselines: why there are none, if they were to be computed.
     """
 
     status: str
     error: str | UnsetType = UNSET
-    version: int | UnsetType = UNSET
+    version: int
     steps: int
-    samples: int | UnsetType = UNSET
-    world_size: int | UnsetType = UNSET
-    parameters: Parameters | UnsetType = UNSET
-    train: TrainFigures | UnsetType = UNSET
-    best: Best | UnsetType | None = UNSET
+    samples: int
+    world_size: int
+    parameters: Parameters
+    train: TrainFigures
+    best: Best | None
     early_stop: EarlyStop | UnsetType = UNSET
     eval: EvaluationFigures
-    last: EvaluationFigures | UnsetType = UNSET
+    last: EvaluationFigures
     baselines: Baselines | UnsetType | None = UNSET
     no_baselines: str | UnsetType = UNSET
     throughput: Throughput
-    covers: dict[str, Covered] | UnsetType = UNSET
+    covers: dict[str, Covered]
     events: dict[str, int] | UnsetType = UNSET
     memory: Memory | UnsetType | None = UNSET
     utilisation: dict[str, Number | None] | UnsetType | None = UNSET
@@ -275,8 +273,3 @@ class Summary(OpenDocument, kw_only=True):
     tables: dict[str, TableFigures] | UnsetType = UNSET
     seconds: dict[str, Number] | UnsetType = UNSET
     digest: Digests | UnsetType = UNSET
-
-    @property
-    def newest(self) -> EvaluationFigures:
-        """The newest evaluation, in a summary of any version."""
-        return self.last or self.eval

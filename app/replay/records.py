@@ -139,7 +139,7 @@ def read_record(directory: Path) -> Record:
         )
     if summary is not None and summary.version != SUMMARY_VERSION:
         raise UserError(
-            f"run={directory}: {SUMMARY} is of version {summary.version or 'none'}, and this one reads "
+            f"run={directory}: {SUMMARY} is of version {summary.version}, and this one reads "
             f"{SUMMARY_VERSION}; give a run that this version trained"
         )
     return Record(

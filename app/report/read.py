@@ -62,25 +62,15 @@ class RunFiles:
     @property
     def evaluation(self) -> EvaluationFigures:
         """That of the model that is served; without a split and samples if there was none."""
-        served = self._served_by_older if self.summary and not self.summary.last else None
-        if served is not None:
-            return served
         if self.summary and self.summary.eval.is_measured:
             return self.summary.eval
         return self.last_evaluation
 
     @property
-    def _served_by_older(self) -> EvaluationFigures | None:
-        """The recorded evaluation of the best, which evaluate takes; its summary has the last alone."""
-        if self.best is None or not (self.config.get("checkpoint") or {}).get("keep_best"):
-            return None
-        return next((each.figures() for each in self.evaluations if each.step == self.best.step), None)
-
-    @property
     def last_evaluation(self) -> EvaluationFigures:
         """The newest evaluation; without a split and samples if there was none."""
-        if self.summary and self.summary.newest.is_measured:
-            return self.summary.newest
+        if self.summary and self.summary.last.is_measured:
+            return self.summary.last
         evaluations = self.evaluations
         return evaluations[-1].figures() if evaluations else EvaluationFigures(auc=None)
 
@@ -90,7 +80,7 @@ class RunFiles:
 
     @property
     def best(self) -> Best | None:
-        return (self.summary.best or None) if self.summary else None
+        return self.summary.best if self.summary else None
 
     @property
     def auc_standard_error(self) -> float | None:

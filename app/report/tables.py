@@ -262,11 +262,8 @@ def figures(run: RunFiles) -> ReportTable:
 
 
 def _train_steps(run: RunFiles) -> int:
-    """Steps that the training loss of the summary is the mean of; older summaries do not say."""
-    steps = run.summary.steps if run.summary else 0
-    covered = (run.summary.covers or {}).get("train") if run.summary else None
-    num_steps = covered.steps if covered else UNSET
-    return min(int(run.config["train"]["log_every_steps"]), steps) if num_steps is UNSET else num_steps
+    """Steps that the training loss of the summary is the mean of."""
+    return (run.summary.covers["train"].steps or 0) if run.summary else 0
 
 
 def halves(table: ReportTable) -> list[ReportTable]:

@@ -204,7 +204,7 @@ def _recorded_evaluations(
         for event in recorded
         if event.event == "eval" and (event.step < state.step or (event.step == state.step and is_whole))
     ]
-    return evaluations + ([summary.newest] if summary is not None and summary.newest.step == state.step else [])
+    return evaluations + ([summary.last] if summary is not None and summary.last.step == state.step else [])
 
 
 def require_dataset(trained: Path, path_then: str, digest_then: str, root: Path, manifest: Manifest) -> None:

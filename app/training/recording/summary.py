@@ -169,7 +169,7 @@ def closing_lines(
     seconds = (summary.seconds or {}).get("total", 0.0)
     head = f"{summary.status}: {summary.steps:,} steps, {summary.samples:,} samples in {seconds:.1f} s"
     evaluations = (summary.events or {}).get("eval", 0)
-    remarks = clicks.shortcomings(summary.newest, summary.best or None, evaluations, keeps_best, encoding)
+    remarks = clicks.shortcomings(summary.last, summary.best, evaluations, keeps_best, encoding)
     rows = [*_closing_rows(summary, measured_before, remarks)]
     width = max(len(name) for name, _ in rows)
     return [
@@ -179,7 +179,7 @@ def closing_lines(
 
 
 def _closing_rows(summary: Summary, measured_before: int, remarks: Sequence[str]) -> Iterator[tuple[str, str]]:
-    best, seconds = summary.best or None, summary.seconds or {}
+    best, seconds = summary.best, summary.seconds or {}
     if summary.status == "interrupted":
         yield "to resume", INTERRUPTED
     yield from _quality_rows(summary, best)
@@ -204,7 +204,7 @@ def _closing_rows(summary: Summary, measured_before: int, remarks: Sequence[str]
 
 def _quality_rows(summary: Summary, best: Best | None) -> Iterator[tuple[str, str]]:
     """The evaluation of the model that is served, if there was one; the last, and the best, if they are others."""
-    evaluation, last = summary.eval, summary.newest
+    evaluation, last = summary.eval, summary.last
     if evaluation.figure(evaluation.main) is None and evaluation.figure(LOGLOSS) is None:
         return
     metrics = [metric for metric in METRICS.values() if metric.in_summary]

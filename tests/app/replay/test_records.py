@@ -159,12 +159,17 @@ def test_without_checkpoints_the_same_is_compared(run: Path, verified: Callable[
     assert verified()[0] == 1
 
 
-@pytest.mark.parametrize("version", [1, 99, None])
-def test_a_summary_of_another_version_is_refused(version: int | None, runtime: Runtime, run: Path) -> None:
+@pytest.mark.parametrize("version", [1, 99])
+def test_a_summary_of_another_version_is_refused(version: int, runtime: Runtime, run: Path) -> None:
     in_summary(None, "version", version)(run)
-    if version is None:
-        rewritten(run / "summary.json", lambda old: {key: value for key, value in old.items() if key != "version"})
-    with pytest.raises(UserError, match=rf"summary\.json is of version {str(version).lower()}, and this one reads 3"):
+    with pytest.raises(UserError, match=rf"summary\.json is of version {version}, and this one reads 3"):
+        command_here(runtime, "verify", f"run={run}")
+
+
+@pytest.mark.parametrize("key", ["version", "last"])
+def test_a_summary_that_lacks_a_key_is_refused(key: str, runtime: Runtime, run: Path) -> None:
+    rewritten(run / "summary.json", lambda old: {name: value for name, value in old.items() if name != key})
+    with pytest.raises(UserError, match=rf"summary\.json: damaged \(key '{key}' is missing\); remove it, and the run"):
         command_here(runtime, "verify", f"run={run}")
 
 

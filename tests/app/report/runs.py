@@ -19,6 +19,7 @@ from app.record.provenance import describe_run
 from common.compose import compose_config
 from common.documents import convert, encode, plain_object
 from common.keys import to_plain
+from tests.app.summaries import LEAST
 
 MANIFEST = {"format": "clickwork-run", **plain_object(describe_run()), "from_step": 0, "earlier": []}
 
@@ -123,6 +124,7 @@ def write_run(
     (directory / "curves.json").write_text(encode(replace(curves, step=steps, split="val")))
     (directory / "step_times.json").write_text(encode(step_time_histogram(seconds)))
     summary = {
+        **LEAST,
         "status": status,
         "steps": steps,
         "samples": steps * batch,
@@ -131,6 +133,8 @@ def write_run(
         "train": {"logloss": 0.46},
         "best": best,
         "eval": {"step": steps, **evaluation},
+        "last": {"step": steps, **evaluation},
+        "covers": {"train": {"steps": min(steps, int(config["train"]["log_every_steps"]))}},
         "throughput": plain_object(throughput(seconds, 0.1, batch, world_size, 0)),
         "memory": {"host_peak_bytes": int(6e8), "device_peak_bytes": None},
         "utilisation": {"flops_per_second": 4e10, "model_flops_utilisation": None},

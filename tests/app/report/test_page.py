@@ -123,7 +123,7 @@ def test_the_served_and_the_last_evaluation_have_their_tiles(tmp_path: Path) -> 
     summary = json.loads((directory / "summary.json").read_bytes())
     last = summary["eval"]
     served = {**last, "step": 60, "auc": 0.8125, "ne": 0.8765, "auc_standard_error": 0.0123}
-    (directory / "summary.json").write_text(json.dumps({**summary, "version": 2, "eval": served, "last": last}))
+    (directory / "summary.json").write_text(json.dumps({**summary, "eval": served, "last": last}))
     text = re.sub(r"\s+", " ", Page(write_report(directory).read_text()).text)
     for tile in (
         "AUC 0.8125 val, step 60, ± 0.0123",
@@ -142,9 +142,7 @@ def test_one_evaluation_has_one_tile(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run")
     summary = json.loads((directory / "summary.json").read_bytes())
     best = {"step": summary["eval"]["step"], "auc": summary["eval"]["auc"]}
-    (directory / "summary.json").write_text(
-        json.dumps({**summary, "version": 2, "best": best, "last": summary["eval"]})
-    )
+    (directory / "summary.json").write_text(json.dumps({**summary, "best": best}))
     page = write_report(directory).read_text()
     assert re.findall('<p class="what">([^<]*AUC)</p>', page) == ["AUC"]
 

@@ -17,6 +17,7 @@ from app.record.documents import Summary
 from app.training.recording import summary
 from common.documents import convert
 from tests.app.conftest import SMALL, Command, forked
+from tests.app.summaries import LEAST
 
 SUMMARY: dict[str, Any] = {
     "status": "completed",
@@ -48,7 +49,9 @@ SUMMARY: dict[str, Any] = {
 
 
 def closing_lines(document: dict[str, Any], measured_before: int, encoding: str | None = None) -> list[str]:
-    return summary.closing_lines(convert(document, Summary), measured_before, encoding=encoding)
+    return summary.closing_lines(
+        convert({**LEAST, "last": document["eval"], **document}, Summary), measured_before, encoding=encoding
+    )
 
 
 def test_what_was_measured_is_told_and_nothing_else() -> None:
@@ -83,8 +86,8 @@ def test_a_run_that_overfits_or_learns_nothing_is_told() -> None:
     assert "(val, 500 samples, of the best checkpoint, step 100)" in lines
     assert "0.75000 at step 300 (checkpoint=last)" in lines
     assert "Overfitted: the best AUC was 0.80000 at step 100, and the last is 0.05000 lower" in lines
-    older = "\n".join(closing_lines({**SUMMARY, "eval": auc, "best": {"step": 100, "auc": 0.8}}, 0))
-    assert "best AUC     0.80000 at step 100" in older
+    lines = "\n".join(closing_lines({**SUMMARY, "eval": auc, "best": {"step": 100, "auc": 0.8}}, 0))
+    assert "best AUC     0.80000 at step 100" in lines
     assert "checkpoint=best" not in "\n".join(
         closing_lines({**SUMMARY, "eval": auc, "best": {"step": 300, "auc": 0.75}}, 0)
     )

@@ -9,7 +9,6 @@ from msgspec import structs
 
 from app.checkpoint.files import BEST, pointed_to, whole_checkpoints
 from app.config import Precision, RuntimeConfig
-from app.record.reading import read_summary
 from app.runtime.platform import Runtime
 from app.training import resume, stop
 from app.training.checkpointer import Checkpointer
@@ -98,23 +97,6 @@ def test_without_a_best_the_summary_s_evaluation_is_the_last(
     assert figures["eval"] == figures["last"]
     assert figures["eval"]["step"] == 9
     assert figures["best"] == {"step": 3, "auc": 0.7}
-
-
-def test_a_summary_of_an_older_version_names_the_newest_evaluation(
-    runtime: Runtime, base: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is what a resumption adopts where the record's events are gone."""
-    set_aucs(monkeypatch, 0.6, 0.7)
-    assert train_here(runtime, *base, "train.max_steps=6") == "completed"
-    path = Path("runs/x/summary.json")
-    document = json.loads(path.read_bytes())
-    del document["last"]
-    path.write_text(json.dumps({**document, "version": 1}))
-    older = read_summary(Path("runs/x"))
-    assert older is not None
-    assert older.newest.step == 6
-    Path("runs/x/metrics.jsonl").write_text("")
-    assert train_here(runtime, *base, "train.max_steps=6") == NOTHING_TO_DO
 
 
 @pytest.mark.parametrize("interrupted", [False, pytest.param(True, marks=pytest.mark.slow)])
