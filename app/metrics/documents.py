@@ -1,6 +1,6 @@
 """A run's figures as its documents have them: evaluations, throughput, curves, and the events of metrics.jsonl.
 
-Keys that older versions did not write are UNSET where a document lacks them. Needs no torch.
+A key that does not apply is UNSET, and its document lacks it. Needs no torch.
 """
 
 from typing import TypeAlias

@@ -1,4 +1,4 @@
-"""A run's manifest.json and summary.json. Keys that older versions did not write are UNSET where a document lacks them.
+"""A run's manifest.json and summary.json. A key that does not apply to a run is UNSET, and its document lacks it.
 
 The keys of each document are written in the order of its fields.
 """
@@ -88,9 +88,9 @@ class Dataset(OpenDocument, kw_only=True):
 class TableSize(OpenDocument, kw_only=True):
     """Size of a whole table, its weights in bytes, and the ids looked up in it."""
 
-    features: int | UnsetType = UNSET
-    by_id: bool | UnsetType = UNSET
-    ids_per_sample: Number | UnsetType = UNSET
+    features: int
+    by_id: bool
+    ids_per_sample: Number
     num_embeddings: int
     embedding_dim: int
     bytes: int

@@ -100,14 +100,14 @@ def _facts(part: Struct | Json | UnsetType) -> Json:
 
 
 def _places(plan: Mapping[str, PlannedTable]) -> dict[str, tuple[str, list[int]]]:
-    return {name: (entry.type, entry.ranks or []) for name, entry in plan.items()}
+    return {name: (entry.type, entry.ranks) for name, entry in plan.items()}
 
 
 def _types(plan: Mapping[str, PlannedTable]) -> str:
     """A plan in few words: how each kind of sharding is used."""
     kinds: dict[str, int] = {}
     for entry in plan.values():
-        kind = f"{entry.type} on {len(entry.ranks or [])}"
+        kind = f"{entry.type} on {len(entry.ranks)}"
         kinds[kind] = kinds.get(kind, 0) + 1
     return ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())) or "none"
 

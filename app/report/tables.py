@@ -3,8 +3,6 @@
 import shlex
 from dataclasses import dataclass, replace
 
-from msgspec import UNSET
-
 from app.kinds.metrics import LOGLOSS, METRICS
 from app.metrics.documents import Power
 from app.record.documents import Hardware, TableSize, TrainFigures
@@ -89,7 +87,7 @@ def embedding_tables(run: RunFiles) -> ReportTable:
     for name, table in sorted(tables.items(), key=lambda item: -item[1].bytes):
         entry = plan.get(name)
         traffic = _traffic(run, table, entry)
-        ranks = (entry.ranks or []) if entry else []
+        ranks = entry.ranks if entry else []
         rows.append(
             [
                 name,
@@ -161,11 +159,10 @@ def single_columns(run: RunFiles) -> ReportTable:
 
 def _traffic(run: RunFiles, table: TableSize, entry: PlannedTable | None) -> tuple[float, float, float]:
     """Bytes a step over all processes: weights read, weights written, vectors or gradients exchanged."""
-    samples, features = run.global_batch_size, table.features or 1
-    row = table.bytes / table.num_embeddings
-    ids = samples * (features if table.ids_per_sample is UNSET else table.ids_per_sample)
-    by_id = table.by_id is True
-    return 2 * ids * row, ids * row, _exchanged(run, table, entry, ids if by_id else samples * features, by_id)
+    samples, row = run.global_batch_size, table.bytes / table.num_embeddings
+    ids = samples * table.ids_per_sample
+    vectors = ids if table.by_id else samples * table.features
+    return 2 * ids * row, ids * row, _exchanged(run, table, entry, vectors, table.by_id)
 
 
 def _exchanged(run: RunFiles, table: TableSize, entry: PlannedTable | None, vectors: float, by_id: bool) -> float:
@@ -176,7 +173,7 @@ def _exchanged(run: RunFiles, table: TableSize, entry: PlannedTable | None, vect
     world_size, dim = run.world_size, table.embedding_dim
     if entry is not None and entry.type == "data_parallel":
         return float(2 * (world_size - 1) * table.bytes)  # a ring's all-reduce
-    shards = (entry.shards or []) if entry else []
+    shards = entry.shards if entry else []
     columns = dim if by_id else sum(shard[4] for shard in shards) or dim
     qcomm = run.config["sharding"].get("qcomm") or {}
     width = sum(WIRE_BYTES[qcomm.get(way, "fp32")] for way in ("forward", "backward"))

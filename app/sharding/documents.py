@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
 from common.documents import Json, Number, OpenDocument
 
@@ -13,20 +12,20 @@ FORMAT = 1
 class PlannedTable(OpenDocument, kw_only=True):
     """Sharding of one table.
 
-    shards: rank, first row, first column, rows and columns of each; older runs did not record them.
+    shards: rank, first row, first column, rows and columns of each.
     """
 
     type: str
     kernel: str
-    shards: list[tuple[int, int, int, int, int]] | UnsetType = UNSET
-    cache_load_factor: Number | UnsetType | None = UNSET
-    ranks: list[int] | UnsetType = UNSET
+    shards: list[tuple[int, int, int, int, int]]
+    cache_load_factor: Number | None
+    ranks: list[int]
     rest: Json = msgspec.field(default_factory=dict)
 
     @property
     def holders(self) -> list[int]:
         """The processes that hold rows of the table, in order."""
-        return sorted({shard[0] for shard in self.shards or [] if shard[3]})
+        return sorted({shard[0] for shard in self.shards if shard[3]})
 
 
 class PlanFormat(msgspec.Struct):

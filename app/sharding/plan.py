@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import torch
-from msgspec import UNSET
 from torch.distributed._shard.sharding_spec import EnumerableShardingSpec, ShardMetadata
 from torchrec.distributed.sharding_plan import calculate_shard_sizes_and_offsets, placement
 from torchrec.distributed.types import CacheParams, EmbeddingModuleShardingPlan, ParameterSharding
@@ -103,18 +102,13 @@ class Plan:
 
     @staticmethod
     def from_document(document: PlanFile) -> "Plan":
-        """The plan that a file holds.
-
-        Raises:
-            ValueError: it lacks a key; names the key.
-        """
-        tables = {}
-        for name, table in document.tables.items():
-            if table.shards is UNSET or table.cache_load_factor is UNSET:
-                lacking = "shards" if table.shards is UNSET else "cache_load_factor"
-                raise ValueError(f"key 'tables.{name}.{lacking}' is missing")
-            shards = tuple(TableBlock(*shard) for shard in table.shards)
-            tables[name] = TablePlan(table.type, table.kernel, shards, table.cache_load_factor)
+        """The plan that a file holds."""
+        tables = {
+            name: TablePlan(
+                table.type, table.kernel, tuple(TableBlock(*shard) for shard in table.shards), table.cache_load_factor
+            )
+            for name, table in document.tables.items()
+        }
         return Plan(document.world_size, document.local_world_size, tables)
 
     def summary(self) -> str:

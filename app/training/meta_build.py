@@ -80,7 +80,14 @@ def write(config: AppConfig, runtime: Runtime, record: RunDirectory, began: floa
     sparse_arch, bag_sizes, _ = published_arch(config)
     plan = from_config.plan_for(config, runtime, sparse_arch, bag_sizes)
     sizes = {
-        table.name: TableSize(num_embeddings=table.num_embeddings, embedding_dim=table.embedding_dim, bytes=table.bytes)
+        table.name: TableSize(
+            features=len(table.keys),
+            by_id=table.by_id,
+            ids_per_sample=sum(bag_sizes.get(sparse_arch.feature_of[key], 1.0) for key in table.keys),
+            num_embeddings=table.num_embeddings,
+            embedding_dim=table.embedding_dim,
+            bytes=table.bytes,
+        )
         for table in tables_in_order(sparse_arch)
     }
     manifest = RunManifest(

@@ -136,7 +136,7 @@ def plan_lines(plan: ForecastFile, topology: str, reasons: bool = False) -> list
         size = [f"{table.num_embeddings:,}", str(table.embedding_dim)]
         how = [table.type, table.kernel, _size(table.bytes or 0)]
         cost = [f"{table.lookup_ms:.3f}", f"{table.communication_ms:.3f}"]
-        rows.append([name, *size, *how, *cost, _ranks(table.ranks or [], plan.world_size)])
+        rows.append([name, *size, *how, *cost, _ranks(table.ranks, plan.world_size)])
     lines += _aligned(rows)
     if reasons:
         lines += ["", *_aligned([[name, table.reason or ""] for name, table in plan.tables.items()])]

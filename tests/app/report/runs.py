@@ -29,6 +29,15 @@ def _composed(overrides: tuple[str, ...]) -> dict[str, Any]:
     return to_plain(compose_config(AppConfig, CONFIG_DIR, ["run.name=x", *overrides]))
 
 
+PLANNED: dict[str, Any] = {
+    "type": "table_wise",
+    "kernel": "fused",
+    "shards": [],
+    "cache_load_factor": None,
+    "ranks": [],
+}
+
+
 def write_run(
     directory: Path,
     *overrides: str,
@@ -75,9 +84,16 @@ def write_run(
         **(manifest or {}),
     }
     run_manifest["tables"] = {
-        "t_a": {"features": 1, "ids_per_sample": 1.0, "num_embeddings": 1000, "embedding_dim": 16, "bytes": 64_000}
+        "t_a": {
+            "features": 1,
+            "by_id": False,
+            "ids_per_sample": 1.0,
+            "num_embeddings": 1000,
+            "embedding_dim": 16,
+            "bytes": 64_000,
+        }
     }
-    run_manifest["plan"] = {"t_a": {"type": "table_wise", "kernel": "fused", "ranks": [0]}}
+    run_manifest["plan"] = {"t_a": {**PLANNED, "ranks": [0]}}
     losses = 0.45 + 0.25 * np.exp(-np.arange(1, steps + 1) / 30) + 0.01 * rng.standard_normal(steps)
     windows = range(every, steps + 1, every)
     mean_losses, mean_seconds = (

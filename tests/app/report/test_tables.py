@@ -10,7 +10,7 @@ from app.report.read import RunFiles, read_run
 from app.report.tables import _traffic, _train_steps
 from app.sharding.documents import PlannedTable
 from common.documents import convert, plain_object
-from tests.app.report.runs import write_run
+from tests.app.report.runs import PLANNED, write_run
 
 ROWS, DIM, BATCH = 8, 16, 32
 SHARDS = {
@@ -57,18 +57,9 @@ def test_what_processes_exchange_is_counted(
         "bytes": ROWS * DIM * 4,
         "by_id": by_id,
     }
-    bytes_read, bytes_written, exchanged = traffic(
-        run, table, {"type": kind, "kernel": "fused", "shards": SHARDS[kind]}
-    )
+    bytes_read, bytes_written, exchanged = traffic(run, table, {**PLANNED, "type": kind, "shards": SHARDS[kind]})
     assert exchanged == sent(kind, ids, by_id, widths)
     assert (bytes_read, bytes_written) == (2 * BATCH * ids * DIM * 4, BATCH * ids * DIM * 4)
-
-
-def test_traffic_where_it_is_not_recorded(tmp_path: Path) -> None:
-    """Without shards: whole vectors."""
-    table = {"features": 1, "ids_per_sample": 5.0, "num_embeddings": ROWS, "embedding_dim": DIM, "bytes": 512}
-    pooled = read_run(write_run(tmp_path / "a", f"train.global_batch_size={BATCH}", world_size=2))
-    assert traffic(pooled, table, {"type": "table_wise", "kernel": "fused"})[2] == BATCH * DIM * 8 / 2
 
 
 def test_the_training_loss_says_of_how_many_steps_it_is(tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ def tables(draw: st.DrawFn, world_size: int) -> dict[str, ForecastTable]:
         name: ForecastTable(
             type=draw(TYPES),
             kernel=draw(st.sampled_from(["dense", "fused_uvm_caching"])),
+            shards=[],
+            cache_load_factor=None,
             ranks=draw(st.lists(st.integers(0, world_size - 1), min_size=1, max_size=world_size)),
             num_embeddings=draw(st.integers(1, 10**10)),
             embedding_dim=draw(st.integers(1, 1024)),
