@@ -9,7 +9,7 @@ from data_prep.config.keys import parse_size
 from data_prep.config.presets import SPLIT_IS_THEIRS
 from data_prep.dataset.format import Manifest
 from data_prep.dataset.multi_hot import MLPERF_SIZES, MLPERF_V2
-from data_prep.dataset.options import GENERATORS, Encoding, SplitMethod
+from data_prep.dataset.options import FILES, GENERATORS, Encoding, SplitMethod
 
 # Keys that decide a dataset's rows, and where its manifest's `encoding` has them.
 IN_ENCODING = {
@@ -68,7 +68,7 @@ def _comparable(key: str, value: Any, manifest: Manifest) -> Any:
     if key == "multi_hot.sizes":
         sizes = list(MLPERF_SIZES if value == MLPERF_V2 else value)
         return sizes if max(sizes) > 1 else None  # bags of one are no bags
-    if key == "trace.profile":
+    if key in FILES:
         return digest_file(Path(value)).sha256 if Path(value).is_file() else None
     return value
 
@@ -96,5 +96,4 @@ def keys_in_force(manifest: Manifest) -> dict[str, Any]:
         recorded.pop("vocabulary_order", None)
     if name in [encoding.value for encoding in SPLIT_IS_THEIRS]:
         recorded = {key: value for key, value in recorded.items() if not key.startswith("split.")}
-    recorded.pop("trace.profile", None)  # known by its checksum alone
-    return recorded
+    return {key: value for key, value in recorded.items() if key not in FILES}

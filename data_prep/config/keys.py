@@ -177,22 +177,6 @@ class RandomConfig:
     seed: int = key(0, "decides every byte", at_least=0)
 
 
-@dataclass(frozen=True)
-class TraceConfig:
-    """Rows whose ids have the locality of a trace (see docs/locality.md)."""
-
-    profile: str | None = key(None, "file that `python -m data_prep.profile` wrote")
-    rows: int | None = key(None, "rows of the train split; null: as many as the profiled trace had", at_least=1)
-    eval_rows: int = key(20_000, "rows of val and of test each, which follow after train's", at_least=0)
-    click_rate: float = key(
-        0.25,
-        "share of positive labels, roughly; they come from a ground-truth model as with data.source=synthetic",
-        within="(0, 1)",
-    )
-    difficulty: float = key(1.0, "as of data.synthetic", within="[0.1, inf)")
-    seed: int = key(0, "decides every byte", at_least=0)
-
-
 @with_key_groups
 @dataclass(frozen=True)
 class DataConfig:
@@ -290,7 +274,6 @@ class DataConfig:
     remote: RemoteConfig = field(default_factory=RemoteConfig)
     synthetic: SyntheticConfig = field(default_factory=SyntheticConfig)
     random: RandomConfig = field(default_factory=RandomConfig)
-    trace: TraceConfig = field(default_factory=TraceConfig)
     generator_settings: list[str] = key(
         [], "keys of generators that were given, such as random.rows, as opposed to defaults; the command sets it"
     )

@@ -64,6 +64,7 @@ class SourceKind:
         generator: the class that makes shards without raw files, of these keys and a number of threads.
         figures: the function that gives what the manifest's `extra` has of generated rows, of DataConfig and, of rows,
             job, chunks and rows of each split, of another kind, the dataset's directory.
+        files: keys of the group that name files, which manifests know by their SHA-256 alone.
     """
 
     makes: DatasetKind | None = None
@@ -72,6 +73,7 @@ class SourceKind:
     group: str = ""
     generator: str | Callable[..., Any] = ""
     figures: str | Callable[..., Any] = ""
+    files: tuple[str, ...] = ()
 
 
 class NamedSource(NamedTuple):

@@ -11,6 +11,7 @@ from data_prep.dataset.kinds import kind_of
 from data_prep.dataset.misleading import Misleading
 from data_prep.dataset.multi_hot import Distribution
 from data_prep.dataset.options import (
+    GENERATORS,
     DenseTransform,
     Encoding,
     LabelKind,
@@ -107,13 +108,11 @@ class _RawEncoding(JsonObject):
 
 
 class _OtherEncoding(JsonObject):
-    """Encoding of rows imported or generated."""
+    """Encoding of rows imported or generated, without the settings of a generator."""
 
     name: str
     raw_schema: Json | UnsetType | None = UNSET
     dense_transform: DenseTransform | UnsetType | None = UNSET
-    random: Json | UnsetType = UNSET
-    trace: Json | UnsetType = UNSET
 
 
 class _Extra(Struct):
@@ -146,7 +145,11 @@ def manifest_fault(document: Json) -> str | None:
         if kind.parts is not None:
             return kind.parts().fault(checked) or _contradiction(checked, kind.arrays)
         if encoding.get("raw_schema") is None and encoding.get("name") not in names:
-            convert(encoding, _OtherEncoding, "encoding")
+            settings = encoding.keys() & set(GENERATORS)
+            for group in sorted(settings):
+                convert(encoding[group], dict[str, object], f"encoding.{group}")
+            others = {key: value for key, value in encoding.items() if key not in settings}
+            convert(others, _OtherEncoding, "encoding")
             return _contradiction(checked)
         rules = convert(encoding, _RawEncoding, "encoding")
     except ValueError as error:

@@ -22,7 +22,7 @@ class DataSource(Enum):
     """Sources of rows besides files of the user's own.
 
     synthetic: the generator; criteo_kaggle, criteo_1tb: Criteo's rows from mirrors; random: random ids, for speed
-    alone; trace: ids with the locality of a trace. Extensions add others.
+    alone. Extensions add others.
     """
 
     synthetic = (
@@ -38,7 +38,6 @@ class DataSource(Enum):
     criteo_kaggle = "criteo_kaggle", _CRITEO
     criteo_1tb = "criteo_1tb", _CRITEO
     random = "random", SourceKind(ROWS, group="random", generator="data_prep.synthetic.random_ids:RandomRows")
-    trace = "trace", SourceKind(ROWS, group="trace", generator="extensions.locality.rows:TraceRows")
     _ignore_ = "added"
     for added in rows_of_extensions(NamedSource):
         vars()[added.name] = (added.name, added.kind)
@@ -49,6 +48,7 @@ class DataSource(Enum):
 
 
 GROUPS = tuple(dict.fromkeys(source.kind.group for source in DataSource if source.kind.group))
+FILES = tuple(f"{each.kind.group}.{key}" for each in DataSource for key in each.kind.files)
 GENERATORS = tuple(each.kind.group for each in DataSource if each.kind.generator or each.kind.figures)
 
 

@@ -1,13 +1,24 @@
 """Traces of accesses to tables: their locality as a profile, and accesses with that locality (docs/locality.md)."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from common.command import Command
-from common.extensions import Core
+from common.extensions import Core, KeyGroup, ReadyMadeValues
+from data_prep.dataset.kinds import ROWS, NamedSource, SourceKind
+from extensions.locality.keys import TraceConfig
+
+if TYPE_CHECKING:
+    from extensions.locality.rows import TraceRows
 
 
 def register(core: Core) -> None:
-    """Add the commands."""
+    """Add the commands, and the source of rows with its keys and values."""
+    core.add(
+        NamedSource("trace", SourceKind(ROWS, group="trace", generator=generator, files=("profile",))),
+        KeyGroup("DataConfig", "trace", TraceConfig),
+        ReadyMadeValues("data_prep", Path(__file__).parent / "conf"),
+    )
     for name, summary in (
         ("profile-trace", "the locality of a dataset's ids, or of a text trace"),
         ("compare-traces", "how far apart the locality of two traces is"),
@@ -25,3 +36,10 @@ def register(core: Core) -> None:
                 config_dir=Path(__file__).parent,
             )
         )
+
+
+def generator(config: TraceConfig, threads: int) -> "TraceRows":
+    """The generator of shards, whose modules are imported when there is one."""
+    from extensions.locality.rows import TraceRows
+
+    return TraceRows(config, threads)

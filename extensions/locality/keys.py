@@ -1,4 +1,4 @@
-"""Keys of the commands on traces."""
+"""Keys of the commands on traces, and of the source of rows with the locality of one."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,3 +60,19 @@ class GenerateConfig:
     """The configuration of `clickwork generate-trace`."""
 
     locality: GenerateKeys = field(default_factory=GenerateKeys)
+
+
+@dataclass(frozen=True)
+class TraceConfig:
+    """Keys of `data.source=trace`: rows whose ids have the locality of a trace."""
+
+    profile: str | None = key(None, "file that `clickwork profile-trace` wrote")
+    rows: int | None = key(None, "rows of the train split; null: as many as the profiled trace had", at_least=1)
+    eval_rows: int = key(20_000, "rows of val and of test each, which follow after train's", at_least=0)
+    click_rate: float = key(
+        0.25,
+        "share of positive labels, roughly; they come from a ground-truth model as with data.source=synthetic",
+        within="(0, 1)",
+    )
+    difficulty: float = key(1.0, "as of data.synthetic", within="[0.1, inf)")
+    seed: int = key(0, "decides every byte", at_least=0)

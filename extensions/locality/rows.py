@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from common.documents import Json
 from common.errors import UserError
 from common.files import digest_file
-from data_prep.config.keys import SyntheticConfig, TraceConfig
+from data_prep.config.keys import SyntheticConfig
 from data_prep.dataset.bags import Bags, offsets_of
 from data_prep.dataset.format import SPLITS, ShardArrays
 from data_prep.dataset.schema import CRITEO, Schema
@@ -29,6 +29,7 @@ from data_prep.synthetic.rows import (
 )
 from data_prep.synthetic.teacher import Columns, Teacher, make_teacher
 from extensions.locality.histogram import TableProfile, load_profiles
+from extensions.locality.keys import TraceConfig
 from extensions.locality.sampler import AccessGenerator, warn_of_length
 
 LENGTHS_SEED = 0xBA6
@@ -119,4 +120,4 @@ def first_ids(bags: Bags) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
 def validate_trace(config: TraceConfig) -> None:
     """Raises UserError for values that cannot work."""
     if not config.profile:
-        raise UserError("data.trace.profile: not given; make one with python -m data_prep.profile")
+        raise UserError("data.trace.profile: not given; make one with clickwork profile-trace")

@@ -42,11 +42,9 @@ from tests.key_limits import (
 # key: numbers that are refused, numbers that are taken, what the message says that they must be
 OF_PREPARATION: dict[str, Limits] = {
     **dict.fromkeys(("data.workers", "data.synthetic.rows", "data.synthetic.days", "data.remote.tries",
-                     "data.max_categories", "data.random.rows",
-                     "data.random.max_rows_per_table", "data.trace.rows"), ONE),
-    **dict.fromkeys(("data.frequency_threshold", "data.synthetic.seed",
-                     "data.multi_hot.seed", "data.random.eval_rows", "data.random.num_dense", "data.random.seed",
-                     "data.trace.eval_rows", "data.trace.seed"), ZERO),
+                     "data.max_categories", "data.random.rows", "data.random.max_rows_per_table"), ONE),
+    **dict.fromkeys(("data.frequency_threshold", "data.synthetic.seed", "data.multi_hot.seed",
+                     "data.random.eval_rows", "data.random.num_dense", "data.random.seed"), ZERO),
     **dict.fromkeys(("data.sampling.negative_drop_rate", "data.random.click_rate"), SHARE),
     "data.split.held_out": BELOW_1,
     **dict.fromkeys(("data.split.seed", "data.sampling.seed"), SEED),
@@ -58,8 +56,6 @@ OF_PREPARATION: dict[str, Limits] = {
     "data.synthetic.difficulty": DIFFICULTY,
     "data.synthetic.interaction": ([-0.1, 10.1], [0.0, 10.0], "in [0, 10]"),
     "data.synthetic.drift": ([-0.1, 1.571], [0.0, 1.57], "in [0, 1.5707963267948966]"),
-    "data.trace.click_rate": INSIDE,
-    "data.trace.difficulty": DIFFICULTY,
     "data.random.exponent": ([0.0, 100.0], [0.1, 99.9], "in (0, 100)"),
 }  # fmt: skip
 OF_RUNS: dict[str, Limits] = {

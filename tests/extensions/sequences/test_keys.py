@@ -17,8 +17,6 @@ LIMITS: dict[str, Limits] = {
     **dict.fromkeys(("hstu.position_bound", "hstu.loss_weight"), POSITIVE),
     "hstu.max_seq_len": ([1], [2], "at least 2"),
 }  # fmt: skip
-
-
 LIMITS_OF_GENERATOR: dict[str, Limits] = {
     "users": ONE,
     "seed": ZERO,
