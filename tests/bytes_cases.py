@@ -18,7 +18,7 @@ import tempfile
 import zipfile
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tests.bytes_inputs import write_distinct_rows, write_inputs
 from tests.forks import preload_commands, start_module
@@ -41,6 +41,20 @@ _PROFILED = [
     f"data_prep {_RANDOM} data.path=made data.random.distribution=zipf data.random.tables=[50,400,9]",
     "extensions.locality.profile locality.trace=made locality.profile=profile.npz",
 ]
+
+
+OF_EXTENSIONS = {
+    **dict.fromkeys(("trace", "trace_text"), "locality"),
+    **dict.fromkeys(("export_npy", "export_multi_hot", "export_bin", "import_npy"), "exchange"),
+    "mlperf_v4": "sequences",
+}
+Case = TypeVar("Case")
+
+
+def present(cases: dict[str, Case]) -> dict[str, Case]:
+    """The cases of the core, and of extensions that are here."""
+    folders = {name: REPOSITORY / "extensions" / OF_EXTENSIONS.get(name, "") for name in cases}
+    return {name: case for name, case in cases.items() if name not in OF_EXTENSIONS or folders[name].is_dir()}
 
 
 def _dataset(overrides: str) -> list[str]:
@@ -139,6 +153,7 @@ DATASETS: dict[str, list[str]] = {
         "extensions.exchange data.path=out exchange.source=days exchange.format=npy",
     ],
 }
+DATASETS = present(DATASETS)
 
 _TINY = (
     "data.scale=tiny train.max_steps=50 train.log_every_steps=1 train.target_auc=null train.eval_every_fraction=null "
@@ -167,6 +182,7 @@ RUNS: dict[str, str] = {
     "ncf_movielens_1m": f"recipe=ncf_movielens_1m {_TINY} train.global_batch_size=256",
     "quickstart": f"recipe=quickstart {_TINY} train.epochs=2",
 }
+RUNS = present(RUNS)
 
 
 def prepare_inputs(directory: Path) -> None:
