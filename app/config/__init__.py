@@ -6,7 +6,7 @@ from app.config.data import DataConfig, DataScale, MultiHotConfig, VerifyData
 from app.config.model import Interaction, ModelConfig
 from app.config.optimizer import OptimizerConfig, ScheduleConfig
 from app.config.published import PublishedConfig
-from app.config.record import MLPerfConfig, RecordConfig
+from app.config.record import RecordConfig
 from app.config.runtime import Compile, EnvironmentConfig, Platform, Precision, RuntimeConfig
 from app.config.sharding import QCommConfig, ShardingConfig, TableShardingConfig, TopologyConfig
 from app.config.train import CheckpointConfig, EvalConfig, LossConfig, LossName, OnNan, Pipeline, RunConfig, TrainConfig
@@ -26,7 +26,6 @@ __all__ = [
     "Interaction",
     "LossConfig",
     "LossName",
-    "MLPerfConfig",
     "ModelConfig",
     "MultiHotConfig",
     "OnNan",

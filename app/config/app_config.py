@@ -21,7 +21,7 @@ from app.config.optimizer import (
     validate_schedule,
 )
 from app.config.published import PublishedConfig
-from app.config.record import MLPerfConfig, RecordConfig
+from app.config.record import RecordConfig
 from app.config.runtime import (
     Compile,
     EnvironmentConfig,
@@ -90,7 +90,6 @@ class AppConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     published: PublishedConfig = field(default_factory=PublishedConfig)
     record: RecordConfig = field(default_factory=RecordConfig)
-    mlperf: MLPerfConfig = field(default_factory=MLPerfConfig)
     baselines: bool | None = key(
         None,
         "compute baselines after training: null: on 200,000 rows, in 30 s, where possible; true: on all rows",

@@ -6,7 +6,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from app.config import AppConfig
-from app.kinds.trackers import TRACKERS, TrackerKind
+from app.kinds.trackers import TrackerKind, trackers
 from app.metrics.documents import AnyEvent, Curves
 from app.record.documents import Summary
 from app.trackers import base
@@ -16,7 +16,7 @@ from common.keys import shown
 
 log = logging.getLogger("clickwork")
 
-FILES = tuple(kind.file for kind in TRACKERS if kind.file)  # in a run's directory, removed by a run from the start
+FILES = tuple(kind.file for kind in trackers() if kind.file)  # in a run's directory, removed by a run from the start
 
 
 class Trackers:
@@ -42,8 +42,8 @@ class Trackers:
             UserError: an address that cannot be listened at, or a client that cannot begin.
         """
         settings = base.settings(plain, world_size)
-        for kind in TRACKERS:
-            if _is_wanted(kind, config):
+        for kind in trackers():
+            if is_wanted(kind, config):
                 file = directory / kind.file
                 setting = Setting(directory, file, config, settings, rows, world_size, from_step)
                 tracker: Tracker | None = load(kind.start)(setting)
@@ -81,14 +81,16 @@ class Trackers:
                 self._open.remove(entry)
 
 
-def _is_wanted(kind: TrackerKind, config: AppConfig) -> bool:
+def is_wanted(kind: TrackerKind, config: AppConfig) -> bool:
     """Whether a configuration asks for a tracker."""
+    if kind.is_wanted is not None:
+        return kind.is_wanted(config)
     value = attrgetter(kind.key)(config)
     return value is not None and value is not False
 
 
 def require_clients(config: AppConfig) -> None:
     """Raises UserError if the client of a configured tracker is not installed."""
-    for kind in TRACKERS:
-        if kind.package and _is_wanted(kind, config):
-            base.require_package(kind.key, shown(attrgetter(kind.key)(config)), kind.package)
+    for kind in trackers():
+        if kind.package and is_wanted(kind, config):
+            base.require_package(kind.key, shown(attrgetter(kind.key)(config) or True), kind.package)

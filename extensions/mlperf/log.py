@@ -14,10 +14,10 @@ from app.config import AppConfig
 from app.config.train import samples_of, steps_per_epoch
 from app.metrics.documents import AnyEvent, Curves, EvaluationEvent, TrainEvent
 from app.record.documents import Summary
-from app.trackers.base import Setting
 from common.documents import Json, Number, decode
 from common.files import write_atomically
 from common.redact import RedactingFormatter
+from extensions.mlperf.keys import resolved
 
 PREFIX = ":::MLLOG "
 TRAIN_LOSS = "train_loss"  # of DLRMv4's reference, which the package does not name
@@ -138,16 +138,16 @@ class MLPerf:
         keys, config = self._keys, self._config
         self._log.event(keys.CACHE_CLEAR, True, metadata={"step": 0})
         self._log.start(keys.INIT_START, metadata={"step": 0}, time_ms=int(process_start() * 1000))
-        parts = config.model.parts
+        parts, submission = config.model.parts, resolved(config)
         of_model = (
             values_of_dlrm(keys, config) if parts is None else parts.mlperf_values(keys, config, self._world_size)
         )
         values = {
-            keys.SUBMISSION_BENCHMARK: config.mlperf.benchmark,
-            keys.SUBMISSION_ORG: config.mlperf.organization,
-            keys.SUBMISSION_DIVISION: config.mlperf.division.value,
-            keys.SUBMISSION_PLATFORM: config.mlperf.platform,
-            keys.SUBMISSION_STATUS: config.mlperf.status,
+            keys.SUBMISSION_BENCHMARK: submission.benchmark,
+            keys.SUBMISSION_ORG: submission.organization,
+            keys.SUBMISSION_DIVISION: submission.division and submission.division.value,
+            keys.SUBMISSION_PLATFORM: submission.platform,
+            keys.SUBMISSION_STATUS: submission.status,
             keys.SEED: config.train.seed,
             keys.GLOBAL_BATCH_SIZE: config.train.global_batch_size,
             keys.TRAIN_SAMPLES: self._rows["train"],
@@ -162,11 +162,6 @@ class MLPerf:
         if not self._by_block:
             self._part_from = (0, int(time.time() * 1000))
             self._start_part()
-
-
-def start(setting: Setting) -> MLPerf:
-    """Write the log, or continue it."""
-    return MLPerf(setting.file, setting.config, setting.rows, setting.world_size, setting.from_step)
 
 
 def values_of_dlrm(keys: Any, config: AppConfig) -> Json:

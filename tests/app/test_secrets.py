@@ -26,7 +26,7 @@ ENVIRONMENT = {
 }
 ARGUMENTS = [f"record.mlflow_experiment=http://user:{SECRET}@host/x", f"+environment.variables.TORCH_API_KEY={SECRET}"]
 ARGUMENTS += [f"+environment.variables.GPU_URL='http://user:{SECRET}@host'"]
-ARGUMENTS += [f"mlperf.organization=postgresql://{SECRET}@host/x", "mlperf.enabled=true", "checkpoint.every_steps=5"]
+ARGUMENTS += ["checkpoint.every_steps=5"]
 
 
 def planted(root: Path) -> list[Path]:

@@ -27,7 +27,6 @@ SCHEDULE_EXCEPTIONS: dict[str, str] = {}
 TRACKER_EXCEPTIONS = {
     "app/replay/records.py": "the folder of its files, which verify does not compare",
     "app/checks/stack.py": "an installed package",
-    "app/trackers/mlperf.py": "its own name in the log",
     "app/trackers/prometheus.py": "its own name in the log",
     "app/trackers/remote.py": "its own name in the log, and the clients' packages",
     "app/trackers/tensorboard.py": "its own name in the log",

@@ -11,9 +11,9 @@ import pytest
 from app.config import CONFIG_DIR, AppConfig
 from app.metrics.documents import EvaluationEvent, TrainEvent
 from app.record.documents import Summary
-from app.trackers.mlperf import MLPerf
 from common.compose import compose_config
 from common.documents import convert
+from extensions.mlperf.log import MLPerf
 from tests.app.summaries import LEAST
 
 ROWS = {"train": 1_000, "val": 100, "test": 100}
@@ -97,6 +97,6 @@ def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
 def test_a_process_knows_when_it_began() -> None:
     """Not when what it was forked from began."""
     before = time.time()
-    code = "import time; time.sleep(0.3); from app.trackers.mlperf import process_start; print(process_start())"
+    code = "import time; time.sleep(0.3); from extensions.mlperf.log import process_start; print(process_start())"
     began = float(subprocess.check_output([sys.executable, "-c", code], text=True))
     assert before - 0.1 < began < before + 0.25

@@ -11,15 +11,15 @@ from app.config.published import published_tables
 from app.config.train import evaluation_steps
 from app.metrics.documents import EvaluationEvent, TrainEvent
 from app.record.documents import Summary
-from app.trackers import mlperf
-from app.trackers.mlperf import MLPerf
 from app.training import meta_build
 from app.training.state import RunLength
 from common.compose import compose_config
 from common.documents import convert
-from tests.app.config.test_recipes import require_compliant
+from extensions.mlperf import log as mlperf
+from extensions.mlperf.log import MLPerf
 from tests.app.conftest import Command
 from tests.app.summaries import LEAST
+from tests.extensions.mlperf.test_runs import require_compliant
 
 YAMBDA = {"train": 2_290_835_423, "val": 2_058_204}  # samples
 

@@ -1,0 +1,54 @@
+"""Keys of MLPerf's log."""
+
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import TYPE_CHECKING, ClassVar
+
+from common.extensions import keys_of_extension
+from common.keys import key
+
+if TYPE_CHECKING:
+    from app.config import AppConfig
+
+# Benchmarks of MLPerf's own recipes, by published.recipe.
+BENCHMARKS = {"mlperf_v1": "dlrm", "mlperf_v2": "dlrm_dcnv2", "mlperf_v4": "dlrmv4"}
+
+
+class MLPerfDivision(Enum):
+    """closed: MLPerf's own model, data and target; open: anything else."""
+
+    closed = "closed"
+    open = "open"
+
+
+@dataclass(frozen=True)
+class MLPerfConfig:
+    """Metadata of an MLPerf submission; the log is <run.dir>/mllog.txt."""
+
+    decides_bits: ClassVar[bool] = False
+
+    enabled: bool | None = key(None, "write the log; null: of MLPerf's recipes")
+    benchmark: str | None = key(None, "name of MLPerf's benchmark; null: the recipe's, else dlrm_dcnv2")
+    division: MLPerfDivision | None = key(
+        None, "closed: MLPerf's own model, data and target; null: closed for MLPerf's recipes, unless they are tiny"
+    )
+    organization: str = key("reference_implementation", "who submits")
+    platform: str = key("reference_implementation", "name of the system")
+    status: str = key("onprem", "of the system: onprem, cloud, preview, research")
+
+
+def is_wanted(config: "AppConfig") -> bool:
+    """Whether a run writes the log."""
+    enabled = keys_of_extension(config, MLPerfConfig).enabled
+    return config.published.recipe in BENCHMARKS if enabled is None else enabled
+
+
+def resolved(config: "AppConfig") -> MLPerfConfig:
+    """The keys with the values that null stands for."""
+    keys, benchmark = keys_of_extension(config, MLPerfConfig), BENCHMARKS.get(config.published.recipe or "")
+    is_closed = benchmark is not None and config.data.scale.value != "tiny"
+    return replace(
+        keys,
+        benchmark=keys.benchmark or benchmark or "dlrm_dcnv2",
+        division=keys.division or (MLPerfDivision.closed if is_closed else MLPerfDivision.open),
+    )
