@@ -35,7 +35,6 @@ TINY += ["sequences.hstu.attention_dim=8", "sequences.hstu.hidden_dim=8", "seque
 TINY += ["sequences.hstu.item_dim=16", "sequences.history_length=15", "train.global_batch_size=32"]
 TINY += ["eval.global_batch_size=64", "train.log_every_steps=1", "runtime.num_threads=1", "runtime.platform=cpu"]
 TINY += ["checkpoint.every_steps=4", "checkpoint.asynchronous=false", *ADAM]
-NOWHERE = ["model=hstu", "data.path=nowhere"]
 DROPOUT = ["sequences.hstu.input_dropout=0.2", "sequences.hstu.linear_dropout=0.1"]
 
 
@@ -86,21 +85,6 @@ def test_two_processes_learn_what_one_does(sharding: str, run_app: Command, log:
     assert 0 < summary(one)["eval"]["gauc_users"] < 60
 
 
-@pytest.mark.slow
-def test_two_processes_train_by_a_plan(run_app: Command, log: Path, tmp_path: Path) -> None:
-    overrides = [*TINY, f"data.path={log}", "train.max_steps=3"]
-    hardware = ["topology=cpu", "topology.devices_per_node=2", "sharding.types=[table_wise,row_wise]"]
-    process = run_app("plan", *overrides, *hardware, "plan.out=plan.json")
-    assert "note: every history is taken to have 15 events" in process.stdout
-    planned = json.loads((tmp_path / "plan.json").read_bytes())
-    sizes = json.loads((log / "manifest.json").read_bytes())["num_embeddings"]
-    assert {name: table["num_embeddings"] for name, table in planned["tables"].items()} == sizes
-    run_app("train", *overrides, "sharding.plan=plan.json", "run.name=pair", processes=2)
-    run_app("train", *overrides, "run.name=alone")
-    actual, expected = (losses(tmp_path / "runs" / name) for name in ("pair", "alone"))
-    np.testing.assert_allclose(actual, expected, rtol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("command", "arguments", "message"),
     [
@@ -114,10 +98,6 @@ def test_two_processes_train_by_a_plan(run_app: Command, log: Path, tmp_path: Pa
         ("train", [*TINY, "data.path={log}", "eval.split=test"], "has train and val"),
         ("train", [*TINY, "data.path={log}", "sequences.hstu.max_seq_len=5"], "leaves no room for a history"),
         ("bench", ["model=hstu"], "model=hstu: bench is for DLRM alone so far"),
-        ("plan", [*NOWHERE], "nowhere is not a dataset; give mlperf_v4, or data.path of events"),
-        ("plan", [*NOWHERE, "plan.num_embeddings=[7]"], "rows alone are no tables of events"),
-        ("plan", [*NOWHERE, "plan.num_embeddings=mlperf_v2"], "mlperf_v2: of rows, which model=hstu does not"),
-        ("plan", ["data.path={log}"], "holds events, not rows; give model=hstu"),
     ],
 )
 def test_what_does_not_go_together_is_refused(
@@ -169,9 +149,8 @@ def trained(log: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made_once(tmp_path_factory, "trained", train) / "runs/x"
 
 
-def test_commands_for_dlrm_alone_say_so(refused: Refusal, trained: Path) -> None:
-    for command, *arguments in (["export", "out=x.pt2"], ["evaluate", "tables=int8"]):
-        assert "is for DLRM alone so far" in refused(command, f"run={trained}", *arguments)
+def test_a_command_for_dlrm_alone_says_so(refused: Refusal, trained: Path) -> None:
+    assert "is for DLRM alone so far" in refused("evaluate", f"run={trained}", "tables=int8")
 
 
 OWN_SCHEMA = """
@@ -315,21 +294,6 @@ def test_several_tasks_are_learned(run_app: Command, log: Path, tmp_path: Path, 
     assert "sequences.tasks=['skip']: the run at" in refusal.stderr
     refusal = run_app("train", *overrides, "run.name=3", "sequences.tasks=[listen_plus]", status=2)
     assert "must be actions of the log other than its label listen_plus" in error_line(refusal.stderr)
-
-
-@pytest.mark.slow
-def test_blocks_and_losses_are_in_mlperf_s_log(run_app: Command, log: Path, tmp_path: Path) -> None:
-    arguments = [*TINY, f"data.path={log}", "train.max_steps=8", "train.log_every_steps=2", "run.name=x"]
-    arguments += ["train.eval_every_steps=4", "mlperf.enabled=true", "mlperf.benchmark=dlrmv4"]
-    run_app("train", *arguments)
-    lines = (tmp_path / "runs/x/mllog.txt").read_text().splitlines()
-    entries = [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
-    keys = [entry["key"] for entry in entries]
-    block = ["block_start", "train_loss", "train_loss", "block_stop", "eval_start", "eval_accuracy", "eval_stop"]
-    assert keys[keys.index("run_start") + 1 :] == [*block, *block, "run_stop"]
-    assert [entry["value"] for entry in entries if entry["key"] == "train_loss"] == losses(tmp_path / "runs/x")
-    samples = [entry["metadata"]["samples_count"] for entry in entries if entry["key"] in ("block_start", "block_stop")]
-    assert samples == [0, 128, 128, 256]
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
-"""The recipe mlperf_v4: its parameters, tiny form, grid of evaluations and log."""
+"""The recipe mlperf_v4: its parameters, tiny form and grid of evaluations."""
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -9,17 +8,10 @@ import pytest
 from app.config import CONFIG_DIR, AppConfig, TrainConfig, validate
 from app.config.published import published_tables
 from app.config.train import evaluation_steps
-from app.metrics.documents import EvaluationEvent, TrainEvent
-from app.record.documents import Summary
 from app.training import meta_build
 from app.training.state import RunLength
 from common.compose import compose_config
-from common.documents import convert
-from extensions.mlperf import log as mlperf
-from extensions.mlperf.log import MLPerf
 from tests.app.conftest import Command
-from tests.app.summaries import LEAST
-from tests.extensions.mlperf.test_runs import require_compliant
 
 YAMBDA = {"train": 2_290_835_423, "val": 2_058_204}  # samples
 
@@ -54,7 +46,7 @@ def test_the_grid_of_dlrmv4_is_the_rules(batch: int, every: int, blocks: int) ->
     train = compose_config(AppConfig, CONFIG_DIR, ["recipe=mlperf_v4", f"train.global_batch_size={batch}"]).train
     assert evaluation_steps(train, YAMBDA["train"]) == (every, blocks * every)
     assert every * batch == 2_293_760
-    length = _length(train)
+    length = length_of(train)
     steps, step = [], 0
     while step < (blocks + 2) * every:
         step = length.next_evaluation(step)
@@ -63,52 +55,7 @@ def test_the_grid_of_dlrmv4_is_the_rules(batch: int, every: int, blocks: int) ->
     assert length.next_evaluation(length.total_steps - 1) == length.total_steps
 
 
-def test_the_log_of_dlrmv4_passes_the_compliance_checker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the recipe as it is, on as many samples as Yambda has, killed and resumed: the tracker knows of it."""
-    monkeypatch.setattr(mlperf, "process_start", time.time)  # this process may be older than a run's start may take
-    config = compose_config(AppConfig, CONFIG_DIR, ["recipe=mlperf_v4"])
-    length, path = _length(config.train), tmp_path / "mllog.txt"
-    first = length.next_evaluation(0)
-    second = length.next_evaluation(first)
-
-    def send(tracker: MLPerf, *events: tuple[int, float | None]) -> None:
-        for step, auc in events:
-            window = TrainEvent(event="train", step=step, loss=0.13, lr=1e-7)
-            evaluation = EvaluationEvent(event="eval", step=step, auc=auc, eval_seconds=0.0)
-            tracker.event(window if auc is None else evaluation)
-
-    tracker = MLPerf(path, config, YAMBDA, 8, 0)
-    send(tracker, (50, None), (first, None), (first, 0.74), (first + 50, None))
-    tracker.close(None)
-    tracker = MLPerf(path, config, YAMBDA, 8, first)
-    send(tracker, (first, 0.74), (first + 50, None), (second, 0.7501))
-    ended = {"status": "target_reached", "steps": second, "samples": second * 8192, "eval": {"auc": 0.7501}}
-    tracker.close(convert({**LEAST, **ended}, Summary))
-    entries = require_compliant(path, "6.1.0")
-    values = {entry["key"]: entry["value"] for entry in entries}
-    assert (values["submission_benchmark"], values["submission_division"]) == ("dlrmv4", "closed")
-    assert (values["opt_name"], values["opt_sparse_name"], values["max_sequence_length"]) == (
-        "Adam",
-        "RowWiseAdagrad",
-        4096,
-    )
-    after = [entry["key"] for entry in entries]
-    evaluation = ["block_stop", "eval_start", "eval_accuracy", "eval_stop"]
-    assert after[after.index("run_start") + 1 :] == [
-        "block_start",
-        "train_loss",
-        "train_loss",
-        *evaluation,
-        "block_start",
-        "train_loss",
-        *evaluation,
-        "run_stop",
-    ]
-    assert [entry["metadata"]["samples_count"] for entry in entries if entry["key"] == "block_start"] == [0, 57_344_000]
-    assert entries[-1]["metadata"]["samples_count"] == 59_637_760
-
-
-def _length(train: TrainConfig) -> RunLength:
+def length_of(train: TrainConfig) -> RunLength:
     """Of a run over all of Yambda's samples."""
     steps, (every, first) = YAMBDA["train"] // train.global_batch_size, evaluation_steps(train, YAMBDA["train"])
     return RunLength(steps, steps, train, first, every)
