@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+OF_EXTENSION = re.compile(r"^<!-- extension: (\w+) -->$", re.MULTILINE)  # a page that needs the folder of that name
 REASONS = ("GPU", "Docker", "network", "over five minutes")  # why a block is not run; network: other machines, too
 PROGRAMS = "apptainer|bash|cd|clickwork|dask|docker|enroot|eval|git|head|kubectl|make|pip|printf|python|sbatch|sed"
 PROGRAMS += "|srun|taskset|tensorboard"
@@ -22,6 +22,17 @@ OF_A_MACHINE = re.compile(
 # A command, and lines that not every run prints: of an installation, of what is compiled once, of progress, and of
 # baselines, which end after 30 s on any machine.
 NOT_COMPARED = re.compile(r"\$ |\.venv/bin/|set-up: |compiling |baselines: |step \d+/|…?$")
+
+
+def is_here(page: Path) -> bool:
+    """Whether the page is of the core, or of an extension that is here."""
+    match = OF_EXTENSION.search(page.read_text())
+    return match is None or (ROOT / "extensions" / match[1]).is_dir()
+
+
+PAGES = [
+    page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if page.exists() and is_here(page)
+]
 
 
 class Block(NamedTuple):
