@@ -1,7 +1,7 @@
 """What takes one row or one file to add: each patch of tests/adding is applied to a copy, and its tests run there.
 
 A patch has tests of its own. Beside them it may make one file, and add MAX_LINES_ELSEWHERE lines to others; it takes
-none away.
+none away. An extension is a folder, and changes no other file.
 """
 
 import os
@@ -60,7 +60,9 @@ def size_problems(changes: list[Change]) -> list[str]:
     of_code = [change for change in changes if not change.is_test]
     new = [change.path for change in of_code if change.is_new]
     elsewhere = sum(len(change.added_lines) for change in of_code if not change.is_new)
-    problems = [f"{len(new)} new files: {', '.join(new)}"] * (len(new) > 1)
+    folders = {"/".join(name.split("/")[:2]) for name in new}
+    is_extension = len(folders) == 1 and next(iter(folders)).startswith("extensions/") and not elsewhere
+    problems = [f"{len(new)} new files: {', '.join(new)}"] * (len(new) > 1 and not is_extension)
     problems += [f"{elsewhere} lines in other files"] * (elsewhere > MAX_LINES_ELSEWHERE)
     problems += [f"{change.path}: lines taken away" for change in of_code if change.removed_lines]
     return problems + ["no test"] * (not any(change.tests for change in changes))
