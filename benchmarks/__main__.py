@@ -32,7 +32,6 @@ QUICK = {
     "precision": ["--seeds=1", "--rows=5000", "--steps=20", "--settings=fp32"],
     "preprocess": ["--rows=200000", "--runs=1"],
     "quality": ["--rows=3000", "--cases", "published", "--seeds", "1"],
-    "registry": ["--check"],
     "sequences": ["--users=60", "--seeds", "1"],
     "spinning": ["--rounds=1", "--steps=20", "--counts=1000", "--situations=idle", "--processes=1"],
     "startup": ["--rounds=1"],
