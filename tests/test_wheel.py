@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+PACKAGES = ("app", "common", "data_prep", "extensions")
 TINY = ["data.synthetic.rows=2000", "train.global_batch_size=64", "train.max_steps=5", "runtime.num_threads=1"]
 TINY += ["record.tensorboard=false"]
 
@@ -27,7 +28,7 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for arguments in (["init"], ["-c", "user.name=x", "-c", "user.email=x", "commit", "--allow-empty", "-m", "x"]):
         assert run(["git", *arguments], directory).returncode == 0  # a user's own repository around it all
     source = directory / "source"  # setuptools writes beside what it builds
-    for package in ("app", "common", "data_prep", "extensions"):
+    for package in PACKAGES:
         shutil.copytree(ROOT / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE"):
         shutil.copy(ROOT / name, source)
@@ -59,6 +60,19 @@ def test_the_installed_command_trains_and_evaluates_anywhere(command: Path, tmp_
     evaluated = run([command, "evaluate", "run=runs/quickstart"], tmp_path)
     assert json.loads(evaluated.stdout)["split"] == "test", evaluated.stderr
     assert not (tmp_path / "app").exists()
+
+
+@pytest.mark.slow
+def test_it_has_every_file_of_the_packages(command: Path) -> None:
+    installed = next((command.parents[1] / "lib").glob("python*/site-packages"))
+    files = [
+        path.relative_to(ROOT)
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    ]
+    assert Path("extensions/sequences/conf_data/sources/synthetic_events.yaml") in files
+    assert not [str(path) for path in files if not (installed / path).is_file()]
 
 
 @pytest.mark.slow
