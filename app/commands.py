@@ -84,13 +84,6 @@ COMMANDS = {
             leave="sys:exit",
         ),
         _row(
-            "baselines",
-            "what simpler models score on a run's data, and whether its model earns its keep",
-            f"{_CONFIG}:BaselinesConfig",
-            function="app.baselines.__main__:main",
-            leave="sys:exit",
-        ),
-        _row(
             "doctor",
             "what is wrong with packages, GPUs, limits, disks, datasets and runs, and how to fix it",
             f"{_CONFIG}:DoctorConfig",

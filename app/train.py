@@ -18,7 +18,6 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from app.baselines.after_training import add_baselines, require_possible
 from app.checkpoint import files
 from app.config import AppConfig, DataConfig
 from app.config.runtime import require_graphs
@@ -31,6 +30,7 @@ from app.report.page import REPORT, write_report
 from app.runtime import platform, process_group
 from app.trackers.run_trackers import require_clients
 from app.training import agreement, meta_build, session
+from app.training.after_training import steps_after_training
 from app.training.labels import refuse_one_class, require_task
 from app.training.monitor import require_validation
 from app.training.recording import scores
@@ -55,7 +55,8 @@ def main(config: AppConfig) -> int:
     """Train as configured; return the exit status."""
     began = time.perf_counter()
     require_clients(config)
-    require_possible(config)
+    for step in steps_after_training():
+        step.require(config)
     checkpoints = Path(config.run.dir) / files.CHECKPOINTS
     advice = process_group.FailureAdvice(LESS_MEMORY, lambda: files.resumption(checkpoints))
     try:
@@ -65,7 +66,8 @@ def main(config: AppConfig) -> int:
         progress = words if resumable else "nothing was trained yet"
         raise Interrupted(error.signal, f"stopped before the first step; {progress}") from error
     if status == EXIT_DONE and os.environ.get("RANK", "0") == "0":
-        add_baselines(config)  # once the process group is closed: the others need not wait
+        for step in steps_after_training():
+            step.finish(config)  # once the process group is closed: the others need not wait
         if (report := Path(config.run.dir) / REPORT).exists():
             log.info("report: %s", report)  # last, where it is seen
     return status

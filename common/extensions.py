@@ -43,9 +43,13 @@ class KeyGroup(NamedTuple):
 
 
 class FilesBesideRun(NamedTuple):
-    """Names of files that a command of an extension keeps in a run's directory, beside the run's own."""
+    """Names of files that an extension keeps in a run's directory, beside the run's own.
+
+    is_of_run: they belong to the run, and are removed where it begins afresh.
+    """
 
     names: re.Pattern[str]
+    is_of_run: bool = False
 
 
 class Core:
@@ -68,6 +72,12 @@ def _core() -> Core:
     for path in sorted(DIRECTORY.glob("*/__init__.py")):
         importlib.import_module(f"extensions.{path.parent.name}").register(core)
     return core
+
+
+def absence(name: str) -> str | None:
+    """Why a key of the core has no effect, where it is for an extension that has been deleted; None: it is present."""
+    is_present = (DIRECTORY / name / "__init__.py").exists()
+    return None if is_present else f"there is no folder {DIRECTORY.name}/{name}"
 
 
 def rows_of_extensions(kind: type[Row]) -> list[Row]:

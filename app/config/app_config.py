@@ -50,7 +50,7 @@ from app.config.train import (
 from app.kinds.metrics import GROUPS
 from common.compose import convert
 from common.errors import UserError
-from common.extensions import key_groups, with_key_groups
+from common.extensions import absence, key_groups, with_key_groups
 from common.keys import check_keys, key
 from common.limits import require_memory
 
@@ -118,6 +118,8 @@ def validate_new_run(config: AppConfig) -> None:
     """
     require_memory("training")
     validate(config)
+    if config.baselines and (reason := absence("baselines")) is not None:
+        raise UserError(f"baselines=true: {reason}; restore it (`git checkout extensions`), or leave baselines out")
     validate_new_name(config.run.name)
     validate_threads(config.runtime)
 

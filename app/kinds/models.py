@@ -74,7 +74,6 @@ class ModelKind:
         over: what such metrics are a mean over, without eval.group_by.
         eval_split: that app.evaluate takes where none is given.
         has_blocks: MLPerf's rules have blocks between evaluations, not epochs.
-        obstacle_to_baselines: why there are none to compare with; empty: there are.
         commands: those alone that know it; empty: all do, with all their keys.
     """
 
@@ -88,7 +87,6 @@ class ModelKind:
     over: str = ""
     eval_split: str = "test"
     has_blocks: bool = False
-    obstacle_to_baselines: str = ""
     commands: str = ""
 
 

@@ -35,7 +35,7 @@ from app.record.reading import (
     read_events,
     read_manifest,
 )
-from app.record.scores import FOR_BASELINES, SCORES
+from app.record.scores import SCORES
 from common.documents import decode, encode, plain_object
 from common.errors import UserError
 from common.extensions import FilesBesideRun, rows_of_extensions
@@ -144,7 +144,14 @@ class RunDirectory:
         """
         aside = self._put_aside() if afresh else ""
         if afresh:
-            for name in (CHECKPOINTS, CURVES, STEP_TIMES, SCORES, FOR_BASELINES, *views):
+            of_extensions = [
+                path.name
+                for row in rows_of_extensions(FilesBesideRun)
+                if row.is_of_run
+                for path in self.path.iterdir()
+                if row.names.fullmatch(path.name)
+            ]
+            for name in (CHECKPOINTS, CURVES, STEP_TIMES, SCORES, *views, *of_extensions):
                 _remove(self.path / name)
         (self.path / SUMMARY).unlink(missing_ok=True)
         # The manifest marks a run's directory, so it exists at all times.

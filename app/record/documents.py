@@ -183,50 +183,6 @@ class Covered(Struct, kw_only=True):
     launches: str | UnsetType = UNSET
 
 
-class Baseline(OpenDocument, kw_only=True):
-    """A simple model's figures on the evaluated split; seconds: to fit and score it; rows: that it learned from.
-
-    difference: the AUC of the run's model minus this one's on the rows that both scored; difference_interval: its ends
-    at 95% by DeLong's test, None with fewer than two rows of a label.
-    """
-
-    auc: Number | None
-    ne: Number | None
-    seconds: Number | None
-    rows: int | None
-    difference: Number | UnsetType = UNSET
-    difference_interval: list[Number] | UnsetType | None = UNSET
-    rest: Json = rest()
-
-
-class Baselines(OpenDocument, kw_only=True):
-    """What a model is held against; those that were not computed are None.
-
-    rows: of the `of_rows` of train, that they learned from. eval_rows: of the `of_eval_rows` of the split, that they
-    are scored on. compared_rows: those of the differences; not_compared: why there are none. missing: why a baseline is
-    None, by its name.
-    """
-
-    split: str = ""
-    rows: int
-    of_rows: int
-    eval_rows: int
-    of_eval_rows: int
-    compared_rows: int | UnsetType = UNSET
-    not_compared: str | UnsetType = UNSET
-    missing: dict[str, str] | UnsetType = UNSET
-    base_rate: Baseline | None = None
-    columns: Baseline | None = None
-    lr: Baseline | None = None
-    trees: Baseline | None = None
-    rest: Json = rest()
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether each was computed."""
-        return None not in (self.base_rate, self.columns, self.lr, self.trees)
-
-
 class TableFigures(Struct, kw_only=True):
     """A table after training, of `rows` of its rows: all, or of a large one a sample; norms are 2-norms of rows.
 
@@ -245,7 +201,7 @@ class Summary(OpenDocument, kw_only=True):
 
     eval: the evaluation of the model that is served, which is of the best checkpoint where the run keeps one; last: the
     newest evaluation. events: of each kind in metrics.jsonl.
-    no_baselines: why there are none, if they were to be computed.
+    baselines: what the extension of this name has computed; no_baselines: why there are none, if they were wanted.
     """
 
     status: str
@@ -260,7 +216,7 @@ class Summary(OpenDocument, kw_only=True):
     early_stop: EarlyStop | UnsetType = UNSET
     eval: EvaluationFigures
     last: EvaluationFigures
-    baselines: Baselines | UnsetType | None = UNSET
+    baselines: Json | UnsetType | None = UNSET
     no_baselines: str | UnsetType = UNSET
     throughput: Throughput
     covers: dict[str, Covered]

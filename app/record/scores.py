@@ -1,8 +1,7 @@
 """Scores of a split that a run keeps, so that two models can be compared on the same rows.
 
 <run>/scores/SPLIT.logits.npy [rows] float32 and SPLIT.labels.npy [rows] bool, both in the order of the split's rows,
-and SPLIT.json, written last, which has the checksums of both. <run>/.baselines/scores has the same of the rows that
-baselines are compared on: at most SAMPLE_ROWS of the evaluated split.
+and SPLIT.json, written last, which has the checksums of both.
 """
 
 import hashlib
@@ -20,8 +19,6 @@ from common.files import write_atomically
 
 SCORES = "scores"
 TEST = "test"  # the split that is compared where there are several
-FOR_BASELINES = ".baselines"
-SAMPLE_ROWS = 200_000  # of a split, on which a model is compared with its baselines row by row
 
 
 class ScoresFile(OpenDocument, kw_only=True):

@@ -13,6 +13,7 @@ from markupsafe import Markup
 from app.kinds.metrics import ACCURACY, BASE_RATE, LABEL_DEVIATION, LOGLOSS, MAE, METRICS, NE, RMSE
 from app.metrics.documents import EvaluationFigures
 from app.report import charts, speed, tables, verdict
+from app.report.additions import additions
 from app.report.charts import Chart
 from app.report.read import RunFiles, read_run, refusing_other_versions
 from app.report.tables import ReportTable
@@ -46,7 +47,7 @@ def run_page(run: RunFiles) -> str:
         limits=speed.limits(run),
         sentences=verdict.sentences(run),
         against=_against(run),
-        columns=tables.halves(tables.single_columns(run)),
+        folded=[table for addition in additions(run) for table in addition.tables],
         thinned=charts.thinned(run),
         figures=tables.halves(tables.figures(run)),
         deepspark=ReportTable(tables.DEEPSPARK_COLUMNS, [tables.deepspark(run)], set()),

@@ -9,7 +9,7 @@ from app.record.documents import Hardware, TableSize, TrainFigures
 from app.report.read import RunFiles
 from app.report.words import NOT_MEASURED, count, devices, duration, figure, percent, plural, precision, size
 from app.sharding.documents import PlannedTable
-from common.documents import convert, plain_object
+from common.documents import plain_object
 
 WIRE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}  # of a value under sharding.qcomm
 
@@ -145,16 +145,6 @@ def trained_tables(run: RunFiles) -> ReportTable:
     )
     columns = ["Table", "Rows looked at", "Rows touched", "Share", "Mean norm", "Largest norm"]
     return ReportTable(columns, rows, {1, 2, 3, 4, 5}, note)
-
-
-def single_columns(run: RunFiles) -> ReportTable:
-    """The AUC of each column's label rates alone, the best first; no rows without baselines."""
-    baselines = (run.summary.baselines or None) if run.summary else None
-    best_column = baselines.columns if baselines is not None else None
-    aucs = best_column.rest.get("auc_of_each") if best_column is not None else None
-    by_name = convert(aucs or {}, dict[str, float], "baselines.columns.auc_of_each")
-    rows = [[name, figure(auc)] for name, auc in sorted(by_name.items(), key=lambda item: -item[1])]
-    return ReportTable(["Column", "AUC"], rows, {1})
 
 
 def _traffic(run: RunFiles, table: TableSize, entry: PlannedTable | None) -> tuple[float, float, float]:

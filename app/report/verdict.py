@@ -4,24 +4,18 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import Struct
 
 from app.kinds.metrics import ACCURACY, AUC, BASE_RATE, COMPARED, LABEL_DEVIATION, LOGLOSS, METRICS, NE, PUBLISHED, RMSE
 from app.metrics.clicks import shortcomings
 from app.metrics.slowdown import find_slowdown, slowdown_sentence
-from app.record.documents import Baseline
+from app.report.additions import additions
 from app.report.read import UNFINISHED, RunFiles
 from app.report.words import NOT_MEASURED, count, figure, plural, signed
 from common.documents import convert
 
 SAME_ROWS = 0.01  # relative difference in training rows up to which the data count as those of the publication
 
-BASELINE_NAMES = {
-    BASE_RATE: "the base rate",
-    "columns": "single columns",
-    "lr": "logistic regression",
-    "trees": "boosted trees",
-}
 TESTED = tuple(f"test_{metric}" for metric in (AUC, LOGLOSS))  # keys of `published`: figures of the test split
 
 
@@ -104,13 +98,7 @@ def comparisons(run: RunFiles) -> list[ComparisonRow]:
         rows.append(
             ComparisonRow("Majority class", constant, None, "the base rate predicted for everybody: must be beaten")
         )
-    for name, one in baselines_of(run).items():
-        baseline_figures = {**dict.fromkeys(COMPARED), AUC: one.auc, NE: one.ne}
-        beside = (
-            _beside_this_run(one, run.summary.baselines.compared_rows) if run.summary and run.summary.baselines else ""
-        )
-        remark = f"a simpler model on the same splits{_sample_of(run)}{beside}"
-        rows.append(ComparisonRow(f"{name[0].upper()}{name[1:]}", baseline_figures, None, remark))
+    rows += [row for addition in additions(run) for row in addition.comparisons]
     if ground_truth := truth(run):
         remark = f"the true probabilities of {ground_truth.rows}: cannot be beaten but by chance"
         rows.append(ComparisonRow("Ground-truth model", ground_truth.figures, None, remark))
@@ -180,8 +168,7 @@ def _quality(run: RunFiles) -> list[tuple[str, str]]:
         )
     ]
     keeps_best = bool((run.config.get("checkpoint") or {}).get("keep_best"))
-    if (against := baselines_sentence(run)) is not None:
-        sentences.append(against)
+    sentences += [sentence for addition in additions(run) for sentence in addition.sentences]
     encoding = run.manifest.dataset.encoding or None
     remarks = shortcomings(run.last_evaluation, run.best, len(run.evaluations), keeps_best, encoding)
     sentences += [("bad", f"{sentence}.") for sentence in remarks]
@@ -206,74 +193,6 @@ def _faults_of_data(run: RunFiles) -> list[tuple[str, str]]:
     dataset = run.manifest.dataset
     lines = [*(line for line in (dataset.unseen, dataset.sampling) if line), *(dataset.misleading or [])]
     return [("bad", f"{line[0].upper()}{line[1:]}.") for line in lines]
-
-
-def baselines_of(run: RunFiles) -> dict[str, Baseline]:
-    """The baselines on the split of the run's evaluation, by their names in words, but the base rate."""
-    baselines = (run.summary.baselines or None) if run.summary else None
-    if baselines is None or baselines.split != run.evaluation.split:
-        return {}
-    column = baselines.columns.rest.get("column") if baselines.columns else None
-    by_name = {
-        f"the label rates of {column} alone": baselines.columns,
-        BASELINE_NAMES["lr"]: baselines.lr,
-        BASELINE_NAMES["trees"]: baselines.trees,
-    }
-    return {name: one for name, one in by_name.items() if one is not None}
-
-
-def baselines_sentence(run: RunFiles) -> tuple[str, str] | None:
-    """Whether the model earns its keep: the sentence with its kind, good, bad or plain.
-
-    None: baselines were left out, or are of another split.
-    """
-    if run.summary is not None and run.summary.no_baselines:
-        return "plain", f"Compared with no baselines: {run.summary.no_baselines}."
-    auc, baselines = run.evaluation.auc, baselines_of(run)
-    aucs = {name: one.auc for name, one in baselines.items() if one.auc is not None}
-    if auc is None or not aucs or run.summary is None or not run.summary.baselines:
-        return None
-    figures = run.summary.baselines
-    best = max(aucs, key=lambda name: aucs[name])
-    difference, interval = baselines[best].difference, baselines[best].difference_interval
-    others = ", ".join(f"{name} {value:.4f}" for name, value in aucs.items())
-    missing = "".join(f"; {BASELINE_NAMES[name]}: {reason}" for name, reason in (figures.missing or {}).items())
-    of = f"(AUC {auc:.4f} against {others}{_sample_of(run)}{missing})"
-    if difference is UNSET:
-        gain, side = auc - aucs[best], "behind" if auc < aucs[best] else "ahead of"
-        reason = figures.not_compared or f"python -m app.baselines run={run.directory} compares them"
-        return "plain", f"{abs(gain):.4f} AUC {side} {best}, not compared row by row: {reason} {of}."
-    side = "Behind" if difference < 0 else "Ahead of"
-    lead = f"{side} the best baseline, {best}, by {abs(difference):.4f}"
-    if not interval:
-        return "plain", f"{lead} AUC; too few rows of a label for a test {of}."
-    lead = f"{lead} ± {(interval[1] - interval[0]) / 2:.4f} AUC on {figures.compared_rows:,} rows"
-    if interval[0] <= 0 <= interval[1]:
-        return "plain", f"{lead} (95%), which cannot show whether it is real {of}."
-    if difference > 0:
-        return "good", f"The model earns its keep: {lead[0].lower()}{lead[1:]} (95%) {of}."
-    return "bad", f"The model does not earn its keep yet: {lead[0].lower()}{lead[1:]} (95%) {of}."
-
-
-def _beside_this_run(one: Baseline, rows: int | UnsetType) -> str:
-    """How this run's AUC compares with a baseline's on the rows that both scored."""
-    if one.difference is UNSET or not one.difference_interval:
-        return ""
-    reach = (one.difference_interval[1] - one.difference_interval[0]) / 2
-    return f"; this run {signed(one.difference, 4)} ± {reach:.4f} AUC on the same {rows:,} rows (95%)"
-
-
-def _sample_of(run: RunFiles) -> str:
-    """Which rows baselines learned from and were scored on, where it is not all."""
-    baselines = (run.summary.baselines or None) if run.summary else None
-    if baselines is None:
-        return ""
-    parts = [
-        ("trained on", baselines.rows, baselines.of_rows),
-        ("scored on", baselines.eval_rows, baselines.of_eval_rows),
-    ]
-    phrases = [f"{purpose} {rows:,} of {of:,} rows" for purpose, rows, of in parts if rows < of]
-    return f"; baselines {' and '.join(phrases)}" if phrases else ""
 
 
 def _speed(run: RunFiles) -> list[tuple[str, str]]:

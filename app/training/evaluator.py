@@ -1,6 +1,8 @@
 """Evaluation during training: metrics and curves of a split, recorded and logged."""
 
 import logging
+from collections.abc import Callable
+from pathlib import Path
 
 from msgspec import structs
 
@@ -9,9 +11,9 @@ from app.metrics.curves import click_curves
 from app.metrics.documents import EvaluationFigures
 from app.metrics.timing import StepTimer
 from app.optimizer.build import set_step
+from app.training.after_training import steps_after_training
 from app.training.labels import task_of
 from app.training.recording.recorder import Recorder
-from app.training.recording.scores import SampledScores, sampled_scores
 from app.training.session import Session
 from app.training.state import RunState
 from app.training.stop import StopCheck
@@ -36,7 +38,7 @@ class Evaluator:
         self._state = state
         self._session, self._recorder, self._timer, self._stop = session, recorder, timer, stop
         self._config, self._steps_per_epoch = session.config.eval, steps_per_epoch
-        self._scores: SampledScores | None = None  # of the newest evaluation
+        self._writers: list[Callable[[Path, int], None] | None] = []  # of what extensions keep of the newest evaluation
 
     def evaluate(self, step: int) -> EvaluationFigures:
         """Metrics of the evaluation split after this step; a collective call.
@@ -48,7 +50,7 @@ class Evaluator:
         with self._timer.apart("eval"):
             evaluation = self._session.evaluate(self._config.split, self._stop.requested)
             result, logits, labels = evaluation
-            self._scores = sampled_scores(self._session, evaluation)
+            self._writers = [step.keep(self._session, evaluation) for step in steps_after_training()]
             curves = None
             if task_of(self._session.manifest).has_clicks:
                 curves = self._recorder.directory.curves(
@@ -63,10 +65,11 @@ class Evaluator:
             self._compare_with_train(step, result)
         return structs.replace(result, step=step)
 
-    def keep_scores(self, step: int, is_best: bool) -> None:
-        """Write the newest evaluation's scores, if the run serves this model so far: the best, or the last."""
-        if self._scores is not None and (is_best or not self._session.config.checkpoint.keep_best):
-            self._scores.write(self._recorder.directory.path, step, self._session.manifest.digest)
+    def keep(self, step: int, is_best: bool) -> None:
+        """Let extensions write what they keep of the newest evaluation, if the run serves its model so far."""
+        if is_best or not self._session.config.checkpoint.keep_best:
+            for write in filter(None, self._writers):
+                write(self._recorder.directory.path, step)
 
     def _compare_with_train(self, step: int, result: EvaluationFigures) -> None:
         """Evaluate the training split too; log both as AMD's blog does, with the majority class for comparison."""

@@ -142,7 +142,7 @@ class TrainingLoop:
         if best is not None:
             self._watch(monitored_value(state.evaluation, monitor))
         is_best = best is not None and (state.best is None or score_of(best, monitor) > score_of(state.best, monitor))
-        self.evaluator.keep_scores(state.step, is_best)
+        self.evaluator.keep(state.step, is_best)
         if is_best:
             state.best = best
             self.checkpointer.keep_best(state)

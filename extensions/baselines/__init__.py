@@ -1,3 +1,68 @@
-"""What a run's model is held against: the base rate, single columns, logistic regression, boosted trees."""
+"""Simple models that a run's model is compared with: the base rate, single columns, logistic regression, boosted trees.
 
-POSITIVES_ALONE = "baselines learn from rows of the split, which are positives alone"  # with data.negatives
+See docs/baselines.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from app.report.additions import Additions, ReportAddition
+from app.training.after_training import AfterTraining
+from common.command import Command
+from common.extensions import Core, FilesBesideRun
+
+if TYPE_CHECKING:
+    from app.config import AppConfig
+    from app.report.read import RunFiles
+    from app.training.predictor import Evaluation, Predictor
+
+
+def register(core: Core) -> None:
+    """Add the command, the step after training, and the report's part."""
+    core.add(
+        Command(
+            name="baselines",
+            module="app.baselines",
+            function="extensions.baselines.command:main",
+            summary="what simpler models score on a run's data, and whether its model earns its keep",
+            schema="extensions.baselines.keys:BaselinesConfig",
+            config="schema",
+            config_dir=Path(__file__).parent,
+        ),
+        AfterTraining(require, keep, finish),
+        ReportAddition(of_run),
+        FilesBesideRun(re.compile(r"\.baselines"), is_of_run=True),
+    )
+
+
+def require(config: AppConfig) -> None:
+    """Refuse baselines=true where they cannot be computed."""
+    from extensions.baselines.after_training import require_possible
+
+    require_possible(config)
+
+
+def keep(predictor: Predictor, evaluation: Evaluation) -> Callable[[Path, int], None] | None:
+    """Take the scores of the rows that baselines will be compared on."""
+    from extensions.baselines.scores import sampled_scores
+
+    scores = sampled_scores(predictor, evaluation)
+    return scores.write if scores is not None else None
+
+
+def finish(config: AppConfig) -> None:
+    """Compute the baselines of a completed run."""
+    from extensions.baselines.after_training import add_baselines
+
+    add_baselines(config)
+
+
+def of_run(run: RunFiles) -> Additions:
+    """The run's model beside its baselines."""
+    from extensions.baselines.report import additions
+
+    return additions(run)

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from app.baselines import POSITIVES_ALONE
 from app.config import AppConfig
 from app.kinds.metrics import AUC
 from app.record.directory import ignoring_full_disk, save_summary
@@ -17,12 +16,14 @@ from app.record.documents import DONE
 from app.record.reading import read_manifest, read_summary
 from app.report.page import write_report
 from app.report.read import read_run
-from app.report.verdict import baselines_sentence
 from common.config_file import literal
 from common.errors import UserError
+from data_prep.dataset.kinds import ROWS
+from extensions.baselines.report import baselines_sentence
 
 log = logging.getLogger("clickwork")
 
+POSITIVES_ALONE = "baselines learn from rows of the split, which are positives alone"  # with data.negatives
 DEFAULT_ROWS, DEFAULT_SECONDS = 200_000, 30
 GRACE_SECONDS = 30  # in which a process of limited time starts, reads the rows and writes the report
 REPOSITORY = Path(__file__).parents[2]
@@ -41,8 +42,9 @@ def require_possible(config: AppConfig) -> None:
 
 def obstacle(config: AppConfig) -> str | None:
     """Return the reason why a run of this configuration can have no baselines; None if it can."""
-    if config.model.kind.obstacle_to_baselines:
-        return config.model.kind.obstacle_to_baselines
+    learns_from = config.model.kind.learns_from
+    if learns_from is not ROWS:
+        return f"baselines are of rows, and this model learns from {learns_from.name}; give baselines=false"
     if config.data.negatives.per_positive is not None:
         return f"{POSITIVES_ALONE}; give baselines=false"
     if importlib.util.find_spec("sklearn") is None:

@@ -10,20 +10,20 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from app.baselines.rows import load_rows
-from app.config.commands import BaselinesConfig
-from app.record.documents import Baselines
-from app.record.scores import SAMPLE_ROWS
 from common.documents import encode, read_document
 from common.errors import UserError
 from common.files import write_atomically
 from data_prep.dataset.format import Manifest
 from data_prep.dataset.sample import sampled_numbers
+from extensions.baselines.documents import Baselines
+from extensions.baselines.keys import BaselinesConfig
+from extensions.baselines.rows import load_rows
+from extensions.baselines.scores import SAMPLE_ROWS
 
 log = logging.getLogger("clickwork")
 
 CACHE = ".baselines.json"
-VERSION = 2  # of our own figures: a change of them in app/baselines is one more
+VERSION = 2  # of our own figures: a change of them in extensions/baselines is one more
 LIBRARIES = ("scikit-learn", "lightgbm")
 INSTALL = "pip install scikit-learn"
 
@@ -76,7 +76,7 @@ def computed(root: Path, manifest: Manifest, split: str, directory: Path, config
     if previous_cache is not None and key in previous_cache.baselines:
         return previous_cache.baselines[key]
 
-    from app.baselines.fit import fit_baselines  # with scikit-learn, which takes seconds
+    from extensions.baselines.fit import fit_baselines  # with scikit-learn, which takes seconds
 
     train, others = (load_rows(root, manifest, name, rows) for name in ("train", split))
     names = [*manifest.schema["dense"], *manifest.schema["sparse"]]

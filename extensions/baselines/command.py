@@ -6,23 +6,12 @@ on. The run's model is compared with each on the same rows. They need scikit-lea
 the trees are LightGBM's where that is installed.
 """
 
-if __name__ == "__main__":  # first: what is imported below may take seconds
-    from app.commands import COMMANDS
-    from common.cli import run
-
-    run(COMMANDS["baselines"])
-
-
 import json
 import logging
 from pathlib import Path
 
 from msgspec import UNSET
 
-from app.baselines import POSITIVES_ALONE
-from app.baselines.cache import computed
-from app.baselines.paired import compare
-from app.config.commands import BaselinesConfig
 from app.record.directory import save_summary
 from app.record.reading import SUMMARY, read_config, read_manifest, read_summary
 from app.report.page import write_report
@@ -31,6 +20,10 @@ from common.documents import plain_object
 from common.errors import UserError
 from data_prep.dataset.format import load_rows_manifest
 from data_prep.dataset.options import LabelKind
+from extensions.baselines.after_training import POSITIVES_ALONE
+from extensions.baselines.cache import computed
+from extensions.baselines.keys import BaselinesConfig
+from extensions.baselines.paired import compare
 
 
 def main(config: BaselinesConfig) -> int:
@@ -69,8 +62,8 @@ def main(config: BaselinesConfig) -> int:
             f"run={directory}: was trained further while its baselines were computed; when it has ended, "
             "give the same command again"
         )
-    newest.baselines, newest.no_baselines = scored.figures, UNSET
+    newest.baselines, newest.no_baselines = plain_object(scored.figures), UNSET
     save_summary(directory, newest)
     write_report(directory)
-    print(json.dumps(plain_object(scored.figures), indent=1))
+    print(json.dumps(newest.baselines, indent=1))
     return EXIT_DONE

@@ -16,10 +16,10 @@ from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
 from sklearn.metrics import log_loss, roc_auc_score
 from threadpoolctl import threadpool_limits
 
-from app.baselines.rates import Rates, dense_rates, folds_of, label_rates
-from app.baselines.rows import Rows
-from app.record.documents import Baseline, Baselines
 from common import signals
+from extensions.baselines.documents import Baseline, Baselines
+from extensions.baselines.rates import Rates, dense_rates, folds_of, label_rates
+from extensions.baselines.rows import Rows
 
 log = logging.getLogger("clickwork")
 

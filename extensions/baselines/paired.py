@@ -5,12 +5,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from app.baselines.cache import Scored, numbers_of
-from app.record.scores import FOR_BASELINES, SAMPLE_ROWS, Scores, read_scores
+from app.record.scores import Scores, read_scores
 from app.report.statistics import delong
 from common.errors import UserError
 from data_prep.dataset.format import Manifest
 from data_prep.dataset.sample import sampled_numbers
+from extensions.baselines.cache import Scored, numbers_of
+from extensions.baselines.scores import FOLDER, SAMPLE_ROWS
 
 
 def compare(scored: Scored, manifest: Manifest, directory: Path, step: int | None, rows: int | None) -> None:
@@ -51,7 +52,7 @@ def _scores_of(
         UserError: there are none; the remedy keeps them.
     """
     shard_rows = [shard.rows for shard in manifest.splits[split].shards]
-    for place, limit in ((directory / FOR_BASELINES, SAMPLE_ROWS), (directory, None)):
+    for place, limit in ((directory / FOLDER, SAMPLE_ROWS), (directory, None)):
         try:
             kept = read_scores(place, split)
         except (FileNotFoundError, UserError):  # damaged ones are like none

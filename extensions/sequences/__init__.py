@@ -45,7 +45,6 @@ def register(core: Core) -> None:
             over="users",
             eval_split="val",
             has_blocks=True,
-            obstacle_to_baselines="baselines are of rows, and this model learns from events; give baselines=false",
             commands="train, evaluate, recommend, plan and verify know HSTU",
         ),
     )

@@ -10,7 +10,6 @@ import pytest
 
 from app.config import AppConfig, EvaluateConfig, ReportConfig, VerifyConfig, sharding, tables
 from app.config.commands import (
-    BaselinesConfig,
     BenchConfig,
     DoctorConfig,
     RecommendConfig,
@@ -22,7 +21,6 @@ from tests.changed import changed
 from tests.key_limits import (
     ABOVE_0,
     BELOW_1,
-    BLOCKS,
     DECAY,
     DIFFICULTY,
     INF,
@@ -107,7 +105,6 @@ OF_COMMANDS: dict[type, dict[str, Limits]] = {
     EvaluateConfig: {"global_batch_size": ONE, "exact_rows": ZERO, "keep_scores": ZERO},
     RecommendConfig: {"top_k": ONE},
     VerifyConfig: {"tolerance": TOLERANCE},
-    BaselinesConfig: {"rows": BLOCKS, "seconds": POSITIVE},
     DoctorConfig: {},
     ReportConfig: {"auc_tolerance": POSITIVE, "loss_tolerance": POSITIVE},
     tables.TableOverride: {"qr_collisions": ([1], [2], "at least 2"), "init_std": POSITIVE},

@@ -1,22 +1,18 @@
-"""Keeping a model's scores: of a whole split (eval.keep_scores), and of a sample of rows to compare baselines on."""
+"""Keeping a model's scores of a whole split: eval.keep_scores."""
 
 import logging
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from app.baselines.after_training import obstacle
 from app.checkpoint import files
 from app.checkpoint.model_state import load_tensors
 from app.config import AppConfig
-from app.record.scores import FOR_BASELINES, SAMPLE_ROWS, TEST, write_scores
-from app.training.labels import task_of
+from app.record.scores import TEST, write_scores
 from app.training.predictor import Evaluation, Predictor
 from app.training.session import Session
 from data_prep.dataset.format import Manifest
-from data_prep.dataset.sample import sampled_numbers
 
 log = logging.getLogger("clickwork")
 
@@ -74,30 +70,6 @@ def keep(predictor: Predictor, evaluation: Evaluation, directory: Path, step: in
         return str(write_scores(directory, split, step, predictor.manifest.digest, logits, labels))
 
     log.info("scores: %s", predictor.runtime.on_rank_0(write))
-
-
-class SampledScores(NamedTuple):
-    """A model's logits and labels, [n] float32 each, of at most SAMPLE_ROWS rows of a split by `sampled_numbers`."""
-
-    split: str
-    logits: NDArray[np.float32]
-    labels: NDArray[np.float32]
-
-    def write(self, directory: Path, step: int, dataset: str) -> None:
-        """Write them into a run's directory, for its baselines."""
-        write_scores(directory / FOR_BASELINES, self.split, step, dataset, self.logits, self.labels)
-
-
-def sampled_scores(predictor: Predictor, evaluation: Evaluation) -> SampledScores | None:
-    """The scores of the rows that baselines will be compared on; None on other ranks than 0, and without baselines."""
-    config, manifest, split = predictor.config, predictor.manifest, str(evaluation.figures.split)
-    is_wanted = config.baselines is not False and obstacle(config) is None and task_of(manifest).has_clicks
-    rows = int(evaluation.figures.samples or 0)
-    if predictor.runtime.rank or not is_wanted or rows > config.eval.exact_rows:
-        return None
-    numbers = sampled_numbers([shard.rows for shard in manifest.splits[split].shards], SAMPLE_ROWS)
-    places = places_of_rows(numbers, rows, predictor.eval_batch_size(rows), predictor.runtime.world_size)
-    return SampledScores(split, evaluation.logits[places], evaluation.labels[places])
 
 
 def places_of_rows(numbers: NDArray[np.int64], rows: int, batch_size: int, world_size: int = 1) -> NDArray[np.int64]:

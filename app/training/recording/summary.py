@@ -23,6 +23,7 @@ from app.training.recording.table_figures import TableMeter
 from app.training.session import Session
 from app.training.state import RunState
 from common.documents import Json, convert
+from common.extensions import absence
 from common.terminal import coloured
 
 COLOURS = {"completed": "green", "target_reached": "green", "interrupted": "yellow", "failed": "red"}
@@ -118,7 +119,8 @@ def _figures(
         best=state.best,
         eval=newest,
         last=newest,
-        baselines=None,  # app.train computes them once the run is complete
+        baselines=None,  # the extension computes them once the run is complete
+        no_baselines=UNSET if config.baselines is False else absence("baselines") or UNSET,
         throughput=throughput(seconds, measured.input_wait, batch_size, measured.devices(), len(losses) - len(seconds)),
         covers={
             "train": Covered(steps=len(last)),

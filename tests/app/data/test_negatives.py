@@ -203,11 +203,6 @@ def test_columns_beside_user_and_item_are_named(root: Path, caplog: pytest.LogCa
     assert "data.negatives: drawn rows have their positive's values of row" in caplog.text
 
 
-def test_baselines_are_not_of_drawn_rows(root: Path, refused: Refusal) -> None:
-    line = refused("train", *MODEL, f"data.path={root}", "baselines=true", "run.name=x")
-    assert line.startswith("error: baselines=true: baselines learn from rows of the split, which are positives alone")
-
-
 def test_other_splits_of_a_dataset_are_as_they_were(tmp_path: Path) -> None:
     write_dataset(tmp_path, {"train": 100, "val": 50})
     reader = SplitReader(tmp_path, load_manifest(tmp_path), "train", replace(CONFIG, negatives=NegativesConfig()), 0, 1)

@@ -32,7 +32,6 @@ TRACKER_EXCEPTIONS = {
     "app/trackers/tensorboard.py": "its own name in the log",
 }
 METRIC_EXCEPTIONS = {
-    "app/baselines/fit.py": "the baseline that has the metric's name",
     "app/metrics/clicks.py": "computes them",
     "app/metrics/users.py": "computes them",
     "app/training/predictor.py": "the AUC of a task has the task's name in its key",

@@ -147,21 +147,6 @@ def test_one_evaluation_has_one_tile(tmp_path: Path) -> None:
     assert re.findall('<p class="what">([^<]*AUC)</p>', page) == ["AUC"]
 
 
-def test_the_auc_of_each_column_is_shown_the_best_first(tmp_path: Path) -> None:
-    directory = write_run(tmp_path / "run")
-    assert "of each column alone" not in write_report(directory).read_text()
-    summary = json.loads((directory / "summary.json").read_bytes())
-    columns = {"column": "site", "auc_of_each": {"hour": 0.5123, "site": 0.6321, "age": 0.4987}}
-    of_columns = {"auc": 0.6321, "ne": 0.99, "seconds": 1.0, "rows": 9, **columns}
-    rows = {"rows": 9, "of_rows": 9, "eval_rows": 9, "of_eval_rows": 9}
-    baselines = {"split": "val", **rows, "base_rate": None, "columns": of_columns, "lr": None, "trees": None}
-    (directory / "summary.json").write_text(json.dumps({**summary, "baselines": baselines}))
-    text = re.sub(r"\s+", " ", Page(write_report(directory).read_text()).text)
-    assert "AUC of each column alone" in text
-    places = [text.replace(" ", "").index(cells) for cells in ("site0.6321", "hour0.5123", "age0.4987")]
-    assert places == sorted(places)
-
-
 @pytest.mark.parametrize("first", [300.0, 0.9])
 def test_a_first_loss_does_not_flatten_the_chart(first: float, tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")

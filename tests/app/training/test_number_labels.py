@@ -191,10 +191,3 @@ def test_a_number_that_is_not_finite_is_found_when_it_is_read(ratings: Path, tmp
 def test_rmse_of_clicks_is_refused(refused: Refusal, dataset: Path) -> None:
     line = refused("train", f"data.path={dataset}", "run.name=x", "train.max_steps=1", "train.monitor=rmse")
     assert line.endswith("which are clicks, 0 or 1 (column label); give train.monitor=auc")
-
-
-def test_baselines_of_numbers_are_refused_in_one_line(run_app: Command, ratings: Path, tmp_path: Path) -> None:
-    train(run_app, ratings, "x", "train.max_steps=2")
-    process = run_app("baselines", "run=runs/x", status=2)
-    assert "baselines are of clicks" in process.stderr.splitlines()[-1]
-    assert summary(tmp_path / "runs/x")["baselines"] is None

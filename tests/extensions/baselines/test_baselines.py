@@ -19,24 +19,28 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss, roc_auc_score
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-from app.baselines import __main__ as command
-from app.baselines import after_training, cache
-from app.baselines.fit import fit_baselines
-from app.baselines.rates import label_rates
-from app.baselines.rows import load_rows
 from app.commands import COMMANDS
 from app.config import CONFIG_DIR, AppConfig
-from app.config.commands import BaselinesConfig
-from app.record.documents import Baseline, Baselines
+from app.kinds.models import DLRM, model_kinds
 from app.report.read import read_run
-from app.report.verdict import baselines_sentence, comparisons, sentences
+from app.report.verdict import sentences
 from common.compose import compose_config
 from common.errors import UserError
 from data_prep.dataset.bags import Bags
 from data_prep.dataset.format import load_manifest, open_shard
+from data_prep.dataset.kinds import ROWS
+from extensions.baselines import after_training, cache, command
+from extensions.baselines.documents import Baseline
+from extensions.baselines.fit import fit_baselines
+from extensions.baselines.keys import BaselinesConfig
+from extensions.baselines.rates import label_rates
+from extensions.baselines.report import baselines_sentence
+from extensions.baselines.rows import load_rows
 from tests.app.conftest import SMALL, Command, Refusal
 from tests.app.datasets import write_dataset, write_ragged_dataset
 from tests.app.report.runs import write_run
+from tests.app.training.test_number_labels import make_ratings
+from tests.app.training.test_number_labels import train as train_on_ratings
 from tests.data_prep.stages.test_misleading import splitmix64
 
 Loops = tuple[list[float], list[float]]
@@ -322,6 +326,28 @@ def composed(*overrides: str) -> AppConfig:
     return compose_config(AppConfig, CONFIG_DIR, list(overrides))
 
 
+def test_baselines_of_numbers_are_refused_in_one_line(run_app: Command, refused: Refusal, tmp_path: Path) -> None:
+    make_ratings(tmp_path)
+    train_on_ratings(run_app, tmp_path / "data", "x", "train.max_steps=2")
+    assert "baselines are of clicks" in refused("baselines", "run=runs/x")
+    assert json.loads((tmp_path / "runs/x/summary.json").read_text())["baselines"] is None
+
+
+def test_baselines_are_not_of_drawn_rows() -> None:
+    config = composed("data.negatives.per_positive=3", "baselines=true")
+    with pytest.raises(
+        UserError, match=r"^baselines=true: baselines learn from rows of the split, which are positives"
+    ):
+        after_training.require_possible(config)
+
+
+def test_models_that_learn_from_other_than_rows_have_no_baselines() -> None:
+    for kind in model_kinds().values():
+        config = composed(*([] if kind is DLRM else [f"model={kind.name}"]), "baselines=true")
+        reason = after_training.obstacle(config) or ""
+        assert (f"this model learns from {kind.learns_from.name}; give" in reason) == (kind.learns_from is not ROWS)
+
+
 def test_without_the_library_true_is_refused_and_the_default_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -372,82 +398,3 @@ def test_baselines_of_another_version_are_computed_again(
         monkeypatch.setattr(cache, "VERSION", version)
         cache.computed(root, manifest, "val", tmp_path, config)
     assert len(json.loads((root / cache.CACHE).read_text())["baselines"]) == 2
-
-
-def figures_of(auc: float, interval: tuple[float, float] | None = None, **aucs: float) -> Baselines:
-    """Baselines with these AUCs, of a run whose model has `auc`; interval: of the difference from each."""
-    figures = Baselines(split="val", rows=200_000, of_rows=900_000, eval_rows=4_000, of_eval_rows=4_000)
-    for name, value in aucs.items():
-        baseline = Baseline(auc=value, ne=0.9, seconds=1.0, rows=200_000)
-        if interval is not None:
-            baseline.difference = auc - value
-            baseline.difference_interval = [auc - value + end for end in interval]
-        setattr(figures, name, baseline)
-    if figures.columns is not None:
-        figures.columns.rest = {"column": "item"}
-    if interval is None:
-        figures.not_compared = "the run kept no scores"
-    else:
-        figures.compared_rows = 4_000
-    return figures
-
-
-NARROW, WIDE = (-0.001, 0.001), (-0.5, 0.5)
-
-
-@pytest.mark.parametrize(
-    ("aucs", "interval", "kind", "words"),
-    [
-        (
-            {"columns": 0.7, "lr": 0.72, "trees": 0.9},
-            NARROW,
-            "bad",
-            "not earn its keep yet: behind the best baseline, b",
-        ),
-        (
-            {"columns": 0.5, "lr": 0.6, "trees": 0.55},
-            NARROW,
-            "good",
-            "ahead of the best baseline, logistic regression, ",
-        ),
-        (
-            {"base_rate": 0.5, "columns": 0.9},
-            WIDE,
-            "plain",
-            "Behind the best baseline, the label rates of item alone, by",
-        ),
-        ({"lr": 0.6}, WIDE, "plain", "± 0.5000 AUC on 4,000 rows (95%), which cannot show whether it is real"),
-        ({"lr": 0.9}, None, "plain", "AUC behind logistic regression, not compared row by row: the run kept no scores"),
-    ],
-)
-def test_the_verdict_says_whether_the_model_earns_its_keep(
-    aucs: dict[str, float], interval: tuple[float, float] | None, kind: str, words: str, tmp_path: Path
-) -> None:
-    run = read_run(write_run(tmp_path / "run", gain=1.0))
-    assert baselines_sentence(run) is None
-    assert run.summary is not None
-    assert run.evaluation.auc is not None
-    run.summary.baselines = figures_of(run.evaluation.auc, interval, **aucs)
-    run.summary.baselines.missing = {"trees": "not fitted within 30 s"}
-    against = baselines_sentence(run)
-    assert against is not None
-    assert against[0] == kind
-    assert words in against[1]
-    assert "trained on 200,000 of 900,000 rows; boosted trees: not fitted within 30 s" in against[1]
-    assert against in sentences(run)
-    rows = comparisons(run)
-    assert set(aucs.values()) - {0.5} <= {row.figures["auc"] for row in rows}
-    assert any("on the same 4,000 rows" in row.remark for row in rows) == (interval is not None)
-    run.summary.baselines.split = "test"  # of other rows than the evaluation's
-    assert baselines_sentence(run) is None
-
-
-def test_a_baseline_with_too_few_rows_of_a_label_is_not_tested(tmp_path: Path) -> None:
-    run = read_run(write_run(tmp_path / "run"))
-    assert run.summary is not None
-    run.summary.baselines = figures_of(0.7, NARROW, lr=0.6)
-    assert run.summary.baselines.lr is not None
-    run.summary.baselines.lr.difference_interval = None
-    against = baselines_sentence(run)
-    assert against is not None
-    assert "by 0.1000 AUC; too few rows of a label for a test" in against[1]

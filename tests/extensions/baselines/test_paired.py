@@ -10,11 +10,12 @@ from msgspec import UNSET
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
-from app.baselines import cache, paired
-from app.record.documents import Baseline, Baselines
-from app.record.scores import FOR_BASELINES, write_scores
+from app.record.scores import write_scores
 from data_prep.dataset.format import Manifest, load_manifest
 from data_prep.dataset.sample import sampled_numbers, sampled_rows
+from extensions.baselines import cache, paired
+from extensions.baselines.documents import Baseline, Baselines
+from extensions.baselines.scores import FOLDER
 from tests.app.datasets import write_dataset
 from tests.once import made_once
 
@@ -81,7 +82,7 @@ def test_the_difference_is_that_of_the_rows_that_both_scored(
     kept, seen = (sampled_numbers(shard_rows, rows) for rows in (kept_rows, scored_rows))
     both = np.array(sorted(set(kept.tolist()) & set(seen.tolist())))
     scores = (logits[kept], labels[kept]) if by_training else (logits, labels)
-    place = tmp_path / FOR_BASELINES if by_training else tmp_path
+    place = tmp_path / FOLDER if by_training else tmp_path
     write_scores(place, "val", STEP, several_shards.digest, scores[0], scores[1].astype(np.float32))
     scored = scored_of(preds[both])
     paired.compare(scored, several_shards, tmp_path, STEP, scored_rows)
@@ -126,7 +127,7 @@ def test_what_cannot_be_compared_says_why(
     labels, logits, preds = drawn(2)
     settings = {"step": STEP, "dataset": several_shards.digest, **changes}
     label_values = labels.astype(np.float32) * settings.get("labels", 1)
-    place = tmp_path / FOR_BASELINES
+    place = tmp_path / FOLDER
     path = write_scores(place, "val", settings["step"], settings["dataset"], logits, label_values)
     if settings.get("damaged"):
         path.write_text("{")

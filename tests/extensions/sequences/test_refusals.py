@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from app.baselines import after_training
 from app.config import CONFIG_DIR, AppConfig, validate_new_run
 from common.compose import compose_config
 from common.errors import UserError
@@ -34,13 +33,6 @@ def test_what_only_dlrm_can_do_is_refused(overrides: list[str], message: str) ->
     with pytest.raises(UserError) as error:
         validate_new_run(compose_config(AppConfig, CONFIG_DIR, keys))
     assert str(error.value).startswith(message)
-
-
-def test_baselines_are_refused() -> None:
-    composed = compose_config(AppConfig, CONFIG_DIR, ["model=hstu", "baselines=true"])
-    with pytest.raises(UserError, match="learns from events; give baselines=false"):
-        after_training.require_possible(composed)
-    after_training.require_possible(compose_config(AppConfig, CONFIG_DIR, ["model=hstu"]))
 
 
 @pytest.fixture(scope="session")

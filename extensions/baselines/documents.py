@@ -1,0 +1,50 @@
+"""The figures of baselines: `baselines` of summary.json."""
+
+from msgspec import UNSET, UnsetType
+
+from app.metrics.documents import rest
+from common.documents import Json, Number, OpenDocument
+
+
+class Baseline(OpenDocument, kw_only=True):
+    """A simple model's figures on the evaluated split; seconds: to fit and score it; rows: that it learned from.
+
+    difference: the AUC of the run's model minus this one's on the rows that both scored; difference_interval: its ends
+    at 95% by DeLong's test, None with fewer than two rows of a label.
+    """
+
+    auc: Number | None
+    ne: Number | None
+    seconds: Number | None
+    rows: int | None
+    difference: Number | UnsetType = UNSET
+    difference_interval: list[Number] | UnsetType | None = UNSET
+    rest: Json = rest()
+
+
+class Baselines(OpenDocument, kw_only=True):
+    """What a model is held against; those that were not computed are None.
+
+    rows: of the `of_rows` of train, that they learned from. eval_rows: of the `of_eval_rows` of the split, that they
+    are scored on. compared_rows: those of the differences; not_compared: why there are none. missing: why a baseline is
+    None, by its name.
+    """
+
+    split: str = ""
+    rows: int
+    of_rows: int
+    eval_rows: int
+    of_eval_rows: int
+    compared_rows: int | UnsetType = UNSET
+    not_compared: str | UnsetType = UNSET
+    missing: dict[str, str] | UnsetType = UNSET
+    base_rate: Baseline | None = None
+    columns: Baseline | None = None
+    lr: Baseline | None = None
+    trees: Baseline | None = None
+    rest: Json = rest()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether each was computed."""
+        return None not in (self.base_rate, self.columns, self.lr, self.trees)

@@ -1,0 +1,45 @@
+"""The scores of a run's model on the rows that its baselines are compared on."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.record.scores import write_scores
+from app.training.labels import task_of
+from app.training.predictor import Evaluation, Predictor
+from app.training.recording.scores import places_of_rows
+from data_prep.dataset.sample import sampled_numbers
+from extensions.baselines.after_training import obstacle
+
+FOLDER = ".baselines"  # of a run: its scores by `write`
+SAMPLE_ROWS = 200_000  # of a split, on which a model is compared with its baselines row by row
+
+
+class SampledScores(NamedTuple):
+    """A model's logits and labels, [n] float32 each, of at most SAMPLE_ROWS rows of a split by `sampled_numbers`.
+
+    dataset: the digest of its manifest.
+    """
+
+    split: str
+    dataset: str
+    logits: NDArray[np.float32]
+    labels: NDArray[np.float32]
+
+    def write(self, directory: Path, step: int) -> None:
+        """Write them into the directory of the run that serves the model of this step."""
+        write_scores(directory / FOLDER, self.split, step, self.dataset, self.logits, self.labels)
+
+
+def sampled_scores(predictor: Predictor, evaluation: Evaluation) -> SampledScores | None:
+    """The scores of the rows that baselines will be compared on; None on other ranks than 0, and without baselines."""
+    config, manifest, split = predictor.config, predictor.manifest, str(evaluation.figures.split)
+    is_wanted = config.baselines is not False and obstacle(config) is None and task_of(manifest).has_clicks
+    rows = int(evaluation.figures.samples or 0)
+    if predictor.runtime.rank or not is_wanted or rows > config.eval.exact_rows:
+        return None
+    numbers = sampled_numbers([shard.rows for shard in manifest.splits[split].shards], SAMPLE_ROWS)
+    places = places_of_rows(numbers, rows, predictor.eval_batch_size(rows), predictor.runtime.world_size)
+    return SampledScores(split, manifest.digest, evaluation.logits[places], evaluation.labels[places])
