@@ -20,7 +20,7 @@ def call(monkeypatch: pytest.MonkeyPatch, directory: Path, page: Path, *argument
     monkeypatch.setattr(registry, "REGISTRY", directory)
     monkeypatch.setattr(registry, "PAGE", page)
     monkeypatch.setattr(registry, "ROOT", page.parent)
-    monkeypatch.setattr(sys, "argv", ["benchmarks.registry", *arguments])
+    monkeypatch.setattr(sys, "argv", ["extensions.reproduce.registry", *arguments])
     return registry.main()
 
 
