@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import msgspec
 import yaml
 
-from app.metrics.documents import AnyEvent, Curves, EvaluationEvent, StepTimeHistogram, TrainEvent, decode_event
+from app.metrics.documents import AnyEvent, Curves, EvaluationEvent, StepTimeHistogram, decode_event
 from app.record.documents import FORMAT_NAME, RunManifest, Summary
 from common.documents import decode, format_of, read_document
 from common.errors import UserError
@@ -88,11 +88,6 @@ def read_events(directory: Path) -> list[AnyEvent]:
                 break
             raise UserError(f"{path}: line {number} is not an event ({error}); delete the line") from error
     return events
-
-
-def read_windows(directory: Path) -> list[TrainEvent]:
-    """A run's events of windows of steps. Raises UserError as `read_events` does."""
-    return [event for event in read_events(directory) if isinstance(event, TrainEvent)]
 
 
 def read_evaluations(directory: Path, kind: str = "eval") -> list[EvaluationEvent]:

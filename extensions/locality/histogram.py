@@ -191,5 +191,5 @@ def load_profiles(path: Path) -> tuple[dict[str, TableProfile], int]:
             return profiles, header.rows
     except (OSError, ValueError, KeyError, IndexError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(
-            f"{path}: not a locality profile ({error}); make one with python -m data_prep.profile"
+            f"{path}: not a locality profile ({error}); make one with python -m extensions.locality.profile"
         ) from error

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from app.kinds.metrics import AUC
+from app.kinds.metrics import AUC, METRICS
 from app.metrics.documents import rest
 from common.documents import Json, Number, OpenDocument, decode, read_document
 from common.errors import UserError
@@ -59,6 +59,11 @@ class SeedFigure(OpenDocument, kw_only=True):
     tolerance: Number | None
     inside: bool | None
     rest: Json = rest()
+
+    @property
+    def label(self) -> str:
+        """Its name for readers, such as AUC of test."""
+        return f"{METRICS[self.metric].title} of {self.split}"
 
 
 class SourceOf(Struct, kw_only=True):

@@ -283,7 +283,7 @@ def _against_published(
 
 
 def _judged_by_target(each: SeedFigure, misses: int, seeds: int) -> tuple[str, str]:
-    beside = f"the published {METRICS[each.metric].title} of {each.split}, {figure(each.published, DIGITS)}"
+    beside = f"the published {each.label}, {figure(each.published, DIGITS)}"
     if not misses:
         return "good", f"Reproduced: each of {plural(seeds, 'seed')} reached {beside}, at which training stops."
     return "bad", f"Not reproduced: {misses} of {plural(seeds, 'seed')} did not reach {beside}, the target of training."

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from app.kinds.metrics import AUC, HR, LOGLOSS, MAE, METRICS, NDCG, RMSE
+from app.kinds.metrics import AUC, HR, LOGLOSS, MAE, NDCG, RMSE
 from app.report.compare import differences
 from app.report.page import render
 from app.report.side_by_side import short
 from app.report.tables import ReportTable
 from app.report.words import NOT_MEASURED, count, duration, figure, plural
-from extensions.reproduce.documents import SHORTEST, VERDICTS, Reproduction, SeedFigure
+from extensions.reproduce.documents import SHORTEST, VERDICTS, Reproduction
 from extensions.reproduce.figures import DIGITS, Finished
 from extensions.reproduce.keys import ReproduceConfig
 
@@ -44,14 +44,10 @@ def _value(value: float | None) -> str:
     return NONE if value is None else figure(value, DIGITS)
 
 
-def _label(each: SeedFigure) -> str:
-    return f"{METRICS[each.metric].title} of {each.split}"
-
-
 def _figures(document: Reproduction) -> ReportTable:
     rows = [
         [
-            _label(each),
+            each.label,
             _value(each.mean),
             _value(each.std),
             NONE if each.low is None else f"{figure(each.low, DIGITS)} to {figure(each.high, DIGITS)}",
@@ -86,7 +82,15 @@ def _seeds(document: Reproduction) -> ReportTable:
         ]
         for run in document.runs
     ]
-    columns = ["Seed", "Status", *map(_label, figures), "Steps", "Samples to target", "Samples/s, global", "Time"]
+    columns = [
+        "Seed",
+        "Status",
+        *(each.label for each in figures),
+        "Steps",
+        "Samples to target",
+        "Samples/s, global",
+        "Time",
+    ]
     columns += ["Energy", "Remark"]
     note = "Each run has a report of its own: seed_N/report.html."
     return ReportTable(columns, rows, set(range(2, len(columns) - 1)), note)

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from app.kinds.metrics import METRICS
 from common.errors import UserError
 from extensions.reproduce.documents import SHORTEST, VERDICTS, Reproduction, SeedFigure, read_reproduction
 
@@ -84,7 +83,7 @@ def _row(document: Reproduction) -> list[str]:
     code = (document.commit or "no commit")[:7] + (" with changes" if document.dirty else "")
     return [
         f"`{document.recipe}`",
-        "; ".join(f"{_label(each)} {each.published}" for each in figures) or "no figure",
+        "; ".join(f"{each.label} {each.published}" for each in figures) or "no figure",
         "; ".join(map(_measured, measured)) or "not measured",
         "; ".join(VERDICTS[each.inside] for each in figures) or "nothing published",
         f"{(data.digest or 'none')[:SHORTEST]}" if data else "none",
@@ -93,15 +92,11 @@ def _row(document: Reproduction) -> list[str]:
     ]
 
 
-def _label(each: SeedFigure) -> str:
-    return f"{METRICS[each.metric].title} of {each.split}"
-
-
 def _measured(each: SeedFigure) -> str:
     if each.mean is None:
-        return f"{_label(each)}: not measured"
+        return f"{each.label}: not measured"
     half = "" if each.low is None else f" ± {each.mean - each.low:.5f}"
-    return f"{_label(each)} {each.mean:.5f}{half}, {sum(value is not None for value in each.values.values())} seeds"
+    return f"{each.label} {each.mean:.5f}{half}, {sum(value is not None for value in each.values.values())} seeds"
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from app.model.tables import INIT_BLOCK_ROWS, TableSpec, initial_rows
 from app.record.documents import TableFigures
 
 MAX_BLOCKS = 8  # of INIT_BLOCK_ROWS rows of a table: a larger one's figures are of as many, equally far apart
-Blocks = Iterator[tuple[str, NDArray[np.float32]]]
 
 
 class TableMeter:

@@ -69,7 +69,7 @@ def test_it_compiles_for_gpus_within_their_local_memory() -> None:
     """With heads of 128, MLPerf's; Triton carries the compilers of NVIDIA and AMD."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     process = subprocess.run(
-        [sys.executable, "-m", "tests.app.model.compiled_kernels"],
+        [sys.executable, "-m", "tests.extensions.sequences.compiled_kernels"],
         cwd=REPOSITORY,
         env=environment,
         capture_output=True,

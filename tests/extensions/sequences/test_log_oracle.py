@@ -163,7 +163,7 @@ def ids_of(root: Path, log: Log, events: list[Event]) -> tuple[list[str], dict[s
 
 
 def drawn_keys(rng: np.random.Generator) -> dict[str, Any]:
-    """Keys of `data.events.*`."""
+    """Keys of `data.synthetic_events.*`."""
     return {
         "min_history": [None, 0, 1, 5][rng.integers(4)],
         "window_seconds": [None, 25, 200][rng.integers(3)],
