@@ -17,8 +17,7 @@ from data_prep.dataset.format import Manifest
 from data_prep.dataset.sample import sampled_numbers
 from extensions.baselines.documents import Baselines
 from extensions.baselines.keys import BaselinesConfig
-from extensions.baselines.rows import load_rows
-from extensions.baselines.scores import SAMPLE_ROWS
+from extensions.baselines.rows import SAMPLE_ROWS, load_rows
 
 log = logging.getLogger("clickwork")
 

@@ -11,7 +11,7 @@ from common.errors import UserError
 from data_prep.dataset.format import Manifest
 from data_prep.dataset.sample import sampled_numbers
 from extensions.baselines.cache import Scored, numbers_of
-from extensions.baselines.scores import FOLDER, SAMPLE_ROWS
+from extensions.baselines.rows import FOLDER, SAMPLE_ROWS
 
 
 def compare(scored: Scored, manifest: Manifest, directory: Path, step: int | None, rows: int | None) -> None:

@@ -12,6 +12,9 @@ from data_prep.dataset.bags import Bags, join, offsets_of
 from data_prep.dataset.format import Manifest, open_shard
 from data_prep.dataset.sample import sampled_split
 
+FOLDER = ".baselines"  # of a run, which keeps its model's scores there
+SAMPLE_ROWS = 200_000  # of a split, on which a model is compared with its baselines row by row
+
 
 @dataclass
 class Rows:

@@ -12,9 +12,7 @@ from app.training.predictor import Evaluation, Predictor
 from app.training.recording.scores import places_of_rows
 from data_prep.dataset.sample import sampled_numbers
 from extensions.baselines.after_training import obstacle
-
-FOLDER = ".baselines"  # of a run: its scores by `write`
-SAMPLE_ROWS = 200_000  # of a split, on which a model is compared with its baselines row by row
+from extensions.baselines.rows import FOLDER, SAMPLE_ROWS
 
 
 class SampledScores(NamedTuple):

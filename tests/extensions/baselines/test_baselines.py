@@ -37,11 +37,12 @@ from extensions.baselines.rates import label_rates
 from extensions.baselines.report import baselines_sentence
 from extensions.baselines.rows import load_rows
 from tests.app.conftest import SMALL, Command, Refusal
+from tests.app.data.test_negatives import splitmix64
 from tests.app.datasets import write_dataset, write_ragged_dataset
 from tests.app.report.runs import write_run
+from tests.app.test_commands import HEAVY, modules_of
 from tests.app.training.test_number_labels import make_ratings
 from tests.app.training.test_number_labels import train as train_on_ratings
-from tests.data_prep.stages.test_misleading import splitmix64
 
 Loops = tuple[list[float], list[float]]
 
@@ -316,6 +317,15 @@ def test_a_split_of_one_class_is_one_line(run_app: Command, refused: Refusal, tm
     _, line = [line for line in process.stderr.splitlines() if "baselines" in line]
     assert "every label of val is 0" in line
     assert "every label of val is 0" in refused("baselines", "run=runs/x")
+
+
+def test_the_command_needs_no_torch(tmp_path: Path) -> None:
+    """It is a process of its own after each training."""
+    status, modules = modules_of(["app.baselines", "run=nothing"], tmp_path)
+    assert status == 2
+    assert "extensions.baselines.fit" not in modules  # nor scikit-learn, before there is something to fit
+    assert "extensions.baselines.command" in modules
+    assert not modules & HEAVY
 
 
 def test_what_is_no_run_is_refused(refused: Refusal, tmp_path: Path) -> None:

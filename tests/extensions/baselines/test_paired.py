@@ -15,7 +15,7 @@ from data_prep.dataset.format import Manifest, load_manifest
 from data_prep.dataset.sample import sampled_numbers, sampled_rows
 from extensions.baselines import cache, paired
 from extensions.baselines.documents import Baseline, Baselines
-from extensions.baselines.scores import FOLDER
+from extensions.baselines.rows import FOLDER
 from tests.app.datasets import write_dataset
 from tests.once import made_once
 
