@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from msgspec import to_builtins
 from msgspec.structs import replace
 
 from common.command import load
@@ -29,7 +28,7 @@ from data_prep.config.checks import refuse_keys_of_raw_rows, validate
 from data_prep.config.keys import DataConfig, may_use_processes, parse_size
 from data_prep.config.presets import largest_id, num_embeddings, report_differences, resolve_rules
 from data_prep.dataset.format import SPLITS, Manifest, build_manifest
-from data_prep.dataset.misleading import MISLEADING, misleading_sentences
+from data_prep.dataset.misleading import data_checks, misleading_sentences
 from data_prep.dataset.multi_hot import TABLES_DIRECTORY, MultiHotTables
 from data_prep.dataset.options import DenseTransform, LabelKind
 from data_prep.dataset.schema import CRITEO
@@ -73,7 +72,6 @@ from data_prep.stages.data_checks import (
 from data_prep.stages.encode import EncodeTask, PassTask
 from data_prep.stages.expand_multi_hot import ExpandTask
 from data_prep.stages.gather import gather_tasks, rows_per_shard
-from data_prep.stages.misleading import find_misleading
 from data_prep.stages.parse import (
     DigestTask,
     Md5Task,
@@ -176,7 +174,7 @@ def _make(data: DataConfig, root: Path, job: Job, parameters: dict[str, Any]) ->
     figures = data.source_kind.figures
     extra: dict[str, Any] = load(figures)(data, job, result.records, result.rows) if figures else {}
     budget = parse_size(data.memory_budget, "data.memory_budget")
-    misleading = to_builtins(find_misleading(job, result.records, result.built, result.features, budget))
+    checks = {check.name: check.figures(job, result.built, result.features, budget) for check in data_checks()}
     extra |= {
         "peak_memory_bytes": max(result.peak_bytes, peak_memory()),
         "workers": result.workers,
@@ -186,7 +184,7 @@ def _make(data: DataConfig, root: Path, job: Job, parameters: dict[str, Any]) ->
         **({SOURCE_MD5: result.md5s} if result.md5s else {}),
         "out_of_vocabulary": _count_unknown(job, result),
         UNSEEN: unseen_shares(job, result.built, result.features),
-        MISLEADING: misleading,
+        **checks,
     }
     manifest = _describe(job, result, parameters, extra)
     if len(job.sources) > 1:

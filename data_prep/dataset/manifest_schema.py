@@ -8,7 +8,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from common.documents import UNKNOWN, Json, convert
 from data_prep.dataset.bags import BAG_KINDS
 from data_prep.dataset.kinds import kind_of
-from data_prep.dataset.misleading import Misleading
+from data_prep.dataset.misleading import misleading_sentences
 from data_prep.dataset.multi_hot import Distribution
 from data_prep.dataset.options import (
     GENERATORS,
@@ -119,7 +119,6 @@ class _Extra(Struct):
     """Figures that no reader needs; further keys may be there."""
 
     bayes: Json | UnsetType = UNSET
-    misleading: Misleading | UnsetType = UNSET
 
 
 class Document(JsonObject):
@@ -140,6 +139,7 @@ def manifest_fault(document: Json) -> str | None:
     """The first error in a manifest without `format` and `format_version`, naming its key; None if there is none."""
     try:
         checked = convert(document, Document)
+        misleading_sentences(convert(document.get("extra", {}), Json))  # which refuses damaged figures
         encoding, names = checked.encoding, [choice.value for choice in Encoding]
         kind = kind_of(str(encoding.get("name")))
         if kind.parts is not None:

@@ -1,0 +1,37 @@
+"""Looks for data that mislead: columns that hold the label, and rows that are in train and in val or test.
+
+See docs/data_checks.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from common.documents import Json
+from common.extensions import Core
+from data_prep.dataset.misleading import DataCheck
+
+if TYPE_CHECKING:
+    from data_prep.engine.job import Job
+    from data_prep.stages.split import BuiltShard
+
+
+def register(core: Core) -> None:
+    """Add the check."""
+    core.add(DataCheck("misleading", figures, sentences))
+
+
+def figures(job: Job, built: Sequence[BuiltShard], features: Sequence[str], budget: int) -> Json:
+    """Look at the rows of a job's finished shards."""
+    from common.documents import plain_object
+    from extensions.data_checks.search import find_misleading
+
+    return plain_object(find_misleading(job, built, features, budget))
+
+
+def sentences(recorded: object) -> list[str]:
+    """Warn of what the figures show."""
+    from extensions.data_checks.figures import misleading_sentences
+
+    return misleading_sentences(recorded)

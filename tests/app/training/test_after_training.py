@@ -1,4 +1,4 @@
-"""A run without the extension that the key `baselines` is for."""
+"""A run without extensions: the key `baselines` has none to compute them, and no data are checked."""
 
 import json
 import subprocess
@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.app.conftest import REPOSITORY, SMALL, app_environment
-from tests.app.datasets import write_dataset
 from tests.error_lines import error_line
 
 
@@ -16,18 +15,19 @@ def train_without_extensions(directory: Path, *overrides: str) -> "subprocess.Co
     """`python -m app.train` of a checkout from which the folder extensions has been deleted."""
     for name in ("app", "common", "data_prep", "pyproject.toml"):
         (directory / name).symlink_to(REPOSITORY / name)
-    command = [sys.executable, "-m", "app.train", *SMALL, "data.path=data", "run.name=x", *overrides]
+    command = [sys.executable, "-m", "app.train", *SMALL, "run.name=x", *overrides]
     environment = {**app_environment(), "PYTHONPATH": str(directory)}
     return subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.slow
 def test_a_run_is_whole_and_says_why_it_has_no_baselines(tmp_path: Path) -> None:
-    write_dataset(tmp_path / "data")
-    process = train_without_extensions(tmp_path, "train.max_steps=3")
+    process = train_without_extensions(tmp_path, "data.synthetic.rows=2000", "train.max_steps=3")
     assert process.returncode == 0, process.stderr
     summary = json.loads((tmp_path / "runs/x/summary.json").read_text())
     assert (summary["baselines"], summary["no_baselines"]) == (None, "there is no folder extensions/baselines")
+    assert "misleading" not in json.loads((tmp_path / "data/synthetic/manifest.json").read_text())["extra"]
+    assert json.loads((tmp_path / "runs/x/manifest.json").read_text())["dataset"]["misleading"] == []
     assert "baselines" not in (tmp_path / "runs/x/report.html").read_text().partition("What made it")[0]
 
 

@@ -61,12 +61,3 @@ def test_a_label_that_is_not_finite_is_found_in_shards(tmp_path: Path) -> None:
     (tmp_path / "out/manifest.json").write_text(json.dumps(document))
     with pytest.raises(UserError, match=r"labels\.npy: row 4, column rating: value out of range"):
         verify_dataset(tmp_path / "out")
-
-
-def test_misleading_columns_are_not_looked_for_by_rates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    make(tmp_path, ratings(3000), SCHEMA, "data.split.method=random")
-    assert "label rate" not in capsys.readouterr().err
-    figures = load_manifest(tmp_path / "out").extra["misleading"]
-    assert figures["parts"] == []
-    assert all(column["auc"] is None and column["rate_correlation"] is None for column in figures["columns"].values())
-    assert all(column["stability_index"] is not None for column in figures["columns"].values())

@@ -12,7 +12,7 @@ from sklearn.metrics import roc_auc_score
 
 from app.record.scores import write_scores
 from data_prep.dataset.format import Manifest, load_manifest
-from data_prep.dataset.sample import sampled_numbers, sampled_rows
+from data_prep.dataset.sample import sampled_numbers
 from extensions.baselines import cache, paired
 from extensions.baselines.documents import Baseline, Baselines
 from extensions.baselines.rows import FOLDER
@@ -136,14 +136,3 @@ def test_what_cannot_be_compared_says_why(
     assert scored.figures.lr is not None
     assert (scored.figures.lr.difference is UNSET) == bool(words)
     assert words in (scored.figures.not_compared or "")
-
-
-def test_numbers_of_a_sample_are_those_of_its_shards() -> None:
-    shard_rows = [700, 0, 2_000, 513]
-    by_shard = [sampled_rows(rows, 1_000 / sum(shard_rows), number) for number, rows in enumerate(shard_rows)]
-    expected = [
-        start + row for start, part in zip((0, 700, 700, 2_700), by_shard, strict=True) for row in part.tolist()
-    ]
-    assert sampled_numbers(shard_rows, 1_000).tolist() == expected[:1_000]
-    assert sampled_numbers(shard_rows, None).tolist() == list(range(3_213))
-    assert sampled_numbers(shard_rows, 3_213).tolist() == list(range(3_213))

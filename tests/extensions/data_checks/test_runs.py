@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.app.conftest import SMALL, Command
-from tests.data_prep.stages.test_misleading import SCHEMA, leaking, table
 from tests.data_prep.tables import paths
+from tests.extensions.data_checks.test_search import SCHEMA, leaking, table
 
 
 @pytest.mark.slow

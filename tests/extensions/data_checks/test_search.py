@@ -2,7 +2,7 @@
 
 import json
 import tracemalloc
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,10 @@ from common.errors import UserError
 from data_prep.dataset import sample
 from data_prep.dataset.bags import Bags
 from data_prep.dataset.format import Manifest, load_manifest, open_shard
-from data_prep.dataset.misleading import MISLEADING, misleading_sentences
+from data_prep.dataset.misleading import misleading_sentences
 from data_prep.pipeline import preprocess
-from data_prep.stages import misleading
+from extensions.data_checks import search
+from tests.app.data.test_negatives import splitmix64
 from tests.data_prep.conftest import config, sums
 from tests.data_prep.tables import paths
 
@@ -64,29 +65,6 @@ def doubled(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([rows, rows[::5]])
 
 
-def balanced(rows: pd.DataFrame) -> pd.DataFrame:
-    """Each user has as many negatives as positives."""
-    return rows.assign(user=np.arange(len(rows)) // 2 % 300, label=np.arange(len(rows)) % 2)
-
-
-def shifted(rows: pd.DataFrame) -> pd.DataFrame:
-    last = np.arange(len(rows)) >= len(rows) * 0.85
-    return rows.assign(price=rows.price * np.where(last, 100, 1))
-
-
-def other_shops(rows: pd.DataFrame) -> pd.DataFrame:
-    last = np.arange(len(rows)) >= len(rows) * 0.85
-    return rows.assign(shop=np.where(last, 16 - rows.shop, rows.shop) % 4)
-
-
-def jumping(rows: pd.DataFrame) -> pd.DataFrame:
-    """From the middle of the file on most negatives are gone."""
-    middle = len(rows) // 2
-    later = rows[middle:]
-    mask = np.random.default_rng(2).random(len(later)) < 0.2
-    return pd.concat([rows[:middle], later[mask | (later.label == 1)]])
-
-
 @pytest.mark.parametrize(
     ("plant", "overrides", "words"),
     [
@@ -94,10 +72,6 @@ def jumping(rows: pd.DataFrame) -> pd.DataFrame:
         (leaking_number, [], ["one column alone", "age ("]),
         (overlapping, [FRACTION], ["are in train, whole"]),
         (doubled, [], ["are in train, whole"]),
-        (balanced, [], ["negative correlation", "user (-"]),
-        (shifted, [FRACTION], ["drift from train", "price ("]),
-        (other_shops, [FRACTION], ["drift from train", "shop ("]),
-        (jumping, [], ["the label rate jumps", "of rows.csv"]),
     ],
 )
 def test_a_planted_fault_is_named_alone(
@@ -121,7 +95,7 @@ def test_a_sound_table_is_passed_in_silence(seed: int, tmp_path: Path) -> None:
     method = ["random", "fraction", "scikit_learn"][seed % 3]
     manifest = prepared(tmp_path, table(seed, rows=500 * 2 ** (seed % 5)), f"data.split.method={method}")
     assert misleading_sentences(manifest.extra) == []
-    assert manifest.extra[MISLEADING]["shared_rows"] == 0
+    assert manifest.extra["misleading"]["shared_rows"] == 0
 
 
 def of_users_and_cities(rng: np.random.Generator) -> pd.DataFrame:
@@ -145,7 +119,7 @@ def test_copied_rows_are_named_whatever_the_columns(
     rows = pd.concat([rows, rows[:copied]])  # the last tenth of the file is held out
     schema = f"label: label\nsparse: [{', '.join(rows.columns[:-1])}]\n"
     manifest = prepared(tmp_path, rows, FRACTION, schema=schema)
-    figures = manifest.extra[MISLEADING]
+    figures = manifest.extra["misleading"]
     assert figures["shared_by_chance"] < 0.01
     held_out = sum(manifest.splits[split].rows for split in ("val", "test"))
     assert figures["shared_rows"] == pytest.approx(copied / held_out, abs=0.01)
@@ -155,32 +129,8 @@ def test_copied_rows_are_named_whatever_the_columns(
 @pytest.mark.parametrize("sparse", ["[user, item]", "[item, age]"])
 def test_rows_of_few_values_meet_again_by_chance(sparse: str, tmp_path: Path) -> None:
     manifest = prepared(tmp_path, table(1, rows=30_000), schema=f"label: label\nsparse: {sparse}\n")
-    assert manifest.extra[MISLEADING]["shared_rows"] > 0.3
+    assert manifest.extra["misleading"]["shared_rows"] > 0.3
     assert misleading_sentences(manifest.extra) == []
-
-
-def test_days_of_other_label_rates_are_named(tmp_path: Path) -> None:
-    days = [table(3)[:1_500], table(3)[1_500:3_000], table(3)[3_000:]]
-    days[1] = days[1][(days[1].label == 1) | (np.arange(len(days[1])) % 5 == 0)]
-    for number, day in enumerate(days):
-        day.to_csv(tmp_path / f"day_{number}.csv", index=False)
-    manifest = preprocess(config(*paths(tmp_path, SCHEMA, "day_?.csv"), "data.split.method=random"))
-    (sentence,) = misleading_sentences(manifest.extra)
-    assert "of day_0.csv" in sentence
-    assert "of day_1.csv" in sentence
-    assert "2 jumps in all" in sentence
-    parts = manifest.extra[MISLEADING]["parts"]
-    assert sum(part["rows"] for part in parts) == sum(map(len, days))
-    assert sum(part["positives"] for part in parts) == sum(int(day.label.sum()) for day in days)
-
-
-def splitmix64(value: int) -> int:
-    """As Vigna publishes it."""
-    mask = 2**64 - 1
-    value = (value + 0x9E3779B97F4A7C15) & mask
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & mask
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & mask
-    return value ^ (value >> 31)
 
 
 def out_of_fold_rates(ids: NDArray[Any], labels: NDArray[Any]) -> list[float]:
@@ -201,7 +151,7 @@ def sampled_arrays(root: Path, splits: tuple[str, ...], share: float) -> list[ND
     shards = [(split, shard) for split in splits for shard in manifest.splits[split].shards]
     for number, (split, shard) in enumerate(shards):
         arrays = open_shard(root, split, shard, manifest)
-        blocks = sample.sampled_blocks(shard.rows, share, number, misleading.BLOCK_ROWS)
+        blocks = sample.sampled_blocks(shard.rows, share, number, search.BLOCK_ROWS)
         rows = [row for start, stop in blocks for row in range(start, stop)]
         parts.append((arrays.labels[rows, 0], arrays.dense[rows], arrays.sparse[rows]))
     return [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
@@ -212,62 +162,34 @@ def sampled_arrays(root: Path, splits: tuple[str, ...], share: float) -> list[ND
     [
         {},
         {"COLUMNS": 2, "BLOCK_ROWS": 100},
-        {"COLUMNS": 1, "BLOCK_ROWS": 10, "MAX_ROWS": 4_000, "THINNING": 3, "IDS_PER_ROW": 0},
+        {"COLUMNS": 1, "BLOCK_ROWS": 10, "MAX_ROWS": 4_000, "IDS_PER_ROW": 0},
     ],
 )
 def test_figures_are_those_of_plain_loops(
     constants: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in constants.items():
-        monkeypatch.setattr(misleading, name, value)
+        monkeypatch.setattr(search, name, value)
     manifest = prepared(tmp_path, doubled(table(5)))
     num_train, num_held = (
         sum(manifest.splits[split].rows for split in splits) for splits in (("train",), ("val", "test"))
     )
-    limit = min(misleading.MAX_ROWS, num_train + num_held)
+    limit = min(search.MAX_ROWS, num_train + num_held)
     assert num_held < limit / 2  # so that all are looked at
     share = (limit - num_held) / num_train
-    train_labels, train_dense, train_sparse = sampled_arrays(tmp_path / "out", ("train",), share)
-    all_held = sampled_arrays(tmp_path / "out", ("val", "test"), 1.0)
-    step = misleading.THINNING if share < 1 else 1
-    labels, sparse = train_labels[::step], train_sparse[::step]
-    held_labels, _, held_sparse = (values[::step] for values in all_held)
-    figures = manifest.extra[MISLEADING]
-    assert figures["rows"] == len(train_labels) + len(all_held[0])
+    labels, dense, sparse = sampled_arrays(tmp_path / "out", ("train",), share)
+    held_out = sampled_arrays(tmp_path / "out", ("val", "test"), 1.0)
+    figures = manifest.extra["misleading"]
+    assert figures["rows"] == len(labels) + len(held_out[0])
     for number, name in enumerate(manifest.schema["sparse"]):
-        ids, other = sparse[:, number], held_sparse[:, number]
-        auc = roc_auc_score(labels, out_of_fold_rates(ids, labels))
+        auc = roc_auc_score(labels, out_of_fold_rates(sparse[:, number], labels))
         assert figures["columns"][name]["auc"] == pytest.approx(auc, abs=1e-4)
 
-        # Correlation of rates, by numpy's weighted covariance.
-        shared_ids = sorted(set(ids) & set(other))
-        counts = [(np.count_nonzero(ids == one), np.count_nonzero(other == one)) for one in shared_ids]
-        rates = [(labels[ids == one].mean(), held_labels[other == one].mean()) for one in shared_ids]
-        covariance = np.cov(np.array(rates).T, aweights=[n * m / (n + m) for n, m in counts])
-        correlation = covariance[0, 1] / np.sqrt(covariance[0, 0] * covariance[1, 1])
-        expected = pytest.approx(correlation) if share == 1 else None
-        assert figures["columns"][name]["rate_correlation"] == expected
-
-        # Population stability index of the 20 most frequent ids and the others.
-        top = [one for one, _ in sorted(Counter(ids.tolist()).items(), key=lambda item: (-item[1], item[0]))[:20]]
-        bins: dict[Any, list[float]] = defaultdict(lambda: [0.5, 0.5])
-        for side, values in enumerate((ids, other)):
-            for value in values.tolist():
-                bins[value if value in top else None][side] += 1
-        total = [sum(one[side] for one in bins.values()) for side in (0, 1)]
-        shares = [(one[0] / total[0], one[1] / total[1]) for one in bins.values()]
-        index = sum((p - q) * np.log(p / q) for p, q in shares) - (len(bins) - 1) * (1 / len(ids) + 1 / len(other))
-        if len(top) == 20:  # else a bin of no rows is one more
-            assert figures["columns"][name]["stability_index"] == pytest.approx(index)
-
     # Whole rows, by sets.
-    train_rows = {
-        (*a, *b, c) for a, b, c in zip(train_dense.tolist(), train_sparse.tolist(), train_labels.tolist(), strict=True)
-    }
-    rows = [(*a, *b, c) for c, a, b in zip(*(values.tolist() for values in all_held), strict=True)]
-    assert figures["shared_rows"] == pytest.approx(
-        np.mean([row in train_rows for row in rows]) / (len(train_labels) / num_train)
-    )
+    train_rows = {(*a, *b, c) for c, a, b in zip(labels.tolist(), dense.tolist(), sparse.tolist(), strict=True)}
+    rows = [(*a, *b, c) for c, a, b in zip(*(values.tolist() for values in held_out), strict=True)]
+    share_read = len(labels) / num_train
+    assert figures["shared_rows"] == pytest.approx(np.mean([row in train_rows for row in rows]) / share_read)
 
 
 def test_beyond_the_limit_a_sample_finds_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,12 +197,12 @@ def test_beyond_the_limit_a_sample_finds_the_same(tmp_path: Path, monkeypatch: p
     (tmp_path / "whole").mkdir()
     whole = prepared(tmp_path / "whole", faults, FRACTION)
     (tmp_path / "sample").mkdir()
-    monkeypatch.setattr(misleading, "MAX_ROWS", 6_000)
-    monkeypatch.setattr(misleading, "BLOCK_ROWS", 8)  # of which a small table has enough
+    monkeypatch.setattr(search, "MAX_ROWS", 6_000)
+    monkeypatch.setattr(search, "BLOCK_ROWS", 8)  # of which a small table has enough
     some = prepared(tmp_path / "sample", faults, FRACTION)
     assert sums(tmp_path / "whole/out") == sums(tmp_path / "sample/out")
     assert whole.digest == some.digest
-    figures, exact = some.extra[MISLEADING], whole.extra[MISLEADING]
+    figures, exact = some.extra["misleading"], whole.extra["misleading"]
     assert 4_000 < figures["rows"] < 8_000
     assert figures["of"] == 12_000
     assert figures["shared_rows"] == pytest.approx(exact["shared_rows"], rel=0.5)
@@ -294,34 +216,31 @@ def test_beyond_the_limit_a_sample_finds_the_same(tmp_path: Path, monkeypatch: p
 )
 def test_half_of_a_sample_is_held_out_where_there_are_as_many(sizes: tuple[int, int, int]) -> None:
     rows, other_rows, limit = sizes
-    share, other_share = misleading.sample_shares(rows, other_rows, limit)
+    share, other_share = search.sample_shares(rows, other_rows, limit)
     assert 0 <= share <= 1
     assert 0 <= other_share <= 1
     assert share * rows + other_share * other_rows == pytest.approx(min(limit, rows + other_rows))
     assert other_share * other_rows == pytest.approx(min(other_rows, limit / 2)) or share == 1
 
 
-def test_a_wide_table_s_sample_has_fewer_rows_and_no_correlation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(misleading, "BLOCK_ROWS", 10)
-    monkeypatch.setattr(misleading, "MAX_VALUES", 3_000 * 6)  # the label's column, too
-    figures = prepared(tmp_path, balanced(leaking(table(0)))).extra[MISLEADING]
+def test_a_wide_table_s_sample_has_fewer_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "BLOCK_ROWS", 10)
+    monkeypatch.setattr(search, "MAX_VALUES", 3_000 * 6)  # the label's column, too
+    figures = prepared(tmp_path, leaking(table(0))).extra["misleading"]
     assert 2_500 < figures["rows"] < 3_500 < figures["of"]
-    assert {one["rate_correlation"] for one in figures["columns"].values()} == {None}
 
 
 def test_chance_names_no_rows_of_a_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tenth of the rows of few values are in train by chance, give or take a twentieth of these in a sample."""
-    monkeypatch.setattr(misleading, "BLOCK_ROWS", 10)
-    monkeypatch.setattr(misleading, "MAX_ROWS", 2_000)
+    monkeypatch.setattr(search, "BLOCK_ROWS", 10)
+    monkeypatch.setattr(search, "MAX_ROWS", 2_000)
     for seed in range(3):
         rng = np.random.default_rng(seed)
         rows = pd.DataFrame(rng.integers(0, 9, (8_000, 5))).add_prefix("c").assign(label=rng.integers(0, 2, 8_000))
         schema = "label: label\nsparse: [c0, c1, c2, c3, c4]\n"
         (tmp_path / str(seed)).mkdir()
         manifest = prepared(tmp_path / str(seed), rows, schema=schema)
-        assert manifest.extra[MISLEADING]["rows"] < 2_500
+        assert manifest.extra["misleading"]["rows"] < 2_500
         assert misleading_sentences(manifest.extra) == []
 
 
@@ -330,10 +249,10 @@ def test_a_few_equal_rows_of_a_sample_are_no_share(
     copied: int, is_measured: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = table(0, rows=2_000)
-    monkeypatch.setattr(misleading, "MAX_ROWS", 1_000)
-    monkeypatch.setattr(misleading, "BLOCK_ROWS", 1)
+    monkeypatch.setattr(search, "MAX_ROWS", 1_000)
+    monkeypatch.setattr(search, "BLOCK_ROWS", 1)
     manifest = prepared(tmp_path, pd.concat([rows[:-copied], rows[:copied]]), FRACTION)
-    assert (manifest.extra[MISLEADING]["shared_rows"] is not None) == is_measured
+    assert (manifest.extra["misleading"]["shared_rows"] is not None) == is_measured
     assert len(misleading_sentences(manifest.extra)) == is_measured
 
 
@@ -345,28 +264,16 @@ def test_where_no_row_is_sampled_nothing_is_measured(
         is_train = rows > 500  # by the shards' sizes
         return [] if without in ("both", "train" if is_train else "held out") else [(0, rows)]
 
-    monkeypatch.setattr(misleading, "sampled_blocks", some_blocks)
+    monkeypatch.setattr(search, "sampled_blocks", some_blocks)
     manifest = prepared(tmp_path, leaking(overlapping(table(0, rows=2_000))), FRACTION)
-    figures = manifest.extra[MISLEADING]
+    figures = manifest.extra["misleading"]
     assert figures["shared_rows"] is figures["shared_by_chance"] is None
-    assert all(one["stability_index"] is None for one in figures["columns"].values())
     assert (figures["columns"]["shop"]["auc"] is None) == (without != "held out")
-
-
-def test_the_sample_is_a_function_of_a_row_s_number() -> None:
-    first, second = (sample.sampled_rows(100_000, 0.3, 7) for _ in range(2))
-    np.testing.assert_array_equal(first, second)
-    assert 0.2 < len(first) / 100_000 < 0.4
-    blocks = {int(row) // 256 for row in first}
-    assert sorted(first.tolist()) == [
-        row for block in sorted(blocks) for row in range(block * 256, block * 256 + 256) if row < 100_000
-    ]
-    assert sample.sampled_rows(1_000, 1.0, 0).tolist() == list(range(1_000))
 
 
 def test_a_bag_s_hash_is_of_its_ids_in_order() -> None:
     bags = Bags(np.array([9, 1, 2, 1, 2, 2, 1, 0, 1, 1]), np.array([1, 3, 5, 7, 7, 8, 9, 10]))
-    hashes = misleading.bag_hashes(bags).tolist()
+    hashes = search.bag_hashes(bags).tolist()
     values = [tuple(bags.values[a:b]) for a, b in zip(bags.offsets[:-1], bags.offsets[1:], strict=True)]
     for one, first in zip(hashes, values, strict=True):
         assert [other == one for other in hashes] == [second == first for second in values]
@@ -377,16 +284,16 @@ def test_long_bags_are_hashed_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None
     rows = rng.permutation(20_000)
     lengths = rng.integers(0, 150, len(rows))
     bags = Bags(rng.integers(0, 1_000, lengths.sum()), np.append(0, np.cumsum(lengths)))
-    expected = misleading.bag_hashes(bags.take(rows))
+    expected = search.bag_hashes(bags.take(rows))
     tracemalloc.start()
-    hashes = misleading.hashes_of_rows(bags, rows)
+    hashes = search.hashes_of_rows(bags, rows)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     np.testing.assert_array_equal(hashes, expected)
     assert peak < 16 * bags.values.size
-    monkeypatch.setattr(misleading, "BLOCK_IDS", 1)
-    np.testing.assert_array_equal(misleading.hashes_of_rows(bags, rows[:500]), expected[:500])
-    assert not len(misleading.hashes_of_rows(bags, rows[:0]))
+    monkeypatch.setattr(search, "BLOCK_IDS", 1)
+    np.testing.assert_array_equal(search.hashes_of_rows(bags, rows[:500]), expected[:500])
+    assert not len(search.hashes_of_rows(bags, rows[:0]))
 
 
 def test_a_leak_in_a_column_of_bags(tmp_path: Path) -> None:
@@ -402,14 +309,22 @@ def test_one_class_is_no_crash(tmp_path: Path) -> None:
         rows = table(0, rows=800).assign(label=label)
         manifest = prepared(tmp_path, rows, "data.allow_degenerate=true", "data.overwrite=true")
         assert misleading_sentences(manifest.extra) == misleading_sentences({}) == []
-        assert {one["auc"] for one in manifest.extra[MISLEADING]["columns"].values()} == {None}
+        assert {one["auc"] for one in manifest.extra["misleading"]["columns"].values()} == {None}
 
 
 def test_damaged_figures_are_refused_with_their_key(tmp_path: Path) -> None:
     prepared(tmp_path, table(0, rows=600))
     path = tmp_path / "out/manifest.json"
     document = json.loads(path.read_text())
-    document["extra"][MISLEADING]["rows"] = "many"
+    document["extra"]["misleading"]["rows"] = "many"
     path.write_text(json.dumps(document))
     with pytest.raises(UserError, match=r"manifest.json: key 'extra.misleading.rows'.*; preprocess again"):
         load_manifest(tmp_path / "out")
+
+
+def test_ratings_have_no_label_rates_but_shared_rows(tmp_path: Path) -> None:
+    rows = table(0).assign(label=lambda rows: rows.price)
+    schema = SCHEMA.replace("label: label", "label: {column: label, kind: number}").replace("price, ", "")
+    figures = prepared(tmp_path, doubled(rows), schema=schema).extra["misleading"]
+    assert {one["auc"] for one in figures["columns"].values()} == {None}
+    assert figures["shared_rows"] > 0.1
