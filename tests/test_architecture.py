@@ -202,8 +202,8 @@ PAGES = [
 
 
 def is_of_missing_extension(path: str) -> bool:
-    """Whether a path leads into the folder of an extension that is not here."""
-    folder = re.match(r"extensions/\w+", path)
+    """Whether a path leads into the folder of an extension, or of its tests, that is not here."""
+    folder = re.match(r"(?:tests/)?extensions/\w+", path)
     return folder is not None and not (ROOT / folder[0]).exists()
 
 

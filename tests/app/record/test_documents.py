@@ -36,7 +36,7 @@ def trained(runtime: Runtime, dataset: Path, tmp_path_factory: pytest.TempPathFa
     def train(root: Path) -> None:
         overrides = [*SMALL, f"data.path={dataset}", "record.tensorboard=false", "run.name=x", f"run.dir={root}/x"]
         overrides += ["train.log_every_steps=4", "train.eval_every_steps=5", "eval.train_split=true"]
-        overrides += ["train.max_steps=8", "runtime.platform=cpu"]
+        overrides += ["train.max_steps=8", "runtime.platform=cpu", "baselines=false"]
         with pytest.MonkeyPatch.context() as stopped:
             stopped.setattr(stop.StopCheck, "requested", lambda _, step: step == 6)
             assert train_here(runtime, *overrides) == "interrupted"
