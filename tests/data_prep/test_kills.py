@@ -5,13 +5,13 @@ The latter has one worker and raw files that are not packed; so neither of these
 
 import functools
 import gzip
+import importlib
 import os
 import random
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
@@ -100,13 +100,14 @@ KINDS = {
 }
 
 
-def at_work(module: ModuleType, act: Callable[[], object], patch: Callable[[Any, str, Any], object] = setattr) -> None:
+def at_work(module: str, act: Callable[[], object], patch: Callable[[Any, str, Any], object] = setattr) -> None:
     """Have `act` called when a job's own work begins, which a later start resumes."""
-    begin = vars(module)["keep_or_discard_work"]
-    patch(module, "keep_or_discard_work", lambda *each: (begin(*each), act()))
+    own = importlib.import_module(module)
+    begin = vars(own)["keep_or_discard_work"]
+    patch(own, "keep_or_discard_work", lambda *each: (begin(*each), act()))
 
 
-def doom(module: ModuleType, seconds: float | None, results: int, passes: bool) -> None:
+def doom(module: str, seconds: float | None, results: int, passes: bool) -> None:
     """Have this process killed after so much CPU time of work or so many results, whatever its workers are at then."""
     if passes:
         vars(pipeline)["plan_encoding"] = lambda data, job, workers, values: (1, tuple(plan_passes(values, 40_000)))
@@ -128,11 +129,11 @@ def doom(module: ModuleType, seconds: float | None, results: int, passes: bool) 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 def test_killed_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mirror: Mirror, name: str) -> None:
-    kill_again_and_again(name, KINDS[name], pipeline, tmp_path, monkeypatch, mirror)
+    kill_again_and_again(name, KINDS[name], pipeline.__name__, tmp_path, monkeypatch, mirror)
 
 
 def kill_again_and_again(
-    name: str, kind: Kind, module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mirror: Mirror
+    name: str, kind: Kind, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mirror: Mirror
 ) -> None:
     """Kill a job, whose own work `module` begins, at drawn moments; its dataset must be an undisturbed job's."""
     draw, begins = random.Random(name), list[float]()

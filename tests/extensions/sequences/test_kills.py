@@ -23,4 +23,4 @@ def write_events(directory: Path) -> None:
 @pytest.mark.slow
 def test_killed_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mirror: Mirror) -> None:
     kind = Kind(write_events, "data.raw={0}/log.parquet data.schema={0}/schema.yaml data.chunk_bytes=20000")
-    kill_again_and_again("events", kind, preparation, tmp_path, monkeypatch, mirror)
+    kill_again_and_again("events", kind, preparation.__name__, tmp_path, monkeypatch, mirror)
