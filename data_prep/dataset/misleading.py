@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from common.documents import Json
 from common.extensions import rows_of_extensions
 
 if TYPE_CHECKING:
+    from common.documents import Json
     from data_prep.engine.job import Job
     from data_prep.stages.split import BuiltShard
 

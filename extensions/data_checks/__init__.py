@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from common.documents import Json
 from common.extensions import Core
 from data_prep.dataset.misleading import DataCheck
 
 if TYPE_CHECKING:
+    from common.documents import Json
     from data_prep.engine.job import Job
     from data_prep.stages.split import BuiltShard
 
