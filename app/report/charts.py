@@ -185,7 +185,7 @@ def _gradient_norm(run: RunFiles) -> Chart:
         "2-norm",
         [_of(run.windows, "gradient_norm", "gradient norm", 0)],
         note="Of the last step of each window of the log, before clipping, without the gradients of tables.",
-        absent="as the run is of an older version, or has no window of the log",
+        absent="as the run has no window of the log",
     )
 
 

@@ -145,7 +145,7 @@ def read_run(directory: Path) -> RunFiles:
     manifest, summary = read_manifest(directory), read_summary(directory)
     run = RunFiles(
         directory=directory,
-        config=redact(config),  # again: runs of older versions may hold secrets
+        config=redact(config),  # again: somebody may have written a secret into a file
         manifest=convert(redact(plain_object(manifest)), RunManifest),
         summary=None if summary is None else convert(redact(plain_object(summary)), Summary),
         events=read_events(directory),

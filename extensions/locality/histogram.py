@@ -191,5 +191,6 @@ def load_profiles(path: Path) -> tuple[dict[str, TableProfile], int]:
             return profiles, header.rows
     except (OSError, ValueError, KeyError, IndexError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(
-            f"{path}: not a locality profile ({error}); make one with python -m extensions.locality.profile"
+            f"{path}: not a locality profile ({error}); make one with python -m extensions.locality.profile "
+            "locality.trace=DATASET locality.profile=FILE.npz"
         ) from error
