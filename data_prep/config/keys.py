@@ -14,6 +14,7 @@ from common.errors import UserError
 from common.extensions import with_key_groups
 from common.keys import flat_values, key
 from data_prep.config.compose import ready_made
+from data_prep.dataset.kinds import SourceKind
 from data_prep.dataset.multi_hot import Distribution, MultiHot
 from data_prep.dataset.options import (
     GENERATORS,
@@ -21,7 +22,6 @@ from data_prep.dataset.options import (
     DataSource,
     DenseTransform,
     Encoding,
-    SourceKind,
     SplitMethod,
     VocabularyOrder,
 )

@@ -11,8 +11,7 @@ import numpy as np
 from common.errors import UserError
 from common.extensions import rows_of_extensions
 from common.table_rows import row_with
-from data_prep.dataset.kinds import ROWS, NamedSource
-from data_prep.dataset.kinds import SourceKind as SourceKind
+from data_prep.dataset.kinds import ROWS, NamedSource, SourceKind
 
 OWN_FILES = SourceKind()
 _CRITEO = SourceKind(ROWS, "data_prep.job_setup:fetch_days", group="remote")

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from common.documents import decode
 from common.errors import UserError
 from common.files import temporary_path
+from extensions.locality.keys import REMEDY
 from extensions.locality.stack_distance import LruStack
 
 # Distances, and numbers of accesses, are counted in bins: one each below 256, then 128 to an octave.
@@ -190,7 +191,4 @@ def load_profiles(path: Path) -> tuple[dict[str, TableProfile], int]:
                 profiles[name] = profile
             return profiles, header.rows
     except (OSError, ValueError, KeyError, IndexError, EOFError, zipfile.BadZipFile) as error:
-        raise UserError(
-            f"{path}: not a locality profile ({error}); make one with python -m extensions.locality.profile "
-            "locality.trace=DATASET locality.profile=FILE.npz"
-        ) from error
+        raise UserError(f"{path}: not a locality profile ({error}); {REMEDY}") from error

@@ -6,6 +6,7 @@ from typing import Any
 from common.keys import MISSING, key
 
 SPLIT = "split of a dataset"
+REMEDY = "make one with python -m extensions.locality.profile locality.trace=DATASET locality.profile=FILE.npz"
 
 
 @dataclass(frozen=True)

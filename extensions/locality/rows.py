@@ -29,7 +29,7 @@ from data_prep.synthetic.rows import (
 )
 from data_prep.synthetic.teacher import Columns, Teacher, make_teacher
 from extensions.locality.histogram import TableProfile, load_profiles
-from extensions.locality.keys import TraceConfig
+from extensions.locality.keys import REMEDY, TraceConfig
 from extensions.locality.sampler import AccessGenerator, warn_of_length
 
 LENGTHS_SEED = 0xBA6
@@ -120,4 +120,4 @@ def first_ids(bags: Bags) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
 def validate_trace(config: TraceConfig) -> None:
     """Raises UserError for values that cannot work."""
     if not config.profile:
-        raise UserError("data.trace.profile: not given; make one with clickwork profile-trace")
+        raise UserError(f"data.trace.profile: not given; {REMEDY}")
