@@ -43,7 +43,6 @@ SETTINGS = {
     "tables_int8": Setting(tables="int8"),
     "tables_int4": Setting(tables="int4"),
 }
-FIGURES = ("auc", "ne", "samples_per_second", "table_mib")
 
 
 def main() -> None:
