@@ -1,9 +1,9 @@
 """Faults planted one at a time, and whether the tests catch them: `python -m tests.planted_faults FILE`.
 
 `draw` changes an operator, a bound, a constant or the order of two arguments, or removes a statement, at statements
-drawn evenly over all lines of app, data_prep and common. `trace` runs tests once, with a probe at each of these
-statements, to learn which tests execute it, in any process. `plant` runs those tests for each fault, nearest first, for
-LIMIT_SECONDS at most. With `again=FILE` the faults of an earlier result are planted into today's code.
+drawn evenly over all lines of app, data_prep, common and extensions. `trace` runs tests once, with a probe at each of
+these statements, to learn which tests execute it, in any process. `plant` runs those tests for each fault, nearest
+first, for LIMIT_SECONDS at most. With `again=FILE` the faults of an earlier result are planted into today's code.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from pathlib import Path
 from benchmarks.result_file import write_result
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-PACKAGES = ("app", "data_prep", "common")
+PACKAGES = ("app", "data_prep", "common", "extensions")
 # Of a fault: a test failed; none did; no test executes the statement; today's code does not have the statement.
 OUTCOMES = ("caught", "survived", "untested", "gone")
 LIMIT_SECONDS = 45
