@@ -108,7 +108,7 @@ class ModelConfig:
 
     @property
     def kind(self) -> ModelKind:
-        """The kind of that name. Raises UserError for another name."""
+        """The kind that `name` selects. Raises UserError for an unknown name."""
         kinds = model_kinds()
         if self.name not in kinds:
             raise UserError(f"model.name={self.name}: must be one of {', '.join(kinds)}")
@@ -116,7 +116,7 @@ class ModelConfig:
 
     @property
     def parts(self) -> ModelParts | None:
-        """What an extension does for its model; None of DLRM."""
+        """The extension's functions; None for DLRM."""
         return self.kind.parts and self.kind.parts()
 
 
@@ -142,7 +142,7 @@ def validate_model(model: ModelConfig) -> None:
 
 
 def _refuse_settings_of_dlrm(model: ModelConfig) -> None:
-    """Raises UserError for DLRM's own settings, which would do nothing in another model."""
+    """Raises UserError if settings of DLRM are given for another model, which would ignore them."""
     usual = ModelConfig(embedding_dim=model.embedding_dim, dense_arch=[], over_arch=[], name=model.name)
     for name, value in vars(usual).items():
         if getattr(model, name) != value:

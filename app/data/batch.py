@@ -74,10 +74,10 @@ class Batch(Pipelineable):
         dense_features: [B, N] float32.
         sparse_features: F keys, B bags each; values int32 [L], feature-major.
         labels: [B] float32, 0 or 1; [B, tasks] where several are learned, the dataset's label first.
-        num_valid: number of samples before the padding (of evaluation, and of an epoch's last batch).
-        inputs_of_model: what another model than DLRM is called with in place of dense_features.
-        layout: of sparse_features, if it is that of other batches too.
-        share: what a mean over these samples counts beside those of the other processes, 1 where all have as many.
+        num_valid: number of samples before the padding, which evaluations and an epoch's last batch can have.
+        inputs_of_model: inputs of an extension's model that replace dense_features.
+        layout: layout of sparse_features, if several batches share it.
+        share: weight of this rank's mean loss; 1 if all ranks have equally many samples.
     """
 
     dense_features: Tensor
@@ -90,7 +90,7 @@ class Batch(Pipelineable):
 
     @property
     def inputs(self) -> tuple[Any, KeyedJaggedTensor]:
-        """What a model is called with: dense features, or what it has in their place, and ids."""
+        """Inputs of a model: dense features (or the inputs that replace them) and ids."""
         return self.dense_features if self.inputs_of_model is None else self.inputs_of_model, self.sparse_features
 
     def row_keys(self) -> NDArray[np.int64]:

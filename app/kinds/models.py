@@ -1,4 +1,4 @@
-"""Kinds of models: DLRM, which the core's own modules make, and those that extensions add, a row each."""
+"""Kinds of models: DLRM, which the core builds, and one row for each model that an extension adds."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 
 
 class ModelParts(NamedTuple):
-    """What an extension does for its model where the core's modules do it for DLRM.
+    """Functions by which an extension replaces the core's code for DLRM.
 
     Attributes:
-        tables: the model's tables, on the meta device.
-        model: the model around its tables.
-        open_splits: a dataset's splits as a run reads them.
-        bag_sizes: mean ids a bag by key of the model's ids.
-        tasks: names of the labels that are learned beside the dataset's label.
-        loss_factor: what the mean loss over samples and tasks is multiplied by.
-        require_device: raises UserError where the model cannot be computed on this type of device.
-        require_labels: raises UserError where nothing can be learned of a training split's labels.
-        group_metrics: metrics of groups, of logits, labels [n] and ids of groups [n].
-        rank: scores candidates for app.recommend, of its configuration, the run's, the run and the process.
-        plan_notes: what a plan's forecast assumes and leaves out, of tables, bag sizes and samples a device.
-        mlperf_values: what MLPerf's rules log of a run, of mlperf-logging's constants.
+        tables: builds the embedding tables on the meta device.
+        model: builds the model around its tables.
+        open_splits: opens a dataset's splits for a run.
+        bag_sizes: returns the mean number of ids per bag, by key of the model's ids.
+        tasks: returns the names of the labels that the model learns besides the dataset's label.
+        loss_factor: returns the factor of the mean loss over samples and tasks.
+        require_device: raises UserError if the model does not run on this type of device.
+        require_labels: raises UserError if the labels of a training split carry no information.
+        group_metrics: computes metrics per group from logits [n], labels [n] and group ids [n].
+        rank: scores candidates for app.recommend; takes its configuration, the run's, the run and the process.
+        plan_notes: states what a forecast assumes and omits; takes tables, bag sizes and samples per device.
+        mlperf_values: returns the values that MLPerf's rules log for a run; takes mlperf-logging's constants.
     """
 
     tables: Callable[[AppConfig, Features], TableArch]
@@ -61,20 +61,20 @@ class ModelParts(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelKind:
-    """What is known of a kind of model before torch is imported.
+    """Properties of a kind of model that need no torch.
 
     Attributes:
         name: the value of model.name.
         label: its name in messages.
-        learns_from: the datasets that it learns from.
-        parts: imports its modules and returns what they do; None: the core's modules, for DLRM.
-        instead_of_source: what to give for a source of another kind; empty: the model that learns from it.
-        instead_of_sizes: what to give app.plan where it has no sizes of tables.
-        group_feature: the feature whose ids are the groups of evaluations; empty: eval.group_by names it.
-        over: what such metrics are a mean over, without eval.group_by.
-        eval_split: that app.evaluate takes where none is given.
-        has_blocks: MLPerf's rules have blocks between evaluations, not epochs.
-        commands: those alone that know it; empty: all do, with all their keys.
+        learns_from: the kind of dataset that it learns from.
+        parts: imports the extension's modules and returns their functions; None for DLRM.
+        instead_of_source: remedy for a source of another kind; empty: the model that learns from that source.
+        instead_of_sizes: remedy if app.plan lacks the sizes of tables.
+        group_feature: the feature whose ids group the evaluation's samples; empty: eval.group_by names it.
+        over: the unit of the mean of group metrics, if eval.group_by is not given.
+        eval_split: default split of app.evaluate.
+        has_blocks: True if MLPerf's rules count blocks between evaluations instead of epochs.
+        commands: the commands that support this model; empty: all commands, with all their keys.
     """
 
     name: str
@@ -100,16 +100,16 @@ DLRM = ModelKind(
 
 
 def model_kinds() -> dict[str, ModelKind]:
-    """DLRM and the extensions' kinds, by the value of model.name."""
+    """Returns DLRM and the kinds of the extensions, by the value of model.name."""
     return {kind.name: kind for kind in (DLRM, *rows_of_extensions(ModelKind))}
 
 
 def require_dataset(model: ModelKind, root: Path, manifest: Manifest) -> None:
-    """Raises UserError for a dataset that the model does not learn from."""
+    """Raises UserError if the model does not learn from this kind of dataset."""
     other = model_for(manifest.kind)
     manifest.require_kind(root, model.learns_from, f"give {other}" if other and model is DLRM else "")
 
 
 def model_for(data: DatasetKind) -> str:
-    """What chooses the model that learns from such a dataset; empty: there is none."""
+    """Returns the setting of the model that learns from such a dataset, or an empty string if no model does."""
     return next((f"model={kind.name}" for kind in model_kinds().values() if kind.learns_from is data), "")

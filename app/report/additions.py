@@ -1,4 +1,4 @@
-"""What extensions add to the report of a run: a row each, which the page calls."""
+"""Parts that extensions add to the report of a run, one row each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class FoldedTable(NamedTuple):
-    """A table that the line `summary` unfolds, in two halves."""
+    """A collapsed table in two halves; a click on `summary` opens it."""
 
     summary: str
     caption: str
@@ -22,12 +22,12 @@ class FoldedTable(NamedTuple):
 
 
 class Additions(NamedTuple):
-    """What an extension has to say about a run.
+    """Additions of an extension to the report of one run.
 
     Attributes:
-        comparisons: lines of the table of comparisons.
-        sentences: of the verdict, on the quality of a model of clicks; each with its kind.
-        tables: below the table of comparisons.
+        comparisons: rows for the table of comparisons.
+        sentences: (kind, sentence) pairs for the verdict on a click model's quality.
+        tables: tables below the table of comparisons.
     """
 
     comparisons: list[ComparisonRow]
@@ -36,11 +36,11 @@ class Additions(NamedTuple):
 
 
 class ReportAddition(NamedTuple):
-    """An extension's part of the report; the function imports what it needs."""
+    """The function of an extension that adds to a report. It imports its modules when called."""
 
     of_run: Callable[[RunFiles], Additions]
 
 
 def additions(run: RunFiles) -> list[Additions]:
-    """What all extensions add to the report of a run."""
+    """Returns the additions of all extensions to the report of a run."""
     return [row.of_run(run) for row in rows_of_extensions(ReportAddition)]

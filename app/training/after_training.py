@@ -1,4 +1,4 @@
-"""What extensions do with a run that has ended: a row each, which training calls."""
+"""Steps of extensions after training, one row each, which the training command calls."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 class AfterTraining(NamedTuple):
-    """What an extension does with a run that has ended; its functions import what they need.
+    """Functions that an extension adds to the end of training. They import their modules when called.
 
     Attributes:
-        require: raises UserError where it cannot be done, before anything is trained.
-        keep: takes from an evaluation what is needed later, on every process. Returns what writes it into the run's
-            directory, by the step, where the run serves the evaluated model; None: nothing to write.
-        finish: acts on a run's directory, on rank 0, once the process group is closed.
+        require: raises UserError before training if the step cannot run.
+        keep: is called with each evaluation on every rank. Returns a function of the run's directory and the step
+            that writes what the step needs later, called if the run keeps the evaluated model; or None.
+        finish: processes the run's directory on rank 0 after the process group is closed.
     """
 
     require: Callable[[AppConfig], None]
@@ -30,5 +30,5 @@ class AfterTraining(NamedTuple):
 
 
 def steps_after_training() -> list[AfterTraining]:
-    """The rows of all extensions."""
+    """Returns the rows of all extensions."""
     return rows_of_extensions(AfterTraining)
