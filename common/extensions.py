@@ -1,6 +1,6 @@
-"""Extensions: each is a folder of `extensions`, whose function `register` adds rows to tables of the core.
+"""Extensions: folders of `extensions` whose function `register` adds rows to tables of the core.
 
-The core imports no extension by name: where the folder is deleted, its commands, keys and kinds are gone with it.
+The core imports no extension by name. If a folder is deleted, its commands, keys and kinds disappear with it.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ Keys = TypeVar("Keys")
 
 
 class ReadyMadeValues(NamedTuple):
-    """A directory of ready-made values, which has groups and commands' files as conf/ of a package of the core has."""
+    """A directory of ready-made values with the same layout as `conf/` of the package that it extends."""
 
     package: str
     directory: Path
@@ -28,11 +28,11 @@ class KeyGroup(NamedTuple):
     """A group of keys that an extension adds to a configuration of the core, such as `AppConfig`.
 
     Attributes:
-        configuration: the name of the dataclass.
-        name: of the group, the extension's own.
-        keys: a frozen dataclass of keys, which needs no value to be given.
-        validate: raises UserError for values of the whole configuration that cannot work.
-        sample_keys: keys that choose which samples of a dataset are evaluated.
+        configuration: name of the configuration's dataclass.
+        name: name of the group, which is the extension's name.
+        keys: a frozen dataclass of keys that all have defaults.
+        validate: checks the whole configuration. Raises UserError for values that cannot work.
+        sample_keys: keys that select the evaluated samples of a dataset.
     """
 
     configuration: str
@@ -43,9 +43,9 @@ class KeyGroup(NamedTuple):
 
 
 class FilesBesideRun(NamedTuple):
-    """Names of files that an extension keeps in a run's directory, beside the run's own.
+    """Names of an extension's files in a run's directory.
 
-    is_of_run: they belong to the run, and are removed where it begins afresh.
+    is_of_run: True if the files belong to the run; a run that starts afresh then removes them.
     """
 
     names: re.Pattern[str]
@@ -53,7 +53,7 @@ class FilesBesideRun(NamedTuple):
 
 
 class Core:
-    """The rows that extensions add to the core's tables, each of the type that the table has."""
+    """The rows that extensions add to the core. The type of a row selects its table."""
 
     def __init__(self) -> None:
         self._rows: list[object] = []
@@ -67,7 +67,7 @@ class Core:
 
 @functools.cache
 def _core() -> Core:
-    """The rows of all extensions that are present. Their modules import neither torch nor Hydra to register."""
+    """Imports every extension that is present and collects its rows. `register` may import neither torch nor Hydra."""
     core = Core()
     for path in sorted(DIRECTORY.glob("*/__init__.py")):
         importlib.import_module(f"extensions.{path.parent.name}").register(core)
@@ -75,30 +75,30 @@ def _core() -> Core:
 
 
 def absence(name: str) -> str | None:
-    """Why a key of the core has no effect, where it is for an extension that has been deleted; None: it is present."""
+    """Returns why a key for the extension `name` has no effect, or None if the extension is present."""
     is_present = (DIRECTORY / name / "__init__.py").exists()
     return None if is_present else f"there is no folder {DIRECTORY.name}/{name}"
 
 
 def rows_of_extensions(kind: type[Row]) -> list[Row]:
-    """The rows of one type, such as `Command`, by the names of the extensions."""
+    """Returns the rows of one type, such as `Command`, sorted by the names of their extensions."""
     return _core().rows(kind)
 
 
 def directories_of_values(config_dir: Path) -> list[Path]:
-    """The directory of a package's ready-made values, then those that extensions add to it."""
+    """Returns the package's directory of ready-made values, then the extensions' directories for that package."""
     added = [row.directory for row in rows_of_extensions(ReadyMadeValues) if row.package == config_dir.parent.name]
     return [config_dir, *added]
 
 
 def key_groups(configuration: type) -> list[KeyGroup]:
-    """The groups that extensions add to a configuration, or to that which it is made of."""
+    """Returns the groups that extensions add to a configuration or to one of its base classes."""
     names = {each.__name__ for each in configuration.__mro__}
     return [row for row in rows_of_extensions(KeyGroup) if row.configuration in names]
 
 
 def with_key_groups(configuration: type[Keys]) -> type[Keys]:
-    """The dataclass with a field for each group of keys that extensions add to it."""
+    """Returns the dataclass with one more field for each group of keys that an extension adds."""
     fields = [(row.name, row.keys, dataclasses.field(default_factory=row.keys)) for row in key_groups(configuration)]
     whole: type = dataclasses.make_dataclass(configuration.__name__, fields, bases=(configuration,), frozen=True)
     whole.__module__, whole.__doc__ = configuration.__module__, configuration.__doc__
@@ -106,5 +106,5 @@ def with_key_groups(configuration: type[Keys]) -> type[Keys]:
 
 
 def keys_of_extension(config: Any, keys: type[Keys]) -> Keys:
-    """The group of keys of this type in a configuration."""
+    """Returns the group of this type from a configuration."""
     return next(value for value in vars(config).values() if isinstance(value, keys))

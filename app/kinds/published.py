@@ -1,4 +1,4 @@
-"""Table sizes as a publication has them: the core's are in app/config/published.py, an extension adds rows."""
+"""Published table sizes that extensions add to those in app/config/published.py."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -7,12 +7,14 @@ from data_prep.dataset.kinds import ROWS, DatasetKind
 
 
 class PublishedTables(NamedTuple):
-    """Table sizes as published.
+    """Table sizes of one publication.
 
     Attributes:
-        rows: of each feature's table.
+        name: the value that selects them.
+        rows: number of rows of each feature's table.
         num_dense: number of dense features.
-        kind: the kind of the data. schema: its `raw_schema`, as a manifest has it; None of rows.
+        kind: the kind of the dataset.
+        schema: returns the dataset's `raw_schema` as a manifest holds it; None for rows.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Trackers of a run by name, in the order in which they are opened: one is a row of `TRACKERS` and its module."""
+"""Trackers of a run. Each is a row of `TRACKERS` and a module; the run opens them in this order."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ if TYPE_CHECKING:
 
 
 class TrackerKind(NamedTuple):
-    """What is to know of a tracker.
+    """Properties of a tracker.
 
     Attributes:
-        name: of the tracker.
-        key: the key that asks for it, by any value but null and false.
-        start: the function "module:function", or an extension's own, that opens it, of a `Setting` of
-            app.trackers.base, or gives None.
-        package: what must be installed for it; empty: nothing, or it does without.
-        file: in the run's directory, removed by a run from the start; empty: none.
-        is_cut_back: whether it shows the last step's events again after a resumption.
-        is_wanted: whether a configuration asks for it, where the key's null depends on others; None: the key says.
-        of_clicks: whether it knows labels of 0 and 1 alone.
+        name: name of the tracker.
+        key: the key that enables it, by any value except null and false.
+        start: opens the tracker; takes a `Setting` of app.trackers.base and may return None. The core names it as
+            "module:function".
+        package: the package that it requires; empty: none.
+        file: its file in the run's directory, which a run from the start removes; empty: none.
+        is_cut_back: True if a resumption repeats the events of the last step.
+        is_wanted: returns whether a configuration enables it, if a null key depends on other keys; None: `key` decides.
+        of_clicks: True if it supports only labels of 0 and 1.
     """
 
     name: str
@@ -46,5 +46,5 @@ TRACKERS = (
 
 
 def trackers() -> list[TrackerKind]:
-    """The trackers, and those of extensions."""
+    """Returns the trackers of the core, then those of extensions."""
     return [*TRACKERS, *rows_of_extensions(TrackerKind)]

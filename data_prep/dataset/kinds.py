@@ -1,4 +1,4 @@
-"""Kinds of datasets: rows, and those that extensions add; sources of raw files, whose names are in options.py."""
+"""Kinds of datasets and sources, those of extensions included. options.py lists the core's sources by name."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class KindParts(NamedTuple):
-    """What an extension does for its kind of dataset where the core's modules do it for rows.
+    """Functions by which an extension replaces the core's code for rows.
 
     Attributes:
-        prepare: makes the dataset of raw files at a directory.
-        verify: compares the arrays at a directory with the manifest. Raises UserError.
-        fault: the first error in a manifest's document; None if there is none. Raises ValueError for wrong types.
+        prepare: makes the dataset from raw files, in the given directory.
+        verify: compares the arrays in a directory with the manifest. Raises UserError for a difference.
+        fault: returns the first error in a manifest's document, or None. Raises ValueError for wrong types.
     """
 
     prepare: Callable[[DataConfig, Path], Manifest]
@@ -31,16 +31,16 @@ class KindParts(NamedTuple):
 
 @dataclass(frozen=True)
 class DatasetKind:
-    """What is known of a kind of dataset before its modules are imported.
+    """Properties of a kind of dataset that need none of its modules.
 
     Attributes:
-        name: what it holds, for readers; of an extension's kind the encoding's name in a manifest, too.
-        remedy: what to give instead of a dataset of another kind.
-        parts: imports its modules and returns what they do; None: the core's modules, for rows.
-        arrays: names of a shard's arrays; empty: those of rows.
-        splits: of the dataset on disk, beside train, val and test.
-        windows: splits that a reader makes, as windows of time; empty: splits are on disk, row by row with labels.
-        described_by: keys of a YAML schema of which one says that it describes this kind.
+        name: its contents, for messages; for an extension's kind also the name of the encoding in a manifest.
+        remedy: remedy if a dataset of another kind is required.
+        parts: imports the extension's modules and returns their functions; None for rows.
+        arrays: names of a shard's arrays; empty: the arrays of rows.
+        splits: directories of splits besides train, val and test.
+        windows: splits that the reader cuts by time; empty: the splits on disk hold labelled rows.
+        described_by: keys of a YAML schema; a schema with any of them describes this kind.
     """
 
     name: str
@@ -54,17 +54,17 @@ class DatasetKind:
 
 @dataclass(frozen=True)
 class SourceKind:
-    """What is known of a source of raw rows; functions are text, "module:function", or an extension's own.
+    """Properties of a source of raw rows. The core names functions as text, "module:function"; extensions give them.
 
     Attributes:
-        makes: the kind of its datasets; None: the files are the user's own, and their schema says.
-        find: the function that makes or fetches the raw files, of DataConfig and the directories of dataset and job.
-        directory: the function that says where it does, of DataConfig and the dataset's directory.
-        group: the keys of `data` that it reads and most others do not.
-        generator: the class that makes shards without raw files, of these keys and a number of threads.
-        figures: the function that gives what the manifest's `extra` has of generated rows, of DataConfig and, of rows,
-            job, chunks and rows of each split, of another kind, the dataset's directory.
-        files: keys of the group that name files, which manifests know by their SHA-256 alone.
+        makes: the kind of its datasets; None: the schema of the user's files decides.
+        find: makes or fetches the raw files; takes DataConfig and the directories of dataset and job.
+        directory: returns the directory of the raw files; takes DataConfig and the dataset's directory.
+        group: the group of keys below `data` for this source.
+        generator: class that makes shards without raw files; takes the group of keys and a number of threads.
+        figures: returns the entries of the manifest's `extra` for generated rows. Takes DataConfig and, for rows, the
+            job, the chunks and the number of rows of each split; for another kind, the dataset's directory.
+        files: keys of the group that name files; manifests identify these files by SHA-256 alone.
     """
 
     makes: DatasetKind | None = None
@@ -77,7 +77,7 @@ class SourceKind:
 
 
 class NamedSource(NamedTuple):
-    """A source that an extension adds to those of data_prep/dataset/options.py."""
+    """A source of an extension; options.py lists the core's sources."""
 
     name: str
     kind: SourceKind
@@ -87,21 +87,21 @@ ROWS = DatasetKind("rows", "give a dataset of rows in its place")
 
 
 def dataset_kinds() -> list[DatasetKind]:
-    """Rows and the extensions' kinds."""
+    """Returns rows and the kinds of the extensions."""
     return [ROWS, *rows_of_extensions(DatasetKind)]
 
 
 def kind_of(encoding: str | None) -> DatasetKind:
-    """The kind of a dataset, by its encoding's name."""
+    """Returns the kind of a dataset by the name of its encoding."""
     return next((kind for kind in dataset_kinds() if kind.parts is not None and kind.name == encoding), ROWS)
 
 
 def described_kind(schema: Any) -> DatasetKind:
-    """The kind of dataset that the content of a YAML schema describes."""
+    """Returns the kind of dataset that the content of a YAML schema describes."""
     keys = set(schema) if isinstance(schema, dict) else set()
     return next((kind for kind in dataset_kinds() if kind.described_by & keys), ROWS)
 
 
 def split_directories() -> list[str]:
-    """Directories of splits that a dataset of any kind may have."""
+    """Returns the names of all split directories, over all kinds of datasets."""
     return ["train", "val", "test", *(split for kind in dataset_kinds() for split in kind.splits)]

@@ -1,4 +1,4 @@
-"""What extensions look for in a dataset's rows that misleads a model: a row each."""
+"""Checks of extensions for rows that mislead a model, one row each."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 class DataCheck(NamedTuple):
-    """A look at the rows of a dataset that is made of raw files; its functions import what they need.
+    """A check of the rows of a dataset from raw files. Its functions import their modules when called.
 
     Attributes:
-        name: of its figures in a manifest's `extra`.
-        figures: of a job's finished shards and their sparse features, in so many bytes of memory.
-        sentences: that warn, by the figures. Raises ValueError, which names the key, for figures that are damaged.
+        name: key of its figures in a manifest's `extra`.
+        figures: computes the figures; takes a job, its finished shards, the sparse features and the memory in bytes.
+        sentences: returns warnings for the figures. Raises ValueError, which names the key, for damaged figures.
     """
 
     name: str
@@ -28,12 +28,12 @@ class DataCheck(NamedTuple):
 
 
 def data_checks() -> list[DataCheck]:
-    """The rows of all extensions."""
+    """Returns the checks of all extensions."""
     return rows_of_extensions(DataCheck)
 
 
 def misleading_sentences(extra: Json) -> list[str]:
-    """What misleads in a dataset, by its manifest's `extra`; nothing of checks that were not made."""
+    """Returns the warnings for a manifest's `extra`; checks without figures there give none."""
     return [
         sentence for check in data_checks() if check.name in extra for sentence in check.sentences(extra[check.name])
     ]
