@@ -17,10 +17,14 @@ from tests.app.conftest import Command
 from tests.app.run_files import losses
 from tests.app.summaries import LEAST
 from tests.extensions.mlperf.test_log import tracker
-from tests.extensions.mlperf.test_runs import require_compliant
+from tests.extensions.mlperf.test_runs import check_benchmark, require_compliant
 from tests.extensions.sequences.test_commands import TINY
 from tests.extensions.sequences.test_commands import log as log
 from tests.extensions.sequences.test_recipe import YAMBDA, length_of
+
+
+def test_the_recipe_of_dlrmv4_is_logged_as_its_benchmark() -> None:
+    check_benchmark("mlperf_v4", "dlrmv4")
 
 
 def test_the_log_of_dlrmv4_passes_the_compliance_checker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
