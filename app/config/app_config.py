@@ -111,7 +111,7 @@ def from_plain(content: dict[str, Any]) -> AppConfig:
 
 
 def validate_new_run(config: AppConfig) -> None:
-    """As `validate`, and refuse what only runs that are there may have, from another machine.
+    """Validates the configuration of a new run. Also rejects settings that only existing runs may have.
 
     Raises:
         UserError: names the key, its value and what is allowed; or the limit on this container's memory.

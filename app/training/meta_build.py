@@ -128,7 +128,7 @@ def published_arch(config: AppConfig) -> tuple[TableArch, dict[str, float], Feat
 
 
 def published_features(name: str, model: ModelConfig) -> Features:
-    """What a model of published table sizes is made for.
+    """Returns the features of the published table sizes `name`.
 
     Raises:
         UserError: no such name, or the model learns from another kind of data.

@@ -1,4 +1,4 @@
-"""A dataset from shards that a generator hands out, whole or not there: of `data.source=random` and `trace`."""
+"""Writes a dataset from generated shards (`data.source=random`, `trace`), atomically."""
 
 import shutil
 import sys

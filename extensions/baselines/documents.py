@@ -23,11 +23,11 @@ class Baseline(OpenDocument, kw_only=True):
 
 
 class Baselines(OpenDocument, kw_only=True):
-    """What a model is held against; those that were not computed are None.
+    """Scores of the baselines of a run; a baseline that was not computed is None.
 
-    rows: of the `of_rows` of train, that they learned from. eval_rows: of the `of_eval_rows` of the split, that they
-    are scored on. compared_rows: those of the differences; not_compared: why there are none. missing: why a baseline is
-    None, by its name.
+    rows: training rows of the baselines, out of `of_rows`. eval_rows: scored rows of the split, out of
+    `of_eval_rows`. compared_rows: rows of the differences; not_compared: reason if there are none. missing: reasons
+    for missing baselines, by name.
     """
 
     split: str = ""

@@ -20,7 +20,7 @@ BASELINE_NAMES = {
 
 
 def additions(run: RunFiles) -> Additions:
-    """What a run's baselines add to its report; nothing without them, but why there are none."""
+    """Returns the tables and the sentence for a run's baselines, or the reason for their absence."""
     figures, sentence = figures_of(run), baselines_sentence(run)
     return Additions(
         [] if figures is None else _comparisons(run, figures),

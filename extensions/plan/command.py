@@ -177,7 +177,7 @@ def _tables(config: PlanAppConfig) -> tuple[TableArch, dict[str, float]]:
 
 
 def _table_sizes(config: PlanAppConfig) -> tuple[Features, dict[str, float]]:
-    """What the tables are made for, and the mean ids a bag of a dataset's multi-hot features."""
+    """Returns the features of the tables, and the mean number of ids per bag of each multi-hot feature."""
     sizes, root, kind = config.plan.num_embeddings, config.data.root, config.model.kind
     published = sizes if isinstance(sizes, str) else config.data.published_tables
     if sizes is not None and not isinstance(sizes, str):

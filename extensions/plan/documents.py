@@ -1,4 +1,4 @@
-"""What the file of a plan holds beside the plan itself: what it is a plan for, and its forecast. Needs no torch."""
+"""Contents of a plan's file besides the plan: its tables, its hardware and its forecast. Needs no torch."""
 
 from collections.abc import Mapping
 
@@ -22,7 +22,7 @@ class ForecastTable(PlannedTable, kw_only=True):
 
 
 class RankCost(OpenDocument, kw_only=True):
-    """What one process holds of the tables, and its milliseconds a step."""
+    """Memory of one process for its tables, in bytes, and its time per step, in milliseconds."""
 
     rank: int
     device_bytes: int
@@ -34,11 +34,11 @@ class RankCost(OpenDocument, kw_only=True):
 
 
 class Forecast(OpenDocument, kw_only=True):
-    """Of a whole plan.
+    """Forecast for a whole plan.
 
-    capacity_bytes: what tables may take on a device (of the host, for a CPU) without the reserve. headroom_bytes: of
-    that left on the fullest process, negative if the plan does not fit. step_ms: of the slowest process. imbalance:
-    that divided by the mean.
+    capacity_bytes: memory for tables on a device (on the host, for a CPU), without the reserve. headroom_bytes: the
+    rest of it on the fullest process, negative if the plan does not fit. step_ms: time of the slowest process.
+    imbalance: step_ms divided by the mean over processes.
     """
 
     fits: bool

@@ -39,7 +39,7 @@ class Estimate(NamedTuple):
 
 
 def estimates(model: nn.Module, plan: Plan, workload: Workload) -> dict[str, list[Estimate]]:
-    """TorchRec's estimates for each table's parts as planned, whoever planned them."""
+    """Returns TorchRec's estimates for the shards of each table, by table. Accepts plans from any source."""
     as_planned = {
         name: Choice(
             name,

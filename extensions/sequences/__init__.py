@@ -51,7 +51,7 @@ def register(core: Core) -> None:
 
 
 def model_parts() -> ModelParts:
-    """What the model needs of torch, imported when a run has it."""
+    """Imports the modules of the model, which need torch, and returns their functions."""
     from extensions.sequences import event_log, hstu, labels, metrics, mlperf, ranking, validate
 
     return ModelParts(
