@@ -1,5 +1,6 @@
 """A user's file of keys, read as if they were typed: nested or dotted, a plain value as on the command line."""
 
+import functools
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from common.errors import UserError
@@ -53,8 +55,18 @@ def read_overrides(option: str, path: Path, mappings: Collection[str] = (), whol
 
 def given_keys(overrides: Sequence[str]) -> Iterator[str]:
     """The dotted keys of overrides, of a mapping those within."""
-    for override in OverridesParser.create().parse_overrides(list(overrides)):
+    for override in map(parsed_override, overrides):
         yield from _keys_within(override.key_or_group, override.value())
+
+
+@functools.lru_cache(maxsize=1024)
+def parsed_override(text: str) -> Override:
+    """Parse KEY=VALUE by Hydra's grammar. Cached, because a configuration is composed in several rounds.
+
+    Raises:
+        HydraException: the text does not follow the grammar.
+    """
+    return OverridesParser.create().parse_override(text)
 
 
 def _keys_within(key: str, value: object) -> Iterator[str]:
@@ -134,7 +146,7 @@ def _is_one_value(text: str) -> bool:
     if set(text) & set(",[]{}"):
         return False
     try:
-        OverridesParser.create().parse_override(f"key=[{text}]")
+        parsed_override(f"key=[{text}]")
     except HydraException:
         return False
     return True
