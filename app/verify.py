@@ -81,9 +81,11 @@ def main(config: VerifyConfig) -> int:
     record = read_record(directory)
     launches = record.launches
     first = next(launch.manifest for launch in launches if launch.manifest is not None)
+    any_layout = trained.train.micro_batch is not None
     trained = replace(trained, runtime=_runtime_of(first, config.runtime, trained.runtime))
     with process_group.joined(trained, process_group.READING) as joined:
-        _log_layout(directory, launches, joined)
+        if not any_layout:
+            _log_layout(directory, launches, joined)
         paths = decode(joined.on_rank_0(lambda: encode([str(path) for path in files.undamaged(directory)])), list[str])
         checkpoints = {read(Path(path)).state.step: Path(path) for path in paths}
         steps = _steps(record, checkpoints)
@@ -118,10 +120,11 @@ def main(config: VerifyConfig) -> int:
                 curves=place.kept_curves,
                 monitor=trained.train.monitor,
                 schedule=whole.schedule(trained.eval.train_split),
+                any_layout=any_layout,
                 keeps_scores=keeps if keeps and _keeps(trained, replay_session.split(keeps).rows) else None,
             )
             report = _compare(record, result, report | comparison.report(losses))
-            return _report(directory, report, *changes(launches, result.record.manifest), config.tolerance)
+            return _report(directory, report, *changes(launches, result.record.manifest, any_layout), config.tolerance)
         finally:
             if joined.rank == 0:  # the other ranks get here while it still writes
                 shutil.rmtree(scratch, ignore_errors=True)

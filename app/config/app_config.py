@@ -25,6 +25,7 @@ from app.config.record import RecordConfig
 from app.config.runtime import (
     Compile,
     EnvironmentConfig,
+    Precision,
     RuntimeConfig,
     validate_environment,
     validate_runtime,
@@ -36,6 +37,7 @@ from app.config.sharding import (
     validate_sharding,
 )
 from app.config.train import (
+    LAYOUT,
     CheckpointConfig,
     EvalConfig,
     LossConfig,
@@ -51,7 +53,7 @@ from app.kinds.metrics import GROUPS
 from common.compose import convert
 from common.errors import UserError
 from common.extensions import absence, key_groups, with_key_groups
-from common.keys import check_keys, key
+from common.keys import check_keys, key, shown
 from common.limits import require_memory
 
 CONFIG_DIR = Path(__file__).parents[1] / "conf"
@@ -158,6 +160,7 @@ def validate(config: AppConfig) -> None:
     require_eval_split(config.data, config.eval.split)
     _validate_last_batch(config)
     _validate_batch_norm(config)
+    _validate_layout(config)
     validate_loss(config.loss)
     validate_sharding(config.sharding, config.optimizer.name)
     validate_environment(config.environment)
@@ -181,6 +184,40 @@ def _validate_batch_norm(config: AppConfig) -> None:
             "train.global_batch_size=1: model.batch_norm=true needs at least two rows in a batch; use larger batches, "
             "or model.batch_norm=false"
         )
+
+
+def _validate_layout(config: AppConfig) -> None:
+    """Raises UserError for settings whose bits depend on the layout whatever is done, and for keys without effect."""
+    train, setting = config.train, f"train.deterministic={LAYOUT}"
+    if train.deterministic not in (False, True, LAYOUT):
+        raise UserError(f"train.deterministic={shown(train.deterministic)}: must be true, false or {LAYOUT}")
+    if train.micro_batch is None:
+        if train.micro_batch_size is not None:
+            raise UserError(
+                f"train.micro_batch_size={train.micro_batch_size}: has no effect without {setting}; leave it out"
+            )
+        return
+    require_dlrm(config.model, setting)
+    require_own_scores(config.model, setting)
+    precision, compiled, exchange = config.runtime.precision, config.runtime.compile, config.sharding.qcomm
+    refused = {
+        "model.batch_norm=true": (config.model.batch_norm, "its statistics join all rows; give model.batch_norm=false"),
+        f"runtime.precision={shown(precision)}": (
+            precision not in (None, Precision.fp32),
+            "only sums of fp32 have a fixed order; give runtime.precision=fp32",
+        ),
+        f"runtime.compile={shown(compiled)}": (
+            compiled not in (None, Compile.none),
+            "a compiler chooses the order of sums; give runtime.compile=none",
+        ),
+        "sharding.qcomm": (
+            exchange != type(exchange)(),
+            "rounds what processes exchange, and nothing travels in one process; leave it out",
+        ),
+    }
+    for given, (is_given, reason) in refused.items():
+        if is_given:
+            raise UserError(f"{given}: not with {setting}: {reason}, or {setting.replace(LAYOUT, 'true')}")
 
 
 def _validate_last_batch(config: AppConfig) -> None:

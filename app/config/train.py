@@ -16,6 +16,9 @@ MAX_NAME_BYTES = 200
 DLRMV4_FIRST_EVAL, DLRMV4_FIRST_EVAL_PER_BATCH = 135_331_840, 4480
 
 
+LAYOUT = "layout"  # of train.deterministic
+MICRO_BATCH = 128
+LARGE_BATCH = 1024  # samples: on CPUs, fp32 products are other ones from there on (docs/performance.md)
 DEFAULT_EVAL_FRACTION = 0.3  # of an epoch: three evaluations, and one at its end
 Monitor: TypeAlias = str | dict[str, float]  # of train.monitor
 
@@ -120,9 +123,31 @@ class TrainConfig:
     pipeline: Pipeline = key(
         Pipeline.auto, "auto: sparse_dist where several processes have a GPU each", decides_bits=False
     )
-    deterministic: bool = key(
-        False, "GPU: slower kernels with fixed summation order. On CPU always so", decides_bits=False
+    deterministic: Any = key(
+        False,
+        "true: on a GPU slower kernels with a fixed order of sums, as CPUs always have; layout: the same bits on any "
+        "number of processes and threads",
+        decides_bits=False,
     )
+    micro_batch_size: int | None = key(
+        None, f"rows of a micro-batch of deterministic=layout; null: {MICRO_BATCH}", at_least=1, below=LARGE_BATCH
+    )
+
+    @property
+    def micro_batch(self) -> int | None:
+        """Rows of a micro-batch of train.deterministic=layout; None of other runs."""
+        return (self.micro_batch_size or MICRO_BATCH) if self.deterministic == LAYOUT else None
+
+    def local_rows(self, world_size: int) -> int:
+        """Rows of a global batch that each process takes; with deterministic=layout, the last may be padding."""
+        if self.micro_batch is None:
+            return self.global_batch_size // world_size
+        return -(-self.micro_batches // world_size) * self.micro_batch
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of a whole global batch, with train.deterministic=layout."""
+        return -(-self.global_batch_size // (self.micro_batch or 1))
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,7 @@ class Batch(Pipelineable):
         inputs_of_model: inputs of an extension's model that replace dense_features.
         layout: layout of sparse_features, if several batches share it.
         share: weight of this rank's mean loss; 1 if all ranks have equally many samples.
+        num_global: samples of the global batch, with train.deterministic=layout.
     """
 
     dense_features: Tensor
@@ -87,6 +88,7 @@ class Batch(Pipelineable):
     inputs_of_model: Pipelineable | None = None
     layout: Layout | None = None
     share: float = 1.0
+    num_global: int = 0
 
     @property
     def inputs(self) -> tuple[Any, KeyedJaggedTensor]:

@@ -72,6 +72,17 @@ class Window(NamedTuple):
         return sum(stop - start for start, stop in self.ranges)
 
 
+class Part(NamedTuple):
+    """A process's part of a global batch: its rows, its size with padding, and how many of them are no padding.
+
+    A part without rows of its own has the batch's last row as padding.
+    """
+
+    rows: range
+    size: int
+    valid: int
+
+
 @dataclass
 class Order:
     """The order of a split's rows in one epoch; without `shuffle` it is the order on disk."""
@@ -126,8 +137,12 @@ class SplitReader:
         rank: int,
         world_size: int,
         drop_last: bool = True,
+        micro_batch: int | None = None,
     ) -> None:
-        """Open the shards of split `name`; drop_last: as of train.drop_last.
+        """Open the shards of split `name`.
+
+        drop_last: as of train.drop_last. micro_batch: rows of a micro-batch, of which each process takes whole ones;
+            None: each process takes an equal part of the rows.
 
         Raises:
             UserError: there is no such split, a file differs from the manifest, or negatives cannot be drawn.
@@ -140,6 +155,7 @@ class SplitReader:
         self.features = list(manifest.num_embeddings)
         self.dense_names = list(manifest.schema["dense"])
         self._config, self._rank, self._world_size, self._drop_last = config, rank, world_size, drop_last
+        self._micro_batch = micro_batch
         self._maker = BatchMaker(root, manifest, config)
 
     def num_batches(self, global_batch_size: int) -> int:
@@ -149,7 +165,9 @@ class SplitReader:
     def train_batches(self, global_batch_size: int, seed: int, epoch: int, first: int) -> Iterator[Batch]:
         """This process's parts of the epoch's global batches from number `first` on."""
         order, whole = self._train_order(seed, epoch), self.rows // global_batch_size
-        yield from self._batches(global_batch_size, range(first, whole), order)
+        valid = self._part(global_batch_size).valid
+        for batch in self._batches(global_batch_size, range(first, whole), order):
+            yield replace(batch, num_valid=valid, num_global=global_batch_size)
         if max(first, whole) < self.num_batches(global_batch_size):
             yield self._last_batch(global_batch_size, order)
 
@@ -169,7 +187,7 @@ class SplitReader:
         which touch no row of a table that the batch does not, and have no share in the loss.
         """
         whole, remainder = divmod(self.rows, global_batch_size)
-        local, lane = -(-remainder // self._world_size), order.lanes - 1
+        local, valid, lane = *self._part(remainder)[1:], order.lanes - 1
         share = range(lane * global_batch_size // order.lanes, global_batch_size)
         begin = self._rank * local
         local_rows = np.minimum(np.arange(begin, begin + local), remainder - 1) + whole * len(share)
@@ -178,8 +196,15 @@ class SplitReader:
             rows = local_rows[(local_rows >= window.first) & (local_rows < window.first + window.size)] - window.first
             if len(rows):
                 parts.append(self._load(order, window, rows))
-        batch, valid = self._maker.of_size(local).batch(join_rows(parts)), min(max(remainder - begin, 0), local)
-        return replace(batch, num_valid=valid, share=valid * self._world_size / remainder)
+        batch = self._maker.of_size(local).batch(join_rows(parts))
+        return replace(batch, num_valid=valid, share=valid * self._world_size / remainder, num_global=remainder)
+
+    def _part(self, rows: int) -> "Part":
+        """This process's part of a global batch of this number of rows."""
+        unit = self._micro_batch or 1
+        local = -(-rows // (unit * self._world_size)) * unit
+        begin = self._rank * local
+        return Part(range(min(begin, rows - 1), min(begin + local, rows)), local, min(max(rows - begin, 0), local))
 
     def _order(self, lanes: int, seed: int, epoch: int, shuffle: bool) -> Order:
         config = self._config
@@ -187,9 +212,9 @@ class SplitReader:
 
     def _batches(self, global_batch_size: int, batches: range, order: Order) -> Iterator[Batch]:
         """This process's parts of these global batches, padded to equal size."""
-        local = global_batch_size // self._world_size
+        local_rows, local, _ = self._part(global_batch_size)
         builder = self._maker.of_size(local)
-        local_rows = range(self._rank * local, (self._rank + 1) * local)
+        copies = np.minimum(np.arange(local), len(local_rows) - 1)  # of the last row, where there are not enough
         cuts = [lane * global_batch_size // order.lanes for lane in range(order.lanes + 1)]
         with background_thread("read") as pool:
             parts = []
@@ -199,7 +224,8 @@ class SplitReader:
                     rows = self._read(pool, order, windows, share, local_share, batches)
                     parts.append(self._cut(rows, len(local_share), len(batches)))
             for part in zip(*parts, strict=True):
-                yield builder.batch(join_rows(list(chain.from_iterable(part))))
+                rows_of_batch = join_rows(list(chain.from_iterable(part)))
+                yield builder.batch(rows_of_batch.take(copies) if len(local_rows) < local else rows_of_batch)
 
     def _read(
         self, pool: Executor, order: Order, windows: Iterator[Window], share: range, part: range, batches: range
@@ -266,7 +292,15 @@ class RowSplits:
 
     def __init__(self, root: Path, manifest: Manifest, config: AppConfig) -> None:
         """Nothing is opened yet."""
-        self._open = partial(SplitReader, root, manifest, config=config.data, drop_last=config.train.drop_last)
+        train = config.train
+        self._open = partial(
+            SplitReader,
+            root,
+            manifest,
+            config=config.data,
+            drop_last=train.drop_last,
+            micro_batch=train.micro_batch,
+        )
 
     def split(self, name: str, rank: int, world_size: int) -> SplitReader:
         """A split as process `rank` of `world_size` reads it. Raises UserError as `SplitReader` does."""

@@ -89,6 +89,10 @@ class DLRM(nn.Module):
         dense = dense_arch(self._dense_inputs(dense_features))  # while other processes' vectors are on their way
         return top(dense, *lookup())
 
+    def score(self, dense_features: Tensor, vectors: Tensor, order: Order) -> Tensor:
+        """[B, N] and the features' vectors [B, F, D], which come in `order`, to logits [B]."""
+        return self._top(self.dense_arch(self._dense_inputs(dense_features)), vectors, order)
+
     def _dense_inputs(self, dense_features: Tensor) -> Tensor:
         """[B, N], or [B, 1] of ones for a dense_arch where N is 0."""
         if dense_features.shape[1] or isinstance(self.dense_arch, NoVectors):

@@ -15,7 +15,8 @@ from typing_extensions import assert_never
 
 from app.config import Interaction, ModelConfig
 from app.config.model import Numeric
-from app.model.mlp import LARGE_BATCH, HiddenLayers, mlp
+from app.config.train import LARGE_BATCH
+from app.model.mlp import HiddenLayers, mlp
 
 DCN_NUM_LAYERS = 3  # MLPerf v2's; app/config/model.py documents the defaults of the widths
 DCN_RANK_PART = 4

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.flop_counter import register_flop_formula
 
+from app.config.train import LARGE_BATCH
 from app.model.batch_norm import BatchNorm
 from app.model.dropout import Dropout
 
-LARGE_BATCH = 1024  # samples of a process: on CPUs, fp32 products are other ones from there on (docs/performance.md)
 HAS_ONEDNN = hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from app.kinds.optimizers import Algorithm
+from app.optimizer.norm import total_norm
 
 
 class RowAdam(torch.optim.Optimizer):
@@ -75,7 +76,7 @@ class Lamb(torch.optim.Optimizer):
                 state["exp_avg"].lerp_(parameter.grad, 1 - beta1)
                 state["exp_avg_sq"].mul_(beta2).addcmul_(parameter.grad, parameter.grad, value=1 - beta2)
                 update = _corrected(state["exp_avg"], state["exp_avg_sq"], state["step"], group)
-                parameter.sub_(update * _trust_ratio(parameter.norm(), update.norm()) * group["lr"])
+                parameter.sub_(update * _trust_ratio(total_norm([parameter]), total_norm([update])) * group["lr"])
 
 
 def with_state(optimizer: torch.optim.Optimizer, algorithm: Algorithm) -> torch.optim.Optimizer:

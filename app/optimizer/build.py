@@ -11,7 +11,6 @@ from torch import nn
 from torch.optim import Optimizer
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.batched_embedding_kernel import EmbeddingFusedOptimizer
-from torchrec.optim.clipping import GradientClipping, GradientClippingOptimizer
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
@@ -19,6 +18,7 @@ from app.config import OptimizerConfig
 from app.kinds.optimizers import Algorithm, OptimizerName
 from app.model.tables import table_of
 from app.optimizer.adams import with_state
+from app.optimizer.norm import clip
 from common.command import load
 
 CLIPPED_DECAY = "clipped_decay"  # of a group's parameters, which is added to gradients before they are clipped
@@ -47,37 +47,38 @@ def make_optimizer(model: DistributedModelParallel, config: OptimizerConfig) -> 
         return optimizer_of_layers(groups, config)
 
     dense: KeyedOptimizer = KeyedOptimizerWrapper(others, make)
-    if config.max_grad_norm is not None and config.clip_tables:
-        return ClippedTogether([*parts, (DENSE_PART, dense)], config.max_grad_norm)
-    if config.max_grad_norm is not None:
-        dense = GradientClippingOptimizer(dense, GradientClipping.NORM, config.max_grad_norm)
-    return CombinedOptimizer([*parts, (DENSE_PART, dense)])
+    parts.append((DENSE_PART, dense))
+    if config.max_grad_norm is None:
+        return CombinedOptimizer(parts)
+    return Clipped(parts, config.max_grad_norm, config.clip_tables)
 
 
 def _decayed(params: list[nn.Parameter], decay: float, config: OptimizerConfig) -> list[dict[str, Any]]:
-    """A group of parameters with their L2: applied by the optimizer, or before clipping by `ClippedTogether`."""
+    """A group of parameters with their L2: applied by the optimizer, or before clipping by `Clipped`."""
     options = {"weight_decay": 0.0, CLIPPED_DECAY: decay} if config.clip_tables else {"weight_decay": decay}
     return [{"params": params, **(options if decay else {})}] if params else []
 
 
-class ClippedTogether(CombinedOptimizer):
-    """Clips the common 2-norm of all parameters' gradients, decay included, before each step."""
+class Clipped(CombinedOptimizer):
+    """Clips the common 2-norm of gradients, decay included if tables are clipped, before each step."""
 
-    def __init__(self, parts: list[tuple[str, KeyedOptimizer]], max_norm: float) -> None:
+    def __init__(self, parts: list[tuple[str, KeyedOptimizer]], max_norm: float, with_tables: bool) -> None:
         super().__init__(parts)
-        self._max_norm = max_norm
+        self._max_norm, self._with_tables = max_norm, with_tables
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
         """Add decay to the gradients, clip them, update; a closure is not called."""
-        clipped = []
-        for _, keyed in self.optimizers:
+        gradients = []
+        for part, keyed in self.optimizers:
             for group in keyed.param_groups:
                 params = [each for each in group["params"] if each.grad is not None]
-                clipped += params
+                if not self._with_tables and part != DENSE_PART:
+                    continue
+                gradients += [each.grad for each in params]
                 if params and (decay := group.get(CLIPPED_DECAY)):
                     torch._foreach_add_([each.grad for each in params], params, alpha=decay)
-        torch.nn.utils.clip_grad_norm_(clipped, self._max_norm)
+        clip(gradients, self._max_norm)
         super().step(closure)
 
 

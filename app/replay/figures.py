@@ -91,7 +91,8 @@ def compare_records(record: Record, replay: Replay) -> RecordComparison:
     if not any(isinstance(event, TrainEvent) and event.step <= replay.steps for event in record.events):
         raise UserError(f"run={record.directory}: {METRICS} has no losses to compare")
     has_curves = replay.curves is not None
-    is_repeated = record.manifest.world_size == replay.record.manifest.world_size and not differences
+    is_same_size = record.manifest.world_size == replay.record.manifest.world_size
+    is_repeated = (is_same_size or replay.any_layout) and not differences
     curves = _first_of_curves(record, replay) if has_curves and is_repeated else []
     lacking = [f"{CURVES} (other figures or processes differ)"] * (has_curves and not is_repeated)
     if record.summary is None or record.summary.status == "failed":

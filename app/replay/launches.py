@@ -12,6 +12,7 @@ from app.training.state import RunLength, length_of
 from common.documents import Json, plain_object
 
 LAYOUT = ("image", "base_image", "world_size", "local_world_size", "num_threads", "platform", "compile")
+OF_PROCESSES = ("world_size", "local_world_size", "num_threads")  # without effect on the bits of deterministic=layout
 # Set by torchrun or instead of it: their effects are compared by LAYOUT.
 BY_LAUNCHER = (
     "WORLD_SIZE",
@@ -49,15 +50,15 @@ def launches_of(manifest: RunManifest) -> list[Launch]:
     return [Launch(0, first, None), *launches] if first else launches
 
 
-def changes(launches: list[Launch], now: RunManifest) -> tuple[list[str], int | None]:
+def changes(launches: list[Launch], now: RunManifest, any_layout: bool = False) -> tuple[list[str], int | None]:
     """Changes of code, versions, hardware, environment, files and layout since the launches; how far bits can be equal.
 
-    now: a manifest's content for the replay. The second is the last step before which nothing differs, None if nothing
-    does at all.
+    now: a manifest's content for the replay. any_layout: processes and threads do not decide bits. The second value is
+    the last step before which nothing differs, None if nothing does at all.
     """
     by_line: dict[str, list[Launch]] = {}
     for launch in launches:
-        for line in [ANOTHER_RUN] if launch.manifest is None else _changes(launch.manifest, now):
+        for line in [ANOTHER_RUN] if launch.manifest is None else _changes(launch.manifest, now, any_layout):
             by_line.setdefault(line, []).append(launch)
     until = min((launch.start for affected in by_line.values() for launch in affected), default=None)
     return [
@@ -70,9 +71,10 @@ def _steps(launches: list[Launch]) -> str:
     return f"steps {', '.join(parts)}"
 
 
-def _changes(recorded: RunManifest, now: RunManifest) -> list[str]:
-    conditions = {key: (getattr(recorded, key), getattr(now, key)) for key in LAYOUT}
-    if recorded.world_size != now.world_size:
+def _changes(recorded: RunManifest, now: RunManifest, any_layout: bool) -> list[str]:
+    keys = [key for key in LAYOUT if not (any_layout and key in OF_PROCESSES)]
+    conditions = {key: (getattr(recorded, key), getattr(now, key)) for key in keys}
+    if recorded.world_size != now.world_size and not any_layout:
         del conditions["local_world_size"]  # which follows from it
     lines = [
         f"{key}: {before or None} then, {after} now"
@@ -80,7 +82,7 @@ def _changes(recorded: RunManifest, now: RunManifest) -> list[str]:
         if (before or None) != (after or None)
     ]
     plans = recorded.plan or {}, now.plan or {}
-    if not lines and _places(plans[0]) != _places(plans[1]):
+    if not lines and not any_layout and _places(plans[0]) != _places(plans[1]):
         lines = [f"sharding: {_types(plans[0])} then, {_types(plans[1])} now"]
     for part in ("code", "versions", "hardware", "environment", "files"):
         before, after = (_facts(getattr(manifest, part)) for manifest in (recorded, now))

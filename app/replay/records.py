@@ -106,6 +106,7 @@ class Replay(NamedTuple):
     status, early_stop: of a run that came this far by the run's own configuration, and was not stopped.
     curves: of the newest recorded evaluation, if there was one. monitor: train.monitor.
     keeps_scores: the split whose scores a run that came to its end has kept; None: none.
+    any_layout: the numbers of processes and threads do not decide bits.
     """
 
     record: Record
@@ -116,6 +117,7 @@ class Replay(NamedTuple):
     monitor: str | dict[str, float]
     schedule: RunSchedule
     keeps_scores: str | None
+    any_layout: bool = False
 
     def evaluation(self, kind: str, step: int) -> EvaluationFigures | None:
         """The figures of an evaluation; None if the replay has none after that step."""

@@ -17,9 +17,11 @@ import torch
 import torch.distributed as dist
 from msgspec import UNSET, Struct, UnsetType
 from numpy.typing import NDArray
+from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
 from app.config import Platform, Precision, RuntimeConfig
+from app.config.train import LAYOUT
 from app.runtime.leave import HAS_MET, LAUNCHER_VARIABLES, REFUSAL_SECONDS
 from common.cli import EXIT_BAD_INPUT
 from common.documents import decode, encode
@@ -88,6 +90,17 @@ class Runtime:
             dist.all_reduce(torch.from_numpy(values))
         return values
 
+    def join(self, values: Tensor) -> Tensor:
+        """Every process's tensor [n, ...], n of its own, joined in order of rank on all processes."""
+        if self.world_size == 1:
+            return values
+        counts = [int(count[0]) for count in self.gather(np.array([len(values)]))]
+        padded = values.new_zeros(max(counts), *values.shape[1:])
+        padded[: len(values)] = values
+        gathered = [torch.empty_like(padded) for _ in counts]
+        dist.all_gather(gathered, padded)
+        return torch.cat([part[:count] for part, count in zip(gathered, counts, strict=True)])
+
     def to_rank_0(self, values: NDArray[ScalarT]) -> NDArray[ScalarT]:
         """Every process's values [n], n of its own, joined in order of rank on rank 0; no values elsewhere."""
         counts = [int(count[0]) for count in self.gather(np.array([len(values)]))]
@@ -149,7 +162,7 @@ class Runtime:
                 time.sleep(0.05)
 
 
-def start(config: RuntimeConfig, seed: int, deterministic: bool) -> Runtime:
+def start(config: RuntimeConfig, seed: int, deterministic: bool | str) -> Runtime:
     """Join the process group that torchrun describes, or make one of a single process; seed all generators.
 
     Raises:
@@ -178,7 +191,9 @@ def start(config: RuntimeConfig, seed: int, deterministic: bool) -> Runtime:
     num_threads = config.num_threads or _default_threads(launched, local_world_size)
     torch.set_num_threads(num_threads)
     torch.set_float32_matmul_precision("high" if config.precision is Precision.tf32 else "highest")
-    torch.use_deterministic_algorithms(deterministic or platform is Platform.cpu)
+    torch.use_deterministic_algorithms(bool(deterministic) or platform is Platform.cpu)
+    if deterministic == LAYOUT:  # MKL reads it at its first product
+        os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
     torch.manual_seed(seed)
     timeout = datetime.timedelta(minutes=config.timeout_minutes)
     # A single process needs no port: its store lives in its own memory.

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.comm_ops import set_gradient_division
 from torchrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
 from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs
@@ -63,9 +64,18 @@ def make_sharders(
 
 
 def distribute(
-    model: nn.Module, plan: Plan, fused_params: dict[str, Any], qcomm: QCommConfig, device: torch.device
+    model: nn.Module,
+    plan: Plan,
+    fused_params: dict[str, Any],
+    qcomm: QCommConfig,
+    device: torch.device,
+    averages: bool = True,
 ) -> DistributedModelParallel:
-    """Shard the model's tables over the process group as planned and replicate the rest; a collective call."""
+    """Shard the model's tables over the process group as planned and replicate the rest; a collective call.
+
+    averages: whether TorchRec and DistributedDataParallel average the processes' gradients.
+    """
+    set_gradient_division(averages)
     tables = plan.to_torchrec(device.type)
     parts = {
         path: EmbeddingModuleShardingPlan({name: tables[name] for name in names})
@@ -77,10 +87,12 @@ def distribute(
             device=device,
             plan=ShardingPlan(plan=parts),
             sharders=make_sharders(fused_params, codecs(qcomm)),
-            data_parallel_wrapper=_ReplicateAmongMany(),
+            data_parallel_wrapper=_ReplicateAmongMany(averages),
         )
     for module in sharded.modules():
         if isinstance(module, ShardedEmbeddingBagCollection | ShardedEmbeddingCollection):
+            if not averages:  # TorchRec wraps lookups of data-parallel tables
+                module._lookups = [getattr(lookup, "module", lookup) for lookup in module._lookups]
             for lookup in module._lookups:
                 count_empty_shards(lookup)
     return sharded
@@ -111,8 +123,12 @@ def codecs(qcomm: QCommConfig) -> dict[str, QuantizedCommCodecs] | None:
 class _ReplicateAmongMany(DefaultDataParallelWrapper):
     """A process alone has nobody to average gradients with: DDP would only copy them to and fro."""
 
+    def __init__(self, averages: bool) -> None:
+        super().__init__()
+        self._averages = averages
+
     def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
-        if env.world_size > 1:
+        if env.world_size > 1 and self._averages:
             super().wrap(dmp, env, device)
         else:
             dmp._dmp_wrapped_module = dmp._dmp_wrapped_module.to(device)

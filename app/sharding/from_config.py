@@ -115,7 +115,10 @@ def _decide(config: AppConfig, device: torch.device, tables: TableArch, bag_size
                     "sharding.types=data_parallel instead of the plan"
                 )
         return plan
-    of_tables = choices(config.sharding, optimizer, parts, device, world_size)
+    # The planner's choice depends on the number of processes, which train.deterministic=layout excludes.
+    of_tables = choices(
+        config.sharding, optimizer, parts, device, world_size if config.train.micro_batch is None else 1
+    )
     if not all(choice.is_forced for choice in of_tables.values()):
         try:
             resolved = topology.resolve(hardware, lambda: topology.probe(device.type), local_world_size)
@@ -158,7 +161,7 @@ def workload(
     return Workload(
         topology=topology.to_torchrec(resolved, world_size, local_world_size),
         reserve=resolved.reserve,
-        local_batch_size=max(1, config.train.global_batch_size // world_size),
+        local_batch_size=max(1, config.train.local_rows(world_size)),
         pooling_factors={
             table.name: [bag_sizes.get(tables.feature_of[key], 1.0) for key in table.keys] for table in tables.tables
         },

@@ -70,7 +70,7 @@ class TrainingLoop:
             return "target_reached"
         if early_stop(state, self.length) is not None:
             return "completed"
-        window = StepWindow(self.session.finite_checks(), self.timer, self.session.runtime, self.length, state)
+        window = StepWindow(self.session, self.timer, self.length, state)
         self.timer.start()
         while state.step < self.length.total_steps:
             waiting_since = time.perf_counter()
@@ -101,7 +101,7 @@ class TrainingLoop:
             window.skip()  # before the backward, which updates the tables
             set_step(session.optimizer, state.updates + 1)  # FBGEMM's optimizers counted the forward
         else:
-            loss.backward()
+            session.backward(loss)
             self.timer.phase_done("backward")
             if self.length.reported(state.step + 1):
                 window.gradient_norm = session.gradient_norm()

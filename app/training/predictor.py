@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torchrec.distributed import DistributedModelParallel
 
 from app.checkpoint.model_state import load_tensors
 from app.config import AppConfig, Precision
@@ -29,9 +30,10 @@ from app.metrics.curves import MAX_SAMPLES
 from app.metrics.documents import EvaluationFigures
 from app.metrics.numbers import number_metrics
 from app.metrics.users import group_metrics
-from app.runtime.platform import Runtime
+from app.runtime.platform import Runtime, ScalarT
 from app.training.build import WITHOUT_STATE, sharded_model
 from app.training.labels import task_of
+from app.training.micro_batches import MicroBatches
 from common.documents import convert, decode, encode
 from common.errors import UserError
 from data_prep.dataset.format import Manifest
@@ -60,8 +62,8 @@ class Scores(NamedTuple):
 class Evaluation(NamedTuple):
     """A split's metrics, with its name and number of samples, the same on all processes.
 
-    logits, labels: [n] float32 on rank 0, none elsewhere; a part of them if the AUC is from a histogram, none where
-    labels are numbers.
+    logits, labels: [n] float32 on rank 0 in the order of the split's rows, none elsewhere; a part of them if the AUC
+        is from a histogram, none where labels are numbers.
     """
 
     figures: EvaluationFigures
@@ -109,6 +111,17 @@ class Predictor:
         parts = self.config.model.parts
         return (RowSplits if parts is None else parts.open_splits)(self.root, self.manifest, self.config)
 
+    @cached_property
+    def micro_batches(self) -> MicroBatches | None:
+        """The arithmetic of train.deterministic=layout; None otherwise, and where each process has the whole model."""
+        size = self.config.train.micro_batch
+        if size is None or not isinstance(self.model, DistributedModelParallel):
+            return None
+        return MicroBatches(self.model, size, self.runtime)
+
+    def draw(self, first_row: int) -> None:
+        """Nothing is random outside training."""
+
     def samples(self, steps: int) -> int:
         """Samples of the run's first steps."""
         train = self.config.train
@@ -132,6 +145,8 @@ class Predictor:
     def forward(self, batch: Batch) -> Tensor:
         """Logits float32 as a batch's labels on the device, [B], the dense layers in the configured precision."""
         with self.autocast():
+            if self.micro_batches is not None:
+                return self.micro_batches.forward(batch, self.draw)
             logits: Tensor = self.model(*batch.inputs)
             return logits.flatten() if batch.labels.ndim == 1 else logits
 
@@ -168,8 +183,9 @@ class Predictor:
 
     def eval_batch_size(self, rows: int) -> int:
         """Samples of an evaluation step over all processes, of a split of that number of rows."""
-        samples, processes = min(self.config.eval.global_batch_size, rows), self.runtime.world_size
-        return max(1, -(-samples // processes)) * processes
+        samples = min(self.config.eval.global_batch_size, rows)
+        unit = self.runtime.world_size * (self.config.train.micro_batch or 1)
+        return max(1, -(-samples // unit)) * unit
 
     def evaluate(
         self, name: str, interrupted: Interrupted = lambda batches_done: False, corrected: bool = False
@@ -186,22 +202,22 @@ class Predictor:
         batches = split.eval_batches(self.eval_batch_size(split.rows))
         logits, labels, groups, rows, tasks = self.score(batches, interrupted)
         self._require_finite([logits, *(scores for scores, _ in tasks)], split.rows, name)
+        pooled = partial(self._in_order, rows=split.rows)
         if not task_of(self.manifest).has_clicks:
-            figures = number_metrics(logits, labels, lambda sums: np.sum(runtime.gather(sums), axis=0))
+            figures = number_metrics(*self._for_sums(logits, labels, pooled), self._total)
             return Evaluation(_figures(name, split.rows, figures), logits[:0], labels[:0])
         kept, sums_of_all = kept_share(self.manifest), np.empty(0)
         if 0 < kept < 1:
-            sums_of_all = np.sum(runtime.gather(all_rows_sums(logits, labels, kept)), axis=0)
+            sums_of_all = self._total(all_rows_sums(*self._for_sums(logits, labels, pooled), kept))
         if split.rows > self.config.eval.exact_rows:
-            sums = np.sum(runtime.gather(click_sums(logits, labels)), axis=0)
+            sums = self._total(click_sums(*self._for_sums(logits, labels, pooled)))
             binned = histogram_metrics(runtime.total(score_counts(logits, labels)), sums)
             binned = of_all_rows(binned, sums_of_all, corrected) if len(sums_of_all) else binned
             stride = -(-split.rows // MAX_SAMPLES)
             logits, labels = (runtime.to_rank_0(values[::stride]) for values in (logits, labels))
             return Evaluation(_figures(name, split.rows, binned), logits, labels)
-        logits, labels = runtime.to_rank_0(logits), runtime.to_rank_0(labels)
-        groups, rows = runtime.to_rank_0(groups), runtime.to_rank_0(rows)
-        others = [(runtime.to_rank_0(scores), runtime.to_rank_0(truth)) for scores, truth in tasks]
+        logits, labels, groups, rows = pooled(logits), pooled(labels), pooled(groups), pooled(rows)
+        others = [(pooled(scores), pooled(truth)) for scores, truth in tasks]
 
         def measured() -> str:
             grouped: dict[str, float | int | None] = {}
@@ -217,6 +233,27 @@ class Predictor:
 
         text = runtime.on_rank_0(measured)
         return Evaluation(decode(text, EvaluationFigures), logits, labels)
+
+    def _in_order(self, values: NDArray[ScalarT], rows: int) -> NDArray[ScalarT]:
+        """Return all processes' values of a split on rank 0, in the order of its rows; none elsewhere, and of none."""
+        joined = self.runtime.to_rank_0(values)
+        if not len(joined) or self.runtime.world_size == 1 or self.manifest.kind.windows:
+            return joined
+        return joined[places_of_rows(rows, self.eval_batch_size(rows), self.runtime.world_size)]
+
+    def _for_sums(
+        self,
+        logits: NDArray[np.float32],
+        labels: NDArray[np.float32],
+        pooled: Callable[[NDArray[np.float32]], NDArray[np.float32]],
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Return the scores that this process adds: its own, or with train.deterministic=layout rank 0 all."""
+        return (logits, labels) if self.micro_batches is None else (pooled(logits), pooled(labels))
+
+    def _total(self, sums: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the sum of the processes' sums, on all of them."""
+        of_ranks = self.runtime.gather(sums)
+        return of_ranks[0] if self.micro_batches is not None else np.sum(of_ranks, axis=0)
 
     def _require_finite(self, scores: list[NDArray[np.float32]], rows: int, name: str) -> None:
         """Raises UserError on all processes if one has logits that no metric is defined for."""
@@ -237,3 +274,18 @@ def load(checkpoint: Path, config: AppConfig, runtime: Runtime, root: Path, mani
     model, _ = sharded_model(config, runtime, root, manifest, WITHOUT_STATE, initial=False)
     load_tensors(checkpoint, model, optimizer=None)
     return Predictor(config, runtime, root, manifest, model)
+
+
+def places_of_rows(rows: int, batch_size: int, world_size: int) -> NDArray[np.int64]:
+    """Return the place of each row of a split [rows] among joined scores.
+
+    The scores of one process follow those of another, and each process scores an equal part of each batch.
+    """
+    numbers, local_size = np.arange(rows), batch_size // world_size
+    batches, last_rows = divmod(rows, batch_size)
+    last_parts = np.clip(last_rows - local_size * np.arange(world_size), 0, local_size)
+    starts = np.cumsum([0, *(batches * local_size + last_parts)])
+    batch, place = np.divmod(numbers, batch_size)
+    rank, local_place = np.divmod(place, local_size)
+    places: NDArray[np.int64] = starts[rank] + batch * local_size + local_place
+    return places

@@ -63,7 +63,7 @@ class TrainingRun:
         _require_rows_for_batch_norm(self.config, session.split("train").rows)
         self.length = length or run_length(self.config.train, session.split("train"), self.runtime.world_size)
         # Before any thread of ours copies to the GPU: graphs are recorded, which forbids that.
-        session.compile(self.config.train.global_batch_size // self.runtime.world_size)
+        session.compile(self.config.train.local_rows(self.runtime.world_size))
         self.timer = StepTimer(self.runtime.device)
         self.recorder = Recorder(session, directory, self.timer, self.length, began)
         self.checkpointer = make_checkpointer(session, self.recorder, self.timer)

@@ -17,6 +17,7 @@ from app.data.batch import Batch, layout_of
 from app.model.losses import make_loss
 from app.model.tables import table_of
 from app.optimizer.build import fused_params, make_optimizer, set_learning_rate, set_step
+from app.optimizer.norm import total_norm
 from app.optimizer.schedule import learning_rate
 from app.record import provenance
 from app.runtime.platform import Runtime
@@ -26,7 +27,6 @@ from app.training.build import sharded_model
 from app.training.labels import task_of
 from app.training.predictor import Predictor
 from app.training.recording.table_figures import TableMeter
-from app.training.window import FiniteChecks
 from common.errors import UserError
 from data_prep.dataset.format import Manifest
 
@@ -43,11 +43,20 @@ class Session(Predictor):
 
     def loss_of(self, logits: Tensor, batch: Batch) -> Tensor:
         """The training loss of a batch, of which the mean of all processes is that over the global batch's rows."""
+        if self.micro_batches is not None:
+            return self.micro_batches.loss(self.loss, batch)
         if batch.share == 1:
             return self.loss(logits, batch.labels)
         if not batch.num_valid:
             return logits.sum() * 0  # other processes' backward waits for this one's
         return batch.share * self.loss(logits[: batch.num_valid], batch.labels[: batch.num_valid])
+
+    def backward(self, loss: Tensor) -> None:
+        """Compute the gradients of dense parameters, and update the tables that FBGEMM updates."""
+        if self.micro_batches is not None:
+            self.micro_batches.backward()
+        else:
+            loss.backward()
 
     @property
     def is_logloss(self) -> bool:
@@ -90,11 +99,17 @@ class Session(Predictor):
 
     def forward(self, batch: Batch) -> Tensor:
         """As the predictor's; in training after `begin_step`, with dropout and batch norm of the batch's own rows."""
-        if self.model.training:
+        if self.model.training and self.micro_batches is None:
             rows, seed = len(batch.labels), self.config.train.seed
             num_valid = None if batch.num_valid == rows else batch.num_valid
             self.model.module.begin_step(seed, self._step, self.runtime.rank, rows, num_valid)
         return super().forward(batch)
+
+    def draw(self, first_row: int) -> None:
+        """Draw the masks of a micro-batch, whose first row is this one of the global batch."""
+        size = self.config.train.micro_batch
+        if self.model.training and size is not None:
+            self.model.module.begin_step(self.config.train.seed, self._step, first_row // size, size)
 
     def undo_step(self) -> None:
         """Take back what a step's forward has changed."""
@@ -104,14 +119,9 @@ class Session(Predictor):
         """Return whether the loss is finite on all processes; waits for the device."""
         return self.runtime.highest(float(not torch.isfinite(loss))) == 0
 
-    def finite_checks(self) -> FiniteChecks:
-        """Checks of each step's values, from now on."""
-        return FiniteChecks(self.dense_parameters())
-
     def gradient_norm(self) -> Tensor:
         """2-norm of the dense parameters' gradients, a scalar on the device; after a backward."""
-        gradients = [p.grad for p in self.dense_parameters().values() if p.grad is not None]
-        return torch.nn.utils.get_total_norm(gradients)
+        return total_norm(p.grad for p in self.dense_parameters().values() if p.grad is not None)
 
     def parameter_counts(self) -> dict[str, int]:
         """Numbers of embedding and dense parameters of the whole model."""

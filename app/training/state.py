@@ -165,7 +165,12 @@ def run_length(train: TrainConfig, split: Split, world_size: int) -> RunLength:
         UserError: a batch that does not fit the rows or the processes.
     """
     batch = train.global_batch_size
-    if batch % world_size:
+    if train.micro_batch is not None and train.micro_batches < world_size:
+        raise UserError(
+            f"train.micro_batch_size={train.micro_batch}: makes {train.micro_batches} micro-batches of "
+            f"train.global_batch_size={batch}, and there are {world_size} processes; use fewer processes"
+        )
+    if train.micro_batch is None and batch % world_size:
         raise UserError(
             f"train.global_batch_size={batch}: not divisible by the {world_size} processes; every process takes an "
             "equal part"

@@ -12,7 +12,7 @@ from app.config import OnNan
 from app.data.batch import Batch
 from app.metrics.timing import PHASES, StepTimer
 from app.metrics.totals import Measured, of_steps
-from app.runtime.platform import Runtime
+from app.training.session import Session
 from app.training.state import RunLength, RunState
 from common.errors import UserError
 
@@ -63,14 +63,15 @@ class StepFigures(NamedTuple):
 class StepWindow:
     """The steps since the host last waited for the device, and those since the last report."""
 
-    def __init__(
-        self, checks: FiniteChecks, timer: StepTimer, runtime: Runtime, length: RunLength, state: RunState
-    ) -> None:
+    def __init__(self, session: Session, timer: StepTimer, length: RunLength, state: RunState) -> None:
         self.lr = 0.0
         self.gradient_norm: Tensor | None = None  # of the last reported step
         self.first_counted_step = state.step + length.train.warmup_steps_excluded
-        self._checks, self._timer, self._runtime, self._length, self._state = checks, timer, runtime, length, state
+        self._checks, self._runtime = FiniteChecks(session.dense_parameters()), session.runtime
+        self._timer, self._length, self._state, self._micro_batches = timer, length, state, session.micro_batches
         self._values: list[Tensor] = []  # of each step: its finite checks, and its accuracy
+        self._of_micro_batches: list[Tensor] = []  # of each step: losses and hits of this process's, [2, micro-batches]
+        self._rows: list[int] = []  # of each step's global batch
         self._losses = [state.all_losses()[state.step - len(state.accuracies) :]]  # of the unreported steps
         self._seconds: list[NDArray[np.float32]] = []
         self._input_wait = 0.0
@@ -83,6 +84,11 @@ class StepWindow:
         if labels.ndim > 1:  # of several tasks the label's
             logits, labels = logits[:, 0], labels[:, 0]
         hits = ((logits.detach() > 0) == (labels > 0.5)).float()
+        if self._micro_batches is not None:
+            hits[batch.num_valid :] = 0
+            losses = self._micro_batches.losses
+            self._of_micro_batches.append(torch.stack([losses, hits.view(len(losses), -1).sum(dim=1)]))
+            self._rows.append(batch.num_global)
         if batch.share == 1:
             accuracy = hits.mean()
         else:
@@ -111,6 +117,8 @@ class StepWindow:
         checks, accuracies = values[:, :-1], values[:, -1]
         self._require_finite(checks)
         losses = np.ascontiguousarray(checks[:, 0])
+        if self._of_micro_batches:
+            losses, accuracies = self._sums_of_micro_batches()
         timed = self._on_slowest(phase_steps, phases)
         self._phases.add(timed)
         state.losses.append(losses)
@@ -122,6 +130,18 @@ class StepWindow:
         self._losses.append(losses)
         self._seconds.append(seconds)
         self._input_wait += wait
+
+    def _sums_of_micro_batches(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Return the steps' losses and accuracies, added in the order of the micro-batches; a collective call."""
+        most = max(values.shape[1] for values in self._of_micro_batches)  # the last step of an epoch may have fewer
+        parts = [torch.nn.functional.pad(values, (0, most - values.shape[1])) for values in self._of_micro_batches]
+        total = np.zeros((len(parts), 2))
+        for of_rank in self._runtime.gather(torch.stack(parts).cpu().numpy()):
+            for number in range(most):
+                total += of_rank[:, :, number]
+        rows = np.array(self._rows)
+        self._of_micro_batches, self._rows = [], []
+        return total[:, 0].astype(np.float32), (total[:, 1] / rows).astype(np.float32)
 
     def take(self) -> StepFigures:
         """The figures of the steps since the last call."""

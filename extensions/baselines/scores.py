@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from app.record.scores import write_scores
 from app.training.labels import task_of
 from app.training.predictor import Evaluation, Predictor
-from app.training.recording.scores import places_of_rows
 from data_prep.dataset.sample import sampled_numbers
 from extensions.baselines.after_training import obstacle
 from extensions.baselines.rows import FOLDER, SAMPLE_ROWS
@@ -39,5 +38,4 @@ def sampled_scores(predictor: Predictor, evaluation: Evaluation) -> SampledScore
     if predictor.runtime.rank or not is_wanted or rows > config.eval.exact_rows:
         return None
     numbers = sampled_numbers([shard.rows for shard in manifest.splits[split].shards], SAMPLE_ROWS)
-    places = places_of_rows(numbers, rows, predictor.eval_batch_size(rows), predictor.runtime.world_size)
-    return SampledScores(split, manifest.digest, evaluation.logits[places], evaluation.labels[places])
+    return SampledScores(split, manifest.digest, evaluation.logits[numbers], evaluation.labels[numbers])

@@ -35,7 +35,7 @@ def ask(line: str, breaks: str = "=") -> list[str]:
         ("clickwork preprocess data.enc", ["data.encoding="]),
         ("python -m app.train run.name=x model.inter", ["model.interaction=", "model.interaction_itself="]),
         ("python -m app.train model.interaction=d", ["model.interaction=dot", "model.interaction=dcn"]),
-        ("python -m app.train train.deterministic=", ["train.deterministic=true", "train.deterministic=false"]),
+        ("python -m app.train train.drop_last=", ["train.drop_last=true", "train.drop_last=false"]),
         (".venv/bin/python -m app.launch --nproc-per-node 2 -m app.train recipe=deep", ["recipe=deepspark_3day"]),
         ("python -m app.train topology=mi3", [f"topology=mi{n}x" for n in (300, 325, 350, 355)]),
         ("python -m app.evaluate recipe=", []),

@@ -58,6 +58,7 @@ OF_PREPARATION: dict[str, Limits] = {
 }  # fmt: skip
 OF_RUNS: dict[str, Limits] = {
     **OF_PREPARATION,
+    "train.micro_batch_size": ([0, 1024], [1, 1023], "at least 1 and below 1024"),
     **dict.fromkeys(("train.local_batch_size", "train.epochs", "train.log_every_steps",
                      "train.early_stop_patience",
                      "eval.global_batch_size", "checkpoint.every_steps", "checkpoint.keep", "data.shuffle_block_rows",

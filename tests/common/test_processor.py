@@ -15,7 +15,8 @@ int main() { unsigned a, b, c, d; __cpuid_count(0x1d, 1, a, b, c, d); printf("%u
 """
 PRODUCTS = """
 import app, torch
-from app.model.mlp import LARGE_BATCH, mlp
+from app.config.train import LARGE_BATCH
+from app.model.mlp import mlp
 for precision in (torch.float32, torch.bfloat16):
     for rows, inputs, outputs in ((64, 16, 32), (LARGE_BATCH, 5, 48), (LARGE_BATCH, 512, 256)):
         with torch.autocast("cpu", torch.bfloat16, enabled=precision is torch.bfloat16):

@@ -3,9 +3,6 @@
 import logging
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from app.checkpoint import files
 from app.checkpoint.model_state import load_tensors
 from app.config import AppConfig
@@ -58,30 +55,9 @@ def is_within(limit: int, split: str, rows: int, exact_rows: int) -> bool:
 
 def keep(predictor: Predictor, evaluation: Evaluation, directory: Path, step: int) -> None:
     """Write the scores of an evaluation of all rows into a run's directory, on rank 0; a collective call."""
-    split, rows = str(evaluation.figures.split), int(evaluation.figures.samples or 0)
+    split, digest = str(evaluation.figures.split), predictor.manifest.digest
 
     def write() -> str:
-        logits, labels = evaluation.logits, evaluation.labels
-        if not predictor.manifest.kind.windows:  # whose order is that of the processes
-            places = places_of_rows(
-                np.arange(rows), rows, predictor.eval_batch_size(rows), predictor.runtime.world_size
-            )
-            logits, labels = logits[places], labels[places]
-        return str(write_scores(directory, split, step, predictor.manifest.digest, logits, labels))
+        return str(write_scores(directory, split, step, digest, evaluation.logits, evaluation.labels))
 
     log.info("scores: %s", predictor.runtime.on_rank_0(write))
-
-
-def places_of_rows(numbers: NDArray[np.int64], rows: int, batch_size: int, world_size: int = 1) -> NDArray[np.int64]:
-    """Where an evaluation of a split of `rows` rows has those with these numbers.
-
-    The scores of one process follow those of another, and each process scores an equal part of each batch.
-    """
-    local_size = batch_size // world_size
-    batches, last_rows = divmod(rows, batch_size)
-    last_parts = np.clip(last_rows - local_size * np.arange(world_size), 0, local_size)
-    starts = np.cumsum([0, *(batches * local_size + last_parts)])
-    batch, place = np.divmod(numbers, batch_size)
-    rank, local_place = np.divmod(place, local_size)
-    places: NDArray[np.int64] = starts[rank] + batch * local_size + local_place
-    return places

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from app.config import CONFIG_DIR, AppConfig
+from app.config.train import LARGE_BATCH
 from app.model.dlrm import DLRM
-from app.model.mlp import LARGE_BATCH, Layer, mlp
+from app.model.mlp import Layer, mlp
 from common.compose import compose_config
 from tests.app.model.given_vectors import GivenVectors
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from app.training.recording.scores import places_of_rows
+from app.training.predictor import places_of_rows
 from data_prep.dataset.format import load_manifest
 from tests.app.conftest import SMALL, Command
 from tests.app.run_files import summary
@@ -23,7 +23,7 @@ def test_the_order_of_rows_is_that_of_the_parts_of_batches(rows: int, batch: int
         for row in range(first + rank * local, first + (rank + 1) * local)
         if row < rows
     ]
-    assert places_of_rows(np.array(expected), rows, batch, processes).tolist() == list(range(rows))
+    assert [expected[place] for place in places_of_rows(rows, batch, processes)] == list(range(rows))
 
 
 @pytest.mark.slow

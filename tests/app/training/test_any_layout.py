@@ -1,0 +1,225 @@
+"""train.deterministic=layout: the same bits on any number of processes and threads, interrupted or not."""
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from app.config import DataConfig
+from app.data.split import SplitReader
+from app.optimizer.norm import clip, total_norm
+from app.training.micro_batches import Node, TreeSum
+from data_prep.dataset.format import load_manifest
+from tests.app.conftest import SMALL, Command, Refusal
+from tests.app.datasets import write_dataset, write_ragged_dataset
+from tests.app.run_files import events, summary
+from tests.covering import Case, covering_cases
+from tests.once import made_once
+
+LAYOUT = "train.deterministic=layout"
+FACTORS: dict[str, dict[str, list[str]]] = {
+    "rows": {
+        "clicks": ["train.global_batch_size=96", "train.micro_batch_size=16"],
+        "last batch": ["train.global_batch_size=100", "train.micro_batch_size=16", "train.drop_last=false"],
+        "bags": ["train.global_batch_size=96", "train.micro_batch_size=16"],
+        "wide": ["train.global_batch_size=500", "train.micro_batch_size=250", "model.dense_arch=[512,256,16]"],
+    },
+    "optimizer": {name: [f"optimizer={name}"] for name in ("adagrad", "rowwise_adagrad", "adam", "lamb", "sgd")},
+    "interaction": {name: [f"model.interaction={name}"] for name in ("dot", "cat", "dcn", "projection")},
+    "regularisation": {
+        "none": [],
+        "dropout": ["model.dropout=0.3"],
+        "clipping": ["optimizer.max_grad_norm=0.1"],
+        "decay": ["optimizer.sparse_weight_decay=1e-3", "optimizer.clip_tables=true", "optimizer.max_grad_norm=0.1"],
+    },
+    "sharding": {name: [f"sharding.types={name}"] for name in ("table_wise", "column_wise", "row_wise", "null")},
+    "layout": {"2x1": [], "2x2": [], "3x1": [], "4x1": []},
+    "course": {"whole": [], "interrupted": []},
+}
+
+
+def is_valid(case: Case) -> bool:
+    """Leave out what the commands refuse."""
+    replicated = case["regularisation"] == "decay" or case["optimizer"] in ("adam", "lamb")
+    if case["regularisation"] == "decay" and case["optimizer"] == "lamb":
+        return False
+    if case["sharding"] == "column_wise" and case["optimizer"] not in ("adagrad", "sgd"):
+        return False
+    if case["rows"] == "bags" and case["sharding"] == "row_wise":
+        return False
+    if case["rows"] == "wide" and case["layout"] in ("3x1", "4x1"):
+        return False
+    return not replicated or case["sharding"] == "null"
+
+
+CASES = covering_cases({factor: list(values) for factor, values in FACTORS.items()}, is_valid)
+
+
+def write_rows(kind: str, root: Path) -> None:
+    """Write the small dataset of a value of the factor "rows"."""
+    if kind == "bags":
+        write_ragged_dataset(root, {"train": 700, "val": 201, "test": 10})
+    else:
+        write_dataset(root, {"train": 1_100, "val": 201, "test": 50}, shard_rows=300)
+
+
+def overrides_of(case: Case, factory: pytest.TempPathFactory) -> list[str]:
+    """Return the overrides of a case, without those of its layout."""
+    rows = "bags" if case["rows"] == "bags" else "clicks"
+    root = made_once(factory, f"any_layout_{rows}", functools.partial(write_rows, rows))
+    overrides = [f"data.path={root}", *SMALL, LAYOUT, "train.max_steps=12", "train.epochs=50", "optimizer.lr=0.02"]
+    overrides += ["train.eval_every_steps=6", "checkpoint.every_steps=4", "record.tensorboard=false"]
+    for factor, values in FACTORS.items():
+        overrides += values[case[factor]]
+    return overrides
+
+
+def bits(run: Path) -> dict[str, Any]:
+    """Return what no layout may change."""
+    names = ("step", "steps", "loss", "accuracy", "gradient_norm", "auc", "logloss", "ne", "calibration", "ece")
+    return {
+        "digest": summary(run)["digest"],
+        "events": [
+            {name: event.get(name) for name in names} for kind in ("train", "eval") for event in events(run, kind)
+        ],
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(CASES)))
+def test_bits_do_not_depend_on_the_layout(
+    run_app: Command, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, number: int
+) -> None:
+    """Two runs: one process with one thread, and the case's layout, which is interrupted at a step and goes on."""
+    case = CASES[number]
+    overrides = overrides_of(case, tmp_path_factory)
+    run_app("train", *overrides, "run.name=one")
+    processes, threads = map(int, case["layout"].split("x"))
+    several = [*overrides, "run.name=several", f"runtime.num_threads={threads}"]
+    if case["course"] == "interrupted":
+        # The checkpoint of step 8, on another number of processes than before and after.
+        run_app("train", *several, "train.max_steps=4", processes=4 if case["rows"] != "wide" else 2)
+        resumed = run_app("train", *several, "train.max_steps=8", "runtime.num_threads=2")
+        assert "the same bits" in resumed.stderr
+    run_app("train", *several, processes=processes)
+    assert bits(tmp_path / "runs/several")["digest"] == bits(tmp_path / "runs/one")["digest"]
+    if case["course"] == "whole":
+        assert bits(tmp_path / "runs/several") == bits(tmp_path / "runs/one")
+
+
+@pytest.mark.slow
+def test_a_run_of_two_processes_is_identical_on_others(
+    run_app: Command, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    case = {factor: next(iter(values)) for factor, values in FACTORS.items()}
+    run_app("train", *overrides_of(case, tmp_path_factory), "run.name=x", "eval.keep_scores=1000", processes=2)
+    for processes, threads in ((1, 2), (3, 1), (4, 1)):
+        verified = run_app("verify", "run=runs/x", f"runtime.num_threads={threads}", processes=processes)
+        report = json.loads(verified.stdout)
+        assert (report["verdict"], report["changed_since"], report["lacking"]) == ("identical", [], [])
+
+
+@pytest.mark.slow
+def test_without_it_the_bits_depend_on_the_layout(
+    run_app: Command, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    case = {factor: next(iter(values)) for factor, values in FACTORS.items()}
+    overrides = [each for each in overrides_of(case, tmp_path_factory) if "micro_batch" not in each and each != LAYOUT]
+    run_app("train", *overrides, "run.name=one")
+    run_app("train", *overrides, "run.name=several", processes=2)
+    assert bits(tmp_path / "runs/several") != bits(tmp_path / "runs/one")
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 8, 13])
+def test_a_tree_sum_has_the_same_bits_whoever_adds_which_part(count: int) -> None:
+    """Against a recursive sum in NumPy; parts are cut at drawn places, and each part's nodes travel."""
+    rng = np.random.default_rng(count)
+    values = (rng.standard_normal((count, 50)) * 10.0 ** rng.integers(-4, 4, (count, 1))).astype(np.float32)
+
+    def expected(start: int, level: int) -> Any:
+        if start >= count:
+            return None
+        if level == 0:
+            return values[start]
+        left, right = expected(start, level - 1), expected(start + (1 << (level - 1)), level - 1)
+        return left if right is None else left + right
+
+    total = expected(0, 4)
+    for _ in range(20):
+        cuts = sorted(rng.integers(0, count + 1, 3).tolist())
+        tree = TreeSum()
+        for start, stop in zip([0, *cuts], [*cuts, count], strict=True):
+            part = TreeSum()
+            for number in range(start, stop):
+                part.add(Node(0, number, [torch.from_numpy(values[number].copy())]))
+            for node in part.nodes:
+                tree.add(node)
+        np.testing.assert_array_equal(tree.total()[0].numpy(), total)
+
+
+@pytest.mark.parametrize(("rows", "batch", "processes"), [(700, 96, 3), (700, 100, 4), (64, 64, 1), (301, 100, 2)])
+def test_processes_take_whole_micro_batches_of_the_same_batches(
+    tmp_path: Path, rows: int, batch: int, processes: int
+) -> None:
+    """Together the valid rows of all processes are those of one process, whose parts are all equally large."""
+    write_dataset(tmp_path, {"train": rows, "val": 10, "test": 10}, shard_rows=128)
+    manifest, config = load_manifest(tmp_path), DataConfig(shuffle_block_rows=16)
+
+    def batches(rank: int, world_size: int, micro_batch: int | None) -> list[Any]:
+        split = SplitReader(tmp_path, manifest, "train", config, rank, world_size, False, micro_batch)
+        return list(split.train_batches(batch, seed=1, epoch=2, first=0))
+
+    one = batches(0, 1, None)
+    parts = [batches(rank, processes, 16) for rank in range(processes)]
+    for number, whole in enumerate(one):
+        dense = torch.cat([part[number].dense_features[: part[number].num_valid] for part in parts])
+        torch.testing.assert_close(dense, whole.dense_features[: whole.num_valid], rtol=0, atol=0)
+        (size,) = {len(part[number].labels) for part in parts}
+        assert size % 16 == 0
+        assert {part[number].num_global for part in parts} == {len(dense)}
+    assert len(one) == -(-rows // batch)
+
+
+def test_norms_are_torch_s_and_of_any_number_of_threads() -> None:
+    generator = torch.Generator().manual_seed(0)
+    gradients = [torch.randn(size, generator=generator) for size in [(300, 401), (70_001,), (1,), (3, 5)]]
+    norms = []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        norms.append(total_norm(gradients))
+    torch.set_num_threads(1)
+    assert len({float(norm) for norm in norms}) == 1
+    expected = np.sqrt(sum(np.square(each.numpy().astype(np.float64)).sum() for each in gradients))
+    assert float(norms[0]) == pytest.approx(expected, rel=1e-6)
+    clipped = [each.clone() for each in gradients]
+    clip(clipped, 2.0)
+    for each, before in zip(clipped, gradients, strict=True):
+        torch.testing.assert_close(each, before * (2.0 / expected), rtol=1e-5, atol=0)
+    clip(clipped, 3.0)
+    assert float(total_norm(clipped)) == pytest.approx(2.0, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["train.deterministic=maybe"], "must be true, false or layout"),
+        (["train.micro_batch_size=64"], "has no effect without train.deterministic=layout"),
+        ([LAYOUT, "model.batch_norm=true"], "give model.batch_norm=false"),
+        ([LAYOUT, "runtime.precision=bf16"], "give runtime.precision=fp32"),
+        ([LAYOUT, "runtime.compile=dense"], "give runtime.compile=none"),
+        ([LAYOUT, "sharding.qcomm.forward=fp16"], "sharding.qcomm: not with train.deterministic=layout"),
+        ([LAYOUT, "train.micro_batch_size=1024"], "must be at least 1 and below 1024"),
+        ([LAYOUT, "model.tables.kind=mixed_dimension", "model.tables.min_rows=1"], "give model.tables.kind=plain"),
+        ([LAYOUT, "+model.tables.overrides.cat_0={pooling: weighted}"], "give model.tables.pooling=sum"),
+    ],
+)
+def test_what_cannot_be_so_is_refused(
+    refused: Refusal, dataset: Path, overrides: list[str], words: str, tmp_path: Path
+) -> None:
+    line = refused("train", *SMALL, f"data.path={dataset}", "run.name=x", *overrides)
+    assert words in line
+    assert not (tmp_path / "runs/x/checkpoints").exists()
