@@ -37,7 +37,6 @@ from app.checkpoint.files import read
 from app.config import (
     AppConfig,
     Compile,
-    RecordConfig,
     RuntimeConfig,
     ShardingConfig,
     VerifyConfig,
@@ -163,7 +162,7 @@ def _replay_config(trained: AppConfig, record: Record, expected: ExpectedEvents,
     never = replace(trained.checkpoint, every_steps=None, every_minutes=None, resume="never")
     of_train = any(event.event == "eval_train" for event in record.events) or expected.steps("eval_train")
     evaluation = replace(trained.eval, train_split=bool(of_train))
-    return replace(trained, train=train, eval=evaluation, checkpoint=never, record=RecordConfig(tensorboard=False))
+    return replace(trained, train=train, eval=evaluation, checkpoint=never)
 
 
 def _recorded_length(length: RunLength, record: Record, expected: ExpectedEvents, scored: Iterable[int]) -> RunLength:

@@ -13,10 +13,3 @@ class RecordConfig:
     decides_bits: ClassVar[bool] = False
 
     tensorboard: bool = key(True, "events in the run's tensorboard/, if the tensorboard package is here")
-    prometheus_port: int | None = key(
-        None, "serve the newest figures as text on this port while training", at_least=1, at_most=65_535
-    )
-    prometheus_host: str = key("127.0.0.1", "the address to listen at; 0.0.0.0 in a container")
-    mlflow: str | None = key(None, "tracking URI (a server's, or sqlite:///FILE); needs the mlflow package")
-    mlflow_experiment: str = key("clickwork", "experiment that MLflow files the run under")
-    wandb: str | None = key(None, "project of Weights & Biases; needs the wandb package")

@@ -92,6 +92,8 @@ class _LogFile(logging.FileHandler):
 class RunDirectory:
     """The directory of one run; only rank 0 writes. Nothing secret is written (common.redact)."""
 
+    is_tracked = True  # trackers show the run
+
     def __init__(self, path: Path, rank: int) -> None:
         self.path = path
         self.checkpoints = path / CHECKPOINTS

@@ -61,6 +61,8 @@ def merged_difference(one: BitwiseDifference | None, other: BitwiseDifference | 
 class ReplayDirectory(RunDirectory):
     """A replay's directory, which remembers the curves of one of its evaluations."""
 
+    is_tracked = False
+
     def __init__(self, path: Path, rank: int, step: int | None) -> None:
         """step: of the evaluation whose curves are kept; None: none."""
         super().__init__(path, rank)

@@ -1,1 +1,1 @@
-"""Views of a run for other tools: TensorBoard, MLflow, Weights & Biases, Prometheus, the MLPerf log."""
+"""Views of a run for other tools: TensorBoard, and the trackers that extensions add."""

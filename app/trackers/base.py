@@ -1,8 +1,6 @@
 """The interface of trackers, and a run's figures and settings in their form."""
 
-import importlib.util
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -10,7 +8,6 @@ from app.config import AppConfig
 from app.metrics.documents import AnyEvent, Curves
 from app.record.documents import Summary
 from common.documents import plain_object
-from common.errors import UserError
 
 # Keys of an event that are no figure of the run.
 NO_FIGURES = ("event", "step", "samples", "seconds", "epoch", "steps")
@@ -18,8 +15,6 @@ NO_FIGURES = ("event", "step", "samples", "seconds", "epoch", "steps")
 
 class Tracker(Protocol):
     """A view of a run for another tool; rank 0 alone has any."""
-
-    name: str
 
     def event(self, event: AnyEvent) -> None:
         """Show one event of metrics.jsonl."""
@@ -44,16 +39,6 @@ class Setting(NamedTuple):
     rows: Mapping[str, int]
     world_size: int
     from_step: int
-
-
-@contextmanager
-def one_line_errors(key: str, value: str) -> Iterator[None]:
-    """Context in which a client's failure to start is reported in one line."""
-    try:
-        yield
-    except Exception as error:
-        first = str(error).strip().partition("\n")[0]
-        raise UserError(f"{key}={value}: {type(error).__name__}: {first}; fix it, or leave the key out") from error
 
 
 def figures(event: AnyEvent) -> dict[str, float]:
@@ -82,9 +67,3 @@ def settings(config: Mapping[str, Mapping[str, object]], world_size: int) -> dic
             if value is not None:
                 flat[f"{group}.{key}"] = value if isinstance(value, (str, int, float, bool)) else str(value)
     return flat
-
-
-def require_package(key: str, value: str, package: str) -> None:
-    """Raises UserError if the package of a configured tracker is not installed."""
-    if importlib.util.find_spec(package) is None:
-        raise UserError(f"{key}={value}: the {package} package is not installed; install it, or leave this out")

@@ -1,22 +1,37 @@
-"""Views of a run for other tools: TensorBoard, MLflow, Weights & Biases, Prometheus; app.record has its own files."""
+"""Views of a run for other tools: TensorBoard, and the trackers that extensions add."""
 
+import importlib.util
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 
 from app.config import AppConfig
-from app.kinds.trackers import TrackerKind, trackers
+from app.kinds.trackers import TENSORBOARD, TrackerKind
 from app.metrics.documents import AnyEvent, Curves
 from app.record.documents import Summary
 from app.trackers import base
 from app.trackers.base import Setting, Tracker
-from common.command import load
+from common.errors import UserError
+from common.extensions import rows_of_extensions
 from common.keys import shown
 
 log = logging.getLogger("clickwork")
 
-FILES = tuple(kind.file for kind in trackers() if kind.file)  # in a run's directory, removed by a run from the start
+
+def start_tensorboard(setting: Setting) -> Tracker | None:
+    """Import torch's TensorBoard writer, which takes seconds, and open it."""
+    from app.trackers import tensorboard
+
+    return tensorboard.start(setting)
+
+
+# The core's tracker, then those of extensions; a run opens them in this order.
+TRACKERS = (
+    TrackerKind("tensorboard", "record.tensorboard", start_tensorboard, file=TENSORBOARD, is_cut_back=True),
+    *rows_of_extensions(TrackerKind),
+)
+FILES = tuple(kind.file for kind in TRACKERS if kind.file)  # in a run's directory, removed by a run from the start
 
 
 class Trackers:
@@ -42,12 +57,10 @@ class Trackers:
             UserError: an address that cannot be listened at, or a client that cannot begin.
         """
         settings = base.settings(plain, world_size)
-        for kind in trackers():
-            if is_wanted(kind, config):
-                file = directory / kind.file
-                setting = Setting(directory, file, config, settings, rows, world_size, from_step)
-                tracker: Tracker | None = load(kind.start)(setting)
-                self._open += [] if tracker is None else [(kind, tracker)]
+        for kind in configured_trackers(config):
+            file = directory / kind.file
+            tracker = kind.start(Setting(directory, file, config, settings, rows, world_size, from_step))
+            self._open += [] if tracker is None else [(kind, tracker)]
 
     def event(self, event: AnyEvent) -> None:
         """Show one event of metrics.jsonl."""
@@ -73,24 +86,31 @@ class Trackers:
 
     def _each(self, action: Callable[[Tracker], None]) -> None:
         for entry in list(self._open):
-            _, tracker = entry
+            kind, tracker = entry
             try:
                 action(tracker)
             except Exception as error:  # noqa: BLE001  # a server that is down must not end a training
-                log.warning("%s: no more is sent (%s: %s)", tracker.name, type(error).__name__, error)
+                log.warning("%s: no more is sent (%s: %s)", kind.name, type(error).__name__, error)
                 self._open.remove(entry)
 
 
-def is_wanted(kind: TrackerKind, config: AppConfig) -> bool:
-    """Whether a configuration asks for a tracker."""
-    if kind.is_wanted is not None:
-        return kind.is_wanted(config)
-    value = attrgetter(kind.key)(config)
-    return value is not None and value is not False
+def configured_trackers(config: AppConfig) -> list[TrackerKind]:
+    """Return the trackers that a configuration enables."""
+
+    def is_wanted(kind: TrackerKind) -> bool:
+        if kind.is_wanted is not None:
+            return kind.is_wanted(config)
+        value = attrgetter(kind.key)(config)
+        return value is not None and value is not False
+
+    return [kind for kind in TRACKERS if is_wanted(kind)]
 
 
 def require_clients(config: AppConfig) -> None:
     """Raises UserError if the client of a configured tracker is not installed."""
-    for kind in trackers():
-        if kind.package and is_wanted(kind, config):
-            base.require_package(kind.key, shown(attrgetter(kind.key)(config) or True), kind.package)
+    for kind in configured_trackers(config):
+        if kind.package and importlib.util.find_spec(kind.package) is None:
+            value = shown(attrgetter(kind.key)(config) or True)
+            raise UserError(
+                f"{kind.key}={value}: the {kind.package} package is not installed; install it, or leave this out"
+            )

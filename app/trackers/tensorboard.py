@@ -31,8 +31,6 @@ SUMMARY_TAGS = ("eval/auc", "eval/ne", "eval/logloss", "train/samples_per_second
 class TensorBoard:
     """Writes an events file; TensorBoard's queue writes it in a thread of its own."""
 
-    name = "tensorboard"
-
     def __init__(self, directory: Path, settings: Mapping[str, str | int | float | bool], from_step: int) -> None:
         """Continue at `from_step`: earlier events of that step and later ones are hidden."""
         _report_errors_once()

@@ -6,8 +6,7 @@ from app.config import AppConfig, DataConfig
 from app.data.shards import TRAIN
 from app.kinds.metrics import METRICS
 from app.kinds.tasks import TASKS, Task
-from app.kinds.trackers import trackers
-from app.trackers.run_trackers import is_wanted
+from app.trackers.run_trackers import configured_trackers
 from common.errors import UserError
 from common.keys import shown
 from data_prep.dataset.format import Manifest
@@ -74,7 +73,7 @@ def require_task(config: AppConfig, root: Path, manifest: Manifest) -> None:
             "loss.threshold": (config.loss.threshold, 0.0),
             "train.target_auc": (config.train.target_auc, None),
             "train.target_accuracy": (config.train.target_accuracy, None),
-            **{kind.key: (is_wanted(kind, config), False) for kind in trackers() if kind.of_clicks},
+            **{kind.key: (True, False) for kind in configured_trackers(config) if kind.of_clicks},
             "baselines": (config.baselines is True, False),
             **{f"data.negatives.{name}": (value, None) for name, value in vars(config.data.negatives).items()},
         }

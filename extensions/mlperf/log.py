@@ -42,8 +42,6 @@ class MLPerf:
     have epochs.
     """
 
-    name = "mlperf"
-
     def __init__(self, path: Path, config: AppConfig, rows: Mapping[str, int], world_size: int, from_step: int) -> None:
         """rows: of each split of the dataset."""
         from mlperf_logging.mllog import constants, mllog  # a client like the others: only where it is asked for

@@ -1,0 +1,41 @@
+"""Views of a run in Prometheus, MLflow, and Weights & Biases (docs/trackers.md)."""
+
+from typing import TYPE_CHECKING
+
+from app.kinds.trackers import TrackerKind
+from common.extensions import Core, KeyGroup
+from extensions.trackers.keys import TrackersConfig
+
+if TYPE_CHECKING:
+    from app.trackers.base import Setting, Tracker
+
+
+def register(core: Core) -> None:
+    """Add the trackers and their keys."""
+    core.add(
+        KeyGroup("AppConfig", "trackers", TrackersConfig),
+        TrackerKind("prometheus", "trackers.prometheus_port", start_prometheus),
+        TrackerKind("mlflow", "trackers.mlflow", start_mlflow, package="mlflow", file=".mlflow_run"),
+        TrackerKind("wandb", "trackers.wandb", start_wandb, package="wandb", file=".wandb_run"),
+    )
+
+
+def start_prometheus(setting: "Setting") -> "Tracker":
+    """Serve the newest figures."""
+    from extensions.trackers import prometheus
+
+    return prometheus.start(setting)
+
+
+def start_mlflow(setting: "Setting") -> "Tracker":
+    """Begin or continue a run in MLflow."""
+    from extensions.trackers import remote
+
+    return remote.start_mlflow(setting)
+
+
+def start_wandb(setting: "Setting") -> "Tracker":
+    """Begin or continue a run in Weights & Biases."""
+    from extensions.trackers import remote
+
+    return remote.start_wandb(setting)

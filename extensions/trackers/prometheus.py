@@ -10,6 +10,8 @@ from app.metrics.documents import AnyEvent, Curves
 from app.record.documents import Summary
 from app.trackers.base import Setting, figures
 from common.errors import UserError
+from common.extensions import keys_of_extension
+from extensions.trackers.keys import TrackersConfig
 
 log = logging.getLogger("clickwork")
 
@@ -18,8 +20,6 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # Prometheus's text e
 
 class Prometheus:
     """An HTTP server in a thread of its own; the loop only exchanges a dictionary."""
-
-    name = "prometheus"
 
     def __init__(self, host: str, port: int, run: str) -> None:
         """Start to serve.
@@ -47,7 +47,7 @@ class Prometheus:
         try:
             self._server = ThreadingHTTPServer((host, port), Handler)
         except OSError as error:
-            raise UserError(f"record.prometheus_port={port}: cannot listen at {host} ({error.strerror})") from error
+            raise UserError(f"trackers.prometheus_port={port}: cannot listen at {host} ({error.strerror})") from error
         self._server.daemon_threads = True
         threading.Thread(target=self._server.serve_forever, args=(0.1,), name="prometheus", daemon=True).start()
 
@@ -73,8 +73,8 @@ class Prometheus:
 
 def start(setting: Setting) -> Prometheus:
     """Serve at the configured address. Raises UserError as `Prometheus` does."""
-    record = setting.config.record
-    assert record.prometheus_port is not None
-    tracker = Prometheus(record.prometheus_host, record.prometheus_port, setting.config.run.name)
-    log.info("prometheus: http://%s:%d/metrics", record.prometheus_host, record.prometheus_port)
+    keys = keys_of_extension(setting.config, TrackersConfig)
+    assert keys.prometheus_port is not None
+    tracker = Prometheus(keys.prometheus_host, keys.prometheus_port, setting.config.run.name)
+    log.info("prometheus: http://%s:%d/metrics", keys.prometheus_host, keys.prometheus_port)
     return tracker

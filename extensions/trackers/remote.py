@@ -3,21 +3,23 @@
 import importlib
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from app.metrics.documents import AnyEvent, Curves
 from app.record.documents import Summary
-from app.trackers.base import Setting, figures, one_line_errors
+from app.trackers.base import Setting, figures
+from common.errors import UserError
+from common.extensions import keys_of_extension
+from extensions.trackers.keys import TrackersConfig
 
 Settings = Mapping[str, str | int | float | bool]
 
 
 class MLflow:
     """A run of an MLflow server or directory; figures are sent by MLflow's own thread."""
-
-    name = "mlflow"
 
     def __init__(self, uri: str, experiment: str, run: str, settings: Settings, id_file: Path) -> None:
         """`id_file`: the file that remembers the remote run's id."""
@@ -53,8 +55,6 @@ class MLflow:
 class WeightsAndBiases:
     """A run of a W&B project; WANDB_MODE=offline keeps it on this machine."""
 
-    name = "wandb"
-
     def __init__(self, project: str, run: str, settings: Settings, id_file: Path) -> None:
         """`id_file`: the file that remembers the run's id; W&B's own files lie beside it."""
         wandb: Any = importlib.import_module("wandb")
@@ -78,14 +78,24 @@ class WeightsAndBiases:
 
 def start_mlflow(setting: Setting) -> MLflow:
     """Begin or continue MLflow's run. Raises UserError if its client cannot."""
-    record, run = setting.config.record, setting.config.run.name
-    uri = str(record.mlflow)
-    with one_line_errors("record.mlflow", uri):
-        return MLflow(uri, record.mlflow_experiment, run, setting.settings, setting.file)
+    keys, run = keys_of_extension(setting.config, TrackersConfig), setting.config.run.name
+    uri = str(keys.mlflow)
+    with one_line_errors("trackers.mlflow", uri):
+        return MLflow(uri, keys.mlflow_experiment, run, setting.settings, setting.file)
 
 
 def start_wandb(setting: Setting) -> WeightsAndBiases:
     """Begin or continue the run of Weights & Biases. Raises UserError if its client cannot."""
-    project = str(setting.config.record.wandb)
-    with one_line_errors("record.wandb", project):
+    project = str(keys_of_extension(setting.config, TrackersConfig).wandb)
+    with one_line_errors("trackers.wandb", project):
         return WeightsAndBiases(project, setting.config.run.name, setting.settings, setting.file)
+
+
+@contextmanager
+def one_line_errors(key: str, value: str) -> Iterator[None]:
+    """Context in which a client's failure to start is reported in one line."""
+    try:
+        yield
+    except Exception as error:
+        first = str(error).strip().partition("\n")[0]
+        raise UserError(f"{key}={value}: {type(error).__name__}: {first}; fix it, or leave the key out") from error

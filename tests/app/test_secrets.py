@@ -24,7 +24,7 @@ ENVIRONMENT = {
     "WANDB_API_KEY": SECRET,
     "HTTPS_PROXY": f"http://user:{SECRET}@host",
 }
-ARGUMENTS = [f"record.mlflow_experiment=http://user:{SECRET}@host/x", f"+environment.variables.TORCH_API_KEY={SECRET}"]
+ARGUMENTS = [f"published.hardware=http://user:{SECRET}@host/x", f"+environment.variables.TORCH_API_KEY={SECRET}"]
 ARGUMENTS += [f"+environment.variables.GPU_URL='http://user:{SECRET}@host'"]
 ARGUMENTS += ["checkpoint.every_steps=5"]
 
@@ -40,7 +40,7 @@ def test_a_run_and_its_replay(dataset: Path, tmp_path: Path) -> None:
     assert process.returncode == 0, process.stderr
     assert planted(tmp_path) == []
     config = yaml.safe_load((tmp_path / "runs/one/config.yaml").read_text())
-    assert config["record"]["mlflow_experiment"] == "http://***@host/x"
+    assert config["published"]["hardware"] == "http://***@host/x"
     verified = ended(forked("verify", "run=runs/one", cwd=tmp_path, environment=ENVIRONMENT), tmp_path)
     assert verified.returncode == 0, verified.stderr
     assert "verify: runs/one: identical" in verified.stderr
@@ -50,11 +50,8 @@ def test_a_run_and_its_replay(dataset: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "override",
     [
-        f"record.mlflow=http://user:{SECRET}@localhost:1",
-        f"record.mlflow=http://user:{SECRET}/1@localhost:1",
-        f"record.wandb=http://user:{SECRET}@host",
         f"+environment.my_token={SECRET}",
-        f"--mlflow-password={SECRET}",
+        f"--proxy-password={SECRET}",
         f"environment.variables=http://user:{SECRET}@host",
         f"+environment.variables.MY_TOKEN={SECRET}(, a",
         f"+environment.variables={{MY_TOKEN: {SECRET}, 1x: 1}}",
@@ -67,6 +64,13 @@ def test_a_run_and_its_replay(dataset: Path, tmp_path: Path) -> None:
 def test_errors(
     override: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    check_error(override, tmp_path, monkeypatch, capsys)
+
+
+def check_error(
+    override: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Checks that a training is refused without the secret of its argument, and writes nothing."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["app.train", "run.name=x", "data.path=none", override])
     assert run_command(COMMANDS["train"]) == 2
@@ -84,7 +88,7 @@ def test_the_report_of_an_older_run(uninterrupted: Path, tmp_path: Path) -> None
     for name in ("config.yaml", "manifest.json", "summary.json", "metrics.jsonl"):
         (tmp_path / name).write_bytes((uninterrupted / name).read_bytes())
     config = yaml.safe_load((tmp_path / "config.yaml").read_text())
-    config["record"]["mlflow"] = f"http://user:{SECRET}@host"
+    config["published"]["hardware"] = f"http://user:{SECRET}@host"
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
     manifest = (tmp_path / "manifest.json").read_text()
     (tmp_path / "manifest.json").write_text(

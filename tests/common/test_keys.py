@@ -92,7 +92,6 @@ OF_RUNS: dict[str, Limits] = {
     "train.seed": ([-1, 2**63], [0, 2**63 - 1], f"at least 0 and below {2**63}"),
     "runtime.num_threads": ([0, 4097], [1, 4096], "at least 1 and at most 4096"),
     "runtime.timeout_minutes": ([0.0, 100_000.1], [0.1, 1e5], "above 0 and at most 100000"),
-    "record.prometheus_port": ([0, 65536], [1, 65535], "at least 1 and at most 65535"),
     "schedule.factor": INSIDE,
 }  # fmt: skip
 OF_COMMANDS: dict[type, dict[str, Limits]] = {

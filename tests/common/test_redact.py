@@ -43,7 +43,7 @@ def test_no_key_of_the_configuration_is_taken_for_a_secret() -> None:
 @pytest.mark.parametrize("scheme", ["http", "https", "postgresql", "s3"])
 @pytest.mark.parametrize("login", ["user:pw", "user:p@w", "user:p:w", "tok3n", "user:p/w", "us%40er:p%2Fw", "user:p'w"])
 def test_logins_in_urls(scheme: str, login: str) -> None:
-    for text in (f"{scheme}://{login}@host:80/a/b?c=d", f"record.mlflow={scheme}://{login}@host: no such host"):
+    for text in (f"{scheme}://{login}@host:80/a/b?c=d", f"trackers.mlflow={scheme}://{login}@host: no such host"):
         assert login not in redact(text)
         assert "@host" in redact(text)
     assert login not in redact(f"run={Path(f'http://{login}@host/a')}: not there")

@@ -62,7 +62,8 @@ class Recorder:
             self.trackers.show_again(directory.events_at(state.step), directory.curves_at(state.step))
 
         session.runtime.on_rank_0(lambda: directory.begin(plain, manifest, state.step, evaluated, not continues, FILES))
-        session.runtime.on_rank_0(open_trackers)
+        if directory.is_tracked:
+            session.runtime.on_rank_0(open_trackers)
 
     def measure_energy(self) -> None:
         """Count the energy since the last call, of all processes' devices; a collective call.

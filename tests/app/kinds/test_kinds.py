@@ -12,7 +12,6 @@ from app.kinds.models import model_kinds
 from app.kinds.optimizers import OptimizerName
 from app.kinds.schedules import ScheduleName
 from app.kinds.tasks import TASKS
-from app.kinds.trackers import TRACKERS
 from common.command import load
 from data_prep.dataset.kinds import dataset_kinds
 from data_prep.dataset.options import DataSource, LabelKind, SplitMethod
@@ -24,13 +23,6 @@ SPLITS = {row.value for row in SplitMethod} - {"auto", "random"}  # which are ot
 # Files that may have a kind's name, and why.
 OPTIMIZER_EXCEPTIONS: dict[str, str] = {}
 SCHEDULE_EXCEPTIONS: dict[str, str] = {}
-TRACKER_EXCEPTIONS = {
-    "app/replay/records.py": "the folder of its files, which verify does not compare",
-    "app/checks/stack.py": "an installed package",
-    "app/trackers/prometheus.py": "its own name in the log",
-    "app/trackers/remote.py": "its own name in the log, and the clients' packages",
-    "app/trackers/tensorboard.py": "its own name in the log",
-}
 METRIC_EXCEPTIONS = {
     "app/metrics/clicks.py": "computes them",
     "app/metrics/users.py": "computes them",
@@ -102,12 +94,11 @@ def files_with(names: set[str]) -> dict[str, set[str]]:
     [
         ({row.value for row in OptimizerName}, OPTIMIZER_EXCEPTIONS),
         ({row.value for row in ScheduleName}, SCHEDULE_EXCEPTIONS),
-        ({row.name for row in TRACKERS}, TRACKER_EXCEPTIONS),
         (set(METRICS), METRIC_EXCEPTIONS),
         ({row.value for row in DataSource}, SOURCE_EXCEPTIONS),
         (SPLITS, SPLIT_EXCEPTIONS),
     ],
-    ids=["optimizers", "schedules", "trackers", "metrics", "sources", "splits"],
+    ids=["optimizers", "schedules", "metrics", "sources", "splits"],
 )
 def test_names_stand_in_the_tables_alone(names: set[str], exceptions: dict[str, str]) -> None:
     elsewhere = {path: present for path, present in files_with(names).items() if path not in exceptions}

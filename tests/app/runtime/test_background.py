@@ -15,7 +15,6 @@ STARTERS = ("Thread", "Timer", "ThreadPool", "ThreadPoolExecutor", "start_new_th
 MAY_START_THREADS = {
     "app/runtime/background.py": "the place for threads that compute",
     "app/launch.py": "the launcher's process, which computes nothing",
-    "app/trackers/prometheus.py": "an HTTP server that formats text and must not hold up the end of a run",
 }
 
 ALONE = """

@@ -1,26 +1,17 @@
 """Views of a run for other tools, read back as those tools read them."""
 
-import contextlib
-import importlib.util
 import json
-import random
-import re
 import signal
-import socket
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from app.config import CONFIG_DIR, AppConfig
-from app.metrics.documents import EvaluationEvent, TrainEvent, decode_event
+from app.metrics.documents import decode_event
 from app.trackers.base import settings
-from app.trackers.prometheus import CONTENT_TYPE, Prometheus
 from app.trackers.tensorboard import TensorBoard
 from common.compose import compose_config
-from common.errors import UserError
 from common.keys import to_plain
 from tests.app.conftest import SMALL, Command, ended, forked
 
@@ -107,63 +98,3 @@ def test_hyper_parameters_are_flat_and_of_simple_types() -> None:
     assert flat["optimizer.lr"] == 0.5
     assert flat["world_size"] == 2
     assert all(isinstance(value, (str, int, float, bool)) for value in flat.values())
-
-
-def free_port() -> int:
-    """Below those that the system gives to whoever asks for any: nobody else takes it before or between."""
-    for port in random.sample(range(15_000, 30_000), 100):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("no free port")
-
-
-def test_prometheus_serves_the_newest_figures_and_lets_the_port_go() -> None:
-    port = free_port()
-    tracker = Prometheus("127.0.0.1", port, 'a "run"')
-    window = TrainEvent(event="train", step=10, samples=640, loss=0.7, epoch=0, device_bytes=None, rest={"path": "x"})
-    tracker.event(window)
-    tracker.event(EvaluationEvent(event="eval", step=10, samples=640, auc=0.75, split="val"))
-    tracker.event(TrainEvent(event="train", step=20, samples=1280, loss=0.5))
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=120) as response:
-        assert response.headers["Content-Type"] == CONTENT_TYPE
-        text = response.read().decode()
-    # The text exposition format's own grammar: name{label="value"} number, each with its type before it.
-    line = re.compile(r'([a-zA-Z_:][a-zA-Z0-9_:]*)\{run="a \\"run\\""\} ([-+.e0-9]+)')
-    samples = {match[1]: match[2] for match in map(line.fullmatch, text.splitlines()) if match}
-    assert float(samples["clickwork_train_loss"]) == 0.5
-    assert float(samples["clickwork_eval_auc"]) == 0.75
-    assert (float(samples["clickwork_step"]), float(samples["clickwork_samples"])) == (20, 1280)
-    assert len(text.splitlines()) == 2 * len(samples)
-    with pytest.raises(urllib.error.HTTPError, match="404"):
-        urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=120)
-    with pytest.raises(UserError, match=f"record.prometheus_port={port}: cannot listen"):
-        Prometheus("127.0.0.1", port, "another")
-    tracker.close(None)
-    Prometheus("127.0.0.1", port, "next").close(None)
-
-
-@pytest.mark.parametrize("key", ["mlflow", "wandb"])
-def test_a_client_that_is_not_here_is_said_at_once(key: str, run_app: Command, tmp_path: Path) -> None:
-    if importlib.util.find_spec(key) is not None:
-        pytest.skip(f"the {key} package is here")
-    process = run_app("train", *SMALL, "data.path=nowhere", "run.name=x", f"record.{key}=somewhere", status=2)
-    assert (
-        process.stderr == f"error: record.{key}=somewhere: the {key} package is not installed; "
-        "install it, or leave this out\n"
-    )
-    assert not (tmp_path / "runs").exists()
-
-
-def test_mlflow_goes_on_in_the_same_run(run_app: Command, dataset: Path, tmp_path: Path) -> None:
-    mlflow = pytest.importorskip("mlflow", reason="MLflow's client is not installed (it is optional)")
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
-    for steps in (20, 40):
-        run_app(
-            "train", *SMALL, f"data.path={dataset}", "run.name=x", f"train.max_steps={steps}", f"record.mlflow={uri}"
-        )
-    client = mlflow.MlflowClient(uri)
-    (run,) = client.search_runs([client.get_experiment_by_name("clickwork").experiment_id])
-    assert run.info.status == "FINISHED"
-    history = client.get_metric_history(run.info.run_id, "train/loss")
-    assert [metric.step for metric in history] == list(range(1, 41))
