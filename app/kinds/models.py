@@ -39,8 +39,6 @@ class ModelParts(NamedTuple):
         require_labels: raises UserError if the labels of a training split carry no information.
         group_metrics: computes metrics per group from logits [n], labels [n] and group ids [n].
         rank: scores candidates for app.recommend; takes its configuration, the run's, the run and the process.
-        plan_notes: states what a forecast assumes and omits; takes tables, bag sizes and samples per device.
-        mlperf_values: returns the values that MLPerf's rules log for a run; takes mlperf-logging's constants.
     """
 
     tables: Callable[[AppConfig, Features], TableArch]
@@ -55,8 +53,6 @@ class ModelParts(NamedTuple):
         [NDArray[np.float32], NDArray[np.float32], NDArray[np.int32]], Mapping[str, float | int | None]
     ]
     rank: Callable[[Any, AppConfig, TrainedRun, Runtime], Scored]
-    plan_notes: Callable[[AppConfig, Any, Mapping[str, float], int], list[str]]
-    mlperf_values: Callable[[Any, AppConfig, int], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -69,11 +65,9 @@ class ModelKind:
         learns_from: the kind of dataset that it learns from.
         parts: imports the extension's modules and returns their functions; None for DLRM.
         instead_of_source: remedy for a source of another kind; empty: the model that learns from that source.
-        instead_of_sizes: remedy if app.plan lacks the sizes of tables.
         group_feature: the feature whose ids group the evaluation's samples; empty: eval.group_by names it.
         over: the unit of the mean of group metrics, if eval.group_by is not given.
         eval_split: default split of app.evaluate.
-        has_blocks: True if MLPerf's rules count blocks between evaluations instead of epochs.
         commands: the commands that support this model; empty: all commands, with all their keys.
     """
 
@@ -81,22 +75,14 @@ class ModelKind:
     label: str
     learns_from: DatasetKind
     parts: Callable[[], ModelParts] | None
-    instead_of_sizes: str
     instead_of_source: str = ""
     group_feature: str = ""
     over: str = ""
     eval_split: str = "test"
-    has_blocks: bool = False
     commands: str = ""
 
 
-DLRM = ModelKind(
-    "dlrm",
-    "DLRM",
-    ROWS,
-    parts=None,
-    instead_of_sizes="rows of each table, such as [1000,7], or mlperf_v2",
-)
+DLRM = ModelKind("dlrm", "DLRM", ROWS, parts=None)
 
 
 def model_kinds() -> dict[str, ModelKind]:

@@ -40,8 +40,6 @@ class Algorithm:
         has_weight_decay: torch's class adds L2 to gradients by `weight_decay`.
         fused_decay: what FBGEMM's weight decay may be of it, on the rows of a batch.
         moves_all_rows: torch's moves every row at every step, FBGEMM's those of the batch.
-        mlperf: its name in rules of MLPerf; None: ours.
-        mlperf_values: what rules of MLPerf log of it: a number, or the key that has it.
     """
 
     torch: str
@@ -57,25 +55,12 @@ class Algorithm:
     has_weight_decay: bool = True
     fused_decay: Collection["FusedDecay"] = ()
     moves_all_rows: bool = False
-    mlperf: str | None = None
-    mlperf_values: Mapping[str, str | int] = field(default_factory=dict)
 
     def state_elements(self, dim: int) -> int:
         """Elements of state beside a row of `dim` elements."""
         return dim * len(self.state) + len(self.row_state)
 
 
-_ADAGRAD_OF_MLPERF: dict[str, str | int] = {
-    "opt_adagrad_learning_rate_decay": 0,
-    "opt_adagrad_initial_accumulator_value": 0,
-    "opt_adagrad_epsilon": "optimizer.eps",
-}
-_SGD_OF_MLPERF: dict[str, str | int] = {  # rules for DLRM, 0.7 to 2.1
-    "sgd_opt_base_learning_rate": "optimizer.lr",
-    "sgd_opt_learning_rate_decay_poly_power": 2,
-    "sgd_opt_learning_rate_decay_steps": "schedule.decay_steps",
-    "lr_decay_start_steps": "schedule.decay_start_step",
-}
 _ROW_ADAM = "app.optimizer.adams:RowAdam"
 
 
@@ -86,10 +71,10 @@ class OptimizerName(Enum):
     adam: Kingma and Ba 2015; lamb: You et al. 2020, its trust ratio per row of a table, per dense tensor.
     """
 
-    sgd = "sgd", Algorithm("torch.optim:SGD", "EXACT_SGD", True, mlperf_values=_SGD_OF_MLPERF)
+    sgd = "sgd", Algorithm("torch.optim:SGD", "EXACT_SGD", True)
     adagrad = (
         "adagrad",
-        Algorithm("torch.optim:Adagrad", "EXACT_ADAGRAD", True, EPS, state=SUM, mlperf_values=_ADAGRAD_OF_MLPERF),
+        Algorithm("torch.optim:Adagrad", "EXACT_ADAGRAD", True, EPS, state=SUM),
     )
     rowwise_adagrad = (
         "rowwise_adagrad",
@@ -102,8 +87,6 @@ class OptimizerName(Enum):
             row_state=SUM,
             needs_whole_rows=True,
             fused_decay=(FusedDecay.l2, FusedDecay.decouple),
-            mlperf="RowWiseAdagrad",
-            mlperf_values=_ADAGRAD_OF_MLPERF,
         ),
     )
     adam = (
@@ -116,7 +99,6 @@ class OptimizerName(Enum):
             state={**FIRST, **SECOND},
             fused_decay=DECOUPLED,
             moves_all_rows=True,
-            mlperf="Adam",
         ),
     )
     rowwise_adam = (

@@ -17,11 +17,28 @@ from app.record.documents import Summary
 from common.documents import Json, Number, decode
 from common.files import write_atomically
 from common.redact import RedactingFormatter
+from extensions.mlperf.hstu import values_of_hstu
 from extensions.mlperf.keys import resolved
 
 PREFIX = ":::MLLOG "
 TRAIN_LOSS = "train_loss"  # of DLRMv4's reference, which the package does not name
 SOURCES = Path(__file__).parents[2]
+_ADAGRAD: dict[str, str | int] = {
+    "opt_adagrad_learning_rate_decay": 0,
+    "opt_adagrad_initial_accumulator_value": 0,
+    "opt_adagrad_epsilon": "optimizer.eps",
+}
+# Values of an optimizer that the rules for DLRM log: a number, or the key that has it.
+OF_OPTIMIZERS: dict[str, dict[str, str | int]] = {
+    "adagrad": _ADAGRAD,
+    "rowwise_adagrad": _ADAGRAD,
+    "sgd": {  # rules 0.7 to 2.1
+        "sgd_opt_base_learning_rate": "optimizer.lr",
+        "sgd_opt_learning_rate_decay_poly_power": 2,
+        "sgd_opt_learning_rate_decay_steps": "schedule.decay_steps",
+        "lr_decay_start_steps": "schedule.decay_start_step",
+    },
+}
 _IMPORTED_AT = time.time()
 
 
@@ -38,7 +55,7 @@ def process_start() -> float:
 class MLPerf:
     """One file of a run, cut back to the step where a resumed run starts.
 
-    Runs on events have what DLRMv4's rules and reference have: blocks between evaluations, and training losses; others
+    Runs of HSTU have what DLRMv4's rules and reference have: blocks between evaluations, and training losses; others
     have epochs.
     """
 
@@ -53,7 +70,7 @@ class MLPerf:
         steps = [entry.metadata.step for entry in entries if entry.key == constants.EVAL_ACCURACY]
         blocks = [entry.key for entry in entries if entry.key in (constants.BLOCK_START, constants.BLOCK_STOP)]
         self._evaluated = steps[-1] if steps else None
-        self._by_block, self._in_block = config.model.kind.has_blocks, blocks[-1:] == [constants.BLOCK_START]
+        self._by_block, self._in_block = config.model.name == "hstu", blocks[-1:] == [constants.BLOCK_START]
         ends = [entry.key for entry in entries if entry.key in (constants.EPOCH_START, constants.EPOCH_STOP)]
         self._epoch, self._in_epoch = ends.count(constants.EPOCH_STOP), ends[-1:] == [constants.EPOCH_START]
         self._part_from = (from_step, int(time.time() * 1000))  # where a block or an epoch would start
@@ -136,10 +153,7 @@ class MLPerf:
         keys, config = self._keys, self._config
         self._log.event(keys.CACHE_CLEAR, True, metadata={"step": 0})
         self._log.start(keys.INIT_START, metadata={"step": 0}, time_ms=int(process_start() * 1000))
-        parts, submission = config.model.parts, resolved(config)
-        of_model = (
-            values_of_dlrm(keys, config) if parts is None else parts.mlperf_values(keys, config, self._world_size)
-        )
+        submission = resolved(config)
         values = {
             keys.SUBMISSION_BENCHMARK: submission.benchmark,
             keys.SUBMISSION_ORG: submission.organization,
@@ -151,7 +165,7 @@ class MLPerf:
             keys.TRAIN_SAMPLES: self._rows["train"],
             keys.EVAL_SAMPLES: self._rows[config.eval.split],
             keys.GRADIENT_ACCUMULATION_STEPS: 1,
-            **(of_model or values_of_dlrm(keys, config)),
+            **(values_of_hstu(keys, config, self._world_size) if self._by_block else values_of_dlrm(keys, config)),
         }
         for key, value in values.items():
             self._log.event(key, value, metadata={"step": 0})
@@ -173,7 +187,7 @@ def values_of_dlrm(keys: Any, config: AppConfig) -> Json:
         keys.OPT_LR_DECAY_START_STEP: schedule.decay_start_step,
         keys.OPT_LR_DECAY_STEPS: schedule.decay_steps,
     }
-    for key, value in optimizer.name.algorithm.mlperf_values.items():
+    for key, value in OF_OPTIMIZERS.get(optimizer.name.value, {}).items():
         values[key] = attrgetter(value)(config) if isinstance(value, str) else value
     return values
 

@@ -15,7 +15,8 @@ from msgspec import structs
 from app.config import TopologyConfig
 from app.config.sharding import AUTO_SHARDING
 from app.config.train import with_batch_of_all
-from app.kinds.models import require_dataset
+from app.kinds.models import ModelKind, require_dataset
+from app.kinds.published import PublishedTables
 from app.model.embeddings import TableArch
 from app.model.make import make_tables
 from app.model.tables import Features
@@ -27,8 +28,10 @@ from app.training.meta_build import published_features
 from common.cli import EXIT_DONE
 from common.documents import encode
 from common.errors import UserError
+from common.extensions import rows_of_extensions
 from common.files import write_atomically
 from data_prep.dataset.format import MANIFEST_NAME, load_manifest, mean_bag_sizes
+from extensions.plan import hstu
 from extensions.plan.documents import ForecastFile, WhatIf
 from extensions.plan.forecast import diff_lines, forecast_plan, plan_lines, what_if_lines
 from extensions.plan.keys import PlanAppConfig
@@ -72,7 +75,7 @@ def _planned(
     device = _device(resolved)
     plan = from_config.decide(config, device, tables, bag_sizes)
     work = from_config.workload(config, resolved, tables, bag_sizes)
-    parts, name, of_model = tables_in_order(tables), config.optimizer.name, config.model.parts
+    parts, name, is_hstu = tables_in_order(tables), config.optimizer.name, config.model.name == "hstu"
     choices = {}
     if config.sharding.plan is None:
         choices = from_config.choices(config.sharding, config.optimizer, parts, device, plan.world_size)
@@ -85,7 +88,7 @@ def _planned(
         global_batch_size=config.train.global_batch_size,
         optimizer=name.value,
         types=plan.summary(),
-        notes=[] if of_model is None else of_model.plan_notes(config, tables, bag_sizes, work.local_batch_size),
+        notes=hstu.notes(config, tables, bag_sizes, work.local_batch_size) if is_hstu else [],
     )
 
 
@@ -183,8 +186,7 @@ def _table_sizes(config: PlanAppConfig) -> tuple[Features, dict[str, float]]:
     if sizes is not None and not isinstance(sizes, str):
         if kind.parts is not None:
             raise UserError(
-                f"plan.num_embeddings: rows alone are no tables of {kind.learns_from.name}; leave it out and give the "
-                "dataset's data.path, or plan.num_embeddings=mlperf_v4"
+                f"plan.num_embeddings: rows alone are no tables of {kind.learns_from.name}; give {_instead(kind)}"
             )
         rows = dict(sizes) if isinstance(sizes, dict) else {f"cat_{i}": count for i, count in enumerate(sizes)}
         return Features(rows), {}
@@ -195,5 +197,13 @@ def _table_sizes(config: PlanAppConfig) -> tuple[Features, dict[str, float]]:
             root, manifest
         )
     if published is None:
-        raise UserError(f"plan.num_embeddings=null: {root} is not a dataset; give {kind.instead_of_sizes}")
+        raise UserError(f"plan.num_embeddings=null: {root} is not a dataset; give {_instead(kind)}")
     return published_features(published, config.model), {}
+
+
+def _instead(kind: ModelKind) -> str:
+    """What can be given for the sizes of a model's tables."""
+    if kind.parts is None:
+        return "rows of each table, such as [1000,7], or mlperf_v2"
+    names = [row.name for row in rows_of_extensions(PublishedTables) if row.kind is kind.learns_from]
+    return ", ".join([*names, f"or data.path of {kind.learns_from.name}"])

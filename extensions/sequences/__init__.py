@@ -40,11 +40,9 @@ def register(core: Core) -> None:
             EVENT_LOG,
             model_parts,
             instead_of_source="data.source=synthetic_events data.path=data/synthetic_events",
-            instead_of_sizes="mlperf_v4, or data.path of events",
             group_feature="user",
             over="users",
             eval_split="val",
-            has_blocks=True,
             commands="train, evaluate, recommend, plan and verify know HSTU",
         ),
     )
@@ -52,7 +50,7 @@ def register(core: Core) -> None:
 
 def model_parts() -> ModelParts:
     """Imports the modules of the model, which need torch, and returns their functions."""
-    from extensions.sequences import event_log, hstu, labels, metrics, mlperf, ranking, validate
+    from extensions.sequences import event_log, hstu, labels, metrics, ranking, validate
 
     return ModelParts(
         tables=hstu.tables_of_events,
@@ -65,8 +63,6 @@ def model_parts() -> ModelParts:
         require_labels=labels.refuse_one_class,
         group_metrics=metrics.user_metrics,
         rank=ranking.score_items,
-        plan_notes=hstu.plan_notes,
-        mlperf_values=mlperf.values_of_hstu,
     )
 
 

@@ -361,19 +361,3 @@ def bag_sizes(config: AppConfig, features: Features) -> dict[str, float]:
     room = settings.hstu.max_seq_len - len(keys.context) - 1
     length = float(min(settings.history_length, settings.max_history or settings.history_length, room))
     return {**dict.fromkeys((*keys.context, *keys.candidate), 1.0), **dict.fromkeys(keys.history, length)}
-
-
-def plan_notes(config: AppConfig, tables: EventArch, sizes: Mapping[str, float], local_batch_size: int) -> list[str]:
-    """What a forecast assumes and leaves out. sizes: ids a bag by key."""
-    shared = next(table for table in tables.tables if len(table.keys) > 1)  # the items', of histories and candidates
-    around = sum(sizes[key] for table in tables.tables if len(table.keys) == 1 for key in table.keys)
-    positions = around + sum(sizes[key] for key in shared.keys)
-    gib = local_batch_size * positions * keys_of_extension(config, SequencesConfig).hstu.dim * 4 / 2**30
-    return [
-        f"every history is taken to have {sizes[shared.keys[0]]:,.0f} events; give their mean as "
-        "sequences.history_length for mean times",
-        "every id is a row that is looked up and sent, also one that a batch has already",
-        f"attention, the dense layers and their memory are not estimated: {local_batch_size:,} samples of "
-        f"{positions:,.0f} positions a device, {gib:.1f} GiB for each fp32 vector of sequences.hstu.dim that a "
-        "layer keeps",
-    ]
