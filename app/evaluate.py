@@ -55,13 +55,15 @@ def main(config: EvaluateConfig) -> int:
         run.correction(config.correct_sampling)
         require_task(trained, run.root, run.manifest)
         runtime.on_rank_0(lambda: verify_splits(run.root, run.manifest, [split], trained.data))
+        figures = _measure(run, trained, runtime, config, split)
+        figures.step = run.state.step
         result = {
             "run": str(directory),
             **run.about,
             "tables": config.tables.value if config.tables else None,
             "global_batch_size": trained.eval.global_batch_size,
             **run.about_sampling(config.correct_sampling),
-            **plain_object(_measure(run, trained, runtime, config, split)),
+            **plain_object(figures),
         }
         run.log_choice()
         if runtime.rank == 0:

@@ -200,7 +200,7 @@ def _as_planned(config: AppConfig, recorded: RunManifest, joined: runtime.Runtim
     }
     if any(getattr(recorded, key) != value for key, value in layout.items()):
         return config
-    path, tables = scratch / "plan.json", recorded.plan or {}
+    path, tables = scratch / "plan.json", recorded.plan
     plan = PlanFile(
         format=FORMAT, world_size=joined.world_size, local_world_size=joined.local_world_size, tables=tables
     )

@@ -1,12 +1,12 @@
 """A run's figures as its documents have them: evaluations, throughput, curves, and the events of metrics.jsonl.
 
-A key that does not apply is UNSET, and its document lacks it. Needs no torch.
+What does not apply, or was not measured, is None. Needs no torch.
 """
 
 from typing import TypeAlias
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import Struct
 
 from app.kinds.metrics import AUC, COMPARED, COMPARED_NUMBERS, METRICS
 from app.kinds.tasks import TASKS
@@ -22,24 +22,24 @@ def rest() -> Json:
 
 
 class Best(OpenDocument, kw_only=True):
-    """The best evaluation of a run by train.monitor, with its AUC; monitor and value are not set where that is it."""
+    """The best evaluation of a run by train.monitor, with its AUC; monitor and value are None where that is it."""
 
     step: int
     auc: Number | None
-    monitor: str | UnsetType = UNSET
-    value: Number | UnsetType = UNSET
+    monitor: str | None = None
+    value: Number | None = None
     rest: Json = rest()
 
     @property
     def label(self) -> str:
         """What it is the best by."""
-        name = AUC if self.monitor is UNSET else self.monitor
+        name = self.monitor or AUC
         return METRICS[name].label if name in METRICS else name
 
     @property
     def of_monitor(self) -> float | None:
         """Its value of train.monitor."""
-        return self.auc if self.value is UNSET else self.value
+        return self.auc if self.monitor is None else self.value
 
 
 class Monitored(OpenDocument, kw_only=True):
@@ -77,12 +77,12 @@ class EarlyStop(OpenDocument, kw_only=True):
 class EvaluationFigures(OpenDocument, kw_only=True):
     """The metrics of a split, of which all but the AUC are in `rest`: numbers, and None where undefined.
 
-    step: after which the model was evaluated. samples: rows. Neither is set where there was no evaluation.
+    step: after which the model was evaluated. samples: rows. All are None where there was no evaluation.
     """
 
-    step: int | UnsetType = UNSET
-    split: str | UnsetType = UNSET
-    samples: int | UnsetType = UNSET
+    step: int | None = None
+    split: str | None = None
+    samples: int | None = None
     auc: Number | None
     rest: Json = rest()
 
@@ -124,18 +124,18 @@ class Throughput(OpenDocument, kw_only=True):
     step_ms_p50: Number | None = None
     step_ms_p95: Number | None = None
     input_wait_fraction: Number | None = None
-    warmup_steps_excluded: int | UnsetType = UNSET
-    steps_measured: int | UnsetType = UNSET
-    slowdown: Slowdown | UnsetType | None = UNSET
+    warmup_steps_excluded: int | None = None
+    steps_measured: int | None = None
+    slowdown: Slowdown | None = None
     rest: Json = rest()
 
 
 class Power(OpenDocument, kw_only=True):
     """Energy of the devices: mean power in W, J, and the meter."""
 
-    mean_watts: Number | None = None
-    joules: Number | UnsetType = UNSET
-    source: str | UnsetType = UNSET
+    mean_watts: Number
+    joules: Number
+    source: str
     rest: Json = rest()
 
     @classmethod
@@ -183,7 +183,7 @@ class Curves(OpenDocument, kw_only=True):
     split: str = ""
     samples: int
     of: int
-    auc_standard_error: Number | UnsetType | None = UNSET
+    auc_standard_error: Number | None = None
     roc: Roc | None
     pr: PrecisionRecall | None
     reliability: list[ReliabilityBin]
@@ -203,8 +203,8 @@ class Event(OpenDocument, kw_only=True):
 
     event: str
     step: int
-    samples: int | UnsetType = UNSET
-    seconds: Number | UnsetType = UNSET
+    samples: int | None = None
+    seconds: Number | None = None
 
 
 class OtherEvent(Event, kw_only=True):
@@ -219,32 +219,32 @@ class TrainEvent(Event, kw_only=True):
     gradient_norm: 2-norm of the dense parameters' gradients of that step, before clipping; None where it was skipped.
     """
 
-    epoch: int | UnsetType = UNSET
-    steps: int | UnsetType = UNSET
-    loss: Number | UnsetType | None = UNSET
-    accuracy: Number | UnsetType | None = UNSET
-    logloss: Number | UnsetType | None = UNSET
-    lr: Number | UnsetType = UNSET
-    gradient_norm: Number | UnsetType | None = UNSET
-    samples_per_second: Number | UnsetType | None = UNSET
-    input_wait_fraction: Number | UnsetType | None = UNSET
-    phase_seconds: dict[str, Number | None] | UnsetType | None = UNSET
-    watts: Number | UnsetType | None = UNSET
-    measured: Measured | UnsetType = UNSET
-    host_bytes: int | UnsetType | None = UNSET
-    device_bytes: int | UnsetType | None = UNSET
+    epoch: int | None = None
+    steps: int | None = None
+    loss: Number | None = None
+    accuracy: Number | None = None
+    logloss: Number | None = None
+    lr: Number | None = None
+    gradient_norm: Number | None = None
+    samples_per_second: Number | None = None
+    input_wait_fraction: Number | None = None
+    phase_seconds: dict[str, Number | None] | None = None
+    watts: Number | None = None
+    measured: Measured | None = None
+    host_bytes: int | None = None
+    device_bytes: int | None = None
     rest: Json = rest()
 
 
 class EvaluationEvent(Event, kw_only=True):
     """An evaluation of a split (`eval`, or `eval_train` of the training split), its metrics in `rest`."""
 
-    eval_samples: int | UnsetType = UNSET
-    split: str | UnsetType = UNSET
+    eval_samples: int | None = None
+    split: str | None = None
     auc: Number | None
     rest: Json = rest()
-    eval_seconds: Number | UnsetType = UNSET
-    measured: Measured | UnsetType = UNSET
+    eval_seconds: Number | None = None
+    measured: Measured | None = None
 
     def figures(self) -> EvaluationFigures:
         """The evaluation as a summary has it."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 from filelock import FileLock, Timeout
-from msgspec import UNSET, Struct
+from msgspec import Struct
 from msgspec.structs import replace
 
 from app.checkpoint.files import CHECKPOINTS
@@ -158,13 +158,12 @@ class RunDirectory:
         (self.path / SUMMARY).unlink(missing_ok=True)
         # The manifest marks a run's directory, so it exists at all times.
         before = None if afresh or not is_run(self.path) else read_manifest(self.path)
-        earlier = [*(before.earlier or []), replace(before, earlier=UNSET)] if before else []
-        results_before = before.results_before if before else UNSET
+        earlier = [*before.earlier, replace(before, earlier=[])] if before else []
         document = replace(
             manifest,
             format=FORMAT_NAME,
             from_step=step,
-            results_before=self._results_lines() if results_before is UNSET else results_before,
+            results_before=before.results_before if before else self._results_lines(),
             earlier=earlier,
         )
         write_atomically(self.path / MANIFEST, _json(document))

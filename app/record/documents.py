@@ -1,9 +1,9 @@
-"""A run's manifest.json and summary.json. A key that does not apply to a run is UNSET, and its document lacks it.
+"""A run's manifest.json and summary.json. What does not apply to a run, or was not measured, is None.
 
 The keys of each document are written in the order of its fields.
 """
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Struct, UnsetType, field
 
 from app.metrics.documents import Best, EarlyStop, EvaluationFigures, Power, Throughput, rest
 from app.sharding.documents import PlannedTable
@@ -17,9 +17,9 @@ DONE = ("completed", "target_reached")  # statuses of a run that came to its end
 class Code(OpenDocument, kw_only=True):
     """Commit of the checkout, SHA-256 of what differs from it, and SHA-256 of the modules."""
 
-    git_sha: str | UnsetType | None = UNSET
-    dirty_diff_sha256: str | UnsetType | None = UNSET
-    sources_sha256: str | UnsetType | None = UNSET
+    git_sha: str | None
+    dirty_diff_sha256: str | None
+    sources_sha256: str | None
     rest: Json = rest()
 
 
@@ -27,24 +27,24 @@ class Device(OpenDocument, kw_only=True):
     """One GPU."""
 
     name: str
-    memory_bytes: int | UnsetType = UNSET
-    architecture: str | UnsetType = UNSET
+    memory_bytes: int
+    architecture: str
     rest: Json = rest()
 
 
 class Hardware(OpenDocument, kw_only=True):
     """The machine of rank 0; `cores` are those of the affinity, quota and limit those of a container, if it has any."""
 
-    machine: str | UnsetType = UNSET
-    system: str | UnsetType = UNSET
-    cpu: str | UnsetType = UNSET
-    cpu_instructions: str | UnsetType = UNSET
-    cores: int | UnsetType = UNSET
-    cpu_quota: Number | UnsetType = UNSET
-    memory_bytes: int | UnsetType = UNSET
-    memory_limit_bytes: int | UnsetType = UNSET
-    devices: list[Device] | UnsetType = UNSET
-    driver: str | UnsetType | None = UNSET
+    machine: str
+    system: str
+    cpu: str
+    cpu_instructions: str
+    cores: int
+    cpu_quota: Number | None
+    memory_bytes: int
+    memory_limit_bytes: int | None
+    devices: list[Device]
+    driver: str | None
     rest: Json = rest()
 
 
@@ -52,18 +52,18 @@ class Provenance(OpenDocument, kw_only=True):
     """What a machine and a checkout determine of a run, without secrets; `format` is of a run's manifest alone."""
 
     format: str | UnsetType = UNSET
-    code: Code | UnsetType = UNSET
-    image: str | UnsetType | None = UNSET
-    base_image: str | UnsetType | None = UNSET
-    versions: dict[str, str | None] | UnsetType = UNSET
-    hardware: Hardware | UnsetType = UNSET
-    environment: dict[str, str] | UnsetType = UNSET
-    argv: list[str] | UnsetType = UNSET
+    code: Code
+    image: str | None
+    base_image: str | None
+    versions: dict[str, str | None]
+    hardware: Hardware
+    environment: dict[str, str]
+    argv: list[str]
 
     @property
     def commit(self) -> str | None:
         """The commit of the checkout, where it is known."""
-        return (self.code.git_sha or None) if self.code else None
+        return self.code.git_sha or None
 
 
 class Dataset(OpenDocument, kw_only=True):
@@ -71,17 +71,17 @@ class Dataset(OpenDocument, kw_only=True):
 
     path: str | None
     digest: str | None
-    published_tables: str | UnsetType | None = UNSET
-    rows: dict[str, int] | UnsetType = UNSET
-    labels: dict[str, str | None] | UnsetType | None = UNSET
-    label_rate: Number | UnsetType | None = UNSET
-    encoding: str | UnsetType | None = UNSET
-    sources: list[str | None] | UnsetType = UNSET
-    source_md5: list[str] | UnsetType | None = UNSET
-    bayes: Json | UnsetType | None = UNSET
-    unseen: str | UnsetType | None = UNSET
-    misleading: list[str] | UnsetType = UNSET
-    sampling: str | UnsetType = UNSET
+    published_tables: str | None = None
+    rows: dict[str, int] = field(default_factory=dict)
+    labels: dict[str, str | None] = field(default_factory=dict)
+    label_rate: Number | None = None
+    encoding: str | None = None
+    sources: list[str | None] = field(default_factory=list)
+    source_md5: list[str] | None = None
+    bayes: Json | None = None
+    unseen: str | None = None
+    misleading: list[str] = field(default_factory=list)
+    sampling: str | None = None
     rest: Json = rest()
 
 
@@ -112,33 +112,34 @@ class RunSchedule(Struct, kw_only=True):
 
 
 class RunManifest(Provenance, kw_only=True):
-    """What made a run: its newest launch, and the `earlier` ones, whose manifests have no such list.
+    """What made a run: its newest launch, and the `earlier` ones, whose own lists are empty.
 
-    began: when the launch began, UTC, as ISO 8601 writes it.
+    began: when the launch began, UTC, as ISO 8601 writes it. pipeline, schedule: None of a run that was built and not
+    trained.
     """
 
     dataset: Dataset
-    files: dict[str, str] | UnsetType = UNSET
-    seeds: dict[str, int] | UnsetType = UNSET
+    files: dict[str, str]
+    seeds: dict[str, int]
     world_size: int
-    platform: str | UnsetType = UNSET
-    num_threads: int | UnsetType | None = UNSET
-    compile: str | UnsetType = UNSET
-    local_world_size: int | UnsetType = UNSET
-    plan: dict[str, PlannedTable] | UnsetType = UNSET
-    began: str | UnsetType = UNSET
-    pipeline: str | UnsetType = UNSET
-    tables: dict[str, TableSize] | UnsetType = UNSET
-    schedule: RunSchedule | UnsetType = UNSET
+    platform: str
+    num_threads: int | None
+    compile: str
+    local_world_size: int
+    plan: dict[str, PlannedTable]
+    began: str
+    pipeline: str | None
+    tables: dict[str, TableSize]
+    schedule: RunSchedule | None
     rest: Json = rest()
-    from_step: int | UnsetType = UNSET
-    results_before: int | UnsetType = UNSET
-    earlier: "list[RunManifest] | UnsetType" = UNSET
+    from_step: int = 0
+    results_before: int = 0
+    earlier: "list[RunManifest]" = field(default_factory=list)
 
     @property
     def launches(self) -> "list[RunManifest]":
         """The manifests of all launches, the newest last."""
-        return [*(self.earlier or []), self]
+        return [*self.earlier, self]
 
 
 class Parameters(OpenDocument, kw_only=True):
@@ -153,9 +154,9 @@ class Parameters(OpenDocument, kw_only=True):
 class TrainFigures(OpenDocument, kw_only=True):
     """Means over the last steps; None where not computed. skipped_steps: of the whole run."""
 
-    loss: Number | UnsetType | None = UNSET
-    logloss: Number | UnsetType | None = UNSET
-    skipped_steps: int | UnsetType = UNSET
+    loss: Number | None
+    logloss: Number | None
+    skipped_steps: int
     rest: Json = rest()
 
 
@@ -197,7 +198,7 @@ class TableFigures(Struct, kw_only=True):
 
 
 class Summary(OpenDocument, kw_only=True):
-    """A run's final figures; what was not measured is None or not set.
+    """A run's final figures; what was not measured is None.
 
     eval: the evaluation of the model that is served, which is of the best checkpoint where the run keeps one; last: the
     newest evaluation. events: of each kind in metrics.jsonl.
@@ -205,7 +206,7 @@ class Summary(OpenDocument, kw_only=True):
     """
 
     status: str
-    error: str | UnsetType = UNSET
+    error: str | None = None
     version: int
     steps: int
     samples: int
@@ -213,19 +214,19 @@ class Summary(OpenDocument, kw_only=True):
     parameters: Parameters
     train: TrainFigures
     best: Best | None
-    early_stop: EarlyStop | UnsetType = UNSET
+    early_stop: EarlyStop | None = None
     eval: EvaluationFigures
     last: EvaluationFigures
-    baselines: Json | UnsetType | None = UNSET
-    no_baselines: str | UnsetType = UNSET
+    baselines: Json | None = None
+    no_baselines: str | None = None
     throughput: Throughput
     covers: dict[str, Covered]
-    events: dict[str, int] | UnsetType = UNSET
-    memory: Memory | UnsetType | None = UNSET
-    utilisation: dict[str, Number | None] | UnsetType | None = UNSET
-    phase_seconds: dict[str, Number | None] | UnsetType | None = UNSET
+    events: dict[str, int] = field(default_factory=dict)
+    memory: Memory | None = None
+    utilisation: dict[str, Number | None] | None = None
+    phase_seconds: dict[str, Number | None] | None = None
     rest: Json = rest()
-    power: Power | UnsetType | None = UNSET
-    tables: dict[str, TableFigures] | UnsetType = UNSET
-    seconds: dict[str, Number] | UnsetType = UNSET
-    digest: Digests | UnsetType = UNSET
+    power: Power | None = None
+    tables: dict[str, TableFigures] = field(default_factory=dict)
+    seconds: dict[str, Number] = field(default_factory=dict)
+    digest: Digests | None = None

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from msgspec import UNSET
 from numpy.typing import NDArray
 
 from app.record.documents import Code, Device, Hardware, Provenance
@@ -191,9 +190,9 @@ def _hardware() -> Hardware:
         cpu=_cpu_name(),
         cpu_instructions=torch.backends.cpu.get_cpu_capability(),
         cores=affinity(),
-        cpu_quota=UNSET if quota is None else quota,
+        cpu_quota=quota,
         memory_bytes=memory_of_machine(),
-        memory_limit_bytes=UNSET if limit is None else limit,
+        memory_limit_bytes=limit,
         devices=devices,
         driver=_gpu_driver() if devices else None,
     )

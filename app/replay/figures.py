@@ -137,7 +137,7 @@ def _of_events(record: Record, replay: Replay) -> Iterator[Pair]:
         is_whole = not any(start < step <= end for start, end in expected.unknown)
         figures = plain_object(before)
         yield Pair(where, METRICS, figures, plain_object(now), is_whole, _samples({**plain_object(now), **figures}))
-    starts = [launch.from_step or 0 for launch in record.manifest.launches]
+    starts = [launch.from_step for launch in record.manifest.launches]
     resumed = [start for number, start in enumerate(starts) if start and start <= min(starts[number:])]
     steps, launched = [event.step for event in record.events if event.event == "resume"], iter(resumed)
     if all(step in launched for step in steps):
@@ -145,7 +145,7 @@ def _of_events(record: Record, replay: Replay) -> Iterator[Pair]:
     yield Pair(f"{METRICS}, resume", "", {"steps": steps}, {"steps": resumed})
     if record.summary is not None and record.summary.status != "failed":
         counts = Counter(event.event for event in record.events)
-        yield Pair(f"{SUMMARY}, events", "", {**(record.summary.events or {})}, {**counts})
+        yield Pair(f"{SUMMARY}, events", "", {**record.summary.events}, {**counts})
 
 
 def expected_of(record: Record, steps: int) -> ExpectedEvents:
@@ -172,12 +172,11 @@ def _of_manifests(record: Record, replay: Replay) -> Iterator[Pair]:
         lines = len(record.results)  # the head, those of earlier runs, and the run's own, if it came to its end
         has_line = record.summary is not None and record.summary.status != "failed"
         before = (lines - 1 if lines > 2 else 0) if has_line else record.manifest.results_before
-        yield Pair(where, "", own, {"from_step": launch.from_step or 0, "results_before": before})
+        yield Pair(where, "", own, {"from_step": launch.from_step, "results_before": before})
     newest, runtime = record.manifest, record.config.get("runtime") or {}
-    earlier = newest.earlier is not UNSET
-    recorded: Json = {"num_threads": newest.num_threads, "compile": newest.compile, "earlier": earlier}
+    recorded: Json = {"num_threads": newest.num_threads, "compile": newest.compile}
     threads, compiled = runtime.get("num_threads"), runtime.get("compile") or "none"
-    configured: Json = {"num_threads": threads, "compile": compiled, "earlier": True}
+    configured: Json = {"num_threads": threads, "compile": compiled}
     if newest.schedule:
         recorded["schedule"] = plain_object(newest.schedule)
         configured["schedule"] = plain_object(replay.schedule)
@@ -195,7 +194,7 @@ def _of_results(record: Record, summary: Summary) -> Iterator[Pair]:
     manifest, rates = record.manifest, summary.throughput
     batch = int(record.config["train"]["global_batch_size"])
     expected: Json = {
-        "Num. Nodes": manifest.world_size // (manifest.local_world_size or 1),
+        "Num. Nodes": manifest.world_size // manifest.local_world_size,
         "Batch Size": batch,
         "Recommendations/s (mean)": rates.samples_per_second,
         "Run": record.config["run"]["name"],
@@ -237,7 +236,7 @@ def _of_summary(record: Record, recorded: Summary, replay: Replay) -> Iterator[P
     newest = max(evaluated, default=None)
     served = recorded.best.step if record.keeps_best and recorded.best else newest
     yield _of_evaluation("eval", recorded.eval, served, replay)
-    yield _of_evaluation("last", recorded.last or None, newest, replay)
+    yield _of_evaluation("last", recorded.last, newest, replay)
     yield from _of_best(record, recorded, replay)
 
 
@@ -267,7 +266,7 @@ def _of_evaluation(part: str, recorded: EvaluationFigures | None, step: int | No
 
 def _of_best(record: Record, recorded: Summary, replay: Replay) -> Iterator[Pair]:
     """The best evaluation, by the replay's figures of its step; there is one once the newest launch has evaluated."""
-    where, best = f"{SUMMARY}, best", recorded.best or None
+    where, best = f"{SUMMARY}, best", recorded.best
     if best is not None:
         evaluation = replay.evaluation("eval", best.step)
         repeated: Best | None = None if evaluation is None else best_of(evaluation, replay.monitor)
@@ -275,7 +274,7 @@ def _of_best(record: Record, recorded: Summary, replay: Replay) -> Iterator[Pair
         samples = _samples({} if evaluation is None else plain_object(evaluation))
         yield Pair(where, SUMMARY, plain_object(best), figures, samples=samples)
     else:
-        begin = record.manifest.launches[-1].from_step or 0
+        begin = record.manifest.launches[-1].from_step
         evaluations = [replay.evaluation("eval", step) for step in record.evaluated(replay.steps) if step > begin]
         is_due = any(one is not None and best_of(one, replay.monitor) is not None for one in evaluations)
         yield Pair(where, "", {"all": MISSING if is_due else "none"}, {"all": "none"})

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import Struct
 
 from app.record.documents import RunManifest
 from app.runtime.environment import INTERFACES, SET_BY_LAUNCHER
@@ -40,7 +40,7 @@ class Launch(NamedTuple):
 def launches_of(manifest: RunManifest) -> list[Launch]:
     """The launches whose steps the record holds, in order: what was killed and trained again is the later one's."""
     parts = manifest.launches
-    starts = [part.from_step or 0 for part in parts]
+    starts = [part.from_step for part in parts]
     launches = []
     for number, part in enumerate(parts):
         end = min(starts[number + 1 :], default=None)
@@ -81,7 +81,7 @@ def _changes(recorded: RunManifest, now: RunManifest, any_layout: bool) -> list[
         for key, (before, after) in conditions.items()
         if (before or None) != (after or None)
     ]
-    plans = recorded.plan or {}, now.plan or {}
+    plans = recorded.plan, now.plan
     if not lines and not any_layout and _places(plans[0]) != _places(plans[1]):
         lines = [f"sharding: {_types(plans[0])} then, {_types(plans[1])} now"]
     for part in ("code", "versions", "hardware", "environment", "files"):
@@ -94,11 +94,9 @@ def _changes(recorded: RunManifest, now: RunManifest, any_layout: bool) -> list[
     return lines
 
 
-def _facts(part: Struct | Json | UnsetType) -> Json:
+def _facts(part: Struct | Json) -> Json:
     """A part of a manifest by key."""
-    if isinstance(part, Struct):
-        return plain_object(part)
-    return {} if part is UNSET else part
+    return plain_object(part) if isinstance(part, Struct) else part
 
 
 def _places(plan: Mapping[str, PlannedTable]) -> dict[str, tuple[str, list[int]]]:
@@ -146,7 +144,7 @@ def expected_events(launches: list[Launch], steps: int, has_ended: bool) -> Expe
     unknown = []
     for launch, following in zip(launches, [*launches[1:], None], strict=True):
         start, end = launch.start, min(steps if launch.end is None else launch.end, steps)
-        schedule = launch.manifest.schedule if launch.manifest is not None else UNSET
+        schedule = launch.manifest.schedule if launch.manifest is not None else None
         if not schedule:
             unknown.append((start, end))
             continue
@@ -161,7 +159,7 @@ def expected_events(launches: list[Launch], steps: int, has_ended: bool) -> Expe
         if following is None:
             is_due = has_ended
         else:
-            next_schedule = following.manifest.schedule if following.manifest is not None else UNSET
+            next_schedule = following.manifest.schedule if following.manifest is not None else None
             is_due = bool(next_schedule) and end < steps
             is_due = is_due and length_of(next_schedule).next_evaluation(end - 1) == end  # type: ignore[arg-type]
             kinds -= set() if next_schedule and next_schedule.evaluates_train else {"eval_train"}

@@ -134,10 +134,10 @@ def read_record(directory: Path) -> Record:
         UserError: the directory is not a trained run's, or a file is damaged or of another version.
     """
     manifest, summary, checkpoints = read_manifest(directory), read_summary(directory), directory / CHECKPOINTS
-    if any(not launch.schedule for launch in manifest.launches):
+    if any(launch.schedule is None for launch in manifest.launches):
         raise UserError(
-            f"run={directory}: {MANIFEST} has no schedule, as of a run that was built and not trained, or of another "
-            "version; give a run that this version trained"
+            f"run={directory}: {MANIFEST} has no schedule, as of a run that was built and not trained; give a run "
+            "that this version trained"
         )
     if summary is not None and summary.version != SUMMARY_VERSION:
         raise UserError(

@@ -8,7 +8,6 @@ from itertools import combinations, groupby
 from typing import Any
 
 import numpy as np
-from msgspec import UNSET
 
 from app.kinds.metrics import AUC, METRICS, Metric
 from app.record.scores import Scores, kept_splits, read_scores
@@ -207,8 +206,8 @@ def window_times(run: RunFiles) -> np.ndarray[Any, np.dtype[np.float64]]:
     for event in run.windows:
         rate, steps, last = event.samples_per_second, event.steps, event.step
         if rate and steps and not any(last - steps < start + excluded and start < last for start in starts):
-            before, after = samples_at.get(last - steps, UNSET), event.samples
-            is_known = before is not UNSET and after is not UNSET
+            before, after = samples_at.get(last - steps), event.samples
+            is_known = before is not None and after is not None
             samples = after - before if is_known else steps * run.global_batch_size  # type: ignore[operator]
             windows.append((samples / rate, samples))
     return np.array(windows, np.float64).reshape(-1, 2).T
@@ -321,7 +320,7 @@ def same_rows(first: RunFiles, second: RunFiles) -> bool:
     """Return whether two runs were evaluated on the same rows, encoded as they may be."""
     one, other = first.manifest.dataset, second.manifest.dataset
     splits = [run.evaluation.split for run in (first, second)]
-    labels = [(dataset.labels or {}).get(str(split)) for dataset, split in zip((one, other), splits, strict=True)]
+    labels = [dataset.labels.get(str(split)) for dataset, split in zip((one, other), splits, strict=True)]
     selections = [
         [run.config.get(group.name, {}).get(key) for group in rows_of_extensions(KeyGroup) for key in group.sample_keys]
         for run in (first, second)

@@ -198,7 +198,7 @@ def _describe_scores(scores: ScoreComparison) -> tuple[str, str]:
     difference = scores.difference
     if difference is None:
         words = f"python -m app.evaluate run={{}} split={scores.split} keep_scores={{}}"
-        rows = [(run.manifest.dataset.rows or {}).get(scores.split) or scores.rows for run in scores.at_fault]
+        rows = [run.manifest.dataset.rows.get(scores.split) or scores.rows for run in scores.at_fault]
         commands = " and ".join(
             words.format(run.directory, count) for run, count in zip(scores.at_fault, rows, strict=True)
         )

@@ -82,7 +82,7 @@ def _why_no_ceiling(run: RunFiles) -> str:
     if utilisation.get("flops_per_second") is None:
         reasons = "FLOPs of this model depend on the sample. "
     if utilisation.get("memory_bytes_per_second") is None:
-        trained = (summary.seconds or {}).get("train", 0.0)
+        trained = summary.seconds.get("train", 0.0)
         is_short = f"it takes {MIN_TRAIN_SECONDS:.0f} s of training, and this run has {trained:.1f}"
         why = is_short if trained < MIN_TRAIN_SECONDS else "the devices have too little memory left"
         reasons += f"Ceilings were not measured: {why}. "

@@ -3,9 +3,9 @@
 import shlex
 from dataclasses import dataclass, replace
 
-from app.kinds.metrics import LOGLOSS, METRICS
+from app.kinds.metrics import METRICS
 from app.metrics.documents import Power
-from app.record.documents import Hardware, TableSize, TrainFigures
+from app.record.documents import TableSize
 from app.report.read import RunFiles
 from app.report.words import NOT_MEASURED, count, devices, duration, figure, percent, plural, precision, size
 from app.sharding.documents import PlannedTable
@@ -43,7 +43,7 @@ def deepspark(run: RunFiles, scalability: str | None = None) -> list[str]:
     published = config.get("published") or {}
     main = METRICS[run.evaluation.main]
     goal = config["train"].get("target_auc") or published.get(main.name) or published.get("least_auc")
-    rates, memory, power = run.throughput, run.memory, (summary.power or None) if summary else None
+    rates, memory, power = run.throughput, run.memory, summary.power if summary else None
     optimizer = config["optimizer"]
     peak = memory.device_peak_bytes or memory.host_peak_bytes
     memory_kind = "device" if memory.device_peak_bytes else "host"
@@ -70,7 +70,7 @@ def deepspark(run: RunFiles, scalability: str | None = None) -> list[str]:
 
 
 def _sharding(run: RunFiles) -> str:
-    kinds = {entry.type for entry in (run.manifest.plan or {}).values()}
+    kinds = {entry.type for entry in run.manifest.plan.values()}
     return ", ".join(sorted(kinds)) or "no tables"
 
 
@@ -82,7 +82,7 @@ def _stability(run: RunFiles) -> str:
 
 def embedding_tables(run: RunFiles) -> ReportTable:
     """Each table's size, sharding and computed traffic of one step."""
-    plan, tables, rows = run.manifest.plan or {}, run.manifest.tables or {}, []
+    plan, tables, rows = run.manifest.plan, run.manifest.tables, []
     whole = sum(table.bytes for table in tables.values())
     for name, table in sorted(tables.items(), key=lambda item: -item[1].bytes):
         entry = plan.get(name)
@@ -126,7 +126,7 @@ def embedding_tables(run: RunFiles) -> ReportTable:
 
 def trained_tables(run: RunFiles) -> ReportTable:
     """What training has left of each table, those with the smallest touched part first; no rows in older runs."""
-    trained = (run.summary.tables or {}) if run.summary else {}
+    trained = run.summary.tables if run.summary else {}
     rows = [
         [
             name,
@@ -172,7 +172,7 @@ def _exchanged(run: RunFiles, table: TableSize, entry: PlannedTable | None, vect
 
 def rank_loads(run: RunFiles) -> ReportTable:
     """Bytes of weights on each rank."""
-    plan, tables = run.manifest.plan or {}, run.manifest.tables or {}
+    plan, tables = run.manifest.plan, run.manifest.tables
     load, counts = [0.0] * run.world_size, [0] * run.world_size
     for name, table in tables.items():
         entry = plan.get(name)
@@ -189,19 +189,19 @@ def rank_loads(run: RunFiles) -> ReportTable:
 def about(run: RunFiles) -> list[tuple[str, str]]:
     """What a run was: its date, machine, precision, batch, dataset and model."""
     manifest, dataset, model = run.manifest, run.manifest.dataset, run.config["model"]
-    hardware = manifest.hardware or Hardware()
+    hardware = manifest.hardware
     began = manifest.launches[0].began
     cores = f", {plural(hardware.cores, 'core')}" if hardware.cores else ""
     if hardware.cpu_quota:
         cores += f", of which the container may use {hardware.cpu_quota:g}"
-    rows = (dataset.rows or {}).get("train")
+    rows = dataset.rows.get("train")
     data = dataset.path or f"none, table sizes of {dataset.published_tables}"
-    parameters = run.summary.parameters or None if run.summary else None
+    parameters = run.summary.parameters if run.summary else None
     name = model.get("name", "dlrm")
     kind = f"DLRM, interaction {model.get('interaction')}" if name == "dlrm" else str(name).upper()
     size_of = f", {count(parameters.total)} parameters" if parameters is not None else ""
     return [
-        ("Date", began.replace("T", " ").replace("+00:00", " UTC") if began else "not recorded"),
+        ("Date", began.replace("T", " ").replace("+00:00", " UTC")),
         ("Machine", devices(manifest) + cores),
         ("Precision", precision(run.config)),
         ("Global batch", f"{run.global_batch_size:,} samples"),
@@ -213,14 +213,13 @@ def about(run: RunFiles) -> list[tuple[str, str]]:
 def figures(run: RunFiles) -> ReportTable:
     """The rest of summary.json, labelled."""
     summary, rates, evaluation, memory = run.summary, run.throughput, run.evaluation, run.memory
-    seconds, parameters, power, train = {}, None, None, TrainFigures()
+    seconds, parameters, power, logloss = {}, None, None, None
     if summary is not None:
-        seconds = summary.seconds or {}
-        parameters, power, train = summary.parameters or None, summary.power or None, summary.train or train
-    total, in_tables = (count(parameters and getattr(parameters, key)) for key in ("total", "embedding"))
+        seconds, parameters, power, logloss = summary.seconds, summary.parameters, summary.power, summary.train.logloss
+    total, in_tables = (count(getattr(parameters, key, None)) for key in ("total", "embedding"))
     best, last, main = run.best, run.last_evaluation, METRICS[evaluation.main].label
     rows = [
-        ["Samples trained on", count((summary.samples or 0) if summary else None)],
+        ["Samples trained on", count(summary.samples if summary else None)],
         ["Parameters", f"{total} ({in_tables} in tables)"],
         ["Global samples/s", count(rates.samples_per_second)],
         ["Samples/s per device", count(rates.samples_per_second_per_device)],
@@ -233,7 +232,7 @@ def figures(run: RunFiles) -> ReportTable:
             if metric.in_report and (metric.task == METRICS[evaluation.main].task)
             if metric.name in evaluation.rest or not (metric.over or metric.mean_of)
         ],
-        [f"Train logloss, last {_train_steps(run)} steps", figure(train.figure(LOGLOSS))],
+        [f"Train logloss, last {_train_steps(run)} steps", figure(logloss)],
         ["Peak memory of a process, host", size(memory.host_peak_bytes)],
         *([["Peak memory of a process, device", size(memory.device_peak_bytes)]] if memory.device_peak_bytes else []),
         ["Step of the model that is served", count(evaluation.figure("step"))],
@@ -267,7 +266,7 @@ def _further(power: Power | None) -> list[tuple[str, object]]:
 def replay(run: RunFiles) -> list[str]:
     """Commands that do the run again."""
     commit = run.manifest.commit
-    arguments = " ".join(shlex.quote(argument) for argument in (run.manifest.argv or [])[1:])
+    arguments = " ".join(shlex.quote(argument) for argument in run.manifest.argv[1:])
     processes = f"NPROC={run.world_size} " if run.world_size > 1 else ""
     lines = [f"git checkout {commit}"] if commit else []
     quoted = arguments.replace("$", "$$")

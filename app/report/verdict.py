@@ -169,7 +169,7 @@ def _quality(run: RunFiles) -> list[tuple[str, str]]:
     ]
     keeps_best = bool((run.config.get("checkpoint") or {}).get("keep_best"))
     sentences += [sentence for addition in additions(run) for sentence in addition.sentences]
-    encoding = run.manifest.dataset.encoding or None
+    encoding = run.manifest.dataset.encoding
     remarks = shortcomings(run.last_evaluation, run.best, len(run.evaluations), keeps_best, encoding)
     sentences += [("bad", f"{sentence}.") for sentence in remarks]
     sentences += _faults_of_data(run)
@@ -191,7 +191,7 @@ def _quality_of_numbers(run: RunFiles, rmse: float, deviation: float) -> list[tu
 def _faults_of_data(run: RunFiles) -> list[tuple[str, str]]:
     """What the dataset has that misleads."""
     dataset = run.manifest.dataset
-    lines = [*(line for line in (dataset.unseen, dataset.sampling) if line), *(dataset.misleading or [])]
+    lines = [*(line for line in (dataset.unseen, dataset.sampling) if line), *dataset.misleading]
     return [("bad", f"{line[0].upper()}{line[1:]}.") for line in lines]
 
 
@@ -242,7 +242,7 @@ def not_comparable(run: RunFiles, published: dict[str, Any]) -> str | None:
             f"The published figures are for other files ({published.get('data')}, by their MD5), so this run is not "
             "held to them."
         )
-    rows_of_run = (run.manifest.dataset.rows or {}).get("train")
+    rows_of_run = run.manifest.dataset.rows.get("train")
     if rows_of_run is not None and abs(rows_of_run - rows) <= SAME_ROWS * rows:
         return None
     rows_in_words = NOT_MEASURED if rows_of_run is None else count(rows_of_run)

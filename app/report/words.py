@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from app.record.documents import Hardware, RunManifest
+from app.record.documents import RunManifest
 
 NOT_MEASURED = "not measured"
 MINUS = "−"
@@ -70,6 +70,6 @@ def precision(config: Mapping[str, Any]) -> str:
 
 def devices(manifest: RunManifest) -> str:
     """The devices of a run."""
-    hardware = manifest.hardware or Hardware()
-    names = sorted({device.name for device in hardware.devices or []}) or [hardware.cpu or "CPU"]
-    return f"{manifest.world_size} × {manifest.platform or 'cpu'} ({', '.join(names)})"
+    hardware = manifest.hardware
+    names = sorted({device.name for device in hardware.devices}) or [hardware.cpu or "CPU"]
+    return f"{manifest.world_size} × {manifest.platform} ({', '.join(names)})"

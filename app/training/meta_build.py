@@ -5,13 +5,14 @@ Table sizes are those that a recipe's source publishes (data.published_tables); 
 
 import logging
 import time
+from datetime import datetime, timezone
 from pathlib import Path
 
 from msgspec import structs
 from torch import nn
 
 from app.checkpoint.files import whole_checkpoints
-from app.config import AppConfig, DataConfig, ModelConfig
+from app.config import AppConfig, Compile, DataConfig, ModelConfig
 from app.config.data import own_files
 from app.config.published import published_tables
 from app.model.embeddings import TableArch
@@ -93,10 +94,15 @@ def write(config: AppConfig, runtime: Runtime, record: RunDirectory, began: floa
     manifest = RunManifest(
         **structs.asdict(provenance.describe_run()),
         dataset=Dataset(path=None, digest=None, published_tables=config.data.published_tables),
+        files={},
         seeds={"train.seed": config.train.seed},
         world_size=runtime.world_size,
         platform=runtime.platform.value,
         num_threads=runtime.num_threads,
+        compile=(config.runtime.compile or Compile.none).value,
+        began=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        pipeline=None,
+        schedule=None,
         local_world_size=runtime.local_world_size,
         plan=plan.describe_tables(),
         tables=sizes,

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from msgspec import UNSET
-
 from app.checkpoint import files
 from app.config import AppConfig
 from app.kinds.trackers import TENSORBOARD
@@ -205,7 +203,7 @@ class TrainingRun:
         )
         events = read_events(self._directory.path) if self.runtime.rank == 0 else []
         figures.throughput.slowdown = find_slowdown(events)
-        figures.early_stop = early_stop(self.state, self.length) or UNSET
+        figures.early_stop = early_stop(self.state, self.length)
         figures.events = dict(Counter(event.event for event in events))
         self._directory.summary(figures)
         self.recorder.trackers.close(figures)

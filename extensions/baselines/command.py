@@ -10,8 +10,6 @@ import json
 import logging
 from pathlib import Path
 
-from msgspec import UNSET
-
 from app.record.directory import save_summary
 from app.record.reading import SUMMARY, read_config, read_manifest, read_summary
 from app.report.page import write_report
@@ -62,7 +60,7 @@ def main(config: BaselinesConfig) -> int:
             f"run={directory}: was trained further while its baselines were computed; when it has ended, "
             "give the same command again"
         )
-    newest.baselines, newest.no_baselines = plain_object(scored.figures), UNSET
+    newest.baselines, newest.no_baselines = plain_object(scored.figures), None
     save_summary(directory, newest)
     write_report(directory)
     print(json.dumps(newest.baselines, indent=1))

@@ -1,6 +1,6 @@
 """The figures of baselines: `baselines` of summary.json."""
 
-from msgspec import UNSET, UnsetType
+from msgspec import field
 
 from app.metrics.documents import rest
 from common.documents import Json, Number, OpenDocument
@@ -17,8 +17,8 @@ class Baseline(OpenDocument, kw_only=True):
     ne: Number | None
     seconds: Number | None
     rows: int | None
-    difference: Number | UnsetType = UNSET
-    difference_interval: list[Number] | UnsetType | None = UNSET
+    difference: Number | None = None
+    difference_interval: list[Number] | None = None
     rest: Json = rest()
 
 
@@ -35,9 +35,9 @@ class Baselines(OpenDocument, kw_only=True):
     of_rows: int
     eval_rows: int
     of_eval_rows: int
-    compared_rows: int | UnsetType = UNSET
-    not_compared: str | UnsetType = UNSET
-    missing: dict[str, str] | UnsetType = UNSET
+    compared_rows: int | None = None
+    not_compared: str | None = None
+    missing: dict[str, str] = field(default_factory=dict)
     base_rate: Baseline | None = None
     columns: Baseline | None = None
     lr: Baseline | None = None

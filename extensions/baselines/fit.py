@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from msgspec import UNSET
 from numpy.typing import NDArray
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
@@ -58,7 +57,7 @@ def fit_baselines(
     reasons = {
         name: f"not fitted within {seconds:g} s" if names else "no columns" for name in NAMES if name not in preds
     }
-    baselines.missing = reasons or UNSET
+    baselines.missing = reasons
     return baselines, preds
 
 

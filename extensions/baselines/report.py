@@ -1,7 +1,5 @@
 """A run's model beside its baselines, in the report: lines of comparison, a sentence, the AUC of each column."""
 
-from msgspec import UNSET
-
 from app.kinds.metrics import AUC, BASE_RATE, COMPARED, NE
 from app.report.additions import Additions, FoldedTable
 from app.report.read import RunFiles
@@ -31,7 +29,7 @@ def additions(run: RunFiles) -> Additions:
 
 def figures_of(run: RunFiles) -> Baselines | None:
     """The baselines in a run's summary."""
-    recorded = (run.summary.baselines or None) if run.summary else None
+    recorded = run.summary.baselines if run.summary else None
     return None if recorded is None else convert(recorded, Baselines, "baselines")
 
 
@@ -52,9 +50,9 @@ def baselines_sentence(run: RunFiles) -> tuple[str, str] | None:
     best = max(aucs, key=lambda name: aucs[name])
     difference, interval = baselines[best].difference, baselines[best].difference_interval
     others = ", ".join(f"{name} {value:.4f}" for name, value in aucs.items())
-    missing = "".join(f"; {BASELINE_NAMES[name]}: {reason}" for name, reason in (figures.missing or {}).items())
+    missing = "".join(f"; {BASELINE_NAMES[name]}: {reason}" for name, reason in figures.missing.items())
     of = f"(AUC {auc:.4f} against {others}{_sample_of(figures)}{missing})"
-    if difference is UNSET:
+    if difference is None:
         gain, side = auc - aucs[best], "behind" if auc < aucs[best] else "ahead of"
         reason = figures.not_compared or f"python -m app.baselines run={run.directory} compares them"
         return "plain", f"{abs(gain):.4f} AUC {side} {best}, not compared row by row: {reason} {of}."
@@ -88,7 +86,7 @@ def _comparisons(run: RunFiles, figures: Baselines) -> list[ComparisonRow]:
     rows = []
     for name, one in _by_name(run, figures).items():
         remark = f"a simpler model on the same splits{_sample_of(figures)}"
-        if one.difference is not UNSET and one.difference_interval:
+        if one.difference is not None and one.difference_interval:
             reach = (one.difference_interval[1] - one.difference_interval[0]) / 2
             remark += (
                 f"; this run {signed(one.difference, 4)} ± {reach:.4f} AUC on the same {figures.compared_rows:,} rows "

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
 from app.sharding.documents import PlanFile, PlannedTable
 from common.documents import Json, Number, OpenDocument
@@ -12,13 +11,13 @@ from common.documents import Json, Number, OpenDocument
 class ForecastTable(PlannedTable, kw_only=True):
     """A table of a plan, with its size, its cost and the reason for its sharding."""
 
-    name: str | UnsetType = UNSET
-    num_embeddings: int | UnsetType = UNSET
-    embedding_dim: int | UnsetType = UNSET
-    bytes: Number | UnsetType = UNSET
-    lookup_ms: Number | UnsetType = UNSET
-    communication_ms: Number | UnsetType = UNSET
-    reason: str | UnsetType = UNSET
+    name: str | None = None
+    num_embeddings: int | None = None
+    embedding_dim: int | None = None
+    bytes: Number | None = None
+    lookup_ms: Number | None = None
+    communication_ms: Number | None = None
+    reason: str | None = None
 
 
 class RankCost(OpenDocument, kw_only=True):
@@ -58,9 +57,9 @@ class WhatIf(OpenDocument, kw_only=True):
     world_size: int
     global_batch_size: int
     forecast: Forecast | None
-    problem: str | UnsetType = UNSET
-    slowest: RankCost | UnsetType = UNSET
-    types: str | UnsetType = UNSET
+    problem: str | None = None
+    slowest: RankCost | None = None
+    types: str | None = None
     rest: Json = msgspec.field(default_factory=dict)
 
 
@@ -68,12 +67,12 @@ class ForecastFile(PlanFile, kw_only=True):
     """A plan, what it is a plan for, and its forecast; another plan than the command's has the plan alone."""
 
     tables: Mapping[str, ForecastTable]
-    nodes: int | UnsetType | None = UNSET
-    topology: Json | UnsetType = UNSET
-    global_batch_size: int | UnsetType = UNSET
-    optimizer: str | UnsetType = UNSET
-    types: str | UnsetType = UNSET
-    ranks: list[RankCost] | UnsetType = UNSET
-    forecast: Forecast | UnsetType = UNSET
-    notes: list[str] | UnsetType = UNSET
-    what_if: list[WhatIf] | UnsetType = UNSET
+    nodes: int | None = None
+    topology: Json | None = None
+    global_batch_size: int | None = None
+    optimizer: str | None = None
+    types: str | None = None
+    ranks: list[RankCost] | None = None
+    forecast: Forecast | None = None
+    notes: list[str] | None = None
+    what_if: list[WhatIf] | None = None

@@ -78,14 +78,14 @@ def summarise(
         ),
         dataset=DataOf(
             digest=dataset.digest,
-            encoding=dataset.encoding or None,
-            rows=dataset.rows or {},
+            encoding=dataset.encoding,
+            rows=dataset.rows,
             md5=dataset.source_md5 or [],
         )
         if dataset
         else None,
         machine=devices(manifest) if manifest else None,
-        versions=(manifest.versions or {}) if manifest else {},
+        versions=manifest.versions if manifest else {},
         commit=commits.pop() if len(commits) == 1 else None,
         dirty=any(run.run.manifest.code and run.run.manifest.code.dirty_diff_sha256 for run in runs),
         seconds=sum(seconds) if seconds else None,
@@ -121,17 +121,17 @@ def _record(seed: Seed, status: int | None) -> SeedRun:
         error = f"its test split was not evaluated (exit status {status})"
     elif status is not None or run.status == "failed":
         error = (summary.error if summary else None) or f"ended with exit status {status}"
-    power = (summary.power or None) if summary else None
+    power = summary.power if summary else None
     return SeedRun(
         seed=seed.number,
         status=run.status,
         error=error,
         manifest=digest_file(seed.directory / MANIFEST).sha256,
         steps=summary.steps if summary else None,
-        samples=(summary.samples or None) if summary else None,
-        samples_to_target=(summary.samples or None) if summary and run.status == "target_reached" else None,
+        samples=summary.samples if summary else None,
+        samples_to_target=summary.samples if summary and run.status == "target_reached" else None,
         samples_per_second=run.throughput.samples_per_second,
-        seconds=((summary.seconds or {}).get("total")) if summary else None,
+        seconds=summary.seconds.get("total") if summary else None,
         joules=(power.joules or None) if power else None,
     )
 

@@ -166,7 +166,7 @@ def have_begun(seeds: Sequence[Seed]) -> bool:
 
 def score_test_split(seed: Seed, launcher: Sequence[str] = ()) -> int:
     """Write test.json of a finished run whose evaluations are of another split; return the exit status."""
-    config, rows = read_config(seed.directory), read_manifest(seed.directory).dataset.rows or {}
+    config, rows = read_config(seed.directory), read_manifest(seed.directory).dataset.rows
     if not rows.get(TEST) or config["eval"]["split"] == TEST or figures_of_test(seed.directory) is not None:
         return EXIT_DONE
     if config["train"].get("max_steps") == 0:  # built, not trained

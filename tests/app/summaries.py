@@ -1,9 +1,10 @@
-"""The least that a summary.json holds."""
+"""The least that a summary.json and a run's manifest.json hold."""
 
 from typing import Any
 
 from app.record.documents import SUMMARY_VERSION
 
+BY_AUC = {"monitor": None, "value": None}  # of the best evaluation
 LEAST: dict[str, Any] = {
     "status": "completed",
     "version": SUMMARY_VERSION,
@@ -11,10 +12,43 @@ LEAST: dict[str, Any] = {
     "samples": 0,
     "world_size": 1,
     "parameters": {"embedding": 0, "dense": 0, "total": 0},
-    "train": {},
+    "train": {"loss": None, "logloss": None, "skipped_steps": 0},
     "best": None,
     "eval": {"auc": None},
     "last": {"auc": None},
     "throughput": {},
     "covers": {"train": {"steps": 0}},
+}
+LEAST_MANIFEST: dict[str, Any] = {
+    "code": {"git_sha": "a", "dirty_diff_sha256": None, "sources_sha256": "b"},
+    "image": None,
+    "base_image": None,
+    "versions": {},
+    "hardware": {
+        "machine": "x86_64",
+        "system": "Linux",
+        "cpu": "a CPU",
+        "cpu_instructions": "AVX2",
+        "cores": 2,
+        "cpu_quota": None,
+        "memory_bytes": 1 << 30,
+        "memory_limit_bytes": None,
+        "devices": [],
+        "driver": None,
+    },
+    "environment": {},
+    "argv": [],
+    "dataset": {"path": "x", "digest": "d"},
+    "files": {},
+    "seeds": {},
+    "world_size": 1,
+    "platform": "cpu",
+    "num_threads": 1,
+    "compile": "none",
+    "local_world_size": 1,
+    "plan": {},
+    "began": "2026-01-02T03:04:05+00:00",
+    "pipeline": "none",
+    "tables": {},
+    "schedule": None,
 }

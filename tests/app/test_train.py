@@ -14,11 +14,12 @@ from app.checkpoint.files import whole_checkpoints
 from tests.app.conftest import SMALL, Command, Refusal, ended, forked
 from tests.app.datasets import NUM_EMBEDDINGS
 from tests.app.run_files import events, losses, summary, wait_for
+from tests.app.summaries import BY_AUC
 from tests.error_lines import error_line
 
 SUMMARY_KEYS = {"status", "version", "steps", "samples", "world_size", "parameters", "train", "eval", "last", "events"}
 SUMMARY_KEYS |= {"throughput", "memory", "power", "seconds", "digest", "best", "utilisation", "phase_seconds", "covers"}
-SUMMARY_KEYS |= {"baselines", "tables"}
+SUMMARY_KEYS |= {"baselines", "no_baselines", "tables", "early_stop", "error"}
 
 
 def test_a_run_and_its_directory(run_app: Command, dataset: Path, tmp_path: Path) -> None:
@@ -43,7 +44,7 @@ def test_a_run_and_its_directory(run_app: Command, dataset: Path, tmp_path: Path
             best.add(step)
     assert {event["step"] for event in events(run, "checkpoint")} == {25, 50, 62} | best
     assert all(event["write_seconds"] > 0 and event["stall_seconds"] > 0 for event in events(run, "checkpoint"))
-    assert figures["best"] == {"step": max(best), "auc": max(aucs.values())}
+    assert figures["best"] == {"step": max(best), "auc": max(aucs.values()), **BY_AUC}
     assert [event["step"] for event in events(run, "train")] == list(range(1, 63))
     assert figures["train"]["logloss"] == pytest.approx(losses(run)[-1])
     newest = sorted({25, 50, 62} | best)[-2:]

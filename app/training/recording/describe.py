@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-from msgspec import UNSET
-
 from app.record.documents import Dataset, TableSize
 from app.sharding import from_config
 from app.sharding.execute import table_weights
@@ -28,11 +26,11 @@ def describe_dataset(session: Session) -> Dataset:
         label_rate=manifest.label_rate,
         encoding=manifest.encoding.get("name"),
         sources=[source.get("name") for source in manifest.sources[:MAX_SOURCES]],
-        source_md5=manifest.extra.get("source_md5", UNSET),
+        source_md5=manifest.extra.get("source_md5"),
         bayes=manifest.extra.get("bayes"),
         unseen=unseen_values(manifest),
         misleading=misleading_sentences(manifest.extra),
-        sampling=sampling_sentence(manifest) or UNSET,
+        sampling=sampling_sentence(manifest) or None,
     )
 
 

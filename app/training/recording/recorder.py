@@ -4,7 +4,7 @@ import time
 from datetime import datetime, timezone
 
 import numpy as np
-from msgspec import UNSET, structs
+from msgspec import structs
 
 from app.config import Compile
 from app.metrics.documents import AnyEvent, Curves, EvaluationEvent, EvaluationFigures, TrainEvent
@@ -136,7 +136,7 @@ class Recorder:
             split=result.split,
             auc=result.auc,
             rest=result.rest,
-            eval_seconds=UNSET if seconds is None else seconds,
+            eval_seconds=seconds,
             measured=self._state.take_unreported(),
         )
         self.event(event)

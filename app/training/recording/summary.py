@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from msgspec import UNSET
 from numpy.typing import NDArray
 
 from app.config import AppConfig
@@ -120,7 +119,7 @@ def _figures(
         eval=newest,
         last=newest,
         baselines=None,  # the extension computes them once the run is complete
-        no_baselines=UNSET if config.baselines is False else absence("baselines") or UNSET,
+        no_baselines=None if config.baselines is False else absence("baselines"),
         throughput=throughput(seconds, measured.input_wait, batch_size, measured.devices(), len(losses) - len(seconds)),
         covers={
             "train": Covered(steps=len(last)),
@@ -168,9 +167,9 @@ def closing_lines(
         measured_before: steps that were measured before the run was resumed.
         keeps_best, encoding: as of `clicks.shortcomings`.
     """
-    seconds = (summary.seconds or {}).get("total", 0.0)
+    seconds = summary.seconds.get("total", 0.0)
     head = f"{summary.status}: {summary.steps:,} steps, {summary.samples:,} samples in {seconds:.1f} s"
-    evaluations = (summary.events or {}).get("eval", 0)
+    evaluations = summary.events.get("eval", 0)
     remarks = clicks.shortcomings(summary.last, summary.best, evaluations, keeps_best, encoding)
     rows = [*_closing_rows(summary, measured_before, remarks)]
     width = max(len(name) for name, _ in rows)
@@ -181,7 +180,7 @@ def closing_lines(
 
 
 def _closing_rows(summary: Summary, measured_before: int, remarks: Sequence[str]) -> Iterator[tuple[str, str]]:
-    best, seconds = summary.best, summary.seconds or {}
+    best, seconds = summary.best, summary.seconds
     if summary.status == "interrupted":
         yield "to resume", INTERRUPTED
     yield from _quality_rows(summary, best)
@@ -217,7 +216,7 @@ def _quality_rows(summary: Summary, best: Best | None) -> Iterator[tuple[str, st
     yield "evaluation", f"{', '.join(figures)} ({evaluation.split}, {evaluation.samples:,} samples{of})"
     if not is_last and (value := last.figure(last.main)) is not None:
         yield f"last {METRICS[last.main].label}", f"{value:.5f} at step {last.step:,} (checkpoint=last)"
-    if best is not None and best.of_monitor is not None and evaluation.step not in (UNSET, best.step):
+    if best is not None and best.of_monitor is not None and evaluation.step not in (None, best.step):
         yield f"best {best.label}", f"{best.of_monitor:.5f} at step {best.step:,}"
 
 

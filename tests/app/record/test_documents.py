@@ -24,7 +24,7 @@ from tests.app.in_process import train_here
 from tests.app.run_files import rewrite_state
 from tests.once import made_once
 
-LAYOUT = Path(__file__).parents[2] / "golden" / "documents.txt"  # written by the release before documents had types
+LAYOUT = Path(__file__).parents[2] / "golden" / "documents.txt"
 # Whose keys may vary from machine to machine, or are those of other documents.
 LEAVES = ("environment", "versions", "devices", "files", "tables", "t_cat_0", "fingerprint", "phases")
 
@@ -71,8 +71,8 @@ def layout_of(run: Path) -> list[str]:
     return lines + [f"metrics.jsonl {kind}.{key}" for kind in sorted(by_kind) for key in key_paths(by_kind[kind])]
 
 
-def test_documents_are_written_as_ever(trained: Path) -> None:
-    """Keys and their order, by the layout that an earlier release wrote; every byte but values by the json module."""
+def test_documents_are_written_as_recorded(trained: Path) -> None:
+    """Keys and their order, as recorded; every byte but values by the json module."""
     assert layout_of(trained) == LAYOUT.read_text().splitlines()
     for name in ("manifest.json", "summary.json"):
         content = (trained / name).read_text()
@@ -180,7 +180,8 @@ def test_events_are_read_as_they_are_written(run: Path) -> None:
     lines = (run / "metrics.jsonl").read_text().splitlines()
     lines += [
         '{"event": "of another version", "step": 8, "samples": 512, "seconds": 2.5, "new": {"x": [1]}}',
-        '{"event": "eval", "step": 9, "auc": null, "ndcg": 0.25, "method": "exact"}',
+        '{"event": "eval", "step": 9, "samples": 576, "seconds": 3.5, "eval_samples": 64, "split": "val", "auc": null, '
+        '"ndcg": 0.25, "method": "exact", "eval_seconds": null, "measured": null}',
     ]
     (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     events = read_events(run)
@@ -214,7 +215,7 @@ def test_a_line_that_is_no_event_is_named_unless_a_kill_cut_it_off(line: str, re
         read_events(run)
 
 
-def test_a_run_of_an_earlier_release_is_read_whole() -> None:
+def test_the_golden_run_is_read_whole() -> None:
     golden = LAYOUT.parent / "run"
     assert plain(read_manifest(golden)) == json.loads((golden / "manifest.json").read_bytes())
     assert plain(read_summary(golden)) == json.loads((golden / "summary.json").read_bytes())

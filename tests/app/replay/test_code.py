@@ -5,13 +5,14 @@ import pytest
 from app.record.documents import RunManifest
 from app.replay.launches import Launch, changes
 from common.documents import convert
+from tests.app.summaries import LEAST_MANIFEST
 
 A, B = "a" * 40, "b" * 40
 
 
 def manifest(git_sha: str | None, dirty: str | None, sources: str) -> RunManifest:
     code = {"git_sha": git_sha, "dirty_diff_sha256": dirty, "sources_sha256": sources}
-    return convert({"code": code, "world_size": 1, "dataset": {"path": "x", "digest": "d"}}, RunManifest)
+    return convert({**LEAST_MANIFEST, "code": code}, RunManifest)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from common.errors import UserError
 from tests.app.conftest import SMALL
 from tests.app.in_process import command_here, train_here
 from tests.app.run_files import events, summary
+from tests.app.summaries import LEAST_MANIFEST
 from tests.once import made_once
 
 Report = dict[str, Any]
@@ -98,9 +99,9 @@ def in_event(kind: str, step: int, key: str, change: Callable[[Any], Any]) -> Ca
 
 
 def without_schedule(manifest: Any) -> Any:
-    """As older versions wrote it."""
-    launches = [{key: value for key, value in one.items() if key != "schedule"} for one in manifest["earlier"]]
-    return {**{key: value for key, value in manifest.items() if key != "schedule"}, "earlier": launches}
+    """As of a run that was built and not trained."""
+    launches = [{**one, "schedule": None} for one in manifest["earlier"]]
+    return {**manifest, "schedule": None, "earlier": launches}
 
 
 CHANGED: dict[str, tuple[Callable[[Path], None], str]] = {
@@ -175,24 +176,14 @@ def test_a_summary_that_lacks_a_key_is_refused(key: str, runtime: Runtime, run: 
 
 def test_a_manifest_without_the_schedule_is_refused(runtime: Runtime, run: Path) -> None:
     rewritten(run / "manifest.json", without_schedule)
-    with pytest.raises(UserError, match=r"manifest\.json has no schedule, as of .* another version; give a run that"):
+    with pytest.raises(
+        UserError, match=r"manifest\.json has no schedule, as of a run that was built and not trained; give a run that"
+    ):
         command_here(runtime, "verify", f"run={run}")
 
 
 def test_conditions_are_compared_launch_by_launch() -> None:
-    same: dict[str, Any] = {
-        "code": {"git_sha": "a"},
-        "versions": {},
-        "hardware": {},
-        "environment": {},
-        "plan": {},
-        "num_threads": 1,
-        "platform": "cpu",
-        "compile": "none",
-        "image": None,
-        "base_image": None,
-        "dataset": {"path": "x", "digest": "d"},
-    }
+    same = LEAST_MANIFEST
 
     def launches_of(document: dict[str, Any]) -> list[Launch]:
         return launches.launches_of(convert(document, RunManifest))

@@ -19,9 +19,10 @@ from app.record.provenance import describe_run
 from common.compose import compose_config
 from common.documents import convert, encode, plain_object
 from common.keys import to_plain
-from tests.app.summaries import LEAST
+from tests.app.summaries import LEAST, LEAST_MANIFEST
 
-MANIFEST = {"format": "clickwork-run", **plain_object(describe_run()), "from_step": 0, "earlier": []}
+DEVICE = {"memory_bytes": 1 << 36, "architecture": "gfx942"}
+MANIFEST = {"format": "clickwork-run", **LEAST_MANIFEST, **plain_object(describe_run())}
 
 
 @functools.cache
@@ -83,6 +84,7 @@ def write_run(
         "num_threads": 1,
         **(manifest or {}),
     }
+    run_manifest["hardware"] = {**MANIFEST["hardware"], **run_manifest["hardware"]}
     run_manifest["tables"] = {
         "t_a": {
             "features": 1,
@@ -146,7 +148,7 @@ def write_run(
         "samples": steps * batch,
         "world_size": world_size,
         "parameters": {"embedding": 16_000, "dense": 100, "total": 16_100},
-        "train": {"logloss": 0.46},
+        "train": {"loss": 0.46, "logloss": 0.46, "skipped_steps": 0},
         "best": best,
         "eval": {"step": steps, **evaluation},
         "last": {"step": steps, **evaluation},

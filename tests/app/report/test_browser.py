@@ -22,7 +22,7 @@ from app.report.page import write_report
 from app.report.read import read_run
 from app.report.side_by_side import Comparison
 from tests.app.report.conftest import LongReport
-from tests.app.report.runs import write_run
+from tests.app.report.runs import DEVICE, write_run
 from tests.browser import browser, emulate, missing
 
 pytestmark = [
@@ -332,7 +332,10 @@ def wide_pages(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         "published.data=other data than here",
         "published.hardware=8 devices",
     ]
-    hardware = {"hardware": {"devices": [{"name": "AMD Instinct MI300X OAM with a long name"}]}, "world_size": 1024}
+    hardware = {
+        "hardware": {"devices": [{"name": "AMD Instinct MI300X OAM with a long name", **DEVICE}]},
+        "world_size": 1024,
+    }
     one = write_run(root / LONG, *published, steps=300, best={"step": 100, "auc": 0.99}, manifest=hardware)
     other = write_run(root / "other", f"data.raw={LONG}", digest="e" * 64, step_ms=0.001, gain=0.1)
     comparison = root / "compare.html"

@@ -34,7 +34,8 @@ from app.report.side_by_side import Comparison, _speeds, page_name
 from app.report.side_by_side import _charts as side_charts
 from common.compose import compose_config
 from common.errors import UserError
-from tests.app.report.runs import write_run
+from tests.app.report.runs import DEVICE, write_run
+from tests.app.summaries import LEAST_MANIFEST
 from tests.oracles.statistics import delong_of_two
 
 Values = NDArray[np.float32]
@@ -67,7 +68,7 @@ def test_another_version_or_commit_is_another_group(tmp_path: Path) -> None:
 
 
 def test_another_quota_is_other_hardware(tmp_path: Path) -> None:
-    machines = {"whole": {"cores": 2}, "half": {"cores": 2, "cpu_quota": 0.5}}
+    machines = {"whole": {"cores": 2, "cpu_quota": None}, "half": {"cores": 2, "cpu_quota": 0.5}}
     runs = [read_run(write_run(tmp_path / name, manifest={"hardware": each})) for name, each in machines.items()]
     assert list(differences(runs)[0]) == ["hardware.cpu_quota"]
     assert "2 cores, of which the container may use 0.5" in run_page(runs[1])
@@ -150,7 +151,7 @@ def test_a_run_repeated_at_one_seed_is_no_second_seed(tmp_path: Path, sweep: lis
 
 
 def test_platforms_agree_differ_or_cannot_be_compared(tmp_path: Path) -> None:
-    hardware = {"hardware": {"devices": [{"name": "X"}]}, "versions": {"torch": "2.13+rocm"}}
+    hardware = {"hardware": {"devices": [{"name": "X", **DEVICE}]}, "versions": {"torch": "2.13+rocm"}}
     cuda = read_run(write_run(tmp_path / "cuda", "runtime.platform=cuda", platform="cuda"))
     rocm = read_run(write_run(tmp_path / "rocm", "runtime.platform=rocm", platform="rocm", manifest=hardware))
     (parity,) = compare_platforms([cuda, rocm], 0.001, 0.01)
@@ -207,7 +208,7 @@ def test_windows_of_skipped_steps_alone_have_no_loss_to_compare(tmp_path: Path) 
 
 def test_a_window_that_a_resumption_began_in_is_of_its_warm_up(tmp_path: Path) -> None:
     """Its first steps are the launch's first: ten times as slow, and left out as those of other launches are."""
-    earlier = {"from_step": 0, "world_size": 1, "dataset": {"path": "x", "digest": "d"}}
+    earlier = {**LEAST_MANIFEST, "from_step": 0}
     parts = {"from_step": 0, "earlier": []}, {"from_step": 55, "earlier": [earlier]}
     whole, resumed = (
         read_run(write_run(tmp_path / str(number), "train.warmup_steps_excluded=10", manifest=part))

@@ -19,6 +19,7 @@ from common.errors import UserError
 from tests.app.conftest import SMALL
 from tests.app.in_process import NOTHING_TO_DO, Killed, command_here, train_here
 from tests.app.run_files import contents, events, summary
+from tests.app.summaries import BY_AUC
 
 
 @pytest.fixture
@@ -57,7 +58,7 @@ def test_a_longer_run_keeps_the_best_checkpoint_of_the_shorter(
     for steps in (8, 9):
         assert train_here(runtime, *several, f"train.max_steps={steps}") == "completed"
         assert best_of(Path("runs/x")) == 6
-        assert summary(Path("runs/x"))["best"] == {"step": 6, "auc": 0.7}
+        assert summary(Path("runs/x"))["best"] == {"step": 6, "auc": 0.7, **BY_AUC}
     assert [event["step"] for event in events(Path("runs/x"), "eval")] == [3, 6, 8, 9]
 
 
@@ -96,7 +97,7 @@ def test_without_a_best_the_summary_s_evaluation_is_the_last(
     assert best_of(Path("runs/x")) is None
     assert figures["eval"] == figures["last"]
     assert figures["eval"]["step"] == 9
-    assert figures["best"] == {"step": 3, "auc": 0.7}
+    assert figures["best"] == {"step": 3, "auc": 0.7, **BY_AUC}
 
 
 @pytest.mark.parametrize("interrupted", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -140,13 +141,13 @@ def test_a_run_from_another_runs_checkpoint_keeps_its_own_best(
     assert train_here(runtime, *base, "train.max_steps=6", "train.eval_every_steps=3") == "completed"
     other = [*base, "run.name=y", "checkpoint.resume=runs/x", "checkpoint.keep=1"]
     assert train_here(runtime, *other, "train.max_steps=12", "train.eval_every_steps=3") == "completed"
-    assert summary(Path("runs/y"))["best"] == {"step": 6, "auc": 0.8}  # it evaluates where it starts
+    assert summary(Path("runs/y"))["best"] == {"step": 6, "auc": 0.8, **BY_AUC}  # it evaluates where it starts
     assert best_of(Path("runs/y")) == 6
     assert [event["step"] for event in events(Path("runs/y"), "train")] == list(range(7, 13))
     restart = [*other, "train.max_steps=7", "checkpoint.overwrite=true"]
     assert train_here(runtime, *restart) == "completed"
     assert [event["step"] for event in events(Path("runs/y"), "train")] == [7]
-    assert summary(Path("runs/y"))["best"] == {"step": 7, "auc": 0.6}
+    assert summary(Path("runs/y"))["best"] == {"step": 7, "auc": 0.6, **BY_AUC}
     assert [path.name for path in whole_checkpoints(Path("runs/y/checkpoints"))] == ["step_00000007"]
     assert train_here(runtime, *restart, "train.max_steps=6", "run.name=z") == "completed"  # nothing is left to train
     assert best_of(Path("runs/z")) == 6
@@ -161,7 +162,7 @@ def test_going_back_forgets_a_best_whose_checkpoint_is_gone(
     assert train_here(runtime, *several, "train.max_steps=6") == "completed"
     back = ["checkpoint.resume=runs/x/checkpoints/step_00000004", "checkpoint.overwrite=true", "train.max_steps=5"]
     assert train_here(runtime, *several, *back) == "completed"
-    assert summary(Path("runs/x"))["best"] == {"step": 5, "auc": 0.65}  # step 2's 0.7 is not kept any more
+    assert summary(Path("runs/x"))["best"] == {"step": 5, "auc": 0.65, **BY_AUC}  # step 2's 0.7 is not kept any more
     assert best_of(Path("runs/x")) == 5
 
 

@@ -25,6 +25,7 @@ from app.training.session import Session
 from tests.app.conftest import SMALL, ended, forked
 from tests.app.in_process import NOTHING_TO_DO, train_until
 from tests.app.run_files import contents, events, summary
+from tests.app.summaries import BY_AUC
 
 MOST_STEPS = 40
 FAULTS = (
@@ -160,7 +161,7 @@ class Walk:
             assert (figures["best"], pointer) == (None, None)
             self.best.pop(name, None)
         else:
-            assert figures["best"] == {"step": expected, "auc": candidate_aucs[expected]}
+            assert figures["best"] == {"step": expected, "auc": candidate_aucs[expected], **BY_AUC}
             assert pointer is not None
             assert pointer.name == files.checkpoint_name(expected)
             files.verify(pointer)

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from msgspec import UNSET
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
@@ -88,7 +87,7 @@ def test_the_difference_is_that_of_the_rows_that_both_scored(
     paired.compare(scored, several_shards, tmp_path, STEP, scored_rows)
     mean, variance = delong_by_loops(labels[both], [preds[both], logits[both].astype(np.float64)])
     assert scored.figures.compared_rows == len(both)
-    assert scored.figures.not_compared is UNSET
+    assert scored.figures.not_compared is None
     assert scored.figures.lr is not None
     assert scored.figures.lr.difference == pytest.approx(mean, abs=1e-12)
     ends = [mean - 1.959964 * variance**0.5, mean + 1.959964 * variance**0.5]
@@ -134,5 +133,5 @@ def test_what_cannot_be_compared_says_why(
     scored = scored_of(preds)
     paired.compare(scored, several_shards, tmp_path, STEP, None)
     assert scored.figures.lr is not None
-    assert (scored.figures.lr.difference is UNSET) == bool(words)
+    assert (scored.figures.lr.difference is None) == bool(words)
     assert words in (scored.figures.not_compared or "")

@@ -189,7 +189,10 @@ def test_a_published_target_is_judged_by_reaching_it(tmp_path: Path, reached: in
 
 def test_runs_of_two_commits_are_named(tmp_path: Path) -> None:
     seeds = write_seeds(tmp_path, 2)
-    edit(seeds[1].directory / "manifest.json", code={"git_sha": "f" * 40, "dirty_diff_sha256": None})
+    edit(
+        seeds[1].directory / "manifest.json",
+        code={"git_sha": "f" * 40, "dirty_diff_sha256": None, "sources_sha256": None},
+    )
     reproduction = document(seeds)
     assert reproduction.commit is None
     assert "The runs were not made alike; they differ in code." in said(reproduction)
