@@ -29,7 +29,7 @@ from common.redact import redact, split_login
 from common.sizes import in_words
 from data_prep.io.progress import Progress, Tally
 from data_prep.sources.checksums import PUBLISHED
-from data_prep.sources.discover import DAMAGE, GZIP_MAGIC, open_gzip
+from data_prep.sources.discover import GZIP_MAGIC
 
 PARALLEL_FILES = 4
 SIZE_TIMEOUT = 10.0  # seconds: sizes are asked for once, and only for the disk and the progress
@@ -80,12 +80,10 @@ class Patience:
 class Origin:
     """The file that a partial download belongs to: its URL, and how the server tells its versions apart.
 
-    Attributes:
-        url: None where bytes were joined that only a checksum of the whole file can vouch for.
-        total: bytes of the whole file; None where the server does not say.
+    total: bytes of the whole file; None where the server does not say.
     """
 
-    url: str | None
+    url: str
     etag: str | None = None
     last_modified: str | None = None
     total: int | None = None
@@ -99,20 +97,15 @@ class Origin:
     def _has_strong_etag(self) -> bool:
         return self.etag is not None and not self.etag.startswith("W/")
 
-    def vouches(self, url: str) -> bool:
-        """Return whether the server at `url` can say which bytes belong to these."""
-        return self.url == url and self.validator is not None
-
     def differs(self, other: "Origin") -> bool:
-        """Return whether another reply is about another file; between mirrors only the size tells.
+        """Return whether another reply of the same server is about another file.
 
         A server must give the ETag in every reply to If-Range (RFC 9110, section 15.3.7), the time it need not.
         """
-        if self.url == other.url and self._has_strong_etag and other.etag is None:
+        if self._has_strong_etag and other.etag is None:
             return True
-        pairs: list[tuple[Any, Any]] = [(self.total, other.total)]
-        if self.url == other.url:
-            pairs += [(self.etag, other.etag), (self.last_modified, other.last_modified)]
+        pairs: list[tuple[Any, Any]] = [(self.total, other.total), (self.etag, other.etag)]
+        pairs += [(self.last_modified, other.last_modified)]
         return any(a != b for a, b in pairs if a is not None and b is not None)
 
 
@@ -305,7 +298,6 @@ class _Download:
         self._patience = patience
         self._progress = progress
         self._stop = stop
-        self._is_one_reply = False  # whether all bytes came in the last reply
 
     def run(self) -> None:
         """Download the file.
@@ -372,17 +364,13 @@ class _Download:
         """
         if self._stop.is_set():
             raise DownloadStopped
-        part, self._is_one_reply = self._part, False
-        origin, has_sum, public_url = part.origin, self._file.sha256 is not None, redact(split_login(url)[0])
-        if origin is not None and origin.total == part.size and (origin.url is not None or has_sum):
+        origin, public_url = self._part.origin, redact(split_login(url)[0])
+        if origin is not None and origin.total == self._part.size:
             return True  # a job was killed when all had come
-        vouched = origin is not None and origin.vouches(public_url)
-        have = part.size if has_sum or vouched else 0
-        headers = {}
-        if have:
-            headers["Range"] = f"bytes={have}-"
-            if origin is not None and origin.validator is not None and vouched:
-                headers["If-Range"] = origin.validator
+        have, headers = 0, {}
+        if origin is not None and origin.url == public_url and origin.validator is not None:
+            have = self._part.size
+            headers = {"Range": f"bytes={have}-", "If-Range": origin.validator}
         self._say(f"fetching {public_url}" + (f" from byte {have:,}" if have else ""))
         try:
             response = open_url(url, self._patience.timeout, headers)
@@ -390,11 +378,8 @@ class _Download:
             if error.code != 416 or not have:
                 raise
             error.close()
-            _, size = _content_range(error.headers)
-            if size != part.size:
-                self._discard()
-                raise EOFError("the partial download does not belong to this file; starting anew") from error
-            return origin is not None and origin.total in (None, size)
+            self._discard()
+            raise EOFError("the partial download does not belong to this file; starting anew") from error
         with response:
             return self._receive(public_url, response, have)
 
@@ -410,13 +395,11 @@ class _Download:
         reply_origin = Origin(url, response.headers.get("ETag"), response.headers.get("Last-Modified"), total)
         if response.status != 206 or not have:
             self._begin(reply_origin, response)
-        elif origin is not None and origin.differs(reply_origin):
+        elif origin is None or origin.differs(reply_origin):
             self._discard()
             raise EOFError("the file is not the one that the partial download belongs to; starting anew")
         else:
-            total = origin.total if total is None and origin is not None else total
-            if origin is None or not origin.vouches(url):
-                part.note(Origin(None, total=total))
+            total = origin.total if total is None else total
         if total is not None:
             require_room([Need(part.partial, total - part.size, "to fetch")])
         while block := response.read1(BLOCK_BYTES):  # whatever has arrived, so that a stall loses nothing
@@ -438,15 +421,13 @@ class _Download:
             raise WrongFile("not gzip, though its name says so")
         self._discard()
         self._part.note(origin)
-        self._is_one_reply = True
         self._append(head)
 
     def _accept(self, is_confirmed: bool) -> None:
         """Check the downloaded bytes and give the file its name.
 
         Raises:
-            EOFError: it is not the file, but another try may give it.
-            WrongFile: it is not, and another try would not.
+            WrongFile: it is not the file.
         """
         file = self._file
         if file.sha256 is not None:
@@ -454,28 +435,10 @@ class _Download:
             sha256 = digest_file(self._part.partial).sha256
             if sha256 != file.sha256:
                 self._discard()
-                fault = f"sha256 {sha256} where {file.given_by} has {file.sha256}"
-                if not self._is_one_reply:  # bytes from before may be to blame
-                    raise EOFError(fault)
-                raise WrongFile(fault)
+                raise WrongFile(f"sha256 {sha256} where {file.given_by} has {file.sha256}")
         elif not is_confirmed:
-            if not file.name.endswith(".gz"):
-                raise WrongFile("it reports no length, so it may be incomplete; give data.remote.sha256")
-            self._inflate()
+            raise WrongFile("it reports no length, so it may be incomplete; give data.remote.sha256")
         self._part.finish()
-
-    def _inflate(self) -> None:
-        """Check by the checksum at the end of a gzip file, the only one there is."""
-        block = bytearray(BLOCK_BYTES)
-        try:
-            with open_gzip(self._part.partial) as content:
-                while content.readinto(block):
-                    pass
-        except EOFError as error:
-            raise EOFError(f"it reports no length, and ends early at byte {self._part.size:,}") from error
-        except DAMAGE as error:
-            self._discard()
-            raise EOFError(f"it reports no length, and is damaged ({error})") from error
 
 
 def _content_range(headers: Any) -> tuple[int | None, int | None]:
