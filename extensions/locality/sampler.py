@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from common.jit import Int, jit
 from extensions.locality.histogram import BIN_STARTS, NUM_BINS, TableProfile
-from extensions.locality.stack_distance import LruStack, find_in_tree, move_to_top, push, slot_at_depth
+from extensions.locality.stack_distance import NEVER, LruStack, find_in_tree, move_to_top, slot_at_depth
 
 PIECE = 1 << 16
 ACCESS_SEED = 0x7ACE
@@ -147,14 +147,14 @@ def draw_accesses(
         is_new = sampler_state[USED] == 0 or _is_first_use(uniform[i, 0], length, first_uses, starts, sampler_state)
         if is_new and sampler_state[USED] < len(new_ids):
             identity = np.int64(new_ids[sampler_state[USED]])
-            push(identity, words, tree, id_at, slot_of, state)
+            move_to_top(identity, NEVER, words, tree, id_at, slot_of, state)
             sampler_state[USED] += 1
         else:
             depth = _draw_depth(uniform[i, 1], distances, nearest, farthest, urn, counts, sampler_state)
             slot = slot_at_depth(depth, words, tree, state)
             identity = id_at[slot]
             if depth > 0:
-                move_to_top(slot, words, tree, id_at, slot_of, state)
+                move_to_top(identity, slot, words, tree, id_at, slot_of, state)
         ids[i] = identity
         sampler_state[DONE] += 1
 

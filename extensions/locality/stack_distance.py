@@ -134,6 +134,7 @@ def _select(words: NDArray[np.uint64], tree: NDArray[np.integer], rank: Int) -> 
 
 @jit
 def move_to_top(
+    identity: Int,
     slot: Int,
     words: NDArray[np.uint64],
     tree: NDArray[np.integer],
@@ -141,53 +142,34 @@ def move_to_top(
     slot_of: NDArray[np.int64],
     state: NDArray[np.int64],
 ) -> None:
-    """Use again the id whose last use had `slot`."""
+    """Use an id whose last use had `slot`, which is NEVER for an id that is not in the stack."""
     top = state[NEXT]
-    identity = id_at[slot]
-    words[slot >> 6] &= ~(np.uint64(1) << np.uint64(slot & 63))
-    words[top >> 6] |= np.uint64(1) << np.uint64(top & 63)
-    if slot >> 6 != top >> 6:
-        _add(tree, slot >> 6, -1)
+    if slot == NEVER:
+        state[LIVE] += 1
         _add(tree, top >> 6, 1)
-    id_at[top] = identity
-    slot_of[identity] = top
-    state[NEXT] = top + 1
-
-
-@jit
-def push(
-    identity: Int,
-    words: NDArray[np.uint64],
-    tree: NDArray[np.integer],
-    id_at: NDArray[np.int64],
-    slot_of: NDArray[np.int64],
-    state: NDArray[np.int64],
-) -> None:
-    """Use an id for the first time."""
-    top = state[NEXT]
+    else:
+        words[slot >> 6] &= ~(np.uint64(1) << np.uint64(slot & 63))
+        if slot >> 6 != top >> 6:
+            _add(tree, slot >> 6, -1)
+            _add(tree, top >> 6, 1)
     words[top >> 6] |= np.uint64(1) << np.uint64(top & 63)
-    _add(tree, top >> 6, 1)
     id_at[top] = identity
     slot_of[identity] = top
     state[NEXT] = top + 1
-    state[LIVE] += 1
 
 
 @jit
 def slot_at_depth(depth: Int, words: NDArray[np.uint64], tree: NDArray[np.integer], state: NDArray[np.int64]) -> Int:
     """Slot of the id that has `depth` others above it."""
-    last = (state[NEXT] - 1) >> 6
+    last, rest = (state[NEXT] - 1) >> 6, depth
     for back in range(NEAR_WORDS):
         word = last - back
         if word < 0:
             break
         bits = np.int64(count_ones(words[word]))
-        if depth < bits:
-            return (word << 6) + _select_in_word(words[word], bits - 1 - depth)
-        depth -= bits
-    for back in range(NEAR_WORDS):
-        if last - back >= 0:
-            depth += np.int64(count_ones(words[last - back]))
+        if rest < bits:
+            return (word << 6) + _select_in_word(words[word], bits - 1 - rest)
+        rest -= bits
     return _select(words, tree, state[LIVE] - 1 - depth)
 
 
@@ -204,14 +186,11 @@ def use_ids(
     """See LruStack.use; there must be room for as many uses."""
     for i in range(len(ids)):
         slot = slot_of[ids[i]]
-        if slot < 0:
-            distances[i] = NEVER
-            push(ids[i], words, tree, id_at, slot_of, state)
-        elif slot == state[NEXT] - 1:
+        if slot == state[NEXT] - 1 and slot != NEVER:
             distances[i] = 0
         else:
-            distances[i] = _count_after(words, tree, slot, state)
-            move_to_top(slot, words, tree, id_at, slot_of, state)
+            distances[i] = NEVER if slot == NEVER else _count_after(words, tree, slot, state)
+            move_to_top(ids[i], slot, words, tree, id_at, slot_of, state)
 
 
 @jit
@@ -238,4 +217,4 @@ def refill(
     """Put ids, the one longest unused first, into an empty bitmap."""
     state[NEXT] = state[LIVE] = 0
     for i in range(len(ids)):
-        push(ids[i], words, tree, id_at, slot_of, state)
+        move_to_top(ids[i], NEVER, words, tree, id_at, slot_of, state)

@@ -12,10 +12,18 @@ from extensions.sequences.validate import refuse_without_model
 
 # MLPerf 6.1: Yambda 5b by extensions/sequences/conf_data/events/yambda.yaml.
 YAMBDA_5B = {
-    "user": 1000001, "user_x_artist": 100000000, "user_x_album": 40000000, "user_x_hour": 24000000,
-    "item_x_hour": 40000000, "artist_x_hour": 32000000, "user_x_is_organic": 2000000,
-    "user_x_artist_x_hour": 40000000, "item": 9390624, "artist": 1293395, "album": 3367692,
-}  # fmt: skip
+    "user": 1000001,
+    "user_x_artist": 100000000,
+    "user_x_album": 40000000,
+    "user_x_hour": 24000000,
+    "item_x_hour": 40000000,
+    "artist_x_hour": 32000000,
+    "user_x_is_organic": 2000000,
+    "user_x_artist_x_hour": 40000000,
+    "item": 9390624,
+    "artist": 1293395,
+    "album": 3367692,
+}
 
 
 def register(core: Core) -> None:
