@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks import default_run, startup
-from benchmarks.__main__ import QUICK, describe
+from benchmarks.__main__ import describe, programs
 from benchmarks.check import ALPHA, became_slower, print_table
 from benchmarks.peers import facebookresearch, rows
 from benchmarks.peers.curve import Point, reach
@@ -22,8 +22,11 @@ ROOT = Path(__file__).parents[1]
 
 
 def test_every_benchmark_is_listed() -> None:
-    programs = [path.stem for path in ROOT.glob("benchmarks/*.py") if "__main__" in path.read_text()]
-    assert {*programs, "peers"} - {"__main__"} == set(QUICK)
+    paths = [*ROOT.glob("benchmarks/*.py"), *ROOT.glob("extensions/*/benchmarks/*.py")]
+    modules = [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths if "__main__" in path.read_text()
+    ]
+    assert {*modules, "benchmarks.peers"} - {"benchmarks.__main__"} == {module for module, _ in programs().values()}
     assert describe("evaluation")
 
 

@@ -1,7 +1,7 @@
 """Speed of stack distances and of the generator, and what locality does to the time of embedding lookups.
 
-    python -m benchmarks.locality [--rows 2000000] [--accesses 4000000] [--exponent 1.1] [--moves 1] [--dim 16]
-                                  [--runs 5] [--out FILE.json]
+    python -m extensions.locality.benchmarks.locality [--rows 2000000] [--accesses 4000000] [--exponent 1.1]
+        [--moves 1] [--dim 16] [--runs 5] [--out FILE.json]
 
 Three traces of accesses to one table: `original` (Zipf-distributed ids in a working set that moves on), `generated`
 from the original's profile, and `uniform` ids over the same rows. Of each:

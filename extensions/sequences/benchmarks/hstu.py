@@ -1,6 +1,6 @@
 """HSTU's training step against the reference's PyTorch kernel: samples a second of one thread, memory of a step.
 
-    python -m benchmarks.hstu --reference DIR [--dims 64 256] [--histories 50 200 1000]
+    python -m extensions.sequences.benchmarks.hstu --reference DIR [--dims 64 256] [--histories 50 200 1000]
 
 DIR is a checkout of generative-recommenders (github.com/meta-recsys), whose model MLPerf's DLRMv4 trains; it wants the
 packages triton and gin-config. Both models have the same tables, layers and optimizers; a step is forward, backward,

@@ -1,7 +1,7 @@
 """What a history is worth: HSTU against a DLRM that sees the last event only, and against boosted trees.
 
-    python -m benchmarks.sequences [--movielens DIR] [--models trees recent_trees dlrm hstu] [--seeds 1 2 3 4 5]
-                                   [--choose] [--users 2000] [--app KEY=VALUE ...] [--out FILE.json]
+    python -m extensions.sequences.benchmarks.sequences [--movielens DIR] [--models trees recent_trees dlrm hstu]
+        [--seeds 1 2 3 4 5] [--choose] [--users 2000] [--app KEY=VALUE ...] [--out FILE.json]
 
 The log is MovieLens-100K, where DIR has ml-100k.inter and ml-100k.item (RUCAIBox/RecBole, dataset/ml-100k): a rating is
 an event, its label whether it is at least 4, a sample one with five earlier events of its user, a window 20 days. Else
@@ -38,12 +38,12 @@ from sklearn.metrics import roc_auc_score
 
 from benchmarks.precision import interval
 from benchmarks.result_file import write_result
-from benchmarks.running_means import recent_means, running_means
 from data_prep.dataset.format import load_manifest
+from extensions.sequences.benchmarks.running_means import recent_means, running_means
 from extensions.sequences.event_log import EventLog
 from extensions.sequences.keys import HistoryKind, SequencesConfig
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+REPOSITORY = Path(__file__).resolve().parents[3]
 SPLITS, BATCH = ("train", "val"), 4096
 DIM = 32
 SETTINGS = {

@@ -1,11 +1,11 @@
-"""Running means of a log of events, which benchmarks.sequences gives to trees."""
+"""Running means of a log of events, which a benchmark gives to trees."""
 
 from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks.running_means import recent_means, running_means
+from extensions.sequences.benchmarks.running_means import recent_means, running_means
 from extensions.sequences.event_arrays import EventArrays
 from extensions.sequences.event_schema import EventSchema
 
