@@ -27,6 +27,7 @@ from common.errors import UserError
 from common.files import digest_file, sync, write_atomically
 from common.redact import redact, split_login
 from common.sizes import in_words
+from data_prep.config.keys import RemoteConfig
 from data_prep.io.progress import Progress, Tally
 from data_prep.sources.checksums import PUBLISHED
 from data_prep.sources.discover import GZIP_MAGIC
@@ -62,18 +63,6 @@ class RemoteFile:
     sha256: str | None = None
     given_by: str = PUBLISHED
     otherwise: str = "get the file yourself and name it in data.raw and leave out data.source"
-
-
-@dataclass(frozen=True)
-class Patience:
-    """Tries per mirror, seconds before the second (doubled before each further one), seconds without a byte.
-
-    A try that got further than those before it starts the count again.
-    """
-
-    tries: int = 5
-    pause: float = 2.0
-    timeout: float = 60.0
 
 
 @dataclass(frozen=True)
@@ -194,25 +183,26 @@ class PartialFile:
 def download_all(
     files: Sequence[RemoteFile],
     directory: Path,
-    patience: Patience | None = None,
+    remote: RemoteConfig | None = None,
     needs: Callable[[int], list[Need]] = lambda size: [],
 ) -> list[Path]:
     """Download the files that are missing in `directory`; one that is there is taken as it is.
 
     Args:
+        remote: the tries, pauses and time limit for each mirror.
         needs: further disk space needed, by the size of all files together.
 
     Raises:
         UserError: no mirror gives a file whole, the disk has too little space, or another job downloads the same.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    patience = patience or Patience()
+    remote = remote or RemoteConfig()
     paths = [directory / file.name for file in files]
     missing = [file for file, path in zip(files, paths, strict=True) if not path.exists()]
     if not missing:
         return paths
     stop = threading.Event()
-    sizes = _in_parallel(lambda file: _ask_size(file, directory, patience), missing, stop)
+    sizes = _in_parallel(lambda file: _ask_size(file, directory, remote), missing, stop)
     reported_sizes = [size for size in sizes if size is not None]
     partial = [_size(directory / f"{file.name}.part") for file in missing]
     to_fetch = sum(size - have for size, have in zip(sizes, partial, strict=True) if size is not None and size > have)
@@ -226,7 +216,7 @@ def download_all(
 
         def download(file: RemoteFile) -> None:
             with PartialFile(directory / file.name) as part:
-                _Download(file, part, patience, progress, stop).run()
+                _Download(file, part, remote, progress, stop).run()
 
         _in_parallel(download, missing, stop)
     return paths
@@ -250,14 +240,14 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _ask_size(file: RemoteFile, directory: Path, patience: Patience) -> int | None:
+def _ask_size(file: RemoteFile, directory: Path, remote: RemoteConfig) -> int | None:
     """Bytes of a file, by its partial download or the first mirror that says; None if none does."""
     origin = find_origin(directory / file.name)
     if origin is not None and origin.total and _size(directory / f"{file.name}.part"):
         return origin.total
     for url in file.urls:
         try:
-            with open_url(url, min(patience.timeout, SIZE_TIMEOUT), method="HEAD") as response:
+            with open_url(url, min(remote.timeout, SIZE_TIMEOUT), method="HEAD") as response:
                 length = response.headers.get("Content-Length", "")
                 if length.isdigit() and "text/html" not in response.headers.get("Content-Type", ""):
                     return int(length)
@@ -291,11 +281,11 @@ class _Download:
     """Downloads one file from its mirrors (RFC 9110: Range, If-Range, Content-Range)."""
 
     def __init__(
-        self, file: RemoteFile, part: PartialFile, patience: Patience, progress: Progress, stop: threading.Event
+        self, file: RemoteFile, part: PartialFile, remote: RemoteConfig, progress: Progress, stop: threading.Event
     ) -> None:
         self._file = file
         self._part = part
-        self._patience = patience
+        self._remote = remote
         self._progress = progress
         self._stop = stop
 
@@ -329,7 +319,10 @@ class _Download:
         self._part.clear()
 
     def _try_mirror(self, url: str) -> str | None:
-        """Download from one mirror, in several tries; what failed, None if nothing did."""
+        """Download from one mirror, in several tries; what failed, None if nothing did.
+
+        A try that got further than those before it starts the count again.
+        """
         tries, furthest = 0, self._part.size
         while True:
             try:
@@ -346,9 +339,9 @@ class _Download:
                 fault = str(reason) or type(reason).__name__
             tries = 1 if self._part.size > furthest else tries + 1
             furthest = max(furthest, self._part.size)
-            if tries >= self._patience.tries:
+            if tries >= self._remote.tries:
                 return fault
-            pause = self._patience.pause * 2 ** (tries - 1)
+            pause = self._remote.pause * 2 ** (tries - 1)
             self._say(f"{fault}; trying again in {pause:g} s")
             self._stop.wait(pause)
 
@@ -373,7 +366,7 @@ class _Download:
             headers = {"Range": f"bytes={have}-", "If-Range": origin.validator}
         self._say(f"fetching {public_url}" + (f" from byte {have:,}" if have else ""))
         try:
-            response = open_url(url, self._patience.timeout, headers)
+            response = open_url(url, self._remote.timeout, headers)
         except urllib.error.HTTPError as error:
             if error.code != 416 or not have:
                 raise

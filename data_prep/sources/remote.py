@@ -35,7 +35,7 @@ from data_prep.sources.discover import (
     own_path,
     resolve_sources,
 )
-from data_prep.sources.download import BLOCK_BYTES, Origin, PartialFile, Patience, RemoteFile, download_all, find_origin
+from data_prep.sources.download import BLOCK_BYTES, Origin, PartialFile, RemoteFile, download_all, find_origin
 from data_prep.sources.finished import finished_manifest, other_dataset, recorded_sources
 
 
@@ -111,9 +111,8 @@ def find_remote(data: DataConfig, root: Path, dataset_bytes: Callable[[float], i
         for file in files:
             if (directory / file.name).exists():
                 refuse_other_size(directory / file.name, known_sum(directory, file.name, remote.sha256))
-        patience = Patience(remote.tries, remote.pause, remote.timeout)
         needs = _later_needs(data, root, directory, dataset_bytes)
-        fetched = download_all(files, directory, patience, needs)
+        fetched = download_all(files, directory, remote, needs)
         if remote.member is not None:
             _unpack(data, fetched[0], directory)
     for path in paths:
@@ -141,7 +140,7 @@ def _own_files(data: DataConfig, root: Path, directory: Path) -> list[Source]:
     elif path.exists():
         raise UserError(f"{path}: is there already, and not from {raw} as it is now; delete it, or leave out data.raw")
     if manifest is not None and not path.exists():  # compared, and not unpacked for that
-        if member_digest(raw, member).sha256 not in [entry["sha256"] for entry in manifest.sources]:
+        if member_sha256(raw, member) not in [entry["sha256"] for entry in manifest.sources]:
             raise other_dataset(root, "made from other raw files")
         return recorded_sources(root, manifest)
     if not path.exists():
@@ -236,21 +235,15 @@ def unpack_member(archive: Path, name: str, directory: Path, expected: KnownSum 
     return digest
 
 
-def member_digest(archive: Path, name: str) -> FileDigest:
-    """Size and checksum of a plain file in a tar archive; nothing is written.
+def member_sha256(archive: Path, name: str) -> str:
+    """SHA-256 of a plain file in a tar archive; nothing is written.
 
     Raises:
         UserError: the archive is damaged, or has no such file.
     """
-    total, size = hashlib.sha256(), 0
-
-    def take(block: bytes) -> None:
-        nonlocal size
-        total.update(block)
-        size += len(block)
-
-    _copy_member(archive, name, take)
-    return FileDigest(size, total.hexdigest())
+    sha256 = hashlib.sha256()
+    _copy_member(archive, name, sha256.update)
+    return sha256.hexdigest()
 
 
 def _copy_member(

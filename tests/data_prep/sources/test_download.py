@@ -10,18 +10,19 @@ from typing import Any
 import pytest
 
 from common.errors import UserError
+from data_prep.config.keys import RemoteConfig
 from data_prep.sources import download
-from data_prep.sources.download import PartialFile, Patience, RemoteFile, download_all
+from data_prep.sources.download import PartialFile, RemoteFile, download_all
 from data_prep.sources.remote import unpack_member
 from tests.data_prep import oracle
 from tests.data_prep.mirror import CONTENT, OTHER, Mirror, make_archive
 
-PATIENCE = Patience(tries=4, pause=0.01, timeout=60.0)
+PATIENCE = RemoteConfig(tries=4, pause=0.01)
 SUM = hashlib.sha256(CONTENT).hexdigest()
 
 
 def fetch(
-    mirror: Mirror, directory: Path, *manners: str, sha256: str | None = None, patience: Patience = PATIENCE
+    mirror: Mirror, directory: Path, *manners: str, sha256: str | None = None, patience: RemoteConfig = PATIENCE
 ) -> Path:
     urls = tuple(mirror.url(f"{manner}/day_0.gz") for manner in manners)
     return download_all([RemoteFile("day_0.gz", urls, sha256)], directory, patience)[0]
@@ -83,7 +84,7 @@ def test_nothing_is_put_behind_bytes_that_nobody_says_belong_to_it(mirror: Mirro
 def test_a_file_that_has_changed_is_fetched_anew(mirror: Mirror, tmp_path: Path, manner: str) -> None:
     """`careless` sends the rest all the same, of a file of the same size; `mute` does not even say of which."""
     with pytest.raises(UserError):
-        fetch(mirror, tmp_path, manner, patience=Patience(tries=1))
+        fetch(mirror, tmp_path, manner, patience=RemoteConfig(tries=1))
     assert (tmp_path / "day_0.gz.part").read_bytes() == CONTENT[: len(CONTENT) // 2]
     mirror.content["day_0.gz"] = OTHER
     assert fetch(mirror, tmp_path, manner, "good").read_bytes() == OTHER
@@ -92,7 +93,7 @@ def test_a_file_that_has_changed_is_fetched_anew(mirror: Mirror, tmp_path: Path,
 def test_another_mirror_begins_anew(mirror: Mirror, tmp_path: Path) -> None:
     mirror.content["other.gz"] = OTHER + b"longer"
     urls = (mirror.url("dropping/other.gz"), mirror.url("good/day_0.gz"))
-    [path] = download_all([RemoteFile("day_0.gz", urls, SUM)], tmp_path, Patience(tries=1))
+    [path] = download_all([RemoteFile("day_0.gz", urls, SUM)], tmp_path, RemoteConfig(tries=1))
     assert path.read_bytes() == CONTENT
     assert mirror.requests[1] == ("good/day_0.gz", None)
 
@@ -105,7 +106,7 @@ def test_a_mirror_that_falls_silent_is_left(mirror: Mirror, tmp_path: Path, monk
         return open_url(url, 1 if "stalling" in url else timeout, *rest, **more)
 
     monkeypatch.setattr(download, "open_url", hurried)
-    patience = Patience(tries=1, pause=0.01)
+    patience = RemoteConfig(tries=1, pause=0.01)
     assert fetch(mirror, tmp_path, "stalling", "good", sha256=SUM, patience=patience).read_bytes() == CONTENT
     assert [path for path, _ in mirror.requests] == ["stalling/day_0.gz", "good/day_0.gz"]
 
@@ -171,7 +172,7 @@ def test_every_mirror_s_fault_is_told(mirror: Mirror, tmp_path: Path) -> None:
 
 def test_a_page_costs_nothing_that_is_at_hand(mirror: Mirror, tmp_path: Path) -> None:
     with pytest.raises(UserError):
-        fetch(mirror, tmp_path, "dropping", "page", patience=Patience(tries=1))
+        fetch(mirror, tmp_path, "dropping", "page", patience=RemoteConfig(tries=1))
     assert (tmp_path / "day_0.gz.part").read_bytes() == CONTENT[: len(CONTENT) // 2]
     assert fetch(mirror, tmp_path, "dropping", "good").read_bytes() == CONTENT
     assert mirror.requests[2] == ("dropping/day_0.gz", f"bytes={len(CONTENT) // 2}-")
@@ -243,7 +244,7 @@ def test_a_wrong_login_is_neither_shown_nor_kept(
     private, dropping = (mirror.url(f"{manner}/day_0.gz") for manner in ("private", "dropping"))
     urls = tuple(url.replace("//", "//user:MIRRORPW@") for url in (private, dropping))
     with pytest.raises(UserError, match="401") as error:
-        download_all([RemoteFile("day_0.gz", urls)], tmp_path, Patience(tries=1))
+        download_all([RemoteFile("day_0.gz", urls)], tmp_path, RemoteConfig(tries=1))
     assert "MIRRORPW" not in str(error.value) + capsys.readouterr().err
     assert f"//***@127.0.0.1:{mirror.server_port}" in str(error.value)
     (file,) = [path for path in tmp_path.iterdir() if path.suffix == ".part"]
