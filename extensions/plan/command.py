@@ -186,7 +186,7 @@ def _table_sizes(config: PlanAppConfig) -> tuple[Features, dict[str, float]]:
     if sizes is not None and not isinstance(sizes, str):
         if kind.parts is not None:
             raise UserError(
-                f"plan.num_embeddings: rows alone are no tables of {kind.learns_from.name}; give {_instead(kind)}"
+                f"plan.num_embeddings: rows alone are no tables of {kind.learns_from.name}; give {_sizes_remedy(kind)}"
             )
         rows = dict(sizes) if isinstance(sizes, dict) else {f"cat_{i}": count for i, count in enumerate(sizes)}
         return Features(rows), {}
@@ -197,12 +197,12 @@ def _table_sizes(config: PlanAppConfig) -> tuple[Features, dict[str, float]]:
             root, manifest
         )
     if published is None:
-        raise UserError(f"plan.num_embeddings=null: {root} is not a dataset; give {_instead(kind)}")
+        raise UserError(f"plan.num_embeddings=null: {root} is not a dataset; give {_sizes_remedy(kind)}")
     return published_features(published, config.model), {}
 
 
-def _instead(kind: ModelKind) -> str:
-    """What can be given for the sizes of a model's tables."""
+def _sizes_remedy(kind: ModelKind) -> str:
+    """Return what a user can give for the sizes of a model's tables."""
     if kind.parts is None:
         return "rows of each table, such as [1000,7], or mlperf_v2"
     names = [row.name for row in rows_of_extensions(PublishedTables) if row.kind is kind.learns_from]
