@@ -223,15 +223,13 @@ def _clickwork(shape: Shape) -> Callable[[Any], float]:
     return _step_of(dense, loss, fused=True)  # as app.optimizer makes it
 
 
-def _reference(directory: Path, shape: Shape) -> Callable[[Any], float]:
-    """The reference's DlrmHSTU with its kernels in PyTorch, float32, without dropout."""
-    sys.path.insert(0, str(directory))
-    from generative_recommenders.common import HammerKernel
-    from generative_recommenders.modules.dlrm_hstu import DlrmHSTU, DlrmHSTUConfig
+def _reference_config(shape: Shape) -> Any:
+    """The reference's DlrmHSTUConfig of a shape."""
+    from generative_recommenders.modules.dlrm_hstu import DlrmHSTUConfig
     from generative_recommenders.modules.multitask_module import MultitaskTaskType, TaskConfig
 
     width = shape.dim // shape.heads
-    configs = DlrmHSTUConfig(
+    return DlrmHSTUConfig(
         max_seq_len=shape.history + len(CONTEXT) + 1,
         max_num_candidates=1,
         hstu_num_heads=shape.heads,
@@ -265,6 +263,15 @@ def _reference(directory: Path, shape: Shape) -> Callable[[Any], float]:
         ],
         action_weights=[1, 2, 4],
     )
+
+
+def _reference(directory: Path, shape: Shape) -> Callable[[Any], float]:
+    """The reference's DlrmHSTU with its kernels in PyTorch, float32, without dropout."""
+    sys.path.insert(0, str(directory))
+    from generative_recommenders.common import HammerKernel
+    from generative_recommenders.modules.dlrm_hstu import DlrmHSTU
+
+    configs = _reference_config(shape)
     keys = {name: [name, candidate] for name, candidate in zip(HISTORY, CANDIDATE, strict=True)}
     keys |= {name: [name] for name in CONTEXT}
     tables = {
