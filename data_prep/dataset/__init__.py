@@ -1,1 +1,1 @@
-"""What a finished dataset is on disk: arrays, manifest, schema, bags. All that `app` needs of `data_prep`."""
+"""The on-disk form of a dataset: arrays, manifest, schema, bags. `app` imports nothing else of `data_prep`."""

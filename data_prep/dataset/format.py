@@ -1,8 +1,8 @@
-"""The on-disk contract of a dataset: a manifest, and shards of plain NumPy files beside it.
+"""The on-disk contract of a dataset: a manifest and shards of plain NumPy files.
 
     <root>/manifest.json
     <root>/<split>/<shard>.{labels,dense,sparse}.npy
-    <root>/<split>/<shard>.{values,offsets}.npy         only where features are multi-hot: see data_prep/dataset/bags.py
+    <root>/<split>/<shard>.{values,offsets}.npy         if features are multi-hot: see data_prep/dataset/bags.py
     <root>/vocab/
 
 The manifest (data_prep/dataset/manifest.py) is written last and atomically: a directory without one is not a dataset.
@@ -36,14 +36,14 @@ ARRAY_DTYPES: dict[str, DTypeLike] = {
     "values": np.int32,
     "offsets": np.int64,
 }
-ROW_KINDS = ("labels", "dense", "sparse")  # the arrays with one row a sample
+ROW_KINDS = ("labels", "dense", "sparse")  # arrays with one row per sample
 
 
 class ShardArrays(NamedTuple):
     """One shard, memory-mapped: labels [rows, 1] int32, dense [rows, N] float32, sparse [rows, F] int32.
 
-    Labels that are numbers are float32; with the transform `integers` dense is int32. Where features are multi-hot
-    `sparse` has the columns of the others, and `bags` theirs, one entry a feature.
+    Labels of kind `number` are float32; dense is int32 with the transform `integers`. If features are multi-hot,
+    `sparse` has only the columns of the other features, and `bags` has one entry per multi-hot feature.
     """
 
     labels: NDArray[Any]
@@ -52,7 +52,7 @@ class ShardArrays(NamedTuple):
     bags: tuple[Bags, ...] = ()
 
     def part(self, start: int, stop: int) -> "ShardArrays":
-        """Rows [start, stop), as views, which the system begins to read; only of a whole shard."""
+        """Return rows [start, stop) of a whole shard as views, and let the system read them ahead."""
         for array in self[:3]:
             will_need(array, start, stop)
         rows = slice(start, stop)
@@ -99,7 +99,7 @@ def open_shard(root: Path, split: str, shard: Shard, manifest: Manifest) -> Shar
 
 
 def mean_bag_sizes(root: Path, manifest: Manifest, split: str = "train") -> dict[str, float]:
-    """Mean ids a bag of each multi-hot feature in a split; without rows there, none.
+    """Return the mean number of ids per bag of each multi-hot feature; empty if the split has no rows.
 
     Raises:
         UserError: a file is missing or is not what the manifest says.
@@ -135,20 +135,20 @@ def _open_array(
 
 
 def verify_shard(root: Path, split: str, shard: Shard) -> None:
-    """Compare one shard's files with the manifest's checksums.
+    """Compare one shard's files with the manifest's checksums. The error names the first file that differs.
 
     Raises:
-        UserError: a file is missing or differs; the message names the first one.
+        UserError: a file is missing or differs.
     """
     for kind, expected in shard.files.items():
         verify_file(shard_path(root, split, shard.name, kind), expected)
 
 
 def verify_file(path: Path, expected: FileDigest) -> None:
-    """Compare a dataset's file with the manifest's checksum.
+    """Compare one file of a dataset with its checksum in the manifest.
 
     Raises:
-        UserError: it is missing or differs.
+        UserError: the file is missing or differs.
     """
     try:
         digest = digest_file(path)
@@ -162,5 +162,5 @@ def verify_file(path: Path, expected: FileDigest) -> None:
 
 
 def shard_path(root: Path, split: str, name: str, kind: str) -> Path:
-    """Path of the array `kind` (labels, dense, sparse, values or offsets) of a shard."""
+    """Return the path of a shard's array `kind`: labels, dense, sparse, values or offsets."""
     return root / split / f"{name}.{kind}.npy"

@@ -1,4 +1,4 @@
-"""Kinds of datasets and sources, those of extensions included. options.py lists the core's sources by name."""
+"""Kinds of datasets and sources, including those of extensions. options.py lists the core's sources by name."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class KindParts(NamedTuple):
 
 @dataclass(frozen=True)
 class DatasetKind:
-    """Properties of a kind of dataset that need none of its modules.
+    """Properties of a kind of dataset that the core reads without importing the kind's modules.
 
     Attributes:
         name: its contents, for messages; for an extension's kind also the name of the encoding in a manifest.
@@ -87,21 +87,21 @@ ROWS = DatasetKind("rows", "give a dataset of rows in its place")
 
 
 def dataset_kinds() -> list[DatasetKind]:
-    """Returns rows and the kinds of the extensions."""
+    """Return the rows kind and the kinds of the extensions."""
     return [ROWS, *rows_of_extensions(DatasetKind)]
 
 
 def kind_of(encoding: str | None) -> DatasetKind:
-    """Returns the kind of a dataset by the name of its encoding."""
+    """Return the kind of a dataset by the name of its encoding."""
     return next((kind for kind in dataset_kinds() if kind.parts is not None and kind.name == encoding), ROWS)
 
 
 def described_kind(schema: Any) -> DatasetKind:
-    """Returns the kind of dataset that the content of a YAML schema describes."""
+    """Return the kind of dataset that the content of a YAML schema describes."""
     keys = set(schema) if isinstance(schema, dict) else set()
     return next((kind for kind in dataset_kinds() if kind.described_by & keys), ROWS)
 
 
 def split_directories() -> list[str]:
-    """Returns the names of all split directories, over all kinds of datasets."""
+    """Return the names of all split directories, over all kinds of datasets."""
     return ["train", "val", "test", *(split for kind in dataset_kinds() for split in kind.splits)]

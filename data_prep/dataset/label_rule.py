@@ -1,4 +1,4 @@
-"""Rules that make labels of a column's values, such as `rating >= 4`; docs/data.md gives the grammar."""
+"""Rules that turn a column's values into labels, such as `rating >= 4`; docs/data.md gives the grammar."""
 
 import operator
 import re
@@ -18,11 +18,11 @@ _OPERATOR = "|".join(COMPARISONS)
 RULE_PATTERN = rf"\s*({_OPERATOR})\s*(\S(?:.*\S)?)\s*"
 COLUMN_AND_RULE = re.compile(rf"(.*?[^\s=<>!])\s*((?:{_OPERATOR})\s*\S.*)")
 QUOTES = "\"'"
-NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"  # as Python writes it
+NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"  # a number as Python writes it
 
 
 class LabelRule(NamedTuple):
-    """A rule as written: its operator, its value without quotes, and whether the value was quoted."""
+    """A parsed rule: operator, value without quotes, and whether the value was quoted."""
 
     operator: str
     value: str
@@ -30,7 +30,7 @@ class LabelRule(NamedTuple):
 
     @property
     def is_equality(self) -> bool:
-        """Whether the rule may compare texts."""
+        """Return whether the operator may compare texts."""
         return self.operator in ("==", "!=")
 
 
@@ -38,7 +38,7 @@ def parse_rule(rule: str) -> LabelRule:
     """Parse an operator and a value.
 
     Raises:
-        ValueError: the text is no rule; its message says what to write.
+        ValueError: invalid rule; the message says what to write.
     """
     match = re.fullmatch(RULE_PATTERN, rule)
     if match is None:

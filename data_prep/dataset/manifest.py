@@ -1,4 +1,4 @@
-"""A dataset's manifest: what it holds, how it is made, written and read."""
+"""The manifest of a dataset: what it holds and how it was made."""
 
 import hashlib
 import json
@@ -27,7 +27,7 @@ MANIFEST_NAME = "manifest.json"
 
 @dataclass
 class Shard:
-    """Consecutive rows of one split; `files` has the keys labels, dense, sparse, and maybe values, offsets."""
+    """Consecutive rows of one split; `files` has the keys labels, dense, sparse and, with bags, values and offsets."""
 
     name: str
     rows: int
@@ -36,7 +36,7 @@ class Shard:
 
 @dataclass
 class Split:
-    """The shards of a split in the order of its rows; label_rate: None without rows, or where labels are numbers."""
+    """A split's shards in row order; label_rate is None for an empty split and for labels that are numbers."""
 
     rows: int
     label_rate: float | None
@@ -44,23 +44,23 @@ class Split:
 
     @property
     def labels_digest(self) -> str:
-        """Digest of the labels: the same for the same rows in shards of the same sizes, however they are encoded."""
+        """Return a digest of the labels, which is equal for equal rows and shard sizes under any encoding."""
         return hashlib.sha256("".join(shard.files["labels"].sha256 for shard in self.shards).encode()).hexdigest()
 
 
 @dataclass
 class Manifest:
-    """Everything a reader must know of a dataset.
+    """Contents and origin of a dataset.
 
     Attributes:
-        schema: {"label": name, "dense": [N names], "sparse": [F names]}, in column order, and, where features are
-            multi-hot, "ragged": their names, in the order of `sparse`; "label_kind": "number" where labels are numbers.
-        encoding: its name and every parameter that decides the shards' bytes.
-        num_embeddings: rows of the table of each sparse feature; ids are in [0, num_embeddings).
-        splits: train, val, test; of events, one split of that name.
-        sources: the raw files read: {"name", "bytes", "sha256", "rows"}, and "split", where they are given for each.
+        schema: {"label": name, "dense": [N names], "sparse": [F names]}, in column order. "ragged" lists the
+            multi-hot features in the order of `sparse`, if there are any; "label_kind" is "number" for such labels.
+        encoding: name of the encoding and every parameter that decides the shards' bytes.
+        num_embeddings: table rows of each sparse feature; ids are in [0, num_embeddings).
+        splits: train, val and test; a dataset of events has a single split with another name.
+        sources: the raw files: {"name", "bytes", "sha256", "rows"}, and "split" if the user gave files per split.
         rows: rows over all splits.
-        label_rate: share of positive labels over all splits; None where labels are numbers.
+        label_rate: share of positive labels over all splits; None for labels that are numbers.
         extra: figures that no reader needs (peak memory, the Bayes AUC of the ground-truth model, …).
     """
 
@@ -76,38 +76,38 @@ class Manifest:
 
     @property
     def ragged(self) -> list[str]:
-        """The multi-hot features."""
+        """Return the names of the multi-hot features."""
         return list(self.schema.get("ragged", []))
 
     @property
     def label_kind(self) -> LabelKind:
-        """What its labels are."""
+        """Return the kind of the labels."""
         return LabelKind(self.schema.get("label_kind", LabelKind.click.value))
 
     @property
     def kind(self) -> DatasetKind:
-        """What the dataset holds."""
+        """Return the kind of the dataset."""
         return kind_of(self.encoding.get("name"))
 
     def require_kind(self, root: Path, kind: DatasetKind, remedy: str = "") -> None:
-        """Raises UserError for a dataset of another kind at `root`. remedy: in place of the kind's own."""
+        """Raise UserError if the dataset at `root` is of another kind. `remedy` replaces the kind's own."""
         if self.kind is not kind:
             raise UserError(f"{root}: holds {self.kind.name}, not {kind.name}; {remedy or kind.remedy}")
 
     @property
     def has_given_splits(self) -> bool:
-        """Whether each source is of the split that it names, not divided by a method."""
+        """Return whether the user gave files for each split, so that no method divides the rows."""
         return self.encoding.get("split", "") is None
 
     @property
     def dense_dtype(self) -> np.dtype[Any]:
-        """Dtype of the shards' dense arrays."""
+        """Return the dtype of the shards' dense arrays."""
         is_exact = self.encoding.get("dense_transform") == DenseTransform.integers.value
         return (DenseTransform.integers if is_exact else DenseTransform.raw).dtype
 
     @property
     def digest(self) -> str:
-        """SHA-256 of what decides the data: everything but `extra` and `tool_version`."""
+        """Return the SHA-256 of everything that decides the data: all but `extra` and `tool_version`."""
         content = {k: v for k, v in asdict(self).items() if k not in ("extra", "tool_version")}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -120,12 +120,12 @@ def build_manifest(
     sources: Iterable[tuple[str, FileDigest, int]] = (),
     extra: dict[str, Any] | None = None,
 ) -> Manifest:
-    """The manifest of a dataset that this version of the tool made.
+    """Build the manifest of a dataset made by this version of the tool.
 
     Args:
         schema, encoding, num_embeddings, extra: see `Manifest`.
-        shards: split, shard and its number of positive labels, in the order of a split's rows; at least one row.
-        sources: name, digest and number of rows of every raw file.
+        shards: split, shard and number of positive labels, in row order within a split; at least one row in total.
+        sources: name, digest and number of rows of each raw file.
     """
     splits, has_rate = {}, schema.label_kind is LabelKind.click
     for name in SPLITS:
@@ -148,7 +148,7 @@ def build_manifest(
 
 
 def save_manifest(root: Path, manifest: Manifest) -> None:
-    """Write `root`/manifest.json; it appears whole or not at all, after all it names is on disk."""
+    """Write `root`/manifest.json atomically. Call it after all files that the manifest names are on disk."""
     document = {
         "format": FORMAT_NAME,
         "format_version": FORMAT_VERSION,
@@ -159,10 +159,10 @@ def save_manifest(root: Path, manifest: Manifest) -> None:
 
 
 def load_rows_manifest(root: Path) -> Manifest:
-    """Read the manifest of a dataset of rows; as `load_manifest`.
+    """Read the manifest of a dataset of rows.
 
     Raises:
-        UserError: it is a dataset of events.
+        UserError: the dataset is of another kind, or `load_manifest` raises it.
     """
     manifest = load_manifest(root)
     manifest.require_kind(root, ROWS)
@@ -173,7 +173,7 @@ def load_manifest(root: Path) -> Manifest:
     """Read a dataset's manifest.
 
     Raises:
-        UserError: there is none, it is not one of ours, of another format, or a key is not as it should be.
+        UserError: missing file, another format or version, or an invalid key.
     """
     path = root / MANIFEST_NAME
     try:

@@ -1,4 +1,4 @@
-"""Checks of extensions for rows that mislead a model, one row each."""
+"""Checks of extensions for rows that mislead a model; each check is one row of an extension."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class DataCheck(NamedTuple):
 
 
 def data_checks() -> list[DataCheck]:
-    """Returns the checks of all extensions."""
+    """Return the checks of all extensions."""
     return rows_of_extensions(DataCheck)
 
 
 def misleading_sentences(extra: Json) -> list[str]:
-    """Returns the warnings for a manifest's `extra`; checks without figures there give none."""
+    """Return the warnings for a manifest's `extra`. A check without figures there gives none."""
     return [
         sentence for check in data_checks() if check.name in extra for sentence in check.sentences(extra[check.name])
     ]

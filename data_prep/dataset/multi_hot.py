@@ -1,8 +1,8 @@
-"""One id per feature to a bag of ids, as MLPerf v2's synthetic multi-hot data has them.
+"""Expansion of one id per feature to a bag of ids, as in MLPerf v2's synthetic multi-hot data.
 
-Each id has a fixed bag: itself, then ids drawn once and for all. The draws are those of the reference
-(facebookresearch/dlrm's torchrec_dlrm/multi_hot.py), from one stream of NumPy's legacy generator over all tables in
-turn, so the bags are the same whether rows are expanded while they are read or beforehand on disk.
+Each id has a fixed bag: the id itself, then ids drawn once. The draws repeat those of the reference
+(facebookresearch/dlrm's torchrec_dlrm/multi_hot.py): one stream of NumPy's legacy generator over all tables in turn. So
+rows have the same bags whether they are expanded during reading or beforehand on disk.
 """
 
 import hashlib
@@ -33,17 +33,17 @@ MLPERF_V2 = "mlperf_v2"
 MLPERF_SIZES = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
 PARETO_SHAPE = 0.25
 ID_BYTES = 4
-REPORTED_BYTES = 10**9  # some seconds of work
-BLOCK_VALUES = 1 << 20  # drawn, or expanded, at once
-LANES = 16  # int32 in a cache line, copied at once
+REPORTED_BYTES = 10**9  # Draws above this size print a line on stderr: they take seconds.
+BLOCK_VALUES = 1 << 20  # values drawn or expanded at once
+LANES = 16  # int32 values in a cache line
 PREFETCHED_ROWS = 12
 RECORD_NAME, SUMS_NAME, LOCK_NAME = "tables.json", "sums.json", "lock"
 REMEDY = "remove its directory: it is made again"
-TABLES_DIRECTORY = "multi_hot"  # in a dataset, for those of all its ids
+TABLES_DIRECTORY = "multi_hot"  # in a dataset: the bags of all ids
 
 
 class Distribution(Enum):
-    """Distribution of a bag's further ids: uniform, or few ids very often."""
+    """Distribution of a bag's drawn ids: uniform, or skewed to a few ids."""
 
     uniform = "uniform"
     pareto = "pareto"
@@ -51,7 +51,7 @@ class Distribution(Enum):
 
 @dataclass(frozen=True)
 class MultiHot:
-    """Settings that decide the bags besides table sizes: `sizes` are ids per bag of every feature."""
+    """Settings that decide the bags besides the table sizes; `sizes` holds the ids per bag of each feature."""
 
     sizes: tuple[int, ...]
     distribution: Distribution = Distribution.uniform
@@ -62,7 +62,7 @@ class MultiHot:
         """Build from the settings under `key`; None if no sizes are given.
 
         Args:
-            sizes: ids per bag of every feature, or the name mlperf_v2.
+            sizes: ids per bag of each feature, or the name mlperf_v2.
 
         Raises:
             UserError: invalid sizes, or other keys without sizes.
@@ -81,19 +81,19 @@ class MultiHot:
         return cls(tuple(sizes), distribution or Distribution.uniform, seed or 0)
 
     def check(self, num_features: int) -> None:
-        """Raises UserError if there is not one size per feature."""
+        """Raise UserError unless there is one size per feature."""
         if len(self.sizes) != num_features:
             raise UserError(
                 f"multi-hot sizes: {len(self.sizes)} given for {num_features} features; give one per feature"
             )
 
     def table_bytes(self, num_embeddings: Sequence[int]) -> int:
-        """Bytes on disk of the bags of all ids of tables with `num_embeddings` rows."""
+        """Return the bytes on disk of all bags for tables with `num_embeddings` rows."""
         return sum(ID_BYTES * rows * size for rows, size in zip(num_embeddings, self.sizes, strict=True) if size > 1)
 
     @classmethod
     def from_plain(cls, entry: Json) -> "MultiHot":
-        """The inverse of `to_plain`."""
+        """Build from the form of `to_plain`."""
         return msgspec.convert(entry, cls)
 
     def to_plain(self) -> Json:
@@ -102,10 +102,10 @@ class MultiHot:
 
 
 class MultiHotTables:
-    """Bags of all ids of all features.
+    """The bags of all ids of all features.
 
-    `tables[f]` is [num_embeddings of f, size of f] int32, memory-mapped: each id's bag, the id itself first; None for
-    a feature of size 1.
+    `tables[f]` is [num_embeddings of f, size of f] int32, memory-mapped. Row i is the bag of id i and begins with i. A
+    feature of size 1 has None.
     """
 
     def __init__(self, tables: list[NDArray[np.int32] | None]) -> None:
@@ -113,7 +113,7 @@ class MultiHotTables:
 
     @property
     def sizes(self) -> list[int]:
-        """Ids per bag of every feature."""
+        """Return the ids per bag of each feature."""
         return [1 if table is None else table.shape[1] for table in self.tables]
 
     @classmethod
@@ -125,16 +125,16 @@ class MultiHotTables:
         key: str = "data.path",
         count: Callable[[int], object] | None = None,
     ) -> "MultiHotTables":
-        """The tables kept in a directory of `parent`, drawn first if they are not there.
+        """Open the tables in a subdirectory of `parent`; draw them first if they are missing.
 
-        Memory does not grow with them. Of several processes one draws while the others wait.
+        Drawing takes constant memory. A file lock lets one process draw while others wait.
 
         Args:
             key: configuration key of `parent`, named in errors.
-            count: called with the bytes drawn since the last call; None: a line on stderr if there are many.
+            count: called with the bytes drawn since its last call; None: a large draw prints a line on stderr.
 
         Raises:
-            UserError: not one size per feature, or the directory is not writable or its disk too small.
+            UserError: not one size per feature, a directory that is not writable, or too little disk space.
         """
         bags.check(len(num_embeddings))
         directory, content = _place_of(parent, num_embeddings, bags)
@@ -160,7 +160,7 @@ class MultiHotTables:
         return cls([None if file is None else np.load(file[0], mmap_mode="r") for file in files])
 
     def expand_rows(self, ids: NDArray[np.int32]) -> tuple[NDArray[np.int32], list[Bags]]:
-        """The ids [rows, F] of all features as a shard has them: those of size 1, and the others' bags."""
+        """Convert the ids [rows, F] to a shard's form: the columns of size 1, and the bags of the other features."""
         single = [feature for feature, size in enumerate(self.sizes) if size == 1]
         bags = [
             Bags(self.expand(feature, ids[:, feature]).reshape(-1), np.arange(len(ids) + 1, dtype=np.int64) * size)
@@ -170,10 +170,10 @@ class MultiHotTables:
         return ids[:, single], bags
 
     def expand(self, feature: int, ids: NDArray[np.int32], out: NDArray[np.int32] | None = None) -> NDArray[np.int32]:
-        """Bags of one feature: [rows] ids to [rows, size] int32, the id itself first; in `out` [rows * size] if given.
+        """Return the bags [rows, size] int32 of one feature's ids [rows], in `out` [rows * size] if given.
 
         Raises:
-            IndexError: an id is not in the table.
+            IndexError: an id is outside the table.
         """
         table = self.tables[feature]
         if table is None:
@@ -185,15 +185,16 @@ class MultiHotTables:
         return out.reshape(len(ids), size)
 
     def require_rows(self, feature: int, ids: NDArray[np.int32]) -> None:
-        """Raises UserError if an id of a feature's bags is not one of its rows: the file was changed."""
+        """Raise UserError if a bag's id is outside the feature's table: somebody changed the file."""
         table = self.tables[feature]
-        if table is not None and len(ids) and ids.view(np.uint32).max() >= len(table):  # a negative id is a huge one
+        # As an unsigned integer, a negative id is above any table.
+        if table is not None and len(ids) and ids.view(np.uint32).max() >= len(table):
             name = getattr(table, "filename", f"feature {feature}")
             raise UserError(f"{name}: a bag holds an id beyond its table of {len(table)} rows; {REMEDY}")
 
 
 def verify_tables(parent: Path, num_embeddings: Sequence[int], bags: MultiHot) -> bool:
-    """Compare the tables in a directory of `parent` with the checksums of their drawing; False if there are none yet.
+    """Compare the tables in a subdirectory of `parent` with their recorded checksums; return False if there are none.
 
     Raises:
         UserError: as `verify_sums` does.
@@ -207,10 +208,10 @@ def verify_tables(parent: Path, num_embeddings: Sequence[int], bags: MultiHot) -
 
 
 def verify_sums(path: Path) -> None:
-    """Compare the tables beside a file of checksums with it.
+    """Compare the tables beside a file of checksums with the file.
 
     Raises:
-        UserError: the file is damaged, or names one that is missing or differs.
+        UserError: the file is damaged, or a table that it names is missing or differs.
     """
     try:
         sums = decode(path.read_bytes(), dict[str, FileDigest])
@@ -224,7 +225,7 @@ def verify_sums(path: Path) -> None:
 
 
 def _place_of(parent: Path, num_embeddings: Sequence[int], bags: MultiHot) -> tuple[Path, bytes]:
-    """The tables' directory, of a name that other bags do not have, and the content of the record in it."""
+    """Return the tables' directory, whose name is a hash of the settings, and the content of its record."""
     record = {"num_embeddings": list(num_embeddings), **bags.to_plain()}
     content = (json.dumps(record) + "\n").encode()
     return parent / hashlib.sha256(content).hexdigest()[:12], content
@@ -232,9 +233,9 @@ def _place_of(parent: Path, num_embeddings: Sequence[int], bags: MultiHot) -> tu
 
 @jit
 def _copy_bags(table: NDArray[np.int32], size: int, ids: NDArray[np.int32], out: NDArray[np.int32]) -> bool:
-    """Copy the `size` values of each id from the flat table; return whether all ids are in it.
+    """Copy the bag of each id from the flat table; return False if an id is outside it.
 
-    Whole vectors are copied: what is written beyond a bag is overwritten by the next one.
+    Copies whole vectors: the next bag overwrites the values copied beyond a bag's end.
     """
     whole = -(-size // LANES) * LANES
     at = 0
@@ -257,12 +258,12 @@ def _copy_bags(table: NDArray[np.int32], size: int, ids: NDArray[np.int32], out:
 
 
 def table_path(directory: Path, feature: int) -> Path:
-    """Path of the table of the feature with that number."""
+    """Return the path of a feature's table."""
     return directory / f"{feature}.npy"
 
 
 def table_files(work: Path) -> list[str]:
-    """The files of the bags of all ids, relative to the work's directory."""
+    """Return the paths of the table files and their records, relative to the directory of a job's work."""
     files = sorted(path for pattern in ("*.npy", "*.json") for path in (work / TABLES_DIRECTORY).glob(f"*/{pattern}"))
     return [str(path.relative_to(work)) for path in files]
 
@@ -275,7 +276,7 @@ def _are_complete(record: Path, content: bytes, files: list[tuple[Path, int] | N
 
 
 def _clear(directory: Path, table_bytes: int, key: str) -> None:
-    """Remove the leftovers of a killed process (tables without a record) and check the disk space for new ones."""
+    """Remove tables without a record, which a killed process left, and check the disk space for new ones."""
     for leftover in (*directory.glob("*.npy"), *directory.glob("*.npy.*")):
         leftover.unlink()
     free = shutil.disk_usage(directory).free
@@ -289,7 +290,7 @@ def _clear(directory: Path, table_bytes: int, key: str) -> None:
 def _draw_tables(
     directory: Path, num_embeddings: Sequence[int], bags: MultiHot, count: Callable[[int], object] | None
 ) -> None:
-    """Draw the bags of all ids, table after table, block after block."""
+    """Draw the bags of all ids, table by table, in blocks."""
     table_bytes = bags.table_bytes(num_embeddings)
     if count is None and table_bytes > REPORTED_BYTES:
         print(f"{directory}: drawing {in_words(table_bytes)} of multi-hot tables, once", file=sys.stderr)
@@ -314,9 +315,9 @@ def _draw_tables(
 def _draw(
     rng: np.random.RandomState, distribution: Distribution, rows: int, shape: tuple[int, int]
 ) -> NDArray[np.integer]:
-    """Further ids, each below `rows`."""
+    """Draw ids below `rows`."""
     if distribution is Distribution.uniform:
         return rng.randint(0, rows, size=shape)
     variates = rng.pareto(a=PARETO_SHAPE, size=shape)
-    # the reference converts to int32 as x86 does, where all that is beyond it becomes the smallest number
+    # The reference converts to int32 as x86 does: all numbers beyond it become the smallest.
     return np.where(variates < 2**31, variates, -(2.0**31)).astype(np.int64) % rows

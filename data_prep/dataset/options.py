@@ -1,4 +1,4 @@
-"""Enumerations used by the configuration and the manifest; sources of rows and methods of splits are rows of tables."""
+"""Enumerations of the configuration and the manifest. Each source and each split method is a row of a table."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ _CRITEO = SourceKind(ROWS, "data_prep.job_setup:fetch_days", group="remote")
 
 
 class DataSource(Enum):
-    """Sources of rows besides files of the user's own.
+    """Sources of rows other than the user's files.
 
-    synthetic: the generator; criteo_kaggle, criteo_1tb: Criteo's rows from mirrors; random: random ids, for speed
-    alone. Extensions add others.
+    synthetic: generator with a known model; criteo_kaggle, criteo_1tb: Criteo's rows from mirrors; random: random ids,
+    for measurements of speed. Extensions add others.
     """
 
     synthetic = (
@@ -54,14 +54,14 @@ GENERATORS = tuple(each.kind.group for each in DataSource if each.kind.generator
 class Encoding(Enum):
     """Encodings of categorical values as ids.
 
-    vocabulary: ids from 1 by falling count over the train split, 0 for values that are rare or absent there.
-    hash: value modulo max_ind_range; one pass, no memory, collisions.
+    vocabulary: ids from 1 by descending count in train; 0 for values that are rare or absent there.
+    hash: value modulo max_ind_range. One pass and no memory, but values collide.
     torchrec: byte for byte the output of TorchRec's tsv_to_npys, sparse_to_contiguous and shuffle: the MLPerf
-        dataset, with its defects (ids of the train split rounded to float32, integers that overflow).
+        dataset with its defects (ids of the train split rounded to float32, integers that overflow).
     torchrec_fixed: the same without the defects.
     dlrm_kaggle: the arrays of facebookresearch/dlrm for Criteo Kaggle.
-    amd_blog: ids by rising value, integers scaled to 0..1, columns of more than 10,000 values dropped, and
-        scikit-learn's random 80/20 split: AMD's blog of 2024.
+    amd_blog: ids by ascending value, integers scaled to 0..1, columns of more than 10,000 values dropped, and
+        scikit-learn's random 80/20 split, as in AMD's blog of 2024.
     """
 
     vocabulary = "vocabulary"
@@ -73,27 +73,27 @@ class Encoding(Enum):
 
 
 class LabelKind(Enum):
-    """What labels are. click: 0 or 1, int32 in shards; number: any finite number, float32."""
+    """Kinds of labels. click: 0 or 1, int32 in shards; number: any finite number, float32."""
 
     click = "click"
     number = "number"
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Dtype of labels in shards."""
+        """Return the dtype of labels in shards."""
         return np.dtype(np.int32 if self is LabelKind.click else np.float32)
 
 
 class DenseTransform(Enum):
-    """Transforms of an integer x (missing: 0), to float32 except for the last.
+    """Transforms of an integer x (missing: 0) to float32, or to int32 with `integers`.
 
     log1p: log(1 + max(x, 0)), rounded once.
-    signed_log1p: the same of numbers that are not negative, -log(1 - x) of the others.
-    log_float32: the same in single precision, as facebookresearch/dlrm computes it.
-    torchrec: log(x - m + 2), m the smallest integer of the file over all columns.
-    minmax: (x - low) / (high - low), over all rows of the column.
+    signed_log1p: log(1 + x) for x >= 0, -log(1 - x) for x < 0.
+    log_float32: log(1 + max(x, 0)) in single precision, as facebookresearch/dlrm computes it.
+    torchrec: log(x - m + 2), where m is the file's smallest integer over all columns.
+    minmax: (x - low) / (high - low), where low and high are the column's range over all rows.
     raw: x; beyond 2^24 float32 rounds.
-    integers: x as int32, exact: needed to export `bin`; Criteo's rows only.
+    integers: x as int32, exact. The export `bin` needs it; for Criteo's rows only.
     """
 
     log1p = "log1p"
@@ -106,12 +106,12 @@ class DenseTransform(Enum):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Dtype of the transformed integers."""
+        """Return the dtype of the transformed integers."""
         return np.dtype(np.int32 if self is DenseTransform.integers else np.float32)
 
 
 class VocabularyOrder(Enum):
-    """Orders of ids: descending count (ties by ascending value), first appearance, ascending value."""
+    """Orders of ids: by descending count (ties by ascending value), first appearance, or ascending value."""
 
     frequency = "frequency"
     first_appearance = "first_appearance"
@@ -120,14 +120,15 @@ class VocabularyOrder(Enum):
 
 @dataclass(frozen=True)
 class SplitAlgorithm:
-    """What is to know of a method of splits.
+    """Properties of a split method.
 
     Attributes:
-        held_out: counts the held-out rows, of the rows of each source and their share; None: each row's split is drawn.
-        is_random: whether data.split.seed has an effect: rows are drawn or permuted, not taken by their place.
-        has_share: whether data.split.held_out has an effect.
-        has_val: whether val has half of the held-out rows; else test has all.
-        needs_several: whether it needs several raw files.
+        held_out: returns the number of held-out rows from the rows of each source and the share; None: each row is
+            drawn.
+        is_random: whether rows are drawn or permuted, so that data.split.seed matters.
+        has_share: whether data.split.held_out matters.
+        has_val: whether val gets half of the held-out rows; otherwise test gets all of them.
+        needs_several: whether the method needs at least two raw files.
     """
 
     held_out: Callable[[Sequence[int], float], int] | None = None
@@ -138,18 +139,18 @@ class SplitAlgorithm:
 
 
 def _rounded_down(by_source: Sequence[int], share: float) -> int:
-    """A share of the rows, with one at least for each of val and test where there are others."""
+    """Return a share of the rows; at least one row each for val and test, unless there are too few rows."""
     rows = int(sum(by_source) * share + 1e-9)
     return max(rows, 2) if share and sum(by_source) > 2 else rows
 
 
 class SplitMethod(Enum):
-    """Choices of held-out rows.
+    """Methods that choose the held-out rows.
 
-    auto: of a user's own table random; else last_day if there are several files, and fraction of one.
-    last_day: the last file, in the order of data.raw.
+    auto: random for the user's own table; otherwise last_day for several files and fraction for one.
+    last_day: the last file in the order of data.raw.
     fraction: the last `held_out` of all rows.
-    random: each row with probability `held_out`, by `seed`; the rows of a split keep their order.
+    random: each row with probability `held_out`, by `seed`; rows keep their order within a split.
     scikit_learn: train_test_split with test_size `held_out` and random_state `seed`; val stays empty.
     """
 
@@ -167,9 +168,10 @@ class SplitMethod(Enum):
     __new__ = row_with("algorithm")
 
     def resolved(self, num_sources: int, is_own: bool) -> "SplitMethod":
-        """The method, of `auto` one that does not depend on anything else. Raises UserError for too few raw files."""
+        """Replace `auto` by the method it stands for. Raise UserError for too few raw files."""
         if self is SplitMethod.auto and is_own:
-            return SplitMethod.random  # a table may be sorted by any of its columns
+            # A table may be sorted by any of its columns.
+            return SplitMethod.random
         if self is SplitMethod.auto:
             return SplitMethod.last_day if num_sources > 1 else SplitMethod.fraction
         if self.algorithm.needs_several and num_sources < 2:

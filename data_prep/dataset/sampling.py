@@ -1,4 +1,4 @@
-"""Rows with label 0 that were left out of a dataset (data.sampling), and the correction of probabilities for it."""
+"""Negative sampling (data.sampling): rows with label 0 left out of a dataset, and the correction of probabilities."""
 
 import math
 
@@ -6,14 +6,14 @@ from data_prep.dataset.manifest import Manifest
 
 
 def kept_share(manifest: Manifest) -> float:
-    """Share of the rows with label 0 that all splits kept; 1 of a dataset that kept all rows."""
+    """Return the share of rows with label 0 that the dataset kept; 1 without sampling."""
     return 1 - float(manifest.encoding.get("negative_drop_rate") or 0)
 
 
 def correction(kept: float) -> float:
-    """Return the offset of a logit that turns its probability p into p / (p + (1 - p) / kept), that of all rows.
+    """Return the logit offset that turns a probability p into p / (p + (1 - p) / kept), the probability over all rows.
 
-    Keeping a share of the negatives multiplies the odds of a click by 1 / kept; this divides them again.
+    Keeping a share of the negatives multiplies the odds of a click by 1 / kept; the offset undoes this.
 
     Raises:
         ValueError: no row with label 0 was kept.
@@ -22,7 +22,7 @@ def correction(kept: float) -> float:
 
 
 def sampling_sentence(manifest: Manifest) -> str | None:
-    """A sentence on what the probabilities of sampled rows are of; None if all rows were kept."""
+    """Return a sentence about probabilities learned from sampled rows; None if all rows were kept."""
     kept = kept_share(manifest)
     if kept == 1:
         return None

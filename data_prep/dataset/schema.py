@@ -1,4 +1,4 @@
-"""The columns of a table: one label, dense (integer or real) features, sparse (categorical) features."""
+"""The columns of a table: one label, dense (integer or real) features and sparse (categorical) features."""
 
 from typing import Annotated
 
@@ -12,14 +12,14 @@ CRITEO_NUM_DENSE = 13
 CRITEO_NUM_SPARSE = 26
 MAX_NUM_EMBEDDINGS = 1 << 31  # ids are int32
 
-Feature = Annotated[str, Meta(pattern=r"\A[^./\\\0]+\Z")]  # it names files and tables
+Feature = Annotated[str, Meta(pattern=r"\A[^./\\\0]+\Z")]  # names files and tables
 TableRows = Annotated[int, Meta(ge=1, le=MAX_NUM_EMBEDDINGS)]
 
 
 class Schema(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Column names in the order of the file: the label, then N dense, then F sparse.
+    """Column names in file order: the label, then N dense, then F sparse.
 
-    `ragged` are those of `sparse`, in its order, whose fields hold any number of values. label_kind: of the labels.
+    `ragged` lists the multi-hot columns, in the order of `sparse`. `label_kind` is the kind of the labels.
     """
 
     label: str
@@ -30,12 +30,12 @@ class Schema(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """All names in file order."""
+        """Return all names in file order."""
         return (self.label, *self.dense, *self.sparse)
 
     @property
     def single(self) -> tuple[str, ...]:
-        """The sparse columns that hold one value each."""
+        """Return the sparse columns with one value per row."""
         return tuple(name for name in self.sparse if name not in self.ragged)
 
     def to_manifest(self) -> Json:
@@ -44,13 +44,13 @@ class Schema(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
 
     @classmethod
     def from_manifest(cls, entry: Json) -> "Schema":
-        """The inverse of `to_manifest`."""
+        """Build from the form of `to_manifest`."""
         return msgspec.convert(entry, cls)
 
 
 def to_json(entry: object) -> Json:
-    """Plain dicts, lists and values, as they come back from JSON, without what is as by default."""
-    # Read back first: before Python 3.11 an empty tuple may be another than the default, and would be written.
+    """Convert to plain dicts, lists and values, as JSON returns them, without fields that have their defaults."""
+    # Decode first: before Python 3.11 an empty tuple may not be the default object, and would be written.
     return decode(msgspec.json.encode(decode(msgspec.json.encode(entry), type(entry))), Json)
 
 

@@ -1,7 +1,7 @@
-"""How the values of a categorical column are spelled: text is a category as it stands, a typed value has one spelling.
+"""Spellings of categorical values. A text is a category as it stands; a typed value has one spelling per column.
 
-A boolean or a number of a Parquet or JSON file is the text that such values have in the rows a dataset was made of:
-where those are text, in their one spelling ("True" or "1", "3" or "3.0"); where they were typed, "1" and "3".
+A boolean or a number of a Parquet or JSON file takes the text that such values have in the dataset's rows. If those
+rows are text, this is their only spelling ("True" or "1", "3" or "3.0"); if they are typed, "1" and "3".
 """
 
 import math
@@ -12,15 +12,15 @@ from functools import reduce
 from operator import or_
 from typing import Any
 
-EXACT_INTEGERS = 1 << 53  # below, a float64 with a whole value is that integer
+EXACT_INTEGERS = 1 << 53  # whole float64 values below this are exact
 NUMBER = r"[ \t]*[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?[ \t]*"
 PLAIN = r"0|-?[1-9][0-9]*"
-TRUTHS = {"true": 1.0, "yes": 1.0, "false": 0.0, "no": 0.0}  # the numbers of words, in any case
+TRUTHS = {"true": 1.0, "yes": 1.0, "false": 0.0, "no": 0.0}  # words in any case, and their numbers
 WORDS = {"title": ("False", "True"), "lower": ("false", "true"), "upper": ("FALSE", "TRUE")}
 
 
 class Form(IntFlag):
-    """Spellings that occur in a column; TEXT: some of its values came as text, not typed."""
+    """Spellings that occur in a column. TEXT: some values came as text, not typed."""
 
     TITLE = 1  # False, True
     LOWER = 2  # false, true
@@ -28,14 +28,14 @@ class Form(IntFlag):
     PLAIN = 8  # 3
     POINT = 16  # 3.0
     OTHER_INTEGER = 32  # 03, +3, 3.00, 3e0
-    NOT_BINARY = 64  # an integer but 0 and 1
+    NOT_BINARY = 64  # an integer other than 0 and 1
     SHORTEST = 128  # 0.5, as Python writes it
     OTHER_FRACTION = 256  # .5, 0.50
     TEXT = 512
-    UNJOINABLE = 1024  # a list holds an empty value or one with LIST_SEPARATOR
+    UNJOINABLE = 1024  # a list holds an empty value or a value with LIST_SEPARATOR
 
 
-LIST_SEPARATOR = "|"  # in text, of what a file has as lists
+LIST_SEPARATOR = "|"  # joins a list's values to one text
 _OF_WORDS = {
     word: form
     for form, words in zip((Form.TITLE, Form.LOWER, Form.UPPER), WORDS.values(), strict=True)
@@ -45,7 +45,7 @@ _WORD_FORMS = Form.TITLE | Form.LOWER | Form.UPPER
 
 
 def form_of(text: str) -> Form:
-    """The spelling of one text; TEXT alone where it is neither a boolean nor a number."""
+    """Return the spelling of one text; TEXT alone if it is neither a boolean nor a number."""
     if text in _OF_WORDS:
         return Form.TEXT | _OF_WORDS[text]
     if not re.fullmatch(NUMBER, text):
@@ -61,14 +61,16 @@ def form_of(text: str) -> Form:
 
 
 def forms_of_texts(texts: Any) -> Form:
-    """The spellings in an Arrow array of distinct texts; integers and texts that are no numbers are judged at once."""
+    """Return the spellings in an Arrow array of distinct texts."""
     import pyarrow as pa
     import pyarrow.compute as pc
+    # Few texts are judged one by one: integers have three forms at most, and most other texts are no numbers.
 
     rest, examples = texts, list(texts[:1].to_pylist())
     for is_plain in (are_digits, lambda part: pc.match_substring_regex(part, f"^({PLAIN})$")):
         mask = is_plain(rest)
-        examples += rest.filter(mask)[:3].to_pylist()  # of three different ones, one is neither 0 nor 1
+        # Of three different integers, one is neither 0 nor 1.
+        examples += rest.filter(mask)[:3].to_pylist()
         rest = rest.filter(pc.invert(mask))
     words = pc.is_in(rest, value_set=pa.array(list(_OF_WORDS), pa.string()))
     examples += rest.filter(pc.or_(words, pc.match_substring_regex(rest, f"^({NUMBER})$"))).to_pylist()
@@ -76,7 +78,7 @@ def forms_of_texts(texts: Any) -> Form:
 
 
 def are_digits(texts: Any) -> Any:
-    """Which texts of an Arrow array are whole numbers without a sign or further zeros before them."""
+    """Return a mask of the texts in an Arrow array that are integers without sign or leading zeros."""
     import pyarrow.compute as pc
 
     begins_plainly = pc.or_(pc.invert(pc.starts_with(texts, "0")), pc.equal(pc.binary_length(texts), 1))
@@ -84,7 +86,7 @@ def are_digits(texts: Any) -> Any:
 
 
 def form_of_typed(value: Any) -> Form:
-    """The spelling that a boolean or an integer gets where a column's rows are typed; 0 for others."""
+    """Return the spelling of a boolean or integer in a column with typed rows; 0 for other values."""
     whole = whole_number(value)
     if whole is None:
         return Form(0)
@@ -92,7 +94,7 @@ def form_of_typed(value: Any) -> Form:
 
 
 def whole_number(value: Any) -> int | None:
-    """The integer that a typed value is: a boolean's, an integer, or a fraction's without one; None: it is none."""
+    """Return the integer that equals a typed value (boolean, integer or fraction); None if no integer does."""
     if isinstance(value, int):
         return int(value)
     if isinstance(value, Decimal):
@@ -103,25 +105,25 @@ def whole_number(value: Any) -> int | None:
 
 
 def text_of(value: Any) -> str:
-    """The text of a value where no column has spellings: an id, a time."""
+    """Return the text of a value that needs no column's spelling, such as an id or a time."""
     whole = None if isinstance(value, str) else whole_number(value)
     return "" if value is None else str(value if whole is None else whole)
 
 
 def has_plain_integers(forms: Form | None) -> bool:
-    """Whether integers of a column are spelled as Python writes them: the only spelling, or None: no spelling yet."""
+    """Return whether a column spells integers only as Python does. `forms` is None before the first row."""
     return forms is None or forms & (Form.PLAIN | Form.POINT | Form.OTHER_INTEGER) == Form.PLAIN
 
 
 def compared_text(value: Any) -> str:
-    """The text that a condition compares a value by: a truth value, typed or a word in any case, is 1 or 0."""
+    """Return the text that conditions compare. Truth values, typed or as words in any case, become 1 or 0."""
     text = text_of(value)
     truth = TRUTHS.get(text.strip().lower())
     return text if truth is None else str(int(truth))
 
 
 def spell(value: Any, forms: Form) -> str | None:
-    """The text that a typed value has in a column of these spellings; None where there is none, or not one."""
+    """Return the text of a typed value in a column with these spellings; None if it has none, or more than one."""
     if isinstance(value, bool):
         words = forms & _WORD_FORMS
         if words:
@@ -139,17 +141,17 @@ def spell(value: Any, forms: Form) -> str | None:
 
 
 def is_other_spelling(text: str) -> bool:
-    """Whether a text reads as a boolean or a number, and a column whose rows were all typed spells those otherwise."""
+    """Return whether a text reads as a boolean or number that a column with typed rows spells otherwise."""
     return bool(form_of(text) & ~(Form.TEXT | Form.NOT_BINARY | Form.PLAIN))
 
 
 def to_text(forms: Form) -> str:
-    """Names for the manifest, such as "plain+text"."""
+    """Return the spellings' names for the manifest, such as "plain+text"."""
     return "+".join(form.name.lower() for form in Form if form & forms and form.name)
 
 
 def from_text(text: str) -> Form:
-    """The inverse of `to_text`. Raises KeyError for a name that is none."""
+    """Parse the form of `to_text`. Raise KeyError for an unknown name."""
     forms = Form(0)
     for name in text.split("+") if text else ():
         forms |= Form[name.upper()]

@@ -1,6 +1,6 @@
-"""A user's own table: which columns are used, and as what.
+"""Description of a user's own table: which columns are used, and as what.
 
-A category is any text, known by a value of 64 bits: see data_prep/encoding/values.py.
+A category is any text; its 64-bit value identifies it, see data_prep/encoding/values.py.
 """
 
 import re
@@ -16,7 +16,7 @@ from data_prep.dataset.label_rule import COMPARISONS, NUMBER, RULE_PATTERN
 from data_prep.dataset.options import LabelKind
 from data_prep.dataset.schema import Feature, Schema, to_json
 
-RULE = re.compile(rf"\s*({'|'.join(COMPARISONS)})\s*({NUMBER})\s*")  # of a log's events
+RULE = re.compile(rf"\s*({'|'.join(COMPARISONS)})\s*({NUMBER})\s*")  # of a log's events: see `meets`
 
 
 FORMATS = {  # of files with rows, by name: module and class; a file is of the first that takes it
@@ -29,9 +29,9 @@ Part = Literal["year", "month", "day", "weekday", "hour", "minute", "second", "d
 
 
 class DatePart(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A feature that is a part of the dates or times in a column; see data_prep/parsing/dates.py.
+    """A feature that is one part of a column's dates or times; see data_prep/parsing/dates.py.
 
-    format: as of `datetime.strptime`, or a name of EPOCHS there; None: ISO 8601.
+    format: as for `datetime.strptime`, or a name of EPOCHS there; None: ISO 8601.
     """
 
     feature: str
@@ -44,18 +44,17 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
     """Description of a user's table.
 
     Attributes:
-        delimiter: of a text file, one character.
+        delimiter: one character; for text files.
         header: whether every text file begins with a line of names.
-        label: name of its column, or its position from 0 where there is no header; dense, sparse: likewise.
-        rule: the condition that makes a label 1, e.g. ">= 4"; None: it is 0 or 1 already.
-        names: of all columns in file order; without a header column_0 and so on, as many as are needed.
-        separators: of each sparse column whose fields hold any number of values, their separator; "" where the file
-            itself has lists.
-        format: of the files, one of FORMATS.
+        label: column name, or its position from 0 if there is no header; dense, sparse: likewise.
+        rule: condition that makes a label 1, e.g. ">= 4"; None: labels are 0 or 1 already.
+        names: all columns in file order; without a header column_0 and so on, as many as needed.
+        separators: each multi-hot column with the separator of its values; "" if the file itself holds lists.
+        format: format of the files, one of FORMATS.
         decimal, thousands: characters in the numbers of a text file; thousands "": none.
-        missing: texts that stand for an empty field in a text file.
-        parts: those of `dense` and `sparse` that are not columns, but parts of the dates in one.
-        label_kind: what the labels are; numbers have no rule.
+        missing: texts that mean an empty field in a text file.
+        parts: those of `dense` and `sparse` that are parts of a column's dates.
+        label_kind: kind of the labels; numbers have no rule.
     """
 
     delimiter: Annotated[str, Meta(min_length=1, max_length=1)]
@@ -75,32 +74,32 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
 
     @property
     def schema(self) -> Schema:
-        """The columns that are used."""
+        """Return the schema of the used columns."""
         several = dict(self.separators)
         ragged = tuple(name for name in self.sparse if name in several)
         return Schema(self.label, self.dense, self.sparse, ragged, self.label_kind)
 
     def column_of(self, feature: str) -> str:
-        """The column of a file that a feature is read from."""
+        """Return the file's column that a feature is read from."""
         return next((part.column for part in self.parts if part.feature == feature), feature)
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The columns that the dense and sparse features are read from."""
+        """Return the columns that the dense and sparse features are read from."""
         return tuple(dict.fromkeys(self.column_of(feature) for feature in (*self.dense, *self.sparse)))
 
     def to_manifest(self) -> Json:
-        """Convert to the manifest's form; keys after `names` only where they are not the default."""
+        """Convert to the manifest's form. Keys after `names` are omitted if they have their defaults."""
         return to_json(self)
 
     @classmethod
     def from_manifest(cls, entry: Json) -> "Table":
-        """The inverse of `to_manifest`."""
+        """Build from the form of `to_manifest`."""
         return msgspec.convert(entry, cls)
 
 
 def meets(numbers: NDArray[np.float64], rule: str) -> NDArray[np.bool_]:
-    """Which numbers meet a RULE."""
+    """Return a mask of the numbers that meet a RULE."""
     match = RULE.fullmatch(rule)
     assert match is not None
     met: NDArray[np.bool_] = COMPARISONS[match[1]](numbers, float(match[2]))

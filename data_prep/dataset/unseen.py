@@ -1,15 +1,15 @@
-"""Values of the held-out rows that train does not have: nothing can be learned of them."""
+"""Warnings for held-out values that do not occur in train, from which a model learns nothing."""
 
 from data_prep.dataset.manifest import Manifest
 from data_prep.dataset.options import SplitMethod
 
 UNSEEN = "unseen_in_train"  # in a manifest's `extra`: share of val's and test's values, by feature; None: not counted
-NAMED_SHARE = 0.2  # from which a column is named
+NAMED_SHARE = 0.2  # a larger share is reported
 SHOWN_COLUMNS = 4
 
 
 def unseen_values(manifest: Manifest) -> str | None:
-    """A sentence on columns of which many held-out values are not in train, with what to do; None if there are none."""
+    """Return a sentence on columns with many held-out values that are not in train, with a remedy; None if none."""
     shares = manifest.extra.get(UNSEEN) or {}
     large = {name: share for name, share in shares.items() if share > NAMED_SHARE}
     if not large:

@@ -1,4 +1,4 @@
-"""Integers to what the model reads: float32, by one of several transforms."""
+"""Transforms of integer features to the float32 values that a model reads."""
 
 import math
 from functools import cache
@@ -15,7 +15,7 @@ FOLDED_ROWS = 32
 
 
 class DenseRange(NamedTuple):
-    """Smallest and largest value of each column [N], a missing one counting as 0."""
+    """Smallest and largest value of each column [N]; a missing value counts as 0."""
 
     low: NDArray[np.int64]
     high: NDArray[np.int64]
@@ -23,7 +23,7 @@ class DenseRange(NamedTuple):
 
 @jit
 def log1p_block(dense: NDArray[np.int32], table: NDArray[np.float32], result: NDArray[np.float32]) -> None:
-    """result = float32(log(1 + max(x, 0))): small x from a table, the others one by one in float64."""
+    """Write float32(log(1 + max(x, 0))) to `result`. The table covers small x; other values are computed in float64."""
     for row in range(dense.shape[0]):
         for column in range(dense.shape[1]):
             value = max(dense[row, column], np.int32(0))
@@ -35,25 +35,25 @@ def log1p_block(dense: NDArray[np.int32], table: NDArray[np.float32], result: ND
 
 @cache
 def log1p_table() -> NDArray[np.float32]:
-    """float32(log(1 + x)) of x = 0, 1, …, LOG1P_TABLE_SIZE - 1."""
+    """Return float32(log(1 + x)) for x = 0, 1, …, LOG1P_TABLE_SIZE - 1."""
     return np.log1p(np.arange(LOG1P_TABLE_SIZE, dtype=np.float64)).astype(np.float32)
 
 
 def encode_dense(dense: NDArray[np.int32], result: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
-    """log(1 + max(x, 0)) as float32, in `result` if given; a missing integer becomes 0."""
+    """Return log(1 + max(x, 0)) as float32, in `result` if given."""
     result = np.empty(dense.shape, np.float32) if result is None else result
     log1p_block(dense, log1p_table(), result)
     return result
 
 
 def range_of(dense: NDArray[Any]) -> DenseRange:
-    """Smallest and largest value of each column of a block that has rows."""
+    """Return the range of each column of a block with at least one row."""
     dtype = np.int64 if dense.dtype.kind == "i" else np.float64
     return DenseRange(_over_rows(np.minimum, dense).astype(dtype), _over_rows(np.maximum, dense).astype(dtype))
 
 
 def _over_rows(of_two: np.ufunc, dense: NDArray[Any]) -> NDArray[Any]:
-    """Reduce over the rows, FOLDED_ROWS of them side by side: NumPy is slow on short rows."""
+    """Reduce over the rows. Folds FOLDED_ROWS rows into one, because NumPy is slow on short rows."""
     folded = len(dense) // FOLDED_ROWS * FOLDED_ROWS
     if folded:
         wide = of_two.reduce(dense[:folded].reshape(len(dense) // FOLDED_ROWS, -1))
@@ -63,20 +63,20 @@ def _over_rows(of_two: np.ufunc, dense: NDArray[Any]) -> NDArray[Any]:
 
 
 def join_ranges(ranges: list[DenseRange]) -> DenseRange:
-    """The range over several blocks."""
+    """Return the range over all blocks."""
     return DenseRange(np.min([part.low for part in ranges], axis=0), np.max([part.high for part in ranges], axis=0))
 
 
 def max_input(transform: DenseTransform) -> float:
-    """The largest number, without its sign, of which a transform makes a finite one."""
+    """Return the largest absolute value whose transform is finite."""
     largest = float(np.finfo(np.float64).max)
-    # of the numbers that minmax takes, the span is finite, too
+    # minmax: the span must be finite, too.
     limits = {DenseTransform.raw: float(np.finfo(np.float32).max), DenseTransform.minmax: largest / 2}
     return limits.get(transform, largest)
 
 
 def transform_into(dense: NDArray[Any], transform: DenseTransform, result: NDArray[Any]) -> None:
-    """Apply a transform that needs to know of no other rows; result [rows, N] is contiguous."""
+    """Apply a transform that needs no range; result [rows, N] is contiguous."""
     if transform is DenseTransform.log1p and dense.dtype == np.int32:
         encode_dense(dense, result)
     else:
@@ -86,12 +86,12 @@ def transform_into(dense: NDArray[Any], transform: DenseTransform, result: NDArr
 def transform_dense(
     dense: NDArray[Any], transform: DenseTransform, dense_range: DenseRange | None = None, wraps: bool = False
 ) -> NDArray[Any]:
-    """Apply a transform; the result is of its dtype.
+    """Apply a transform; the result has the transform's dtype.
 
     Args:
-        dense: [rows, N] int32, or float64 of a user's table; 0 where missing.
-        dense_range: for `torchrec` the range of the source the rows are of, for `minmax` that of all rows.
-        wraps: for `torchrec`: differences beyond int32 wrap around, as they do in TorchRec.
+        dense: [rows, N] int32, or float64 for a user's table; 0 if missing.
+        dense_range: range of the rows' source for `torchrec`, of all rows for `minmax`.
+        wraps: with `torchrec`, differences beyond int32 wrap around as in TorchRec.
     """
     if transform is DenseTransform.log1p:
         return encode_dense(dense) if dense.dtype == np.int32 else np.log1p(np.maximum(dense, 0)).astype(np.float32)
@@ -108,7 +108,7 @@ def transform_dense(
             shifted = shifted.astype(np.int32)
         with np.errstate(invalid="ignore", divide="ignore"):
             return np.log(shifted.astype(np.float32))
-    # the operations of scikit-learn's MinMaxScaler, in their order
+    # These are the operations of scikit-learn's MinMaxScaler, in the same order.
     span = (dense_range.high - dense_range.low).astype(np.float64)
-    scale = 1.0 / np.where(span < np.finfo(np.float64).tiny, 1.0, span)  # of less, 1 / span is infinite
+    scale = 1.0 / np.where(span < np.finfo(np.float64).tiny, 1.0, span)  # 1 / a smaller span would be infinite
     return (dense * scale + (0.0 - dense_range.low * scale)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Parsed rows to what the model reads: dense float32, ids int32; of a dataset and of new rows alike."""
+"""Encoding of parsed rows for a model: dense float32 and ids int32, for a dataset's rows and for new ones."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -32,8 +32,8 @@ from data_prep.parsing.text import Text, read_names
 class EncodedBlock(NamedTuple):
     """labels [rows] int32, dense [rows, N] float32, sparse [rows, F] int32 ids, out_of_vocabulary [F] int64.
 
-    The last says how many of each feature's values have no id of their own (always 0 for `hash`). Where features are
-    multi-hot `sparse` has the columns of the others, and `bags` theirs, one entry a feature.
+    out_of_vocabulary counts each feature's values without an id of their own (always 0 with `hash`). If features are
+    multi-hot, `sparse` has only the columns of the other features, and `bags` has one entry per multi-hot feature.
     """
 
     labels: NDArray[np.int32]
@@ -44,14 +44,14 @@ class EncodedBlock(NamedTuple):
 
 
 class Encoder:
-    """Parses and encodes new rows as a dataset's were.
+    """Parser and encoder for new rows, with a dataset's own settings and vocabularies.
 
-    `schema` has the columns of the rows, `features` the sparse features that
-    come out. With the encoding torchrec, whose integers are shifted per file, new rows count as the last file's.
+    `schema` has the columns of raw rows, `features` the sparse features of encoded ones. The encoding torchrec shifts
+    integers by their file's minimum; new rows use the last file's.
     """
 
     def __init__(self, manifest: Manifest, tables: list[ValueTable], bags: MultiHotTables | None = None) -> None:
-        """`bags`: what ids are expanded to in the dataset, if anything."""
+        """`bags`: tables that expand ids in the dataset; None if it has none."""
         self.schema = Schema.from_manifest(manifest.encoding["raw_schema"])
         self.features: tuple[str, ...] = tuple(manifest.schema["sparse"])
         self._bags = bags
@@ -60,10 +60,9 @@ class Encoder:
         self._tables = dict(zip(self.features, tables, strict=False))
         entry = manifest.encoding.get("table")
         self._table = None if entry is None else Table.from_manifest(entry)
-        # How the values of each categorical column of a user's own table are spelled.
         self._forms = {name: from_text(text) for name, text in manifest.encoding.get("spellings", {}).items()}
         self._transform = DenseTransform(manifest.encoding["dense_transform"])
-        self._wraps_integers: bool = manifest.encoding["rounds_ids"]  # as its shards' integers do
+        self._wraps_integers: bool = manifest.encoding["rounds_ids"]  # as integers in the shards do
         self._range = None
         if manifest.encoding["dense_range"]:
             last = manifest.encoding["dense_range"][-1]
@@ -71,10 +70,10 @@ class Encoder:
 
     @classmethod
     def load(cls, root: Path) -> "Encoder":
-        """The encoder of the dataset at `root`.
+        """Load the encoder of the dataset at `root`.
 
         Raises:
-            UserError: no dataset, an imported one, or a vocabulary missing or changed.
+            UserError: no dataset, an imported or generated one, or a missing or changed vocabulary.
         """
         manifest = load_rows_manifest(root)
         encoding = manifest.encoding
@@ -93,15 +92,15 @@ class Encoder:
         return cls(manifest, load_tables(root, features, encoding["first_id"], encoding["unknown_id"]), bags)
 
     def parse(self, data: bytes, name: str, labelled: bool = True) -> Block | TableBlock:
-        """Parse rows held in memory: Criteo's, or of the user's table, with its header if it has one.
+        """Parse rows of a raw file in memory; a user's table includes its header, if it has one.
 
         Args:
             data: whole rows.
-            name: what to call them in an error.
-            labelled: False for rows without the label column; their labels are 0.
+            name: name of the rows in errors.
+            labelled: False for rows without the label column, which get label 0.
 
         Raises:
-            UserError: no rows, or a row that does not fit (file, row, column, remedy).
+            UserError: no rows, or an invalid row (file, row, column, remedy).
         """
         if self._table is None:
             return parse_bytes(data, name, self.schema, labelled, missing=np.int32(0))
@@ -121,7 +120,7 @@ class Encoder:
         return self._convert(Batch(by_column, len(numbers), numbered_rows(name, numbers)), labelled)
 
     def _names_of(self, width: int, labelled: bool) -> tuple[str, ...]:
-        """Names for the columns of rows without names: all, or all but the label."""
+        """Return names for rows without a header: all columns, or all but the label."""
         assert self._table is not None
         names = self._table.names
         if not labelled and width == len(names) - 1:
@@ -130,31 +129,31 @@ class Encoder:
 
     @property
     def layout(self) -> Layout:
-        """All columns of a raw file, in its order, and what divides them in text."""
+        """Return the columns of a raw file in order, and the delimiter of its text."""
         if self._table is None:
             return Layout(self.schema.columns, "\t", header=False)
         return table_layout(self._table)[1]
 
     def shape(self, required_columns: Collection[str] | None = None) -> Shape:
-        """What files of new rows look like, of which the `required_columns` are read."""
+        """Return the shape of files with new rows. Only the `required_columns` are read; None: all."""
         return Shape(self.layout.names, self.layout.delimiter, self.schema.label, required_columns)
 
     @property
     def input_columns(self) -> tuple[str, ...]:
-        """Names of the columns that features are made from: all that new rows must have."""
+        """Return the columns that new rows must have: those that features are read from."""
         return (*self.schema.dense, *self.schema.sparse) if self._table is None else self._table.inputs
 
     def parse_columns(
         self, columns: Mapping[str, Any], name: str, numbers: Sequence[int] | None = None
     ) -> Block | TableBlock:
-        """Parse unlabelled rows given by column: text as in raw files, or typed values.
+        """Parse unlabelled rows given by column, as text in a raw file's form or as typed values.
 
         Args:
-            columns: of all `input_columns`, each an Arrow array or a list of Python's values; all of one length.
-            name: what to call the rows in an error; numbers: of the rows; by default from 1.
+            columns: all `input_columns`, each an Arrow array or a list of Python values, of equal lengths.
+            name: name of the rows in errors; numbers: the rows' numbers, by default from 1.
 
         Raises:
-            UserError: a value that does not fit (row, column, remedy).
+            UserError: an invalid value (row, column, remedy).
         """
         rows = len(next(iter(columns.values())))
         numbers = range(1, rows + 1) if numbers is None else numbers
@@ -170,12 +169,12 @@ class Encoder:
         return parse_bytes(lines.encode(), name, self.schema, False, numbers[0], np.int32(0))
 
     def _convert(self, batch: Batch, labelled: bool) -> TableBlock:
-        """Rows of a user's own table as parsed."""
+        """Convert columns of a user's table."""
         assert self._table is not None
         return convert(batch, self._table, labelled, max_input(self._transform), self._forms)
 
     def unknown(self, block: Block | TableBlock) -> NDArray[np.bool_]:
-        """Mask of fields whose value has no id of its own, [rows, F] of `features`; none with `hash`."""
+        """Return a mask [rows, F] of fields with a value without an id of its own; all False with `hash`."""
         unknown = np.zeros((len(block.labels), len(self.features)), np.bool_)
         for index, feature in enumerate(self.features if self._tables else ()):
             ids, _ = self._ids(block, feature, unknown_id=-1)
@@ -184,7 +183,7 @@ class Encoder:
         return unknown
 
     def _ids(self, block: Block | TableBlock, feature: str, unknown_id: int | None = None) -> tuple[Bags, int]:
-        """The ids of a feature's values, as bags of one where it is not multi-valued, and how many have none."""
+        """Return a feature's ids as bags (of one id each if it is not multi-hot), and the number of unknown values."""
         offsets = np.arange(len(block.labels) + 1)
         if isinstance(block, Block):
             values: NDArray[Any] = np.ascontiguousarray(block.sparse[:, self.schema.single.index(feature)])
@@ -206,12 +205,12 @@ class Encoder:
         return Bags(ids, offsets), int(np.count_nonzero(missing))
 
     def encode(self, block: Block | TableBlock) -> EncodedBlock:
-        """Encode parsed rows."""
+        """Encode parsed rows as the dataset's are."""
         integers = block.dense
         if self._transform is DenseTransform.torchrec and self._range is not None:
-            integers = np.maximum(integers, self._range.low.min())  # below, the logarithm is not defined
+            integers = np.maximum(integers, self._range.low.min())  # the logarithm of smaller ones is undefined
         dense = transform_dense(integers, self._transform, self._range, wraps=self._wraps_integers)
-        dense = dense.astype(np.float32, copy=False)  # what a model reads, as the shards' reader has it
+        dense = dense.astype(np.float32, copy=False)  # the dtype that shard readers give, too
         unknown = np.zeros(len(self.features), np.int64)
         single: list[NDArray[np.int32]] = []
         bags: list[Bags] = []

@@ -1,7 +1,7 @@
-"""Values to ids without a vocabulary, and what TorchRec does to ids of one; see data_prep/encoding/lookup.py for those.
+"""Ids without a vocabulary, and TorchRec's changes to ids; see data_prep/encoding/lookup.py for vocabularies.
 
-A dataset's ids are all made by data_prep/stages/encode.py and a new row's by data_prep/encoding/encoder.py, with the
-functions of this package.
+data_prep/stages/encode.py makes all ids of a dataset, and data_prep/encoding/encoder.py those of new rows; both call
+the functions of this package.
 """
 
 import numpy as np
@@ -12,9 +12,9 @@ from common.jit import jit
 
 @jit
 def hash_block(sparse: NDArray[np.uint32], modulus: np.uint32, ids: NDArray[np.int32]) -> None:
-    """ids[r, f] = sparse[r, f] modulo `modulus`, both contiguous.
+    """Write sparse[r, f] modulo `modulus` to ids[r, f]; both arrays are contiguous.
 
-    The quotient by floating point is off by one at most, and unlike the integer instruction it is vectorised.
+    Floating-point quotients are off by one at most and, unlike integer division, are vectorised.
     """
     values, results = sparse.reshape(-1), ids.reshape(-1)
     divisor = np.int64(modulus)
@@ -30,18 +30,18 @@ def hash_block(sparse: NDArray[np.uint32], modulus: np.uint32, ids: NDArray[np.i
 def encode_hash(
     sparse: NDArray[np.uint32], max_ind_range: int, ids: NDArray[np.int32] | None = None
 ) -> NDArray[np.int32]:
-    """value modulo max_ind_range as int32, in `ids` if given."""
+    """Return value modulo max_ind_range as int32, in `ids` if given."""
     ids = np.empty(sparse.shape, np.int32) if ids is None else ids
     hash_block(sparse, np.uint32(max_ind_range), ids)
     return ids
 
 
 def torchrec_ids(ids: NDArray[np.int32], rounds: bool, modulus: int | None) -> None:
-    """Change ids in place as TorchRec does once they are contiguous.
+    """Repeat TorchRec's changes to contiguous ids, in place.
 
     Args:
-        rounds: its shuffle of the train split makes them float32 for a while.
-        modulus: its reader wraps them; None where it does not.
+        rounds: round to float32, as TorchRec's shuffle of the train split does.
+        modulus: wrap ids at this number of rows, as TorchRec's reader does; None: do not.
     """
     if rounds:
         ids[:] = ids.astype(np.float32)

@@ -1,4 +1,4 @@
-"""Vocabularies as they lie on disk, and their lookup tables: value to id by open addressing."""
+"""Vocabularies on disk, and lookup tables from values to ids."""
 
 import math
 from dataclasses import dataclass, replace
@@ -14,12 +14,12 @@ VOCABULARY_DIRECTORY = "vocab"
 OUT_OF_VOCABULARY = 0
 HASH_MULTIPLIER = np.uint32(2654435769)  # 2^32 / golden ratio: Knuth's multiplicative hashing
 EMPTY_SLOT = np.uint64(0)
-NO_ID = -1  # which none is
+NO_ID = -1  # marks values without an id
 
 
 @dataclass(frozen=True)
 class LookupTable:
-    """value -> id by open addressing: a slot is value << 32 | number + 1, 0 if empty; at most half are taken."""
+    """Hash table with open addressing: a slot is value << 32 | number + 1, or 0 if empty. At most half are in use."""
 
     slots: NDArray[np.uint64]
     shift: int
@@ -34,7 +34,7 @@ class LookupTable:
         unknown_id: int = OUT_OF_VOCABULARY,
         numbers: NDArray[np.uint32] | None = None,
     ) -> "LookupTable":
-        """Give values[i] the id first_id + numbers[i] (by default i), and all others unknown_id."""
+        """Give values[i] the id first_id + numbers[i] (by default i), and other values unknown_id."""
         if numbers is None:
             numbers = np.arange(len(values), dtype=np.uint32)
         bits = max(4, math.ceil(math.log2(2 * len(values) + 1)))
@@ -43,19 +43,19 @@ class LookupTable:
         return table
 
     def look_up(self, values: NDArray[np.uint32], ids: NDArray[np.int32]) -> int:
-        """Write the ids of `values` [rows]; how many have none."""
+        """Write the ids of `values` [rows] and return the number of values without one."""
         last_before = np.int64(self.first_id - 1)
         return int(lookup_column(self.slots, np.uint32(self.shift), last_before, self.unknown_id, values, ids))
 
     @staticmethod
     def bytes_for(num_values: int) -> int:
-        """Memory of a table of that many values."""
+        """Return the memory of a table of that many values."""
         return 8 << max(4, math.ceil(math.log2(2 * num_values + 1)))
 
 
 @dataclass(frozen=True)
 class SortedTable:
-    """value -> id by binary search, of values of 64 bits: values rising, and the number of each."""
+    """Sorted 64-bit values, searched by bisection, with the number of each."""
 
     values: NDArray[np.uint64]
     numbers: NDArray[np.uint32]
@@ -70,14 +70,14 @@ class SortedTable:
         unknown_id: int = OUT_OF_VOCABULARY,
         first_number: int = 0,
     ) -> "SortedTable":
-        """Give values[i] the id first_id + first_number + i, and all others unknown_id."""
+        """Give values[i] the id first_id + first_number + i, and other values unknown_id."""
         order = np.argsort(values)
         numbers = order.astype(np.uint32)
         numbers += np.uint32(first_number)
         return cls(values[order], numbers, first_id, unknown_id)
 
     def look_up(self, values: NDArray[np.uint64], ids: NDArray[np.int32]) -> int:
-        """Write the ids of `values` [rows]; how many have none."""
+        """Write the ids of `values` [rows] and return the number of values without one."""
         if not len(self.values):
             ids[:] = self.unknown_id
             return len(ids)
@@ -90,7 +90,7 @@ class SortedTable:
 
     @staticmethod
     def bytes_for(num_values: int) -> int:
-        """Memory of a table of that many values."""
+        """Return the memory of a table of that many values."""
         return 12 * num_values
 
 
@@ -98,7 +98,7 @@ ValueTable: TypeAlias = LookupTable | SortedTable
 
 
 def table_of(values: NDArray[Any], first_id: int, unknown_id: int) -> ValueTable:
-    """The lookup table of a vocabulary, of values of 32 or of 64 bits."""
+    """Build the lookup table of a vocabulary with values of 32 or 64 bits."""
     kind: Any = LookupTable if values.dtype == np.uint32 else SortedTable
     table: ValueTable = kind.build(values, first_id, unknown_id)
     return table
@@ -106,7 +106,7 @@ def table_of(values: NDArray[Any], first_id: int, unknown_id: int) -> ValueTable
 
 @dataclass(frozen=True)
 class CodeTable:
-    """Lookup table of a dictionary's codes: the id of each, and which of them have none of their own."""
+    """Lookup table for the codes of a dictionary: each code's id, and a mask of codes without one of their own."""
 
     ids: NDArray[np.int32]
     missing: NDArray[np.bool_] | None
@@ -122,19 +122,19 @@ class CodeTable:
         return cls(ids, missing)
 
     def look_up(self, codes: NDArray[np.unsignedinteger], ids: NDArray[np.int32]) -> int:
-        """Write the ids of `codes` [rows]; how many have none of their own."""
+        """Write the ids of `codes` [rows] and return the number of codes without an id of their own."""
         take_ids(self.ids, codes, ids)
         return 0 if self.missing is None else int(np.count_nonzero(self.missing[codes]))
 
 
 def table_of_codes(table: ValueTable, dictionary: NDArray[Any] | None) -> ValueTable | CodeTable:
-    """The table for a column with a dictionary, or without one, whose codes are the values."""
+    """Build the table for a column's codes; without a dictionary, codes are the values."""
     return table if dictionary is None else CodeTable.build(table, dictionary)
 
 
 @jit
 def take_ids(ids_of: NDArray[np.int32], codes: NDArray[np.uint8], ids: NDArray[np.int32]) -> None:
-    """ids[i] = ids_of[codes[i]]."""
+    """Write ids_of[codes[i]] to ids[i]."""
     for i in range(len(codes)):
         ids[i] = ids_of[codes[i]]
 
@@ -143,7 +143,7 @@ def take_ids(ids_of: NDArray[np.int32], codes: NDArray[np.uint8], ids: NDArray[n
 def insert(
     slots: NDArray[np.uint64], shift: np.uint32, values: NDArray[np.uint32], numbers: NDArray[np.uint32]
 ) -> None:
-    """Put distinct values, each with its number, into slots that have room for them and are half empty then."""
+    """Insert distinct values with their numbers; at least half of the slots must stay empty."""
     mask = np.uint32(len(slots) - 1)
     for i in range(len(values)):
         slot = np.uint32(values[i] * HASH_MULTIPLIER) >> shift
@@ -161,7 +161,7 @@ def lookup_column(
     values: NDArray[np.uint32],
     ids: NDArray[np.int32],
 ) -> int:
-    """ids[i] = offset + the number in values[i]'s slot, or unknown_id; returns how many have no slot."""
+    """Write offset + the number in values[i]'s slot, or unknown_id, to ids[i]; return the number of unknown values."""
     mask = np.uint32(len(slots) - 1)
     unknown = 0
     for i in range(len(values)):
@@ -181,11 +181,11 @@ def lookup_column(
 
 
 def vocabulary_path(root: Path, feature: str) -> Path:
-    """Path of a feature's vocabulary: values in the order of their ids, uint32, or uint64 of a user's own table."""
+    """Return the path of a vocabulary: values in order of their ids, uint32, or uint64 for a user's own table."""
     return root / VOCABULARY_DIRECTORY / f"{feature}.npy"
 
 
 def load_tables(root: Path, features: tuple[str, ...], first_id: int, unknown_id: int) -> list[ValueTable]:
-    """Lookup tables of the features from `root`/vocab."""
+    """Load the features' lookup tables from `root`/vocab."""
     vocabularies = (np.load(vocabulary_path(root, feature)) for feature in features)
     return [table_of(vocabulary, first_id, unknown_id) for vocabulary in vocabularies]

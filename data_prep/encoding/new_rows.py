@@ -1,4 +1,4 @@
-"""New rows for a dataset's encoder, from the files people have: columns as a raw file has them, text or typed."""
+"""Readers of new rows for a dataset's encoder, from text, JSON and Parquet files."""
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -19,15 +19,15 @@ from data_prep.parsing.text import Text, read_names
 from data_prep.sources.discover import DAMAGE, packing_of, resolve_sources
 
 DELIMITERS = {".csv": ",", ".tsv": "\t", ".txt": "\t"}
-OTHER_DELIMITERS = (",", "\t", ";", "|")  # tried where a name's own gives no column that the model knows
+OTHER_DELIMITERS = (",", "\t", ";", "|")  # tried if the suffix's own gives no known column
 SUFFIXES = (*DELIMITERS, ".parquet", ".jsonl", ".ndjson", ".json")
 
 
 class NewRows(NamedTuple):
-    """Rows by column, each an Arrow array or a list of Python's values.
+    """Rows by column; each column is an Arrow array or a list of Python values.
 
-    name: what to call the file in an error; numbers: of the rows in the file.
-    absent: of columns that some rows (of JSON) do not have, the indices of these rows, where the value is None.
+    `name` is the file's name in errors, `numbers` the rows' numbers in the file. JSON rows may lack columns: `absent`
+    holds the indices of such rows, whose value is None.
     """
 
     name: str
@@ -36,15 +36,15 @@ class NewRows(NamedTuple):
     absent: Mapping[str, Sequence[int]] = {}
 
     def values(self, column: str) -> list[Any]:
-        """A column as a list of Python's values."""
+        """Return a column as a list of Python values."""
         return to_list(self.columns[column])
 
     def texts(self, column: str) -> list[str]:
-        """A column as text. Raises UserError for a value that is neither text nor a number."""
+        """Return a column as text. Raise UserError for a value that is neither text nor a number."""
         return to_texts(self.columns[column], self._locator_of(column))
 
     def truths(self, column: str) -> NDArray[np.bool_]:
-        """A column of 0 and 1 as truth values; an empty field is 0. Raises UserError for another value."""
+        """Return a column of 0 and 1 as booleans; an empty field is False. Raise UserError for another value."""
         return truths_of(plain(self.columns[column]), self._locator_of(column), 0.0)
 
     def _locator_of(self, column: str) -> Locator:
@@ -53,10 +53,10 @@ class NewRows(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """What new rows are like.
+    """Expected form of new rows.
 
-    names: of all columns of a raw file, in its order; delimiter: of its text; label: its name; required_columns: those
-    whose values are read (those of others may be of any kind); None: all.
+    names: all columns of a raw file, in order; delimiter: of its text; label: name of that column; required_columns:
+    columns whose values are read and must be valid; None: all.
     """
 
     names: tuple[str, ...]
@@ -66,14 +66,14 @@ class Shape(NamedTuple):
 
 
 def read_new_rows(path: Path, shape: Shape) -> NewRows:
-    """Read a file by the ending of its name.
+    """Read a file by its suffix.
 
-    .tsv, .txt and .csv have a first row of names, or else all columns in the order of a raw file, with the label
-    or without it; .jsonl has one object a line; .json has a list of objects, or an object {"user": {...}, "candidates":
-    [{...}, ...]} where the user's columns are added to each candidate. All of these may be compressed (NAME.csv.gz).
+    .tsv, .txt and .csv have a first row of names, or else the columns in a raw file's order, with or without the
+    label. .jsonl has one object a line. .json has a list of objects, or an object {"user": {...}, "candidates":
+    [{...}, ...]}, whose user columns are added to each candidate. Each may be compressed (NAME.csv.gz).
 
     Raises:
-        UserError: not readable, of no known form, or without rows (file, row, remedy).
+        UserError: unreadable file, unknown format, or no rows (file, row, remedy).
     """
     suffix = suffix_of(path.name)
     if suffix not in SUFFIXES:
@@ -86,7 +86,7 @@ def read_new_rows(path: Path, shape: Shape) -> NewRows:
         else:
             content = _read_content(path)
             objects = _read_json(path, content) if suffix == ".json" else read_objects(content, str(path))
-            rows = _of_objects(path, objects)
+            rows = _rows_of_objects(path, objects)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}; check the path") from error
     if not rows.numbers:
@@ -95,7 +95,7 @@ def read_new_rows(path: Path, shape: Shape) -> NewRows:
 
 
 def _read_content(path: Path) -> bytes:
-    """The content of a file, unpacked if need be."""
+    """Read a file, decompressed if needed."""
     packing = packing_of(path)
     with open(path, "rb") if packing is None else packing.open(path) as file:
         try:
@@ -105,12 +105,12 @@ def _read_content(path: Path) -> bytes:
 
 
 def _read_text(path: Path, content: bytes, suffix_delimiter: str, shape: Shape) -> NewRows:
-    """Columns of text: by the names in the first row, or, where it has none that is known, by their number."""
+    """Read text columns, by the names in the first row or, if no name is known, by position."""
     text = content.removeprefix(BYTE_ORDER_MARK).lstrip(b"\n")
     row, first = 1 + content.count(b"\n") - text.count(b"\n"), text.partition(b"\n")[0]
     heads: dict[str, tuple[str, ...]] = {}
     for delimiter in dict.fromkeys((shape.delimiter, suffix_delimiter, *OTHER_DELIMITERS)):
-        with suppress(UserError):  # of a quote, perhaps, which another delimiter does not divide
+        with suppress(UserError):  # for instance of a quote that another delimiter closes
             heads[delimiter] = read_names(first, delimiter, str(path))
     delimiter = next((each for each, head in heads.items() if not set(shape.names).isdisjoint(head)), "")
     if delimiter:
@@ -135,7 +135,7 @@ def _read_parquet(path: Path, required_columns: Collection[str] | None) -> NewRo
     try:
         tables = []
         for part, partitions in _parts(path):
-            with pq.ParquetFile(part) as file:  # unlike read_table it takes two columns of one name
+            with pq.ParquetFile(part) as file:  # unlike read_table, accepts two columns of one name
                 table = file.read()
             for name, value in partitions:
                 table = table.append_column(name, pa.repeat(pa.scalar(value, pa.string()), len(table)))
@@ -149,7 +149,7 @@ def _read_parquet(path: Path, required_columns: Collection[str] | None) -> NewRo
 
 
 def _parts(path: Path) -> list[tuple[Path, tuple[tuple[str, str | None], ...]]]:
-    """The files of a path, a directory perhaps, each with the folders NAME=VALUE in which it lies."""
+    """Return the files of a path (a file or directory), each with its partitions NAME=VALUE."""
     if not path.is_dir():
         return [(path, ())]
     try:
@@ -161,7 +161,7 @@ def _parts(path: Path) -> list[tuple[Path, tuple[tuple[str, str | None], ...]]]:
 
 
 def _read_json(path: Path, content: bytes) -> dict[int, Any]:
-    """The objects of a document, by their number from 1."""
+    """Return the objects of a document by their number from 1."""
     try:
         document = msgspec.json.decode(content.removeprefix(BYTE_ORDER_MARK))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -179,7 +179,7 @@ def _read_json(path: Path, content: bytes) -> dict[int, Any]:
     return dict(enumerate(document, start=1))
 
 
-def _of_objects(path: Path, objects: Mapping[int, Mapping[str, Any]]) -> NewRows:
+def _rows_of_objects(path: Path, objects: Mapping[int, Mapping[str, Any]]) -> NewRows:
     names = list(dict.fromkeys(name for item in objects.values() for name in item))
     absent = {name: [index for index, item in enumerate(objects.values()) if name not in item] for name in names}
     columns = {name: column_of(objects, name) for name in names}

@@ -1,7 +1,7 @@
-"""Vocabularies larger than the memory budget: cut into slices whose lookup tables fit, pass after pass.
+"""Passes for vocabularies that exceed the memory budget: slices whose lookup tables fit, one pass after another.
 
-A *slice* is a feature's vocabulary, or the part of it whose values fall to one number under a second hash; of values of
-64 bits, the part whose ids are in one of as many ranges.
+A slice is a feature's vocabulary or a part of it: 32-bit values whose second hash has one number, or a range of ids of
+64-bit values.
 """
 
 import hashlib
@@ -16,17 +16,17 @@ from common.errors import UserError
 from data_prep.encoding.lookup import LookupTable, SortedTable, ValueTable, vocabulary_path
 
 NOT_FOUND = -1
-BUILD_OVERHEAD = 2  # while a table is built its values and their numbers are there as well
-SORTED_OVERHEAD = 3  # of values of 64 bits; their order is, too
-SLICE_MARGIN = 1.2  # parts of a vocabulary are not quite equal
+BUILD_OVERHEAD = 2  # values and numbers lie beside a table that is built
+SORTED_OVERHEAD = 3  # for 64-bit values: their order, too
+SLICE_MARGIN = 1.2  # parts of a vocabulary differ a little
 MAX_BITS = 12
-READ_VALUES = 1 << 20  # of a vocabulary at once
+READ_VALUES = 1 << 20  # read at once from a vocabulary
 PART_MULTIPLIER = np.uint32(0x85EBCA6B)
 
 
 @dataclass(frozen=True)
 class Slice:
-    """The values of a feature whose part number of `bits` bits is `part`; with no bits, all."""
+    """The values of a feature whose part number has `bits` bits and is `part`; without bits, all values."""
 
     feature: str
     part: int
@@ -39,14 +39,14 @@ def plan_passes(
     bytes_for: Callable[[int], int] = LookupTable.bytes_for,
     overhead: int = BUILD_OVERHEAD,
 ) -> list[tuple[Slice, ...]]:
-    """Slices in passes whose tables need at most `allowance` bytes each.
+    """Divide vocabularies into passes whose tables need at most `allowance` bytes.
 
     Args:
-        values: of each feature.
-        bytes_for: memory of a table of that many values; overhead: factor of it while one is built.
+        values: number of values of each feature.
+        bytes_for: returns the memory of a table of that many values; overhead: factor of it while one is built.
 
     Raises:
-        UserError: the allowance is too small for any sensible number of parts.
+        UserError: the allowance would need too many parts.
     """
     max_bytes = int(allowance / overhead)
     passes: list[list[Slice]] = []
@@ -75,7 +75,7 @@ def _slice_bytes(count: int, bits: int, bytes_for: Callable[[int], int]) -> int:
 
 
 def part_numbers(values: NDArray[np.uint32], bits: int) -> NDArray[np.uint32]:
-    """Part of each value, by another hash than the tables', whose slots would otherwise collide."""
+    """Return the part of each value. Its hash differs from the tables', whose slots would otherwise collide."""
     if bits == 0:
         return np.zeros(len(values), np.uint32)
     mixed = (values ^ (values >> np.uint32(16))) * PART_MULTIPLIER
@@ -83,12 +83,12 @@ def part_numbers(values: NDArray[np.uint32], bits: int) -> NDArray[np.uint32]:
 
 
 def pass_name(number: int, slices: tuple[Slice, ...]) -> str:
-    """Name of a pass for files: another budget or number of workers, with other slices, has other files."""
+    """Return a pass's name for files; it differs for other slices, as of another budget or number of workers."""
     return f"pass-{number}-{hashlib.sha256(repr(slices).encode()).hexdigest()[:8]}"
 
 
 def load_slice(root: Path, part: Slice, first_id: int) -> ValueTable:
-    """The lookup table of one slice; what it does not hold becomes NOT_FOUND."""
+    """Build the lookup table of one slice; values outside it become NOT_FOUND."""
     vocabulary = np.load(vocabulary_path(root, part.feature), mmap_mode="r")
     if vocabulary.dtype == np.uint64:
         start, stop = (len(vocabulary) * (part.part + i) >> part.bits for i in range(2))

@@ -1,9 +1,9 @@
-"""The texts of a vocabulary's values, by id, as they lie beside it on disk.
+"""Texts of a vocabulary's values, stored beside it in the order of their ids.
 
-    <root>/vocab/<feature>.texts.npy      [B] uint8           UTF-8, one text after the other in the order of their ids
-    <root>/vocab/<feature>.offsets.npy    [values + 1] int64  where the i-th begins, and the last one ends
+    <root>/vocab/<feature>.texts.npy      [B] uint8           UTF-8 bytes of all texts
+    <root>/vocab/<feature>.offsets.npy    [values + 1] int64  where each text begins, and the last one ends
 
-They are there where the dataset is of a user's own table, has a vocabulary, and was made with data.keep_texts.
+They exist for a user's own table with a vocabulary that was prepared with data.keep_texts.
 """
 
 from collections.abc import Iterator
@@ -25,18 +25,18 @@ CHECKED_VALUES = 1 << 18
 
 
 def text_path(root: Path, feature: str, kind: str) -> Path:
-    """Path of one of TEXT_KINDS of a feature."""
+    """Return the path of a feature's file of one of TEXT_KINDS."""
     return vocabulary_path(root, feature).with_name(f"{feature}.{kind}.npy")
 
 
 class VocabularyTexts:
-    """The texts of a feature's values, memory-mapped."""
+    """Texts of a feature's values, memory-mapped."""
 
     def __init__(self, root: Path, feature: str, first_id: int = 1) -> None:
-        """Open the files of the dataset at `root`, whose first value has the id `first_id`.
+        """Open the files of the dataset at `root`; its first value has the id `first_id`.
 
         Raises:
-            UserError: they are not there, or not as they should be.
+            UserError: missing or damaged files.
         """
         paths = [text_path(root, feature, kind) for kind in TEXT_KINDS]
         try:
@@ -52,14 +52,14 @@ class VocabularyTexts:
         return len(self._offsets) - 1
 
     def __getitem__(self, number: int) -> str:
-        """The text of an id that is a value's own. Raises IndexError: it is not."""
+        """Return the text of an id. Raise IndexError for an id that no value has."""
         place = number - self._first_id
         if not 0 <= place < len(self):
             raise IndexError(number)
         return bytes(self._content[self._offsets[place] : self._offsets[place + 1]]).decode()
 
     def blocks(self, size: int) -> Iterator[Any]:
-        """Yield all texts in the order of their ids, `size` at once, as Arrow arrays."""
+        """Yield the texts in order of their ids as Arrow arrays of at most `size`."""
         for start in range(0, len(self), size):
             offsets: NDArray[np.int64] = np.array(self._offsets[start : start + size + 1])
             content = np.array(self._content[offsets[0] : offsets[-1]])
@@ -67,7 +67,7 @@ class VocabularyTexts:
 
 
 def texts_of(offsets: NDArray[np.int64], content: NDArray[np.uint8]) -> Any:
-    """An Arrow array of texts, the i-th being content[offsets[i] : offsets[i + 1]]."""
+    """Return an Arrow array of texts; text i is content[offsets[i] : offsets[i + 1]]."""
     import pyarrow as pa
 
     buffers = [pa.py_buffer(offsets), pa.py_buffer(content)]
@@ -75,7 +75,7 @@ def texts_of(offsets: NDArray[np.int64], content: NDArray[np.uint8]) -> Any:
 
 
 def text_buffers(texts: Any) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-    """Offsets [n + 1], from 0, and bytes of an Arrow array of texts: what `texts_of` takes."""
+    """Return the offsets [n + 1] and bytes of an Arrow array of texts: the arguments of `texts_of`."""
     import pyarrow as pa
 
     texts = texts.cast(pa.large_string())
@@ -88,10 +88,10 @@ def text_buffers(texts: Any) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
 
 
 def verify_texts(root: Path, manifest: Manifest) -> None:
-    """Compare the texts with their checksums and with the values that they belong to.
+    """Compare the texts with their checksums, and with the values that they belong to.
 
     Raises:
-        UserError: naming the first bad file.
+        UserError: a file differs; the message names the first one.
     """
     for feature, entry in (manifest.encoding.get("vocabulary") or {}).items():
         for kind, digest in (entry.get("texts") or {}).items():
@@ -99,8 +99,8 @@ def verify_texts(root: Path, manifest: Manifest) -> None:
         if entry.get("texts"):
             values, start = open_array(vocabulary_path(root, feature)), 0
             for texts in VocabularyTexts(root, feature).blocks(CHECKED_VALUES):
-                of_texts = text_values(texts)
-                if not np.array_equal(of_texts, values[start : start + len(of_texts)]):
+                keys = text_values(texts)
+                if not np.array_equal(keys, values[start : start + len(keys)]):
                     path = text_path(root, feature, TEXT_KINDS[0])
                     raise UserError(f"{path}: are not the texts of the values in {feature}.npy; {REMEDY}")
-                start += len(of_texts)
+                start += len(keys)

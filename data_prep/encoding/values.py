@@ -1,6 +1,6 @@
-"""The number that a category of a user's own table is known by: made here, once for each distinct text.
+"""The 64-bit value of each category in a user's own table. No other module computes it.
 
-Criteo's categories are numbers of 32 bits already: see data_prep/parsing/criteo.py.
+Criteo's categories are 32-bit numbers already: see data_prep/parsing/criteo.py.
 """
 
 import hashlib
@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from data_prep.dataset.spelling import are_digits
 
-HASHED = np.uint64(1 << 63)  # the highest bit of the value of a text that is no whole number
+HASHED = np.uint64(1 << 63)  # set in values of texts that are no whole numbers
 HASHED_AT_ONCE = 1 << 14
-MAX_DIGITS = 19  # of a whole number below 2^63
+MAX_DIGITS = 19  # every whole number below 2^63 has at most as many
 
 
 def text_values(texts: Any) -> NDArray[np.uint64]:
-    """`text_key` of each text of an Arrow array of strings, [n], as unsigned numbers."""
+    """Return `text_key` of each text of an Arrow array, [n] uint64."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -32,7 +32,7 @@ def text_values(texts: Any) -> NDArray[np.uint64]:
 
 
 def _hashes(texts: Any) -> NDArray[np.uint64]:
-    """The hash of each text; as Python's objects there are few at once."""
+    """Return the hash of each text; in parts, since Python objects take much memory."""
     hashes = np.empty(len(texts), np.uint64)
     for start in range(0, len(texts), HASHED_AT_ONCE):
         part = texts.slice(start, HASHED_AT_ONCE).to_pylist()
@@ -41,12 +41,12 @@ def _hashes(texts: Any) -> NDArray[np.uint64]:
 
 
 def remainders(values: NDArray[Any], modulus: int) -> NDArray[np.int32]:
-    """Each value modulo `modulus`, exactly: the ids of `hash`."""
+    """Return value modulo `modulus`: the exact ids of `hash`."""
     return (values % values.dtype.type(modulus)).astype(np.int32)
 
 
 def text_key(text: str) -> int:
-    """The key of a user or item: a whole number below 2^63 is its own, any other text's is a hash below 0."""
+    """Return the key of a user or item: a whole number below 2^63 itself, or a negative hash of any other text."""
     if text.isascii() and text.isdecimal() and (text == "0" or text[0] != "0") and len(text) < 20:
         number = int(text)
         if number < 1 << 63:
@@ -55,5 +55,5 @@ def text_key(text: str) -> int:
 
 
 def text_hash(text: bytes) -> bytes:
-    """Eight bytes of BLAKE2b: what users, items and categories are known by that are no whole numbers."""
+    """Return eight bytes of BLAKE2b, which identify a user, item or category that is not a whole number."""
     return hashlib.blake2b(text, digest_size=8).digest()
