@@ -24,7 +24,7 @@ from data_prep.encoding.new_rows import Shape
 from data_prep.encoding.values import remainders, text_values
 from data_prep.parsing.convert import convert, to_texts
 from data_prep.parsing.criteo import Block, parse_bytes
-from data_prep.parsing.formats import Batch, Layout, LineFormat, format_named, numbered_rows, table_layout
+from data_prep.parsing.formats import FileLayout, LineFormat, RawRows, format_named, numbered_rows, table_layout
 from data_prep.parsing.table_block import TableBlock
 from data_prep.parsing.text import Text, read_names
 
@@ -117,7 +117,7 @@ class Encoder:
                 if column not in fields:
                     raise UserError(f"{name}: row 1: no column {column}; the first row must name the columns")
         by_column, numbers = form.fields(data, columns, layout, name, 1)
-        return self._convert(Batch(by_column, len(numbers), numbered_rows(name, numbers)), labelled)
+        return self._convert(RawRows(by_column, len(numbers), numbered_rows(name, numbers)), labelled)
 
     def _names_of(self, width: int, labelled: bool) -> tuple[str, ...]:
         """Return names for rows without a header: all columns, or all but the label."""
@@ -128,10 +128,10 @@ class Encoder:
         return names
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> FileLayout:
         """Return the columns of a raw file in order, and the delimiter of its text."""
         if self._table is None:
-            return Layout(self.schema.columns, "\t", header=False)
+            return FileLayout(self.schema.columns, "\t", header=False)
         return table_layout(self._table)[1]
 
     def shape(self, required_columns: Collection[str] | None = None) -> Shape:
@@ -157,7 +157,7 @@ class Encoder:
         """
         rows = len(next(iter(columns.values())))
         numbers = range(1, rows + 1) if numbers is None else numbers
-        batch = Batch(columns, rows, numbered_rows(name, numbers))
+        batch = RawRows(columns, rows, numbered_rows(name, numbers))
         if self._table is not None:
             return self._convert(batch, labelled=False)
         texts = [to_texts(columns[column], batch.locator_of(column)) for column in self.input_columns]
@@ -168,7 +168,7 @@ class Encoder:
         lines = "".join("\t".join(fields) + "\n" for fields in zip(*texts, strict=True))
         return parse_bytes(lines.encode(), name, self.schema, False, numbers[0], np.int32(0))
 
-    def _convert(self, batch: Batch, labelled: bool) -> TableBlock:
+    def _convert(self, batch: RawRows, labelled: bool) -> TableBlock:
         """Convert columns of a user's table."""
         assert self._table is not None
         return convert(batch, self._table, labelled, max_input(self._transform), self._forms)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from common.errors import UserError
 from data_prep.parsing.convert import plain, to_list, to_texts, truths_of
-from data_prep.parsing.formats import BYTE_ORDER_MARK, Batch, Layout, Locator, numbered_rows, suffix_of
+from data_prep.parsing.formats import BYTE_ORDER_MARK, FileLayout, Locator, RawRows, numbered_rows, suffix_of
 from data_prep.parsing.json_lines import column_of, read_objects, refuse_constants
 from data_prep.parsing.text import Text, read_names
 from data_prep.sources.discover import DAMAGE, packing_of, resolve_sources
@@ -48,7 +48,7 @@ class NewRows(NamedTuple):
         return truths_of(plain(self.columns[column]), self._locator_of(column), 0.0)
 
     def _locator_of(self, column: str) -> Locator:
-        batch = Batch(self.columns, len(self.numbers), numbered_rows(self.name, self.numbers))
+        batch = RawRows(self.columns, len(self.numbers), numbered_rows(self.name, self.numbers))
         return batch.locator_of(column)
 
 
@@ -121,7 +121,7 @@ def _read_text(path: Path, content: bytes, suffix_delimiter: str, shape: Shape) 
         fitting = (each for each, head in heads.items() if len(head) in by_width)
         delimiter = next(fitting, suffix_delimiter) if shape.delimiter in heads else shape.delimiter
         names = by_width.get(len(heads.get(delimiter, ())), shape.names)
-    columns, numbers = Text().fields(text, names, Layout(names, delimiter, header=False), str(path), row)
+    columns, numbers = Text().fields(text, names, FileLayout(names, delimiter, header=False), str(path), row)
     return NewRows(str(path), columns, numbers)
 
 

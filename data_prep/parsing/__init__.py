@@ -1,1 +1,1 @@
-"""Bytes to typed columns: Criteo's rows, and users' own CSV and Parquet tables."""
+"""Parsers from bytes to typed columns, for Criteo's rows and for the user's own files."""

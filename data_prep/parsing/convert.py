@@ -1,7 +1,7 @@
-"""Columns of a user's own table, whatever file they come from, to labels, numbers and categories.
+"""Conversion of a user's columns, from any format, to labels, numbers and categories.
 
-A column is an Arrow array of one type, or a list of Python's values. Numbers are cast all at once; all other rules, and
-those for numbers that are not cast, run on a column's distinct values.
+A column is an Arrow array of one type or a list of Python values. Numbers are cast all at once where possible; all
+other rules run on a column's distinct values.
 """
 
 import itertools
@@ -42,12 +42,12 @@ from data_prep.parsing.dates import (
     read_time,
     time_fault,
 )
-from data_prep.parsing.formats import CORRECT, Batch, Locator
+from data_prep.parsing.formats import CORRECT, Locator, RawRows
 from data_prep.parsing.numbers import NUMBERS, number_of
 from data_prep.parsing.table_block import TableBlock, TextColumn
 
-EMPTY = (None, "")  # no value
-# Texts of a missing value, as pandas reads them, but for None, and as databases write it.
+EMPTY = (None, "")  # missing values
+# Texts by which pandas (but for None) and databases write a missing value.
 NULL_MARKS = frozenset(
     ["", "NULL", "null", "NA", "N/A", "n/a", "#N/A", "#NA", "<NA>", "\\N", "NaN", "nan", "-NaN", "-nan"]
 )
@@ -55,24 +55,23 @@ SHOWN = 40  # characters of a value in an error
 
 
 def convert(
-    batch: Batch,
+    batch: RawRows,
     table: Table,
     labelled: bool = True,
     max_number: float = np.inf,
     forms: Mapping[str, Form] | None = None,
 ) -> TableBlock:
-    """Convert the rows of a batch.
+    """Convert a batch of rows.
 
     Args:
-        batch: with `table.inputs` among its columns, and where labelled `table.label`.
-        labelled: whether the label's column holds labels (else labels are 0).
-        max_number: the largest number, without its sign, that a dense column may hold.
-        forms: how the values of each sparse column are spelled in the dataset, for rows that its vocabularies do not
-            come from: new rows, and files given for val or test; None: typed values get the spelling of
-            `form_of_typed`.
+        batch: its columns include `table.inputs` and, if labelled, `table.label`.
+        labelled: whether the label column holds labels; otherwise labels become 0.
+        max_number: largest absolute value allowed in a dense column.
+        forms: spellings of each sparse column in the dataset, for rows that its vocabularies are not made from (new
+            rows, and files given for val or test); None: a typed value gets the spelling of `form_of_typed`.
 
     Raises:
-        UserError: a value that does not fit (file, row, column, remedy).
+        UserError: an invalid value (file, row, column, remedy).
     """
     columns = {name: without_marks(plain(values), table.missing) for name, values in batch.columns.items()}
     labels: NDArray[Any] = np.zeros(batch.rows, table.label_kind.dtype)
@@ -100,7 +99,7 @@ def convert(
 
 
 def plain(values: Any) -> Any:
-    """A column of a type that the rules know: without Arrow's dictionaries, views, large types and types of nulls."""
+    """Cast an Arrow column to the types that the rules know: no dictionaries, views, large types or null type."""
     return values if isinstance(values, list) else values.cast(_plain_type(values.type))
 
 
@@ -114,7 +113,7 @@ def _plain_type(kind: Any) -> Any:
 
 
 def is_list_type(kind: Any) -> bool:
-    """Whether an Arrow type is one of lists, of any or of one length."""
+    """Return whether an Arrow type is a list, of any or of fixed length."""
     types = pa.types
     is_type = (
         types.is_list,
@@ -127,12 +126,12 @@ def is_list_type(kind: Any) -> bool:
 
 
 def to_list(values: Any) -> list[Any]:
-    """A column as a list of Python's values."""
+    """Return a column as a list of Python values."""
     return values if isinstance(values, list) else values.to_pylist()
 
 
 class Distinct(NamedTuple):
-    """A column by its distinct values: codes [rows] int64, and the value of each code."""
+    """A column's distinct values: codes [rows] int64, and the value of each code."""
 
     codes: NDArray[np.int64]
     values: list[Any]
@@ -140,7 +139,7 @@ class Distinct(NamedTuple):
     def refuse(
         self, is_bad: Sequence[bool] | NDArray[np.bool_], locator: Locator, fault: str, remedy: str = CORRECT
     ) -> None:
-        """Raise UserError for the first row whose value is bad: that it has none, or the value and its `fault`."""
+        """Raise UserError for the first row with a bad value; the message has the value and its `fault`."""
 
         def describe(row: int) -> str:
             value = self.values[self.codes[row]]
@@ -150,7 +149,7 @@ class Distinct(NamedTuple):
 
 
 def distinct(values: Any) -> Distinct:
-    """A column by its distinct values, in the order of their first rows."""
+    """Return a column's distinct values, in order of their first rows."""
     if not isinstance(values, list):
         if not pa.types.is_nested(values.type):
             encoded = values.dictionary_encode(null_encoding="encode")
@@ -163,13 +162,13 @@ def distinct(values: Any) -> Distinct:
 
 
 def to_texts(values: Any, locator: Locator) -> list[str]:
-    """A column as text where no spellings are recorded: see `distinct_texts`."""
+    """Return a column as text, without a dataset's spellings: see `distinct_texts`."""
     column = distinct_texts(values, locator)
     return [column.values[code] for code in column.codes]
 
 
 def distinct_texts(values: Any, locator: Locator) -> Distinct:
-    """A column of ids, or of rows that are no user's own table, by its texts; "" where a field is empty.
+    """Return the distinct texts of a column of ids, or of rows outside a user's own table; "" for an empty field.
 
     Raises:
         UserError: a value that is neither text nor a number.
@@ -183,12 +182,12 @@ def distinct_texts(values: Any, locator: Locator) -> Distinct:
 
 
 def is_text(values: Any) -> bool:
-    """Whether a column is an Arrow array of text."""
+    """Return whether a column is an Arrow array of text."""
     return not isinstance(values, list) and bool(pa.types.is_string(values.type))
 
 
 def excerpt(value: Any) -> str:
-    """A value for an error."""
+    """Return a value in a short form for an error."""
     return f"{value[:SHOWN]!a}" if isinstance(value, str) else str(value)[:SHOWN]
 
 
@@ -203,7 +202,7 @@ def refuse_row(bad: NDArray[np.bool_], locator: Locator, fault: Callable[[int], 
 
 
 def numbers_of(values: Any, table: Table, locator: Locator, empty: float, max_number: float) -> NDArray[np.float64]:
-    """Finite numbers of at most `max_number`; `empty` replaces missing ones, which are errors where it is NaN."""
+    """Convert to finite numbers of at most `max_number`. `empty` replaces missing ones; NaN makes them errors."""
     numbers = _cast(values, table, empty)
     if numbers is not None and (np.abs(numbers) <= max_number).all() and np.isfinite(numbers).all():
         return numbers
@@ -219,7 +218,7 @@ def numbers_of(values: Any, table: Table, locator: Locator, empty: float, max_nu
 
 
 def _cast(values: Any, table: Table, empty: float) -> NDArray[np.float64] | None:
-    """All numbers at once; None where a rule is needed for one of them."""
+    """Cast all numbers at once; None if one of them needs a rule."""
     if isinstance(values, list):
         return None
     if is_text(values):
@@ -229,7 +228,7 @@ def _cast(values: Any, table: Table, empty: float) -> NDArray[np.float64] | None
     elif not (
         pa.types.is_integer(values.type) or pa.types.is_floating(values.type) or pa.types.is_boolean(values.type)
     ):
-        return None  # Arrow casts a decimal to another number than its text's now and then
+        return None  # Arrow's cast of a decimal sometimes differs from that of its text
     try:
         numbers: NDArray[np.float64] = values.cast(pa.float64(), safe=False).fill_null(empty).to_numpy()
     except pa.ArrowInvalid:
@@ -238,7 +237,7 @@ def _cast(values: Any, table: Table, empty: float) -> NDArray[np.float64] | None
 
 
 def truths_of(values: Any, locator: Locator, empty: float) -> NDArray[np.bool_]:
-    """Truth values [rows] of a column of 0, 1 or words for these; `empty` replaces missing ones, which NaN refuses."""
+    """Convert 0, 1 or truth words to booleans [rows]. `empty` replaces missing ones; NaN makes them errors."""
     column = distinct(values)
     numbers = np.array([empty if value in EMPTY else number_of(value, NUMBERS) for value in column.values], np.float64)
     column.refuse(~np.isin(numbers, (0, 1)), locator, "is not 0 or 1")
@@ -247,7 +246,7 @@ def truths_of(values: Any, locator: Locator, empty: float) -> NDArray[np.bool_]:
 
 
 def _labels(values: Any, table: Table, locator: Locator) -> NDArray[Any]:
-    """Labels [rows] of a column's values, by the table's rule if it has one."""
+    """Convert a column to labels [rows], by the table's rule if it has one."""
     rule = None if table.rule is None else parse_rule(table.rule)
     if rule is not None and is_by_value(rule, table):
         return _equality_labels(values, table, rule, locator)
@@ -272,13 +271,13 @@ def _labels(values: Any, table: Table, locator: Locator) -> NDArray[Any]:
 
 
 def is_by_value(rule: LabelRule, table: Table) -> bool:
-    """Whether a rule compares each field by itself, so that fields may be any text: text and truth values do."""
+    """Return whether a rule compares texts or truth values, so that fields may be any text."""
     is_truth = rule.value.lower() in TRUTHS
     return rule.is_equality and (rule.is_quoted or is_truth or math.isnan(number_of(rule.value, table)))
 
 
 def _equality_labels(values: Any, table: Table, rule: LabelRule, locator: Locator) -> NDArray[np.int32]:
-    """Labels [rows] of fields that are equal to the rule's value, or, by `!=`, are not."""
+    """Return labels [rows]: whether each field equals the rule's value (with `!=`, whether it differs)."""
     column = distinct(values)
     is_missing = [value in EMPTY or (value != rule.value and is_null_mark(value)) for value in column.values]
     column.refuse(is_missing, locator, "stands for a missing value")
@@ -288,19 +287,19 @@ def _equality_labels(values: Any, table: Table, rule: LabelRule, locator: Locato
 
 
 def _is_value(value: Any, rule: LabelRule, table: Table) -> bool:
-    """Whether a field is the value of an equality rule: as text if both are, else as a number or a truth value."""
+    """Return whether a field equals a rule's value: as text if both are text, else as a number or truth value."""
     if isinstance(value, str) and (rule.is_quoted or rule.value.lower() not in TRUTHS):
         return value == rule.value if rule.is_quoted else value.strip() == rule.value
     return number_of(value, table) == number_of(rule.value, table)
 
 
 def is_null_mark(value: Any) -> bool:
-    """Whether a value is a text by which programs write a missing value, blanks alone, or NaN."""
+    """Return whether a value is a null mark, only blanks, or NaN."""
     return value.strip() in NULL_MARKS if isinstance(value, str) else value != value
 
 
 def _refuse_texts(values: Any, table: Table, locator: Locator) -> None:
-    """Raise UserError for labels that are texts, with those of the block and the rule that takes them."""
+    """Raise UserError for labels that are texts; the message shows some and a rule that accepts them."""
     column = distinct(values)
     is_other = [
         isinstance(value, str) and value != "" and math.isnan(number_of(value, table)) for value in column.values
@@ -317,7 +316,7 @@ def _refuse_texts(values: Any, table: Table, locator: Locator) -> None:
 
 
 def _date_part(values: Any, part: DatePart, locator: Locator) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """A part of dates and times, or of text or numbers that stand for them; see `part_of`."""
+    """Return a part of dates and times, or of text or numbers that represent them; see `part_of`."""
 
     def entry(form: str) -> str:
         return f"{{column: {part.column}, part: {part.part}, format: {form}}}"
@@ -328,15 +327,15 @@ def _date_part(values: Any, part: DatePart, locator: Locator) -> tuple[NDArray[n
 def times_of(
     values: Any, form: str | None, locator: Locator, entry: Callable[[str], str], takes_numbers: bool = False
 ) -> NDArray[np.datetime64]:
-    """Times [rows] in UTC as datetime64[us], rounded down; NaT where a field is empty.
+    """Convert to times [rows] in UTC, datetime64[us], rounded down; NaT for an empty field.
 
     Args:
-        form: of text and numbers; None: text is ISO 8601.
-        entry: of a format, what to write in the schema.
-        takes_numbers: whether, without a format, numbers are seconds.
+        form: format of text and numbers; None: text is ISO 8601.
+        entry: returns the schema's entry for a format.
+        takes_numbers: whether numbers without a format are seconds.
 
     Raises:
-        UserError: a value is no time of the format.
+        UserError: a value that is not a time of the format.
     """
     values = without_nan(values)
     if not isinstance(values, list) and (pa.types.is_timestamp(values.type) or pa.types.is_date(values.type)):
@@ -363,7 +362,7 @@ def times_of(
 
 
 def _whole_numbers(values: Any) -> Any:
-    """A column of whole numbers as int64, null where a field is empty; None where one of its values is none."""
+    """Convert a column of integers to int64, null for an empty field; None if a value is not an integer."""
     if isinstance(values, list):
         return None
     if is_text(values):
@@ -379,7 +378,7 @@ def _whole_numbers(values: Any) -> Any:
 
 
 def without_nan(values: Any) -> Any:
-    """A column with null in place of NaN, by which pandas marks a missing number."""
+    """Replace NaN, which pandas writes for a missing number, by null."""
     if isinstance(values, list) or not pa.types.is_floating(values.type):
         return values
     return pc.if_else(pc.is_nan(values), None, values)
@@ -389,12 +388,12 @@ def without_nan(values: Any) -> Any:
 
 
 def _categories(values: Any, separator: str | None, locator: Locator, dataset_form: Form | None) -> TextColumn:
-    """A column of one category a row, or, of text that a separator divides and of lists, any number; null is none."""
+    """Convert to one category a row or, with a separator or lists, to bags; null is no value."""
     if separator is None:
         return _text_column(values, locator, dataset_form)
     has_lists = not separator
     if has_lists and dataset_form is not None:
-        separator = LIST_SEPARATOR  # in text of new rows alone
+        separator = LIST_SEPARATOR  # in new rows that give text instead of lists
         if dataset_form & Form.UNJOINABLE and (isinstance(values, list) or is_text(values)):
             column = distinct(values)
             is_joined = [isinstance(value, str) and value != "" for value in column.values]
@@ -411,7 +410,7 @@ def _categories(values: Any, separator: str | None, locator: Locator, dataset_fo
 
 
 def _text_column(values: Any, locator: Locator, dataset_form: Form | None) -> TextColumn:
-    """The texts of values, "" of missing ones."""
+    """Convert values to texts; "" for missing ones."""
     if is_text(values):
         encoded = values.fill_null("").dictionary_encode()
         form = forms_of_texts(encoded.dictionary)
@@ -420,7 +419,7 @@ def _text_column(values: Any, locator: Locator, dataset_form: Form | None) -> Te
         return TextColumn(encoded, forms_of_texts(encoded.dictionary) & ~Form.TEXT)
     else:
         encoded, form = _read_typed(values, locator, dataset_form)
-    if dataset_form and not dataset_form & Form.TEXT:  # other text would be an unknown category
+    if dataset_form and not dataset_form & Form.TEXT:  # Text of another spelling would be an unknown category.
         column = Distinct(encoded.indices.to_numpy(), encoded.dictionary.to_pylist())
         is_other = [is_other_spelling(text) for text in column.values]
         fault = "is spelled otherwise in the dataset, whose values are typed"
@@ -429,7 +428,7 @@ def _text_column(values: Any, locator: Locator, dataset_form: Form | None) -> Te
 
 
 def _read_typed(values: Any, locator: Locator, dataset_form: Form | None) -> tuple[Any, Form]:
-    """The same of values that are not all text, by their distinct values."""
+    """Convert values that are not all text, by their distinct values; return the encoded texts and their spellings."""
     column = distinct(values)
     spelling = Form.PLAIN if dataset_form is None else dataset_form
     form, texts = Form(0), []
@@ -447,7 +446,7 @@ def _read_typed(values: Any, locator: Locator, dataset_form: Form | None) -> tup
 
 
 def without_marks(values: Any, marks: Sequence[str]) -> Any:
-    """A column with "" in place of the texts that stand for an empty field."""
+    """Replace texts that mean an empty field by ""."""
     if not marks or not (isinstance(values, list) or is_text(values)):
         return values
     if isinstance(values, list):
@@ -456,11 +455,11 @@ def without_marks(values: Any, marks: Sequence[str]) -> Any:
 
 
 def _members(values: Any, separator: str, keeps_empty: bool) -> tuple[Any, NDArray[np.int64]]:
-    """The values of all bags one after the other, and where each bag begins.
+    """Return the values of all bags, one bag after another, and where each begins.
 
     Args:
-        separator: of text; "": text is one value.
-        keeps_empty: whether an empty text in a list is a value; in text that is divided it is none.
+        separator: divides text; "": text is one value.
+        keeps_empty: whether an empty text in a list is a value; in divided text it never is.
     """
     is_divided = is_text(values) and separator != ""
     if isinstance(values, list) or not (is_divided or pa.types.is_list(values.type)):
@@ -469,7 +468,7 @@ def _members(values: Any, separator: str, keeps_empty: bool) -> tuple[Any, NDArr
     if is_divided:
         values, keeps_empty = pc.split_pattern(values, separator), False
     lengths = pc.list_value_length(values).fill_null(0).to_numpy()
-    members = values.flatten()  # without what lies under nulls
+    members = values.flatten()  # skips values below null lists
     is_kept = members.is_valid()
     if not keeps_empty and is_text(members):
         is_kept = pc.and_(is_kept, pc.not_equal(members, "").fill_null(False))

@@ -1,7 +1,7 @@
-r"""Bytes of a Criteo TSV to typed columns: the hot path; and the reason where a row is refused.
+r"""Parser of Criteo's TSV, compiled since every byte passes through it, and the errors of invalid rows.
 
-Rows are parsed in batches, and one by one where a batch has something unusual in it, up to the first invalid row;
-`diagnose_row` gives the reason.
+Rows are parsed in batches; a batch with anything unusual is parsed row by row, up to the first invalid row.
+`diagnose_row` describes that row.
 """
 
 from typing import NamedTuple
@@ -21,10 +21,10 @@ MISSING_INTEGER = np.int32(-(2**31))
 
 
 class Block(NamedTuple):
-    """Parsed rows of Criteo's; of a user's own table see data_prep/parsing/table_block.py.
+    """Parsed Criteo rows; data_prep/parsing/table_block.py has those of a user's own table.
 
-    labels [rows] int32; dense [rows, N] int32, MISSING_INTEGER where the field is empty; sparse [rows, F]
-    uint32, 0 where the field is empty (as in TorchRec, where it is a value like any other).
+    labels [rows] int32; dense [rows, N] int32, MISSING_INTEGER for an empty field; sparse [rows, F] uint32, 0 for an
+    empty field (TorchRec also treats it as a value).
     """
 
     labels: NDArray[np.int32]
@@ -43,16 +43,16 @@ def parse_lines(
     dense: NDArray[np.int32],
     sparse: NDArray[np.uint32],
 ) -> tuple[int, int]:
-    """Parse the whole lines in buffer[start:end], which ends with a newline and is followed by PADDING bytes.
+    """Parse the whole lines in buffer[start:end]. They end with a newline; PADDING bytes follow them.
 
     Args:
-        buffer: uint8; start, end: positions of the first row and after the last.
-        labelled: whether a row begins with the label (else labels become 0).
-        missing: int32 written for an empty integer.
-        labels, dense, sparse: outputs as in `Block`, of at least that many rows.
+        buffer: uint8; start, end: positions of the first row and after the last one.
+        labelled: whether rows begin with the label; otherwise labels become 0.
+        missing: int32 value of an empty integer.
+        labels, dense, sparse: outputs as in `Block`, with room for all rows.
 
     Returns:
-        (rows parsed, position of the first row not parsed): that position is `end` if all went well.
+        (rows parsed, position of the first row not parsed); the position is `end` if all rows are valid.
     """
     buffers = batch_buffers()
     position = start
@@ -70,7 +70,7 @@ def parse_lines(
 
 
 def empty_block(rows: int, schema: Schema = CRITEO) -> Block:
-    """A block of `rows` rows, not initialised."""
+    """Allocate a block of `rows` rows."""
     return Block(
         labels=np.empty(rows, np.int32),
         dense=np.empty((rows, len(schema.dense)), np.int32),
@@ -79,7 +79,7 @@ def empty_block(rows: int, schema: Schema = CRITEO) -> Block:
 
 
 def max_rows(num_bytes: int, schema: Schema = CRITEO, labelled: bool = True) -> int:
-    """The maximum number of rows in `num_bytes`: all fields empty but the label."""
+    """Return the largest number of rows in `num_bytes`: rows with all fields empty but the label."""
     shortest = len(schema.columns) + 1 if labelled else len(schema.columns) - 1
     return num_bytes // shortest + 1
 
@@ -92,17 +92,17 @@ def parse_bytes(
     first_row: int = 1,
     missing: np.int32 = MISSING_INTEGER,
 ) -> Block:
-    """Parse rows held in memory, e.g. candidates to be scored.
+    """Parse rows in memory, for instance candidates to score.
 
     Args:
         data: whole rows; the last may lack its newline.
-        name: what to call the source in an error.
-        labelled: False for rows without the label column; their labels are 0.
-        first_row: the number of the first row, for an error.
-        missing: what an empty integer becomes.
+        name: name of the source in errors.
+        labelled: False for rows without the label column, which get label 0.
+        first_row: number of the first row in errors.
+        missing: value of an empty integer.
 
     Raises:
-        UserError: no rows, or a row that does not fit the schema (file, row, column, remedy).
+        UserError: no rows, or an invalid row (file, row, column, remedy).
     """
     if not data:
         raise UserError(f"{name}: empty file; give at least one row")
@@ -128,12 +128,12 @@ TO_TABS = r"tr , '\t'"
 
 
 def diagnose_row(line: bytes, name: str, row: int, schema: Schema, labelled: bool, is_last: bool) -> str:
-    """One line for the user: file, row, column, what was found, what to do.
+    """Return a line for the user: file, row, column, what is wrong, and the remedy.
 
     Args:
-        line: the row's bytes without its newline.
-        row: its number in the file, from 1.
-        is_last: whether it is the file's last row, which may have been cut off.
+        line: the row's bytes without the newline.
+        row: the row's number in the file, from 1.
+        is_last: whether it is the file's last row, which may be cut off.
     """
     location = f"{name}: row {row}"
     columns = schema.columns if labelled else schema.columns[1:]
@@ -165,9 +165,9 @@ def diagnose_row(line: bytes, name: str, row: int, schema: Schema, labelled: boo
 
 
 def _other_form(fields: list[bytes], path: str, columns: int, numbers: int) -> str:
-    """What the first row of a file in another form is, and the remedy; or nothing.
+    """Describe the first row of a file in another format, with a remedy; "" if it is none.
 
-    columns, numbers: how many a row has.
+    columns, numbers: of a Criteo row.
     """
     commas = fields[0].count(b",")
     if len(fields) > 1 and all(field[:1].isalpha() for field in fields[: 1 + numbers]):
@@ -182,7 +182,7 @@ def _other_form(fields: list[bytes], path: str, columns: int, numbers: int) -> s
 
 
 def _is_text(line: bytes) -> bool:
-    """Return whether bytes can be text: UTF-8 without control characters but tabs and ends of lines."""
+    """Return whether bytes can be text: UTF-8 without control characters except tabs and line ends."""
     try:
         return not any(character < " " and character not in "\t\r\n" for character in line.decode())
     except UnicodeDecodeError:

@@ -1,10 +1,11 @@
-r"""Compiled kernels that parse Criteo's rows: a row at a time, exactly, and many rows at a time, fast.
+r"""Compiled kernels that parse Criteo's rows: an exact one for single rows, a fast one for batches.
 
-A row is label, N integers, F hexadecimal categories, separated by tabs, ended by \n or \r\n; `parse_row` defines it.
+A row is a label, N integers and F hexadecimal categories, separated by tabs, with \n or \r\n at the end: see
+`parse_row`.
 
-A batch is about as many rows as the nearest cache holds. Its separators are found 64 bytes at a time; each field is
-then loaded as a word of eight characters, on its own, so that none waits for the one before; then come checks and
-arithmetic over all words alike. A batch with anything unusual in it is refused, and parsed row by row instead.
+A batch holds about as many rows as the nearest cache. The kernel first finds its separators, 64 bytes at a time. It
+then loads each field as a word of eight characters; no load waits for the one before. Checks and arithmetic follow over
+all words alike. A batch with anything unusual is parsed row by row instead.
 """
 
 import numpy as np
@@ -30,7 +31,7 @@ U16, U32, U64 = np.uint64(16), np.uint64(32), np.uint64(64)
 
 @jit
 def digit_mask(word: np.uint64) -> np.uint64:
-    """High bit of every byte that is not '0'..'9'."""
+    """Return the high bit of every byte that is not '0'..'9'."""
     ascii_only = word & ~HIGH_BITS
     digits = (ascii_only + FROM_0) & ~(ascii_only + PAST_9) & ~word
     return ~digits & HIGH_BITS
@@ -38,7 +39,7 @@ def digit_mask(word: np.uint64) -> np.uint64:
 
 @jit
 def hex_mask(word: np.uint64) -> np.uint64:
-    """High bit of every byte that is not a hexadecimal digit."""
+    """Return the high bit of every byte that is not a hexadecimal digit."""
     ascii_only = word & ~HIGH_BITS
     lower = ascii_only | CASE_BITS
     digits = (ascii_only + FROM_0) & ~(ascii_only + PAST_9)
@@ -48,7 +49,7 @@ def hex_mask(word: np.uint64) -> np.uint64:
 
 @jit
 def hex_value(word: np.uint64) -> np.uint64:
-    """Value of eight hexadecimal digits, the first in the lowest byte."""
+    """Return the value of eight hexadecimal digits, with the first in the lowest byte."""
     nibbles = (word & NIBBLES) + U9 * ((word >> U6) & ONES)
     pairs = ((nibbles & EVEN_BYTES) << U4) | ((nibbles >> U8) & EVEN_BYTES)
     quads = ((pairs & EVEN_PAIRS) << U8) | ((pairs >> U16) & EVEN_PAIRS)
@@ -57,7 +58,7 @@ def hex_value(word: np.uint64) -> np.uint64:
 
 @jit
 def decimal_value(word: np.uint64) -> np.uint64:
-    """Value of eight decimal digits (zero bytes count as '0'), the first in the lowest byte."""
+    """Return the value of eight decimal digits (zero bytes count as '0'), with the first in the lowest byte."""
     pairs = (((word & NIBBLES) * TENS) >> U8) & BYTE_PAIRS
     quads = ((pairs * HUNDREDS) >> U16) & QUADS
     return (quads * MYRIADS) >> U32
@@ -68,7 +69,7 @@ TAB, NEWLINE, RETURN, MINUS, ZERO = 9, 10, 13, 45, 48
 
 @jit
 def parse_integer(buffer: NDArray[np.uint8], position: Int) -> tuple[Int, Int]:
-    """(value, position after it) of an integer that fits int32; a position of -1 if it is not one."""
+    """Return (value, position after it) of an integer that fits int32, or a position of -1."""
     negative = buffer[position] == MINUS
     if negative:
         position += 1
@@ -102,7 +103,7 @@ def parse_row(
     dense: NDArray[np.int32],
     sparse: NDArray[np.uint32],
 ) -> Int:
-    """Parse the row at `position` into `row` of the arrays; the next row's start, or -1 if it is invalid."""
+    """Parse the row at `position` into index `row` of the arrays; return the next row's start, -1 if it is invalid."""
     if labelled:
         label = np.int64(buffer[position]) - ZERO
         if label < 0 or label > 1 or buffer[position + 1] != TAB:
@@ -155,10 +156,10 @@ def parse_rows(
     dense: NDArray[np.int32],
     sparse: NDArray[np.uint32],
 ) -> tuple[Int, Int]:
-    r"""Parse the rows that begin in buffer[start:stop] into `row` and following of the arrays.
+    r"""Parse the rows that begin in buffer[start:stop] into the arrays, from index `row` on.
 
     Returns:
-        (rows parsed, position after them): that of the first row that is invalid or goes beyond `end`, if any.
+        (rows parsed, position after them); stops at the first row that is invalid or goes beyond `end`.
     """
     position = start
     rows = 0
@@ -174,18 +175,18 @@ def parse_rows(
 
 
 BATCH_BYTES = 1 << 15
-SCAN_BYTES = 64  # bytes in which separators are looked for, and that must be readable after the last row
+SCAN_BYTES = 64  # bytes scanned at once; as many must be readable after the last row
 MAX_DIGITS = 8
 U1, U63 = np.uint64(1), np.uint64(63)
 ZEROS = np.uint64(0x3030303030303030)
 HALF = np.uint64(32)
-NEGATIVE = np.uint64(8)  # the bit of a shift that says so
+NEGATIVE = np.uint64(8)  # bit of a shift that marks a negative number
 NO_DIGITS = np.uint64(32)
 
 
 @jit
 def batch_buffers() -> tuple[NDArray[np.int64], NDArray[np.uint64], NDArray[np.uint64], NDArray[np.int64]]:
-    """(separators, words, shifts, long) for the most fields that a batch can have."""
+    """Allocate (separators, words, shifts, long) for the most fields that a batch can have."""
     return (
         np.empty(BATCH_BYTES + SCAN_BYTES, np.int64),
         np.empty(BATCH_BYTES, np.uint64),
@@ -196,7 +197,7 @@ def batch_buffers() -> tuple[NDArray[np.int64], NDArray[np.uint64], NDArray[np.u
 
 @jit
 def find_separators(buffer: NDArray[np.uint8], start: Int, end: Int, separators: NDArray[np.int64]) -> tuple[Int, Int]:
-    """Write the positions of all tabs and newlines in buffer[start:end]; how many, and how many are newlines."""
+    """Write the positions of all tabs and newlines in buffer[start:end]; return their number and that of newlines."""
     count = newlines = np.int64(0)
     for position in range(start, end, SCAN_BYTES):
         breaks = match_64(buffer, position, NEWLINE)
@@ -208,7 +209,7 @@ def find_separators(buffer: NDArray[np.uint8], start: Int, end: Int, separators:
         newlines += np.int64(count_ones(breaks))
         after = count + np.int64(count_ones(marks))
         while count < after:
-            for ahead in range(8):  # more than there are do no harm: the next ones overwrite them
+            for ahead in range(8):  # always eight: later positions overwrite the excess
                 separators[count + ahead] = position + np.int64(count_trailing_zeros(marks))
                 marks &= marks - U1
             count += 8
@@ -218,7 +219,7 @@ def find_separators(buffer: NDArray[np.uint8], start: Int, end: Int, separators:
 
 @jit
 def _shift_of(length: int) -> np.uint64:
-    """Half the bits by which a word with a field of that many characters is shifted to be rid of all others."""
+    """Return half the bits that shift all but a field's `length` characters out of a word."""
     return np.uint64(32 - 4 * length) & U63
 
 
@@ -239,12 +240,12 @@ def load_fields(
     """Load every field of a batch.
 
     Args:
-        separators: positions of those of the batch; row: the batch's first in `labels`; shape: (N, F).
-        words, shifts: outputs, [rows * (N + F)], all integers first.
-        long: output, the indices of integers of more than eight digits and their values, two by two.
+        separators: positions in the batch; row: index of its first row in `labels`; shape: (N, F).
+        words, shifts: outputs [rows * (N + F)], all integers first.
+        long: output: index and value of each integer with more than eight digits.
 
     Returns:
-        how many numbers were written to `long`; -1 where anything is unusual.
+        Number of values written to `long`; -1 if anything is unusual.
     """
     num_dense, num_sparse = shape
     unusual, num_long = np.int64(0), 0
@@ -302,7 +303,7 @@ def convert_integers(
     first: Int,
     count: int,
 ) -> np.uint64:
-    """results[first + i] = the integer in words[i]; not 0 if a character is no digit."""
+    """Write the integer in words[i] to results[first + i]; return nonzero if a character is not a digit."""
     invalid = U0
     for i in range(count):
         shift = shifts[i] & U63
@@ -323,7 +324,7 @@ def convert_categories(
     first: Int,
     count: int,
 ) -> np.uint64:
-    """results[first + i] = the category in words[offset + i]; not 0 if a character is no hexadecimal digit."""
+    """Write the category in words[offset + i] to results[first + i]; return nonzero for a non-hexadecimal digit."""
     invalid = U0
     for i in range(count):
         shift = shifts[offset + i]
@@ -346,14 +347,14 @@ def parse_batch(
     sparse: NDArray[np.uint32],
     buffers: tuple[NDArray[np.int64], NDArray[np.uint64], NDArray[np.uint64], NDArray[np.int64]],
 ) -> tuple[Int, Int]:
-    """Parse the whole rows in buffer[start:end] into `row` and following of the arrays.
+    """Parse the whole rows in buffer[start:end] into the arrays, from index `row` on.
 
     Args:
         labelled, missing, labels, dense, sparse: as in `parse_lines`.
-        buffers: of `batch_buffers`.
+        buffers: result of `batch_buffers`.
 
     Returns:
-        (rows parsed, position after them), no rows if there is anything unusual.
+        (rows parsed, position after them); no rows if anything is unusual.
     """
     separators, words, shifts, long = buffers
     num_dense, num_sparse = dense.shape[1], sparse.shape[1]

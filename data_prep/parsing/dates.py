@@ -1,4 +1,4 @@
-"""Dates and times of tables and logs to microseconds since 1970 in UTC, and the parts of them that are features."""
+"""Conversion of dates and times to microseconds since 1970 in UTC, and their parts that serve as features."""
 
 import math
 import re
@@ -14,14 +14,14 @@ from data_prep.dataset.spelling import NUMBER
 
 
 class Epoch(NamedTuple):
-    """A unit of numbers that count from 1970-01-01 on: its name, and its decimal places in a second."""
+    """A unit for numbers that count from 1970-01-01: its name, and its decimal places in a second."""
 
     unit: str
     digits: int
 
 
 EPOCH = "epoch"
-# Formats of numbers by name; the coarser a unit is, the earlier it stands.
+# Formats of numbers by name, coarse units first.
 EPOCHS = {
     EPOCH: Epoch("seconds", 0),
     "epoch_ms": Epoch("milliseconds", 3),
@@ -29,9 +29,9 @@ EPOCHS = {
     "epoch_ns": Epoch("nanoseconds", 9),
 }
 SECOND = 1_000_000  # microseconds
-# Seconds since 1970 of the years 1900 and 2100, between which times lie. From 1973 on no unit is taken for another.
+# Times lie between the years 1900 and 2100, in seconds since 1970. From CERTAIN (1973) on, units cannot be confused.
 EARLIEST, CERTAIN, LATEST = -2_208_988_800, 10**8, 4_102_444_800
-# Formats of dates that are written as whole numbers, by the number of their digits.
+# Formats of dates written as whole numbers, by number of digits.
 DATE_NUMBERS = {
     8: ("%Y%m%d", "%d%m%Y", "%m%d%Y", "%y%m%d%H"),
     10: ("%Y%m%d%H",),
@@ -55,7 +55,7 @@ PARTS: dict[str, Callable[[NDArray[np.datetime64]], Any]] = {
     "year": lambda times: times.astype("M8[Y]").astype(np.int64) + 1970,
     "month": lambda times: times.astype("M8[M]").astype(np.int64) % 12 + 1,
     "day": lambda times: (times.astype("M8[D]") - times.astype("M8[M]").astype("M8[D]")).astype(np.int64) + 1,
-    "weekday": lambda times: (_days(times) + 3) % 7,  # 1970-01-01 was a Thursday, Monday is 0
+    "weekday": lambda times: (_days(times) + 3) % 7,  # 1970-01-01 was a Thursday; Monday is 0
     "hour": lambda times: _seconds(times) // 3600 % 24,
     "minute": lambda times: _seconds(times) // 60 % 60,
     "second": lambda times: _seconds(times) % 60,
@@ -65,12 +65,12 @@ PARTS: dict[str, Callable[[NDArray[np.datetime64]], Any]] = {
 
 
 def is_plausible(numbers: Any, form: str, is_implied: bool = False) -> Any:
-    """Return whether numbers, or which of an array of float64, are times of an epoch's format.
+    """Return whether numbers (one, or an array of float64) are times in an epoch's format.
 
-    They lie between 1900 and 2100. Before 1973 (10^8 seconds) they must not be times from 1973 to 2100 in another unit.
+    Times lie between 1900 and 2100. A number before 1973 (10^8 seconds) must not be a later one in another unit.
 
     Args:
-        is_implied: whether the schema gives no format. Numbers of eight digits, which may be dates, are no times then.
+        is_implied: whether the schema gives no format; then eight digits, which may be a date, are not a time.
     """
     seconds = numbers / 10.0 ** EPOCHS[form].digits
     is_elsewhere = np.zeros(np.shape(numbers), np.bool_)
@@ -87,17 +87,17 @@ def _is_certain(numbers: Any, form: str) -> Any:
 
 
 def count_microseconds(numbers: NDArray[np.int64], form: str) -> NDArray[np.int64]:
-    """Microseconds of plausible whole numbers of an epoch's format, rounded down."""
+    """Convert plausible whole numbers in an epoch's format to microseconds, rounded down."""
     digits = EPOCHS[form].digits
     return numbers * 10 ** (6 - digits) if digits <= 6 else numbers // 10 ** (digits - 6)
 
 
 def read_time(text: str, form: str | None, takes_numbers: bool = False) -> int | None:
-    """Microseconds since 1970, rounded down, of a time in UTC; None where a text is no time.
+    """Convert a time in UTC to microseconds since 1970, rounded down; None if the text is no time.
 
     Args:
-        form: a name of EPOCHS, or a pattern of strptime; None: ISO 8601.
-        takes_numbers: whether, without a format, numbers are seconds.
+        form: a name of EPOCHS or a pattern of strptime; None: ISO 8601.
+        takes_numbers: whether numbers without a format are seconds.
     """
     if form in EPOCHS or (form is None and takes_numbers and re.fullmatch(NUMBER, text)):
         epoch = form or EPOCH
@@ -114,17 +114,17 @@ def read_time(text: str, form: str | None, takes_numbers: bool = False) -> int |
 
 
 def _plain_iso(text: str) -> str:
-    """ISO 8601 as Python 3.10 reads it, too: no Z, and no or six digits of a second."""
+    """Rewrite ISO 8601 for Python 3.10, which reads neither Z nor other than six digits of a second's fraction."""
     if "." in text or "," in text:
         text = re.sub(r"[.,]([0-9]+)", lambda match: f".{match[1][:6]:0<6}", text, count=1)
     return text[:-1] + "+00:00" if text.endswith("Z") else text
 
 
 def time_fault(text: str, form: str | None, takes_numbers: bool, entry: Callable[[str], str]) -> str:
-    """Say what is wrong with a text that `read_time` refuses, and what to do.
+    """Describe a text that `read_time` refuses, with a remedy.
 
     Args:
-        entry: of a format, what to write in the schema.
+        entry: returns the schema's entry for a format.
     """
     remedy = "correct this row, or give another format in the schema"
     kind = "an ISO 8601 date or time" if form is None else f"a time of format {form}"
@@ -160,7 +160,7 @@ def _is_date(digits: str, form: str) -> bool:
 
 
 def _other_epoch(number: float, form: str | None) -> str | None:
-    """The format of EPOCHS, other than `form`, that a number is probably of; None: it is of none."""
+    """Return the format of EPOCHS, other than `form`, that a number probably has; None if there is none."""
     others = [name for name in EPOCHS if name != form]
     names = [name for name in others if _is_certain(number, name)]
     if form is not None:
@@ -170,7 +170,7 @@ def _other_epoch(number: float, form: str | None) -> str | None:
 
 
 def fault_of_format(form: str) -> str | None:
-    """Describe a format that is unknown or of which strptime would ignore a part; None for a good one."""
+    """Describe a format that is unknown or that strptime would ignore in part; None if it is valid."""
     if form in EPOCHS:
         return None
     if "%" not in form:
@@ -188,6 +188,6 @@ def fault_of_format(form: str) -> str | None:
 
 
 def part_of(times: NDArray[np.datetime64], part: str) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """A part of times [rows], and which of them have one: where there is no time the part is 0."""
+    """Return a part of times [rows] (0 for a missing time), and a mask of the times that are present."""
     present = ~np.isnat(times)
     return np.where(present, PARTS[part](np.where(present, times, np.datetime64(0, "us"))), 0), present

@@ -1,7 +1,7 @@
-"""Forms of files that hold a user's rows: a format is a module, and one row of FORMATS.
+"""Formats of files with a user's rows; each format is a module and one row of FORMATS.
 
-A format yields `Batch`es: columns by name and where their rows are. What columns become is for
-data_prep/parsing/convert.py and extensions/sequences/event_parsing.py, which do not ask where they come from.
+A format yields `RawRows`: columns by name, and the places of their rows. data_prep/parsing/convert.py and
+extensions/sequences/event_parsing.py convert these columns without knowing the format.
 """
 
 from abc import ABC, abstractmethod
@@ -17,13 +17,13 @@ from data_prep.sources.discover import Source, without_packing
 from data_prep.sources.line_blocks import LineBlocks, count_lines_before
 
 CORRECT = "correct or remove this row"
-Locator = Callable[[int], str]  # the file and the row of a batch's row, or of a field, for an error
+Locator = Callable[[int], str]  # returns the file and row of a row, or of a field, for an error
 
 
-class Batch(NamedTuple):
-    """Rows as read: of each column an Arrow array, or, where types are mixed, a list of Python's values, [rows].
+class RawRows(NamedTuple):
+    """Rows as read: each column is an Arrow array or, for mixed types, a list of Python values, [rows].
 
-    A locator may raise UserError, where the lines before a row, which it counts, are no rows.
+    The locator counts the lines before a row; it raises UserError if they are not rows.
     """
 
     columns: Mapping[str, Any]
@@ -31,24 +31,24 @@ class Batch(NamedTuple):
     locator: Locator
 
     def locator_of(self, column: str) -> Locator:
-        """The locator of a column's fields."""
+        """Return the locator of a column's fields."""
         return lambda index: f"{self.locator(index)}, column {column}"
 
 
 def numbered_rows(name: str, numbers: Sequence[int]) -> Locator:
-    """The locator of rows by their numbers in a file."""
+    """Return the locator of rows with these numbers in a file."""
     return lambda index: f"{name}: row {numbers[index]}"
 
 
 class Column(NamedTuple):
-    """A column; kind: text, integer, number, time, list, any, or the name of another type."""
+    """A column. `kind` is text, integer, number, time, list, any, or the name of another type."""
 
     name: str
     kind: str
 
 
-class Layout(NamedTuple):
-    """The columns of a file's rows, in its order; of text what divides them and whether it begins with names; lists."""
+class FileLayout(NamedTuple):
+    """Columns of a file, in order; the delimiter and header of text; `lists`: the multi-hot columns."""
 
     names: tuple[str, ...]
     delimiter: str = ","
@@ -57,46 +57,46 @@ class Layout(NamedTuple):
 
 
 class Size(NamedTuple):
-    """What rows take in memory: least bytes of each; columns that hold any number of values."""
+    """Memory that rows take: least bytes per row, and the multi-hot columns."""
 
     row_bytes: int
     lists: Collection[str] = ()
 
 
 class Chunk(NamedTuple):
-    """A piece of a file: lines that begin at the bytes start..stop of its text, or some of its rows."""
+    """A part of a file: lines that begin in the bytes start..stop of its text, or the rows `rows`."""
 
     start: int
     stop: int
     rows: Any = None
 
     def bytes_of(self, source: Source) -> int:
-        """Bytes of the file that it is about."""
+        """Return the bytes of the file that the chunk covers."""
         return min(self.stop, source.bytes) - self.start
 
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-MIN_ROW_BYTES = 41  # of a row's text, which data_prep/engine/memory_budget.py counts with
+MIN_ROW_BYTES = 41  # of a row's text; data_prep/engine/memory_budget.py relies on it
 
 
-def table_layout(table: Table) -> tuple[list[str], Layout]:
-    """The columns of a table that are read, and the layout of its files."""
+def table_layout(table: Table) -> tuple[list[str], FileLayout]:
+    """Return the columns to read of a table, and the layout of its files."""
     columns = list(dict.fromkeys((table.label, *table.inputs)))
-    return columns, Layout(table.names, table.delimiter, table.header, table.schema.ragged)
+    return columns, FileLayout(table.names, table.delimiter, table.header, table.schema.ragged)
 
 
 def table_size(table: Table) -> Size:
-    """What a table's rows take."""
+    """Return the memory of a table's rows."""
     return Size(max(MIN_ROW_BYTES, 4 + 8 * len(table.dense) + 4 * len(table.sparse)), table.schema.ragged)
 
 
 class Format(ABC):
-    """A form of file; stateless.
+    """A file format; instances have no state.
 
     Attributes:
-        name: in messages and manifests.
-        has_layout: whether delimiter, header and the like have a meaning.
-        merges_columns: whether files, and the first rows of each, may lack columns that others have.
+        name: name in messages and manifests.
+        has_layout: whether delimiter and header apply.
+        merges_columns: whether files, and first rows of a file, may lack columns that others have.
     """
 
     name: str
@@ -105,57 +105,57 @@ class Format(ABC):
 
     @abstractmethod
     def is_of(self, source: Source) -> bool:
-        """Return whether a file is of this form."""
+        """Return whether a file has this format."""
 
     @abstractmethod
     def columns(self, source: Source, delimiter: str = ",", header: bool = True) -> list[Column]:
-        """The columns of a file, in its order.
+        """Return the columns of a file, in order.
 
         Raises:
-            UserError: the file is not readable.
+            UserError: unreadable file.
         """
 
     @abstractmethod
     def chunks(self, source: Source, size: Size, chunk_bytes: int) -> list[Chunk]:
-        """The file's chunks, each of at most `chunk_bytes`, in the order of its rows; a function of these alone."""
+        """Divide the file into chunks of at most `chunk_bytes`, in row order; depends on the arguments alone."""
 
     @abstractmethod
     def batches(
-        self, source: Source, chunk: Chunk, columns: Sequence[str], layout: Layout
-    ) -> Iterator[tuple[Batch, int]]:
-        """Some columns of a chunk of a file, and how many of the file's bytes were worked through for each batch.
+        self, source: Source, chunk: Chunk, columns: Sequence[str], layout: FileLayout
+    ) -> Iterator[tuple[RawRows, int]]:
+        """Yield some columns of a chunk, with the number of the file's bytes that each batch covers.
 
         Raises:
-            UserError: a damaged file, or rows that are none (file, row, remedy).
+            UserError: a damaged file, or an invalid row (file, row, remedy).
         """
 
     def num_rows(self, source: Source) -> int | None:
-        """Rows of a file, where it says so itself."""
+        """Return the rows of a file if its metadata holds them, otherwise None."""
         return None
 
 
 class LineFormat(Format):
-    """A form of file with one row in each line of text, of which `batch_bytes` are parsed at once."""
+    """A format with one row per line of text; `batch_bytes` are parsed at once."""
 
     batch_bytes = 8 << 20
 
     def chunks(self, source: Source, size: Size, chunk_bytes: int) -> list[Chunk]:
-        """See `Format`; a compressed file is one."""
+        """Divide the file at fixed bytes; a compressed file is one chunk."""
         if source.compressed:
             return [Chunk(0, 1 << 62)]
         return [Chunk(start, start + chunk_bytes) for start in range(0, source.bytes, chunk_bytes)]
 
     def batches(
-        self, source: Source, chunk: Chunk, columns: Sequence[str], layout: Layout
-    ) -> Iterator[tuple[Batch, int]]:
+        self, source: Source, chunk: Chunk, columns: Sequence[str], layout: FileLayout
+    ) -> Iterator[tuple[RawRows, int]]:
         """See `Format`."""
         with LineBlocks(source, chunk.start) as lines:
             yield from self.batches_of(source, lines, chunk.stop, columns, layout)
 
     def batches_of(
-        self, source: Source, lines: LineBlocks, stop: int, columns: Sequence[str], layout: Layout
-    ) -> Iterator[tuple[Batch, int]]:
-        """The same of lines that are being read, which begin before `stop`."""
+        self, source: Source, lines: LineBlocks, stop: int, columns: Sequence[str], layout: FileLayout
+    ) -> Iterator[tuple[RawRows, int]]:
+        """Yield batches of the lines that begin before `stop`, from an open reader."""
         parts: list[bytes] = []
         begin = 0
         for block in lines.until(stop):
@@ -167,44 +167,44 @@ class LineFormat(Format):
         if parts:
             yield self._parse(b"".join(parts), columns, layout, source, begin), lines.advance()
 
-    def _parse(self, text: bytes, columns: Sequence[str], layout: Layout, source: Source, offset: int) -> Batch:
-        """The rows of whole lines, which begin at a byte of a source's text."""
+    def _parse(self, text: bytes, columns: Sequence[str], layout: FileLayout, source: Source, offset: int) -> RawRows:
+        """Parse whole lines, which begin at the byte `offset` of a source's text."""
         count_before, first = partial(self.lines_before, source, layout, offset), 2 if offset else 1
         try:
             fields, numbers = self.fields(text, columns, layout, source.path, first)
         except UserError:
-            if offset:  # only now is the row's number worth counting
+            if offset:  # count lines only for an error
                 self.fields(text, columns, layout, source.path, 1 + count_before())
             raise
-        return Batch(fields, len(numbers), lambda i: f"{source.path}: row {numbers[i] - first + 1 + count_before()}")
+        return RawRows(fields, len(numbers), lambda i: f"{source.path}: row {numbers[i] - first + 1 + count_before()}")
 
     @abstractmethod
     def fields(
-        self, text: bytes, columns: Sequence[str], layout: Layout, name: str, row: int
+        self, text: bytes, columns: Sequence[str], layout: FileLayout, name: str, row: int
     ) -> tuple[Mapping[str, Any], Sequence[int]]:
-        """Columns as of `Batch`, and the number of each row's line, of whole lines that begin at line `row` of a file.
+        """Parse whole lines that begin at line `row` of a file: the columns, and the number of each row's line.
 
         Raises:
-            UserError: rows that are none (file, row, remedy).
+            UserError: an invalid row (file, row, remedy).
         """
 
-    def lines_before(self, source: Source, layout: Layout, offset: int) -> int:
-        """Lines of a source before an offset. Raises UserError where they are no rows."""
+    def lines_before(self, source: Source, layout: FileLayout, offset: int) -> int:
+        """Count a source's lines before an offset. Raise UserError if they are not rows."""
         return count_lines_before(source, offset)
 
 
 def format_named(name: str) -> Format:
-    """The format of that name in FORMATS."""
+    """Return the format with that name in FORMATS."""
     module, kind = FORMATS[name]
     form: Format = getattr(import_module(module), kind)()
     return form
 
 
 def format_of(source: Source) -> Format:
-    """The first format that a file is of."""
+    """Return the first format that accepts a file."""
     return next(form for form in map(format_named, FORMATS) if form.is_of(source))
 
 
 def suffix_of(name: str) -> str:
-    """The ending of a file's name in lower case, without that of a compression."""
+    """Return a file name's suffix in lower case, without a compression's."""
     return PurePath(without_packing(name)).suffix.lower()

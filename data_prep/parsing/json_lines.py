@@ -1,4 +1,4 @@
-"""JSON lines: one object a line, whose members are the columns; a member that an object lacks is an empty field."""
+"""JSON lines: each line is an object whose members are columns. A missing member is an empty field."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ import msgspec
 import pyarrow as pa
 
 from common.errors import UserError
-from data_prep.parsing.formats import BYTE_ORDER_MARK, Column, Layout, LineFormat, suffix_of
+from data_prep.parsing.formats import BYTE_ORDER_MARK, Column, FileLayout, LineFormat, suffix_of
 from data_prep.sources.discover import Source
 from data_prep.sources.line_blocks import LineBlocks
 
@@ -20,18 +20,18 @@ _decode = msgspec.json.Decoder().decode
 
 
 class JsonLines(LineFormat):
-    """See data_prep/parsing/formats.py."""
+    """Format of JSON lines."""
 
     name = "json_lines"
     merges_columns = True
-    batch_bytes = 2 << 20  # of which Python's objects take many times as much
+    batch_bytes = 2 << 20  # Python objects take many times as much memory
 
     def is_of(self, source: Source) -> bool:
-        """By the ending of its name."""
+        """Return whether the file's name has a suffix of JSON lines."""
         return suffix_of(source.name) in SUFFIXES
 
     def columns(self, source: Source, delimiter: str = ",", header: bool = True) -> list[Column]:
-        """The members of the first objects: of any kind, or lists."""
+        """Return the members of the first objects, of kind any or list."""
         kinds: dict[str, str] = {}
         with LineBlocks(source) as lines:
             for block in lines.until(1 << 20):
@@ -43,18 +43,18 @@ class JsonLines(LineFormat):
         return [Column(name, kind) for name, kind in kinds.items()]
 
     def fields(
-        self, text: bytes, columns: Sequence[str], layout: Layout, name: str, row: int
+        self, text: bytes, columns: Sequence[str], layout: FileLayout, name: str, row: int
     ) -> tuple[dict[str, Any], list[int]]:
-        """See `LineFormat`."""
+        """Parse lines as `LineFormat.fields` describes."""
         objects = read_objects(text, name, row)
         return {column: column_of(objects, column) for column in columns}, list(objects)
 
 
 def read_objects(text: bytes, name: str, first: int = 1) -> dict[int, dict[str, Any]]:
-    """The objects of whole lines by the number of the line; blank lines are passed over, only a line feed ends one.
+    """Return the objects of whole lines by line number, without blank lines. Only a line feed ends a line.
 
     Raises:
-        UserError: a line that is no object (file, row, remedy).
+        UserError: a line that is not an object (file, row, remedy).
     """
     objects = {}
     for row, line in enumerate(text.removeprefix(BYTE_ORDER_MARK).split(b"\n"), start=first):
@@ -72,11 +72,11 @@ def read_objects(text: bytes, name: str, first: int = 1) -> dict[int, dict[str, 
 
 
 class Constant(str):
-    """The name of a number that JSON does not have."""
+    """Name of a number that JSON lacks."""
 
 
 def refuse_constants(text: bytes, location: str) -> None:
-    """Raise UserError for a NaN or an infinity, as Python's json writes them, with its column after a location."""
+    """Raise UserError for a NaN or infinity, as Python's json writes them; `location` precedes the column."""
     with suppress(ValueError, RecursionError):
         members: list[tuple[str, Any]] = []
         json.loads(text, parse_constant=Constant, object_pairs_hook=members.extend)
@@ -87,10 +87,10 @@ def refuse_constants(text: bytes, location: str) -> None:
 
 
 def column_of(objects: Mapping[int, Mapping[str, Any]], column: str) -> Any:
-    """A column's values: an Arrow array where all are of one type, else a list of Python's values."""
+    """Return a column's values: an Arrow array if all have one type, otherwise a list of Python values."""
     values = [item.get(column) for item in objects.values()]
     kinds = {type(value) for value in values} - {type(None)}
     if len(kinds) == 1 and (kind := ARROW_TYPES.get(kinds.pop())):
-        with suppress(OverflowError):  # of an integer beyond 64 bits
+        with suppress(OverflowError):  # integers beyond 64 bits stay Python objects
             return pa.array(values, kind)
     return values

@@ -1,4 +1,4 @@
-"""Numbers as people write them, one at a time."""
+"""Parser of single numbers as people write them."""
 
 import functools
 import math
@@ -9,12 +9,12 @@ from typing import Any
 from data_prep.dataset.spelling import TRUTHS
 from data_prep.dataset.table_spec import Table
 
-# How numbers are written where no table says otherwise: 1.5, not 1.000,5.
+# Default form of numbers: 1.5, not 1.000,5.
 NUMBERS = Table(delimiter=",", header=True, label="", dense=(), sparse=(), rule=None, names=())
 
 
 def number_of(value: Any, table: Table) -> float:
-    """A number, or a truth value, as text or typed; NaN if it is neither."""
+    """Return a number or truth value, given as text or typed; NaN if it is neither."""
     if isinstance(value, int | float | Decimal):
         try:
             return float(value)
@@ -29,7 +29,7 @@ def number_of(value: Any, table: Table) -> float:
 
 @functools.cache
 def _number_pattern(decimal: str, thousands: str) -> re.Pattern[str]:
-    """Numbers as people write them: Python also takes 1_000, inf, nan and the digits of other scripts."""
+    """Compile the pattern of a number. Python's float also accepts 1_000, inf, nan and digits of other scripts."""
     point = re.escape(decimal)
     whole = rf"(?:\d{{1,3}}(?:{re.escape(thousands)}\d{{3}})+|\d+)" if thousands else r"\d+"
     return re.compile(rf"[ \t]*[+-]?(?:{whole}(?:{point}\d*)?|{point}\d+)(?:[eE][+-]?\d+)?[ \t]*", re.ASCII)

@@ -1,6 +1,6 @@
-"""Parquet: its columns, its chunks, and its rows batch by batch.
+"""Format of Parquet files, read in batches of rows.
 
-A chunk is some row groups, or a part of one where a group is larger than a chunk may be.
+A chunk is several row groups, or a part of one if the group exceeds the size of a chunk.
 """
 
 import itertools
@@ -13,21 +13,21 @@ import pyarrow.parquet as pq
 
 from common.errors import UserError
 from data_prep.parsing.convert import is_list_type
-from data_prep.parsing.formats import Batch, Chunk, Column, Format, Layout, Size
+from data_prep.parsing.formats import Chunk, Column, FileLayout, Format, RawRows, Size
 from data_prep.sources.discover import Source
 
 MAGIC = b"PAR1"
-BATCH_ROWS = 1 << 16  # at most: texts that repeat are longer in memory than in the file
-BATCH_BYTES = 16 << 20  # of a batch of rows as pyarrow holds it, and of what it reads ahead, all columns together
+BATCH_ROWS = 1 << 16  # at most, since repeated texts are larger in memory than in the file
+BATCH_BYTES = 16 << 20  # size of a batch in pyarrow's memory, and of its read-ahead over all columns
 BUFFER_BYTES, MIN_BUFFER_BYTES = 1 << 20, 1 << 14
-FIELD_BYTES, LIST_VALUE_BYTES = 8, 16  # of a field, and of a value in a list, on their way
-VALUE_TEXT_BYTES = 2  # of a value in a list, as text: the chunk of data_prep/config/keys.py counts so
+FIELD_BYTES, LIST_VALUE_BYTES = 8, 16  # memory of a field, and of a value in a list, during reading
+VALUE_TEXT_BYTES = 2  # text of a value in a list; the chunk size of data_prep/config/keys.py assumes it
 
 
 class RowRange(NamedTuple):
-    """Rows first..first + rows of the row groups groups[0]..groups[1] taken together.
+    """Rows first..first + rows within the row groups groups[0]..groups[1].
 
-    `row` is the number of the first of these groups' rows in the file, from 0.
+    `row` is the number of the groups' first row in the file, from 0.
     """
 
     groups: tuple[int, int]
@@ -37,26 +37,26 @@ class RowRange(NamedTuple):
 
 
 class Parquet(Format):
-    """See data_prep/parsing/formats.py."""
+    """Format of Parquet files."""
 
     name = "parquet"
 
     def is_of(self, source: Source) -> bool:
-        """By its first bytes."""
+        """Return whether the file begins with Parquet's magic bytes."""
         with open(source.path, "rb") as file:
             return file.read(len(MAGIC)) == MAGIC
 
     def columns(self, source: Source, delimiter: str = ",", header: bool = True) -> list[Column]:
-        """By the types of its schema, and the folders in which it lies, whose values are text."""
+        """Return the columns of the file's schema, and its partition columns, which are text."""
         own = [Column(field.name, _kind(field.type)) for field in _open(source).schema_arrow]
         return own + [Column(name, "any") for name, _ in source.partitions]
 
     def num_rows(self, source: Source) -> int:
-        """By its metadata."""
+        """Return the number of rows in the file's metadata."""
         return int(_open(source).metadata.num_rows)
 
     def chunks(self, source: Source, size: Size, chunk_bytes: int) -> list[Chunk]:
-        """Uncompressed, and as rows may take hardly any space in the file, of at least `size.row_bytes` a row."""
+        """Divide by uncompressed size, at least `size.row_bytes` a row: rows may take hardly any space in the file."""
         metadata = _open(source).metadata
         groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
         sizes = [
@@ -71,9 +71,9 @@ class Parquet(Format):
         return [Chunk(start, stop, rows) for start, stop, rows in zip([0, *ends], ends, ranges, strict=False)]
 
     def batches(
-        self, source: Source, chunk: Chunk, columns: Sequence[str], layout: Layout
-    ) -> Iterator[tuple[Batch, int]]:
-        """Each batch of as many rows as pyarrow holds in about BATCH_BYTES."""
+        self, source: Source, chunk: Chunk, columns: Sequence[str], layout: FileLayout
+    ) -> Iterator[tuple[RawRows, int]]:
+        """Yield batches of as many rows as pyarrow holds in about BATCH_BYTES."""
         partitions = {name: value for name, value in source.partitions if name in columns}
         own = [name for name in columns if name not in partitions]
         rows, key = chunk.rows, (source, chunk.rows.groups, *own)
@@ -88,7 +88,7 @@ class Parquet(Format):
                 fields = {name: part.column(name) for name in own}
                 for name, value in partitions.items():
                     fields[name] = pa.repeat(pa.scalar(value, pa.string()), len(part))
-                yield Batch(fields, len(part), locator), int(row_bytes * len(part))
+                yield RawRows(fields, len(part), locator), int(row_bytes * len(part))
         except OSError as error:
             raise UserError(
                 f"{source.path}: row groups {rows.groups[0]} to {rows.groups[1] - 1}: damaged "
@@ -99,10 +99,10 @@ class Parquet(Format):
 
 
 class _GroupReader:
-    """Reads rows of some row groups front to back, for one chunk after the other: pyarrow cannot begin within a group.
+    """Reader of some row groups for one chunk after another, since pyarrow cannot begin inside a group.
 
     Attributes:
-        rows: of the groups; position: how many of them were read.
+        rows: rows of the groups; position: rows read so far.
     """
 
     def __init__(self, source: Source, chunk: RowRange, columns: Sequence[str], lists: Collection[str]) -> None:
@@ -113,16 +113,16 @@ class _GroupReader:
         values = sum(_list_values(group, lists) for group in of_groups) / max(1, self.rows)
         row_bytes = FIELD_BYTES * max(1, len(columns)) + LIST_VALUE_BYTES * values
         most = max(1, min(BATCH_ROWS, int(BATCH_BYTES / row_bytes)))
-        size = -(-chunk.rows // -(-chunk.rows // most))  # so that batches and chunks of these groups end together
-        # pyarrow reads lists of dictionary entries group by group alone.
+        size = -(-chunk.rows // -(-chunk.rows // most))  # batches end where these groups' chunks end
+        # pyarrow reads lists of dictionary entries only group by group.
         at_once = [[group] for group in groups] if _has_dictionary_lists(file, columns) else [groups]
         self._batches = itertools.chain.from_iterable(
             file.iter_batches(size, row_groups=each, columns=list(columns), use_threads=False) for each in at_once
         )
-        self._rest: Any = None  # of the last batch
+        self._rest: Any = None  # unread rows of the last batch
 
     def read(self, start: int, stop: int) -> Iterator[tuple[int, Any]]:
-        """Batches of the rows start..stop, each with the number of its first; those before are passed over."""
+        """Yield batches of the rows start..stop, each with the number of its first row; skip the rows before."""
         while self.position < stop:
             batch = next(self._batches, None) if self._rest is None else self._rest
             if batch is None:
@@ -134,16 +134,16 @@ class _GroupReader:
                 yield begin, batch.slice(first, end - first)
 
 
-_unfinished: dict[Any, _GroupReader] = {}  # the last one, until a thread takes it for the next chunk of its groups
+_unfinished: dict[Any, _GroupReader] = {}  # the last reader, until a thread takes it for the next chunk
 
 
 def close_reader() -> None:
-    """Let go of the file that this process has not read to its end."""
+    """Close the file that this process has not read to its end."""
     _unfinished.clear()
 
 
 def _locate(path: str, metadata: Any, first: int, index: int) -> str:
-    """The locator of a batch that begins with the file's row `first`, from 0."""
+    """Locate a row of a batch that begins with the file's row `first`, from 0."""
     row, group = first + index, 0
     for group in range(metadata.num_row_groups):
         if row < metadata.row_group(group).num_rows:
@@ -153,7 +153,7 @@ def _locate(path: str, metadata: Any, first: int, index: int) -> str:
 
 
 def cut_groups(rows: list[int], sizes: list[int], chunk_bytes: int) -> list[RowRange]:
-    """Chunks of at most `chunk_bytes` of row groups, given their rows and sizes."""
+    """Divide row groups, given their rows and sizes, into ranges of at most `chunk_bytes`."""
     chunks: list[RowRange] = []
     begin = group = 0
     while group < len(sizes):
@@ -170,7 +170,7 @@ def cut_groups(rows: list[int], sizes: list[int], chunk_bytes: int) -> list[RowR
 
 
 def _open(source: Source, num_columns: int = 1) -> Any:
-    """The file, with a buffer for each of `num_columns` columns. Raises UserError if it is not readable."""
+    """Open the file with a buffer for each of `num_columns` columns. Raise UserError if it is not readable."""
     buffer = max(MIN_BUFFER_BYTES, min(BUFFER_BYTES, BATCH_BYTES // num_columns))
     try:
         return pq.ParquetFile(source.path, buffer_size=buffer, pre_buffer=False)
@@ -180,19 +180,19 @@ def _open(source: Source, num_columns: int = 1) -> Any:
 
 
 def _list_values(group: Any, lists: Collection[str]) -> int:
-    """Count the values in a row group's columns of lists."""
+    """Count the values in a row group's list columns."""
     columns = (group.column(i) for i in range(group.num_columns))
     return sum(column.num_values for column in columns if column.path_in_schema.partition(".")[0] in lists)
 
 
 def _has_dictionary_lists(file: Any, columns: Sequence[str]) -> bool:
-    """Whether a column to read holds lists of dictionary entries."""
+    """Return whether one of the columns holds lists of dictionary entries."""
     data_types = [file.schema_arrow.field(name).type for name in columns]
     return any(is_list_type(each) and pa.types.is_dictionary(each.value_type) for each in data_types)
 
 
 def _kind(data_type: Any) -> str:
-    """The kind of a column of a type, as of `Column`."""
+    """Return the kind of a column for `Column`."""
     types = pa.types
     if types.is_dictionary(data_type):
         data_type = data_type.value_type

@@ -1,4 +1,4 @@
-"""What the server that forks workers loads, too, where they read files of a user's own: pyarrow and the readers."""
+"""Modules that the fork server loads before it forks workers for a user's own files: pyarrow and the readers."""
 
 import sys
 from importlib.abc import MetaPathFinder
@@ -7,10 +7,10 @@ import pyarrow as pa
 
 
 class _WithoutPandas(MetaPathFinder):
-    """Refuses the import of pandas."""
+    """Import hook that refuses pandas."""
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> None:
-        """See `MetaPathFinder`."""
+        """Raise ImportError for pandas."""
         if fullname == "pandas":
             raise ImportError("pandas is left out")
 
@@ -18,7 +18,7 @@ class _WithoutPandas(MetaPathFinder):
 _finder = _WithoutPandas()
 sys.meta_path.insert(0, _finder)
 try:
-    pa.array([])  # would import pandas, for longer than a file of 10 MB is read
+    pa.array([])  # would import pandas, which takes longer than reading a file of 10 MB
 finally:
     sys.meta_path.remove(_finder)
 

@@ -1,4 +1,4 @@
-"""Rows of a user's own table as parsed: labels, numbers, and categories as text."""
+"""Parsed rows of a user's own table: labels, numbers, and categories as text."""
 
 from typing import Any, NamedTuple
 
@@ -9,11 +9,12 @@ from data_prep.dataset.spelling import Form
 
 
 class TextColumn(NamedTuple):
-    """The categories of a sparse column, "" where a field is empty.
+    """The categories of a sparse column; an empty field is "".
 
-    values: an Arrow array of a dictionary of distinct texts, each of which occurs (int32 indices, no nulls): one a row,
-    or, of a multi-valued column, those of row r from offsets[r] to offsets[r + 1]; form: how they are spelled; offsets:
-    [rows + 1] int64, from 0, None of a single-valued column.
+    values: a dictionary-encoded Arrow array (int32 indices, no nulls, no unused entries) of all texts in row order.
+    form: spellings of the texts.
+    offsets: [rows + 1] int64 from 0 for a multi-hot column: row r has values[offsets[r] : offsets[r + 1]]; otherwise
+        None.
     """
 
     values: Any
@@ -22,10 +23,10 @@ class TextColumn(NamedTuple):
 
 
 class TableBlock(NamedTuple):
-    """Parsed rows, of given files and of new rows alike.
+    """Parsed rows of a dataset's files or of new rows.
 
-    labels [rows] int32, or float32 where they are numbers; dense [rows, N] float64, 0 where a field is empty;
-    categories: of each sparse column.
+    labels [rows] int32, or float32 if they are numbers; dense [rows, N] float64, 0 for an empty field; categories: one
+    entry per sparse column.
     """
 
     labels: NDArray[Any]

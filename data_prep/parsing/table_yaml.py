@@ -1,4 +1,4 @@
-"""The YAML file that says how to read a user's own table, checked against the table's files."""
+"""Reader of the YAML schema of a user's own table, checked against the table's files."""
 
 import difflib
 import json
@@ -23,33 +23,33 @@ from data_prep.parsing.formats import Column, Format, format_of, suffix_of
 from data_prep.parsing.numbers import number_of
 from data_prep.sources.discover import Source
 
-TEXTS = ("text", "any")  # kinds of columns that hold text; those of text and JSON are of any kind
+TEXTS = ("text", "any")  # kinds of columns that hold text; columns of text and JSON files have kind any
 OF_TEXT = ("delimiter", "header", "decimal", "thousands", "missing")
-ENTRY_KEYS = ("column", "part", "format", "separator")  # of an entry of dense or sparse
+ENTRY_KEYS = ("column", "part", "format", "separator")  # keys of an entry of dense or sparse
 KEYS = {*OF_TEXT, "label", "dense", "sparse"}
 DELIMITERS = (";", "\t", "|", ",")
-LONGEST = 200  # characters of the columns' names in an error
+LONGEST = 200  # most characters of column names in an error
 
 
 class Names(NamedTuple):
-    """The columns of a file, and whether these are names of its own, not made of positions."""
+    """The columns of a file, and whether the names come from the file, not from positions."""
 
     all: tuple[str, ...]
     are_own: bool
 
 
 def schema_path(name: str) -> Path:
-    """The path of a schema that is given by a path, or by the name of one that comes with the program."""
+    """Return the path of a schema given by its path or by the name of a built-in one."""
     directories = directories_of_values(Path(__file__).parents[1] / "conf")
     built_in = (path / group / f"{name}.yaml" for path in directories for group in ("tables", "events"))
     return Path(name) if Path(name).exists() else next((path for path in built_in if path.exists()), Path(name))
 
 
 def load_table(path: Path, sources: tuple[Source, ...]) -> Table:
-    """A table by its YAML file, checked against the files' columns.
+    """Read a table's YAML file and check it against the files' columns.
 
     Raises:
-        UserError: the YAML file says something else than it may, or a column is not in a file.
+        UserError: an invalid YAML file, or a column that a file lacks.
     """
     document = _read_yaml(path)
     forms = {form.name: form for form in map(format_of, sources)}
@@ -92,7 +92,7 @@ def load_table(path: Path, sources: tuple[Source, ...]) -> Table:
 
 
 def without_empty_parts(sources: list[Source]) -> list[Source]:
-    """Leave out files that say themselves that they have no rows, as Spark writes some, unless all do."""
+    """Leave out files without rows, as Spark writes some, unless all are empty."""
     filled = [source for source in sources if format_of(source).num_rows(source) != 0]
     if not filled or len(filled) == len(sources):
         return sources
@@ -102,9 +102,9 @@ def without_empty_parts(sources: list[Source]) -> list[Source]:
 
 
 def _common_kind(one: str, other: str) -> str | None:
-    """The kind of a column that has two kinds in two files; None: they do not go together.
+    """Return the kind of a column that has two kinds in two files; None if they are incompatible.
 
-    Gaps make integers numbers, and a column without values has nulls alone; of JSON lines, val may have no list.
+    Gaps turn integers into numbers, and a column without values has kind null. In JSON lines, val may have no list.
     """
     if one == other or other == "null" or (one, other) == ("list", "any"):
         return one
@@ -114,7 +114,7 @@ def _common_kind(one: str, other: str) -> str | None:
 
 
 def _refuse_row_of_values(path: Path, source: Source, table: Table) -> None:
-    """Refuse a first row that is used as names though its label is one: columns by position need no names."""
+    """Refuse a first row that serves as names although it has a label: with columns by position it may be a row."""
     rule = None if table.rule is None else parse_rule(table.rule)
     is_label = not math.isnan(number_of(table.label, table)) or (rule is not None and table.label == rule.value)
     if is_label and table.names != tuple(map(str, range(len(table.names)))):
@@ -125,7 +125,7 @@ def _refuse_row_of_values(path: Path, source: Source, table: Table) -> None:
 
 
 def _union_by_split(sources: Sequence[Source], columns: Sequence[Sequence[Column]]) -> list[list[Column]]:
-    """Of each file the columns of all files of its split."""
+    """Return for each file the columns of all files of its split."""
     splits = [source.split for source in sources]
     pairs = list(zip(splits, columns, strict=True))
     columns_of = {split: _union([each for other, each in pairs if other == split]) for split in dict.fromkeys(splits)}
@@ -133,7 +133,7 @@ def _union_by_split(sources: Sequence[Source], columns: Sequence[Sequence[Column
 
 
 def _union(columns: Sequence[Sequence[Column]]) -> list[Column]:
-    """The columns of all files; of lists where one of them has lists."""
+    """Return the columns of all files; a column has kind list if one file has lists."""
     kinds: dict[str, str] = {}
     for column in (column for each in columns for column in each):
         kinds[column.name] = column.kind if column.kind == "list" else kinds.get(column.name, column.kind)
@@ -141,7 +141,7 @@ def _union(columns: Sequence[Sequence[Column]]) -> list[Column]:
 
 
 def _hint(form: Format, source: Source, columns: Sequence[Column], header: bool) -> str:
-    """What else may be the reason that a column is not among those of a file."""
+    """Suggest another reason why a file lacks a column."""
     if form.merges_columns:
         return ", or put a row that has it among the first of a file"
     if suffix_of(source.name) == ".json":
@@ -156,7 +156,7 @@ def _hint(form: Format, source: Source, columns: Sequence[Column], header: bool)
 
 
 def _check_columns(path: Path, table: Table, location: str, columns: Sequence[Column], hint: str) -> None:
-    """Raises UserError where a file lacks a column that is used, or has it twice."""
+    """Raise UserError if a file lacks a used column, or has it twice."""
     names = [column.name for column in columns]
     for name in (table.label, *table.inputs):
         if name not in names:
@@ -168,7 +168,7 @@ def _check_columns(path: Path, table: Table, location: str, columns: Sequence[Co
 
 
 def _with_kinds(path: Path, source: Source, table: Table, kinds: dict[str, str]) -> Table:
-    """The table with a separator for its columns of lists, each column being of a kind that its use allows."""
+    """Check that each column's kind allows its use, and add a separator for columns of lists."""
     derived = {part.feature for part in table.parts}
     for name in (table.label, *table.dense):
         allowed = ("integer", "number", "any", "null", *(["text"] if name == table.label else []))
@@ -189,12 +189,12 @@ def _with_kinds(path: Path, source: Source, table: Table, kinds: dict[str, str])
 
 
 def _remedy(name: str, kinds: dict[str, str]) -> str:
-    """What to do about a Parquet column whose type is not read."""
+    """Suggest what to do about a Parquet column whose type is not supported."""
     return f"use a part of it: {{column: {name}, part: hour}}" if kinds[name] == "time" else "convert the column"
 
 
 def _separator(path: Path, source: Source, table: Table, name: str, kinds: dict[str, str]) -> str | None:
-    """Separator of a Parquet column's values, "" in a column of lists; None for single values."""
+    """Return the separator of a column's values, "" for a column of lists; None for single values."""
     separator, kind = dict(table.separators).get(name), kinds[name]
     if kind == "list":
         if separator is not None:
@@ -231,7 +231,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _text_keys(path: Path, document: dict[str, Any]) -> tuple[str, bool]:
-    """Delimiter and header of text files."""
+    """Return the delimiter and header of text files."""
     header, delimiter = document.get("header", True), document.get("delimiter", ",")
     if not isinstance(header, bool) or not isinstance(delimiter, str) or len(delimiter) != 1:
         raise UserError(f"{path}: keys header and delimiter: give true or false, and one character")
@@ -239,7 +239,7 @@ def _text_keys(path: Path, document: dict[str, Any]) -> tuple[str, bool]:
 
 
 def _table(path: Path, document: dict[str, Any], names: tuple[str, ...], header: bool) -> Table:
-    """The table that a document describes; `names`: of the file's columns; header: whether they are its own."""
+    """Build the table that a document describes; `header`: whether `names` are the file's own."""
     delimiter, _ = _text_keys(path, document)
     column_names = Names(names, header)
     label, rule, kind = _label(path, document["label"], column_names)
@@ -271,7 +271,7 @@ def _table(path: Path, document: dict[str, Any], names: tuple[str, ...], header:
 
 
 def _number_format(path: Path, document: dict[str, Any]) -> dict[str, Any]:
-    """Decimal, thousands and missing, of text files."""
+    """Return the keys decimal, thousands and missing of text files."""
     decimal, thousands = document.get("decimal", "."), document.get("thousands", "")
     characters = [decimal, thousands or "x"]
     if not all(isinstance(each, str) and len(each) == 1 and each not in "0123456789+-" for each in characters) or (
@@ -285,7 +285,7 @@ def _number_format(path: Path, document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _label(path: Path, label: Any, names: Names) -> tuple[Any, str | None, LabelKind]:
-    """Column, rule and kind from COLUMN, "COLUMN >= 4", {column: COLUMN, rule: ">= 4"}, or {…, kind: number}."""
+    """Parse COLUMN, "COLUMN >= 4", {column: COLUMN, rule: ">= 4"} or {…, kind: number} to column, rule and kind."""
     if isinstance(label, str) and label not in names.all:
         if match := COLUMN_AND_RULE.fullmatch(label.strip()):
             return (int(match[1]) if match[1].isdecimal() else match[1]), match[2], LabelKind.click
@@ -309,7 +309,7 @@ def _label(path: Path, label: Any, names: Names) -> tuple[Any, str | None, Label
 
 
 def _check_rule(path: Path, table: Table) -> None:
-    """Refuse a rule whose value no field can have, or that has none."""
+    """Refuse a rule without a value, or with a value that no field can have."""
     if table.rule is None:
         return
     try:
@@ -326,7 +326,7 @@ def _check_rule(path: Path, table: Table) -> None:
 
 
 def _separated(path: Path, entry: dict[str, Any]) -> tuple[Any, str]:
-    """Column and separator from {column: COLUMN, separator: "|"}."""
+    """Parse {column: COLUMN, separator: "|"} to column and separator."""
     separator = entry["separator"]
     if set(entry) != {"column", "separator"} or not isinstance(separator, str) or not separator:
         raise UserError(f'{path}: key sparse, {entry}: give a column, or {{column: NAME, separator: "|"}}')
@@ -334,7 +334,7 @@ def _separated(path: Path, entry: dict[str, Any]) -> tuple[Any, str]:
 
 
 def _feature(path: Path, key: str, entry: Any, names: Names, parts: list[DatePart]) -> str:
-    """The feature's name from COLUMN or {column: COLUMN, part: hour}, which is added to `parts`."""
+    """Return the feature of COLUMN or {column: COLUMN, part: hour}; the latter is added to `parts`."""
     if not isinstance(entry, dict):
         return _name(path, entry, names)
     words = {str(name): ENTRY_KEYS for name in entry} | {str(entry.get("part", "day")): tuple(PARTS)}
@@ -356,7 +356,7 @@ def _feature(path: Path, key: str, entry: Any, names: Names, parts: list[DatePar
 
 
 def _name(path: Path, column: Any, names: Names) -> str:
-    """A column's name, from its name or its position."""
+    """Return a column's name, given by name or position."""
     if isinstance(column, int) and not isinstance(column, bool) and column >= 0:
         if column >= len(names.all):
             raise UserError(f"{path}: column {column}: the file has {len(names.all)} columns, counted from 0")

@@ -1,8 +1,8 @@
-r"""Delimited text: blocks of lines to their fields, by pyarrow where it is sure to read as Python's csv does.
+r"""Delimited text, parsed by pyarrow where it is sure to agree with Python's csv, and otherwise by csv.
 
-pyarrow takes blocks that csv refuses, or takes them otherwise: an open quote in the last row, a carriage return within
-a line, a byte-order mark, a blank line. So a block is pyarrow's only where none of these is in it and each of its lines
-has come back as one row.
+pyarrow accepts blocks that csv refuses or reads otherwise: with an open quote in the last row, a carriage return inside
+a line, a byte-order mark, or a blank line. So pyarrow reads a block only if it has none of these, and only if each line
+becomes one row.
 """
 
 import csv
@@ -15,26 +15,26 @@ from pyarrow import csv as arrow_csv
 
 from common.errors import UserError
 from data_prep.io.read_ahead import BLOCK_BYTES
-from data_prep.parsing.formats import BYTE_ORDER_MARK, CORRECT, Column, Layout, LineFormat
+from data_prep.parsing.formats import BYTE_ORDER_MARK, CORRECT, Column, FileLayout, LineFormat
 from data_prep.sources.discover import Source
 from data_prep.sources.line_blocks import LineBlocks, bare_returns
 
 csv.field_size_limit(BLOCK_BYTES)  # of a line, too
-SENTINEL = "end"  # what each field of the line holds that is appended to a block
+SENTINEL = "end"  # value of all fields in a line that is appended to a block
 
 
 class Text(LineFormat):
-    """See data_prep/parsing/formats.py."""
+    """Format of delimited text."""
 
     name = "text"
     has_layout = True
 
     def is_of(self, source: Source) -> bool:
-        """Any file may be text."""
+        """Return True: any file may be text."""
         return True
 
     def columns(self, source: Source, delimiter: str = ",", header: bool = True) -> list[Column]:
-        """By the names in the first line, or column_0 and so on."""
+        """Return the names in the first line, or column_0 and so on."""
         with LineBlocks(source) as lines:
             for block in lines.until(1):
                 names = read_names(bytes(block.buffer[block.start : block.end]), delimiter, source.path)
@@ -42,9 +42,9 @@ class Text(LineFormat):
         raise UserError(f"{source.path}: empty file; get it again, or leave it out of {source.key}")
 
     def fields(
-        self, text: bytes, columns: Sequence[str], layout: Layout, name: str, row: int
+        self, text: bytes, columns: Sequence[str], layout: FileLayout, name: str, row: int
     ) -> tuple[dict[str, Any], Sequence[int]]:
-        """See `LineFormat`."""
+        """Parse lines as `LineFormat.fields` describes."""
         if layout.header and row == 1:
             row, text = 2, text.partition(b"\n")[2]
         places, width = [layout.names.index(column) for column in columns], len(layout.names)
@@ -60,8 +60,8 @@ class Text(LineFormat):
         arrays = (pa.array([fields[place] for fields in rows], pa.string()) for place in places)
         return dict(zip(columns, arrays, strict=True)), numbers
 
-    def lines_before(self, source: Source, layout: Layout, offset: int) -> int:
-        """See `LineFormat`; where a quote is open, what follows is not rows."""
+    def lines_before(self, source: Source, layout: FileLayout, offset: int) -> int:
+        """Count lines as `LineFormat.lines_before` describes. Raise UserError for an open quote before the offset."""
         row = 1
         with LineBlocks(source) as before:
             for block in before.until(offset):
@@ -72,13 +72,13 @@ class Text(LineFormat):
 
 
 def read_names(header: bytes, delimiter: str, name: str) -> tuple[str, ...]:
-    """The fields in a file's first line. Raises UserError where it is none."""
+    """Return the fields in a file's first line. Raise UserError for an invalid line."""
     rows, _ = read_exact(header, delimiter, name, 1)
     return tuple(rows[0]) if rows else ()
 
 
 def decode(text: bytes, name: str, row: int) -> str:
-    """UTF-8 text; `row`: the number of its first line. Raises UserError where it is not that."""
+    """Decode UTF-8; `row` is the number of the first line. Raise UserError for invalid text."""
     try:
         return text.decode("utf-8-sig" if row == 1 else "utf-8")
     except UnicodeDecodeError as error:
@@ -87,10 +87,10 @@ def decode(text: bytes, name: str, row: int) -> str:
 
 
 def read_exact(block: bytes, delimiter: str, name: str, row: int) -> tuple[list[list[str]], Sequence[int]]:
-    """The fields of each row of whole lines, and the number of its line; blank lines are no rows.
+    """Parse whole lines with csv: the fields of each row and the number of its line. Blank lines are no rows.
 
     Args:
-        block: whole lines; name: what to call the source in an error; row: the number of the first line.
+        block: whole lines; name: name of the source in errors; row: number of the first line.
 
     Raises:
         UserError: not UTF-8, a line that ends inside quotes, a quote escaped by a backslash, or a carriage return
@@ -123,7 +123,7 @@ def read_exact(block: bytes, delimiter: str, name: str, row: int) -> tuple[list[
 
 
 def _goes_on_after_quote(line: str, delimiter: str) -> bool:
-    """Whether a field of a line has text after its closing quote."""
+    """Return whether a field of a line has text after its closing quote."""
     try:
         return not list(csv.reader([line], delimiter=delimiter, strict=True))
     except csv.Error:
@@ -131,13 +131,14 @@ def _goes_on_after_quote(line: str, delimiter: str) -> bool:
 
 
 def read_fast(block: bytes, delimiter: str, places: Sequence[int], width: int) -> pa.RecordBatch | None:
-    """Columns of text, named by position ("0", "1", …), a row a line; None where `read_exact` has to read the block.
+    """Parse whole lines with pyarrow; None if `read_exact` must parse the block.
 
-    A batch has the fields that `read_exact` gives, column by column. A missing field is the text "", never null.
+    The columns are named by position ("0", "1", …) and have the same fields as `read_exact` gives. A missing field is
+    "".
 
     Args:
-        block: whole lines, of which the last may lack its end.
-        places: the columns to return, by position. width: how many a row has.
+        block: whole lines; the last may lack its line end.
+        places: positions of the columns to return; width: number of columns in a row.
     """
     if not _is_plain(block, delimiter):
         return None
@@ -153,7 +154,7 @@ def read_fast(block: bytes, delimiter: str, places: Sequence[int], width: int) -
 
 
 def _is_plain(block: bytes, delimiter: str) -> bool:
-    r"""Whether a block begins with a row, has \r only before \n, and a delimiter of one byte."""
+    r"""Return whether a block begins with a row, has \r only before \n, and has a delimiter of one byte."""
     return (
         block != b""
         and len(delimiter.encode()) == 1
@@ -161,7 +162,7 @@ def _is_plain(block: bytes, delimiter: str) -> bool:
         and not block.startswith((b"\n", b"\r\n", BYTE_ORDER_MARK))
         and b"\0" not in block  # Python 3.10's csv refuses it
         and (b"\r" not in block or block.count(b"\r") == block.count(b"\r\n"))
-        and (delimiter == "\\" or b'\\"' not in block)  # read_exact refuses it where it is meant as an escape
+        and (delimiter == "\\" or b'\\"' not in block)  # read_exact refuses it as an escape
         and (block.isascii() or _is_utf8(block))
     )
 
@@ -175,7 +176,7 @@ def _is_utf8(block: bytes) -> bool:
 
 
 def _read(lines: bytes, delimiter: str, width: int, places: Sequence[int]) -> pa.RecordBatch | None:
-    """Some of the columns as text, in one batch; None where pyarrow refuses the lines."""
+    """Parse some columns as text in one batch; None if pyarrow refuses the lines."""
     names = [str(position) for position in range(width)]
     try:
         table = arrow_csv.read_csv(
@@ -186,7 +187,7 @@ def _read(lines: bytes, delimiter: str, width: int, places: Sequence[int]) -> pa
                 column_types=dict.fromkeys(names, pa.string()),
                 strings_can_be_null=False,
                 include_columns=[names[place] for place in places],
-                check_utf8=False,  # all of the block is
+                check_utf8=False,  # `_is_plain` has checked the block
             ),
         )
     except pa.ArrowInvalid:
@@ -196,12 +197,12 @@ def _read(lines: bytes, delimiter: str, width: int, places: Sequence[int]) -> pa
 
 
 def _has_blank_lines(rows: pa.RecordBatch, lines: bytes) -> bool:
-    """Whether a line may be blank, which csv passes over and pyarrow takes for a row of empty fields."""
+    """Return whether a line may be blank: csv skips it, but pyarrow makes a row of empty fields."""
     has_empty = pc.min(pc.binary_length(rows.column(0))).as_py() == 0
     return has_empty and (b"\n\n" in lines or b"\n\r\n" in lines)
 
 
 def _has_long_fields(rows: pa.RecordBatch, lines: bytes) -> bool:
-    """Whether a field may be longer than csv takes."""
+    """Return whether a field may be longer than csv accepts."""
     limit = csv.field_size_limit()
     return len(lines) > limit and any(pc.max(pc.binary_length(column)).as_py() > limit for column in rows.columns)

@@ -1,4 +1,4 @@
-"""Raw files to chunks: rows parsed, written to a chunk's files, and their values counted for vocabularies."""
+"""Parsing of raw files into chunks, with counts of their values for vocabularies."""
 
 import hashlib
 from collections.abc import Hashable, Iterable, Sequence
@@ -21,7 +21,7 @@ from data_prep.engine.job import ChunkRecord, Job, load_record, save_record
 from data_prep.io.arrays import ArrayWriter
 from data_prep.io.read_ahead import BLOCK_BYTES
 from data_prep.parsing.criteo import Block, diagnose_row, empty_block, max_rows, parse_bytes, parse_lines
-from data_prep.parsing.formats import Batch, Chunk, LineFormat, format_named, table_layout, table_size
+from data_prep.parsing.formats import Chunk, LineFormat, RawRows, format_named, table_layout, table_size
 from data_prep.parsing.table_block import TableBlock
 from data_prep.sources.checksums import refuse_other
 from data_prep.sources.discover import GENERATED_ROW_BYTES, TEXT_ROW_BYTES, RowGenerator, Source
@@ -32,8 +32,8 @@ from data_prep.stages.vocabulary import PARSED_COUNTS, write_counts
 from data_prep.vocabulary.count import Coding
 
 PARSED = "parsed"
-MANY_ROWS = 50  # which are not alike by chance
-HELD_OUT_SPLITS = ("val", "test")  # of files given for each split
+MANY_ROWS = 50  # files with as many rows are not alike by chance
+HELD_OUT_SPLITS = ("val", "test")  # splits of files given for each split
 MISSING_AS_ZERO = np.int32(0)
 TRUTH_SUFFIX = "truth.npy"  # click probabilities [rows, 1] float32 of generated rows
 
@@ -48,20 +48,20 @@ class Reading:
 
 @dataclass(frozen=True)
 class DigestTask:
-    """Checksums a raw file, which nothing waits for but the manifest."""
+    """Computes the checksum of a raw file; only the manifest waits for it."""
 
     source: Source
 
     def run(self, worker: Worker) -> Reading:
         """Read the file."""
         digest = digest_file(Path(self.source.path))
-        worker.count(0)  # stops if the job is to stop
+        worker.count(0)  # raises Stopped if the job was stopped
         return Reading([], digest)
 
 
 @dataclass(frozen=True)
 class Md5Task:
-    """Computes the MD5 of a raw file, as published sums of given splits are, before any row is parsed."""
+    """Computes the MD5 of a raw file before parsing, since published sums of given splits are MD5."""
 
     source: Source
 
@@ -74,9 +74,10 @@ class Md5Task:
 
 @dataclass(frozen=True)
 class ParseTask:
-    """Parses one chunk of a source, which lies at `place` unless it is generated, or (chunk None) all in one go.
+    """Parses one chunk of a source, or all of the source if `chunk` is None.
 
-    forms: of files given for val and test, how train's values of each sparse column are spelled.
+    place: the chunk's place in the file; None for generated rows and whole sources.
+    forms: spellings of train's values in each sparse column, for files given for val and test.
     """
 
     job: Job
@@ -99,10 +100,10 @@ class ParseTask:
 
 
 def parse_tasks(job: Job, whole: bool = False) -> list[ParseTask]:
-    """Tasks that cover all sources, in the order of the rows.
+    """Return tasks that cover all sources, in row order.
 
     Args:
-        whole: whether a source of text is one task: it is then read only once, for its rows and its checksum.
+        whole: read each text source once, as one task, for both rows and checksum.
     """
     tasks = []
     has_lines = job.table is None or isinstance(format_named(job.table.format), LineFormat)
@@ -124,10 +125,10 @@ def parse_tasks(job: Job, whole: bool = False) -> list[ParseTask]:
 
 
 def reading_tasks(job: Job, whole: bool, forms: tuple[Form, ...] | None = None) -> list[ParseTask | DigestTask]:
-    """Plan the reading: sources `whole`, or in chunks, with another task beside them for the checksum.
+    """Plan the reading of sources, whole or in chunks; a chunked source gets another task for its checksum.
 
     Args:
-        forms: of train's values, to read the files given for val and test; None: to read all others.
+        forms: spellings of train's values, to read the files given for val and test; None: to read all other files.
     """
     tasks: list[ParseTask | DigestTask] = []
     for task in parse_tasks(job, whole):
@@ -141,12 +142,12 @@ def reading_tasks(job: Job, whole: bool, forms: tuple[Form, ...] | None = None) 
 
 
 def _blocks_per_chunk(job: Job, generator: RowGenerator) -> int:
-    """Generated blocks whose text would be about as long as a chunk."""
+    """Return the number of generated blocks whose text would be about as long as a chunk."""
     return max(1, job.chunk_bytes // (generator.block_rows * TEXT_ROW_BYTES))
 
 
 def _parse_chunk(task: ParseTask, chunk: int, worker: Worker) -> ChunkRecord:
-    """Parse and write one chunk, if that was not done already."""
+    """Parse and write one chunk unless that is done already."""
     job, index, place = task.job, task.source, task.place
     source = job.sources[index]
     record = load_record(job.chunk_stem(index, chunk), PARSED, ChunkRecord)
@@ -167,10 +168,10 @@ def _parse_chunk(task: ParseTask, chunk: int, worker: Worker) -> ChunkRecord:
 
 
 def _parse_stream(task: ParseTask, lines: LineBlocks, worker: Worker) -> list[ChunkRecord]:
-    """All chunks of a source that is read from the start; one is finished while the next is parsed."""
+    """Parse all chunks of a source from its start; finish one chunk while the next is parsed."""
     job, source = task.job, task.source
     records: list[ChunkRecord] = []
-    unfinished: list[Future[ChunkRecord]] = []  # one at most: what is parsed is held in memory until it is finished
+    unfinished: list[Future[ChunkRecord]] = []  # at most one, since parsed rows stay in memory until finished
     with ThreadPoolExecutor(1) as finisher:
         while not lines.exhausted:
             chunk = len(records) + len(unfinished)
@@ -192,13 +193,13 @@ def _parse_stream(task: ParseTask, lines: LineBlocks, worker: Worker) -> list[Ch
 
 
 def _finish(files: "ChunkWriter") -> ChunkRecord:
-    """Write a parsed chunk's files."""
+    """Write the files of a parsed chunk."""
     with files:
         return files.finish()
 
 
 def _parse_lines(task: ParseTask, chunk: int, lines: LineBlocks, worker: Worker) -> "ChunkWriter":
-    """Parse the lines of one chunk; its files, not finished."""
+    """Parse the lines of one chunk; the caller finishes its files."""
     job, source = task.job, task.source
     stop = (chunk + 1) * job.chunk_bytes
     if job.table is not None:
@@ -220,10 +221,10 @@ def _parse_lines(task: ParseTask, chunk: int, lines: LineBlocks, worker: Worker)
 
 
 def _parse_batches(
-    task: ParseTask, table: Table, chunk: int, batches: Iterable[tuple[Batch, int]], worker: Worker
+    task: ParseTask, table: Table, chunk: int, batches: Iterable[tuple[RawRows, int]], worker: Worker
 ) -> "ChunkWriter":
-    """Convert the rows of one chunk of a user's table; its files, not finished."""
-    from data_prep.parsing.convert import convert  # with pyarrow, which Criteo's rows do without
+    """Convert the rows of one chunk of a user's table; the caller finishes its files."""
+    from data_prep.parsing.convert import convert  # imports pyarrow, which Criteo's rows do not need
 
     files = ChunkWriter(task.job, task.source, chunk)
     forms = None if task.forms is None else dict(zip(table.sparse, task.forms, strict=True))
@@ -238,7 +239,7 @@ def _parse_batches(
 
 
 def _parse_block(job: Job, source: Source, lines: LineBlock, buffer: Block) -> Block:
-    """Parse a block into `buffer`; the result are views of it."""
+    """Parse a block into `buffer` and return views of it."""
     rows, position = parse_lines(lines.buffer, lines.start, lines.end, True, MISSING_AS_ZERO, *buffer)
     if position != lines.end:
         line = bytes(lines.buffer[position : lines.end]).split(b"\n", 1)[0]
@@ -249,7 +250,7 @@ def _parse_block(job: Job, source: Source, lines: LineBlock, buffer: Block) -> B
 
 
 def _generate_chunk(job: Job, source: int, chunk: int, generator: RowGenerator, worker: Worker) -> ChunkRecord:
-    """Write a chunk of a day that is generated: the same rows as parsing its text would give."""
+    """Write a chunk of generated rows, equal to those that parsing their text would give."""
     blocks = _blocks_per_chunk(job, generator)
     with ChunkWriter(job, source, chunk) as files:
         for block, truth in generator.blocks(chunk * blocks, (chunk + 1) * blocks):
@@ -259,7 +260,7 @@ def _generate_chunk(job: Job, source: int, chunk: int, generator: RowGenerator, 
 
 
 class ChunkWriter:
-    """The files a chunk's rows go to while it is parsed; as a context, it leaves none open if that fails."""
+    """Writer of a chunk's files during parsing. Leaving the context closes unfinished files."""
 
     def __init__(self, job: Job, source: int, chunk: int) -> None:
         self._job, self._source, self._chunk = job, source, chunk
@@ -289,7 +290,7 @@ class ChunkWriter:
         self.abandon()
 
     def abandon(self) -> None:
-        """Close the files that are open, and let go of the rows."""
+        """Close open files and release the rows."""
         for file in self._files.values():
             file.abandon()
         if self._values is not None:
@@ -301,7 +302,7 @@ class ChunkWriter:
         return self._files[suffix]
 
     def append(self, block: Block | TableBlock, truth: NDArray[np.float32] | None = None) -> None:
-        """Write the rows of a block, with their click probabilities if they were generated."""
+        """Write the rows of a block, with their click probabilities if they are generated."""
         rules, rows = self._job.rules, len(block.labels)
         if self._truth is not None and truth is not None:
             self._truth.append(truth)
@@ -324,7 +325,7 @@ class ChunkWriter:
             self._sparse.extend(rows, lambda ids: encode_hash(block.sparse, modulus, ids))
 
     def finish(self) -> ChunkRecord:
-        """Close the files, count the values for a vocabulary, log the chunk."""
+        """Close the files, count the values for a vocabulary, and log the chunk."""
         job, chunk = self._job, (self._source, self._chunk)
         record = ChunkRecord(*chunk, self._labels.rows, self._positives, {})
         if self._categories is not None:
@@ -348,7 +349,7 @@ class ChunkWriter:
 
 
 def refuse_changed(sources: Sequence[Source]) -> None:
-    """Refuse files that were written to while they were read."""
+    """Refuse files that changed while they were read."""
     for source in sources:
         now = Path(source.path).stat()
         if (now.st_size, now.st_mtime_ns, now.st_ctime_ns) != (source.bytes, source.mtime_ns, source.ctime_ns):
@@ -356,7 +357,7 @@ def refuse_changed(sources: Sequence[Source]) -> None:
 
 
 def refuse_same(sources: Sequence[Source], sums: Sequence[Hashable], content: str = "bytes") -> None:
-    """Refuse files of the same content, by a checksum of each: they would be trained on twice, or held out besides."""
+    """Refuse files with equal checksums: their rows would count twice, or be both trained on and held out."""
     source_of: dict[Hashable, Source] = {}
     for source, checksum in zip(sources, sums, strict=True):
         twin = source_of.setdefault(checksum, source)
@@ -369,12 +370,12 @@ def refuse_same(sources: Sequence[Source], sums: Sequence[Hashable], content: st
 
 
 def refuse_same_rows(sources: Sequence[Source], chunks: Iterable[tuple[int, int, dict[str, FileDigest]]]) -> None:
-    """Refuse files of the same rows in other bytes, such as a packed copy, by the checksums of their parsed chunks.
+    """Refuse files with the same rows in other bytes, such as a compressed copy, by checksums of parsed chunks.
 
-    A few rows may be alike by chance, so of few rows only packed files are compared.
+    A few rows may be alike by chance, so files with few rows are compared only if a file is compressed.
 
     Args:
-        chunks: of each chunk the index of its source, its rows and its files.
+        chunks: each chunk's source index, number of rows, and files.
     """
     contents: list[list[Hashable]] = [[] for _ in sources]
     rows = [0] * len(sources)
@@ -387,7 +388,7 @@ def refuse_same_rows(sources: Sequence[Source], chunks: Iterable[tuple[int, int,
 
 
 def refuse_empty(job: Job, records: list[ChunkRecord]) -> None:
-    """Refuse sources without rows: a compressed file can be empty without looking so."""
+    """Refuse sources without rows; the size of a compressed file does not show this."""
     filled = {record.source for record in records if record.rows}
     for index, source in enumerate(job.sources):
         if index not in filled:
@@ -395,14 +396,14 @@ def refuse_empty(job: Job, records: list[ChunkRecord]) -> None:
 
 
 def refuse_wrong_sums(job: Job, digests: list[FileDigest]) -> None:
-    """Refuse files that differ from the published ones: somebody may have put or damaged them."""
+    """Refuse files that differ from the published ones, whether by mistake or by damage."""
     if job.known_sums:
         for source, expected, digest in zip(job.sources, job.known_sums, digests, strict=True):
             refuse_other(Path(source.path), expected, digest)
 
 
 def compile_kernels() -> None:
-    """Compile the kernels of parsing and encoding, or load them from their cache, by running each on one row."""
+    """Compile the kernels of parsing and encoding, or load them from the cache, by running each on one row."""
     block = parse_bytes(b"0" + b"\t" * 39 + b"\n", "warm-up")
     encode_dense(block.dense)
     encode_hash(block.sparse, 2)

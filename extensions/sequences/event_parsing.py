@@ -31,7 +31,7 @@ from data_prep.parsing.convert import (
     without_nan,
 )
 from data_prep.parsing.dates import SECOND
-from data_prep.parsing.formats import CORRECT, Batch, Chunk, Column, Layout, Locator, Size, format_of
+from data_prep.parsing.formats import CORRECT, Chunk, Column, FileLayout, Locator, RawRows, Size, format_of
 from data_prep.parsing.numbers import NUMBERS
 from data_prep.sources.discover import Source
 from extensions.sequences.event_schema import ANCHOR_BIT, FLAG_BIT, MAX_ID, Condition, EventSchema
@@ -90,14 +90,14 @@ def check_log(sources: list[Source], schema: EventSchema, named_by: str) -> None
 
 def event_batches(
     source: Source, chunk: Chunk, columns: tuple[str, ...], delimiter: str
-) -> Iterator[tuple[Batch, int]]:
+) -> Iterator[tuple[RawRows, int]]:
     """The batches of a chunk, null in place of NaN, and the bytes of the file that each took.
 
     Raises:
         UserError: a damaged file.
     """
     form = format_of(source)
-    layout = Layout(tuple(column.name for column in form.columns(source, delimiter)), delimiter)
+    layout = FileLayout(tuple(column.name for column in form.columns(source, delimiter)), delimiter)
     for batch, num_bytes in form.batches(source, chunk, columns, layout):
         yield (
             batch._replace(columns={name: without_nan(plain(values)) for name, values in batch.columns.items()}),
@@ -105,7 +105,7 @@ def event_batches(
         )
 
 
-def parse_events(batch: Batch, schema: EventSchema) -> EventBlock:
+def parse_events(batch: RawRows, schema: EventSchema) -> EventBlock:
     """Events of a batch of `event_batches`.
 
     Raises:
@@ -124,7 +124,7 @@ def parse_events(batch: Batch, schema: EventSchema) -> EventBlock:
     return EventBlock(users, items, times, flags)
 
 
-def keys_of(batch: Batch, column: str, is_any: bool = True) -> NDArray[np.int64]:
+def keys_of(batch: RawRows, column: str, is_any: bool = True) -> NDArray[np.int64]:
     """Keys of users, items or attributes: see `text_key`; unless `is_any` they are numbers up to MAX_ID."""
     values, locator = batch.columns[column], batch.locator_of(column)
     _refuse_empty(values, locator, "no value")
@@ -164,7 +164,7 @@ def _refuse_rounded(values: Any, locator: Locator) -> None:
         column.refuse(is_bad, locator, "is rounded, as a float64 from 2^53 on", "write ids as integers or text")
 
 
-def _times(batch: Batch, schema: EventSchema) -> NDArray[np.int64]:
+def _times(batch: RawRows, schema: EventSchema) -> NDArray[np.int64]:
     """Microseconds since 1970, rounded down."""
     column, locator = schema.time, batch.locator_of(schema.time)
     _refuse_empty(batch.columns[column], locator, "no time")
@@ -181,7 +181,7 @@ def _times(batch: Batch, schema: EventSchema) -> NDArray[np.int64]:
     return times
 
 
-def _action_texts(batch: Batch, column: str, allowed_texts: set[str]) -> Distinct:
+def _action_texts(batch: RawRows, column: str, allowed_texts: set[str]) -> Distinct:
     """A column of actions, as `compared_text` has it. Raises UserError for a text that the schema does not name."""
     locator = batch.locator_of(column)
     texts = distinct_texts(batch.columns[column], locator)
@@ -196,7 +196,7 @@ def _action_texts(batch: Batch, column: str, allowed_texts: set[str]) -> Distinc
     return texts._replace(values=list(map(compared_text, texts.values)))
 
 
-def _numbers(batch: Batch, column: str) -> NDArray[np.float64]:
+def _numbers(batch: RawRows, column: str) -> NDArray[np.float64]:
     """Numbers, NaN where a field is empty."""
     values = batch.columns[column]
     numbers = numbers_of(values, NUMBERS, batch.locator_of(column), 0.0, np.inf)
@@ -219,7 +219,7 @@ def _refuse_empty(values: Any, locator: Locator, fault: str) -> None:
 
 
 def _meets(
-    condition: Condition, batch: Batch, texts: dict[str, Distinct], numbers: dict[str, NDArray[np.float64]]
+    condition: Condition, batch: RawRows, texts: dict[str, Distinct], numbers: dict[str, NDArray[np.float64]]
 ) -> NDArray[np.bool_]:
     """Which events meet a condition; {} all do."""
     met = np.ones(batch.rows, np.bool_)

@@ -28,7 +28,7 @@ from data_prep.io.arrays import ArrayWriter, open_array, write_array
 from data_prep.job_setup import find_sources
 from data_prep.parsing.convert import distinct, excerpt, to_list
 from data_prep.parsing.dates import SECOND
-from data_prep.parsing.formats import Batch
+from data_prep.parsing.formats import RawRows
 from data_prep.parsing.table_yaml import schema_path
 from data_prep.sources.checksums import refuse_other
 from data_prep.sources.discover import Source, resolve_sources
@@ -273,7 +273,7 @@ def _attribute(
     )
 
 
-def _attribute_batches(job: EventJob, name: str) -> Iterator[Batch]:
+def _attribute_batches(job: EventJob, name: str) -> Iterator[RawRows]:
     """The batches of an attribute's table."""
     source, attribute = job.sources[job.tables[name]], job.schema.attributes[name]
     for chunk in plan_event_chunks(source, job.chunk_bytes):
@@ -284,7 +284,7 @@ def _attribute_batches(job: EventJob, name: str) -> Iterator[Batch]:
 def _contradiction(job: EventJob, name: str, key: int) -> UserError:
     """The error about two rows that give the item of a key two values."""
     attribute = job.schema.attributes[name]
-    columns, places = (attribute.item, attribute.column), dict[int, tuple[Batch, int]]()
+    columns, places = (attribute.item, attribute.column), dict[int, tuple[RawRows, int]]()
     for batch in _attribute_batches(job, name):
         keys, values = (keys_of(batch, column, job.schema.renumber) for column in columns)
         for row in np.flatnonzero(keys == key).tolist():

@@ -11,7 +11,7 @@ import pytest
 
 from data_prep.dataset.table_spec import Table
 from data_prep.parsing import parquet
-from data_prep.parsing.formats import Chunk, Layout, Size, table_size
+from data_prep.parsing.formats import Chunk, FileLayout, Size, table_size
 from data_prep.parsing.parquet import Parquet
 from data_prep.sources.discover import Source, resolve_sources
 from tests.data_prep.tables import write
@@ -38,7 +38,7 @@ def read(source: Source, chunk: Chunk) -> tuple[list[Any], list[str]]:
     """A chunk's rows, and what an error calls the first of each batch."""
     rows: list[Any] = []
     places: list[str] = []
-    for batch, _ in Parquet().batches(source, chunk, COLUMNS, Layout(tuple(COLUMNS), lists=["tags"])):
+    for batch, _ in Parquet().batches(source, chunk, COLUMNS, FileLayout(tuple(COLUMNS), lists=["tags"])):
         rows += list(zip(*(batch.columns[name].to_pylist() for name in COLUMNS), strict=True))
         places.append(batch.locator(0))
     return rows, places
