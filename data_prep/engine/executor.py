@@ -1,6 +1,6 @@
-"""Tasks on processes of this machine or the workers of a Dask cluster: results in order, shared counters, no orphans.
+"""Execution of tasks on local processes or a Dask cluster, with results in order, shared counters, and no orphans.
 
-A Dask cluster's workers share a file system with this machine; the tasks are the same, and so are the bytes.
+The workers of a cluster share a file system with this machine. Their tasks and the resulting bytes are the same.
 """
 
 import contextlib
@@ -28,12 +28,12 @@ from data_prep.io.progress import Progress, Tally
 
 ResultT = TypeVar("ResultT")
 ResultT_co = TypeVar("ResultT_co", covariant=True)
-TASKS_AHEAD = 4  # submitted per worker, so that none waits and an error ends the job soon
-START_METHOD = "forkserver"  # imports and compiled kernels are loaded once, and no thread is ever forked
-PRELOADED = "data_prep.stages.preload"  # by the server that forks workers: what takes most of their start
+TASKS_AHEAD = 4  # submitted per worker: enough that none waits, few enough that an error ends the job soon
+START_METHOD = "forkserver"  # Imports and kernels are loaded once, and no thread is ever forked.
+PRELOADED = "data_prep.stages.preload"  # imported by the fork server, as it takes most of a worker's start
 READERS = "data_prep.parsing.preload"  # likewise, with pyarrow
 ON_CLUSTER = "from data_prep.stages import expand_multi_hot, parse"  # the first and the last import all that tasks need
-LOCK_SECONDS = 1.0  # a process killed while it counts keeps the lock: counts are worth no longer wait
+LOCK_SECONDS = 1.0  # A process killed while it counts keeps the lock; a count is not worth a longer wait.
 RETRIES = 3  # of a task whose worker in a cluster was lost
 CONNECT_SECONDS = 15
 
@@ -41,11 +41,11 @@ _BYTES, _ROWS = range(2)
 
 
 class Stopped(Exception):
-    """The job was stopped; what is not finished stays undone."""
+    """Raised if the job was stopped; unfinished work stays undone."""
 
 
 class Counters:
-    """Bytes and rows done, and a flag that asks all to stop, shared by processes."""
+    """Bytes and rows done, and a flag that asks all processes to stop; shared by the processes."""
 
     def __init__(self) -> None:
         context = multiprocessing.get_context(START_METHOD)
@@ -54,19 +54,19 @@ class Counters:
 
     @property
     def bytes(self) -> int:
-        """Bytes done."""
+        """Return the bytes done."""
         return int(self._totals.get_obj()[_BYTES])
 
     @property
     def rows(self) -> int:
-        """Rows done."""
+        """Return the rows done."""
         return int(self._totals.get_obj()[_ROWS])
 
     def add(self, num_bytes: int, num_rows: int) -> None:
         """Count work done.
 
         Raises:
-            Stopped: the job is to stop.
+            Stopped: the job was asked to stop.
         """
         lock = self._totals.get_lock()
         if lock.acquire(timeout=LOCK_SECONDS):
@@ -80,7 +80,7 @@ class Counters:
             raise Stopped
 
     def reset(self) -> None:
-        """Start at nothing."""
+        """Set the counts to 0."""
         self._totals.get_obj()[_BYTES] = self._totals.get_obj()[_ROWS] = 0
 
     def stop(self) -> None:
@@ -89,14 +89,14 @@ class Counters:
 
 
 class Cache:
-    """The last thing that the tasks of a process have loaded."""
+    """The value that a process's tasks loaded last."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # a cluster's worker may have several threads
         self.clear()
 
     def clear(self) -> None:
-        """Let go of it."""
+        """Release the value."""
         self._key: Hashable = None
         self._value: Any = None
 
@@ -120,28 +120,28 @@ class Worker:
         """Count work done.
 
         Raises:
-            Stopped: the job is to stop.
+            Stopped: the job was asked to stop.
         """
         self.counters.add(num_bytes, num_rows)
 
 
-class Task(Protocol[ResultT_co]):
-    """A piece of work; it and its result can be pickled."""
+class WorkerTask(Protocol[ResultT_co]):
+    """A piece of work. The task and its result can be pickled."""
 
     def run(self, worker: Worker) -> ResultT_co:
-        """Do it."""
+        """Do the work."""
 
 
 class Executor:
-    """Runs tasks in `workers` processes, or in this one if that is 1; a context, which ends them."""
+    """Runs tasks in `workers` processes, or in this process if `workers` is 1. Leaving the context ends them."""
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
         self.counters = Counters()
         self.seconds: dict[str, float] = {}  # of each stage
         self._here = Worker(self.counters, Cache())
-        self._peaks: dict[str, int] = {}  # of the processes there are
-        self._peak = 0  # of those before the last release
+        self._peaks: dict[str, int] = {}  # of each running process
+        self._peak = 0  # of the processes before the last release
         self._executor: FuturesExecutor | None = None
 
     def __enter__(self) -> "Executor":
@@ -154,17 +154,17 @@ class Executor:
 
     @contextlib.contextmanager
     def stage(self, name: str, total_bytes: int) -> Iterator[None]:
-        """Show the progress of a stage's tasks, and note how long they take."""
+        """Show the progress of a stage's tasks, and record its duration."""
         begin = time.monotonic()
         with Progress(name, total_bytes, self.counters):
             yield
         self.seconds[name] = round(time.monotonic() - begin, 3)
 
-    def map(self, tasks: Iterable[Task[ResultT]]) -> Iterator[ResultT]:
-        """Results of all tasks, in their order; the first failure in that order is raised.
+    def map(self, tasks: Iterable[WorkerTask[ResultT]]) -> Iterator[ResultT]:
+        """Yield the results of all tasks in order. The first failure in this order is raised.
 
         Raises:
-            UserError: as the tasks raise it, or a worker died.
+            UserError: a task raises it, or a worker died.
         """
         if self._runs_here:
             for task in tasks:
@@ -186,7 +186,7 @@ class Executor:
                     future.cancel()
 
     def release(self, workers: int | None = None) -> None:
-        """Give the memory that tasks have taken back to the system; `workers` is how many there are from now on."""
+        """Return the memory of tasks to the system; `workers` sets the number of processes for the next tasks."""
         self._peak = self.peak_bytes
         self._shut_down()
         self._peaks.clear()
@@ -196,7 +196,7 @@ class Executor:
 
     @property
     def peak_bytes(self) -> int:
-        """Upper bound of the memory of all processes at any one time: the sum of each one's largest so far."""
+        """Return an upper bound of the memory of all processes at any time: the sum of their peaks."""
         self._peaks[str(os.getpid())] = peak_memory()
         server = getattr(forkserver._forkserver, "_forkserver_pid", None)
         if server is not None:
@@ -212,7 +212,7 @@ class Executor:
         context = multiprocessing.get_context(START_METHOD)
         return ProcessPoolExecutor(self.workers, context, _start_worker, (self.counters,))
 
-    def _submit(self, task: Task[Any]) -> "Future[Any]":
+    def _submit(self, task: WorkerTask[Any]) -> "Future[Any]":
         assert self._executor is not None
         return self._executor.submit(_run_in_worker, task)
 
@@ -238,7 +238,7 @@ class Executor:
 
 
 class ClusterExecutor(Executor):
-    """An `Executor` whose processes are the workers of a Dask scheduler."""
+    """Executor whose processes are the workers of a Dask scheduler."""
 
     def __init__(self, address: str) -> None:
         try:
@@ -270,12 +270,12 @@ class ClusterExecutor(Executor):
         self._client.close()
 
     def release(self, workers: int | None = None) -> None:
-        """Let the workers go of what they have loaded; how many there are the cluster decides."""
+        """Clear the workers' caches. The cluster decides the number of workers."""
         self._client.run(clear_cache)
 
     @property
     def peak_bytes(self) -> int:
-        """The largest memory of any one process; a cluster's budget is each worker's."""
+        """Return the largest memory of any process, since on a cluster each worker has the whole budget."""
         return max([peak_memory(), *self._peaks.values()])
 
     @property
@@ -285,7 +285,7 @@ class ClusterExecutor(Executor):
     def _start(self) -> FuturesExecutor:
         return self._client.get_executor(pure=False, retries=RETRIES)
 
-    def _submit(self, task: Task[Any]) -> "Future[Any]":
+    def _submit(self, task: WorkerTask[Any]) -> "Future[Any]":
         assert self._executor is not None
         return self._executor.submit(_run_on_cluster, task)
 
@@ -321,19 +321,19 @@ class ClusterExecutor(Executor):
 
 
 def open_executor(scheduler: str | None, workers: int) -> Executor:
-    """Processes of this machine, or of the cluster whose scheduler has that address.
+    """Return an executor on this machine, or on the cluster whose scheduler has that address.
 
     Raises:
-        UserError: no such cluster, or Dask is not installed.
+        UserError: there is no such cluster, or Dask is not installed.
     """
     return Executor(workers) if scheduler is None else ClusterExecutor(scheduler)
 
 
 def start_fork_server(has_schema: bool = False) -> None:
-    """Start the process that workers are forked from, unless it runs; it loads what they need on its own time.
+    """Start the fork server unless it runs. It imports what workers need in the background.
 
     Args:
-        has_schema: whether they read files of a user's own, which takes pyarrow.
+        has_schema: whether workers read files of a user's own, which takes pyarrow.
     """
     multiprocessing.set_forkserver_preload([PRELOADED, *([READERS] if has_schema else [])])
     with signals.kept_from_children():
@@ -341,7 +341,7 @@ def start_fork_server(has_schema: bool = False) -> None:
 
 
 def peak_memory(pid: int | None = None) -> int:
-    """The largest resident memory, in bytes, that a process had, by default this one; 0 if another cannot be asked."""
+    """Return the peak resident memory of a process in bytes, by default this one; 0 if it cannot be read."""
     try:
         with open(f"/proc/{pid or 'self'}/status") as file:  # ru_maxrss would include the parent before exec
             for line in file:
@@ -355,33 +355,33 @@ def peak_memory(pid: int | None = None) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-_worker = Worker(Tally(), Cache())  # this process as a worker: nothing else of it outlives a task
+_worker = Worker(Tally(), Cache())  # this process as a worker: only the cache outlives a task
 
 
 def _start_worker(shared: Counters) -> None:
     _worker.counters = shared
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles interrupts
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _end_with_parent() -> None:
-    """A parent killed with -9 cannot end its workers, and an orphan would write into the next job."""
+    """End this worker with its parent: one killed with -9 cannot, and an orphan would write into the next job."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])
     os._exit(1)
 
 
-def _run_in_worker(task: Task[ResultT]) -> tuple[ResultT, str, int]:
-    """The result, which process this is, and its peak memory."""
+def _run_in_worker(task: WorkerTask[ResultT]) -> tuple[ResultT, str, int]:
+    """Return the result, the process's id, and its peak memory."""
     return task.run(_worker), str(os.getpid()), peak_memory()
 
 
-def _run_on_cluster(task: Task[ResultT]) -> tuple[tuple[ResultT, str, int], int, int]:
-    """Run a task as `_run_in_worker` does; return also the bytes and rows it counted.
+def _run_on_cluster(task: WorkerTask[ResultT]) -> tuple[tuple[ResultT, str, int], int, int]:
+    """Run a task as `_run_in_worker` does; also return the bytes and rows it counted.
 
     Raises:
-        UserError, OSError: as the task raised it, with this machine's name: it may be the only one without a folder.
+        UserError, OSError: from the task; the message names this machine, since only its folders may be missing.
     """
     counters, host = Tally(), socket.gethostname()
     try:
@@ -396,7 +396,7 @@ def _run_on_cluster(task: Task[ResultT]) -> tuple[tuple[ResultT, str, int], int,
 
 
 def clear_cache() -> None:
-    """Let this worker of a cluster go of what its tasks have loaded and opened."""
+    """Release what the tasks of this cluster worker loaded and opened."""
     _worker.cache.clear()
-    if (parquet := sys.modules.get("data_prep.parsing.parquet")) is not None:  # not imported for this alone
+    if (parquet := sys.modules.get("data_prep.parsing.parquet")) is not None:  # not imported only for this
         parquet.close_reader()

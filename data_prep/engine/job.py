@@ -1,18 +1,18 @@
-"""A job, its chunks, and the log of what has been done of it.
+"""A job, its chunks, and its task log.
 
 A chunk is consecutive rows of one source. Its files lie in <dataset>/.work/chunks/:
     00000-00012.{labels,dense,sparse}.npy   as in a shard
     00000-00012.columns                     vocabulary: values (see data_prep/stages/columns.py)
-    00000-00012.{values,offsets}.npy        as in a shard, where a user's table has multi-valued columns
+    00000-00012.{values,offsets}.npy        as in a shard, if a user's table has multi-hot columns
     00000-00012.bags.npy                    vocabulary: the codes of those columns' values, [L] uint32 feature-major
     00000-00012.{dictionaries,texts}        vocabulary of a user's table: see data_prep/stages/categories.py
-    00000-00012.integers.npy                integers as read, where their transform needs statistics first
+    00000-00012.integers.npy                integers before their transform, if it needs statistics
     00000-00012.counts                      distinct values of each feature (see data_prep/stages/vocabulary.py)
     00000-00012.{positions,moved,moved-*}.npy  rows on their way to other shards (see data_prep/stages/scatter.py)
-    00000-00012.parsed.json and others      the task log: one record a task
+    00000-00012.parsed.json and others      the task log: one record per task
 
-The task log is how a job is resumed: a task writes its record when its files are on the disk, and is not run again
-while they are as the record says.
+The task log makes jobs resumable. A task writes its record after its files are on disk. It does not run again while the
+files match the record.
 """
 
 import hashlib
@@ -38,12 +38,12 @@ from data_prep.sources.discover import Source
 
 WORK_DIRECTORY = ".work"
 CHUNKS_DIRECTORY = "chunks"
-WORK_FORMAT = 8  # of the files and records in it: an unfinished job of another format is not resumed
+WORK_FORMAT = 8  # of files and records; an unfinished job with another format is not resumed
 SHARD_SUFFIXES = ("labels.npy", "dense.npy", "sparse.npy", "values.npy", "offsets.npy")
 MIN_BLOCK_ROWS, MAX_BLOCK_ROWS, BLOCK_VALUES = 1 << 8, 1 << 15, 1 << 21
 VALUE_BYTES = 4  # of a categorical value or an id
 SHUFFLED_ROW_BYTES = 64  # a 64 MiB chunk and a shard of 1,048,576 rows need about the same memory
-SHUFFLED_VALUE_BYTES = 7  # of a multi-valued column, likewise
+SHUFFLED_VALUE_BYTES = 7  # likewise, of a multi-hot column
 
 
 @dataclass(frozen=True)
@@ -56,58 +56,58 @@ class Job:
     rules: Rules
     chunk_bytes: int
     table: Table | None = None  # of a user's own; None: Criteo's rows
-    bags: MultiHot | None = None  # what ids are expanded to, if anything
-    known_sums: tuple[KnownSum | None, ...] = ()  # of the sources, where files are fetched
-    keeps_texts: bool = False  # of a user's own table: whether the texts of a vocabulary's values are part of it
-    chunks_per_shard: int = 1  # where rows keep their order
+    bags: MultiHot | None = None  # tables that expand ids to bags; None: none
+    known_sums: tuple[KnownSum | None, ...] = ()  # of the sources, if they are fetched
+    keeps_texts: bool = False  # for a user's own table: whether the dataset holds the texts of vocabulary values
+    chunks_per_shard: int = 1  # if rows keep their order
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The arrays of a shard as it leaves its chunk."""
+        """Return the kinds of arrays in a shard before any expansion to bags."""
         return (*ROW_KINDS, *(("values", "offsets") if self.schema.ragged else ()))
 
     @property
     def dtypes(self) -> dict[str, np.dtype[Any]]:
-        """Dtypes of a shard's arrays with one entry a row."""
+        """Return the dtypes of a shard's arrays with one entry per row."""
         usual = {kind: np.dtype(ARRAY_DTYPES[kind]) for kind in ROW_KINDS}
         return usual | {"labels": self.schema.label_kind.dtype, "dense": self.rules.dense.dtype}
 
     @property
     def raw_dense_dtype(self) -> np.dtype[Any]:
-        """Dtype of integers before their transform."""
+        """Return the dtype of integers before their transform."""
         return np.dtype(np.int32 if self.table is None else np.float64)
 
     @property
     def block_rows(self) -> int:
-        """Rows of a chunk encoded at once, and so of a block of its values: fewer where there are many columns."""
+        """Return the rows of a block, which are encoded at once; many columns make it smaller."""
         columns = len(self.schema.dense) + len(self.schema.single)
         return max(MIN_BLOCK_ROWS, min(MAX_BLOCK_ROWS, BLOCK_VALUES // max(1, columns)))
 
     @property
     def shard_rows(self) -> int:
-        """Rows per shard where rows are reordered."""
+        """Return the rows per shard if rows are reordered."""
         return max(1, self.shard_bytes // SHUFFLED_ROW_BYTES)
 
     @property
     def shard_bytes(self) -> int:
-        """Uncompressed bytes of raw rows per shard."""
+        """Return the uncompressed bytes of raw rows per shard."""
         return self.chunk_bytes * self.chunks_per_shard
 
     def chunk_path(self, source: int, chunk: int, suffix: str) -> Path:
-        """Path of one of a chunk's files."""
+        """Return the path of one of a chunk's files."""
         return _with_suffix(self.chunk_stem(source, chunk), suffix)
 
     def chunk_stem(self, source: int, chunk: int) -> Path:
-        """Common prefix of the paths of a chunk's files."""
+        """Return the common prefix of the paths of a chunk's files."""
         return self.work / CHUNKS_DIRECTORY / f"{source:05d}-{chunk:05d}"
 
     def checksum(self, suffix: str) -> Callable[[], Any]:
-        """Checksum for one of a chunk's files: SHA-256 for files that end in the dataset, else CRC-32."""
+        """Return the checksum for one of a chunk's files: SHA-256 for files that end in the dataset, else CRC-32."""
         return hashlib.sha256 if suffix in SHARD_SUFFIXES and not self.rules.is_arranged else Crc32
 
 
 class Record(Protocol):
-    """Result of a task; `files` are those it wrote, by their suffix after the stem and a dot."""
+    """Result of a task; `files` are keyed by the suffix after the stem and a dot."""
 
     files: dict[str, FileDigest]
 
@@ -117,16 +117,16 @@ class ChunkRecord:
     """A chunk after one stage.
 
     Attributes:
-        source, chunk: its indices. rows: how many it has. positives: rows with label 1.
-        files: size and checksum of what the stage wrote.
-        dictionaries: values of each single-valued feature's dictionary in .columns, 0 without one.
-        distinct: number of distinct values of each feature in .counts, or in .dictionaries.
-        text_bytes: of a user's own table: bytes of each feature's texts in .texts.
-        dense_low, dense_high: the range of each integer column, a missing one counting as 0, where it is needed.
-        sparse_low, sparse_high: the range of each single-valued feature's values, of a user's own table.
-        unknown: values of each feature without an id of their own.
-        forms: how the values of each sparse column of a user's own table are spelled (`Form`).
-        longest: of a user's own table: values of the longest bag of each multi-valued feature.
+        source, chunk: indices of the chunk. rows: number of rows. positives: rows with label 1.
+        files: size and checksum of each file that the stage wrote.
+        dictionaries: number of values in each single-value feature's dictionary in .columns, 0 without one.
+        distinct: number of distinct values of each feature in .counts or .dictionaries.
+        text_bytes: bytes of each feature's texts in .texts, for a user's own table.
+        dense_low, dense_high: range of each integer column if it is needed; a missing value counts as 0.
+        sparse_low, sparse_high: range of each single-value feature, for a user's own table.
+        unknown: number of each feature's values without an id of their own.
+        forms: spellings (`Form`) of each sparse column of a user's own table.
+        longest: length of the longest bag of each multi-hot feature of a user's own table.
     """
 
     source: int
@@ -147,13 +147,13 @@ class ChunkRecord:
 
     @property
     def encoded_bytes(self) -> int:
-        """Bytes of a parsed chunk that are still to be encoded."""
+        """Return the bytes of a parsed chunk that are still to be encoded."""
         other_bytes = (digest.bytes for suffix, digest in self.files.items() if suffix in ("bags.npy", "integers.npy"))
         return self.value_bytes + sum(other_bytes)
 
     @property
     def value_bytes(self) -> int:
-        """Bytes of the values of its single-valued features, of which a vocabulary has or will have ids."""
+        """Return the bytes of the values that a vocabulary maps to ids, for features with single values."""
         return VALUE_BYTES * self.rows * len(self.dictionaries)
 
 
@@ -161,16 +161,16 @@ RecordT = TypeVar("RecordT", bound=Record)
 
 
 def save_record(stem: Path, stage: str, record: Record) -> None:
-    """Log that a stage has written the files <stem>.*: the last thing a task does."""
+    """Log that a stage has written the files <stem>.*; a task does this last."""
     path = _with_suffix(stem, f"{stage}.json")
     temporary = temporary_path(path)
-    # not synced: what a power cut makes of it, or of the files it names, load_record finds out
+    # No sync: load_record detects damage by a power cut to the record or to its files.
     temporary.write_bytes(msgspec.json.encode(record))
     temporary.replace(path)
 
 
 def load_record(stem: Path, stage: str, record_type: type[RecordT]) -> RecordT | None:
-    """The record of a stage if the files it names are as it says, else None."""
+    """Return the record of a stage if its files match it, else None."""
     try:
         record = decode(_with_suffix(stem, f"{stage}.json").read_bytes(), record_type)
     except (FileNotFoundError, ValueError):
@@ -183,10 +183,10 @@ def _with_suffix(stem: Path, suffix: str) -> Path:
 
 
 class LoggedTask(ABC, Generic[RecordT]):
-    """A task that is run once, however often its job is stopped: see the task log above.
+    """A task that runs once, however often its job is stopped; see the task log above.
 
     Class attributes:
-        stage: of the record's name. record_type: of the record, a dataclass.
+        stage: part of the record's name. record_type: dataclass of the record.
     """
 
     stage: ClassVar[str]
@@ -195,19 +195,19 @@ class LoggedTask(ABC, Generic[RecordT]):
     @property
     @abstractmethod
     def stem(self) -> Path:
-        """Common prefix of the paths of its files."""
+        """Return the common prefix of the paths of its files."""
 
     @property
     @abstractmethod
     def size(self) -> tuple[int, int]:
-        """Bytes and rows that count as done where the task need not be run."""
+        """Return the bytes and rows to count as done if the task need not run."""
 
     @abstractmethod
     def do(self, worker: Worker) -> RecordT:
         """Write the files."""
 
     def run(self, worker: Worker) -> RecordT:
-        """Do the task unless the log says that it is done."""
+        """Run the task unless the log says that it is done."""
         record: RecordT | None = load_record(self.stem, self.stage, self.record_type)
         if record is not None:
             worker.count(*self.size)

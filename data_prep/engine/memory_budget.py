@@ -1,4 +1,4 @@
-"""What a job may use: workers within the memory budget, space on the disk."""
+"""Limits of a job: workers within the memory budget, and space on the disk."""
 
 import sys
 from pathlib import Path
@@ -24,39 +24,39 @@ from data_prep.vocabulary.merge import PART_BYTES
 MEBIBYTE = 1 << 20
 PARENT_BYTES = 190 * MEBIBYTE  # interpreter, NumPy, Numba and its compiler
 WORKER_BYTES = 190 * MEBIBYTE
-SERVER_BYTES = 110 * MEBIBYTE  # of the process that workers are forked from, what they do not share with it
+SERVER_BYTES = 110 * MEBIBYTE  # of the fork server, without what workers share with it
 BLOCK_BYTES_IN_WORK = 40 * MEBIBYTE
-CHUNK_BYTES = 2 * MAX_HELD_BYTES + 16 * MEBIBYTE  # of a chunk's files until written: two long ones, and the labels
+CHUNK_BYTES = 2 * MAX_HELD_BYTES + 16 * MEBIBYTE  # unwritten files of a chunk: two long ones, and the labels
 CHUNK_BYTES_PER_CHUNK_BYTE = 4  # the shortest rows are 41 bytes of text and 160 in memory
-COUNT_BYTES_PER_CHUNK_BYTE = 0.65  # one column of the most rows a chunk can hold, being sorted and counted
-CODE_BYTES_PER_CHUNK_BYTE = 2  # all columns as codes or values before they are written: a field of one byte has two
-ARROW_BYTES = 40 * MEBIBYTE  # its libraries, where a user's own table is parsed
-ROWS_BYTES = 120 * MEBIBYTE  # a block's rows as Python's lists of text, and as Arrow has them
-TEXT_BYTES_PER_CHUNK_BYTE = 8  # rows that are short and all different, being coded
-COUNTS_PER_BUDGET = 16  # a feature's value counts, and merging them, take two each
-WINDOWS_PER_BUDGET = 32  # two of them are in memory while the order of rows is found
+COUNT_BYTES_PER_CHUNK_BYTE = 0.65  # one column of the most rows in a chunk, being sorted and counted
+CODE_BYTES_PER_CHUNK_BYTE = 2  # all columns as codes or values before writing: a field of one byte takes two
+ARROW_BYTES = 40 * MEBIBYTE  # libraries that parse a user's own table
+ROWS_BYTES = 120 * MEBIBYTE  # a block's rows as lists of Python texts, and in Arrow
+TEXT_BYTES_PER_CHUNK_BYTE = 8  # short rows that are all different, being coded
+COUNTS_PER_BUDGET = 16  # a feature's value counts take two, and so does merging them
+WINDOWS_PER_BUDGET = 32  # two windows are in memory while rows are ordered
 SHUFFLE_BYTES_PER_ROW = 232  # of a shard: all of it or two windows, what is read for it, or chunks as packed rows
 SAMPLE_BYTES = MEBIBYTE
 MIN_PASS_BYTES = 128 * MEBIBYTE
 DISK_MARGIN = 1.05
-MAX_UNEVEN = 1.1  # of the worker with most to read, to an even share: reading twice costs about as much
+MAX_UNEVEN = 1.1  # load of the busiest worker over an even share; beyond this, reading twice costs less
 
 
 def counts_bytes(data: DataConfig) -> int:
-    """Memory for the value counts of a feature, and as much again to merge and rank them."""
+    """Return the memory for a feature's value counts; merging and ranking them takes as much again."""
     return min(PART_BYTES, parse_size(data.memory_budget, "data.memory_budget") // COUNTS_PER_BUDGET)
 
 
 def window_rows(data: DataConfig) -> int:
-    """Rows whose positions are held in memory at once while all are shuffled."""
+    """Return the number of positions held in memory at once while rows are shuffled."""
     return parse_size(data.memory_budget, "data.memory_budget") // WINDOWS_PER_BUDGET // np.dtype(np.uint32).itemsize
 
 
 def num_workers(data: DataConfig, job: Job, num_tasks: int) -> int:
-    """Processes for parsing: as asked for or one per CPU, never more than tasks, within the memory budget."""
+    """Return the number of processes for parsing: data.workers or one per CPU, limited by tasks and memory budget."""
     workers = min(data.workers or usable_cpus(), num_tasks)
     if data.scheduler is not None:
-        workers = 1  # a cluster's workers each have the budget to themselves
+        workers = 1  # each worker of a cluster has the whole budget
     is_streamed = any(source.compressed for source in job.sources)
     to_fit = WORKER_BYTES + 2 * counts_bytes(data) + (ARROW_BYTES if job.table is not None else 0)
     need = max(_bytes_to_parse(job, is_streamed), to_fit if job.rules.order else 0)
@@ -64,10 +64,10 @@ def num_workers(data: DataConfig, job: Job, num_tasks: int) -> int:
 
 
 def reads_whole(data: DataConfig, job: Job, workers: int) -> bool:
-    """Whether each source of text is to be read by one worker, once, instead of in chunks and again to be summed.
+    """Return whether one worker reads each text source once, instead of in chunks and again for its checksum.
 
-    It is where that keeps all workers busy about as long, within the memory budget. A cluster cannot stop what one of
-    its workers has begun, so nothing it is given takes as long as a file.
+    True if this keeps all workers busy about equally long within the memory budget. A cluster cannot stop a task that
+    has begun, so its tasks must be shorter than a file.
     """
     need, parent_bytes = _bytes_to_parse(job, is_streamed=True), _bytes_beside(data, job)
     if data.scheduler is not None or _fitting(data, need, parent_bytes) < workers:
@@ -79,7 +79,7 @@ def reads_whole(data: DataConfig, job: Job, workers: int) -> bool:
 
 
 def _bytes_to_parse(job: Job, is_streamed: bool) -> int:
-    """Memory of a worker that parses; of a stream one chunk is written while the next is parsed."""
+    """Return the memory of a worker that parses. In a stream it writes one chunk while it parses the next."""
     chunks = 2 if is_streamed else 1
     if job.table is not None:
         return WORKER_BYTES + ARROW_BYTES + ROWS_BYTES + chunks * TEXT_BYTES_PER_CHUNK_BYTE * job.chunk_bytes
@@ -90,22 +90,22 @@ def _bytes_to_parse(job: Job, is_streamed: bool) -> int:
 
 
 def _bytes_beside(data: DataConfig, job: Job) -> int:
-    """Memory of the parent to find the order of rows, while workers fit vocabularies, and of Arrow in their server."""
+    """Return the parent's memory to order rows while workers fit vocabularies, and Arrow's in the fork server."""
     to_order = 2 * np.dtype(np.uint32).itemsize * window_rows(data) if job.rules.is_arranged else 0
     return to_order + (ARROW_BYTES if job.table is not None else 0)
 
 
 def _chunk_bytes(job: Job) -> int:
-    """Memory of a chunk's files until they are written."""
+    """Return the memory of a chunk's files until they are written."""
     return min(CHUNK_BYTES, job.chunk_bytes * CHUNK_BYTES_PER_CHUNK_BYTE)
 
 
 def plan_encoding(
     data: DataConfig, job: Job, workers: int, table_values: dict[str, int]
 ) -> tuple[int, tuple[tuple[Slice, ...], ...]]:
-    """Processes for encoding, each of which holds its lookup tables, and the passes it takes.
+    """Return the processes for encoding, each with its own lookup tables, and the passes it takes.
 
-    No passes means that all tables fit at once.
+    Without passes all tables fit at once.
 
     Raises:
         UserError: the budget is too small for any number of passes.
@@ -113,7 +113,7 @@ def plan_encoding(
     is_own = job.table is not None
     bytes_for = SortedTable.bytes_for if is_own else LookupTable.bytes_for
     tables = sum(bytes_for(values) for values in table_values.values())
-    if is_own and table_values:  # while one is built its values and their order are there as well
+    if is_own and table_values:  # values and their order lie beside a table that is built
         tables += bytes_for(max(table_values.values()))
     budget = _budget_here(data)
     in_work = BLOCK_BYTES_IN_WORK + _chunk_bytes(job) + (ARROW_BYTES if is_own else 0)
@@ -122,7 +122,7 @@ def plan_encoding(
     if PARENT_BYTES + in_work + tables <= budget:
         return within_budget(data, workers, base + tables), ()
     workers = within_budget(data, workers, base + MIN_PASS_BYTES)
-    # a single worker is this process itself
+    # A single worker is this process itself.
     shared = PARENT_BYTES + (SERVER_BYTES if workers > 1 else 0)
     allowance = (budget - shared) // workers - (base if workers > 1 else in_work)
     passes = plan_passes(
@@ -137,17 +137,17 @@ def plan_encoding(
 
 
 def _budget_here(data: DataConfig) -> int:
-    """The budget, or the container's limit if that is less; it decides on processes and passes, never on bytes."""
+    """Return the budget or the container's lower limit. It decides the processes and passes, never the bytes."""
     return min(parse_size(data.memory_budget, "data.memory_budget"), memory_limit() or sys.maxsize)
 
 
 def _fitting(data: DataConfig, need: int, parent_bytes: int = 0) -> int:
-    """Number of processes that fit the budget besides the parent; 0 where not even one does."""
+    """Return the number of processes that fit into the budget beside the parent; 0 if none does."""
     return max(0, (_budget_here(data) - PARENT_BYTES - SERVER_BYTES - parent_bytes) // need)
 
 
 def within_budget(data: DataConfig, workers: int, need: int, parent_bytes: int = 0) -> int:
-    """Return the wanted number of processes, or as many as the budget allows, which is logged."""
+    """Return `workers`, or the smaller number that the budget allows; log a smaller one."""
     allowed = max(1, _fitting(data, need, parent_bytes))
     if allowed < workers:
         budget = parse_size(data.memory_budget, "data.memory_budget")
@@ -158,14 +158,14 @@ def within_budget(data: DataConfig, workers: int, need: int, parent_bytes: int =
 
 
 def check_disk(path: Path, job: Job) -> None:
-    """Refuse to start where the output and the intermediate files will not fit.
+    """Refuse to start if the output and intermediate files will not fit on the disk.
 
     Raises:
-        UserError: naming what is needed and what is free.
+        UserError: names the required and the free space.
     """
     rows = sum(_estimate_rows(job, source) for source in job.sources)
     tables = _multi_hot_bytes(job.schema, job.rules, job.bags)
-    # of files written before the job was stopped
+    # Files written before the job was stopped.
     existing_bytes = sum(file.stat().st_size for file in job.work.rglob("*") if file.is_file())
     required_bytes = dataset_bytes(rows, job.schema, job.rules, job.bags) - existing_bytes
     if job.table is not None and job.rules.order is not None:  # all texts once more, at most
@@ -177,7 +177,7 @@ def check_disk(path: Path, job: Job) -> None:
 
 
 def dataset_bytes(rows: float, schema: Schema, rules: Rules, bags: MultiHot | None) -> int:
-    """Maximum disk space that a number of rows takes until the dataset is made."""
+    """Return the maximum disk space needed to make a dataset with that many rows."""
     columns = len(schema.columns)
     if rules.order is not None:
         columns += 2 * len(schema.sparse)
@@ -189,14 +189,14 @@ def dataset_bytes(rows: float, schema: Schema, rules: Rules, bags: MultiHot | No
 
 
 def _multi_hot_bytes(schema: Schema, rules: Rules, bags: MultiHot | None) -> int:
-    """Bytes of the bags of all ids, where the tables' sizes are known before the rows: else asked once they are."""
+    """Return the bytes of all bags if table sizes are known before the rows; else 0, and they are checked later."""
     if bags is None or rules.order is not None:
         return 0
     return bags.table_bytes([num_embeddings(rules, None)] * len(schema.sparse))
 
 
 def _estimate_rows(job: Job, source: Source) -> float:
-    """Rows of a source: as it says itself, else from the length of its first lines."""
+    """Return the rows of a source, from its metadata or estimated from the length of its first lines."""
     if source.generator is not None:
         return float(source.generator.rows)
     if job.table is not None and (rows := format_named(job.table.format).num_rows(source)) is not None:

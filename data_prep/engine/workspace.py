@@ -29,18 +29,18 @@ from data_prep.sources.finished import other_dataset, recorded_times
 LOCK_NAME = "lock"
 PLAN_NAME = "finish.json"
 JOB_NAME = "job.json"
-CLEARING_NAME = "clearing"  # an older dataset is being removed: what is left of it is ours
+CLEARING_NAME = "clearing"  # marks that an older dataset is being removed, so that its remaining files are ours
 
 
 @contextmanager
 def locked(root: Path) -> Iterator[Path]:
-    """Hold <root>/.work for this process alone; it is removed afterwards if nothing in it is worth keeping.
+    """Hold <root>/.work for this process; remove it afterwards if nothing in it is worth keeping.
 
-    A finished dataset in a directory that is not writable needs no lock: it is read, or refused if it is another one.
+    A finished dataset in a read-only directory needs no lock: it is only read or refused.
 
     Raises:
-        UserError: another process holds it.
-        OSError: not writable, and there is no dataset.
+        UserError: another process holds the lock.
+        OSError: the directory is not writable, and there is no dataset.
     """
     existed = root.exists()
     work = root / WORK_DIRECTORY
@@ -70,16 +70,16 @@ def locked(root: Path) -> Iterator[Path]:
 
 @contextmanager
 def claimed(root: Path) -> Iterator[Path]:
-    """Hold the lock as `locked` does, after completing the moves of a job that was killed during them."""
+    """Hold the lock as `locked` does, after completing the moves of a killed job."""
     with locked(root) as work:
         if (work / PLAN_NAME).exists():
             _finish(work, root)
-    with locked(root) as work:  # again: what was pending took its lock with it
+    with locked(root) as work:  # again, since completing removed the directory with its lock
         yield work
 
 
 def keep_or_discard_work(work: Path, parameters: dict[str, Any], sources: Sequence[Source]) -> None:
-    """Keep what a killed job with the same parameters and sources left; discard all else."""
+    """Keep the work of a killed job with the same parameters and sources; discard any other."""
     description = {"format": WORK_FORMAT, "parameters": parameters, "sources": [asdict(source) for source in sources]}
     content = json.dumps(description).encode()
     path = work / JOB_NAME
@@ -98,10 +98,10 @@ def keep_or_discard_work(work: Path, parameters: dict[str, Any], sources: Sequen
 
 
 def refuse_foreign_files(root: Path, work: Path, raw_files: Sequence[Path]) -> None:
-    """Refuse to write where there are files that are not an older dataset's, or raw ones in a directory of their own.
+    """Refuse to write over files other than an older dataset's and raw files in their own directory.
 
     Raises:
-        UserError: a raw file lies there, or files that no dataset of ours owns.
+        UserError: a raw file would be overwritten, or there are files that belong to no dataset.
     """
     dataset_paths = [root / name for name in (*split_directories(), VOCABULARY_DIRECTORY)]
     for path in raw_files:
@@ -127,16 +127,16 @@ def refuse_foreign_files(root: Path, work: Path, raw_files: Sequence[Path]) -> N
 def find_finished(
     root: Path, parameters: dict[str, Any], schema: dict[str, Any] | None, sources: Sequence[Source], data: DataConfig
 ) -> Manifest | None:
-    """The dataset at `root` if it is the one asked for, which is logged; None if there is none or it is replaced.
+    """Return the dataset at `root` if it is the requested one, and log this; None if there is none or it is replaced.
 
-    Of the keys that decide its rows those are compared that are given.
+    Compares only those keys that the user gave.
 
     Args:
-        parameters: entries that the manifest's `encoding` must have besides.
-        schema: its `raw_schema`.
+        parameters: further entries that the manifest's `encoding` must have.
+        schema: required `raw_schema`.
 
     Raises:
-        UserError: there is another one.
+        UserError: there is another dataset.
     """
     if not (root / MANIFEST_NAME).exists():
         return None
@@ -147,7 +147,7 @@ def find_finished(
         if data.overwrite:
             return None
         raise
-    if data.overwrite:  # also where nothing differs: its files may be damaged
+    if data.overwrite:  # also an equal one, since its files may be damaged
         return None
     if difference is None:
         print(f"{root}: already done ({manifest.rows:,} {manifest.kind.name})", file=sys.stderr)
@@ -173,7 +173,7 @@ def _difference(
 
 
 def _same_sources(manifest: Manifest, sources: Sequence[Source]) -> bool:
-    """Whether the raw files are those of the manifest: by name, size and times, or if need be by their checksum."""
+    """Return whether the raw files are the manifest's, by name, size and times, or else by checksum."""
     of_manifest = [(each["name"], each["bytes"], each.get("split")) for each in manifest.sources]
     if of_manifest != [(source.name, source.bytes, source.split) for source in sources]:
         return False
@@ -185,10 +185,10 @@ def _same_sources(manifest: Manifest, sources: Sequence[Source]) -> bool:
 
 
 def publish(work: Path, root: Path, manifest: Manifest, moves: list[tuple[str, str]]) -> Manifest:
-    """Replace the dataset at `root` by the files of `work`; after a kill the next job there does the rest.
+    """Replace the dataset at `root` by the files of `work`. After a kill, the next job there completes this.
 
     Args:
-        moves: of each file its path below `work`, and its path below `root`.
+        moves: each file's path below `work`, and its path below `root`.
     """
     (work / CLEARING_NAME).touch()
     _clear_dataset(root)
@@ -198,7 +198,7 @@ def publish(work: Path, root: Path, manifest: Manifest, moves: list[tuple[str, s
 
 
 def _finish(work: Path, root: Path) -> Manifest:
-    """Move every file into the dataset and sync it, then add the manifest."""
+    """Move all files into the dataset and sync them, then add the manifest."""
     moves = decode((work / PLAN_NAME).read_bytes(), list[tuple[str, str]])
     directories = {root}
     for source, target in moves:
@@ -213,7 +213,7 @@ def _finish(work: Path, root: Path) -> Manifest:
     if (work / "final" / MANIFEST_NAME).exists():
         os.replace(work / "final" / MANIFEST_NAME, root / MANIFEST_NAME)
     sync(root)
-    for entry in work.iterdir():  # the plan stays until all else has gone, so that a killed job's rest is cleared
+    for entry in work.iterdir():  # The plan goes last, so that a later job clears what a killed one left.
         if entry.is_dir():
             shutil.rmtree(entry)
         elif entry.name != PLAN_NAME:
@@ -223,7 +223,7 @@ def _finish(work: Path, root: Path) -> Manifest:
 
 
 def _clear_dataset(root: Path) -> None:
-    """Remove a dataset, its manifest first."""
+    """Remove a dataset, beginning with its manifest."""
     (root / MANIFEST_NAME).unlink(missing_ok=True)
     for name in (*split_directories(), VOCABULARY_DIRECTORY, TABLES_DIRECTORY):
         shutil.rmtree(root / name, ignore_errors=True)

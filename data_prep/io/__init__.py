@@ -1,1 +1,1 @@
-"""Arrays written with their checksums; buffers, read-ahead, disk space, progress."""
+"""Arrays written with their checksums, direct I/O, read-ahead, and progress."""

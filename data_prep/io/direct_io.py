@@ -1,7 +1,7 @@
-"""Files written and read past the page cache, while the piece before is worked on.
+"""File I/O past the page cache, in the background while other data is processed.
 
-The files of a chunk are written once and read once. Through the page cache each of their pages would have to be found
-and cleared first, which can take longer than all work on the rows. File systems that cannot do without it use it.
+A chunk's files are written once and read once. In the page cache, each page would first have to be found and cleared,
+which can take longer than all work on the rows. File systems without direct I/O use the page cache.
 """
 
 import errno
@@ -20,28 +20,28 @@ from numpy.typing import DTypeLike, NDArray
 from common.files import FileDigest, digest_file, temporary_path
 
 PAGE_BYTES = 4096
-PIECE_BYTES = 4 << 20  # checksummed while the one before is written
+PIECE_BYTES = 4 << 20  # checksummed while the previous piece is written
 MAX_WRITES = 2  # pieces being written while the next is filled
-MAX_HELD_BYTES = 64 << 20  # of one file, enough for a chunk of the default size; a longer one is written in steps
-READ_AHEAD = 2  # parts read while one is worked on
+MAX_HELD_BYTES = 64 << 20  # of one file, enough for a chunk of the default size; longer files are written in steps
+READ_AHEAD = 2  # ranges read ahead
 DIRECT = getattr(os, "O_DIRECT", 0)
 
 
 def empty_pages(num_bytes: int) -> NDArray[np.uint8]:
-    """Uninitialised memory [num_bytes] that begins with a page, as reading and writing past the cache demands."""
+    """Allocate memory [num_bytes] that begins at a page, as direct I/O requires."""
     memory = np.empty(num_bytes + PAGE_BYTES, np.uint8)
     start = -memory.ctypes.data % PAGE_BYTES
     return memory[start : start + num_bytes]
 
 
 class FileWriter:
-    """Writes a file, which appears whole with `close`, and checksums it on the way; a context, or else it is abandoned.
+    """Writes and checksums a file, which appears with `close`; leaving the context without `close` abandons it.
 
     Args:
-        path: of the file.
-        checksum: makes the checksum, as `hashlib.sha256` does.
-        is_buffered: whether the first bytes are only known at the end. The file is then in memory up to MAX_HELD_BYTES,
-            and a longer one is read again for its checksum.
+        path: path of the file.
+        checksum: constructor of the checksum, such as `hashlib.sha256`.
+        is_buffered: whether the first bytes are known only at the end. The file then stays in memory up to
+            MAX_HELD_BYTES; a longer one is read again for its checksum.
     """
 
     def __init__(self, path: Path, checksum: Callable[[], Any] = hashlib.sha256, is_buffered: bool = False) -> None:
@@ -52,8 +52,8 @@ class FileWriter:
         self._temporary = temporary_path(path)
         self._file: int | None = None
         self._pieces: list[NDArray[np.uint8]] = []
-        self._begin = 0  # offset of the first of them
-        self._threads = ThreadPoolExecutor(1)  # which starts its thread when there is something to write
+        self._begin = 0  # offset of the first piece
+        self._threads = ThreadPoolExecutor(1)  # starts its thread at the first write
         self._writes: deque[Future[None]] = deque()
 
     def __enter__(self) -> "FileWriter":
@@ -63,7 +63,7 @@ class FileWriter:
         self.abandon()
 
     def append(self, array: NDArray[Any]) -> None:
-        """Add an array's bytes."""
+        """Append the bytes of an array."""
         rest = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         while len(rest):
             out = self._out()[: len(rest)]
@@ -72,7 +72,7 @@ class FileWriter:
             rest = rest[len(out) :]
 
     def extend(self, shape: tuple[int, ...], dtype: DTypeLike, fill: Callable[[NDArray[Any]], object]) -> None:
-        """Add an array that `fill` writes to the memory it is given: the file's own, where that is in one piece."""
+        """Append an array that `fill` writes to the memory it receives, if possible the file's own."""
         num_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
         out = self._out()[:num_bytes]
         if len(out) < num_bytes:
@@ -84,7 +84,7 @@ class FileWriter:
             self.bytes += num_bytes
 
     def read_into(self, offset: int, target: NDArray[Any]) -> None:
-        """Fill an array with what was added from an offset on; of a buffered file only."""
+        """Fill an array with the bytes from an offset on; for buffered files only."""
         if self._is_spilled:
             self._send_all()
             self._wait(0)
@@ -99,7 +99,7 @@ class FileWriter:
             rest, offset = rest[count:], offset + count
 
     def close(self, header: bytes = b"") -> FileDigest:
-        """Write what is left, with the first bytes replaced by `header`, and give the file its name."""
+        """Write the rest, replace the first bytes by `header`, and give the file its name."""
         try:
             if header and not self._is_spilled:
                 self._pieces[0][: len(header)] = np.frombuffer(header, np.uint8)
@@ -117,7 +117,7 @@ class FileWriter:
         return digest
 
     def abandon(self) -> None:
-        """Stop writing, and remove the file if it has not got its name; without effect after `close`."""
+        """Stop writing, and remove an unfinished file; no effect after `close`."""
         self._threads.shutdown(cancel_futures=True)
         self._pieces.clear()
         if self._file is not None:
@@ -126,7 +126,7 @@ class FileWriter:
             self._temporary.unlink(missing_ok=True)
 
     def _out(self) -> NDArray[np.uint8]:
-        """Return the rest of the last piece, or a new one."""
+        """Return the rest of the last piece, or a new piece."""
         if self.bytes == self._begin + PIECE_BYTES * len(self._pieces):
             if not self._is_buffered:
                 self._send_all()
@@ -137,7 +137,7 @@ class FileWriter:
         return self._pieces[-1][(self.bytes - self._begin) % PIECE_BYTES :]
 
     def _send_all(self) -> None:
-        """Have all pieces written in the background, the last one as far as it is filled."""
+        """Write all pieces in the background, including the filled part of the last one."""
         if self._file is None:
             self._file = os.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
         pieces, begin = self._pieces, self._begin
@@ -151,27 +151,27 @@ class FileWriter:
             begin += len(content)
 
     def _wait(self, max_pieces: int) -> None:
-        """Wait until at most `max_pieces` pieces are being written."""
+        """Wait until at most `max_pieces` writes are pending."""
         while len(self._writes) > max_pieces:
             self._writes.popleft().result()
 
 
 def write_past_cache(file: int, content: memoryview, offset: int) -> None:
-    """Write at an offset, without the page cache where the file system can and as far as whole pages go."""
+    """Write whole pages at an offset without the page cache if possible, and the rest through it."""
     whole = len(content) // PAGE_BYTES * PAGE_BYTES
     if offset % PAGE_BYTES == 0 and set_direct(file, True):
         try:
             _write(file, content[:whole], offset)
             offset, content = offset + whole, content[whole:]
         except OSError as error:
-            if error.errno != errno.EINVAL:  # that it cannot after all
+            if error.errno != errno.EINVAL:  # raised if the file system cannot after all
                 raise
         set_direct(file, False)
     _write(file, content, offset)
 
 
 def set_direct(file: int, is_direct: bool) -> bool:
-    """Turn to or from going past the page cache; whether the system and the file system could."""
+    """Turn direct I/O on or off; return whether it is possible."""
     flags = fcntl.fcntl(file, fcntl.F_GETFL) & ~DIRECT
     try:
         fcntl.fcntl(file, fcntl.F_SETFL, flags | DIRECT if is_direct else flags)
@@ -189,7 +189,7 @@ def _write(file: int, content: memoryview, offset: int) -> None:
 
 
 class FileRange(NamedTuple):
-    """Some bytes of a file, from `offset` on."""
+    """A range of bytes of a file."""
 
     path: Path
     offset: int
@@ -197,16 +197,16 @@ class FileRange(NamedTuple):
 
     @property
     def page_bytes(self) -> int:
-        """Memory to read it to, with all of the pages that it is on."""
+        """Return the memory to read the range with all pages that it touches."""
         return (-(-self.num_bytes // PAGE_BYTES) + 2) * PAGE_BYTES
 
 
 def read_ranges(ranges: Iterable[FileRange]) -> Iterator[NDArray[np.uint8]]:
-    """The bytes of each range, READ_AHEAD of them being read while one is worked on."""
+    """Yield the bytes of each range; up to READ_AHEAD further ranges are read in the background."""
     coming: deque[Future[NDArray[np.uint8]]] = deque()
     with ThreadPoolExecutor(READ_AHEAD) as readers:
         for part in ranges:
-            out = empty_pages(part.page_bytes)  # from this thread: what a reader allocates, no later one uses again
+            out = empty_pages(part.page_bytes)  # not in a reader, whose memory no later thread reuses
             coming.append(readers.submit(_read_range, part, out))
             if len(coming) > READ_AHEAD:
                 yield coming.popleft().result()
@@ -215,7 +215,7 @@ def read_ranges(ranges: Iterable[FileRange]) -> Iterator[NDArray[np.uint8]]:
 
 
 def _read_range(part: FileRange, out: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Read the whole pages around a range into `out`; the range in them."""
+    """Read the whole pages around a range into `out`, and return the range."""
     first = part.offset // PAGE_BYTES * PAGE_BYTES
     count = part.offset - first + part.num_bytes
     out = out[: -(-count // PAGE_BYTES) * PAGE_BYTES]

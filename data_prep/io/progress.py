@@ -1,4 +1,4 @@
-"""Progress of a stage: a bar on a terminal, a plain line now and then elsewhere, both on stderr."""
+"""Progress of a stage on stderr: a bar on a terminal, otherwise a line now and then."""
 
 import sys
 import threading
@@ -20,21 +20,21 @@ class WorkCounter(Protocol):
 
     @property
     def bytes(self) -> int:
-        """Bytes done."""
+        """Return the bytes done."""
 
     @property
     def rows(self) -> int:
-        """Rows done."""
+        """Return the rows done."""
 
     def add(self, num_bytes: int, num_rows: int) -> None:
         """Count work done."""
 
     def reset(self) -> None:
-        """Start again."""
+        """Set the counts to their start."""
 
 
 class Tally:
-    """Counters of the threads of this process; `at_hand` bytes were done before."""
+    """Counters for the threads of this process; `at_hand` bytes were done before."""
 
     def __init__(self, at_hand: int = 0) -> None:
         self._at_hand = at_hand
@@ -42,21 +42,20 @@ class Tally:
         self.reset()
 
     def add(self, num_bytes: int, num_rows: int) -> None:
-        """Count work done; negative if some is to be done again."""
+        """Count work done; a negative count is work to do again."""
         with self._lock:
             self.bytes += num_bytes
             self.rows += num_rows
 
     def reset(self) -> None:
-        """Start with what is at hand."""
+        """Set the counts to what is at hand."""
         self.bytes, self.rows = self._at_hand, 0
 
 
 class Progress:
-    """Show the counters of one stage until the `with` body ends.
+    """Shows the counters of one stage until the `with` body ends.
 
-    The body counts bytes of the files as they lie on disk and rows; other processes may do the counting.
-    total_bytes: None if unknown.
+    The body counts bytes of files on disk, and rows; other processes may do the counting. total_bytes: None if unknown.
     """
 
     def __init__(self, stage: str, total_bytes: int | None, counters: WorkCounter) -> None:
@@ -69,7 +68,7 @@ class Progress:
         self._start = time.monotonic()
         self._bar: Any = None
         if sys.stderr.isatty():
-            shape = NO_BYTES if total_bytes == 0 else None  # arranging rows reads no files
+            shape = NO_BYTES if total_bytes == 0 else None  # ordering rows reads no files
             self._bar = tqdm(
                 total=total_bytes,
                 desc=stage,
@@ -128,7 +127,7 @@ class Progress:
         if self._total != 0:  # merging in memory reads no files
             of_all = "" if self._total is None else f" of {in_words(self._total)}"
             fields = [f"{in_words(num_bytes)}{of_all}", f"{in_words(speed)}/s", *fields]
-        if self.counters.rows:  # stages such as a checksum know nothing of rows
+        if self.counters.rows:  # some stages, such as checksums, count no rows
             fields = [f"{self.counters.rows:,} rows", f"{self._rate()} rows/s", *fields]
         if self._total is not None and speed > 0 and num_bytes < self._total and not self._end.is_set():
             fields.append(f"{(self._total - num_bytes) / speed:.0f} s to go")

@@ -1,4 +1,4 @@
-"""Bytes read by a background thread, a few blocks ahead of their consumer, into a ring of buffers."""
+"""A background thread that reads a few blocks ahead of their consumer, into a ring of buffers."""
 
 import io
 import mmap
@@ -7,15 +7,15 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
-BLOCK_BYTES = 2 << 20  # a few of them stay in the outer caches
+BLOCK_BYTES = 2 << 20  # so that a few of them stay in the outer caches
 BLOCKS = 4
 
 
 class ReadAhead(io.RawIOBase):
-    """Reader of the blocks that `fill` produces, block by block or as a stream.
+    """Reader of the blocks that `fill` produces, as blocks or as a stream.
 
     Args:
-        fill: fills some of the memory it is handed and returns how much, 0 at the end; called in one thread only.
+        fill: fills part of the given memory and returns the number of bytes, 0 at the end; runs in one thread only.
         before, after: bytes of padding around each block.
     """
 
@@ -25,7 +25,7 @@ class ReadAhead(io.RawIOBase):
         self._free: SimpleQueue[mmap.mmap | None] = SimpleQueue()
         self._filled: SimpleQueue[tuple[mmap.mmap, int] | Exception] = SimpleQueue()
         for _ in range(BLOCKS):
-            self._free.put(mmap.mmap(-1, before + BLOCK_BYTES + after))  # padding that is not used takes no memory
+            self._free.put(mmap.mmap(-1, before + BLOCK_BYTES + after))  # unused padding takes no memory
         self._block: mmap.mmap | None = None
         self._peeked: tuple[mmap.mmap, int] | Exception | None = None
         self._rest = memoryview(b"")
@@ -45,9 +45,9 @@ class ReadAhead(io.RawIOBase):
                 return
 
     def next_block(self) -> tuple[mmap.mmap, int]:
-        """A buffer and the number of bytes in it after its padding, 0 at the end; valid until the next call.
+        """Return a buffer and the number of bytes after its padding, 0 at the end; valid until the next call.
 
-        Raises what `fill` raised; ValueError after that, or after the end.
+        Raise an error of `fill`; after that, and after the end, raise ValueError.
         """
         if self._ended:
             raise ValueError("read past the end")
@@ -61,16 +61,16 @@ class ReadAhead(io.RawIOBase):
         return filled
 
     def at_end(self) -> bool:
-        """Return whether the next block will be the empty one; the last block stays valid."""
+        """Return whether the next block is the empty one; the current block stays valid."""
         self._peeked = self._peeked or self._filled.get()
         return not isinstance(self._peeked, Exception) and not self._peeked[1]
 
     def readable(self) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
     def readinto(self, view: Any) -> int:
-        """Fill some of `view`; 0 at the end. Raises what `fill` raised."""
+        """Fill part of `view`; return 0 at the end. Raise an error of `fill`."""
         if not self._rest and not self._ended:
             block, count = self.next_block()
             self._rest = memoryview(block)[self._before : self._before + count]
@@ -80,7 +80,7 @@ class ReadAhead(io.RawIOBase):
         return count
 
     def close(self) -> None:
-        """End the thread, after what it is just reading."""
+        """End the thread after its current read."""
         self._ending = True
         self._free.put(None)
         self._thread.join()

@@ -1,4 +1,4 @@
-"""Scores of the best possible model on a generated dataset, over all rows and by split."""
+"""Scores of the best possible model of a generated dataset, overall and by split."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -19,11 +19,11 @@ from data_prep.synthetic.days import described
 
 
 def figures(data: DataConfig, job: Job, records: list[ChunkRecord], rows: dict[str, int]) -> Json:
-    """The manifest's `extra` of generated rows: what decides them, and scores over all and over each of the `splits`.
+    """Return the manifest's `extra` for generated rows: their settings, and scores overall and by split.
 
     Args:
-        records: all chunks, in the order of the rows, with labels.npy and truth of their rows still in place.
-        rows: of every split.
+        records: all chunks in row order; their labels and truth must still be on disk.
+        rows: number of rows of each split.
     """
     histograms = {split: np.zeros((2, PROBABILITY_STEPS), np.int64) for split in SPLITS if rows[split]}
     bounds = np.cumsum([rows[split] for split in SPLITS])
@@ -43,7 +43,7 @@ def figures(data: DataConfig, job: Job, records: list[ChunkRecord], rows: dict[s
 
 
 def _steps(probability: NDArray[np.float32], negative_drop_rate: float) -> NDArray[np.int64]:
-    """Probabilities in steps, as they are after a share of the negatives was left out."""
+    """Return probabilities in steps, corrected for the share of negatives that was left out."""
     p = probability.astype(np.float64)
     p = p / (p + (1 - p) * (1 - negative_drop_rate))
     return np.clip(np.rint(p * PROBABILITY_STEPS), 1, PROBABILITY_STEPS - 1).astype(np.int64)
@@ -52,7 +52,7 @@ def _steps(probability: NDArray[np.float32], negative_drop_rate: float) -> NDArr
 def _chunks(
     job: Job, records: list[ChunkRecord]
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int32]]]:
-    """Yield for each chunk's rows: position in the dataset (-1: left out), probability, label."""
+    """Yield each chunk's positions in the dataset (-1: left out), probabilities and labels."""
     begin = begin_in_source = 0
     source = -1
     for record in records:

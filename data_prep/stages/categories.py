@@ -1,10 +1,10 @@
-"""The categories of a chunk of a user's own table: codes of at most 32 bits, and a dictionary of each feature.
+"""Categories of a chunk of a user's own table: codes of at most 32 bits, and a dictionary of each feature.
 
-A dictionary has the feature's distinct values in rising order, how often each occurs and in which row of the chunk
-first, and its text. Of an encoding with vocabularies a chunk's file `dictionaries` has, feature by feature, values
-uint64, counts uint32, first rows uint32; the file `texts`, feature by feature, where the text of each value begins in
-what follows, int64 [values + 1], and the texts in UTF-8, up to a multiple of 8 bytes. The codes of single-valued
-features are in `columns` (data_prep/stages/columns.py), those of the others in `bags.npy`.
+A dictionary holds the feature's distinct values in ascending order, with each value's count, first row in the chunk,
+and text. For encodings with vocabularies, a chunk's file `dictionaries` holds, feature by feature, values uint64,
+counts uint32 and first rows uint32. The file `texts` holds, feature by feature, the offset of each text, int64
+[values + 1], then the texts in UTF-8, padded to a multiple of 8 bytes. The codes of features with single values are in
+`columns` (data_prep/stages/columns.py), those of multi-hot features in `bags.npy`.
 """
 
 import itertools
@@ -41,11 +41,11 @@ from data_prep.vocabulary.dictionaries import Entries, refuse_collisions
 
 TEXTS = "texts"  # suffix of a chunk's file
 KEY_BYTES = 8  # of a value, and of an offset
-COUNT_ROWS = 1 << 18  # counted at once
+COUNT_ROWS = 1 << 18  # rows counted at once
 
 
 class Categories(NamedTuple):
-    """A feature's values in a chunk: value i is values[codes[i]]; of each of them text, count and first row."""
+    """A feature's values in a chunk: row i has values[codes[i]]; each value has a text, count and first row."""
 
     codes: NDArray[np.unsignedinteger]
     values: NDArray[np.uint64]
@@ -55,7 +55,7 @@ class Categories(NamedTuple):
 
 
 class CategoryBuffer:
-    """A feature's values while a chunk is parsed: block by block codes, in as few bytes as they need, and texts."""
+    """A feature's values during parsing: the codes of each block, in as few bytes as possible, and its texts."""
 
     def __init__(self, feature: str) -> None:
         self._feature = feature
@@ -63,22 +63,22 @@ class CategoryBuffer:
         self._blocks: list[tuple[NDArray[np.unsignedinteger], NDArray[np.uint32], NDArray[np.uint32]]] = []
 
     def append(self, values: Any, rows: NDArray[np.int64]) -> None:
-        """Add values as of `TextColumn`, of which value i is of row rows[i]."""
+        """Add values in the form of `TextColumn`; value i belongs to row rows[i]."""
         codes, texts = values.indices.to_numpy(), values.dictionary
         first = np.empty(len(texts), np.uint32)
-        first[codes[::-1]] = rows[::-1]  # of those of one code the first row is the last to be written
+        first[codes[::-1]] = rows[::-1]  # The first row of each code is written last, so it stays.
         counts = np.bincount(codes, minlength=len(texts)).astype(np.uint32)
         self._texts.append(texts)
         self._blocks.append((codes.astype(code_dtype(len(texts))), counts, first))
 
     def finish(self, are_keys: bool) -> Categories:
-        """All values, with their dictionary; to be called once.
+        """Return all values with their dictionary. Call this once.
 
         Args:
-            are_keys: whether values stand for their texts.
+            are_keys: whether values identify texts, so that no two texts may share one.
 
         Raises:
-            UserError: two texts have one value, though they do.
+            UserError: two texts share a value, with `are_keys`.
         """
         import pyarrow as pa
 
@@ -105,7 +105,7 @@ class CategoryBuffer:
         return Categories(codes, values, texts, counts, first)
 
     def _unify(self) -> tuple[Any, NDArray[np.int32]]:
-        """The distinct texts of all blocks, and of every entry of a block its place among them."""
+        """Return the distinct texts of all blocks, and the place among them of each block's entries."""
         import pyarrow as pa
 
         if len(self._texts) == 1:
@@ -118,7 +118,7 @@ class CategoryBuffer:
 
 
 class TableCategories:
-    """The categories of a chunk while it is parsed, all features'."""
+    """Categories of all features of a chunk during parsing."""
 
     def __init__(self, job: Job, source: int, chunk: int) -> None:
         share_allocator_with_arrow()
@@ -129,7 +129,7 @@ class TableCategories:
         self._forms = dict.fromkeys(job.schema.sparse, Form(0))
 
     def append(self, block: TableBlock) -> None:
-        """Add a block's rows."""
+        """Add the rows of a block."""
         rows = np.arange(self._rows, self._rows + len(block.labels))
         self._rows += len(rows)
         for feature, column in zip(self._job.schema.sparse, block.categories, strict=True):
@@ -141,7 +141,7 @@ class TableCategories:
             self._forms[feature] |= column.form
 
     def finish(self, record: ChunkRecord) -> None:
-        """Write the files, and say in the chunk's record what is in them."""
+        """Write the files and describe them in the chunk's record."""
         record.forms = list(map(int, self._forms.values()))
         if self._job.rules.order is None:
             self._finish_hashed(record)
@@ -154,7 +154,7 @@ class TableCategories:
             self._write_array(record, "offsets.npy", np.int64, [offsets])
 
     def _finished(self, record: ChunkRecord, are_keys: bool) -> Iterator[tuple[str, Categories]]:
-        """The values of each feature; the range of a single-valued one's is added to the record."""
+        """Yield each feature's values; record the range of features with single values."""
         for feature in self._job.schema.sparse:
             categories = self._buffers.pop(feature).finish(are_keys)
             if self._rows and feature not in self._lengths:
@@ -210,7 +210,7 @@ class TableCategories:
             record.files["sparse.npy"] = writer.close()
 
     def _write_array(self, record: ChunkRecord, suffix: str, dtype: Any, parts: Sequence[NDArray[Any]]) -> None:
-        """Write arrays one after the other as one of the chunk's files."""
+        """Write arrays one after another to one of the chunk's files."""
         path = self._job.chunk_path(*self._chunk, suffix)
         with ArrayWriter(path, dtype, None, sum(map(len, parts)), self._job.checksum(suffix)) as writer:
             for part in parts:
@@ -229,10 +229,10 @@ def _append_texts(file: FileWriter, texts: Any) -> int:
 def count_codes(
     codes: NDArray[np.unsignedinteger], rows: NDArray[np.int64], num_values: int
 ) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-    """How often each code occurs, and the first row in which it does (0 where none).
+    """Return how often each code occurs, and the first row in which it does (0 if it does not).
 
     Args:
-        codes: of which codes[i] is of row rows[i], rising.
+        codes: codes[i] belongs to row rows[i]; rows ascend.
     """
     counts, first = np.zeros(num_values, np.uint32), np.zeros(num_values, np.uint32)
     for stop in range(len(codes), 0, -COUNT_ROWS):
@@ -243,7 +243,7 @@ def count_codes(
 
 
 def write_code_counts(job: Job, record: ChunkRecord, suffix: str, rows: NDArray[np.int64]) -> FileDigest:
-    """Count the codes of some rows of a chunk, rising: of each feature counts, then first rows, uint32."""
+    """Count the codes of some rows of a chunk, which ascend; write each feature's counts and first rows, uint32."""
     bags = iter(chunk_bags(job, record.source, record.chunk) if job.schema.ragged else ())
     with FileWriter(job.chunk_path(record.source, record.chunk, suffix), job.checksum(suffix)) as file:
         for feature, num_values in zip(job.schema.sparse, record.distinct, strict=True):
@@ -259,9 +259,9 @@ def write_code_counts(job: Job, record: ChunkRecord, suffix: str, rows: NDArray[
 
 @dataclass(frozen=True)
 class StoredDictionary:
-    """The dictionary of a feature in a chunk, of which parts are read; see `vocabulary.dictionaries.Dictionary`.
+    """A feature's dictionary in a chunk, read in parts; implements `vocabulary.dictionaries.Dictionary`.
 
-    counts: suffix of the file with the counts and first rows of the rows that count: `dictionaries`, where all do.
+    counts: suffix of the file with counts and first rows. It is `dictionaries` if all rows of the chunk count.
     """
 
     job: Job
@@ -271,23 +271,23 @@ class StoredDictionary:
 
     @property
     def entries(self) -> int:
-        """Number of distinct values."""
+        """Return the number of distinct values."""
         return self.record.distinct[self.number]
 
     @property
     def text_bytes(self) -> int:
-        """Bytes of all texts."""
+        """Return the bytes of all texts."""
         return self.record.text_bytes[self.number]
 
     @property
     def values(self) -> NDArray[np.uint64]:
-        """All values, read now."""
+        """Read all values."""
         values = read_dictionary(self.job, self.record, self.job.schema.sparse[self.number])
         assert values is not None
         return values
 
     def part(self, start: int, stop: int) -> Entries:
-        """Some of its entries, read now."""
+        """Read the entries start..stop."""
         count, before = stop - start, sum(self.record.distinct[: self.number])
         path = self._path(DICTIONARIES)
         values = np.fromfile(path, np.uint64, count, offset=ENTRY_BYTES * before + KEY_BYTES * start)

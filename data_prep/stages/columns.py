@@ -1,10 +1,9 @@
-"""A chunk's categorical values on disk: as codes of one or two bytes where a column's values repeat, as most do.
+"""Categorical values of a chunk on disk, as codes of one or two bytes if a column's values repeat, as most do.
 
-The file `columns` has the dictionaries, feature by feature, uint32 [values]; then, block by block of the job's
-`block_rows`, the features' codes, uint8 or uint16 [rows], or, of a feature without a dictionary, its values, uint32
-[rows]. Each block's part of a feature begins at a multiple of ALIGNMENT bytes, and so does the first block. Of a user's
-own table the dictionaries are in files of their own (data_prep/stages/categories.py), and there is one of each feature,
-so that codes may be uint32, too.
+The file `columns` begins with the dictionaries, feature by feature, uint32 [values]. Blocks of the job's `block_rows`
+follow. A block holds each feature's codes, uint8 or uint16 [rows], or, without a dictionary, its values, uint32 [rows].
+Each feature of a block begins at a multiple of ALIGNMENT bytes. For a user's own table the dictionaries are in other
+files (data_prep/stages/categories.py); all features have one, and codes may be uint32.
 """
 
 import os
@@ -26,20 +25,20 @@ from data_prep.io.direct_io import FileRange, FileWriter, read_ranges
 from data_prep.vocabulary.count import FEW_CODES, MAX_CODES, Coding
 
 ALIGNMENT = 8
-DICTIONARIES = "dictionaries"  # suffix of the file of a chunk of a user's own table
-ENTRY_BYTES = 16  # in it: value, count, first row
+DICTIONARIES = "dictionaries"  # suffix of a chunk's file, for a user's own table
+ENTRY_BYTES = 16  # in that file: value, count, first row
 
 
 @jit
 def transpose(rows: NDArray[np.uint32], columns: NDArray[np.uint32]) -> None:
-    """columns[c, i] = rows[i, c]: row by row, as the caches hold the entries of one row, but not those of a column."""
+    """Write rows[i, c] to columns[c, i], row by row: caches hold a row's entries, but not a column's."""
     for i in range(rows.shape[0]):
         for c in range(rows.shape[1]):
             columns[c, i] = rows[i, c]
 
 
 class ValueBuffer:
-    """A chunk's values while it is parsed: in memory, or in a temporary file where that is too much."""
+    """Values of a chunk during parsing, in memory, or in a temporary file if they are too many."""
 
     def __init__(self, path: Path, num_columns: int) -> None:
         self._file = FileWriter(path, is_buffered=True)
@@ -53,7 +52,7 @@ class ValueBuffer:
         self._block_rows.append(len(rows))
 
     def column(self, number: int) -> NDArray[np.uint32]:
-        """A copy of a column's values [rows]."""
+        """Return a copy of a column's values [rows]."""
         column = np.empty(sum(self._block_rows), np.uint32)
         row = position = 0
         for rows in self._block_rows:
@@ -63,15 +62,15 @@ class ValueBuffer:
         return column
 
     def abandon(self) -> None:
-        """Let go of the values."""
+        """Release the values."""
         self._file.abandon()
 
 
 @dataclass(frozen=True)
 class ColumnLayout:
-    """Layout of a `columns` file; dictionaries: number of values of each feature's, 0 without one.
+    """Layout of a `columns` file; `dictionaries` holds the number of values of each feature's, 0 without one.
 
-    entry_bytes: of a value in the file, 0 where the dictionaries are in another.
+    entry_bytes: bytes per dictionary value in the file; 0 if the dictionaries are in another file.
     """
 
     rows: int
@@ -81,60 +80,60 @@ class ColumnLayout:
 
     @classmethod
     def of(cls, job: Job, record: ChunkRecord) -> "ColumnLayout":
-        """The layout of a chunk's file."""
+        """Return the layout of a chunk's file."""
         return cls(record.rows, record.dictionaries, job.block_rows, VALUE_BYTES if job.table is None else 0)
 
     def dtype(self, feature: int) -> np.dtype[Any]:
-        """Dtype of a feature's numbers."""
+        """Return the dtype of a feature's codes or values."""
         return code_dtype(self.dictionaries[feature]) if self.dictionaries[feature] else np.dtype(np.uint32)
 
     @property
     def begin(self) -> int:
-        """Offset of the first block."""
+        """Return the offset of the first block."""
         return aligned(self.entry_bytes * sum(self.dictionaries))
 
     def feature_bytes(self, feature: int, rows: int) -> int:
-        """Bytes of a feature in a block of that many rows."""
+        """Return the bytes of a feature in a block of that many rows."""
         return aligned(self.dtype(feature).itemsize * rows)
 
     def block_bytes(self, rows: int) -> int:
-        """Bytes of a block of that many rows."""
+        """Return the bytes of a block of that many rows."""
         return sum(self.feature_bytes(feature, rows) for feature in range(len(self.dictionaries)))
 
     def block_of(self, row: int) -> tuple[int, int, int]:
-        """The block that a row is in: its first row, the row after its last, its offset in the file."""
+        """Return the block of a row: its first row, the row after its last, and its offset in the file."""
         number = row // self.block_rows
         begin = number * self.block_rows
         return begin, min(begin + self.block_rows, self.rows), self.begin + number * self.block_bytes(self.block_rows)
 
 
 def code_dtype(num_values: int) -> np.dtype[Any]:
-    """Dtype of the codes of that many values."""
+    """Return the dtype of codes for that many values."""
     return np.dtype(np.uint8 if num_values <= FEW_CODES else np.uint16 if num_values <= MAX_CODES else np.uint32)
 
 
 def row_blocks(start: int, stop: int, block_rows: int) -> list[tuple[int, int]]:
-    """Rows start..stop of a chunk, cut at its blocks: first row of each, row after its last."""
+    """Divide rows start..stop of a chunk at its blocks: first row of each part, row after its last."""
     inner = range((start // block_rows + 1) * block_rows, stop, block_rows)
     return list(pairwise([start, *inner, stop])) if start < stop else []
 
 
 def aligned(num_bytes: int) -> int:
-    """The next multiple of ALIGNMENT."""
+    """Return the next multiple of ALIGNMENT."""
     return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
 def write_columns(
     job: Job, chunk: tuple[int, int], values: ValueBuffer, codings: Sequence[Coding | None]
 ) -> tuple[list[int], FileDigest]:
-    """Write a chunk's `columns` and let go of the values.
+    """Write a chunk's `columns` and release the values.
 
     Args:
-        chunk: its source and its number.
-        codings: one per feature; None: its values are written.
+        chunk: source index and chunk number.
+        codings: one per feature; None: write the feature's values.
 
     Returns:
-        the number of values of each dictionary, 0 without one, and the size and checksum of the file.
+        The number of values of each dictionary (0 without one), and the file's size and checksum.
     """
     columns = [values.column(i) if coding is None else coding.codes for i, coding in enumerate(codings)]
     values.abandon()
@@ -146,7 +145,7 @@ def write_columns(
 def write_blocks(
     job: Job, chunk: tuple[int, int], columns: Sequence[NDArray[np.unsignedinteger]], values: NDArray[np.uint32]
 ) -> FileDigest:
-    """Write a chunk's `columns`: the values of its dictionaries, then the columns block by block."""
+    """Write a chunk's `columns`: the dictionaries' values, then the columns block by block."""
     with FileWriter(job.chunk_path(*chunk, "columns"), job.checksum("columns")) as file:
         append_aligned(file, values)
         for start in range(0, len(columns[0]) if columns else 0, job.block_rows):
@@ -156,7 +155,7 @@ def write_blocks(
 
 
 def append_aligned(file: FileWriter, array: NDArray[Any]) -> None:
-    """Add an array, and zeros up to a multiple of ALIGNMENT."""
+    """Append an array, and zeros up to a multiple of ALIGNMENT."""
     file.append(array)
     file.append(np.zeros(aligned(array.nbytes) - array.nbytes, np.uint8))
 
@@ -164,7 +163,7 @@ def append_aligned(file: FileWriter, array: NDArray[Any]) -> None:
 def column_blocks(
     job: Job, record: ChunkRecord, start: int = 0, stop: int | None = None
 ) -> Iterator[tuple[int, list[NDArray[np.unsignedinteger]]]]:
-    """Rows start..stop (by default all) of a chunk, block by block: their number, each feature's codes or values."""
+    """Yield rows start..stop (by default all) of a chunk in blocks: number of rows, codes or values of each feature."""
     stop = record.rows if stop is None else stop
     layout = ColumnLayout.of(job, record)
     path = job.chunk_path(record.source, record.chunk, "columns")
@@ -182,7 +181,7 @@ def column_blocks(
 
 
 def read_dictionary(job: Job, record: ChunkRecord, feature: str) -> NDArray[Any] | None:
-    """The value of every code of a feature, uint64 of a user's own table, else uint32; None without a dictionary."""
+    """Return the value of each code of a feature, uint64 for a user's own table, else uint32; None without codes."""
     if job.table is not None:
         number = job.schema.sparse.index(feature)
         offset = ENTRY_BYTES * sum(record.distinct[:number])
@@ -197,7 +196,7 @@ def read_dictionary(job: Job, record: ChunkRecord, feature: str) -> NDArray[Any]
 
 
 def read_codes(job: Job, record: ChunkRecord, feature: int) -> NDArray[Any]:
-    """The codes [rows] of a feature, or its values [rows] where it has no dictionary."""
+    """Return the codes [rows] of a feature, or its values [rows] if it has no dictionary."""
     layout = ColumnLayout.of(job, record)
     column: NDArray[np.unsignedinteger] = np.empty(record.rows, layout.dtype(feature))
     with open(job.chunk_path(record.source, record.chunk, "columns"), "rb", buffering=0) as file:
@@ -209,7 +208,7 @@ def read_codes(job: Job, record: ChunkRecord, feature: int) -> NDArray[Any]:
 
 
 def read_column(job: Job, record: ChunkRecord, feature: int) -> NDArray[np.uint32]:
-    """A copy of the values [rows] of a feature."""
+    """Return a copy of a feature's values [rows]."""
     column, dictionary = read_codes(job, record, feature), read_dictionary(job, record, job.schema.single[feature])
     return column if dictionary is None else dictionary[column]
 
@@ -217,6 +216,6 @@ def read_column(job: Job, record: ChunkRecord, feature: int) -> NDArray[np.uint3
 def chunk_bags(
     job: Job, source: int, chunk: int, names: tuple[str, str] = ("bags.npy", "offsets.npy")
 ) -> tuple[Bags, ...]:
-    """A chunk's multi-valued columns, memory-mapped; `names`: files of values and offsets, by default those as read."""
+    """Map a chunk's multi-hot columns; `names` are the files of values and offsets, by default the parsed ones."""
     values, offsets = (open_array(job.chunk_path(source, chunk, name)) for name in names)
     return unpack(values, offsets, len(job.schema.ragged))

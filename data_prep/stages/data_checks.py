@@ -1,4 +1,4 @@
-"""Checks of a dataset that little, or nothing, can be learned from: warnings of one line each, and refusals."""
+"""Checks for datasets from which little or nothing can be learned: one-line warnings, and refusals."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,21 +13,21 @@ from data_prep.parsing.formats import format_named, table_layout, table_size
 from data_prep.sources.discover import Source
 from data_prep.stages.vocabulary import VocabularyRecord
 
-SORTED_DIFFERENCE = 0.5  # of the label rates of two splits
-MIN_ROWS = 100  # of a split whose label rate says anything
+SORTED_DIFFERENCE = 0.5  # between the label rates of two splits
+MIN_ROWS = 100  # a smaller split's label rate says nothing
 SHOWN_COLUMNS = 8
-COUNTED_ROWS = 1_000_000  # whose labels' values an error counts
+COUNTED_ROWS = 1_000_000  # rows whose label values an error counts
 ONE_CLASS = (0.0, 1.0)  # label rates
 
 
 def refuse_one_class(job: Job, records: Sequence[ChunkRecord]) -> None:
-    """Refuse rows of a user's own table whose labels are all the same, with the values that make them so.
+    """Refuse rows of a user's own table that all have the same label.
 
     Args:
-        records: of the chunks that are, or may be, of train.
+        records: chunks that may be in train.
 
     Raises:
-        UserError: names the label's column, its values with their counts, and the remedy.
+        UserError: names the label column, its values with their counts, and the remedy.
     """
     rows, positives = sum(each.rows for each in records), sum(each.positives for each in records)
     if job.table is None or job.schema.label_kind is LabelKind.number or positives not in (0, rows):
@@ -42,7 +42,7 @@ def refuse_one_class(job: Job, records: Sequence[ChunkRecord]) -> None:
 
 
 def _label_values(job: Job, sources: Sequence[Source]) -> str:
-    """The most frequent values of the label's column in the first rows of some sources, for an error."""
+    """Return the most frequent values of the label column in the sources' first rows, for an error."""
     from data_prep.parsing.convert import distinct, excerpt, plain
 
     assert job.table is not None
@@ -62,7 +62,7 @@ def _label_values(job: Job, sources: Sequence[Source]) -> str:
 
 
 def warnings(manifest: Manifest, constant: Sequence[str]) -> Iterator[str]:
-    """Yield a line about splits without rows or with one class, rows sorted by label, and columns of one value."""
+    """Yield warnings about empty or one-class splits, rows sorted by label, and columns with one value."""
     splits = manifest.splits
     has_files = manifest.has_given_splits
     if has_files and not splits["val"].rows and not splits["test"].rows:
@@ -84,7 +84,7 @@ def warnings(manifest: Manifest, constant: Sequence[str]) -> Iterator[str]:
 
 
 def random_split_of_times(job: Job, method: SplitMethod | None) -> Iterator[str]:
-    """Warn if rows with times are split at random and the configuration does not ask for it."""
+    """Warn if rows with times are split at random although the configuration does not ask for it."""
     times = [] if job.table is None else list(dict.fromkeys(part.column for part in job.table.parts))
     split = job.rules.split
     if times and split is not None and split is not method and split.algorithm.is_random:
@@ -95,7 +95,7 @@ def random_split_of_times(job: Job, method: SplitMethod | None) -> Iterator[str]
 
 
 def cut_columns(job: Job, records: Sequence[ChunkRecord]) -> Iterator[str]:
-    """Warn of numbers of a user's own table of which log1p makes the negative ones 0."""
+    """Warn about negative numbers of a user's own table that log1p turns into 0."""
     if job.table is None or job.rules.dense is not DenseTransform.log1p:
         return
     low = np.min([record.dense_low for record in records if record.rows], axis=0)
@@ -104,7 +104,7 @@ def cut_columns(job: Job, records: Sequence[ChunkRecord]) -> Iterator[str]:
 
 
 def undivided_columns(job: Job, records: Sequence[ChunkRecord]) -> Iterator[str]:
-    """Warn of columns whose separator divides no field, so that each field is one value."""
+    """Warn about columns whose separator divides no field, so that each field is one value."""
     separators = {} if job.table is None else dict(job.table.separators)
     longest = zip(*(record.longest for record in records if record.rows), strict=True)
     columns = [
@@ -117,10 +117,10 @@ def undivided_columns(job: Job, records: Sequence[ChunkRecord]) -> Iterator[str]
 
 
 def rare_columns(job: Job, vocabularies: Mapping[str, VocabularyRecord], is_allowed: bool) -> Iterator[str]:
-    """Warn of columns of which no value is frequent enough to have an id.
+    """Warn about columns in which no value is frequent enough for an id.
 
     Raises:
-        UserError: it is all columns, which is not allowed.
+        UserError: no column has such a value, unless `is_allowed`.
     """
     threshold = job.rules.frequency_threshold
     columns = [name for name, entry in vocabularies.items() if not entry.values] if threshold > 1 else []
@@ -135,14 +135,14 @@ def rare_columns(job: Job, vocabularies: Mapping[str, VocabularyRecord], is_allo
 
 
 def _listed(columns: Sequence[str]) -> str:
-    """The first columns of many, for a warning."""
+    """Return the first columns of a list, for a warning."""
     return ", ".join(columns[:SHOWN_COLUMNS]) + (", …" if len(columns) > SHOWN_COLUMNS else "")
 
 
 def constant_columns(
     job: Job, records: Sequence[ChunkRecord], vocabularies: Mapping[str, VocabularyRecord]
 ) -> Iterator[str]:
-    """Columns of one value: by the ranges that parsing found, else by the vocabularies."""
+    """Yield columns with one value, found by the ranges of parsing or else by the vocabularies."""
     filled = [record for record in records if record.rows]
     ranged: list[str] = []
     for names, low, high in (

@@ -1,12 +1,12 @@
-"""Values to ids, integers to what the model reads. All ids of a dataset are made here, with data_prep/encoding.
+"""Encoding of all of a dataset's values to ids, and of its integers, with data_prep/encoding.
 
-Encodings that need to know of no other rows are made block by block while rows are parsed: `encode_hash`. The others
-wait until vocabularies are fitted: `EncodeTask` then writes the chunks that `encoded_blocks` gives. Where rows are
-reordered anyway, scatter and gather take them from `encoded_blocks` instead, which saves writing and reading all rows
-once more; and `finish_ids` does to ids what TorchRec does after its shuffle.
+Encodings that depend on no other rows run block by block during parsing: `encode_hash`. The others wait until the
+vocabularies are fitted; then `EncodeTask` writes the chunks that `encoded_blocks` yields. If rows are reordered,
+scatter and gather take rows from `encoded_blocks` instead, which saves writing and reading all of them once more.
+`finish_ids` repeats what TorchRec does to ids after its shuffle.
 
-Vocabularies larger than the memory budget are looked up in several passes, slice by slice (encoding/passes.py):
-`PassTask` leaves the ids that a pass has found on disk, and `EncodeTask` merges them.
+Vocabularies larger than the memory budget are looked up in several passes (encoding/passes.py): `PassTask` writes the
+ids that a pass finds, and `EncodeTask` merges them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,7 +36,7 @@ BLOCK_VALUES = 1 << 20  # of bags, or of passes, at once
 
 @dataclass(frozen=True)
 class PassTask(LoggedTask[ChunkRecord]):
-    """One pass over one parsed chunk: of each slice the ids, NOT_FOUND where a value is in another.
+    """One pass over one parsed chunk: writes each slice's ids, with NOT_FOUND for values of other slices.
 
     digests: checksums of the vocabularies' files.
     """
@@ -81,10 +81,10 @@ class PassTask(LoggedTask[ChunkRecord]):
 
 @dataclass(frozen=True)
 class EncodeTask(LoggedTask[ChunkRecord]):
-    """Does to a parsed chunk what its parsing left undone; the record names its ids and transformed integers.
+    """Completes the encoding of a parsed chunk: ids, and integers that needed statistics.
 
-    features: those that are kept. digests: checksums of their vocabularies in `job.work`. dense_range: the range of the
-    integers, where their transform needs it. passes: those whose ids are on disk, if one was not enough.
+    features: features to keep. digests: checksums of their vocabularies in `job.work`. dense_range: range of the
+    integers, if their transform needs it. passes: passes whose ids are on disk, if one pass was not enough.
     """
 
     stage: ClassVar[str] = "encoded"
@@ -99,7 +99,7 @@ class EncodeTask(LoggedTask[ChunkRecord]):
 
     @property
     def single(self) -> tuple[str, ...]:
-        """The features with one value a row."""
+        """Return the features with single values."""
         return tuple(feature for feature in self.features if feature not in self.job.schema.ragged)
 
     @property
@@ -130,7 +130,7 @@ class EncodeTask(LoggedTask[ChunkRecord]):
         return encoded
 
     def tables(self, worker: Worker) -> list[ValueTable]:
-        """The lookup tables of the features, loaded once per process."""
+        """Return the features' lookup tables, which each process loads once."""
         rules = self.job.rules
         return worker.cache.get(
             (self.job.work, self.features, self.digests),
@@ -142,7 +142,7 @@ class EncodeTask(LoggedTask[ChunkRecord]):
         return ArrayWriter(path, dtype, width, rows, self.job.checksum(suffix))
 
     def _encode_sparse(self, worker: Worker, unknown: NDArray[np.int64]) -> FileDigest:
-        """Write the ids of the single-valued features."""
+        """Write the ids of features with single values."""
         writer = self._writer("sparse.npy", len(self.single), self.record.rows)
         blocks = self._merged_rows(unknown) if self.passes else _sparse_rows(self, worker, unknown, 0, self.record.rows)
         for _, ids in blocks:
@@ -151,7 +151,7 @@ class EncodeTask(LoggedTask[ChunkRecord]):
         return writer.close()
 
     def _encode_bags(self, worker: Worker, unknown: NDArray[np.int64]) -> FileDigest:
-        """Write the ids of the multi-valued features."""
+        """Write the ids of multi-hot features."""
         columns = chunk_bags(self.job, self.record.source, self.record.chunk)
         writer = self._writer("values.npy", None, sum(len(bags.ids) for bags in columns))
         tables = [] if self.passes else self.tables(worker)
@@ -181,7 +181,7 @@ class EncodeTask(LoggedTask[ChunkRecord]):
             yield start, ids.T
 
     def _merge(self, feature: str, start: int, count: int) -> tuple[NDArray[np.int32], int]:
-        """The ids of values start.. of a feature that its slices have left, and how many are in none of them."""
+        """Merge a feature's ids of `count` values from its slices; also return the number of unknown values."""
         ids = np.full(count, NOT_FOUND, np.int32)
         for number, slices in enumerate(self.passes):
             for i, slice_part in enumerate(slices):
@@ -198,9 +198,9 @@ class EncodeTask(LoggedTask[ChunkRecord]):
 def encoded_blocks(
     chunk: EncodeTask, worker: Worker, start: int = 0, stop: int | None = None
 ) -> Iterator[tuple[int, dict[str, NDArray[Any]]]]:
-    """Rows start..stop (by default all) of a chunk, block by block: its first row, an array of each of ROW_KINDS.
+    """Yield rows start..stop (by default all) of a chunk in blocks: the first row, and an array of each of ROW_KINDS.
 
-    They are read as they are on disk, or else encoded from what was parsed.
+    Rows are read from disk if they are encoded there, and otherwise encoded now.
     """
     stop = chunk.record.rows if stop is None else stop
     for blocks in zip(*(_rows_of_kind(chunk, worker, kind, start, stop) for kind in ROW_KINDS), strict=True):
@@ -222,7 +222,7 @@ def _rows_of_kind(
 def _stored_rows(
     chunk: EncodeTask, suffix: str, width: int, dtype: np.dtype[Any], start: int, stop: int
 ) -> Iterator[tuple[int, NDArray[Any]]]:
-    """Rows start..stop of one of a chunk's files, block by block: the number of its first row, [rows, width]."""
+    """Yield rows start..stop of one of a chunk's files in blocks: the number of the first row, and [rows, width]."""
     path = chunk.job.chunk_path(chunk.record.source, chunk.record.chunk, suffix)
     blocks = row_blocks(start, stop, chunk.job.block_rows)
     for (begin, _), rows in zip(blocks, read_rows([(path, *block) for block in blocks], width, dtype), strict=True):
@@ -240,7 +240,7 @@ def _dense_rows(chunk: EncodeTask, start: int, stop: int) -> Iterator[tuple[int,
 def _sparse_rows(
     chunk: EncodeTask, worker: Worker, unknown: NDArray[np.int64], start: int, stop: int
 ) -> Iterator[tuple[int, NDArray[np.int32]]]:
-    """Yield a chunk's ids as `_stored_rows` does; `unknown` counts each feature's values without an id."""
+    """Yield a chunk's ids as `_stored_rows` does; add each feature's number of unknown values to `unknown`."""
     tables = chunk.tables(worker)
     numbers = [chunk.features.index(feature) for feature in chunk.single]
     columns = [chunk.job.schema.single.index(feature) for feature in chunk.single]
@@ -256,21 +256,21 @@ def _sparse_rows(
 
 
 def finish_ids(rules: Rules, split: str, ids: NDArray[np.int32]) -> None:
-    """Do to a split's ids, in place, what is only done once rows are in their order."""
+    """Apply, in place, the changes that TorchRec makes to a split's ids after ordering its rows."""
     modulus = rules.max_ind_range if rules.wraps and rules.order is not None else None
     torchrec_ids(ids, rounds=rules.rounds_ids and split == "train", modulus=modulus)
 
 
 @jit
 def count_equal(rows: NDArray[np.int32], value: int, counts: NDArray[np.int64]) -> None:
-    """Add to counts[c] how often the value is in column c."""
+    """Add to counts[c] how often the value occurs in column c."""
     for row in range(len(rows)):
         for column in range(rows.shape[1]):
             counts[column] += rows[row, column] == value
 
 
 def count_unknown(job: Job, ids: NDArray[np.int32]) -> NDArray[np.int64]:
-    """Count each single-valued feature's values without an id of their own, in [rows, F] ids."""
+    """Count unknown values in ids [rows, F] of features with single values."""
     counts = np.zeros(ids.shape[1], np.int64)
     if _reserves_id(job.rules):
         count_equal(np.asarray(ids), job.rules.unknown_id, counts)
@@ -278,13 +278,13 @@ def count_unknown(job: Job, ids: NDArray[np.int32]) -> NDArray[np.int64]:
 
 
 def _reserves_id(rules: Rules) -> bool:
-    """Return whether an id is kept for unknown values and for nothing else."""
+    """Return whether an id is reserved for unknown values."""
     is_reserved = rules.order is not None and rules.first_id > rules.unknown_id
     return is_reserved and not (rules.wraps and rules.max_ind_range is not None)
 
 
 def unknown_of_all(job: Job, single: NDArray[np.int64], bags: Sequence[Bags]) -> list[int]:
-    """Count unknown values of all features, from the single-valued ones' counts and the others' bags."""
+    """Return all features' numbers of unknown values, from the counts for single values and from the bags."""
     if not bags:
         return single.tolist()
     is_reserved = _reserves_id(job.rules)

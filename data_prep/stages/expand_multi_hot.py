@@ -1,4 +1,4 @@
-"""Finished shards of one id per feature to shards of bags: MLPerf v2's multi-hot data, written to disk."""
+"""Expansion of finished shards from one id per feature to bags: MLPerf v2's multi-hot data on disk."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,9 +27,9 @@ class ExpandedShard:
 
 @dataclass(frozen=True)
 class ExpandTask(LoggedTask[ExpandedShard]):
-    """Writes the bags of a shard whose files lie in the work's directory; num_embeddings: of its features.
+    """Writes the bags of a shard in the directory of the job's work; num_embeddings: table rows of its features.
 
-    Of the tables and of the shard's ids, which may be larger than the memory budget, little is resident at a time.
+    Tables and ids may exceed the memory budget; only a small part of them is resident at any time.
     """
 
     stage: ClassVar[str] = "expanded"
@@ -57,7 +57,7 @@ class ExpandTask(LoggedTask[ExpandedShard]):
         return ExpandedShard({f"{kind}.npy": digest for kind, digest in digests.items()})
 
     def result(self, expanded: ExpandedShard) -> BuiltShard:
-        """The shard with its new files."""
+        """Return the shard with its new files."""
         built = self.built
         moves = [move for move in built.moves if not move[1].endswith(".sparse.npy")]
         moves += [move_of(self.job.work, self._path(kind), built.split, built.shard.name, kind) for kind in KINDS]
@@ -69,7 +69,7 @@ class ExpandTask(LoggedTask[ExpandedShard]):
 
 
 def _expand(ids: NDArray[np.int32], tables: MultiHotTables, paths: dict[str, Path]) -> dict[str, FileDigest]:
-    """Write the files of `paths` from ids [rows, F], memory-mapped."""
+    """Write the files of `paths` from memory-mapped ids [rows, F]."""
     rows = len(ids)
     single = [feature for feature, size in enumerate(tables.sizes) if size == 1]
     sparse = ArrayWriter(paths["sparse"], np.int32, len(single), rows)

@@ -1,6 +1,6 @@
-"""Rows from chunks to shards in another order, second step: every shard put together from all chunks.
+"""Second step of reordering rows: assemble each shard from all chunks (the first step is data_prep/stages/scatter.py).
 
-A shard is made window by window; what the next one needs is read meanwhile.
+A shard is assembled in windows; the next window's rows are read in the background.
 """
 
 import operator
@@ -39,15 +39,15 @@ from data_prep.stages.scatter import (
 )
 from data_prep.stages.shuffle_order import Positions
 
-WINDOW_ROWS = 1 << 18  # of a shard made at once
-PART_ROWS = 1 << 9  # of a chunk read at once: on average at least
+WINDOW_ROWS = 1 << 18  # rows of a shard assembled at once
+PART_ROWS = 1 << 9  # least average number of rows of a chunk read at once
 
 Window = dict[str, NDArray[Any]]  # an array of each of ROW_KINDS
 
 
 @dataclass
 class GatheredShard:
-    """A shard's files, its positive labels, and the values of each feature without an id of their own."""
+    """Files of a shard, its positive labels, and the number of unknown values of each feature."""
 
     files: dict[str, FileDigest]
     positives: int
@@ -56,7 +56,7 @@ class GatheredShard:
 
 @dataclass(frozen=True)
 class GatherTask(LoggedTask[GatheredShard]):
-    """Makes positions start..stop a shard, of scattered `chunks` (source, chunk) and of the others, `kept_chunks`."""
+    """Makes a shard of positions start..stop from scattered `chunks` (source, chunk) and from `kept_chunks`."""
 
     stage: ClassVar[str] = "gathered"
     record_type: ClassVar[type[GatheredShard]] = GatheredShard
@@ -80,7 +80,7 @@ class GatherTask(LoggedTask[GatheredShard]):
         return 4 * rows * (1 + self.layout.num_dense + len(self.job.schema.sparse)), rows
 
     def path(self, kind: str) -> Path:
-        """Path of the array of a kind before it is moved into the dataset."""
+        """Return the path of an array before it moves to the dataset."""
         return self.stem.with_name(f"{self.stem.name}.{kind}.npy")
 
     def do(self, worker: Worker) -> GatheredShard:
@@ -95,12 +95,12 @@ class GatherTask(LoggedTask[GatheredShard]):
         return shard
 
     def _slice(self, source: int, chunk: int) -> slice:
-        """Slice of a scattered chunk's rows that belong to this shard."""
+        """Return the slice of a scattered chunk's rows that belong to this shard."""
         positions = open_array(self.job.chunk_path(source, chunk, POSITIONS_SUFFIX))
         return slice(*between(positions, (self.start, self.stop)).tolist())
 
     def _gather_rows(self, slices: list[slice], bags: tuple[Bags, ...], shard: GatheredShard, worker: Worker) -> None:
-        """Write labels, dense values and ids in the order of their positions, and note what they hold."""
+        """Write labels, dense values and ids in the order of positions, and count positives and unknown values."""
         job, rows = self.job, self.stop - self.start
         moved = []
         for chunk, part in zip(self.chunks, slices, strict=True):
@@ -133,13 +133,13 @@ class GatherTask(LoggedTask[GatheredShard]):
         shard.unknown = unknown_of_all(job, unknown, bags)
 
     def _gather_bags(self, slices: list[slice]) -> tuple[Bags, ...]:
-        """The bags of every multi-valued column, in the order of their positions."""
+        """Return the bags of each multi-hot column in the order of positions."""
         parts: list[tuple[Bags, ...]] = []
         positions = []
         for (source, chunk), part in zip(self.chunks, slices, strict=True):
             if part.start < part.stop:
                 moved = chunk_bags(self.job, source, chunk, MOVED_BAGS)
-                # copies: a mapped file is an open one, and chunks may be many
+                # Copies, since a mapping keeps its file open and chunks may be many.
                 parts.append(tuple(bags.part(part.start, part.stop).copy() for bags in moved))
                 positions.append(np.array(open_array(self.job.chunk_path(source, chunk, POSITIONS_SUFFIX))[part]))
         for kept_chunk in self.kept_chunks:
@@ -152,7 +152,7 @@ class GatherTask(LoggedTask[GatheredShard]):
 
 
 def rows_per_shard(job: Job, records: list[ChunkRecord]) -> int:
-    """Rows of a shard, fewer where they hold many values; `records` are all chunks, encoded."""
+    """Return the rows of a shard, fewer if they hold many values; `records` are all chunks, encoded."""
     values = sum(record.files["values.npy"].bytes for record in records if job.schema.ragged) // VALUE_BYTES
     a_row = values / max(1, sum(record.rows for record in records))
     return max(1, int(job.shard_bytes / (SHUFFLED_ROW_BYTES + SHUFFLED_VALUE_BYTES * a_row)))
@@ -166,7 +166,7 @@ def gather_tasks(
     layout: RowLayout,
     shard_rows: int,
 ) -> list[GatherTask]:
-    """The shards of all splits, from the chunks that were scattered and those that were not."""
+    """Plan the shards of all splits from scattered and kept chunks."""
     chunks = tuple((record.source, record.chunk) for record in records)
     tasks = []
     first = 0
@@ -181,7 +181,7 @@ def gather_tasks(
 
 @dataclass(frozen=True)
 class MovedChunk:
-    """A scattered chunk's rows of a shard, from row `begin` on; `indices` [n] are those in the shard, rising."""
+    """Rows of a scattered chunk for a shard, from row `begin` on; `indices` [n] in the shard ascend."""
 
     path: Path
     begin: int
@@ -189,7 +189,7 @@ class MovedChunk:
 
 
 class MovedRows:
-    """The rows of scattered chunks, for the windows of a shard between `bounds`."""
+    """Rows of scattered chunks for the windows of a shard between `bounds`."""
 
     def __init__(self, layout: RowLayout, chunks: Sequence[MovedChunk], bounds: Sequence[int]) -> None:
         self._layout = layout
@@ -208,7 +208,7 @@ class MovedRows:
         self._starts = list(bounds)
 
     def fill(self, number: int, window: Window) -> None:
-        """Put those of a window into its arrays; the windows come in their order."""
+        """Write the rows of a window to its arrays; windows are filled in order."""
         for chunk, first, after in self._windows[number]:
             packed = next(self._contents).reshape(after - first, self._layout.row_bytes)
             self._layout.unpack(packed, chunk.indices[first:after] - self._starts[number], window)
@@ -216,18 +216,18 @@ class MovedRows:
 
 def between(rising: Positions, bounds: Sequence[int]) -> NDArray[np.int64]:
     """Count the ascending numbers below each bound."""
-    return np.searchsorted(rising, np.array(bounds, rising.dtype))  # of another type all numbers are converted
+    return np.searchsorted(rising, np.array(bounds, rising.dtype))  # bounds of another dtype would convert all numbers
 
 
 class KeptRows:
-    """The rows of chunks that keep their order, encoded, for a shard whose first row has the position `start`."""
+    """Encoded rows of chunks that keep their order, for a shard that begins at position `start`."""
 
     def __init__(self, chunks: Sequence[KeptChunk], start: int, stop: int, worker: Worker) -> None:
         self._blocks = self._read(chunks, start, stop, worker)
-        self._block = next(self._blocks, None)  # of which nothing has been placed yet
+        self._block = next(self._blocks, None)  # first block that is not placed completely
 
     def fill(self, start: int, stop: int, window: Window) -> None:
-        """Put the shard's rows start..stop that are of these chunks into a window's arrays; rows come rising."""
+        """Write these chunks' part of the shard's rows start..stop to a window; calls come in ascending order."""
         while self._block is not None and self._block[0] < stop:
             index, block = self._block
             rows = len(block["labels"])
@@ -241,7 +241,7 @@ class KeptRows:
 
     @staticmethod
     def _read(chunks: Sequence[KeptChunk], start: int, stop: int, worker: Worker) -> Iterator[tuple[int, Window]]:
-        """All blocks, each with the shard's row that its first one is."""
+        """Yield all blocks, each with the shard's index of its first row."""
         for kept_chunk in sorted(chunks, key=lambda kept_chunk: kept_chunk.position):
             for begin, rows in encoded_blocks(kept_chunk.chunk, worker, *kept_chunk.rows_between(start, stop)):
                 yield kept_chunk.position + begin - start, rows

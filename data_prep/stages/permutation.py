@@ -1,10 +1,10 @@
-"""NumPy's legacy permutations of any number of rows, in memory that does not grow with them.
+"""NumPy's legacy permutations of any number of rows, in constant memory.
 
-Fisher and Yates' shuffle goes through the places from the last to the first and swaps each with one drawn from those
-up to it. Here the places are cut into windows, worked through from the last to the first. A swap within a window
-is done at once. One with a place in an earlier window is sent there, in a file, with what it moves: when that
-window's turn comes, all that was sent to it was drawn before its own swaps, and lies in the order in which it was
-drawn. With one window nothing is sent, and this is the usual shuffle.
+A Fisher-Yates shuffle goes through the places from last to first and swaps each with a random place up to it. Here the
+places are divided into windows, which are processed from last to first. A swap within a window is done at once. A swap
+with an earlier window is written to a file for that window, with the value it moves. All swaps sent to a window were
+drawn before the window's own swaps, and lie in the order of their draws, so applying them first gives the same result.
+With one window this is the usual shuffle.
 """
 
 import shutil
@@ -17,25 +17,25 @@ from numpy.typing import NDArray
 
 from common.jit import jit
 
-DRAWS = 1 << 18  # made at once; as many swaps, at most, are sent at once
-WIDE = 1 << 32  # from here on NumPy draws places as numbers of 64 bits
-Places: TypeAlias = NDArray[Any]  # of unsigned integers
+DRAWS = 1 << 18  # draws made, and swaps sent, at once at most
+WIDE = 1 << 32  # from here on NumPy draws places as 64-bit numbers
+Places: TypeAlias = NDArray[Any]  # unsigned integers
 
 
 def inverse_permutation(
     rows: int, seed: int, directory: Path, window_rows: int, check: Callable[[], None] = lambda: None
 ) -> Iterator[Places]:
-    """Yield the inverse of np.random.RandomState(seed).permutation(rows): for v the k with permutation[k] = v.
+    """Yield the inverse of np.random.RandomState(seed).permutation(rows): for v, the k with permutation[k] = v.
 
-    It is also where np.random.shuffle puts the rows of a two-dimensional array: both swap by the same random integers.
+    np.random.shuffle moves the rows of a two-dimensional array to the same places, since both draw the same swaps.
 
     Args:
-        directory: for files on the way, of up to 20 bytes a row (40 of more than 2^32 rows); empty at the end.
-        window_rows: held in memory, twice.
-        check: called now and then; what it raises ends the work.
+        directory: for temporary files of up to 20 bytes a row (40 beyond 2^32 rows); empty at the end.
+        window_rows: rows held in memory, twice.
+        check: called now and then; an exception from it ends the work.
 
     Returns:
-        consecutive parts of window_rows each, the last one of fewer; uint32, or uint64 of more than 2^32 rows.
+        Consecutive parts of window_rows each (the last may be shorter), uint32, or uint64 beyond 2^32 rows.
     """
     dtype = np.dtype(np.uint32 if rows <= WIDE else np.uint64)
     shutil.rmtree(directory, ignore_errors=True)
@@ -52,7 +52,7 @@ def inverse_permutation(
 
 
 class _Shuffle:
-    """A shuffle between its windows: the swaps sent from one to another, and what the places hold for good."""
+    """State of a shuffle between windows: swaps sent from one to another, and final values of places."""
 
     def __init__(
         self, seed: int, directory: Path, dtype: np.dtype[Any], window_rows: int, check: Callable[[], None]
@@ -64,7 +64,7 @@ class _Shuffle:
         self._swap_buffer: NDArray[Any] = np.empty((3, DRAWS), dtype)
 
     def all(self, rows: int) -> Places:
-        """Positions of rows that fit into one window."""
+        """Return the positions of rows that fit into one window."""
         permutation = np.arange(rows, dtype=self._swap_buffer.dtype)
         for _ in self._swap(permutation, 0):
             pass
@@ -75,7 +75,7 @@ class _Shuffle:
         return place
 
     def go_through(self, low: int, stop: int) -> None:
-        """Do what comes to the places low..stop, and send on what goes from them."""
+        """Apply the swaps sent to places low..stop, make their own swaps, and send on those for earlier windows."""
         window = np.arange(low, stop, dtype=self._swap_buffer.dtype)
         for place, number, value in self._swaps.take(low):
             self._check()
@@ -87,11 +87,11 @@ class _Shuffle:
             stays[swaps[1] - swaps.dtype.type(start)] = False
             number = np.arange(start, stop, dtype=window.dtype)
             self._places.send(window[start - low : stop - low][stays], number[stays])
-        if low == 0:  # the one place that is swapped with no earlier one
+        if low == 0:  # The first place is swapped with no earlier one.
             self._places.send(window[:1], np.zeros(1, window.dtype))
 
     def places(self, low: int, stop: int) -> Places:
-        """Positions of rows low..stop, once all windows are done."""
+        """Return the positions of rows low..stop, after all windows are done."""
         place = np.empty(stop - low, self._swap_buffer.dtype)
         for value, number in self._places.take(low):
             self._check()
@@ -99,7 +99,7 @@ class _Shuffle:
         return place
 
     def _swap(self, window: Places, low: int) -> Iterator[tuple[int, int, NDArray[Any]]]:
-        """Swap a window's places from the last on; after some, which ones are done and the swaps to be sent."""
+        """Swap a window's places from last to first; yield the range done so far, and the swaps to send."""
         last, bottom = low + len(window) - 1, max(low, 1)
         while last >= bottom:
             self._check()
@@ -111,16 +111,16 @@ class _Shuffle:
 
 
 class _Draws:
-    """The random integers of np.random.RandomState(seed)."""
+    """Random integers of np.random.RandomState(seed)."""
 
     def __init__(self, seed: int) -> None:
-        self._generator = np.random.MT19937()  # the published orders are of this one
+        self._generator = np.random.MT19937()  # generator of the published orders
         self._generator.state = np.random.RandomState(seed).get_state(legacy=False)  # type: ignore[assignment]
         self._raw = np.zeros(0, np.uint64)
         self._width = 1
 
     def coming(self, last: int) -> NDArray[np.uint64]:
-        """The next ones, as NumPy draws them for a place up to `last`."""
+        """Return the next integers, as NumPy draws them for a place up to `last`."""
         self._width = 2 if last >= WIDE else 1
         if len(self._raw) < self._width:
             self._raw = np.concatenate((self._raw, self._generator.random_raw(DRAWS - len(self._raw))))
@@ -130,20 +130,20 @@ class _Draws:
         return (pairs[:, 0] << np.uint64(32)) | pairs[:, 1]
 
     def use(self, count: int) -> None:
-        """So many of them are used up."""
+        """Drop the first `count` integers."""
         self._raw = self._raw[count * self._width :]
 
 
 class _WindowQueue:
-    """Rows of numbers on their way to the windows that their first number lies in, in files."""
+    """Rows of numbers in files, one per window; a row's first number decides its window."""
 
     def __init__(self, stem: Path, width: int, dtype: np.dtype[Any], window_rows: int) -> None:
         self._stem, self._width, self._dtype, self._window_rows = stem, width, dtype, window_rows
 
     def send(self, *columns: Places) -> None:
-        """Append rows, given by columns, to those sent before."""
+        """Append rows, given by columns."""
         window = (columns[0] // self._dtype.type(self._window_rows)).astype(np.uint16)
-        order = np.argsort(window, kind="stable")  # of 16 bits: by their digits
+        order = np.argsort(window, kind="stable")  # NumPy sorts 16-bit numbers by radix, which is faster
         rows = np.stack([column[order] for column in columns], axis=1)
         ends = np.cumsum(np.bincount(window)).tolist() if len(window) else []
         for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
@@ -152,7 +152,7 @@ class _WindowQueue:
                     rows[start:end].tofile(file)
 
     def take(self, low: int) -> Iterator[NDArray[Any]]:
-        """Swaps sent to the window that begins with `low`, as columns [width, n], part by part."""
+        """Yield the rows sent to the window that begins with `low`, in parts, as columns [width, n]."""
         path = self._path(low // self._window_rows)
         if path.exists():
             with open(path, "rb") as file:
@@ -168,14 +168,14 @@ class _WindowQueue:
 def swap_rows(
     window: NDArray[np.uint32], low: int, last: int, stop: int, draws: NDArray[np.uint64], swaps: NDArray[np.uint32]
 ) -> tuple[int, int, int]:
-    """Continue a shuffle whose places after `last` are done, down to `stop` or until there are no draws left.
+    """Continue a shuffle at place `last`, down to `stop` or until no draws are left.
 
     Args:
-        window: the places from `low` on.
-        swaps: output: places before the window, each with the one that it is swapped with and what is there.
+        window: values of the places from `low` on.
+        swaps: output: places before the window, the place that each is swapped with, and the value there.
 
     Returns:
-        (the last place that is not done then, draws used, how many are in `swaps`).
+        (the last place that is not done, draws used, number of swaps written).
     """
     num_swaps = num_draws = 0
     mask = 1
@@ -205,7 +205,7 @@ def swap_rows(
 
 @jit
 def exchange(window: NDArray[np.uint32], low: int, places: NDArray[np.uint32], values: NDArray[np.uint32]) -> None:
-    """Put each value to its place, one after the other; `values` are what was there."""
+    """Exchange the values at places, one after another; `values` receives the previous ones."""
     for i in range(len(places)):
         place = np.int64(places[i]) - low
         before = window[place]

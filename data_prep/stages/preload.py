@@ -1,8 +1,8 @@
-"""What the server that forks workers loads once for all of them: the modules of all tasks and the compiled kernels."""
+"""Modules and compiled kernels that the fork server loads once for all workers."""
 
 import gc
 
-gc.disable()  # while modules are loaded it would look through ever more objects for nothing
+gc.disable()  # While modules are loaded it would only search ever more objects.
 
 from common.memory import keep_freed_memory  # noqa: E402
 from data_prep.stages import expand_multi_hot  # noqa: E402, F401  # imports all that tasks need
@@ -10,5 +10,5 @@ from data_prep.stages.parse import compile_kernels  # noqa: E402
 
 keep_freed_memory()
 compile_kernels()
-gc.freeze()  # or each worker would write to all objects when it looks for garbage, and copy their pages
+gc.freeze()  # A worker's garbage collection would write to all objects and so copy their pages.
 gc.enable()

@@ -1,7 +1,7 @@
-"""Rows from chunks to shards in another order, first step: each chunk's rows sorted by position.
+"""First step of reordering rows: sort each chunk's rows by position (the second step is data_prep/stages/gather.py).
 
-In bounded memory, on any number of processes; data_prep/stages/gather.py is the second step. On the way a row is
-packed into few bytes: ids of a feature take no more than its largest one needs.
+Memory is bounded for any number of rows, and any number of processes can share the work. Rows travel packed: a
+feature's ids take no more bytes than its largest id needs.
 """
 
 from dataclasses import dataclass
@@ -24,13 +24,13 @@ from data_prep.stages.encode import EncodeTask, encoded_blocks
 from data_prep.stages.shuffle_order import LEFT_OUT, chunk_positions, kept_position
 
 MOVED_SUFFIX = "moved.npy"
-ENCODED_BAGS = "values.npy", "offsets.npy"  # of multi-valued columns
+ENCODED_BAGS = "values.npy", "offsets.npy"  # of multi-hot columns
 MOVED_BAGS = "moved-values.npy", "moved-offsets.npy"
 POSITIONS_SUFFIX = "positions.npy"
 ID_TYPES: tuple[np.dtype[Any], ...] = (np.dtype(np.int32), np.dtype(np.uint16), np.dtype(np.uint8))
 ALIGNMENT = 4
 FLOAT32, INT32 = np.dtype(np.float32), np.dtype(np.int32)
-FIELD_BYTES = 4  # of a label, of a dense value
+FIELD_BYTES = 4  # of a label, and of a dense value
 
 
 @jit
@@ -42,12 +42,12 @@ def pack_rows(
     fields: tuple[NDArray[Any], ...],
     columns: tuple[NDArray[np.int64], ...],
 ) -> None:
-    """Write row i to index indices[i] of the packed rows, unless that is negative.
+    """Write row i to index indices[i] of the packed rows; skip rows with a negative index.
 
     Args:
         labels, dense, ids: [rows, 1], [rows, N] and [rows, F].
-        fields: views of the packed rows: their labels, dense values, and the ids of each of ID_TYPES.
-        columns: the columns of `ids` that are of each type.
+        fields: views of the packed rows: labels, dense values, and ids of each of ID_TYPES.
+        columns: columns of `ids` with each type.
     """
     out_labels, out_dense, out_large, out_medium, out_small = fields
     large, medium, small = columns
@@ -75,7 +75,7 @@ def unpack_rows(
     dense: NDArray[np.float32],
     ids: NDArray[np.int32],
 ) -> None:
-    """The inverse: write packed row i to row indices[i] of the arrays."""
+    """Write packed row i to row indices[i] of the arrays: the inverse of `pack_rows`."""
     in_labels, in_dense, in_large, in_medium, in_small = fields
     large, medium, small = columns
     for i in range(len(indices)):
@@ -93,9 +93,9 @@ def unpack_rows(
 
 @dataclass(frozen=True)
 class RowLayout:
-    """The bytes of a packed row: a label, N dense values, and an id of each feature in as few bytes as it needs.
+    """Layout of a packed row: a label, N dense values, and an id of each feature in as few bytes as possible.
 
-    largest_ids: of each feature the largest id there can be. dense, label: their dtypes.
+    largest_ids: largest possible id of each feature. dense, label: dtypes.
     """
 
     num_dense: int
@@ -105,33 +105,33 @@ class RowLayout:
 
     @cached_property
     def id_columns(self) -> tuple[NDArray[np.int64], ...]:
-        """The sparse columns whose ids are of each of ID_TYPES."""
+        """Return the sparse columns whose ids have each of ID_TYPES."""
         fits = [np.array([np.iinfo(kind).max >= largest for largest in self.largest_ids], bool) for kind in ID_TYPES]
         smallest = np.sum(fits, axis=0) - 1
         return tuple(np.flatnonzero(smallest == number) for number in range(len(ID_TYPES)))
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a packed row."""
+        """Return the bytes of a packed row."""
         ids = sum(kind.itemsize * len(columns) for kind, columns in zip(ID_TYPES, self.id_columns, strict=True))
         return -(-(FIELD_BYTES * (1 + self.num_dense) + ids) // ALIGNMENT) * ALIGNMENT
 
     def width(self, kind: str) -> int:
-        """Columns of an array of that kind."""
+        """Return the number of columns of an array of that kind."""
         return {"labels": 1, "dense": self.num_dense, "sparse": len(self.largest_ids)}[kind]
 
     def pack(self, rows: dict[str, NDArray[Any]], indices: NDArray[np.int64], packed: NDArray[np.uint8]) -> None:
-        """Pack rows of one array per kind into packed [n, row_bytes], row i at indices[i] unless that is negative."""
+        """Pack row i of the arrays into packed[indices[i]], [n, row_bytes]; skip rows with a negative index."""
         labels, dense, ids = (rows[kind] for kind in ROW_KINDS)
         pack_rows(labels, dense, ids, indices, self._fields(packed), self.id_columns)
 
     def unpack(self, packed: NDArray[np.uint8], indices: NDArray[np.int64], rows: dict[str, NDArray[Any]]) -> None:
-        """Write packed row i to row indices[i] of one array per kind."""
+        """Write packed row i to row indices[i] of the arrays."""
         labels, dense, ids = (rows[kind] for kind in ROW_KINDS)
         unpack_rows(self._fields(packed), self.id_columns, indices, labels, dense, ids)
 
     def _fields(self, packed: NDArray[np.uint8]) -> tuple[NDArray[Any], ...]:
-        """Views of packed rows: labels, dense values, ids of each of ID_TYPES, [n, their number]."""
+        """Return views of packed rows: labels, dense values, and ids of each of ID_TYPES."""
         widths = [1, self.num_dense, *(len(columns) for columns in self.id_columns)]
         dtypes = [self.label, self.dense, *ID_TYPES]
         fields, start = [], 0
@@ -144,9 +144,9 @@ class RowLayout:
 
 @dataclass(frozen=True)
 class ScatterTask(LoggedTask[ChunkRecord]):
-    """Sorts the rows of a chunk, whose first is row `begin` of the dataset; what is not encoded yet is encoded here.
+    """Sorts the rows of a chunk by position, and encodes them first if needed. `begin` is its first row in the dataset.
 
-    The record has the number of rows that are not left out.
+    The record counts the rows that are not left out.
     """
 
     stage: ClassVar[str] = "moved"
@@ -162,14 +162,14 @@ class ScatterTask(LoggedTask[ChunkRecord]):
 
     @property
     def size(self) -> tuple[int, int]:
-        rows = self.chunk.record.rows  # those left out, too
+        rows = self.chunk.record.rows  # including rows that are left out
         return rows * self.layout.row_bytes, rows
 
     def do(self, worker: Worker) -> ChunkRecord:
         job, record = self.chunk.job, self.chunk.record
         positions = chunk_positions(job, self.begin, record.rows)
         order = np.argsort(positions)
-        order = order[np.count_nonzero(positions == LEFT_OUT) :]  # which come first
+        order = order[np.count_nonzero(positions == LEFT_OUT) :]  # Rows that are left out come first.
         files = {POSITIONS_SUFFIX: self._write(POSITIONS_SUFFIX, positions[order])}
         if job.schema.ragged:
             bags = [feature.take(order) for feature in chunk_bags(job, record.source, record.chunk, ENCODED_BAGS)]
@@ -186,7 +186,7 @@ class ScatterTask(LoggedTask[ChunkRecord]):
         return write_array(self._path(suffix), array, self.chunk.job.checksum(suffix))
 
     def _write_rows(self, order: NDArray[np.int64], worker: Worker) -> FileDigest:
-        """Write the chunk's rows, packed, in an order of theirs."""
+        """Write the chunk's rows, packed, in the given order."""
         indices = np.full(self.chunk.record.rows, -1)
         indices[order] = np.arange(len(order))
         packed = np.empty((len(order), self.layout.row_bytes), np.uint8)
@@ -197,13 +197,13 @@ class ScatterTask(LoggedTask[ChunkRecord]):
 
 @dataclass(frozen=True)
 class KeptChunk:
-    """A chunk whose rows keep their order, the first going to `position`: they are encoded when they are gathered."""
+    """A chunk whose rows keep their order and begin at `position`. Gathering encodes them."""
 
     chunk: EncodeTask
     position: int
 
     def rows_between(self, start: int, stop: int) -> tuple[int, int]:
-        """Return the range of its rows that go to positions start..stop; empty if none do."""
+        """Return the range of its rows at positions start..stop; empty if there are none."""
         return max(0, start - self.position), min(self.chunk.record.rows, stop - self.position)
 
 

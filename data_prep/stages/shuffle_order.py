@@ -1,7 +1,7 @@
-"""The position of every row in the dataset, for splits and shuffles that reorder rows.
+"""Positions of all rows in the dataset, for splits and shuffles that reorder rows.
 
-The positions are an array on disk, int32 or, of as many rows, int64: position[i] of row i of the dataset, the train
-split's rows coming first, then val's, then test's; -1 for a row that is left out.
+The positions are an array on disk, int32, or int64 for many rows. position[i] is the place of row i in the dataset,
+where train's rows come first, then val's, then test's; -1 marks a row that is left out.
 """
 
 import threading
@@ -30,7 +30,7 @@ Positions: TypeAlias = NDArray[np.signedinteger]
 
 
 def rows_by_source(job: Job, records: list[ChunkRecord], counts: Iterable[int] | None = None) -> list[int]:
-    """Rows of each source; counts: of each chunk those that count, by default all."""
+    """Return the number of rows of each source; `counts` holds the rows of each chunk, by default all."""
     rows = [0] * len(job.sources)
     counts = (record.rows for record in records) if counts is None else counts
     for record, count in zip(records, counts, strict=True):
@@ -39,7 +39,7 @@ def rows_by_source(job: Job, records: list[ChunkRecord], counts: Iterable[int] |
 
 
 def split_sizes(job: Job, by_source: Sequence[int]) -> dict[str, int]:
-    """Rows of every split where the rows keep their order, or are shuffled within the train split.
+    """Return the rows of each split if rows keep their order or are shuffled within train.
 
     Args:
         by_source: rows of each source.
@@ -76,15 +76,12 @@ def ordering(job: Job, records: list[ChunkRecord], window_rows: int) -> Iterator
 
 
 def order_rows(job: Job, records: list[ChunkRecord], window_rows: int, check: Callable[[], None]) -> dict[str, int]:
-    """Write the positions of all rows to one of POSITION_DTYPES in <work>.
+    """Write the positions of all rows to one of POSITION_DTYPES in <work>, and return the rows of each split.
 
     Args:
-        records: all chunks, in the order of the rows.
-        window_rows: of a shuffle held in memory at once.
-        check: called now and then; what it raises ends the work.
-
-    Returns:
-        rows of every split.
+        records: all chunks, in row order.
+        window_rows: rows of a shuffle held in memory at once.
+        check: called now and then; an exception from it ends the work.
     """
     rules = job.rules
     algorithm = None if rules.split is None else rules.split.algorithm
@@ -100,7 +97,7 @@ def order_rows(job: Job, records: list[ChunkRecord], window_rows: int, check: Ca
         sizes = split_sizes(job, source_rows)
         numbers = _number(job, records)
         if algorithm is not None and algorithm.is_random:
-            # the test rows, which come last here, are taken from the front of the permutation
+            # The test rows, which come last here, are taken from the front of the permutation.
             places = inverse_permutation(sum(source_rows), rules.split_seed, job.work / PERMUTATION, window_rows, check)
             numbers = _permute(numbers, places, sum(source_rows), sizes["train"])
         elif rules.train_seed is not None:
@@ -113,28 +110,28 @@ def order_rows(job: Job, records: list[ChunkRecord], window_rows: int, check: Ca
 
 
 def chunk_positions(job: Job, begin: int, rows: int) -> Positions:
-    """The positions of a chunk's rows, of which the first is row `begin` of the dataset."""
+    """Return the positions of a chunk's rows; the chunk begins with row `begin` of the dataset."""
     path, dtype = _find_positions(job)
     return np.fromfile(path, dtype, rows, offset=dtype.itemsize * begin)
 
 
 def _find_positions(job: Job) -> tuple[Path, np.dtype[Any]]:
-    """The file of the positions, and their type."""
+    """Return the file of the positions, and its dtype."""
     return next((job.work / name, dtype) for name, dtype in POSITION_DTYPES.items() if (job.work / name).exists())
 
 
 def kept_position(job: Job, begin: int, rows: int) -> int | None:
-    """The position of a chunk's first row if the others follow it, in their order; else None."""
+    """Return the position of a chunk's first row if the other rows follow it in order; else None."""
     if not rows:
         return None
     path, dtype = _find_positions(job)
     positions = np.memmap(path, dtype, "r", dtype.itemsize * begin, (rows,))
-    first, last = int(positions[0]), int(positions[-1])  # enough to tell for most chunks that are reordered
+    first, last = int(positions[0]), int(positions[-1])  # differ by too much in most reordered chunks
     return first if first >= 0 and last - first == rows - 1 and bool((np.diff(positions) == 1).all()) else None
 
 
 def _kept_rows(job: Job, records: list[ChunkRecord]) -> Iterator[NDArray[np.bool_]]:
-    """Yield each chunk's mask of rows that are not dropped; the same each time."""
+    """Yield each chunk's mask of rows that are not dropped; equal at each call."""
     rules = job.rules
     rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([rules.sampling_seed, 0xD809])))
     for record in records:
@@ -150,7 +147,7 @@ def _count_kept(job: Job, records: list[ChunkRecord]) -> list[int]:
 
 
 def _number(job: Job, records: list[ChunkRecord]) -> Iterator[Positions]:
-    """The rows that are not dropped numbered in their order, the others LEFT_OUT."""
+    """Yield consecutive numbers for the rows that are not dropped, and LEFT_OUT for the others."""
     following = np.zeros(1, np.int64)
     if job.rules.negative_drop_rate:
         for is_kept in _kept_rows(job, records):
@@ -173,7 +170,7 @@ def _follow(choice: NDArray[np.signedinteger], following: NDArray[np.int64]) -> 
 
 
 def _random_choices(job: Job, records: list[ChunkRecord]) -> Iterator[NDArray[np.signedinteger]]:
-    """The number of the split of every row of each chunk, or LEFT_OUT; the same each time."""
+    """Yield each chunk's random split numbers, or LEFT_OUT; equal at each call."""
     rules = job.rules
     rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([rules.split_seed, 0x5B117])))
     bounds = (1 - rules.held_out, 1 - rules.held_out / 2)
@@ -186,7 +183,7 @@ def _random_choices(job: Job, records: list[ChunkRecord]) -> Iterator[NDArray[np
 def _permute(
     numbers: Iterator[Positions], places: Iterator[NDArray[Any]], rows: int, shift: int
 ) -> Iterator[Positions]:
-    """Replace the numbers below `rows`, which rise, by their permuted ones, shifted by `shift` modulo `rows`."""
+    """Replace ascending numbers below `rows` by their permuted ones, shifted by `shift` modulo `rows`."""
     stream = _Stream(places)
     for part in numbers:
         in_part = (part >= 0) & (part < rows)
@@ -200,13 +197,13 @@ def _permute(
 
 
 class _Stream:
-    """Consecutive parts of an array, taken by any number of values."""
+    """Consecutive parts of an array, taken in pieces of any size."""
 
     def __init__(self, parts: Iterator[NDArray[Any]]) -> None:
         self._parts, self._part = parts, np.zeros(0, np.int64)
 
     def take(self, count: int) -> NDArray[np.int64]:
-        """The next values."""
+        """Return the next values."""
         next_values = np.empty(count, np.int64)
         position = 0
         while position < count:

@@ -1,4 +1,4 @@
-"""Rows to splits where they keep their order: shards cut out of the chunks; how finished shards move to the dataset."""
+"""Splits whose rows keep their order, cut from chunks; and the moves of finished shards to the dataset."""
 
 import operator
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from data_prep.stages.scatter import KeptChunk, RowLayout
 
 
 def refuse_no_train_rows(job: Job, rows: dict[str, int]) -> None:
-    """Refuse a dataset that holds all its rows out."""
+    """Refuse a dataset that would have no row to train on."""
     if not sum(rows.values()):
         raise UserError("data.sampling.negative_drop_rate: no row is left; give a lower rate")
     if rows["train"]:
@@ -33,7 +33,7 @@ def refuse_no_train_rows(job: Job, rows: dict[str, int]) -> None:
 
 
 def plan_cut(chunks: list[EncodeTask], rows: dict[str, int], layout: RowLayout) -> list[GatherTask]:
-    """The shards of every split: the rows of some consecutive encoded chunks that are of it."""
+    """Plan the shards of all splits; a shard is made of consecutive encoded chunks' rows that belong to its split."""
     tasks: list[GatherTask] = []
     bounds = np.cumsum([0, *(rows[split] for split in SPLITS)]).tolist()
     counts = dict.fromkeys(SPLITS, 0)
@@ -56,13 +56,13 @@ def plan_cut(chunks: list[EncodeTask], rows: dict[str, int], layout: RowLayout) 
 
 
 def fitted_records(job: Job, records: list[ChunkRecord]) -> list[ChunkRecord]:
-    """The chunks whose rows spellings, ranges and warnings are of: train's, where splits are given, else all."""
+    """Return the chunks used to fit statistics: train's if splits are given, else all."""
     return [record for record in records if job.sources[record.source].split in (None, "train")]
 
 
 @dataclass
 class BuiltShard:
-    """A shard as it will be, the moves that make it so, and what its rows hold."""
+    """A shard, the moves that bring its files to the dataset, and statistics of its rows."""
 
     split: str
     shard: Shard
@@ -72,12 +72,12 @@ class BuiltShard:
 
 
 def is_whole_chunk(task: GatherTask) -> bool:
-    """Whether a shard of `plan_cut` has all rows of its chunk, whose files are the shard's then."""
+    """Return whether a shard of `plan_cut` has all rows of its chunk, so that the chunk's files can be moved."""
     return len(task.kept_chunks) == 1 and task.stop - task.start == task.kept_chunks[0].chunk.record.rows
 
 
 def whole_chunk(task: GatherTask) -> BuiltShard:
-    """A shard that is a chunk, ready to be moved to the dataset."""
+    """Return the shard made of a whole chunk, ready to move to the dataset."""
     job, record = task.job, task.kept_chunks[0].chunk.record
     paths = {kind: job.chunk_path(record.source, record.chunk, f"{kind}.npy") for kind in job.kinds}
     moves = [move_of(job.work, path, task.split, task.name, kind) for kind, path in paths.items()]
@@ -86,12 +86,12 @@ def whole_chunk(task: GatherTask) -> BuiltShard:
 
 
 def move_of(work: Path, path: Path, split: str, name: str, kind: str) -> tuple[str, str]:
-    """The path of a shard's array relative to `work`, and where it goes relative to the dataset's directory."""
+    """Return an array's path relative to `work`, and its target relative to the dataset's directory."""
     return str(path.relative_to(work)), str(shard_path(Path(), split, name, kind))
 
 
 def built_shard(task: GatherTask, gathered: GatheredShard) -> BuiltShard:
-    """A shard that was gathered, ready to be moved to the dataset."""
+    """Return a gathered shard, ready to move to the dataset."""
     kinds = task.job.kinds
     moves = [move_of(task.job.work, task.path(kind), task.split, task.name, kind) for kind in kinds]
     shard = Shard(task.name, task.stop - task.start, {kind: gathered.files[f"{kind}.npy"] for kind in kinds})
@@ -99,7 +99,7 @@ def built_shard(task: GatherTask, gathered: GatheredShard) -> BuiltShard:
 
 
 def moves_to_dataset(job: Job, manifest: Manifest, built: list[BuiltShard]) -> list[tuple[str, str]]:
-    """Return for each file of the dataset its path in the work's directory and in the dataset's."""
+    """Return the moves of all files: the path in the work's directory, and the path in the dataset."""
     moves = [move for shard in built for move in shard.moves]
     for feature, entry in manifest.encoding.get("vocabulary", {}).items():
         paths = [

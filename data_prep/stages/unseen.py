@@ -1,4 +1,4 @@
-"""How many of the held-out rows' values train does not have, per feature."""
+"""Shares of held-out values that do not occur in train, by feature."""
 
 from collections.abc import Sequence
 
@@ -10,16 +10,17 @@ from data_prep.engine.job import Job
 from data_prep.io.arrays import open_array
 from data_prep.stages.split import BuiltShard
 
-MAX_ROWS = 1 << 20  # of train, whose ids are looked at where no vocabulary counts its unknown values
+MAX_ROWS = 1 << 20  # of train; larger sets of ids are not compared
 
 
 def unseen_shares(job: Job, built: Sequence[BuiltShard], features: Sequence[str]) -> dict[str, float] | None:
-    """Share of val's and test's values that are not in train, by feature.
+    """Return the share of val's and test's values that are not in train, by feature.
 
-    With a vocabulary of train they are those without an id, less the share of such in train, which are rare or capped.
+    With a vocabulary fitted on train, such values have no id. Rare and capped values have none either, so the share of
+    values without an id in train is subtracted.
 
     Returns:
-        None where that is not known: no held-out rows, bags in place of ids, or too many rows to look at.
+        None if the shares are unknown: no held-out rows, bags in place of ids, or too many rows to compare.
     """
     train, held_out = ([shard for shard in built if (shard.split == "train") == of_train] for of_train in (True, False))
     if job.bags is not None or not held_out:
@@ -35,7 +36,7 @@ def unseen_shares(job: Job, built: Sequence[BuiltShard], features: Sequence[str]
 
 
 def _columns(job: Job, shard: BuiltShard, features: Sequence[str]) -> list[NDArray[np.int32]]:
-    """The ids of each feature in a shard that is still in the work's directory, mapped."""
+    """Map the ids of each feature in a shard that is still in the directory of the job's work."""
     arrays = {target.rsplit(".", 2)[-2]: open_array(job.work / source) for source, target in shard.moves}
     ragged = job.schema.ragged
     bags = iter(unpack(arrays["values"], arrays["offsets"], len(ragged)) if ragged else ())
@@ -52,7 +53,7 @@ def _unknown_share(job: Job, shards: Sequence[BuiltShard], features: Sequence[st
 def _new_ids(
     job: Job, train: Sequence[BuiltShard], held_out: Sequence[BuiltShard], features: Sequence[str]
 ) -> NDArray[np.float64]:
-    """Share of the held-out ids that no row of train has."""
+    """Return the share of held-out ids that no row of train has."""
     trained: list[NDArray[np.int32]] = [np.zeros(0, np.int32)] * len(features)
     for shard in train:
         trained = [np.union1d(ids, more) for ids, more in zip(trained, _columns(job, shard, features), strict=True)]

@@ -1,9 +1,8 @@
-"""The vocabulary of every feature: its values counted chunk by chunk, the counts merged, the values ranked.
+"""Vocabularies of all features: values are counted in each chunk, the counts merged, and the values ranked.
 
-A chunk's file `counts` has, feature by feature, a run (see data_prep/vocabulary/count.py) of uint32: values, counts,
-first rows of the chunk. Of a user's own table dictionaries are counted while they are made
-(data_prep/stages/categories.py); where other rows count than all of a chunk's, `counts` has counts and first rows
-alone, of the dictionary's values.
+A chunk's file `counts` has a run (see data_prep/vocabulary/count.py) of each feature, uint32: values, counts, first
+rows in the chunk. For a user's own table, parsing counts the dictionaries' values (data_prep/stages/categories.py); if
+only some of the rows count, `counts` has the counts and first rows of these values.
 """
 
 import shutil
@@ -33,20 +32,20 @@ from data_prep.vocabulary.dictionaries import NumberedValues, merge_dictionaries
 from data_prep.vocabulary.merge import merge_in_parts, spill_parts
 from data_prep.vocabulary.rank import most_frequent, rank_values
 
-PARSED_COUNTS, FITTED_COUNTS = "counts", "fitted-counts"  # of all rows of a chunk; of those that a vocabulary is of
-ENTRY_BYTES = 12  # of Criteo's: value, count, first row: uint32, as no chunk has more rows
+PARSED_COUNTS, FITTED_COUNTS = "counts", "fitted-counts"  # of all rows; of those to fit on
+ENTRY_BYTES = 12  # of Criteo's rows: value, count and first row, uint32, as no chunk has more rows
 
 
 @dataclass(frozen=True)
 class ChunkCounts:
-    """The value counts of a chunk: the suffix of their file, and the number of the chunk's first row."""
+    """Value counts of a chunk: the suffix of their file, and the chunk's first row in the dataset."""
 
     record: ChunkRecord
     suffix: str
     begin: int
 
     def range(self, job: Job, feature: int) -> FileRange:
-        """Range of the file that holds a feature's counts."""
+        """Return the range of the file that holds a feature's counts."""
         path = job.chunk_path(self.record.source, self.record.chunk, self.suffix)
         entries = self.record.distinct
         return FileRange(path, ENTRY_BYTES * sum(entries[:feature]), ENTRY_BYTES * entries[feature])
@@ -59,16 +58,15 @@ def write_counts(
     read_column: Callable[[int], NDArray[np.uint32]],
     rows: NDArray[np.int64],
 ) -> tuple[list[int], FileDigest, list[Coding | None]]:
-    """Count the values of a chunk of Criteo's, feature by feature; first appearances are rows of the chunk, from 0.
+    """Count the values of a Criteo chunk, feature by feature; first rows count from 0 in the chunk.
 
     Args:
-        chunk: its source and its number.
-        read_column: the values of a feature, by its number; they are overwritten.
-        rows: which rows of the chunk to count, rising.
+        chunk: source index and chunk number.
+        read_column: returns a feature's values by its number; they are overwritten.
+        rows: rows of the chunk to count, ascending.
 
     Returns:
-        the number of distinct values of each feature, the size and checksum of the file, and of each feature its
-        coding, where it has one.
+        Each feature's number of distinct values, the file's size and checksum, and each feature's coding or None.
     """
     in_order = job.rules.order is VocabularyOrder.first_appearance
     distinct: list[int] = []
@@ -86,7 +84,7 @@ def write_counts(
 
 
 class StoredRun:
-    """A run on disk, of which parts are read: memory and open files do not grow with the number of runs."""
+    """A run on disk, read in parts, so that memory and open files do not grow with the number of runs."""
 
     def __init__(self, file_range: FileRange) -> None:
         self._range = file_range
@@ -94,11 +92,11 @@ class StoredRun:
 
     @property
     def values(self) -> NDArray[np.uint32]:
-        """Its values, read now."""
+        """Read all values."""
         return np.fromfile(self._range.path, np.uint32, self.entries, offset=self._range.offset)
 
     def part(self, start: int, stop: int) -> Run:
-        """Some of its entries, read now."""
+        """Read the entries start..stop."""
         columns: list[NDArray[Any]] = []
         with open(self._range.path, "rb", buffering=0) as file:
             for column in range(len(Run._fields)):
@@ -108,7 +106,7 @@ class StoredRun:
 
 
 def load_runs(ranges: Sequence[FileRange], max_bytes: int) -> Sequence[Run | StoredRun]:
-    """Runs of counts and rows of uint32: read if `max_bytes` are enough for all, else part by part."""
+    """Read runs of uint32 if they fit into `max_bytes`; otherwise return runs that are read in parts."""
     if sum(each.page_bytes for each in ranges) > max_bytes:
         return [StoredRun(each) for each in ranges]
     return [Run(*content.view(np.uint32).reshape(len(Run._fields), -1)) for content in read_ranges(ranges)]
@@ -116,9 +114,9 @@ def load_runs(ranges: Sequence[FileRange], max_bytes: int) -> Sequence[Run | Sto
 
 @dataclass(frozen=True)
 class CountTask(LoggedTask[ChunkRecord]):
-    """Counts the values of a chunk's rows at positions below `limit`; its first row is row `begin`.
+    """Counts the values of a chunk's rows at positions below `limit`; the chunk begins with row `begin`.
 
-    The record has the number of those rows and of the distinct values.
+    The record holds the number of these rows and of the distinct values.
     """
 
     stage: ClassVar[str] = "counted"
@@ -131,7 +129,7 @@ class CountTask(LoggedTask[ChunkRecord]):
 
     @property
     def is_done(self) -> bool:
-        """Whether all its rows count and were counted when it was parsed."""
+        """Return whether parsing counted the values, and all rows count."""
         return self.job.rules.counts_while_parsing and self.begin + self.record.rows <= self.limit
 
     @property
@@ -157,7 +155,7 @@ class CountTask(LoggedTask[ChunkRecord]):
         return count_record
 
     def _rows(self) -> NDArray[np.int64]:
-        """Rows of the chunk, from 0, at positions below the limit."""
+        """Return the rows of the chunk, from 0, at positions below the limit."""
         if not self.job.rules.is_arranged:
             return np.arange(min(self.record.rows, self.limit - self.begin))
         positions = chunk_positions(self.job, self.begin, self.record.rows)
@@ -165,10 +163,10 @@ class CountTask(LoggedTask[ChunkRecord]):
 
 
 def plan_counting(job: Job, records: list[ChunkRecord], limit: int) -> list[CountTask]:
-    """The chunks with rows that may count.
+    """Return counting tasks for the chunks with rows that may count.
 
     Args:
-        records: all chunks, in the order of the rows.
+        records: all chunks, in row order.
         limit: rows at positions below it count.
     """
     begins = [0, *accumulate(record.rows for record in records)]
@@ -177,7 +175,7 @@ def plan_counting(job: Job, records: list[ChunkRecord], limit: int) -> list[Coun
 
 
 def count_chunks(tasks: list[CountTask], executor: Executor) -> tuple[ChunkCounts, ...]:
-    """The value counts of all chunks with rows that count."""
+    """Return the value counts of all chunks with rows that count."""
     parsed = [task for task in tasks if task.is_done]
     counts = [ChunkCounts(t.record, PARSED_COUNTS if t.job.table is None else DICTIONARIES, t.begin) for t in parsed]
     to_do = [task for task in tasks if not task.is_done]
@@ -190,14 +188,14 @@ def count_chunks(tasks: list[CountTask], executor: Executor) -> tuple[ChunkCount
 
 @dataclass
 class VocabularyRecord:
-    """A feature's vocabulary: `values` have an id of their own; `files` by their suffix in vocab/<feature>.<suffix>."""
+    """A feature's vocabulary: `values` have their own id; `files` by their suffix in vocab/<feature>.<suffix>."""
 
     values: int
     files: dict[str, FileDigest]
 
     @property
     def digest(self) -> FileDigest:
-        """Digest of the file vocab/<feature>.npy."""
+        """Return the digest of vocab/<feature>.npy."""
         return self.files["npy"]
 
     def to_manifest(self) -> Json:
@@ -210,7 +208,7 @@ class VocabularyRecord:
 class FitTask(LoggedTask[VocabularyRecord]):
     """Merges and ranks one feature's values.
 
-    max_bytes: of memory for its value counts, and as much again to merge and rank them.
+    max_bytes: memory for the value counts, and as much again for merging and ranking.
     """
 
     stage: ClassVar[str] = "fitted"
@@ -239,7 +237,7 @@ class FitTask(LoggedTask[VocabularyRecord]):
             files = {"npy": digest_file(path)}
         else:
             values, files = self._fit_own(scratch)
-        shutil.rmtree(scratch, ignore_errors=True)  # which is there where there were several parts
+        shutil.rmtree(scratch, ignore_errors=True)  # exists if there were several parts
         worker.count(*self.size)
         return VocabularyRecord(values, files)
 
@@ -251,7 +249,7 @@ class FitTask(LoggedTask[VocabularyRecord]):
         return [each.begin for each in self.counts]
 
     def _fit_own(self, scratch: Path) -> tuple[int, dict[str, FileDigest]]:
-        """Fit a feature of a user's own table; how many values have an id, and the files."""
+        """Fit a feature of a user's own table; return the number of values with an id, and the files."""
         job, name = self.job, self.job.schema.sparse[self.feature]
         dictionaries = [StoredDictionary(job, each.record, self.feature, each.suffix) for each in self.counts]
         threshold = job.rules.frequency_threshold
@@ -265,10 +263,10 @@ class FitTask(LoggedTask[VocabularyRecord]):
         return values, dict(zip(suffixes, digests, strict=True))
 
     def _rank(self, runs: Iterator[Run], path: Path, scratch: Path) -> int:
-        """Write the values of merged runs in the order of their ids; how many have one."""
+        """Write the values of merged runs in the order of their ids; return the number of values with an id."""
         rules = self.job.rules
         parts = spill_parts(runs, scratch / "all")
-        # where ids wrap, all values have one; else the cap leaves room for those before the first
+        # If ids wrap, all values have one. Otherwise the cap leaves room for the ids before the first.
         cap = None if rules.wraps or rules.max_ind_range is None else max(0, rules.max_ind_range - rules.first_id)
         if cap is not None and sum(len(part.values) for part in parts) > cap:
             parts = spill_parts(most_frequent(parts, cap), scratch / "kept")
@@ -279,6 +277,6 @@ class FitTask(LoggedTask[VocabularyRecord]):
 def fit_vocabularies(
     job: Job, counts: tuple[ChunkCounts, ...], max_bytes: int, executor: Executor
 ) -> dict[str, VocabularyRecord]:
-    """Write `job.work`/vocab/<feature>.npy of all features from the chunks' value counts."""
+    """Write `job.work`/vocab/<feature>.npy for all features from the chunks' value counts."""
     tasks = [FitTask(job, feature, counts, max_bytes) for feature in range(len(job.schema.sparse))]
     return dict(zip(job.schema.sparse, executor.map(tasks), strict=True))

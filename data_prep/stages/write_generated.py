@@ -1,4 +1,4 @@
-"""Writes a dataset from generated shards (`data.source=random`, `trace`), atomically."""
+"""Writer of datasets from generated shards (`data.source=random`, `trace`), which publishes them atomically."""
 
 import shutil
 import sys
@@ -26,7 +26,7 @@ DISK_MARGIN = 1.05
 
 
 class Generator(Protocol):
-    """A generator of rows; `encoding` has everything that decides them."""
+    """Generator of rows; `encoding` has everything that decides them."""
 
     schema: Schema
     num_embeddings: dict[str, int]
@@ -35,16 +35,16 @@ class Generator(Protocol):
     rows: dict[str, int]
 
     def shard(self, split: str, start: int, rows: int) -> ShardArrays:
-        """Rows start to start + rows of a split; asked for in order, train first, then val, then test."""
+        """Return rows start to start + rows of a split. Calls come in order: train, val, then test."""
         ...
 
     def extra(self) -> Json:
-        """Figures for the manifest, once all rows are made."""
+        """Return figures for the manifest, after all rows are made."""
         ...
 
 
 def write_generated(data: DataConfig, root: Path, generator: Generator) -> Manifest:
-    """Make the dataset, or find it made.
+    """Write the dataset, or return it if it is already done.
 
     Raises:
         UserError: another dataset is there, or the disk is too small.
@@ -68,9 +68,9 @@ def write_generated(data: DataConfig, root: Path, generator: Generator) -> Manif
 
 
 def _write(work: Path, generator: Generator) -> tuple[Manifest, list[tuple[str, str]]]:
-    """Write all shards below `work`; the manifest, and which file goes where."""
+    """Write all shards below `work`; return the manifest, and the moves of files to the dataset."""
     scratch = work / "shards"
-    shutil.rmtree(scratch, ignore_errors=True)  # of a job that was killed
+    shutil.rmtree(scratch, ignore_errors=True)  # leftovers of a killed job
     shards, moves = [], []
     for split in SPLITS:
         for name, start, rows in _pieces(generator.rows[split]):
@@ -86,6 +86,6 @@ def _write(work: Path, generator: Generator) -> tuple[Manifest, list[tuple[str, 
 
 
 def _pieces(rows: int) -> Iterator[tuple[str, int, int]]:
-    """Name, first row and rows of each shard of a split."""
+    """Yield the name, first row and number of rows of each shard of a split."""
     for number, start in enumerate(range(0, rows, SHARD_ROWS)):
         yield f"{number:05d}", start, min(SHARD_ROWS, rows - start)

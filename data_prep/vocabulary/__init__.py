@@ -1,1 +1,1 @@
-"""Distinct values of a column counted, merged and ranked in bounded memory."""
+"""Counting, merging and ranking of a column's distinct values in bounded memory."""

@@ -1,8 +1,7 @@
-"""The values of a column of one chunk, counted.
+"""Counts of a column's values in one chunk.
 
-A *run* is a column's distinct values in rising order with their counts. Every chunk leaves one per column on disk;
-data_prep/vocabulary/merge.py makes one of them. A *coding* is a column as small numbers, where its values
-repeat.
+A run holds a column's distinct values in ascending order with their counts. Each chunk leaves one run per column on
+disk; data_prep/vocabulary/merge.py merges them. A coding represents a column with repeated values by small numbers.
 """
 
 from typing import NamedTuple
@@ -13,16 +12,16 @@ from numpy.typing import NDArray
 from common.jit import jit
 from data_prep.encoding.lookup import EMPTY_SLOT, HASH_MULTIPLIER, insert
 
-FEW_CODES, MAX_CODES = 1 << 8, 1 << 16  # of one byte, of two
+FEW_CODES, MAX_CODES = 1 << 8, 1 << 16  # of one byte, of two bytes
 FIRST_BITS = 12
-ROWS_PER_VALUE = 4  # on average: where values repeat less, sorting them is faster
-FREE_VALUES = 4096  # before it is judged whether they do
+ROWS_PER_VALUE = 4  # on average; if values repeat less often, sorting is faster
+FREE_VALUES = 4096  # values seen before this is judged
 
 
 class Run(NamedTuple):
-    """Distinct values [n] uint32 in rising order, how often each occurs [n] int64, in which row first [n] int64.
+    """Distinct values [n] uint32 in ascending order, the count of each [n] int64, and its first row [n] int64.
 
-    Rows count from 0 over the whole dataset; where the order of appearance does not matter, `first` is all 0.
+    Rows count from 0 over the whole dataset; `first` is all 0 if the order of appearance does not matter.
     """
 
     values: NDArray[np.uint32]
@@ -31,30 +30,30 @@ class Run(NamedTuple):
 
     @property
     def entries(self) -> int:
-        """n."""
+        """Return n."""
         return len(self.values)
 
     def part(self, start: int, stop: int) -> "Run":
-        """Some of its entries, as views."""
+        """Return the entries start..stop as views."""
         return Run(self.values[start:stop], self.counts[start:stop], self.first[start:stop])
 
 
 class Coding(NamedTuple):
-    """A column as numbers: the value of row i is dictionary[codes[i]]; uint32, and uint8 or uint16 [rows]."""
+    """A column as numbers: row i has the value dictionary[codes[i]]; uint32 [values], and uint8 or uint16 [rows]."""
 
     dictionary: NDArray[np.uint32]
     codes: NDArray[np.unsignedinteger]
 
 
 class Counted(NamedTuple):
-    """A column's run, and its coding where one was found on the way."""
+    """A column's run, and its coding if counting produced one."""
 
     run: Run
     coding: Coding | None
 
 
 def count_values(values: NDArray[np.uint32]) -> Counted:
-    """Count a column, without the order of appearance; `values` may be sorted in place."""
+    """Count a column without the order of appearance; `values` may be sorted in place."""
     repeated = _count_repeated(values)
     if repeated is not None:
         return repeated._replace(run=repeated.run._replace(first=np.zeros(len(repeated.run.first), np.int64)))
@@ -64,7 +63,7 @@ def count_values(values: NDArray[np.uint32]) -> Counted:
 
 
 def count_in_order(values: NDArray[np.uint32], rows: NDArray[np.int64]) -> Counted:
-    """Count a column whose i-th value is of row rows[i], rising and less than 2^32 beyond rows[0]."""
+    """Count a column whose value i belongs to row rows[i]; rows ascend and stay less than 2^32 beyond rows[0]."""
     if not len(values):
         return count_values(values)
     repeated = _count_repeated(values)
@@ -79,7 +78,7 @@ def count_in_order(values: NDArray[np.uint32], rows: NDArray[np.int64]) -> Count
 
 
 def _count_repeated(values: NDArray[np.uint32]) -> Counted | None:
-    """The run of values most of which occur again and again, `first` counting from 0; None of others."""
+    """Return the run, with `first` from 0, and the coding of values that mostly repeat; None for other values."""
     max_values = len(values) // ROWS_PER_VALUE + FREE_VALUES + 1
     repeated, codes = np.empty(max_values, np.uint32), np.empty(len(values), np.uint16)
     counts, first = np.empty(max_values, np.int64), np.empty(max_values, np.int64)
@@ -94,14 +93,14 @@ def _count_repeated(values: NDArray[np.uint32]) -> Counted | None:
 
 
 def _sorting_order(values: NDArray[np.uint32]) -> NDArray[np.int64]:
-    """Stable argsort by sorting 64-bit numbers, which NumPy does several times faster."""
+    """Return the stable argsort; sorts 64-bit numbers, which NumPy does several times faster."""
     keys = (values.astype(np.uint64) << np.uint64(32)) | np.arange(len(values), dtype=np.uint64)
     keys.sort()
     return (keys & np.uint64(0xFFFFFFFF)).astype(np.int64)
 
 
 def _starts(values: NDArray[np.uint32]) -> NDArray[np.int64]:
-    """Index at which each distinct value of a sorted array begins."""
+    """Return the index at which each distinct value of a sorted array begins."""
     if not len(values):
         return np.zeros(0, np.int64)
     return np.flatnonzero(np.concatenate(([True], values[1:] != values[:-1])))
@@ -115,15 +114,15 @@ def count_repeated(
     first: NDArray[np.int64],
     codes: NDArray[np.uint16],
 ) -> int:
-    """Count the distinct values of a column, in their order of appearance.
+    """Count the distinct values of a column in order of appearance.
 
     Args:
         values: [rows] uint32.
-        distinct_values, counts, first, codes: of `make_room`; outputs: each distinct value, how often it occurs, and
-            where first; of each row the number of its value in `distinct_values`, modulo 2^16.
+        distinct_values, counts, first, codes: outputs. The first three hold each distinct value, its count and its
+            first index; `codes` holds each row's index in `distinct_values`, modulo 2^16.
 
     Returns:
-        how many there are, or -1 if the values do not repeat enough.
+        The number of distinct values, or -1 if values repeat too rarely.
     """
     bits = FIRST_BITS
     slots, mask, shift = np.zeros(1 << bits, np.uint64), np.uint32((1 << bits) - 1), np.uint32(32 - bits)

@@ -1,8 +1,8 @@
-"""The dictionaries of a user's own table merged into one vocabulary: values of 64 bits, and their texts.
+"""Merging of the dictionaries of a user's own table into one vocabulary of 64-bit values and their texts.
 
-Merging goes through the values in rising order and numbers them: `NumberedValues`. The numbers are counted, capped
-and ranked as values of 32 bits are (data_prep/vocabulary/merge.py and rank.py), which gives the number of each id;
-`write_ranked` brings values and texts into that order. Memory does not grow with the values.
+Merging numbers the values in ascending order: `NumberedValues`. The 32-bit numbers are then counted, capped and ranked
+(data_prep/vocabulary/merge.py and rank.py), which gives the number of each id. `write_ranked` brings values and texts
+into that order. Memory does not grow with the number of values.
 """
 
 import mmap
@@ -24,15 +24,15 @@ from data_prep.vocabulary.count import Run
 from data_prep.vocabulary.merge import value_cuts
 from data_prep.vocabulary.rank import reserve
 
-BYTES_PER_ENTRY = 160  # of an entry being merged, its copies, and what ranking makes of it, without its text
+BYTES_PER_ENTRY = 160  # an entry without its text: merging, copies, ranking
 COPIES_OF_TEXT = 4
-MAX_BUCKETS = 256  # files that are open at once
-ORDER_VALUES = 1 << 20  # ids looked at once
+MAX_BUCKETS = 256  # files open at once
+ORDER_VALUES = 1 << 20  # ids read at once
 SHOWN_CHARACTERS = 40
 
 
 class Entries(NamedTuple):
-    """Entries of a dictionary: values [n] uint64, counts and first rows [n] int64, texts, an Arrow array [n]."""
+    """Entries of a dictionary: values [n] uint64, counts and first rows [n] int64, and texts, an Arrow array [n]."""
 
     values: NDArray[np.uint64]
     counts: NDArray[np.int64]
@@ -41,33 +41,33 @@ class Entries(NamedTuple):
 
 
 class Dictionary(Protocol):
-    """Distinct values in rising order, in memory or on disk."""
+    """Distinct values in ascending order, in memory or on disk."""
 
     @property
     def entries(self) -> int:
-        """Number of distinct values."""
+        """Return the number of distinct values."""
 
     @property
     def text_bytes(self) -> int:
-        """Bytes of all texts."""
+        """Return the bytes of all texts."""
 
     @property
     def values(self) -> NDArray[np.uint64]:
-        """All of them."""
+        """Return all values."""
 
     def part(self, start: int, stop: int) -> Entries:
-        """Some of its entries."""
+        """Return the entries start..stop."""
 
 
 def refuse_collisions(column: str, texts: Any, is_new: NDArray[np.bool_]) -> None:
-    """Refuse two texts of one value.
+    """Refuse two texts with the same value.
 
     Args:
         texts: in the order of their values.
-        is_new: of each, whether its value is not the one before.
+        is_new: whether each value differs from the one before.
 
     Raises:
-        UserError: naming the column and both texts.
+        UserError: names the column and both texts.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -87,16 +87,16 @@ def refuse_collisions(column: str, texts: Any, is_new: NDArray[np.bool_]) -> Non
 def merge_dictionaries(
     column: str, dictionaries: Sequence[Dictionary], part_bytes: int, begins: Sequence[int], threshold: int
 ) -> Iterator[Entries]:
-    """Merge dictionaries, however many and large, into one, handed out in consecutive value ranges.
+    """Merge any number of dictionaries into one, and yield it in consecutive ranges of values.
 
     Args:
-        column: what to call it in an error.
+        column: the column's name in errors.
         part_bytes: memory for merging and ranking a part.
-        begins: numbers of the rows from which those in each dictionary's `first` count.
-        threshold: values that occur less often in all, or not at all, are left out.
+        begins: number of the row at which each dictionary's `first` begins to count.
+        threshold: values with a lower total count, or none, are left out.
 
     Raises:
-        UserError: two texts have one value.
+        UserError: two texts have the same value.
     """
     total = sum(each.entries for each in dictionaries)
     num_bytes = BYTES_PER_ENTRY * total + COPIES_OF_TEXT * sum(each.text_bytes for each in dictionaries)
@@ -113,7 +113,7 @@ def merge_dictionaries(
 
 
 def _merge(column: str, parts: Sequence[Entries], threshold: int) -> Entries:
-    """The entries of several dictionaries as one."""
+    """Merge the entries of several dictionaries."""
     import pyarrow as pa
 
     values, counts, first = (np.concatenate(arrays) for arrays in list(zip(*parts, strict=True))[:3])
@@ -139,7 +139,7 @@ def _merge(column: str, parts: Sequence[Entries], threshold: int) -> Entries:
 
 
 class NumberedValues:
-    """Merged values, numbered in rising order, in a directory; with their texts, if these are to be kept."""
+    """Merged values in a directory, numbered in ascending order, with their texts if these are kept."""
 
     def __init__(self, directory: Path, with_texts: bool) -> None:
         share_allocator_with_arrow()
@@ -149,7 +149,7 @@ class NumberedValues:
         directory.mkdir(parents=True, exist_ok=True)
 
     def runs(self, parts: Iterator[Entries]) -> Iterator[Run]:
-        """Store parts, and yield of each the numbers in place of the values."""
+        """Store parts; yield each with numbers in place of the values."""
         number = 0
         for part in parts:
             if not len(part.values):
@@ -167,29 +167,29 @@ class NumberedValues:
         self.num_bytes += batch.nbytes
 
     def parts(self) -> Iterator[Any]:
-        """Yield each part as a table of `value` and maybe `text`."""
+        """Yield each part as a table with the columns `value` and, if texts are kept, `text`."""
         for index in range(len(self.sizes)):
             yield _read_stream(self._directory / f"{index}.arrow")
 
     @property
     def size(self) -> int:
-        """How many values there are."""
+        """Return the number of values."""
         return sum(self.sizes)
 
 
 def write_ranked(
     numbered: NumberedValues, order: Path, paths: Sequence[Path], directory: Path, part_bytes: int
 ) -> list[FileDigest]:
-    """Write values, and texts, in the order of their ids.
+    """Write the values, and texts, in the order of their ids.
 
     Args:
-        order: file of the number of each id's value, as `rank_values` writes it.
-        paths: files to write: of the values, and, if texts are kept, of the texts and of their offsets.
-        directory: for files on the way.
+        order: file with the number of each id's value, from `rank_values`.
+        paths: files to write: values and, if texts are kept, texts and their offsets.
+        directory: directory for temporary files.
         part_bytes: memory to use.
 
     Returns:
-        the digests of `paths`.
+        The digests of `paths`.
     """
     numbers = open_array(order)
     buckets, text_bytes = _distribute(numbered, numbers, directory, part_bytes)
@@ -218,7 +218,7 @@ def write_ranked(
 def _distribute(
     numbered: NumberedValues, order: NDArray[np.uint32], directory: Path, part_bytes: int
 ) -> tuple[list[Path], int]:
-    """Files of consecutive ids, each small enough to be sorted in memory, and the bytes of all texts in them."""
+    """Write files of consecutive ids, small enough to sort in memory; return their paths and the bytes of all texts."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -247,7 +247,7 @@ def _distribute(
 
 
 def _ids_by_part(numbered: NumberedValues, order: NDArray[np.uint32], path: Path) -> Iterator[NDArray[np.uint32]]:
-    """Of each part's values the id plus one, counted from 0, or 0 where a value has none."""
+    """Yield for each part the id plus one of each value, or 0 for a value without an id."""
     if not numbered.size:
         return
     with open(path, "wb+") as file:
@@ -277,7 +277,7 @@ def _stream(path: Path, schema: Any) -> Any:
 
 
 def _read_stream(path: Path) -> Any:
-    """All of a stream, in memory of its own."""
+    """Read a whole stream into memory."""
     import pyarrow as pa
 
     with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as stream:

@@ -1,4 +1,4 @@
-"""The runs of a column merged into one, value range by value range, so that memory does not grow with the data."""
+"""Merging of a column's runs, one range of values after another, so that memory does not grow with the data."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,25 +11,25 @@ from common.jit import Int, jit
 from data_prep.vocabulary.count import Run
 
 PART_BYTES = 128 << 20
-PART_BYTES_PER_ENTRY = 96  # of a merged entry, its copies, and what ranking makes of it
+PART_BYTES_PER_ENTRY = 96  # a merged entry, its copies, and the memory to rank it
 STEP_ENTRIES = 1 << 17  # merged at once, in the processor's cache
-STEP_ENTRIES_PER_RUN = 1 << 12  # of fewer each, most time would go into calls
+STEP_ENTRIES_PER_RUN = 1 << 12  # with fewer entries each, calls would dominate
 SAMPLES_PER_RUN = 64
 
 
 class Mergeable(Protocol):
-    """A run, in memory or on disk."""
+    """A run in memory or on disk."""
 
     @property
     def entries(self) -> int:
-        """Number of distinct values."""
+        """Return the number of distinct values."""
 
     @property
     def values(self) -> NDArray[np.uint32]:
-        """All of them."""
+        """Return all values."""
 
     def part(self, start: int, stop: int) -> Run:
-        """Some of its entries."""
+        """Return the entries start..stop."""
 
 
 def merge_in_parts(
@@ -38,12 +38,12 @@ def merge_in_parts(
     begins: Sequence[int] | None = None,
     threshold: int = 1,
 ) -> Iterator[Run]:
-    """Merge runs, however many and large, into one, handed out in consecutive value ranges.
+    """Merge any number of runs into one, and yield it in consecutive ranges of values.
 
     Args:
         part_bytes: memory for merging and ranking a part.
-        begins: numbers of the rows from which those in each run's `first` count; by default 0.
-        threshold: values that occur less often in all are left out.
+        begins: number of the row at which each run's `first` begins to count; by default 0.
+        threshold: values with a lower total count are left out.
     """
     max_entries = part_bytes // PART_BYTES_PER_ENTRY
     step_entries = max(1, min(max_entries, max(STEP_ENTRIES, STEP_ENTRIES_PER_RUN * len(runs))))
@@ -64,12 +64,12 @@ def merge_in_parts(
 
 
 def _empty_run(entries: int) -> Run:
-    """A run to be filled: only as much memory is taken as is written to."""
+    """Allocate a run; the system assigns memory only to the part that is written."""
     return Run(np.empty(entries, np.uint32), np.empty(entries, np.int64), np.empty(entries, np.int64))
 
 
 class _MergeBuffers:
-    """Memory to merge up to that many entries, again and again: fresh memory would cost more than the merging."""
+    """Reusable memory to merge up to `entries` entries: allocating it each time would cost more than merging."""
 
     def __init__(self, entries: int) -> None:
         self._keys = np.empty(entries, "<u8")
@@ -85,9 +85,9 @@ class _MergeBuffers:
         threshold: int,
         out: Run,
     ) -> int:
-        """Merge the entries starts[i]..ends[i] of every run into the first ones of `out`; returns their number.
+        """Merge the entries starts[i]..ends[i] of each run into the first ones of `out`; return their number.
 
-        For `begins` and `threshold` see `merge_in_parts`.
+        `begins` and `threshold` are as in `merge_in_parts`.
         """
         halves = self._keys.view("<u4").reshape(-1, 2)
         end = 0
@@ -102,7 +102,7 @@ class _MergeBuffers:
             np.add(first, begin, out=self._first[target], dtype=np.int64)
         halves[:end, 0] = self._numbers[:end]
         keys = self._keys[:end]
-        keys.sort()  # of numbers of 64 bits: several times faster than merging by comparisons
+        keys.sort()  # Sorting 64-bit numbers is several times faster than merging by comparisons.
         return int(sum_equal(keys, self._counts, self._first, threshold, *out))
 
 
@@ -116,23 +116,23 @@ def sum_equal(
     out_counts: NDArray[np.int64],
     out_first: NDArray[np.int64],
 ) -> Int:
-    """Sum the counts and take the earliest row of each value, without a branch.
+    """Sum the counts and take the earliest row of each value, without branches.
 
     Args:
-        keys: [n] uint64, rising: value << 32 | entry.
-        counts, first: [n] int64, of each entry.
-        threshold: values that occur less often are left out.
+        keys: [n] uint64, ascending: value << 32 | entry.
+        counts, first: [n] int64, one per entry.
+        threshold: values with a lower total count are left out.
         out_values, out_counts, out_first: outputs.
 
     Returns:
-        the number of values in the outputs.
+        The number of values in the outputs.
     """
     number, total, earliest, last = np.int64(0), np.int64(0), np.int64(0), np.uint32(0)
     for i in range(len(keys)):
         value = np.uint32(keys[i] >> np.uint64(32))
         entry = np.int64(keys[i] & np.uint64(0xFFFFFFFF))
         is_same = (value == last) & (i > 0)
-        number += np.int64((not is_same) & (i > 0) & (total >= threshold))  # else the last one is written over
+        number += np.int64((not is_same) & (i > 0) & (total >= threshold))  # otherwise overwrite the last value
         total = counts[entry] + (total if is_same else 0)
         earliest = min(first[entry], earliest) if is_same else first[entry]
         out_values[number], out_counts[number], out_first[number] = value, total, earliest
@@ -141,19 +141,19 @@ def sum_equal(
 
 
 class Valued(Protocol):
-    """Distinct values in rising order, however they are counted."""
+    """Distinct values in ascending order."""
 
     @property
     def entries(self) -> int:
-        """How many there are."""
+        """Return the number of values."""
 
     @property
     def values(self) -> NDArray[Any]:
-        """All of them."""
+        """Return all values."""
 
 
 def value_cuts(runs: Sequence[Valued], num_parts: int) -> NDArray[Any]:
-    """Values that cut the union of the runs into about equal parts."""
+    """Return values that divide the union of the runs into about equal parts."""
     if num_parts <= 1:
         return np.zeros(0, np.uint32)
     samples, weights = [], []
@@ -169,7 +169,7 @@ def value_cuts(runs: Sequence[Valued], num_parts: int) -> NDArray[Any]:
 
 
 class SpilledRun:
-    """A run on disk: each of its arrays is read when it is asked for."""
+    """A run on disk; each access to an array reads it."""
 
     def __init__(self, run: Run, stem: Path) -> None:
         self._stem = stem
@@ -197,7 +197,7 @@ AnyRun: TypeAlias = Run | SpilledRun
 
 
 def spill_parts(runs: Iterator[Run], directory: Path) -> Sequence[AnyRun]:
-    """All parts: a single one in memory, several on disk."""
+    """Return all parts: a single one in memory, several on disk."""
     first = next(runs, None)
     if first is None:
         return []

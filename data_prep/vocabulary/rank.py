@@ -1,4 +1,4 @@
-"""The ids of a column's values, by frequency, first appearance or value; memory does not grow with them."""
+"""Order of ids by frequency, first appearance or value; memory does not grow with the number of values."""
 
 import mmap
 import os
@@ -16,21 +16,21 @@ from data_prep.io.arrays import npy_header, unload
 from data_prep.vocabulary.count import Run
 from data_prep.vocabulary.merge import SAMPLES_PER_RUN, AnyRun
 
-ROWS_PER_KEY = 1 << 32  # that a key of 64 bits can hold beside a value
+ROWS_PER_KEY = 1 << 32  # rows that a 64-bit key can hold beside a value
 
 
 class CountClasses(NamedTuple):
-    """Number of values (sizes) of each count (counts, rising)."""
+    """Number of values (sizes) with each count (counts, ascending)."""
 
     counts: NDArray[np.int64]
     sizes: NDArray[np.int64]
 
 
 def most_frequent(parts: Sequence[AnyRun], limit: int) -> Iterator[Run]:
-    """Yield of every part the values among the `limit` most frequent of all; of equal counts the smaller values."""
+    """Yield from each part the values among the `limit` most frequent overall; ties go to smaller values."""
     counts, sizes = count_classes(parts)
-    no_rarer = np.cumsum(sizes[::-1])[::-1]  # how many values occur as often or more often
-    whole = int(np.searchsorted(-no_rarer, -limit))  # from this class on, all are
+    no_rarer = np.cumsum(sizes[::-1])[::-1]  # number of values with at least this count
+    whole = int(np.searchsorted(-no_rarer, -limit))  # all values of this class and the following ones are in
     min_count = counts[whole] if whole < len(counts) else counts[-1] + 1
     remaining = limit - int(no_rarer[whole]) if whole < len(counts) else limit
     for part in parts:
@@ -45,11 +45,11 @@ def most_frequent(parts: Sequence[AnyRun], limit: int) -> Iterator[Run]:
 
 
 def rank_values(parts: Sequence[AnyRun], path: Path, order: VocabularyOrder) -> int:
-    """Write the vocabulary of a column: values in the order of their ids.
+    """Write a column's vocabulary: its values in the order of their ids.
 
     Args:
-        parts: the merged run, in consecutive value ranges.
-        path: the .npy file to write, [n] uint32.
+        parts: the merged run in consecutive ranges of values.
+        path: .npy file to write, [n] uint32.
 
     Returns:
         n, the number of values with an id of their own.
@@ -69,7 +69,7 @@ def rank_values(parts: Sequence[AnyRun], path: Path, order: VocabularyOrder) -> 
 
 
 def reserve(file: int, size: int) -> None:
-    """Give a file its size, on the disk where the system can: writing to a mapped hole on a full one would be fatal."""
+    """Set a file's size, and reserve the space if possible: writing to a mapped hole on a full disk would be fatal."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file, 0, size)
     else:
@@ -77,7 +77,7 @@ def reserve(file: int, size: int) -> None:
 
 
 def _batches(parts: Sequence[AnyRun], order: VocabularyOrder) -> Iterator[NDArray[np.uint32]]:
-    """The values by rising value or by first appearance."""
+    """Yield the values by ascending value or by first appearance."""
     if order is VocabularyOrder.value:
         for part in parts:
             yield part.values
@@ -87,7 +87,7 @@ def _batches(parts: Sequence[AnyRun], order: VocabularyOrder) -> Iterator[NDArra
 
 
 def _row_ranges(parts: Sequence[AnyRun]) -> list[tuple[int, int]]:
-    """Ranges of first rows, none beyond a key's, that hold about as many values as one part."""
+    """Return ranges of first rows, each within a key, that hold about as many values as one part."""
     firsts = (part.first for part in parts)
     sample = np.sort(np.concatenate([first[:: max(1, len(first) // SAMPLES_PER_RUN)].copy() for first in firsts]))
     even = sample[np.arange(1, len(parts)) * len(sample) // len(parts)]
@@ -97,7 +97,7 @@ def _row_ranges(parts: Sequence[AnyRun]) -> list[tuple[int, int]]:
 
 
 def _first_seen_between(parts: Sequence[AnyRun], low: int, high: int) -> NDArray[np.uint32]:
-    """Values first seen in the rows low..high, in that order."""
+    """Return the values first seen in rows low..high, in that order."""
     keys = []
     for part in parts:
         first = part.first
@@ -112,7 +112,7 @@ def _first_seen_between(parts: Sequence[AnyRun], low: int, high: int) -> NDArray
 
 
 def _rank_by_frequency(parts: Sequence[AnyRun], mapped: mmap.mmap, offset: int) -> None:
-    """Values by falling count, ties by rising value, from an offset of a file on: a counting sort over the counts."""
+    """Write values by descending count, ties by ascending value, to a file from an offset on, by a counting sort."""
     counts, sizes = count_classes(parts)
     larger = np.cumsum(sizes[::-1])[::-1] - sizes
     vocabulary = np.frombuffer(mapped, np.uint32, offset=offset)
@@ -122,7 +122,7 @@ def _rank_by_frequency(parts: Sequence[AnyRun], mapped: mmap.mmap, offset: int) 
 
 
 def count_classes(parts: Sequence[AnyRun]) -> CountClasses:
-    """The number of values per count over all parts, of which there is at least one."""
+    """Count the values with each count over all parts, of which there is at least one."""
     pairs = [np.unique(part.counts, return_counts=True) for part in parts]
     counts, inverse = np.unique(np.concatenate([pair[0] for pair in pairs]), return_inverse=True)
     sizes = np.zeros(len(counts), np.int64)
@@ -142,8 +142,8 @@ def place_by_rank(
 
     Args:
         values, counts: a part of a run.
-        classes: the counts that occur, rising.
-        next_rank: of each class, advanced here.
+        classes: the counts that occur, ascending.
+        next_rank: next rank of each class; advanced here.
         vocabulary: output, values by rank.
     """
     for i in range(len(values)):
