@@ -1,4 +1,4 @@
-"""Raw clicks to binary shards. NumPy world: no torch, nothing of `app`."""
+"""Preparation of datasets from raw clicks, with NumPy; imports neither torch nor `app`."""
 
 import sys
 

@@ -19,12 +19,12 @@ from data_prep.engine.executor import start_fork_server
 
 
 def main(config: PrepConfig) -> int:
-    """Preprocess as configured; an exit status."""
-    root = config.data.root  # checked before the imports that take a second
+    """Preprocess as configured, and return an exit status."""
+    root = config.data.root  # checked before imports that take a second
     try:
         is_made = (root / MANIFEST_NAME).exists()
         if may_use_processes(config.data) and not config.data.source_kind.generator and not is_made:
-            start_fork_server(config.data.schema is not None)  # it loads most of what is imported next
+            start_fork_server(config.data.schema is not None)  # imports most of the following in the background
         if config.data.schema is not None:
             from data_prep.parsing import preload  # noqa: F401
         from data_prep.pipeline import preprocess

@@ -1,4 +1,4 @@
-"""The commands of this package, a row each; `clickwork` has them, too."""
+"""The commands of this package, one row each, which `clickwork` offers, too."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The inputs of a job: its files, found, made or fetched, their columns, and its encoding parameters."""
+"""Inputs of a job: its sources (found, generated or downloaded), columns, and encoding parameters."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,20 +25,20 @@ from data_prep.parsing.table_yaml import schema_path, without_empty_parts
 from data_prep.sources.discover import Source, own_path, resolve_sources, resolve_splits
 from data_prep.sources.remote import find_remote
 
-# Of a user's own table: small, as a chunk's distinct texts are in memory while it is parsed, and for all workers.
+# Chunks of a user's own table are small, since all workers hold the distinct texts of a chunk in memory.
 MIN_OWN_CHUNK_BYTES, MAX_OWN_CHUNK_BYTES = 1 << 20, 8 << 20
 
 
 def refuse_early(data: DataConfig, root: Path) -> None:
-    """Refuse choices that do not go together, before anything is fetched or generated.
+    """Refuse incompatible settings before anything is downloaded or generated.
 
     Raises:
-        UserError: choices that do not go together, or a container with too little memory.
+        UserError: incompatible settings, or a container with too little memory.
     """
     require_memory("preprocessing")
     refuse_unused_choices(data)
     refuse_criteo_only_choices(data)
-    if data.source_kind.makes is not None:  # else a schema may be read first
+    if data.source_kind.makes is not None:  # otherwise a schema may have to be read first
         chosen_bags(data, resolve_rules(data, max(data.synthetic.days, len(data.days or []))), CRITEO)
     for key in ("raw", *SPLITS):
         value = getattr(data, key)
@@ -48,20 +48,20 @@ def refuse_early(data: DataConfig, root: Path) -> None:
 
 
 def kind_to_make(data: DataConfig) -> DatasetKind:
-    """The kind of dataset to make: by the source, or by the schema."""
+    """Return the kind of dataset to make, which the source or the schema decides."""
     if data.source_kind.makes is not None or data.schema is None:
         return data.source_kind.makes or ROWS
     try:
         return described_kind(yaml.safe_load(schema_path(data.schema).read_text()))
     except (OSError, ValueError, yaml.YAMLError):
-        return ROWS  # whose reader names the fault
+        return ROWS  # the reader of rows reports the error
 
 
 def find_sources(data: DataConfig, root: Path, work: Path) -> list[Source]:
-    """Sources to read, made or fetched if need be, once nothing at `root` is in their way.
+    """Return the sources to read; make or download them if needed, after checking that `root` is free for them.
 
     Raises:
-        UserError: none, one that cannot be read, or files at `root` that are not a dataset's.
+        UserError: no source, an unreadable one, or files at `root` that belong to no dataset.
     """
     source = data.source_kind
     if source.find:
@@ -79,17 +79,17 @@ def find_sources(data: DataConfig, root: Path, work: Path) -> list[Source]:
 
 
 def fetch_days(data: DataConfig, root: Path, work: Path) -> list[Source]:
-    """Criteo's rows from mirrors."""
+    """Download Criteo's rows from mirrors."""
     rules = resolve_rules(data, len(data.days or [0]))
     required_bytes = partial(dataset_bytes, schema=CRITEO, rules=rules, bags=chosen_bags(data, rules, CRITEO))
     return find_remote(data, root, required_bytes)
 
 
 def chosen_bags(data: DataConfig, rules: Rules, schema: Schema) -> MultiHot | None:
-    """The bags that ids are expanded to, if any.
+    """Return the bags that ids are expanded to, or None.
 
     Raises:
-        UserError: they do not fit the columns.
+        UserError: the bags do not fit the columns.
     """
     bags = data.multi_hot.bags()
     if bags is None or max(bags.sizes) == 1:
@@ -103,10 +103,10 @@ def chosen_bags(data: DataConfig, rules: Rules, schema: Schema) -> MultiHot | No
 
 
 def divide_shard(shard_bytes: int, is_own: bool) -> tuple[int, int]:
-    """Bytes of raw rows per chunk, and chunks per shard: those of a user's own table are small.
+    """Return the bytes of raw rows per chunk and the chunks per shard; a user's own table gets small chunks.
 
     Args:
-        shard_bytes: the manifest's `chunk_bytes`; is_own: whether the rows are of a user's own table.
+        shard_bytes: the manifest's `chunk_bytes`; is_own: whether rows come from a user's own table.
     """
     chunk = max(MIN_OWN_CHUNK_BYTES, min(shard_bytes // 4, MAX_OWN_CHUNK_BYTES)) if is_own else shard_bytes
     count = -(-shard_bytes // chunk)
@@ -116,7 +116,7 @@ def divide_shard(shard_bytes: int, is_own: bool) -> tuple[int, int]:
 def encoding_parameters(
     data: DataConfig, rules: Rules, table: Table | None = None, bags: MultiHot | None = None
 ) -> dict[str, Any]:
-    """Parameters that decide the shards' bytes besides the rows, as in the manifest's `encoding`."""
+    """Return the manifest's `encoding`: the parameters that, with the rows, decide the shards' bytes."""
     return {
         **rules.to_manifest(),
         "chunk_bytes": chunk_size(data, rules.is_arranged, table is not None and bool(table.schema.ragged)),

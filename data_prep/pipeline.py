@@ -1,8 +1,8 @@
-"""Raw files to a finished dataset: the way of a job from top to bottom.
+"""Preparation of a dataset of rows from raw files, in one function per step.
 
-`preprocess` finds what to read, `run_stages` parses it to chunks, fits vocabularies, encodes, and makes shards, and
-`_describe` writes down what came of it. Every task is logged in <dataset>/.work, so the same command resumes a job
-after a kill. What is written depends on the sources and the parameters alone: not on the workers, nor on any kills.
+`preprocess` finds the sources. `run_stages` parses them to chunks, fits vocabularies, encodes, and makes shards.
+`_describe` builds the manifest. Every task is logged in <dataset>/.work, so the same command resumes a killed job. The
+result depends only on the sources and the parameters, not on the workers or any kills.
 """
 
 import sys
@@ -103,16 +103,15 @@ from data_prep.stages.write_generated import write_generated
 
 
 def preprocess(data: DataConfig) -> Manifest:
-    """Make the dataset that `data` describes, resume making it, or find it made.
+    """Make the dataset that `data` describes, resume an unfinished job, or return the finished dataset.
 
     Raises:
-        UserError: bad configuration or input; there is then no manifest at data.path, unless an older
-            dataset was there.
+        UserError: bad configuration or input. There is then no manifest at data.path, except an older dataset's.
     """
     root = data.root
     validate(data)
     if data.scheduler is not None:
-        root = root.absolute()  # its workers may be in other directories
+        root = root.absolute()  # the cluster's workers may have other working directories
     source = data.source_kind
     try:
         if source.generator:
@@ -127,7 +126,7 @@ def preprocess(data: DataConfig) -> Manifest:
 
 
 def prepare_rows(data: DataConfig, root: Path) -> Manifest:
-    """Make a dataset of rows of raw files. Raises UserError as `preprocess` does."""
+    """Make a dataset of rows from raw files. Raise UserError as `preprocess` does."""
     refuse_early(data, root)
     with claimed(root) as work:
         sources = tuple(find_sources(data, root, work))
@@ -161,9 +160,9 @@ def prepare_rows(data: DataConfig, root: Path) -> Manifest:
 
 
 def _make(data: DataConfig, root: Path, job: Job, parameters: dict[str, Any]) -> Manifest:
-    """Run all stages and finish."""
+    """Run all stages, add figures and warnings, and publish the dataset."""
     if may_use_processes(data):
-        start_fork_server(job.table is not None)  # it loads the kernels while this process does
+        start_fork_server(job.table is not None)  # in the background, beside this process's own start
     keep_freed_memory()
     with compile_notice("the parser"):
         compile_kernels()
@@ -201,16 +200,16 @@ def _make(data: DataConfig, root: Path, job: Job, parameters: dict[str, Any]) ->
 
 @dataclass
 class Result:
-    """Results of the stages, on the way to the manifest.
+    """Results of the stages, from which the manifest is made.
 
     Attributes:
-        features: the sparse features that are kept.
-        ranges: of the integers, per source (torchrec) or over all (minmax), where the transform needs it.
-        constant: columns with one value in all rows; warnings: of other columns, a sentence each.
-        built: the shards, ready to be moved to the dataset.
-        forms: how the values of each sparse column of a user's own table are spelled.
-        md5s: of the sources, where they are given for each split.
-        peak_bytes: of memory of all processes; seconds: of every stage.
+        features: sparse features to keep.
+        ranges: ranges of the integers if the transform needs them, per source (torchrec) or overall (minmax).
+        constant: columns with one value in all rows; warnings: sentences about other columns.
+        built: shards, ready to move to the dataset.
+        forms: spellings of each sparse column of a user's own table.
+        md5s: MD5 of each source if splits are given.
+        peak_bytes: memory of all processes; seconds: duration of each stage.
     """
 
     records: list[ChunkRecord]
@@ -229,12 +228,12 @@ class Result:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def num_values(self, feature: str) -> int | None:
-        """Values of a feature's vocabulary, where there is one."""
+        """Return the number of values in a feature's vocabulary, or None without one."""
         return self.vocabularies[feature].values if self.vocabularies else None
 
 
 def run_stages(data: DataConfig, job: Job) -> Result:
-    """Do everything but move the files to the dataset."""
+    """Run everything except the moves of files to the dataset."""
     workers = num_workers(data, job, len(parse_tasks(job)))
     with open_executor(data.scheduler, workers) as executor:
         md5s = _compare_md5s(data, job, executor) if job.rules.split is None else []
@@ -263,7 +262,7 @@ def run_stages(data: DataConfig, job: Job) -> Result:
 
 
 def _compare_md5s(data: DataConfig, job: Job, executor: Executor) -> list[str]:
-    """The MD5 of each source, as given if any is; no two are the same."""
+    """Return the MD5 of each source; refuse sums other than the given ones, and equal files."""
     with executor.stage("checksum", sum(source.bytes for source in job.sources)):
         md5s = list(executor.map(Md5Task(source) for source in job.sources))
     refuse_other_md5(job.sources, given_md5s(data.checksums, job.sources), md5s)
@@ -272,13 +271,13 @@ def _compare_md5s(data: DataConfig, job: Job, executor: Executor) -> list[str]:
 
 
 def _parse(job: Job, executor: Executor, whole: bool) -> Result:
-    """Raw rows to chunks."""
+    """Parse raw rows to chunks."""
     result = Result([], [], job.schema.sparse, executor.workers)
     with executor.stage("parse", sum(source.work_bytes for source in job.sources)):
         _read(executor, reading_tasks(job, whole), result)
         forms = zip(*(record.forms for record in result.records), strict=True)
         result.forms = [Form(reduce(or_, column)) for column in forms]
-        # Files given for val and test are spelled as train is, so they are read when all of train is known.
+        # The spellings of val's and test's files follow train's, so train is read first.
         _read(executor, reading_tasks(job, whole, tuple(result.forms)), result)
         refuse_empty(job, result.records)
         refuse_changed(job.sources)
@@ -289,14 +288,14 @@ def _parse(job: Job, executor: Executor, whole: bool) -> Result:
 
 
 def _read(executor: Executor, tasks: Sequence[ParseTask | DigestTask], result: Result) -> None:
-    """Add the chunks and digests of some sources to a result."""
+    """Read some sources, and add their chunks and digests to a result."""
     for reading in executor.map(tasks):
         result.records.extend(reading.records)
         result.digests += [] if reading.digest is None else [reading.digest]
 
 
 def _order_and_fit(data: DataConfig, job: Job, result: Result, executor: Executor) -> None:
-    """Find the split and the order of rows, and fit vocabularies; where all rows count, both at the same time."""
+    """Decide the split and order of rows, and fit vocabularies; both at the same time if all rows count."""
     fits_all = job.rules.counts_while_parsing and not job.rules.fitted_on_train
     with ordering(job, result.records, window_rows(data)) as ordered:
         if fits_all:
@@ -315,7 +314,7 @@ def _order_and_fit(data: DataConfig, job: Job, result: Result, executor: Executo
 
 
 def _fit(data: DataConfig, job: Job, result: Result, executor: Executor, limit: int) -> None:
-    """Vocabularies of the rows at positions below the limit, and which features they leave."""
+    """Fit vocabularies on the rows at positions below the limit, and decide which features to keep."""
     count_tasks = plan_counting(job, result.records, limit)
     with executor.stage("count", sum(task.record.value_bytes for task in count_tasks if not task.is_done)):
         counts = count_chunks(count_tasks, executor)
@@ -335,7 +334,7 @@ def _fit(data: DataConfig, job: Job, result: Result, executor: Executor, limit: 
 
 
 def _chunks_to_encode(job: Job, result: Result, passes: tuple[tuple[Slice, ...], ...]) -> list[EncodeTask]:
-    """The chunks, and all that it takes to encode them."""
+    """Return encoding tasks for all chunks."""
     ranges = _ranges_by_source(job, result)
     digests = tuple(result.vocabularies[name].digest.sha256 for name in result.features if result.vocabularies)
     return [
@@ -345,7 +344,7 @@ def _chunks_to_encode(job: Job, result: Result, passes: tuple[tuple[Slice, ...],
 
 
 def _ranges_by_source(job: Job, result: Result) -> list[DenseRange]:
-    """The range that each source's integers are transformed by; empty where none is needed."""
+    """Return the range that transforms each source's integers; empty if the transform needs none."""
     if not job.rules.needs_statistics:
         return []
     by_source: list[list[DenseRange]] = [[] for _ in job.sources]
@@ -363,7 +362,7 @@ def _ranges_by_source(job: Job, result: Result) -> list[DenseRange]:
 
 
 def _needs_encode_stage(job: Job, passes: tuple[tuple[Slice, ...], ...]) -> bool:
-    """Whether encoded chunks are written before anything else is done with them: see data_prep/stages/encode.py."""
+    """Return whether a separate stage writes encoded chunks: see data_prep/stages/encode.py."""
     if job.rules.order is None and not job.rules.needs_statistics:
         return False
     return not job.rules.is_arranged or bool(passes) or bool(job.schema.ragged)
@@ -372,7 +371,7 @@ def _needs_encode_stage(job: Job, passes: tuple[tuple[Slice, ...], ...]) -> bool
 def _encode(
     job: Job, result: Result, chunks: list[EncodeTask], passes: tuple[tuple[Slice, ...], ...], executor: Executor
 ) -> list[EncodeTask]:
-    """Ids by the vocabularies, integers by their statistics; the chunks as they are then."""
+    """Encode ids and integers of all chunks; return the encoded chunks."""
     for number, slices in enumerate(passes):
         value_bytes = sum(chunk.record.value_bytes for chunk in chunks)
         with executor.stage(f"pass {number + 1} of {len(passes)}", value_bytes):
@@ -383,14 +382,14 @@ def _encode(
 
 
 def _row_layout(job: Job, result: Result) -> RowLayout:
-    """How rows are packed on their way to another shard."""
+    """Return the layout of rows that are packed on their way to another shard."""
     single = [feature for feature in result.features if feature not in job.schema.ragged]
     largest = tuple(largest_id(job.rules, result.num_values(feature)) for feature in single)
     return RowLayout(len(job.schema.dense), largest, job.dtypes["dense"], job.dtypes["labels"])
 
 
 def _cut(job: Job, result: Result, chunks: list[EncodeTask], executor: Executor) -> None:
-    """Chunks to shards, in their order."""
+    """Make shards of consecutive chunks."""
     tasks = plan_cut(chunks, result.rows, _row_layout(job, result))
     cut = [task for task in tasks if not is_whole_chunk(task)]
     with executor.stage("cut", sum(task.size[0] for task in cut)):
@@ -400,7 +399,7 @@ def _cut(job: Job, result: Result, chunks: list[EncodeTask], executor: Executor)
 
 
 def _shuffle(job: Job, result: Result, chunks: list[EncodeTask], executor: Executor) -> None:
-    """Rows to the shards that their positions say."""
+    """Move rows to the shards of their positions."""
     layout = _row_layout(job, result)
     scatter, kept_chunks = plan_scatter(job, chunks, layout)
     with executor.stage("scatter", sum(task.size[0] for task in scatter)):
@@ -412,7 +411,7 @@ def _shuffle(job: Job, result: Result, chunks: list[EncodeTask], executor: Execu
 
 
 def _expand(job: Job, result: Result, executor: Executor) -> None:
-    """Ids to bags, in the finished shards."""
+    """Expand ids to bags in the finished shards."""
     assert job.bags is not None
     sizes = tuple(num_embeddings(job.rules, result.num_values(feature)) for feature in result.features)
     tasks = [ExpandTask(job, built, sizes) for built in result.built]
@@ -425,7 +424,7 @@ def _expand(job: Job, result: Result, executor: Executor) -> None:
 
 
 def _count_unknown(job: Job, result: Result) -> dict[str, dict[str, int]] | None:
-    """Values without an id of their own, per split and feature; None where the cap gives other values their id."""
+    """Count values without their own id, per split and feature; None if the cap gives other values their id."""
     rules = job.rules
     if rules.order is not None and rules.wraps and rules.max_ind_range is not None and rules.frequency_threshold > 1:
         return None
@@ -437,7 +436,7 @@ def _count_unknown(job: Job, result: Result) -> dict[str, dict[str, int]] | None
 
 
 def _describe(job: Job, result: Result, parameters: dict[str, Any], extra: dict[str, Any]) -> Manifest:
-    """The manifest."""
+    """Build the manifest."""
     schema = replace(job.schema, sparse=result.features)
     if job.bags is not None:
         several = (name for name, size in zip(result.features, job.bags.sizes, strict=True) if size > 1)

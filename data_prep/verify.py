@@ -3,7 +3,7 @@
 python -m data_prep.verify data.path=DATASET
 """
 
-if __name__ == "__main__":  # first: what is imported below may take seconds
+if __name__ == "__main__":  # before the imports below, which may take seconds
     from common.cli import run
     from data_prep.commands import COMMANDS
 
@@ -46,10 +46,10 @@ SHOWN_VALUES, SHOWN_CHARACTERS = 5, 40
 
 
 def verify_dataset(root: Path) -> Manifest:
-    """Check everything; the manifest if all is well.
+    """Check everything, and return the manifest.
 
     Raises:
-        UserError: naming the first bad file, row and column.
+        UserError: names the first bad file, row and column.
     """
     manifest = load_manifest(root)
     vocabulary = manifest.encoding.get("vocabulary", {})
@@ -64,10 +64,10 @@ def verify_dataset(root: Path) -> Manifest:
 
 
 def verify_rows(root: Path, manifest: Manifest) -> None:
-    """Check the shards of all splits of rows, and the label rates.
+    """Check the shards of all splits, and the label rates.
 
     Raises:
-        UserError: naming the first bad file, row and column.
+        UserError: names the first bad file, row and column.
     """
     positives, has_rate = 0, manifest.label_kind is LabelKind.click
     for name, split in manifest.splits.items():
@@ -78,13 +78,13 @@ def verify_rows(root: Path, manifest: Manifest) -> None:
 
 
 def _verify_tables(root: Path) -> None:
-    """Check the bags of all ids, where they have been drawn, by the checksums recorded with them."""
+    """Compare the multi-hot tables, if they are drawn, with the checksums beside them."""
     for path in sorted((root / TABLES_DIRECTORY).glob(f"*/{SUMS_NAME}")):
         verify_sums(path)
 
 
 def _refuse_strangers(root: Path, manifest: Manifest, vocabulary: dict[str, Any]) -> None:
-    """Name the first file, in a directory of the dataset's, that the manifest does not name."""
+    """Refuse the first file in the dataset's directories that the manifest does not name."""
     dataset_files = {vocabulary_path(root, feature) for feature in vocabulary}
     dataset_files |= {
         text_path(root, feature, kind) for feature in vocabulary for kind in vocabulary[feature].get("texts", ())
@@ -104,7 +104,7 @@ def _refuse_strangers(root: Path, manifest: Manifest, vocabulary: dict[str, Any]
 
 
 def _verify_shard(root: Path, split: str, shard: Shard, manifest: Manifest) -> int:
-    """Check one shard; the number of its positive labels."""
+    """Check one shard, and return the number of its positive labels."""
     verify_shard(root, split, shard)
     features = [name for name in manifest.schema["sparse"] if name not in manifest.ragged]
     arrays = open_shard(root, split, shard, manifest)
@@ -119,7 +119,7 @@ def _verify_shard(root: Path, split: str, shard: Shard, manifest: Manifest) -> i
         is_number = manifest.label_kind is LabelKind.number
         bad = ~np.isfinite(labels) if is_number else ~np.isin(labels, (0, 1))
         _refuse(shard_path(root, split, shard.name, "labels"), start, bad[:, None], [manifest.schema["label"]])
-        if manifest.encoding["name"] != "torchrec":  # there integers may overflow, as they do in TorchRec
+        if manifest.encoding["name"] != "torchrec":  # its integers may overflow, as in TorchRec
             _refuse(shard_path(root, split, shard.name, "dense"), start, ~np.isfinite(dense), manifest.schema["dense"])
         _refuse(shard_path(root, split, shard.name, "sparse"), start, (sparse < 0) | (sparse >= limits), features)
         positives += int(np.count_nonzero(labels == 1))
@@ -127,7 +127,7 @@ def _verify_shard(root: Path, split: str, shard: Shard, manifest: Manifest) -> i
 
 
 def _verify_bags(root: Path, split: str, shard: Shard, feature: str, bags: Bags, limit: int) -> None:
-    """Check the bags of one multi-hot feature: offsets that rise within the values, ids of its table."""
+    """Check the bags of one multi-hot feature: ascending offsets within the values, and ids in the table."""
     for start in range(0, shard.rows, CHECKED_ROWS):
         part = bags.part(start, min(start + CHECKED_ROWS, shard.rows))
         bad = (part.lengths < 0) | (part.offsets[:-1] < 0) | (part.offsets[1:] > len(part.values))
@@ -138,7 +138,7 @@ def _verify_bags(root: Path, split: str, shard: Shard, feature: str, bags: Bags,
 
 
 def _refuse(path: Path, start: int, bad: NDArray[Any], columns: list[str]) -> None:
-    """Name the first bad value of a file, if there is one. start: the row of the first."""
+    """Raise UserError for the first bad value of a block that begins with row `start`."""
     if bad.any():
         row, column = np.argwhere(bad)[0]
         raise UserError(
@@ -154,7 +154,7 @@ def _check_rate(root: Path, key: str, rate: float | None, positives: int, rows: 
 
 
 def describe_values(root: Path, manifest: Manifest) -> Iterator[str]:
-    """A line on each column of categories of a user's own table: its first values by their texts, as ids have them."""
+    """Yield a line on each categorical column of a user's own table with its first values in the order of ids."""
     encoding = manifest.encoding
     if encoding.get("keep_texts") is False:
         yield "data.keep_texts=false: the texts of the columns' values are not in the dataset"
@@ -168,10 +168,10 @@ def describe_values(root: Path, manifest: Manifest) -> Iterator[str]:
 
 
 def _refuse_unused(config: PrepConfig) -> None:
-    """Refuse keys that are not read; with data.source in place of data.path, its own values are let pass.
+    """Refuse keys that this command does not read; accept data.source in place of data.path, with its values.
 
     Raises:
-        UserError: naming the first other key that is given.
+        UserError: names the first unused key.
     """
     read = {"data.path"}
     if config.data.source is not None:
@@ -184,7 +184,7 @@ def _refuse_unused(config: PrepConfig) -> None:
 
 
 def main(config: PrepConfig) -> int:
-    """Verify the dataset at data.path and print what its columns hold; an exit status."""
+    """Verify the dataset at data.path, print what its columns hold, and return an exit status."""
     _refuse_unused(config)
     root = config.data.root
     manifest = verify_dataset(root)

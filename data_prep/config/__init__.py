@@ -1,1 +1,1 @@
-"""Every key of `python -m data_prep`: meanings, limits, what does not go together, the encodings by name."""
+"""All keys of `python -m data_prep`: meanings, limits, checks of combinations, and the encodings by name."""

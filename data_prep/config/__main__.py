@@ -11,7 +11,7 @@ from data_prep.dataset.kinds import NamedSource
 
 
 def table() -> str:
-    """The table in Markdown, without keys and sources of extensions, which their pages have."""
+    """Return the table in Markdown, without keys and sources of extensions, which have their own pages."""
     of_extensions = [group.name for group in rows_of_extensions(KeyGroup)]
     of_extensions += [source.name for source in rows_of_extensions(NamedSource)]
     return "\n".join(key_table(PrepConfig, plain_values(PrepConfig), of_extensions))

@@ -1,4 +1,4 @@
-"""A dataset that is there already and the keys that are given beside it: compared, recorded, or without effect."""
+"""Comparison of an existing dataset with the keys that the user gives."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +11,7 @@ from data_prep.dataset.format import Manifest
 from data_prep.dataset.multi_hot import MLPERF_SIZES, MLPERF_V2
 from data_prep.dataset.options import FILES, GENERATORS, Encoding, SplitMethod
 
-# Keys that decide a dataset's rows, and where its manifest's `encoding` has them.
+# Keys that decide a dataset's rows, and their names in a manifest's `encoding`.
 IN_ENCODING = {
     "encoding": "name",
     "frequency_threshold": "frequency_threshold",
@@ -33,7 +33,7 @@ IN_ENCODING = {
 
 
 class Difference(NamedTuple):
-    """A key, its value in the configuration, and the one that the dataset was made with."""
+    """A key with its value in the configuration and the value that the dataset was made with."""
 
     key: str
     setting: Any
@@ -41,13 +41,13 @@ class Difference(NamedTuple):
 
 
 def compared_keys(settings: Mapping[str, Any], manifest: Manifest) -> dict[str, Any]:
-    """Of the given keys those that decide a dataset's rows, of generators those of the dataset's own."""
+    """Return the given keys that decide a dataset's rows; keys of generators only for the dataset's own generator."""
     groups = {key.partition(".")[0] for key in recorded_keys(manifest)} & set(GENERATORS)
     return {key: value for key, value in settings.items() if key in IN_ENCODING or key.partition(".")[0] in groups}
 
 
 def first_difference(settings: Mapping[str, Any], manifest: Manifest) -> Difference | None:
-    """The first of the given keys, with plain values, that the dataset was not made with."""
+    """Return the first of the given keys, with plain values, that differs from the dataset's."""
     recorded = recorded_keys(manifest)
     for key, value in compared_keys(settings, manifest).items():
         recorded_value = recorded.get(key)
@@ -59,7 +59,7 @@ def first_difference(settings: Mapping[str, Any], manifest: Manifest) -> Differe
 
 
 def _comparable(key: str, value: Any, manifest: Manifest) -> Any:
-    """A given value in the form that manifests have."""
+    """Convert a given value to the form of manifests."""
     if key == "chunk_bytes":
         return parse_size(str(value), f"data.{key}")
     if key == "split.method" and "split" in manifest.encoding:
@@ -67,14 +67,14 @@ def _comparable(key: str, value: Any, manifest: Manifest) -> Any:
         return SplitMethod[value].resolved(len(manifest.sources), is_own).value
     if key == "multi_hot.sizes":
         sizes = list(MLPERF_SIZES if value == MLPERF_V2 else value)
-        return sizes if max(sizes) > 1 else None  # bags of one are no bags
+        return sizes if max(sizes) > 1 else None  # bags of one id are no bags
     if key in FILES:
         return digest_file(Path(value)).sha256 if Path(value).is_file() else None
     return value
 
 
 def recorded_keys(manifest: Manifest) -> dict[str, Any]:
-    """The keys that decided the rows of a dataset, with the values that were in force, resolved ones too."""
+    """Return the keys that decided a dataset's rows, with the values in force, including resolved ones."""
     encoding = manifest.encoding
     flat = dict(encoding) | {f"multi_hot.{key}": value for key, value in (encoding.get("multi_hot") or {}).items()}
     recorded = {key: flat[name] for key, name in IN_ENCODING.items() if flat.get(name) is not None}
@@ -87,10 +87,10 @@ def recorded_keys(manifest: Manifest) -> dict[str, Any]:
 
 
 def keys_in_force(manifest: Manifest) -> dict[str, Any]:
-    """Of the recorded keys those that can be given: with them the same dataset is made again."""
+    """Return the recorded settings that reproduce the dataset."""
     recorded = recorded_keys(manifest)
     name = recorded.get("encoding")
-    if name not in [encoding.value for encoding in Encoding]:  # imported, generated, or of events
+    if name not in [encoding.value for encoding in Encoding]:  # imported or generated rows, or events
         recorded.pop("encoding", None)
     if name != Encoding.vocabulary.value:
         recorded.pop("vocabulary_order", None)

@@ -1,4 +1,4 @@
-"""Values out of range, and keys that would have no effect, are refused before anything is read."""
+"""Checks before anything is read: values out of range, and keys that would have no effect."""
 
 import math
 
@@ -22,10 +22,10 @@ OF_WHOLE_DAYS = (Encoding.torchrec, Encoding.torchrec_fixed)
 
 
 def validate(data: DataConfig) -> None:
-    """Refuse values out of range.
+    """Refuse values out of range, and incompatible keys.
 
     Raises:
-        UserError: naming the key, its value and the limit.
+        UserError: names the key, its value and the limit.
     """
     check_keys(data, "data.")
     if data.workers is not None and data.scheduler is not None:
@@ -59,7 +59,7 @@ def _validate_memory(data: DataConfig) -> None:
 
 
 def refuse_given_splits(data: DataConfig) -> None:
-    """Raises UserError for files of splits that do not go with each other or with other keys."""
+    """Raise UserError for files of splits that do not fit each other or other keys."""
     splits = [split for split in SPLITS if getattr(data, split) is not None]
     if not splits:
         if data.checksums is not None:
@@ -94,13 +94,13 @@ def refuse_given_splits(data: DataConfig) -> None:
 
 
 def refuse_keys_of_raw_rows(data: DataConfig) -> None:
-    """Raises UserError for a key of the encoding of raw rows, where there are none."""
+    """Raise UserError for a key about the encoding of raw rows, since generators need none."""
     reason = f"with data.source={shown(data.source)}, which makes ids itself; leave it out"
     refuse_other_keys(data, USED_BY_GENERATORS, reason)
 
 
 def refuse_other_keys(data: DataConfig, effective_keys: set[str], reason: str) -> None:
-    """Raises UserError for a key of another source than the chosen one, or one that is not used."""
+    """Raise UserError for a key of another source, or a key outside `effective_keys`."""
     refuse_unused_groups(data)
     usual = DataConfig()
     for key in vars(usual):
@@ -109,7 +109,7 @@ def refuse_other_keys(data: DataConfig, effective_keys: set[str], reason: str) -
 
 
 def refuse_criteo_only_choices(data: DataConfig) -> None:
-    """Raises UserError for a schema that does not go with the other choices."""
+    """Raise UserError for a schema together with settings for Criteo's rows."""
     if data.schema is None:
         return
     if data.source is not None:
@@ -124,7 +124,7 @@ def refuse_criteo_only_choices(data: DataConfig) -> None:
 
 
 def refuse_unused_groups(data: DataConfig) -> None:
-    """Raises UserError for a key of another source than the chosen one."""
+    """Raise UserError for a key of another source than the configured one."""
     for key, value in given_values(data).items():
         group = key.partition(".")[0]
         if group in GROUPS and group != data.source_kind.group:
@@ -133,7 +133,7 @@ def refuse_unused_groups(data: DataConfig) -> None:
 
 
 def refuse_unused_choices(data: DataConfig) -> None:
-    """Raises UserError for a key that has no effect beside the others; see also `refuse_unused_split_keys`."""
+    """Raise UserError for a key without effect beside the others; see also `refuse_unused_split_keys`."""
     refuse_unused_groups(data)
     if data.keep_texts is not None and (data.schema is None or data.encoding is Encoding.hash):
         cause = "Criteo's rows, which have none" if data.schema is None else "data.encoding=hash, which keeps no values"
@@ -141,7 +141,7 @@ def refuse_unused_choices(data: DataConfig) -> None:
 
 
 def refuse_unused_split_keys(split: SplitConfig, method: SplitMethod) -> None:
-    """Raises UserError for a key of the split that has no effect with its method."""
+    """Raise UserError for a key without effect on the split method."""
     with_method = f"has no effect with data.split.method={method.value}"
     if split.seed and not method.algorithm.is_random:
         raise UserError(f"data.split.seed: {with_method}; leave it out")

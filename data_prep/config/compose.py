@@ -1,4 +1,4 @@
-"""Ready-made values of a source, which apply below the values that a user or a recipe gives."""
+"""Ready-made values of a source, which the values of a user or a recipe override."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,16 +9,16 @@ import yaml
 from common.extensions import directories_of_values
 from data_prep.dataset.options import GENERATORS, DataSource
 
-# The only argument of `python -m data_prep` where its configuration is a pickled PrepConfig on standard input.
+# `python -m data_prep` with only this argument reads a pickled PrepConfig from standard input.
 PICKLED = "--pickled"
 CONFIG_DIRECTORY = Path(__file__).parents[1] / "conf"
 
 
 def ready_made(data: Any, source: DataSource | None, given: Sequence[str]) -> dict[str, Any]:
-    """The values that a source implies, and the keys of generators among the given ones, by dotted key.
+    """Return the values that a source implies, and which keys of generators are given, by dotted key.
 
     Args:
-        data: the composed values of `data`; given: dotted keys of the command line and of files.
+        data: the composed values of `data`; given: dotted keys from the command line and from files.
     """
     keys = [key.removeprefix("data.") for key in given if key.startswith(tuple(f"data.{name}." for name in GENERATORS))]
     values = {"generator_settings": list(dict.fromkeys(keys))} if keys else {}

@@ -1,6 +1,6 @@
-"""Every key of `python -m data_prep` and its other commands: type, default, meaning and unit.
+"""All keys of `python -m data_prep` and its other commands: type, default, meaning and unit.
 
-`--help` and the table in docs/data.md are made from these declarations.
+`--help` and the table in docs/data.md are generated from these declarations.
 """
 
 import math
@@ -35,16 +35,16 @@ MAX_CHUNK_BYTES = 128 * MEBIBYTE  # Criteo 1TB becomes about 8,000 shards
 CHUNKS_PER_BUDGET = 16
 ARRANGED_FRACTION, RAGGED_FRACTION = 2, 4
 MIN_MEMORY_BUDGET = 512 * MEBIBYTE
-MIN_BUDGET_OF_SEVERAL = 768 * MEBIBYTE  # below, a second process and what starts it do not fit
+MIN_BUDGET_OF_SEVERAL = 768 * MEBIBYTE  # below this, a second process and the fork server do not fit
 MAX_TABLE_ROWS = 2**31 - 1  # ids are int32
 SEEDS = f"[0, {2**32})"
-HELD_OUT = 1 / 7  # of the rows, where data.split.held_out is not given
+HELD_OUT = 1 / 7  # share of the rows if data.split.held_out is not given
 
 
 class IdDistribution(Enum):
     """Distributions of ids.
 
-    uniform: evenly; zipf: id k as often as 1 / (k + 1)^exponent; pareto: Pareto-distributed numbers of shape
+    uniform: all alike; zipf: id k in proportion to 1 / (k + 1)^exponent; pareto: Pareto-distributed numbers with shape
     `exponent`, rounded down, modulo the table's rows, as in MLPerf's multi-hot data.
     """
 
@@ -55,9 +55,9 @@ class IdDistribution(Enum):
 
 @dataclass(frozen=True)
 class SplitConfig:
-    """Held-out rows are halved: the first half (the larger, if odd) is val, the second test, as in MLPerf.
+    """Split of the rows. The first half of the held-out rows (the larger, if odd) is val, the second test: MLPerf's.
 
-    With data.train files are of the splits that they are given for, and these keys have no effect.
+    With data.train the user gives files for each split, and these keys have no effect.
     """
 
     method: SplitMethod | None = key(
@@ -77,7 +77,7 @@ class SplitConfig:
 
 @dataclass(frozen=True)
 class SamplingConfig:
-    """Leaving rows out, of all splits, before anything else is done with them."""
+    """Rows to leave out of all splits before any other step."""
 
     negative_drop_rate: float | None = key(
         None,
@@ -111,7 +111,7 @@ class RemoteConfig:
 
 @dataclass(frozen=True)
 class MultiHotConfig:
-    """Ids expanded to bags, as in MLPerf v2's data (see data_prep/dataset/multi_hot.py)."""
+    """Expansion of ids to bags, as in MLPerf v2's data (see data_prep/dataset/multi_hot.py)."""
 
     sizes: Any = key(
         None,
@@ -122,7 +122,7 @@ class MultiHotConfig:
     seed: int | None = key(None, "of their draws; null: 0, the reference's", at_least=0)
 
     def bags(self) -> MultiHot | None:
-        """The bags that ids are expanded to, if any. Raises UserError for values that cannot work."""
+        """Return the bags that ids are expanded to, or None. Raise UserError for invalid values."""
         return MultiHot.of("data.multi_hot", self.sizes, self.distribution, self.seed)
 
 
@@ -157,7 +157,7 @@ class SyntheticConfig:
 
 @dataclass(frozen=True)
 class RandomConfig:
-    """Rows for pure speed: nothing can be learned from them, as labels are drawn independently of them."""
+    """Rows for measurements of speed. Labels are drawn independently of the features, so nothing can be learned."""
 
     rows: int = key(200_000, "rows of the train split", at_least=1)
     eval_rows: int = key(20_000, "rows of val and of test each, which are other rows than train's", at_least=0)
@@ -182,7 +182,7 @@ class RandomConfig:
 class DataConfig:
     """Input, encoding and output of preprocessing, and the resources it may use.
 
-    A key that decides the rows is null unless it is given: only given ones are compared with a dataset that is there.
+    Keys that decide the rows default to null. Only keys that the user gives are compared with an existing dataset.
     """
 
     source: DataSource | None = key(
@@ -280,12 +280,12 @@ class DataConfig:
 
     @property
     def source_kind(self) -> SourceKind:
-        """Properties of the source."""
+        """Return the properties of the source."""
         return OWN_FILES if self.source is None else self.source.kind
 
     @property
     def root(self) -> Path:
-        """The directory of the dataset. Raises UserError: none was given."""
+        """Return the directory of the dataset. Raise UserError if data.path is not given."""
         if not self.path:
             raise UserError("data.path: not given; name the directory of the dataset")
         return Path(self.path)
@@ -293,7 +293,7 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class PrepConfig:
-    """The configuration of `python -m data_prep` and of its other commands."""
+    """Configuration of `python -m data_prep` and its other commands."""
 
     data: DataConfig = field(default_factory=DataConfig)
 
@@ -303,7 +303,7 @@ class PrepConfig:
 
 
 def given_values(data: DataConfig) -> dict[str, Any]:
-    """The keys that the user or a recipe gave: not as by default, or of generators those that the user gave."""
+    """Return the keys that the user or a recipe gave: given keys of generators, others that are not at the default."""
     usual, values = flat_values(DataConfig()), flat_values(data)
     return {
         name: values[name]
@@ -315,7 +315,7 @@ def given_values(data: DataConfig) -> dict[str, Any]:
 
 
 def parse_size(text: str, key: str) -> int:
-    """Bytes from text such as 2GiB, 500MB or 1048576; the suffix without "iB" or "B" is binary.
+    """Parse a size such as 2GiB, 500MB or 1048576 to bytes; a suffix without "iB" or "B" is binary.
 
     Raises:
         UserError: not a size.
@@ -334,10 +334,10 @@ def may_use_processes(data: DataConfig) -> bool:
 
 
 def chunk_size(data: DataConfig, is_arranged: bool = False, is_ragged: bool = False) -> int:
-    """Uncompressed bytes per chunk; a function of the configuration alone, never of the machine.
+    """Return the uncompressed bytes per chunk, which depend on the configuration alone, never on the machine.
 
-    Chunks whose rows will leave their order are held in memory whole, so they are smaller; and where columns hold any
-    number of values, two bytes of text can be a value each.
+    If rows are reordered, whole chunks are held in memory, so they are smaller. With multi-hot columns they are smaller
+    still, since each value may take only two bytes of text.
     """
     if data.chunk_bytes is not None:
         return parse_size(data.chunk_bytes, "data.chunk_bytes")

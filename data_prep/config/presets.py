@@ -1,7 +1,7 @@
-"""The encodings by name: what distinguishes one from another, in one table; their table sizes.
+"""Rules of each encoding, in one table, and the table sizes that follow from them.
 
-`hash` and `vocabulary` are this project's own; the others repeat what well-known programs do, so that their
-published results can be repeated on the same numbers.
+`hash` and `vocabulary` are this project's own. The others repeat well-known programs, so that their published results
+can be reproduced on the same numbers.
 """
 
 import sys
@@ -28,24 +28,24 @@ class Rules:
     """Rules by which values become ids and rows become splits.
 
     Attributes:
-        encoding: whose rules these are.
-        dense: the transform of integers.
-        order: what decides the order of a vocabulary's values; None: ids are value modulo max_ind_range.
-        first_id: id of the first value of a vocabulary.
-        unknown_id: id of values that are not in it.
-        fitted_on_train: whether a vocabulary knows the train split only, or all rows.
-        frequency_threshold: values seen fewer times are not in the vocabulary.
-        max_ind_range: rows per table at most, or None.
-        wraps: ids are taken modulo max_ind_range (else values beyond it have unknown_id).
+        encoding: encoding that the rules belong to.
+        dense: transform of integers.
+        order: order of a vocabulary's values; None: ids are value modulo max_ind_range.
+        first_id: id of a vocabulary's first value.
+        unknown_id: id of values outside the vocabulary.
+        fitted_on_train: whether a vocabulary is fitted on train only, not on all rows.
+        frequency_threshold: values with a lower count are not in the vocabulary.
+        max_ind_range: maximum rows per table, or None.
+        wraps: ids are taken modulo max_ind_range; otherwise values beyond it get unknown_id.
         max_categories: features with more values are dropped, or None.
-        rounds_ids: ids of the train split pass through float32, as in TorchRec's shuffle.
-        split: how rows are held out; None: each file is of the split that it is given for.
-        held_out: share held out by `fraction` and `random`.
-        split_seed: of `random`.
-        train_seed: of the permutation of the train split by NumPy's legacy generator; None: rows in order.
+        rounds_ids: train's ids are rounded to float32, as in TorchRec's shuffle.
+        split: method that chooses the held-out rows; None: the user gave files for each split.
+        held_out: share held out by `fraction`, `random` and `scikit_learn`.
+        split_seed: seed of `random` and `scikit_learn`.
+        train_seed: seed of train's permutation by NumPy's legacy generator; None: rows keep their order.
         test_first: whether test, not val, is the first half of the held-out rows.
-        negative_drop_rate: share of negatives that are left out, and the seed that chooses them.
-        sampling_seed: of that choice.
+        negative_drop_rate: share of negatives to leave out.
+        sampling_seed: seed that chooses these negatives.
     """
 
     encoding: Encoding
@@ -68,25 +68,25 @@ class Rules:
     sampling_seed: int = 0
 
     def to_manifest(self) -> dict[str, Any]:
-        """Convert to the manifest's form: plain values, the encoding as `name`."""
+        """Convert to the manifest's form: plain values, and the encoding as `name`."""
         entry = {key: value.value if isinstance(value, Enum) else value for key, value in asdict(self).items()}
         return {"name": entry.pop("encoding"), "dense_transform": entry.pop("dense"), **entry}
 
     @property
     def is_arranged(self) -> bool:
-        """Whether rows leave their order: else shards are the units as they are."""
+        """Return whether rows leave their order; otherwise shards are made of consecutive rows."""
         is_random = self.split is not None and self.split.algorithm.is_random
         return is_random or self.train_seed is not None or self.negative_drop_rate > 0
 
     @property
     def counts_while_parsing(self) -> bool:
-        """Whether values can be counted before it is known which rows go where."""
+        """Return whether values can be counted before the rows' positions are known."""
         is_assignment_fixed = not self.is_arranged if self.fitted_on_train else not self.negative_drop_rate
         return self.order is not None and is_assignment_fixed
 
     @property
     def needs_statistics(self) -> bool:
-        """Whether the transform of integers needs their smallest and largest values first."""
+        """Return whether the transform of integers needs their range."""
         return self.dense in (DenseTransform.torchrec, DenseTransform.minmax)
 
 
@@ -127,8 +127,8 @@ RULES = {
         split_seed=AMD_BLOG_SEED,
     ),
 }
-OWN_TRANSFORM = DenseTransform.signed_log1p  # of a user's own table, which may hold any numbers
-SPLIT_IS_THEIRS = (Encoding.dlrm_kaggle, Encoding.amd_blog)  # encodings that leave no choice of it
+OWN_TRANSFORM = DenseTransform.signed_log1p  # for a user's own table, which may hold any numbers
+SPLIT_IS_THEIRS = (Encoding.dlrm_kaggle, Encoding.amd_blog)  # encodings with a fixed split
 REPEATED = {
     Encoding.torchrec: "TorchRec's",
     Encoding.torchrec_fixed: "TorchRec's",
@@ -138,10 +138,10 @@ REPEATED = {
 
 
 def resolve_rules(data: DataConfig, num_sources: int) -> Rules:
-    """The rules of an encoding with the user's choices.
+    """Return the rules of an encoding with the user's settings.
 
     Raises:
-        UserError: a choice that the encoding does not allow, or that does not fit the sources.
+        UserError: a setting that the encoding does not allow, or that does not fit the sources.
     """
     encoding, split, is_own = data.encoding or Encoding.vocabulary, data.split, data.schema is not None
     rules = replace(RULES[encoding], dense=OWN_TRANSFORM) if is_own else RULES[encoding]
@@ -180,14 +180,14 @@ def resolve_rules(data: DataConfig, num_sources: int) -> Rules:
 
 
 def _of_given_splits(rules: Rules) -> Rules:
-    """The rules where files are given for each split: train's rows alone decide ids, and 0 is of all other values."""
+    """Return the rules for given splits: only train's rows decide ids, and 0 is the id of unknown values."""
     return replace(
         rules, split=None, held_out=0.0, split_seed=0, test_first=False, fitted_on_train=True, first_id=1, unknown_id=0
     )
 
 
 def report_differences(rules: Rules) -> None:
-    """Print on stderr the choices, if any, that make rows differ from those of the program that is repeated."""
+    """Print the settings that make rows differ from those of the repeated program, if any, on stderr."""
     if rules.encoding not in REPEATED:
         return
     usual = RULES[rules.encoding]
@@ -208,10 +208,10 @@ def report_differences(rules: Rules) -> None:
 
 
 def largest_id(rules: Rules, num_values: int | None) -> int:
-    """The largest id a feature can have before ids are rounded or wrapped as TorchRec does.
+    """Return a feature's largest possible id, before ids are rounded or wrapped as in TorchRec.
 
     Args:
-        num_values: of its vocabulary; None without one.
+        num_values: number of values in its vocabulary; None without one.
     """
     if num_values is None:
         assert rules.max_ind_range is not None
@@ -220,7 +220,7 @@ def largest_id(rules: Rules, num_values: int | None) -> int:
 
 
 def num_embeddings(rules: Rules, num_values: int | None) -> int:
-    """Rows of a feature's table: one more than the largest id there can be; arguments as of `largest_id`."""
+    """Return the rows of a feature's table: one more than the largest possible id. Arguments as for `largest_id`."""
     largest = largest_id(rules, num_values)
     if rules.rounds_ids:
         largest = max(largest, int(np.float32(largest)))

@@ -7,7 +7,7 @@ from common.keys import MISSING, key
 
 @dataclass(frozen=True)
 class PublishedDataConfig:
-    """Which set, and where."""
+    """The published set, and its directories."""
 
     name: str = key(MISSING, "of the set: kgcn_lastfm, ncf_movielens_1m, tfrs_movielens_100k")
     out: str | None = key(None, "directory of the splits, train.csv and so on; null: data/NAME")

@@ -1,1 +1,1 @@
-"""Small public datasets whose splits a paper fixed: their files fetched by name, their rows written as it drew them."""
+"""Small public datasets with the split of a paper: downloads their files, and writes rows as the paper drew them."""

@@ -2,10 +2,10 @@
 
     python -m data_prep.published name=kgcn_lastfm [out=data/kgcn_lastfm] [raw=DIR]
 
-Its files are fetched into OUT/raw, or taken from DIR. docs/recipes.md has source and license of each.
+Its files are downloaded into OUT/raw or taken from DIR. docs/recipes.md has their sources and licenses.
 """
 
-if __name__ == "__main__":  # first: what is imported below may take seconds
+if __name__ == "__main__":  # before the imports below, which may take seconds
     from common.cli import run
     from data_prep.commands import COMMANDS
 
@@ -20,7 +20,7 @@ from data_prep.published.sets import published_set, write_splits
 
 
 def main(config: PublishedDataConfig) -> int:
-    """Write as configured; an exit status."""
+    """Write the splits as configured, and return an exit status."""
     published = published_set(config.name)
     out = Path(config.out or f"data/{config.name}")
     print(published.title)

@@ -1,4 +1,4 @@
-"""KGCN's Last.FM: artists that a user listened to, and as many that the user did not, drawn by a seed.
+"""KGCN's Last.FM: the artists that a user listened to, and as many others drawn by a seed.
 
 Follows src/preprocess.py and src/data_loader.py of hwwang55/KGCN at 2363ca2, both with numpy.random.seed(555).
 """
@@ -11,16 +11,16 @@ import numpy as np
 from data_prep.published.sets import Rows
 
 SEED = 555
-SHARE = 0.2  # of val and of test
+SHARE = 0.2  # of val, and of test
 HEADER = ("label", "user", "item")
 
 
 def split_rows(listened: Path, artists: Path) -> Mapping[str, Rows]:
-    """Rows (label, user, item) of train, val and test.
+    """Return rows (label, user, item) of train, val and test.
 
     Args:
-        listened: lines `user artist weight` with a header, separated by tabs.
-        artists: lines `artist entity`; a line's number is the item's.
+        listened: lines `user artist weight` with a header, tab-separated.
+        artists: lines `artist entity`; the line number is the item's number.
     """
     items = {line.split("\t")[0]: number for number, line in enumerate(artists.read_text().splitlines())}
     positives: dict[int, set[int]] = {}
@@ -33,7 +33,7 @@ def split_rows(listened: Path, artists: Path) -> Mapping[str, Rows]:
 
 
 def _with_negatives(positives: Mapping[int, set[int]], items: set[int]) -> list[tuple[int, int, int]]:
-    """Users are numbered by first appearance; the order of CPython's sets decides which negatives are drawn."""
+    """Number users by first appearance, and draw as many negatives; the draws depend on the order of CPython's sets."""
     draw, rows = np.random.RandomState(SEED), []
     for user, user_items in enumerate(positives.values()):
         rows += [(1, user, item) for item in user_items]
@@ -44,7 +44,7 @@ def _with_negatives(positives: Mapping[int, set[int]], items: set[int]) -> list[
 
 
 def _orders(count: int) -> dict[str, list[int]]:
-    """The rows of each split, in the order that KGCN has them."""
+    """Return the row numbers of each split in KGCN's order."""
     draw, held_out = np.random.RandomState(SEED), int(count * SHARE)
     val = draw.choice(list(range(count)), size=held_out, replace=False)
     remaining = set(range(count)) - set(val.tolist())

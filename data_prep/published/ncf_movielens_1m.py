@@ -1,7 +1,7 @@
-"""MovieLens 1M as Neural Collaborative Filtering has it: pairs of users and films, and for each user 100 to be ranked.
+"""MovieLens 1M as in Neural Collaborative Filtering: pairs of users and films, and 100 candidates to rank per user.
 
-Its train.rating, which holds all pairs but those of test.rating, is in the order of ratings.dat; users are numbered by
-their ids less one, items by first appearance in that order (hexiangnan/neural_collaborative_filtering at 4aab159).
+Its train.rating holds all pairs except those of test.rating, in the order of ratings.dat. Users are numbered by their
+ids less one, items by first appearance in that order (hexiangnan/neural_collaborative_filtering at 4aab159).
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,13 +18,13 @@ HEADER = ("label", "user", "item")
 
 
 def split_rows(ratings: Path, test_rating: Path, test_negative: Path) -> Mapping[str, Rows]:
-    """Rows (label, user, item) of train, all of label 1, and of test: each user's positive and then its negatives.
+    """Return rows (label, user, item): train's with label 1, and test's with each user's positive, then negatives.
 
     Args:
-        ratings: Parquet, the columns userID and movieID of all pairs as text.
-        test_rating: lines `user item rating time`, separated by tabs.
-        test_negative: lines of the same users, `(user,item)` and their negatives, separated by tabs; 156 of these are
-            the user's positive itself, and stay.
+        ratings: Parquet with the columns userID and movieID of all pairs as text.
+        test_rating: lines `user item rating time`, tab-separated.
+        test_negative: lines of the same users, tab-separated: `(user,item)` and the negatives. 156 negatives equal the
+            user's positive; they stay.
     """
     users, items = _pairs(ratings)
     test = np.loadtxt(test_rating, np.int64, delimiter="\t", usecols=(0, 1))
@@ -39,7 +39,7 @@ def split_rows(ratings: Path, test_rating: Path, test_negative: Path) -> Mapping
 
 
 def _pairs(ratings: Path) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Numbers of users and items of all pairs, in their order."""
+    """Return the numbers of users and items of all pairs, in order."""
     table = pyarrow.parquet.read_table(ratings, columns=["userID", "movieID"])
     users, films = (column.to_numpy().astype(np.int64) for column in table.columns)
     _, first, place = np.unique(films, return_index=True, return_inverse=True)

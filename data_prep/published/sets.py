@@ -1,4 +1,4 @@
-"""The sets by name: where their files come from, what becomes of them, and the checksums of both."""
+"""The published sets by name: sources, functions that make the splits, and checksums of both."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,14 +16,15 @@ Rows = Iterable[tuple[object, ...]]
 
 @dataclass(frozen=True)
 class PublishedSet:
-    """A set of rows.
+    """A published set.
 
     Attributes:
-        title: what it is, whose, and its license.
-        url: what paths of files are appended to.
-        files: SHA-256 by path; the names of files are different.
-        function: module:function, from the files' paths to the rows of each split, the first of them a header.
-        splits: SHA-256 of each split as this command writes it.
+        title: title, authors and license.
+        url: prefix of the files' paths.
+        files: SHA-256 by path; file names are distinct.
+        function: module:function that takes the files' paths and returns the rows of each split, beginning with a
+            header.
+        splits: SHA-256 of each split's file.
     """
 
     title: str
@@ -84,17 +85,17 @@ SETS = {
 
 
 def published_set(name: str) -> PublishedSet:
-    """The set of this name. Raises UserError if there is none."""
+    """Return the set with this name. Raise UserError if there is none."""
     if name not in SETS:
         raise UserError(f"name={name}: must be one of {', '.join(SETS)}")
     return SETS[name]
 
 
 def write_splits(published: PublishedSet, raw: Path, out: Path) -> list[Path]:
-    """Fetch the files that `raw` lacks, and write out/SPLIT.csv of each split.
+    """Download the files that `raw` lacks, and write out/SPLIT.csv for each split.
 
     Raises:
-        UserError: a file or a split is another than the published one; no split is written then.
+        UserError: a file or a split differs from the published one; no split is written then.
     """
     remote = [
         RemoteFile(

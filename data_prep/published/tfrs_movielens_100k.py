@@ -1,7 +1,7 @@
-"""MovieLens-100K with the columns that TensorFlow Recommenders' tutorial of DCN v2 has, in a split of its sizes.
+"""MovieLens-100K with the columns and sizes of TensorFlow Recommenders' tutorial of DCN v2.
 
-The tutorial's own split is a shuffle by TensorFlow's generator of the order that TensorFlow Datasets stores; this one
-is NumPy's, of the order in which RecBole has the ratings.
+The tutorial shuffles the order of TensorFlow Datasets by TensorFlow's generator. This module shuffles RecBole's order
+of the ratings by NumPy's.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ import numpy as np
 from data_prep.published.sets import Rows
 
 SEED, TRAIN_ROWS = 42, 80_000
-AGES = (1, 18, 25, 35, 45, 50, 56)  # where an age's bucket begins, which it is named by, as in TensorFlow Datasets
+AGES = (1, 18, 25, 35, 45, 50, 56)  # lowest age of each bucket, which names it, as in TensorFlow Datasets
 HEADER = (
     "user_rating",
     "movie_id",
@@ -25,11 +25,11 @@ HEADER = (
 
 
 def split_rows(ratings: Path, users: Path) -> Mapping[str, Rows]:
-    """Rows as HEADER names them, of train and test.
+    """Return the rows of train and test, with HEADER's columns.
 
     Args:
-        ratings: lines `user item rating timestamp` with a header, separated by tabs.
-        users: lines `user age gender occupation zip_code`, likewise.
+        ratings: lines `user item rating timestamp` with a header, tab-separated.
+        users: lines `user age gender occupation zip_code` with a header, tab-separated.
     """
     of_user = {}
     for line in users.read_text().splitlines()[1:]:

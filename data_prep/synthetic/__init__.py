@@ -1,1 +1,1 @@
-"""Rows generated from a formula: days whose labels a known ground-truth model draws, and random ids."""
+"""Generated rows: days with labels drawn by a known model, and random ids."""

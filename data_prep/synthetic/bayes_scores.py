@@ -1,6 +1,6 @@
 """Scores of the best possible model on rows with known click probabilities.
 
-A probability is a multiple of 2^-20, so a histogram of them is exact and all scores follow from it.
+Probabilities are multiples of 2^-20, so their histogram is exact, and all scores follow from it.
 """
 
 from dataclasses import asdict, dataclass
@@ -15,11 +15,11 @@ PROBABILITY_STEPS = 1 << PROBABILITY_BITS
 
 @dataclass(frozen=True)
 class BayesScores:
-    """Scores of the model that knows every click's probability.
+    """Scores of the model that knows each click's probability.
 
-    auc, logloss, ne: against labels drawn from the probabilities, in expectation; logloss in nats per sample, ne is
-    it over the entropy of base_rate. base_rate: mean probability; rows: how many. sampled_auc, sampled_logloss:
-    against the labels that were drawn; None where they are of one kind.
+    auc, logloss, ne: expected against labels drawn from the probabilities. logloss is in nats per sample; ne is logloss
+    over the entropy of base_rate, the mean probability. sampled_auc, sampled_logloss: against the labels that were
+    drawn; None if these are all equal.
     """
 
     auc: float
@@ -32,11 +32,11 @@ class BayesScores:
 
 
 def bayes_scores(histogram: NDArray[np.int64], positives: NDArray[np.int64] | None = None) -> BayesScores:
-    """Scores from counts of rows.
+    """Compute the scores from counts of rows.
 
     Args:
-        histogram: [PROBABILITY_STEPS], rows with click probability i / PROBABILITY_STEPS.
-        positives: those of them that have label 1, if labels were drawn.
+        histogram: [PROBABILITY_STEPS], number of rows with click probability i / PROBABILITY_STEPS.
+        positives: number of these rows with label 1, if labels were drawn.
     """
     steps = np.flatnonzero(histogram)
     rows = histogram[steps].astype(np.float64)
@@ -54,7 +54,7 @@ def bayes_scores(histogram: NDArray[np.int64], positives: NDArray[np.int64] | No
 
 
 def _auc(rows: NDArray[np.float64], positives: NDArray[np.float64]) -> float:
-    """AUC of scores in rising order, with `rows` rows and `positives` positives each."""
+    """Return the AUC of ascending scores with `rows` rows and `positives` positives each."""
     negatives = rows - positives
     below = np.cumsum(negatives) - negatives
     return float(np.sum(positives * (below + negatives / 2)) / (positives.sum() * negatives.sum()))
@@ -66,5 +66,5 @@ def _logloss(rows: NDArray[np.float64], positives: NDArray[np.float64], probabil
 
 
 def truth_path(day: Path) -> Path:
-    """Path of a generated day's click probabilities: [rows] float32."""
+    """Return the path of a generated day's click probabilities, [rows] float32."""
     return day.with_name(f"truth_{day.stem.removeprefix('day_')}.npy")

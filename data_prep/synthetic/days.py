@@ -1,4 +1,4 @@
-"""Generated days: written as raw files, or only described, so that their rows are generated where they are needed."""
+"""Generated days, written as raw files or only described, so that their rows are generated where they are used."""
 
 import json
 import sys
@@ -41,12 +41,12 @@ DESCRIPTIONS = "generated"
 
 
 def synthetic_sources(data: DataConfig, root: Path, work: Path) -> list[Source]:
-    """The days of `data.synthetic`: raw files, written unless they are there already, or their descriptions.
+    """Return the days of `data.synthetic`: raw files, written unless they exist, or their descriptions.
 
-    Where a finished dataset is at `root`, nothing outside `work` is written.
+    If `root` holds a finished dataset, nothing outside `work` is written.
 
     Raises:
-        UserError: the dataset at `root` is of other rows, or the days cannot be written where `data.raw` says.
+        UserError: the dataset at `root` has other rows, or the days cannot be written to `data.raw`.
     """
     config, directory = data.synthetic, raw_directory(data, root)
     existing = finished_manifest(data, root)
@@ -58,10 +58,10 @@ def synthetic_sources(data: DataConfig, root: Path, work: Path) -> list[Source]:
 
 
 def raw_directory(data: DataConfig, root: Path) -> Path:
-    """The directory of the days, or of their descriptions.
+    """Return the directory of the days or of their descriptions.
 
     Raises:
-        UserError: `data.raw` is something else than a directory, or has no effect.
+        UserError: `data.raw` is not a directory, or has no effect.
     """
     if data.synthetic.direct:
         if data.raw is not None:
@@ -75,12 +75,12 @@ def raw_directory(data: DataConfig, root: Path) -> Path:
 
 
 def described(config: SyntheticConfig) -> Json:
-    """What decides the rows, for the manifest's `extra`."""
+    """Return the settings that decide the rows, for the manifest's `extra`."""
     return {"version": generator_version(config), **asdict(config)}
 
 
 def _describe_days(config: SyntheticConfig, directory: Path) -> list[Source]:
-    """A small file per day that determines its rows, in place of the raw file."""
+    """Write a small file for each day that determines its rows, in place of the raw file."""
     sources = []
     for day in range(config.days):
         path = directory / f"day_{day}.json"
@@ -93,13 +93,13 @@ def _describe_days(config: SyntheticConfig, directory: Path) -> list[Source]:
 
 
 class _Day(Struct):
-    """The number of a described day, beside the keys of its configuration."""
+    """Number of a described day; its file also holds the keys of its configuration."""
 
     day: int
 
 
 class _Record(Struct):
-    """What days were written by, and their sizes; None until all are there."""
+    """Settings and file sizes of written days; None until all days are written."""
 
     config: Json
     bytes: list[int | None] | None
@@ -107,21 +107,21 @@ class _Record(Struct):
 
 @lru_cache(maxsize=1)
 def _described(content: bytes) -> tuple[SyntheticConfig, int, Teacher]:
-    """A day by its description: the last one used is kept, as a process works through a day's chunks in turn."""
+    """Parse a day's description. The last result is cached, since a process handles a day's chunks in turn."""
     config, day = decode(content, SyntheticConfig), decode(content, _Day).day
     return config, day, calibrated_teacher(config, day)
 
 
 @dataclass(frozen=True)
 class DescribedDay:
-    """See data_prep.sources.discover.RowGenerator. Generates the rows of the day that the file at `path` describes."""
+    """A RowGenerator (see data_prep.sources.discover) for the day that the file at `path` describes."""
 
     path: str
     rows: int
     block_rows: int = BLOCK_ROWS
 
     def blocks(self, first: int, stop: int) -> Iterator[tuple[Block, NDArray[np.float32]]]:
-        """Blocks first to stop - 1, as parsed, with the click probabilities of their rows."""
+        """Yield the blocks first to stop - 1 as parsed, with the click probabilities of their rows."""
         config, day, teacher = _described(Path(self.path).read_bytes())
         sizes = block_sizes(day_rows(config, day))
         for block in range(first, min(stop, len(sizes))):
@@ -130,13 +130,13 @@ class DescribedDay:
 
 
 def generate_days(config: SyntheticConfig, root: Path, raw: str | None = None) -> list[str]:
-    """Write the raw days of `config`, unless they are there already.
+    """Write the raw days of `config` unless they exist.
 
     Args:
         root: the dataset's directory; days go to its raw/ unless `raw` names a directory.
 
     Returns:
-        their paths. The click probabilities of day_N.tsv are beside it, in truth_N.npy: [rows, 1] float32.
+        The days' paths. truth_N.npy beside day_N.tsv has its click probabilities: [rows, 1] float32.
     """
     directory = Path(raw) if raw else root / RAW_DIRECTORY
     if directory.exists() and not directory.is_dir():
@@ -149,7 +149,7 @@ def generate_days(config: SyntheticConfig, root: Path, raw: str | None = None) -
     if not record.exists() and any(day.exists() for day in days):
         raise UserError(f"{directory}: holds days that were not generated; name another directory in data.raw")
     directory.mkdir(parents=True, exist_ok=True)
-    # A record without sizes: the days are ours, and not all there.
+    # A record without sizes marks days that are ours but incomplete.
     write_atomically(record, json.dumps({"config": description, "bytes": None}).encode())
     print(f"{directory}: generating {config.rows:,} synthetic rows", file=sys.stderr, flush=True)
     for day, path in enumerate(days):
@@ -165,7 +165,7 @@ def _days(config: SyntheticConfig, directory: Path) -> list[Path]:
 
 
 def _are_there(config: SyntheticConfig, directory: Path) -> bool:
-    """Return whether the days were written there, whole, by this configuration."""
+    """Return whether the complete days of this configuration are in the directory."""
     record = directory / RECORD_NAME
     if not record.exists():
         return False
@@ -174,7 +174,7 @@ def _are_there(config: SyntheticConfig, directory: Path) -> bool:
 
 
 def _sizes(days: list[Path]) -> list[int | None]:
-    """Bytes of the days and of their truths; None where one is missing."""
+    """Return the bytes of the days and their truths; None for a missing file."""
     paths = [*days, *map(truth_path, days)]
     return [path.stat().st_size if path.exists() else None for path in paths]
 
@@ -193,7 +193,7 @@ def _write_day(config: SyntheticConfig, teacher: Teacher, day: int, path: Path) 
 
 
 def day_text(config: SyntheticConfig, teacher: Teacher, day: int, threads: int) -> Iterator[tuple[bytes, LabelledRows]]:
-    """A day block by block; each block's bytes depend on the configuration, the day and the block alone."""
+    """Yield a day block by block. A block's bytes depend on configuration, day and block alone."""
     sizes = block_sizes(day_rows(config, day))
 
     def make(block: int) -> tuple[bytes, LabelledRows]:

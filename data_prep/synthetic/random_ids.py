@@ -1,4 +1,4 @@
-"""`data.source=random`: random ids, in tables and bags of any size, for measuring speed alone."""
+"""`data.source=random`: random ids in tables and bags of any size, for measurements of speed."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -45,15 +45,15 @@ MLPERF_V2_TABLES = (
     36,
 )
 TABLES: dict[str, Any] = {MLPERF_V2: MLPERF_V2_TABLES, "criteo_kaggle": KAGGLE_CARDINALITIES}
-ZIPF_VERSION = 2  # of its ids; before, they were a continuous law's numbers rounded down
+ZIPF_VERSION = 2  # version of zipf's ids; version 1 rounded a continuous law's numbers down
 DEFAULT_EXPONENTS = {IdDistribution.zipf: 1.05, IdDistribution.pareto: 0.25}
 
 
 class RandomRows:
-    """See data_prep.stages.write_generated.Generator; a shard follows from the keys, its split and its first row."""
+    """A data_prep.stages.write_generated.Generator; keys, split and first row determine a shard."""
 
     def __init__(self, config: RandomConfig, threads: int) -> None:
-        """Raises UserError for values that cannot work."""
+        """Raise UserError for invalid values."""
         validate_random(config)
         tables: Any = TABLES.get(config.tables) if isinstance(config.tables, str) else config.tables
         limit = config.max_rows_per_table or MAX_TABLE_ROWS
@@ -75,7 +75,7 @@ class RandomRows:
         self.row_bytes = 4.0 * (1 + config.num_dense + sum(self._sizes)) + 8.0 * sum(self._is_ragged)
 
     def shard(self, split: str, start: int, rows: int) -> ShardArrays:
-        """Rows of a split."""
+        """Return rows of a split."""
         key = [self._config.seed, SPLITS.index(split), start]
         rng = _generator([*key, 0])
         labels = (rng.random((rows, 1)) < self._config.click_rate).astype(np.int32)
@@ -96,7 +96,7 @@ class RandomRows:
         return Bags(draw_ids(rng, self._config, self._tables[feature], int(offsets[-1])), offsets)
 
     def extra(self) -> dict[str, Any]:
-        """No further figures."""
+        """Return no further figures."""
         return {}
 
 
@@ -105,7 +105,7 @@ def _generator(key: list[int]) -> np.random.Generator:
 
 
 def draw_ids(rng: np.random.Generator, config: RandomConfig, table_rows: int, count: int) -> NDArray[np.int32]:
-    """Ids [count] int32 of a table."""
+    """Draw ids [count] int32 of a table."""
     if config.distribution is IdDistribution.uniform:
         return rng.integers(0, table_rows, count, np.int32)
     exponent = config.exponent or DEFAULT_EXPONENTS[config.distribution]
@@ -115,10 +115,10 @@ def draw_ids(rng: np.random.Generator, config: RandomConfig, table_rows: int, co
 
 
 def _zipf_ids(rng: np.random.Generator, exponent: float, table_rows: int, count: int) -> NDArray[np.int32]:
-    """Ids [count] of which k comes with a probability in proportion to (k + 1) ** -exponent, exactly.
+    """Draw ids [count]; id k has exactly a probability in proportion to (k + 1) ** -exponent.
 
-    Rejection-inversion after Hörmann and Derflinger (1996), for tables of any size: a number x from the continuous law
-    is rounded to k, and taken again where it lies in the part of [k - 1/2, k + 1/2] that k is too rare for.
+    Rejection-inversion after Hörmann and Derflinger (1996), for tables of any size. A number x from the continuous law
+    is rounded to k. It is drawn again if it lies in the part of [k - 1/2, k + 1/2] that exceeds the probability of k.
     """
     power = 1.0 - exponent
 
@@ -129,7 +129,7 @@ def _zipf_ids(rng: np.random.Generator, exponent: float, table_rows: int, count:
         return (1.0 + y * power) ** (1.0 / power)
 
     first, last = area(1.5) - 1.0, area(table_rows + 0.5)
-    acceptance_bound = 2.0 - inverse(area(2.5) - 2.0**-exponent)  # x no further below k than this is always accepted
+    acceptance_bound = 2.0 - inverse(area(2.5) - 2.0**-exponent)  # x this close below k or closer is always accepted
     ids, remaining = np.empty(count, np.int32), np.arange(count)
     while len(remaining):
         under = last + rng.random(len(remaining)) * (first - last)
@@ -142,10 +142,10 @@ def _zipf_ids(rng: np.random.Generator, exponent: float, table_rows: int, count:
 
 
 def bag_sizes(config: RandomConfig, num_features: int) -> list[int]:
-    """Ids per bag, the maximum where bags vary, of every feature.
+    """Return the ids per bag of each feature; the maximum if bags vary.
 
     Raises:
-        UserError: not a size per feature.
+        UserError: there is not one size per feature.
     """
     sizes = MLPERF_SIZES if config.bag_sizes == MLPERF_V2 else config.bag_sizes
     sizes = [sizes] * num_features if isinstance(sizes, int) else sizes
@@ -159,7 +159,7 @@ def bag_sizes(config: RandomConfig, num_features: int) -> list[int]:
 
 
 def validate_random(config: RandomConfig) -> None:
-    """Raises UserError for values that cannot work or would do nothing."""
+    """Raise UserError for values that are invalid or without effect."""
     tables = TABLES.get(config.tables) if isinstance(config.tables, str) else config.tables
     if not tables or not all(isinstance(rows, int) and 1 <= rows <= MAX_TABLE_ROWS for rows in tables):
         raise UserError(f"data.random.tables={config.tables}: give the rows of every table, or {' or '.join(TABLES)}")

@@ -1,4 +1,4 @@
-"""Criteo-like rows whose best possible score is known, drawn block by block (see data_prep/synthetic/teacher.py)."""
+"""Criteo-like rows with a known best possible score, drawn block by block (see data_prep/synthetic/teacher.py)."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -25,19 +25,19 @@ from data_prep.synthetic.teacher import (
 
 BLOCK_ROWS = 1 << 14
 CALIBRATION_ROWS = 1 << 16
-CALIBRATION_BLOCK = 2**31 - 1  # its random numbers are those of no real block
+CALIBRATION_BLOCK = 2**31 - 1  # no real block has these random numbers
 MAX_ROW_BYTES = 2 + CRITEO_NUM_DENSE * 12 + CRITEO_NUM_SPARSE * 9
 GENERATOR_VERSION = 4
-FEW_VALUES = 128  # up to which cardinalities the intercept was cut off before version 5
+FEW_VALUES = 128  # version 4 cut the intercept off up to this cardinality
 HEX_DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
-MAX_INTERCEPT = 30.0  # at first
-MAX_LOGIT = 700.0  # beyond, its exponential is infinite
-TINY = 1e-9  # a standard deviation below which logits are all the same
+MAX_INTERCEPT = 30.0  # initial bound
+MAX_LOGIT = 700.0  # the exponential of larger ones is infinite
+TINY = 1e-9  # below this standard deviation all logits are the same
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows before they have labels; present: not missing."""
+    """Rows without labels; `..._present` masks fields that are not missing."""
 
     integers: NDArray[np.int32]
     integer_present: NDArray[np.bool_]
@@ -47,7 +47,7 @@ class Rows:
 
 
 class LabelledRows(NamedTuple):
-    """Rows with labels [rows] 0 or 1 that were drawn from their click probabilities [rows]."""
+    """Rows with labels [rows], 0 or 1, drawn from their click probabilities [rows]."""
 
     features: Rows
     labels: NDArray[np.int32]
@@ -55,18 +55,18 @@ class LabelledRows(NamedTuple):
 
 
 def generator_version(config: SyntheticConfig) -> int:
-    """The version of the rows that a configuration gives; rows of many values are those of version 4."""
+    """Return the version of a configuration's rows; rows with many values are those of version 4."""
     return GENERATOR_VERSION + (config.max_cardinality <= FEW_VALUES)
 
 
 def calibrated_teacher(config: SyntheticConfig, day: int) -> Teacher:
-    """The teacher of a day, its effects scaled to the deviations, its intercept to the click rate, on a sample."""
+    """Return a day's teacher, calibrated on a sample: effects to their deviations, intercept to the click rate."""
     teacher = make_teacher(config, criteo_columns(config.max_cardinality), day)
     return calibrate(teacher, config, draw_rows(teacher, config.seed, day, CALIBRATION_BLOCK, CALIBRATION_ROWS))
 
 
 def calibrate(teacher: Teacher, config: SyntheticConfig, sample: Rows) -> Teacher:
-    """Scale a teacher as drawn by its logits on a sample of rows."""
+    """Scale a drawn teacher by its logits on a sample of rows."""
     without_triples = teacher._replace(triple_forms=np.zeros_like(teacher.triple_forms))
     single = logits_of(without_triples._replace(pair_forms=np.zeros_like(teacher.pair_forms)), sample)
     pairs = logits_of(without_triples, sample) - single
@@ -77,7 +77,7 @@ def calibrate(teacher: Teacher, config: SyntheticConfig, sample: Rows) -> Teache
     total = single * for_single + pairs * for_pairs + triples * for_triples
     high = MAX_INTERCEPT
     while not _mean_probability(total - high) < config.click_rate < _mean_probability(total + high):
-        high *= 2  # effects of few values are far from 0 in the mean
+        high *= 2  # With few values the mean of the effects is far from 0.
     low = -high
     for _ in range(60):
         middle = (low + high) / 2
@@ -95,7 +95,7 @@ def calibrate(teacher: Teacher, config: SyntheticConfig, sample: Rows) -> Teache
 
 
 def _factor(deviation: float, logits: NDArray[np.float64]) -> float:
-    """What scales logits to a standard deviation; 0 where they are all the same, and nothing can be scaled."""
+    """Return the factor that scales logits to a standard deviation; 0 if they are all the same."""
     return float(deviation / logits.std()) if logits.std() > TINY else 0.0
 
 
@@ -104,17 +104,17 @@ def _mean_probability(logits: NDArray[np.float64]) -> float:
 
 
 def day_rows(config: SyntheticConfig, day: int) -> int:
-    """Rows of a day: equal shares, the first days taking the remainder."""
+    """Return the rows of a day: equal shares, with the remainder in the first days."""
     return config.rows // config.days + (day < config.rows % config.days)
 
 
 def block_sizes(rows: int) -> list[int]:
-    """Rows of each block of a day."""
+    """Return the rows of each block of a day."""
     return [min(BLOCK_ROWS, rows - start) for start in range(0, rows, BLOCK_ROWS)]
 
 
 def draw_rows(teacher: Teacher, seed: int, day: int, block: int, rows: int) -> Rows:
-    """Random rows and their logits; they depend on the teacher and (seed, day, block) alone."""
+    """Draw rows and their logits, which depend on the teacher and (seed, day, block) alone."""
     rng = seeded([seed, day, block])
     integers, integer_present = draw_integers(teacher, rng, rows)
     ranks = np.empty((rows, len(teacher.cardinality)), np.int32)
@@ -126,14 +126,14 @@ def draw_rows(teacher: Teacher, seed: int, day: int, block: int, rows: int) -> R
 
 
 def logits_of(teacher: Teacher, rows: Rows) -> NDArray[np.float64]:
-    """The logits a teacher gives for rows."""
+    """Return a teacher's logits for rows."""
     logits = np.empty(len(rows.ranks))
     teacher_logits(teacher, rows.integers, rows.integer_present, rows.ranks, rows.category_present, logits)
     return logits
 
 
 def draw_integers(teacher: Teacher, rng: np.random.Generator, rows: int) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-    """Integers [rows, N], and which are not missing."""
+    """Draw integers [rows, N], and a mask of those that are not missing."""
     integers = np.empty((rows, CRITEO_NUM_DENSE), np.int32)
     normal = rng.standard_normal(integers.shape, np.float32)
     integers_from_normal(normal, teacher.log_mean, teacher.log_deviation, teacher.shift, integers)
@@ -141,7 +141,7 @@ def draw_integers(teacher: Teacher, rng: np.random.Generator, rows: int) -> tupl
 
 
 def label_steps(logits: NDArray[np.float64], key: list[int]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Click probabilities in steps of 1 / PROBABILITY_STEPS, and labels drawn from them."""
+    """Return click probabilities in steps of 1 / PROBABILITY_STEPS, and labels drawn from them."""
     steps = np.rint(PROBABILITY_STEPS / (1 + np.exp(-logits))).astype(np.int64)
     steps = np.clip(steps, 1, PROBABILITY_STEPS - 1)
     uniform = seeded([*key, PROBABILITY_BITS]).integers(0, PROBABILITY_STEPS, len(logits))
@@ -149,19 +149,19 @@ def label_steps(logits: NDArray[np.float64], key: list[int]) -> tuple[NDArray[np
 
 
 def seeded(key: list[int]) -> np.random.Generator:
-    """Random numbers that depend on `key` alone."""
+    """Return a generator of random numbers that depend on `key` alone."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(key)))
 
 
 def label_rows(teacher: Teacher, seed: int, day: int, block: int, rows: int) -> LabelledRows:
-    """One block of a day: rows, and labels drawn from their probabilities."""
+    """Return one block of a day: rows, and labels drawn from their probabilities."""
     features = draw_rows(teacher, seed, day, block, rows)
     steps, labels = label_steps(features.logits, [seed, day, block])
     return LabelledRows(features, labels, (steps / PROBABILITY_STEPS).astype(np.float32))
 
 
 def as_text(teacher: Teacher, rows: LabelledRows) -> bytes:
-    """The rows as Criteo's TSV."""
+    """Format the rows as Criteo's TSV."""
     features = rows.features
     text = np.empty(len(rows.labels) * MAX_ROW_BYTES, np.uint8)
     length = write_rows(
@@ -178,7 +178,7 @@ def as_text(teacher: Teacher, rows: LabelledRows) -> bytes:
 
 
 def as_block(teacher: Teacher, rows: LabelledRows) -> Block:
-    """The rows as parsing their text would give them: missing fields are 0."""
+    """Return the rows as parsed from their text: missing fields are 0."""
     features = rows.features
     dense = np.where(features.integer_present, features.integers, np.int32(0))
     sparse = np.empty(features.ranks.shape, np.uint32)
@@ -188,7 +188,7 @@ def as_block(teacher: Teacher, rows: LabelledRows) -> Block:
 
 @jit
 def category_value(rank: np.int32, salt: np.uint32) -> np.uint32:
-    """A 32-bit value for each rank, different for different ranks (MurmurHash3's finaliser, a bijection)."""
+    """Return a 32-bit value, distinct for each rank (MurmurHash3's finaliser, a bijection)."""
     value = np.uint32(rank) ^ salt
     value = np.uint32((value ^ (value >> np.uint32(16))) * np.uint32(0x85EBCA6B))
     value = np.uint32((value ^ (value >> np.uint32(13))) * np.uint32(0xC2B2AE35))
@@ -199,7 +199,7 @@ def category_value(rank: np.int32, salt: np.uint32) -> np.uint32:
 def category_values(
     ranks: NDArray[np.int32], present: NDArray[np.bool_], salt: NDArray[np.uint32], values: NDArray[np.uint32]
 ) -> None:
-    """The value of each rank [rows, F], 0 where it is missing."""
+    """Write the value of each rank [rows, F], 0 for a missing one."""
     for row in range(ranks.shape[0]):
         for column in range(ranks.shape[1]):
             value = category_value(ranks[row, column], salt[column])
@@ -208,7 +208,7 @@ def category_values(
 
 @jit
 def _write_integer(value: np.int32, text: NDArray[np.uint8], position: int) -> int:
-    """Write a decimal integer; the position after it."""
+    """Write a decimal integer; return the position after it."""
     number = np.int64(value)
     if number < 0:
         text[position] = 45  # minus
@@ -236,7 +236,7 @@ def write_rows(
     digits: NDArray[np.uint8],
     text: NDArray[np.uint8],
 ) -> int:
-    """Write rows as Criteo's TSV into `text`; the number of bytes."""
+    """Write rows as Criteo's TSV into `text`; return the number of bytes."""
     position = 0
     for row in range(len(labels)):
         text[position] = 48 + labels[row]

@@ -1,14 +1,14 @@
-"""The ground-truth model ("teacher") of synthetic clicks, and the columns that it is about.
+"""The ground-truth model ("teacher") of synthetic clicks, and its columns.
 
-Cardinalities are those of Criteo Kaggle's 45,840,617 rows. The other properties of columns were fitted to its first
-1,999 rows: shares of missing values; for categories the exponent of the bounded Zipf law under which two rows share a
-value as often; for integers the lognormal law, rounded down, nearest to their quantiles.
+Cardinalities are those of Criteo Kaggle's 45,840,617 rows. Other properties of columns were fitted to its first 1,999
+rows: shares of missing values; for a categorical column the exponent of the bounded Zipf law under which two rows share
+a value equally often; for an integer column the lognormal law, rounded down, that is nearest to its quantiles.
 
-The logit of a row is an intercept, plus an effect of every category, plus an effect of every integer that is linear
-in log(1 + max(x, 0)) within bounds, plus interactions of low rank: the categories of some columns have vectors; each
-pair of these columns has a bilinear form of its own, which gives the pair's effect from two vectors (a factorisation
-machine, Rendle 2010, with a form per pair of fields, Sun et al. 2021), and each three of them a trilinear form, which
-gives theirs from three. Effects and vectors turn from day to day: those of days d apart correlate by cos(drift * d).
+A row's logit is an intercept, plus an effect of each category, plus an effect of each integer (linear in
+log(1 + max(x, 0)) within bounds), plus interactions of low rank. The categories of some columns have vectors. Each pair
+of these columns has its own bilinear form, which gives the pair's effect from two vectors (a factorisation machine,
+Rendle 2010, with a form per pair of fields, Sun et al. 2021). Each triple has a trilinear form likewise. Effects and
+vectors turn from day to day: those of days d apart correlate by cos(drift * d).
 """
 
 import math
@@ -37,12 +37,12 @@ INTEGER_LOG_MEAN = (0.1, 1.8, 2.0, 1.6, 7.3, 3.6, 1.2, 2.0, 3.6, 0.0, 0.5, -1.2,
 INTEGER_LOG_DEVIATION = (1.7, 2.7, 1.5, 1.1, 2.8, 1.8, 1.9, 1.3, 1.8, 0.5, 0.9, 1.8, 1.3)
 INTEGER_SHIFT = (0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)  # the second column has negatives, as in Criteo
 
-# columns whose categories interact: small ones whose values are seldom missing, which few rows suffice to learn
+# Columns whose categories interact: small ones with few missing values, so that few rows suffice to learn them.
 INTERACTING = (0, 1, 4, 5, 7, 13, 16, 22)
 
 
 class Columns(NamedTuple):
-    """Categorical columns: how many values, the exponents of their Zipf laws, shares missing, which interact."""
+    """Categorical columns: number of values, exponent of the Zipf law, share missing, and which columns interact."""
 
     cardinality: NDArray[np.int64]
     exponent: NDArray[np.float64]
@@ -51,9 +51,9 @@ class Columns(NamedTuple):
 
 
 def criteo_columns(max_cardinality: int) -> Columns:
-    """Criteo Kaggle's columns, the large ones shrunk so that the largest has `max_cardinality` values.
+    """Return Criteo Kaggle's columns, shrunk so that the largest has `max_cardinality` values.
 
-    They shrink with the square root of their size, and none grows: at 10,131,227 they are Kaggle's own.
+    Columns shrink with the square root of their size, and none grows: 10,131,227 gives Kaggle's own.
     """
     kaggle = np.array(KAGGLE_CARDINALITIES, np.float64)
     cardinality = np.minimum(kaggle, np.ceil(max_cardinality * np.sqrt(kaggle / kaggle.max()))).astype(np.int64)
@@ -62,10 +62,10 @@ def criteo_columns(max_cardinality: int) -> Columns:
 
 
 FACTORS = 2
-# Frequent values have the larger effects: rare ones could not be learned from few rows.
+# Frequent values have larger effects, since few rows would not suffice to learn effects of rare ones.
 CATEGORY_DECAY = FACTOR_DECAY = 0.4
-INTEGER_SHARE = 2 / 3  # deviation of an integer's effect, to that of the most frequent value of a category
-# Of the logits over the rows, where `difficulty` and `interaction` are 1.
+INTEGER_SHARE = 2 / 3  # deviation of an integer's effect over that of a category's most frequent value
+# Deviations of the logits over the rows if `difficulty` and `interaction` are 1.
 SINGLE_DEVIATION = 0.8
 PAIR_DEVIATION = 1.0
 TRIPLE_DEVIATION = 0.5
@@ -74,12 +74,12 @@ SHAPE_SEED, START_SEED, END_SEED = range(0x7EAC4E5, 0x7EAC4E8)
 
 
 class Teacher(NamedTuple):
-    """Arrays that the kernels read, of one day. F columns, the values of each after those of the one before.
+    """Arrays of one day for the kernels. F columns; the values of a column follow those of the previous one.
 
     first [F] int64: index of a column's first value; cardinality [F] int64; exponent [F] float64 of the
     Zipf law; salt [F] uint32; category_missing [F], integer_missing [N] float32; main [V] float32; interacting [K]
     int64; first_factor [K] int64: index of a column's first vector; factors [W, FACTORS] float32; pair_forms [K, K,
-    FACTORS, FACTORS] float32, of which those of pairs (i, j > i) count; triple_forms [K, K, K, FACTORS, FACTORS,
+    FACTORS, FACTORS] float32, used for pairs (i, j > i); triple_forms [K, K, K, FACTORS, FACTORS,
     FACTORS] float32, likewise; log_mean, log_deviation, slope [N] float64; shift [N] int64; intercept [1] float64.
     """
 
@@ -103,7 +103,7 @@ class Teacher(NamedTuple):
 
 
 class _Effects(NamedTuple):
-    """Standard normal numbers from which main, factors and slope follow."""
+    """Standard normal numbers that main, factors and slope are computed from."""
 
     main: NDArray[np.float32]
     factors: NDArray[np.float32]
@@ -111,7 +111,7 @@ class _Effects(NamedTuple):
 
 
 def make_teacher(config: SyntheticConfig, columns: Columns, day: int) -> Teacher:
-    """The teacher of a day as drawn: its effects in proportion, not to scale (see synthetic.calibrated_teacher)."""
+    """Draw a day's teacher with effects in proportion, but not yet to scale (see synthetic.calibrated_teacher)."""
     cardinality = columns.cardinality
     interacting = np.array(columns.interacting, np.int64)
     first = np.concatenate(([0], np.cumsum(cardinality)))
@@ -146,7 +146,7 @@ def make_teacher(config: SyntheticConfig, columns: Columns, day: int) -> Teacher
 
 
 def _effects_of_day(config: SyntheticConfig, num_values: int, num_vectors: int, day: int) -> _Effects:
-    """Effects on the way, by an angle of `drift` a day, from one set of random numbers to another."""
+    """Return effects that turn, by an angle of `drift` a day, from one set of random numbers to another."""
     start = _draw_effects(_generator(config.seed, START_SEED), num_values, num_vectors)
     angle = config.drift * day
     if angle == 0:
@@ -167,7 +167,7 @@ def _generator(seed: int, purpose: int) -> np.random.Generator:
 
 
 def _falling(size: int, decay: float) -> NDArray[np.float32]:
-    """(1 + rank) ** -decay of ranks 0 to size - 1; by float64, since NumPy's power of float32 depends on the CPU."""
+    """Return (1 + rank) ** -decay for ranks 0 to size - 1, in float64: NumPy's float32 power depends on the CPU."""
     return (np.arange(1, size + 1, dtype=np.float64) ** -np.float64(np.float32(decay))).astype(np.float32)
 
 
@@ -178,7 +178,7 @@ def category_ranks(
     exponent: NDArray[np.float64],
     ranks: NDArray[np.int32],
 ) -> None:
-    """Ranks [rows, F] from uniform numbers [rows, F], by the inverse of a bounded Zipf law's distribution."""
+    """Write ranks [rows, F] for uniform numbers [rows, F], by the inverse distribution of a bounded Zipf law."""
     for column in range(uniform.shape[1]):
         last = np.float64(cardinality[column] + 1)
         power = 1.0 - exponent[column]
@@ -196,7 +196,7 @@ def integers_from_normal(
     shift: NDArray[np.int64],
     integers: NDArray[np.int32],
 ) -> None:
-    """Heavy-tailed integers [rows, N]: floor(exp(mean + deviation * normal)) - shift."""
+    """Write heavy-tailed integers [rows, N]: floor(exp(mean + deviation * normal)) - shift."""
     for row in range(normal.shape[0]):
         for column in range(normal.shape[1]):
             value = np.exp(log_mean[column] + log_deviation[column] * np.float64(normal[row, column]))
@@ -214,7 +214,7 @@ def _triple_effects(
     ranks: NDArray[np.int32],
     present: NDArray[np.bool_],
 ) -> float:
-    """Interactions of columns i and j with each later one, by the product of their factors a and b."""
+    """Return the interactions of columns i and j with each later column, from the product of their factors a and b."""
     total = 0.0
     for k in range(j + 1, len(teacher.interacting)):
         column = teacher.interacting[k]
@@ -227,7 +227,7 @@ def _triple_effects(
 
 @jit
 def _interactions(teacher: Teacher, ranks: NDArray[np.int32], present: NDArray[np.bool_]) -> float:
-    """The sum of all pairs' and triples' interactions in one row."""
+    """Return the sum of all interactions of pairs and triples in one row."""
     total = 0.0
     columns = teacher.interacting
     for i in range(len(columns)):
@@ -255,7 +255,7 @@ def teacher_logits(
     category_present: NDArray[np.bool_],
     logits: NDArray[np.float64],
 ) -> None:
-    """The logit of every row; what is missing has no effect, but for integers, which count as 0."""
+    """Write each row's logit. A missing category has no effect; a missing integer counts as 0."""
     for row in range(len(logits)):
         logit = teacher.intercept[0]
         for column in range(integers.shape[1]):
