@@ -1,1 +1,1 @@
-"""Shared by app and data_prep: command line, errors, terminal, memory, compiled kernels."""
+"""Code that app and data_prep share: command line, errors, terminal, memory, compiled kernels."""

@@ -1,4 +1,4 @@
-"""Entry points: compose the configuration from the command line, run a command, return its exit status."""
+"""Entry points of commands: compose the configuration, run the command, return its exit status."""
 
 import os
 import re
@@ -18,36 +18,36 @@ from common.sources import outdated_sentence
 
 try:
     from common.compose import compose_config, compose_partly, plain_values
-except ModuleNotFoundError as error:  # such as the system's Python: this is what every command imports first
+except ModuleNotFoundError as error:  # for instance with the system's Python; every command imports this module first
     end_without_package(error)
 
 EXIT_DONE = 0
 EXIT_BAD_INPUT = 2
-# EX_UNAVAILABLE: other processes were lost, and there is no checkpoint
+# EX_UNAVAILABLE: other processes were lost, and there is no checkpoint.
 EXIT_LOST = 69
-# EX_TEMPFAIL: stopped by a signal, or lost other processes, and a checkpoint is there; the same command resumes
+# EX_TEMPFAIL: stopped by a signal, or other processes were lost, with a checkpoint; the same command resumes.
 EXIT_STOPPED = 75
 
 SECONDS_FOR_FIRST_ERROR = 10.0
 
 
 def _wait_for_first_error() -> None:
-    """Wait while local rank 0 prints the same error: torchrun ends all processes as soon as one has ended."""
+    """Wait while local rank 0 prints the same error, since torchrun ends all processes when one ends."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     time.sleep(SECONDS_FOR_FIRST_ERROR)
 
 
 def run(command: Command) -> NoReturn:
-    """Run a command as the command line configures it, or print its help; end the process with its exit status."""
+    """Run a command as the command line configures it, or print its help, and end the process with its exit status."""
     status = run_command(command)
     load(command.leave)(status)
     raise AssertionError(f"{command.leave} returned")
 
 
 def run_command(command: Command) -> int:
-    """The same, and return the exit status.
+    """Run a command as `run` does, and return its exit status.
 
-    The configuration is composed and checked before the command's own module, which may take seconds, is imported.
+    The configuration is checked before the command's module is imported, which may take seconds.
     """
     if command.schema is None:
         return _run_plain(command, sys.argv[1:])
@@ -61,18 +61,20 @@ def _run_configured(command: Command, schema: type, arguments: list[str]) -> int
         return EXIT_DONE
     _require_temporary_directory()
     if os.environ.get("RANK", "0") == "0" and (sentence := outdated_sentence()):
-        sys.stderr.write(f"warning: {sentence}\n")  # first: a key of the checkout's configuration may be unknown here
+        sys.stderr.write(
+            f"warning: {sentence}\n"
+        )  # printed first, since the checkout's configuration may have keys that are unknown here
     config: Any = compose_config(schema, command.config_dir, arguments, command.config)
     if command.check is not None:
         load(command.check)(config)
-    signals.end_at_once()  # an import that is interrupted leaves nothing to put in order
+    signals.end_at_once()  # an interrupted import leaves nothing to clean up
     main: Callable[[Any], int | None] = load(command.function)
     signals.raise_interrupted()
     return main(config)
 
 
 def _run_plain(command: Command, arguments: list[str]) -> int:
-    """Run a command that reads its own arguments and takes over signals itself."""
+    """Run a command that parses its own arguments and handles signals itself."""
     try:
         _require_temporary_directory()
         status: int = load(command.function)(arguments) or EXIT_DONE
@@ -84,7 +86,7 @@ def _run_plain(command: Command, arguments: list[str]) -> int:
 
 
 def _require_temporary_directory() -> None:
-    """Raise UserError where there is none: torch cannot be imported then, nor can data_prep's workers start."""
+    """Raise UserError if there is none: torch's import and data_prep's workers need it."""
     try:
         tempfile.gettempdir()
     except FileNotFoundError as error:
@@ -94,9 +96,10 @@ def _require_temporary_directory() -> None:
 
 
 def exit_status(run: Callable[[], int | None]) -> int:
-    """Call `run` and return its exit status, which signals do not change from then on; print errors as one line.
+    """Call `run` and return its exit status, which later signals do not change. Print errors as one line.
 
-    Under torchrun all processes of a machine raise the same UserError but an OwnError, so only local rank 0 prints it.
+    Under torchrun all processes of a machine raise the same UserError, so only local rank 0 prints it, except an
+    OwnError.
     """
     signals.raise_interrupted()
     try:
@@ -133,11 +136,11 @@ def _status(run: Callable[[], int | None]) -> int:
 
 
 def _print_error(message: str) -> None:
-    """Print an error without secrets, in one line whatever control characters a name in it has."""
-    if "no such file" in message.lower() and os.environ.get("CLICKWORK_BASE_DIGEST"):  # an image's
+    """Print an error in one line, without secrets and control characters."""
+    if "no such file" in message.lower() and os.environ.get("CLICKWORK_BASE_DIGEST"):  # an image's variable
         message += "; of the host's files this container sees those in its data and runs folders alone"
     line = re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+", " ", redact_message(message, sys.argv[1:]))
-    sys.stderr.write(f"error: {line}\n")  # one write: several processes share a terminal
+    sys.stderr.write(f"error: {line}\n")  # one write, since several processes share a terminal
 
 
 def _print_help(command: Command, schema: type, overrides: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""A command as a row of a registry: what is known of it before Hydra, torch or its own module is imported."""
+"""Commands as rows of a registry, readable before Hydra, torch or the command's module is imported."""
 
 import ast
 import importlib
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 from common.errors import UserError
 from common.redact import redact_arguments
 
-# Of packages without which no command begins; pyproject.toml says why torchrec is in no extra.
+# Packages that every command needs; pyproject.toml says why torchrec is in no extra.
 REMEDIES = {
     "torch": 'in its checkout: pip install ".[cpu]"',
     "fbgemm_gpu": 'in its checkout: pip install ".[cpu]"',
@@ -23,19 +23,19 @@ REMEDIES = {
 
 
 class Command(NamedTuple):
-    """A command by names: objects stand as "module:object" and are imported when they are needed.
+    """A command. Objects are named as "module:object" and imported when needed.
 
     Attributes:
-        name: as in `clickwork NAME`.
-        module: as in `python -m MODULE`.
-        function: takes the configuration, or the list of arguments where there is no schema; returns an exit status.
+        name: NAME of `clickwork NAME`.
+        module: MODULE of `python -m MODULE`.
+        function: takes the configuration or, without a schema, the list of arguments; returns an exit status.
         summary: one line of help.
-        schema: the dataclass of the configuration; None: the function reads its own arguments.
-        config: name of the file of values in `config_dir`, without .yaml; schema: those of the dataclass.
-        config_dir: the directory of the values.
-        has_groups: whether groups of ready-made values, as recipe=NAME, are taken.
-        check: a function of the configuration that raises UserError, called before the command's module is imported.
-        leave: a function that ends the process with an exit status.
+        schema: dataclass of the configuration; None: the function parses its own arguments.
+        config: file of values in `config_dir`, without .yaml; schema: the dataclass's defaults.
+        config_dir: directory of the values.
+        has_groups: whether the command takes groups of ready-made values, such as recipe=NAME.
+        check: checks the configuration before the command's module is imported; raises UserError.
+        leave: function that ends the process with an exit status.
     """
 
     name: str
@@ -50,27 +50,27 @@ class Command(NamedTuple):
     leave: str = "sys:exit"
 
     def path(self) -> Path:
-        """The file of the function's module, which is not imported for it."""
+        """Return the file of the function's module without importing it."""
         spec = importlib.util.find_spec(self.function.partition(":")[0])
         assert spec is not None
         assert spec.origin is not None
         return Path(spec.origin)
 
     def description(self) -> str:
-        """The docstring of the function's module."""
+        """Return the docstring of the function's module."""
         return inspect.cleandoc(ast.get_docstring(ast.parse(self.path().read_text(encoding="utf-8"))) or "")
 
 
 def by_name(*commands: Command) -> dict[str, Command]:
-    """A registry: rows by the commands' names."""
+    """Return a registry: the rows by name."""
     return {command.name: command for command in commands}
 
 
 def load(name: str | Callable[..., Any]) -> Any:
-    """Import the object that "module:object" names; a function is returned as it is.
+    """Import the object named "module:object"; return a function as it is.
 
     Raises:
-        UserError: a package that its module needs is not installed.
+        UserError: its module needs a package that is not installed.
     """
     if not isinstance(name, str):
         return name
@@ -84,8 +84,8 @@ def load(name: str | Callable[..., Any]) -> Any:
 
 
 def end_without_package(error: ModuleNotFoundError) -> NoReturn:
-    """End the process with exit status 2 and one line: the package that this Python lacks, and what to type instead."""
-    words = sys.orig_argv[1:]  # `-m` and the module are in no other place while a module is imported
+    """End the process with exit status 2 and a line with the missing package and what to type instead."""
+    words = sys.orig_argv[1:]  # During an import, `-m` and the module are in no other place.
     command = redact_arguments(words[words.index("-m") :] if "-m" in words else words)
     sys.stderr.write(
         f"error: {error.name} is not installed for {sys.executable}; run `make environment`, then "

@@ -1,4 +1,4 @@
-"""A user's file of keys, read as if they were typed: nested or dotted, a plain value as on the command line."""
+"""Reader of a user's file of keys, nested or dotted, with values as on the command line."""
 
 import functools
 import json
@@ -14,20 +14,20 @@ from hydra.errors import HydraException
 from common.errors import UserError
 
 KEY = re.compile(r"[A-Za-z_][\w./@:-]*")
-FILE_KEY = "config"  # what names a file on the command line
+FILE_KEY = "config"  # key that names a file on the command line
 PLAIN_NULLS = ("", "~", "null", "Null", "NULL")
 
 
 def read_overrides(option: str, path: Path, mappings: Collection[str] = (), whole: Collection[str] = ()) -> list[str]:
-    """The `key=value` of each key in a YAML file, in order.
+    """Return `key=value` for each key of a YAML file, in order.
 
     Args:
-        option: how the user named the file, for errors.
-        mappings: keys whose value is a mapping, in which a dotted name is one name.
-        whole: keys whose value may be a mapping, which is then one value.
+        option: the user's name of the file, for errors.
+        mappings: keys whose value is a mapping in which a dotted name is one name.
+        whole: keys whose value may be a mapping; the mapping is one value.
 
     Raises:
-        UserError: not readable, not YAML, no mapping of keys, or a key that is given twice.
+        UserError: unreadable file, invalid YAML, not a mapping of keys, or a repeated key.
     """
     try:
         root = yaml.compose(path.read_text(encoding="utf-8"))
@@ -54,7 +54,7 @@ def read_overrides(option: str, path: Path, mappings: Collection[str] = (), whol
 
 
 def given_keys(overrides: Sequence[str]) -> Iterator[str]:
-    """The dotted keys of overrides, of a mapping those within."""
+    """Yield the dotted keys of overrides; for a mapping, the keys inside it."""
     for override in map(parsed_override, overrides):
         yield from _keys_within(override.key_or_group, override.value())
 
@@ -78,7 +78,7 @@ def _keys_within(key: str, value: object) -> Iterator[str]:
 
 
 def as_override(value: object) -> str:
-    """A plain value in Hydra's grammar, which takes no quotes around the names in a mapping."""
+    """Format a plain value in Hydra's grammar, which allows no quotes around names in a mapping."""
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{name}:{as_override(inner)}" for name, inner in value.items()) + "}"
     if isinstance(value, Sequence) and not isinstance(value, str):
@@ -87,11 +87,11 @@ def as_override(value: object) -> str:
 
 
 class _NoKeyError(ValueError):
-    """What stands in a key's place is none."""
+    """Raised for an invalid key."""
 
 
 def _name(key: yaml.Node) -> str:
-    """A key's name. Raises _NoKeyError: it is a list or a mapping, or no name."""
+    """Return a key's name. Raise _NoKeyError for a list, a mapping, or an invalid name."""
     if not isinstance(key, yaml.ScalarNode) or not KEY.fullmatch(key.value):
         text = repr(key.value) if isinstance(key, yaml.ScalarNode) else "a list or a mapping"
         raise _NoKeyError(f"line {key.start_mark.line + 1}: {text} is no key")
@@ -99,7 +99,7 @@ def _name(key: yaml.Node) -> str:
 
 
 def quoted(value: str) -> str:
-    """A typed value, which may have quotes already, as Hydra takes it literally."""
+    """Quote a typed value, which may have quotes already, so that Hydra takes it literally."""
     bare = value.strip()
     if len(bare) > 1 and bare[0] == bare[-1] and bare[0] in "\"'":
         bare = bare[1:-1]
@@ -107,7 +107,7 @@ def quoted(value: str) -> str:
 
 
 def literal(text: str) -> str:
-    """A text as a value of Hydra's grammar, with the spaces and quotes at its ends."""
+    """Quote a text for Hydra's grammar, with its spaces and quotes."""
     return '"' + re.sub(r'(\\*)("|$)', lambda match: match[1] * 2 + ('\\"' if match[2] else ""), text) + '"'
 
 
@@ -130,7 +130,7 @@ def _leaves(
 
 
 def _text(node: yaml.Node) -> str:
-    """A value in Hydra's grammar."""
+    """Format a value in Hydra's grammar."""
     if isinstance(node, yaml.SequenceNode):
         return f"[{','.join(map(_text, node.value))}]"
     if isinstance(node, yaml.MappingNode):
@@ -142,7 +142,7 @@ def _text(node: yaml.Node) -> str:
 
 
 def _is_one_value(text: str) -> bool:
-    """Return whether Hydra reads a plain value as one, within a list, too."""
+    """Return whether Hydra reads a plain value as one value, also within a list."""
     if set(text) & set(",[]{}"):
         return False
     try:

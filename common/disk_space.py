@@ -1,4 +1,4 @@
-"""Disk space, checked before anything is written."""
+"""Checks of disk space before anything is written."""
 
 import shutil
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from common.sizes import in_words
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes needed at a path, which need not exist yet; `what`: for what, such as "to fetch"; `about`: an estimate."""
+    """Bytes needed at a path, which need not exist. `what`: purpose, such as "to fetch"; `about`: an estimate."""
 
     path: Path
     bytes: int
@@ -23,10 +23,10 @@ class Need:
 
 
 def require_room(needs: Sequence[Need], remedy: str = "free some, or choose another place") -> None:
-    """Refuse what will not fit, all needs of one file system taken together.
+    """Raise UserError for needs that do not fit; needs on one file system are added up.
 
     Raises:
-        UserError: naming what is needed, what is free, and the remedy.
+        UserError: names the required and free space, and the remedy.
     """
     by_device: dict[int, list[Need]] = {}
     for need in needs:
@@ -44,5 +44,5 @@ def require_room(needs: Sequence[Need], remedy: str = "free some, or choose anot
 
 
 def _existing(path: Path) -> Path:
-    """The path, or what is there of the way to it."""
+    """Return the path, or its nearest existing parent."""
     return next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())

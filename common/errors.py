@@ -7,7 +7,7 @@ LINE_CHARACTERS = 300
 
 
 def last_line(text: str, default: str) -> str:
-    """The last line of another program's error or log, where the cause stands; `default` if no line has text."""
+    """Return the last line of another program's error or log, which usually names the cause, or `default`."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:LINE_CHARACTERS] if lines else default
 
@@ -21,13 +21,13 @@ class UserError(Exception):
 
 
 class OwnError(UserError):
-    """A UserError of one process of a job alone: it is printed by whichever process raises it."""
+    """A UserError of a single process of a job, which prints it whatever its rank."""
 
 
 class LostPeerError(Exception):
-    """Another process of the job ended or cannot be reached.
+    """Raised if another process of the job ended or cannot be reached.
 
-    Commands print the message and exit with status 75 if a checkpoint is there to resume from, else with 69.
+    Commands print the message and exit with status 75 if there is a checkpoint to resume from, else with 69.
     """
 
     def __init__(self, message: str, resumable: bool) -> None:

@@ -67,7 +67,7 @@ class Core:
 
 @functools.cache
 def _core() -> Core:
-    """Imports every extension that is present and collects its rows. `register` may import neither torch nor Hydra."""
+    """Import every extension and collect its rows. `register` may import neither torch nor Hydra."""
     core = Core()
     for path in sorted(DIRECTORY.glob("*/__init__.py")):
         importlib.import_module(f"extensions.{path.parent.name}").register(core)
@@ -75,30 +75,30 @@ def _core() -> Core:
 
 
 def absence(name: str) -> str | None:
-    """Returns why a key for the extension `name` has no effect, or None if the extension is present."""
+    """Return why a key for the extension `name` has no effect, or None if the extension is present."""
     is_present = (DIRECTORY / name / "__init__.py").exists()
     return None if is_present else f"there is no folder {DIRECTORY.name}/{name}"
 
 
 def rows_of_extensions(kind: type[Row]) -> list[Row]:
-    """Returns the rows of one type, such as `Command`, sorted by the names of their extensions."""
+    """Return the rows of one type, such as `Command`, sorted by the names of their extensions."""
     return _core().rows(kind)
 
 
 def directories_of_values(config_dir: Path) -> list[Path]:
-    """Returns the package's directory of ready-made values, then the extensions' directories for that package."""
+    """Return the package's directory of ready-made values, then the extensions' directories for that package."""
     added = [row.directory for row in rows_of_extensions(ReadyMadeValues) if row.package == config_dir.parent.name]
     return [config_dir, *added]
 
 
 def key_groups(configuration: type) -> list[KeyGroup]:
-    """Returns the groups that extensions add to a configuration or to one of its base classes."""
+    """Return the groups that extensions add to a configuration or to one of its base classes."""
     names = {each.__name__ for each in configuration.__mro__}
     return [row for row in rows_of_extensions(KeyGroup) if row.configuration in names]
 
 
 def with_key_groups(configuration: type[Keys]) -> type[Keys]:
-    """Returns the dataclass with one more field for each group of keys that an extension adds."""
+    """Return the dataclass with one more field for each group of keys that an extension adds."""
     fields = [(row.name, row.keys, dataclasses.field(default_factory=row.keys)) for row in key_groups(configuration)]
     whole: type = dataclasses.make_dataclass(configuration.__name__, fields, bases=(configuration,), frozen=True)
     whole.__module__, whole.__doc__ = configuration.__module__, configuration.__doc__
@@ -106,5 +106,5 @@ def with_key_groups(configuration: type[Keys]) -> type[Keys]:
 
 
 def keys_of_extension(config: Any, keys: type[Keys]) -> Keys:
-    """Returns the group of this type from a configuration."""
+    """Return the group of this type from a configuration."""
     return next(value for value in vars(config).values() if isinstance(value, keys))

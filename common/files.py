@@ -1,4 +1,4 @@
-"""Files that appear whole, written under a temporary name and then moved; checksums."""
+"""Atomic writes, under a temporary name that is then moved, and checksums of files."""
 
 import hashlib
 import io
@@ -24,7 +24,7 @@ class FileDigest:
 
 
 class Crc32:
-    """A checksum that finds what a power cut spoiled, several times faster than SHA-256."""
+    """A checksum that detects damage by power cuts, several times faster than SHA-256."""
 
     PREFIX = "crc32 "
 
@@ -36,14 +36,16 @@ class Crc32:
         self._sum = crc32(content, self._sum)
 
     def hexdigest(self) -> str:
-        """The checksum, with a prefix that no SHA-256 has."""
+        """Return the checksum, with a prefix that no SHA-256 has."""
         return f"{self.PREFIX}{self._sum:08x}"
 
 
 def digest_file(path: Path, start_sum: Callable[[], Any] = hashlib.sha256) -> FileDigest:
-    """Size and checksum of a file, read in a stream."""
+    """Return the size and checksum of a file, read as a stream."""
     checksum = start_sum()
-    block = memoryview(bytearray(READ_BYTES))  # one for all: fresh memory for each costs more than the sum
+    block = memoryview(
+        bytearray(READ_BYTES)
+    )  # one buffer, since allocating each block would take longer than the checksum
     with open(path, "rb", buffering=0) as file:
         while count := file.readinto(block):
             checksum.update(block[:count])
@@ -51,7 +53,7 @@ def digest_file(path: Path, start_sum: Callable[[], Any] = hashlib.sha256) -> Fi
 
 
 def is_unchanged(path: Path, digest: FileDigest) -> bool:
-    """Return whether a file is there with that size and checksum, of whichever kind the checksum is."""
+    """Return whether a file exists with that size and checksum, whichever kind the checksum has."""
     start = Crc32 if digest.sha256.startswith(Crc32.PREFIX) else hashlib.sha256
     try:
         return path.stat().st_size == digest.bytes and digest_file(path, start) == digest
@@ -60,12 +62,12 @@ def is_unchanged(path: Path, digest: FileDigest) -> bool:
 
 
 def temporary_path(path: Path) -> Path:
-    """A temporary name in the directory of `path`, unique to this thread, process and machine."""
+    """Return a temporary name beside `path`, unique to this thread, process and machine."""
     return path.with_name(f"{path.name}.{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}.part")
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a small file so that it is there whole or not at all, even after a power cut."""
+    """Write a small file completely or not at all, even after a power cut."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
     with open(temporary, "wb") as file:
@@ -77,7 +79,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the entries of a directory, are on the disk."""
+    """Wait until a file, or a directory's entries, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -86,7 +88,7 @@ def sync(path: Path) -> None:
 
 
 class SummedFile(io.RawIOBase):
-    """A file's bytes, front to back.
+    """A file read from front to back, with a checksum.
 
     Attributes:
         position: bytes read so far.
@@ -99,18 +101,18 @@ class SummedFile(io.RawIOBase):
         self._sum = hashlib.sha256()
 
     def readable(self) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
     def readinto(self, target: Any) -> int:
-        """Fill some of `target`; 0 at the end."""
+        """Fill part of `target`; return 0 at the end."""
         count = self._file.readinto(target) or 0
         self._sum.update(memoryview(target)[:count])
         self.position += count
         return count
 
     def digest(self) -> FileDigest:
-        """Size and sum of what was read: of the file, once all was."""
+        """Return the size and checksum of what was read so far."""
         return FileDigest(self.position, self._sum.hexdigest())
 
     def close(self) -> None:

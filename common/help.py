@@ -1,4 +1,4 @@
-"""Help on keys: each with its value, its choices and its meaning."""
+"""Help on keys: each with its value, choices and meaning."""
 
 import textwrap
 from collections.abc import Collection, Iterator, Mapping
@@ -8,12 +8,12 @@ from typing import Any
 from common.extensions import directories_of_values
 from common.keys import MISSING, choices, declaration, keys_of, shown
 
-WIDTH, NOTE = 120, 48  # of a line, and where its note begins
-MANY_KEYS = 30  # of which help lists the common ones alone
+WIDTH, NOTE = 120, 48  # of a line; column at which its note begins
+MANY_KEYS = 30  # above this, help lists only the common keys
 
 
 def groups_of(config_dir: Path) -> dict[str, list[str]]:
-    """Groups of ready-made values, as Hydra finds them: group -> the names that group=NAME takes."""
+    """Return the groups of ready-made values as Hydra finds them: group -> the names that group=NAME takes."""
     directories = [each for path in directories_of_values(config_dir) for each in path.iterdir() if each.is_dir()]
     names: dict[str, list[str]] = {group: [] for group in sorted(each.name for each in directories)}
     for directory in directories:
@@ -24,12 +24,12 @@ def groups_of(config_dir: Path) -> dict[str, list[str]]:
 def describe(
     schema: type, values: Mapping[str, Any], groups: Mapping[str, list[str]], whole: bool = True
 ) -> Iterator[str]:
-    """Lines of help, at most WIDTH wide but for longer values.
+    """Yield lines of help, at most WIDTH wide except for longer values.
 
     Args:
-        schema: the dataclass of the whole configuration; values: the same as nested plain values.
+        schema: dataclass of the whole configuration; values: the configuration as nested plain values.
         groups: groups that the configuration uses.
-        whole: list every key; else those that must be given and the common ones, where there are many keys.
+        whole: list every key; otherwise, if there are many, only the required and the common ones.
     """
     keys = [(key, declaration(owner, field), kind) for key, owner, field, kind in keys_of(schema)]
     required = {key for key, *_ in keys if _value(values, key) == MISSING}
@@ -62,9 +62,9 @@ def describe(
 
 
 def key_table(schema: type, values: Mapping[str, Any], leave_out: Collection[str] = ()) -> Iterator[str]:
-    """Rows of a Markdown table of every key, its default and its meaning; arguments as of `describe`.
+    """Yield rows of a Markdown table with each key, its default and its meaning. Arguments as for `describe`.
 
-    leave_out: names of groups of keys, and of choices, that have no place in it.
+    leave_out: names of groups of keys, and of choices, to omit.
     """
     yield "| key | default | |"
     yield "|---|---|---|"

@@ -1,4 +1,4 @@
-"""Numba as the kernels use it: a cached `jit`, unaligned 8-byte loads, counting trailing zeros."""
+"""Numba for the kernels: a cached `jit`, and intrinsics that NumPy lacks."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -12,19 +12,19 @@ from numba.core import event
 from numba.extending import intrinsic
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
-Int = int | np.int64  # one type in a kernel
+Int = int | np.int64  # either type in a kernel
 
 
 def jit(function: FunctionT) -> FunctionT:
-    """Compile a kernel on first call, without the GIL, cached on disk where that is possible."""
+    """Compile a kernel at its first call, without the GIL, and cache it on disk if possible."""
     try:
         return njit(function, cache=True, nogil=True)
-    except RuntimeError:  # no writable directory for the cache: a read-only image without a home
+    except RuntimeError:  # no writable directory for the cache, as in a read-only image without a home
         return njit(function, nogil=True)
 
 
 class _Notice(event.Listener):
-    """Print a line when numba first compiles; loading from its cache on disk is not compiling."""
+    """Prints a line when numba first compiles a kernel; loading from its cache on disk does not count."""
 
     def __init__(self, text: str) -> None:
         self._text: str | None = text
@@ -40,14 +40,14 @@ class _Notice(event.Listener):
 
 @contextmanager
 def compile_notice(subject: str) -> Iterator[None]:
-    """Log once on stderr that `subject` is being compiled, if the body compiles anything rather than loading it."""
+    """Log once on stderr that `subject` is being compiled, if the body compiles anything."""
     with event.install_listener("numba:compile", _Notice(f"compiling {subject} (once; the result is cached) ...")):
         yield
 
 
 @intrinsic
 def load_u64(typing_context: Any, buffer: types.Array, position: types.Integer) -> Any:
-    """Eight bytes of a contiguous uint8 array from `position` as a little-endian uint64; no bounds check."""
+    """Load eight bytes of a contiguous uint8 array from `position` as a little-endian uint64, without bounds check."""
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
         array = context.make_array(signature.args[0])(context, builder, arguments[0])
@@ -62,7 +62,7 @@ def load_u64(typing_context: Any, buffer: types.Array, position: types.Integer) 
 
 @intrinsic
 def count_trailing_zeros(typing_context: Any, word: types.Integer) -> Any:
-    """Number of zero bits below the lowest set bit of a uint64; 64 for 0."""
+    """Return the number of zero bits below the lowest set bit of a uint64; 64 for 0."""
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
         return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
@@ -72,7 +72,7 @@ def count_trailing_zeros(typing_context: Any, word: types.Integer) -> Any:
 
 @intrinsic
 def count_ones(typing_context: Any, word: types.Integer) -> Any:
-    """Number of set bits of a uint64."""
+    """Return the number of set bits of a uint64."""
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
         return builder.ctpop(arguments[0])
@@ -82,7 +82,7 @@ def count_ones(typing_context: Any, word: types.Integer) -> Any:
 
 @intrinsic
 def match_64(typing_context: Any, buffer: types.Array, position: types.Integer, byte: types.Integer) -> Any:
-    """Bit mask, uint64, of which of the 64 bytes of a contiguous uint8 array from `position` equal `byte`."""
+    """Return a uint64 mask of the bytes that equal `byte`, among 64 of a contiguous uint8 array from `position`."""
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
         array = context.make_array(signature.args[0])(context, builder, arguments[0])
@@ -101,7 +101,7 @@ def match_64(typing_context: Any, buffer: types.Array, position: types.Integer, 
 
 @intrinsic
 def copy_16(typing_context: Any, target: types.Array, at: Any, source: types.Array, position: Any) -> Any:
-    """Copy 16 elements of a contiguous int32 array from `position` to another's `at` at once; no bounds check."""
+    """Copy 16 elements of a contiguous int32 array from `position` to `at` of another array, without bounds check."""
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
         addresses = []
@@ -119,7 +119,7 @@ def copy_16(typing_context: Any, target: types.Array, at: Any, source: types.Arr
 
 @intrinsic
 def prefetch(typing_context: Any, source: types.Array, position: types.Integer) -> Any:
-    """Ask for the cache line of an element that will be read soon."""
+    """Prefetch the cache line of an element that will be read soon."""
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
         array = context.make_array(signature.args[0])(context, builder, arguments[0])

@@ -1,8 +1,8 @@
-"""Keys of a configuration: each is declared once, as a field of a dataclass, with default, meaning and limits.
+"""Keys of a configuration. Each is one field of a dataclass, with its default, meaning and limits.
 
     max_steps: int | None = key(None, "stop after this number of steps; 0 builds the run and ends", at_least=0)
 
-Help, the tables in docs, completion and the checks are made from these declarations.
+Help, tables in docs, completion and checks use these declarations.
 """
 
 import dataclasses
@@ -14,33 +14,33 @@ from typing import Any, TypeVar
 
 from common.errors import UserError
 
-MISSING: Any = "???"  # the default of a key that must be given
+MISSING: Any = "???"  # default of a key that must be given
 MAX_FLOAT32 = 3.4028234e38
 MAX_INT64 = 2**63 - 1
 INTERVAL = re.compile(r"([\[(])(\S+), (\S+)([])])")
-DECLARATION = "key"  # where a field's metadata have its declaration
+DECLARATION = "key"  # name of the declaration in a field's metadata
 
 T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-    """What is declared of a key beside its type; null and the default are always allowed.
+    """Declaration of a key besides its type. Null and the default are always allowed.
 
     Attributes:
-        default: its value unless one is given; MISSING: one must be given.
-        meaning: with its unit; `--help` and docs print it.
-        at_least: smallest number that is allowed, or item of a list; `at_most`, `above` and `below` likewise. `above`
-            alone refuses what is infinite in single precision.
-        within: an interval instead of these, such as "[0, 1)".
-        only_with: the name of another key of the group and those of its values with which this one has an effect, so
-            that it is refused beside others; without values: any but null, false and 0.
+        default: value unless one is given; MISSING: one must be given.
+        meaning: meaning with the unit, for `--help` and docs.
+        at_least: smallest allowed number, or item of a list; `at_most`, `above` and `below` likewise. `above` alone
+            also refuses numbers that are infinite in single precision.
+        within: an interval in place of these, such as "[0, 1)".
+        only_with: another key of the group, and those of its values with which this key has an effect; the key is
+            refused beside others. Without values: any but null, false and 0.
         is_name: a text must not be empty or blank.
-        is_common: `--help` lists it; the others are listed by `--help all`.
-        example: a value to show in `--help`, of a key that has none by default.
-        decides_bits: whether another value leads to another result, so that a run cannot resume with it; what changes
-            rounding alone, such as threads, does not. None: as its group says by a class attribute of this name, which
-            is its outer group's where it is missing, and true of the outermost.
+        is_common: `--help` lists it; `--help all` lists the others.
+        example: example for `--help`, for a key without a default.
+        decides_bits: whether another value gives another result, so that a run cannot resume with it. Keys that change
+            only rounding, such as threads, do not. None: take the group's class attribute of this name, then that of
+            the enclosing group, and so on; true if none has it.
     """
 
     default: Any = None
@@ -58,7 +58,7 @@ class Key:
 
     @property
     def rule(self) -> str:
-        """What a number must be, in words; empty: any."""
+        """Return the limits of a number in words; empty if there are none."""
         if self.within is not None:
             return f"in {self.within}"
         if self.above is not None and self.below is None and self.at_most is None:
@@ -67,7 +67,7 @@ class Key:
         return " and ".join(f"{words} {bound}" for words, bound in bounds.items() if bound is not None)
 
     def allows(self, value: Any) -> bool:
-        """Whether a number, or each of a list of at least one, is within all limits; NaN is within none."""
+        """Return whether a number, or each of a nonempty list, is within all limits; NaN never is."""
         if isinstance(value, list):
             return len(value) > 0 and all(map(self.allows, value))
         if self.within is not None:
@@ -85,7 +85,7 @@ class Key:
 
 
 def key(default: T, meaning: str, **limits: Any) -> T:
-    """Declare a key as a dataclass's field; limits: further attributes of `Key`. A list or dict is copied."""
+    """Declare a key as a field of a dataclass; limits: further attributes of `Key`. A list or dict is copied."""
     declared = {DECLARATION: Key(default, meaning, **limits)}
     if isinstance(default, (list, dict)):
         return dataclasses.field(default_factory=default.copy, metadata=declared)  # type: ignore[return-value]
@@ -93,12 +93,12 @@ def key(default: T, meaning: str, **limits: Any) -> T:
 
 
 def declaration(schema: Any, name: str) -> Key:
-    """The declaration of a field of a dataclass, or of its instance."""
+    """Return the declaration of a field of a dataclass or of its instance."""
     return next(field.metadata.get(DECLARATION, Key()) for field in dataclasses.fields(schema) if field.name == name)
 
 
 def keys_of(schema: type, prefix: str = "") -> Iterator[tuple[str, type, str, Any]]:
-    """(dotted key, dataclass that has it, field name, type) of every key below a dataclass, in order."""
+    """Yield (dotted key, its dataclass, field name, type) of every key below a dataclass, in order."""
     types = typing.get_type_hints(schema)
     for field in dataclasses.fields(schema):
         kind = types[field.name]
@@ -109,13 +109,13 @@ def keys_of(schema: type, prefix: str = "") -> Iterator[tuple[str, type, str, An
 
 
 def group_of(kind: Any) -> type | None:
-    """The dataclass that a field's type is, or is one of, such as of an optional one; None of a key's type."""
+    """Return the dataclass that a field's type is or contains, as an optional group does; None for a key's type."""
     groups = (each for each in (kind, *typing.get_args(kind)) if isinstance(each, type))
     return next((each for each in groups if dataclasses.is_dataclass(each)), None)
 
 
 def choices(kind: Any) -> list[str]:
-    """The values of an enumeration, or an optional one."""
+    """Return the names of an enumeration, also of an optional one."""
     for candidate in (kind, *typing.get_args(kind)):
         if isinstance(candidate, type) and issubclass(candidate, Enum):
             return [member.name for member in candidate]
@@ -123,11 +123,11 @@ def choices(kind: Any) -> list[str]:
 
 
 def check_keys(config: Any, prefix: str = "") -> None:
-    """Refuse values beyond the limits of their keys, and keys without effect beside others of their group.
+    """Refuse values outside their keys' limits, and keys without effect beside others of their group.
 
     Args:
         config: an instance of a dataclass of keys.
-        prefix: of its keys, such as "train.".
+        prefix: prefix of its keys, such as "train.".
 
     Raises:
         UserError: names the first such key, its value and what is allowed.
@@ -181,9 +181,9 @@ def shown(value: Any) -> str:
 
 
 def values_that_decide_bits(config: Any, prefix: str = "", outer_decides: bool = True) -> dict[str, Any]:
-    """The keys of a configuration that decide a run's bits, by dotted name, with values as of `to_plain`.
+    """Return the keys that decide a run's bits, by dotted name, with values from `to_plain`.
 
-    outer_decides: whether keys of the group around this one do, unless they say otherwise.
+    outer_decides: default for groups that do not say whether their keys decide bits.
     """
     values: dict[str, Any] = {}
     group_decides = getattr(config, "decides_bits", outer_decides)
@@ -199,7 +199,7 @@ def values_that_decide_bits(config: Any, prefix: str = "", outer_decides: bool =
 
 
 def flat_values(config: Any, prefix: str = "") -> dict[str, Any]:
-    """The values of all keys of a configuration by dotted name, as of `to_plain`."""
+    """Return the values of all keys of a configuration by dotted name, from `to_plain`."""
     values: dict[str, Any] = {}
     for name, value in vars(config).items():
         is_group = dataclasses.is_dataclass(value)
@@ -208,7 +208,7 @@ def flat_values(config: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def to_plain(config: Any) -> Any:
-    """A configuration as dicts, lists, strings and numbers. Without OmegaConf, for which it is 20 ms a checkpoint."""
+    """Convert a configuration to dicts, lists, strings and numbers. OmegaConf would take 20 ms per checkpoint."""
     if dataclasses.is_dataclass(config):
         return {key.name: to_plain(getattr(config, key.name)) for key in dataclasses.fields(config)}
     if isinstance(config, dict):

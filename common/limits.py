@@ -1,4 +1,4 @@
-"""Processors and memory for this process: its affinity and the limits of its control groups (versions 1 and 2)."""
+"""CPUs and memory for this process, from its affinity and the limits of its control groups (versions 1 and 2)."""
 
 import os
 from collections.abc import Iterator
@@ -13,17 +13,17 @@ MEMORY_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "mem
 
 
 def usable_cpus() -> int:
-    """CPUs that this process may keep busy, whole ones: its affinity, or fewer by the quota of its container."""
+    """Return the whole CPUs that this process may keep busy: its affinity, or fewer by its container's quota."""
     return max(1, min(affinity(), int(cpu_quota() or affinity())))
 
 
 def affinity() -> int:
-    """CPUs that this process may run on."""
+    """Return the number of CPUs that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cpu_quota() -> float | None:
-    """CPUs that the control groups of this process grant, such as 0.5; None where they grant all of its affinity."""
+    """Return the CPUs that the control groups grant, such as 0.5; None if they grant the whole affinity."""
     quotas = []
     for directory in _groups("cpu"):
         texts = _read(directory / "cpu.max").split() or [
@@ -37,16 +37,16 @@ def cpu_quota() -> float | None:
 
 
 def memory_limit() -> int | None:
-    """Bytes that the control groups of this process grant; None where they grant all memory of the machine."""
+    """Return the bytes that the control groups grant; None if they grant all memory of the machine."""
     limit = min((limit for limit, _ in _memory_limits()), default=None)
     return limit if limit is not None and limit < memory_of_machine() else None
 
 
 def require_memory(work: str) -> None:
-    """Refuse a container in which the libraries alone take the memory: the kernel would kill it without a word.
+    """Refuse a container whose memory the libraries alone would take, since the kernel would kill it without a message.
 
     Raises:
-        UserError: naming the limit, and how to raise it.
+        UserError: names the limit, and how to raise it.
     """
     limit = memory_limit()
     if limit is not None and limit < MIN_MEMORY_BYTES:
@@ -57,19 +57,19 @@ def require_memory(work: str) -> None:
 
 
 def memory_of_machine() -> int:
-    """Bytes of memory of the machine."""
+    """Return the bytes of memory of the machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def host_bytes_available() -> int:
-    """Host memory available without swapping: the kernel's figure, or less by the limits of the control groups."""
+    """Return host memory available without swapping: the kernel's figure, or less by the control groups' limits."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     return min([available, *(limit - usage for limit, usage in _memory_limits())])
 
 
 def _memory_limits() -> Iterator[tuple[int, int]]:
-    """Limit and usage in bytes of each control group that has a limit."""
+    """Yield the limit and usage in bytes of each control group that has a limit."""
     for directory in _groups("memory"):
         for limit_file, usage_file in MEMORY_FILES:
             limit, usage = _read(directory / limit_file), _read(directory / usage_file)
@@ -78,7 +78,7 @@ def _memory_limits() -> Iterator[tuple[int, int]]:
 
 
 def _groups(controller: str) -> Iterator[Path]:
-    """Directories of a controller: of the control group of this process, of those above it, and of the container's."""
+    """Yield a controller's directories: of this process's control group, its parents, and the container's."""
     yield CGROUP
     yield CGROUP / controller
     for line in _read(OWN_GROUPS).splitlines():
@@ -93,7 +93,7 @@ def _groups(controller: str) -> Iterator[Path]:
 
 
 def _read(path: Path) -> str:
-    """A file's text without white space at its ends; empty where there is none."""
+    """Return a file's stripped text; empty if the file is missing."""
     try:
         return path.read_text().strip()
     except OSError:

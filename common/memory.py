@@ -1,4 +1,4 @@
-"""The C library's treatment of memory that is freed."""
+"""Settings of the C library for freed memory."""
 
 import ctypes
 
@@ -6,7 +6,7 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # <malloc.h>
 
 
 def keep_freed_memory() -> bool:
-    """Reuse the memory of freed large arrays. Returns whether the C library can (glibc can).
+    """Reuse the memory of freed large arrays. Return whether the C library can (glibc can).
 
     glibc returns large blocks to the system when they are freed, so the next array of that size gets fresh pages,
     which the system clears first: 27 % of over_arch's time at a batch of 65,536 (docs/performance.md). Processes forked
@@ -17,7 +17,7 @@ def keep_freed_memory() -> bool:
 
 
 def share_allocator_with_arrow() -> None:
-    """Have Arrow take memory from the C library, as NumPy does, so that what one has freed the other can use."""
+    """Let Arrow allocate from the C library, as NumPy does, so that each can reuse the other's freed memory."""
     import pyarrow as pa
 
     pa.set_memory_pool(pa.system_memory_pool())

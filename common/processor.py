@@ -1,4 +1,4 @@
-"""What the processor offers, where the operating system does not say."""
+"""Properties of the processor that the operating system does not report."""
 
 import ctypes
 import mmap
@@ -14,18 +14,18 @@ def announces_missing_tiles(cpuinfo: Path = CPUINFO) -> bool:
     """Return whether an x86 processor announces AMX but has no tiles to compute in, as some virtual machines do.
 
     oneDNN believes the announcement: its products then fail, or end the process by SIGILL
-    (https://github.com/uxlfoundation/oneDNN/issues/5689). False where it cannot be found out.
+    (https://github.com/uxlfoundation/oneDNN/issues/5689). False if it cannot be determined.
     """
     try:
         with cpuinfo.open() as lines:
             flags = next((line for line in lines if line.startswith("flags")), "")
         return "amx_tile" in flags.split() and platform.machine() == "x86_64" and not _bytes_of_tiles()
-    except OSError:  # another system, or one that runs no code written at run time
+    except OSError:  # another system, or one that does not run generated code
         return False
 
 
 def _bytes_of_tiles() -> int:
-    """Bytes of all tiles of AMX's first palette, of CPUID's leaf 0x1D; 0 if there is none."""
+    """Return the bytes of all tiles of AMX's first palette, from CPUID's leaf 0x1D; 0 if there is none."""
     with mmap.mmap(-1, len(_SIZE_OF_TILES), prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC) as page:
         page.write(_SIZE_OF_TILES)
         start = ctypes.c_char.from_buffer(page)

@@ -1,4 +1,4 @@
-"""What is recorded or shown, without its secrets: logins in URLs, and values whose names say that they are secret."""
+"""Masking of secrets in records and output: logins in URLs, and values whose names mark them as secret."""
 
 import base64
 import logging
@@ -14,8 +14,8 @@ _SECRET_NAME = re.compile(
     r"(?:^|[_.-])(?:pwd|pw|auth|authorization|cookie|sig|signature)(?:$|[_.-])|[^_.-][_.-]keys?(?:$|[_.-])",
     re.IGNORECASE,
 )
-# A login ends at the last @ before the path; one with a / in its password, at the last @ of all. A URL that was taken
-# for a path has one slash.
+# A login ends at the last @ before the path or, if its password has a /, at the very last @. A URL that was taken for a
+# path has one slash.
 _LOGIN = re.compile(
     r"""(?:(?<=://)|(?<=http:/)|(?<=https:/)|(?<=ftp:/)|(?<=s3:/))(?:[^/\s]*|[^/\s'":@]+:(?!\d*/)[^\s'"]*)@"""
 )
@@ -28,13 +28,13 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def is_secret(name: str) -> bool:
-    """Return whether a variable's or key's name says that its value is secret; of a dotted key its last part counts."""
+    """Return whether a variable's or key's name marks its value as secret; of a dotted key only the last part counts."""
     last = name.rpartition(".")[2]
     return _SECRET_NAME.search(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", last)) is not None
 
 
 def redact(content: Any) -> Any:
-    """JSON-like content, or text, with its secrets masked. Only text is masked: a count of tokens is none."""
+    """Mask the secrets in JSON-like content or text. Only text is masked: a number of tokens is no secret."""
     if isinstance(content, dict):
         return {
             key: MASK if isinstance(value, str) and value and is_secret(str(key)) else redact(value)
@@ -46,13 +46,13 @@ def redact(content: Any) -> Any:
 
 
 def redact_arguments(arguments: Sequence[str]) -> list[str]:
-    """Arguments of a command line, key=value, with their secrets masked."""
+    """Mask the secrets in key=value arguments of a command line."""
     pairs = [(argument, *argument.partition("=")) for argument in arguments]
     return [f"{name}={MASK}" if value and is_secret(name) else redact(whole) for whole, name, _, value in pairs]
 
 
 def redact_message(message: str, arguments: Sequence[str]) -> str:
-    """A message for people, with secrets masked, those that are in the command's arguments wherever they stand."""
+    """Mask the secrets in a message, including those in the command's arguments wherever they occur."""
     for argument in arguments:
         name, _, value = argument.partition("=")
         if value and is_secret(name):
@@ -61,7 +61,7 @@ def redact_message(message: str, arguments: Sequence[str]) -> str:
 
 
 def split_login(url: str) -> tuple[str, str | None]:
-    """A URL without its login, and the Authorization header for that (RFC 7617, basic); None if it has none."""
+    """Return a URL without its login, and the login's Authorization header (RFC 7617, basic) or None."""
     parts = urlsplit(url)
     login, is_there, host = parts.netloc.rpartition("@")
     if not is_there:
@@ -72,7 +72,7 @@ def split_login(url: str) -> tuple[str, str | None]:
 
 
 class RedactingFormatter(logging.Formatter):
-    """Formats log lines without secrets, and without colours unless they are for a terminal."""
+    """Formats log lines without secrets, and without colours unless for a terminal."""
 
     def __init__(self, form: str, is_terminal: bool) -> None:
         super().__init__(form)

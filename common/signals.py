@@ -1,7 +1,7 @@
-"""What a signal does in every command: the first ends it in order, the second at once, each with a line that names it.
+"""Signals in all commands: the first ends a command in order, the second at once, each with a line that names it.
 
-While modules are imported (`end_at_once`) there is nothing to put in order. From then on (`raise_interrupted`) the
-first raises Interrupted. A command with something to save takes it as a `StopRequest`.
+During imports (`end_at_once`) there is nothing to clean up. After them (`raise_interrupted`) the first signal raises
+Interrupted. A command with something to save handles it as a `StopRequest`.
 """
 
 import contextlib
@@ -17,18 +17,18 @@ from types import FrameType
 
 log = logging.getLogger("clickwork")
 
-# A terminal sends INT, QUIT and, as it is closed, HUP; Slurm sends USR1 ahead of a time limit (--signal=USR1@60).
+# A terminal sends INT, QUIT and, when it is closed, HUP; Slurm sends USR1 ahead of a time limit (--signal=USR1@60).
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
-ECHO_SECONDS = 0.2  # `timeout` sends one request twice, to the process and to its group
-ORPHAN_ECHO_SECONDS = 5.0  # the kernel reports a launcher's death for each of its threads, which end one after another
+ECHO_SECONDS = 0.2  # `timeout` sends a request twice, to the process and to its group
+ORPHAN_ECHO_SECONDS = 5.0  # The kernel reports a launcher's death for each of its threads, which end one after another.
 LAST_WORDS_SECONDS = 2.0
 PR_SET_PDEATHSIG = 1
 
-_parents: list[int] = []  # with whose end, as the kernel reports it, this process is to end
+_parents: list[int] = []  # parents whose end, reported by the kernel, ends this process
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal asked the command to end; its message says what that means, as the end of a line."""
+    """Raised if a signal asked the command to end; the message, at the end of a line, says what that means."""
 
     def __init__(self, number: int, message: str = "stopped before the end") -> None:
         super().__init__(message)
@@ -36,7 +36,7 @@ class Interrupted(KeyboardInterrupt):
 
     @property
     def status(self) -> int:
-        """The exit status, as a shell reports a process that the signal ended."""
+        """Return the exit status that a shell reports for a process ended by the signal."""
         return 128 + self.signal
 
     def __str__(self) -> str:
@@ -44,7 +44,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 def end_at_once() -> None:
-    """Let a signal end the process with one line. One that torchrun started ends with torchrun, too."""
+    """Let a signal end the process with one line. A process started by torchrun also ends with torchrun."""
     if is_launched():
         end_with_parent()
 
@@ -69,7 +69,7 @@ def raise_interrupted() -> None:
 
 
 def take_over(first: Callable[[int], None], second: Callable[[int], None]) -> None:
-    """Call `first` for the first signal and `second` for those that follow, in the main thread."""
+    """Call `first` for the first signal and `second` for later ones, in the main thread."""
     came_at: list[float] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -84,13 +84,13 @@ def take_over(first: Callable[[int], None], second: Callable[[int], None]) -> No
 
 
 class StopRequest:
-    """True once a signal asked this process to stop; the first is logged, the second ends the process.
+    """True after a signal asked this process to stop. The first is logged, the second ends the process.
 
-    A thread does both: the main thread may be inside a long operation, or in the middle of a line of the log.
+    A thread does both, since the main thread may be in a long operation or in the middle of a line of the log.
     """
 
     def __init__(self, answer: str, cost: Callable[[], str]) -> None:
-        """answer: what the first signal leads to; cost: what ending at once would lose. Both end a line of the log."""
+        """answer: effect of the first signal; cost: loss by ending at once. Both complete a line of the log."""
         self.answer = answer
         self.signal: signal.Signals | None = None
         self.came_at = 0.0  # time.monotonic()
@@ -103,7 +103,7 @@ class StopRequest:
         return self.signal is not None
 
     def note(self, number: int) -> None:
-        """Take a signal as the request, if there is none yet."""
+        """Record a signal as the request unless there is one."""
         if self.signal is None:
             self.signal, self.came_at = signal.Signals(number), time.monotonic()
 
@@ -117,7 +117,7 @@ class StopRequest:
                 _forget_closed_terminal()
                 _log_once_a_machine("%s: %s; signal again to stop immediately", name, self.answer)
             elif not _is_echo(number, self.came_at):
-                # The log may be held by a write to a terminal that takes none.
+                # A terminal that accepts no output may block the log.
                 threading.Timer(LAST_WORDS_SECONDS, os._exit, (128 + number,)).start()
                 _log_once_a_machine("%s: stopped immediately: %s", name, self._cost())
                 os.write(2, erased(2).encode())  # the progress bar, drawn again
@@ -125,7 +125,7 @@ class StopRequest:
 
 
 def wake_up() -> Iterator[int]:
-    """Signals as they come, for a thread: the main thread's handlers wait while a call in C does not return."""
+    """Yield signals in a thread, since the main thread's handlers wait for calls in C to return."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -133,7 +133,7 @@ def wake_up() -> Iterator[int]:
 
 
 def _signals_from(reader: int) -> Iterator[int]:
-    """The signals that come by signal.set_wakeup_fd; and a hang-up that make, leading a session, keeps to itself."""
+    """Yield the signals of set_wakeup_fd, and a hang-up that make, as leader of the session, does not pass on."""
     events = select.poll()
     events.register(reader, select.POLLIN)
     if "MAKELEVEL" in os.environ and os.isatty(2):
@@ -149,7 +149,7 @@ def _signals_from(reader: int) -> Iterator[int]:
 
 @contextlib.contextmanager
 def kept_from_children() -> Iterator[None]:
-    """Block a terminal's signals in processes that start within the context: it sends them to each, and one decides."""
+    """Block signals in processes started within the context: a terminal signals all of them, but one decides."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, set(STOP_SIGNALS) - {signal.SIGTERM})
     try:
         yield
@@ -158,38 +158,38 @@ def kept_from_children() -> Iterator[None]:
 
 
 def finish(status: int) -> None:
-    """The work is done: a signal, as of a launcher when another process has ended, does not change the exit status."""
+    """Ignore signals after the work is done: a launcher sends one when another process ends."""
     _handle(lambda number, frame: os._exit(status))
 
 
 def _is_echo(number: int, first_at: float) -> bool:
-    """Return whether a signal repeats the first (time.monotonic()): a closed terminal's shell sends HUP once more."""
+    """Return whether a signal repeats the first (time.monotonic()), as a closed terminal's shell repeats HUP."""
     is_orphan = bool(_parents) and os.getppid() != _parents[-1]
     seconds = ORPHAN_ECHO_SECONDS if is_orphan else ECHO_SECONDS
     return number == signal.SIGHUP or time.monotonic() - first_at < seconds
 
 
 def is_launched() -> bool:
-    """Return whether torchrun, or another launcher that speaks its language, started this process."""
+    """Return whether torchrun, or a launcher with its environment variables, started this process."""
     return bool(os.environ.get("RANK"))
 
 
 def end_with_parent() -> None:
-    """Have the kernel send this process SIGTERM when its parent ends (on Linux): kill -9 gives that one no time to."""
+    """Let the kernel send SIGTERM when the parent ends (on Linux), since after kill -9 the parent cannot."""
     _parents.append(os.getppid())
     prctl = getattr(ctypes.CDLL(None), "prctl", lambda *_: None)
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def say(line: str) -> None:
-    """Write a line to stderr, from one process of a machine; not through a stream that may be in the midst of one."""
+    """Write a line to stderr, on one process of a machine; bypass streams, which may be in the middle of a line."""
     if os.environ.get("LOCAL_RANK", "0") == "0":
         with contextlib.suppress(OSError):  # the terminal may be gone
             os.write(2, f"{erased(2)}{line}\n".encode())
 
 
 def erased(descriptor: int) -> str:
-    """What erases a terminal's line, with a progress bar and the ^C that the terminal shows; elsewhere nothing."""
+    """Return the sequence that erases a terminal's line with a progress bar and ^C; "" without a terminal."""
     return "\r\x1b[K" if os.isatty(descriptor) and os.environ.get("TERM") != "dumb" else ""
 
 
@@ -202,13 +202,13 @@ def _handle(handler: Callable[[int, FrameType | None], None]) -> None:
     if threading.current_thread() is not threading.main_thread():
         return
     for number in STOP_SIGNALS:
-        # nohup has the hang-up ignored, of which a launcher's processes know nothing.
+        # nohup ignores the hang-up, but a launcher's processes do not know of it.
         if number != signal.SIGHUP or is_launched() or signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, handler)
 
 
 def _forget_closed_terminal() -> None:
-    """Send to nowhere what would fail: writing to a terminal that was closed."""
+    """Redirect a closed terminal's descriptors to /dev/null, since writing to them would fail."""
     for descriptor in (0, 1, 2):
         hung_up = select.poll()
         hung_up.register(descriptor, 0)

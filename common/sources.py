@@ -1,4 +1,4 @@
-"""The modules of this project: their digest, and whether an image holds those of the checkout beside it."""
+"""The modules of this project: their digest, and whether an image holds other ones than the checkout beside it."""
 
 import functools
 import hashlib
@@ -6,12 +6,12 @@ from pathlib import Path
 
 DIRECTORIES = ("app", "common", "data_prep", "extensions")
 ROOT = Path(__file__).parents[1]  # installed, in a checkout, or in an image
-CHECKOUT = ROOT / "checkout"  # docker-compose.yml mounts it into containers
+CHECKOUT = ROOT / "checkout"  # mounted into containers by docker-compose.yml
 
 
 @functools.cache
 def sources_digest(root: Path = ROOT) -> str:
-    """SHA-256 over paths and contents of the modules below `root`: the same in a checkout, an image and a wheel."""
+    """Return the SHA-256 over paths and contents of the modules below `root`; equal in checkout, image and wheel."""
     sha256 = hashlib.sha256()
     for directory in DIRECTORIES:
         for path in sorted((root / directory).rglob("*.py")):

@@ -21,7 +21,7 @@ def without_native_stdout() -> Iterator[None]:
         os.dup2(nowhere, 1)
         yield
     finally:
-        # Else what is left in C's buffer would be printed later.
+        # Flush, or C's buffer would be printed later.
         flush_native(None)
         os.dup2(stdout_copy, 1)
         os.close(stdout_copy)

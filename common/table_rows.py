@@ -5,7 +5,7 @@ from typing import Any
 
 
 def row_with(attribute: str) -> Callable[..., Any]:
-    """`__new__` of an enumeration of rows, NAME = "name", contents: `value` is the name, `attribute` the contents."""
+    """Return `__new__` for members NAME = "name", contents: `value` is the name, `attribute` the contents."""
 
     def make(cls: type, name: str, contents: object) -> Any:
         row: Any = object.__new__(cls)

@@ -1,4 +1,4 @@
-"""The version of this tool: from the checkout's pyproject.toml, else that of the installed distribution."""
+"""The version of this tool, from the checkout's pyproject.toml or the installed distribution."""
 
 import re
 from importlib import metadata
