@@ -61,9 +61,7 @@ def _run_configured(command: Command, schema: type, arguments: list[str]) -> int
         return EXIT_DONE
     _require_temporary_directory()
     if os.environ.get("RANK", "0") == "0" and (sentence := outdated_sentence()):
-        sys.stderr.write(
-            f"warning: {sentence}\n"
-        )  # printed first, since the checkout's configuration may have keys that are unknown here
+        sys.stderr.write(f"warning: {sentence}\n")  # first, as the checkout's keys may be unknown here
     config: Any = compose_config(schema, command.config_dir, arguments, command.config)
     if command.check is not None:
         load(command.check)(config)

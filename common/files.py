@@ -43,9 +43,7 @@ class Crc32:
 def digest_file(path: Path, start_sum: Callable[[], Any] = hashlib.sha256) -> FileDigest:
     """Return the size and checksum of a file, read as a stream."""
     checksum = start_sum()
-    block = memoryview(
-        bytearray(READ_BYTES)
-    )  # one buffer, since allocating each block would take longer than the checksum
+    block = memoryview(bytearray(READ_BYTES))  # one for all: allocating each block would take longer than the sum
     with open(path, "rb", buffering=0) as file:
         while count := file.readinto(block):
             checksum.update(block[:count])

@@ -28,7 +28,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def is_secret(name: str) -> bool:
-    """Return whether a variable's or key's name marks its value as secret; of a dotted key only the last part counts."""
+    """Return whether a variable's or key's name marks its value as secret; a dotted key counts by its last part."""
     last = name.rpartition(".")[2]
     return _SECRET_NAME.search(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", last)) is not None
 

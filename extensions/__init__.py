@@ -1,1 +1,1 @@
-"""Features beside the core, a folder each: it imports the core, nothing imports it, and it can be deleted."""
+"""Features beside the core, one folder each. They import the core, nothing imports them, and each can be deleted."""

@@ -1,4 +1,4 @@
-"""Simple models that a run's model is compared with: the base rate, single columns, logistic regression, boosted trees.
+"""Simple models to compare a run's model with: base rate, single columns, logistic regression, boosted trees.
 
 See docs/baselines.md.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def register(core: Core) -> None:
-    """Add the command, the step after training, and the report's part."""
+    """Add the command, the step after training, and the part of the report."""
     core.add(
         Command(
             name="baselines",
@@ -40,14 +40,14 @@ def register(core: Core) -> None:
 
 
 def require(config: AppConfig) -> None:
-    """Refuse baselines=true where they cannot be computed."""
+    """Refuse baselines=true if they cannot be computed."""
     from extensions.baselines.after_training import require_possible
 
     require_possible(config)
 
 
 def keep(predictor: Predictor, evaluation: Evaluation) -> Callable[[Path, int], None] | None:
-    """Take the scores of the rows that baselines will be compared on."""
+    """Return a function that writes the scores of the rows that baselines will be compared on."""
     from extensions.baselines.scores import sampled_scores
 
     scores = sampled_scores(predictor, evaluation)
@@ -62,7 +62,7 @@ def finish(config: AppConfig) -> None:
 
 
 def of_run(run: RunFiles) -> Additions:
-    """The run's model beside its baselines."""
+    """Return the comparison of the run's model with its baselines."""
     from extensions.baselines.report import additions
 
     return additions(run)

@@ -1,4 +1,4 @@
-"""Baselines of a run that has just been trained, in a process of their own, so that nothing of the run changes."""
+"""Baselines of a run that has just been trained, in a separate process, so that they change nothing of the run."""
 
 import importlib.util
 import logging
@@ -25,23 +25,23 @@ log = logging.getLogger("clickwork")
 
 POSITIVES_ALONE = "baselines learn from rows of the split, which are positives alone"  # with data.negatives
 DEFAULT_ROWS, DEFAULT_SECONDS = 200_000, 30
-GRACE_SECONDS = 30  # in which a process of limited time starts, reads the rows and writes the report
+GRACE_SECONDS = 30  # for a process with limited time to start, read the rows and write the report
 REPOSITORY = Path(__file__).parents[2]
 OF_LAUNCHERS = ("LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 
 def require_possible(config: AppConfig) -> None:
-    """Refuse baselines=true where they cannot be computed, before anything is trained.
+    """Refuse baselines=true before training if they cannot be computed.
 
     Raises:
-        UserError: names what is in the way, with what to do.
+        UserError: names the obstacle and the remedy.
     """
     if config.baselines and (reason := obstacle(config)) is not None:
         raise UserError(f"baselines=true: {reason}, or leave it out")
 
 
 def obstacle(config: AppConfig) -> str | None:
-    """Return the reason why a run of this configuration can have no baselines; None if it can."""
+    """Return why a run of this configuration can have no baselines; None if it can."""
     learns_from = config.model.kind.learns_from
     if learns_from is not ROWS:
         return f"baselines are of rows, and this model learns from {learns_from.name}; give baselines=false"
@@ -53,7 +53,7 @@ def obstacle(config: AppConfig) -> str | None:
 
 
 def add_baselines(config: AppConfig) -> None:
-    """Compute the baselines of a completed run that has none yet; whatever prevents it is logged in one line."""
+    """Compute the baselines of a completed run that has none; log any obstacle in one line."""
     directory = Path(config.run.dir)
     summary = read_summary(directory)
     is_completed = summary is not None and summary.status in DONE
@@ -76,7 +76,7 @@ def add_baselines(config: AppConfig) -> None:
 
 
 def _compute(config: AppConfig, directory: Path) -> str | None:
-    """Compute baselines in a process of their own, and log what came of them; return why there are none."""
+    """Compute baselines in a separate process and log the result; return why there are none, or None."""
     path = read_manifest(directory).dataset.path
     command = [sys.executable, "-m", "app.baselines", f"run={literal(str(directory.absolute()))}"]
     if path is not None:
@@ -88,12 +88,12 @@ def _compute(config: AppConfig, directory: Path) -> str | None:
         limit = DEFAULT_SECONDS + GRACE_SECONDS
         log.info("baselines: fitting them, for %d s at most; baselines=false leaves them out", DEFAULT_SECONDS)
     environment = {name: value for name, value in os.environ.items() if name not in OF_LAUNCHERS}
-    environment["RANK"] = "0"  # as a launcher's process it ends with this one
+    environment["RANK"] = "0"  # so that, like a launcher's process, it ends with this one
     others = [os.path.abspath(path) for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     environment["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), *others])
     settings: dict[str, Any] = {"env": environment, "cwd": REPOSITORY, "capture_output": True, "text": True}
     try:
-        # From the repository, since a working directory may have a package `app` of its own.
+        # Start in the repository: the working directory may have its own package `app`.
         process = subprocess.run(command, timeout=limit, check=False, **settings)
     except subprocess.TimeoutExpired:
         return f"not done within {limit} s; {later} has no limit"

@@ -1,4 +1,4 @@
-"""Baselines that were computed before: beside the dataset, or in the run where that cannot be written."""
+"""Cache of computed baselines, beside the dataset or, if that is not writable, in the run."""
 
 import base64
 import importlib.metadata
@@ -22,36 +22,36 @@ from extensions.baselines.rows import SAMPLE_ROWS, load_rows
 log = logging.getLogger("clickwork")
 
 CACHE = ".baselines.json"
-VERSION = 2  # of our own figures: a change of them in extensions/baselines is one more
+VERSION = 2  # increase it with each change of the figures that extensions/baselines computes
 LIBRARIES = ("scikit-learn", "lightgbm")
 INSTALL = "pip install scikit-learn"
 
 
 class Scored(Struct):
-    """Baselines, and how each ranks the rows of `numbers_of` that it scored.
+    """Baselines, and how each of them ranks the rows of `numbers_of`.
 
-    ranks: by name the places [n] int32 of the predictions among their values, as base64. AUC and its test need no more.
+    ranks: by name, the ranks [n] int32 of the predictions, as base64. AUC and its test need no more.
     """
 
     figures: Baselines
     ranks: dict[str, str]
 
     def ranks_of(self, name: str) -> NDArray[np.int32]:
-        """The ranks of a baseline's predictions, [n]; equal ones are ties."""
+        """Return the ranks [n] of a baseline's predictions; equal ranks are ties."""
         return np.frombuffer(base64.b64decode(self.ranks[name]), "<i4")
 
 
 class _Cache(Struct):
-    """Baselines by what decides them, of one dataset."""
+    """Baselines of one dataset by the settings that decide them."""
 
     dataset: str
     baselines: dict[str, Scored]
 
 
 def numbers_of(manifest: Manifest, split: str, rows: int | None) -> NDArray[np.int64]:
-    """The numbers of the rows that baselines and a run's model are compared on.
+    """Return the numbers of the rows on which baselines and a run's model are compared.
 
-    They are in the sample of SAMPLE_ROWS whose scores a run keeps, and in that of `rows` that baselines are scored on.
+    These rows are in the sample of SAMPLE_ROWS whose scores a run keeps, and in the sample of `rows` for baselines.
     """
     shard_rows = [shard.rows for shard in manifest.splits[split].shards]
     kept = sampled_numbers(shard_rows, SAMPLE_ROWS)
@@ -59,10 +59,10 @@ def numbers_of(manifest: Manifest, split: str, rows: int | None) -> NDArray[np.i
 
 
 def computed(root: Path, manifest: Manifest, split: str, directory: Path, config: BaselinesConfig) -> Scored:
-    """The baselines of a dataset, scored on a split: from the cache, or computed and kept there.
+    """Return the baselines of a dataset, scored on a split, from the cache or newly computed.
 
     Raises:
-        UserError: as `load_rows` does; scikit-learn is not installed.
+        UserError: `load_rows` raises it, or scikit-learn is not installed.
     """
     versions = [f"{name} {version}" for name in LIBRARIES if (version := _version(name)) is not None]
     if not versions or not versions[0].startswith(LIBRARIES[0]):
@@ -75,7 +75,7 @@ def computed(root: Path, manifest: Manifest, split: str, directory: Path, config
     if previous_cache is not None and key in previous_cache.baselines:
         return previous_cache.baselines[key]
 
-    from extensions.baselines.fit import fit_baselines  # with scikit-learn, which takes seconds
+    from extensions.baselines.fit import fit_baselines  # imports scikit-learn, which takes seconds
 
     train, others = (load_rows(root, manifest, name, rows) for name in ("train", split))
     names = [*manifest.schema["dense"], *manifest.schema["sparse"]]
@@ -84,7 +84,7 @@ def computed(root: Path, manifest: Manifest, split: str, directory: Path, config
     shard_rows = [shard.rows for shard in manifest.splits[split].shards]
     is_compared = np.isin(sampled_numbers(shard_rows, rows), numbers_of(manifest, split, rows), assume_unique=True)
     scored = Scored(baselines, {name: _ranks(values[is_compared]) for name, values in preds.items()})
-    if baselines.is_whole:  # else another attempt may have the time
+    if baselines.is_whole:  # otherwise another attempt may have enough time
         other_baselines = {} if previous_cache is None else previous_cache.baselines
         cache = _Cache(manifest.digest, {**other_baselines, key: scored})
         write_atomically(places[0] if os.access(root, os.W_OK) else places[1], encode(cache).encode())
@@ -103,7 +103,7 @@ def _version(name: str) -> str | None:
 
 
 def _read(path: Path, digest: str) -> _Cache | None:
-    """The cache, if it is of this dataset; a damaged one is written anew."""
+    """Read the cache if it belongs to this dataset; a damaged one is written again."""
     try:
         cache = read_document(path, _Cache, "remove it")
     except (FileNotFoundError, UserError):

@@ -25,7 +25,7 @@ from extensions.baselines.paired import compare
 
 
 def main(config: BaselinesConfig) -> int:
-    """Compute baselines, or find them computed, and write them to the run; return the exit status."""
+    """Compute or look up baselines, write them to the run, and return the exit status."""
     logging.basicConfig(format="%(message)s")
     directory = Path(config.run)
     dataset, summary = read_manifest(directory).dataset, read_summary(directory)
@@ -53,7 +53,7 @@ def main(config: BaselinesConfig) -> int:
     scored = computed(Path(root), manifest, split, directory, config)
     compare(scored, manifest, directory, summary.eval.step or None, config.rows)
 
-    # Into the summary as it is now, since the run may have been resumed in the meantime.
+    # Update the summary as it is now, since the run may have been resumed in the meantime.
     newest = read_summary(directory)
     if newest is None or (newest.steps, newest.digest) != (summary.steps, summary.digest):
         raise UserError(

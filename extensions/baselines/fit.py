@@ -1,4 +1,4 @@
-"""Fit each baseline on the rows of train and score it on those of another split."""
+"""Fits each baseline on the rows of train, and scores it on the rows of another split."""
 
 import importlib.util
 import logging
@@ -23,14 +23,14 @@ from extensions.baselines.rows import Rows
 log = logging.getLogger("clickwork")
 
 Preds = NDArray[np.float64]
-STRENGTHS = [0.01, 0.1, 1.0]  # of logistic regression: scikit-learn's C, the inverse of L2's weight
+STRENGTHS = [0.01, 0.1, 1.0]  # of logistic regression: scikit-learn's C, the inverse weight of L2
 
 
-NAMES = ("base_rate", "columns", "trees", "lr")  # in the order of their cost
+NAMES = ("base_rate", "columns", "trees", "lr")  # in order of cost
 
 
 class Fitted(NamedTuple):
-    """A baseline, and its predictions on the other rows, [others]."""
+    """A baseline, and its predictions [others] on the other rows."""
 
     name: str
     figures: Baseline
@@ -40,11 +40,11 @@ class Fitted(NamedTuple):
 def fit_baselines(
     train: Rows, others: Rows, names: Sequence[str], seconds: float | None
 ) -> tuple[Baselines, dict[str, Preds]]:
-    """All baselines, with their predictions on the other rows by name.
+    """Fit all baselines, and return them with their predictions on the other rows by name.
 
-    Those that the time did not suffice for are None, and have their reason in `missing`.
+    Baselines that take too long are None; `missing` has the reason.
 
-    names: of the dense and of the sparse features. seconds: for all of them; None: no limit.
+    names: names of the dense, then the sparse features. seconds: limit for all baselines; None: no limit.
     """
     baselines = Baselines(
         rows=len(train.labels), of_rows=train.of, eval_rows=len(others.labels), of_eval_rows=others.of
@@ -62,8 +62,8 @@ def fit_baselines(
 
 
 def _within(seconds: float, train: Rows, others: Rows, names: Sequence[str]) -> Iterator[Fitted]:
-    """What a process of its own comes to in so much time: a library that is interrupted would have to expect it."""
-    context = multiprocessing.get_context("spawn")  # a fork has none of the threads that libraries count on
+    """Yield what a separate process fits in the given time, since libraries cannot be interrupted safely."""
+    context = multiprocessing.get_context("spawn")  # a fork would lack the libraries' threads
     reader, writer = context.Pipe(duplex=False)
     process = context.Process(target=_send, args=(writer, train, others, names), daemon=True)
     until = time.monotonic() + seconds
@@ -90,7 +90,7 @@ def _send(writer: Any, train: Rows, others: Rows, names: Sequence[str]) -> None:
 
 
 def _fitted(train: Rows, others: Rows, names: Sequence[str]) -> Iterator[Fitted]:
-    """Each baseline, in the order of NAMES."""
+    """Yield each baseline, in the order of NAMES."""
     began = time.perf_counter()
     constant = np.full(len(others.labels), train.labels.mean())
     yield Fitted("base_rate", score(constant, others.labels, len(train.labels), began), constant)
@@ -107,7 +107,7 @@ def _fitted(train: Rows, others: Rows, names: Sequence[str]) -> Iterator[Fitted]
 
 
 def score(preds: Preds, labels: NDArray[np.bool_], rows: int, began: float) -> Baseline:
-    """AUC and NE of probabilities [n] on labels of both classes; rows: learned from; began: time.perf_counter()."""
+    """Return AUC and NE of probabilities [n] for labels of both classes; began: time.perf_counter() at the start."""
     base = labels.mean()
     entropy = -base * np.log(base) - (1 - base) * np.log(1 - base)
     return Baseline(
@@ -119,7 +119,7 @@ def score(preds: Preds, labels: NDArray[np.bool_], rows: int, began: float) -> B
 
 
 def _all_rates(train: Rows, others: Rows) -> list[Rates]:
-    """The rates of each dense, then of each sparse feature."""
+    """Return the rates of each dense, then each sparse feature."""
     numbers = zip(train.dense.T, others.dense.T, strict=True)
     return [
         *(dense_rates(one, train.labels, other) for one, other in numbers),
@@ -128,7 +128,7 @@ def _all_rates(train: Rows, others: Rows) -> list[Rates]:
 
 
 def _best_column(rates: list[Rates], train: Rows, others: Rows, names: Sequence[str], began: float) -> Fitted:
-    """The column whose out-of-fold rates are best in train, scored on the other rows; and the AUC of each there."""
+    """Score the column with the best out-of-fold rates in train, and add the AUC of each column on the other rows."""
     best = int(np.argmax([roc_auc_score(train.labels, one.train) for one in rates]))
     figures = score(rates[best].others, others.labels, len(train.labels), began)
     each = {name: float(roc_auc_score(others.labels, one.others)) for name, one in zip(names, rates, strict=True)}
@@ -137,7 +137,7 @@ def _best_column(rates: list[Rates], train: Rows, others: Rows, names: Sequence[
 
 
 def _trees(train: Rows, others: Rows, rates: list[Rates]) -> Preds:
-    """Boosted trees on numbers and on out-of-fold rates of ids."""
+    """Fit boosted trees on numbers and on out-of-fold rates of ids."""
     num_dense = train.dense.shape[1]
     columns = np.column_stack([train.dense, *(one.train for one in rates[num_dense:])])
     scored = np.column_stack([others.dense, *(one.others for one in rates[num_dense:])])
@@ -150,7 +150,7 @@ def _trees_library() -> str:
 
 
 def _make_trees() -> Any:
-    """LightGBM's where it is installed, else scikit-learn's; 100 trees of 31 leaves, their defaults."""
+    """Return LightGBM's trees if installed, else scikit-learn's; both default to 100 trees with 31 leaves."""
     if _trees_library() == "scikit-learn":
         return HistGradientBoostingClassifier(early_stopping=False, random_state=0)
     from lightgbm import LGBMClassifier
@@ -159,27 +159,27 @@ def _make_trees() -> Any:
 
 
 def _logistic_regression(train: Rows, others: Rows, rates: list[Rates]) -> Preds:
-    """Logistic regression (L-BFGS) on one-hot ids of train and standardised numbers.
+    """Fit a logistic regression (L-BFGS) on one-hot ids of train and standardised numbers.
 
-    The weight of L2 is the best of STRENGTHS by the logloss of a fold of train, with which it is fitted again then.
+    The weight of L2 is the one of STRENGTHS with the lowest logloss on a fold of train; the model is then fitted again.
     """
     mean, deviation = train.dense.mean(axis=0), np.maximum(train.dense.std(axis=0), 1e-6)
     columns, scored = (_one_hot(train, rows, (rows.dense - mean) / deviation) for rows in (train, others))
     folds = folds_of(len(train.labels))
     parts = np.flatnonzero(folds != 0), np.flatnonzero(folds == 0)
     has_both = all(0 < train.labels[part].sum() < len(part) for part in parts)
-    settings = {"max_iter": 100}  # the bound in time
+    settings = {"max_iter": 100}  # limits the time
     model = LogisticRegression(**settings)
     if has_both:
         model = LogisticRegressionCV(Cs=STRENGTHS, cv=[parts], scoring="neg_log_loss", **settings)
-    # Threads of BLAS wait for each other longer than these vectors take.
+    # BLAS threads would wait for each other longer than these vectors take.
     with warnings.catch_warnings(), threadpool_limits(1, user_api="blas"):
-        warnings.simplefilter("ignore")  # of convergence, and of arguments that releases call differently
+        warnings.simplefilter("ignore")  # about convergence, and about arguments that differ between releases
         return model.fit(columns, train.labels).predict_proba(scored)[:, 1]
 
 
 def _one_hot(train: Rows, rows: Rows, dense: NDArray[np.float32]) -> Any:
-    """A sparse matrix [rows, N + ids of train]: numbers, and how often each id is in the row's bag."""
+    """Return a sparse matrix [rows, N + ids of train]: numbers, and the count of each id in the row's bag."""
     from scipy import sparse
 
     parts = [sparse.csr_array(dense)]

@@ -8,7 +8,7 @@ from common.keys import MISSING, key
 
 @dataclass(frozen=True)
 class BaselinesConfig:
-    """The configuration of `python -m app.baselines`."""
+    """Configuration of `python -m app.baselines`."""
 
     run: str = key(MISSING, "the run's directory", example="runs/quickstart")
     data: DatasetConfig = field(default_factory=DatasetConfig)

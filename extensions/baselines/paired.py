@@ -1,4 +1,4 @@
-"""A run's model beside its baselines on the same rows, by DeLong's test of the scores of both."""
+"""Comparison of a run's model with its baselines on the same rows, by DeLong's test."""
 
 from pathlib import Path
 
@@ -15,13 +15,13 @@ from extensions.baselines.rows import FOLDER, SAMPLE_ROWS
 
 
 def compare(scored: Scored, manifest: Manifest, directory: Path, step: int | None, rows: int | None) -> None:
-    """Set the differences of each baseline of a run, or why there are none.
+    """Set the difference of each baseline to the run's model, or why there is none.
 
-    The model's scores are those that training kept, else those of the whole split (keep_scores of evaluate).
+    The model's scores are those that training kept, or else those of the whole split (keep_scores of evaluate).
 
     Args:
-        step: of the model that the run serves.
-        rows: of the split at most, that the baselines were scored on; None: all.
+        step: step of the model that the run serves.
+        rows: maximum rows of the split that baselines were scored on; None: all.
     """
     figures = scored.figures
     split = figures.split
@@ -46,16 +46,16 @@ def compare(scored: Scored, manifest: Manifest, directory: Path, step: int | Non
 def _scores_of(
     directory: Path, manifest: Manifest, split: str, step: int | None, numbers: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], Scores]:
-    """Kept scores of the served model, and the places in them of the rows with these numbers.
+    """Return the kept scores of the served model, and the places in them of the rows with these numbers.
 
     Raises:
-        UserError: there are none; the remedy keeps them.
+        UserError: there are none; the remedy makes them.
     """
     shard_rows = [shard.rows for shard in manifest.splits[split].shards]
     for place, limit in ((directory / FOLDER, SAMPLE_ROWS), (directory, None)):
         try:
             kept = read_scores(place, split)
-        except (FileNotFoundError, UserError):  # damaged ones are like none
+        except (FileNotFoundError, UserError):  # damaged scores count as missing
             continue
         if (kept.about.dataset, kept.about.step) == (manifest.digest, step):
             return np.searchsorted(sampled_numbers(shard_rows, limit), numbers), kept

@@ -1,4 +1,4 @@
-"""Label rates by value: out-of-fold for the rows they are counted on, of all of them for others."""
+"""Label rates by value: out-of-fold for the rows that they are counted on, overall for other rows."""
 
 from dataclasses import dataclass
 
@@ -8,25 +8,25 @@ from numpy.typing import NDArray
 from data_prep.dataset.bags import Bags
 from data_prep.dataset.sample import mix
 
-FOLDS, PRIOR_ROWS = 5, 10.0  # rows at the base rate, which smooth each rate
-DENSE_BINS = 32  # quantiles of train that a number is counted by
+FOLDS, PRIOR_ROWS = 5, 10.0  # rows at the base rate that smooth each rate
+DENSE_BINS = 32  # a number is counted by its quantile in train
 
 
 @dataclass
 class Rates:
-    """A column's smoothed label rates, float64: out-of-fold of the rows of train, [train], and of others, [others]."""
+    """Smoothed label rates of a column, float64: out-of-fold for train's rows [train], overall for others [others]."""
 
     train: NDArray[np.float64]
     others: NDArray[np.float64]
 
 
 def folds_of(rows: int) -> NDArray[np.int64]:
-    """The fold of each row, by a hash of its number, [rows]."""
+    """Return the fold of each row, [rows], by a hash of its number."""
     return (mix(np.arange(rows, dtype=np.uint64)) % np.uint64(FOLDS)).astype(np.int64)
 
 
 def label_rates(train: Bags, labels: NDArray[np.bool_], others: Bags) -> Rates:
-    """Rates by id, of a bag the mean of those of its ids; of an empty bag the base rate."""
+    """Return rates by id; a bag has the mean of its ids' rates, an empty bag the base rate."""
     base, num_ids = labels.mean(), int(max(train.ids.max(initial=0), others.ids.max(initial=0))) + 1
     folds, ids = np.repeat(folds_of(len(labels)), train.lengths), train.ids.astype(np.int64)
     is_positive = np.repeat(labels, train.lengths)
@@ -39,14 +39,14 @@ def label_rates(train: Bags, labels: NDArray[np.bool_], others: Bags) -> Rates:
 
 
 def dense_rates(train: NDArray[np.float32], labels: NDArray[np.bool_], others: NDArray[np.float32]) -> Rates:
-    """Rates by quantile of a number."""
+    """Return rates by quantile of a number."""
     edges = np.unique(np.quantile(train, np.arange(1, DENSE_BINS) / DENSE_BINS, method="lower"))
     bags = [Bags(np.searchsorted(edges, each), np.arange(len(each) + 1)) for each in (train, others)]
     return label_rates(bags[0], labels, bags[1])
 
 
 def _means(values: NDArray[np.float64], bags: Bags, empty: float) -> NDArray[np.float64]:
-    """Mean of the values of each bag's ids, [n]."""
+    """Return the mean of the values of each bag's ids, [n]."""
     lengths = bags.lengths
     if (lengths == 1).all():
         return values

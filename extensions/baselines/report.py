@@ -1,4 +1,4 @@
-"""A run's model beside its baselines, in the report: lines of comparison, a sentence, the AUC of each column."""
+"""The report's part on baselines: comparisons with a run's model, a sentence, and the AUC of each column."""
 
 from app.kinds.metrics import AUC, BASE_RATE, COMPARED, NE
 from app.report.additions import Additions, FoldedTable
@@ -18,7 +18,7 @@ BASELINE_NAMES = {
 
 
 def additions(run: RunFiles) -> Additions:
-    """Returns the tables and the sentence for a run's baselines, or the reason for their absence."""
+    """Return the tables and the sentence for a run's baselines, or the reason for their absence."""
     figures, sentence = figures_of(run), baselines_sentence(run)
     return Additions(
         [] if figures is None else _comparisons(run, figures),
@@ -28,15 +28,15 @@ def additions(run: RunFiles) -> Additions:
 
 
 def figures_of(run: RunFiles) -> Baselines | None:
-    """The baselines in a run's summary."""
+    """Return the baselines in a run's summary."""
     recorded = run.summary.baselines if run.summary else None
     return None if recorded is None else convert(recorded, Baselines, "baselines")
 
 
 def baselines_sentence(run: RunFiles) -> tuple[str, str] | None:
-    """Whether the model earns its keep: the sentence with its kind, good, bad or plain.
+    """Return a sentence on whether the model earns its keep, with its kind: good, bad or plain.
 
-    None: baselines were left out, or are of another split.
+    None if baselines were left out or are of another split.
     """
     if run.summary is not None and run.summary.no_baselines:
         return "plain", f"Compared with no baselines: {run.summary.no_baselines}."
@@ -69,7 +69,7 @@ def baselines_sentence(run: RunFiles) -> tuple[str, str] | None:
 
 
 def _by_name(run: RunFiles, figures: Baselines) -> dict[str, Baseline]:
-    """The baselines on the split of the run's evaluation, by their names in words, but the base rate."""
+    """Return the baselines on the evaluation's split, except the base rate, by their names in words."""
     if figures.split != run.evaluation.split:
         return {}
     column = figures.columns.rest.get("column") if figures.columns else None
@@ -82,7 +82,7 @@ def _by_name(run: RunFiles, figures: Baselines) -> dict[str, Baseline]:
 
 
 def _comparisons(run: RunFiles, figures: Baselines) -> list[ComparisonRow]:
-    """A line of each baseline; the remark says how the run's AUC differs from it on the rows that both scored."""
+    """Return a row per baseline, with a remark on its AUC difference to the run on the same rows."""
     rows = []
     for name, one in _by_name(run, figures).items():
         remark = f"a simpler model on the same splits{_sample_of(figures)}"
@@ -98,14 +98,14 @@ def _comparisons(run: RunFiles, figures: Baselines) -> list[ComparisonRow]:
 
 
 def _sample_of(figures: Baselines) -> str:
-    """Which rows baselines learned from and were scored on, where it is not all."""
+    """Return which rows baselines learned from and were scored on, unless all."""
     parts = [("trained on", figures.rows, figures.of_rows), ("scored on", figures.eval_rows, figures.of_eval_rows)]
     phrases = [f"{purpose} {rows:,} of {of:,} rows" for purpose, rows, of in parts if rows < of]
     return f"; baselines {' and '.join(phrases)}" if phrases else ""
 
 
 def _single_columns(columns: Baseline) -> FoldedTable:
-    """The AUC of each column's label rates alone, the best first."""
+    """Return the AUC of each column's label rates alone, best first."""
     aucs = convert(columns.rest.get("auc_of_each") or {}, dict[str, float], "baselines.columns.auc_of_each")
     rows = [[name, figure(auc)] for name, auc in sorted(aucs.items(), key=lambda item: -item[1])]
     return FoldedTable(

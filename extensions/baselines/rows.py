@@ -1,4 +1,4 @@
-"""The rows of a split that baselines learn from, or are scored on, in memory."""
+"""Rows of a split, in memory, that baselines learn from or are scored on."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +12,8 @@ from data_prep.dataset.bags import Bags, join, offsets_of
 from data_prep.dataset.format import Manifest, open_shard
 from data_prep.dataset.sample import sampled_split
 
-FOLDER = ".baselines"  # of a run, which keeps its model's scores there
-SAMPLE_ROWS = 200_000  # of a split, on which a model is compared with its baselines row by row
+FOLDER = ".baselines"  # folder of a run, for the scores of its model
+SAMPLE_ROWS = 200_000  # rows of a split on which a model and its baselines are compared
 
 
 @dataclass
@@ -21,8 +21,8 @@ class Rows:
     """Rows of one split.
 
     Attributes:
-        labels: [rows] bool. dense: [rows, N] float32. bags: of each sparse feature, in the manifest's order.
-        of: the rows of the split.
+        labels: [rows] bool. dense: [rows, N] float32. bags: bags of each sparse feature, in the manifest's order.
+        of: total rows of the split.
     """
 
     labels: NDArray[np.bool_]
@@ -32,10 +32,10 @@ class Rows:
 
 
 def load_rows(root: Path, manifest: Manifest, name: str, limit: int | None) -> Rows:
-    """All rows of a split, or at most `limit` of them: blocks by a hash of their number.
+    """Load the rows of a split, or a sample of at most `limit`, in blocks chosen by a hash of their number.
 
     Raises:
-        UserError: there is no such split, it has no rows or one class, or a file differs from the manifest.
+        UserError: missing split, no rows, labels of one class, or a file that differs from the manifest.
     """
     split = manifest.splits.get(name)
     if split is None or not split.rows:
@@ -57,7 +57,7 @@ def load_rows(root: Path, manifest: Manifest, name: str, limit: int | None) -> R
 
 
 def _bags(manifest: Manifest, sparse: NDArray[np.int32], ragged: list[Bags]) -> list[Bags]:
-    """Each feature's bags, of one id where it is not multi-hot; those share their offsets."""
+    """Return the bags of each feature; those of features with single ids share their offsets."""
     offsets = offsets_of(np.ones(len(sparse), np.int64))
     single, several = iter(sparse.T), iter(ragged)
     names: list[Any] = manifest.schema["sparse"]

@@ -1,4 +1,4 @@
-"""The scores of a run's model on the rows that its baselines are compared on."""
+"""Scores of a run's model on the rows that its baselines are compared on."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -15,9 +15,9 @@ from extensions.baselines.rows import FOLDER, SAMPLE_ROWS
 
 
 class SampledScores(NamedTuple):
-    """A model's logits and labels, [n] float32 each, of at most SAMPLE_ROWS rows of a split by `sampled_numbers`.
+    """Logits and labels, [n] float32 each, of at most SAMPLE_ROWS rows of a split by `sampled_numbers`.
 
-    dataset: the digest of its manifest.
+    dataset: digest of the manifest.
     """
 
     split: str
@@ -26,12 +26,12 @@ class SampledScores(NamedTuple):
     labels: NDArray[np.float32]
 
     def write(self, directory: Path, step: int) -> None:
-        """Write them into the directory of the run that serves the model of this step."""
+        """Write the scores into the run's directory; `step` is that of the model that it serves."""
         write_scores(directory / FOLDER, self.split, step, self.dataset, self.logits, self.labels)
 
 
 def sampled_scores(predictor: Predictor, evaluation: Evaluation) -> SampledScores | None:
-    """The scores of the rows that baselines will be compared on; None on other ranks than 0, and without baselines."""
+    """Return the scores of the rows to compare baselines on; None on ranks other than 0 and without baselines."""
     config, manifest, split = predictor.config, predictor.manifest, str(evaluation.figures.split)
     is_wanted = config.baselines is not False and obstacle(config) is None and task_of(manifest).has_clicks
     rows = int(evaluation.figures.samples or 0)

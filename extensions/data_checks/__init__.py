@@ -1,4 +1,4 @@
-"""Looks for data that mislead: columns that hold the label, and rows that are in train and in val or test.
+"""Checks for misleading data: columns that hold the label, and rows that are both in train and in val or test.
 
 See docs/data_checks.md.
 """
@@ -23,7 +23,7 @@ def register(core: Core) -> None:
 
 
 def figures(job: Job, built: Sequence[BuiltShard], features: Sequence[str], budget: int) -> Json:
-    """Look at the rows of a job's finished shards."""
+    """Compute the figures of a job's finished shards."""
     from common.documents import plain_object
     from extensions.data_checks.search import find_misleading
 
@@ -31,7 +31,7 @@ def figures(job: Job, built: Sequence[BuiltShard], features: Sequence[str], budg
 
 
 def sentences(recorded: object) -> list[str]:
-    """Warn of what the figures show."""
+    """Return the warnings for the figures."""
     from extensions.data_checks.figures import misleading_sentences
 
     return misleading_sentences(recorded)

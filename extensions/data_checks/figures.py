@@ -1,11 +1,11 @@
-"""Figures of what misleads in a dataset's rows, and the sentences that warn of it: `extra.misleading` of a manifest."""
+"""Figures of misleading data, and the warnings for them: `extra.misleading` of a manifest."""
 
 from msgspec import Struct
 
 from common.documents import convert
 
-LEAK_AUC = 0.95  # of one column's out-of-fold rates, from which the column may hold the label
-SHARED_SHARE = 0.01  # of the held-out rows, beyond what chance gives
+LEAK_AUC = 0.95  # of one column's out-of-fold rates; above it, the column may hold the label
+SHARED_SHARE = 0.01  # of the held-out rows, above what chance gives
 SHOWN_COLUMNS = 4
 
 
@@ -13,7 +13,7 @@ class ColumnFigures(Struct, kw_only=True):
     """Figures of one column.
 
     Attributes:
-        auc: of the column's smoothed out-of-fold label rates alone, in train; None with few labels of a class.
+        auc: AUC of the column's smoothed out-of-fold label rates in train; None with few labels of a class.
     """
 
     auc: float | None = None
@@ -23,10 +23,10 @@ class Misleading(Struct, kw_only=True):
     """Figures of a dataset's rows.
 
     Attributes:
-        rows: of all splits, that were looked at; of: how many there are.
-        shared_rows: share of the rows of val and test that are in train, features and label; None without such rows,
-            and of a sample where chance may give as many.
-        shared_by_chance: what of it is to be expected of rows of so few values.
+        rows: rows that were read; of: rows of all splits.
+        shared_rows: share of val's and test's rows that are in train with features and label. None without such rows,
+            and for a sample in which chance may explain the number.
+        shared_by_chance: expected share if rows with so few values are equal by chance.
     """
 
     rows: int
@@ -37,7 +37,7 @@ class Misleading(Struct, kw_only=True):
 
 
 def misleading_sentences(recorded: object) -> list[str]:
-    """A sentence on each kind of fault. Raises ValueError, which names the key, for damaged figures."""
+    """Return a sentence for each kind of fault. Raise ValueError, which names the key, for damaged figures."""
     figures = convert(recorded, Misleading, "extra.misleading")
     sentences = []
     aucs = {name: one.auc for name, one in figures.columns.items() if one.auc is not None and one.auc > LEAK_AUC}

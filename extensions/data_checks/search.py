@@ -1,7 +1,7 @@
-"""Look for what would mislead in a dataset's finished shards: columns that hold the label, rows in train and held out.
+"""Search for misleading data in a dataset's finished shards: columns that hold the label, rows in train and held out.
 
-All rows are looked at up to MAX_ROWS, MAX_VALUES, or what half the memory budget holds, beyond that blocks of rows by a
-hash of their number. COLUMNS columns are read at a time, so that memory does not grow with their number.
+Reads all rows up to MAX_ROWS, MAX_VALUES, or what half the memory budget holds; of larger datasets it reads blocks of
+rows chosen by a hash of their number. It reads COLUMNS columns at a time, so memory does not grow with their number.
 """
 
 import math
@@ -22,30 +22,30 @@ from data_prep.stages.split import BuiltShard
 from extensions.data_checks.figures import ColumnFigures, Misleading
 
 MAX_ROWS, MAX_VALUES = 1_000_000, 20_000_000
-ROW_BYTES = 464  # of memory at most for a row looked at, where each has an id of its own
-COLUMNS = 16  # read at once
-BLOCK_ROWS, BLOCK_VALUES = 1 << 12, 1 << 20  # at most, of the blocks that are read, and that a sample is of
-BLOCK_IDS = 1 << 18  # of bags, that are hashed at once
-IDS_PER_ROW = 16  # up to which the ids that occur are found by marking them, not by sorting
-FOLDS, PRIOR_ROWS = 2, 10.0  # of out-of-fold rates; rows at the base rate that smooth each
-MIN_LABELS = 50  # of each class, for an AUC that says anything
-AUC_LEVELS = 1 << 16  # of the roots of rates, so that low rates have finer ones; equal within a level
-SHARED_ERRORS = 4.0  # of the number of equal rows in a sample, beyond what chance gives
+ROW_BYTES = 464  # maximum memory per row, if each row has its own id
+COLUMNS = 16  # columns read at once
+BLOCK_ROWS, BLOCK_VALUES = 1 << 12, 1 << 20  # maximum size of blocks that are read and sampled
+BLOCK_IDS = 1 << 18  # ids of bags hashed at once
+IDS_PER_ROW = 16  # up to this, marking finds the ids that occur; above it, sorting does
+FOLDS, PRIOR_ROWS = 2, 10.0  # folds of the rates; rows at the base rate that smooth each rate
+MIN_LABELS = 50  # of each class, for a meaningful AUC
+AUC_LEVELS = 1 << 16  # levels of the rates' square roots, which resolve low rates; equal within a level
+SHARED_ERRORS = 4.0  # standard errors of the number of equal rows in a sample, above what chance gives
 DENSE_BINS = 32  # quantiles of a number
-QUANTILE_ROWS = 1 << 14  # that quantiles are of
+QUANTILE_ROWS = 1 << 14  # rows that quantiles are computed from
 
 
 class _Rows:
-    """The rows looked at of some shards, read some columns at a time, in the order of the schema.
+    """Rows of some shards, sampled if needed, and read some columns at a time in the schema's order.
 
     Attributes:
-        count: of the rows.
-        labels: of them, [count].
-        halves: hashes of the rows by each half of the columns read so far, which alternate, two of [count].
+        count: number of rows.
+        labels: labels of the rows, [count].
+        halves: two hashes of each row, [count] each; columns read so far are assigned to them in turn.
     """
 
     def __init__(self, job: Job, shards: Sequence[BuiltShard], share: float) -> None:
-        """share: of the shards' rows, that are read."""
+        """share: share of the shards' rows to read."""
         block_rows = max(1, min(BLOCK_ROWS, BLOCK_VALUES // len(job.schema.columns)))
         self._parts = [
             (
@@ -58,18 +58,18 @@ class _Rows:
         labels = [rows[:, 0] for rows in self._blocks("labels")]
         self.labels = np.concatenate(labels) if labels else np.zeros(0, np.float32)
         self.halves = [np.zeros(self.count, np.uint64) for _ in range(2)]
-        self._number = 0  # of columns in the hashes
+        self._number = 0  # columns in the hashes
         self._factors = mix(np.arange(len(job.schema.columns), dtype=np.uint64)) | np.uint64(1)
 
     def _blocks(self, kind: str) -> Iterator[NDArray[Any]]:
-        """The rows [rows, width] of one kind of file, a block at a time."""
+        """Yield the rows [rows, width] of one kind of file in blocks."""
         if self._parts:
             array = open_array(self._parts[0][0][kind])
             blocks = [(paths[kind], *block) for paths, blocks in self._parts for block in blocks]
             yield from read_rows(blocks, array.shape[1], array.dtype)
 
     def columns(self, kind: str, width: int) -> Iterator[NDArray[Any]]:
-        """The values of each of `width` columns, which are added to the hashes."""
+        """Yield the values of each of `width` columns, and add them to the hashes."""
         dtype = open_array(self._parts[0][0][kind]).dtype if self._parts else np.dtype(np.int32)
         for first in range(0, width, COLUMNS):
             values = np.empty((min(COLUMNS, width - first), self.count), dtype)
@@ -83,7 +83,7 @@ class _Rows:
             yield from values
 
     def bags(self, width: int) -> Iterator[NDArray[np.uint64]]:
-        """A hash of each row's bag, of its ids in their order, of each of `width` columns."""
+        """Yield, for each of `width` columns, a hash of each row's bag that depends on the ids and their order."""
         for column in range(width):
             hashes = np.zeros(0, np.uint64)
             if self._parts:
@@ -109,14 +109,14 @@ class _Rows:
 
 
 def hashes_of_rows(bags: Bags, rows: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """The hash of the bag of each of the rows, in memory for fewer than BLOCK_IDS ids and one bag at once."""
+    """Return the hash of each row's bag; memory holds fewer than BLOCK_IDS ids and one bag at once."""
     blocks = (np.cumsum(bags.offsets[rows + 1] - bags.offsets[rows]) - 1) // BLOCK_IDS
     bounds = [0, *(np.flatnonzero(blocks[1:] != blocks[:-1]) + 1), len(rows)]
     return np.concatenate([bag_hashes(bags.take(rows[a:b])) for a, b in pairwise(bounds)])
 
 
 def bag_hashes(bags: Bags) -> NDArray[np.uint64]:
-    """A hash of each bag, [n] uint64, of the ids and their places in it."""
+    """Return a hash of each bag, [n] uint64, from the ids and their places in it."""
     places = np.arange(len(bags.ids)) - np.repeat(bags.offsets[:-1] - bags.offsets[0], bags.lengths)
     mixed = mix(mix(places.astype(np.uint64)) ^ bags.ids.astype(np.uint64))
     sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(mixed, dtype=np.uint64)])
@@ -125,14 +125,14 @@ def bag_hashes(bags: Bags) -> NDArray[np.uint64]:
 
 
 def find_misleading(job: Job, built: Sequence[BuiltShard], features: Sequence[str], budget: int) -> Misleading:
-    """The figures of a job's finished shards, still in its work's directory; budget: bytes of memory."""
+    """Compute the figures of a job's finished shards in its work's directory; budget: bytes of memory."""
     shards = [[shard for shard in built if (shard.split == "train") == of_train] for of_train in (True, False)]
     rows, other_rows = (sum(shard.shard.rows for shard in each) for each in shards)
     limit = min(MAX_ROWS, MAX_VALUES // len(job.schema.columns), budget // 2 // ROW_BYTES)
     share, other_share = sample_shares(rows, other_rows, limit)
     train, held_out = _Rows(job, shards[0], share), _Rows(job, shards[1], other_share)
 
-    # Reading a column adds it to the hashes of whole rows, of the held-out rows too.
+    # Reading a column adds it to the hashes of whole rows, which the held-out rows need, too.
     has_rates = job.schema.label_kind is LabelKind.click
     columns = {
         name: ColumnFigures(auc=leak_auc(values, train.labels > 0, is_dense) if has_rates else None)
@@ -141,7 +141,7 @@ def find_misleading(job: Job, built: Sequence[BuiltShard], features: Sequence[st
     for _ in _columns(job, held_out, features):
         pass
 
-    # A held-out row's equal in train is read with the probability that any train row is.
+    # Train holds the equal of a held-out row in the sample only with the probability share_read.
     share_read = train.count / max(1, rows)
     shared, chance = _shared_rows(train, held_out)
     if min(share, other_share) < 1 and shared is not None and chance is not None:
@@ -158,9 +158,9 @@ def find_misleading(job: Job, built: Sequence[BuiltShard], features: Sequence[st
 
 
 def sample_shares(rows: int, other_rows: int, limit: int) -> tuple[float, float]:
-    """The shares of train's and of the held-out rows that are looked at, `limit` of both.
+    """Return the shares of train's and of the held-out rows to read, `limit` rows in total.
 
-    Of a sample half are held-out rows, where there are as many, since the most pairs of equal rows are in such a one.
+    Half of a sample are held-out rows, if there are enough: this maximises the number of pairs of equal rows.
     """
     if rows + other_rows <= limit:
         return 1.0, 1.0
@@ -169,7 +169,7 @@ def sample_shares(rows: int, other_rows: int, limit: int) -> tuple[float, float]
 
 
 def _columns(job: Job, rows: _Rows, features: Sequence[str]) -> Iterator[tuple[str, NDArray[Any], bool]]:
-    """Each column's name, its values, and whether they are numbers; bags come last."""
+    """Yield each column's name, its values, and whether they are numbers; bags come last."""
     ragged = [name for name in features if name in job.schema.ragged]
     if job.bags is not None:
         ragged = [name for name, size in zip(features, job.bags.sizes, strict=True) if size > 1]
@@ -181,9 +181,9 @@ def _columns(job: Job, rows: _Rows, features: Sequence[str]) -> Iterator[tuple[s
 
 
 def _shared_rows(train: _Rows, held_out: _Rows) -> tuple[float | None, float | None]:
-    """Share of the held-out rows that are in train, with their label, and what chance gives.
+    """Return the share of the held-out rows that are in train with their label, and the share that chance gives.
 
-    That is the share of them in train, without labels, once one half of the columns is shuffled against the other.
+    The latter is the share in train, without labels, after shuffling one half of the columns against the other.
     """
     if not train.count or not held_out.count:
         return None, None
@@ -197,14 +197,14 @@ def _shared_rows(train: _Rows, held_out: _Rows) -> tuple[float | None, float | N
 
 
 def _share_in(values: NDArray[np.uint64], ordered: NDArray[np.uint64]) -> float:
-    """Share of the values that are among others, in ascending order; faster than np.isin."""
+    """Return the share of the values that occur in `ordered`, which ascends; faster than np.isin."""
     values = np.sort(values)
     places = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
     return float((ordered[places] == values).mean())
 
 
 def leak_auc(values: NDArray[Any], is_positive: NDArray[np.bool_], is_dense: bool) -> float | None:
-    """AUC of a column's smoothed out-of-fold label rates, by its values [rows]; is_dense: by quantiles of numbers.
+    """Return the AUC of a column's smoothed out-of-fold label rates by value, or with is_dense by quantile.
 
     Returns:
         None with fewer than MIN_LABELS rows of a class.
@@ -217,28 +217,28 @@ def leak_auc(values: NDArray[Any], is_positive: NDArray[np.bool_], is_dense: boo
     cells = codes * FOLDS + folds
     rows = np.bincount(cells, minlength=size * FOLDS).reshape(size, FOLDS)
     positives = np.bincount(cells[is_positive], minlength=size * FOLDS).reshape(size, FOLDS)
-    other_rows, other_positives = rows[:, ::-1], positives[:, ::-1]  # of the other fold
+    other_rows, other_positives = rows[:, ::-1], positives[:, ::-1]  # the other fold's
     rates = (other_positives + PRIOR_ROWS * all_positives / all_rows) / (other_rows + PRIOR_ROWS)
     levels = (np.sqrt(rates) * (AUC_LEVELS - 1)).astype(np.int64).ravel()
     level_positives = np.bincount(levels, weights=positives.ravel(), minlength=AUC_LEVELS)
     negatives = np.bincount(levels, weights=(rows - positives).ravel(), minlength=AUC_LEVELS)
     below = np.cumsum(negatives) - negatives / 2  # an equal rate counts half
-    below *= level_positives  # no product of matrices, for which threads of BLAS would wake
+    below *= level_positives  # not a matrix product, which would wake BLAS threads
     return float(below.sum() / (all_positives * (all_rows - all_positives)))
 
 
-Codes = tuple[NDArray[np.integer], int]  # of the rows, below the second
+Codes = tuple[NDArray[np.integer], int]  # codes of the rows, and their upper bound
 
 
 def _quantiles(values: NDArray[Any]) -> Codes:
-    """Numbers as the number of their quantile."""
+    """Return the quantile of each number."""
     some = np.sort(values[:: len(values) // QUANTILE_ROWS + 1])
     edges = np.unique(some[np.arange(1, DENSE_BINS) * len(some) // DENSE_BINS])
     return np.searchsorted(edges, values), len(edges) + 1
 
 
 def _places(values: NDArray[Any]) -> Codes:
-    """Ids as their places among those that occur, in ascending order."""
+    """Return the place of each id among the ids that occur, in ascending order."""
     values = values.view(f"u{values.itemsize}")
     limit = int(values.max()) + 1
     if limit > IDS_PER_ROW * len(values):

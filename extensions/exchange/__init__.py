@@ -1,4 +1,4 @@
-"""Datasets converted to and from other programs' files: the command `interchange` (docs/exchange.md)."""
+"""Conversion of datasets to and from other programs' files: the command `interchange` (docs/exchange.md)."""
 
 from pathlib import Path
 

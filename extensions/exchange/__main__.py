@@ -9,7 +9,7 @@ its ids); `bin`, the terabyte_processed_{train,val,test}.bin of NVIDIA's v0.7 su
 int32, the label, the integers as they are in the raw file, the ids.
 """
 
-if __name__ == "__main__":  # first: what is imported below may take seconds
+if __name__ == "__main__":  # before the imports below, which may take seconds
     from app.commands import COMMANDS
     from common.cli import run
 
@@ -28,7 +28,7 @@ from extensions.exchange.keys import ExchangeFormat, InterchangeConfig
 
 
 def main(config: InterchangeConfig) -> int:
-    """Export or import as configured; an exit status."""
+    """Export or import as configured, and return an exit status."""
     root, exchange = Path(config.data.path), config.exchange
     if (exchange.to is None) == (exchange.source is None):
         raise UserError("exchange: give either exchange.to, to export, or exchange.source, to import")

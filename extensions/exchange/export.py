@@ -1,4 +1,4 @@
-"""Our shards as the files of other programs; each file appears whole."""
+"""Export of shards to the files of other programs, which appear atomically."""
 
 import re
 import tempfile
@@ -38,7 +38,7 @@ class ExportRange:
     stop: int
 
     def open(self, root: Path, manifest: Manifest) -> ShardArrays:
-        """Its rows, memory-mapped."""
+        """Map the rows."""
         arrays = open_shard(root, self.split, self.shard, manifest)
         rows = slice(self.start, self.stop)
         bags = tuple(feature.part(self.start, self.stop) for feature in arrays.bags)
@@ -46,14 +46,14 @@ class ExportRange:
 
 
 def split_ranges(manifest: Manifest, split: str) -> Iterator[ExportRange]:
-    """The rows of a split, in ranges of at most BLOCK_ROWS."""
+    """Yield the rows of a split in ranges of at most BLOCK_ROWS."""
     for shard in manifest.splits[split].shards:
         for start in range(0, shard.rows, BLOCK_ROWS):
             yield ExportRange(split, shard, start, min(start + BLOCK_ROWS, shard.rows))
 
 
 def day_rows(manifest: Manifest) -> list[int]:
-    """Rows of each day file: the raw files' own, where those are the train split, else all train rows in one."""
+    """Return the rows of each day file: those of the raw files if these make up train, else all train rows."""
     train = manifest.splits["train"].rows
     sources = [source["rows"] for source in manifest.sources[:-1]]
     held_out = sum(manifest.splits[split].rows for split in HELD_OUT)
@@ -61,7 +61,7 @@ def day_rows(manifest: Manifest) -> list[int]:
 
 
 def day_ranges(manifest: Manifest) -> list[list[ExportRange]]:
-    """The ranges of every day in order, the last day being val and test."""
+    """Return the ranges of each day in order; the last day is val and test."""
     rows = day_rows(manifest)
     days: list[list[ExportRange]] = [[] for _ in rows]
     day, remaining = 0, rows[0]
@@ -80,10 +80,10 @@ def day_ranges(manifest: Manifest) -> list[list[ExportRange]]:
 
 
 def export_npy(root: Path, manifest: Manifest, target: Path, kinds: tuple[str, ...] = KINDS) -> list[Path]:
-    """Write day_N_{dense,sparse,labels}.npy; with the encoding torchrec they are TorchRec's, byte for byte.
+    """Write day_N_{dense,sparse,labels}.npy; with the encoding torchrec they equal TorchRec's byte for byte.
 
     Raises:
-        UserError: the dataset holds bags, which these files cannot.
+        UserError: the dataset has bags, which these files cannot hold.
     """
     if "sparse" in kinds:
         refuse_bags(root, manifest)
@@ -95,7 +95,7 @@ def export_npy(root: Path, manifest: Manifest, target: Path, kinds: tuple[str, .
     with _together(target) as (scratch, files):
         for day, ranges in enumerate(days):
             for kind in kinds:
-                # TorchRec copies its last day as it is before the shuffle
+                # TorchRec copies its last day unchanged before the shuffle.
                 wide = kind == "sparse" and day == len(days) - 1 and is_torchrec
                 width = 1 if kind == "labels" else len(manifest.schema[kind])
                 rows = sum(rows_here.stop - rows_here.start for rows_here in ranges)
@@ -109,7 +109,7 @@ def export_npy(root: Path, manifest: Manifest, target: Path, kinds: tuple[str, .
 
 @contextmanager
 def _together(target: Path) -> Iterator[tuple[Path, list[Path]]]:
-    """A directory to write to, and a list to name the files in, which are all moved to `target` once all are there."""
+    """Provide a directory to write to, and a list for the files' names; all move to `target` at the end."""
     target.mkdir(parents=True, exist_ok=True)
     files: list[Path] = []
     with tempfile.TemporaryDirectory(dir=target) as scratch:
@@ -119,7 +119,7 @@ def _together(target: Path) -> Iterator[tuple[Path, list[Path]]]:
 
 
 def _refuse_other_days(target: Path, days: int) -> None:
-    """Raises UserError where files of further days lie, as they would be read as this dataset's."""
+    """Raise UserError for files of further days, which readers would take for this dataset's."""
     for path in sorted(target.glob("day_*")):
         match = re.fullmatch(r"day_(\d+)_(labels|dense|sparse|sparse_multi_hot)\.np[yz]", path.name)
         if match and int(match[1]) >= days:
@@ -127,12 +127,12 @@ def _refuse_other_days(target: Path, days: int) -> None:
 
 
 def export_multi_hot(root: Path, manifest: Manifest, target: Path, exchange: ExchangeConfig) -> list[Path]:
-    """Write MLPerf v2's day_N_sparse_multi_hot.npz, and dense and labels.
+    """Write MLPerf v2's day_N_sparse_multi_hot.npz, and its dense values and labels.
 
-    Bags are the dataset's own, where it has some, else made of its ids by the keys of `exchange`.
+    Bags are the dataset's own if it has any, otherwise made of its ids by the keys of `exchange`.
 
     Raises:
-        UserError: bags of one feature that differ in size, which these files cannot hold.
+        UserError: bags of one feature differ in size, which these files cannot hold.
     """
     if not manifest.ragged:
         bags = MultiHot.of("exchange", exchange.multi_hot_sizes or MLPERF_SIZES, exchange.distribution, exchange.seed)
@@ -153,7 +153,7 @@ def export_multi_hot(root: Path, manifest: Manifest, target: Path, exchange: Exc
 
 
 def require_disk_space(manifest: Manifest, target: Path, ids: int, other_bytes: int = 0) -> None:
-    """Raises UserError where the disk is too small for files with `ids` ids a row and `other_bytes` further bytes."""
+    """Raise UserError if the disk is too small for files with `ids` ids a row and `other_bytes` more bytes."""
     required_bytes = FIELD_BYTES * manifest.rows * (1 + len(manifest.schema["dense"]) + ids) + other_bytes
     require_room([Need(target, required_bytes, "for the files")])
 
@@ -180,7 +180,7 @@ def _export_bags(root: Path, manifest: Manifest, target: Path, tables: MultiHotT
 
 
 def _expanded(table: NDArray[np.int32], blocks: Iterator[NDArray[np.int32]]) -> Iterator[NDArray[np.int32]]:
-    """The bags of a feature's ids by its mapped table, [rows, size] in blocks."""
+    """Yield the bags of a feature's ids from its mapped table, [rows, size] in blocks."""
     step = max(1, BLOCK_VALUES // table.shape[1])
     for ids in blocks:
         for start in range(0, len(ids), step):
@@ -188,7 +188,7 @@ def _expanded(table: NDArray[np.int32], blocks: Iterator[NDArray[np.int32]]) -> 
 
 
 def _single_ids(root: Path, manifest: Manifest, ranges: list[ExportRange], column: int) -> Iterator[NDArray[np.int32]]:
-    """The ids of a feature with one each, [rows, 1] in blocks."""
+    """Yield the ids of a feature with single ids, [rows, 1] in blocks."""
     for rows_here in ranges:
         yield np.array(rows_here.open(root, manifest).sparse[:, column : column + 1])
 
@@ -196,7 +196,7 @@ def _single_ids(root: Path, manifest: Manifest, ranges: list[ExportRange], colum
 def _own_bags(
     root: Path, manifest: Manifest, ranges: list[ExportRange], name: str
 ) -> tuple[int, Iterator[NDArray[np.int32]]]:
-    """The size of a feature's bags and the bags, [rows, size] in blocks."""
+    """Return the size of a feature's bags, and the bags, [rows, size] in blocks."""
     index = manifest.ragged.index(name)
 
     def bags_of(rows_here: ExportRange) -> Bags:
@@ -218,7 +218,7 @@ def _own_bags(
 
 
 def refuse_bags(root: Path, manifest: Manifest) -> None:
-    """Raises UserError for a dataset with multi-hot columns."""
+    """Raise UserError for a dataset with multi-hot columns."""
     if manifest.ragged:
         raise UserError(
             f"{root}: has multi-hot columns ({', '.join(manifest.ragged)}), which these files cannot hold; "
@@ -233,7 +233,7 @@ def export_bin(root: Path, manifest: Manifest, target: Path) -> list[Path]:
     """Write terabyte_processed_{train,val,test}.bin.
 
     Raises:
-        UserError: the dataset does not hold the integers as they were, or not exactly, or it holds bags.
+        UserError: the dataset does not hold the exact raw integers, or it has bags.
     """
     refuse_bags(root, manifest)
     columns = len(manifest.schema["dense"]), len(manifest.schema["sparse"])
@@ -262,7 +262,7 @@ def _write_records(root: Path, manifest: Manifest, split: str, path: Path) -> No
         for rows_here in split_ranges(manifest, split):
             arrays = rows_here.open(root, manifest)
             dense = arrays.dense
-            if dense.dtype != np.int32 and np.abs(dense).max(initial=0) >= EXACT_FLOAT32:  # as 2^24 + 1 has become
+            if dense.dtype != np.int32 and np.abs(dense).max(initial=0) >= EXACT_FLOAT32:  # such as 2^24 + 1
                 raise UserError(
                     f"{root}: split {split} has an integer of 2^24 or more, which float32 has rounded; preprocess "
                     "with data.dense_transform=integers to export it as bin"

@@ -1,4 +1,4 @@
-"""Files of other programs as our shards, checked on the way."""
+"""Import of other programs' files as shards, with checks."""
 
 import re
 import shutil
@@ -29,7 +29,7 @@ INTEGERS, FLOAT32 = "integers", "float32"
 
 @dataclass(frozen=True)
 class ImportSource:
-    """Files of some rows' labels, dense values and ids, and the number of rows before them."""
+    """Files with labels, dense values and ids of some rows, and the number of rows before them."""
 
     labels: Path
     dense: Path
@@ -38,13 +38,13 @@ class ImportSource:
 
 
 def open_rows(path: Path, width: int, kind: str, like: tuple[Path, int] | None = None) -> NDArray[Any]:
-    """Memory-map a .npy file [rows, width] of INTEGERS (of any size) or FLOAT32.
+    """Map a .npy file [rows, width] of INTEGERS (of any size) or FLOAT32.
 
     Args:
-        like: another file of the same day, and its rows.
+        like: another file of the same day, and its number of rows.
 
     Raises:
-        UserError: it is not readable, or something else.
+        UserError: unreadable file, or another shape or dtype.
     """
     try:
         array = open_array(path)
@@ -62,13 +62,13 @@ def open_rows(path: Path, width: int, kind: str, like: tuple[Path, int] | None =
 def check_rows(
     labels: NDArray[Any], dense: NDArray[np.float32], ids: Sequence[NDArray[Any]], origin: ImportSource
 ) -> None:
-    """Refuse what no shard may hold.
+    """Refuse values that no shard may hold.
 
     Args:
-        labels, dense: [rows, 1] and [rows, N]; ids: of every feature, [rows, size].
+        labels, dense: [rows, 1] and [rows, N]; ids: [rows, size] for each feature.
 
     Raises:
-        UserError: naming the first bad value's file, row (from 1) and column.
+        UserError: names the first bad value's file, row (from 1) and column.
     """
     first = origin.first_row
     _refuse(origin.labels, first, [CRITEO.label], labels, (labels != 0) & (labels != 1), "a label is neither 0 nor 1")
@@ -91,19 +91,19 @@ def _refuse(
 
 
 SHARD_ROWS = 1 << 18
-SHARD_IDS = 1 << 23  # of bags: a shard in memory is 32 MiB, and a few times that while it is checked and written
-IMPORTED = Path("imported")  # in the work's directory
+SHARD_IDS = 1 << 23  # of bags; a shard takes 32 MiB, and a few times that while it is checked and written
+IMPORTED = Path("imported")  # in the directory of the job's work
 RECORD_COLUMNS = 40
 
 
 class _Builder:
-    """Writes shards, collects their manifest, and publishes both when all are written."""
+    """Writes shards, collects their manifest, and publishes both at the end."""
 
     def __init__(self, root: Path, work: Path, name: str, transform: DenseTransform | None = None) -> None:
-        """`work`: the directory that `workspace.claimed` gives; `transform`: of integers, if known.
+        """`work`: the directory from `workspace.claimed`; `transform`: transform of the integers, if known.
 
         Raises:
-            UserError: something else lies at `root`.
+            UserError: there is something else at `root`.
         """
         if (root / MANIFEST_NAME).exists():
             raise UserError(f"{root}: holds a dataset already; choose another data.path")
@@ -120,10 +120,10 @@ class _Builder:
     def add(
         self, split: str, labels: NDArray[Any], dense: NDArray[Any], ids: Sequence[NDArray[Any]], origin: ImportSource
     ) -> None:
-        """Write one shard, after checking it.
+        """Check one shard, and write it.
 
         Args:
-            ids: of every feature, [rows, size]; bags of the sizes above 1.
+            ids: [rows, size] for each feature; sizes above 1 are bags.
         """
         check_rows(labels, dense, ids, origin)
         ragged = tuple(name for name, column in zip(CRITEO.sparse, ids, strict=True) if column.shape[1] > 1)
@@ -144,7 +144,7 @@ class _Builder:
         self._largest = np.maximum(self._largest, [int(column.max()) for column in ids])
 
     def note_source(self, path: Path, rows: int) -> None:
-        """Name a file that was read."""
+        """Record a file that was read."""
         self._sources.append((path.name, digest_file(path), rows))
 
     def finish(self) -> Manifest:
@@ -159,18 +159,18 @@ class _Builder:
 
 
 def _fixed_bags(ids: NDArray[Any]) -> Bags:
-    """Bags [rows, size] of one feature."""
+    """Return the bags [rows, size] of one feature."""
     return Bags(ids.reshape(-1), np.arange(len(ids) + 1, dtype=np.int64) * ids.shape[1])
 
 
 def import_npy(source: Path, root: Path, is_multi_hot: bool = False) -> Manifest:
-    """Take over day_N_{dense,sparse,labels}.npy, halving the last day into val and test as TorchRec's reader does.
+    """Import day_N_{dense,sparse,labels}.npy; halve the last day into val and test as TorchRec's reader does.
 
     Args:
-        is_multi_hot: ids are in day_N_sparse_multi_hot.npz, as MLPerf v2 has them.
+        is_multi_hot: read ids from day_N_sparse_multi_hot.npz, as in MLPerf v2.
 
     Raises:
-        UserError: files missing or invalid, or another job writes to `root`.
+        UserError: missing or invalid files, or another job writes to `root`.
     """
     labels = _find_days(source, is_multi_hot)
     with claimed(root) as work:
@@ -182,10 +182,10 @@ def import_npy(source: Path, root: Path, is_multi_hot: bool = False) -> Manifest
 
 
 def _find_days(source: Path, is_multi_hot: bool) -> list[Path]:
-    """The labels of every day, in order.
+    """Return the label files of all days, in order.
 
     Raises:
-        UserError: there are none, a day lacks one of its files, or there is none of that number between two others.
+        UserError: no days, a day without one of its files, or a missing day between two others.
     """
     kinds = ("labels.npy", "dense.npy", "sparse_multi_hot.npz" if is_multi_hot else "sparse.npy")
     matches = [re.fullmatch(r"day_(\d+)_(.*)", path.name) for path in source.glob("day_*")]
@@ -202,7 +202,7 @@ def _find_days(source: Path, is_multi_hot: bool) -> list[Path]:
 
 
 def _import_day(builder: _Builder, path: Path, is_multi_hot: bool, is_last: bool) -> int:
-    """Take over one day; its rows."""
+    """Import one day, and return its number of rows."""
     stem = path.name.removesuffix("_labels.npy")
     labels = open_rows(path, 1, INTEGERS)
     rows = len(labels)
@@ -224,7 +224,7 @@ def _import_day(builder: _Builder, path: Path, is_multi_hot: bool, is_last: bool
 
 
 class _OneHotReader:
-    """day_N_sparse.npy [rows, F], read as `MultiHotReader` reads bags."""
+    """Reader of day_N_sparse.npy [rows, F] with the interface of `MultiHotReader`."""
 
     def __init__(self, path: Path) -> None:
         self._array, self._position = open_rows(path, len(CRITEO.sparse), INTEGERS), 0
@@ -237,7 +237,7 @@ class _OneHotReader:
         pass
 
     def read(self, rows: int) -> list[NDArray[Any]]:
-        """The next rows of every feature, [rows, 1]."""
+        """Return the next rows of each feature, [rows, 1]."""
         part = np.array(self._array[self._position : self._position + rows])
         self._position += rows
         return [part[:, feature : feature + 1] for feature in range(part.shape[1])]
@@ -248,10 +248,10 @@ def _open_ids(path: Path, is_multi_hot: bool) -> MultiHotReader | _OneHotReader:
 
 
 def import_bin(source: Path, root: Path, transform: DenseTransform | None) -> Manifest:
-    """Take over terabyte_processed_{train,val,test}.bin, transforming their integers (None: by log1p).
+    """Import terabyte_processed_{train,val,test}.bin, and transform their integers (None: by log1p).
 
     Raises:
-        UserError: no such files, not whole records, or a transform that needs all rows first.
+        UserError: missing files, incomplete records, or a transform that needs all rows first.
     """
     transform = transform or DenseTransform.log1p
     if transform in (DenseTransform.torchrec, DenseTransform.minmax):
@@ -278,7 +278,7 @@ def _import_records(builder: _Builder, split: str, path: Path, transform: DenseT
 
 
 def _records(path: Path, rows: int) -> Iterator[tuple[int, NDArray[np.int32]]]:
-    """Blocks of records, each with the number of its first one."""
+    """Yield blocks of records, each with the number of its first record."""
     for start in range(0, rows, SHARD_ROWS):
         count = min(SHARD_ROWS, rows - start) * RECORD_COLUMNS
         block = np.fromfile(path, np.int32, count, offset=4 * RECORD_COLUMNS * start)

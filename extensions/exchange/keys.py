@@ -9,7 +9,7 @@ from data_prep.dataset.options import DenseTransform
 
 
 class ExchangeFormat(Enum):
-    """Files of other programs: see extensions/exchange/__main__.py."""
+    """Formats of other programs: see extensions/exchange/__main__.py."""
 
     npy = "npy"
     multi_hot = "multi_hot"
@@ -18,7 +18,7 @@ class ExchangeFormat(Enum):
 
 @dataclass(frozen=True)
 class DatasetConfig:
-    """The dataset to export, or to make of imported files."""
+    """The dataset to export, or to make from imported files."""
 
     path: str = key(MISSING, "the dataset's directory", example="data/criteo")
     dense_transform: DenseTransform | None = key(None, "bin, imported: how integers become numbers; null: log1p")
@@ -38,7 +38,7 @@ class ExchangeConfig:
 
 @dataclass(frozen=True)
 class InterchangeConfig:
-    """The configuration of `clickwork interchange`."""
+    """Configuration of `clickwork interchange`."""
 
     data: DatasetConfig = field(default_factory=DatasetConfig)
     exchange: ExchangeConfig = field(default_factory=ExchangeConfig)

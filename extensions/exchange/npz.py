@@ -1,4 +1,4 @@
-"""MLPerf v2's day_N_sparse_multi_hot.npz: an archive of arrays "0", "1", …, one feature's bags [rows, size] each."""
+"""MLPerf v2's day_N_sparse_multi_hot.npz: an archive of arrays "0", "1", …, each a feature's bags [rows, size]."""
 
 import io
 import zipfile
@@ -14,18 +14,18 @@ from common.errors import UserError
 from common.files import temporary_path
 from data_prep.io.arrays import HEADER_ERRORS
 
-# of a member that is damaged, encrypted (RuntimeError), or packed in a way that Python does not know (its subclass)
+# Errors for a damaged or encrypted member (RuntimeError), or an unknown compression (its subclass).
 ARCHIVE_ERRORS = (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
 
 class MultiHotReader:
-    """Reads all features of such an archive row block by row block; compressed or not, memory does not grow.
+    """Reader of all features of an archive in blocks of rows; memory does not grow, even with compression.
 
-    `rows` and `sizes` are the shapes of its arrays.
+    `rows` and `sizes` are the shapes of the arrays.
     """
 
     def __init__(self, path: Path, num_features: int) -> None:
-        """Raises UserError if the archive is not readable or has other arrays."""
+        """Raise UserError for an unreadable archive or other arrays."""
         self._path = path
         try:
             self._archive = zipfile.ZipFile(path)
@@ -47,7 +47,7 @@ class MultiHotReader:
         self._archive.close()
 
     def read(self, rows: int) -> list[NDArray[Any]]:
-        """The next rows of every feature, [rows, size].
+        """Return the next rows of each feature, [rows, size].
 
         Raises:
             UserError: the archive is damaged or cut short.
@@ -74,7 +74,7 @@ def _read_header(member: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
 
 
 class MultiHotWriter:
-    """Writes such an archive, feature by feature; it appears when its `with` body ends, whole."""
+    """Writer of an archive, feature by feature; the file appears when the `with` body ends."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -87,7 +87,7 @@ class MultiHotWriter:
         header = io.BytesIO()
         description = {"descr": "<i4", "fortran_order": False, "shape": (rows, size)}
         np.lib.format.write_array_header_1_0(header, description)
-        # force_zip64 as np.savez does: the reference's reader looks for the array after such a header
+        # force_zip64 as np.savez does, since the reference's reader expects such a header.
         with self._archive.open(f"{self._feature}.npy", "w", force_zip64=True) as member:
             member.write(header.getvalue())
             for block in blocks:

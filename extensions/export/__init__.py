@@ -1,4 +1,4 @@
-"""A run's model as one file that scores without Clickwork: `python -m app.export` (docs/export.md)."""
+"""Export of a run's model as one file that scores without Clickwork: `python -m app.export` (docs/export.md)."""
 
 from pathlib import Path
 

@@ -34,7 +34,7 @@ COMPARED_SAMPLES = (1, 2, 257)
 
 
 def main(config: ExportConfig) -> int:
-    """Export as configured; return the exit status."""
+    """Export as configured, and return the exit status."""
     trained = resume.trained_config(Path(config.run), config.runtime, config.data.path)
     validate(trained)
     require_dlrm(trained.model, "export")
@@ -47,7 +47,7 @@ def main(config: ExportConfig) -> int:
 
 
 def _export(config: ExportConfig, trained: AppConfig, runtime: Runtime) -> None:
-    """Load, export, compare, write."""
+    """Load the model, export it, compare the program with it, and write the file."""
     out = Path(config.out)
     run = resume.open_checkpoint(Path(config.run), config.checkpoint, trained, runtime)
     manifest = run.manifest
@@ -96,7 +96,7 @@ def _export(config: ExportConfig, trained: AppConfig, runtime: Runtime) -> None:
 
 
 def _difference(program: Program, loaded: torch.export.ExportedProgram, num_dense: int, manifest: Manifest) -> float:
-    """The largest difference in a logit between the loaded program and the model, over random samples."""
+    """Return the largest difference in a logit between the loaded program and the model, over random samples."""
     run = loaded.module()
     differences = []
     for samples in COMPARED_SAMPLES:
@@ -107,7 +107,7 @@ def _difference(program: Program, loaded: torch.export.ExportedProgram, num_dens
 
 
 def _inputs(one_id_each: bool) -> dict[str, str]:
-    """The program's inputs, in order."""
+    """Describe the program's inputs, in order."""
     dense = {"dense_features": "[B, N] float32, encoded as the dataset's"}
     if one_id_each:
         return {**dense, "ids": "[B, F] int64, one id a feature"}

@@ -26,11 +26,11 @@ class ExportConfig:
     tolerance: float = key(
         1e-5, "largest difference in a logit between the file and the model that it was made of", at_least=0
     )
-    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # threads: those of the run unless given
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # threads: the run's unless given
 
 
 def validate_export(config: ExportConfig) -> None:
-    """Raises UserError for values that cannot work."""
+    """Raise UserError for invalid values."""
     if not config.out.endswith(EXPORT_SUFFIX):
         raise UserError(f"out={config.out}: the name must end in {EXPORT_SUFFIX}")
     require_place("out", config.out)

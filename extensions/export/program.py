@@ -1,4 +1,4 @@
-"""A model as one program that needs none of this code: torch.export, for any batch size.
+"""Export of a model by torch.export as a program for any batch size, which needs none of this code.
 
 Shapes: B samples, N dense features, F sparse features, L ids.
 """
@@ -21,20 +21,20 @@ from common.errors import UserError
 from extensions.export.documents import ExportedProgram
 
 ABOUT = "clickwork.json"
-EXAMPLE_SAMPLES = 5  # not 0 or 1, which torch.export would take for constants
+EXAMPLE_SAMPLES = 5  # torch.export would treat 0 or 1 as constants
 OUTSIDE = "ids: one is negative or beyond its table; sparse_features in clickwork.json has the rows of each"
 WRONG_LENGTHS = "lengths: none may be negative, and their sum is the number of ids"
 
 
 class OneIdProgram(nn.Module):
-    """One id a feature: dense_features [B, N] float32 and ids [B, F] int64 to logits [B] float32."""
+    """Program for one id a feature: dense_features [B, N] float32 and ids [B, F] int64 to logits [B] float32."""
 
     rows: Tensor
 
     def __init__(self, model: DLRM, num_embeddings: Mapping[str, int], correction: float) -> None:
-        """num_embeddings: rows of the F features' tables, in the order of the model's features.
+        """num_embeddings: rows of the tables of the F features, in the model's order.
 
-        correction: what is added to the logits.
+        correction: added to the logits.
         """
         super().__init__()
         self.model, self.features, self.correction = model, list(num_embeddings), correction
@@ -57,9 +57,9 @@ class OneIdProgram(nn.Module):
 
 
 class BagsProgram(nn.Module):
-    """Any number of ids a feature: dense_features [B, N] float32, ids [L], lengths [F, B] int64 to logits [B] float32.
+    """Program for bags: dense_features [B, N] float32, ids [L] and lengths [F, B] int64 to logits [B] float32.
 
-    `ids` are the bags of the first feature, sample after sample, then those of the second, and so on.
+    `ids` holds the bags of the first feature, sample by sample, then those of the second, and so on.
     """
 
     rows: Tensor
@@ -67,7 +67,7 @@ class BagsProgram(nn.Module):
     def __init__(
         self, model: DLRM, num_embeddings: Mapping[str, int], multi_hot: Collection[str], correction: float
     ) -> None:
-        """multi_hot: features whose bags may have another number of ids than one; the rest as of OneIdProgram."""
+        """multi_hot: features whose bags may have any number of ids; the other arguments are as for OneIdProgram."""
         super().__init__()
         self.model, self.features, self.multi_hot = model, list(num_embeddings), multi_hot
         self.correction = correction
@@ -87,9 +87,9 @@ class BagsProgram(nn.Module):
 
 
 def _require_rows(ids: Tensor, rows: Tensor) -> None:
-    """Have the program raise RuntimeError unless all ids are in [0, rows).
+    """Make the program raise RuntimeError unless all ids are in [0, rows).
 
-    FBGEMM's inference operator takes -1 for a pruned row, and ids beyond a table for whatever lies after it.
+    FBGEMM's inference operator treats -1 as a pruned row, and reads whatever lies beyond the table for larger ids.
     """
     torch._assert_async(((ids >= 0) & (ids < rows)).all(), OUTSIDE)
 
@@ -100,14 +100,14 @@ Program = OneIdProgram | BagsProgram
 def program_of(
     model: DLRM, num_embeddings: Mapping[str, int], multi_hot: Collection[str], correction: float = 0.0
 ) -> Program:
-    """The model with plain tensors for inputs; `multi_hot`: features that may have another number of ids than one."""
+    """Wrap the model to take plain tensors; `multi_hot`: features whose bags may have any number of ids."""
     if multi_hot:
         return BagsProgram(model, num_embeddings, multi_hot, correction)
     return OneIdProgram(model, num_embeddings, correction)
 
 
 def random_inputs(program: Program, num_dense: int, num_embeddings: Mapping[str, int], samples: int) -> tuple[Any, ...]:
-    """Reproducible inputs of `samples` samples; bags of multi-hot features have zero to three ids."""
+    """Draw reproducible inputs for `samples` samples; bags of multi-hot features have zero to three ids."""
     draw = torch.Generator().manual_seed(samples)
     dense = torch.randn(samples, num_dense, generator=draw)
     if isinstance(program, OneIdProgram):
@@ -124,10 +124,10 @@ def random_inputs(program: Program, num_dense: int, num_embeddings: Mapping[str,
 
 
 def export_program(program: Program, num_dense: int, num_embeddings: Mapping[str, int]) -> torch.export.ExportedProgram:
-    """The program for any number of samples.
+    """Export the program for any number of samples.
 
     Raises:
-        UserError: rows of some table are combined or weighted id by id, which torch.export cannot follow.
+        UserError: a table's rows are combined or weighted id by id, which torch.export cannot follow.
     """
     arch = program.model.sparse_arch
     assert isinstance(arch, SparseArch)
@@ -143,7 +143,7 @@ def export_program(program: Program, num_dense: int, num_embeddings: Mapping[str
     shapes: tuple[Any, ...] = ({0: batch}, {0: batch})
     if isinstance(program, BagsProgram):
         shapes = ({0: batch}, {0: torch.export.Dim("ids", min=0)}, {1: batch})
-    logging.disable(logging.WARNING)  # TorchRec warns that splitting bags is slow to trace
+    logging.disable(logging.WARNING)  # TorchRec warns that tracing the split of bags is slow
     try:
         return torch.export.export(program.eval(), inputs, dynamic_shapes=shapes, strict=False)
     finally:
@@ -151,7 +151,7 @@ def export_program(program: Program, num_dense: int, num_embeddings: Mapping[str
 
 
 def uses_fbgemm(exported: torch.export.ExportedProgram) -> bool:
-    """Return whether the program calls FBGEMM's operators, so that fbgemm_gpu must be imported before it is loaded."""
+    """Return whether the program calls FBGEMM's operators, so that its user must import fbgemm_gpu first."""
     return any(str(node.target).startswith("fbgemm.") for node in exported.graph.nodes if node.op == "call_function")
 
 
@@ -161,14 +161,14 @@ def save(
     about: ExportedProgram,
     check: Callable[[torch.export.ExportedProgram], None],
 ) -> None:
-    """Write the file, whole or not at all; `about` is kept in it as clickwork.json.
+    """Write the file atomically, with `about` in it as clickwork.json.
 
-    check: called with the program as read back, before the file gets its name; an exception prevents that.
+    check: called with the program read back from the file, before the file gets its name; an exception prevents that.
 
     Raises:
-        UserError: it cannot be written there.
+        UserError: the file cannot be written.
     """
-    part = path.with_name(f".{path.stem}.part{path.suffix}")  # torch.export.save asks for the suffix
+    part = path.with_name(f".{path.stem}.part{path.suffix}")  # torch.export.save requires the suffix
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         torch.export.save(exported, part, extra_files={ABOUT: encode(about, indent=1)})
@@ -176,7 +176,7 @@ def save(
             os.fsync(file.fileno())
         check(torch.export.load(part))
         part.replace(path)
-    except (OSError, RuntimeError) as error:  # torch's own writer raises the latter
+    except (OSError, RuntimeError) as error:  # torch's own writer raises RuntimeError
         raise UserError(f"{path}: cannot be written ({str(error).splitlines()[0]})") from error
     finally:
         with suppress(OSError):

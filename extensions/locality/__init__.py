@@ -1,4 +1,4 @@
-"""Traces of accesses to tables: their locality as a profile, and accesses with that locality (docs/locality.md)."""
+"""Locality of accesses to tables: profiles of traces, and accesses generated with a profile (docs/locality.md)."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,7 +39,7 @@ def register(core: Core) -> None:
 
 
 def generator(config: TraceConfig, threads: int) -> "TraceRows":
-    """The generator of shards, whose modules are imported when there is one."""
+    """Return the generator of shards; imports its modules only now."""
     from extensions.locality.rows import TraceRows
 
     return TraceRows(config, threads)

@@ -1,4 +1,4 @@
-"""Accesses to tables: of a dataset's rows, or of text files; and their profiles."""
+"""Accesses to tables, from a dataset's rows or text files, and their profiles."""
 
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -18,15 +18,15 @@ SEPARATORS = re.compile(rb"[\s,;]+")
 
 
 def profile_accesses(source: Any, split: str, threads: int, exact: bool = False) -> tuple[dict[str, TableProfile], int]:
-    """Profiles of all tables by name, and the number of samples.
+    """Return the profiles of all tables by name, and the number of samples.
 
     Args:
-        source: a dataset's directory, a profile (.npz), or text files, one per table, as `data.raw` names raw files.
-        split: of a dataset.
-        exact: count each stack distance by itself besides, where the accesses themselves are given.
+        source: a dataset's directory, a profile (.npz), or text files, one per table, named as in `data.raw`.
+        split: split of a dataset.
+        exact: also count each stack distance separately, if the accesses are available.
 
     Raises:
-        UserError: nothing that could be profiled there.
+        UserError: there is nothing to profile.
     """
     if isinstance(source, str) and (Path(source) / MANIFEST_NAME).is_file():
         return _profile_dataset(Path(source), split, threads, exact)
@@ -55,7 +55,7 @@ def _profile_dataset(root: Path, split: str, threads: int, exact: bool) -> tuple
 def _columns(
     arrays: ShardArrays, one_hot: list[str], ragged: list[str], start: int, stop: int
 ) -> dict[str, tuple[NDArray[Any], NDArray[np.int64] | None]]:
-    """Ids and bag lengths (None: one each) of every feature, in rows start to stop."""
+    """Return the ids and bag lengths (None: one id each) of each feature, in rows start to stop."""
     sparse = np.ascontiguousarray(arrays.sparse[start:stop].T)
     columns: dict[str, tuple[NDArray[Any], NDArray[np.int64] | None]] = {
         name: (ids, None) for name, ids in zip(one_hot, sparse, strict=True)
@@ -85,10 +85,10 @@ def _profile_file(path: Path, exact: bool) -> TableProfile:
 
 
 def read_text_trace(path: Path) -> NDArray[np.int64]:
-    """Whole numbers separated by spaces, commas, semicolons or ends of lines, in the order of the accesses.
+    """Read whole numbers separated by spaces, commas, semicolons or line ends, in the order of accesses.
 
     Raises:
-        UserError: a word that is no whole number of 64 bits, or no words at all.
+        UserError: a word that is not a whole number of 64 bits, or no words.
     """
     words = [word for word in SEPARATORS.split(path.read_bytes()) if word]
     if not words:

@@ -7,7 +7,7 @@ Kolmogorov-Smirnov distance of the stack distances, which is the greatest differ
 of any size. A profile has distances from 256 on in bins: the distance to it is then one of a range.
 """
 
-if __name__ == "__main__":  # first: what is imported below may take seconds
+if __name__ == "__main__":  # before the imports below, which may take seconds
     from app.commands import COMMANDS
     from common.cli import run
 
@@ -30,7 +30,7 @@ from extensions.locality.svg import Line, line_chart
 
 
 def main(config: CompareConfig) -> int:
-    """Compare as configured; an exit status."""
+    """Compare as configured, and return an exit status."""
     locality = config.locality
     one, other = locality.trace, locality.other
     first, second = (profile_accesses(source, locality.split, usable_cpus(), True)[0] for source in (one, other))
@@ -55,12 +55,12 @@ def main(config: CompareConfig) -> int:
 
 
 def largest(distances: Sequence[KSDistance]) -> KSDistance:
-    """The largest of several distances."""
+    """Return the largest of several distances."""
     return KSDistance(max(each.low for each in distances), max(each.high for each in distances))
 
 
 def plot(sides: dict[str, dict[str, TableProfile]]) -> str:
-    """An SVG with a line per trace: the hit rate over all accesses, by rows cached of every table."""
+    """Draw an SVG with a line per trace: hit rate over all accesses, by rows cached of each table."""
     largest = max(profile.distinct for profiles in sides.values() for profile in profiles.values())
     num_bins = int(np.searchsorted(BIN_STARTS, max(largest, 2))) + 1
     lines = [

@@ -6,7 +6,7 @@ One file per table, an id a line; as many accesses as the profiled trace had, or
 data.source=trace` makes a dataset instead.
 """
 
-if __name__ == "__main__":  # first: what is imported below may take seconds
+if __name__ == "__main__":  # before the imports below, which may take seconds
     from app.commands import COMMANDS
     from common.cli import run
 
@@ -27,7 +27,7 @@ PIECE = 1 << 20
 
 
 def main(config: GenerateConfig) -> int:
-    """Generate as configured; an exit status."""
+    """Generate as configured, and return an exit status."""
     locality = config.locality
     profiles, _ = load_profiles(Path(locality.profile))
     directory = Path(locality.to)

@@ -1,9 +1,9 @@
-"""Temporal locality of accesses to a table: stack distances, and how an LRU cache would do.
+"""Temporal locality of accesses to a table: stack distances, and the hit rates of LRU caches that follow.
 
-The stack distance of an access is the number of different ids used since the last use of its id (Mattson et al.
-1970); the first use of an id has none. A cache that keeps the C ids used last hits exactly the accesses with a
-distance below C, so the distribution of stack distances is the hit rate of every LRU cache, and the greatest
-difference of two such distributions (Kolmogorov-Smirnov) is the greatest difference in hit rate at any size.
+The stack distance of an access is the number of distinct ids used since the last use of its id (Mattson et al. 1970);
+the first use of an id has none. A cache of the C most recently used ids hits exactly the accesses with a distance below
+C. So the distribution of stack distances gives the hit rate of every LRU cache, and the greatest difference between two
+distributions (Kolmogorov-Smirnov) is the greatest difference in hit rate at any size.
 """
 
 import json
@@ -23,16 +23,16 @@ from common.files import temporary_path
 from extensions.locality.keys import REMEDY
 from extensions.locality.stack_distance import LruStack
 
-# Distances, and numbers of accesses, are counted in bins: one each below 256, then 128 to an octave.
+# Distances and numbers of accesses are counted in bins: one per number below 256, then 128 per octave.
 EXACT_BINS, BINS_PER_OCTAVE, OCTAVES = 256, 128, 32
-ROUNDING = 5e-6  # of a distance as it is shown
+ROUNDING = 5e-6  # of a printed distance
 NUM_BINS = EXACT_BINS + BINS_PER_OCTAVE * OCTAVES
 FORMAT = "clickwork-locality-1"
 DISTANCE_KEYS = ("distances", "nearest", "farthest")
 
 
 def bin_starts() -> NDArray[np.int64]:
-    """The lowest number of every bin, and the end of the last: [NUM_BINS + 1]."""
+    """Return the lowest number of each bin, and the end of the last: [NUM_BINS + 1]."""
     octave = np.arange(OCTAVES)[:, None]
     starts = (EXACT_BINS << octave) + np.arange(BINS_PER_OCTAVE) * ((EXACT_BINS // BINS_PER_OCTAVE) << octave)
     return np.concatenate((np.arange(EXACT_BINS), starts.ravel(), [EXACT_BINS << OCTAVES]))
@@ -42,21 +42,21 @@ BIN_STARTS = bin_starts()
 
 
 def bins_of(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The bin of each number."""
+    """Return the bin of each number."""
     return np.searchsorted(BIN_STARTS, numbers, side="right") - 1
 
 
 @dataclass
 class TableProfile:
-    """The locality of the accesses to one table.
+    """Locality of the accesses to one table.
 
     Attributes:
-        num_embeddings: rows of the table. accesses: how many there were.
-        distances: [NUM_BINS] int64, accesses by stack distance, first uses left out.
-        nearest, farthest: [NUM_BINS] int64, the smallest and largest distance in each bin that is not empty.
+        num_embeddings: rows of the table. accesses: number of accesses.
+        distances: [NUM_BINS] int64, accesses by stack distance, without first uses.
+        nearest, farthest: [NUM_BINS] int64, smallest and largest distance in each nonempty bin.
         first_uses: [NUM_BINS] int64, first uses of an id by the number of accesses before.
         bag_lengths: [longest + 1] int64, bags by number of ids.
-        exact: [num_embeddings] int64, accesses by stack distance, if they were counted one by one.
+        exact: [num_embeddings] int64, accesses by stack distance if counted separately.
     """
 
     num_embeddings: int
@@ -70,23 +70,23 @@ class TableProfile:
 
     @property
     def distinct(self) -> int:
-        """Different ids."""
+        """Return the number of distinct ids."""
         return int(self.first_uses.sum())
 
     def hit_rates(self) -> NDArray[np.float64]:
-        """Share of the accesses that an LRU cache of BIN_STARTS[1:] ids would hit: [NUM_BINS]."""
+        """Return the share of accesses that an LRU cache of BIN_STARTS[1:] ids would hit: [NUM_BINS]."""
         return np.cumsum(self.distances) / max(1, self.accesses)
 
 
 class Profiler:
-    """Takes a table's accesses piece by piece; `exact`: also count each distance by itself."""
+    """Profiles a table's accesses in pieces; `exact`: also count each distance separately."""
 
     def __init__(self, num_embeddings: int, exact: bool = False) -> None:
         self.profile = TableProfile(num_embeddings, exact=np.zeros(num_embeddings, np.int64) if exact else None)
         self._stack = LruStack(num_embeddings)
 
     def feed(self, ids: NDArray[np.integer], bag_lengths: NDArray[np.integer] | None = None) -> None:
-        """Accesses in their order; bag_lengths: None where each is a bag of its own."""
+        """Add accesses in order; bag_lengths: None if each access is its own bag."""
         profile = self.profile
         distances = self._stack.use(ids)
         is_reuse = distances >= 0
@@ -106,7 +106,7 @@ class Profiler:
 
 
 class KSDistance(NamedTuple):
-    """A Kolmogorov-Smirnov distance: at least `low`, at most `high`."""
+    """A Kolmogorov-Smirnov distance, between `low` and `high`."""
 
     low: float
     high: float
@@ -116,9 +116,10 @@ class KSDistance(NamedTuple):
 
 
 def distance_between(one: Sequence[TableProfile], other: Sequence[TableProfile]) -> KSDistance:
-    """The distance of the stack distances in two traces' tables together, a first use counting as infinitely far.
+    """Return the distance between the stack distances of two traces over all tables; first uses are infinitely far.
 
-    It is known if both count each distance by itself, else at the ends of the bins alone, with a bound between them.
+    The distance is exact if both profiles count each distance separately. Otherwise it is known at the ends of bins,
+    and bounded between them.
     """
     exact = [[profile.exact for profile in profiles if profile.exact is not None] for profiles in (one, other)]
     if [len(counts) for counts in exact] == [len(one), len(other)]:
@@ -138,12 +139,12 @@ def distance_between(one: Sequence[TableProfile], other: Sequence[TableProfile])
 
 
 def joint_hit_rates(profiles: Sequence[TableProfile]) -> NDArray[np.float64]:
-    """Hit rate over all tables' accesses, each table having a cache of BIN_STARTS[1:] ids: [NUM_BINS]."""
+    """Return the hit rate over all tables' accesses, with a cache of BIN_STARTS[1:] ids per table: [NUM_BINS]."""
     return np.asarray(sum(np.cumsum(p.distances) for p in profiles) / max(1, sum(p.accesses for p in profiles)))
 
 
 def save_profiles(path: Path, profiles: dict[str, TableProfile], rows: int) -> None:
-    """Write the profiles of all tables, by name, of a trace of `rows` samples; the file appears whole or not at all."""
+    """Write the profiles of all tables, by name, of a trace with `rows` samples, atomically."""
     arrays: dict[str, Any] = {}
     for number, profile in enumerate(profiles.values()):
         distance_bins, time_bins = np.flatnonzero(profile.distances), np.flatnonzero(profile.first_uses)
@@ -161,7 +162,7 @@ def save_profiles(path: Path, profiles: dict[str, TableProfile], rows: int) -> N
 
 
 class _Header(Struct):
-    """The tables of a file of profiles, in its order, and the rows that they were counted over."""
+    """Tables in a file of profiles, in order, and the number of rows that were profiled."""
 
     format: str
     tables: list[str]
@@ -172,7 +173,7 @@ def load_profiles(path: Path) -> tuple[dict[str, TableProfile], int]:
     """Load profiles written by `save_profiles`.
 
     Raises:
-        UserError: not there, or not such a file.
+        UserError: missing file, or no file of profiles.
     """
     try:
         with np.load(path, allow_pickle=False) as file:

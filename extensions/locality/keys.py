@@ -1,4 +1,4 @@
-"""Keys of the commands on traces, and of the source of rows with the locality of one."""
+"""Keys of the commands on traces, and of the source of rows with a trace's locality."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +20,7 @@ class ProfileKeys:
 
 @dataclass(frozen=True)
 class ProfileConfig:
-    """The configuration of `clickwork profile-trace`."""
+    """Configuration of `clickwork profile-trace`."""
 
     locality: ProfileKeys = field(default_factory=ProfileKeys)
 
@@ -39,7 +39,7 @@ class CompareKeys:
 
 @dataclass(frozen=True)
 class CompareConfig:
-    """The configuration of `clickwork compare-traces`."""
+    """Configuration of `clickwork compare-traces`."""
 
     locality: CompareKeys = field(default_factory=CompareKeys)
 
@@ -58,7 +58,7 @@ class GenerateKeys:
 
 @dataclass(frozen=True)
 class GenerateConfig:
-    """The configuration of `clickwork generate-trace`."""
+    """Configuration of `clickwork generate-trace`."""
 
     locality: GenerateKeys = field(default_factory=GenerateKeys)
 

@@ -6,7 +6,7 @@
 A text trace has one file per table: the ids in the order of the accesses, separated by spaces, commas or lines.
 """
 
-if __name__ == "__main__":  # first: what is imported below may take seconds
+if __name__ == "__main__":  # before the imports below, which may take seconds
     from app.commands import COMMANDS
     from common.cli import run
 
@@ -23,7 +23,7 @@ from extensions.locality.keys import ProfileConfig
 
 
 def main(config: ProfileConfig) -> int:
-    """Profile as configured; an exit status."""
+    """Profile as configured, and return an exit status."""
     locality = config.locality
     profiles, rows = profile_accesses(locality.trace, locality.split, usable_cpus())
     save_profiles(Path(locality.profile), profiles, rows)

@@ -1,4 +1,4 @@
-"""`data.source=trace`: rows whose ids have the locality of a profiled trace, with labels of a ground-truth model."""
+"""`data.source=trace`: rows whose ids have a profiled trace's locality, with labels from a ground-truth model."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -36,10 +36,10 @@ LENGTHS_SEED = 0xBA6
 
 
 class TraceRows:
-    """See data_prep.stages.write_generated.Generator. A table's accesses run on from train through val to test."""
+    """A data_prep.stages.write_generated.Generator. Each table's accesses continue from train through val to test."""
 
     def __init__(self, config: TraceConfig, threads: int) -> None:
-        """Raises UserError for values that cannot work, or a file that is no profile."""
+        """Raise UserError for invalid values, or a file that is no profile."""
         validate_trace(config)
         path = Path(str(config.profile))
         profiles, rows = load_profiles(path)
@@ -63,7 +63,7 @@ class TraceRows:
         self._counts = {split: np.zeros((2, PROBABILITY_STEPS), np.int64) for split in SPLITS}
 
     def _make_teacher(self) -> Teacher:
-        """A ground-truth model without interactions, scaled on rows whose ids are all as likely, as in the long run."""
+        """Make a ground-truth model without interactions, calibrated on rows with uniform ids, as in the long run."""
         config = self._config
         synthetic = SyntheticConfig(seed=config.seed, click_rate=config.click_rate, difficulty=config.difficulty)
         sizes = np.array(list(self.num_embeddings.values()), np.int64)
@@ -72,7 +72,7 @@ class TraceRows:
         return calibrate(teacher, synthetic, draw_rows(teacher, config.seed, 0, CALIBRATION_BLOCK, CALIBRATION_ROWS))
 
     def shard(self, split: str, start: int, rows: int) -> ShardArrays:
-        """The next rows of a split."""
+        """Return the next rows of a split."""
         key = [self._config.seed, 1 + SPLITS.index(split), start]
         with ThreadPoolExecutor(self._threads) as executor:
             columns = list(executor.map(lambda i: self._column(i, key, rows), range(len(self._profiles))))
@@ -98,19 +98,19 @@ class TraceRows:
         return Bags(self._accesses[feature].draw(int(offsets[-1])), offsets)
 
     def extra(self) -> Json:
-        """The best possible scores, as of data.source=synthetic."""
+        """Return the best possible scores, as data.source=synthetic does."""
         total = np.sum(list(self._counts.values()), axis=0)
         splits = {s: asdict(bayes_scores(c.sum(axis=0), c[1])) for s, c in self._counts.items() if c.any()}
         return {"bayes": {**asdict(bayes_scores(total.sum(axis=0), total[1])), "splits": splits}}
 
 
 def mean_bag(profile: TableProfile) -> float:
-    """Ids per bag."""
+    """Return the mean number of ids per bag."""
     return profile.accesses / max(1, int(profile.bag_lengths.sum()))
 
 
 def first_ids(bags: Bags) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-    """The first id of every bag [rows], and whether it has any."""
+    """Return the first id of each bag [rows], and a mask of the nonempty bags."""
     filled = bags.lengths > 0
     indices = np.minimum(bags.offsets[:-1], max(0, len(bags.values) - 1))
     first = bags.values[indices] if len(bags.values) else np.zeros(len(filled), np.int32)
@@ -118,6 +118,6 @@ def first_ids(bags: Bags) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
 
 
 def validate_trace(config: TraceConfig) -> None:
-    """Raises UserError for values that cannot work."""
+    """Raise UserError for invalid values."""
     if not config.profile:
         raise UserError(f"data.trace.profile: not given; {REMEDY}")

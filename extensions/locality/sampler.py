@@ -1,4 +1,4 @@
-"""Accesses with the locality of a profile: ids chosen by their depth in an LRU stack; warnings about their number."""
+"""Accesses with a profile's locality, chosen by their depth in an LRU stack, and warnings about their number."""
 
 import sys
 from typing import Any
@@ -12,19 +12,19 @@ from extensions.locality.stack_distance import NEVER, LruStack, find_in_tree, mo
 
 PIECE = 1 << 16
 ACCESS_SEED = 0x7ACE
-# indices in `state`: accesses so far, ids used so far, bins that are wholly or partly in reach, draws left within them,
-# first uses still to come in the present bin of time, that bin
+# Indices in `state`: accesses so far; ids used so far; bins wholly or partly in reach; draws left within them;
+# first uses still to come in the present bin of time; that bin.
 DONE, USED, IN_REACH, LEFT, NEW_LEFT, TIME_BIN = range(6)
 
 
 class AccessGenerator:
-    """A table's accesses, one after the other, for as long as one likes.
+    """Generator of any number of accesses to one table.
 
-    First uses come as often as they came at that time in the profiled trace. All other accesses draw a stack distance
-    from an urn that holds the profile's, without putting it back, among those that the stack is deep enough for: so
-    over the length of the profile the distances are the profile's, whatever the order. An empty urn is filled again.
-    The id is the one at that depth; new ids come in a random order. What is kept is how soon ids are used again, not
-    which ids those are.
+    First uses come at the same rate over time as in the profiled trace. Each other access draws a stack distance
+    without replacement from an urn with the profile's distances, among those that the stack is deep enough for. So over
+    the profile's length the distances equal the profile's, in another order. An empty urn is filled again. The id is
+    the one at that depth, and new ids come in random order. This keeps how soon ids are used again, not which ids these
+    are.
     """
 
     def __init__(self, profile: TableProfile, seed: tuple[int, ...]) -> None:
@@ -47,7 +47,7 @@ class AccessGenerator:
         self._state[TIME_BIN] = -1
 
     def draw(self, count: int) -> NDArray[np.int32]:
-        """The next accesses, [count] int32."""
+        """Return the next accesses, [count] int32."""
         ids = np.empty(count, np.int32)
         start = 0
         while start < count:
@@ -60,7 +60,7 @@ class AccessGenerator:
 
 @jit
 def fill_tree(urn: NDArray[np.int64], tree: NDArray[np.integer]) -> None:
-    """A Fenwick tree of the urn's counts."""
+    """Build a Fenwick tree of the urn's counts."""
     tree[:] = 0
     for i in range(len(urn)):
         tree[i + 1] += urn[i]
@@ -71,7 +71,7 @@ def fill_tree(urn: NDArray[np.int64], tree: NDArray[np.integer]) -> None:
 
 @jit
 def _take(tree: NDArray[np.integer], urn: NDArray[np.int64], draw: Int) -> Int:
-    """Take the draw-th distance from the urn: its bin."""
+    """Remove the draw-th distance from the urn, and return its bin."""
     index, _ = find_in_tree(tree, draw)
     urn[index] -= 1
     position = index + 1
@@ -85,7 +85,7 @@ def _take(tree: NDArray[np.integer], urn: NDArray[np.int64], draw: Int) -> Int:
 def _is_first_use(
     uniform: float, length: Int, first_uses: NDArray[np.int64], starts: NDArray[np.int64], state: NDArray[np.int64]
 ) -> bool:
-    """Whether the next access is of a new id: as many in each bin of time as in the profile, at random positions."""
+    """Return whether the next access has a new id: per bin of time as often as in the profile, at random positions."""
     num_accesses = state[DONE]
     if num_accesses >= length:
         return False
@@ -109,7 +109,7 @@ def _draw_depth(
     tree: NDArray[np.integer],
     state: NDArray[np.int64],
 ) -> Int:
-    """A depth below the number of ids used so far."""
+    """Draw a depth below the number of ids used so far."""
     deep = state[USED]
     while state[IN_REACH] < len(urn) and nearest[state[IN_REACH]] < deep:
         state[LEFT] += urn[state[IN_REACH]]
@@ -120,7 +120,7 @@ def _draw_depth(
         fill_tree(urn, tree)
         for i in range(state[IN_REACH]):
             state[LEFT] += urn[i]
-        if state[LEFT] == 0:  # the profile has no distance that could be: any id will do
+        if state[LEFT] == 0:  # no distance of the profile is possible, so any id will do
             return min(np.int64(uniform * deep), deep - 1)
     target = uniform * state[LEFT]
     draw = min(np.int64(target), state[LEFT] - 1)
@@ -140,7 +140,7 @@ def draw_accesses(
     sampler_state: NDArray[np.int64],
     stack: tuple[Any, ...],
 ) -> None:
-    """Fill `ids`; uniform [n, 2]. `urn`, its tree `counts`, `sampler_state` and the stack's arrays change."""
+    """Fill `ids`; uniform is [n, 2]. Updates `urn`, its tree `counts`, `sampler_state` and the stack's arrays."""
     length, first_uses, distances, new_ids, starts, nearest, farthest = profile
     words, tree, id_at, slot_of, state = stack
     for i in range(len(ids)):
@@ -163,9 +163,9 @@ TOLERANCE = 0.01  # difference in hit rate without a warning
 
 
 def share_used_before(profile: TableProfile, accesses: int) -> float:
-    """Share of the first `accesses` that are to ids used before: the maximum hit rate of any cache.
+    """Return the share of the first `accesses` that use an earlier id again: the maximum hit rate of any cache.
 
-    First uses come as they came in the profiled trace, and none come after its end (AccessGenerator).
+    First uses come as in the profiled trace, and none come after its end (AccessGenerator).
     """
     first_uses = np.concatenate(([0], np.cumsum(profile.first_uses)))
     return 1 - float(np.interp(accesses, np.minimum(BIN_STARTS, profile.accesses), first_uses)) / max(1, accesses)
@@ -175,8 +175,8 @@ def warn_of_length(profiles: dict[str, TableProfile], accesses: dict[str, int], 
     """Warn on stderr if the generated accesses cannot have the profile's hit rates.
 
     Args:
-        accesses: to be generated, per table.
-        setting, profiled: the two numbers, as the warning names them.
+        accesses: number of accesses to generate per table.
+        setting, profiled: texts for the two numbers in the warning.
     """
     shares = {
         name: (share_used_before(p, accesses[name]), share_used_before(p, p.accesses)) for name, p in profiles.items()

@@ -1,8 +1,8 @@
-"""An LRU stack: ids in the order of their last use, asked for an id's depth or for the id at a depth.
+"""An LRU stack: ids in the order of their last use, with look-up of an id's depth and of the id at a depth.
 
-Every use takes the next slot of a bitmap, and the id's former slot is cleared, so set bits are ids in the order of
-their last use and a depth is a count of bits. A Fenwick tree (Fenwick 1994) over the words counts them in O(log n), as
-Bennett and Kruskal (1975) did for stack distances; when the slots are used up, the set bits move to the front.
+Each use takes the next slot of a bitmap and clears the id's former slot. So set bits are ids in the order of their last
+use, and a depth is a count of bits. A Fenwick tree (Fenwick 1994) over the words counts them in O(log n), as Bennett
+and Kruskal (1975) did for stack distances. When the slots are used up, the set bits move to the front.
 """
 
 import numpy as np
@@ -12,13 +12,13 @@ from common.jit import Int, count_ones, count_trailing_zeros, jit
 
 WORD_BITS = 64
 MIN_WORDS = 64
-NEAR_WORDS = 4  # so close to the top of the stack counting the bits is faster than asking the tree
+NEAR_WORDS = 4  # this near the top of the stack, counting bits is faster than the tree
 NEVER = -1
-NEXT, LIVE = 0, 1  # indices in `state`: the next free slot, the number of ids in the stack
+NEXT, LIVE = 0, 1  # indices in `state`: next free slot, number of ids in the stack
 
 
 class LruStack:
-    """The stack of ids in [0, num_ids), at first empty."""
+    """A stack of ids in [0, num_ids), initially empty."""
 
     def __init__(self, num_ids: int) -> None:
         self._slot_of = np.full(num_ids, NEVER, np.int64)
@@ -39,7 +39,7 @@ class LruStack:
 
     @property
     def depth(self) -> int:
-        """Number of ids in the stack."""
+        """Return the number of ids in the stack."""
         return int(self._state[LIVE])
 
     def room(self) -> int:
@@ -54,7 +54,7 @@ class LruStack:
         return len(self._id_at) - int(self._state[NEXT])
 
     def use(self, ids: NDArray[np.integer]) -> NDArray[np.int64]:
-        """Use ids in turn: how many others were used since the last use of each; -1 the first time. [n] int64."""
+        """Use ids in turn; return how many others were used since the last use of each, [n] int64; -1 at first use."""
         distances = np.empty(len(ids), np.int64)
         start = 0
         while start < len(ids):
@@ -74,7 +74,7 @@ def _add(tree: NDArray[np.integer], word: Int, change: Int) -> None:
 
 @jit
 def _count_up_to(words: NDArray[np.uint64], tree: NDArray[np.integer], slot: Int) -> Int:
-    """Set bits at slots 0 to `slot`."""
+    """Count the set bits at slots 0 to `slot`."""
     word = slot >> 6
     count = np.int64(count_ones(words[word] << np.uint64(63 - (slot & 63))))
     position = word
@@ -86,7 +86,7 @@ def _count_up_to(words: NDArray[np.uint64], tree: NDArray[np.integer], slot: Int
 
 @jit
 def _count_after(words: NDArray[np.uint64], tree: NDArray[np.integer], slot: Int, state: NDArray[np.int64]) -> Int:
-    """Set bits after `slot`."""
+    """Count the set bits after `slot`."""
     word, last = slot >> 6, (state[NEXT] - 1) >> 6
     if last - word > NEAR_WORDS:
         return state[LIVE] - _count_up_to(words, tree, slot)
@@ -98,7 +98,7 @@ def _count_after(words: NDArray[np.uint64], tree: NDArray[np.integer], slot: Int
 
 @jit
 def _select_in_word(word: np.uint64, rank: Int) -> Int:
-    """Index of the set bit that has `rank` others below it."""
+    """Return the index of the set bit with `rank` others below it."""
     index = np.uint64(0)
     width = np.uint64(32)
     while width > np.uint64(0):
@@ -113,7 +113,7 @@ def _select_in_word(word: np.uint64, rank: Int) -> Int:
 
 @jit
 def find_in_tree(tree: NDArray[np.integer], rank: Int) -> tuple[Int, Int]:
-    """Entry of a Fenwick tree that holds the item with `rank` others before it, and its rank within that entry."""
+    """Return the entry of a Fenwick tree with the item that has `rank` others before it, and its rank in the entry."""
     index, step = 0, 1
     while step * 2 < len(tree):
         step *= 2
@@ -127,7 +127,7 @@ def find_in_tree(tree: NDArray[np.integer], rank: Int) -> tuple[Int, Int]:
 
 @jit
 def _select(words: NDArray[np.uint64], tree: NDArray[np.integer], rank: Int) -> Int:
-    """Slot of the set bit that has `rank` others before it."""
+    """Return the slot of the set bit with `rank` others before it."""
     word, rest = find_in_tree(tree, rank)
     return (word << 6) + _select_in_word(words[word], rest)
 
@@ -160,7 +160,7 @@ def move_to_top(
 
 @jit
 def slot_at_depth(depth: Int, words: NDArray[np.uint64], tree: NDArray[np.integer], state: NDArray[np.int64]) -> Int:
-    """Slot of the id that has `depth` others above it."""
+    """Return the slot of the id with `depth` others above it."""
     last, rest = (state[NEXT] - 1) >> 6, depth
     for back in range(NEAR_WORDS):
         word = last - back
@@ -183,7 +183,7 @@ def use_ids(
     slot_of: NDArray[np.int64],
     state: NDArray[np.int64],
 ) -> None:
-    """See LruStack.use; there must be room for as many uses."""
+    """Use ids as LruStack.use does; there must be room for them."""
     for i in range(len(ids)):
         slot = slot_of[ids[i]]
         if slot == state[NEXT] - 1 and slot != NEVER:
@@ -195,7 +195,7 @@ def use_ids(
 
 @jit
 def ids_in_order(words: NDArray[np.uint64], id_at: NDArray[np.int64], ids: NDArray[np.integer]) -> None:
-    """The ids of all set bits, the one longest unused first."""
+    """Write the ids of all set bits, the longest unused first."""
     count = 0
     for word in range(len(words)):
         bits = words[word]
@@ -214,7 +214,7 @@ def refill(
     slot_of: NDArray[np.int64],
     state: NDArray[np.int64],
 ) -> None:
-    """Put ids, the one longest unused first, into an empty bitmap."""
+    """Put ids, the longest unused first, into an empty bitmap."""
     state[NEXT] = state[LIVE] = 0
     for i in range(len(ids)):
         move_to_top(ids[i], NEVER, words, tree, id_at, slot_of, state)

@@ -1,4 +1,4 @@
-"""A line chart as an SVG: for a handful of lines over a logarithmic axis, nothing more."""
+"""A minimal SVG line chart: a few lines over a logarithmic axis."""
 
 import math
 from typing import NamedTuple
@@ -7,11 +7,11 @@ from xml.sax.saxutils import escape
 WIDTH, HEIGHT = 720, 420
 LEFT, RIGHT, TOP, BOTTOM = 64, 36, 44, 92
 COLOURS = ("#1f5fa8", "#d1602b", "#3d8b47", "#8250a8")
-DASHES = ("", "7 4", "2 3", "10 3 2 3")  # lines that lie on each other stay visible
+DASHES = ("", "7 4", "2 3", "10 3 2 3")  # so that lines on top of each other stay visible
 
 
 class Line(NamedTuple):
-    """A line by name; x is above 0, y between 0 and 1."""
+    """A line with its name; x is above 0, y between 0 and 1."""
 
     name: str
     x: list[int]
@@ -19,7 +19,7 @@ class Line(NamedTuple):
 
 
 def line_chart(title: str, x_name: str, y_name: str, lines: list[Line]) -> str:
-    """The chart; x is on a logarithmic scale from 1, y from 0 to 1."""
+    """Draw the chart; x is on a logarithmic scale from 1, y from 0 to 1."""
     decades = max(1, math.ceil(math.log10(max(line.x[-1] for line in lines))))
 
     def across(x: float) -> float:

@@ -24,7 +24,7 @@ def register(core: Core) -> None:
 
 
 def start(setting: "Setting") -> "MLPerf":
-    """Write the log, or continue it."""
+    """Begin or continue the log."""
     from extensions.mlperf.log import MLPerf
 
     return MLPerf(setting.file, setting.config, setting.rows, setting.world_size, setting.from_step)

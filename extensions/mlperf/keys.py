@@ -15,7 +15,7 @@ BENCHMARKS = {"mlperf_v1": "dlrm", "mlperf_v2": "dlrm_dcnv2", "mlperf_v4": "dlrm
 
 
 class MLPerfDivision(Enum):
-    """closed: MLPerf's own model, data and target; open: anything else."""
+    """Divisions. closed: MLPerf's own model, data and target; open: anything else."""
 
     closed = "closed"
     open = "open"
@@ -38,13 +38,13 @@ class MLPerfConfig:
 
 
 def is_wanted(config: "AppConfig") -> bool:
-    """Whether a run writes the log."""
+    """Return whether a run writes the log."""
     enabled = keys_of_extension(config, MLPerfConfig).enabled
     return config.published.recipe in BENCHMARKS if enabled is None else enabled
 
 
 def resolved(config: "AppConfig") -> MLPerfConfig:
-    """The keys with the values that null stands for."""
+    """Return the keys with null values replaced."""
     keys, benchmark = keys_of_extension(config, MLPerfConfig), BENCHMARKS.get(config.published.recipe or "")
     is_closed = benchmark is not None and config.data.scale.value != "tiny"
     return replace(

@@ -1,4 +1,4 @@
-"""MLPerf Training's log: `:::MLLOG` lines by the mlperf-logging package, from the events of a run."""
+"""MLPerf Training's log: `:::MLLOG` lines, written by the mlperf-logging package from a run's events."""
 
 import logging
 import os
@@ -21,7 +21,7 @@ from extensions.mlperf.hstu import values_of_hstu
 from extensions.mlperf.keys import resolved
 
 PREFIX = ":::MLLOG "
-TRAIN_LOSS = "train_loss"  # of DLRMv4's reference, which the package does not name
+TRAIN_LOSS = "train_loss"  # key of DLRMv4's reference, which the package lacks
 SOURCES = Path(__file__).parents[2]
 _ADAGRAD: dict[str, str | int] = {
     "opt_adagrad_learning_rate_decay": 0,
@@ -43,7 +43,7 @@ _IMPORTED_AT = time.time()
 
 
 def process_start() -> float:
-    """When this process began, in seconds since 1970; where the system does not say, when this module was imported."""
+    """Return the start of this process in seconds since 1970, or else when this module was imported."""
     try:
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
@@ -53,15 +53,15 @@ def process_start() -> float:
 
 
 class MLPerf:
-    """One file of a run, cut back to the step where a resumed run starts.
+    """The log of one run. A resumed run first cuts it back to the step where it starts.
 
-    Runs of HSTU have what DLRMv4's rules and reference have: blocks between evaluations, and training losses; others
-    have epochs.
+    Runs on events follow DLRMv4's rules and reference: they log blocks between evaluations, and training losses. Other
+    runs log epochs.
     """
 
     def __init__(self, path: Path, config: AppConfig, rows: Mapping[str, int], world_size: int, from_step: int) -> None:
-        """rows: of each split of the dataset."""
-        from mlperf_logging.mllog import constants, mllog  # a client like the others: only where it is asked for
+        """rows: number of rows of each split."""
+        from mlperf_logging.mllog import constants, mllog  # imported only if wanted, like other clients
 
         self._keys = constants
         self._config, self._rows, self._world_size = config, rows, world_size
@@ -77,20 +77,20 @@ class MLPerf:
         write_atomically(path, "".join(past).encode())
         self._handler = logging.FileHandler(path)
         self._handler.setFormatter(RedactingFormatter("%(message)s", is_terminal=False))
-        logger = logging.Logger("mllog")  # of nobody else: no line goes elsewhere, none comes from there
+        logger = logging.Logger("mllog")  # a separate logger, so that lines neither leave nor enter it
         logger.addHandler(self._handler)
         self._log = mllog.MLLogger(logger, root_dir=str(SOURCES))
         if not past:
             self._begin()
 
     def event(self, event: AnyEvent) -> None:
-        """Evaluations, from when they began, and the ends of epochs that they follow; of blocks, their losses too."""
+        """Log an evaluation from its start, and the end of an epoch before it; with blocks, also losses."""
         keys, step, about = self._keys, event.step, self._at(event.step)
         if isinstance(event, TrainEvent):
             self._start_part()
             if self._by_block:
                 self._log.event(TRAIN_LOSS, event.loss, metadata={**about, "lr": event.lr})
-        # a run that was killed after an evaluation may evaluate again
+        # A run that was killed after an evaluation may evaluate again.
         if not isinstance(event, EvaluationEvent) or event.event != "eval" or step == self._evaluated:
             return
         self._evaluated, began = step, int((time.time() - (event.eval_seconds or 0.0)) * 1000)
@@ -106,10 +106,10 @@ class MLPerf:
             self._stop_epoch(step)
 
     def curves(self, curves: Curves) -> None:
-        """MLPerf has none."""
+        """Do nothing: MLPerf has no curves."""
 
     def close(self, summary: Summary | None) -> None:
-        """The run's end: success where a target was reached, aborted otherwise; an interrupted run has no end yet."""
+        """Log the end of the run: success if a target was reached, else aborted. An interrupted run has no end yet."""
         status = None if summary is None else summary.status
         if summary is not None and status != "interrupted":
             keys, step = self._keys, summary.steps
@@ -124,13 +124,13 @@ class MLPerf:
         self._handler.close()
 
     def _at(self, step: int) -> Json:
-        """Where a line is; epochs of blocks are counted in samples of the training split, as in the reference."""
+        """Return a line's metadata. With blocks, epochs are counted in samples of train, as in the reference."""
         samples = samples_of(self._config.train, self._rows["train"], step)
         epochs = samples / max(1, self._rows["train"]) if self._by_block else step / self._steps_per_epoch
         return {self._keys.EPOCH_NUM: epochs, "step": step, "samples_count": samples}
 
     def _start_part(self) -> None:
-        """Start the block or epoch that follows the last evaluation, once training is known to continue."""
+        """Start the block or epoch after the last evaluation, once training is known to continue."""
         keys, (step, began) = self._keys, self._part_from
         if self._by_block and not self._in_block:
             self._log.start(keys.BLOCK_START, metadata=self._at(step), time_ms=began)
@@ -177,7 +177,7 @@ class MLPerf:
 
 
 def values_of_dlrm(keys: Any, config: AppConfig) -> Json:
-    """What is logged of DLRM."""
+    """Return the values that are logged about DLRM."""
     optimizer, schedule = config.optimizer, config.schedule
     values: Json = {
         keys.OPT_NAME: optimizer.name.value,
@@ -198,16 +198,16 @@ class _At(Struct):
 
 
 class _Entry(Struct):
-    """A line of the log, as far as a resumption needs it."""
+    """The part of a log line that a resumption needs."""
 
     key: str
     metadata: _At
 
 
 def _until(path: Path, step: int, epoch_steps: int) -> tuple[list[str], list[_Entry]]:
-    """The lines of a log up to a step, without the end of the run that is resumed; and what they say.
+    """Return a log's lines up to a step, without an end of the run, and their entries.
 
-    A line that was cut off by a kill is left out.
+    A line cut off by a kill is left out.
     """
     if not path.exists():
         return [], []
