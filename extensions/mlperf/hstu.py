@@ -12,7 +12,7 @@ BY_PRECISION = ("bf16", "fp16", "fp32")  # lowest first: 8, 11 and 24 bits of a 
 
 
 def values_of_hstu(keys: Any, config: AppConfig, world_size: int) -> Json:
-    """What the rules for DLRMv4 (Training 6.1) ask for."""
+    """Return the values that the rules for DLRMv4 (Training 6.1) require."""
     optimizer, arithmetic = config.optimizer, config.runtime.precision
     dense_name, sparse_name = optimizer.dense_name.value, optimizer.name.value
     precision = "fp32" if arithmetic is None else arithmetic.value

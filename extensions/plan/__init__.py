@@ -1,4 +1,4 @@
-"""The sharding plan for hardware that you need not have, and its forecast: `python -m app.plan` (docs/scaling.md)."""
+"""Sharding plans and forecasts for hardware that need not be present: `python -m app.plan` (docs/scaling.md)."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from common.extensions import Core, ReadyMadeValues
 
 
 def register(core: Core) -> None:
-    """Add the command and its values, which stand beside those of app."""
+    """Add the command and its values, which extend those of app."""
     conf = Path(__file__).parent / "conf"
     core.add(
         ReadyMadeValues("app", conf),

@@ -38,7 +38,7 @@ from extensions.plan.keys import PlanAppConfig
 
 
 def main(config: PlanAppConfig) -> int:
-    """Plan as configured; return the exit status."""
+    """Plan as configured, and return the exit status."""
     process_group.log_to_terminal(rank=0)
     platform.quieten_third_parties()
     tables, bag_sizes = _tables(config)
@@ -70,7 +70,7 @@ def main(config: PlanAppConfig) -> int:
 def _planned(
     config: PlanAppConfig, resolved: TopologyConfig, tables: TableArch, bag_sizes: Mapping[str, float]
 ) -> ForecastFile:
-    """The plan's file: the plan itself, its conditions, and its forecast."""
+    """Build the plan's file: the plan, its conditions, and its forecast."""
     config = replace(config, topology=resolved)
     device = _device(resolved)
     plan = from_config.decide(config, device, tables, bag_sizes)
@@ -99,7 +99,7 @@ def _what_if(
     tables: TableArch,
     bag_sizes: Mapping[str, float],
 ) -> WhatIf:
-    """One line of the comparison: planned anew for that hardware and batch."""
+    """Return a line of the comparison: a new plan for that hardware and batch."""
     case = WhatIf(
         topology=resolved.name,
         nodes=resolved.nodes,
@@ -123,12 +123,12 @@ def _what_if(
 
 
 def _device(resolved: TopologyConfig) -> torch.device:
-    """The kind of device that is planned for."""
+    """Return the type of device to plan for."""
     return torch.device("cpu" if resolved.architecture == "cpu" else "cuda")
 
 
 def _cases(config: PlanAppConfig, resolved: TopologyConfig) -> list[tuple[TopologyConfig, int]]:
-    """Hardware and batches to compare; none unless asked."""
+    """Return the hardware and batches to compare; none unless configured."""
     settings = config.plan
     if not (settings.topologies or settings.batch_sizes or settings.devices):
         return []
@@ -142,10 +142,10 @@ def _cases(config: PlanAppConfig, resolved: TopologyConfig) -> list[tuple[Topolo
 
 
 def _topology(name: str) -> TopologyConfig:
-    """A topology of conf/topology, or of a YAML file if the name ends like one.
+    """Return a topology of conf/topology, or of a YAML file if the name has its suffix.
 
     Raises:
-        UserError: there is none of that name.
+        UserError: there is no such topology.
     """
     if name.endswith((".yaml", ".yml")):
         return topology.read(Path(name))
@@ -156,7 +156,7 @@ def _topology(name: str) -> TopologyConfig:
 
 
 def _resolved(topology_config: TopologyConfig) -> TopologyConfig:
-    """The topology with every figure, and how many there are."""
+    """Return the topology with all figures, and with its numbers of nodes and devices."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     count = topology_config.devices_per_node or gpus or 1
     resolved = topology.resolve(topology_config, lambda: topology.probe("cuda" if gpus else "cpu"), count)
@@ -164,10 +164,10 @@ def _resolved(topology_config: TopologyConfig) -> TopologyConfig:
 
 
 def _tables(config: PlanAppConfig) -> tuple[TableArch, dict[str, float]]:
-    """The tables, and mean ids a bag of each feature: as given, else the dataset's, else the recipe's as published.
+    """Return the tables and each feature's mean ids per bag: as configured, else the dataset's, else as published.
 
     Raises:
-        UserError: there is neither, or the numbers do not fit together.
+        UserError: there are neither, or the numbers do not match.
     """
     features, means = _table_sizes(config)
     sizes = from_config.bag_sizes(config, features, means)
@@ -180,7 +180,7 @@ def _tables(config: PlanAppConfig) -> tuple[TableArch, dict[str, float]]:
 
 
 def _table_sizes(config: PlanAppConfig) -> tuple[Features, dict[str, float]]:
-    """Returns the features of the tables, and the mean number of ids per bag of each multi-hot feature."""
+    """Return the features of the tables, and the mean number of ids per bag of each multi-hot feature."""
     sizes, root, kind = config.plan.num_embeddings, config.data.root, config.model.kind
     published = sizes if isinstance(sizes, str) else config.data.published_tables
     if sizes is not None and not isinstance(sizes, str):

@@ -9,7 +9,7 @@ from app.sharding.planner import Choice, Workload, sharding_options
 
 
 class Estimate(NamedTuple):
-    """Cost of a table's part on its process: bytes, and milliseconds a step forward and backward."""
+    """Cost of a table's part on its process: bytes, and milliseconds per step for forward and backward."""
 
     rank: int
     device_bytes: int = 0
@@ -19,16 +19,16 @@ class Estimate(NamedTuple):
 
     @property
     def total_bytes(self) -> int:
-        """In device and host memory: weights, optimizer's state and buffers."""
+        """Return the bytes in device and host memory: weights, optimizer state and buffers."""
         return self.device_bytes + self.host_bytes
 
     @property
     def total_ms(self) -> float:
-        """Lookup and communication, one after the other."""
+        """Return the time of lookup and communication in sequence."""
         return self.lookup_ms + self.communication_ms
 
     def plus(self, other: "Estimate") -> "Estimate":
-        """Both parts on this process."""
+        """Return the cost of both parts on this process."""
         return Estimate(
             self.rank,
             self.device_bytes + other.device_bytes,
@@ -39,7 +39,7 @@ class Estimate(NamedTuple):
 
 
 def estimates(model: nn.Module, plan: Plan, workload: Workload) -> dict[str, list[Estimate]]:
-    """Returns TorchRec's estimates for the shards of each table, by table. Accepts plans from any source."""
+    """Return TorchRec's estimates for the shards of each table, by table. Accept plans from any source."""
     as_planned = {
         name: Choice(
             name,
@@ -59,7 +59,7 @@ def estimates(model: nn.Module, plan: Plan, workload: Workload) -> dict[str, lis
 
 
 def estimate_shard(shard: Any, rank: int, world_size: int) -> Estimate:
-    """TorchRec's estimate of a shard, without the communication that it counts even for a single process."""
+    """Return TorchRec's estimate of a shard; leave out communication that it counts even for a single process."""
     perf, storage = shard.perf, shard.storage
     lookup = perf.fwd_compute + perf.bwd_compute + perf.prefetch_compute
     communication = perf.fwd_comms + perf.bwd_comms if world_size > 1 else 0.0

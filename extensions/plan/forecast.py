@@ -1,4 +1,4 @@
-"""What a plan costs, by TorchRec's estimates: memory and time of each table and process, and as text."""
+"""The cost of a plan by TorchRec's estimates, for tables and processes, as figures and as text."""
 
 import re
 import textwrap
@@ -25,7 +25,7 @@ ABBREVIATIONS = {
     "grid_shard": "GS",
 }
 _RIGHT = set("0123456789-.")
-# Characters that a table leaves to its first column, whose cells are cut, and its last, whose cells run over lines.
+# Least characters for the first column, whose cells are cut, and for the last, whose cells are wrapped.
 _LEAST_OF_FIRST, _LEAST_OF_LAST = 8, 24
 
 
@@ -36,7 +36,7 @@ def forecast_plan(
     choices: Mapping[str, Choice],
     possible: Mapping[str, Choice],
 ) -> ForecastFile:
-    """A plan's file, with the cost of the plan, made within `choices`; reasons look at all that is `possible`."""
+    """Return the plan's file with the cost of a plan made within `choices`. Reasons consider all of `possible`."""
     parts = estimates(model, plan, workload)
     every = sharding_options(model, possible, workload)
     ways = {name: _by_type(options, plan.world_size) for name, options in every.items()}
@@ -70,7 +70,7 @@ def forecast_plan(
 
 
 def capacity(workload: Workload) -> int:
-    """Bytes that tables may take on each device, or of host memory for a CPU."""
+    """Return the bytes for tables on each device; for a CPU, of host memory."""
     storage = workload.topology.devices[0].storage
     if workload.topology.compute_device == "cpu":
         return int(storage.ddr)
@@ -78,7 +78,7 @@ def capacity(workload: Workload) -> int:
 
 
 def _by_type(options: Sequence[ShardingOption], world_size: int) -> dict[str, Estimate]:
-    """The fastest way of each sharding type."""
+    """Return the fastest option of each sharding type."""
     best: dict[str, Estimate] = {}
     for option in options:
         cost = _busiest([estimate_shard(shard, 0, world_size) for shard in option.shards])
@@ -88,12 +88,12 @@ def _by_type(options: Sequence[ShardingOption], world_size: int) -> dict[str, Es
 
 
 def _busiest(shards: Sequence[Estimate]) -> Estimate:
-    """The part that takes longest; of those, the one with most bytes."""
+    """Return the slowest part; of equally slow ones, the one with the most bytes."""
     return max(shards, key=lambda shard: (shard.total_ms, shard.total_bytes))
 
 
 def _reason(planned: TablePlan, estimate: Estimate, ways: Mapping[str, Estimate]) -> str:
-    """The reason for the planner's choice, in the figures that it compared."""
+    """Return the reason for the planner's choice, with the figures that it compared."""
     ms, size = estimate.total_ms, _size(estimate.total_bytes)
     whole, copied = ways.get("table_wise"), ways.get("data_parallel")
     if planned.type == "data_parallel":
@@ -116,7 +116,7 @@ def _reason(planned: TablePlan, estimate: Estimate, ways: Mapping[str, Estimate]
 
 
 def _size(size: float) -> str:
-    """Such as 1.5 GiB."""
+    """Format bytes, such as 1.5 GiB."""
     for unit in ("B", "KiB", "MiB"):
         if abs(size) < 1024:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
@@ -125,7 +125,7 @@ def _size(size: float) -> str:
 
 
 def plan_lines(plan: ForecastFile, topology: str, reasons: bool = False) -> list[str]:
-    """The plan: a line for each table, its reason if wanted, a line for each process, and the sum of it."""
+    """Return the plan as text: a line per table with its reason if wanted, a line per process, and the forecast."""
     lines = [
         f"plan: {plan.world_size} devices ({plan.nodes} x {plan.local_world_size} {topology}), "
         f"global batch {plan.global_batch_size:,}, {plan.optimizer}",
@@ -156,7 +156,7 @@ def plan_lines(plan: ForecastFile, topology: str, reasons: bool = False) -> list
 
 
 def what_if_lines(cases: Sequence[WhatIf]) -> list[str]:
-    """Other hardware and other batches, side by side; sharding types by abbreviations, which the last line explains."""
+    """Return a table of other hardware and batches; the last line explains the abbreviated sharding types."""
     rows = [
         [
             "topology",
@@ -187,7 +187,7 @@ def what_if_lines(cases: Sequence[WhatIf]) -> list[str]:
 
 
 def diff_lines(before: ForecastFile, after: ForecastFile, name: str) -> list[str]:
-    """The differences between two plans' files."""
+    """Return the differences between two plans' files."""
     lines = []
     for table in dict.fromkeys([*before.tables, *after.tables]):
         one, two = (_summary_of(plan.tables.get(table), plan.world_size) for plan in (before, after))
@@ -221,14 +221,14 @@ def _ranks(ranks: Sequence[int], world_size: int) -> str:
 
 
 def _wrapped(text: str, indent: int = 4) -> list[str]:
-    """Lines of at most WIDTH, all but the first indented; a word is broken only where it is longer than a line."""
+    """Wrap text to WIDTH, with all lines but the first indented; break a word only if it is longer than a line."""
     return textwrap.wrap(text, WIDTH, subsequent_indent=" " * indent, break_on_hyphens=False)
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns as wide as they need, in lines of at most WIDTH; those that begin with a digit to the right.
+    """Align columns in lines of at most WIDTH; cells that begin with a digit go to the right.
 
-    The last cell of a row, and of a row that is short, runs over several lines; long names in the first column are cut.
+    Wraps the last cell of a row, and of a short row, over several lines; cuts long names in the first column.
     """
     columns = max(map(len, rows))
     widths = [max((len(row[i]) for row in rows if len(row) == columns), default=0) for i in range(columns)]
@@ -239,7 +239,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _row_lines(row: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
-    """The lines of a row."""
+    """Yield the lines of a row."""
     indent = sum(widths[: len(row) - 1]) + 2 * (len(row) - 1)
     last = textwrap.wrap(row[-1], WIDTH - indent, break_on_hyphens=False) or [""]
     first = row[0] if len(row[0]) <= widths[0] else f"{row[0][: widths[0] - 1]}…"

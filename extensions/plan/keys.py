@@ -12,7 +12,7 @@ from common.keys import key
 
 @dataclass(frozen=True)
 class PlanConfig:
-    """Beside the tables and hardware of the other groups."""
+    """Keys of the plan, besides the tables and hardware of other groups."""
 
     num_embeddings: Any = key(
         None, "rows by feature, a list, or such a name as mlperf_v2; null: the dataset's or recipe's"
@@ -28,13 +28,13 @@ class PlanConfig:
 
 @dataclass(frozen=True)
 class PlanAppConfig(AppConfig):
-    """The configuration of `python -m app.plan`: a run's, and the keys `plan`."""
+    """Configuration of `python -m app.plan`: a run's, and the keys `plan`."""
 
     plan: PlanConfig = field(default_factory=PlanConfig)
 
 
 def validate_plan(config: PlanAppConfig) -> None:
-    """Raises UserError for values that cannot work."""
+    """Raise UserError for invalid values."""
     validate(config)
     plan = config.plan
     require_place("plan.out", None if plan.out == "-" else plan.out)

@@ -1,4 +1,4 @@
-"""A recipe at several seeds beside its published figure: `python -m app.reproduce` (docs/recipes.md)."""
+"""A recipe at several seeds, compared with its published figure: `python -m app.reproduce` (docs/recipes.md)."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ from common.extensions import Core, FilesBesideRun, ReadyMadeValues
 
 
 def register(core: Core) -> None:
-    """Add the command, its values, and the names of what it writes in the directory of the recipe's own run."""
+    """Add the command, its values, and the names of its files in the directory of the recipe's own run."""
     conf = Path(__file__).parent / "conf"
     core.add(
         ReadyMadeValues("app", conf),

@@ -35,7 +35,7 @@ LOCK = ".reproduce.lock"
 
 
 def main(config: ReproduceConfig) -> int:
-    """Run what is not done, and write the page; return the exit status."""
+    """Train unfinished runs, write the page, and return the exit status."""
     logging.basicConfig(format="%(message)s")
     arguments, out = training_arguments(sys.argv[1:]), Path(config.out)
     _require_same(out, arguments)
@@ -51,7 +51,7 @@ def main(config: ReproduceConfig) -> int:
 
 
 def _require_same(out: Path, arguments: Sequence[str]) -> None:
-    """Raises UserError if a directory has runs that were made with other arguments."""
+    """Raise UserError if the directory has runs with other arguments."""
     try:
         former = read_reproduction(out / DOCUMENT).arguments
     except FileNotFoundError:
@@ -62,7 +62,7 @@ def _require_same(out: Path, arguments: Sequence[str]) -> None:
 
 
 def _reproduce(config: ReproduceConfig, arguments: Sequence[str], seeds: Sequence[Seed], out: Path) -> int:
-    # Written before the runs, so that a command that continues can compare its arguments.
+    # Written before the runs, so that a resuming command can compare its arguments.
     _write(config, arguments, seeds, {}, out)
     failed = run_seeds(seeds, arguments, config.processes)
     if EXIT_BAD_INPUT in failed.values() and not have_begun(seeds):
@@ -82,7 +82,7 @@ def _reproduce(config: ReproduceConfig, arguments: Sequence[str], seeds: Sequenc
 def _write(
     config: ReproduceConfig, arguments: Sequence[str], seeds: Sequence[Seed], failed: dict[int, int], out: Path
 ) -> Reproduction:
-    """Write document and page from the runs on the disk; return the document."""
+    """Write document and page from the runs on disk, and return the document."""
     with refusing_other_versions(f"[{','.join(str(seed.directory) for seed in seeds if seed.status in DONE)}]"):
         runs = finished_runs(seeds)
         document = summarise(config, arguments, seeds, runs, failed)

@@ -1,4 +1,4 @@
-"""What the runs of a reproduction came to: figures over seeds, beside the published ones, and the verdict."""
+"""Figures of a reproduction over its seeds, compared with published ones, and the verdict."""
 
 import shlex
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ JOULES_OF_KWH = 3.6e6
 
 
 class Finished(NamedTuple):
-    """A finished run, with the figures of its splits by name."""
+    """A finished run, with the figures of its splits by name; the evaluated split comes first."""
 
     seed: int
     run: RunFiles
@@ -33,7 +33,7 @@ class Finished(NamedTuple):
 
 
 def finished_runs(seeds: Sequence[Seed]) -> list[Finished]:
-    """The runs that came to their end, in the order of their seeds; the evaluated split first."""
+    """Return the finished runs in the order of their seeds."""
     runs = []
     for seed in seeds:
         if seed.status in DONE:
@@ -52,9 +52,9 @@ def summarise(
     runs: Sequence[Finished],
     failed: dict[int, int],
 ) -> Reproduction:
-    """The document of a reproduction.
+    """Return the document of a reproduction.
 
-    arguments: those of app.train. runs: the finished ones of `seeds`. failed: exit status of each seed that failed now.
+    arguments: app.train's. runs: finished runs of `seeds`. failed: exit status of each seed that failed this time.
     """
     published = config.published
     manifest = runs[-1].run.manifest if runs else None
@@ -102,7 +102,7 @@ def summarise(
 
 
 def _command_keys(config: ReproduceConfig) -> list[str]:
-    """The keys of the command itself that are not at their defaults."""
+    """Return the command's own keys that are not at their defaults."""
     keys = [f"seeds={config.seeds}"]
     if config.out != f"runs/{config.run.name}":
         keys.append(f"out={config.out}")
@@ -137,7 +137,7 @@ def _record(seed: Seed, status: int | None) -> SeedRun:
 
 
 def why_no_verdict(config: ReproduceConfig, arguments: Sequence[str], runs: Sequence[Finished]) -> str | None:
-    """Why the figures are not held against the published ones; None: they are, or there is none."""
+    """Return why figures are not compared with the published ones; None if they are, or if none are published."""
     digests = {run.run.manifest.dataset.digest or "none" for run in runs}
     if len(digests) > 1:
         return (
@@ -159,7 +159,7 @@ def why_no_verdict(config: ReproduceConfig, arguments: Sequence[str], runs: Sequ
 
 
 def figures_of(config: ReproduceConfig, runs: Sequence[Finished], is_judged: bool) -> list[SeedFigure]:
-    """The main metrics of each split, and what else is published, over the finished runs."""
+    """Return the main metrics of each split, and other published ones, over the finished runs."""
     published = config.published
     evaluated = {metric: getattr(published, metric) for metric in PUBLISHED}
     of_numbers = any(figures.main == RMSE for run in runs for figures in run.splits.values())
@@ -195,18 +195,18 @@ def figures_of(config: ReproduceConfig, runs: Sequence[Finished], is_judged: boo
 
 
 def is_target(config: ReproduceConfig, split: str, metric: str) -> bool:
-    """Whether a figure is the published AUC at which training stops: runs end at or above it, and their mean does."""
+    """Return whether a figure is the published AUC at which training stops, so that runs end at or above it."""
     target = config.train.target_auc
     return (metric, split) == (AUC, config.eval.split) and target is not None and target == config.published.auc
 
 
 def _count_misses(runs: Sequence[Finished]) -> int:
-    """The number of finished runs that ended without reaching the target of training."""
+    """Return the number of finished runs that did not reach the target of training."""
     return sum(each.run.status != "target_reached" for each in runs)
 
 
 def is_inside(measured: Spread | None, reference: float | None, tolerance: float | None) -> bool | None:
-    """Whether a published figure lies in the interval, widened by the tolerance; None without one of them."""
+    """Return whether a published figure is in the interval widened by the tolerance; None without one of them."""
     if measured is None or reference is None or measured.low is None or measured.high is None:
         return None
     return measured.low - (tolerance or 0.0) <= reference <= measured.high + (tolerance or 0.0)
@@ -228,7 +228,7 @@ def _progress(records: Sequence[SeedRun]) -> list[tuple[str, str]]:
 
 
 def _differing(runs: Sequence[Finished]) -> list[str]:
-    """The keys in which the runs differ, but for those beside learning and speed."""
+    """Return the keys in which runs differ, except those beside learning and speed."""
     return [key for key in differences([each.run for each in runs])[0] if not key.startswith(BESIDE)] if runs else []
 
 
@@ -238,13 +238,13 @@ def _is_of_config(key: str, run: RunFiles) -> bool:
 
 
 def _equality(runs: Sequence[Finished]) -> list[tuple[str, str]]:
-    """What differs between the runs besides their seeds."""
+    """Return a sentence on differences between the runs besides their seeds."""
     keys = _differing(runs)
     return [("bad", f"The runs were not made alike; they differ in {', '.join(keys)}.")] if keys else []
 
 
 def _means(figures: Sequence[SeedFigure]) -> list[tuple[str, str]]:
-    """The AUC, or RMSE, of each split, and what is published of groups."""
+    """Return sentences on the AUC or RMSE of each split, and on published metrics of groups."""
     sentences = []
     for each in figures:
         if each.metric in (AUC, RMSE, HR, NDCG) and each.mean is not None:
@@ -310,7 +310,7 @@ def _judged(each: SeedFigure) -> tuple[str, str]:
 
 
 def _target(config: ReproduceConfig, records: Sequence[SeedRun]) -> list[tuple[str, str]]:
-    """Samples until the AUC at which training stops."""
+    """Return sentences on samples until the AUC at which training stops."""
     target, sentences = config.train.target_auc, []
     samples = [run.samples_to_target for run in records if run.samples_to_target is not None]
     misses = sum(run.status == "completed" for run in records)

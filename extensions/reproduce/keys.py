@@ -11,7 +11,7 @@ from common.keys import key
 
 @dataclass(frozen=True)
 class ReproduceConfig(AppConfig):
-    """The configuration of `python -m app.reproduce`: a run's, and at which seeds and where."""
+    """Configuration of `python -m app.reproduce`: a run's, with its seeds and directory."""
 
     seeds: int = key(5, "a run for each train.seed from 1 to this number", at_least=1)
     out: str = key("runs/${run.name}", "directory of the runs, reproduce.json and reproduce.html", is_name=True)
@@ -19,7 +19,7 @@ class ReproduceConfig(AppConfig):
 
 
 def validate_reproduce(config: ReproduceConfig) -> None:
-    """Raises UserError for values that cannot work."""
+    """Raise UserError for invalid values."""
     validate_new_run(config)
     try:
         validate_new_name(f"{Path(config.out).resolve().name}_seed_{config.seeds}")

@@ -19,7 +19,7 @@ NONE = "–"
 def reproduction_page(
     config: ReproduceConfig, document: Reproduction, runs: Sequence[Finished], directory: Path
 ) -> str:
-    """The HTML of a reproduction whose files are in `directory`; `runs` are its finished ones."""
+    """Return the HTML of a reproduction with files in `directory`; `runs` are its finished runs."""
     differing = differences([each.run for each in runs])[0] if runs else {}
     differing.pop("train.seed", None)
     return render(
@@ -97,7 +97,7 @@ def _seeds(document: Reproduction) -> ReportTable:
 
 
 def _beside_source(config: ReproduceConfig, document: Reproduction) -> ReportTable:
-    """The source's data, hardware and speed, and those of these runs."""
+    """Compare data, hardware and speed of the source with those of these runs."""
     published, source, data = config.published, document.published, document.dataset
     rows = ", ".join(f"{name} {value:,}" for name, value in (data.rows if data else {}).items())
     rates = [run.samples_per_second for run in document.runs if run.samples_per_second is not None]

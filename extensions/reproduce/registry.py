@@ -33,7 +33,7 @@ COLUMNS = (
 
 
 def main() -> int:
-    """Write the table, or check it."""
+    """Write or check the table; return an exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     arguments = parser.parse_args()
@@ -52,12 +52,12 @@ def main() -> int:
 
 
 def read_registry(directory: Path) -> list[Reproduction]:
-    """The documents of a registry by the names of their files. Raises UserError for the first that is not readable."""
+    """Read a registry's documents in the order of file names. Raise UserError for the first unreadable one."""
     return [read_reproduction(path) for path in sorted(directory.glob("*.json"))]
 
 
 def with_table(text: str, lines: Sequence[str]) -> str:
-    """A page with the table in place of the one between the marks.
+    """Replace the table between the marks of a page.
 
     Raises:
         UserError: the page has no marks.
@@ -70,7 +70,7 @@ def with_table(text: str, lines: Sequence[str]) -> str:
 
 
 def table(documents: Sequence[Reproduction]) -> list[str]:
-    """The lines of a Markdown table: a row for each document."""
+    """Return the lines of a Markdown table with a row per document."""
     lines = [COLUMNS, ("---",) * len(COLUMNS), *sorted(map(_row, documents))]
     return [f"| {' | '.join(line)} |" for line in lines]
 

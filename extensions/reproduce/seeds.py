@@ -1,4 +1,4 @@
-"""The runs of a reproduction, started one after the other as processes."""
+"""Runs of a reproduction, started one after another as processes."""
 
 import subprocess
 import sys
@@ -24,7 +24,7 @@ from common.keys import to_plain
 from common.signals import Interrupted
 
 OWN_KEYS = ("seeds", "out", "processes")
-# Keys of a run that are not taken, and what is to be typed instead.
+# Keys of a run that are refused, with what to type instead.
 REFUSED = {
     "train.seed": "each run has its own, from 1 to seeds=N",
     "run.name": "the runs are named by their seeds; out=DIR says where they are",
@@ -33,7 +33,7 @@ REFUSED = {
     "checkpoint.overwrite": "nothing is overwritten; give another out=DIR for new runs",
 }
 PLACES = ("data.path", "data.raw", "data.train", "data.val", "data.test")  # of the data
-# Keys with which a run is still the recipe's: places, records, machine, intervals of saving and logging.
+# Keys that leave a run the recipe's: places, records, machine, intervals of saving and logging.
 BESIDE_RECIPE = (
     "run.",
     "record.",
@@ -55,11 +55,11 @@ BESIDE_RECIPE = (
 )
 NOT_BEGUN = "not begun"
 TEST, TEST_FIGURES = "test", "test.json"
-SECONDS_TO_LEAVE = 300  # of the process of a reproduction that was killed
+SECONDS_TO_LEAVE = 300  # for the process of a killed reproduction
 
 
 class Seed(NamedTuple):
-    """One run of a reproduction: its seed, and where it is."""
+    """One run of a reproduction: its seed, and its directory."""
 
     number: int
     name: str
@@ -67,7 +67,7 @@ class Seed(NamedTuple):
 
     @property
     def status(self) -> str:
-        """As in its summary; `unfinished` without one, `not begun` without a manifest."""
+        """Return the status in its summary; `unfinished` without one, `not begun` without a manifest."""
         outcome = read_outcome(self.directory)
         if outcome is not None:
             return outcome.status
@@ -75,21 +75,21 @@ class Seed(NamedTuple):
 
     @property
     def overrides(self) -> list[str]:
-        """What makes it this run of the recipe."""
+        """Return the keys that make the recipe this run."""
         return [f"train.seed={self.number}", f"run.name={self.name}", f"run.dir={literal(str(self.directory))}"]
 
 
 def seeds_of(out: Path, count: int) -> list[Seed]:
-    """The runs with the seeds 1 to `count`, in `out` and named by it."""
+    """Return the runs with seeds 1 to `count` in `out`, named after it."""
     name = out.resolve().name
     return [Seed(seed, f"{name}_seed_{seed}", out / f"seed_{seed}") for seed in range(1, count + 1)]
 
 
 def training_arguments(arguments: Sequence[str]) -> list[str]:
-    """The arguments that are of app.train, with the keys of each config=FILE in its place, as the file may change.
+    """Return the arguments for app.train, with each config=FILE replaced by its keys, as the file may change.
 
     Raises:
-        UserError: one that each run has its own value of; or in a file, one that is not of app.train.
+        UserError: an argument that each run sets itself, or, in a file, one that is not app.train's.
     """
     train_arguments = []
     for argument in arguments:
@@ -108,7 +108,7 @@ def training_arguments(arguments: Sequence[str]) -> list[str]:
 
 
 def changed_keys(arguments: Sequence[str]) -> list[str]:
-    """Every `key=value` in which arguments of app.train differ from their recipe alone, on the same data."""
+    """Return every `key=value` in which app.train's arguments differ from the recipe alone, on the same data."""
     choices = {_key(each): each for each in arguments if _key(each) in ("recipe", "model", *PLACES)}
     recipe, model = (choices.get(group, "").partition("=")[2] for group in ("recipe", "model"))
     if not (CONFIG_DIR / f"bars/{recipe}_{model}.yaml").is_file():  # the recipe is published with one model
@@ -126,7 +126,7 @@ def changed_keys(arguments: Sequence[str]) -> list[str]:
 
 
 def is_of_recipe(key: str) -> bool:
-    """Whether a key of the configuration may change what a recipe learns, or what is measured and published of it."""
+    """Return whether a key may change what a recipe learns, or what is measured and published about it."""
     return key == "checkpoint.keep_best" or not key.startswith(BESIDE_RECIPE)
 
 
@@ -135,12 +135,12 @@ def _key(argument: str) -> str:
 
 
 def run_seeds(seeds: Sequence[Seed], arguments: Sequence[str], processes: int | None) -> dict[int, int]:
-    """Train what is not finished, and score each run's test split; the exit status of each seed that failed.
+    """Train unfinished runs, and score each run's test split; return the exit status of each failed seed.
 
-    Stops at EXIT_STOPPED, and where the first run does not begin.
+    Stops at EXIT_STOPPED, and if the first run does not begin.
 
     Raises:
-        Interrupted: a signal came and the run could not save.
+        Interrupted: a signal came, and the run could not save.
     """
     failed: dict[int, int] = {}
     launcher = ["app.launch", "--nproc-per-node", str(processes), "-m"] if processes else []
@@ -160,12 +160,12 @@ def run_seeds(seeds: Sequence[Seed], arguments: Sequence[str], processes: int | 
 
 
 def have_begun(seeds: Sequence[Seed]) -> bool:
-    """Whether a run of theirs has begun; if none has, what refused the first refuses all."""
+    """Return whether a run has begun; if none has, the cause that stopped the first stops all."""
     return any(seed.status != NOT_BEGUN for seed in seeds)
 
 
 def score_test_split(seed: Seed, launcher: Sequence[str] = ()) -> int:
-    """Write test.json of a finished run whose evaluations are of another split; return the exit status."""
+    """Write test.json of a finished run that was evaluated on another split; return the exit status."""
     config, rows = read_config(seed.directory), read_manifest(seed.directory).dataset.rows
     if not rows.get(TEST) or config["eval"]["split"] == TEST or figures_of_test(seed.directory) is not None:
         return EXIT_DONE
@@ -177,7 +177,7 @@ def score_test_split(seed: Seed, launcher: Sequence[str] = ()) -> int:
 
 
 def figures_of_test(directory: Path) -> EvaluationFigures | None:
-    """The figures of a run's test split, if they were measured after its summary was written."""
+    """Return the figures of a run's test split, if measured after its summary was written."""
     path = directory / TEST_FIGURES
     try:
         if path.stat().st_mtime_ns < (directory / SUMMARY).stat().st_mtime_ns:
@@ -188,14 +188,14 @@ def figures_of_test(directory: Path) -> EvaluationFigures | None:
 
 
 def _run(words: Sequence[str], stdout: int | None = None) -> int:
-    """Run `python -m WORDS` to its end, and ask it to stop at a signal; return its exit status.
+    """Run `python -m WORDS`, pass on a signal to stop, and return the exit status.
 
-    Killed by a signal, its status is a shell's. Raises Interrupted for a signal after which nothing was saved.
+    A process killed by a signal has a shell's status. Raise Interrupted for a signal after which nothing was saved.
     """
     process = subprocess.Popen(
         [sys.executable, "-m", *words],
         stdout=stdout,
-        start_new_session=True,  # so that a terminal's signals reach it by way of this process only
+        start_new_session=True,  # so that a terminal's signals reach it only through this process
         preexec_fn=signals.end_with_parent,  # noqa: PLW1509  # this process has no threads
     )
     try:
@@ -209,7 +209,7 @@ def _run(words: Sequence[str], stdout: int | None = None) -> int:
 
 
 def _wait_for_orphan(directory: Path) -> None:
-    """Wait until the process of a killed reproduction, which is saving then, has left the run."""
+    """Wait until the process of a killed reproduction, which is still saving, has left the run."""
     if directory.is_dir():
         try:
             with FileLock(directory / LOCK, timeout=SECONDS_TO_LEAVE):

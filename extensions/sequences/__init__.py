@@ -1,4 +1,4 @@
-"""Logs of events and the model that learns from a user's history: HSTU, as in MLPerf's DLRMv4 (docs/sequences.md)."""
+"""Logs of events, and HSTU, which learns from a user's history, as in MLPerf's DLRMv4 (docs/sequences.md)."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from extensions.sequences.keys import SequencesConfig, SyntheticEventsConfig
 from extensions.sequences.kinds import EVENT_LOG, SOURCES
 from extensions.sequences.validate import refuse_without_model
 
-# MLPerf 6.1: Yambda 5b by extensions/sequences/conf_data/events/yambda.yaml.
+# MLPerf 6.1: Yambda 5b with extensions/sequences/conf_data/events/yambda.yaml.
 YAMBDA_5B = {
     "user": 1000001,
     "user_x_artist": 100000000,
@@ -57,7 +57,7 @@ def register(core: Core) -> None:
 
 
 def model_parts() -> ModelParts:
-    """Imports the modules of the model, which need torch, and returns their functions."""
+    """Import the model's modules, which need torch, and return their functions."""
     from extensions.sequences import event_log, hstu, labels, metrics, ranking, validate
 
     return ModelParts(
@@ -75,7 +75,7 @@ def model_parts() -> ModelParts:
 
 
 def schema_of_yambda() -> dict[str, Any]:
-    """The schema of Yambda's events, as a manifest has it."""
+    """Return the schema of Yambda's events in a manifest's form."""
     from data_prep.parsing.table_yaml import schema_path
     from extensions.sequences.event_yaml import load_event_schema
 

@@ -1,9 +1,9 @@
-"""Anchors of a dataset of events, the samples to learn from and to score, by windows of time.
+"""Anchors of a dataset of events, which are the samples to train and evaluate on, by windows of time.
 
-An anchor is an event with ANCHOR_BIT that has at least `min_history` events of its user before it. Window w holds the
-anchors of `window_seconds` seconds from `origin` + w * window_seconds on; `origin` is the time of the first anchor.
-Inside a window they are in the order of users, then time, as on disk. All of it is a pure function of the dataset,
-min_history and window_seconds; nothing is stored.
+An anchor is an event with ANCHOR_BIT and at least `min_history` earlier events of its user. Window w holds the anchors
+of `window_seconds` seconds from `origin` + w * window_seconds on; `origin` is the time of the first anchor. Anchors of
+a window are ordered by user, then time, as on disk. All this is a pure function of the dataset, min_history and
+window_seconds; nothing is stored.
 """
 
 import numpy as np
@@ -26,10 +26,10 @@ class Anchors:
     """
 
     def __init__(self, events: EventArrays, min_history: int, window_seconds: int) -> None:
-        """Count the anchors: one pass over times and flags, 5 bytes an event.
+        """Count the anchors in one pass over times and flags, 5 bytes per event.
 
         Raises:
-            UserError: there are none.
+            UserError: there are no anchors.
         """
         self._events, self._min_history, self._seconds = events, min_history, window_seconds
         first, last, self.users = _span(events.offsets, events.times, events.flags, min_history)
@@ -54,7 +54,7 @@ class Anchors:
         )
 
     def window(self, number: int) -> NDArray[np.int64]:
-        """Positions [counts[number]] of a window's anchors among all events, by user, then time."""
+        """Return the positions [counts[number]] of a window's anchors among all events, by user, then time."""
         positions = np.empty(int(self.counts[number]), np.int64)
         begin = self.origin + number * self._seconds
         events = self._events
@@ -65,7 +65,7 @@ class Anchors:
         return positions
 
     def users_of(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Index of the user that each event belongs to."""
+        """Return the index of each event's user."""
         return np.searchsorted(self._events.offsets, positions, "right") - 1
 
 
@@ -73,7 +73,7 @@ class Anchors:
 def _span(
     offsets: NDArray[np.int64], times: NDArray[np.uint32], flags: NDArray[np.uint8], min_history: int
 ) -> tuple[Int, Int, Int]:
-    """Times of the first and the last anchor, and the number of users that have one."""
+    """Return the times of the first and last anchor, and the number of users with one."""
     first, last, users = np.int64(1) << 62, np.int64(-1), 0
     for user in range(len(offsets) - 1):
         is_open = False
@@ -116,12 +116,12 @@ def _collect(
     end: int,
     positions: NDArray[np.int64],
 ) -> Int:
-    """Write the positions of the anchors with begin <= time < end; their number."""
+    """Write the positions of the anchors with begin <= time < end, and return their number."""
     count = 0
     for user in range(len(offsets) - 1):
         low, high = offsets[user] + min_history, offsets[user + 1]
         stop = high
-        while low < stop:  # the first event at `begin` or later
+        while low < stop:  # binary search for the first event at `begin` or later
             middle = (low + stop) >> 1
             if np.int64(times[middle]) < begin:
                 low = middle + 1

@@ -1,9 +1,10 @@
-"""HSTU's attention over sequences of many lengths (Zhai et al. 2024, arXiv:2402.17152), by strategies of equal results.
+"""HSTU's attention over sequences of different lengths (Zhai et al. 2024, arXiv:2402.17152), by equivalent strategies.
 
-Output of position i: the sum over positions j that it sees of silu(q_i . k_j / sqrt(width)) / N * v_j, by head; no
-softmax. A position sees itself and what is before it; candidates, at a sequence's end, see the history and themselves.
+The output at position i is, per head, the sum over positions j that i sees of silu(q_i . k_j / sqrt(width)) / N * v_j,
+without softmax. A position sees itself and earlier ones. Candidates, at a sequence's end, see the history and
+themselves.
 
-Shapes: B sequences, T positions of all of them together, H heads; A and V widths of a head's queries and values.
+Shapes: B sequences, T positions of all sequences, H heads; A and V widths of a head's queries and values.
 """
 
 import math
@@ -19,23 +20,23 @@ from extensions.sequences.keys import Attention
 from extensions.sequences.sequence_layout import SequenceLayout
 from extensions.sequences.validate import triton_problem
 
-CHUNK_BYTES = 4 << 20  # of scores that are held at a time: they are read several times, from the cache
-LENGTHS_ALIKE = 1.25  # the longest sequence of a bucket over its shortest; what is padded is computed in vain,
-FEW_POSITIONS = 64  # but of so few a bucket of its own would cost more
+CHUNK_BYTES = 4 << 20  # scores held at a time: small enough for the cache, since they are read several times
+LENGTHS_ALIKE = 1.25  # length of a bucket's longest sequence over its shortest; limits the computation on padding
+FEW_POSITIONS = 64  # up to as many positions more do not justify another bucket
 
 
 def attend(
     strategy: Attention, q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, candidates_only: bool = False
 ) -> Tensor:
-    """Queries [T, H, A], keys [T, H, A] and values [T, H, V] to [T, H, V].
+    """Attend from queries [T, H, A] to keys [T, H, A] and values [T, H, V]; return [T, H, V].
 
-    candidates_only: queries are of the candidates alone, sequence by sequence, and so is the result.
+    candidates_only: queries and result have only the candidates, sequence by sequence.
     """
     return _STRATEGIES[strategy](q, k, v, layout, candidates_only)
 
 
 def attend_padded(q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, candidates_only: bool) -> Tensor:
-    """All sequences padded to the longest, as the definition reads: memory B * H * longest^2."""
+    """Attend over sequences padded to the longest, like the definition; memory is B * H * longest^2."""
     (bucket,) = _buckets(layout, candidates_only, q.device, alike=math.inf)
     keys, values = _rows(k, bucket.positions), _rows(v, bucket.positions)  # [B, n, H, width]
     scores = torch.einsum("bihd,bjhd->bhij", _rows(q, bucket.query_rows), keys) / math.sqrt(q.shape[2])
@@ -45,16 +46,16 @@ def attend_padded(q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, candi
 
 
 def attend_bucketed(q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, candidates_only: bool) -> Tensor:
-    """Sequences of similar length together, a few queries at a time: memory is bounded whatever the lengths."""
+    """Attend over sequences of similar length, a few queries at a time, in bounded memory for any lengths."""
     out: Tensor = _Bucketed.apply(q, k, v, layout, candidates_only)
     return out
 
 
 def attend_by_triton(q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, candidates_only: bool) -> Tensor:
-    """By kernels for GPUs; on a CPU, where a run that was trained by them may be evaluated, as `attend_bucketed`."""
+    """Attend by kernels for GPUs; on a CPU, where such a run may be evaluated, fall back to `attend_bucketed`."""
     if triton_problem(q.device.type) is not None:
         return attend_bucketed(q, k, v, layout, candidates_only)
-    from extensions.sequences.attention_triton import attend_triton  # Triton comes with torch for GPUs alone
+    from extensions.sequences.attention_triton import attend_triton  # Triton comes only with torch for GPUs
 
     return attend_triton(q, k, v, layout, candidates_only)
 
@@ -68,13 +69,13 @@ _STRATEGIES: dict[Attention, Callable[[Tensor, Tensor, Tensor, SequenceLayout, b
 
 @dataclass(frozen=True)
 class _Bucket:
-    """b sequences that are padded to n positions, and to m queries.
+    """A bucket of b sequences, padded to n positions and m queries.
 
-    positions: [b, n] places of the keys among T; where a sequence has ended, 0, which no query sees.
-    query_rows: [b, m] rows of the queries among those given, likewise; first_query: [b, 1] the first one's place in
-        its sequence.
-    query_slots, key_slots: flat places in [b, m] and [b, n] that are no padding, sequence by sequence.
-    histories: [b, 1] positions before the candidates.
+    positions: [b, n] places of the keys among T; 0 for padding, which no query sees.
+    query_rows: [b, m] rows of the queries among the given ones; 0 for padding. first_query: [b, 1] place of the first
+        query in its sequence.
+    query_slots, key_slots: flat places in [b, m] and [b, n] without padding, sequence by sequence.
+    histories: [b, 1] number of positions before the candidates.
     """
 
     positions: Tensor
@@ -86,11 +87,11 @@ class _Bucket:
     one_candidate: bool
 
     def seen(self, start: int, stop: int, num_keys: int) -> Tensor:
-        """[b, stop - start, num_keys]: whether these queries see those keys."""
+        """Return [b, stop - start, num_keys]: whether these queries see these keys."""
         device = self.positions.device
         query = self.first_query + torch.arange(start, stop, device=device)  # [b, stop - start]
         key = torch.arange(num_keys, device=device)
-        if self.one_candidate:  # the last position, which sees all before it
+        if self.one_candidate:  # the last position, which sees all earlier ones
             return query.unsqueeze(2) >= key
         histories = self.histories.unsqueeze(2)
         earlier = torch.minimum(query.unsqueeze(2), histories) > torch.minimum(key, histories)
@@ -100,7 +101,7 @@ class _Bucket:
 def _buckets(
     layout: SequenceLayout, candidates_only: bool, device: torch.device, alike: float = LENGTHS_ALIKE
 ) -> Iterator[_Bucket]:
-    """Sequences by length, in groups of which the longest has `alike` times the shortest's or FEW_POSITIONS more."""
+    """Yield buckets of sequences by length; the longest has `alike` times the shortest's or FEW_POSITIONS more."""
     lengths, candidates = torch.tensor(layout.lengths), torch.tensor(layout.num_candidates)
     queries = candidates if candidates_only else lengths
     starts, query_starts = (counts.cumsum(0) - counts for counts in (lengths, queries))
@@ -129,14 +130,14 @@ def _buckets(
 
 
 def _padded(starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows [b, longest] of sequences that begin at `starts`, padding as row 0, and the flat places of the others."""
+    """Return rows [b, longest] of sequences that begin at `starts`, 0 for padding, and the rest's flat places."""
     place = torch.arange(int(lengths.max()))
     is_real = place < lengths.unsqueeze(1)
     return (starts.unsqueeze(1) + place) * is_real, is_real.flatten().nonzero().squeeze(1)
 
 
 class _Bucketed(torch.autograd.Function):
-    """Attention by buckets and chunks of queries; its backward computes the scores again instead of keeping them.
+    """Attention by buckets and chunks of queries. The backward computes scores again instead of storing them.
 
     Padded queries, keys and values are [b * H, m or n, width].
     """
@@ -186,12 +187,12 @@ class _Bucketed(torch.autograd.Function):
 
 
 def _product(left: Tensor, right: Tensor, factor: float) -> Tensor:
-    """factor * left @ right, matrix by matrix."""
+    """Return factor * left @ right for each pair of matrices."""
     return torch.baddbmm(left.new_empty(()), left, right, beta=0, alpha=factor)
 
 
 def _rows(flat: Tensor, rows: Tensor) -> Tensor:
-    """flat[rows]; torch copies whole rows where it selects, single numbers where it indexes."""
+    """Return flat[rows]; torch copies whole rows in index_select, but single numbers in indexing."""
     return flat.index_select(0, rows.flatten()).unflatten(0, rows.shape)
 
 
@@ -202,21 +203,21 @@ def _padded_by_head(bucket: _Bucket, q: Tensor, k: Tensor, v: Tensor) -> tuple[T
 
 
 def _by_head(padded: Tensor) -> Tensor:
-    """[b, n, H, width] to [b * H, n, width]."""
+    """Reshape [b, n, H, width] to [b * H, n, width]."""
     return padded.transpose(1, 2).flatten(0, 1)
 
 
 def _chunks(bucket: _Bucket, heads: int) -> Iterator[tuple[int, int, int]]:
-    """Ranges of queries, and how many keys they see at most, so that their scores take CHUNK_BYTES at most."""
+    """Yield ranges of queries whose scores take at most CHUNK_BYTES, with the maximum number of keys that they see."""
     (b, n), m = bucket.positions.shape, bucket.query_rows.shape[1]
     rows = max(1, min(m, CHUNK_BYTES // max(1, 4 * b * heads * n)))
     for start in range(0, m, rows):
         stop = min(start + rows, m)
-        yield start, stop, n if m < n else stop  # all positions are queries, or the candidates alone
+        yield start, stop, n if m < n else stop  # queries are all positions, or only the candidates
 
 
 def _hide(values: Tensor, bucket: _Bucket, start: int, stop: int, num_keys: int) -> None:
-    """Set to 0, in place, what belongs to keys that queries do not see."""
+    """Set the values of keys that queries do not see to 0, in place."""
     if bucket.one_candidate and bucket.query_rows.shape[1] == bucket.positions.shape[1]:
         values[..., start:].tril_()
     else:
@@ -224,13 +225,13 @@ def _hide(values: Tensor, bucket: _Bucket, start: int, stop: int, num_keys: int)
 
 
 def _gathered(flat: Tensor, rows: Tensor, slots: Tensor) -> Tensor:
-    """[rows, H, width] to [b * H, m, width], 0 where there is padding."""
+    """Gather [rows, H, width] to [b * H, m, width], with 0 for padding."""
     padded = flat.new_zeros(rows.numel(), *flat.shape[1:])
     padded.index_copy_(0, slots, _rows(flat, rows.flatten()[slots]))
     return _by_head(padded.unflatten(0, rows.shape))
 
 
 def _spread(flat: Tensor, rows: Tensor, slots: Tensor, padded: Tensor) -> None:
-    """Write [b * H, m, width] without its padding to `rows` of [rows, H, width]."""
+    """Write [b * H, m, width] without padding to `rows` of [rows, H, width]."""
     by_sequence = padded.unflatten(0, (len(rows), -1)).transpose(1, 2).flatten(0, 1)
     flat.index_copy_(0, rows.flatten()[slots], _rows(by_sequence, slots))

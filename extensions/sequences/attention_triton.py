@@ -1,10 +1,10 @@
-"""HSTU's attention as three Triton kernels: no padding, and scores that never leave the processor.
+"""HSTU's attention as three Triton kernels, without padding, and with scores that never leave the processor.
 
-Forward, and the gradient of queries, have one program for each block of queries and head; the gradients of keys and
-values one for each block of keys: no two programs write one place, so results repeat to the bit. Sums are float32.
+Forward, and the gradient of queries, run one program per block of queries and head; the gradients of keys and values
+run one per block of keys and head. No two programs write to one place, so results repeat bit by bit. Sums are float32.
 """
 # mypy: disable-error-code="no-untyped-def"
-# Triton takes an annotation of a kernel's argument for a value that it does not know, unless it is `constexpr`.
+# Triton reads the annotation of a kernel's argument as an unknown value, unless it is `constexpr`.
 
 import math
 import os
@@ -19,20 +19,20 @@ from triton.language import constexpr
 
 from extensions.sequences.sequence_layout import SequenceLayout
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # on the CPU, as `triton.jit` has it
-LEAST_DOT = 16  # rows and columns of what `tl.dot` multiplies
-BLOCK_BYTES = 128  # of a block's positions, a value each: with heads of 128 the local memory of every GPU has room
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # on the CPU, as in `triton.jit`
+LEAST_DOT = 16  # smallest rows and columns for `tl.dot`
+BLOCK_BYTES = 128  # of a block's positions, one value each: with heads of 128, this fits the local memory of every GPU
 
 
 def attend_triton(q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, candidates_only: bool) -> Tensor:
-    """As `attend`; float32, float16 or bfloat16, all of one dtype, on a GPU (or for Triton's interpreter)."""
+    """Attend like `attend`, on a GPU or in Triton's interpreter; all inputs are float32, float16 or bfloat16."""
     out: Tensor = _Attention.apply(q, k, v, layout, candidates_only)
     return out
 
 
 @triton.jit
 def _bounds(key_starts, query_starts, histories, candidates_only: constexpr):
-    """Of a program's sequence: rows of its keys and of its queries, length of its history, its first query's number."""
+    """Return a program's sequence: rows of its keys and queries, its history's length, its first query's number."""
     sequence = tl.program_id(0)
     first_key, past_keys = tl.load(key_starts + sequence), tl.load(key_starts + sequence + 1)
     first_query, past_queries = tl.load(query_starts + sequence), tl.load(query_starts + sequence + 1)
@@ -43,7 +43,7 @@ def _bounds(key_starts, query_starts, histories, candidates_only: constexpr):
 
 @triton.jit
 def _places(rows, stop, heads: constexpr, width: constexpr, columns: constexpr):
-    """Offsets of one head's values in these rows, and which of them there are."""
+    """Return the offsets of one head's values in these rows, and a mask of the existing ones."""
     column = tl.arange(0, columns)
     offsets = (rows.to(tl.int64)[:, None] * heads + tl.program_id(1)) * width + column[None, :]
     return offsets, (rows < stop)[:, None] & (column < width)[None, :]
@@ -51,7 +51,7 @@ def _places(rows, stop, heads: constexpr, width: constexpr, columns: constexpr):
 
 @triton.jit
 def _dot(a, b, precision: constexpr):
-    """Matrix product in float32. Triton's interpreter multiplies bfloat16's bits, so that it gets float32."""
+    """Return the matrix product in float32. Triton's interpreter would multiply bfloat16's bits, so it gets float32."""
     if precision == "interpreted":
         product = tl.dot(a.to(tl.float32), b.to(tl.float32))
     else:
@@ -61,9 +61,9 @@ def _dot(a, b, precision: constexpr):
 
 @triton.jit
 def _weights(q, k, query, key, history, scale, precision: constexpr):
-    """Attention of queries to keys by their numbers in the sequence, and silu's slope there; 0 where it is not seen.
+    """Return the attention of queries to keys by their numbers in the sequence, and silu's slope; 0 for unseen keys.
 
-    What is beyond a sequence's end was loaded as 0, and adds nothing: silu(0) is 0.
+    Values beyond a sequence's end are loaded as 0 and add nothing, since silu(0) is 0.
     """
     scores = _dot(q, tl.trans(k), precision) * scale
     sigmoid = tl.sigmoid(scores)
@@ -94,7 +94,7 @@ def _of_queries(
     value_columns: constexpr,
     precision: constexpr,
 ):
-    """A block of queries: its result; backward, its gradient."""
+    """Compute the result of a block of queries, or with `backward` its gradient."""
     first_key, past_keys, first_query, past_queries, history, offset = _bounds(
         key_starts, query_starts, histories, candidates_only
     )
@@ -151,7 +151,7 @@ def _of_keys(
     value_columns: constexpr,
     precision: constexpr,
 ):
-    """The gradients of a block of keys and of its values."""
+    """Compute the gradients of a block of keys and its values."""
     first_key, past_keys, first_query, past_queries, history, offset = _bounds(
         key_starts, query_starts, histories, candidates_only
     )
@@ -180,7 +180,7 @@ def _of_keys(
 
 
 class _Attention(torch.autograd.Function):
-    """Launches the kernels; the backward computes the scores again instead of keeping them."""
+    """Launches the kernels. The backward computes scores again instead of storing them."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, candidates_only: bool) -> Tensor:
@@ -204,7 +204,7 @@ class _Attention(torch.autograd.Function):
 
 
 class _Launch(NamedTuple):
-    """Grids of queries' and of keys' programs, and what all kernels get after their tensors."""
+    """Grids of the programs for queries and keys, and the arguments that all kernels get after their tensors."""
 
     queries: tuple[int, ...]
     keys: tuple[int, ...]
@@ -238,7 +238,7 @@ def _launch(ctx: Any, q: Tensor, v: Tensor) -> _Launch:
 
 
 def _precision() -> str:
-    """How float32 is multiplied: as torch's setting says; not all of AMD's GPUs have TF32."""
+    """Return the precision of float32 products: torch's setting, but never TF32 on AMD, where not all GPUs have it."""
     if INTERPRETED:
         return "interpreted"
     return "ieee" if torch.version.hip or torch.get_float32_matmul_precision() == "highest" else "tf32"

@@ -1,4 +1,4 @@
-"""The on-disk contract of a dataset of events (manifest kind `events`): users one after another, each one's in time.
+"""The on-disk contract of a dataset of events (manifest kind `events`): users one by one, their events in time order.
 
     <root>/events/00000.users.npy    [U] int64    key of each user: a number, or a hash of a text (see `text_key`)
     <root>/events/00000.offsets.npy  [U + 1] int64 user u has events offsets[u] to offsets[u + 1]
@@ -8,8 +8,8 @@
     <root>/vocab/<attribute>.npy     [items] int32 the attribute's id of each item
     <root>/vocab/item.npy            [items - 1] int64 key of item i + 1, if items are renumbered
 
-A user's events are in the order of their times to the microsecond, which these files do not keep. Events of one time
-are in the order of their places in the input.
+A user's events are ordered by time in microseconds, which these files do not keep. Events at one time are in the order
+of the input.
 """
 
 from pathlib import Path
@@ -30,7 +30,7 @@ VOCABULARY = "vocab"
 
 
 class EventArrays(NamedTuple):
-    """A dataset of events, memory-mapped but for users, offsets and attributes [A, items] int32."""
+    """Arrays of a dataset of events, memory-mapped except for users, offsets and attributes [A, items] int32."""
 
     users: NDArray[np.int64]
     offsets: NDArray[np.int64]
@@ -41,20 +41,20 @@ class EventArrays(NamedTuple):
 
 
 def event_schema(root: Path, manifest: Manifest) -> EventSchema:
-    """The schema of a dataset of events.
+    """Return the schema of a dataset of events.
 
     Raises:
-        UserError: it is a dataset of rows.
+        UserError: the dataset is of another kind.
     """
     manifest.require_kind(root, kind_of(EVENTS))
     return EventSchema.from_manifest(manifest.encoding["raw_schema"])
 
 
 def open_events(root: Path, manifest: Manifest) -> EventArrays:
-    """Open the arrays and check their shapes and what their readers rely on (not their checksums).
+    """Map the arrays, and check their shapes and what readers rely on (not their checksums).
 
     Raises:
-        UserError: a file is missing, or is not what the manifest says.
+        UserError: a file is missing or does not match the manifest.
     """
     schema = event_schema(root, manifest)
     [shard] = manifest.splits[EVENTS].shards
@@ -77,7 +77,7 @@ def open_events(root: Path, manifest: Manifest) -> EventArrays:
 
 
 def known_items(root: Path, manifest: Manifest, events: EventArrays) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Keys (see `text_key`) of the items in the log, rising, and their ids; without renumbering, one pass over it."""
+    """Return the keys (see `text_key`) of the log's items, ascending, and their ids; may read all events."""
     if event_schema(root, manifest).renumber:
         keys = np.array(_open(attribute_path(root, ITEM), np.dtype(np.int64)))
         return keys, np.arange(1, len(keys) + 1)
@@ -89,7 +89,7 @@ def known_items(root: Path, manifest: Manifest, events: EventArrays) -> tuple[ND
 
 
 def attribute_path(root: Path, name: str) -> Path:
-    """Path of an attribute's ids, or, of `item`, of the items' keys."""
+    """Return the path of an attribute's ids or, for `item`, of the items' keys."""
     return root / VOCABULARY / f"{name}.npy"
 
 
@@ -104,10 +104,10 @@ def _open(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def verify_events(root: Path, manifest: Manifest) -> None:
-    """Compare the arrays with their checksums, and their values with what a reader relies on.
+    """Compare the arrays with their checksums, and check the values that readers rely on.
 
     Raises:
-        UserError: naming the first bad file, or event.
+        UserError: names the first bad file or event.
     """
     [shard] = manifest.splits[EVENTS].shards
     verify_shard(root, EVENTS, shard)

@@ -1,9 +1,9 @@
-"""A dataset of events as batches: training on windows of time in their order, evaluation on a later one, whole.
+"""Batches from a dataset of events: training reads windows of time in order, evaluation one later window.
 
-Global batch k is samples [k * G, (k + 1) * G) of the windows one after another, whatever the number of processes, and
-process r takes the r-th equal part of it; so a place in the order is one integer. A batch's `sparse_features` have the
-keys of `EventLog.features`: B bags of one id for each context table, B of the history's events for each sequence
-table, and B of one id for each candidate's. A padded sample has ids 0 and an empty history.
+Global batch k has samples [k * G, (k + 1) * G) of the consecutive windows, for any number of processes; process r takes
+its r-th equal part. So a place in the order is one integer. A batch's `sparse_features` have the keys of
+`EventLog.features`: B bags of one id for each context table, B bags of the history's events for each sequence table,
+and B bags of one id for each candidate table. A padded sample has ids 0 and an empty history.
 """
 
 import logging
@@ -47,30 +47,31 @@ from extensions.sequences.keys import (
 from extensions.sequences.sequences import Sequences
 
 log = logging.getLogger("clickwork")
-OPEN_WINDOWS = 2  # whose anchors are in memory: a batch may have samples of several
-MOST_CANDIDATES, PIECE_POSITIONS = 256, 1 << 16  # of a batch to rank; fixed: equal shapes sum in one order
+OPEN_WINDOWS = 2  # with anchors in memory, since a batch may have samples of several windows
+# Of a batch to rank; fixed, because sums over equal shapes have one order.
+MOST_CANDIDATES, PIECE_POSITIONS = 256, 1 << 16
 
 
 class Candidates(NamedTuple):
-    """What may happen next: [M] ids of items, times in seconds, and flags of which FLAG_BIT alone counts."""
+    """Possible next events: [M] ids of items, times in seconds, and flags, of which only FLAG_BIT matters."""
 
     items: NDArray[np.int32]
     times: NDArray[np.int64]
     flags: NDArray[np.uint8]
 
     def take(self, order: NDArray[np.int64]) -> "Candidates":
-        """Those numbered `order`, in that order."""
+        """Return the candidates numbered `order`, in that order."""
         return Candidates(self.items[order], self.times[order], self.flags[order])
 
 
 class EventLog:
-    """A dataset of events: its arrays, its samples by windows of time, and what is made of a sample.
+    """A dataset of events: its arrays, its samples by windows of time, and the batches made of them.
 
     Attributes:
-        config: which events are samples, and their histories.
+        config: settings of samples and histories.
         features: table of each key of `sparse_features`, in the order of the keys.
-        anchors: see extensions/sequences/anchors.py. eval_window: number of the window that is evaluated.
-        min_history: events of a user before a sample.
+        anchors: see extensions/sequences/anchors.py. eval_window: number of the evaluated window.
+        min_history: minimum events of a user before a sample.
         events: the arrays on disk.
     """
 
@@ -78,7 +79,7 @@ class EventLog:
         """Open the arrays and count the anchors.
 
         Raises:
-            UserError: a file differs from the manifest, or there is nothing to train on or to evaluate.
+            UserError: a file differs from the manifest, or there is nothing to train or evaluate on.
         """
         self._manifest, self.schema = manifest, event_schema(root, manifest)
         schema = self.schema
@@ -120,7 +121,7 @@ class EventLog:
         self._label_bits = [1 << list(schema.actions).index(name) for name in (schema.label, *tasks)]
 
     def split(self, name: str, rank: int, world_size: int) -> "EventSplit":
-        """A split as process `rank` of `world_size` reads it.
+        """Return a split as process `rank` of `world_size` reads it.
 
         Raises:
             UserError: there is no such split.
@@ -149,17 +150,17 @@ class EventLog:
         )
 
     def _samples(self, number: int, key: tuple[int, int] | None) -> NDArray[np.int64]:
-        """Positions [samples] of a window's samples in their order, shuffled by a key of seed and epoch."""
+        """Return the positions of a window's samples in order, or shuffled by a key of seed and epoch."""
         positions = self.anchors.window(number)
         return positions if key is None else np.random.default_rng([*key, number]).permutation(positions)
 
     def batch(self, positions: NDArray[np.int64], global_positions: NDArray[np.int64], size: int) -> Batch:
-        """Samples at these positions, padded to `size`. everyones: positions of the whole global batch.
+        """Return the samples at these positions, padded to `size`. global_positions: those of the whole global batch.
 
         Raises:
-            UserError: an item that is not in its table, or a file was changed since it was opened.
+            UserError: an item outside its table, or a file that changed since it was opened.
         """
-        for path, stamp in self._stamps.items():  # to read beyond the end of a file cut short would kill the process
+        for path, stamp in self._stamps.items():  # reading past the end of a truncated file would kill the process
             require_unchanged(path, stamp)
         events, users = self.events, self.anchors.users_of(positions)
         histories = self._histories(positions, users)
@@ -171,10 +172,10 @@ class EventLog:
         return self._joined(histories, users, Candidates(items, times, flags), divisor, missing=size - len(positions))
 
     def candidates(self, user: int, end: int, candidate_set: Candidates) -> Iterator[Batch]:
-        """Candidates of the user of this index, after its events before event `end`, each scored as if it were alone.
+        """Yield batches of candidates for a user's history before event `end`; each is scored as if it were alone.
 
-        A batch is a fixed number of candidates, padded. Where no table depends on the candidate besides its own, they
-        share one sequence; else each has its own.
+        A batch has a fixed number of candidates, with padding. If no table depends on other columns of the candidate,
+        they share one sequence; otherwise each has its own.
         """
         shared = all({*cross.of} <= {USER, HOUR} for cross in self.schema.crosses.values())
         positions, users = np.full(1, end), np.full(1, user)
@@ -201,7 +202,7 @@ class EventLog:
         missing: int = 0,
         per_history: int = 1,
     ) -> Batch:
-        """Histories and their candidates, with the index of each candidate's user, and samples of padding."""
+        """Join histories, candidates with the index of their user, and samples of padding to a batch."""
         events, schema, size = self.events, self.schema, len(histories.lengths) + missing
         items, times, flags = candidate_set
         candidates = [items, *(table[items] for table in events.attributes)]
@@ -240,7 +241,7 @@ class EventLog:
         return Batch(torch.empty((size, 0)), ids, torch.from_numpy(labels), len(items), sequences)
 
     def _divisor(self, lengths: NDArray[np.int32], global_positions: NDArray[np.int64]) -> float:
-        """N of the attention: the positions of the longest sequence, of this process's samples or of everyone's."""
+        """Return N of the attention: the length of the longest sequence, of this process or of all processes."""
         scale, longest = self._hstu.attention_scale, int(lengths.max(initial=0))
         if scale is AttentionScale.max_seq_len:
             return float(self._hstu.max_seq_len)
@@ -263,12 +264,12 @@ class EventLog:
 
 
 class EventSplit:
-    """Windows of a log as one process reads them; it has the methods of the reader of rows.
+    """Windows of a log as one process reads them, with the methods of the reader of rows.
 
     Attributes:
-        log: what the windows are of.
-        windows: numbers of this split's windows.
-        dense_names: none, as events have no dense features.
+        log: the log of the windows.
+        windows: numbers of the split's windows.
+        dense_names: empty, as events have no dense features.
     """
 
     def __init__(self, log: EventLog, windows: range, rank: int, world_size: int) -> None:
@@ -278,12 +279,12 @@ class EventSplit:
 
     @property
     def rows(self) -> int:
-        """Samples of the split."""
+        """Return the number of samples in the split."""
         return int(self._counts.sum())
 
     @property
     def positives(self) -> dict[str, int]:
-        """Samples of the split with each action."""
+        """Return the number of samples with each action."""
         counts = self.log.anchors.positives[self.windows.start : self.windows.stop].sum(axis=0)
         return dict(zip(self.log.schema.actions, counts.tolist(), strict=False))
 
@@ -292,24 +293,24 @@ class EventSplit:
         return self.log.anchors.counts[self.windows.start : self.windows.stop]
 
     def num_batches(self, global_batch_size: int) -> int:
-        """Whole global batches in an epoch."""
+        """Return the whole global batches in an epoch."""
         return int(self._starts(global_batch_size)[-1]) // global_batch_size
 
     def train_batches(self, global_batch_size: int, seed: int, epoch: int, first: int) -> Iterator[Batch]:
-        """This process's parts of the epoch's global batches from number `first` on."""
+        """Yield this process's parts of the epoch's global batches from number `first` on."""
         key = (seed, epoch) if self.log.config.order is AnchorOrder.shuffled else None
         numbers = range(first, self.num_batches(global_batch_size))
         return self._batches(global_batch_size, numbers, self._starts(global_batch_size), key)
 
     def eval_batches(self, global_batch_size: int) -> Iterator[Batch]:
-        """Every sample once, by user; the last batch is padded to the size of the others."""
+        """Yield each sample once, by user; the last batch is padded to the size of the others."""
         numbers = range(-(-self.rows // global_batch_size))
         return self._batches(global_batch_size, numbers, offsets_of(self._counts), None)
 
     def _batches(
         self, global_batch_size: int, numbers: range, starts: NDArray[np.int64], key: tuple[int, int] | None
     ) -> Iterator[Batch]:
-        """This process's parts of the global batches of these numbers."""
+        """Yield this process's parts of the global batches with these numbers."""
 
         def make(number: int) -> Batch:
             begin = number * global_batch_size
@@ -326,13 +327,13 @@ class EventSplit:
         return _ahead(make, numbers)
 
     def _starts(self, global_batch_size: int) -> NDArray[np.int64]:
-        """Place of each window's first sample in the order of training, and of the end, [windows + 1]."""
+        """Return the place of each window's first sample in the order of training, and the end, [windows + 1]."""
         is_cut = self.log.config.rest is WindowRest.drop
         return offsets_of(self._counts // global_batch_size * global_batch_size if is_cut else self._counts)
 
 
 def _kinds(history: HistoryKind, actions: int, length: int) -> tuple[NDArray[np.uint8], int]:
-    """Masks of the kinds of events that a history is made of, and how many it has of each."""
+    """Return masks for the kinds of events in a history, and the number of each kind."""
     if history is HistoryKind.last_n:
         return np.array([(1 << actions) - 1], np.uint8), length
     return np.array([1 << bit for bit in range(actions)], np.uint8), max(1, length // actions)
@@ -343,7 +344,7 @@ def _padded(values: NDArray[np.integer], missing: int) -> NDArray[np.int32]:
 
 
 def _ahead(make: Callable[[int], Batch], numbers: range) -> Iterator[Batch]:
-    """Batches by number; the next is made while one is in use."""
+    """Yield batches by number; the next one is made while one is in use."""
     with background_thread("read") as pool:
         pending = [pool.submit(make, number) for number in numbers[:1]]
         for number in numbers:
@@ -353,5 +354,5 @@ def _ahead(make: Callable[[int], Batch], numbers: range) -> Iterator[Batch]:
 
 
 def open_log(root: Path, manifest: Manifest, config: AppConfig) -> EventLog:
-    """A dataset of events as a run reads it. Raises UserError as `EventLog` does."""
+    """Open a dataset of events as a run reads it. Raise UserError as `EventLog` does."""
     return EventLog(root, manifest, keys_of_extension(config, SequencesConfig))

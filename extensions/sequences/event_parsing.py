@@ -1,6 +1,6 @@
-"""A log of events, of any form of file, to users, items, times and flags; see extensions/sequences/event_schema.py.
+"""Parsing of a log of events, in any format, to users, items, times and flags (extensions/sequences/event_schema.py).
 
-Values are converted as those of tables are, by data_prep/parsing/convert.py.
+data_prep/parsing/convert.py converts the values, as for tables.
 """
 
 import time
@@ -37,13 +37,13 @@ from data_prep.sources.discover import Source
 from extensions.sequences.event_schema import ANCHOR_BIT, FLAG_BIT, MAX_ID, Condition, EventSchema
 
 WHOLE = r"^(0|[1-9][0-9]{0,17})$"  # texts whose number `text_key` keeps
-TIME_LIMIT = 1 << 32  # seconds: times are stored as uint32, until 2106
+TIME_LIMIT = 1 << 32  # seconds; times are stored as uint32, until 2106
 DAY = 86_400
-EVENT_BYTES = 48  # of a chunk's budget, that an event counts as
+EVENT_BYTES = 48  # share of a chunk's budget per event
 
 
 class EventBlock(NamedTuple):
-    """Events as read: keys of users and items int64, times int64 in microseconds, flags uint8; each [events]."""
+    """Parsed events, [events] each: keys of users and items int64, times int64 in microseconds, flags uint8."""
 
     users: NDArray[np.int64]
     items: NDArray[np.int64]
@@ -51,17 +51,17 @@ class EventBlock(NamedTuple):
     flags: NDArray[np.uint8]
 
     def take(self, rows: Any) -> "EventBlock":
-        """Some of the events, by a slice, a mask or their numbers."""
+        """Select events by a slice, a mask or their numbers."""
         return EventBlock(self.users[rows], self.items[rows], self.times[rows], self.flags[rows])
 
 
 def plan_event_chunks(source: Source, chunk_bytes: int) -> list[Chunk]:
-    """The chunks of a source, in the order of its rows; of a compressed text there is one."""
+    """Return the chunks of a source in row order; a compressed text is one chunk."""
     return format_of(source).chunks(source, Size(EVENT_BYTES), chunk_bytes)
 
 
 def check_columns(source: Source, columns: tuple[str, ...], delimiter: str, named_by: str) -> list[Column]:
-    """The columns of a source. Raises UserError where it lacks one of `columns`, or has it twice."""
+    """Return the columns of a source. Raise UserError if it lacks one of `columns` or has it twice."""
     source_columns = format_of(source).columns(source, delimiter)
     names = [column.name for column in source_columns]
     for column in columns:
@@ -75,10 +75,10 @@ def check_columns(source: Source, columns: tuple[str, ...], delimiter: str, name
 
 
 def check_log(sources: list[Source], schema: EventSchema, named_by: str) -> None:
-    """Refuse files of a log that lack a column, and a format of times where all are timestamps.
+    """Refuse log files that lack a column, and a format of times if all times are timestamps.
 
     Raises:
-        UserError: naming the file and the column.
+        UserError: names the file and the column.
     """
     columns = [column for each in sources for column in check_columns(each, schema.columns, schema.delimiter, named_by)]
     if schema.time_format is not None and all(each.kind == "time" for each in columns if each.name == schema.time):
@@ -91,7 +91,7 @@ def check_log(sources: list[Source], schema: EventSchema, named_by: str) -> None
 def event_batches(
     source: Source, chunk: Chunk, columns: tuple[str, ...], delimiter: str
 ) -> Iterator[tuple[RawRows, int]]:
-    """The batches of a chunk, null in place of NaN, and the bytes of the file that each took.
+    """Yield the batches of a chunk, with null for NaN, and the bytes of the file that each covers.
 
     Raises:
         UserError: a damaged file.
@@ -106,10 +106,10 @@ def event_batches(
 
 
 def parse_events(batch: RawRows, schema: EventSchema) -> EventBlock:
-    """Events of a batch of `event_batches`.
+    """Parse a batch of `event_batches`.
 
     Raises:
-        UserError: a value that cannot be (file, row, column, remedy).
+        UserError: an invalid value (file, row, column, remedy).
     """
     users, items = (keys_of(batch, column, schema.renumber) for column in (schema.user, schema.item))
     times = _times(batch, schema)
@@ -125,7 +125,7 @@ def parse_events(batch: RawRows, schema: EventSchema) -> EventBlock:
 
 
 def keys_of(batch: RawRows, column: str, is_any: bool = True) -> NDArray[np.int64]:
-    """Keys of users, items or attributes: see `text_key`; unless `is_any` they are numbers up to MAX_ID."""
+    """Return keys of users, items or attributes (see `text_key`); unless `is_any` they are numbers up to MAX_ID."""
     values, locator = batch.columns[column], batch.locator_of(column)
     _refuse_empty(values, locator, "no value")
     if (keys := _whole_keys(values)) is None:
@@ -140,7 +140,7 @@ def keys_of(batch: RawRows, column: str, is_any: bool = True) -> NDArray[np.int6
 
 
 def _whole_keys(values: Any) -> NDArray[np.int64] | None:
-    """A column without empty fields as the keys that all of its values are; None: some are not."""
+    """Return a column without empty fields as keys, if all its values are keys themselves; otherwise None."""
     if isinstance(values, list):
         return None
     if is_text(values):
@@ -150,14 +150,14 @@ def _whole_keys(values: Any) -> NDArray[np.int64] | None:
         return None
     try:
         keys: NDArray[np.int64] = values.cast(pa.int64()).to_numpy()
-    except pa.ArrowInvalid:  # fractions, or beyond 63 bits
+    except pa.ArrowInvalid:  # fractions, or numbers beyond 63 bits
         return None
     limit = EXACT_INTEGERS if pa.types.is_floating(values.type) else None
     return None if (keys < 0).any() or (limit is not None and (keys >= limit).any()) else keys
 
 
 def _refuse_rounded(values: Any, locator: Locator) -> None:
-    """Raise UserError for a number with a point that is too large to tell ids apart."""
+    """Raise UserError for a floating-point number that is too large to tell ids apart."""
     if isinstance(values, list) or pa.types.is_floating(values.type):
         column = distinct(values)
         is_bad = [isinstance(value, float) and abs(value) >= EXACT_INTEGERS for value in column.values]
@@ -165,7 +165,7 @@ def _refuse_rounded(values: Any, locator: Locator) -> None:
 
 
 def _times(batch: RawRows, schema: EventSchema) -> NDArray[np.int64]:
-    """Microseconds since 1970, rounded down."""
+    """Return microseconds since 1970, rounded down."""
     column, locator = schema.time, batch.locator_of(schema.time)
     _refuse_empty(batch.columns[column], locator, "no time")
 
@@ -182,7 +182,7 @@ def _times(batch: RawRows, schema: EventSchema) -> NDArray[np.int64]:
 
 
 def _action_texts(batch: RawRows, column: str, allowed_texts: set[str]) -> Distinct:
-    """A column of actions, as `compared_text` has it. Raises UserError for a text that the schema does not name."""
+    """Return a column of actions as `compared_text`. Raise UserError for a text that the schema does not name."""
     locator = batch.locator_of(column)
     texts = distinct_texts(batch.columns[column], locator)
     allowed = set(map(compared_text, allowed_texts))
@@ -197,14 +197,14 @@ def _action_texts(batch: RawRows, column: str, allowed_texts: set[str]) -> Disti
 
 
 def _numbers(batch: RawRows, column: str) -> NDArray[np.float64]:
-    """Numbers, NaN where a field is empty."""
+    """Return numbers, NaN for an empty field."""
     values = batch.columns[column]
     numbers = numbers_of(values, NUMBERS, batch.locator_of(column), 0.0, np.inf)
     return np.where(_is_empty(values), np.nan, numbers)
 
 
 def _is_empty(values: Any) -> NDArray[np.bool_]:
-    """Which fields are empty."""
+    """Return a mask of the empty fields."""
     if isinstance(values, list):
         return np.array([value in EMPTY for value in values], np.bool_)
     is_empty = pc.is_null(values)
@@ -221,7 +221,7 @@ def _refuse_empty(values: Any, locator: Locator, fault: str) -> None:
 def _meets(
     condition: Condition, batch: RawRows, texts: dict[str, Distinct], numbers: dict[str, NDArray[np.float64]]
 ) -> NDArray[np.bool_]:
-    """Which events meet a condition; {} all do."""
+    """Return a mask of the events that meet a condition; all events meet {}."""
     met = np.ones(batch.rows, np.bool_)
     for column, value in condition.items():
         if isinstance(value, str):

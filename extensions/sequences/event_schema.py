@@ -1,7 +1,7 @@
-"""A log of events: which columns are its users, items and times, what an action is, what a model is given of each.
+"""Schema of a log of events: columns of users, items and times, the actions, and the tables of a model.
 
-An event is kept as item (int32), time (seconds, uint32) and flags (uint8): a bit for each of the schema's actions in
-their order, ANCHOR_BIT for an event that can be a sample, FLAG_BIT for the value of the `flag` column.
+An event is stored as item (int32), time (seconds, uint32) and flags (uint8): a bit per action of the schema in order,
+ANCHOR_BIT for an event that can be a sample, and FLAG_BIT for the value of the `flag` column.
 """
 
 from typing import Annotated
@@ -18,12 +18,12 @@ ANCHOR_BIT, FLAG_BIT = 1 << 6, 1 << 7
 USER, ITEM, HOUR = "user", "item", "hour"
 CANDIDATE = "candidate_"  # prefix of a candidate's features
 
-Values = tuple[str, ...]  # of a column of text or codes; a condition on a number is a rule such as ">= 50"
+Values = tuple[str, ...]  # of a column with text or codes; a condition on a number is a rule such as ">= 50"
 Condition = dict[str, Values | str]  # by column; all must hold
 
 
 class Attribute(Struct, frozen=True, forbid_unknown_fields=True):
-    """An id that a second table gives to items: its file, and there the columns of items and of the attribute."""
+    """An id that a second table gives to items: its file, and the file's columns of items and of the attribute."""
 
     file: str
     item: str
@@ -31,7 +31,7 @@ class Attribute(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Cross(Struct, frozen=True, forbid_unknown_fields=True):
-    """A table of `rows` rows by the xxh64 of some ids: user, item, attributes, hour, or the flag."""
+    """A table with `rows` rows, indexed by the xxh64 of some ids: user, item, attributes, hour, or the flag."""
 
     of: tuple[str, ...]
     rows: TableRows
@@ -41,17 +41,17 @@ class EventSchema(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     """Description of a log of events; docs/sequences.md explains its YAML.
 
     Attributes:
-        user, item, time: columns. time_format: as of `datetime.strptime`, or a name of EPOCHS in
+        user, item, time: columns. time_format: as for `datetime.strptime`, or a name of EPOCHS in
             data_prep/parsing/dates.py; None: numbers are seconds, text is ISO 8601.
-        actions: at most MAX_ACTIONS, each with its condition; their order is that of the bits.
-        label: the action that a model predicts. anchors: condition of events that can be samples; {}: all.
-        others: further values that a column of `actions` may hold; any other value is refused.
-        flag: a column of 0 and 1, or None.
-        attributes: of items, by name. crosses: by name. rows: of the tables of ids, where they are not counted.
-        renumber: whether users, items and attributes get ids from 1 on; else their numbers are their ids.
-        min_history: events of a user before an anchor. window_seconds: length of a window.
-        drop_last_seconds, keep_seconds: times of events that are kept, counted from the last event's.
-        delimiter: of text files.
+        actions: at most MAX_ACTIONS, each with its condition, in the order of their bits.
+        label: action that a model predicts. anchors: condition for events that can be samples; {}: all.
+        others: further values allowed in a column of `actions`; any other value is refused.
+        flag: column of 0 and 1, or None.
+        attributes: attributes of items, by name. crosses: by name. rows: sizes of tables of ids that are not counted.
+        renumber: whether users, items and attributes get ids from 1 on; otherwise their numbers are their ids.
+        min_history: minimum events of a user before an anchor. window_seconds: length of a window.
+        drop_last_seconds, keep_seconds: period of the events to keep, counted back from the last event.
+        delimiter: delimiter of text files.
     """
 
     user: str
@@ -75,14 +75,14 @@ class EventSchema(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that are read, each once."""
+        """Return the columns to read, each once."""
         conditions = (*self.actions.values(), self.anchors)
         tested = [column for condition in conditions for column in condition]
         return tuple(dict.fromkeys([self.user, self.item, self.time, *tested, *([self.flag] if self.flag else [])]))
 
     @property
     def known_values(self) -> dict[str, set[str]]:
-        """The values that each column of text may hold."""
+        """Return the values that each column of text may hold."""
         values_of = {column: set(values) for column, values in self.others.items()}
         for condition in (*self.actions.values(), self.anchors):
             for column, values in condition.items():
@@ -92,26 +92,26 @@ class EventSchema(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
 
     @property
     def label_bit(self) -> int:
-        """The label's bit in flags."""
+        """Return the label's bit in flags."""
         return 1 << list(self.actions).index(self.label)
 
     @property
     def sequence_tables(self) -> tuple[str, ...]:
-        """Tables that every event of a history has an id of: its item and the item's attributes."""
+        """Return the tables with an id for each event of a history: its item and the item's attributes."""
         return (ITEM, *self.attributes)
 
     @property
     def context_tables(self) -> tuple[str, ...]:
-        """Tables that a sample has one id of: its user and the crosses."""
+        """Return the tables with one id per sample: its user and the crosses."""
         return (USER, *self.crosses)
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """All tables."""
+        """Return all tables."""
         return (*self.context_tables, *self.sequence_tables)
 
     def fault(self) -> str | None:
-        """The first contradiction, as `key: what is wrong`; None if there is none."""
+        """Return the first contradiction, as `key: what is wrong`; None if there is none."""
         if self.label not in self.actions:
             return f"label: {self.label} is none of the actions ({', '.join(self.actions)})"
         names = [*self.tables, HOUR, *([self.flag] if self.flag else [])]
@@ -130,14 +130,14 @@ class EventSchema(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
         return None
 
     def to_manifest(self) -> Json:
-        """Plain values, as they come back from JSON."""
+        """Convert to plain values as JSON returns them."""
         plain: Json = to_json(self)
         return plain
 
     @classmethod
     def from_manifest(cls, entry: Json) -> "EventSchema":
-        """The inverse of `to_manifest`."""
+        """Build from the form of `to_manifest`."""
         return msgspec.convert(entry, cls)
 
 
-MAX_ID = MAX_NUM_EMBEDDINGS - 2  # an id is an int32, and its table one row larger
+MAX_ID = MAX_NUM_EMBEDDINGS - 2  # an id is an int32, and its table has one row more

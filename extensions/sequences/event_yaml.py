@@ -1,4 +1,4 @@
-"""The YAML file that describes a log of events (docs/sequences.md)."""
+"""Reader of the YAML file that describes a log of events (docs/sequences.md)."""
 
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,10 @@ from extensions.sequences.event_schema import EventSchema
 
 
 def load_event_schema(path: Path) -> EventSchema:
-    """A schema by its YAML file.
+    """Read a schema from its YAML file.
 
     Raises:
-        UserError: naming the key that cannot be.
+        UserError: names the invalid key.
     """
     try:
         document: Any = yaml.safe_load(path.read_text())
@@ -48,7 +48,7 @@ def load_event_schema(path: Path) -> EventSchema:
 
 
 def _condition(path: Path, key: str, condition: Any, kind: str) -> dict[str, Any]:
-    """A condition as `EventSchema` has it: lists of texts, or rules."""
+    """Convert a condition to the form of `EventSchema`: lists of texts, or rules."""
     if not isinstance(condition, dict):
         raise UserError(f'{path}: key {key}: give columns and what they hold, e.g. {{event: like, rating: ">= 4"}}')
     plain: dict[str, Any] = {}

@@ -1,8 +1,8 @@
-"""Histories of anchors, gathered from the log when a batch is made.
+"""Histories of anchors, gathered from the log for each batch.
 
-The history of an anchor is made of the `scan_events` events of its user before it: the last `quota` of each kind,
-merged by time, cut to the last `max_history`. A kind is a mask of action bits. Where the next anchor is a later one of
-the same user, the history is brought forward instead of gathered again.
+An anchor's history is made of the `scan_events` previous events of its user: the last `quota` of each kind, merged by
+time, and cut to the last `max_history`. A kind is a mask of action bits. If the next anchor is a later event of the
+same user, the history is extended instead of gathered again.
 """
 
 from typing import NamedTuple
@@ -21,10 +21,10 @@ XXH_1, XXH_2, XXH_3, XXH_4, XXH_5 = (
 
 
 class Histories(NamedTuple):
-    """Histories of B anchors, L events in all, sample by sample, oldest event first.
+    """Histories of B anchors with L events in total, sample by sample, oldest event first.
 
-    lengths [B] int32; ids [1 + A, L] int32 of item and attributes; times [L] int64; actions [L] uint8, the bits of
-    the events' actions.
+    lengths [B] int32; ids [1 + A, L] int32 of item and attributes; times [L] int64; actions [L] uint8: bits of the
+    events' actions.
     """
 
     lengths: NDArray[np.int32]
@@ -34,9 +34,9 @@ class Histories(NamedTuple):
 
 
 class HistoryRule(NamedTuple):
-    """Which events are a history: of each kind, a mask of `masks` [kinds] uint8, the last `quota`.
+    """Selection of a history's events: the last `quota` of each kind, a mask of `masks` [kinds] uint8.
 
-    scan_events: the last events among which they are sought. max_history: of all kinds together.
+    scan_events: number of last events to search. max_history: maximum over all kinds.
     """
 
     masks: NDArray[np.uint8]
@@ -48,13 +48,13 @@ class HistoryRule(NamedTuple):
 def gather_histories(
     events: EventArrays, anchors: NDArray[np.int64], users: NDArray[np.int64], rule: HistoryRule
 ) -> Histories:
-    """The histories of anchors [B]; fastest where those of a user follow each other in time.
+    """Return the histories of anchors [B]; fastest if the anchors of a user follow each other in time.
 
     Args:
         users: [B] index of each anchor's user.
 
     Raises:
-        OwnError: an item that is not in its table.
+        OwnError: an item outside its table.
     """
     count, most = len(anchors), min(rule.max_history, rule.quota * len(rule.masks), rule.scan_events)
     before = (anchors - events.offsets[users]).sum() if count else 0
@@ -83,7 +83,7 @@ def gather_histories(
 
 
 def wrong_item(event: int) -> OwnError:
-    """About an event with an item that its table does not have."""
+    """Return the error for an event whose item is outside its table."""
     return OwnError(f"events/00000.items.npy: event {event}: the item is not in its table; preprocess again")
 
 
@@ -106,9 +106,9 @@ def _gather(
     out_times: NDArray[np.int64],
     actions: NDArray[np.uint8],
 ) -> Int:
-    """Write the histories; the number of their events, or -1 - e where e is an event with an unknown item.
+    """Write the histories; return the number of their events, or -1 - e for an event e with an unknown item.
 
-    `history` has the events of the present anchor, oldest first; of kind k those from `lows[k]` on, `counts[k]` in all.
+    `history` holds the current anchor's events, oldest first; kind k has those from `lows[k]` on, `counts[k]` in total.
     """
     kinds, widths = len(masks), len(attributes)
     total: Int = 0
@@ -117,7 +117,7 @@ def _gather(
     counts, lows = np.zeros(kinds, np.int64), np.zeros(kinds, np.int64)
     size: Int = 0
     user: Int = np.int64(-1)
-    after: Int = np.int64(-1)  # the event that the present history ends before
+    after: Int = np.int64(-1)  # the current history ends before this event
     for sample in range(len(anchors)):
         anchor = anchors[sample]
         bound = max(offsets[users[sample]], anchor - scan)
@@ -166,7 +166,7 @@ def longest_history(
     max_history: int,
     any_mask: int,
 ) -> Int:
-    """The most events that a history of these anchors has; those that cannot have more than another are passed over."""
+    """Return the number of events in the longest history; skip anchors that cannot have a longer one."""
     kinds = len(masks)
     history = np.empty(2 * (quota * kinds + 1), np.int64)
     counts, lows = np.zeros(kinds, np.int64), np.zeros(kinds, np.int64)
@@ -182,7 +182,7 @@ def longest_history(
 
 @jit
 def _look_up(item: int, attributes: NDArray[np.int32], ids: NDArray[np.int32]) -> bool:
-    """Write an item and its attributes to `ids`; whether the item is in its table."""
+    """Write an item and its attributes to `ids`; return whether the item is in its table."""
     if not 0 <= item < attributes.shape[1]:
         return False
     ids[0] = item
@@ -203,7 +203,7 @@ def _reach_back(
     counts: NDArray[np.int64],
     lows: NDArray[np.int64],
 ) -> Int:
-    """Write an anchor's events to `history`, `counts` and `lows`, from its newest event back; the number of events."""
+    """Write an anchor's events to `history`, `counts` and `lows`, newest first; return the number of events."""
     counts[:], lows[:] = 0, bound
     open_kinds, first, event = len(masks), len(history), anchor
     while event > bound and open_kinds:
@@ -238,7 +238,7 @@ def _compact(
     counts: NDArray[np.int64],
     lows: NDArray[np.int64],
 ) -> Int:
-    """Drop the events beyond a kind's quota, the oldest first, and those before the bound; the number that stays."""
+    """Drop events beyond a kind's quota, oldest first, and those before the bound; return the number left."""
     is_full = size > 0 and history[0] < bound
     for k in range(len(masks)):
         is_full |= counts[k] > quota
@@ -266,7 +266,7 @@ def _compact(
 
 @jit
 def hash_rows(columns: NDArray[np.int64], rows: int, out: NDArray[np.int32]) -> None:
-    """out[i] = xxh64 (seed 0) of columns [n, B]'s i-th column as n little-endian int64s, modulo rows; n is below 4."""
+    """Write out[i] = xxh64 (seed 0) of column i of [n, B], as n little-endian int64s, modulo rows; n is below 4."""
     for i in range(columns.shape[1]):
         total = XXH_5 + np.uint64(8 * len(columns))
         for k in range(len(columns)):

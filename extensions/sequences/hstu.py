@@ -1,7 +1,7 @@
-"""HSTU (Zhai et al. 2024, arXiv:2402.17152) as MLPerf's DLRMv4 has it: a user's history and a candidate to a logit.
+"""HSTU (Zhai et al. 2024, arXiv:2402.17152) as in MLPerf's DLRMv4: a logit from a user's history and a candidate.
 
-A sequence is C context vectors, the history's L events from the oldest on, and K candidates. Position i of it becomes
-a vector of `dim`; layers of attention mix them; the candidates' last vectors meet their items'.
+A sequence has C context vectors, the history's L events from the oldest on, and K candidates. Each position becomes a
+vector of width `dim`, and layers of attention mix them. The candidates' last vectors then meet their items' vectors.
 
 Shapes: B samples, T positions of all sequences, E events of all histories, M candidates of all samples, D
 embedding_dim, G = `dim`.
@@ -27,13 +27,13 @@ from extensions.sequences.keys import HSTUConfig, SequencesConfig
 from extensions.sequences.sequence_layout import SequenceLayout
 from extensions.sequences.sequences import Sequences
 
-EPSILON, LAYER_EPSILON = 1e-5, 1e-6  # of normalisation: of perceptrons, of layers
-PI = 3.14  # the reference's
+EPSILON, LAYER_EPSILON = 1e-5, 1e-6  # of perceptrons' and of layers' normalisation
+PI = 3.14  # as in the reference
 SECONDS_PER_HOUR, HOURS_PER_DAY, DAYS_PER_WEEK = 3600, 24, 7
 
 
 class EventKeys(NamedTuple):
-    """Keys of a batch's ids: those of one id a sample; of the item and its attributes, of histories and candidates."""
+    """Keys of a batch's ids: context (one id a sample), then item and attributes, of histories and of candidates."""
 
     context: tuple[str, ...]
     history: tuple[str, ...]
@@ -42,7 +42,7 @@ class EventKeys(NamedTuple):
 
     @staticmethod
     def of(features: Features) -> "EventKeys":
-        """Those of a dataset of events, whose tables have the same names."""
+        """Return the keys of a dataset of events, whose tables have the same names."""
         assert isinstance(features.schema, dict)
         schema = EventSchema.from_manifest(features.schema)
         sequence = schema.sequence_tables
@@ -51,7 +51,7 @@ class EventKeys(NamedTuple):
 
 
 class EventArch(TableArch):
-    """Tables that are looked up id by id; a key of ids is its own feature."""
+    """Tables with a lookup per id; each key of ids is its own feature."""
 
     def __init__(self, tables: Sequence[TableSpec]) -> None:
         super().__init__()
@@ -60,22 +60,22 @@ class EventArch(TableArch):
         self.rows = row_collection(tables)
 
     def forward(self, ids: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
-        """Rows [ids, D] by key."""
+        """Return rows [ids, D] by key."""
         rows_of_tables: dict[str, JaggedTensor] = self.rows(ids)
         return rows_of_tables
 
     def table_ids(self, ids: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """The ids that index the tables: as they are."""
+        """Return the ids that index the tables, unchanged."""
         return ids
 
     @property
     def collections(self) -> list[nn.Module]:
-        """The collections of tables, sharded or not."""
+        """Return the collections of tables, sharded or not."""
         return [self.rows]
 
 
 def tables_of_events(config: AppConfig, features: Features) -> EventArch:
-    """Tables of events, whose values are uniform in ±1/sqrt(rows) at first; a candidate shares those of histories."""
+    """Make the tables of events, initially uniform in ±1/sqrt(rows); candidates share those of histories."""
     keys, tables = EventKeys.of(features), []
     names = dict(zip(keys.history, keys.candidate, strict=True))
     for name, rows in features.num_embeddings.items():
@@ -104,21 +104,21 @@ class SwishNorm(nn.Module):
         self.norm = nn.LayerNorm(width, eps=EPSILON)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., width] to the same."""
+        """Map [..., width] to the same shape."""
         return x * self.norm(x).sigmoid()
 
 
 def perceptron(num_in: int, hidden: int, num_out: int) -> nn.Sequential:
-    """Two linear layers, swish of a norm between them and a norm after them."""
+    """Return two linear layers, with swish of a norm between them and a norm after them."""
     return nn.Sequential(
         nn.Linear(num_in, hidden), SwishNorm(hidden), nn.Linear(hidden, num_out), nn.LayerNorm(num_out, eps=EPSILON)
     )
 
 
 class ActionEncoder(nn.Module):
-    """Vectors of all that an event's actions can be: a learned row for each that is set, zeros for the others.
+    """Vectors of all combinations of actions: a learned row for each action that is set, zeros for the others.
 
-    Their number is small, so whatever follows is computed for each once, not for each event.
+    There are few combinations, so what follows is computed once for each of them, not for each event.
     """
 
     is_set: Tensor
@@ -131,17 +131,17 @@ class ActionEncoder(nn.Module):
         self.register_buffer("is_set", (torch.arange(1 << num_actions).unsqueeze(1) & bits) > 0, persistent=False)
 
     def forward(self) -> Tensor:
-        """[2**num_actions + 1, num_actions * dim] by the bits of actions; the last is a candidate's, not yet known."""
+        """Return [2**num_actions + 1, num_actions * dim] by action bits; the last row is for candidates."""
         return torch.cat([(self.is_set.unsqueeze(2) * self.rows).flatten(1), self.candidate])
 
     def numbers(self, actions: Tensor, num_candidates: int) -> Tensor:
-        """Rows [E + num_candidates] of that for events of these actions [E] and then candidates."""
+        """Return the rows [E + num_candidates] for events with these actions [E], then for candidates."""
         candidate = len(self.is_set)
         return nn.functional.pad(actions.long() & (candidate - 1), (0, num_candidates), value=candidate)
 
 
 class HSTULayer(nn.Module):
-    """Pointwise projection, attention without softmax, gating, and the sum with its input."""
+    """A layer: pointwise projection, attention without softmax, gating, and the sum with the input."""
 
     def __init__(self, config: HSTUConfig) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ class HSTULayer(nn.Module):
             nn.init.xavier_uniform_(weight)
 
     def forward(self, x: Tensor, layout: SequenceLayout, candidates: Tensor | None = None) -> Tensor:
-        """[T, G] to [T, G]; with `candidates` [M], places among T, to theirs alone, [M, G]."""
+        """Map [T, G] to [T, G]; with `candidates` [M], places among T, compute only theirs, [M, G]."""
         config, normed = self._config, self.input_norm(x)
         if candidates is None:
             u, v, q, k = torch.addmm(self.bias, normed, self.projection).split(self._widths, dim=1)
@@ -176,7 +176,7 @@ class HSTULayer(nn.Module):
 
 
 class HSTU(nn.Module):
-    """The model. An event has the ids of an item and its attributes; so has a candidate, in tables that they share.
+    """The model. An event has the ids of an item and its attributes, and so has a candidate, in shared tables.
 
     Attributes:
         sparse_arch: the tables.
@@ -222,24 +222,24 @@ class HSTU(nn.Module):
             _initialise(part, nn.init.xavier_uniform_)
 
     def begin_step(self, seed: int, step: int, rank: int, rows: int, num_valid: int | None = None) -> None:
-        """Have the dropout of a step draw from its own numbers; a process's rows have no effect."""
+        """Seed the dropout of a step with its own numbers, whatever the process's rows."""
         if self._config.input_dropout or self._config.linear_dropout:
             key = np.random.SeedSequence([seed, step, rank])
             torch.manual_seed(int(key.generate_state(1, np.uint64)[0] >> np.uint64(1)))
 
     def undo_step(self) -> None:
-        """The forward has changed nothing."""
+        """Do nothing, as the forward changes no state."""
 
     def feature_weights(self) -> list[nn.Parameter]:
-        """Dense parameters that stand for tables: none."""
+        """Return the dense parameters in place of tables: none."""
         return []
 
     def statistics(self) -> dict[str, Tensor]:
-        """Of batch norm, which the model has not."""
+        """Return the statistics of batch norm, which the model lacks."""
         return {}
 
     def forward(self, sequences: Sequences, ids: KeyedJaggedTensor) -> Tensor:
-        """A batch to logits [M, tasks] float32."""
+        """Compute a batch's logits [M, tasks] float32."""
         rows = {key: jagged.values() for key, jagged in self.sparse_arch(ids).items()}
         layout = SequenceLayout(
             [
@@ -262,7 +262,7 @@ class HSTU(nn.Module):
     def _positions_of(
         self, rows: Mapping[str, Tensor], sequences: Sequences, layout: SequenceLayout
     ) -> tuple[Tensor, Tensor]:
-        """Vectors [T, G] of all positions, and the places [M] of candidates among them."""
+        """Return vectors [T, G] of all positions, and the places [M] of candidates among them."""
         device, num_context = self.positions.device, len(self._context)
         histories = torch.tensor(sequences.history_lengths)
         numbers = torch.tensor(sequences.num_candidates)
@@ -293,23 +293,23 @@ class HSTU(nn.Module):
 
 
 class Head(nn.Module):
-    """User and item vectors to a logit a task."""
+    """Combines user and item vectors to a logit per task."""
 
     def __init__(self, dim: int, hidden: int, num_tasks: int) -> None:
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(dim, hidden), SwishNorm(hidden), nn.Linear(hidden, num_tasks))
 
     def forward(self, user: Tensor, item: Tensor) -> Tensor:
-        """[M, G] each to [M, tasks]."""
+        """Map two [M, G] to [M, tasks]."""
         logits: Tensor = self.layers(user * item)
         return logits
 
 
 def _places(num_context: int, histories: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """How B sequences are made of [context of all; histories of all; candidates of all], computed on the host.
+    """Arrange [context of all; histories of all; candidates of all] to B sequences, on the host.
 
-    Returns for each of T positions its row among those; the places [M] of candidates; and each position's number, which
-    counts context from 0 on, then backwards: candidates have C, the newest event C + 1, the one before it C + 2.
+    Returns the row of each of the T positions; the places [M] of candidates; and each position's number. Context counts
+    from 0, then numbers count backwards: candidates have C, the newest event C + 1, the one before it C + 2.
     """
     samples, lengths = len(histories), histories + candidates + num_context
     starts = lengths.cumsum(0) - lengths
@@ -327,7 +327,7 @@ def _places(num_context: int, histories: Tensor, candidates: Tensor) -> tuple[Te
 
 
 def _time_of_day_and_week(seconds: Tensor) -> Tensor:
-    """[M] seconds to [M, 4]: cosine and sine of the hour of the day and of the day of the week."""
+    """Map [M] seconds to [M, 4]: cosine and sine of the hour of the day and of the day of the week."""
     hours = torch.div(seconds, SECONDS_PER_HOUR, rounding_mode="floor")
     days = torch.div(hours, HOURS_PER_DAY, rounding_mode="floor")
     parts = ((hours, HOURS_PER_DAY), (days, DAYS_PER_WEEK))
@@ -336,7 +336,7 @@ def _time_of_day_and_week(seconds: Tensor) -> Tensor:
 
 
 def _initialise(part: nn.Module | None, draw: Callable[[Tensor], Tensor]) -> None:
-    """Draw the linear layers' weights; their biases are 0."""
+    """Draw the weights of linear layers, and set their biases to 0."""
     for module in part.modules() if part is not None else ():
         if isinstance(module, nn.Linear):
             draw(module.weight)
@@ -344,19 +344,19 @@ def _initialise(part: nn.Module | None, draw: Callable[[Tensor], Tensor]) -> Non
 
 
 def hstu(config: AppConfig, tables: EventArch, features: Features) -> HSTU:
-    """HSTU around its tables."""
+    """Build HSTU around its tables."""
     keys = keys_of_extension(config, SequencesConfig)
     return HSTU(keys.hstu, tables, config.model.embedding_dim, EventKeys.of(features), keys.num_tasks)
 
 
 def loss_factor(config: AppConfig) -> float:
-    """What the mean loss over samples and tasks is multiplied by: tasks are added."""
+    """Return the factor of the mean loss over samples and tasks, since losses of tasks are added."""
     keys = keys_of_extension(config, SequencesConfig)
     return keys.hstu.loss_weight * keys.num_tasks
 
 
 def bag_sizes(config: AppConfig, features: Features) -> dict[str, float]:
-    """Ids a bag by key, with histories as long as they can be."""
+    """Return the ids per bag of each key, with histories of maximum length."""
     keys, settings = EventKeys.of(features), keys_of_extension(config, SequencesConfig)
     room = settings.hstu.max_seq_len - len(keys.context) - 1
     length = float(min(settings.history_length, settings.max_history or settings.history_length, room))

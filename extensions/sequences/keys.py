@@ -1,4 +1,4 @@
-"""`sequences`: samples of a dataset of events, and the model that learns from them (docs/sequences.md)."""
+"""Keys `sequences`: samples of a dataset of events, and the model that learns from them (docs/sequences.md)."""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -7,10 +7,10 @@ from common.keys import key
 
 
 class Attention(Enum):
-    """How attention is computed; all give the same numbers.
+    """Strategies of attention, all with the same results.
 
-    padded: all sequences padded to the longest, memory by its square; bucketed: by length and in chunks, in bounded
-    memory; triton: by kernels for GPUs, without padding.
+    padded: pads all sequences to the longest, with memory by its square; bucketed: groups by length and in chunks, with
+    bounded memory; triton: kernels for GPUs, without padding.
     """
 
     padded = "padded"
@@ -19,10 +19,10 @@ class Attention(Enum):
 
 
 class AttentionScale(Enum):
-    """N, by which attention is divided: a part of the model, which serving must repeat.
+    """N, the divisor of attention. It is part of the model, so serving must repeat it.
 
-    batch: the longest sequence of a process's batch (MLPerf's reference); global_batch: of all processes' batches, so
-    that their number changes nothing; max_seq_len: always that key's value, so that a score is the sample's own.
+    batch: longest sequence of a process's batch (MLPerf's reference); global_batch: of all processes' batches, so that
+    their number does not matter; max_seq_len: always that key's value, so that a score depends only on the sample.
     """
 
     batch = "batch"
@@ -33,8 +33,8 @@ class AttentionScale(Enum):
 class HistoryKind(Enum):
     """Events of a history.
 
-    interleaved: the last of each action, in equal numbers, merged by time, as in MLPerf's DLRMv4; last_n: the last of
-    any action.
+    interleaved: the last events of each action, in equal numbers, merged by time, as in MLPerf's DLRMv4; last_n: the
+    last events of any action.
     """
 
     interleaved = "interleaved"
@@ -42,9 +42,9 @@ class HistoryKind(Enum):
 
 
 class CandidateTime(Enum):
-    """Time of a candidate, from which ages of events and the time of day are counted.
+    """Time of a candidate, the reference for ages of events and for the time of day.
 
-    history: its history's last event's, as in MLPerf's DLRMv4; own: its own, which shows how long ago that event was.
+    history: time of the history's last event, as in MLPerf's DLRMv4; own: its own, which reveals the gap to that event.
     """
 
     history = "history"
@@ -52,14 +52,14 @@ class CandidateTime(Enum):
 
 
 class AnchorOrder(Enum):
-    """Order of samples inside a window of time: user: by user, then time; shuffled: by seed, epoch and window."""
+    """Order of samples in a window. user: by user, then time; shuffled: by seed, epoch and window."""
 
     user = "user"
     shuffled = "shuffled"
 
 
 class WindowRest(Enum):
-    """Samples of a window that fill no batch: carry: they begin the next window's first; drop: they are left out."""
+    """Use of a window's samples that fill no batch. carry: they begin the next window's first batch; drop: left out."""
 
     carry = "carry"
     drop = "drop"
@@ -96,7 +96,7 @@ class HSTUConfig:
 
 @dataclass(frozen=True)
 class SequencesConfig:
-    """How samples are made of a dataset of events, and the layers of model=hstu."""
+    """Samples of a dataset of events, and the layers of model=hstu."""
 
     min_history: int | None = key(None, "events of its user before a sample; null: the dataset's own", at_least=0)
     window_seconds: int | None = key(None, "length of the windows of time; null: the dataset's own", at_least=1)
@@ -116,13 +116,13 @@ class SequencesConfig:
 
     @property
     def num_tasks(self) -> int:
-        """Outputs of the model: of the label and of `tasks`."""
+        """Return the model's number of outputs: the label and `tasks`."""
         return 1 + len(self.tasks)
 
 
 @dataclass(frozen=True)
 class SyntheticEventsConfig:
-    """Events whose labels come from a known model of their user's history (see extensions/sequences/synthetic.py)."""
+    """Events whose labels come from a known model of the user's history (see extensions/sequences/synthetic.py)."""
 
     users: int = key(2_000, "number of users", at_least=1)
     days: int = key(20, "days of the log", within="[2, 40000]")

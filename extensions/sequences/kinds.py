@@ -1,4 +1,4 @@
-"""The dataset of events and its sources, as the core's tables have them."""
+"""The dataset of events and its sources, as rows for the core's tables."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def parts() -> KindParts:
-    """What a dataset of events needs, imported when there is one."""
+    """Return the functions for datasets of events; imports their modules only now."""
     from extensions.sequences import event_arrays, manifest, preparation
 
     return KindParts(preparation.prepare_events, event_arrays.verify_events, manifest.fault)
@@ -29,21 +29,21 @@ EVENT_LOG = DatasetKind(
 
 
 def fetch_log(data: "DataConfig", root: Path, work: Path) -> "list[Source]":
-    """Yambda's log from mirrors, with the tables of its items' attributes."""
+    """Download Yambda's log from mirrors, with the tables of its items' attributes."""
     from extensions.sequences.preparation import fetch_log
 
     return fetch_log(data, root, work)
 
 
 def generate_log(data: "DataConfig", root: Path, work: Path) -> "list[Source]":
-    """A generated log and its items' table."""
+    """Generate a log and its items' table."""
     from extensions.sequences.synthetic import find_log
 
     return find_log(data, root, work)
 
 
 def generated_figures(data: "DataConfig", root: Path) -> dict[str, Any]:
-    """What decides the events of a generated log, and the best scores."""
+    """Return the settings of a generated log's events, and the best scores."""
     from extensions.sequences.synthetic import figures
 
     return figures(data, root)

@@ -1,4 +1,4 @@
-"""The labels of a log of events that a model learns."""
+"""Labels of a log of events that a model learns."""
 
 from pathlib import Path
 
@@ -12,12 +12,12 @@ from extensions.sequences.keys import SequencesConfig
 
 
 def tasks(config: AppConfig) -> list[str]:
-    """The actions that are learned beside the log's label."""
+    """Return the actions to learn besides the log's label."""
     return keys_of_extension(config, SequencesConfig).tasks
 
 
 def refuse_one_class(config: AppConfig, root: Path, split: Split) -> None:
-    """Refuse to train on events if the samples' label, or that of a task, has one class.
+    """Refuse to train on events if the samples' label, or a task's, has one class.
 
     Raises:
         UserError: names the action, with the samples of each action.

@@ -1,4 +1,4 @@
-"""The manifest of a dataset of events."""
+"""Checks of the manifest of a dataset of events."""
 
 from typing import Literal
 
@@ -20,7 +20,7 @@ class EventEncoding(JsonObject):
 
 
 def fault(document: Document) -> str | None:
-    """The first contradiction in a manifest; None if there is none. Raises ValueError for a value of a wrong type."""
+    """Return the first contradiction in a manifest, or None. Raise ValueError for a value of a wrong type."""
     schema = convert(document.encoding, EventEncoding, "encoding").raw_schema
     if contradiction := schema.fault():
         return f"key 'encoding.raw_schema': {contradiction}"

@@ -1,4 +1,4 @@
-"""Quality of the ranking within each user's samples, and AUC as MLPerf's reference computes it."""
+"""Quality of the ranking within each user's samples, and AUC as in MLPerf's reference."""
 
 import numpy as np
 import torch
@@ -11,10 +11,10 @@ from app.metrics.users import grouped_auc
 def user_metrics(
     logits: NDArray[np.float32], labels: NDArray[np.float32], users: NDArray[np.integer]
 ) -> dict[str, float | int | None]:
-    """Metrics of logits [n] against labels [n] of 0 and 1, of samples of the users [n]; None where undefined.
+    """Compute metrics of logits [n] and labels [n] of 0 and 1 for samples of the users [n]; None if undefined.
 
-    gauc, gauc_users: as of `grouped_auc`.
-    auc_torchrec: AUC of probabilities, whose ties count in the order that the sort leaves them in.
+    gauc, gauc_users: from `grouped_auc`.
+    auc_torchrec: AUC of probabilities that counts ties in the order that the sort leaves.
     """
     metrics = {**grouped_auc(logits, labels, users), "auc_torchrec": None}
     is_positive = labels > 0.5

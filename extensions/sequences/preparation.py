@@ -1,4 +1,4 @@
-"""A log of events to a dataset of events: the way of such a job from top to bottom (docs/sequences.md)."""
+"""Preparation of a dataset of events from a log, in one function per step (docs/sequences.md)."""
 
 import sys
 import time
@@ -58,21 +58,21 @@ from extensions.sequences.stages import (
     plan_merge,
 )
 
-SORT_BYTES = 128  # of memory for an event of a run, while it is sorted or merged
-KEY_BYTES = 64  # for a user or item, while all are counted, or an attribute's table is read
+SORT_BYTES = 128  # memory of an event while its run is sorted or merged
+KEY_BYTES = 64  # memory of a user or item while all are counted, or an attribute's table is read
 KEYS_PER_BUDGET = 4
 COUNTED_VALUES, SHOWN_VALUES = 1000, 8  # of a column, in an error
-RUN_BYTES, PIECE_BYTES = 20, 9  # on disk until the dataset is made, of an event in a run (keys, items) and sorted
+RUN_BYTES, PIECE_BYTES = 20, 9  # disk space of an event during preparation, in a run (keys, items) and sorted
 ORDER = "user, time, place in the input"
 
 
 @dataclass
 class EventJob:
-    """A job, and what came of it.
+    """A job and its results.
 
     Attributes:
-        sources: the log's files, then the attributes' tables, of which `tables` has the index by attribute.
-        counts: figures for the manifest; attribute_masks: for each attribute which items its table has.
+        sources: the log's files, then the attributes' tables; `tables` has their index by attribute.
+        counts: figures for the manifest; attribute_masks: for each attribute, a mask of the items in its table.
     """
 
     work: Path
@@ -89,12 +89,12 @@ class EventJob:
 
     @property
     def run_events(self) -> int:
-        """Events sorted at once."""
+        """Return the number of events sorted at once."""
         return max(1, self.chunk_bytes // EVENT_BYTES)
 
 
 def prepare_events(data: DataConfig, root: Path) -> Manifest:
-    """Make the dataset, resume making it, or find it made.
+    """Make the dataset, resume an unfinished job, or return the finished dataset.
 
     Raises:
         UserError: bad configuration or input.
@@ -132,12 +132,12 @@ def prepare_events(data: DataConfig, root: Path) -> Manifest:
 
 
 def fetch_log(data: DataConfig, root: Path, work: Path) -> list[Source]:
-    """A log from mirrors, and the tables of its items' attributes."""
+    """Download a log from mirrors, and the tables of its items' attributes."""
     return find_remote(data, root, lambda rows: int(rows * (RUN_BYTES + 2 * PIECE_BYTES)))
 
 
 def _attribute_source(schema: Path, log: Source, fetched: list[Source], file: str) -> Source:
-    """An attribute's table: as it was fetched, or beside the schema, or beside the log."""
+    """Return an attribute's table: the downloaded one, or else the one beside the schema or the log."""
     if fetched_table := next((source for source in fetched if source.name == file), None):
         return fetched_table
     beside = [schema.parent / file, Path(log.path).parent / file]
@@ -145,7 +145,7 @@ def _attribute_source(schema: Path, log: Source, fetched: list[Source], file: st
 
 
 def _make(data: DataConfig, root: Path, job: EventJob, parameters: dict[str, Any]) -> tuple[Manifest, list[Any]]:
-    """Run all stages."""
+    """Run all stages, and return the manifest and the moves of files to the dataset."""
     if may_use_processes(data):
         start_fork_server(has_schema=True)
     keep_freed_memory()
@@ -195,7 +195,7 @@ def _make(data: DataConfig, root: Path, job: EventJob, parameters: dict[str, Any
 def _refuse_unreadable(
     data: DataConfig, root: Path, job: EventJob, records: list[SortRecord], digests: list[FileDigest | None]
 ) -> None:
-    """Refuse files that changed or are not the published ones; record the sums of fetched ones."""
+    """Refuse files that changed or differ from the published ones; record the checksums of downloaded files."""
     refuse_changed(job.sources)
     if not sum(record.rows for record in records):
         raise UserError(f"{job.sources[0].path}: no events in it; get it again, or leave it out of data.raw")
@@ -209,7 +209,7 @@ def _refuse_unreadable(
 
 
 def _fit_ids(job: EventJob, records: list[SortRecord], runs: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Write the items' keys, if they are renumbered, and each item's attributes; which file goes where."""
+    """Write the items' keys, if renumbered, and each item's attributes; return the moves of these files."""
     schema, moves = job.schema, []
     if schema.renumber:
         keys = distinct_items(runs, job.key_limit)
@@ -239,10 +239,10 @@ def _fit_ids(job: EventJob, records: list[SortRecord], runs: tuple[str, ...]) ->
 def _attribute(
     job: EventJob, name: str, items: NDArray[np.int64] | None, num_items: int
 ) -> tuple[NDArray[np.int32], NDArray[np.bool_], int]:
-    """An attribute of each item id, which items have it, and rows of its table.
+    """Return an attribute of each item id, a mask of the items that have it, and the rows of its table.
 
     Raises:
-        UserError: two rows give an item of the log two values.
+        UserError: two rows give an item of the log different values.
     """
     schema, attribute = job.schema, job.schema.attributes[name]
     columns = (attribute.item, attribute.column)
@@ -274,7 +274,7 @@ def _attribute(
 
 
 def _attribute_batches(job: EventJob, name: str) -> Iterator[RawRows]:
-    """The batches of an attribute's table."""
+    """Yield the batches of an attribute's table."""
     source, attribute = job.sources[job.tables[name]], job.schema.attributes[name]
     for chunk in plan_event_chunks(source, job.chunk_bytes):
         for batch, _ in event_batches(source, chunk, (attribute.item, attribute.column), job.schema.delimiter):
@@ -282,7 +282,7 @@ def _attribute_batches(job: EventJob, name: str) -> Iterator[RawRows]:
 
 
 def _contradiction(job: EventJob, name: str, key: int) -> UserError:
-    """The error about two rows that give the item of a key two values."""
+    """Return the error for two rows that give the item of a key different values."""
     attribute = job.schema.attributes[name]
     columns, places = (attribute.item, attribute.column), dict[int, tuple[RawRows, int]]()
     for batch in _attribute_batches(job, name):
@@ -316,10 +316,10 @@ def _merge_tasks(
 
 
 def _refuse_useless(job: EventJob, records: list[MergeRecord], allows_one_class: bool) -> None:
-    """Refuse a log of which nothing can be learned.
+    """Refuse a log from which nothing can be learned.
 
     Raises:
-        UserError: there are no events, none can be a sample, or all samples have one label.
+        UserError: no events, none that can be a sample, or samples that all have one label.
     """
     events, path, schema = sum(record.rows for record in records), job.sources[0].path, job.schema
     if not events:
@@ -340,7 +340,7 @@ def _refuse_useless(job: EventJob, records: list[MergeRecord], allows_one_class:
 
 
 def _values_of_samples(job: EventJob) -> str:
-    """The values, with their counts, that events which meet `anchors` have in the columns of the label's condition."""
+    """Return the values and counts of the label's columns, among events that meet `anchors`."""
     schema = job.schema
     counts: dict[str, Counter[str]] = {column: Counter() for column in schema.actions[schema.label]}
     for source in job.sources[: job.num_logs]:
@@ -362,7 +362,7 @@ def _values_of_samples(job: EventJob) -> str:
 
 
 def _join(job: EventJob, tasks: list[MergeTask], records: list[MergeRecord], executor: Executor) -> Shard:
-    """Write the merged events one after another; return the dataset's shard."""
+    """Write the merged events one after another, and return the dataset's shard."""
     events, users = sum(record.rows for record in records), sum(record.users for record in records)
     if job.schema.renumber:
         job.num_embeddings[USER] = users + 1
@@ -388,7 +388,7 @@ def _join(job: EventJob, tasks: list[MergeTask], records: list[MergeRecord], exe
 
 
 def _count(job: EventJob, records: list[SortRecord], merge_records: list[MergeRecord]) -> None:
-    """Figures of the events, for the manifest's `extra`."""
+    """Add figures of the events for the manifest's `extra`."""
     keys = ("users", "dropped", "repeated", "out_of_table", "anchors", "candidates", "positives", "short_users")
     job.counts |= {key: sum(getattr(record, key) for record in merge_records) for key in keys}
     job.counts |= {
@@ -405,7 +405,7 @@ def _describe(
     tasks: list[SortTask],
     digests: list[FileDigest | None],
 ) -> Manifest:
-    """The manifest."""
+    """Build the manifest."""
     rate = job.counts["positives"] / job.counts["candidates"]
     rows = [0] * len(job.sources)
     for task, record in zip(tasks, records, strict=True):
@@ -429,7 +429,7 @@ def _describe(
 
 
 def _summary_lines(manifest: Manifest) -> Iterator[str]:
-    """What a user should know of the events."""
+    """Yield what a user should know about the events."""
     figures, history = manifest.extra, manifest.encoding["raw_schema"].get("min_history", 1)
     yield (
         f"{manifest.rows:,} events of {figures['users']:,} users, {figures['anchors']:,} samples "

@@ -1,4 +1,4 @@
-"""Items ranked for a user of a log of events."""
+"""Ranking of items for a user of a log of events."""
 
 import logging
 from pathlib import Path
@@ -24,10 +24,10 @@ log = logging.getLogger("clickwork")
 
 
 def score_items(config: RecommendConfig, trained: AppConfig, run: TrainedRun, runtime: Runtime) -> Scored:
-    """Items after the events of one user in a dataset of events.
+    """Score items after the events of one user in a dataset of events.
 
     Raises:
-        UserError: items or a user that the log does not have, or no user.
+        UserError: items or a user outside the log, or no user.
     """
     history = open_log(run.root, run.manifest, trained)
     schema, arrays = history.schema, history.events
@@ -60,14 +60,14 @@ def score_items(config: RecommendConfig, trained: AppConfig, run: TrainedRun, ru
 
 
 def _flagged(schema: EventSchema, candidates: NewRows) -> NDArray[np.bool_]:
-    """Which candidates have the log's flag, read as the log's own events are; none without such a column."""
+    """Return a mask of candidates with the log's flag, read like the log's events; all False without such a column."""
     if schema.flag not in candidates.columns:
         return np.zeros(len(candidates.numbers), np.bool_)
     return candidates.truths(schema.flag)
 
 
 def _read_items(config: RecommendConfig, schema: EventSchema) -> NewRows:
-    """A file's items: a column of that name, or one column without names."""
+    """Read the items of a file: a column of that name, or a single column without names."""
     spare = (config.id_column, schema.flag or "", schema.user)
     shape = Shape((schema.item,), schema.delimiter, label="", required_columns=(schema.item, *spare))
     candidates = read_new_rows(Path(config.candidates), shape)
@@ -77,10 +77,10 @@ def _read_items(config: RecommendConfig, schema: EventSchema) -> NewRows:
 
 
 def _history(config: RecommendConfig, history: EventLog, candidates: NewRows) -> tuple[int, int, int]:
-    """Index of the user, number of the event that its history ends before, and the candidates' time.
+    """Return the user's index, the number of the event that its history ends before, and the candidates' time.
 
     Raises:
-        UserError: no user, one that the log does not have, or one with too few events.
+        UserError: no user, a user outside the log, or one with too few events.
     """
     arrays, column = history.events, history.schema.user
     users = {config.user} if config.user is not None else set()

@@ -1,4 +1,4 @@
-"""Keys of preparation that have no effect on a log of events."""
+"""Checks for keys of preparation that have no effect on a log of events."""
 
 from common.errors import UserError
 from common.keys import shown
@@ -16,7 +16,7 @@ USED_BY_EVENTS = USED_BY_GENERATORS | {
 
 
 def refuse_keys_without_events(data: DataConfig) -> None:
-    """Raises UserError for a key of rows, or of another source, that has no effect on events."""
+    """Raise UserError for a key of rows, or of another source, without effect on events."""
     if data.train is not None:
         raise UserError("data.train: a log of events is split by time, not by files; name its files in data.raw")
     refuse_other_keys(data, USED_BY_EVENTS, "on a log of events; leave it out")

@@ -1,4 +1,4 @@
-"""Where sequences of many lengths lie, one after the other, in the tensors of a batch."""
+"""Layout of sequences of different lengths, one after another, in the tensors of a batch."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -9,10 +9,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class SequenceLayout:
-    """Where sequences lie among T positions, and how many candidates each ends with.
+    """Places of sequences among T positions, and the number of candidates at the end of each.
 
-    lengths, num_candidates: of each sequence, on the host; a length counts the candidates.
-    divisor: N.
+    lengths, num_candidates: per sequence, on the host; a length includes the candidates.
+    divisor: N of the attention.
     """
 
     lengths: Sequence[int]
@@ -21,7 +21,7 @@ class SequenceLayout:
     _products: dict[Any, Any] = field(default_factory=dict)
 
     def once(self, key: Any, make: Callable[[], T]) -> T:
-        """What a strategy makes of the layout for one layer and uses for all."""
+        """Return what a strategy derives from the layout, computed once for all layers."""
         if key not in self._products:
             self._products[key] = make()
         product: T = self._products[key]

@@ -1,4 +1,4 @@
-"""What a batch of histories holds beside ids."""
+"""Contents of a batch of histories besides ids."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -10,12 +10,12 @@ from torchrec.streamable import Pipelineable
 
 @dataclass
 class Sequences(Pipelineable):
-    """What a batch of B histories holds besides ids: E events of all histories, M candidates of all samples.
+    """Contents of a batch of B histories besides ids: E events of all histories, M candidates of all samples.
 
     Attributes:
-        times: [E] int64 seconds of the histories' events, sample by sample, the oldest first.
+        times: [E] int64 seconds of the histories' events, sample by sample, oldest first.
         actions: [E] uint8, a bit for each action of the dataset's schema.
-        candidate_times: [M] int64 seconds, of the last event of each history, or the candidate's own
+        candidate_times: [M] int64 seconds, of the history's last event or of the candidate itself
             (sequences.candidate_time).
         history_lengths, num_candidates: [B] on the host.
         divisor: N of the attention (extensions.sequences.keys.AttentionScale), on the host.

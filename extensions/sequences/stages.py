@@ -1,8 +1,8 @@
-"""A log of events sorted by (user, time, place in the input) in bounded memory.
+"""Stages that sort a log of events by (user, time, place in the input) in bounded memory.
 
-`SortTask` writes sorted runs of consecutive events; `MergeTask` takes some users out of all runs, in the runs' order,
-and sorts them by a stable sort. Which events are in a run, and which users in a task, follows from the input and
-`chunk_bytes` alone.
+`SortTask` writes sorted runs of consecutive events. `MergeTask` takes some users from all runs, in the order of the
+runs, and sorts their events by a stable sort. The input and `chunk_bytes` alone decide the events of a run and the
+users of a task.
 """
 
 from collections.abc import Iterable
@@ -26,15 +26,15 @@ from extensions.sequences.event_arrays import EVENT_DTYPES
 from extensions.sequences.event_parsing import EVENT_BYTES, EventBlock, event_batches, parse_events
 from extensions.sequences.event_schema import ANCHOR_BIT, EventSchema
 
-MIN_EVENTS = 1 << 20  # of one user, that fit any memory budget
-REPEATS_WITHIN = 100  # earlier events of a user and time among which one like it is looked for
+MIN_EVENTS = 1 << 20  # events of one user that fit any memory budget
+REPEATS_WITHIN = 100  # earlier events of a user and time that are searched for an equal one
 
 
 @dataclass
 class SortRecord:
-    """Runs of a chunk, files N.{users,starts,items,times,flags}.npy and N.distinct.npy, its sorted items.
+    """Runs of a chunk: files N.{users,starts,items,times,flags}.npy, and N.distinct.npy with its sorted items.
 
-    unsorted: events of a run that stood after a later one of their user. last_time: of its events in microseconds, -1
+    unsorted: events of a run after a later one of their user. last_time: latest time of its events in microseconds, -1
     without any.
     """
 
@@ -63,12 +63,12 @@ class SortTask(LoggedTask[SortRecord]):
 
     @property
     def stem(self) -> Path:
-        """Common prefix of its files' paths."""
+        """Return the common prefix of its files' paths."""
         return self.work / CHUNKS_DIRECTORY / f"{self.source:05d}-{self.number:05d}"
 
     @property
     def size(self) -> tuple[int, int]:
-        """Bytes and rows that count as done."""
+        """Return the bytes and rows to count as done."""
         return self.chunk.bytes_of(self.file), 0
 
     def do(self, worker: Worker) -> SortRecord:
@@ -104,7 +104,7 @@ class SortTask(LoggedTask[SortRecord]):
         columns = EventBlock(*(np.concatenate(column) for column in zip(*blocks, strict=True)))
         order = np.lexsort((columns.times, columns.users))
         users, starts, numbers = np.unique(columns.users[order], return_index=True, return_inverse=True)
-        places = (numbers * len(order) + order)[::-1]  # of each user the latest event first
+        places = (numbers * len(order) + order)[::-1]  # the latest event of each user comes first
         record.unsorted += int((places > np.minimum.accumulate(places)).sum())
         arrays = {
             "users": users,
@@ -121,22 +121,22 @@ class SortTask(LoggedTask[SortRecord]):
         record.runs += 1
 
     def run_stems(self, record: SortRecord) -> list[str]:
-        """Prefixes of its runs' paths."""
+        """Return the prefixes of its runs' paths."""
         return [f"{self.stem}.{run}" for run in range(record.runs)]
 
 
 class UserCounts(NamedTuple):
-    """Keys of all users [U], rising, and the number of events of each."""
+    """Keys of all users [U], ascending, and the number of events of each."""
 
     users: NDArray[np.int64]
     counts: NDArray[np.int64]
 
 
 def count_users(runs: Iterable[str], limit: int) -> UserCounts:
-    """Users of all runs.
+    """Count the users of all runs.
 
     Raises:
-        UserError: more than `limit`.
+        UserError: more users than `limit`.
     """
     total = UserCounts(np.zeros(0, np.int64), np.zeros(0, np.int64))
     for run in runs:
@@ -151,7 +151,7 @@ def count_users(runs: Iterable[str], limit: int) -> UserCounts:
 
 
 def distinct_items(runs: Iterable[str], limit: int) -> NDArray[np.int64]:
-    """Keys of all items of all runs, rising. Raises UserError for more than `limit`."""
+    """Return the keys of all items of all runs, ascending. Raise UserError for more than `limit`."""
     items = np.zeros(0, np.int64)
     for run in runs:
         items = np.union1d(items, np.load(f"{run}.distinct.npy"))
@@ -160,19 +160,19 @@ def distinct_items(runs: Iterable[str], limit: int) -> NDArray[np.int64]:
 
 
 def refuse_too_many(count: int, limit: int, entities: str) -> None:
-    """Raises UserError for more users or items than the memory budget has room for."""
+    """Raise UserError for more users or items than fit the memory budget."""
     if count > limit:
         raise UserError(f"data.memory_budget: too little for more than {limit:,} {entities}; give more, e.g. 8GiB")
 
 
 @dataclass
 class MergeRecord:
-    """Events of some users: files {users,offsets,items,times,flags}.npy, offsets counted from 0.
+    """Events of some users: files {users,offsets,items,times,flags}.npy, with offsets from 0.
 
-    dropped: events outside the times that are kept. repeated: events like another of their user and time.
-    out_of_table: ids beyond their table, which become 0. anchors: events that can be samples and have a long enough
-    history, candidates: without that condition, positives of the latter. short_users: users of whom no event
-    has a long enough history.
+    dropped: events outside the period to keep. repeated: events equal to another of their user and time.
+    out_of_table: ids beyond their table, which become 0. candidates: events that can be samples; positives: those with
+    the label; anchors: those with a long enough history. short_users: users without an event that has a long enough
+    history.
     """
 
     rows: int
@@ -190,12 +190,12 @@ class MergeRecord:
 
 @dataclass(frozen=True)
 class MergeTask(LoggedTask[MergeRecord]):
-    """Takes the users with keys from `first` to `last` out of the runs.
+    """Takes the users with keys from `first` to `last` from the runs.
 
     Attributes:
-        begin, end: times that are kept, in microseconds; the second is excluded.
-        items: path of the items' keys, of which key i has the id i + 1; None: an item's key is its id.
-        table_rows: ids from here on become 0.
+        begin, end: period to keep, in microseconds; `end` is excluded.
+        items: path of the items' keys; key i has the id i + 1. None: an item's key is its id.
+        table_rows: larger ids become 0.
     """
 
     work: Path
@@ -214,12 +214,12 @@ class MergeTask(LoggedTask[MergeRecord]):
 
     @property
     def stem(self) -> Path:
-        """Common prefix of its files' paths."""
+        """Return the common prefix of its files' paths."""
         return self.work / CHUNKS_DIRECTORY / f"users-{self.number:05d}"
 
     @property
     def size(self) -> tuple[int, int]:
-        """Bytes and rows that count as done."""
+        """Return the bytes and rows to count as done."""
         return self.events * EVENT_BYTES, self.events
 
     def do(self, worker: Worker) -> MergeRecord:
@@ -238,7 +238,7 @@ class MergeTask(LoggedTask[MergeRecord]):
         outside = items >= self.table_rows
         ids = np.where(outside, 0, items).astype(np.int32)
         counts = np.bincount(users, minlength=len(keys))
-        alive = counts > 0  # of a user whose events are all outside the times nothing is left
+        alive = counts > 0  # a user with no event in the period is left out
         offsets = np.append(0, np.cumsum(counts[alive]))
         ranks = np.arange(len(users)) - np.repeat(offsets[:-1], counts[alive])
         is_candidate = flags & ANCHOR_BIT != 0
@@ -264,7 +264,7 @@ class MergeTask(LoggedTask[MergeRecord]):
         return record
 
     def _read(self) -> tuple[NDArray[np.int64], EventBlock]:
-        """Keys of the users, and their events, run by run, with the users' numbers instead of keys."""
+        """Read the keys of the users, and their events run by run, with numbers for users in place of keys."""
         spans, key_parts = [], [np.zeros(0, np.int64)]
         for run in self.runs:
             users = open_array(Path(f"{run}.users.npy"))
@@ -288,10 +288,10 @@ class MergeTask(LoggedTask[MergeRecord]):
 
 
 def plan_merge(users: UserCounts, events: int) -> list[tuple[int, int, int]]:
-    """First and last key and number of events of each task: consecutive users, at most `events` if there are several.
+    """Return first key, last key and events of each task: consecutive users, at most `events` if there are several.
 
     Raises:
-        UserError: one user has more than that, and more than the least memory budget has room for.
+        UserError: a user has more events than that, and more than fit the smallest memory budget.
     """
     if len(users.users) and (most := int(users.counts.max())) > max(events, MIN_EVENTS):
         key = int(users.users[users.counts.argmax()])

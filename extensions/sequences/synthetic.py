@@ -1,14 +1,14 @@
-"""Generated events of listeners, whose labels come from a known model of what a history shows.
+"""Generated events of listeners, with labels from a known model of the history.
 
-Every item has an artist and an album; a user explores a few artists that change with time (drift), at hours of their
-own. A listen is to the end ("listen_plus") with probability
+Each item has an artist and an album. A user explores a few artists that change with time (drift), at the user's own
+hours. A listen is to the end ("listen_plus") with probability
 
     p = sigmoid(BIAS - SATIETY * satiety[artist] + q[item] + HOUR * cos(2 pi (hour - peak[artist]) / 24)).
 
-`satiety` follows from the user's own events: a listen multiplies that of its artist by DECAY, then adds +1 if it was to
-the end, else -1. So p is a function of the history, its order, the item and the hour: no model can know more than p,
-and what counts are the latest events of the candidate's artist, of which the last event seldom is one. Of listens to
-the end LIKES are liked at once.
+`satiety` follows from the user's own events: a listen multiplies its artist's satiety by DECAY, then adds 1 if it was
+to the end, else -1. So p is a function of the history, its order, the item and the hour, and no model can know more
+than p. What counts are the latest events of the candidate's artist, seldom the last event of all. A share LIKES of the
+listens to the end are liked at once.
 """
 
 import json
@@ -31,9 +31,9 @@ from data_prep.sources.finished import finished_manifest, sources_of_generated
 from data_prep.synthetic.bayes_scores import PROBABILITY_STEPS, bayes_scores
 from extensions.sequences.keys import SyntheticEventsConfig
 
-VERSION = 2  # of the events that a configuration gives
+VERSION = 2  # of the events of a configuration
 BLOCK_USERS = 256
-DAY, TICK = 86_400, 5  # times are multiples of a tick, as Yambda's
+DAY, TICK = 86_400, 5  # times are multiples of a tick, as in Yambda
 ARTISTS, ALBUMS_PER_ARTIST = 8, 8
 BIAS, SATIETY, DECAY, HOUR, QUALITY = 0.3, 0.8, 0.8, 0.7, 0.5
 LIKES, CHANGE = 0.1, 0.05
@@ -42,12 +42,12 @@ RECORD, LOG, TABLE = "synthetic_events.json", "events.parquet", "items.parquet"
 
 
 class World:
-    """What all users share: artist [items], album [items], quality [items], peak hour [ARTISTS]."""
+    """Properties that all users share: artist [items], album [items], quality [items], peak hour [ARTISTS]."""
 
     def __init__(self, config: SyntheticEventsConfig) -> None:
         rng = np.random.default_rng([config.seed, 0])
         self.artist = rng.integers(0, ARTISTS, config.items)
-        self.artist[:ARTISTS] = np.arange(ARTISTS)  # each has an item
+        self.artist[:ARTISTS] = np.arange(ARTISTS)  # each artist has an item
         self.album = self.artist * ALBUMS_PER_ARTIST + rng.integers(0, ALBUMS_PER_ARTIST, config.items)
         self.quality = rng.normal(0, QUALITY, config.items)
         self.peak = rng.uniform(0, 24, ARTISTS)
@@ -56,12 +56,12 @@ class World:
 
 
 def described(config: SyntheticEventsConfig) -> Json:
-    """What decides the events, for the manifest's `extra`."""
+    """Return the settings that decide the events, for the manifest's `extra`."""
     return {"version": VERSION, **asdict(config)}
 
 
 class _Record(Struct):
-    """What a log was written by, the sizes of it and of its items' table, and the best possible scores."""
+    """Settings of a written log, sizes of the log and its items' table, and the best possible scores."""
 
     config: Json
     bytes: list[int]
@@ -69,10 +69,10 @@ class _Record(Struct):
 
 
 def synthetic_log(config: SyntheticEventsConfig, root: Path) -> tuple[Path, Json]:
-    """Write the log and its items' table below `root`, unless they are there.
+    """Write the log and its items' table below `root` unless they exist.
 
     Returns:
-        the log's path, and the best scores that any model can have on the last window (`BayesScores`).
+        The log's path, and the best scores that any model can have on the last window (`BayesScores`).
     """
     directory = root / RAW_DIRECTORY
     log, table, record = (directory / name for name in (LOG, TABLE, RECORD))
@@ -90,7 +90,7 @@ def synthetic_log(config: SyntheticEventsConfig, root: Path) -> tuple[Path, Json
 
 
 def _known_scores(config: SyntheticEventsConfig, directory: Path) -> Json | None:
-    """The scores of the log in `directory`, if it is whole and of this configuration."""
+    """Return the scores of the log in `directory` if it is complete and of this configuration."""
     log, table, record = (directory / name for name in (LOG, TABLE, RECORD))
     if not (record.exists() and log.exists() and table.exists()):
         return None
@@ -100,18 +100,18 @@ def _known_scores(config: SyntheticEventsConfig, directory: Path) -> Json | None
 
 
 def figures(data: DataConfig, root: Path) -> Json:
-    """The manifest's `extra` of a generated log: what decides the events, and the best scores."""
+    """Return the manifest's `extra` of a generated log: settings of the events, and the best scores."""
     config = keys_of_extension(data, SyntheticEventsConfig)
     return {"bayes": synthetic_log(config, root)[1], data.source_kind.group: described(config)}
 
 
 def find_log(data: DataConfig, root: Path, work: Path) -> list[Source]:
-    """The log and its items' table, written below `root` unless they are there.
+    """Return the log and its items' table, written below `root` unless they exist.
 
-    Where a finished dataset is at `root`, nothing outside `work` is written.
+    If `root` holds a finished dataset, nothing outside `work` is written.
 
     Raises:
-        UserError: the dataset at `root` is of other events.
+        UserError: the dataset at `root` has other events.
     """
     config = keys_of_extension(data, SyntheticEventsConfig)
     existing = finished_manifest(data, root)
@@ -145,7 +145,7 @@ def _write(config: SyntheticEventsConfig, log: Path, table: Path) -> Json:
 def user_events(
     config: SyntheticEventsConfig, world: World, first: int
 ) -> tuple[Json, tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.bool_]]]:
-    """Events of a block of users, by user and time, and of the samples among them time, probability and label."""
+    """Return the events of a block of users, by user and time, and times, probabilities and labels of its samples."""
     import pyarrow as pa
 
     rng = np.random.default_rng([config.seed, 1, first])
@@ -203,7 +203,7 @@ def _simulate(
     probability: NDArray[np.float64],
     labels: NDArray[np.bool_],
 ) -> None:
-    """Draw items and labels of all users' listens, in time; draws [listens, 5] uniform."""
+    """Draw items and labels of all users' listens in time order; draws [listens, 5] are uniform."""
     satiety = np.empty(ARTISTS)
     for user in range(len(offsets) - 1):
         satiety[:] = 0
@@ -221,7 +221,7 @@ def _simulate(
 
 @jit
 def click_probability(satiety: float, quality: float, peak: float, time: Int) -> float:
-    """The probability of listening to the end; satiety, peak hour: of the item's artist."""
+    """Return the probability of listening to the end, from the satiety and peak hour of the item's artist."""
     phase = 2 * np.pi * (time / 3600 % 24 - peak) / 24
     logit = BIAS - SATIETY * satiety + quality + HOUR * np.cos(phase)
     return 1 / (1 + np.exp(-logit))
@@ -229,5 +229,5 @@ def click_probability(satiety: float, quality: float, peak: float, time: Int) ->
 
 @jit
 def next_satiety(satiety: float, label: bool) -> float:
-    """A user's satiety of an artist after a listen to one of its items."""
+    """Return a user's satiety of an artist after a listen to one of its items."""
     return satiety * DECAY + (1 if label else -1)

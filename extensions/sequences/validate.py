@@ -12,7 +12,7 @@ from extensions.sequences.keys import Attention, SequencesConfig
 
 
 def triton_problem(device_type: str) -> str | None:
-    """Why Triton's kernels cannot run there; None if they can, such as in its interpreter on a CPU."""
+    """Return why Triton's kernels cannot run on a device; None if they can, for instance interpreted on a CPU."""
     if device_type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
         return "needs a GPU; use bucketed, or set TRITON_INTERPRET=1, which computes the same on a CPU, slowly"
     if importlib.util.find_spec("triton") is None:
@@ -21,14 +21,14 @@ def triton_problem(device_type: str) -> str | None:
 
 
 def require_device(config: object, device_type: str) -> None:
-    """Raises UserError if attention cannot be computed on such a device as configured."""
+    """Raise UserError if the device cannot compute the configured attention."""
     attention = keys_of_extension(config, SequencesConfig).hstu.attention
     if attention is Attention.triton and (problem := triton_problem(device_type)):
         raise UserError(f"sequences.hstu.attention=triton: {problem}")
 
 
 def refuse_without_model(config: Any) -> None:
-    """Raises UserError for a key of this extension beside a model that does not read it."""
+    """Raise UserError for a key of this extension with a model that does not read it."""
     if config.model.name == "hstu":
         return
     given, usual = keys_of_extension(config, SequencesConfig), SequencesConfig()
