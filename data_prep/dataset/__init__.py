@@ -1,1 +1,1 @@
-"""The on-disk form of a dataset: arrays, manifest, schema, bags. `app` imports nothing else of `data_prep`."""
+"""The on-disk form of a dataset: arrays, manifest, schema and bags."""
