@@ -31,12 +31,6 @@ EXIT_STOPPED = 75
 SECONDS_FOR_FIRST_ERROR = 10.0
 
 
-def _wait_for_first_error() -> None:
-    """Wait while local rank 0 prints the same error, since torchrun ends all processes when one ends."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    time.sleep(SECONDS_FOR_FIRST_ERROR)
-
-
 def run(command: Command) -> NoReturn:
     """Run a command as the command line configures it, or print its help, and end the process with its exit status."""
     status = run_command(command)
@@ -116,7 +110,9 @@ def _status(run: Callable[[], int | None]) -> int:
         if os.environ.get("LOCAL_RANK", "0") == "0" or isinstance(error, OwnError):
             _print_error(str(error))
         else:
-            _wait_for_first_error()
+            # Local rank 0 prints the same error, and torchrun ends all processes when one ends.
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            time.sleep(SECONDS_FOR_FIRST_ERROR)
         return EXIT_BAD_INPUT
     except LostPeerError as error:
         _print_error(str(error))

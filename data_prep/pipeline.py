@@ -439,8 +439,8 @@ def _describe(job: Job, result: Result, parameters: dict[str, Any], extra: dict[
     """Build the manifest."""
     schema = replace(job.schema, sparse=result.features)
     if job.bags is not None:
-        several = (name for name, size in zip(result.features, job.bags.sizes, strict=True) if size > 1)
-        schema = replace(schema, ragged=tuple(several))
+        multi_hot = (name for name, size in zip(result.features, job.bags.sizes, strict=True) if size > 1)
+        schema = replace(schema, ragged=tuple(multi_hot))
     ranges = [{"low": bounds.low.tolist(), "high": bounds.high.tolist()} for bounds in result.ranges]
     encoding = parameters | {"raw_schema": job.schema.to_manifest(), "dense_range": ranges}
     if result.vocabularies:

@@ -59,7 +59,8 @@ def verify_dataset(root: Path) -> Manifest:
     for feature, entry in vocabulary.items():
         verify_file(vocabulary_path(root, feature), FileDigest(entry["bytes"], entry["sha256"]))
     verify_texts(root, manifest)
-    _verify_tables(root)
+    for path in sorted((root / TABLES_DIRECTORY).glob(f"*/{SUMS_NAME}")):
+        verify_sums(path)
     return manifest
 
 
@@ -75,12 +76,6 @@ def verify_rows(root: Path, manifest: Manifest) -> None:
         _check_rate(root, f"splits.{name}.label_rate", split.label_rate, split_positives, split.rows if has_rate else 0)
         positives += split_positives
     _check_rate(root, "label_rate", manifest.label_rate, positives, manifest.rows if has_rate else 0)
-
-
-def _verify_tables(root: Path) -> None:
-    """Compare the multi-hot tables, if they are drawn, with the checksums beside them."""
-    for path in sorted((root / TABLES_DIRECTORY).glob(f"*/{SUMS_NAME}")):
-        verify_sums(path)
 
 
 def _refuse_strangers(root: Path, manifest: Manifest, vocabulary: dict[str, Any]) -> None:

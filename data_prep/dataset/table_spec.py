@@ -16,8 +16,7 @@ from data_prep.dataset.label_rule import COMPARISONS, NUMBER, RULE_PATTERN
 from data_prep.dataset.options import LabelKind
 from data_prep.dataset.schema import Feature, Schema, to_json
 
-RULE = re.compile(rf"\s*({'|'.join(COMPARISONS)})\s*({NUMBER})\s*")  # of a log's events: see `meets`
-
+RULE = re.compile(rf"\s*({'|'.join(COMPARISONS)})\s*({NUMBER})\s*")  # rule for events of a log, see `meets`
 
 FORMATS = {  # of files with rows, by name: module and class; a file is of the first that takes it
     "parquet": ("data_prep.parsing.parquet", "Parquet"),
@@ -75,8 +74,8 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
     @property
     def schema(self) -> Schema:
         """Return the schema of the used columns."""
-        several = dict(self.separators)
-        ragged = tuple(name for name in self.sparse if name in several)
+        multi_hot = dict(self.separators)
+        ragged = tuple(name for name in self.sparse if name in multi_hot)
         return Schema(self.label, self.dense, self.sparse, ragged, self.label_kind)
 
     def column_of(self, feature: str) -> str:

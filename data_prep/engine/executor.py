@@ -28,13 +28,13 @@ from data_prep.io.progress import Progress, Tally
 
 ResultT = TypeVar("ResultT")
 ResultT_co = TypeVar("ResultT_co", covariant=True)
-TASKS_AHEAD = 4  # submitted per worker: enough that none waits, few enough that an error ends the job soon
+TASKS_AHEAD = 4  # per worker: enough that no worker waits, few enough that an error ends the job soon
 START_METHOD = "forkserver"  # Imports and kernels are loaded once, and no thread is ever forked.
-PRELOADED = "data_prep.stages.preload"  # imported by the fork server, as it takes most of a worker's start
-READERS = "data_prep.parsing.preload"  # likewise, with pyarrow
+PRELOADED = "data_prep.stages.preload"  # The fork server imports it, since it takes most of a worker's start.
+READERS = "data_prep.parsing.preload"  # the same, with pyarrow
 ON_CLUSTER = "from data_prep.stages import expand_multi_hot, parse"  # the first and the last import all that tasks need
 LOCK_SECONDS = 1.0  # A process killed while it counts keeps the lock; a count is not worth a longer wait.
-RETRIES = 3  # of a task whose worker in a cluster was lost
+RETRIES = 3  # for a task whose worker in a cluster was lost
 CONNECT_SECONDS = 15
 
 _BYTES, _ROWS = range(2)
@@ -138,10 +138,10 @@ class Executor:
     def __init__(self, workers: int) -> None:
         self.workers = workers
         self.counters = Counters()
-        self.seconds: dict[str, float] = {}  # of each stage
+        self.seconds: dict[str, float] = {}  # by stage
         self._here = Worker(self.counters, Cache())
-        self._peaks: dict[str, int] = {}  # of each running process
-        self._peak = 0  # of the processes before the last release
+        self._peaks: dict[str, int] = {}  # by running process
+        self._peak = 0  # until the last release
         self._executor: FuturesExecutor | None = None
 
     def __enter__(self) -> "Executor":

@@ -38,12 +38,12 @@ from data_prep.sources.discover import Source
 
 WORK_DIRECTORY = ".work"
 CHUNKS_DIRECTORY = "chunks"
-WORK_FORMAT = 8  # of files and records; an unfinished job with another format is not resumed
+WORK_FORMAT = 8  # An unfinished job with another format is not resumed.
 SHARD_SUFFIXES = ("labels.npy", "dense.npy", "sparse.npy", "values.npy", "offsets.npy")
 MIN_BLOCK_ROWS, MAX_BLOCK_ROWS, BLOCK_VALUES = 1 << 8, 1 << 15, 1 << 21
-VALUE_BYTES = 4  # of a categorical value or an id
+VALUE_BYTES = 4  # categorical value or id
 SHUFFLED_ROW_BYTES = 64  # a 64 MiB chunk and a shard of 1,048,576 rows need about the same memory
-SHUFFLED_VALUE_BYTES = 7  # likewise, of a multi-hot column
+SHUFFLED_VALUE_BYTES = 7  # the same, for a value of a multi-hot column
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,11 @@ class Job:
     schema: Schema
     rules: Rules
     chunk_bytes: int
-    table: Table | None = None  # of a user's own; None: Criteo's rows
-    bags: MultiHot | None = None  # tables that expand ids to bags; None: none
-    known_sums: tuple[KnownSum | None, ...] = ()  # of the sources, if they are fetched
-    keeps_texts: bool = False  # for a user's own table: whether the dataset holds the texts of vocabulary values
-    chunks_per_shard: int = 1  # if rows keep their order
+    table: Table | None = None  # description of a user's own table; None: Criteo's rows
+    bags: MultiHot | None = None  # tables that expand ids to bags
+    known_sums: tuple[KnownSum | None, ...] = ()  # checksums of fetched sources
+    keeps_texts: bool = False  # whether the dataset holds the texts of vocabulary values of a user's own table
+    chunks_per_shard: int = 1  # more than one only if rows keep their order
 
     @property
     def kinds(self) -> tuple[str, ...]:

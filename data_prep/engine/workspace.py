@@ -191,7 +191,9 @@ def publish(work: Path, root: Path, manifest: Manifest, moves: list[tuple[str, s
         moves: each file's path below `work`, and its path below `root`.
     """
     (work / CLEARING_NAME).touch()
-    _clear_dataset(root)
+    (root / MANIFEST_NAME).unlink(missing_ok=True)  # first, since a dataset without a manifest is no dataset
+    for name in (*split_directories(), VOCABULARY_DIRECTORY, TABLES_DIRECTORY):
+        shutil.rmtree(root / name, ignore_errors=True)
     save_manifest(work / "final", manifest)
     write_atomically(work / PLAN_NAME, json.dumps(moves).encode())
     return _finish(work, root)
@@ -220,10 +222,3 @@ def _finish(work: Path, root: Path) -> Manifest:
             entry.unlink()
     shutil.rmtree(work)
     return load_manifest(root)
-
-
-def _clear_dataset(root: Path) -> None:
-    """Remove a dataset, beginning with its manifest."""
-    (root / MANIFEST_NAME).unlink(missing_ok=True)
-    for name in (*split_directories(), VOCABULARY_DIRECTORY, TABLES_DIRECTORY):
-        shutil.rmtree(root / name, ignore_errors=True)

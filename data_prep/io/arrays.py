@@ -42,7 +42,7 @@ class ArrayWriter:
         checksum: Callable[[], Any] = hashlib.sha256,
     ) -> None:
         self.path = path
-        self.rows = 0  # so far
+        self.rows = 0  # written so far
         self._dtype, self._width, self._total = np.dtype(dtype), width, rows
         self._file = FileWriter(path, checksum, is_buffered=rows is None)
         self._file.append(np.frombuffer(npy_header(self._dtype, rows or 0, width), np.uint8))

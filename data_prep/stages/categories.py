@@ -175,7 +175,10 @@ class TableCategories:
                 record.distinct.append(len(categories.values))
                 for array in (categories.values, categories.counts, categories.first):
                     dictionaries.append(array)
-                record.text_bytes.append(_append_texts(texts, categories.texts))
+                offsets, content = text_buffers(categories.texts)
+                texts.append(offsets)
+                append_aligned(texts, content)
+                record.text_bytes.append(len(content))
                 if feature in self._lengths:
                     bags.append(categories.codes)
                 else:
@@ -216,14 +219,6 @@ class TableCategories:
             for part in parts:
                 writer.append(part)
             record.files[suffix] = writer.close()
-
-
-def _append_texts(file: FileWriter, texts: Any) -> int:
-    """Write the texts of a dictionary; their bytes."""
-    offsets, content = text_buffers(texts)
-    file.append(offsets)
-    append_aligned(file, content)
-    return len(content)
 
 
 def count_codes(

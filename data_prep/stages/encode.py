@@ -288,6 +288,6 @@ def unknown_of_all(job: Job, single: NDArray[np.int64], bags: Sequence[Bags]) ->
     if not bags:
         return single.tolist()
     is_reserved = _reserves_id(job.rules)
-    several = iter([int((feature.ids == job.rules.unknown_id).sum()) if is_reserved else 0 for feature in bags])
-    one = iter(single.tolist())
-    return [next(several if name in job.schema.ragged else one) for name in job.schema.sparse]
+    multi_hot = iter([int((feature.ids == job.rules.unknown_id).sum()) if is_reserved else 0 for feature in bags])
+    one_hot = iter(single.tolist())
+    return [next(multi_hot if name in job.schema.ragged else one_hot) for name in job.schema.sparse]

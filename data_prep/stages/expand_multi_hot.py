@@ -77,12 +77,12 @@ def _expand(ids: NDArray[np.int32], tables: MultiHotTables, paths: dict[str, Pat
     for start in range(0, rows, step):
         sparse.append(ids[start : start + step][:, single])
         let_go(ids)
-    several = [(feature, table) for feature, table in enumerate(tables.tables) if table is not None]
-    values = ArrayWriter(paths["values"], np.int32, None, rows * sum(table.shape[1] for _, table in several))
-    offsets = ArrayWriter(paths["offsets"], np.int64, None, rows * len(several) + 1)
+    multi_hot = [(feature, table) for feature, table in enumerate(tables.tables) if table is not None]
+    values = ArrayWriter(paths["values"], np.int32, None, rows * sum(table.shape[1] for _, table in multi_hot))
+    offsets = ArrayWriter(paths["offsets"], np.int64, None, rows * len(multi_hot) + 1)
     offsets.append(np.zeros(1, np.int64))
     last = 0
-    for feature, table in several:
+    for feature, table in multi_hot:
         size = table.shape[1]
         step = max(1, BLOCK_VALUES // size)
         for start in range(0, rows, step):

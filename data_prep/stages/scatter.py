@@ -179,11 +179,9 @@ class ScatterTask(LoggedTask[ChunkRecord]):
         worker.count(*self.size)
         return ChunkRecord(record.source, record.chunk, len(order), 0, files)
 
-    def _path(self, suffix: str) -> Path:
-        return self.chunk.job.chunk_path(self.chunk.record.source, self.chunk.record.chunk, suffix)
-
     def _write(self, suffix: str, array: NDArray[Any]) -> FileDigest:
-        return write_array(self._path(suffix), array, self.chunk.job.checksum(suffix))
+        job, record = self.chunk.job, self.chunk.record
+        return write_array(job.chunk_path(record.source, record.chunk, suffix), array, job.checksum(suffix))
 
     def _write_rows(self, order: NDArray[np.int64], worker: Worker) -> FileDigest:
         """Write the chunk's rows, packed, in the given order."""

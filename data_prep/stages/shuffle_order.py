@@ -93,7 +93,8 @@ def order_rows(job: Job, records: list[ChunkRecord], window_rows: int, check: Ca
         following = np.cumsum([0, *rows[:-1]])
         numbers: Iterator[Positions] = (_follow(choice, following) for choice in _random_choices(job, records))
     else:
-        source_rows = _count_kept(job, records)
+        kept = (int(part.sum()) for part in _kept_rows(job, records)) if rules.negative_drop_rate else None
+        source_rows = rows_by_source(job, records, kept)
         sizes = split_sizes(job, source_rows)
         numbers = _number(job, records)
         if algorithm is not None and algorithm.is_random:
@@ -137,13 +138,6 @@ def _kept_rows(job: Job, records: list[ChunkRecord]) -> Iterator[NDArray[np.bool
     for record in records:
         labels = np.array(open_array(job.chunk_path(record.source, record.chunk, "labels.npy"))[:, 0])
         yield (labels == 1) | (rng.random(record.rows) >= rules.negative_drop_rate)
-
-
-def _count_kept(job: Job, records: list[ChunkRecord]) -> list[int]:
-    """Count the rows of each source that are not dropped."""
-    if not job.rules.negative_drop_rate:
-        return rows_by_source(job, records)
-    return rows_by_source(job, records, (int(part.sum()) for part in _kept_rows(job, records)))
 
 
 def _number(job: Job, records: list[ChunkRecord]) -> Iterator[Positions]:

@@ -3,7 +3,6 @@
 import shutil
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -73,19 +72,13 @@ def _write(work: Path, generator: Generator) -> tuple[Manifest, list[tuple[str, 
     shutil.rmtree(scratch, ignore_errors=True)  # leftovers of a killed job
     shards, moves = [], []
     for split in SPLITS:
-        for name, start, rows in _pieces(generator.rows[split]):
-            arrays = generator.shard(split, start, rows)
-            shard = write_shard(scratch, split, name, arrays)
+        for number, start in enumerate(range(0, generator.rows[split], SHARD_ROWS)):
+            arrays = generator.shard(split, start, min(SHARD_ROWS, generator.rows[split] - start))
+            shard = write_shard(scratch, split, f"{number:05d}", arrays)
             shards.append((split, shard, int(arrays.labels.sum())))
             for kind in shard.files:
-                target = str(shard_path(Path(), split, name, kind))
+                target = str(shard_path(Path(), split, shard.name, kind))
                 moves.append((f"{scratch.name}/{target}", target))
     encoding = {**generator.encoding, "raw_schema": None, "dense_transform": None}
     manifest = build_manifest(generator.schema, encoding, generator.num_embeddings, shards, extra=generator.extra())
     return manifest, moves
-
-
-def _pieces(rows: int) -> Iterator[tuple[str, int, int]]:
-    """Yield the name, first row and number of rows of each shard of a split."""
-    for number, start in enumerate(range(0, rows, SHARD_ROWS)):
-        yield f"{number:05d}", start, min(SHARD_ROWS, rows - start)

@@ -160,7 +160,10 @@ class NumberedValues:
             yield Run(numbers, part.counts, part.first)
 
     def _store(self, part: Entries) -> None:
-        batch = _batch({"value": part.values, **({"text": part.texts} if self._with_texts else {})})
+        import pyarrow as pa
+
+        columns = {"value": part.values, **({"text": part.texts} if self._with_texts else {})}
+        batch = pa.record_batch({name: pa.array(column) for name, column in columns.items()})
         with _stream(self._directory / f"{len(self.sizes)}.arrow", batch.schema) as writer:
             writer.write_batch(batch)
         self.sizes.append(len(batch))
@@ -262,12 +265,6 @@ def _ids_by_part(numbered: NumberedValues, order: NDArray[np.uint32], path: Path
     for size in numbered.sizes:
         yield np.array(ids[begin : begin + size])
         begin += size
-
-
-def _batch(columns: dict[str, Any]) -> Any:
-    import pyarrow as pa
-
-    return pa.record_batch({name: pa.array(column) for name, column in columns.items()})
 
 
 def _stream(path: Path, schema: Any) -> Any:

@@ -59,6 +59,6 @@ def load_rows(root: Path, manifest: Manifest, name: str, limit: int | None) -> R
 def _bags(manifest: Manifest, sparse: NDArray[np.int32], ragged: list[Bags]) -> list[Bags]:
     """Return the bags of each feature; those of features with single ids share their offsets."""
     offsets = offsets_of(np.ones(len(sparse), np.int64))
-    single, several = iter(sparse.T), iter(ragged)
+    single, multi_hot = iter(sparse.T), iter(ragged)
     names: list[Any] = manifest.schema["sparse"]
-    return [next(several) if name in manifest.ragged else Bags(next(single).copy(), offsets) for name in names]
+    return [next(multi_hot) if name in manifest.ragged else Bags(next(single).copy(), offsets) for name in names]

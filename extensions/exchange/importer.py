@@ -132,7 +132,9 @@ class _Builder:
                 f"{origin.sparse}: bags of other sizes than the files before it; give files that belong together"
             )
         self._schema = replace(CRITEO, ragged=ragged)
-        bags = tuple(_fixed_bags(column) for column in ids if column.shape[1] > 1)
+        multi_hot = [column for column in ids if column.shape[1] > 1]
+        offsets = np.arange(len(labels) + 1, dtype=np.int64)
+        bags = tuple(Bags(column.reshape(-1), offsets * column.shape[1]) for column in multi_hot)
         single = [column for column in ids if column.shape[1] == 1]
         sparse = np.concatenate(single, axis=1) if single else np.zeros((len(labels), 0), np.int32)
         name = f"{self._num_shards[split]:05d}"
@@ -156,11 +158,6 @@ class _Builder:
         files = [path.relative_to(self._work / IMPORTED) for path in (self._work / IMPORTED).rglob("*.npy")]
         moves = [(str(IMPORTED / file), str(file)) for file in sorted(files)]
         return publish(self._work, self._root, manifest, moves)
-
-
-def _fixed_bags(ids: NDArray[Any]) -> Bags:
-    """Return the bags [rows, size] of one feature."""
-    return Bags(ids.reshape(-1), np.arange(len(ids) + 1, dtype=np.int64) * ids.shape[1])
 
 
 def import_npy(source: Path, root: Path, is_multi_hot: bool = False) -> Manifest:
@@ -209,7 +206,8 @@ def _import_day(builder: _Builder, path: Path, is_multi_hot: bool, is_last: bool
     dense_path = path.with_name(f"{stem}_dense.npy")
     dense = open_rows(dense_path, len(CRITEO.dense), FLOAT32, (path, rows))
     sparse_path = path.with_name(f"{stem}_sparse_multi_hot.npz" if is_multi_hot else f"{stem}_sparse.npy")
-    with _open_ids(sparse_path, is_multi_hot) as ids:
+    reader = MultiHotReader if is_multi_hot else _OneHotReader
+    with reader(sparse_path, len(CRITEO.sparse)) as ids:
         if ids.rows != rows:
             raise UserError(f"{sparse_path}: {ids.rows} rows, but {path.name} has {rows}; get them again")
         step = max(1, min(SHARD_ROWS, SHARD_IDS // sum(ids.sizes)))
@@ -226,9 +224,9 @@ def _import_day(builder: _Builder, path: Path, is_multi_hot: bool, is_last: bool
 class _OneHotReader:
     """Reader of day_N_sparse.npy [rows, F] with the interface of `MultiHotReader`."""
 
-    def __init__(self, path: Path) -> None:
-        self._array, self._position = open_rows(path, len(CRITEO.sparse), INTEGERS), 0
-        self.rows, self.sizes = len(self._array), (1,) * len(CRITEO.sparse)
+    def __init__(self, path: Path, features: int) -> None:
+        self._array, self._position = open_rows(path, features, INTEGERS), 0
+        self.rows, self.sizes = len(self._array), (1,) * features
 
     def __enter__(self) -> "_OneHotReader":
         return self
@@ -241,10 +239,6 @@ class _OneHotReader:
         part = np.array(self._array[self._position : self._position + rows])
         self._position += rows
         return [part[:, feature : feature + 1] for feature in range(part.shape[1])]
-
-
-def _open_ids(path: Path, is_multi_hot: bool) -> MultiHotReader | _OneHotReader:
-    return MultiHotReader(path, len(CRITEO.sparse)) if is_multi_hot else _OneHotReader(path)
 
 
 def import_bin(source: Path, root: Path, transform: DenseTransform | None) -> Manifest:

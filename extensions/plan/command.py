@@ -72,7 +72,7 @@ def _planned(
 ) -> ForecastFile:
     """Build the plan's file: the plan, its conditions, and its forecast."""
     config = replace(config, topology=resolved)
-    device = _device(resolved)
+    device = torch.device("cpu" if resolved.architecture == "cpu" else "cuda")
     plan = from_config.decide(config, device, tables, bag_sizes)
     work = from_config.workload(config, resolved, tables, bag_sizes)
     parts, name, is_hstu = tables_in_order(tables), config.optimizer.name, config.model.name == "hstu"
@@ -120,11 +120,6 @@ def _what_if(
         return case
     slowest = max(plan.ranks or [], key=lambda rank: rank.total_ms)
     return structs.replace(case, forecast=plan.forecast or None, slowest=slowest, types=plan.types)
-
-
-def _device(resolved: TopologyConfig) -> torch.device:
-    """Return the type of device to plan for."""
-    return torch.device("cpu" if resolved.architecture == "cpu" else "cuda")
 
 
 def _cases(config: PlanAppConfig, resolved: TopologyConfig) -> list[tuple[TopologyConfig, int]]:

@@ -27,7 +27,7 @@ from extensions.sequences.keys import HSTUConfig, SequencesConfig
 from extensions.sequences.sequence_layout import SequenceLayout
 from extensions.sequences.sequences import Sequences
 
-EPSILON, LAYER_EPSILON = 1e-5, 1e-6  # of perceptrons' and of layers' normalisation
+EPSILON, LAYER_EPSILON = 1e-5, 1e-6  # in the normalisation of perceptrons and of layers
 PI = 3.14  # as in the reference
 SECONDS_PER_HOUR, HOURS_PER_DAY, DAYS_PER_WEEK = 3600, 24, 7
 
