@@ -72,7 +72,7 @@ class SplitConfig:
         within="[0, 1)",
         is_common=True,
     )
-    seed: int | None = key(None, "of random and scikit_learn; null: 0", within=SEEDS, is_common=True)
+    seed: int | None = key(None, "seed of random and scikit_learn; null: 0", within=SEEDS, is_common=True)
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class SamplingConfig:
         within="[0, 1]",
     )
     seed: int | None = key(
-        None, "of the choice of these rows; null: 0", within=SEEDS, only_with=("negative_drop_rate",)
+        None, "seed of the choice of these rows; null: 0", within=SEEDS, only_with=("negative_drop_rate",)
     )
 
 
@@ -95,15 +95,13 @@ class RemoteConfig:
     """Files to download from mirrors."""
 
     name: str = key("", "name of the file; {day} stands for the number of a day in data.days")
-    days: int | None = key(None, "number of days there are, counted from 0; null: unknown")
+    days: int | None = key(None, "number of available days, counted from 0; null: unknown")
     rows: int | None = key(None, "total rows, to estimate disk space; null: estimated from file sizes")
     mirrors: list[str] = key([], "URLs, tried in turn until one gives the whole file; {day} as in name")
-    sha256: Any = key(
-        None, "published checksums: {NAME: SUM, …}, or a file of them as sha256sum writes it; of the member, too"
-    )
-    member: str | None = key(None, "file to take out of it, if it is a tar archive")
-    also: Any = key(None, "further files to download, {NAME: [URL, …], …}; of a log of events, its items' attributes")
-    directory: str | None = key(None, "where the files are kept; null: `<data.path>/raw`")
+    sha256: Any = key(None, "published checksums, also of the member: {NAME: SUM, …}, or a file as sha256sum writes it")
+    member: str | None = key(None, "file to extract if the download is a tar archive")
+    also: Any = key(None, "further files to download, {NAME: [URL, …], …}; for a log of events its items' attributes")
+    directory: str | None = key(None, "directory of the files; null: `<data.path>/raw`")
     tries: int = key(5, "tries per mirror", at_least=1)
     pause: float = key(2.0, "seconds before the second try, doubled before each further one", within="[0, inf)")
     timeout: float = key(60.0, "seconds without a byte after which a try fails", above=0)
@@ -115,11 +113,11 @@ class MultiHotConfig:
 
     sizes: Any = key(
         None,
-        "expand ids to bags: ids per bag of every feature, a list, or mlperf_v2 for its own; data_prep writes the bags "
-        "to shards, app makes them while it reads shards of one id a bag; null: one id a bag",
+        "expand ids to bags: a list with the ids per bag of each feature, or mlperf_v2; data_prep writes the bags "
+        "to shards, app makes them while it reads shards with one id per bag; null: one id per bag",
     )
     distribution: Distribution | None = key(None, "distribution of a bag's further ids; null: uniform")
-    seed: int | None = key(None, "of their draws; null: 0, the reference's", at_least=0)
+    seed: int | None = key(None, "seed of their draws; null: 0, as in the reference", at_least=0)
 
     def bags(self) -> MultiHot | None:
         """Return the bags that ids are expanded to, or None. Raise UserError for invalid values."""
@@ -132,7 +130,7 @@ class SyntheticConfig:
 
     rows: int = key(200_000, "rows over all days", at_least=1)
     days: int = key(1, "files to write, day_0.tsv and so on, with equal shares of the rows", at_least=1)
-    seed: int = key(0, "decides every byte: of the columns, the model and the rows", at_least=0)
+    seed: int = key(0, "seed that decides every byte of the columns, the model and the rows", at_least=0)
     click_rate: float = key(0.25, "expected share of positive labels", within="(0, 1)")
     max_cardinality: int = key(
         50_000,
@@ -144,7 +142,7 @@ class SyntheticConfig:
         1.0, "divides the effects of the columns on a click's logit; above 1, labels are noisier", within="[0.1, inf)"
     )
     interaction: float = key(
-        1.0, "factor of the interactions between columns, of pairs and of threes; 0: there are none", within="[0, 10]"
+        1.0, "factor of the interactions between pairs and triples of columns; 0: no interactions", within="[0, 10]"
     )
     drift: float = key(
         0.1,
@@ -160,19 +158,19 @@ class RandomConfig:
     """Rows for measurements of speed. Labels are drawn independently of the features, so nothing can be learned."""
 
     rows: int = key(200_000, "rows of the train split", at_least=1)
-    eval_rows: int = key(20_000, "rows of val and of test each, which are other rows than train's", at_least=0)
-    tables: Any = key("mlperf_v2", "rows of every feature's table, a list; or mlperf_v2, criteo_kaggle for theirs")
-    max_rows_per_table: int | None = key(None, "larger tables are cut to this; null: they are not", at_least=1)
+    eval_rows: int = key(20_000, "rows of val and of test each; they differ from train's", at_least=0)
+    tables: Any = key("mlperf_v2", "list of the rows of each feature's table, or mlperf_v2 or criteo_kaggle")
+    max_rows_per_table: int | None = key(None, "maximum rows of a table; null: no limit", at_least=1)
     num_dense: int = key(13, "number of dense features, uniform between 0 and 1", at_least=0)
     distribution: IdDistribution = key(IdDistribution.uniform, "distribution of the ids")
     exponent: float | None = key(
         None,
-        "of zipf (null: 1.05) or pareto (null: 0.25)",
+        "exponent of zipf (null: 1.05) or pareto (null: 0.25)",
         within="(0, 100)",
         only_with=("distribution", IdDistribution.zipf, IdDistribution.pareto),
     )
-    bag_sizes: Any = key(1, "ids per bag, of every feature or a list; or mlperf_v2")
-    bags_vary: bool = key(False, "a bag has from 1 to bag_sizes ids, each number being as likely")
+    bag_sizes: Any = key(1, "ids per bag: one number for all features, a list, or mlperf_v2")
+    bags_vary: bool = key(False, "each bag has from 1 to bag_sizes ids, all numbers equally likely")
     click_rate: float = key(0.25, "share of positive labels", within="[0, 1]")
     seed: int = key(0, "decides every byte", at_least=0)
 
@@ -198,14 +196,14 @@ class DataConfig:
     )
     train: Any = key(
         None,
-        "in place of data.raw: the files of the train split, named as there; vocabularies, and what transforms need to "
-        "know, are of their rows alone",
+        "instead of data.raw: files of the train split, given in the same way; only their rows decide "
+        "vocabularies and transforms",
         is_common=True,
     )
-    val: Any = key(None, "beside data.train: the files of the val split; null: it has no rows", is_common=True)
-    test: Any = key(None, "beside data.train: the files of the test split; null: it has no rows", is_common=True)
+    val: Any = key(None, "with data.train: files of the val split; null: no rows", is_common=True)
+    test: Any = key(None, "with data.train: files of the test split; null: no rows", is_common=True)
     checksums: Any = key(
-        None, "MD5 that files of data.train, data.val and data.test must have: {NAME: MD5, …}, by name or path"
+        None, "required MD5 of files of data.train, data.val and data.test: {NAME: MD5, …}, by name or path"
     )
     path: str | None = key(None, "directory of the finished dataset", is_common=True)
     overwrite: bool = key(
@@ -228,7 +226,7 @@ class DataConfig:
         is_common=True,
     )
     max_categories: int | None = key(
-        None, "amd_blog: columns of more values are dropped; null: 10,000, as the blog", at_least=1
+        None, "amd_blog: columns with more values are dropped; null: 10,000, as in the blog", at_least=1
     )
     vocabulary_order: VocabularyOrder | None = key(None, "vocabulary: order of the ids; null: by frequency")
     dense_transform: DenseTransform | None = key(
@@ -239,7 +237,7 @@ class DataConfig:
     multi_hot: MultiHotConfig = field(default_factory=MultiHotConfig)
     scheduler: str | None = key(
         None,
-        "address of a Dask scheduler whose workers do the work, and must see the same files; null: processes of "
+        "address of a Dask scheduler; its workers do the work and must see the same files; null: processes of "
         "this machine",
     )
     workers: int | None = key(
@@ -255,9 +253,8 @@ class DataConfig:
     )
     chunk_bytes: str | None = key(
         None,
-        "uncompressed bytes of raw rows per chunk, and so per shard, at most a sixteenth of memory_budget; null: "
-        "that, and at most 128MiB; half of that where rows leave their order, a quarter where columns hold any "
-        "number of values",
+        "uncompressed bytes of raw rows per chunk, and thus per shard, at most a sixteenth of memory_budget; "
+        "null: a sixteenth, at most 128MiB; half of it if rows are reordered, a quarter with multi-hot columns",
     )
     schema: str | None = key(None, "YAML file that describes your own table; null: Criteo's rows", is_common=True)
     keep_texts: bool | None = key(
@@ -275,7 +272,7 @@ class DataConfig:
     synthetic: SyntheticConfig = field(default_factory=SyntheticConfig)
     random: RandomConfig = field(default_factory=RandomConfig)
     generator_settings: list[str] = key(
-        [], "keys of generators that were given, such as random.rows, as opposed to defaults; the command sets it"
+        [], "given keys of generators, such as random.rows, as opposed to defaults; the command sets it"
     )
 
     @property

@@ -9,6 +9,6 @@ from common.keys import MISSING, key
 class PublishedDataConfig:
     """The published set, and its directories."""
 
-    name: str = key(MISSING, "of the set: kgcn_lastfm, ncf_movielens_1m, tfrs_movielens_100k")
+    name: str = key(MISSING, "name of the dataset: kgcn_lastfm, ncf_movielens_1m, tfrs_movielens_100k")
     out: str | None = key(None, "directory of the splits, train.csv and so on; null: data/NAME")
-    raw: str | None = key(None, "directory that has its files, or that they are fetched into; null: OUT/raw")
+    raw: str | None = key(None, "directory that holds its files, or to which they are downloaded; null: OUT/raw")

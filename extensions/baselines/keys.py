@@ -13,8 +13,6 @@ class BaselinesConfig:
     run: str = key(MISSING, "the run's directory", example="runs/quickstart")
     data: DatasetConfig = field(default_factory=DatasetConfig)
     rows: int | None = key(
-        None, "of a larger split at most this number of rows, blocks by a hash of theirs; null: all", at_least=10_000
+        None, "maximum rows of each split, in blocks chosen by a hash of their number; null: all", at_least=10_000
     )
-    seconds: float | None = key(
-        None, "for all baselines, of which those not finished are null; null: no limit", above=0
-    )
+    seconds: float | None = key(None, "time for all baselines; an unfinished baseline is null; null: no limit", above=0)

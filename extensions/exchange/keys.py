@@ -21,7 +21,7 @@ class DatasetConfig:
     """The dataset to export, or to make from imported files."""
 
     path: str = key(MISSING, "the dataset's directory", example="data/criteo")
-    dense_transform: DenseTransform | None = key(None, "bin, imported: how integers become numbers; null: log1p")
+    dense_transform: DenseTransform | None = key(None, "imports of bin: how integers become numbers; null: log1p")
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,10 @@ class ExchangeConfig:
 
     to: str | None = key(None, "directory to export to")
     source: str | None = key(None, "directory to import from")
-    format: ExchangeFormat = key(ExchangeFormat.npy, "of the other program's files")
-    multi_hot_sizes: list[int] | None = key(None, "ids per bag of every feature that is exported; null: MLPerf v2's")
+    format: ExchangeFormat = key(ExchangeFormat.npy, "format of the other program's files")
+    multi_hot_sizes: list[int] | None = key(None, "ids per bag of each exported feature; null: MLPerf v2's")
     distribution: Distribution | None = key(None, "distribution of a bag's further ids; null: uniform")
-    seed: int | None = key(None, "of their draws; null: 0", at_least=0)
+    seed: int | None = key(None, "seed of their draws; null: 0", at_least=0)
 
 
 @dataclass(frozen=True)

@@ -16,16 +16,14 @@ class ExportConfig:
     """The run to export and the file to write."""
 
     run: str = key(MISSING, "the run's directory", example="runs/quickstart")
-    out: str = key(MISSING, "the file, NAME.pt2", example="model.pt2")
+    out: str = key(MISSING, "file to write, NAME.pt2", example="model.pt2")
     tables: TablePrecision = key(
         TablePrecision.fp32, "fp16, int8 and int4: a program that loads the file must import fbgemm_gpu"
     )
     checkpoint: str | None = key(None, CHECKPOINT, example="last")
     data: DatasetConfig = field(default_factory=DatasetConfig)
     correct_sampling: bool = key(False, CORRECT_SAMPLING)
-    tolerance: float = key(
-        1e-5, "largest difference in a logit between the file and the model that it was made of", at_least=0
-    )
+    tolerance: float = key(1e-5, "largest difference in a logit between the file and its model", at_least=0)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # threads: the run's unless given
 
 

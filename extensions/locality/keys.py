@@ -32,9 +32,9 @@ class CompareKeys:
     trace: Any = key(
         MISSING, "a dataset's directory, a profile, or text files, one per table", example="data/synthetic"
     )
-    other: Any = key(MISSING, "likewise, to be compared with it", example="data/trace")
+    other: Any = key(MISSING, "second trace, in the same form, for comparison", example="data/trace")
     split: str = key("train", SPLIT)
-    plot: str | None = key(None, "file for the hit rates of both, an SVG")
+    plot: str | None = key(None, "SVG file for the hit rates of both")
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,12 @@ class CompareConfig:
 class GenerateKeys:
     """The accesses to generate."""
 
-    profile: str = key(MISSING, "file to generate from", example="profile.npz")
+    profile: str = key(MISSING, "profile to generate from", example="profile.npz")
     to: str = key(MISSING, "directory for generated text traces", example="traces")
     accesses: int | None = key(
         None, "accesses to generate per table; null: as many as the profiled trace had", at_least=1
     )
-    seed: int = key(0, "of what is generated", at_least=0)
+    seed: int = key(0, "seed of the generated accesses", at_least=0)
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,11 @@ class TraceConfig:
 
     profile: str | None = key(None, "file that `clickwork profile-trace` wrote")
     rows: int | None = key(None, "rows of the train split; null: as many as the profiled trace had", at_least=1)
-    eval_rows: int = key(20_000, "rows of val and of test each, which follow after train's", at_least=0)
+    eval_rows: int = key(20_000, "rows of val and of test each, which follow train's", at_least=0)
     click_rate: float = key(
         0.25,
-        "share of positive labels, roughly; they come from a ground-truth model as with data.source=synthetic",
+        "approximate share of positive labels, from a ground-truth model as with data.source=synthetic",
         within="(0, 1)",
     )
-    difficulty: float = key(1.0, "as of data.synthetic", within="[0.1, inf)")
+    difficulty: float = key(1.0, "as for data.synthetic", within="[0.1, inf)")
     seed: int = key(0, "decides every byte", at_least=0)

@@ -27,14 +27,14 @@ class MLPerfConfig:
 
     decides_bits: ClassVar[bool] = False
 
-    enabled: bool | None = key(None, "write the log; null: of MLPerf's recipes")
+    enabled: bool | None = key(None, "write the log; null: only for MLPerf's recipes")
     benchmark: str | None = key(None, "name of MLPerf's benchmark; null: the recipe's, else dlrm_dcnv2")
     division: MLPerfDivision | None = key(
         None, "closed: MLPerf's own model, data and target; null: closed for MLPerf's recipes, unless they are tiny"
     )
-    organization: str = key("reference_implementation", "who submits")
+    organization: str = key("reference_implementation", "submitter")
     platform: str = key("reference_implementation", "name of the system")
-    status: str = key("onprem", "of the system: onprem, cloud, preview, research")
+    status: str = key("onprem", "status of the system: onprem, cloud, preview, research")
 
 
 def is_wanted(config: "AppConfig") -> bool:

@@ -15,15 +15,17 @@ class PlanConfig:
     """Keys of the plan, besides the tables and hardware of other groups."""
 
     num_embeddings: Any = key(
-        None, "rows by feature, a list, or such a name as mlperf_v2; null: the dataset's or recipe's"
+        None, "rows by feature, a list, or a name such as mlperf_v2; null: the dataset's or recipe's"
     )
-    bag_sizes: Any = key(None, "mean ids a bag of each feature, a list; null: the dataset's or the recipe's")
-    out: str | None = key(None, 'the plan and its forecast as JSON; `sharding.plan=FILE` trains by it. "-": to stdout')
-    reasons: bool = key(False, "print why each table lies as it does; plan.out has them in any case")
+    bag_sizes: Any = key(None, "list of the mean ids per bag of each feature; null: the dataset's or the recipe's")
+    out: str | None = key(
+        None, 'file for the plan and its forecast as JSON; `sharding.plan=FILE` trains with it; "-": stdout'
+    )
+    reasons: bool = key(False, "print the reasons for each table's placement; plan.out always holds them")
     against: str | None = key(None, "another plan's JSON to compare with")
-    topologies: list[str] = key([], "what if: these instead, names or YAML files")
-    batch_sizes: list[int] = key([], "what if: these global batches instead", at_least=1)
-    devices: list[int] = key([], "what if: these numbers of devices a machine instead", at_least=1)
+    topologies: list[str] = key([], "what if: compare these topologies, names or YAML files")
+    batch_sizes: list[int] = key([], "what if: compare these global batches", at_least=1)
+    devices: list[int] = key([], "what if: compare these numbers of devices per machine", at_least=1)
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from common.keys import key
 class ReproduceConfig(AppConfig):
     """Configuration of `python -m app.reproduce`: a run's, with its seeds and directory."""
 
-    seeds: int = key(5, "a run for each train.seed from 1 to this number", at_least=1)
+    seeds: int = key(5, "number of runs, with train.seed from 1 on", at_least=1)
     out: str = key("runs/${run.name}", "directory of the runs, reproduce.json and reproduce.html", is_name=True)
-    processes: int | None = key(None, "of each run, by app.launch; null: one", at_least=1)
+    processes: int | None = key(None, "processes of each run, started by app.launch; null: one", at_least=1)
 
 
 def validate_reproduce(config: ReproduceConfig) -> None:

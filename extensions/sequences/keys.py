@@ -72,45 +72,45 @@ class HSTUConfig:
     dim: int = key(64, "width of a position", at_least=1)
     num_layers: int = key(2, "layers of attention", at_least=1)
     num_heads: int = key(2, "heads of a layer", at_least=1)
-    attention_dim: int = key(32, "of a head's queries and keys", at_least=1)
-    hidden_dim: int = key(32, "of a head's values and gates", at_least=1)
+    attention_dim: int = key(32, "width of a head's queries and keys", at_least=1)
+    hidden_dim: int = key(32, "width of a head's values and gates", at_least=1)
     preprocessor_dim: int = key(
-        64, "hidden width of the perceptrons that make positions of rows and actions", at_least=1
+        64, "hidden width of the perceptrons that turn rows and actions into positions", at_least=1
     )
     item_dim: int = key(128, "hidden width of the candidate's perceptron and of the head", at_least=1)
-    action_dim: int = key(8, "of each kind of action", at_least=1)
-    input_dropout: float = key(0.0, "of positions", at_least=0, below=1)
-    linear_dropout: float = key(0.0, "of each layer's output", at_least=0, below=1)
+    action_dim: int = key(8, "width of each kind of action", at_least=1)
+    input_dropout: float = key(0.0, "dropout of positions", at_least=0, below=1)
+    linear_dropout: float = key(0.0, "dropout of each layer's output", at_least=0, below=1)
     max_seq_len: int = key(4096, "positions of a sequence: context, history and candidate", at_least=2)
     num_positions: int = key(8192, "learned position vectors; more distant ones share the last", at_least=1)
     num_time_buckets: int = key(
         2048, "learned vectors of age, in steps of sqrt(minutes); older ones share the last", at_least=1
     )
     position_bound: float | None = key(
-        None, "those vectors are uniform in ± this at first; null: 1/sqrt(their number)", above=0
+        None, "bound of the uniform initial values of these vectors; null: 1/sqrt(their number)", above=0
     )
-    attention: Attention = key(Attention.bucketed, "how it is computed")
-    attention_scale: AttentionScale = key(AttentionScale.global_batch, "what attention is divided by")
-    loss_weight: float = key(1.0, "the loss is multiplied by it; MLPerf's reference has 0.2", above=0)
+    attention: Attention = key(Attention.bucketed, "strategy of its computation")
+    attention_scale: AttentionScale = key(AttentionScale.global_batch, "divisor of attention")
+    loss_weight: float = key(1.0, "factor of the loss; MLPerf's reference has 0.2", above=0)
 
 
 @dataclass(frozen=True)
 class SequencesConfig:
     """Samples of a dataset of events, and the layers of model=hstu."""
 
-    min_history: int | None = key(None, "events of its user before a sample; null: the dataset's own", at_least=0)
-    window_seconds: int | None = key(None, "length of the windows of time; null: the dataset's own", at_least=1)
-    eval_window: int | None = key(
-        None, "window that is evaluated, training uses those before; null: the last", at_least=1
+    min_history: int | None = key(
+        None, "events of a sample's user before the sample; null: the dataset's own", at_least=0
     )
-    order: AnchorOrder = key(AnchorOrder.user, "of samples inside a window")
-    rest: WindowRest = key(WindowRest.carry, "what becomes of samples that fill no batch at a window's end")
-    history: HistoryKind = key(HistoryKind.interleaved, "which earlier events a history is made of")
+    window_seconds: int | None = key(None, "length of the windows of time; null: the dataset's own", at_least=1)
+    eval_window: int | None = key(None, "window to evaluate; training uses those before it; null: the last", at_least=1)
+    order: AnchorOrder = key(AnchorOrder.user, "order of samples inside a window")
+    rest: WindowRest = key(WindowRest.carry, "use of samples that fill no batch at a window's end")
+    history: HistoryKind = key(HistoryKind.interleaved, "earlier events that form a history")
     history_length: int = key(200, "events of a history; interleaved: divided by the number of actions", at_least=1)
-    candidate_time: CandidateTime = key(CandidateTime.history, "from which ages and the time of day are counted")
-    scan_events: int = key(20_000, "events before a sample among which its history is looked for", at_least=1)
+    candidate_time: CandidateTime = key(CandidateTime.history, "reference time for ages and the time of day")
+    scan_events: int = key(20_000, "events before a sample among which its history is searched", at_least=1)
     tasks: list[str] = key([], "actions to predict besides the label; their losses are added")
-    max_history: int | None = key(None, "a history is cut to its last events, this many; null: it is not", at_least=1)
+    max_history: int | None = key(None, "number of last events to which a history is cut; null: not cut", at_least=1)
 
     hstu: HSTUConfig = field(default_factory=HSTUConfig)
 
@@ -127,10 +127,10 @@ class SyntheticEventsConfig:
     users: int = key(2_000, "number of users", at_least=1)
     days: int = key(20, "days of the log", within="[2, 40000]")
     events_per_day: float = key(
-        8.0, "listens of a user and day in the mean; a listen in twenty or so is liked besides", within="(0, 10000]"
+        8.0, "mean listens per user and day; about one in twenty is also liked", within="(0, 10000]"
     )
     items: int = key(500, "number of items", at_least=100)
     stay: float = key(
-        0.3, "probability that a listen is of the artist that its user is in the mood for; else of any", within="[0, 1)"
+        0.3, "probability that a listen is of the user's current artist; otherwise of any", within="[0, 1)"
     )
     seed: int = key(0, "decides every byte", at_least=0)
