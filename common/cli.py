@@ -144,5 +144,5 @@ def _print_help(command: Command, schema: type, overrides: list[str]) -> None:
     print(command.description(), end="\n\n")
     groups = groups_of(command.config_dir) if command.has_groups else {}
     recipe = "; recipe=FILE.yaml is a recipe" if "recipe" in groups else ""
-    print(f"config=FILE.yaml takes keys from a file, below those that are typed{recipe}.\n")
+    print(f"config=FILE.yaml takes keys from a file; typed keys override them{recipe}.\n")
     print("\n".join(describe(schema, redact(plain_values(config)), groups, whole)))

@@ -185,7 +185,7 @@ def main(config: PrepConfig) -> int:
     manifest = verify_dataset(root)
     shards = sum(len(split.shards) for split in manifest.splits.values())
     print(
-        f"{root}: {manifest.rows:,} {manifest.kind.name} in {shards} shards are as the manifest says "
+        f"{root}: {manifest.rows:,} {manifest.kind.name} in {shards} shards match the manifest "
         f"(digest {manifest.digest[:12]}…)"
     )
     for line in describe_values(root, manifest):

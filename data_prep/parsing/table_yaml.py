@@ -97,7 +97,7 @@ def without_empty_parts(sources: list[Source]) -> list[Source]:
     if not filled or len(filled) == len(sources):
         return sources
     names = ", ".join(source.name for source in sources if source not in filled)
-    print(f"passed over {len(sources) - len(filled)} files without rows: {names}", file=sys.stderr)
+    print(f"skipped {len(sources) - len(filled)} files without rows: {names}", file=sys.stderr)
     return filled
 
 

@@ -62,7 +62,7 @@ def write_generated(data: DataConfig, root: Path, generator: Generator) -> Manif
         manifest.extra["seconds"] = round(time.monotonic() - begin, 3)
         manifest = publish(work, root, manifest, moves)
     rate = manifest.rows / max(manifest.extra["seconds"], 1e-9)
-    print(f"{root}: {manifest.rows:,} rows made, {rate:,.0f} a second", file=sys.stderr)
+    print(f"{root}: {manifest.rows:,} rows generated, {rate:,.0f} rows/s", file=sys.stderr)
     return manifest
 
 

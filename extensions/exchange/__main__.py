@@ -71,5 +71,5 @@ def _exchange(config: InterchangeConfig, root: Path) -> int:
         manifest = import_bin(source, root, config.data.dense_transform)
     else:
         manifest = import_npy(source, root, is_multi_hot=exchange.format is ExchangeFormat.multi_hot)
-    print(f"{root}: {manifest.rows:,} rows imported of {', '.join(each['name'] for each in manifest.sources)}")
+    print(f"{root}: {manifest.rows:,} rows imported from {', '.join(each['name'] for each in manifest.sources)}")
     return EXIT_DONE

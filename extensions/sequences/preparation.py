@@ -438,7 +438,7 @@ def _summary_lines(manifest: Manifest) -> Iterator[str]:
     )
     notes = {
         "users have too short histories for a sample": figures["short_users"],
-        "events are like another of their user and time; they are kept": figures["repeated"],
+        "events equal another of their user and time; they are kept": figures["repeated"],
         "events stood after a later one of their user; they are sorted now": figures["unsorted"],
         "events are outside the times that the schema keeps; they are left out": figures["dropped"],
         "events have ids beyond their table (`rows`); they are 0 now": figures["out_of_table"],
