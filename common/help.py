@@ -8,7 +8,7 @@ from typing import Any
 from common.extensions import directories_of_values
 from common.keys import MISSING, choices, declaration, keys_of, shown
 
-WIDTH, NOTE = 120, 48  # of a line; column at which its note begins
+WIDTH, NOTE = 120, 48  # characters of a line; column at which its note begins
 MANY_KEYS = 30  # above this, help lists only the common keys
 
 

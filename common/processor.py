@@ -30,5 +30,5 @@ def _bytes_of_tiles() -> int:
         page.write(_SIZE_OF_TILES)
         start = ctypes.c_char.from_buffer(page)
         register = ctypes.CFUNCTYPE(ctypes.c_uint32)(ctypes.addressof(start))()
-        del start  # or the page could not be closed
+        del start  # Otherwise the page could not be closed.
     return int(register) & 0xFFFF

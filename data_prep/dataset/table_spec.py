@@ -18,7 +18,7 @@ from data_prep.dataset.schema import Feature, Schema, to_json
 
 RULE = re.compile(rf"\s*({'|'.join(COMPARISONS)})\s*({NUMBER})\s*")  # rule for events of a log, see `meets`
 
-FORMATS = {  # of files with rows, by name: module and class; a file is of the first that takes it
+FORMATS = {  # module and class of each file format, by name; a file has the first format that accepts it
     "parquet": ("data_prep.parsing.parquet", "Parquet"),
     "json_lines": ("data_prep.parsing.json_lines", "JsonLines"),
     "text": ("data_prep.parsing.text", "Text"),

@@ -62,7 +62,7 @@ class Encoder:
         self._table = None if entry is None else Table.from_manifest(entry)
         self._forms = {name: from_text(text) for name, text in manifest.encoding.get("spellings", {}).items()}
         self._transform = DenseTransform(manifest.encoding["dense_transform"])
-        self._wraps_integers: bool = manifest.encoding["rounds_ids"]  # as integers in the shards do
+        self._wraps_integers: bool = manifest.encoding["rounds_ids"]  # integers in the shards do so, too
         self._range = None
         if manifest.encoding["dense_range"]:
             last = manifest.encoding["dense_range"][-1]

@@ -24,7 +24,7 @@ from data_prep.vocabulary.merge import PART_BYTES
 MEBIBYTE = 1 << 20
 PARENT_BYTES = 190 * MEBIBYTE  # interpreter, NumPy, Numba and its compiler
 WORKER_BYTES = 190 * MEBIBYTE
-SERVER_BYTES = 110 * MEBIBYTE  # of the fork server, without what workers share with it
+SERVER_BYTES = 110 * MEBIBYTE  # memory of the fork server that workers do not share
 BLOCK_BYTES_IN_WORK = 40 * MEBIBYTE
 CHUNK_BYTES = 2 * MAX_HELD_BYTES + 16 * MEBIBYTE  # unwritten files of a chunk: two long ones, and the labels
 CHUNK_BYTES_PER_CHUNK_BYTE = 4  # the shortest rows are 41 bytes of text and 160 in memory
@@ -35,7 +35,7 @@ ROWS_BYTES = 120 * MEBIBYTE  # a block's rows as lists of Python texts, and in A
 TEXT_BYTES_PER_CHUNK_BYTE = 8  # short rows that are all different, being coded
 COUNTS_PER_BUDGET = 16  # a feature's value counts take two, and so does merging them
 WINDOWS_PER_BUDGET = 32  # two windows are in memory while rows are ordered
-SHUFFLE_BYTES_PER_ROW = 232  # of a shard: all of it or two windows, what is read for it, or chunks as packed rows
+SHUFFLE_BYTES_PER_ROW = 232  # for a shard: whole or as two windows, its input, or chunks as packed rows
 SAMPLE_BYTES = MEBIBYTE
 MIN_PASS_BYTES = 128 * MEBIBYTE
 DISK_MARGIN = 1.05

@@ -22,7 +22,7 @@ from common.files import FileDigest, digest_file, temporary_path
 PAGE_BYTES = 4096
 PIECE_BYTES = 4 << 20  # checksummed while the previous piece is written
 MAX_WRITES = 2  # pieces being written while the next is filled
-MAX_HELD_BYTES = 64 << 20  # of one file, enough for a chunk of the default size; longer files are written in steps
+MAX_HELD_BYTES = 64 << 20  # per file, enough for a chunk of the default size; longer files are written in steps
 READ_AHEAD = 2  # ranges read ahead
 DIRECT = getattr(os, "O_DIRECT", 0)
 

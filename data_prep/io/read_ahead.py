@@ -7,7 +7,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
-BLOCK_BYTES = 2 << 20  # so that a few of them stay in the outer caches
+BLOCK_BYTES = 2 << 20  # A few blocks fit the outer caches.
 BLOCKS = 4
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from data_prep.published.sets import Rows
 
 SEED = 555
-SHARE = 0.2  # of val, and of test
+SHARE = 0.2  # share of val and of test
 HEADER = ("label", "user", "item")
 
 

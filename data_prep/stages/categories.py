@@ -40,7 +40,7 @@ from data_prep.stages.columns import (
 from data_prep.vocabulary.dictionaries import Entries, refuse_collisions
 
 TEXTS = "texts"  # suffix of a chunk's file
-KEY_BYTES = 8  # of a value, and of an offset
+KEY_BYTES = 8  # size of a value and of an offset
 COUNT_ROWS = 1 << 18  # rows counted at once
 
 
@@ -261,7 +261,7 @@ class StoredDictionary:
 
     job: Job
     record: ChunkRecord
-    number: int  # of the feature
+    number: int  # index of the feature
     counts: str = DICTIONARIES
 
     @property

@@ -31,7 +31,7 @@ from data_prep.engine.job import SHARD_SUFFIXES, VALUE_BYTES, ChunkRecord, Job, 
 from data_prep.io.arrays import HEADER_BYTES, ArrayWriter, read_rows, write_array
 from data_prep.stages.columns import chunk_bags, column_blocks, read_codes, read_dictionary, row_blocks
 
-BLOCK_VALUES = 1 << 20  # of bags, or of passes, at once
+BLOCK_VALUES = 1 << 20  # values of bags or passes in memory at once
 
 
 @dataclass(frozen=True)

@@ -24,13 +24,13 @@ from data_prep.stages.encode import EncodeTask, encoded_blocks
 from data_prep.stages.shuffle_order import LEFT_OUT, chunk_positions, kept_position
 
 MOVED_SUFFIX = "moved.npy"
-ENCODED_BAGS = "values.npy", "offsets.npy"  # of multi-hot columns
+ENCODED_BAGS = "values.npy", "offsets.npy"  # files of multi-hot columns
 MOVED_BAGS = "moved-values.npy", "moved-offsets.npy"
 POSITIONS_SUFFIX = "positions.npy"
 ID_TYPES: tuple[np.dtype[Any], ...] = (np.dtype(np.int32), np.dtype(np.uint16), np.dtype(np.uint8))
 ALIGNMENT = 4
 FLOAT32, INT32 = np.dtype(np.float32), np.dtype(np.int32)
-FIELD_BYTES = 4  # of a label, and of a dense value
+FIELD_BYTES = 4  # size of a label and of a dense value
 
 
 @jit

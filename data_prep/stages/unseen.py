@@ -10,7 +10,7 @@ from data_prep.engine.job import Job
 from data_prep.io.arrays import open_array
 from data_prep.stages.split import BuiltShard
 
-MAX_ROWS = 1 << 20  # of train; larger sets of ids are not compared
+MAX_ROWS = 1 << 20  # Ids of larger train splits are not compared.
 
 
 def unseen_shares(job: Job, built: Sequence[BuiltShard], features: Sequence[str]) -> dict[str, float] | None:

@@ -32,8 +32,8 @@ from data_prep.vocabulary.dictionaries import NumberedValues, merge_dictionaries
 from data_prep.vocabulary.merge import merge_in_parts, spill_parts
 from data_prep.vocabulary.rank import most_frequent, rank_values
 
-PARSED_COUNTS, FITTED_COUNTS = "counts", "fitted-counts"  # of all rows; of those to fit on
-ENTRY_BYTES = 12  # of Criteo's rows: value, count and first row, uint32, as no chunk has more rows
+PARSED_COUNTS, FITTED_COUNTS = "counts", "fitted-counts"  # counts of all rows; counts of the rows to fit on
+ENTRY_BYTES = 12  # Criteo's rows: value, count and first row, all uint32
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from common.jit import jit
 from data_prep.encoding.lookup import EMPTY_SLOT, HASH_MULTIPLIER, insert
 
-FEW_CODES, MAX_CODES = 1 << 8, 1 << 16  # of one byte, of two bytes
+FEW_CODES, MAX_CODES = 1 << 8, 1 << 16  # codes that fit one byte and two bytes
 FIRST_BITS = 12
 ROWS_PER_VALUE = 4  # on average; if values repeat less often, sorting is faster
 FREE_VALUES = 4096  # values seen before this is judged

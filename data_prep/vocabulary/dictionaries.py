@@ -144,7 +144,7 @@ class NumberedValues:
     def __init__(self, directory: Path, with_texts: bool) -> None:
         share_allocator_with_arrow()
         self._directory, self._with_texts = directory, with_texts
-        self.sizes: list[int] = []  # of the parts
+        self.sizes: list[int] = []  # rows of each part
         self.num_bytes = 0
         directory.mkdir(parents=True, exist_ok=True)
 

@@ -88,7 +88,7 @@ def _compute(config: AppConfig, directory: Path) -> str | None:
         limit = DEFAULT_SECONDS + GRACE_SECONDS
         log.info("baselines: fitting them, for %d s at most; baselines=false leaves them out", DEFAULT_SECONDS)
     environment = {name: value for name, value in os.environ.items() if name not in OF_LAUNCHERS}
-    environment["RANK"] = "0"  # so that, like a launcher's process, it ends with this one
+    environment["RANK"] = "0"  # Like a launcher's process, it then ends with this one.
     others = [os.path.abspath(path) for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     environment["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), *others])
     settings: dict[str, Any] = {"env": environment, "cwd": REPOSITORY, "capture_output": True, "text": True}

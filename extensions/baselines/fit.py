@@ -23,7 +23,7 @@ from extensions.baselines.rows import Rows
 log = logging.getLogger("clickwork")
 
 Preds = NDArray[np.float64]
-STRENGTHS = [0.01, 0.1, 1.0]  # of logistic regression: scikit-learn's C, the inverse weight of L2
+STRENGTHS = [0.01, 0.1, 1.0]  # values for logistic regression's C, the inverse weight of L2
 
 
 NAMES = ("base_rate", "columns", "trees", "lr")  # in order of cost

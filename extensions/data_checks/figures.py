@@ -4,8 +4,8 @@ from msgspec import Struct
 
 from common.documents import convert
 
-LEAK_AUC = 0.95  # of one column's out-of-fold rates; above it, the column may hold the label
-SHARED_SHARE = 0.01  # of the held-out rows, above what chance gives
+LEAK_AUC = 0.95  # A column may hold the label if the AUC of its out-of-fold rates is higher.
+SHARED_SHARE = 0.01  # share of the held-out rows, beyond chance
 SHOWN_COLUMNS = 4
 
 

@@ -91,7 +91,7 @@ def _refuse(
 
 
 SHARD_ROWS = 1 << 18
-SHARD_IDS = 1 << 23  # of bags; a shard takes 32 MiB, and a few times that while it is checked and written
+SHARD_IDS = 1 << 23  # ids in bags: 32 MiB per shard, and a few times that while it is checked and written
 IMPORTED = Path("imported")  # in the directory of the job's work
 RECORD_COLUMNS = 40
 

@@ -25,7 +25,7 @@ from extensions.locality.stack_distance import LruStack
 
 # Distances and numbers of accesses are counted in bins: one per number below 256, then 128 per octave.
 EXACT_BINS, BINS_PER_OCTAVE, OCTAVES = 256, 128, 32
-ROUNDING = 5e-6  # of a printed distance
+ROUNDING = 5e-6  # rounding of a printed distance
 NUM_BINS = EXACT_BINS + BINS_PER_OCTAVE * OCTAVES
 FORMAT = "clickwork-locality-1"
 DISTANCE_KEYS = ("distances", "nearest", "farthest")

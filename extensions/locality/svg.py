@@ -7,7 +7,7 @@ from xml.sax.saxutils import escape
 WIDTH, HEIGHT = 720, 420
 LEFT, RIGHT, TOP, BOTTOM = 64, 36, 44, 92
 COLOURS = ("#1f5fa8", "#d1602b", "#3d8b47", "#8250a8")
-DASHES = ("", "7 4", "2 3", "10 3 2 3")  # so that lines on top of each other stay visible
+DASHES = ("", "7 4", "2 3", "10 3 2 3")  # Lines on top of each other stay visible.
 
 
 class Line(NamedTuple):

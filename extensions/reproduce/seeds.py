@@ -32,7 +32,7 @@ REFUSED = {
     "checkpoint.resume": "each run resumes by itself; give another out=DIR for new ones",
     "checkpoint.overwrite": "nothing is overwritten; give another out=DIR for new runs",
 }
-PLACES = ("data.path", "data.raw", "data.train", "data.val", "data.test")  # of the data
+PLACES = ("data.path", "data.raw", "data.train", "data.val", "data.test")  # paths of the data
 # Keys that leave a run the recipe's: places, records, machine, intervals of saving and logging.
 BESIDE_RECIPE = (
     "run.",
@@ -195,7 +195,7 @@ def _run(words: Sequence[str], stdout: int | None = None) -> int:
     process = subprocess.Popen(
         [sys.executable, "-m", *words],
         stdout=stdout,
-        start_new_session=True,  # so that a terminal's signals reach it only through this process
+        start_new_session=True,  # A terminal's signals reach it only through this process.
         preexec_fn=signals.end_with_parent,  # noqa: PLW1509  # this process has no threads
     )
     try:

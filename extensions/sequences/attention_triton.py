@@ -21,7 +21,7 @@ from extensions.sequences.sequence_layout import SequenceLayout
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # on the CPU, as in `triton.jit`
 LEAST_DOT = 16  # smallest rows and columns for `tl.dot`
-BLOCK_BYTES = 128  # of a block's positions, one value each: with heads of 128, this fits the local memory of every GPU
+BLOCK_BYTES = 128  # a block's positions, one value each; with heads of 128 it fits the local memory of every GPU
 
 
 def attend_triton(q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, candidates_only: bool) -> Tensor:

@@ -18,8 +18,8 @@ ANCHOR_BIT, FLAG_BIT = 1 << 6, 1 << 7
 USER, ITEM, HOUR = "user", "item", "hour"
 CANDIDATE = "candidate_"  # prefix of a candidate's features
 
-Values = tuple[str, ...]  # of a column with text or codes; a condition on a number is a rule such as ">= 50"
-Condition = dict[str, Values | str]  # by column; all must hold
+Values = tuple[str, ...]  # for a column with text or codes; a condition on a number is a rule such as ">= 50"
+Condition = dict[str, Values | str]  # by column; an event must meet all
 
 
 class Attribute(Struct, frozen=True, forbid_unknown_fields=True):

@@ -61,7 +61,7 @@ from extensions.sequences.stages import (
 SORT_BYTES = 128  # memory of an event while its run is sorted or merged
 KEY_BYTES = 64  # memory of a user or item while all are counted, or an attribute's table is read
 KEYS_PER_BUDGET = 4
-COUNTED_VALUES, SHOWN_VALUES = 1000, 8  # of a column, in an error
+COUNTED_VALUES, SHOWN_VALUES = 1000, 8  # values of a column in an error
 RUN_BYTES, PIECE_BYTES = 20, 9  # disk space of an event during preparation, in a run (keys, items) and sorted
 ORDER = "user, time, place in the input"
 

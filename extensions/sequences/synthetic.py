@@ -31,13 +31,13 @@ from data_prep.sources.finished import finished_manifest, sources_of_generated
 from data_prep.synthetic.bayes_scores import PROBABILITY_STEPS, bayes_scores
 from extensions.sequences.keys import SyntheticEventsConfig
 
-VERSION = 2  # of the events of a configuration
+VERSION = 2  # changes when the events of a configuration change
 BLOCK_USERS = 256
 DAY, TICK = 86_400, 5  # times are multiples of a tick, as in Yambda
 ARTISTS, ALBUMS_PER_ARTIST = 8, 8
 BIAS, SATIETY, DECAY, HOUR, QUALITY = 0.3, 0.8, 0.8, 0.7, 0.5
 LIKES, CHANGE = 0.1, 0.05
-MIN_HISTORY = 20  # of extensions/sequences/conf_data/events/synthetic.yaml
+MIN_HISTORY = 20  # as in extensions/sequences/conf_data/events/synthetic.yaml
 RECORD, LOG, TABLE = "synthetic_events.json", "events.parquet", "items.parquet"
 
 
