@@ -73,7 +73,7 @@ def test_a_patch_is_a_file_and_a_row(path: Path) -> None:
     assert not size_problems(changes_of(path.read_text()))
 
 
-@pytest.mark.slow
+@pytest.mark.slow("tool")
 @pytest.mark.parametrize("path", PATCHES, ids=lambda path: path.stem)
 def test_its_tests_pass_in_a_copy_and_not_without_it(path: Path, tmp_path: Path) -> None:
     for name in COPIED:  # with what is compiled

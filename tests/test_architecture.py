@@ -18,6 +18,9 @@ ROOT = Path(__file__).parents[1]
 CORE = ("app", "common", "data_prep")
 PACKAGES = (*CORE, "extensions")
 FOLDERS = (*PACKAGES, "tests", "benchmarks", "requirements")  # of modules
+# Why a test runs in the whole suite alone: it needs a tool (a browser, a compiler, a package index, another checkout) or
+# several machines in namespaces, it starts several processes, or it has more cases, rows or steps than quick tests.
+SLOW_REASONS = {"tool", "container", "processes", "examples"}
 MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 60
 
@@ -97,7 +100,7 @@ PLANTED = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("tool")
 def test_planted_imports_are_caught(tmp_path: Path) -> None:
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     for package in PACKAGES:
@@ -229,6 +232,30 @@ def test_only_tables_of_constants_keep_a_form_of_their_own() -> None:
     files = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
     assert len(files) > 500
     assert sum(len(marks.findall(path.read_text())) for path in files) <= 15
+
+
+def test_a_slow_test_has_a_reason() -> None:
+    """One of the listed ones, unless it has quick cases, too: then the marks are among its parameters."""
+    bare = [
+        f"{path}:{decorator.lineno}"
+        for path in (ROOT / "tests").rglob("*.py")
+        for node in ast.parse(path.read_text()).body
+        for decorator in [*getattr(node, "decorator_list", ()), *_marks_of_module(node)]
+        if ast.unparse(decorator) == "pytest.mark.slow"
+        or (ast.unparse(decorator).startswith("pytest.mark.slow(") and not _is_known_reason(decorator))
+    ]
+    assert bare == []
+
+
+def _marks_of_module(node: ast.stmt) -> list[ast.expr]:
+    """Return the marks that `pytestmark = ...` gives to all tests of a module."""
+    if not isinstance(node, ast.Assign) or ast.unparse(node.targets[0]) != "pytestmark":
+        return []
+    return node.value.elts if isinstance(node.value, ast.List) else [node.value]
+
+
+def _is_known_reason(mark: ast.expr) -> bool:
+    return isinstance(mark, ast.Call) and ast.literal_eval(mark.args[0]) in SLOW_REASONS
 
 
 def test_lint_looks_at_our_modules_and_at_no_script_beside_them(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def test_every_benchmark_is_listed() -> None:
     assert describe("evaluation")
 
 
-@pytest.mark.slow
+@pytest.mark.slow("tool")
 @pytest.mark.parametrize("name", ["evaluation", "input_path"])
 def test_a_benchmark_runs_quickly(name: str) -> None:
     command = [str(fast_python()), "-m", "benchmarks", "--quick", name]
@@ -130,7 +130,7 @@ def test_every_program_is_given_the_same_rows(tmp_path: Path) -> None:
             )
 
 
-@pytest.mark.slow
+@pytest.mark.slow("tool")
 def test_peers_learn_and_those_that_are_not_there_are_named(tmp_path: Path) -> None:
     """With DLRM=DIR, a clone of facebookresearch/dlrm, its two programs too."""
     out, clone = tmp_path / "out.json", os.environ.get("DLRM")

@@ -84,7 +84,7 @@ def test_what_is_shown_is_compared(page_text: str, printed: str, agrees: bool) -
     assert differences(page_text, printed) == ([] if agrees else [page_text])
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 @pytest.mark.parametrize("page", pages_with_commands(), ids=lambda page: page.stem)
 def test_commands_of_a_page(page: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     text = page.read_text()

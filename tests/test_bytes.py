@@ -59,7 +59,7 @@ def test_a_dataset_keeps_its_bytes(name: str, inputs: Path, tmp_path: Path) -> N
     assert row["digest"] == read_record()["datasets"][name]["digest"], RECORD_AGAIN.format(name)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("examples")
 @pytest.mark.parametrize("name", SHARED_BY_TWO)
 def test_two_workers_write_the_same_bytes(name: str, inputs: Path, tmp_path: Path) -> None:
     row = dataset_row(name, inputs, tmp_path, workers=2)
@@ -76,7 +76,7 @@ def test_a_digest_sees_every_byte_and_name(tmp_path: Path) -> None:
     assert len(digests) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_keeps_its_losses_and_parameters(name: str, inputs: Path, tmp_path: Path) -> None:
     """To the bit where the digests were recorded on such a machine, else the first losses within a tolerance."""

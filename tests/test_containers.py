@@ -142,7 +142,7 @@ def base_tool(project: Project, *arguments: object) -> "subprocess.CompletedProc
     return subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("container")
 def test_a_base_without_what_belongs_to_its_torch_gets_it_and_nothing_is_replaced(project: Project) -> None:
     project.add_to_base("torch", "2.12.1+cu130", TORCH_INIT | CUDA_TORCH)
     project.add_to_base("numpy", "2.2.6", module("numpy", "2.2.6"))
@@ -171,7 +171,7 @@ def test_a_base_without_what_belongs_to_its_torch_gets_it_and_nothing_is_replace
     assert "now in the base's Python" in base_tool(project, "check", record, python).stderr
 
 
-@pytest.mark.slow
+@pytest.mark.slow("container")
 def test_a_base_as_primus_v26_8_is_used_as_it_is(project: Project) -> None:
     """With the versions that are said to be in rocm/primus:v26.8; the real image was not tried."""
     torch = {"torch/version.py": "__version__ = '2.14.0+rocm10.1'\ncuda = None\nhip = '10.1.0'\n"}
@@ -188,7 +188,7 @@ def test_a_base_as_primus_v26_8_is_used_as_it_is(project: Project) -> None:
     assert "untouched: torch 2.14.0+rocm10.1, torchrec 1.9.0" in checked.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.slow("container")
 def test_a_base_as_pytorch_2_14_gets_the_fbgemm_and_torchrec_of_it(project: Project) -> None:
     torch = {"torch/version.py": "__version__ = '2.14.0+cu130'\ncuda = '13.0'\nhip = None\n"}
     project.add_to_base("torch", "2.14.0+cu130", TORCH_INIT | torch)
@@ -229,7 +229,7 @@ def test_preprocessing_gets_no_torch(project: Project) -> None:
     assert state["made_from"]["stack"] == ["auto", "data_prep"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("container")
 @pytest.mark.parametrize(
     ("releases", "torchrec", "torch"), [("oldest", "1.4.0", "2.10.0"), ("newest", "1.9.2", "2.14.0")]
 )

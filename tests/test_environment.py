@@ -49,7 +49,7 @@ def cpu_seconds() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-@pytest.mark.slow
+@pytest.mark.slow("tool")
 def test_killed_set_up_is_not_taken_for_a_whole_one(project: Project) -> None:
     """Killed while its pip waits for an index; then pip goes on alone, and must not disturb the next one."""
     request, response = threading.Event(), threading.Event()
@@ -81,7 +81,7 @@ def test_killed_set_up_is_not_taken_for_a_whole_one(project: Project) -> None:
             index.shutdown()
 
 
-@pytest.mark.slow
+@pytest.mark.slow("tool")
 def test_an_outdated_environment_of_another_owner_is_left_alone(project: Project) -> None:
     project.set_up()
     (project.requirements / "environment.in").write_text("# changed\n")
@@ -103,7 +103,7 @@ def test_an_outdated_environment_of_another_owner_is_left_alone(project: Project
     assert "building it again" in project.set_up()
 
 
-@pytest.mark.slow
+@pytest.mark.slow("tool")
 def test_a_file_that_is_not_the_locked_one_is_refused_until_it_is(project: Project) -> None:
     good = (project.wheels / "extra-1.0-py3-none-any.whl").read_bytes()
     write_wheel(project.wheels, "extra", "1.0", module("extra", "tampered with"))
@@ -113,7 +113,7 @@ def test_a_file_that_is_not_the_locked_one_is_refused_until_it_is(project: Proje
     assert project.versions() == CPU_VERSIONS
 
 
-@pytest.mark.slow
+@pytest.mark.slow("tool")
 def test_changed_lock_makes_the_environment_again(project: Project) -> None:
     project.set_up()
     lock = project.requirements / "environment.lock"
@@ -125,7 +125,7 @@ def test_changed_lock_makes_the_environment_again(project: Project) -> None:
     assert project.versions() == CPU_VERSIONS
 
 
-@pytest.mark.slow
+@pytest.mark.slow("tool")
 def test_two_at_once_build_once(project: Project) -> None:
     outputs = sorted(process.communicate(timeout=600)[1] for process in [project.start(), project.start()])
     assert "another set-up is running" in outputs[0]
@@ -134,7 +134,7 @@ def test_two_at_once_build_once(project: Project) -> None:
     assert project.versions() == CPU_VERSIONS
 
 
-@pytest.mark.slow
+@pytest.mark.slow("tool")
 def test_killed_before_it_began_is_no_obstacle(project: Project) -> None:
     project.environment.mkdir()
     (project.environment / "clickwork.json.tmp").write_text("{")
@@ -149,7 +149,7 @@ def test_directory_of_somebody_else_is_left_alone(project: Project) -> None:
     assert (project.environment / "precious").read_text() == "mine"
 
 
-@pytest.mark.slow
+@pytest.mark.slow("tool")
 @pytest.mark.parametrize(
     ("files", "message"),
     [
@@ -166,7 +166,7 @@ def test_wrong_or_broken_torch_is_named(project: Project, files: dict[str, str],
     assert "is incomplete" in project.set_up(status=2)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("tool")
 def test_gpu_stack_of_a_container_is_used_and_not_replaced(project: Project) -> None:
     project.add_gpu_stack_to_base()
     before = project.snapshot(project.python.parents[1])
@@ -200,7 +200,7 @@ def test_package_that_would_replace_the_containers_is_refused(project: Project, 
     assert set(project.snapshot(project.environment)) == {"gpu_stack.pth"}
 
 
-@pytest.mark.slow
+@pytest.mark.slow("tool")
 def test_gpu_torch_alone_is_not_enough_and_that_is_said(project: Project) -> None:
     project.add_to_base("torch", "2.10.0+rocm7.1", TORCH_INIT | GPU_TORCH)
     assert "is installed, but not fbgemm_gpu and torchrec: installing the CPU stack" in project.set_up()

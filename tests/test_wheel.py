@@ -49,7 +49,7 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return environment / "bin/clickwork"
 
 
-@pytest.mark.slow
+@pytest.mark.slow("tool")
 def test_the_installed_command_trains_and_evaluates_anywhere(command: Path, tmp_path: Path) -> None:
     trained = run([command, "train", *TINY], tmp_path)
     assert trained.returncode == 0, trained.stderr
@@ -64,7 +64,7 @@ def test_the_installed_command_trains_and_evaluates_anywhere(command: Path, tmp_
     assert not (tmp_path / "app").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.slow("tool")
 def test_it_has_every_file_of_the_packages(command: Path) -> None:
     installed = next((command.parents[1] / "lib").glob("python*/site-packages"))
     files = [
@@ -77,7 +77,7 @@ def test_it_has_every_file_of_the_packages(command: Path) -> None:
     assert not [str(path) for path in files if not (installed / path).is_file()]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("tool")
 def test_an_unknown_command_is_one_line(command: Path, tmp_path: Path) -> None:
     process = run([command, "trian"], tmp_path)
     assert process.returncode == 2

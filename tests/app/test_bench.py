@@ -19,7 +19,7 @@ TINY += ["model.dense_arch=[8,4]", "model.embedding_dim=4", "model.over_arch=[8,
 TINY += ["inference.least_runs=20"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_everything_is_measured_with_its_counts(run_app: Command, tmp_path: Path) -> None:
     process = run_app("bench", *TINY, "shape.bag_sizes=[2,1]", f"operators=[{','.join(FAMILIES)}]", "out=bench.json")
     document = json.loads((tmp_path / "bench.json").read_bytes())
@@ -47,14 +47,14 @@ def test_everything_is_measured_with_its_counts(run_app: Command, tmp_path: Path
     assert len(lines) == len(document["results"]) + len(latencies) + 4
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_a_choice_of_operators(run_app: Command, tmp_path: Path) -> None:
     run_app("bench", *TINY, "operators=[mlp/over_arch,optimizer_step/sgd]", "out=bench.json")
     names = [result["name"] for result in json.loads((tmp_path / "bench.json").read_bytes())["results"]]
     assert names == ["mlp/over_arch_forward", "mlp/over_arch_train", "optimizer_step/sgd"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_a_case_without_memory_costs_no_other(tmp_path: Path) -> None:
     """The second of them: the results of those before and after it are kept."""
     process = ended(

@@ -27,7 +27,7 @@ from tests.changed import changed
 from tests.reference import bce
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_processes_and_histograms_agree(run_app: Command, dataset: Path, tmp_path: Path) -> None:
     """One process, two, and two that add up histograms; the curves of rank 0 are of all rows."""
     run_app("train", *SMALL, f"data.path={dataset}", "run.name=x", "train.max_steps=20", processes=2)
@@ -51,7 +51,7 @@ def test_processes_and_histograms_agree(run_app: Command, dataset: Path, tmp_pat
     assert "auc_method" not in both
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_tables_are_scored_in_fp32_whatever_the_run_was_trained_in(
     run_app: Command, dataset: Path, tmp_path: Path
 ) -> None:
@@ -128,7 +128,7 @@ def test_metrics_that_depend_on_the_batch_say_so(
     assert "every metric depends on eval.global_batch_size (16384) and on the number of processes (1)" in caplog.text
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_row_weights_come_from_the_checkpoint_and_are_recorded(run_app: Command, dataset: Path, tmp_path: Path) -> None:
     """A file that has gone blocks nothing that reads the checkpoint; verify names one that changed."""
     weights, backup = tmp_path / "w.npy", tmp_path / "kept.npy"

@@ -74,7 +74,7 @@ def check(command: str, arguments: list[str], cwd: Path, other_roots: tuple[Path
     return status
 
 
-@pytest.mark.slow
+@pytest.mark.slow("examples")
 @FUZZ
 @given(arguments=st.lists(override([*KINDS, *MORE_KEYS]), min_size=1, max_size=3))
 def test_train(arguments: list[str], dataset: Path) -> None:
@@ -91,7 +91,7 @@ READERS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 @FUZZ
 @given(data=st.data())
 def test_commands_that_read(data: st.DataObject, uninterrupted: Path) -> None:

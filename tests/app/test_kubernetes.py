@@ -133,7 +133,7 @@ def run(folder: Path, file: str, arguments: list[str], disturbances: Sequence[Ca
     return cluster
 
 
-@pytest.mark.slow
+@pytest.mark.slow("container")
 @pytest.mark.parametrize("file", ["job.yaml", "jobset.yaml"])
 def test_a_refusal_fails_a_job_at_once(tmp_path: Path, file: str) -> None:
     cluster = run(tmp_path, file, ["train.epocs=1"], [])
@@ -145,7 +145,7 @@ def test_a_refusal_fails_a_job_at_once(tmp_path: Path, file: str) -> None:
 KILLED = 128 + signal.SIGKILL
 
 
-@pytest.mark.slow
+@pytest.mark.slow("container")
 @pytest.mark.parametrize(
     ("file", "disturbances", "statuses"),
     [

@@ -94,7 +94,7 @@ def test_a_signal_after_the_processes_have_saved_changes_no_status() -> None:
     assert _stopped(signal.SIGTERM, Job("a:1", "2")) == 128 + signal.SIGTERM
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_a_stopped_job_ends_with_75(dataset: Path, tmp_path: Path) -> None:
     overrides = [*SMALL, f"data.path={dataset}", "run.name=a", "train.max_steps=100000", "checkpoint.every_steps=50"]
     launcher = Launcher("--nproc-per-node", "2", "-m", "app.train", *overrides, cwd=tmp_path, out=tmp_path / "out")
@@ -109,7 +109,7 @@ def test_a_stopped_job_ends_with_75(dataset: Path, tmp_path: Path) -> None:
     assert result["steps"] > 50
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_a_killed_process_is_started_again_or_told(dataset: Path, tmp_path: Path) -> None:
     """One loss is made good, even in a job that was to start over, and to the same bits; two are one too many."""
     overrides = [*SMALL, f"data.path={dataset}", "run.name=x", "train.max_steps=60", "checkpoint.every_steps=25"]
@@ -134,7 +134,7 @@ def test_a_killed_process_is_started_again_or_told(dataset: Path, tmp_path: Path
     assert losses(run) == losses(tmp_path / "whole/runs/x")
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_a_signal_comes_once_to_processes_while_torchrun_waits(tmp_path: Path) -> None:
     """A second time it would end them at once, without their checkpoint."""
     command = [sys.executable, "-m", "tests.app.blocked_launcher"]

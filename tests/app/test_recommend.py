@@ -41,7 +41,7 @@ def logits(ranked: list[dict[str, Any]]) -> dict[str, float]:
     return {candidate["candidate"]: candidate["logit"] for candidate in ranked}
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_scores_are_those_of_evaluation_in_any_order_and_number(run: Path, run_app: Command, tmp_path: Path) -> None:
     lines = (tmp_path / "raw.tsv").read_text().splitlines(keepends=True)
     test = lines[-(HELD_OUT // 2) :]
@@ -65,7 +65,7 @@ def test_scores_are_those_of_evaluation_in_any_order_and_number(run: Path, run_a
     assert {str(row - first + 1): by_row[row] for row in range(first, ROWS)} == expected
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_every_form_of_a_file_gives_the_same(run: Path, run_app: Command, tmp_path: Path) -> None:
     rows = [line.split("\t") for line in oracle.make_rows(12, seed=5).decode().splitlines()]
     (tmp_path / "c.tsv").write_text("".join("\t".join(row) + "\n" for row in rows))
@@ -101,7 +101,7 @@ def test_every_form_of_a_file_gives_the_same(run: Path, run_app: Command, tmp_pa
     assert logits(scenario)["ad 3"] == logits(expected)["4"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_bags_of_several_ids(run_app: Command, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     rows: list[dict[str, Any]] = [
@@ -145,7 +145,7 @@ def test_bags_of_several_ids(run_app: Command, tmp_path: Path) -> None:
         assert ranking(run_app, tmp_path, name) == ranked, name
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_ids_are_expanded_as_they_were_in_training(run_app: Command, tmp_path: Path) -> None:
     text = oracle.make_rows(400, seed=4)
     (tmp_path / "raw.tsv").write_bytes(text)

@@ -33,7 +33,7 @@ def planted(root: Path) -> list[Path]:
     return [path for path in root.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_a_run_and_its_replay(dataset: Path, tmp_path: Path) -> None:
     overrides = [*SMALL, f"data.path={dataset}", "run.name=one", "train.max_steps=10", *ARGUMENTS]
     process = ended(forked("train", *overrides, cwd=tmp_path, environment=ENVIRONMENT), tmp_path)
@@ -97,7 +97,7 @@ def test_the_report_of_an_older_run(uninterrupted: Path, tmp_path: Path) -> None
     assert SECRET not in write_report(tmp_path, tmp_path / "page.html").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_a_mirror_s_login(run_app: Command, tmp_path: Path) -> None:
     """data_prep, started by a training: the dataset, the run and the output."""
     mirror = Mirror()

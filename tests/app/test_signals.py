@@ -83,7 +83,7 @@ def ask(terminal: Terminal, how: str) -> str:
     return {"ctrl-c": "SIGINT", "ctrl-\\": "SIGQUIT"}[how]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 @pytest.mark.parametrize(("processes", "how"), [(1, "ctrl-\\"), (2, "ctrl-c"), (2, "close")])
 def test_a_run_on_a_terminal_is_stopped_and_saved(processes: int, how: str, dataset: Path, tmp_path: Path) -> None:
     terminal = on_terminal([*launched(processes), *endless(dataset)], tmp_path)
@@ -94,7 +94,7 @@ def test_a_run_on_a_terminal_is_stopped_and_saved(processes: int, how: str, data
         assert len(bar) <= COLUMNS - len("^C"), "the terminal's own ^C would break the line"
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_a_closed_terminal_reaches_what_make_started(dataset: Path, tmp_path: Path) -> None:
     """The kernel tells the leader of the session, and a make that leads it tells nobody."""
     command = " ".join([*launched(2), *endless(dataset), f"run.dir={tmp_path}/runs/x"]).replace("$", "$$")
@@ -105,7 +105,7 @@ def test_a_closed_terminal_reaches_what_make_started(dataset: Path, tmp_path: Pa
     assert_stopped_whole(terminal, tmp_path / "runs/x", "SIGHUP", 128 + signal.SIGHUP)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 @pytest.mark.parametrize(
     ("processes", "moment", "status", "steps"),
     [(1, "in the save:1", 75, 10), (2, "in the step:1", 75, 0), (2, "in the evaluation:2", 75, 0)],
@@ -123,7 +123,7 @@ def test_a_key_at_any_moment_saves(
     assert summary(tmp_path / "runs/x")["steps"] > steps
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_a_key_in_the_report_leaves_a_completed_run(overrides: list[str], tmp_path: Path) -> None:
     command = [*launched(2), "tests.app.at_moment", "train", *overrides, "run.name=x", "baselines=false"]
     terminal = on_terminal(command, tmp_path, MOMENT="in the report:1")
@@ -136,7 +136,7 @@ def test_a_key_in_the_report_leaves_a_completed_run(overrides: list[str], tmp_pa
     assert (tmp_path / "runs/x/report.html").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_a_key_before_the_first_step_says_that_nothing_is_saved(overrides: list[str], tmp_path: Path) -> None:
     command = [*launched(2), "tests.app.at_moment", "train", *overrides, "run.name=x"]
     terminal = on_terminal(command, tmp_path, MOMENT="in the digests:1")
@@ -148,7 +148,7 @@ def test_a_key_before_the_first_step_says_that_nothing_is_saved(overrides: list[
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_a_second_key_ends_all_at_once_and_says_what_is_lost(overrides: list[str], tmp_path: Path) -> None:
     command = [*launched(2), "tests.app.at_moment", "train", *overrides, "run.name=x", f"run.dir={tmp_path}/runs/x"]
     terminal = on_terminal(command, tmp_path, MOMENT="in the save:2")
@@ -164,7 +164,7 @@ def test_a_second_key_ends_all_at_once_and_says_what_is_lost(overrides: list[str
     wait_until(lambda: not processes_with(str(tmp_path), "cmdline"))
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 @pytest.mark.parametrize("launcher", [["app.launch"], TORCHRUN], ids=" ".join)
 def test_processes_end_with_their_launcher(launcher: list[str], dataset: Path, tmp_path: Path) -> None:
     """kill -9 leaves it no time to tell them; the kernel does, and they save."""
@@ -178,7 +178,7 @@ def test_processes_end_with_their_launcher(launcher: list[str], dataset: Path, t
     assert whole_checkpoints(tmp_path / "runs/x/checkpoints")
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_what_is_left_of_a_lost_process_is_told_as_it_is(dataset: Path, run_app: Command, tmp_path: Path) -> None:
     """No survivor promises a checkpoint; the next start keeps the log of the part that was killed."""
     terminal = on_terminal([*launched(2), *endless(dataset)], tmp_path, TEST=tmp_path.name)
@@ -192,7 +192,7 @@ def test_what_is_left_of_a_lost_process_is_told_as_it_is(dataset: Path, run_app:
     assert not [line for line in terminal.lines if re.search(NEVER_SHOWN, line)], terminal.text
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_plain_torchrun_hands_a_key_on(dataset: Path, tmp_path: Path) -> None:
     terminal = on_terminal([*python(), *TORCHRUN, "--nproc-per-node", "2", "-m", *endless(dataset)], tmp_path)
     terminal.wait_for(STEP)
@@ -202,7 +202,7 @@ def test_plain_torchrun_hands_a_key_on(dataset: Path, tmp_path: Path) -> None:
     assert whole_checkpoints(tmp_path / "runs/x/checkpoints")
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 @pytest.mark.parametrize("name", [signal.SIGINT, signal.SIGTERM])
 def test_commands_that_save_nothing_end_with_one_line(
     name: signal.Signals, uninterrupted: Path, tmp_path: Path

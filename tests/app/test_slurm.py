@@ -146,7 +146,7 @@ def launcher_in(host: str) -> int:
     return launcher
 
 
-@pytest.mark.slow
+@pytest.mark.slow("container")
 def test_a_job_of_two_machines_survives_a_loss_and_its_time_limit(
     slurm: Slurm, hosts: list[str], dataset: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

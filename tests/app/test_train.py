@@ -72,7 +72,7 @@ def test_a_run_and_its_directory(run_app: Command, dataset: Path, tmp_path: Path
     assert json.loads(scored.stdout)["auc"] == figures["eval"]["auc"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_same_seed_same_bits_and_another_seed_others(run_app: Command, dataset: Path, tmp_path: Path) -> None:
     for name, seed in (("a", 7), ("b", 7), ("c", 8)):
         run_app("train", *SMALL, f"data.path={dataset}", f"run.name={name}", f"train.seed={seed}", "train.max_steps=40")
@@ -82,9 +82,10 @@ def test_same_seed_same_bits_and_another_seed_others(run_app: Command, dataset: 
     assert a["losses"] != c["losses"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 @pytest.mark.parametrize(
-    "number", [signal.SIGTERM, *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGINT, signal.SIGUSR1))]
+    "number",
+    [signal.SIGTERM, *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGINT, signal.SIGUSR1))],
 )
 def test_a_signal_ends_it_resumably(number: int, run_app: Command, dataset: Path, tmp_path: Path) -> None:
     overrides = [*SMALL, f"data.path={dataset}", "run.name=stopped", "train.epochs=6000"]
@@ -102,7 +103,7 @@ def test_a_signal_ends_it_resumably(number: int, run_app: Command, dataset: Path
     assert [event["step"] for event in events(run, "train")] == list(range(1, figures["steps"] + 6))
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_its_time_ends_it_resumably(run_app: Command, dataset: Path, tmp_path: Path) -> None:
     overrides = [*SMALL, f"data.path={dataset}", "run.name=brief", "train.epochs=600"]
     run_app("train", *overrides, "train.max_minutes=0.02", status=75)
@@ -136,7 +137,7 @@ def test_it_stops_at_the_target(run_app: Command, dataset: Path, tmp_path: Path)
     assert figures["steps"] % 10 == 0
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_another_configuration_does_not_go_on_from_a_checkpoint(
     run_app: Command, dataset: Path, tmp_path: Path
 ) -> None:
@@ -169,7 +170,7 @@ def test_two_processes_train_as_one(run_app: Command, dataset: Path, tmp_path: P
         assert summary(pair)["eval"][key] == pytest.approx(summary(alone)["eval"][key], rel=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_raw_rows_are_preprocessed_once(run_app: Command, tmp_path: Path) -> None:
     """Through data_prep, in a process of its own; Criteo's columns, ids in two letters."""
     rng = np.random.default_rng(0)

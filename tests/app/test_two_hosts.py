@@ -81,7 +81,7 @@ def enter_impatiently(host: str) -> None:
     vars(importlib.import_module("app.launch"))["STUCK_SECONDS"] = 5
 
 
-@pytest.mark.slow
+@pytest.mark.slow("container")
 def test_the_cable_is_cut_and_mended(hosts: list[str], dataset: Path, tmp_path: Path) -> None:
     overrides = [*brief(dataset), "train.epochs=6000", "train.max_steps=null", "checkpoint.every_steps=20"]
     overrides.append(f"runtime.timeout_minutes={TIMEOUT_SECONDS / 60}")
@@ -155,7 +155,7 @@ def ended(launchers: list[Launcher]) -> list[tuple[int, str]]:
             launcher.process.kill()
 
 
-@pytest.mark.slow
+@pytest.mark.slow("container")
 def test_machines_meet_by_a_name_that_is_loopback_on_one(hosts: list[str], dataset: Path, tmp_path: Path) -> None:
     options = ["--rdzv-endpoint", "first:29400"]
     results = ended(
@@ -170,7 +170,7 @@ def test_machines_meet_by_a_name_that_is_loopback_on_one(hosts: list[str], datas
     assert summary(tmp_path / "runs/x")["status"] == "completed"
 
 
-@pytest.mark.slow
+@pytest.mark.slow("container")
 def test_a_run_directory_that_is_not_shared_is_refused(hosts: list[str], dataset: Path, tmp_path: Path) -> None:
     overrides = [*brief(dataset), f"runtime.timeout_minutes={TIMEOUT_SECONDS / 60}"]  # half of it is waited
     results = ended(
@@ -185,7 +185,7 @@ def test_a_run_directory_that_is_not_shared_is_refused(hosts: list[str], dataset
     assert not (tmp_path / "runs/x").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.slow("container")
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_refusal_on_one_machine_ends_both_at_once(
     hosts: list[str], dataset: Path, tmp_path: Path, number: int
@@ -209,7 +209,7 @@ def test_a_refusal_on_one_machine_ends_both_at_once(
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.slow("container")
 def test_a_machine_that_never_comes_is_named(hosts: list[str], dataset: Path, tmp_path: Path) -> None:
     launcher = start_one(hosts, 0, tmp_path / "0", brief(dataset), "--rdzv-conf", "join_timeout=5")
     ((status, err),) = ended([launcher])
@@ -229,7 +229,7 @@ def start_static(hosts: list[str], number: int, out: Path, dataset: Path, *optio
     return Launcher(*arguments, cwd=out.parent, out=out, prepare=functools.partial(enter, hosts[number]))
 
 
-@pytest.mark.slow
+@pytest.mark.slow("container")
 @pytest.mark.parametrize(
     ("number", "message"),
     [
@@ -248,7 +248,7 @@ def test_a_pod_that_never_comes_is_named(
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.slow("container")
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_signal_ends_a_pod_that_waits_for_the_others(
     hosts: list[str], dataset: Path, tmp_path: Path, number: int
@@ -270,7 +270,7 @@ DASK = f"tcp://{ADDRESSES[0]}:8786"
 APART = 'hostname second && mount -t tmpfs none "$0" && exec "$@"'
 
 
-@pytest.mark.slow
+@pytest.mark.slow("container")
 @pytest.mark.parametrize("missing", ["raw", "out"])
 def test_a_folder_that_a_dask_worker_lacks_is_named_with_its_machine(
     hosts: list[str], tmp_path: Path, missing: str
@@ -334,7 +334,7 @@ def lose_machines(cwd: Path, dataset: Path, absences: list[tuple[int, float]]) -
     return summary(cwd / "runs/mine")
 
 
-@pytest.mark.slow
+@pytest.mark.slow("container")
 def test_a_lost_machine_comes_back(dataset: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """One before, one after the other counts it as lost: the job heals, to the bits of one undisturbed."""
     digest = summary(undisturbed(tmp_path_factory, dataset))["digest"]
@@ -357,7 +357,7 @@ def lose_for_good(cwd: Path, dataset: Path, number: int) -> tuple[int, str]:
     return results[1 - number]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("container")
 def test_a_machine_that_is_lost_for_good_leaves_75(dataset: Path, tmp_path: Path) -> None:
     """A checkpoint is there: not 69, which nothing queues again."""
     with ThreadPoolExecutor() as threads:  # they mostly wait

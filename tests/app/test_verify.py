@@ -52,7 +52,7 @@ def test_another_learning_rate_is_found_out(run_app: Command, dataset: Path, tmp
     assert len(report["tensors"]["t_cat_0"]["first_element"]) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_another_number_of_processes_is_within_tolerance(run_app: Command, dataset: Path) -> None:
     overrides = [*SMALL, f"data.path={dataset}", "run.name=run", "train.max_steps=20", "optimizer=sgd"]
     run_app("train", *overrides, processes=2)
@@ -64,7 +64,7 @@ def test_another_number_of_processes_is_within_tolerance(run_app: Command, datas
     assert "world_size: 2 then, 1 now" in report["changed_since"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_bits_are_equal_up_to_where_the_processes_changed(run_app: Command, dataset: Path) -> None:
     """Two processes, then one: a replay by two has the bits of the first part, and says so."""
     overrides = [*SMALL, f"data.path={dataset}", "run.name=run", "sharding.types=row_wise", "checkpoint.keep=9"]
@@ -90,7 +90,7 @@ def test_another_dataset_is_refused_before_anything_is_replayed(
     assert "other: not the dataset that" in refused("verify", "run=runs/run", "data.path=other")
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_the_checkpoint_and_the_tensor_of_the_first_difference_are_named(
     run_app: Command, dataset: Path, tmp_path: Path
 ) -> None:
@@ -128,7 +128,7 @@ def change_one_value(checkpoint: Path, name: str, row: int, column: int) -> None
     rewrite_state(checkpoint, state)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_a_record_without_checkpoints_is_verified_by_its_figures(
     run_app: Command, dataset: Path, tmp_path: Path
 ) -> None:

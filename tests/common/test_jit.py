@@ -19,7 +19,7 @@ with compile_notice("nothing"):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.slow("tool")
 def test_compiling_is_told_once_and_loading_never(tmp_path: Path) -> None:
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     result = [

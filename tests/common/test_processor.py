@@ -30,7 +30,7 @@ def test_bytes_of_tiles_are_those_that_gcc_reads(tmp_path: Path) -> None:
     assert str(_bytes_of_tiles()) == subprocess.check_output([tmp_path / "cpuid"], text=True)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("tool")
 def test_products_run_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """In fp32 and bf16; without `app` they fail or die of SIGILL on a machine that announces missing tiles."""
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)

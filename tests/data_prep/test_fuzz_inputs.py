@@ -100,7 +100,7 @@ def prepare(directory: Path, content: bytes, *overrides: str, name: str = "rows.
     return [np.concatenate(parts) for parts in zip(*with_rows, strict=True)] or None
 
 
-@pytest.mark.slow
+@pytest.mark.slow("examples")
 @FUZZ
 @given(content=files(), chunk=st.sampled_from(["30", "100", "1MiB"]))
 def test_tables(content: Any, chunk: Any) -> None:
@@ -121,7 +121,7 @@ def test_tables(content: Any, chunk: Any) -> None:
         assert sparse[:, 0].tolist() == [oracle.text_value(row[2]) % 1000 for row in rows]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("examples")
 @FUZZ
 @given(data=st.data(), chunk=st.sampled_from(["200", "1MiB"]))
 def test_criteo_s_rows(data: Any, chunk: Any) -> None:

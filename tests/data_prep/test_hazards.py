@@ -27,7 +27,7 @@ def _die_holding(counters: Counters) -> None:
     os._exit(9)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("examples")
 def test_a_worker_that_died_while_counting_blocks_nobody() -> None:
     counters = Counters()
     process = multiprocessing.get_context("forkserver").Process(target=_die_holding, args=(counters,))
@@ -47,7 +47,7 @@ def test_a_worker_that_died_while_counting_blocks_nobody() -> None:
     assert not thread.is_alive()
 
 
-@pytest.mark.slow
+@pytest.mark.slow("examples")
 def test_an_interrupted_generation_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = SyntheticConfig(rows=3_000, days=3)
     whole = generate_days(settings, tmp_path / "whole", None)

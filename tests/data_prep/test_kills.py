@@ -126,7 +126,7 @@ def doom(module: str, seconds: float | None, results: int, passes: bool) -> None
     setattr(Executor, "_collect", result)  # noqa: B010
 
 
-@pytest.mark.slow
+@pytest.mark.slow("examples")
 @pytest.mark.parametrize("name", KINDS)
 def test_killed_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mirror: Mirror, name: str) -> None:
     kill_again_and_again(name, KINDS[name], pipeline.__name__, tmp_path, monkeypatch, mirror)

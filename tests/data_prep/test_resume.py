@@ -129,7 +129,7 @@ def stop_in_the_third_unit() -> None:
     vars(parse)["_parse_lines"] = parse_and_stop
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_a_signal_stops_the_job_resumably(tmp_path: Path, rows: Path) -> None:
     arguments = [f"data.raw={rows}", f"data.path={tmp_path}/out", "data.chunk_bytes=5000", "data.workers=1"]
     stopped = run_module("data_prep", *arguments, cwd=REPOSITORY, prepare=stop_in_the_third_unit)

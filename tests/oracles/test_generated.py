@@ -94,7 +94,7 @@ def test_drawn_days(tmp_path: Path, seed: int) -> None:
             assert scores[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
 
 
-@pytest.mark.slow
+@pytest.mark.slow("examples")
 def test_effects_scale_as_the_keys_say(tmp_path: Path) -> None:
     """Logits of the same rows, up to an intercept: `difficulty` divides them, `interaction` enters linearly."""
     rng = np.random.default_rng([0, 42])

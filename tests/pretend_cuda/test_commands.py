@@ -10,7 +10,7 @@ from tests.data_prep import oracle
 from tests.pretend_cuda.machine import Machine
 from tests.pretend_cuda.runs import command, summary, train
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow("processes")
 
 
 @pytest.mark.parametrize("tables", ["fp32", "int4"])

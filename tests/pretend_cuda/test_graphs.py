@@ -45,7 +45,7 @@ def test_a_step_sends_two_graphs_each_way(machine: Machine, dataset: Path, runs:
     assert all(not step["waits"] for step in steps[1:10])
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 @pytest.mark.parametrize("processes", [1, 2])
 def test_bits(processes: int, machine: Machine, dataset: Path, ragged: Path, tmp_path: Path) -> None:
     cases = {case: LAYERS[case] for case in LAYERS if (case in ON_TWO if processes == 2 else case not in EXCHANGED)}
@@ -65,7 +65,7 @@ def test_bits(processes: int, machine: Machine, dataset: Path, ragged: Path, tmp
     assert differing(graphs, eager) == []
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_a_resumed_run_ends_as_the_whole_and_replays(
     machine: Machine, dataset: Path, runs: Path, tmp_path: Path
 ) -> None:
@@ -78,7 +78,7 @@ def test_a_resumed_run_ends_as_the_whole_and_replays(
     assert evaluated["auc"] == summary(runs / "cuda")["eval"]["auc"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_whole_steps_are_measured_with_graphs(machine: Machine, tmp_path: Path) -> None:
     """And with the products of a plain step, though graphs do not show theirs."""
     sizes = ["operators=[step]", "shape.batch_size=32", "seconds=0.02", "shape.most_rows=50"]

@@ -35,7 +35,7 @@ def test_operators_and_waits_of_a_step(runs: Path) -> None:
     assert steps[LOGGED_STEP]["waits"] == {"aten::_local_scalar_dense": 1, "aten::copy_": 1, "synchronize": 1}
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_no_step_waits(machine: Machine, dataset: Path, ragged: Path, tmp_path: Path) -> None:
     cases = {
         case: [*overrides, "train.log_every_steps=50", f"data.path={ragged if 'bags' in case else dataset}"]

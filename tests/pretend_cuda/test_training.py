@@ -50,7 +50,7 @@ def test_one_process_trains_as_on_the_cpu(runs: Path) -> None:
     assert same(summary(runs / "cuda"), summary(runs / "cpu"))
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_two_processes_train_as_on_the_cpu(machine: Machine, ragged: Path, tmp_path: Path) -> None:
     cpu, cuda = (
         train(machine, tmp_path / platform, ragged, platform, "sharding.types=row_wise", processes=2)
@@ -60,7 +60,7 @@ def test_two_processes_train_as_on_the_cpu(machine: Machine, ragged: Path, tmp_p
     assert same(cuda, cpu)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_a_resumed_run_ends_as_one_that_was_not_stopped(
     machine: Machine, dataset: Path, runs: Path, tmp_path: Path
 ) -> None:
@@ -70,7 +70,7 @@ def test_a_resumed_run_ends_as_one_that_was_not_stopped(
     assert same(summary(tmp_path), summary(runs / "cuda"))
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_another_command_sees_the_same_model(machine: Machine, runs: Path, tmp_path: Path) -> None:
     for name in ("evaluate", "verify"):
         command(machine, name, tmp_path / name, f"run={runs}/cuda/run", *(["split=val"] if name == "evaluate" else []))
@@ -79,7 +79,7 @@ def test_another_command_sees_the_same_model(machine: Machine, runs: Path, tmp_p
     assert "identical" in (tmp_path / "verify/.stderr").read_text() + (tmp_path / "verify/.stdout").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 @pytest.mark.parametrize("processes", [1, 2])
 def test_bits(processes: int, machine: Machine, dataset: Path, ragged: Path, tmp_path: Path) -> None:
     cases = {case: CASES[case] for case in CASES if (case in ON_TWO if processes == 2 else case not in LAYOUTS)}
@@ -90,7 +90,7 @@ def test_bits(processes: int, machine: Machine, dataset: Path, ragged: Path, tmp
     assert differing(cuda, cpu) == []
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_several_gpus_train_by_a_plan_of_the_planner_and_replay_it(
     machine: Machine, dataset: Path, tmp_path: Path
 ) -> None:
@@ -107,7 +107,7 @@ def test_several_gpus_train_by_a_plan_of_the_planner_and_replay_it(
     assert "key 'plan.t_cat_0.shards' is missing" in process.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_gpus_of_an_unknown_kind_are_placed_by_size(machine: Machine, dataset: Path, tmp_path: Path) -> None:
     memory = {"PRETEND_CUDA_MEMORY": str(7 << 30)}
     train(machine, tmp_path, dataset, "cuda", "sharding.types=null", processes=2, environment=memory)
@@ -116,13 +116,13 @@ def test_gpus_of_an_unknown_kind_are_placed_by_size(machine: Machine, dataset: P
     assert "is not known; describe it in mine.yaml" in (tmp_path / ".stderr").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_unified_memory(machine: Machine, dataset: Path, tmp_path: Path, runs: Path) -> None:
     unified = train(machine, tmp_path, dataset, "cuda", "sharding.kernels=fused_uvm")
     assert same(unified, summary(runs / "cpu"))
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_bf16_products_agree_within_rounding(machine: Machine, dataset: Path, tmp_path: Path) -> None:
     """On a GPU the dot interaction's backward is in bf16, too."""
     for platform in ("cpu", "cuda"):
@@ -130,7 +130,7 @@ def test_bf16_products_agree_within_rounding(machine: Machine, dataset: Path, tm
     np.testing.assert_allclose(losses(tmp_path / "cuda"), losses(tmp_path / "cpu"), rtol=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 @pytest.mark.parametrize("optimizer", ["adagrad", "rowwise_adagrad"])
 def test_other_optimizers_agree_within_rounding(optimizer: str, machine: Machine, ragged: Path, tmp_path: Path) -> None:
     overrides = [f"optimizer={optimizer}", "train.log_every_steps=1"]
@@ -139,7 +139,7 @@ def test_other_optimizers_agree_within_rounding(optimizer: str, machine: Machine
     np.testing.assert_allclose(losses(tmp_path / "cuda"), losses(tmp_path / "cpu"), rtol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_checkpoints_come_in_blocks_from_each_process_own_gpu(machine: Machine, ragged: Path, tmp_path: Path) -> None:
     overrides = [*of_run(tmp_path, ragged, "cuda"), "optimizer=rowwise_adagrad", "train.max_steps=6"]
     process = machine.run("tests.pretend_cuda.staging", *overrides, cwd=tmp_path, processes=2)
@@ -150,7 +150,7 @@ def test_checkpoints_come_in_blocks_from_each_process_own_gpu(machine: Machine, 
     assert same(resumed, whole)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_layouts_change_on_the_way(machine: Machine, ragged: Path, tmp_path: Path) -> None:
     """Two processes row-wise, one table-wise, two again; sums of fp32 in other orders differ by 1e-5 at most."""
     for steps, processes, kind in ((4, 2, "row_wise"), (8, 1, "table_wise"), (14, 2, "table_wise")):
@@ -160,7 +160,7 @@ def test_layouts_change_on_the_way(machine: Machine, ragged: Path, tmp_path: Pat
     np.testing.assert_allclose(losses(tmp_path / "moved"), losses(tmp_path / "whole"), rtol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 @pytest.mark.parametrize("processes", [1, 2])
 def test_killed_while_saving_and_resumed(processes: int, machine: Machine, dataset: Path, tmp_path: Path) -> None:
     """kill -9 in the second checkpoint, which is written while training goes on."""

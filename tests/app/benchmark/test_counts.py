@@ -103,7 +103,7 @@ def test_bytes_of_scoring() -> None:
         assert steps.forward_bytes(SHAPE, TablePrecision[precision], dense=100) == expected
 
 
-@pytest.mark.slow
+@pytest.mark.slow("examples")
 def test_ceilings_and_shares() -> None:
     measurement = ceilings.measure_ceilings(CPU, torch.float32, seconds=0.01)
     assert measurement is not None

@@ -28,7 +28,7 @@ def whole(algorithm: str, dataset: Path, tmp_path_factory: pytest.TempPathFactor
     return made_once(tmp_path_factory, f"resharding_{algorithm}", make) / "runs/x"
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 @pytest.mark.parametrize(
     ("algorithm", "first", "second"),
     [

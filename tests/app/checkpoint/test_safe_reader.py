@@ -65,7 +65,7 @@ def _call_a_tensor_bytes(metadata: Any, command: str) -> Any:
     return metadata
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 @pytest.mark.parametrize(
     ("change", "message"),
     [

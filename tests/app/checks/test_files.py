@@ -76,7 +76,7 @@ def test_no_advice_removes_a_run(tmp_path: Path) -> None:
     assert result == {"b": None, "begun": "remove the directory, or train again", "mine": "move it out of here"}
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_a_broken_dataset_fails_the_doctor_and_json_says_so(tmp_path: Path, run_app: Command) -> None:
     write_dataset(tmp_path / "data", rows={"train": 40, "val": 5, "test": 5})
     (tmp_path / "data" / "val" / "00000.dense.npy").write_bytes(b"")

@@ -95,7 +95,7 @@ def test_pythons(version: tuple[int, ...], verdict: str) -> None:
     assert stack.check_python(version).verdict.value == verdict
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 @pytest.mark.parametrize(
     ("code", "words"),
     [

@@ -92,7 +92,7 @@ def test_a_recorded_configuration_leads_to_the_same(tmp_path: Path, overrides: l
     assert replace(again, tiny=config.tiny) == config  # what a tiny run changes is in its other keys
 
 
-@pytest.mark.slow
+@pytest.mark.slow("examples")
 def test_it_is_above_the_recipe_and_files_are_in_order(tmp_path: Path) -> None:
     one = written(tmp_path / "one.yaml", "recipe: deepspark_3day\ntrain: {seed: 1, epochs: 4}\ndata.scale: tiny")
     other = written(tmp_path / "other.yaml", "train.seed: 2")

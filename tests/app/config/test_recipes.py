@@ -220,7 +220,7 @@ FEWER = {
 
 
 # The models are as large as published, on three thousand rows: a minute for all of them.
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 @pytest.mark.parametrize("recipe", TRAINED)
 def test_a_recipe_trains_tiny(recipe: str, run_app: Command, tmp_path: Path) -> None:
     tiny = compose_config(AppConfig, CONFIG_DIR, [f"recipe={recipe}", "data.scale=tiny"])

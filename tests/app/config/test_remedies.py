@@ -166,7 +166,7 @@ NAMES = ["a/b", "..", ".", ".a", "../../evil", "a\nb", "a\x1b[31m", "a$b", "a;b"
 NAMES += ["a*", "a\\\\b", "x" * 300, "a\u202eb", "a'b", "a|b", "a&b", "a?b", "~a"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("examples")
 @pytest.mark.parametrize("name", NAMES)
 def test_names_of_runs_that_are_refused(name: str) -> None:
     config = changed(compose_config(AppConfig, CONFIG_DIR), {"run.name": name})
@@ -192,7 +192,7 @@ KEYS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 @pytest.mark.parametrize("path", PATHS)
 def test_paths_can_be_typed(path: str) -> None:
     """As they are, or as the error says, which a shell hands on as it should."""

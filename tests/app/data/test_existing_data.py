@@ -139,7 +139,7 @@ def test_a_key_without_effect_is_refused(rows: Path, key: str) -> None:
         agreed(rows, **{key.replace(".", "__"): REFUSED[key]})
 
 
-@pytest.mark.slow
+@pytest.mark.slow("examples")
 def test_keys_of_generators(rows: Path, random_ids: Path) -> None:
     values: dict[Any, Any] = {int: 77, float: 0.5, bool: True, str: "x", int | None: 77, float | None: 0.5}
     values |= {str | None: "x", Any: [5], IdDistribution: "zipf"}

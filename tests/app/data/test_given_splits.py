@@ -120,7 +120,7 @@ def test_a_split_without_files_is_not_evaluated(dataset_without_test: Path) -> N
         find_split(dataset_without_test, manifest, "test")
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_a_run_makes_trains_and_evaluates(run_app: Command, refused: Refusal, tmp_path: Path) -> None:
     write_files(tmp_path)
     overrides = [*SMALL, *GIVEN, "data.path=shards", "run.name=given", "record.tensorboard=false"]

@@ -193,7 +193,7 @@ def test_multi_hot_choices_that_cannot_be(dataset: Path, ragged: Path, tmp_path:
         split(ragged, [1, 2, 2, 3])
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_a_table_of_one_s_own_trains(run_app: Command, tmp_path: Path) -> None:
     """MovieLens' columns in Parquet, no dense feature at all; nothing but a schema is written."""
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
@@ -216,7 +216,7 @@ def test_a_table_of_one_s_own_trains(run_app: Command, tmp_path: Path) -> None:
     assert len((tmp_path / "ranked.csv").read_text().splitlines()) == 4
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_bags_on_disk_train_as_bags_made_while_reading(run_app: Command, tmp_path: Path) -> None:
     """`data.multi_hot` of data_prep and of training, the same sizes and seed: the same bits."""
     rows = criteo_rows(600)

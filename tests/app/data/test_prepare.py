@@ -18,7 +18,11 @@ from tests.error_lines import error_line
 
 
 @pytest.mark.parametrize(
-    "path", ["h\\'i\\j{k}", *(pytest.param(path, marks=pytest.mark.slow) for path in ("a b/c,d[1]=e'f", 'g"ü*.gz\\'))]
+    "path",
+    [
+        "h\\'i\\j{k}",
+        *(pytest.param(path, marks=pytest.mark.slow) for path in ("a b/c,d[1]=e'f", 'g"ü*.gz\\')),
+    ],
 )
 def test_a_path_of_any_characters_reaches_data_prep(path: str, tmp_path: Path) -> None:
     overrides = ["data.source=random", "data.random.rows=40", "data.random.eval_rows=4", "data.random.tables=[3,7]"]
@@ -85,7 +89,7 @@ def test_a_key_that_data_prep_does_not_have_is_refused_at_start(override: str, e
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 @pytest.mark.parametrize("fault", ["other rows", "not a directory"])
 def test_what_is_refused_of_a_dataset_that_is_there_ends_all_processes(fault: str, tmp_path: Path) -> None:
     """The check is that of rank 0; another process is not left waiting for it."""

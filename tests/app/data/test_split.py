@@ -70,7 +70,7 @@ def test_a_process_reads_its_own_rows_only(tmp_path: Path, lanes: int) -> None:
         _rows(tmp_path, "train", "train_batches", 1, 2, **arguments)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("examples")
 @given(first=st.integers(0, 31), lanes=st.sampled_from([1, 8]))
 def test_going_on_in_mid_epoch_gives_the_rest(dataset: Path, first: int, lanes: int) -> None:
     arguments = {"global_batch_size": 64, "seed": 3, "epoch": 0, "lanes": lanes}

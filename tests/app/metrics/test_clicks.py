@@ -44,7 +44,7 @@ def test_equal_scikit_learn(seed: int, size: int, decimals: int | None) -> None:
     assert {key: figures[key] for key in expected} == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("examples")
 @pytest.mark.parametrize("decimals", [None, 1])
 def test_of_millions_of_rows_equal_scikit_learn(decimals: int | None) -> None:
     logits, labels = _case(11, 3_000_000, decimals)
@@ -83,7 +83,7 @@ def test_extreme_logits_stay_finite() -> None:
     assert all(value is not None and np.isfinite(value) for value in figures.values())
 
 
-@pytest.mark.slow
+@pytest.mark.slow("examples")
 @settings(max_examples=15)  # each fills 8 million counts
 @given(seed=st.integers(0, 10_000), size=st.integers(2, 400), decimals=st.sampled_from([None, 0, 1]))
 def test_a_histogram_added_up_from_parts_is_within_its_bound(seed: int, size: int, decimals: int | None) -> None:

@@ -47,7 +47,7 @@ def test_flops_of_a_sample_are_those_of_its_layers(interaction: Interaction, out
     assert training_flops(model, num_dense=5, num_sparse=3) == 3 * forward - needless
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_a_run_tells_them_and_leaves_the_traces_asked_for(run_app: Command, dataset: Path, tmp_path: Path) -> None:
     keys = [*SMALL, f"data.path={dataset}", "run.name=a", "train.max_steps=24", "runtime.profile_steps=[12,13]"]
     keys += ["train.warmup_steps_excluded=5"]

@@ -33,7 +33,7 @@ def bags(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_two_processes_with_three_sharding_types_train_as_one(run_app: Command, bags: Path, tmp_path: Path) -> None:
     types = {
         "t_user_q": "column_wise",

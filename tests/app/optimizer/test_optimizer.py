@@ -79,7 +79,7 @@ def test_warmup_begins_at_0_and_holds() -> None:
 FUSED_HERE = [OptimizerName.sgd, OptimizerName.adagrad, OptimizerName.rowwise_adagrad]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("examples")
 @pytest.mark.parametrize(
     ("algorithm", "kind"),
     [*((algorithm, "table_wise") for algorithm in FUSED_HERE), *((each, "data_parallel") for each in OptimizerName)],

@@ -115,7 +115,7 @@ def test_each_alteration_is_noticed_or_listed(stride: int, replayed: tuple[Path,
     assert unnoticed == [], "\n".join(unnoticed)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_nothing_is_listed_that_is_compared(replayed: tuple[Path, Replay], tmp_path: Path) -> None:
     """For each name of the list, some value of the run can be altered unnoticed."""
     run, replay = replayed

@@ -143,7 +143,7 @@ def test_a_changed_figure_is_found(case: str, run: Path, verified: Callable[...,
     assert figure in [one["figure"] for one in report["figures"]]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 @pytest.mark.parametrize("digest", ["parameters", "losses"])
 def test_a_changed_digest_is_found(digest: str, run: Path, verified: Callable[..., tuple[int, Report]]) -> None:
     in_summary("digest", digest, "0" * 64)(run)
@@ -152,7 +152,7 @@ def test_a_changed_digest_is_found(digest: str, run: Path, verified: Callable[..
     assert (status, report["same_digests"][digest]) == (1, False)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_without_checkpoints_the_same_is_compared(run: Path, verified: Callable[..., tuple[int, Report]]) -> None:
     shutil.rmtree(run / "checkpoints")
     assert verified()[1]["verdict"] == "identical"

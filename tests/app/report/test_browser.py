@@ -26,7 +26,7 @@ from tests.app.report.runs import DEVICE, write_run
 from tests.browser import browser, emulate, missing
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.slow("tool"),
     pytest.mark.skipif(missing() is not None, reason=f"{missing()}: reports are not looked at in a browser"),
 ]
 
@@ -357,7 +357,7 @@ def test_it_prints_within_the_paper(driver: webdriver.Chrome, report: Path) -> N
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
 
 
-@pytest.mark.slow
+@pytest.mark.slow("tool")
 def test_200_000_steps_stay_responsive(driver: webdriver.Chrome, long_report: LongReport) -> None:
     def loaded() -> float:
         began = time.perf_counter()

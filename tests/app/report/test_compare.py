@@ -239,7 +239,6 @@ def test_a_window_with_an_epochs_last_batch_has_its_own_samples(tmp_path: Path) 
     np.testing.assert_allclose(seconds, samples / [event.samples_per_second for event in train])
 
 
-@pytest.mark.slow
 def test_strong_and_weak_scaling_of_one_size_are_both_shown(tmp_path: Path) -> None:
     shapes = {
         "one": (1, 64, 10.0),

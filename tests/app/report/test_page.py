@@ -90,7 +90,7 @@ def test_the_report_of_a_real_run(run_app: Command, dataset: Path, tmp_path: Pat
     assert "not measured" in page.text  # power
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_an_interrupted_and_a_failed_run_have_their_reports(run_app: Command, dataset: Path, tmp_path: Path) -> None:
     run_app("train", *SMALL, f"data.path={dataset}", "run.name=cut", "train.max_minutes=0.00001", status=75)
     assert "Interrupted after" in (tmp_path / "runs/cut/report.html").read_text()
@@ -100,7 +100,7 @@ def test_an_interrupted_and_a_failed_run_have_their_reports(run_app: Command, da
     assert "first non-finite value" in page
 
 
-@pytest.mark.slow
+@pytest.mark.slow("examples")
 def test_200_000_steps_stay_small_and_keep_their_peak(long_report: LongReport) -> None:
     assert long_report.page.stat().st_size < MOST_BYTES
     page = Page(long_report.page.read_text())

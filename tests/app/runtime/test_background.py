@@ -30,7 +30,7 @@ print(*(after - threads[0] for after in threads), torch.get_num_threads())
 """
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_a_thread_computes_alone_and_leaves_others_their_number() -> None:
     """In a process that has not computed: the number of a new thread is then that of the last call."""
     process = subprocess.run([sys.executable, "-c", ALONE], stdout=subprocess.PIPE, text=True, check=True)
@@ -54,7 +54,7 @@ def test_threads_are_started_in_one_place() -> None:
     assert starting == MAY_START_THREADS.keys()
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 @pytest.mark.parametrize(
     "settings", [["train.eval_every_steps=10"], ["train.eval_every_steps=null"]], ids=["evaluated", "not evaluated"]
 )

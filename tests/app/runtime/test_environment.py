@@ -76,7 +76,7 @@ def test_a_name_that_is_none_is_refused() -> None:
         validate(compose_config(AppConfig, CONFIG_DIR, ["+environment.variables={a-b: x}"]))
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_each_command_applies_the_profile_of_the_run(run_app: Command, dataset: Path, tmp_path: Path) -> None:
     """Recorded whatever its name is, and no change to `verify`."""
     variable = "+environment.variables.A_VARIABLE=7"

@@ -275,7 +275,9 @@ def require_logits_of_train(model: Model, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "header", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["headerless", "header in training alone"]
+    "header",
+    [False, pytest.param(True, marks=pytest.mark.slow)],
+    ids=["headerless", "header in training alone"],
 )
 def test_the_schema_s_delimiter_divides_candidates(runtime: Runtime, tmp_path: Path, header: bool) -> None:
     """At the decimal comma of `0;u1;1,234` the rows themselves are divided otherwise."""
@@ -331,7 +333,7 @@ def test_lists_are_not_joined_and_divided_again(runtime: Runtime, tmp_path: Path
     require_logits_of_train(model, f"new.{form}")
 
 
-@pytest.mark.slow
+@pytest.mark.slow("examples")
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
 @pytest.mark.parametrize("encoding", ["hash", pytest.param("vocabulary", marks=pytest.mark.slow)])
 def test_a_frame_is_scored_as_the_text_that_it_was_written_to(
@@ -412,7 +414,7 @@ def test_json_lines_are_raw_data(runtime: Runtime, tmp_path: Path, name: str) ->
     require_logits_of_train(model, "new.json")
 
 
-@pytest.mark.slow
+@pytest.mark.slow("examples")
 @pytest.mark.parametrize(
     "form", ["csv", *(pytest.param(form, marks=pytest.mark.slow) for form in ("jsonl", "parquet"))]
 )

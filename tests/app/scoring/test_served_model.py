@@ -121,7 +121,7 @@ def test_packed_rows_have_the_bytes_that_are_counted(precision: TablePrecision) 
     assert values.shape[1] + (0 if scales is None else scales.shape[1]) == row_bytes(precision, 12)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_evaluation_is_that_of_the_rounded_tables(uninterrupted: Path, run_app: Command) -> None:
     for tables, processes in (("int4", 2), ("bf16", 1)):
         overrides = (f"run={uninterrupted}", f"tables={tables}", "runtime.platform=cpu")

@@ -83,7 +83,7 @@ def _pooled(rows: Tensor) -> Tensor:
     return torch.stack([rows[:1].sum(dim=0), rows[1:].sum(dim=0)])
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_more_processes_than_rows_train_as_one(ragged: Path, tmp_path: Path) -> None:
     """The third of three processes has no row of the remainders: 8 wide before others, 4 wide; or alone, by id."""
     in_rows = ["t_user_q", "t_user_r", "t_item", "t_tags_r"]

@@ -48,7 +48,7 @@ def alone(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     return dict(zip(algorithms, results, strict=True))
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 @pytest.mark.parametrize(("world_size", "combinations"), [(2, CASES), (4, ADAGRAD)])
 def test_every_type_trains_as_one_process(
     world_size: int, combinations: list[tuple[str, str]], alone: dict[str, Any], dataset: Path, tmp_path: Path
@@ -89,7 +89,7 @@ def test_codecs_are_those_asked_for() -> None:
     assert codecs(QCommConfig()) is None
 
 
-@pytest.mark.slow
+@pytest.mark.slow("examples")
 def test_what_travels_in_fewer_bits(dataset: Path, tmp_path: Path) -> None:
     """Each way of rounding changes the losses, and a little only; gradients tell at a high rate."""
     for kind in ("table_wise", "row_wise"):

@@ -44,7 +44,7 @@ def assert_board_shows(run: Path) -> None:
         assert [event.step for event in accumulator.Histograms(tag)] == [event["step"] for event in events(run, "eval")]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_tensorboard_shows_a_killed_and_resumed_run_once(run_app: Command, dataset: Path, tmp_path: Path) -> None:
     overrides = [*SMALL, f"data.path={dataset}", "run.name=board", "checkpoint.every_steps=20"]
     overrides += ["train.eval_every_steps=20"]

@@ -20,7 +20,7 @@ def train_without_extensions(directory: Path, *overrides: str) -> "subprocess.Co
     return subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("examples")
 def test_a_run_is_whole_and_says_why_it_has_no_baselines(tmp_path: Path) -> None:
     process = train_without_extensions(tmp_path, "data.synthetic.rows=2000", "train.max_steps=3")
     assert process.returncode == 0, process.stderr

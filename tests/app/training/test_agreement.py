@@ -90,7 +90,7 @@ def test_another_setting_is_refused_before_anything_is_written(dataset: Path, tm
     assert contents(tmp_path) == ["a", "b"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 @pytest.mark.parametrize(
     ("change", "words"),
     [(other_code, "commit 0123456789abcdef, changes None, modules 0 on"), (other_release, "release of torchrec")],
@@ -103,7 +103,7 @@ def test_other_code_and_releases_are_refused(
     assert contents(tmp_path) == ["a", "b"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("examples")
 def test_other_releases_may_be_meant(dataset: Path, tmp_path: Path) -> None:
     overrides = [f"data.path={dataset}", f"run.dir={tmp_path / 'shared'}", "runtime.different_releases=true"]
     assert train_apart(tmp_path, overrides, change=other_release)[0] == [0, 0]
@@ -111,7 +111,7 @@ def test_other_releases_may_be_meant(dataset: Path, tmp_path: Path) -> None:
     assert "different_releases: true" in (tmp_path / "shared/config.yaml").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_another_dataset_and_none_are_refused(tmp_path: Path) -> None:
     write_dataset(tmp_path / "a/data")
     overrides = ["data.path=data", f"run.dir={tmp_path / 'shared'}"]
@@ -121,7 +121,7 @@ def test_another_dataset_and_none_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "shared").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_an_equal_dataset_is_read_and_checked_on_each_machine(dataset: Path, tmp_path: Path) -> None:
     for name in "ab":
         shutil.copytree(dataset, tmp_path / name / "data")
@@ -135,13 +135,13 @@ def test_an_equal_dataset_is_read_and_checked_on_each_machine(dataset: Path, tmp
     assert not (tmp_path / "again").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_a_run_directory_that_is_not_shared_is_refused(dataset: Path, tmp_path: Path) -> None:
     refused(train_apart(tmp_path, [f"data.path={dataset}"]), "run.dir=runs/x: files of ", "all machines share")
     assert contents(tmp_path) == ["a", "b"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("examples")
 def test_a_slow_file_system_is_waited_for(dataset: Path, tmp_path: Path) -> None:
     statuses, lines = train_apart(tmp_path, [f"data.path={dataset}"], change=link_later)
     assert statuses == [0, 0], lines

@@ -89,7 +89,7 @@ def bits(run: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_bits_do_not_depend_on_the_layout(
     run_app: Command, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, number: int
@@ -111,7 +111,7 @@ def test_bits_do_not_depend_on_the_layout(
         assert bits(tmp_path / "runs/several") == bits(tmp_path / "runs/one")
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_a_run_of_two_processes_is_identical_on_others(
     run_app: Command, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -123,7 +123,7 @@ def test_a_run_of_two_processes_is_identical_on_others(
         assert (report["verdict"], report["changed_since"], report["lacking"]) == ("identical", [], [])
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_without_it_the_bits_depend_on_the_layout(
     run_app: Command, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -13,7 +13,7 @@ from tests.error_lines import error_line
 COMPILED = "runtime.compile=dense"
 
 
-@pytest.mark.slow
+@pytest.mark.slow("tool")
 @pytest.mark.parametrize(("interaction", "batch"), [("dot", 1024), ("dcn", 64)])
 def test_ten_steps_have_the_losses_of_eager_ones(
     interaction: str, batch: int, run_app: Command, dataset: Path, tmp_path: Path
@@ -29,7 +29,7 @@ def test_ten_steps_have_the_losses_of_eager_ones(
     np.testing.assert_allclose(compiled, eager, rtol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("tool")
 def test_a_killed_run_resumes_and_replays_to_the_same_bits(run_app: Command, dataset: Path, tmp_path: Path) -> None:
     overrides = [*SMALL, f"data.path={dataset}", COMPILED, "checkpoint.every_steps=9", "train.max_steps=30"]
     overrides += ["checkpoint.asynchronous=false"]
@@ -47,7 +47,7 @@ def test_a_killed_run_resumes_and_replays_to_the_same_bits(run_app: Command, dat
     assert "(compile dense then, none now: results agree" in eager.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.slow("tool")
 def test_without_a_compiler_it_is_refused(dataset: Path, tmp_path: Path) -> None:
     without = {"PATH": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
     process = ended(

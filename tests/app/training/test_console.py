@@ -100,7 +100,7 @@ def test_a_run_that_overfits_or_learns_nothing_is_told() -> None:
     assert "Labels are drawn by chance (data.source=random), so no model can do better than an AUC of 0.5" in lines
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_a_warm_up_longer_than_the_run_is_told(dataset: Path, run_app: Command) -> None:
     short = [*SMALL, f"data.path={dataset}", "train.max_steps=20", "schedule=warmup_poly"]
     process = run_app("train", *short, "schedule.warmup_steps=1000", "run.name=long")

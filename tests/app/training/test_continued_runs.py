@@ -46,7 +46,7 @@ def set_aucs(monkeypatch: pytest.MonkeyPatch, *aucs: float) -> None:
     monkeypatch.setattr(Session, "evaluate", evaluated)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("examples")
 def test_a_longer_run_keeps_the_best_checkpoint_of_the_shorter(
     runtime: Runtime, base: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,7 +82,7 @@ def test_the_summary_s_evaluation_is_of_the_model_that_is_served(
         assert (scored["step"], scored["logloss"]) == (step, pytest.approx(recorded[step]["logloss"], rel=1e-12))
 
 
-@pytest.mark.slow
+@pytest.mark.slow("examples")
 def test_without_a_best_the_summary_s_evaluation_is_the_last(
     runtime: Runtime, base: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,7 +114,7 @@ def test_another_split_is_refused_before_anything_changes(
     assert best_of(Path("runs/x")) in (3, 6)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("examples")
 def test_fewer_steps_than_were_trained_are_refused(
     runtime: Runtime, base: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,7 +153,7 @@ def test_a_run_from_another_runs_checkpoint_keeps_its_own_best(
     assert best_of(Path("runs/z")) == 6
 
 
-@pytest.mark.slow
+@pytest.mark.slow("examples")
 def test_going_back_forgets_a_best_whose_checkpoint_is_gone(
     runtime: Runtime, base: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,7 +166,7 @@ def test_going_back_forgets_a_best_whose_checkpoint_is_gone(
     assert best_of(Path("runs/x")) == 5
 
 
-@pytest.mark.slow
+@pytest.mark.slow("examples")
 def test_an_evaluation_of_both_splits_stands_once_after_a_kill(
     runtime: Runtime, base: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,7 +74,7 @@ def test_a_kill_before_the_first_step_is_no_hindrance(
     assert summary(tmp_path / "runs/x")["steps"] == 3
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_a_stop_at_an_evaluation_loses_none(
     overrides: list[str], uninterrupted: Path, run_app: Command, tmp_path: Path
 ) -> None:
@@ -89,7 +89,7 @@ def test_a_stop_at_an_evaluation_loses_none(
     assert [part["from_step"] for part in manifest["earlier"]] == [0]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_a_full_disk_leaves_the_older_checkpoint(
     overrides: list[str], uninterrupted: Path, run_app: Command, tmp_path: Path
 ) -> None:
@@ -128,7 +128,7 @@ def test_space_for_checkpoints_is_asked_for_before_the_first_step(
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_a_start_over_a_killed_run_keeps_its_log(overrides: list[str], run_app: Command, tmp_path: Path) -> None:
     run = tmp_path / "runs/x"
     for number in (1, 2):
@@ -148,7 +148,7 @@ def test_a_start_over_a_killed_run_keeps_its_log(overrides: list[str], run_app: 
     assert len(losses(run)) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_no_checkpoint_is_removed_unasked(overrides: list[str], run_app: Command, tmp_path: Path) -> None:
     short = [*overrides, "train.max_steps=24", "run.name=x"]
     run_app("train", *short)
@@ -168,7 +168,7 @@ def test_no_checkpoint_is_removed_unasked(overrides: list[str], run_app: Command
     assert "checkpoint.overwrite=true: has no effect with checkpoint.resume=auto" in idle.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 @pytest.mark.parametrize("damage", ["a changed byte", "state.json empty", "cut short", "gone", "arrays.npz cut short"])
 def test_a_damaged_checkpoint_is_passed_over(
     damage: str, run_app: Command, refused: Refusal, dataset: Path, tmp_path: Path
@@ -196,7 +196,7 @@ def test_a_damaged_checkpoint_is_passed_over(
     assert len(losses(tmp_path / "runs/damaged")) == 25
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_going_back_to_an_earlier_checkpoint(
     overrides: list[str], uninterrupted: Path, run_app: Command, tmp_path: Path
 ) -> None:
@@ -214,7 +214,7 @@ def test_going_back_to_an_earlier_checkpoint(
     assert summary(tmp_path / "runs/branch")["steps"] == 60
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_a_higher_target_goes_on(run_app: Command, dataset: Path, tmp_path: Path) -> None:
     overrides = [*SMALL, f"data.path={dataset}", "run.name=target", "train.max_steps=40", "train.eval_every_steps=10"]
     run_app("train", *overrides, "train.target_auc=0.55")
@@ -263,7 +263,7 @@ def test_two_runs_do_not_share_a_directory(run_app: Command, dataset: Path, tmp_
     assert "another process is training there" in second.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_two_processes_stop_together_and_go_on_to_the_same_bits(
     run_app: Command, dataset: Path, tmp_path: Path
 ) -> None:
@@ -282,7 +282,7 @@ def test_two_processes_stop_together_and_go_on_to_the_same_bits(
     assert summary(stopped)["digest"] == summary(tmp_path / "runs/whole")["digest"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 @pytest.mark.parametrize("interaction", ["dot", pytest.param("cat", marks=pytest.mark.slow)])
 def test_bf16_trains(interaction: str, run_app: Command, dataset: Path, tmp_path: Path) -> None:
     figures = []

@@ -163,7 +163,7 @@ def base(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 @pytest.mark.parametrize("seed", range(4))
 def test_stops_change_no_figure(seed: int, runtime: Runtime, base: list[str]) -> None:
     parts = parts_of(random.Random(seed), most_processes=1)
@@ -175,7 +175,7 @@ def test_stops_change_no_figure(seed: int, runtime: Runtime, base: list[str]) ->
     assert_same(Path("runs/whole"), Path("runs/parts"), parts)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 @pytest.mark.parametrize("seed", range(2))
 def test_stops_on_other_numbers_of_processes_change_no_figure_of_a_device(
     seed: int, base: list[str], tmp_path: Path

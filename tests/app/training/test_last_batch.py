@@ -181,7 +181,7 @@ def test_steps_are_the_plain_models(name: str, optimizer: str, runtime: Runtime,
     assert this.samples(len(losses_of_steps)) == EPOCHS * ROWS[name]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 @pytest.mark.parametrize(
     ("name", "optimizer", "processes"),
     [
@@ -212,7 +212,10 @@ def test_losses_are_the_plain_models(
 
 @pytest.mark.parametrize(
     ("name", "processes"),
-    [("almost", 2), *(pytest.param(*case, marks=pytest.mark.slow) for case in [("almost", 1), ("few", 2), ("odd", 4)])],
+    [
+        ("almost", 2),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in [("almost", 1), ("few", 2), ("odd", 4)]),
+    ],
 )
 def test_batch_norm_is_of_real_rows(
     name: str, processes: int, runtime: Runtime, roots: dict[str, Path], tmp_path: Path

@@ -143,7 +143,7 @@ def test_a_run_cuts_and_ends_as_its_evaluations_say(
     assert json.loads(capsys.readouterr().out)["verdict"] == "identical"
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_two_processes_decide_the_same(run_app: Command, dataset: Path, tmp_path: Path) -> None:
     process = run_app("train", *STOPPING, f"data.path={dataset}", "run.name=two", processes=2)
     aucs = [event["auc"] for event in events(tmp_path / "runs/two", "eval")]
@@ -165,7 +165,7 @@ def test_keep_best_goes_by_the_monitor(runtime: Runtime, dataset: Path, tmp_path
     assert (tmp_path / f"checkpoints/step_{step:08d}").is_dir()
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_a_sum_is_recorded_resumed_and_replayed(
     runtime: Runtime, dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -101,7 +101,7 @@ def test_steps_and_errors_are_those_of_a_few_lines_of_numpy(
     assert {figures[name] for name in ("auc", "ne", "logloss", "accuracy", "calibration", "pr_auc", "ece")} == {None}
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_a_run_is_evaluated_ranked_verified_and_compared(run_app: Command, ratings: Path, tmp_path: Path) -> None:
     for seed in (1, 2):
         for steps, name in ((12, "short"), (36, "long")):
@@ -142,7 +142,7 @@ def test_a_run_is_evaluated_ranked_verified_and_compared(run_app: Command, ratin
     assert "AUC" not in compared.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_two_processes_have_the_figures_of_one(run_app: Command, ratings: Path, tmp_path: Path) -> None:
     train(run_app, ratings, "one", "train.epochs=2")
     train(run_app, ratings, "two", "train.epochs=2", processes=2)

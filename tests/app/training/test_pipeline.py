@@ -30,7 +30,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.slow("examples")
 @pytest.mark.parametrize(
     ("world_size", "layouts"), [(1, ["bags"]), (2, ["table_wise", "bags"]), (2, ["row_wise", "mixed", "bags_by_id"])]
 )
@@ -62,7 +62,7 @@ def test_the_bits_are_the_same(
         assert plain["eval"] == piped["eval"], layout
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_a_stop_loses_no_batch(dataset: Path, tmp_path: Path) -> None:
     """Batches that were under way when a signal came are read again, once."""
     common = [*SMALL, f"data.path={dataset}", f"train.max_steps={STEPS}", "sharding.types=row_wise"]

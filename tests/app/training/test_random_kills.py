@@ -28,7 +28,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield disk
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 @pytest.mark.parametrize("asynchronous", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_full_disk_in_mid_checkpoint(
     asynchronous: bool, overrides: list[str], uninterrupted: Path, run_app: Command, small_disk: Path
@@ -52,7 +52,7 @@ def test_a_full_disk_in_mid_checkpoint(
     assert summary(run)["digest"] == summary(uninterrupted)["digest"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_training_meets_the_disk_that_a_checkpoint_fills(overrides: list[str], small_disk: Path) -> None:
     """What training writes fails before the checkpoint behind its back does, which then leaves room to say so."""
     arguments = [*overrides, f"run.dir={small_disk}/run", "run.name=x", "record.tensorboard=false"]
@@ -83,7 +83,7 @@ def test_a_directory_of_roots_is_said_before_anything_is_trained(overrides: list
     assert "run.dir=runs/x: not writable (Permission denied)" in error_line(process.stderr)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_without_memory_it_says_so_and_goes_on_later(
     overrides: list[str], uninterrupted: Path, run_app: Command, tmp_path: Path
 ) -> None:
@@ -96,7 +96,7 @@ def test_without_memory_it_says_so_and_goes_on_later(
     assert summary(tmp_path / "runs/x")["digest"] == summary(uninterrupted)["digest"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_a_process_that_is_killed_ends_the_others_clearly(
     overrides: list[str], run_app: Command, tmp_path: Path
 ) -> None:
@@ -144,7 +144,7 @@ def test_a_shard_that_changes_is_found(change: str, tmp_path: Path) -> None:
         list(batches)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_kills_at_random_moments_change_nothing(dataset: Path, run_app: Command, tmp_path: Path) -> None:
     """kill -9 at any time after a part of the run began (in steps, saves, renames), 12 times over, then the end."""
     overrides = [*SMALL, f"data.path={dataset}", "train.epochs=1000", "checkpoint.every_steps=5"]

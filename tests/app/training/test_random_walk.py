@@ -218,7 +218,7 @@ def walk(walked: Walk, parts: int) -> None:
         raise
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 @pytest.mark.parametrize(("seed", "parts"), [(10, 3), (1, 30)])
 def test_a_random_walk(
     seed: int, parts: int, runtime: Runtime, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -228,7 +228,7 @@ def test_a_random_walk(
     walk(Walk(base, in_process(runtime, monkeypatch), random.Random(seed), most_processes=1), parts)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_a_random_walk_on_one_process_and_two(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     base = [*SMALL, f"data.path={dataset}", "record.tensorboard=false"]

@@ -30,7 +30,7 @@ def base(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list
     return [*SMALL, *EVERYTHING, *BRIEF, f"data.path={dataset}"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_two_processes_learn_as_one(base: list[str], runtime: Runtime, tmp_path: Path) -> None:
     """Over an epoch's last batch, too, of 16 rows."""
     base += ["train.drop_last=false", "train.max_steps=34"]
@@ -40,7 +40,7 @@ def test_two_processes_learn_as_one(base: list[str], runtime: Runtime, tmp_path:
     assert two["eval"]["logloss"] == pytest.approx(summary(Path("runs/one"))["eval"]["logloss"], rel=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_verify_and_evaluate_serve_the_statistics(base: list[str], runtime: Runtime, run_app: Command) -> None:
     assert train_here(runtime, *base, "run.name=run") == "completed"
     run = summary(Path("runs/run"))

@@ -26,7 +26,7 @@ def test_the_order_of_rows_is_that_of_the_parts_of_batches(rows: int, batch: int
     assert [expected[place] for place in places_of_rows(rows, batch, processes)] == list(range(rows))
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_kept_scores_are_those_of_the_served_model(run_app: Command, dataset: Path, tmp_path: Path) -> None:
     """The best of a run that was evaluated after every 4 steps; again by evaluate, on two processes."""
     overrides = [*SMALL, f"data.path={dataset}", "train.max_steps=24", "train.eval_every_steps=4", "optimizer.lr=0.3"]

@@ -8,7 +8,7 @@ import pytest
 from tests.app.conftest import SMALL, ended, forked
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_a_planted_slowdown_is_named(dataset: Path, tmp_path: Path) -> None:
     settings = [*SMALL, f"data.path={dataset}", "train.max_steps=56", "train.log_every_steps=2", "run.name=slowed"]
     settings += ["checkpoint.every_steps=28", "train.eval_every_steps=null"]

@@ -40,14 +40,14 @@ def test_a_second_signal_ends_it_at_once(overrides: list[str], tmp_path: Path) -
     assert message in (tmp_path / "runs/x/log.txt").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.slow("examples")
 def test_an_echo_of_a_signal_is_no_second_one(overrides: list[str], tmp_path: Path) -> None:
     stopped = injected("an echoed signal:31", *overrides, "run.name=x", cwd=tmp_path)
     assert stopped.returncode == 75, stopped.stderr
     assert whole_checkpoints(tmp_path / "runs/x/checkpoints")[-1].name == "step_00000031"
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 @pytest.mark.parametrize("number", [3, 15])
 def test_a_signal_in_an_evaluation_is_seen_inside(
     number: int, overrides: list[str], uninterrupted: Path, run_app: Command, tmp_path: Path
@@ -75,7 +75,7 @@ def test_a_signal_while_sums_are_compared_leaves_nothing(
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_windows_of_losses_do_not_depend_on_interruptions(
     overrides: list[str], run_app: Command, tmp_path: Path
 ) -> None:
@@ -137,7 +137,7 @@ def test_a_step_can_be_skipped(processes: int, overrides: list[str], run_app: Co
     assert json.loads((run / "summary.json").read_text())["train"]["loss"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.slow("examples")
 def test_steps_are_not_skipped_for_ever_nor_are_gradients(overrides: list[str], tmp_path: Path) -> None:
     skip = [*overrides, "train.on_nan=skip"]
     process = injected("losses not finite:20", *skip, "run.name=lost", cwd=tmp_path)

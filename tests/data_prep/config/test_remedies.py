@@ -93,7 +93,7 @@ NAMES += [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 @pytest.mark.parametrize("name", NAMES)
 def test_paths_that_need_quotes(inputs: Path, name: str) -> None:
     """The error has the form to type, which a shell hands on as it should; all keys that take a path alike."""

@@ -34,7 +34,7 @@ def scheduler() -> Iterator[Any]:
         yield cluster.scheduler_address
 
 
-@pytest.mark.slow
+@pytest.mark.slow("examples")
 @pytest.mark.filterwarnings("ignore")  # of a library that is not ours
 @pytest.mark.parametrize("encoding", ["vocabulary", "torchrec"])
 def test_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheduler: str, encoding: str) -> None:

@@ -22,7 +22,6 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct_io, "MAX_HELD_BYTES", MAX_HELD)
 
 
-@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
     st.lists(st.sampled_from([0, 1, 7, 1000, 5000]), max_size=6),

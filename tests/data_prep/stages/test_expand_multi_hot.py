@@ -32,7 +32,7 @@ def make(directory: Path, name: str, *overrides: str) -> Path:
     return directory / name
 
 
-@pytest.mark.slow
+@pytest.mark.slow("examples")
 @pytest.mark.parametrize(
     ("distribution", "more"),
     [

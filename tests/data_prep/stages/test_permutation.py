@@ -17,7 +17,7 @@ def inverse_of(order: NDArray[np.int64]) -> NDArray[np.int64]:
     return place
 
 
-@pytest.mark.slow
+@pytest.mark.slow("examples")
 @pytest.mark.parametrize("rows", [1, 2, 3, 100, 5000])
 @pytest.mark.parametrize("window_rows", [1, 2, 64, 4999, 5000, 10_000])
 def test_any_windows_give_numpy_s_permutation(

@@ -99,7 +99,7 @@ def test_ranks_follow_zipf() -> None:
     np.testing.assert_allclose(counts[:20], ((bounds[:-1] - bounds[1:]) / (1 - bounds[-1]))[:20], rtol=0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("examples")
 def test_columns_look_like_criteos() -> None:
     """Missing values, integers' distributions and how often two rows share a category, against 1,999 real rows."""
     real = json.loads((REFERENCE / "criteo_statistics.json").read_text())
@@ -146,7 +146,7 @@ def test_drift_turns_the_effects() -> None:
             assert np.corrcoef(first, later)[0, 1] == pytest.approx(expected, abs=0.15)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("examples")
 @pytest.mark.parametrize(
     "more",
     [
@@ -174,7 +174,7 @@ def test_direct_gives_the_rows_that_text_gives(tmp_path: Path, more: list[str]) 
     assert preprocess(config(f"data.path={tmp_path}/direct", *directly)) == direct
 
 
-@pytest.mark.slow
+@pytest.mark.slow("examples")
 def test_days_are_written_where_raw_says_and_kept(tmp_path: Path) -> None:
     paths = generate_days(SMALL, tmp_path / "out", str(tmp_path / "days"))
     assert paths == [f"{tmp_path}/days/day_0.tsv", f"{tmp_path}/days/day_1.tsv"]

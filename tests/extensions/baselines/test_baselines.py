@@ -92,7 +92,6 @@ def test_rates_are_those_of_plain_loops(ragged: Path) -> None:
     assert any(not bag for bag in as_lists(train.bags[1]))
 
 
-@pytest.mark.slow
 def test_figures_are_those_of_scikit_learn_s_own_pipelines(dataset: Path) -> None:
     manifest = load_manifest(dataset)
     names = [*manifest.schema["dense"], *manifest.schema["sparse"]]
@@ -146,7 +145,6 @@ def test_figures_are_those_of_scikit_learn_s_own_pipelines(dataset: Path) -> Non
     check(figures.lr, model.predict_proba(columns)[:, 1], 1e-3, 1e-3)
 
 
-@pytest.mark.slow
 def test_baselines_of_bags_learn(tmp_path: Path) -> None:
     manifest = write_ragged_dataset(tmp_path, {"train": 3_000, "val": 600, "test": 20}, shard_rows=700)
     train, val = (load_rows(tmp_path, manifest, split, None) for split in ("train", "val"))
@@ -170,7 +168,7 @@ def test_a_limit_of_rows_is_kept(tmp_path: Path) -> None:
     assert np.ptp(positions) > 15_000
 
 
-@pytest.mark.slow
+@pytest.mark.slow("examples")
 def test_without_time_what_is_not_done_is_null(dataset: Path, caplog: pytest.LogCaptureFixture) -> None:
     manifest = load_manifest(dataset)
     train, val = (load_rows(dataset, manifest, split, None) for split in ("train", "val"))
@@ -184,7 +182,7 @@ def test_without_time_what_is_not_done_is_null(dataset: Path, caplog: pytest.Log
     assert "stopped after 0.001 s; give more seconds" in caplog.text
 
 
-@pytest.mark.slow
+@pytest.mark.slow("examples")
 def test_a_working_directory_with_a_package_app_is_in_nothing_s_way(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -201,7 +199,7 @@ def test_a_working_directory_with_a_package_app_is_in_nothing_s_way(
     assert baselines["base_rate"]["auc"] == 0.5
 
 
-@pytest.mark.slow
+@pytest.mark.slow("examples")
 def test_a_run_whose_time_is_up_is_named_in_the_command_that_has_no_limit(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -217,7 +215,7 @@ def test_a_run_whose_time_is_up_is_named_in_the_command_that_has_no_limit(
     assert compose_config(BaselinesConfig, row.config_dir, arguments[3:], row.config).run == str(run)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_the_command_completes_a_run(run_app: Command, refused: Refusal, tmp_path: Path) -> None:
     write_dataset(tmp_path / "data")
     run_app("train", *SMALL, "data.path=data", "train.max_steps=20", "run.name=x")
@@ -256,7 +254,7 @@ def test_the_command_completes_a_run(run_app: Command, refused: Refusal, tmp_pat
     assert "another dataset than the run's" in refused("baselines", "run=runs/y", "data.path=other")
 
 
-@pytest.mark.slow
+@pytest.mark.slow("examples")
 @pytest.mark.parametrize(
     ("change", "is_refused"),
     [({"steps": 200}, True), pytest.param({"status": "interrupted"}, False, marks=pytest.mark.slow)],
@@ -284,7 +282,7 @@ def test_a_summary_that_is_newer_is_not_overwritten(
     assert {**before, **change, "baselines": None} == {**after, "baselines": None}
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_after_training_nothing_else_of_the_run_differs(run_app: Command, tmp_path: Path) -> None:
     write_dataset(tmp_path / "data")
     settings = [*SMALL, "data.path=data", "train.max_steps=30", "train.deterministic=true", "train.eval_every_steps=6"]
@@ -304,7 +302,7 @@ def test_after_training_nothing_else_of_the_run_differs(run_app: Command, tmp_pa
     assert "Boosted trees" in (tmp_path / "runs/with/report.html").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_a_split_of_one_class_is_one_line(run_app: Command, refused: Refusal, tmp_path: Path) -> None:
     write_dataset(tmp_path / "data")
     manifest = load_manifest(tmp_path / "data")
@@ -379,7 +377,7 @@ def test_without_the_library_true_is_refused_and_the_default_says_so(
     assert len(caplog.records) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.slow("examples")
 def test_where_the_dataset_cannot_be_written_the_run_keeps_them(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -397,7 +395,6 @@ def test_where_the_dataset_cannot_be_written_the_run_keeps_them(
     assert second.ranks == first.ranks
 
 
-@pytest.mark.slow
 def test_baselines_of_another_version_are_computed_again(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

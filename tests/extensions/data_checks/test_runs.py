@@ -10,7 +10,7 @@ from tests.data_prep.tables import paths
 from tests.extensions.data_checks.test_search import SCHEMA, leaking, table
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_a_leak_is_named_once_in_training_and_in_the_report(run_app: Command, tmp_path: Path) -> None:
     """By data_prep where the run makes the dataset, by training where it was made before."""
     leaking(table(0)).to_csv(tmp_path / "rows.csv", index=False)

@@ -122,7 +122,7 @@ def test_bin_both_ways(tmp_path: Path, encoding: str) -> None:
         export_bin(tmp_path / "back", load_manifest(tmp_path / "back"), tmp_path / "bin")
 
 
-@pytest.mark.slow
+@pytest.mark.slow("examples")
 @pytest.mark.parametrize("distribution", list(Distribution))
 def test_multi_hot_files_equal_the_bags_made_while_reading(tmp_path: Path, distribution: Distribution) -> None:
     root = make(tmp_path, "data.max_ind_range=30")

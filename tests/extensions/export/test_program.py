@@ -47,7 +47,7 @@ np.savez(sys.argv[2] + ".out.npz", **logits)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 @pytest.mark.parametrize("tables", ["fp32", "int8"])
 def test_the_file_scores_without_our_code(
     tables: str, uninterrupted: Path, run_app: Command, tmp_path: Path, runtime: Any
@@ -67,7 +67,7 @@ def test_the_file_scores_without_our_code(
     compare(program_of(model, manifest.num_embeddings, []), manifest, tmp_path, process.stdout)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_a_file_of_bags(run_app: Command, tmp_path: Path, runtime: Any) -> None:
     manifest = write_ragged_dataset(tmp_path / "data", {"train": 64, "val": 9})
     few = [*SMALL, "data.path=data", "train.max_steps=2", "eval.split=val"]
@@ -161,7 +161,7 @@ def test_rows_looked_up_id_by_id_are_refused(ragged: Manifest) -> None:
         export_program(program, 2, RAGGED_EMBEDDINGS)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("examples")
 @pytest.mark.parametrize(
     "interaction",
     [

@@ -98,7 +98,7 @@ def test_a_correction_of_data_that_need_none_is_refused(runtime: Runtime, datase
     assert not (tmp_path / "z.pt2").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_predicted_numbers(runtime: Runtime, tmp_path: Path) -> None:
     make_ratings(tmp_path)
     keys = [*MODEL, "model.over_arch=[16,1]", "train.global_batch_size=100", "optimizer=adam", "optimizer.lr=0.02"]
@@ -111,7 +111,7 @@ def test_predicted_numbers(runtime: Runtime, tmp_path: Path) -> None:
     assert np.sqrt(np.square(preds - labels).mean()) == pytest.approx(rmse, rel=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_statistics_of_batch_norm(runtime: Runtime, dataset: Path, tmp_path: Path) -> None:
     keys = [*SMALL, *EVERYTHING, *BRIEF, f"data.path={dataset}", "run.name=x", f"run.dir={tmp_path}/run"]
     assert train_here(runtime, *keys) == "completed"
@@ -124,7 +124,7 @@ def test_statistics_of_batch_norm(runtime: Runtime, dataset: Path, tmp_path: Pat
     assert log_loss(batch.labels.numpy(), 1 / (1 + np.exp(-logits))) == pytest.approx(logloss, rel=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_no_secret_is_in_the_file_and_the_run_s_environment_is_set(
     run_app: Command, dataset: Path, tmp_path: Path
 ) -> None:
@@ -136,7 +136,7 @@ def test_no_secret_is_in_the_file_and_the_run_s_environment_is_set(
     assert planted(tmp_path) == []
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_a_run_of_a_gpu(machine: Machine, tmp_path: Path) -> None:
     write_dataset(tmp_path / "data", {"train": 1_000, "val": 200, "test": 20})
     train(machine, tmp_path, tmp_path / "data", "cuda")

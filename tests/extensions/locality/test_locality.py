@@ -172,7 +172,7 @@ def test_bad_words_are_named(tmp_path: Path) -> None:
         read_text_trace(tmp_path / "x.txt")
 
 
-@pytest.mark.slow
+@pytest.mark.slow("examples")
 def test_a_dataset_with_the_locality_of_another(tmp_path: Path) -> None:
     """One-hot features and bags; every split goes on where the one before ended; a seed decides every byte."""
     shape = ["data.random.tables=[500,3000,40]", "data.random.rows=20000", "data.random.eval_rows=0"]

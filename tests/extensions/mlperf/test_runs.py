@@ -54,7 +54,7 @@ def test_no_secret_is_in_the_log(runtime: Runtime, dataset: Path, tmp_path: Path
     assert planted(tmp_path) == []
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_the_tiny_form_of_a_recipe_is_compliant(run_app: Command, tmp_path: Path) -> None:
     overrides = ["recipe=mlperf_v2", "data.scale=tiny", "run.name=tiny", "train.max_steps=4", "train.target_auc=null"]
     run_app("train", *overrides, "runtime.num_threads=2", "eval.global_batch_size=512")

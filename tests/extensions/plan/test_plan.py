@@ -30,7 +30,7 @@ def planned(run_app: Command, tmp_path: Path, *overrides: str) -> dict[str, Any]
     return json.loads((tmp_path / "plan.json").read_bytes())
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_mlperf_on_hardware_that_is_not_here(run_app: Command, tmp_path: Path) -> None:
     overrides = [*MLPERF, "topology=mi300x", "topology.devices_per_node=8", "optimizer=rowwise_adagrad"]
     plan = planned(run_app, tmp_path, *overrides, "plan.topologies=[h100]", "plan.devices=[1,8]")
@@ -60,7 +60,7 @@ def test_mlperf_on_hardware_that_is_not_here(run_app: Command, tmp_path: Path) -
     assert cases["h100", 8]["forecast"]["step_ms"] > cases["mi300x", 8]["forecast"]["step_ms"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_several_gpus_are_balanced_by_the_planner_unless_told_otherwise(run_app: Command, tmp_path: Path) -> None:
     """By TorchRec's estimate, equal bytes are not equal work: its figures for AMD's recipe on eight MI300X."""
     overrides = ["recipe=amd_2026", "topology=mi300x", "topology.devices_per_node=8"]
@@ -109,7 +109,7 @@ def test_the_optimizers_state_is_counted(run_app: Command, tmp_path: Path) -> No
         assert state["device_bytes"] - without["device_bytes"] == rows * 16 * 4
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_two_plans_side_by_side(run_app: Command, tmp_path: Path) -> None:
     overrides = [
         "plan.num_embeddings=[100000,300]",
@@ -133,7 +133,7 @@ def test_two_plans_side_by_side(run_app: Command, tmp_path: Path) -> None:
     assert "not a plan of" in error_line(damaged.stderr)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_a_run_trains_by_a_plan(run_app: Command, dataset: Path, tmp_path: Path) -> None:
     config = [*SMALL, f"data.path={dataset}", "run.name=x", "train.max_steps=20"]
     plan = planned(
@@ -154,7 +154,7 @@ def test_a_run_trains_by_a_plan(run_app: Command, dataset: Path, tmp_path: Path)
         assert table == {key: plan["tables"][name][key] for key in table}
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_a_plan_for_something_else_is_refused(run_app: Command, dataset: Path, tmp_path: Path) -> None:
     config = [*SMALL, f"data.path={dataset}", "run.name=x", f"sharding.plan={tmp_path / 'plan.json'}"]
     sizes = json.dumps(list(NUM_EMBEDDINGS.values()))
@@ -197,7 +197,7 @@ def check_width(overrides: str, run_app: Command, tmp_path: Path) -> None:
         assert f"{name} {table['reason']}" not in " ".join(short.stdout.split())
 
 
-@pytest.mark.slow
+@pytest.mark.slow("examples")
 @FUZZ
 @given(st.lists(override([*(key for key, *_ in keys_of(PlanAppConfig)), *MORE_KEYS]), min_size=1, max_size=3))
 def test_any_line_ends_in_a_plan_or_one_error(arguments: list[str]) -> None:

@@ -152,7 +152,6 @@ def test_keys_of_a_file_change_the_recipe_too(tmp_path: Path, monkeypatch: pytes
     assert "The recipe was changed (train.epochs=3)" in said(reproduction)
 
 
-@pytest.mark.slow
 def test_samples_to_the_target(tmp_path: Path) -> None:
     seeds = write_seeds(tmp_path, 3, "train.target_auc=0.7")
     for seed, samples in zip(seeds[:2], (1000, 1400), strict=True):
@@ -213,7 +212,6 @@ def test_the_number_of_slurms_job_is_no_difference(tmp_path: Path) -> None:
     assert "not made alike" not in said(document(seeds))
 
 
-@pytest.mark.slow
 def test_published_figures_of_groups_are_judged_as_others(tmp_path: Path) -> None:
     seeds = write_seeds(tmp_path, 3)
     for seed, hr in zip(seeds, (0.670, 0.672, 0.674), strict=True):
@@ -232,6 +230,5 @@ def test_published_figures_of_groups_are_judged_as_others(tmp_path: Path) -> Non
     assert ("val", "hr_at_10") not in {(each.split, each.metric) for each in document(seeds).figures}
 
 
-@pytest.mark.slow
 def test_nothing_published(tmp_path: Path) -> None:
     assert "no figure is published" in said(document(write_seeds(tmp_path, 2)))

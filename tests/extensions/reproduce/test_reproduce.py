@@ -51,7 +51,6 @@ def test_runs_that_are_done_are_not_run_again(
     assert [run["status"] for run in reproduction["runs"]] == ["completed"] * 3
 
 
-@pytest.mark.slow
 def test_other_arguments_do_not_mix_with_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_seeds(tmp_path / "runs/quickstart", 2)
@@ -86,7 +85,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_a_dataset_that_is_not_there_is_said_once_and_leaves_nothing(run_app: Command, tmp_path: Path) -> None:
     process = run_app("reproduce", "recipe=meta_kaggle_2019", "seeds=3", status=2)
     assert process.stderr.count("no dataset here") == 1
@@ -113,7 +112,7 @@ def wait_until_saved(run: Path, process: "subprocess.Popen[bytes]") -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_killed_and_stopped_it_resumes_to_the_same_bits(run_app: Command, overrides: list[str], tmp_path: Path) -> None:
     """kill -9 in the second of two runs, then SIGTERM there: the first is left alone, no bit is another."""
     out = tmp_path / "runs/quickstart"
@@ -147,7 +146,7 @@ def test_killed_and_stopped_it_resumes_to_the_same_bits(run_app: Command, overri
     assert figure["values"]["2"] == json.loads(evaluated.stdout)["auc"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_a_failed_seed_leaves_the_others(run_app: Command, overrides: list[str], tmp_path: Path) -> None:
     """One whose directory is something else's; a run beside them, in the recipe's own directory, is not hindered."""
     out = tmp_path / "runs/quickstart"

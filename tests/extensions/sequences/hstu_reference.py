@@ -26,7 +26,7 @@ MISSING = importlib.util.find_spec("triton") is None
 INTERPRETED = [
     pytest.mark.skipif(not ASKED, reason="Triton is not interpreted: .ci/run installs it and sets TRITON_INTERPRET=1"),
     pytest.mark.skipif(ASKED and MISSING, reason="Triton is not installed: pip install -r requirements/triton.in"),
-    pytest.mark.slow,
+    pytest.mark.slow("tool"),
 ]
 ATTENTIONS = [Attention.padded, Attention.bucketed, pytest.param(Attention.triton, marks=INTERPRETED)]
 GOLDEN = np.load(Path(__file__).parents[2] / "golden/reference/hstu_tiny.npz")

@@ -47,7 +47,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_a_run_is_scored_again_as_it_was(run_app: Command, log: Path, tmp_path: Path) -> None:
     overrides = [*TINY, *DROPOUT, f"data.path={log}", "train.max_steps=12", "run.name=x"]
     run_app("train", *overrides)
@@ -57,7 +57,7 @@ def test_a_run_is_scored_again_as_it_was(run_app: Command, log: Path, tmp_path: 
     assert "sequences.history_length=9: the run at" in other.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_evaluations_of_a_window_cut_the_rate_and_end_the_run(run_app: Command, log: Path, tmp_path: Path) -> None:
     """Where no gain counts: the first evaluation is the best, each later one cuts, the third of these ends the run."""
     overrides = [*TINY, *DROPOUT, f"data.path={log}", "train.max_steps=40", "train.eval_every_steps=3"]
@@ -69,7 +69,7 @@ def test_evaluations_of_a_window_cut_the_rate_and_end_the_run(run_app: Command, 
     assert summary(tmp_path / "runs/whole")["steps"] == 12
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 @pytest.mark.parametrize("sharding", ["table_wise", "row_wise"])
 def test_two_processes_learn_what_one_does(sharding: str, run_app: Command, log: Path, tmp_path: Path) -> None:
     overrides = [*TINY, f"data.path={log}", "train.max_steps=10"]
@@ -183,7 +183,7 @@ def write_own_log(directory: Path, crosses: str) -> list[str]:
     return [f"data.raw={directory}/log.csv", f"data.schema={directory}/schema.yaml", f"data.path={directory}/own"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 @pytest.mark.parametrize("kind", ["one sequence", "sequences", "flag"])
 def test_items_are_ranked_as_evaluation_scores_each_alone(
     kind: str, run_app: Command, trained: Path, tmp_path: Path, runtime: Runtime
@@ -232,7 +232,7 @@ def test_items_are_ranked_as_evaluation_scores_each_alone(
         assert "keeps no names of its items, which are texts; give a file" in error_line(refusal.stderr)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_all_items_of_the_log_are_ranked(run_app: Command, trained: Path, tmp_path: Path) -> None:
     run_app("recommend", f"run={trained}", "user=7", "candidates=all", "top_k=null", "out=all.csv")
     rows = list(csv.DictReader((tmp_path / "all.csv").read_text().splitlines()))
@@ -261,7 +261,7 @@ def test_what_cannot_be_ranked_is_refused(
     )
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_several_tasks_are_learned(run_app: Command, log: Path, tmp_path: Path, runtime: Runtime) -> None:
     """Their losses are added, each has its AUC, the same on two processes; other tasks are no resumption."""
     overrides = [*TINY, f"data.path={log}", "train.max_steps=8", "sequences.tasks=[skip,like]"]
@@ -296,7 +296,7 @@ def test_several_tasks_are_learned(run_app: Command, log: Path, tmp_path: Path, 
     assert "must be actions of the log other than its label listen_plus" in error_line(refusal.stderr)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_it_learns_from_the_order_of_events(tmp_path: Path) -> None:
     """The same model of shuffled histories knows less; none knows more than the model behind the labels."""
     overrides = ["model=hstu", "data.source=synthetic_events", f"data.path={tmp_path}/log"]

@@ -118,7 +118,7 @@ def test_scores_are_those_of_the_raw_events(runtime: Runtime, root: Path) -> Non
     np.testing.assert_allclose(scores.logits[list(indices)], expected.numpy(), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("examples")
 def test_steps_are_those_of_the_raw_events(runtime: Runtime, root: Path) -> None:
     this, windows = build(runtime, root), raw_windows()
     samples = [sample for window in windows[:-1] for sample in window]

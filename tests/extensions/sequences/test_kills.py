@@ -20,7 +20,7 @@ def write_events(directory: Path) -> None:
     (directory / "schema.yaml").write_text(f"user: user\ntime: time\nitem: item\n{actions}")
 
 
-@pytest.mark.slow
+@pytest.mark.slow("examples")
 def test_killed_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mirror: Mirror) -> None:
     kind = Kind(write_events, "data.raw={0}/log.parquet data.schema={0}/schema.yaml data.chunk_bytes=20000")
     kill_again_and_again("events", kind, preparation.__name__, tmp_path, monkeypatch, mirror)

@@ -27,7 +27,7 @@ def test_the_recipe_has_the_parameters_of_its_source() -> None:
     assert vars(tiny.model) == vars(config.model)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_the_recipe_trains_tiny(run_app: Command, tmp_path: Path) -> None:
     """Stopped and resumed; generated events have no such crosses as Yambda's."""
     overrides = ["recipe=mlperf_v4", "data.scale=tiny", "train.log_every_steps=1", "eval.global_batch_size=512"]

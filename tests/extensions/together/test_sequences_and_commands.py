@@ -16,7 +16,7 @@ from tests.extensions.sequences.test_commands import trained as trained
 NOWHERE = ["model=hstu", "data.path=nowhere"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_two_processes_train_by_a_plan(run_app: Command, log: Path, tmp_path: Path) -> None:
     overrides = [*TINY, f"data.path={log}", "train.max_steps=3"]
     hardware = ["topology=cpu", "topology.devices_per_node=2", "sharding.types=[table_wise,row_wise]"]
@@ -31,7 +31,7 @@ def test_two_processes_train_by_a_plan(run_app: Command, log: Path, tmp_path: Pa
     np.testing.assert_allclose(actual, expected, rtol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_dlrm_v4_on_hardware_that_is_not_here(run_app: Command, tmp_path: Path) -> None:
     """Tables looked up id by id: their rows go to the processes whose samples have the ids, each for itself."""
     fit, too_small = ["mi355x", "h200", "b200", "b300", "gb300"], ["h100"]
@@ -62,7 +62,7 @@ def test_dlrm_v4_on_hardware_that_is_not_here(run_app: Command, tmp_path: Path) 
     assert "attention, the dense layers and their memory are not estimated" in plan["notes"][2]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_a_plan_of_dlrm_v4_fits_the_terminal(run_app: Command, tmp_path: Path) -> None:
     overrides = "recipe=mlperf_v4 topology=mi300x topology.devices_per_node=8 plan.topologies=[b200,gb300,h100]"
     check_width(overrides, run_app, tmp_path)

@@ -85,7 +85,7 @@ def test_the_lowest_precision_between_processes_is_that_of_qcomm(
     assert [entry["value"] for entry in entries if entry["key"] == "lowest_numerical_precision_in_comm"] == [lowest]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_blocks_and_losses_are_in_mlperf_s_log(run_app: Command, log: Path, tmp_path: Path) -> None:
     arguments = [*TINY, f"data.path={log}", "train.max_steps=8", "train.log_every_steps=2", "run.name=x"]
     arguments += ["train.eval_every_steps=4", "mlperf.enabled=true", "mlperf.benchmark=dlrmv4"]

@@ -52,7 +52,7 @@ def test_prometheus_serves_the_newest_figures_and_lets_the_port_go() -> None:
     Prometheus("127.0.0.1", port, "next").close(None)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("processes")
 def test_a_replay_is_shown_nowhere(run_app: Command, dataset: Path) -> None:
     """Another program listens at the port, so a replay that served its figures would end with an error."""
     port = free_port()
