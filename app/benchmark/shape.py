@@ -71,7 +71,8 @@ def random_batch(shape: Shape, seed: int, device: torch.device) -> Batch:
     dense = rng.standard_normal((shape.batch_size, shape.num_dense), dtype=np.float32)
     labels = (rng.random(shape.batch_size) < 0.25).astype(np.float32)
     sparse = keyed(shape, random_ids(shape, seed)).to(device)
-    return Batch(_on(device, dense), sparse, _on(device, labels), shape.batch_size)
+    size = shape.batch_size
+    return Batch(_on(device, dense), sparse, _on(device, labels), size, num_global=size)
 
 
 def _on(device: torch.device, values: NDArray[Any]) -> Tensor:

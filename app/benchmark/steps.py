@@ -36,7 +36,7 @@ def step_cases(shape: Shape, session: Session) -> Iterator[Case]:
     def train() -> None:
         batch = next(batches)
         session.optimizer.zero_grad()
-        nn.functional.binary_cross_entropy_with_logits(session.forward(batch), batch.labels).backward()
+        session.backward(session.loss_of(session.forward(batch), batch))
         session.optimizer.step()
 
     def inference() -> None:

@@ -40,12 +40,12 @@ class Drawn(NamedTuple):
     overrides: list[str]
 
 
-def draw(interaction: str, number: int) -> Drawn:
-    """All that a case decides, but for a case of another name.
+def draw(interaction: str, number: int, layout: bool = False) -> Drawn:
+    """All that a case decides, but for a case of another name. layout: what train.deterministic=layout allows.
 
     Optimizers that torch updates whole tables by have none that is looked up id by id.
     """
-    case = (interaction, number)
+    case: tuple[object, ...] = (interaction, number, *(["layout"] if layout else []))
     rng = np.random.default_rng(list(repr(case).encode()))
     optimizer = OptimizerName(stable_choice([each.value for each in OptimizerName], "optimizer", *case))
     schedule = ScheduleName(stable_choice([each.value for each in BY_STEP], "schedule", *case))
@@ -55,15 +55,17 @@ def draw(interaction: str, number: int) -> Drawn:
         f"optimizer.sparse_lr={rng.choice([0.02, 0.004])}",
     ]
     overrides += [] if optimizer is OptimizerName.sgd else ["optimizer.eps=1e-3"]
+    overrides += ["train.deterministic=layout", "train.micro_batch_size=5"] * layout
     overrides += ["optimizer.max_grad_norm=0.05"] * int(rng.integers(2))
     lengths = {"warmup_steps": rng.integers(1, 4), "decay_start_step": rng.integers(3, 5), "decay_steps": 4}
     keys = {"constant": [], "warmup": ["warmup_steps"]}.get(schedule.value, list(lengths))
     overrides += [f"schedule.name={schedule.value}", *(f"schedule.{key}={lengths[key]}" for key in keys)]
     overrides += ["schedule.end_factor=0.2"] * (schedule is ScheduleName.cosine)
     for feature in RAGGED_EMBEDDINGS:
-        by_id = optimizer.algorithm.fused_on_cpu or feature not in RAGGED
+        by_id = (optimizer.algorithm.fused_on_cpu or feature not in RAGGED) and not layout
         pooling = rng.choice([each.value for each in Pooling if by_id or each is not Pooling.weighted])
-        kind = rng.choice([each.value for each in TableKind])
+        kinds = [each for each in TableKind if not (layout and each is TableKind.mixed_dimension)]
+        kind = rng.choice([each.value for each in kinds])
         settings = [f"pooling: {pooling}", f"kind: {kind}"]
         if kind == "qr":
             operations = [each for each in QROperation if by_id or each is not QROperation.mult]
@@ -94,7 +96,17 @@ def feature_of(embedding: Embedding, parameters: dict[str, Any]) -> Feature:
     [*FAST, *(pytest.param(*case, marks=pytest.mark.slow) for case in CASES if case not in FAST)],
 )
 def test_drawn_models_train_as_the_naive_program(interaction: str, number: int, runtime: Runtime, ragged: Path) -> None:
-    case = draw(interaction, number)
+    train_beside_the_oracle(draw(interaction, number), interaction, runtime, ragged)
+
+
+@pytest.mark.parametrize("interaction", sorted(set(INTERACTIONS) - {"mixed_pairs"}))
+def test_micro_batches_train_as_the_naive_program(interaction: str, runtime: Runtime, ragged: Path) -> None:
+    """train.deterministic=layout, with micro-batches of 5 of 16 rows: the last one has one."""
+    train_beside_the_oracle(draw(interaction, 0, layout=True), interaction, runtime, ragged)
+
+
+def train_beside_the_oracle(case: Drawn, interaction: str, runtime: Runtime, ragged: Path) -> None:
+    """Train a few steps; compare each loss and, at the end, all parameters."""
     print(*case.overrides)
     overrides = [*SMALL, *case.overrides, "run.name=x", f"data.path={ragged}", f"train.global_batch_size={BATCH}"]
     overrides += ["model.embedding_dim=8", "model.dense_arch=[6,8]", "model.over_arch=[5,1]"]
@@ -120,12 +132,13 @@ def test_drawn_models_train_as_the_naive_program(interaction: str, number: int, 
     for step, batch in zip(range(STEPS), this.split("train").train_batches(BATCH, 3, 0, 0), strict=False):
         this.begin_step(step)
         this.optimizer.zero_grad()
-        loss = this.loss(this.forward(batch), batch.labels)
-        loss.backward()
+        loss = this.loss_of(this.forward(batch), batch)
+        this.backward(loss)
         this.optimizer.step()
         bags = {name: jagged.to_dense() for name, jagged in batch.sparse_features.to_dict().items()}
-        bags = {name: [ids.long() for ids in of_feature] for name, of_feature in bags.items()}
-        oracle.step(batch.dense_features, bags, batch.labels)
+        rows = slice(batch.num_valid)  # micro-batches are padded
+        bags = {name: [ids.long() for ids in of_feature[rows]] for name, of_feature in bags.items()}
+        oracle.step(batch.dense_features[rows], bags, batch.labels[rows])
         assert loss.item() == pytest.approx(oracle.losses[-1], rel=2e-5), f"step {step}"
     for name, values in this.parameters():
         np.testing.assert_allclose(values, oracle.parameters[name].detach().numpy(), atol=2e-5, err_msg=name)
