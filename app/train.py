@@ -150,13 +150,14 @@ def _set_up(config: AppConfig, runtime: platform.Runtime, record: RunDirectory, 
     for line in filter(None, [sampling_sentence(manifest), *([] if is_new else printed)]):
         log.warning("%s: %s", root, line)
     trained = session.build(resolved(config, runtime, root, manifest), runtime, root, manifest)
-    steps_per_epoch = trained.split(TRAIN).num_batches(trained.config.train.global_batch_size)
-    trained.config = replace(trained.config, train=with_evaluation_distance(trained.config.train, steps_per_epoch))
+    steps_per_epoch = trained.predictor.split(TRAIN).num_batches(trained.config.train.global_batch_size)
+    train = with_evaluation_distance(trained.config.train, steps_per_epoch)
+    trained.predictor.config = replace(trained.config, train=train)
     run = TrainingRun(trained, record, began)
     if has_windows:
-        require_validation(config, run.session.split_rows()[config.eval.split])
+        require_validation(config, run.session.predictor.split_rows()[config.eval.split])
     if parts is not None:
-        parts.require_labels(config, root, run.session.split(TRAIN))
+        parts.require_labels(config, root, run.session.predictor.split(TRAIN))
     if start is not None:
         run.restore(Path(start))
         status = runtime.on_rank_0(lambda: _status_if_done(run, record))

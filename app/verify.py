@@ -96,7 +96,8 @@ def main(config: VerifyConfig) -> int:
             replayed = _as_planned(_replay_config(trained, record, expected, steps), first, joined, scratch)
             replay_session = session.build(replayed, joined, root, manifest)
             whole, replay = (
-                run_length(one.train, replay_session.split("train"), joined.world_size) for one in (trained, replayed)
+                run_length(one.train, replay_session.predictor.split("train"), joined.world_size)
+                for one in (trained, replayed)
             )
             scored = {split: one.about.step for split, one in record.scores.items()}
             compare = partial(ReplayComparison, checkpoints=checkpoints, scored=scored)
@@ -120,7 +121,7 @@ def main(config: VerifyConfig) -> int:
                 monitor=trained.train.monitor,
                 schedule=whole.schedule(trained.eval.train_split),
                 any_layout=any_layout,
-                keeps_scores=keeps if keeps and _keeps(trained, replay_session.split(keeps).rows) else None,
+                keeps_scores=keeps if keeps and _keeps(trained, replay_session.predictor.split(keeps).rows) else None,
             )
             report = _compare(record, result, report | comparison.report(losses))
             return _report(directory, report, *changes(launches, result.record.manifest, any_layout), config.tolerance)

@@ -101,7 +101,8 @@ class ReplayComparison(Checkpointer):
             self.tensors[state.step] = self._compare(self._checkpoints[state.step])
         for split in [split for split, step in self._scored.items() if step == state.step]:
             with self._timer.apart("eval"):
-                scores.keep(self._session, self._session.evaluate(split), self._recorder.directory.path, state.step)
+                predictor = self._session.predictor
+                scores.keep(predictor, predictor.evaluate(split), self._recorder.directory.path, state.step)
                 set_step(self._session.optimizer, state.updates)  # FBGEMM's optimizers counted the forward
 
     def keep_best(self, state: RunState) -> None:

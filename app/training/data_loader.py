@@ -32,10 +32,10 @@ class DataLoader:
 
     def batches(self, epoch: int, first: int) -> Iterator[Batch]:
         """The rest of an epoch from its step `first` on."""
-        train, split = self._length.train, self._session.split("train")
+        train, split = self._length.train, self._session.predictor.split("train")
         source = split.train_batches(train.global_batch_size, train.seed, epoch, first)
         if self._pipeline is None:
-            return self._session.on_device(source)
+            return self._session.predictor.on_device(source)
         device = self._session.runtime.device
         source = source if device.type == "cpu" else pinned_ahead(source, device)
         return self._pipeline.run(source, self._steps_to_evaluations(epoch * self._length.steps_per_epoch + first))

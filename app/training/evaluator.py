@@ -48,9 +48,9 @@ class Evaluator:
         """
         seconds_before = self._timer.seconds["eval"]
         with self._timer.apart("eval"):
-            evaluation = self._session.evaluate(self._config.split, self._stop.requested)
+            evaluation = self._session.predictor.evaluate(self._config.split, self._stop.requested)
             result, logits, labels = evaluation
-            self._writers = [step.keep(self._session, evaluation) for step in steps_after_training()]
+            self._writers = [step.keep(self._session.predictor, evaluation) for step in steps_after_training()]
             curves = None
             if task_of(self._session.manifest).has_clicks:
                 curves = self._recorder.directory.curves(
@@ -74,7 +74,7 @@ class Evaluator:
     def _compare_with_train(self, step: int, result: EvaluationFigures) -> None:
         """Evaluate the training split too; log both as AMD's blog does, with the majority class for comparison."""
         with self._timer.apart("eval"):
-            on_train = self._session.evaluate("train", self._stop.requested).figures
+            on_train = self._session.predictor.evaluate("train", self._stop.requested).figures
             set_step(self._session.optimizer, self._state.updates)
         self._recorder.evaluation("eval_train", step, on_train)
         for line in _beside_train(on_train, result, step / max(self._steps_per_epoch, 1)):

@@ -25,6 +25,7 @@ from app.model.tables import table_of
 from app.runtime.platform import Runtime
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+Draw = Callable[[int], None]  # of masks of dropout, for a micro-batch with this first row of the global batch
 
 
 class Node(NamedTuple):
@@ -92,7 +93,7 @@ class MicroBatches:
         self._vectors: Tensor | None = None
         self.losses = torch.empty(0)
 
-    def forward(self, batch: Batch, draw: Callable[[int], None]) -> Tensor:
+    def forward(self, batch: Batch, draw: Draw) -> Tensor:
         """Return the logits [B], without a graph, which stays here; `draw(first_row)` draws masks of dropout."""
         vectors, order = self._dlrm.sparse_arch(batch.sparse_features)()
         first, self._graphs, self._vectors = self._runtime.rank * len(batch.labels), [], vectors

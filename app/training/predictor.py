@@ -33,7 +33,7 @@ from app.metrics.users import group_metrics
 from app.runtime.platform import Runtime, ScalarT
 from app.training.build import WITHOUT_STATE, sharded_model
 from app.training.labels import task_of
-from app.training.micro_batches import MicroBatches
+from app.training.micro_batches import Draw, MicroBatches
 from common.documents import convert, decode, encode
 from common.errors import UserError
 from data_prep.dataset.format import Manifest
@@ -119,9 +119,6 @@ class Predictor:
             return None
         return MicroBatches(self.model, size, self.runtime)
 
-    def draw(self, first_row: int) -> None:
-        """Nothing is random outside training."""
-
     def samples(self, steps: int) -> int:
         """Samples of the run's first steps."""
         train = self.config.train
@@ -142,11 +139,14 @@ class Predictor:
         bf16 = self.config.runtime.precision is Precision.bf16
         return torch.autocast(self.runtime.device.type, torch.bfloat16, bf16, cached)
 
-    def forward(self, batch: Batch) -> Tensor:
-        """Logits float32 as a batch's labels on the device, [B], the dense layers in the configured precision."""
+    def forward(self, batch: Batch, draw: Draw = lambda first_row: None) -> Tensor:
+        """Logits float32 as a batch's labels on the device, [B], the dense layers in the configured precision.
+
+        draw: in training, draws the masks of dropout of a micro-batch.
+        """
         with self.autocast():
             if self.micro_batches is not None:
-                return self.micro_batches.forward(batch, self.draw)
+                return self.micro_batches.forward(batch, draw)
             logits: Tensor = self.model(*batch.inputs)
             return logits.flatten() if batch.labels.ndim == 1 else logits
 

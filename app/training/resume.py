@@ -61,7 +61,7 @@ def checkpoint_state(session: Session, state: RunState, seconds: dict[str, float
     values = SavedState(
         format=FORMAT,
         step=state.step,
-        samples=session.samples(state.step),
+        samples=session.predictor.samples(state.step),
         epoch=state.epoch,
         step_in_epoch=state.step_in_epoch,
         measured=deepcopy(state.measured),
@@ -123,7 +123,7 @@ def restore(path: Path, session: Session) -> Resumed:
         rng.restore(rng_states, session.runtime.device)
     before, layout = plain_object(values.layout), plain_object(_layout(session))
     if changes := [f"{key} {before[key]} then, {layout[key]} now" for key in layout if before[key] != layout[key]]:
-        has_same_bits = session.micro_batches is not None and before["platform"] == layout["platform"]
+        has_same_bits = session.predictor.micro_batches is not None and before["platform"] == layout["platform"]
         effect = "results agree with an uninterrupted run within rounding only, losses to 1e-5"
         line += f" ({'; '.join(changes)}: {'the same bits' if has_same_bits else effect})"
     return Resumed(state, values.seconds, line)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,19 +33,49 @@ from data_prep.dataset.format import Manifest
 
 
 @dataclass
-class Session(Predictor):
-    """Everything training needs on this process: the sharded model, its loss and its optimizer."""
+class Session:
+    """Everything training needs on this process: the sharded model, its loss and its optimizer.
 
+    Attributes:
+        predictor: the model and its dataset, without what training adds.
+    """
+
+    predictor: Predictor
     plan: Plan
     optimizer: CombinedOptimizer
     loss: Callable[[Tensor, Tensor], Tensor]  # logits and labels of a batch to their loss
     _step: int = field(default=0, init=False)  # that was begun last
     cuts: int = field(default=0, init=False)  # of the rates, which evaluations have decided so far
 
+    @property
+    def config(self) -> AppConfig:
+        """The run's configuration."""
+        return self.predictor.config
+
+    @property
+    def runtime(self) -> Runtime:
+        """This process of the job."""
+        return self.predictor.runtime
+
+    @property
+    def root(self) -> Path:
+        """The dataset's directory."""
+        return self.predictor.root
+
+    @property
+    def manifest(self) -> Manifest:
+        """The dataset's manifest."""
+        return self.predictor.manifest
+
+    @property
+    def model(self) -> Any:
+        """The sharded model."""
+        return self.predictor.model
+
     def loss_of(self, logits: Tensor, batch: Batch) -> Tensor:
         """The training loss of a batch, of which the mean of all processes is that over the global batch's rows."""
-        if self.micro_batches is not None:
-            return self.micro_batches.loss(self.loss, batch)
+        if self.predictor.micro_batches is not None:
+            return self.predictor.micro_batches.loss(self.loss, batch)
         if batch.share == 1:
             return self.loss(logits, batch.labels)
         if not batch.num_valid:
@@ -53,8 +84,8 @@ class Session(Predictor):
 
     def backward(self, loss: Tensor) -> None:
         """Compute the gradients of dense parameters, and update the tables that FBGEMM updates."""
-        if self.micro_batches is not None:
-            self.micro_batches.backward()
+        if self.predictor.micro_batches is not None:
+            self.predictor.micro_batches.backward()
         else:
             loss.backward()
 
@@ -85,7 +116,7 @@ class Session(Predictor):
             dense_features = torch.zeros(batch_size, len(self.manifest.schema.get("dense", [])), device=device)
             one_id_each = layout_of(features, [np.ones(batch_size, np.int64)] * len(features))
             ids = torch.zeros(len(features) * batch_size, dtype=torch.int32, device=device)
-            autocast = partial(self.autocast, cached=False)
+            autocast = partial(self.predictor.autocast, cached=False)
             self.model.module.capture_dense_layers(dense_features, one_id_each.bags(ids), autocast)
             set_step(self.optimizer, 0)  # the example was a step to FBGEMM's Adam
 
@@ -99,13 +130,13 @@ class Session(Predictor):
 
     def forward(self, batch: Batch) -> Tensor:
         """As the predictor's; in training after `begin_step`, with dropout and batch norm of the batch's own rows."""
-        if self.model.training and self.micro_batches is None:
+        if self.model.training and self.predictor.micro_batches is None:
             rows, seed = len(batch.labels), self.config.train.seed
             num_valid = None if batch.num_valid == rows else batch.num_valid
             self.model.module.begin_step(seed, self._step, self.runtime.rank, rows, num_valid)
-        return super().forward(batch)
+        return self.predictor.forward(batch, self._draw)
 
-    def draw(self, first_row: int) -> None:
+    def _draw(self, first_row: int) -> None:
         """Draw the masks of a micro-batch, whose first row is this one of the global batch."""
         size = self.config.train.micro_batch
         if self.model.training and size is not None:
@@ -163,7 +194,7 @@ def build(config: AppConfig, runtime: Runtime, root: Path, manifest: Manifest) -
     model, plan = sharded_model(config, runtime, root, manifest, fused_params(config.optimizer))
     optimizer = make_optimizer(model, config.optimizer)
     loss = make_loss(config.loss, _loss_factor(config), task_of(manifest))
-    return Session(config, runtime, root, manifest, model, plan, optimizer, loss)
+    return Session(Predictor(config, runtime, root, manifest, model), plan, optimizer, loss)
 
 
 def _loss_factor(config: AppConfig) -> float:

@@ -68,7 +68,12 @@ class StepWindow:
         self.gradient_norm: Tensor | None = None  # of the last reported step
         self.first_counted_step = state.step + length.train.warmup_steps_excluded
         self._checks, self._runtime = FiniteChecks(session.dense_parameters()), session.runtime
-        self._timer, self._length, self._state, self._micro_batches = timer, length, state, session.micro_batches
+        self._timer, self._length, self._state, self._micro_batches = (
+            timer,
+            length,
+            state,
+            session.predictor.micro_batches,
+        )
         self._values: list[Tensor] = []  # of each step: its finite checks, and its accuracy
         self._of_micro_batches: list[Tensor] = []  # of each step: losses and hits of this process's, [2, micro-batches]
         self._rows: list[int] = []  # of each step's global batch

@@ -131,7 +131,7 @@ def _trained(overrides: list[str], runtime: platform.Runtime) -> dict[str, Any]:
     losses: list[float] = []
     epoch = 0
     while len(losses) < (config.train.max_steps or 0):
-        for batch in this.split("train").train_batches(config.train.global_batch_size, 0, epoch, 0):
+        for batch in this.predictor.split("train").train_batches(config.train.global_batch_size, 0, epoch, 0):
             set_learning_rate(this.optimizer, config.optimizer.lr)
             this.optimizer.zero_grad()
             loss = torch.nn.functional.binary_cross_entropy_with_logits(this.forward(batch), batch.labels)

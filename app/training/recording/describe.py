@@ -21,7 +21,7 @@ def describe_dataset(session: Session) -> Dataset:
     return Dataset(
         path=str(session.root),
         digest=manifest.digest,
-        rows=session.split_rows(),
+        rows=session.predictor.split_rows(),
         labels={**labels},
         label_rate=manifest.label_rate,
         encoding=manifest.encoding.get("name"),

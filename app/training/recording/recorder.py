@@ -54,7 +54,10 @@ class Recorder:
         session, directory, self._state = self._session, self.directory, state
         plain, manifest = redact(to_plain(session.config)), self._manifest(pipeline)
         evaluated = state.evaluation is not None and state.evaluation.step == state.step
-        rows = {**session.split_rows(), "train": session.split("train").rows}  # with negatives that are drawn
+        rows = {
+            **session.predictor.split_rows(),
+            "train": session.predictor.split("train").rows,
+        }  # with negatives that are drawn
 
         def open_trackers() -> None:
             world_size = session.runtime.world_size
@@ -89,7 +92,7 @@ class Recorder:
 
     def event(self, event: AnyEvent) -> None:
         """Append an event, with samples and seconds so far, to metrics.jsonl and show it in the trackers."""
-        event.samples, event.seconds = self._session.samples(event.step), self.seconds()["total"]
+        event.samples, event.seconds = self._session.predictor.samples(event.step), self.seconds()["total"]
         self.directory.event(event)
         self.trackers.event(event)
 
@@ -99,7 +102,7 @@ class Recorder:
         if task_of(self._session.manifest).has_clicks:
             accuracy = float(figures.accuracies.mean(dtype=np.float64))
         total = float(figures.seconds.sum(dtype=np.float64))
-        samples = self._session.samples
+        samples = self._session.predictor.samples
         rate = (samples(state.step) - samples(state.step - len(figures.seconds))) / total
         wait = figures.input_wait / total
         self.measure_energy()

@@ -23,13 +23,13 @@ def keep_served(session: Session, directory: Path, step: int) -> None:
     if not config.eval.keep_scores:
         return
     split = split_of(config, session.manifest)
-    if not is_within(config.eval.keep_scores, split, session.split(split).rows, config.eval.exact_rows):
+    if not is_within(config.eval.keep_scores, split, session.predictor.split(split).rows, config.eval.exact_rows):
         return
     best = session.runtime.on_rank_0(lambda: str(files.pointed_to(directory / files.CHECKPOINTS, files.BEST) or ""))
     if best and Path(best).name != files.checkpoint_name(step):
         load_tensors(Path(best), session.model, optimizer=None)
         step = files.read_state(Path(best)).step
-    keep(session, session.evaluate(split), directory, step)
+    keep(session.predictor, session.predictor.evaluate(split), directory, step)
 
 
 def split_of(config: AppConfig, manifest: Manifest) -> str:

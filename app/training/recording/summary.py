@@ -94,7 +94,7 @@ def summarise_untrained(config: AppConfig, world_size: int, parameters: dict[str
 
 def _figures_of(session: Session, state: RunState) -> Summary:
     """The figures that one process of a session knows without the others."""
-    world_size, samples = session.runtime.world_size, session.samples(state.step)
+    world_size, samples = session.runtime.world_size, session.predictor.samples(state.step)
     return _figures(session.config, state, samples, session.parameter_counts(), world_size, session.is_logloss)
 
 

@@ -211,7 +211,7 @@ def _train(this: session.Session, first: int, last: int, rates: tuple[float, flo
     """Steps [first, last) at the configured rate, or at these of dense parameters and tables."""
     if this.config.optimizer.name is OptimizerName.sgd:
         rates = (0.1, 0.1)
-    batches = this.split("train").train_batches(128, seed=5, epoch=0, first=first)
+    batches = this.predictor.split("train").train_batches(128, seed=5, epoch=0, first=first)
     for _, batch in zip(range(first, last), batches, strict=False):
         set_learning_rate(this.optimizer, *rates)
         this.optimizer.zero_grad()

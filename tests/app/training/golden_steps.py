@@ -61,7 +61,7 @@ def train_case(case: str, runtime: Runtime) -> tuple[NDArray[np.float32], dict[s
     )
     this = session.build(config, runtime, Path("golden"), manifest())
     _set_initial(this, golden, columns_of(case))
-    state, _ = loops.train(this, this.on_device(batches(golden)), STEPS, config.train)
+    state, _ = loops.train(this, this.predictor.on_device(batches(golden)), STEPS, config.train)
     return np.concatenate(state.losses), _final_parameters(this)
 
 

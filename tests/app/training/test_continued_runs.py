@@ -13,8 +13,7 @@ from app.runtime.platform import Runtime
 from app.training import resume, stop
 from app.training.checkpointer import Checkpointer
 from app.training.evaluator import Evaluator
-from app.training.predictor import Evaluation
-from app.training.session import Session
+from app.training.predictor import Evaluation, Predictor
 from common.errors import UserError
 from tests.app.conftest import SMALL
 from tests.app.in_process import NOTHING_TO_DO, Killed, command_here, train_here
@@ -37,13 +36,13 @@ def best_of(run: Path) -> int | None:
 
 def set_aucs(monkeypatch: pytest.MonkeyPatch, *aucs: float) -> None:
     """Let evaluations have these AUCs, in turn."""
-    measured, queue = Session.evaluate, iter(aucs)
+    measured, queue = Predictor.evaluate, iter(aucs)
 
-    def evaluated(self: Session, *arguments: Any) -> Evaluation:
+    def evaluated(self: Predictor, *arguments: Any) -> Evaluation:
         result = measured(self, *arguments)
         return result._replace(figures=structs.replace(result.figures, auc=next(queue)))
 
-    monkeypatch.setattr(Session, "evaluate", evaluated)
+    monkeypatch.setattr(Predictor, "evaluate", evaluated)
 
 
 @pytest.mark.slow("examples")

@@ -120,7 +120,7 @@ CASES += [
 def test_steps_are_those_of_the_naive_program(shape: str, settings: Settings, runtime: Runtime, dataset: Path) -> None:
     this = built(shape, settings, runtime, dataset)
     oracle = naive(shape, settings, this)
-    batches = list(zip(range(STEPS), this.split("train").train_batches(BATCH, 3, 0, 0), strict=False))
+    batches = list(zip(range(STEPS), this.predictor.split("train").train_batches(BATCH, 3, 0, 0), strict=False))
     for step, batch in batches:
         this.begin_step(step)
         this.optimizer.zero_grad()

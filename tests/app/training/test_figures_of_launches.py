@@ -22,6 +22,7 @@ from app.metrics import power
 from app.runtime import platform
 from app.runtime.leave import leave
 from app.runtime.platform import Runtime
+from app.training.predictor import Predictor
 from app.training.session import Session
 from app.training.stop import StopCheck
 from common.compose import compose_config
@@ -65,7 +66,7 @@ def faked(world_size: int, stop_at: int | None) -> Iterator[None]:
         patched.setattr(power, "_find_counter", lambda device, rapl: ("a test's", lambda: WATTS * now[0]))
         patched.setattr(Session, "begin_step", begun)
         patched.setattr(Session, "forward", forward)
-        patched.setattr(Session, "evaluate", passing(EVAL_SECONDS, Session.evaluate))
+        patched.setattr(Predictor, "evaluate", passing(EVAL_SECONDS, Predictor.evaluate))
         patched.setattr(StopCheck, "requested", lambda _, step: step == stop_at)
         yield
 

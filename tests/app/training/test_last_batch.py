@@ -170,7 +170,7 @@ def test_steps_are_the_plain_models(name: str, optimizer: str, runtime: Runtime,
     this = session.build(config, runtime, root, load_manifest(root))
     losses_of_steps: list[float] = []
     for epoch in range(EPOCHS):
-        for batch in this.split("train").train_batches(BATCH, config.train.seed, epoch, 0):
+        for batch in this.predictor.split("train").train_batches(BATCH, config.train.seed, epoch, 0):
             this.begin_step(len(losses_of_steps))
             this.optimizer.zero_grad()
             loss = this.loss_of(this.forward(batch), batch)
@@ -178,7 +178,7 @@ def test_steps_are_the_plain_models(name: str, optimizer: str, runtime: Runtime,
             this.optimizer.step()
             losses_of_steps.append(loss.item())
     np.testing.assert_allclose(losses_of_steps, plain_losses(root, runtime, overrides), rtol=3e-5)
-    assert this.samples(len(losses_of_steps)) == EPOCHS * ROWS[name]
+    assert this.predictor.samples(len(losses_of_steps)) == EPOCHS * ROWS[name]
 
 
 @pytest.mark.slow("processes")

@@ -129,7 +129,7 @@ def train_beside_the_oracle(case: Drawn, interaction: str, runtime: Runtime, rag
         (optimizer.beta1 or 0.9, optimizer.beta2 or 0.999),
         optimizer.max_grad_norm,
     )
-    for step, batch in zip(range(STEPS), this.split("train").train_batches(BATCH, 3, 0, 0), strict=False):
+    for step, batch in zip(range(STEPS), this.predictor.split("train").train_batches(BATCH, 3, 0, 0), strict=False):
         this.begin_step(step)
         this.optimizer.zero_grad()
         loss = this.loss_of(this.forward(batch), batch)

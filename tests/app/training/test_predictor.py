@@ -30,12 +30,12 @@ def test_a_predictor_scores_as_its_session_and_has_no_optimizer(
     overrides = [*SMALL, f"data.path={dataset}", f"optimizer={optimizer}"]
     config, manifest = compose_config(AppConfig, CONFIG_DIR, overrides), load_manifest(dataset)
     this = session.build(config, runtime, dataset, manifest)
-    for batch in this.split("train").train_batches(64, 0, 0, 8):
+    for batch in this.predictor.split("train").train_batches(64, 0, 0, 8):
         binary_cross_entropy_with_logits(this.forward(batch), batch.labels).backward()
         this.optimizer.step()
     saver = Saver(tmp_path, keep=1, asynchronous=False, local_world_size=1)
     saver.save(1, this.model, this.optimizer, resume.checkpoint_state(this, RunState(step=1), {}), best=False)
-    expected = this.score(this.split("val").eval_batches(64)).logits
+    expected = this.predictor.score(this.predictor.split("val").eval_batches(64)).logits
     assert this.model.fused_optimizer.state_dict()["state"]
 
     def refuse(*_: Any, **__: Any) -> None:

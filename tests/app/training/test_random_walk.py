@@ -20,8 +20,7 @@ from app.checkpoint import files
 from app.metrics.documents import EvaluationFigures
 from app.runtime.platform import Runtime
 from app.training.evaluator import Evaluator
-from app.training.predictor import Evaluation
-from app.training.session import Session
+from app.training.predictor import Evaluation, Predictor
 from tests.app.conftest import SMALL, ended, forked
 from tests.app.in_process import NOTHING_TO_DO, train_until
 from tests.app.run_files import contents, events, summary
@@ -180,18 +179,18 @@ class Walk:
 
 def in_process(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Execute:
     """Commands in this process, with evaluations that go up and down."""
-    measured, evaluate, now = Session.evaluate, Evaluator.evaluate, [0]
+    measured, evaluate, now = Predictor.evaluate, Evaluator.evaluate, [0]
 
     def at_step(self: Evaluator, step: int) -> EvaluationFigures:
         now[0] = step
         return evaluate(self, step)
 
-    def with_auc(self: Session, *arguments: Any) -> Evaluation:
+    def with_auc(self: Predictor, *arguments: Any) -> Evaluation:
         result = measured(self, *arguments)
         return result._replace(figures=structs.replace(result.figures, auc=now[0] * 0.618 % 1))
 
     monkeypatch.setattr(Evaluator, "evaluate", at_step)
-    monkeypatch.setattr(Session, "evaluate", with_auc)
+    monkeypatch.setattr(Predictor, "evaluate", with_auc)
     return lambda overrides, fault, processes: train_until(runtime, fault, *overrides)
 
 
