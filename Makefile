@@ -90,8 +90,12 @@ plan: environment ## The sharding plan and its forecast for hardware you need no
 	$(python) -m app.plan $(ARGS)
 
 verify: environment ## Replay a run and report whether, or where, it came out differently: RUN=runs/quickstart
-	$(if $(RUN),,$(error verify needs a run: make verify RUN=runs/quickstart))
-	$(launch)app.verify run=$(RUN) $(ARGS)
+	$(if $(RUN)$(BUNDLE),,$(error verify needs a run: make verify RUN=runs/quickstart, or BUNDLE=quickstart.bundle))
+	$(launch)app.verify $(if $(BUNDLE),bundle=$(BUNDLE),run=$(RUN)) $(ARGS)
+
+bundle: environment ## A run's record as one file, for verify on another machine: RUN=runs/quickstart OUT=quickstart.bundle
+	$(if $(RUN),,$(error bundle needs a run: make bundle RUN=runs/quickstart))
+	$(python) -m app.bundle run=$(RUN) $(if $(OUT),out=$(OUT)) $(ARGS)
 
 report: environment ## The HTML report of a run, finished or not; several runs side by side: RUN=runs/quickstart
 	$(if $(RUN),,$(error report needs a run: make report RUN=runs/quickstart))

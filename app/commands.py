@@ -75,6 +75,13 @@ COMMANDS = {
             "verify",
             "replay a run and report whether, or where, it came out differently",
             f"{_CONFIG}:VerifyConfig",
+            f"{_CONFIG}:validate_verify",
+        ),
+        _row(
+            "bundle",
+            "a run's record as one file, for verify on another machine",
+            f"{_CONFIG}:BundleConfig",
+            f"{_CONFIG}:validate_bundle",
         ),
         _row(
             "report",

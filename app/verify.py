@@ -47,6 +47,7 @@ from app.kinds.metrics import AUC, LOGLOSS, RMSE
 from app.metrics.documents import TrainEvent
 from app.record.documents import RunManifest
 from app.record.reading import METRICS, SUMMARY
+from app.replay.bundle import record_directory, require_dataset
 from app.replay.compare import BitwiseDifference, ReplayComparison, ReplayDirectory, bitwise_difference
 from app.replay.figures import compare_records, expected_of
 from app.replay.launches import ExpectedEvents, Launch, changes
@@ -63,6 +64,7 @@ from app.training.state import RunLength, RunState, run_length
 from common.cli import EXIT_DONE
 from common.documents import decode, encode
 from common.errors import UserError
+from data_prep.dataset.format import Manifest
 
 log = logging.getLogger("clickwork")
 
@@ -74,7 +76,12 @@ MOST_LINES = 10  # of figures that differ; the JSON has them all
 
 def main(config: VerifyConfig) -> int:
     """Replay and compare; return the exit status."""
-    began, directory = time.perf_counter(), Path(config.run)
+    began = time.perf_counter()
+    with record_directory(config.run, config.bundle) as directory:
+        return _verify(config, directory, began)
+
+
+def _verify(config: VerifyConfig, directory: Path, began: float) -> int:
     trained = resume.trained_config(directory, config.runtime, config.data.path)
     validate(trained)
     record = read_record(directory)
@@ -88,7 +95,7 @@ def main(config: VerifyConfig) -> int:
         paths = decode(joined.on_rank_0(lambda: encode([str(path) for path in files.undamaged(directory)])), list[str])
         checkpoints = {read(Path(path)).state.step: Path(path) for path in paths}
         steps = _steps(record, checkpoints)
-        root, manifest = resume.open_dataset(trained, directory, first.dataset.path or "", first.dataset.digest or "")
+        root, manifest = _open_dataset(config, trained, directory, first, joined)
         joined.on_rank_0(lambda: verify_splits(root, manifest, ["train", trained.eval.split], trained.data))
         scratch = Path(joined.on_rank_0(tempfile.mkdtemp))
         try:
@@ -110,7 +117,7 @@ def main(config: VerifyConfig) -> int:
             if joined.rank:
                 return EXIT_DONE
             losses = _loss_difference(checkpoints, run.state.all_losses())
-            report = {"run": str(directory), "steps": steps, "compared_at": sorted(checkpoints)}
+            report = {"run": str(config.bundle or directory), "steps": steps, "compared_at": sorted(checkpoints)}
             keeps = trained.eval.keep_scores and scores.split_of(trained, manifest)
             result = Replay(
                 record=read_record(scratch),
@@ -124,10 +131,25 @@ def main(config: VerifyConfig) -> int:
                 keeps_scores=keeps if keeps and _keeps(trained, replay_session.predictor.split(keeps).rows) else None,
             )
             report = _compare(record, result, report | comparison.report(losses))
-            return _report(directory, report, *changes(launches, result.record.manifest, any_layout), config.tolerance)
+            return _report(
+                Path(config.bundle or directory),
+                report,
+                *changes(launches, result.record.manifest, any_layout),
+                config.tolerance,
+            )
         finally:
             if joined.rank == 0:  # the other ranks get here while it still writes
                 shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _open_dataset(
+    config: VerifyConfig, trained: AppConfig, directory: Path, first: RunManifest, joined: runtime.Runtime
+) -> tuple[Path, Manifest]:
+    """Open the dataset that the run was trained on; that of a bundle is made if it is not there."""
+    if config.bundle is not None and config.data.path is None:
+        made = joined.on_rank_0(partial(require_dataset, trained.data, first, config.bundle))
+        trained = replace(trained, data=replace(trained.data, path=made))
+    return resume.open_dataset(trained, directory, first.dataset.path or "", first.dataset.digest or "")
 
 
 def _runtime_of(launch: RunManifest, overrides: RuntimeConfig, trained: RuntimeConfig) -> RuntimeConfig:

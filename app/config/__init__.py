@@ -1,7 +1,7 @@
 """Every key of the configuration: its meaning, unit and limits. Values are in conf/."""
 
 from app.config.app_config import CONFIG_DIR, AppConfig, from_plain, validate, validate_new_run
-from app.config.commands import EvaluateConfig, ReportConfig, TablePrecision, VerifyConfig
+from app.config.commands import BundleConfig, EvaluateConfig, ReportConfig, TablePrecision, VerifyConfig
 from app.config.data import DataConfig, DataScale, MultiHotConfig, VerifyData
 from app.config.model import Interaction, ModelConfig
 from app.config.optimizer import OptimizerConfig, ScheduleConfig
@@ -16,6 +16,7 @@ from app.kinds.schedules import ScheduleName
 __all__ = [
     "CONFIG_DIR",
     "AppConfig",
+    "BundleConfig",
     "CheckpointConfig",
     "Compile",
     "DataConfig",

@@ -200,13 +200,40 @@ def validate_evaluate(config: EvaluateConfig) -> None:
 
 
 @dataclass(frozen=True)
+class BundleConfig:
+    """The configuration of `python -m app.bundle`."""
+
+    run: str = key(MISSING, "the run's directory", example="runs/quickstart")
+    out: str | None = key(None, "the file to write; null: the run's directory with .bundle at its end")
+
+
+def validate_bundle(config: BundleConfig) -> None:
+    """Raises UserError for a place where the file cannot be written."""
+    require_place("out", config.out)
+
+
+@dataclass(frozen=True)
 class VerifyConfig:
     """The configuration of `python -m app.verify`."""
 
-    run: str = key(MISSING, "the run's directory", example="runs/quickstart")
+    run: str | None = key(None, "the run's directory", is_common=True, example="runs/quickstart")
+    bundle: str | None = key(
+        None,
+        "instead of a run, the file that app.bundle wrote of it; its dataset is made if it is not there",
+        is_common=True,
+        example="quickstart.bundle",
+    )
     data: DatasetConfig = field(default_factory=DatasetConfig)
     tolerance: float = key(1e-4, "on losses relative, on parameters absolute, where bits cannot be equal", at_least=0)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # threads, precision: those of the run unless given
+
+
+def validate_verify(config: VerifyConfig) -> None:
+    """Raises UserError unless there is one of a run and a bundle."""
+    if config.run is None and config.bundle is None:
+        raise UserError("configuration: run has no value; add run=..., such as run=runs/quickstart, or bundle=FILE")
+    if config.run is not None and config.bundle is not None:
+        raise UserError(f"bundle={config.bundle}: has no effect beside run={config.run}; leave one of them out")
 
 
 @dataclass(frozen=True)

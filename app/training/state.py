@@ -168,7 +168,8 @@ def run_length(train: TrainConfig, split: Split, world_size: int) -> RunLength:
     if train.micro_batch is not None and train.micro_batches < world_size:
         raise UserError(
             f"train.micro_batch_size={train.micro_batch}: makes {train.micro_batches} micro-batches of "
-            f"train.global_batch_size={batch}, and there are {world_size} processes; use fewer processes"
+            f"train.global_batch_size={batch}, and there are {world_size} processes; use fewer "
+            "processes, or a smaller train.micro_batch_size"
         )
     if train.micro_batch is None and batch % world_size:
         raise UserError(

@@ -1,0 +1,28 @@
+"""python -m app.bundle run=runs/NAME out=NAME.bundle: a run's record as one file, for `verify bundle=FILE` elsewhere.
+
+The file has the record, the locked releases and the dataset's manifest, but neither checkpoints nor rows.
+"""
+
+if __name__ == "__main__":
+    from app.commands import COMMANDS
+    from common.cli import run
+
+    run(COMMANDS["bundle"])
+
+
+import logging
+from pathlib import Path
+
+from app.config import BundleConfig
+from app.replay.bundle import write_bundle
+from common.cli import EXIT_DONE
+
+log = logging.getLogger("clickwork")
+
+
+def main(config: BundleConfig) -> int:
+    """Write the file; return the exit status."""
+    run = Path(config.run)
+    out = Path(config.out or f"{run}.bundle")
+    log.info("bundle: %s: %d bytes; elsewhere: clickwork verify bundle=%s", out, write_bundle(run, out), out.name)
+    return EXIT_DONE

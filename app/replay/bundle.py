@@ -1,0 +1,126 @@
+"""A run's record as one file, with which `verify` replays the run on another machine.
+
+A zip file: `run/` has the record, without checkpoints; `dataset/manifest.json` says what the dataset was made from and
+how, without rows; `locks/` has the locked releases. `bundle.json` has the checksum of each and the digest of the
+dataset. The manifest of the run names the sources' digest, the image and the releases.
+"""
+
+import contextlib
+import hashlib
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from msgspec import Struct
+
+from app.config import DataConfig
+from app.data import prepare
+from app.record.documents import RunManifest
+from app.record.reading import CONFIG, CURVES, MANIFEST, METRICS, RESULTS, SUMMARY, read_manifest
+from app.record.scores import SCORES
+from common.documents import decode, encode
+from common.errors import UserError
+from common.files import write_atomically
+from data_prep.dataset.format import MANIFEST_NAME, load_manifest
+
+RECORD = (CONFIG, MANIFEST, METRICS, SUMMARY, RESULTS, CURVES)
+CONTENTS, DATASET = "bundle.json", f"dataset/{MANIFEST_NAME}"
+LOCKS = Path(__file__).parents[2] / "requirements"
+VERSION = 1
+
+
+class Contents(Struct, kw_only=True):
+    """bundle.json: the SHA-256 of each other file, the run's name and the digest of its dataset's manifest."""
+
+    format: str = "clickwork.bundle"
+    format_version: int = VERSION
+    run: str
+    dataset: str
+    files: dict[str, str]
+
+
+def write_bundle(run: Path, out: Path) -> int:
+    """Write the record of a run into a file; return the number of its bytes.
+
+    Raises:
+        UserError: the directory is not a run's, its dataset is gone or another one, or the file cannot be written.
+    """
+    about = read_manifest(run).dataset
+    root, digest = Path(about.path or ""), about.digest or ""
+    if load_manifest(root).digest != digest:
+        raise UserError(f"run={run}: its dataset at {root} has changed since; a bundle has the manifest of that time")
+    paths = {f"run/{name}": run / name for name in RECORD if (run / name).exists()}
+    paths |= {f"run/{SCORES}/{path.name}": path for path in sorted((run / SCORES).glob("*"))}
+    paths |= {DATASET: root / MANIFEST_NAME}
+    paths |= {f"locks/{path.name}": path for path in sorted(LOCKS.glob("*.lock"))}
+    content = {name: path.read_bytes() for name, path in paths.items()}
+    sums = {name: hashlib.sha256(data).hexdigest() for name, data in content.items()}
+    content[CONTENTS] = encode(Contents(run=run.name, dataset=digest, files=sums)).encode()
+    with tempfile.TemporaryFile() as file:
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, data in content.items():
+                archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
+        file.seek(0)
+        packed = file.read()
+    try:
+        write_atomically(out, packed)
+    except OSError as error:
+        raise UserError(f"out={out}: {error.strerror}") from error
+    return len(packed)
+
+
+@contextlib.contextmanager
+def record_directory(run: str | None, bundle: str | None) -> Iterator[Path]:
+    """Yield the directory of a run, or one with the record in a bundle, which is removed at the end.
+
+    Raises:
+        UserError: the bundle is no such file, of another version, or damaged.
+    """
+    if bundle is None:
+        yield Path(run or "")
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        try:
+            with zipfile.ZipFile(bundle) as archive:
+                contents = decode(archive.read(CONTENTS), Contents)
+                if contents.format_version != VERSION:
+                    raise UserError(f"bundle={bundle}: is of version {contents.format_version}, and not of {VERSION}")
+                for name, expected in contents.files.items():
+                    data = archive.read(name)
+                    if hashlib.sha256(data).hexdigest() != expected:
+                        raise UserError(f"bundle={bundle}: {name} is damaged; copy the file again")
+                    path = Path(scratch, name).resolve()
+                    if not path.is_relative_to(Path(scratch).resolve()):
+                        raise UserError(f"bundle={bundle}: {name} is no name of a file in a bundle")
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_bytes(data)
+        except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+            raise UserError(f"bundle={bundle}: not a bundle of a run ({error}); give one that bundle wrote") from error
+        yield Path(scratch) / "run"
+
+
+def require_dataset(data: DataConfig, recorded: RunManifest, bundle: str) -> str:
+    """Return the directory of the dataset that a bundle's run was trained on; make it if it is not there.
+
+    Raises:
+        UserError: it cannot be made here, or another one is made from the same keys.
+    """
+    digest, root = recorded.dataset.digest or "", data.root
+    if (root / MANIFEST_NAME).exists() and load_manifest(root).digest == digest:
+        return str(root)
+    made = Path("data") / f"bundle-{digest[:12]}"
+    try:
+        prepare.prepare(replace(data, path=str(made)))
+    except UserError as error:
+        raise UserError(
+            f"bundle={bundle}: its dataset is not at {root} and cannot be made: {error}; give data.path=DATASET, one "
+            f"of digest {digest[:12]}; dataset/{MANIFEST_NAME} in the bundle names the raw files with their checksums"
+        ) from error
+    if load_manifest(made).digest != digest:
+        raise UserError(
+            f"bundle={bundle}: the dataset made at {made} is not that of the run: its manifest differs; give "
+            f"data.path=DATASET, one of digest {digest[:12]}"
+        )
+    return str(made)
