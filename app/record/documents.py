@@ -132,8 +132,8 @@ class RunManifest(Provenance, kw_only=True):
     tables: dict[str, TableSize]
     schedule: RunSchedule | None
     rest: Json = rest()
-    from_step: int = 0
-    results_before: int = 0
+    from_step: int
+    results_before: int
     earlier: "list[RunManifest]" = field(default_factory=list)
 
     @property

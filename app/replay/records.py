@@ -66,7 +66,7 @@ NOT_COMPARED: Mapping[str, tuple[str, ...]] = {
         "dataset.sampling",
         "earlier.schedule",
         "environment: variables of the launcher",
-        "conditions: whether a key without a value is there",
+        "whether a key without a value is there",
     ),
     RESULTS: ("Time Stamp", "Recommendations/s (std/mean)", "lines of earlier runs"),
     OTHER_FILES: ("config.yaml", "log.txt", "step_times.json", "report.html", "tensorboard"),

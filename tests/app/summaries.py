@@ -51,4 +51,6 @@ LEAST_MANIFEST: dict[str, Any] = {
     "pipeline": "none",
     "tables": {},
     "schedule": None,
+    "from_step": 0,
+    "results_before": 0,
 }

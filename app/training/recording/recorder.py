@@ -170,4 +170,6 @@ class Recorder:
             pipeline=pipeline,
             tables=describe_tables(session),
             schedule=self._length.schedule(session.config.eval.train_split),
+            from_step=0,
+            results_before=0,  # both are set when the directory is opened
         )

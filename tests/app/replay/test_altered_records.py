@@ -23,7 +23,6 @@ from tests.app.in_process import command_here, train_here
 from tests.oracles import alterations
 from tests.oracles.alterations import Alteration
 
-CONDITIONS = ("code", "image", "base_image", "versions", "hardware", "environment", "files")
 BASE = ["record.tensorboard=false", "run.name=x", "train.log_every_steps=4", "train.eval_every_steps=5"]
 RUNS = {
     "resumed": ["eval.train_split=true", "eval.keep_scores=10000", "checkpoint.every_steps=5", "checkpoint.keep=9"],
@@ -87,7 +86,7 @@ def is_listed(alteration: Alteration) -> bool:
         if name.startswith("schedule") and alteration.name != name:
             name = f"earlier.{name}"
         part, _, key = name.partition(".")
-        if (alteration.is_empty and part in CONDITIONS) or (part == "environment" and key in BY_LAUNCHER):
+        if alteration.is_empty or (part == "environment" and key in BY_LAUNCHER):
             return True
     return file in NOT_COMPARED and not is_compared(file, name)
 

@@ -147,7 +147,7 @@ def test_a_changed_figure_is_found(case: str, run: Path, verified: Callable[...,
 @pytest.mark.parametrize("digest", ["parameters", "losses"])
 def test_a_changed_digest_is_found(digest: str, run: Path, verified: Callable[..., tuple[int, Report]]) -> None:
     in_summary("digest", digest, "0" * 64)(run)
-    rewritten(run / "manifest.json", lambda manifest: {**manifest, "code": {"git_sha": "another"}})
+    rewritten(run / "manifest.json", lambda manifest: {**manifest, "code": {**manifest["code"], "git_sha": "another"}})
     status, report = verified()
     assert (status, report["same_digests"][digest]) == (1, False)
 

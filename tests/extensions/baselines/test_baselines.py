@@ -245,7 +245,7 @@ def test_the_command_completes_a_run(run_app: Command, refused: Refusal, tmp_pat
     compared = json.loads(last.stdout)
     served = json.loads((tmp_path / "runs/y/summary.json").read_text())["eval"]["auc"]
     assert compared["compared_rows"] == 501
-    assert "not_compared" not in compared
+    assert compared["not_compared"] is None
     for name in ("base_rate", "columns", "lr", "trees"):
         assert compared[name]["difference"] == pytest.approx(served - compared[name]["auc"], abs=1e-12)
 
@@ -279,7 +279,7 @@ def test_a_summary_that_is_newer_is_not_overwritten(
         assert command.main(BaselinesConfig(run=str(run), seconds=0.001)) == 0
     after = json.loads((run / "summary.json").read_text())
     assert (after.pop("baselines", None) is None) == is_refused
-    assert {**before, **change, "baselines": None} == {**after, "baselines": None}
+    assert {**before, **change}.items() <= after.items()
 
 
 @pytest.mark.slow("processes")
