@@ -275,7 +275,7 @@ def _log_layout(directory: Path, launches: list[Launch], joined: runtime.Runtime
 
 
 def _report(directory: Path, report: dict[str, Any], conditions: list[str], until: int | None, tolerance: float) -> int:
-    """Print the verdict and its reasons, as JSON on stdout; return the exit status.
+    """Print the report as JSON on stdout, then log its reasons and, last, the verdict; return the exit status.
 
     until: the step up to which bits can be equal; None: to the end.
     """
@@ -285,13 +285,8 @@ def _report(directory: Path, report: dict[str, Any], conditions: list[str], unti
     wrong_digest = not same_digests and same_bits and (until is None or report["steps"] in report["compared_at"])
     within = report["largest_difference"] <= tolerance and not wrong_digest
     verdict = VERDICTS[0] if same else VERDICTS[1] if within else VERDICTS[2]
-    log.info(
-        "verify: %s: %s (%d figures of the record, %d checkpoints)",
-        directory,
-        verdict,
-        report["figures_compared"],
-        len(report["compared_at"]),
-    )
+    about = {"verdict": verdict, "tolerance": tolerance, "changed_since": conditions, "bits_can_be_equal_until": until}
+    print(json.dumps({**report, **about}, indent=1), flush=True)
     if not report["compared_at"]:
         log.info("verify: the run has no checkpoints: losses, evaluations and digests of its record were compared")
     if report["losses"]:
@@ -325,12 +320,16 @@ def _report(directory: Path, report: dict[str, Any], conditions: list[str], unti
     if not same and not within:
         log.info("verify: the largest difference is %.3g, the tolerance %.3g", report["largest_difference"], tolerance)
     _report_changes(report, conditions, until, same)
-    for file, names in report["not_compared"].items():
-        log.info("verify: not compared: %s: %s", file, ", ".join(names))
+    log.info("verify: not compared: times, memory and places; not_compared in the JSON names them")
     for reason in report["lacking"]:
         log.info("verify: not compared: %s", reason)
-    about = {"verdict": verdict, "tolerance": tolerance, "changed_since": conditions, "bits_can_be_equal_until": until}
-    print(json.dumps({**report, **about}, indent=1))
+    log.info(
+        "verify: %s: %s (%d figures of the record, %d checkpoints)",
+        directory,
+        verdict,
+        report["figures_compared"],
+        len(report["compared_at"]),
+    )
     return EXIT_DIFFERENT if verdict == VERDICTS[2] else EXIT_DONE
 
 

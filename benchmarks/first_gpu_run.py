@@ -27,6 +27,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from app.record import provenance
 from common.documents import plain_object
 from common.files import write_atomically
@@ -280,6 +282,8 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--pretend", action="store_true")
     arguments = parser.parse_args()
+    if not arguments.pretend and not torch.cuda.is_available():
+        parser.error("torch sees no GPU here; `python -m app.doctor` looks for the reason, --pretend tries the program")
     return 0 if FirstRun(arguments.out.resolve(), 60 * arguments.minutes, arguments.pretend).run() else 1
 
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from benchmarks import default_run, startup
+from benchmarks import default_run, first_gpu_run, startup
 from benchmarks.__main__ import describe, programs
 from benchmarks.check import ALPHA, became_slower, print_table
 from benchmarks.peers import facebookresearch, rows
@@ -128,6 +129,18 @@ def test_every_program_is_given_the_same_rows(tmp_path: Path) -> None:
             np.testing.assert_array_equal(
                 np.log(dlrm_s_array.astype(np.float32) + 1) if kind == "dense" else dlrm_s_array, repeated
             )
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_first_run_on_a_gpu_needs_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["first_gpu_run", "--out", str(tmp_path / "gpu")])
+    with pytest.raises(SystemExit) as ended:
+        first_gpu_run.main()
+    assert ended.value.code == 2
+    assert "torch sees no GPU here" in capsys.readouterr().err
+    assert not (tmp_path / "gpu").exists()
 
 
 @pytest.mark.slow("tool")

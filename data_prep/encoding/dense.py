@@ -64,7 +64,8 @@ def _over_rows(of_two: np.ufunc, dense: NDArray[Any]) -> NDArray[Any]:
 
 def join_ranges(ranges: list[DenseRange]) -> DenseRange:
     """Return the range over all blocks."""
-    return DenseRange(np.min([part.low for part in ranges], axis=0), np.max([part.high for part in ranges], axis=0))
+    lows, highs = np.stack([part.low for part in ranges]), np.stack([part.high for part in ranges])
+    return DenseRange(lows.min(axis=0), highs.max(axis=0))
 
 
 def max_input(transform: DenseTransform) -> float:

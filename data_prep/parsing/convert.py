@@ -6,6 +6,7 @@ other rules run on a column's distinct values.
 
 import itertools
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, NamedTuple
@@ -200,6 +201,8 @@ def refuse_row(bad: NDArray[np.bool_], locator: Locator, fault: Callable[[int], 
 
 # ---- numbers
 
+DATE = re.compile(r"\s*\d{4}-\d\d-\d\d")
+
 
 def numbers_of(values: Any, table: Table, locator: Locator, empty: float, max_number: float) -> NDArray[np.float64]:
     """Convert to finite numbers of at most `max_number`. `empty` replaces missing ones; NaN makes them errors."""
@@ -208,6 +211,10 @@ def numbers_of(values: Any, table: Table, locator: Locator, empty: float, max_nu
         return numbers
     column = distinct(values)
     array = np.array([empty if value in EMPTY else number_of(value, table) for value in column.values])
+    dates = [isinstance(value, str) and DATE.match(value) is not None for value in column.values]
+    if any(dates):
+        remedy = "write {column: NAME, part: hour}, or another part, for a date or time"
+        column.refuse(~np.isfinite(array) & dates, locator, "is not a number", remedy)
     column.refuse(~np.isfinite(array), locator, "is not a number")
     fault = (
         f"is beyond {max_number:.3g}, the largest number of this data.dense_transform; set "

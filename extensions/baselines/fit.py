@@ -178,7 +178,7 @@ def _logistic_regression(train: Rows, others: Rows, rates: list[Rates]) -> Preds
         return model.fit(columns, train.labels).predict_proba(scored)[:, 1]
 
 
-def _one_hot(train: Rows, rows: Rows, dense: NDArray[np.float32]) -> Any:
+def _one_hot(train: Rows, rows: Rows, dense: NDArray[np.floating[Any]]) -> Any:
     """Return a sparse matrix [rows, N + ids of train]: numbers, and the count of each id in the row's bag."""
     from scipy import sparse
 

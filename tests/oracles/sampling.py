@@ -5,7 +5,9 @@ from numpy.typing import NDArray
 from sklearn.metrics import average_precision_score, log_loss, roc_auc_score
 
 
-def metrics_of_all_rows(logits: NDArray[np.float32], labels: NDArray[np.generic], kept: float) -> dict[str, float]:
+def metrics_of_all_rows(
+    logits: NDArray[np.float32], labels: NDArray[np.float32] | NDArray[np.bool_], kept: float
+) -> dict[str, float]:
     """Metrics by scikit-learn of corrected probabilities over rows whose negatives stand 1 / kept times."""
     p = 1 / (1 + np.exp(-logits.astype(np.float64)))
     q = p / (p + (1 - p) / kept)

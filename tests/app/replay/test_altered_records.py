@@ -1,5 +1,6 @@
 """Whatever is altered in a run's record, verify notices it, or names it among what it does not compare."""
 
+import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -138,10 +139,16 @@ def test_docs_name_what_is_not_compared() -> None:
         assert f"| {file if file == OTHER_FILES else f'`{file}`'} | {named} |" in page
 
 
-def test_verify_prints_what_is_not_compared(
-    replayed: tuple[Path, Replay], runtime: Runtime, caplog: pytest.LogCaptureFixture
+def test_verify_prints_what_is_not_compared_and_ends_with_the_verdict(
+    replayed: tuple[Path, Replay],
+    runtime: Runtime,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     with caplog.at_level("INFO", "clickwork"):
         assert command_here(runtime, "verify", f"run={replayed[0]}") == 0
-    for file, names in NOT_COMPARED.items():
-        assert any(f"not compared: {file}: {', '.join(names)}" in record.message for record in caplog.records)
+    report = json.loads(capsys.readouterr().out)
+    assert report["not_compared"] == {file: list(names) for file, names in NOT_COMPARED.items()}
+    messages = [record.message for record in caplog.records]
+    assert any("not_compared in the JSON" in message for message in messages)
+    assert ": identical (" in messages[-1]

@@ -59,6 +59,11 @@ TEXTS: list[tuple[str | bytes, str, str]] = [
     (table().replace("\n", "\r"), SCHEMA, f"row 1: {RETURNS}"),
     (table().replace("\n", "\r"), "header: false\nlabel: 0\nsparse: [2, 3]\n", f"row 1: {RETURNS}"),
     (table(r9="1,2,u,i\r0,3,v,j\n"), SCHEMA, f"row 9: {RETURNS}"),
+    (
+        table(r12="1,2026-01-02 03:04:05,u,i\n"),
+        SCHEMA,
+        "row 12, column price: '2026-01-02 03:04:05' is not a number; write {column: NAME, part: hour}",
+    ),
     (table(r9="\n", r12="1,x,u,i\n"), SCHEMA, "row 12, column price: 'x' is not a number"),
     (table(r9='1,2.0,u1,"say \\"u13\\""\n'), SCHEMA, BACKSLASH),
     (table(r9='1,2.0,"{\\"a\\": 1}",c\n'), SCHEMA, BACKSLASH),
