@@ -51,7 +51,7 @@ def baselines_sentence(run: RunFiles) -> tuple[str, str] | None:
     difference, interval = baselines[best].difference, baselines[best].difference_interval
     others = ", ".join(f"{name} {value:.4f}" for name, value in aucs.items())
     missing = "".join(f"; {BASELINE_NAMES[name]}: {reason}" for name, reason in figures.missing.items())
-    of = f"(AUC {auc:.4f} against {others}{_sample_of(figures)}{missing})"
+    of = f"(AUC {auc:.4f} against {others}{_sample_of(figures)}{missing}){_worse_probabilities(run, baselines)}"
     if difference is None:
         gain, side = auc - aucs[best], "behind" if auc < aucs[best] else "ahead of"
         reason = figures.not_compared or f"python -m app.baselines run={run.directory} compares them"
@@ -66,6 +66,19 @@ def baselines_sentence(run: RunFiles) -> tuple[str, str] | None:
     if difference > 0:
         return "good", f"The model earns its keep: {lead[0].lower()}{lead[1:]} (95%) {of}."
     return "bad", f"The model does not earn its keep yet: {lead[0].lower()}{lead[1:]} (95%) {of}."
+
+
+def _worse_probabilities(run: RunFiles, baselines: dict[str, Baseline]) -> str:
+    """Return a clause if a baseline has the lower NE, empty otherwise: AUC judges the order of rows alone."""
+    ne = run.evaluation.figure(NE)
+    by_ne = {name: one.ne for name, one in baselines.items() if one.ne is not None}
+    best = min(by_ne, key=lambda name: by_ne[name], default=None)
+    if ne is None or best is None or by_ne[best] >= ne:
+        return ""
+    return (
+        f"; its probabilities are worse, NE {ne:.4f} against {by_ne[best]:.4f} of {best}: train.monitor=ne keeps the "
+        "checkpoint by them"
+    )
 
 
 def _by_name(run: RunFiles, figures: Baselines) -> dict[str, Baseline]:

@@ -110,3 +110,20 @@ def test_the_auc_of_each_column_is_shown_the_best_first(tmp_path: Path) -> None:
     assert "AUC of each column alone" in text
     places = [text.replace(" ", "").index(cells) for cells in ("site0.6321", "hour0.5123", "age0.4987")]
     assert places == sorted(places)
+
+
+@pytest.mark.parametrize(("ne", "is_said"), [(0.1, True), (2.0, False)])
+def test_worse_probabilities_than_a_baseline_s_are_said(ne: float, is_said: bool, tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "run", gain=1.0))
+    assert run.summary is not None
+    assert run.evaluation.auc is not None
+    figures = figures_of(run.evaluation.auc, NARROW, columns=0.5, lr=0.6)
+    assert figures.lr is not None
+    figures.lr.ne = ne
+    assert figures.columns is not None
+    figures.columns.ne = 2.0
+    run.summary.baselines = plain_object(figures)
+    against = baselines_sentence(run)
+    assert against is not None
+    assert against[0] == "good"
+    assert ("against 0.1000 of logistic regression: train.monitor=ne keeps" in against[1]) == is_said
