@@ -94,7 +94,8 @@ def resolved(
 
     It is what a run records and works by.
     """
-    config = replace(config, train=with_batch_of_all(config.train, runtime.world_size))
+    train = with_batch_of_all(config.train, runtime.world_size)
+    config = replace(config, train=replace(train, micro_batch_size=train.micro_batch))
     if manifest is None:
         return config
     data = replace(prepare.in_force(config.data, manifest), path=str(root))

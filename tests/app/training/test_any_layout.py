@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from app.config import DataConfig
+from app.config.train import MICRO_BATCH
 from app.data.split import SplitReader
 from app.optimizer.norm import clip, total_norm
 from app.training.micro_batches import Node, TreeSum
@@ -121,6 +123,16 @@ def test_a_run_of_two_processes_is_identical_on_others(
         verified = run_app("verify", "run=runs/x", f"runtime.num_threads={threads}", processes=processes)
         report = json.loads(verified.stdout)
         assert (report["verdict"], report["changed_since"], report["lacking"]) == ("identical", [], [])
+
+
+@pytest.mark.slow("processes")
+def test_the_size_of_micro_batches_is_recorded(run_app: Command, dataset: Path, tmp_path: Path) -> None:
+    """So that a later default changes no replay; another size is another run."""
+    overrides = [*SMALL, f"data.path={dataset}", LAYOUT, "run.name=x"]
+    run_app("train", *overrides, "train.max_steps=2")
+    assert yaml.safe_load((tmp_path / "runs/x/config.yaml").read_text())["train"]["micro_batch_size"] == MICRO_BATCH
+    refusal = run_app("train", *overrides, "train.max_steps=4", "train.micro_batch_size=64", status=2)
+    assert "train.micro_batch_size" in refusal.stderr
 
 
 @pytest.mark.slow("processes")
