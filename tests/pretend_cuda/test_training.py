@@ -91,6 +91,15 @@ def test_bits(processes: int, machine: Machine, dataset: Path, ragged: Path, tmp
 
 
 @pytest.mark.slow("processes")
+@pytest.mark.parametrize("sharding", ["table_wise", "data_parallel"])
+def test_two_gpus_have_the_bits_of_one(sharding: str, machine: Machine, dataset: Path, tmp_path: Path) -> None:
+    """By train.deterministic=layout, with whole tables on one and with replicated ones."""
+    keys = ["train.deterministic=layout", "train.micro_batch_size=16", f"sharding.types={sharding}"]
+    one, two = (train(machine, tmp_path / str(n), dataset, "cuda", *keys, processes=n) for n in (1, 2))
+    assert same(two, one)
+
+
+@pytest.mark.slow("processes")
 def test_several_gpus_train_by_a_plan_of_the_planner_and_replay_it(
     machine: Machine, dataset: Path, tmp_path: Path
 ) -> None:
