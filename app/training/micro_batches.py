@@ -9,6 +9,7 @@ Shapes: B samples of this process, M of a micro-batch, F sparse features, D embe
 """
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import NamedTuple, cast
 
 import torch
@@ -49,7 +50,8 @@ class TreeSum:
         """Add the next node; nodes come in the order of their micro-batches."""
         while self.nodes and self.nodes[-1].level == node.level and node.number % 2:
             left = self.nodes.pop()
-            torch._foreach_add_(left.tensors, node.tensors)
+            if node.tensors:
+                torch._foreach_add_(left.tensors, node.tensors)
             node = Node(node.level + 1, node.number // 2, left.tensors)
         self.nodes.append(node)
 
@@ -61,6 +63,14 @@ class TreeSum:
             torch._foreach_add_(left, tensors)
             tensors = left
         return tensors
+
+
+def nodes_of(first: int, stop: int) -> list[tuple[int, int]]:
+    """Return level and number of each node of a tree sum of micro-batches [first, stop)."""
+    tree = TreeSum()
+    for number in range(first, stop):
+        tree.add(Node(0, number, []))
+    return [(node.level, node.number) for node in tree.nodes]
 
 
 class MicroBatch(NamedTuple):
@@ -90,6 +100,7 @@ class MicroBatches:
         ]
         self._graphs: list[MicroBatch] = []
         self._losses: list[Tensor | None] = []
+        self._count = 0  # of micro-batches of the global batch
         self._vectors: Tensor | None = None
         self.losses = torch.empty(0)
 
@@ -115,7 +126,7 @@ class MicroBatches:
             share = graph.num_valid / batch.num_global
             parts.append(loss(graph.logits[: graph.num_valid], batch.labels[rows]) * share if graph.num_valid else None)
         zero = torch.zeros((), device=batch.labels.device)
-        self._losses = parts
+        self._losses, self._count = parts, -(-batch.num_global // self._size)
         self.losses = torch.stack([zero if part is None else part.detach() for part in parts])
         return self.losses.sum()
 
@@ -144,8 +155,9 @@ class MicroBatches:
         """Return the sum over all processes: each adds the nodes of all in the order of their micro-batches."""
         if self._runtime.world_size == 1:
             return tree.total()
-        shapes = [(each.level, each.number) for each in tree.nodes]
-        of_ranks: list[list[tuple[int, int]]] = self._runtime.gather_objects(shapes)
+        of_each = len(self._losses)
+        cuts = [min(rank * of_each, self._count) for rank in range(self._runtime.world_size + 1)]
+        of_ranks = [nodes_of(first, stop) for first, stop in pairwise(cuts)]
         count = sum(parameter.numel() for parameter in self.parameters)
         most = max(map(len, of_ranks))
         rows = [torch.cat([each.flatten() for each in node.tensors]) for node in tree.nodes]
