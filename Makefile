@@ -25,7 +25,7 @@ $(error $(foreach key,$(keys),$(key)=$($(key))): keys go into ARGS; write make $
   ARGS="$(strip $(ARGS) $(foreach key,$(keys),$(key)=$($(key))))")
 endif
 
-variables = ARGS CANDIDATES NPROC OUT PLATFORM PYTHON RECIPE RELEASES RUN RUNS SEEDS SHELL STACK UV VENV
+variables = ARGS BUNDLE CANDIDATES NPROC OUT PLATFORM PYTHON RECIPE RELEASES RUN RUNS SEEDS SHELL STACK UV VENV
 unknown := $(filter-out $(variables) $(keys) $(filter MAKE% -%,$(overrides)),$(overrides))
 ifneq ($(unknown),)
 $(error $(firstword $(unknown))=$($(firstword $(unknown))): no variable of this Makefile, which has $(variables); keys go \

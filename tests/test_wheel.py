@@ -71,7 +71,7 @@ def test_it_has_every_file_of_the_packages(command: Path) -> None:
         path.relative_to(ROOT)
         for package in PACKAGES
         for path in (ROOT / package).rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
+        if path.is_file() and {"__pycache__", "benchmarks"}.isdisjoint(path.relative_to(ROOT).parts[1:-1])
     ]
     assert Path("extensions/sequences/conf_data/sources/synthetic_events.yaml") in files
     assert not [str(path) for path in files if not (installed / path).is_file()]
