@@ -36,12 +36,14 @@ def main() -> int:
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        results = [
-            measure(replace(case, processes=processes), threads, arguments, Path(scratch))
-            for case in CASES
-            if case.name in arguments.cases
-            for processes, threads in LAYOUTS
-        ]
+        results = []
+        for case in CASES:
+            if case.name in arguments.cases:
+                make_dataset(case, Path(scratch))
+                results += [
+                    measure(replace(case, processes=processes), threads, arguments, Path(scratch))
+                    for processes, threads in LAYOUTS
+                ]
     print_table(results)
     write_result(arguments, results)
     return 0
@@ -49,7 +51,6 @@ def main() -> int:
 
 def measure(case: Case, threads: int, arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     """Rounds of one case and layout: samples/s of each kind of run."""
-    make_dataset(case, scratch)
     kinds: dict[str, list[str]] = {DEFAULT: []}
     kinds |= {str(size): layout_of(size) for size in arguments.micro_batches}
     steps, rounds = arguments.steps or case.steps, []

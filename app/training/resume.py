@@ -40,7 +40,7 @@ from app.training.state import RunState
 from common.compose import ConversionError
 from common.documents import Json, plain_object
 from common.errors import UserError
-from common.keys import values_that_decide_bits
+from common.keys import shown, values_that_decide_bits
 from data_prep.dataset.format import Manifest, load_manifest
 from data_prep.dataset.sampling import correction, kept_share, sampling_sentence
 
@@ -99,7 +99,7 @@ def restore(path: Path, session: Session) -> Resumed:
     if (difference := _first_difference(values, session.config)) is not None:
         key, now, recorded = difference
         raise UserError(
-            f"{key}={now}: the run at {path} was started with {recorded}; "
+            f"{key}={shown(now)}: the run at {path} was started with {shown(recorded)}; "
             "give another run.name, or checkpoint.resume=never checkpoint.overwrite=true to start over"
         )
     load_tensors(path, session.model, session.optimizer)
