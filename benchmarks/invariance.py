@@ -1,4 +1,4 @@
-"""What train.deterministic=layout costs: runs with it beside the same runs without it.
+"""Cost of train.deterministic=layout: runs with it beside the same runs without it.
 
     python -m benchmarks.invariance [--cases quickstart kaggle] [--micro-batches 128 256] [--rounds 5] [--steps N]
                                     [--out FILE]
