@@ -142,7 +142,7 @@ class TrainConfig:
         """Rows of a global batch that each process takes; with deterministic=layout, the last may be padding."""
         if self.micro_batch is None:
             return self.global_batch_size // world_size
-        return -(-self.micro_batches // world_size) * self.micro_batch
+        return part_size(self.global_batch_size, world_size, self.micro_batch)
 
     @property
     def micro_batches(self) -> int:
@@ -202,6 +202,12 @@ class CheckpointConfig:
     overwrite: bool = key(
         False, "let `resume` remove checkpoints of this run: all, or those after the one it starts from"
     )
+
+
+def part_size(rows: int, world_size: int, micro_batch: int | None) -> int:
+    """Return the rows that each process takes of a batch: an equal part or whole micro-batches, rounded up."""
+    unit = micro_batch or 1
+    return -(-rows // (unit * world_size)) * unit
 
 
 def validate_new_name(name: str) -> None:

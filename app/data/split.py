@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.config import AppConfig, DataConfig
+from app.config.train import part_size
 from app.data.batch import Batch, BatchBuilder, RowArrays, join_rows
 from app.data.negatives import DrawnNegatives
 from app.data.shards import TRAIN, SplitShards, bags_directory
@@ -201,8 +202,7 @@ class SplitReader:
 
     def _part(self, rows: int) -> "Part":
         """This process's part of a global batch of this number of rows."""
-        unit = self._micro_batch or 1
-        local = -(-rows // (unit * self._world_size)) * unit
+        local = part_size(rows, self._world_size, self._micro_batch)
         begin = self._rank * local
         return Part(range(min(begin, rows - 1), min(begin + local, rows)), local, min(max(rows - begin, 0), local))
 

@@ -71,10 +71,10 @@ class Clipped(CombinedOptimizer):
         """Add decay to the gradients, clip them, update; a closure is not called."""
         gradients = []
         for part, keyed in self.optimizers:
+            if part != DENSE_PART and not self._with_tables:
+                continue
             for group in keyed.param_groups:
                 params = [each for each in group["params"] if each.grad is not None]
-                if not self._with_tables and part != DENSE_PART:
-                    continue
                 gradients += [each.grad for each in params]
                 if params and (decay := group.get(CLIPPED_DECAY)):
                     torch._foreach_add_([each.grad for each in params], params, alpha=decay)

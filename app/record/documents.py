@@ -112,7 +112,7 @@ class RunSchedule(Struct, kw_only=True):
 
 
 class RunManifest(Provenance, kw_only=True):
-    """What made a run: its newest launch, and the `earlier` ones, whose own lists are empty.
+    """Provenance of a run: its newest launch, and the `earlier` ones, whose own lists are empty.
 
     began: when the launch began, UTC, as ISO 8601 writes it. pipeline, schedule: None of a run that was built and not
     trained.

@@ -7,6 +7,7 @@ dataset. The manifest of the run names the sources' digest, the image and the re
 
 import contextlib
 import hashlib
+import io
 import tempfile
 import zipfile
 from collections.abc import Iterator
@@ -58,17 +59,15 @@ def write_bundle(run: Path, out: Path) -> int:
     content = {name: path.read_bytes() for name, path in paths.items()}
     sums = {name: hashlib.sha256(data).hexdigest() for name, data in content.items()}
     content[CONTENTS] = encode(Contents(run=run.name, dataset=digest, files=sums)).encode()
-    with tempfile.TemporaryFile() as file:
-        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-            for name, data in content.items():
-                archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
-        file.seek(0)
-        packed = file.read()
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for name, data in content.items():
+            archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
     try:
-        write_atomically(out, packed)
+        write_atomically(out, packed.getvalue())
     except OSError as error:
         raise UserError(f"out={out}: {error.strerror}") from error
-    return len(packed)
+    return len(packed.getvalue())
 
 
 @contextlib.contextmanager

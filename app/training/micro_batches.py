@@ -40,7 +40,7 @@ class Node(NamedTuple):
 class TreeSum:
     """Adds tensors of consecutive micro-batches by a binary tree over their numbers.
 
-    A sum of the whole tree, and of any part of it, has the same bits whoever adds which part.
+    The bits of the sum do not depend on which process adds which part of the tree.
     """
 
     def __init__(self) -> None:

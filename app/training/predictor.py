@@ -15,7 +15,7 @@ from torchrec.distributed import DistributedModelParallel
 
 from app.checkpoint.model_state import load_tensors
 from app.config import AppConfig, Precision
-from app.config.train import samples_of
+from app.config.train import part_size, samples_of
 from app.data.batch import Batch, copied_ahead
 from app.data.split import RowSplits, Split, Splits
 from app.metrics.clicks import (
@@ -184,8 +184,8 @@ class Predictor:
     def eval_batch_size(self, rows: int) -> int:
         """Samples of an evaluation step over all processes, of a split of that number of rows."""
         samples = min(self.config.eval.global_batch_size, rows)
-        unit = self.runtime.world_size * (self.config.train.micro_batch or 1)
-        return max(1, -(-samples // unit)) * unit
+        processes = self.runtime.world_size
+        return part_size(max(1, samples), processes, self.config.train.micro_batch) * processes
 
     def evaluate(
         self, name: str, interrupted: Interrupted = lambda batches_done: False, corrected: bool = False

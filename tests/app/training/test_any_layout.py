@@ -96,7 +96,7 @@ def bits(run: Path) -> dict[str, Any]:
 def test_bits_do_not_depend_on_the_layout(
     run_app: Command, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, number: int
 ) -> None:
-    """Two runs: one process with one thread, and the case's layout, which is interrupted at a step and goes on."""
+    """Two runs: one process with one thread, and the case's layout, which is interrupted at a step and resumes."""
     case = CASES[number]
     overrides = overrides_of(case, tmp_path_factory)
     run_app("train", *overrides, "run.name=one")
