@@ -291,7 +291,7 @@ def test_several_tasks_are_learned(run_app: Command, log: Path, tmp_path: Path, 
     assert (labels == 1 - scores.labels).all()  # of listens, of which all samples are
     assert figures["auc_like"] is None  # none of them is a like
     refusal = run_app("train", *overrides, "run.name=1", "train.max_steps=9", "sequences.tasks=[skip]", status=2)
-    assert "sequences.tasks=['skip']: the run at" in refusal.stderr
+    assert "sequences.tasks=[skip]: the run at" in refusal.stderr
     refusal = run_app("train", *overrides, "run.name=3", "sequences.tasks=[listen_plus]", status=2)
     assert "must be actions of the log other than its label listen_plus" in error_line(refusal.stderr)
 
