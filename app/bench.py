@@ -62,12 +62,6 @@ def main(config: BenchConfig) -> int:
         ceilings = measure_ceilings(runtime.device, dtype, config.seconds, runtime.highest)
         if ceilings is None:
             raise UserError("runtime: too little free memory on the GPU to measure its limits; end what else uses it")
-        log.info(
-            "bench: ceilings here: %.1f GB/s, %.1f GFLOP/s in %s",
-            ceilings.bytes_per_second / 1e9,
-            ceilings.flops_per_second / 1e9,
-            ceilings.dtype,
-        )
         timed = []
         for case in _cases(config, shape, runtime, dtype):
             min_runs = config.inference.least_runs if case.is_latency else None

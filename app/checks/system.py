@@ -24,7 +24,7 @@ def check_processors() -> Check:
     threads = os.environ.get("OMP_NUM_THREADS", "")
     processors = f"{affinity()} of {os.cpu_count()} usable"
     if quota is not None:
-        processors = f"{quota:g} of {os.cpu_count()} usable (container's limit), {usable} thread{'s' * (usable > 1)}"
+        processors = f"{quota:g} of {os.cpu_count()} usable (cgroup's limit), {usable} thread{'s' * (usable > 1)}"
     if announces_missing_tiles():
         processors += "; AMX is announced but missing, bf16 uses AVX-512"
     if threads.isdigit() and int(threads) > usable:
@@ -33,12 +33,12 @@ def check_processors() -> Check:
 
 
 def check_memory(minimum: int = MEMORY_BYTES) -> Check:
-    """Memory of the machine, or of its container."""
+    """Memory of the machine, or of its cgroup (a container, a job of Slurm)."""
     total, limit = memory_of_machine(), memory_limit()
     usable = min(total, limit or total)
-    memory = f"{usable / GIB:.1f} GiB" + (f" (container's limit; the machine has {total / GIB:.1f})" if limit else "")
+    memory = f"{usable / GIB:.1f} GiB" + (f" (cgroup's limit; the machine has {total / GIB:.1f})" if limit else "")
     if usable < minimum:
-        remedy = "use a smaller data.memory_budget and data.max_ind_range, or a larger container"
+        remedy = "use a smaller data.memory_budget and data.max_ind_range, or allow more memory"
         return warn("memory", memory, remedy)
     return ok("memory", memory)
 

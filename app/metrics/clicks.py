@@ -16,7 +16,7 @@ HISTOGRAM_BITS = 22
 OF_RANKS = (AUC, STANDARD_ERROR, "pr_auc")  # metrics that sums over samples do not give
 BLOCK_ROWS = 1 << 20  # whose intermediate values are in memory
 RANDOM_LABELS = "random"  # the encoding of data that are generated to measure speed alone
-OVERFIT = 0.002  # the last AUC this far below the best is more than the noise of an evaluation
+OVERFIT = 0.002  # the last AUC has to be this far below the best, and two standard errors of an evaluation
 MIN_EVALUATIONS = 4  # of fewer, one that is lower says nothing of a trend
 AGAINST_OVERFITTING = (
     "train.early_stop_patience ends a run sooner, and model.dropout, optimizer.weight_decay and "
@@ -238,7 +238,8 @@ def shortcomings(
     auc, remarks = last.auc, []
     by_auc = None if best is None or best.monitor else best.auc
     is_trend = evaluations >= MIN_EVALUATIONS
-    if is_trend and auc is not None and best is not None and by_auc is not None and by_auc - auc > OVERFIT:
+    noise = max(OVERFIT, 2 * (last.figure(STANDARD_ERROR) or 0.0))
+    if is_trend and auc is not None and best is not None and by_auc is not None and by_auc - auc > noise:
         remedy = (
             "evaluate, recommend and export take that one (checkpoint=best)"
             if keeps_best

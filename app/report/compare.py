@@ -194,8 +194,13 @@ class Scaling:
     run: RunFiles
     base: RunFiles
     speedup: float
-    efficiency: float
-    kind: str  # strong (one global batch) or weak (one batch a device) scaling, or neither
+    growth: float  # in devices, of CPUs in threads
+    kind: str  # strong (one global batch) or weak (one batch a device) scaling, the same devices, or neither
+
+    @property
+    def efficiency(self) -> float:
+        """Speed-up over growth; 1 is perfect."""
+        return self.speedup / self.growth
 
 
 def window_times(run: RunFiles) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -400,9 +405,9 @@ def _parity(first: RunFiles, second: RunFiles, auc_tolerance: float, loss_tolera
 def compare_sizes(runs: Sequence[RunFiles]) -> list[Scaling]:
     """Scaling efficiency within each configuration that was run on several numbers of processes.
 
-    Efficiency is the speed-up over the growth in processes; 1 is perfect. Of several runs of one size and global batch
-    the fastest counts, as it is least disturbed. It is held against one of the fewest processes: of the same global
-    batch (strong scaling), else of the same batch a process (weak), else of the smallest batch.
+    Efficiency is the speed-up over the growth in devices, of CPUs in threads; 1 is perfect. Of several runs of one size
+    and global batch the fastest counts, as it is least disturbed. It is held against one of the fewest processes: of
+    the same global batch (strong scaling), else of the same batch a process (weak), else of the smallest batch.
     """
     families: dict[str, dict[tuple[int, int], RunFiles]] = {}
     for run in runs:
@@ -432,7 +437,26 @@ def _base_of(run: RunFiles, family: dict[tuple[int, int], RunFiles]) -> RunFiles
 
 def _scaling(base: RunFiles, run: RunFiles) -> Scaling:
     speedup = (run.throughput.samples_per_second or 0.0) / (base.throughput.samples_per_second or math.inf)
-    growth = run.world_size / base.world_size
+    growth = _devices(run) / _devices(base)
     batches = run.global_batch_size / base.global_batch_size
-    kind = "base" if run is base else "strong" if batches == 1 else "weak" if batches == growth else "batch differs"
-    return Scaling(run, base, speedup, speedup / growth, kind)
+    kind = "strong" if batches == 1 else "weak" if batches == run.world_size / base.world_size else "batch differs"
+    if run is base:
+        kind = "base"
+    elif growth == 1:
+        kind = "same devices"
+    return Scaling(run, base, speedup, growth, kind)
+
+
+def _devices(run: RunFiles) -> int:
+    """What computed: GPUs, or threads of CPUs, as two processes of one thread take what one of two threads takes."""
+    threads = (run.manifest.num_threads or 1) if run.manifest.platform == "cpu" else 1
+    return run.world_size * threads
+
+
+def equal_bits(runs: Sequence[RunFiles]) -> list[list[RunFiles]]:
+    """Runs whose last parameters are equal to the last bit, as lists of two or more."""
+    by_digest: dict[str, list[RunFiles]] = {}
+    for run in runs:
+        if run.summary and run.summary.digest and run.summary.digest.parameters:
+            by_digest.setdefault(run.summary.digest.parameters, []).append(run)
+    return [same for same in by_digest.values() if len(same) > 1]

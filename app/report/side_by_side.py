@@ -72,6 +72,10 @@ class Comparison:
         sentences += [_describe_scores(scores) for scores in self.scores]
         sentences += self._choices()
         sentences += [_describe_parity(parity, self.tolerances) for parity in self.parities]
+        sentences += [
+            ("good", f"Equal bits: {', '.join(run.name for run in same)} end with identical parameters.")
+            for same in compare.equal_bits(self.runs)
+        ]
         platforms = {str(run.manifest.platform) for run in self.runs}
         if len(platforms) > 1 and not self.parities:
             names = " and ".join(sorted(platforms))
@@ -280,10 +284,13 @@ def _describe_parity(parity: Parity, tolerances: tuple[float, float]) -> tuple[s
 
 
 def _describe_scaling(scaling: Scaling) -> str:
-    return (
-        f"Scaling: {scaling.run.world_size} processes ({scaling.run.name}) run at {scaling.speedup:.2f} × "
-        f"{scaling.base.world_size} ({scaling.base.name}): efficiency {scaling.efficiency:.2f} ({scaling.kind})."
+    ratio = (
+        f"{scaling.run.world_size} processes ({scaling.run.name}) run at {scaling.speedup:.2f} × "
+        f"{scaling.base.world_size} ({scaling.base.name})"
     )
+    if scaling.growth == 1:
+        return f"Layout: {ratio}, on as many threads."
+    return f"Scaling: {ratio}: efficiency {scaling.efficiency:.2f} ({scaling.kind})."
 
 
 def _overview(runs: list[RunFiles], names: list[str]) -> ReportTable:
@@ -415,7 +422,8 @@ def _scalings(scalings: list[Scaling]) -> ReportTable:
         for s in scalings
     ]
     columns = ["Run", "Processes", "Global batch", "Samples/s, global", "Speed-up", "Efficiency", "Scaling"]
-    note = "Efficiency: speed-up over growth in processes. Strong: one global batch; weak: one batch a process."
+    note = "Efficiency: speed-up over growth in GPUs, of CPUs in threads. "
+    note += "Strong: one global batch; weak: one batch a process."
     return ReportTable(columns, rows, {1, 2, 3, 4, 5}, note)
 
 

@@ -38,7 +38,7 @@ DEEPSPARK_COLUMNS = [
 
 
 def deepspark(run: RunFiles, scalability: str | None = None) -> list[str]:
-    """One run in the columns of DeepSpark's result table."""
+    """One run in the columns that DeepSpark's README reports."""
     config, summary = run.config, run.summary
     published = config.get("published") or {}
     main = METRICS[run.evaluation.main]

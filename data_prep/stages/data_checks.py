@@ -90,7 +90,8 @@ def random_split_of_times(job: Job, method: SplitMethod | None) -> Iterator[str]
     if times and split is not None and split is not method and split.algorithm.is_random:
         yield (
             f"rows are split at random although {_listed(times)} is a time, so the score is not of later rows; sort "
-            "the files by time and give data.split.method=fraction, or data.split.method=random to keep it so"
+            "the files by time and give data.split.method=fraction data.overwrite=true, or say by "
+            "data.split.method=random that this is wanted"
         )
 
 

@@ -141,7 +141,9 @@ def _trees(train: Rows, others: Rows, rates: list[Rates]) -> Preds:
     num_dense = train.dense.shape[1]
     columns = np.column_stack([train.dense, *(one.train for one in rates[num_dense:])])
     scored = np.column_stack([others.dense, *(one.others for one in rates[num_dense:])])
-    model = _make_trees().fit(columns, train.labels)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="joblib")  # of a machine without lscpu
+        model = _make_trees().fit(columns, train.labels)
     return model.predict_proba(scored)[:, 1]
 
 

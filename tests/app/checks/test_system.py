@@ -33,8 +33,8 @@ def test_a_container_s_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (tmp_path / name).write_text(f"{text}\n")
     check = system.check_memory()
     assert check.verdict is Verdict.warn
-    assert check.found.startswith("1.0 GiB (container's limit")
-    assert re.match(r"0\.5 of \d+ usable \(container's limit\), 1 thread\b", system.check_processors().found)
+    assert check.found.startswith("1.0 GiB (cgroup's limit")
+    assert re.match(r"0\.5 of \d+ usable \(cgroup's limit\), 1 thread\b", system.check_processors().found)
 
 
 @pytest.fixture

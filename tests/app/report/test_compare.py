@@ -267,6 +267,19 @@ def test_strong_and_weak_scaling_of_one_size_are_both_shown(tmp_path: Path) -> N
     assert efficiency["big2"] == pytest.approx(30 / 16 / 2, rel=0.01)
 
 
+def test_processes_on_as_many_threads_are_no_scaling(tmp_path: Path) -> None:
+    """Two processes of one thread compute on what one process of two threads does."""
+    one = read_run(write_run(tmp_path / "one", step_ms=10))
+    one.manifest.num_threads = 2
+    two = read_run(write_run(tmp_path / "two", step_ms=10, world_size=2))
+    (_, layout) = compare_sizes([one, two])
+    assert layout.kind == "same devices"
+    assert layout.efficiency == pytest.approx(1.0, rel=0.01)
+    text = [text for _, text in Comparison([one, two], 0.001, 0.01).sentences()]
+    assert any(line.startswith("Layout: 2 processes (two) run at 1.00 × 1 (one)") for line in text)
+    assert "Equal bits: one, two end with identical parameters." in text
+
+
 def test_runs_that_were_built_without_data_are_shown(tmp_path: Path) -> None:
     for name in ("a", "b"):
         directory = write_run(tmp_path / name)
@@ -503,7 +516,8 @@ def test_keeping_scores_is_no_other_configuration(tmp_path: Path) -> None:
 def test_speed_is_in_words_where_the_aucs_are_equal(tmp_path: Path) -> None:
     runs = [read_run(write_run(tmp_path / f"{ms}", step_ms=ms)) for ms in (10.0, 20.0)]
     rates = sorted(run.throughput.samples_per_second or 0 for run in runs)
-    (one_configuration,) = said_of(*runs)
+    one_configuration, equal_bits = said_of(*runs)
+    assert equal_bits.startswith("Equal bits")
     assert (
         f"global samples/s from {rates[0]:,.0f} to {rates[1]:,.0f} ({rates[1] / rates[0]:.2f} ×)" in one_configuration
     )
