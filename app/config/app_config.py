@@ -184,6 +184,12 @@ def _validate_batch_norm(config: AppConfig) -> None:
             "train.global_batch_size=1: model.batch_norm=true needs at least two rows in a batch; use larger batches, "
             "or model.batch_norm=false"
         )
+    train = config.train
+    if config.model.batch_norm and train.micro_batch is not None and train.global_batch_size % train.micro_batch == 1:
+        raise UserError(
+            f"train.global_batch_size={train.global_batch_size}: leaves a micro-batch of one row, and "
+            f"model.batch_norm=true needs at least two; give a multiple of {train.micro_batch}"
+        )
 
 
 def _validate_layout(config: AppConfig) -> None:
@@ -201,7 +207,6 @@ def _validate_layout(config: AppConfig) -> None:
     require_own_scores(config.model, setting)
     precision, compiled, exchange = config.runtime.precision, config.runtime.compile, config.sharding.qcomm
     refused = {
-        "model.batch_norm=true": (config.model.batch_norm, "its statistics join all rows; give model.batch_norm=false"),
         f"runtime.precision={shown(precision)}": (
             precision not in (None, Precision.fp32),
             "only sums of fp32 have a fixed order; give runtime.precision=fp32",

@@ -1,5 +1,7 @@
 """Batch norm (Ioffe and Szegedy 2015) whose statistics are of the global batch, whatever the number of processes.
 
+With train.deterministic=layout they are of a micro-batch, as in ghost batch norm (Hoffer et al. 2017).
+
 Shapes: B samples of this process, C channels, W processes.
 """
 
@@ -24,6 +26,8 @@ class BatchNorm(nn.Module):
         self.weight, self.bias = nn.Parameter(torch.ones(num_channels)), nn.Parameter(torch.zeros(num_channels))
         self.register_buffer("running_mean", torch.zeros(num_channels))
         self.register_buffer("running_var", torch.ones(num_channels))
+        self.of_micro_batch = False
+        self.statistics = torch.empty(0)  # [2, C], of the last micro-batch: mean and unbiased variance
         self._num_valid: int | None = None
         self._before: tuple[Tensor, Tensor] | None = None
 
@@ -31,14 +35,22 @@ class BatchNorm(nn.Module):
         """[B, C] to the same, float32."""
         inputs = inputs.float()  # autocast has made them of bf16
         mean, var, weight, bias = self.running_mean, self.running_var, self.weight, self.bias
-        if not self.training or (num_processes() == 1 and self._num_valid is None):
+        is_plain = self._num_valid is None and not self.of_micro_batch
+        if not self.training or (is_plain and num_processes() == 1):
             return nn.functional.batch_norm(inputs, mean, var, weight, bias, self.training, MOMENTUM, EPSILON)
         num_valid = len(inputs) if self._num_valid is None else self._num_valid
-        outputs, batch_mean, batch_var = _GlobalBatchNorm.apply(inputs, weight, bias, num_valid)
-        with torch.no_grad():
-            mean.lerp_(batch_mean, MOMENTUM)
-            var.lerp_(batch_var, MOMENTUM)
+        outputs, statistics = _GlobalBatchNorm.apply(inputs, weight, bias, num_valid, not self.of_micro_batch)
+        if self.of_micro_batch:
+            self.statistics = statistics
+        else:
+            self.update(statistics)
         return outputs
+
+    def update(self, statistics: Tensor) -> None:
+        """Move the running statistics towards those of a global batch, [2, C]."""
+        with torch.no_grad():
+            self.running_mean.lerp_(statistics[0], MOMENTUM)
+            self.running_var.lerp_(statistics[1], MOMENTUM)
 
     def begin_step(self, num_valid: int | None = None) -> None:
         """Keep the running statistics, for a step that is skipped after its forward.
@@ -61,42 +73,46 @@ def num_processes() -> int:
 
 
 class _GlobalBatchNorm(torch.autograd.Function):
-    """Inputs [B, C], of which the first num_valid samples count, to outputs, mean [C] and unbiased variance [C].
+    """Inputs [B, C], of which the first num_valid samples count, to outputs and [2, C]: mean and unbiased variance.
 
-    Each process's mean and squares around it are combined by Chan et al. 1983, in one exchange forward; the backward
-    sums two vectors. Gradients of weight and bias are this process's, which DistributedDataParallel averages.
+    joins: takes the statistics of all processes' inputs, else of these alone. Each process's mean and squares around it
+    are combined by Chan et al. 1983, in one exchange forward; the backward sums two vectors. Gradients of weight and
+    bias are this process's, which DistributedDataParallel averages.
     """
 
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor, num_valid: int) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor, num_valid: int, joins: bool
+    ) -> tuple[Tensor, Tensor]:
         valid = inputs[:num_valid]
         local_mean = valid.mean(0) if num_valid else torch.zeros_like(weight)
         squares = (valid - local_mean).square().sum(0)
         statistics = torch.cat([weight.new_full((1,), num_valid), local_mean, squares])
-        counts, means, squares = _gathered(statistics).split([1, len(weight), len(weight)], dim=1)
-        count = counts.sum()
+        every = _gathered(statistics) if joins else statistics.unsqueeze(0)
+        counts, means, squares = every.split([1, len(weight), len(weight)], dim=1)
+        count = counts.sum().clamp(min=1)  # 0 in a micro-batch of padding
         mean = (counts * means).sum(0) / count
         total = squares.sum(0) + (counts * (means - mean).square()).sum(0)
         inverse = (total / count + EPSILON).rsqrt()
         normed = (inputs - mean) * inverse
         ctx.save_for_backward(normed, weight, inverse, count)
-        ctx.num_valid = num_valid
-        variance = total / (count - 1)
-        ctx.mark_non_differentiable(mean, variance)
-        return normed * weight + bias, mean, variance
+        ctx.num_valid, ctx.joins = num_valid, joins
+        statistics = torch.stack([mean, total / (count - 1)])
+        ctx.mark_non_differentiable(statistics)
+        return normed * weight + bias, statistics
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         normed, weight, inverse, count = ctx.saved_tensors
         grad, valid = grad_outputs[0], slice(ctx.num_valid)
         of_bias, of_weight = grad[valid].sum(0), (grad[valid] * normed[valid]).sum(0)
         sums = torch.stack([of_bias, of_weight])
-        if num_processes() > 1:
+        if ctx.joins and num_processes() > 1:
             dist.all_reduce(sums)
         of_inputs = weight * inverse * (grad - (sums[0] + normed * sums[1]) / count)
         of_inputs[ctx.num_valid :] = 0
-        return of_inputs, of_weight, of_bias, None
+        return of_inputs, of_weight, of_bias, None, None
 
 
 def _gathered(statistics: Tensor) -> Tensor:

@@ -3,11 +3,13 @@
 A sum of floats depends on its order, and a product of matrices on their shapes. Here both are fixed. The rows of the
 global batch form micro-batches of train.micro_batch_size rows; forward and backward of the dense layers run on one
 micro-batch at a time, whichever process has it, and gradients of the micro-batches are added by a binary tree over
-their numbers. Tables need no micro-batches: FBGEMM adds the gradients of a row in the order of the global batch.
+their numbers. Batch norm takes its statistics of a micro-batch, and the running ones move towards their mean. Tables
+need no micro-batches: FBGEMM adds the gradients of a row in the order of the global batch.
 
 Shapes: B samples of this process, M of a micro-batch, F sparse features, D embedding_dim.
 """
 
+import math
 from collections.abc import Callable
 from itertools import pairwise
 from typing import NamedTuple, cast
@@ -21,12 +23,13 @@ from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.modules.embedding_configs import PoolingType
 
 from app.data.batch import Batch
+from app.model.batch_norm import BatchNorm
 from app.model.dlrm import DLRM
 from app.model.tables import table_of
 from app.runtime.platform import Runtime
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-Draw = Callable[[int], None]  # of masks of dropout, for a micro-batch with this first row of the global batch
+Draw = Callable[[int, int], None]  # for a micro-batch with this first row of the global batch and these valid rows
 
 
 class Node(NamedTuple):
@@ -74,11 +77,15 @@ def nodes_of(first: int, stop: int) -> list[tuple[int, int]]:
 
 
 class MicroBatch(NamedTuple):
-    """The graph of a micro-batch: logits [M], the vectors that they are computed from, and its number of valid rows."""
+    """The graph of a micro-batch: logits [M], the vectors that they are computed from, and its number of valid rows.
+
+    statistics: [2, C] of each batch norm.
+    """
 
     logits: Tensor
     vectors: Tensor
     num_valid: int
+    statistics: list[Tensor]
 
 
 class MicroBatches:
@@ -90,6 +97,9 @@ class MicroBatches:
         self._size, self._runtime = size, runtime
         dense = sorted((name, each) for name, each in model.named_parameters() if not table_of(name))
         self.parameters = [parameter for _, parameter in dense]
+        self._norms = [module for module in model.modules() if isinstance(module, BatchNorm)]
+        for norm in self._norms:
+            norm.of_micro_batch = True
         self._replicated = [
             ReplicatedLookup(kernel, runtime)
             for collection in model.modules()
@@ -105,16 +115,17 @@ class MicroBatches:
         self.losses = torch.empty(0)
 
     def forward(self, batch: Batch, draw: Draw) -> Tensor:
-        """Return the logits [B], without a graph, which stays here; `draw(first_row)` draws masks of dropout."""
+        """Return the logits [B], without a graph, which stays here; `draw` begins each micro-batch."""
         vectors, order = self._dlrm.sparse_arch(batch.sparse_features)()
         first, self._graphs, self._vectors = self._runtime.rank * len(batch.labels), [], vectors
         logits = []
         for start in range(0, len(batch.labels), self._size):
             rows = slice(start, start + self._size)
-            draw(first + start)
+            num_valid = min(max(batch.num_valid - start, 0), self._size)
+            draw(first + start, num_valid)
             leaf = vectors[rows].detach().requires_grad_(torch.is_grad_enabled())
             scores = self._dlrm.score(batch.dense_features[rows], leaf, order)
-            self._graphs.append(MicroBatch(scores, leaf, min(max(batch.num_valid - start, 0), self._size)))
+            self._graphs.append(MicroBatch(scores, leaf, num_valid, [norm.statistics for norm in self._norms]))
             logits.append(scores.detach())
         return torch.cat(logits)
 
@@ -125,6 +136,8 @@ class MicroBatches:
             rows = slice(number * self._size, number * self._size + graph.num_valid)
             share = graph.num_valid / batch.num_global
             parts.append(loss(graph.logits[: graph.num_valid], batch.labels[rows]) * share if graph.num_valid else None)
+            if graph.statistics:
+                torch._foreach_mul_(graph.statistics, share)
         zero = torch.zeros((), device=batch.labels.device)
         self._losses, self._count = parts, -(-batch.num_global // self._size)
         self.losses = torch.stack([zero if part is None else part.detach() for part in parts])
@@ -142,12 +155,15 @@ class MicroBatches:
                 part, [graph.vectors, *self.parameters], allow_unused=True, materialize_grads=True
             )
             of_vectors.append(of_leaf)
-            tree.add(Node(0, first + offset, gradients))
+            tree.add(Node(0, first + offset, [*gradients, *graph.statistics]))
         vectors, self._graphs, self._vectors = self._vectors, [], None
         assert vectors is not None, "forward comes first"
         vectors.backward(torch.cat(of_vectors))
-        for parameter, gradient in zip(self.parameters, self._exchanged(tree), strict=True):
+        total = self._exchanged(tree)
+        for parameter, gradient in zip(self.parameters, total, strict=False):
             parameter.grad = gradient
+        for norm, statistics in zip(self._norms, total[len(self.parameters) :], strict=True):
+            norm.update(statistics)
         for lookup in self._replicated:
             lookup.set_gradients()
 
@@ -158,10 +174,11 @@ class MicroBatches:
         of_each = len(self._losses)
         cuts = [min(rank * of_each, self._count) for rank in range(self._runtime.world_size + 1)]
         of_ranks = [nodes_of(first, stop) for first, stop in pairwise(cuts)]
-        count = sum(parameter.numel() for parameter in self.parameters)
+        shapes = [parameter.shape for parameter in self.parameters] + [(2, len(norm.bias)) for norm in self._norms]
+        sizes = [math.prod(shape) for shape in shapes]
         most = max(map(len, of_ranks))
         rows = [torch.cat([each.flatten() for each in node.tensors]) for node in tree.nodes]
-        local = torch.zeros(most, count, device=self._runtime.device)
+        local = torch.zeros(most, sum(sizes), device=self._runtime.device)
         if rows:
             local[: len(rows)] = torch.stack(rows)
         gathered = [torch.empty_like(local) for _ in of_ranks]
@@ -171,8 +188,7 @@ class MicroBatches:
             for (level, number), row in zip(nodes, values, strict=False):
                 whole.add(Node(level, number, [row]))
         (total,) = whole.total()
-        parts = total.split([parameter.numel() for parameter in self.parameters])
-        return [part.view_as(parameter) for part, parameter in zip(parts, self.parameters, strict=True)]
+        return [part.view(shape) for part, shape in zip(total.split(sizes), shapes, strict=True)]
 
 
 class ReplicatedLookup:

@@ -139,10 +139,10 @@ class Predictor:
         bf16 = self.config.runtime.precision is Precision.bf16
         return torch.autocast(self.runtime.device.type, torch.bfloat16, bf16, cached)
 
-    def forward(self, batch: Batch, draw: Draw = lambda first_row: None) -> Tensor:
+    def forward(self, batch: Batch, draw: Draw = lambda first_row, num_valid: None) -> Tensor:
         """Logits float32 as a batch's labels on the device, [B], the dense layers in the configured precision.
 
-        draw: in training, draws the masks of dropout of a micro-batch.
+        draw: in training, begins a micro-batch.
         """
         with self.autocast():
             if self.micro_batches is not None:

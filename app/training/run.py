@@ -233,9 +233,11 @@ def _require_rows_for_batch_norm(config: AppConfig, rows: int) -> None:
     """Raises UserError if an epoch ends with a batch of one row, which batch norm has no variance of."""
     if not config.model.batch_norm or config.train.drop_last:
         return
-    batch = config.train.global_batch_size
-    if rows % batch == 1:
+    batch, micro_batch = config.train.global_batch_size, config.train.micro_batch
+    last = rows % batch
+    if last == 1 or (micro_batch is not None and last % micro_batch == 1):
+        part = "has one" if last == 1 else f"ends with a micro-batch of one ({micro_batch} each)"
         raise UserError(
-            f"train.drop_last=false: of {rows:,} rows the last batch of {batch} has one, and model.batch_norm=true "
+            f"train.drop_last=false: of {rows:,} rows the last batch of {batch} {part}, and model.batch_norm=true "
             f"needs at least two; use train.global_batch_size={batch + 1}, or train.drop_last=true"
         )

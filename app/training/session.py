@@ -136,11 +136,11 @@ class Session:
             self.model.module.begin_step(seed, self._step, self.runtime.rank, rows, num_valid)
         return self.predictor.forward(batch, self._draw)
 
-    def _draw(self, first_row: int) -> None:
+    def _draw(self, first_row: int, num_valid: int) -> None:
         """Draw the masks of a micro-batch, whose first row is this one of the global batch."""
         size = self.config.train.micro_batch
         if self.model.training and size is not None:
-            self.model.module.begin_step(self.config.train.seed, self._step, first_row // size, size)
+            self.model.module.begin_step(self.config.train.seed, self._step, first_row // size, size, num_valid)
 
     def undo_step(self) -> None:
         """Take back what a step's forward has changed."""

@@ -62,6 +62,7 @@ class Model:
     max_norm: float | None = None
     lr: float = 1e-3
     eps: float = 1e-8
+    micro_batch: int | None = None  # rows that share statistics of batch norm; None: all of a batch
 
     def __post_init__(self) -> None:
         self.parameters = {name: value.double().requires_grad_() for name, value in self.parameters.items()}
@@ -123,11 +124,13 @@ class Model:
     def _batch_norm(self, name: str, x: Tensor, step: int | None) -> Tensor:
         mean, var = self.statistics[f"{name}.running_mean"], self.statistics[f"{name}.running_var"]
         if step is not None:
-            own_mean, own_var = x.mean(0), x.var(0, correction=0)
+            parts = x.split(self.micro_batch or len(x))
             with torch.no_grad():
-                mean.mul_(1 - MOMENTUM).add_(own_mean, alpha=MOMENTUM)
-                var.mul_(1 - MOMENTUM).add_(x.var(0), alpha=MOMENTUM)
-            mean, var = own_mean, own_var
+                mean.mul_(1 - MOMENTUM).add_(x.mean(0), alpha=MOMENTUM)
+                own_var = sum(len(part) / len(x) * part.var(0) for part in parts)
+                var.mul_(1 - MOMENTUM).add_(own_var, alpha=MOMENTUM)
+            mean = torch.cat([part.mean(0).expand_as(part) for part in parts])
+            var = torch.cat([part.var(0, correction=0).expand_as(part) for part in parts])
         return (x - mean) / (var + EPSILON).sqrt() * self.parameters[f"{name}.weight"] + self.parameters[f"{name}.bias"]
 
     def step(self, dense: Tensor, ids: Tensor, labels: Tensor, number: int) -> float:

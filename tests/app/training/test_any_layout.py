@@ -23,6 +23,7 @@ from tests.covering import Case, covering_cases
 from tests.once import made_once
 
 LAYOUT = "train.deterministic=layout"
+BATCHES_OF_64 = ["train.global_batch_size=64", "train.drop_last=false"]
 FACTORS: dict[str, dict[str, list[str]]] = {
     "rows": {
         "clicks": ["train.global_batch_size=96", "train.micro_batch_size=16"],
@@ -35,6 +36,7 @@ FACTORS: dict[str, dict[str, list[str]]] = {
     "regularisation": {
         "none": [],
         "dropout": ["model.dropout=0.3"],
+        "batch norm": ["model.batch_norm=true", "model.dropout=0.1"],
         "clipping": ["optimizer.max_grad_norm=0.1"],
         "decay": ["optimizer.sparse_weight_decay=1e-3", "optimizer.clip_tables=true", "optimizer.max_grad_norm=0.1"],
     },
@@ -220,7 +222,14 @@ def test_norms_are_torch_s_and_of_any_number_of_threads() -> None:
     [
         (["train.deterministic=maybe"], "must be true, false or layout"),
         (["train.micro_batch_size=64"], "has no effect without train.deterministic=layout"),
-        ([LAYOUT, "model.batch_norm=true"], "give model.batch_norm=false"),
+        (
+            [LAYOUT, "model.batch_norm=true", "train.micro_batch_size=7", *BATCHES_OF_64],
+            "leaves a micro-batch of one row",
+        ),
+        (
+            [LAYOUT, "model.batch_norm=true", "train.micro_batch_size=5", *BATCHES_OF_64],
+            "ends with a micro-batch of one (5 each)",
+        ),
         ([LAYOUT, "runtime.precision=bf16"], "give runtime.precision=fp32"),
         ([LAYOUT, "runtime.compile=dense"], "give runtime.compile=none"),
         ([LAYOUT, "sharding.qcomm.forward=fp16"], "sharding.qcomm: not with train.deterministic=layout"),

@@ -56,10 +56,13 @@ class Settings(NamedTuple):
     dropout: float = 0.0
     l2: float = 0.0
     max_norm: float | None = None
+    micro_batch: int | None = None
 
     def overrides(self) -> list[str]:
         keys = [f"model.batch_norm={str(self.batch_norm).lower()}", f"optimizer.sparse_weight_decay={self.l2}"]
         keys += [f"model.dropout={self.dropout}"] if self.dropout else []
+        if self.micro_batch is not None:
+            keys += ["train.deterministic=layout", f"train.micro_batch_size={self.micro_batch}"]
         if self.max_norm is not None:
             keys += [f"optimizer.max_grad_norm={self.max_norm}", "optimizer.clip_tables=true"]
         return keys
@@ -97,16 +100,20 @@ def naive(shape: str, settings: Settings, this: session.Session) -> Model:
         settings.max_norm,
         0.01,
         EPS,
+        settings.micro_batch,
     )
 
 
 EVERYTHING = Settings(batch_norm=True, dropout=0.3, l2=0.05, max_norm=0.5)
+LAYOUT = EVERYTHING._replace(micro_batch=10)
 CASES: list[Any] = [("dlrm", EVERYTHING), ("dcnv2", EVERYTHING), ("lr", Settings(l2=0.02)), ("dlrm", Settings())]
+CASES += [("dcnv2", LAYOUT)]
 CASES += [
     pytest.param(shape, settings, marks=pytest.mark.slow)
     for shape in SHAPES
     for settings in (
         EVERYTHING,
+        LAYOUT,
         Settings(batch_norm=True),
         Settings(dropout=0.5),
         Settings(l2=0.1),
@@ -124,10 +131,11 @@ def test_steps_are_those_of_the_naive_program(shape: str, settings: Settings, ru
     for step, batch in batches:
         this.begin_step(step)
         this.optimizer.zero_grad()
-        loss = this.loss(this.forward(batch), batch.labels)
-        loss.backward()
+        loss = this.loss_of(this.forward(batch), batch)
+        this.backward(loss)
         this.optimizer.step()
-        expected = oracle.step(batch.dense_features, ids_of(batch), batch.labels, step)
+        rows = slice(batch.num_valid)
+        expected = oracle.step(batch.dense_features[rows], ids_of(batch)[rows], batch.labels[rows], step)
         assert loss.item() == pytest.approx(expected, rel=1e-5), f"step {step}"
     for name, values in this.parameters():
         other = oracle.statistics[name] if "running_" in name else oracle.parameters[name].detach()
