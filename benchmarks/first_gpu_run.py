@@ -4,7 +4,8 @@
 
 Stages, those that say most first: doctor; operators and whole steps at 8,192 and 65,536 rows, D=128, in fp32, TF32 and
 bf16; TorchRec's own DLRM beside ours; the tests marked gpu; quickstart trained to its end, killed with -9, resumed,
-replayed; the quickstart and the steps with CUDA graphs; a trace, whose kernels and waits of the host are counted.
+replayed; the quickstart with train.deterministic=layout, on one GPU and, if there are several, on two, with the same
+bits; the quickstart and the steps with CUDA graphs; a trace, whose kernels and waits of the host are counted.
 
 Each stage may take its share (`SHARES`) of the time that is left, so that a slow one costs those after it nothing.
 DIR/results.json is renewed after every stage and DIR/log.txt is written during each, so that a machine that is taken
@@ -37,7 +38,8 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 QUICKSTART = ["train.deterministic=true", "checkpoint.every_steps=50", "record.tensorboard=false", "baselines=false"]
 SHORT = ["data.scale=tiny", "train.max_steps=30", "checkpoint.every_steps=10"]  # on a pretended device
 FIRST_TRACED, LAST_TRACED = 30, 34
-SHARES = {"doctor": 1, "steps": 6, "peers": 3, "tests": 3, "quickstart": 4, "graphs": 3, "trace": 2}  # of the time
+# Of the time.
+SHARES = {"doctor": 1, "steps": 6, "peers": 3, "tests": 3, "quickstart": 4, "layout": 2, "graphs": 3, "trace": 2}
 
 
 class StageError(Exception):
@@ -71,6 +73,7 @@ class FirstRun:
             "peers": self._peers,
             "tests": self._tests,
             "quickstart": self._quickstart,
+            "layout": self._layout,
             "graphs": self._graphs,
             "trace": self._trace,
         }
@@ -152,6 +155,26 @@ class FirstRun:
             "throughput": whole["throughput"],
             "replayed": verdict,
             "same_digests": whole["digest"] == resumed["digest"],
+        }
+        if verdict != "identical" or not figures["same_digests"]:
+            raise StageError(json.dumps(figures))
+        return figures
+
+    def _layout(self) -> dict[str, Any]:
+        """The quickstart in micro-batches, on one GPU and on two: their digests must be the same."""
+        settings = [*self._quickstart_settings, "train.deterministic=layout"]
+        self._python("app.train", "run.name=layout", *settings)
+        verdict = json.loads(self._python("app.verify", "run=runs/layout", statuses=(0, 1)))["verdict"]
+        summaries = [json.loads((self._work / "runs/layout/summary.json").read_text())]
+        if torch.cuda.device_count() > 1:
+            launcher = ["--standalone", "--nproc-per-node=2", "-m", "app.train"]
+            self._python("torch.distributed.run", *launcher, "run.name=layout_of_two", *settings)
+            summaries.append(json.loads((self._work / "runs/layout_of_two/summary.json").read_text()))
+        figures = {
+            "gpus": len(summaries),
+            "throughput": [summary["throughput"] for summary in summaries],
+            "replayed": verdict,
+            "same_digests": all(summary["digest"] == summaries[0]["digest"] for summary in summaries),
         }
         if verdict != "identical" or not figures["same_digests"]:
             raise StageError(json.dumps(figures))

@@ -85,6 +85,6 @@ def _as_main(
 
 
 def keep_environment(*names: str) -> None:
-    """Remove all other variables; what `import app` set for oneDNN stays, since a fork does not import it again."""
-    for name in {*os.environ} - {*names, "ONEDNN_MAX_CPU_ISA"}:
+    """Remove all other variables but those of oneDNN and MKL, since a fork does not import `app` again."""
+    for name in {*os.environ} - {*names, "ONEDNN_MAX_CPU_ISA", "MKL_CBWR"}:
         del os.environ[name]

@@ -1,5 +1,6 @@
 """Platform, threads, process group, seeds, and values that all processes agree on."""
 
+import ctypes
 import datetime
 import importlib.metadata
 import itertools
@@ -10,6 +11,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -35,6 +37,9 @@ log = logging.getLogger("clickwork")
 
 ScalarT = TypeVar("ScalarT", bound=np.generic)
 JsonT = TypeVar("JsonT", bound="str | None")
+
+ALL_MODES, STRICT_MODE = -1, 1 << 16  # MKL_CBWR_ALL, MKL_CBWR_STRICT of mkl_types.h
+PROBED_WIDTHS = ((13, 256, 1024), (1, 16, 512, 2048))  # inputs and outputs of layers
 
 
 class _Outcome(Struct):
@@ -189,11 +194,11 @@ def start(config: RuntimeConfig, seed: int, deterministic: bool | str) -> Runtim
     else:
         keep_freed_memory()
     num_threads = config.num_threads or _default_threads(launched, local_world_size)
+    if deterministic == LAYOUT and platform is Platform.cpu:
+        require_strict_products(num_threads)
     torch.set_num_threads(num_threads)
     torch.set_float32_matmul_precision("high" if config.precision is Precision.tf32 else "highest")
     torch.use_deterministic_algorithms(bool(deterministic) or platform is Platform.cpu)
-    if deterministic == LAYOUT:  # MKL reads it at its first product
-        os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
     torch.manual_seed(seed)
     timeout = datetime.timedelta(minutes=config.timeout_minutes)
     # A single process needs no port: its store lives in its own memory.
@@ -206,6 +211,47 @@ def start(config: RuntimeConfig, seed: int, deterministic: bool | str) -> Runtim
     return Runtime(
         platform, device, rank, world_size, local_world_size, num_threads, dist.PrefixStore("clickwork", store)
     )
+
+
+def require_strict_products(num_threads: int) -> None:
+    """Raises UserError if products depend on the number of threads, as MKL's do outside its strict mode.
+
+    `app` sets MKL_CBWR, which MKL reads at its first product: too late where torchrec was imported before.
+    """
+    setting = f"train.deterministic={LAYOUT}"
+    try:
+        mode = ctypes.CDLL(str(Path(torch.__file__).parent / "lib/libtorch_cpu.so")).mkl_serv_cbwr_get(ALL_MODES)
+    except (OSError, AttributeError):  # torch multiplies by another library
+        mode = STRICT_MODE
+    if mode & STRICT_MODE == 0:
+        raise UserError(
+            f"MKL_CBWR={os.environ.get('MKL_CBWR')}: is not in force or not strict, so products depend on the number "
+            f"of threads: not with {setting}; start the process with MKL_CBWR=AUTO,STRICT in its environment"
+        )
+    if num_threads > 1 and not are_equal_on_threads(num_threads):
+        raise UserError(
+            f"runtime.num_threads={num_threads}: not with {setting}, as this processor's products depend on the number "
+            "of threads; give runtime.num_threads=1, and more processes instead"
+        )
+
+
+def are_equal_on_threads(num_threads: int) -> bool:
+    """Return whether so many threads multiply layers of several widths with the bits of one; sets their number."""
+    return all(map(torch.equal, _products(1), _products(num_threads)))
+
+
+def _products(num_threads: int) -> list[Tensor]:
+    """Return the outputs and gradients of layers of several widths, which MKL divides among threads if it may."""
+    torch.set_num_threads(num_threads)
+    results = []
+    for num_in, num_out in itertools.product(*PROBED_WIDTHS):
+        inputs, weight = (
+            torch.linspace(-1, 1, rows * num_in).sin().view(rows, num_in).requires_grad_() for rows in (256, num_out)
+        )
+        outputs = torch.nn.functional.linear(inputs, weight)
+        outputs.backward(outputs.detach().cos())
+        results += [outputs.detach(), *(each.grad for each in (inputs, weight) if each.grad is not None)]
+    return results
 
 
 def check_precision(precision: Precision | None, platform: Platform) -> None:

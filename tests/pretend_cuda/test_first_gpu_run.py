@@ -26,6 +26,7 @@ def test_every_stage_succeeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     stages = json.loads((tmp_path / "results.json").read_bytes())["stages"]
     assert {stage["status"] for stage in stages.values()} == {"done"}
     assert stages["quickstart"]["replayed"] == "identical"
+    assert (stages["layout"]["gpus"], stages["layout"]["replayed"]) == (1, "identical")
     assert stages["steps"]["32 bf16"]["step/train"]["median_ms"] > 0
     assert stages["graphs"]["32 bf16"]["step/train"]["median_ms"] > 0
     assert stages["graphs"]["same_digests"]

@@ -1,12 +1,21 @@
 """What a platform cannot compute in is refused, and what it computes in slowly is said."""
 
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 import torch
 
 from app.config import Platform, Precision
-from app.runtime.platform import check_precision
+from app.runtime.platform import are_equal_on_threads, check_precision, require_strict_products
 from common.errors import UserError
+from tests.app.conftest import SMALL
 
+REPOSITORY = Path(__file__).parents[3]
 WARNING = "runtime.precision=bf16: this processor does not support products in bf16"
 
 
@@ -26,3 +35,58 @@ def test_tf32_is_of_gpus() -> None:
     check_precision(Precision.tf32, Platform.cuda)
     with pytest.raises(UserError, match=r"^runtime\.precision=tf32: CPUs do not support it"):
         check_precision(Precision.tf32, Platform.cpu)
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """Set the number of threads back after the test."""
+    number = torch.get_num_threads()
+    yield
+    torch.set_num_threads(number)
+
+
+def products(number: int, rows: int) -> list[torch.Tensor]:
+    """Return outputs and gradients of layers of many widths on so many threads."""
+    torch.set_num_threads(number)
+    widths = (1, 2, 5, 16, 64, 100, 383, 700, 1024)
+    results = []
+    for num_in, num_out in itertools.product(widths, widths):
+        generator = torch.Generator().manual_seed(num_in * 10_000 + num_out)
+        inputs = torch.randn(rows, num_in, generator=generator, requires_grad=True)
+        weight = torch.randn(num_out, num_in, generator=generator, requires_grad=True)
+        outputs = inputs @ weight.T
+        outputs.backward(torch.randn(rows, num_out, generator=generator))
+        results += [outputs.detach(), *(each.grad for each in (inputs, weight) if each.grad is not None)]
+    return results
+
+
+@pytest.mark.usefixtures("threads")
+def test_products_do_not_depend_on_threads_or_several_are_refused() -> None:
+    """In MKL's strict mode, which `app` sets, or of a library that is so by itself."""
+    require_strict_products(1)
+    if not are_equal_on_threads(2):
+        with pytest.raises(UserError, match=r"^runtime\.num_threads=2: not with .* give runtime\.num_threads=1"):
+            require_strict_products(2)
+        return
+    for number, rows in ((2, 256), (3, 128)):
+        require_strict_products(number)
+        assert all(map(torch.equal, products(1, rows), products(number, rows)))
+
+
+@pytest.mark.slow("processes")
+@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="torch does not multiply by MKL")
+@pytest.mark.parametrize(
+    ("command", "mode"),
+    [
+        (["-m", "app.train"], "AUTO"),
+        (["-c", "import torchrec, runpy; runpy.run_module('app.train', run_name='__main__', alter_sys=True)"], None),
+    ],
+)
+def test_mkl_in_another_mode_is_refused(command: list[str], mode: str | None, tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"}
+    environment |= {"PYTHONPATH": str(REPOSITORY), **({} if mode is None else {"MKL_CBWR": mode})}
+    keys = [*SMALL, "run.name=x", "train.deterministic=layout", "data.source=random", "data.path=rows"]
+    arguments = [sys.executable, *command, *keys]
+    refusal = subprocess.run(arguments, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert refusal.returncode == 2
+    assert f"MKL_CBWR={mode or 'AUTO,STRICT'}: is not in force or not strict" in refusal.stderr

@@ -14,8 +14,10 @@ from app.config import DataConfig
 from app.config.train import MICRO_BATCH
 from app.data.split import SplitReader
 from app.optimizer.norm import clip, total_norm
+from app.runtime.platform import are_equal_on_threads
 from app.training.micro_batches import Node, TreeSum
-from data_prep.dataset.format import load_manifest
+from benchmarks.training_loop import write_rows
+from data_prep.dataset.format import load_manifest, save_manifest
 from tests.app.conftest import SMALL, Command, Refusal
 from tests.app.datasets import write_dataset, write_ragged_dataset
 from tests.app.run_files import events, summary
@@ -46,6 +48,16 @@ FACTORS: dict[str, dict[str, list[str]]] = {
 }
 
 
+@functools.cache
+def several_threads() -> int:
+    """Return 2, or 1 where products depend on threads, so that several are refused (see runtime/test_platform.py)."""
+    threads = torch.get_num_threads()
+    try:
+        return 2 if are_equal_on_threads(2) else 1
+    finally:
+        torch.set_num_threads(threads)
+
+
 def is_valid(case: Case) -> bool:
     """Leave out what the commands refuse."""
     replicated = case["regularisation"] == "decay" or case["optimizer"] in ("adam", "lamb")
@@ -63,7 +75,7 @@ def is_valid(case: Case) -> bool:
 CASES = covering_cases({factor: list(values) for factor, values in FACTORS.items()}, is_valid)
 
 
-def write_rows(kind: str, root: Path) -> None:
+def write_small_rows(kind: str, root: Path) -> None:
     """Write the small dataset of a value of the factor "rows"."""
     if kind == "bags":
         write_ragged_dataset(root, {"train": 700, "val": 201, "test": 10})
@@ -74,7 +86,7 @@ def write_rows(kind: str, root: Path) -> None:
 def overrides_of(case: Case, factory: pytest.TempPathFactory) -> list[str]:
     """Return the overrides of a case, without those of its layout."""
     rows = "bags" if case["rows"] == "bags" else "clicks"
-    root = made_once(factory, f"any_layout_{rows}", functools.partial(write_rows, rows))
+    root = made_once(factory, f"any_layout_{rows}", functools.partial(write_small_rows, rows))
     overrides = [f"data.path={root}", *SMALL, LAYOUT, "train.max_steps=12", "train.epochs=50", "optimizer.lr=0.02"]
     overrides += ["train.eval_every_steps=6", "checkpoint.every_steps=4", "record.tensorboard=false"]
     for factor, values in FACTORS.items():
@@ -103,11 +115,12 @@ def test_bits_do_not_depend_on_the_layout(
     overrides = overrides_of(case, tmp_path_factory)
     run_app("train", *overrides, "run.name=one")
     processes, threads = map(int, case["layout"].split("x"))
+    threads = min(threads, several_threads())
     several = [*overrides, "run.name=several", f"runtime.num_threads={threads}"]
     if case["course"] == "interrupted":
         # The checkpoint of step 8, on another number of processes than before and after.
         run_app("train", *several, "train.max_steps=4", processes=4 if case["rows"] != "wide" else 2)
-        resumed = run_app("train", *several, "train.max_steps=8", "runtime.num_threads=2")
+        resumed = run_app("train", *several, "train.max_steps=8", f"runtime.num_threads={several_threads()}")
         assert "the same bits" in resumed.stderr
     run_app("train", *several, processes=processes)
     assert bits(tmp_path / "runs/several")["digest"] == bits(tmp_path / "runs/one")["digest"]
@@ -116,12 +129,27 @@ def test_bits_do_not_depend_on_the_layout(
 
 
 @pytest.mark.slow("processes")
+@pytest.mark.parametrize("shape", ["quickstart", "kaggle"])
+def test_a_hundred_steps_of_a_whole_model(run_app: Command, tmp_path: Path, shape: str) -> None:
+    """The shape of the default run, and that of Criteo Kaggle (`benchmarks.training_loop`)."""
+    overrides = [LAYOUT, "train.max_steps=100", "train.eval_every_steps=50", "record.tensorboard=false"]
+    if shape == "kaggle":
+        save_manifest(tmp_path / "kaggle", write_rows(tmp_path / "kaggle", evaluated_rows=5_000))
+        overrides += ["data.path=kaggle", "train.global_batch_size=1024"]
+    run_app("train", *overrides, "run.name=one", "runtime.num_threads=1")
+    for processes, threads in ((1, several_threads()), (2, 1)):
+        name = f"{processes}x{threads}"
+        run_app("train", *overrides, f"run.name={name}", f"runtime.num_threads={threads}", processes=processes)
+        assert bits(tmp_path / "runs" / name) == bits(tmp_path / "runs/one")
+
+
+@pytest.mark.slow("processes")
 def test_a_run_of_two_processes_is_identical_on_others(
     run_app: Command, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     case = {factor: next(iter(values)) for factor, values in FACTORS.items()}
     run_app("train", *overrides_of(case, tmp_path_factory), "run.name=x", "eval.keep_scores=1000", processes=2)
-    for processes, threads in ((1, 2), (3, 1), (4, 1)):
+    for processes, threads in ((1, several_threads()), (3, 1), (4, 1)):
         verified = run_app("verify", "run=runs/x", f"runtime.num_threads={threads}", processes=processes)
         report = json.loads(verified.stdout)
         assert (report["verdict"], report["changed_since"], report["lacking"]) == ("identical", [], [])
