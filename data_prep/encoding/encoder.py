@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,9 @@ from data_prep.parsing.criteo import Block, parse_bytes
 from data_prep.parsing.formats import FileLayout, LineFormat, RawRows, format_named, numbered_rows, table_layout
 from data_prep.parsing.table_block import TableBlock
 from data_prep.parsing.text import Text, read_names
+
+
+ParsedRows: TypeAlias = Block | TableBlock  # of Criteo's format, of a user's own table
 
 
 class EncodedBlock(NamedTuple):
