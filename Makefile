@@ -170,4 +170,4 @@ golden: environment ## Train tests/golden again, the run that the tests replay: 
 clean: ## Remove .venv, .venv-oldest, .venv-newest and the tools' caches; runs/ and data/ stay
 	@for venv in $(VENV) $(VENV)-oldest $(VENV)-newest; do test ! -e $$venv/clickwork.json || rm -rf $$venv; done
 	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	@find app common data_prep extensions requirements tests -name __pycache__ -prune -exec rm -rf {} +
+	@find app clickwork common data_prep extensions requirements tests -name __pycache__ -prune -exec rm -rf {} +

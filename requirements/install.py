@@ -167,6 +167,7 @@ def build(environment: Path, stack: stacks.Stack, made_from: dict[str, Any]) -> 
         torch = install_locked(environment, pip, stack)
     versions = imports.verify(environment, python, stack.modules, torch, made_from["gpu_stack"])
     write_command(environment / "bin" / "clickwork", python)
+    write_path(environment)
     write_state(environment, made_from, whole=True)
     log(f"ready after {time.monotonic() - started:.0f} s: {versions}")
 
@@ -179,6 +180,12 @@ def write_command(path: Path, python: Path) -> None:
     program = f"import sys\nsys.path[0] = {str(HERE.parent)!r}\nfrom app.__main__ import main\nmain()\n"
     path.write_text(f"#!/bin/sh\n'''exec' \"{python}\" \"$0\" \"$@\"\n' '''\n{program}")
     path.chmod(0o755)
+
+
+def write_path(environment: Path) -> None:
+    """Let the environment's Python import this checkout's packages, `clickwork` first of all, in any directory."""
+    [packages] = (environment / "lib").glob("python*/site-packages")
+    (packages / "clickwork.pth").write_text(f"{HERE.parent}\n", encoding="utf-8")
 
 
 def clear(environment: Path) -> None:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import NoReturn
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("app", "common", "data_prep", "extensions")  # of this project
+PACKAGES = ("app", "clickwork", "common", "data_prep", "extensions")  # of this project
 NAMESPACES = ("net", "uts", "mnt")  # the last one moves the working directory
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 CLIENT = """#!{python} -IS

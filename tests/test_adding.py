@@ -17,7 +17,7 @@ from tests.fast_python import fast_python
 
 ROOT = Path(__file__).parents[1]
 PATCHES = sorted((ROOT / "tests/adding").glob("*.patch"))
-COPIED = ("app", "common", "data_prep", "extensions", "tests", "pyproject.toml")
+COPIED = ("app", "clickwork", "common", "data_prep", "extensions", "tests", "pyproject.toml")
 MAX_LINES_ELSEWHERE = 3  # a row, and what it imports
 
 

@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 CORE = ("app", "common", "data_prep")
-PACKAGES = (*CORE, "extensions")
+PACKAGES = (*CORE, "extensions", "clickwork")
 FOLDERS = (*PACKAGES, "tests", "benchmarks", "requirements")  # of modules
 # Why a test runs in the whole suite alone: it needs a tool (a browser, a compiler, a package index, another checkout)
 # or several machines in namespaces, it starts several processes, or it has more cases, rows or steps than quick tests.

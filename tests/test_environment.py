@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 import threading
+import venv
 from pathlib import Path
 
 import pytest
@@ -182,7 +183,7 @@ def test_gpu_stack_of_a_container_is_used_and_not_replaced(project: Project) -> 
     }
     assert project.snapshot(project.python.parents[1]) == before
     packages = {path.split("/")[0] for path in project.snapshot(project.environment)}
-    assert packages == {"extra", "extra-1.0.dist-info", "gpu_stack.pth"}
+    assert packages == {"extra", "extra-1.0.dist-info", "clickwork.pth", "gpu_stack.pth"}
     assert project.set_up() == ""
     # Of another length: bytecode of the same second and size would pass for current.
     project.replace_in_base("torchrec", "1.4.0", "1.10.0")
@@ -249,6 +250,16 @@ def test_the_command_runs_in_a_directory_with_modules_of_the_same_names(tmp_path
     process = subprocess.run([command, "train", "--help"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (process.returncode, process.stderr) == (0, "")
     assert "train.max_steps" in process.stdout
+
+
+def test_the_python_interface_is_importable_in_any_directory(tmp_path: Path) -> None:
+    environment = tmp_path / "a b"
+    venv.create(environment, with_pip=False)
+    code = "import sys, pathlib, install; install.write_path(pathlib.Path(sys.argv[1]))"
+    subprocess.run([sys.executable, "-c", code, environment], cwd=ROOT / "requirements", check=True)
+    command = [environment / "bin/python", "-c", "import clickwork; print(clickwork.__file__)"]
+    process = subprocess.run(command, cwd=tmp_path, env={}, capture_output=True, text=True, check=False)
+    assert (process.stdout, process.stderr) == (f"{ROOT / 'clickwork/__init__.py'}\n", "")
 
 
 @pytest.mark.parametrize(

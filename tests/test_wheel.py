@@ -13,7 +13,7 @@ import pytest
 from common.extensions import absence
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("app", "common", "data_prep", "extensions")
+PACKAGES = ("app", "clickwork", "common", "data_prep", "extensions")
 TINY = ["data.synthetic.rows=2000", "train.global_batch_size=64", "train.max_steps=5", "runtime.num_threads=1"]
 TINY += ["record.tensorboard=false"]
 
@@ -61,6 +61,9 @@ def test_the_installed_command_trains_and_evaluates_anywhere(command: Path, tmp_
     assert manifest["code"]["git_sha"] is None  # not that of a repository which happens to hold the environment
     evaluated = run([command, "evaluate", "run=runs/quickstart"], tmp_path)
     assert json.loads(evaluated.stdout)["split"] == "test", evaluated.stderr
+    code = "import clickwork; predict = clickwork.load('runs/quickstart').predict; print(predict({'cat_0': 'x'}))"
+    scored = run([command.with_name("python"), "-c", code], tmp_path)
+    assert scored.stderr.splitlines()[-1].startswith("clickwork.errors.Error: table: no column int_0; the model reads")
     assert not (tmp_path / "app").exists()
 
 

@@ -1,5 +1,6 @@
 """Platform, threads, process group, seeds, and values that all processes agree on."""
 
+import atexit
 import ctypes
 import datetime
 import importlib.metadata
@@ -174,43 +175,72 @@ def start(config: RuntimeConfig, seed: int, deterministic: bool | str) -> Runtim
         UserError: an unavailable platform, a precision that it lacks, an incomplete set of launcher variables, or a
             release of torch or TorchRec that is not supported.
     """
-    from app.runtime import library_patches  # imports TorchRec and FBGEMM, which doctor has to do without
-
-    quieten_third_parties()
-    library_patches.apply()
-    platform = available_platform(config.platform)
-    check_precision(config.precision, platform)
     launched = _launched()
     os.environ.setdefault("LOCAL_WORLD_SIZE", "1")  # TorchRec reads it too
-    local_rank, local_world_size = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ["LOCAL_WORLD_SIZE"])
-    device, backend = torch.device("cpu"), "gloo"
-    if platform is not Platform.cpu:
-        if local_world_size > torch.cuda.device_count():
-            raise UserError(
-                f"{local_world_size} processes for {torch.cuda.device_count()} GPUs; start one process per GPU"
-            )
-        device, backend = torch.device("cuda", local_rank), "cpu:gloo,cuda:nccl"
-        torch.cuda.set_device(device)
-    else:
-        keep_freed_memory()
-    num_threads = config.num_threads or _default_threads(launched, local_world_size)
+    local_world_size = int(os.environ["LOCAL_WORLD_SIZE"])
+    platform, device, num_threads = _set_up(config, seed, deterministic, launched, local_world_size)
     if deterministic == LAYOUT and platform is Platform.cpu:
         require_strict_products(num_threads)
-    torch.set_num_threads(num_threads)
-    torch.set_float32_matmul_precision("high" if config.precision is Precision.tf32 else "highest")
-    torch.use_deterministic_algorithms(bool(deterministic) or platform is Platform.cpu)
-    torch.manual_seed(seed)
     timeout = datetime.timedelta(minutes=config.timeout_minutes)
     # A single process needs no port: its store lives in its own memory.
     store, rank, world_size = next(rendezvous("env://", timeout=timeout)) if launched else (dist.HashStore(), 0, 1)
     if launched:
         store = _this_generation(store, rank, world_size, timeout)
+    backend = "gloo" if platform is Platform.cpu else "cpu:gloo,cuda:nccl"
     with without_native_stdout():
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     HAS_MET.set()
     return Runtime(
         platform, device, rank, world_size, local_world_size, num_threads, dist.PrefixStore("clickwork", store)
     )
+
+
+def start_within(config: RuntimeConfig, seed: int, deterministic: bool | str) -> Runtime:
+    """Do what `start` does in a process that is not a command's: a process group that is there stays, and is used.
+
+    Raises:
+        UserError: as `start`, or the process is one of several.
+    """
+    if _launched() or (dist.is_initialized() and dist.get_world_size() > 1):
+        raise UserError("this process is one of several of a job; score in a process of its own, or by app.recommend")
+    if not dist.is_initialized():
+        atexit.register(stop)
+        return start(config, seed, deterministic)
+    platform, device, num_threads = _set_up(config, seed, deterministic, False, 1)
+    return Runtime(platform, device, 0, 1, 1, num_threads, dist.PrefixStore("clickwork", dist.HashStore()))
+
+
+def _set_up(
+    config: RuntimeConfig, seed: int, deterministic: bool | str, launched: bool, local_world_size: int
+) -> tuple[Platform, torch.device, int]:
+    """Set this process's platform, arithmetic, threads and seed; return the platform, device and number of threads."""
+    from app.runtime import library_patches  # imports TorchRec and FBGEMM, which doctor has to do without
+
+    quieten_third_parties()
+    library_patches.apply()
+    platform = available_platform(config.platform)
+    check_precision(config.precision, platform)
+    local_rank, device = int(os.environ.get("LOCAL_RANK", "0")), torch.device("cpu")
+    if platform is not Platform.cpu:
+        if local_world_size > torch.cuda.device_count():
+            raise UserError(
+                f"{local_world_size} processes for {torch.cuda.device_count()} GPUs; start one process per GPU"
+            )
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+    else:
+        keep_freed_memory()
+    num_threads = config.num_threads or _default_threads(launched, local_world_size)
+    set_arithmetic(config, platform, num_threads, deterministic)
+    torch.manual_seed(seed)
+    return platform, device, num_threads
+
+
+def set_arithmetic(config: RuntimeConfig, platform: Platform, num_threads: int, deterministic: bool | str) -> None:
+    """Set torch's settings that decide bits."""
+    torch.set_num_threads(num_threads)
+    torch.set_float32_matmul_precision("high" if config.precision is Precision.tf32 else "highest")
+    torch.use_deterministic_algorithms(bool(deterministic) or platform is Platform.cpu)
 
 
 def require_strict_products(num_threads: int) -> None:

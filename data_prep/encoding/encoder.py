@@ -28,7 +28,6 @@ from data_prep.parsing.formats import FileLayout, LineFormat, RawRows, format_na
 from data_prep.parsing.table_block import TableBlock
 from data_prep.parsing.text import Text, read_names
 
-
 ParsedRows: TypeAlias = Block | TableBlock  # of Criteo's format, of a user's own table
 
 

@@ -86,7 +86,7 @@ def read_new_rows(path: Path, shape: Shape) -> NewRows:
         else:
             content = _read_content(path)
             objects = _read_json(path, content) if suffix == ".json" else read_objects(content, str(path))
-            rows = _rows_of_objects(path, objects)
+            rows = rows_of_objects(str(path), objects)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}; check the path") from error
     if not rows.numbers:
@@ -115,7 +115,7 @@ def _read_text(path: Path, content: bytes, suffix_delimiter: str, shape: Shape) 
     delimiter = next((each for each, head in heads.items() if not set(shape.names).isdisjoint(head)), "")
     if delimiter:
         names, text, row = heads[delimiter], text.partition(b"\n")[2], row + 1
-        _require_distinct(f"{path}: row 1", names, shape.required_columns)
+        require_distinct(f"{path}: row 1", names, shape.required_columns)
     else:
         by_width = {len(names): names for names in (tuple(n for n in shape.names if n != shape.label), shape.names)}
         fitting = (each for each, head in heads.items() if len(head) in by_width)
@@ -125,7 +125,8 @@ def _read_text(path: Path, content: bytes, suffix_delimiter: str, shape: Shape) 
     return NewRows(str(path), columns, numbers)
 
 
-def _require_distinct(location: str, names: Sequence[str], required_columns: Collection[str] | None) -> None:
+def require_distinct(location: str, names: Sequence[str], required_columns: Collection[str] | None) -> None:
+    """Raise UserError for a name that two columns have; None: of any column, else of a required one."""
     for name in names:
         if names.count(name) > 1 and (required_columns is None or name in required_columns):
             raise UserError(f"{location}: a column is named twice, {name}; rename one")
@@ -143,7 +144,7 @@ def _read_parquet(path: Path, required_columns: Collection[str] | None) -> NewRo
         table = tables[0] if len(tables) == 1 else pa.concat_tables(tables, promote_options="permissive")
     except (pa.ArrowException, ValueError) as error:
         raise UserError(f"{path}: not readable as Parquet ({error})") from error
-    _require_distinct(str(path), table.column_names, required_columns)
+    require_distinct(str(path), table.column_names, required_columns)
     columns = {name: column.combine_chunks() for name, column in zip(table.column_names, table.columns, strict=True)}
     return NewRows(str(path), columns, range(1, table.num_rows + 1))
 
@@ -179,8 +180,9 @@ def _read_json(path: Path, content: bytes) -> dict[int, Any]:
     return dict(enumerate(document, start=1))
 
 
-def _rows_of_objects(path: Path, objects: Mapping[int, Mapping[str, Any]]) -> NewRows:
-    names = list(dict.fromkeys(name for item in objects.values() for name in item))
-    absent = {name: [index for index, item in enumerate(objects.values()) if name not in item] for name in names}
-    columns = {name: column_of(objects, name) for name in names}
-    return NewRows(str(path), columns, list(objects), {name: rows for name, rows in absent.items() if rows})
+def rows_of_objects(name: str, objects: Mapping[int, Mapping[str, Any]]) -> NewRows:
+    """Return objects by the numbers of their rows; an object may lack columns."""
+    names = list(dict.fromkeys(column for item in objects.values() for column in item))
+    absent = {column: [index for index, item in enumerate(objects.values()) if column not in item] for column in names}
+    columns = {column: column_of(objects, column) for column in names}
+    return NewRows(name, columns, list(objects), {column: rows for column, rows in absent.items() if rows})

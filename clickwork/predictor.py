@@ -1,0 +1,211 @@
+"""A run's model that scores new rows."""
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clickwork.errors import reported
+from clickwork.tables import TableLike, one_piece, pieces_of
+from common.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from app.config import AppConfig
+    from app.runtime.platform import Runtime
+    from app.scoring.new_rows import RowScorer
+    from app.scoring.ranking import Ranking
+    from app.training.resume import TrainedRun
+
+# TorchRec's modules keep state between calls, and torch's settings are of the whole process.
+_TORCH = threading.RLock()
+
+
+class Predictor:
+    """A run's model with the encoder of its dataset. Several threads may call one predictor.
+
+    A prediction depends on its row alone: to the bit, it is that of `python -m app.recommend`, whatever the number and
+    order of the rows. Values that the run's dataset does not contain are scored as its unknown value, and a warning of
+    the logger `clickwork` counts them.
+    """
+
+    def __init__(self, scorer: "RowScorer", trained: "AppConfig", runtime: "Runtime", correction: float) -> None:
+        from app.training.labels import task_of
+
+        self._scorer, self._trained, self._runtime, self._correction = scorer, trained, runtime, correction
+        self._has_clicks = task_of(scorer.predictor.manifest).has_clicks
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that a table must have."""
+        return self._scorer.encoder.input_columns
+
+    @reported()
+    def predict(self, table: TableLike, logits: bool = False) -> "NDArray[np.float32]":
+        """Score rows; return float32 [rows]: probabilities of clicks, or numbers if the labels are numbers.
+
+        Args:
+            table: a pandas, polars or Arrow table; a dict, which is one row; or an iterable of dicts or tables. A
+                `pyarrow.RecordBatchReader` or an iterable of record batches is read and scored batch by batch, so that
+                memory holds one batch and the result.
+            logits: return logits instead of probabilities.
+
+        Raises:
+            Error: a column is missing, a value is invalid, or there are no rows.
+        """
+        import numpy as np
+
+        from app.scoring.new_rows import log_unknown, parse, unknown_counts
+
+        encoder, parts, unknown = self._scorer.encoder, [], Counter[str]()
+        for rows in pieces_of(table):
+            block = parse(encoder, rows)
+            unknown.update(unknown_counts(encoder.features, encoder.unknown(block)))
+            with arithmetic_of(self._trained, self._runtime):
+                parts.append(self._scorer.logits(block))
+        scores = np.concatenate(parts)
+        log_unknown(unknown, len(scores))
+        if not self._has_clicks:
+            return scores
+        shown = scores.astype(np.float64) + self._correction
+        return (shown if logits else 1 / (1 + np.exp(-shown))).astype(np.float32)
+
+    @reported()
+    def rank(
+        self, user: TableLike | None, candidates: TableLike, top_k: int | None = 10, id_column: str = "id"
+    ) -> "Ranking":
+        """Rank candidates for a user, best first, as `python -m app.recommend` does.
+
+        Args:
+            user: one row with the columns that the candidates lack; None if they lack none.
+            candidates: a table or dicts.
+            top_k: number of candidates to return; None: all.
+            id_column: names the candidates, if there is such a column; else they are numbered from 1.
+
+        Returns:
+            Named tuples with rank, candidate, probability, logit and out_of_vocabulary, the features with values that
+            the dataset does not contain; if labels are numbers, prediction replaces probability and logit.
+
+        Raises:
+            Error: as `predict`, or the user is not one row.
+        """
+        from app.scoring import ranking
+        from app.scoring.candidates import with_user
+        from app.scoring.new_rows import parse
+
+        rows = one_piece(candidates, "candidates")
+        if user is not None:
+            rows = with_user(rows, one_piece(user, "user"))
+        block = parse(self._scorer.encoder, rows, id_column)
+        with arithmetic_of(self._trained, self._runtime):
+            scored = self._scorer.scored(rows, block, id_column)
+        return ranking.rank(*scored[:-1], self._has_clicks, self._correction)[:top_k]
+
+
+@reported()
+def load(
+    run: str | Path,
+    checkpoint: str | int | Path | None = None,
+    *,
+    data: str | Path | None = None,
+    platform: str = "auto",
+    correct_sampling: bool = False,
+) -> Predictor:
+    """Load a run's model, to score new rows.
+
+    Args:
+        run: the run's directory.
+        checkpoint: "best", "last" (or "latest"), a step, or a path; None: the best where the run keeps one, else the
+            last.
+        data: the dataset's directory, if it has moved.
+        platform: "cpu", "cuda", "rocm", or "auto", which takes a GPU if there is one.
+        correct_sampling: correct probabilities for the sampling of rows, as with `correct_sampling=true`.
+
+    Raises:
+        Error: there is no such run, checkpoint or dataset, or the model does not score rows.
+    """
+    trained = trained_config(run, data, platform)
+    with opened(run, trained, checkpoint) as (found, runtime):
+        return Predictor(row_scorer(trained, found, runtime), trained, runtime, found.correction(correct_sampling))
+
+
+def trained_config(run: str | Path, data: str | Path | None, platform: str) -> "AppConfig":
+    """Return a run's configuration for scoring rows. Raises UserError if its model does not score single rows."""
+    from app.config import Platform, RuntimeConfig, validate
+    from app.config.model import require_own_scores
+    from app.training import resume
+
+    names = [each.value for each in Platform]
+    if platform not in names:
+        raise UserError(f"platform={platform}: must be one of {', '.join(names)}")
+    runtime = RuntimeConfig(platform=Platform(platform))
+    trained = resume.trained_config(Path(run), runtime, None if data is None else str(data))
+    if trained.model.parts is not None:
+        raise UserError(
+            f"run={run}: a model of {trained.model.kind.label}, which scores no single rows; use "
+            f"python -m app.recommend run={run}"
+        )
+    validate(trained)
+    require_own_scores(trained.model, "clickwork.load")
+    return trained
+
+
+@contextmanager
+def opened(
+    run: str | Path, trained: "AppConfig", checkpoint: str | int | Path | None
+) -> "Iterator[tuple[TrainedRun, Runtime]]":
+    """Context with a run's checkpoint and this process as its runtime, in the arithmetic of the run.
+
+    Raises:
+        UserError: there is no such checkpoint, its dataset is not there, or the process is one of several.
+    """
+    import torch
+
+    from app.runtime import environment, platform
+    from app.training import resume
+
+    choice = None if checkpoint is None else str(checkpoint)
+    with _TORCH, _restored_settings(), torch.random.fork_rng(devices=[]):
+        environment.apply(trained.environment, with_networks=False)
+        runtime = platform.start_within(trained.runtime, trained.train.seed, trained.train.deterministic)
+        yield resume.open_checkpoint(Path(run), choice, trained, runtime), runtime
+
+
+def row_scorer(trained: "AppConfig", run: "TrainedRun", runtime: "Runtime") -> "RowScorer":
+    """Load a checkpoint's model and the encoder of its dataset. Raises UserError if either is not there."""
+    from app.scoring.new_rows import RowScorer
+    from app.training import predictor
+    from data_prep.encoding.encoder import Encoder
+
+    encoder = Encoder.load(run.root)  # first: it refuses in no time
+    return RowScorer(encoder, predictor.load(run.path, trained, runtime, run.root, run.manifest))
+
+
+@contextmanager
+def arithmetic_of(trained: "AppConfig", runtime: "Runtime") -> Iterator[None]:
+    """Context in which this thread alone uses torch, with the settings by which the run's commands compute."""
+    from app.runtime.platform import set_arithmetic
+
+    with _TORCH, _restored_settings():
+        set_arithmetic(trained.runtime, runtime.platform, runtime.num_threads, trained.train.deterministic)
+        yield
+
+
+@contextmanager
+def _restored_settings() -> Iterator[None]:
+    """Context after which torch's settings are those of the caller."""
+    import torch
+
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warns_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision(precision)
+        torch.use_deterministic_algorithms(deterministic, warn_only=warns_only)

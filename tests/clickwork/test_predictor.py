@@ -1,0 +1,250 @@
+"""`clickwork.load`: the scores of `python -m app.recommend`, from tables of any library, in any number and order."""
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import torch
+from torch import distributed as dist
+
+import clickwork
+from app.record.scores import read_scores
+from app.runtime.platform import Runtime
+from tests.app.in_process import command_here
+from tests.clickwork.conftest import ROWS, SCHEMA, Trained, make_rows, train_on_table
+
+INPUTS = ["age", "price", "user", "item", "genres"]
+
+
+@pytest.fixture(scope="module")
+def predictor(trained: Trained) -> clickwork.Predictor:
+    return clickwork.load(trained.run, platform="cpu")
+
+
+def recommended(runtime: Runtime, trained: Trained, rows: list[dict[str, Any]], out: Path) -> list[dict[str, Any]]:
+    """What app.recommend ranks of these rows, in their order."""
+    (out / "rows.json").write_text(json.dumps(rows))
+    arguments = [f"candidates={out}/rows.json", f"out={out}/out.json", "top_k=null"]
+    assert command_here(runtime, "recommend", f"run={trained.run}", *arguments) == 0
+    ranking = json.loads((out / "out.json").read_text())["ranking"]
+    return sorted(ranking, key=lambda candidate: int(candidate["candidate"]))
+
+
+class OtherLibrary:
+    """A table of which nothing is known but Arrow's C interface; texts are views and categories, as polars has them."""
+
+    def __init__(self, table: pa.Table) -> None:
+        texts = pa.array(table["user"].to_pylist()).dictionary_encode()
+        self._table = table.set_column(2, "user", texts)
+        self._table = self._table.set_column(4, "genres", table["genres"].cast(pa.large_list(pa.string_view())))
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        return self._table.__arrow_c_stream__(requested_schema)
+
+
+def frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    return pd.DataFrame(rows, index=pd.Index(range(7, 7 + len(rows))))
+
+
+def reader(rows: list[dict[str, Any]]) -> pa.RecordBatchReader:
+    table = pa.Table.from_pylist(rows)
+    return pa.RecordBatchReader.from_batches(table.schema, table.to_batches(max_chunksize=130))
+
+
+FORMS: dict[str, Callable[[list[dict[str, Any]]], Any]] = {
+    "pandas": frame,
+    "arrow": pa.Table.from_pylist,
+    "other": lambda rows: OtherLibrary(pa.Table.from_pylist(rows)),
+    "dicts": list,
+    "numpy values": lambda rows: (
+        frame(rows).assign(item=lambda table: table["item"].astype("int64")).to_dict("records")
+    ),
+    "reader": reader,
+    "batches": lambda rows: iter(pa.Table.from_pylist(rows).to_batches(max_chunksize=57)),
+    "frames": lambda rows: (frame(rows[start : start + 100]) for start in range(0, len(rows), 100)),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_scores_are_those_of_recommend(
+    runtime: Runtime, trained: Trained, predictor: clickwork.Predictor, form: str, tmp_path: Path
+) -> None:
+    rows = [{name: row[name] for name in INPUTS} for row in make_rows(333, seed=1)]
+    truth = recommended(runtime, trained, rows, tmp_path)
+    order = np.random.default_rng(0).permutation(len(rows))
+    logits = predictor.predict(FORMS[form]([rows[i] for i in order]), logits=True)
+    assert logits.dtype == np.float32
+    assert logits.tolist() == [truth[i]["logit"] for i in order]
+    probabilities = predictor.predict(FORMS[form](rows[40:200]))
+    expected = np.array([candidate["probability"] for candidate in truth[40:200]]).astype(np.float32)
+    assert probabilities.dtype == np.float32
+    assert probabilities.tolist() == expected.tolist()
+
+
+def test_one_dict_is_one_row(trained: Trained, predictor: clickwork.Predictor) -> None:
+    every = predictor.predict(trained.rows[:5], logits=True)
+    assert [predictor.predict(row, logits=True).tolist() for row in trained.rows[:5]] == [[each] for each in every]
+
+
+def test_logits_are_those_of_evaluate(runtime: Runtime, trained: Trained, predictor: clickwork.Predictor) -> None:
+    command_here(runtime, "evaluate", f"run={trained.run}", "split=test", f"keep_scores={ROWS}")
+    truth = read_scores(trained.run, "test").logits
+    assert len(truth) > 50
+    np.testing.assert_allclose(predictor.predict(trained.rows[-len(truth) :], logits=True), truth, rtol=0, atol=1e-6)
+
+
+def test_threads_get_the_scores_of_one(trained: Trained, predictor: clickwork.Predictor) -> None:
+    tables = [make_rows(50 + 70 * number, seed=number) for number in range(16)]
+    expected = [predictor.predict(table, logits=True) for table in tables]
+    with ThreadPoolExecutor(4) as pool:
+        scored = list(pool.map(lambda table: predictor.predict(table, logits=True), tables))
+    assert [logits.tolist() for logits in scored] == [logits.tolist() for logits in expected]
+
+
+def test_a_reader_is_not_read_ahead(trained: Trained, predictor: clickwork.Predictor) -> None:
+    """Each batch can be freed before the next is made: an iterator is asked for it after the last was scored."""
+    alive: list[int] = []
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        table = pa.Table.from_pylist(trained.rows)
+        before = pa.total_allocated_bytes()
+        for start in range(0, ROWS, 100):
+            alive.append(pa.total_allocated_bytes() - before)
+            yield pa.RecordBatch.from_pylist(table.slice(start, 100).to_pylist())
+
+    assert len(predictor.predict(batches())) == ROWS
+    assert max(alive[1:]) <= 2 * alive[1]
+
+
+def test_rank_is_the_ranking_of_recommend(
+    runtime: Runtime, trained: Trained, predictor: clickwork.Predictor, tmp_path: Path
+) -> None:
+    rows = make_rows(40, seed=1)
+    user = {"age": 30, "user": "u3"}
+    items = [
+        {"id": f"item {number}", **{name: row[name] for name in INPUTS[3:]}, "price": row["price"]}
+        for number, row in enumerate(rows)
+    ]
+    items[7]["item"] = 12345
+    for name, content in (("items", items), ("user", [user])):
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    arguments = [f"candidates={tmp_path}/items.json", f"user={tmp_path}/user.json", f"out={tmp_path}/out.json"]
+    command_here(runtime, "recommend", f"run={trained.run}", "top_k=15", *arguments)
+    truth = json.loads((tmp_path / "out.json").read_text())["ranking"]
+    for candidates in (items, frame(items), random.Random(0).sample(items, len(items))):
+        assert [each._asdict() for each in predictor.rank(user, candidates, top_k=15)] == truth
+    whole = predictor.rank(None, [{**user, **item} for item in items], top_k=None)
+    assert [each.candidate for each in whole[:15]] == [each["candidate"] for each in truth]
+    assert [each.candidate for each in whole if each.out_of_vocabulary == ["item"]] == ["item 7"]
+
+
+def test_unknown_values_are_counted(predictor: clickwork.Predictor, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [{**row, "user": f"new{number}"} if number % 3 == 0 else row for number, row in enumerate(make_rows(30, 0))]
+    rows[4]["genres"] = ["g1", "unheard", "of"]
+    with caplog.at_level("WARNING", "clickwork"):
+        predictor.predict(rows)
+        predictor.predict(make_rows(30, 0))
+    assert [record.getMessage() for record in caplog.records] == [
+        "out of vocabulary, of 30 candidates: user 10, genres 1"
+    ]
+
+
+def test_numbers_are_predicted_where_labels_are_numbers(runtime: Runtime, tmp_path: Path) -> None:
+    schema = SCHEMA.replace('{column: stars, rule: ">= 4"}', "{column: stars, kind: number}")
+    trained = train_on_table(runtime, tmp_path, "loss=mse", "train.monitor=rmse", schema=schema)
+    predictor = clickwork.load(trained.run, platform="cpu")
+    truth = recommended(runtime, trained, [{name: row[name] for name in INPUTS} for row in trained.rows[:20]], tmp_path)
+    numbers = predictor.predict(trained.rows[:20])
+    assert numbers.tolist() == [candidate["prediction"] for candidate in truth]
+    assert numbers.tolist() == predictor.predict(trained.rows[:20], logits=True).tolist()
+    assert predictor.rank(None, trained.rows[:20])[0]._asdict()["prediction"] == numbers.max()
+
+
+def test_the_callers_torch_stays_as_it_was(trained: Trained) -> None:
+    torch.manual_seed(5)
+    state, threads = torch.get_rng_state(), torch.get_num_threads()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        torch.set_num_threads(2)
+        clickwork.load(trained.run, "last", platform="cpu").predict(trained.rows[:3])
+        assert torch.get_num_threads() == 2
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+        assert torch.equal(torch.get_rng_state(), state)
+        assert dist.is_initialized()
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(False)
+
+
+ROW = make_rows(1, 0)[0]
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ([], "table: no rows; give at least one row"),
+        (pd.DataFrame(), "table: no rows; give at least one row"),
+        (iter([]), "table: no rows; give at least one row"),
+        (
+            pa.Table.from_pylist([ROW]).drop_columns(["item"]),
+            "table: no column item; the model reads age, price, user, item, genres",
+        ),
+        ({"user": "u1"}, "table: no column age; the model reads age, price, user, item, genres"),
+        ("rows.csv", "table: str is not a table; give a pandas, polars or Arrow table, record batches, or dicts"),
+        (7, "table: int is not a table; give a pandas, polars or Arrow table, record batches, or dicts"),
+        ([ROW, 7], "table: row 2: int, not a dict; give a pandas, polars or Arrow table, record batches, or dicts"),
+        ([7], "table: int in it is not a row; give a pandas, polars or Arrow table, record batches, or dicts"),
+        ([ROW, {**ROW, "age": "old"}], "table: row 2, column age: 'old' is not a number"),
+        (pd.DataFrame([ROW, {**ROW, "age": [1]}]), "table: not readable through Arrow's interface ("),
+        (pa.table([[1], [2]], ["age", "age"]), "table: a column is named twice, age; rename one"),
+        (
+            [pa.Table.from_pylist([ROW]), pa.Table.from_pylist([{**ROW, "price": "dear"}])],
+            "table: row 2, column price: 'dear' is not a number",
+        ),
+        ([{**ROW, "price": b"1"}], "table: row 1, column price: "),
+        ([{**ROW, "item": {"id": 3}}], "table: row 1, column item: "),
+    ],
+)
+def test_tables_that_cannot_be_scored(predictor: clickwork.Predictor, table: Any, message: str) -> None:
+    with pytest.raises(clickwork.Error) as error:
+        predictor.predict(table)
+    assert str(error.value).startswith(message)
+    assert "\n" not in str(error.value)
+    assert error.value.status == 2
+
+
+def test_users_and_candidates_that_cannot_be_ranked(predictor: clickwork.Predictor) -> None:
+    with pytest.raises(clickwork.Error, match="user: 2 rows; the user is one row"):
+        predictor.rank([ROW, ROW], [ROW])
+    with pytest.raises(clickwork.Error, match="candidates: several tables; give one"):
+        predictor.rank(None, [pa.Table.from_pylist([ROW])] * 2)
+
+
+def test_runs_that_cannot_be_loaded(trained: Trained, tmp_path: Path) -> None:
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made/config.yaml").write_bytes((trained.run / "config.yaml").read_bytes())
+    cases: list[tuple[Path, dict[str, Any], str]] = [
+        (tmp_path / "none", {}, "not a run's directory"),
+        (tmp_path / "made", {}, "no complete checkpoint yet; train it first"),
+        (trained.run, {"checkpoint": 5}, "has no checkpoint of this step; it has of steps: 6, 9"),
+        (trained.run, {"checkpoint": "worst"}, "must be best, last, a step, or the path of a checkpoint"),
+        (trained.run, {"data": tmp_path}, "no dataset here"),
+        (trained.run, {"platform": "tpu"}, "platform=tpu: must be one of auto, cpu, cuda, rocm"),
+    ]
+    for run, keywords, message in cases:
+        with pytest.raises(clickwork.Error, match=message):
+            clickwork.load(run, **{"platform": "cpu", **keywords})
+
+
+def test_a_process_of_several_is_refused(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(clickwork.Error, match="one of several of a job"):
+        clickwork.load(trained.run, platform="cpu")
