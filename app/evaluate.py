@@ -1,8 +1,9 @@
 """python -m app.evaluate run=runs/NAME: metrics of a run's checkpoint on a split, as JSON on stdout.
 
 With tables=fp16|bf16|int8|int4 they are those of the model as it would be served: its tables in that precision,
-unsharded, the whole model on each process. With keep_scores=ROWS the scores of a split of at most that number of rows
-are kept in the run, for a comparison row by row.
+unsharded, the whole model on each process. With data.raw=FILE they are those of labelled new rows, with the share of
+values that the dataset does not contain, by column, and the differences to the split. With keep_scores=ROWS the scores
+of a split of at most that number of rows are kept in the run, for a comparison row by row.
 """
 
 if __name__ == "__main__":  # first: what is imported below may take seconds
@@ -19,15 +20,15 @@ from pathlib import Path
 from app.config import AppConfig, EvaluateConfig, Precision, validate
 from app.config.model import require_dlrm
 from app.data.shards import verify_splits
-from app.metrics.documents import EvaluationFigures
 from app.runtime import process_group
 from app.runtime.platform import Runtime
 from app.scoring import served_model
+from app.scoring.labelled_rows import LabelledRows
 from app.training import predictor, resume
 from app.training.labels import require_task, task_of
 from app.training.recording import scores
 from app.training.resume import TrainedRun
-from common.documents import plain_object
+from common.documents import Json, plain_object
 from common.errors import UserError
 from common.files import write_atomically
 
@@ -54,16 +55,15 @@ def main(config: EvaluateConfig) -> int:
             )
         run.correction(config.correct_sampling)
         require_task(trained, run.root, run.manifest)
-        runtime.on_rank_0(lambda: verify_splits(run.root, run.manifest, [split], trained.data))
-        figures = _measure(run, trained, runtime, config, split)
-        figures.step = run.state.step
+        figures = {**_measure(run, trained, runtime, config, split), "step": run.state.step}
         result = {
             "run": str(directory),
             **run.about,
             "tables": config.tables.value if config.tables else None,
             "global_batch_size": trained.eval.global_batch_size,
             **run.about_sampling(config.correct_sampling),
-            **plain_object(figures),
+            **({"raw": config.data.raw} if config.data.raw else {}),
+            **figures,
         }
         run.log_choice()
         if runtime.rank == 0:
@@ -74,18 +74,22 @@ def main(config: EvaluateConfig) -> int:
     return 0
 
 
-def _measure(
-    run: TrainedRun, trained: AppConfig, runtime: Runtime, config: EvaluateConfig, split: str
-) -> EvaluationFigures:
+def _measure(run: TrainedRun, trained: AppConfig, runtime: Runtime, config: EvaluateConfig, split: str) -> Json:
     """Metrics of a checkpoint; a collective call."""
+    rows = None
+    if config.data.raw is not None:
+        require_dlrm(trained.model, f"data.raw={config.data.raw}")
+        rows = LabelledRows.read(run.root, Path(config.data.raw))
+    else:
+        runtime.on_rank_0(lambda: verify_splits(run.root, run.manifest, [split], trained.data))
     if config.tables is None:
-        loaded = predictor.load(run.path, trained, runtime, run.root, run.manifest)
-        evaluation, limits = loaded.evaluate(split, corrected=config.correct_sampling), trained.eval
-        if limits.keep_scores and scores.is_within(
-            limits.keep_scores, split, loaded.split(split).rows, limits.exact_rows
-        ):
-            scores.keep(loaded, evaluation, Path(config.run), run.state.step)
-        return evaluation.figures
-    model = served_model.load(run.path, trained, run.manifest, config.tables, runtime.device)
-    served = predictor.Predictor(trained, runtime, run.root, run.manifest, model)
-    return served.evaluate(split, corrected=config.correct_sampling).figures
+        scorer = predictor.load(run.path, trained, runtime, run.root, run.manifest)
+    else:
+        model = served_model.load(run.path, trained, run.manifest, config.tables, runtime.device)
+        scorer = predictor.Predictor(trained, runtime, run.root, run.manifest, model)
+    if rows is not None:
+        return rows.compare(scorer, split, config.correct_sampling)
+    evaluation, limits = scorer.evaluate(split, corrected=config.correct_sampling), trained.eval
+    if limits.keep_scores and scores.is_within(limits.keep_scores, split, scorer.split(split).rows, limits.exact_rows):
+        scores.keep(scorer, evaluation, Path(config.run), run.state.step)
+    return plain_object(evaluation.figures)

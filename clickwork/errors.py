@@ -15,6 +15,8 @@ class Error(Exception):
         status: the exit status of the command; 2 for bad input, 75 for an interrupted one, which can be resumed.
     """
 
+    __module__ = "clickwork"  # as users import it
+
     def __init__(self, message: str, status: int = BAD_INPUT) -> None:
         super().__init__(message)
         self.status = status

@@ -146,7 +146,7 @@ def trained_config(run: str | Path, data: str | Path | None, platform: str) -> "
     trained = resume.trained_config(Path(run), runtime, None if data is None else str(data))
     if trained.model.parts is not None:
         raise UserError(
-            f"run={run}: a model of {trained.model.kind.label}, which scores no single rows; use "
+            f"run={run}: a model of {trained.model.kind.name.upper()}, which scores no single rows; use "
             f"python -m app.recommend run={run}"
         )
     validate(trained)

@@ -164,14 +164,29 @@ def validate_recommend(config: RecommendConfig) -> None:
 
 
 @dataclass(frozen=True)
+class EvaluatedDataConfig(DatasetConfig):
+    """The dataset of a run, or new rows."""
+
+    raw: str | None = key(
+        None,
+        "labelled new rows to evaluate, a file as of candidates of recommend; null: the split",
+        example="new.csv",
+    )
+
+
+@dataclass(frozen=True)
 class EvaluateConfig:
     """The configuration of `python -m app.evaluate`."""
 
     run: str = key(MISSING, "the run's directory", example="runs/quickstart")
-    split: str | None = key(None, "null: test; of a dataset of events val, its evaluated window", example="val")
+    split: str | None = key(
+        None,
+        "null: test; of a dataset of events val, its evaluated window; with data.raw, the split to compare with",
+        example="val",
+    )
     tables: TablePrecision | None = key(None, "score with tables in another precision; null: as they were trained")
     checkpoint: str | None = key(None, CHECKPOINT, example="last")
-    data: DatasetConfig = field(default_factory=DatasetConfig)
+    data: EvaluatedDataConfig = field(default_factory=EvaluatedDataConfig)
     out: str | None = key(None, "also write the metrics to this JSON file", example="metrics.json")
     global_batch_size: int | None = key(None, "null: the run's eval.global_batch_size", at_least=1)
     exact_rows: int = key(
@@ -195,6 +210,11 @@ def validate_evaluate(config: EvaluateConfig) -> None:
         raise UserError(
             f"keep_scores={config.keep_scores}: has no effect with tables={config.tables.value}, which is not the "
             "run's own model; leave one of them out"
+        )
+    if config.data.raw is not None and config.keep_scores:
+        raise UserError(
+            f"keep_scores={config.keep_scores}: has no effect with data.raw={config.data.raw}, as scores are kept of a "
+            "split; leave one of them out"
         )
     require_place("out", config.out)
 

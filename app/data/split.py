@@ -31,26 +31,34 @@ from data_prep.dataset.format import Manifest
 from data_prep.dataset.multi_hot import MultiHotTables
 
 
-class Split(Protocol):
-    """A split of a dataset as one process reads it.
+class EvaluatedSplit(Protocol):
+    """Rows that are evaluated, as one process reads them.
 
     Attributes:
-        rows: samples of all processes. dense_names: of the dense features.
+        rows: samples of all processes.
     """
-
-    dense_names: list[str]
 
     @property
     def rows(self) -> int: ...
+
+    def eval_batches(self, global_batch_size: int) -> Iterator[Batch]:
+        """Every sample once; the last batch is padded to the size of the others."""
+
+
+class Split(EvaluatedSplit, Protocol):
+    """A split of a dataset as one process reads it.
+
+    Attributes:
+        dense_names: names of the dense features.
+    """
+
+    dense_names: list[str]
 
     def num_batches(self, global_batch_size: int) -> int:
         """Global batches in an epoch."""
 
     def train_batches(self, global_batch_size: int, seed: int, epoch: int, first: int) -> Iterator[Batch]:
         """This process's parts of the epoch's global batches from number `first` on."""
-
-    def eval_batches(self, global_batch_size: int) -> Iterator[Batch]:
-        """Every sample once; the last batch is padded to the size of the others."""
 
 
 class Splits(Protocol):

@@ -17,7 +17,7 @@ from app.checkpoint.model_state import load_tensors
 from app.config import AppConfig, Precision
 from app.config.train import part_size, samples_of
 from app.data.batch import Batch, copied_ahead
-from app.data.split import RowSplits, Split, Splits
+from app.data.split import EvaluatedSplit, RowSplits, Split, Splits
 from app.metrics.clicks import (
     all_rows_sums,
     click_metrics,
@@ -37,7 +37,7 @@ from app.training.micro_batches import Draw, MicroBatches
 from common.documents import convert, decode, encode
 from common.errors import UserError
 from data_prep.dataset.format import Manifest
-from data_prep.dataset.sampling import kept_share
+from data_prep.dataset.sampling import correction, kept_share
 
 log = logging.getLogger("clickwork")
 
@@ -188,25 +188,32 @@ class Predictor:
         return part_size(max(1, samples), processes, self.config.train.micro_batch) * processes
 
     def evaluate(
-        self, name: str, interrupted: Interrupted = lambda batches_done: False, corrected: bool = False
+        self,
+        name: str,
+        interrupted: Interrupted = lambda batches_done: False,
+        corrected: bool = False,
+        rows: EvaluatedSplit | None = None,
     ) -> Evaluation:
         """Metrics of a whole split, all processes' samples pooled; a collective call.
 
+        rows: rows of that name in place of a split of the dataset, all of them, whatever the sampling of the dataset.
         corrected: of sampled rows, metrics of corrected probabilities over all rows; logits stay as they are.
 
         Raises as `score`, and UserError for logits that are not finite.
 
         Rank 0 alone collects and sorts the scores; of more than eval.exact_rows, processes add up histograms.
         """
-        split, runtime = self.split(name), self.runtime
+        split, runtime = rows or self.split(name), self.runtime
         batches = split.eval_batches(self.eval_batch_size(split.rows))
-        logits, labels, groups, rows, tasks = self.score(batches, interrupted)
+        logits, labels, groups, row_keys, tasks = self.score(batches, interrupted)
         self._require_finite([logits, *(scores for scores, _ in tasks)], split.rows, name)
         pooled = partial(self._in_order, rows=split.rows)
         if not task_of(self.manifest).has_clicks:
             figures = number_metrics(*self._for_sums(logits, labels, pooled), self._total)
             return Evaluation(_figures(name, split.rows, figures), logits[:0], labels[:0])
         kept, sums_of_all = kept_share(self.manifest), np.empty(0)
+        if rows is not None:  # of which none was left out
+            logits, kept = logits + np.float32(correction(kept) if corrected else 0), 1.0
         if 0 < kept < 1:
             sums_of_all = self._total(all_rows_sums(*self._for_sums(logits, labels, pooled), kept))
         if split.rows > self.config.eval.exact_rows:
@@ -216,14 +223,14 @@ class Predictor:
             stride = -(-split.rows // MAX_SAMPLES)
             logits, labels = (runtime.to_rank_0(values[::stride]) for values in (logits, labels))
             return Evaluation(_figures(name, split.rows, binned), logits, labels)
-        logits, labels, groups, rows = pooled(logits), pooled(labels), pooled(groups), pooled(rows)
+        logits, labels, groups, row_keys = pooled(logits), pooled(labels), pooled(groups), pooled(row_keys)
         others = [(pooled(scores), pooled(truth)) for scores, truth in tasks]
 
         def measured() -> str:
             grouped: dict[str, float | int | None] = {}
             parts, names = self.config.model.parts, list[str]()
             if self.config.eval.group_by is not None:
-                grouped = group_metrics(logits, labels, groups, rows)
+                grouped = group_metrics(logits, labels, groups, row_keys)
             elif parts is not None:
                 grouped, names = {**parts.group_metrics(logits, labels, groups)}, parts.tasks(self.config)
             weighted = click_metrics(logits, labels, 1 / kept if corrected else 1.0)

@@ -214,7 +214,8 @@ def require_dataset(trained: Path, path_then: str, digest_then: str, root: Path,
     if manifest.digest != digest_then:
         elsewhere = f"{path_then} as it was when the run started" if str(root) == path_then else path_then
         raise UserError(
-            f"{root}: not the dataset that {trained} was trained on, {elsewhere}; give that, or another run"
+            f"{root}: not the dataset that {trained} was trained on, {elsewhere}; give that, or another run; "
+            "app.evaluate measures new rows with data.raw=FILE"
         )
 
 

@@ -93,7 +93,7 @@ class Encoder:
             verify_file(vocabulary_path(root, feature), FileDigest(entry["bytes"], entry["sha256"]))
         return cls(manifest, load_tables(root, features, encoding["first_id"], encoding["unknown_id"]), bags)
 
-    def parse(self, data: bytes, name: str, labelled: bool = True) -> Block | TableBlock:
+    def parse(self, data: bytes, name: str, labelled: bool = True) -> ParsedRows:
         """Parse rows of a raw file in memory; a user's table includes its header, if it has one.
 
         Args:
@@ -146,13 +146,15 @@ class Encoder:
         return (*self.schema.dense, *self.schema.sparse) if self._table is None else self._table.inputs
 
     def parse_columns(
-        self, columns: Mapping[str, Any], name: str, numbers: Sequence[int] | None = None
-    ) -> Block | TableBlock:
-        """Parse unlabelled rows given by column, as text in a raw file's form or as typed values.
+        self, columns: Mapping[str, Any], name: str, numbers: Sequence[int] | None = None, labelled: bool = False
+    ) -> ParsedRows:
+        """Parse rows given by column, as text in a raw file's form or as typed values.
 
         Args:
-            columns: all `input_columns`, each an Arrow array or a list of Python values, of equal lengths.
+            columns: all `input_columns` and, if labelled, that of the labels, each an Arrow array or a list of Python
+                values, of equal lengths.
             name: name of the rows in errors; numbers: the rows' numbers, by default from 1.
+            labelled: whether to read labels; otherwise they are 0.
 
         Raises:
             UserError: an invalid value (row, column, remedy).
@@ -161,21 +163,22 @@ class Encoder:
         numbers = range(1, rows + 1) if numbers is None else numbers
         batch = RawRows(columns, rows, numbered_rows(name, numbers))
         if self._table is not None:
-            return self._convert(batch, labelled=False)
-        texts = [to_texts(columns[column], batch.locator_of(column)) for column in self.input_columns]
-        for column, values in zip(self.input_columns, texts, strict=True):
+            return self._convert(batch, labelled)
+        names = (self.schema.label, *self.input_columns) if labelled else self.input_columns
+        texts = [to_texts(columns[column], batch.locator_of(column)) for column in names]
+        for column, values in zip(names, texts, strict=True):
             for number, text in zip(numbers, values, strict=True):
                 if any(character in text for character in "\t\r\n"):
                     raise UserError(f"{name}: row {number}, column {column}: a tab or a line break in it; remove it")
         lines = "".join("\t".join(fields) + "\n" for fields in zip(*texts, strict=True))
-        return parse_bytes(lines.encode(), name, self.schema, False, numbers[0], np.int32(0))
+        return parse_bytes(lines.encode(), name, self.schema, labelled, numbers[0], np.int32(0))
 
     def _convert(self, batch: RawRows, labelled: bool) -> TableBlock:
         """Convert columns of a user's table."""
         assert self._table is not None
         return convert(batch, self._table, labelled, max_input(self._transform), self._forms)
 
-    def unknown(self, block: Block | TableBlock) -> NDArray[np.bool_]:
+    def unknown(self, block: ParsedRows) -> NDArray[np.bool_]:
         """Return a mask [rows, F] of fields with a value without an id of its own; all False with `hash`."""
         unknown = np.zeros((len(block.labels), len(self.features)), np.bool_)
         for index, feature in enumerate(self.features if self._tables else ()):
@@ -184,7 +187,7 @@ class Encoder:
             unknown[:, index] = np.diff(counts) > 0
         return unknown
 
-    def _ids(self, block: Block | TableBlock, feature: str, unknown_id: int | None = None) -> tuple[Bags, int]:
+    def _ids(self, block: ParsedRows, feature: str, unknown_id: int | None = None) -> tuple[Bags, int]:
         """Return a feature's ids as bags (of one id each if it is not multi-hot), and the number of unknown values."""
         offsets = np.arange(len(block.labels) + 1)
         if isinstance(block, Block):
@@ -206,7 +209,7 @@ class Encoder:
             ids, missing = ids[codes], missing[codes]
         return Bags(ids, offsets), int(np.count_nonzero(missing))
 
-    def encode(self, block: Block | TableBlock) -> EncodedBlock:
+    def encode(self, block: ParsedRows) -> EncodedBlock:
         """Encode parsed rows as the dataset's are."""
         integers = block.dense
         if self._transform is DenseTransform.torchrec and self._range is not None:

@@ -1,6 +1,7 @@
 """A run on a user's own table, trained once, for the tests of the Python interface."""
 
 import csv
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,12 +58,14 @@ def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
         writer.writerows({**row, "genres": "|".join(row["genres"])} for row in rows)
 
 
-def train_on_table(runtime: Runtime, directory: Path, *keys: str, schema: str = SCHEMA) -> Trained:
+def train_on_table(
+    runtime: Runtime, directory: Path, *keys: str, schema: str = SCHEMA, prepared: Sequence[str] = ()
+) -> Trained:
     rows = make_rows(ROWS, seed=0)
     write_csv(directory / "raw.csv", rows)
     (directory / "schema.yaml").write_text(schema)
     paths = [f"data.raw={directory}/raw.csv", f"data.schema={directory}/schema.yaml", f"data.path={directory}/data"]
-    preprocess(config(*paths, "data.split.method=fraction"))
+    preprocess(config(*paths, "data.split.method=fraction", *prepared))
     assert train_here(runtime, *TRAIN, f"data.path={directory}/data", f"run.dir={directory}/run", *keys) == "completed"
     return Trained(directory, rows)
 

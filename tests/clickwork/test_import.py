@@ -3,7 +3,9 @@
 import inspect
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,33 +44,31 @@ def test_a_folder_without_modules_hides_nothing(tmp_path: Path) -> None:
     assert python("import clickwork", tmp_path).stderr == ""
 
 
-def signatures() -> dict[str, str]:
-    """Every public name, and its parameters without their types."""
+def parameters_of(function: Callable[..., Any]) -> str:
+    """The parameters without their types."""
+    signature, empty = inspect.signature(function), inspect.Parameter.empty
+    parameters = [each.replace(annotation=empty) for name, each in signature.parameters.items() if name != "self"]
+    return str(signature.replace(parameters=parameters, return_annotation=empty))
+
+
+def interface() -> dict[str, str]:
+    """Every public name with its parameters."""
     shown = {}
     for name in clickwork.__all__:
         member = getattr(clickwork, name)
-        shown[name] = ", ".join(
-            str(parameter.replace(annotation=inspect.Parameter.empty))
-            for parameter in inspect.signature(member).parameters.values()
-        )
+        shown[name] = parameters_of(member)
         for attribute, value in vars(member).items() if inspect.isclass(member) else ():
-            if attribute.startswith("_") and attribute != "_repr_html_":
-                continue
-            parameters = inspect.signature(value).parameters.values() if callable(value) else ()
-            shown[f"{name}.{attribute}"] = ", ".join(
-                str(parameter.replace(annotation=inspect.Parameter.empty))
-                for parameter in parameters
-                if parameter.name != "self"
-            )
+            if not attribute.startswith("_") or attribute == "_repr_html_":
+                shown[f"{name}.{attribute}"] = parameters_of(value) if callable(value) else ""
     return shown
 
 
 def test_names_and_parameters_are_those_of_the_documentation() -> None:
-    assert signatures() == {
-        "Error": "message, status=2",
-        "Predictor": "scorer, trained, runtime, correction",
+    assert interface() == {
+        "Error": "(message, status=2)",
+        "Predictor": "(scorer, trained, runtime, correction)",
         "Predictor.columns": "",
-        "Predictor.predict": "table, logits=False",
-        "Predictor.rank": "user, candidates, top_k=10, id_column='id'",
-        "load": "run, checkpoint=None, *, data=None, platform='auto', correct_sampling=False",
+        "Predictor.predict": "(table, logits=False)",
+        "Predictor.rank": "(user, candidates, top_k=10, id_column='id')",
+        "load": "(run, checkpoint=None, *, data=None, platform='auto', correct_sampling=False)",
     }
