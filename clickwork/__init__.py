@@ -7,7 +7,8 @@ from clickwork import own_packages
 
 own_packages.require()
 
+from clickwork.dataset import Dataset  # noqa: E402  (after the check)
 from clickwork.errors import Error  # noqa: E402  (after the check)
 from clickwork.predictor import Predictor, load  # noqa: E402
 
-__all__ = ["Error", "Predictor", "load"]
+__all__ = ["Dataset", "Error", "Predictor", "load"]

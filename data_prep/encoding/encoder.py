@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from common.errors import UserError
@@ -197,17 +198,50 @@ class Encoder:
             column = block.categories[self.schema.sparse.index(feature)]
             offsets = offsets if column.offsets is None else column.offsets
             values, codes = text_values(column.values.dictionary), column.values.indices.to_numpy()
-        if not self._tables:
-            assert self._max_ind_range is not None
-            ids, missing = remainders(values, self._max_ind_range), np.zeros(len(values), np.bool_)
-        else:
-            ids = np.empty(len(values), np.int32)
-            replace(self._tables[feature], unknown_id=NO_ID).look_up(values, ids)
-            missing = ids == NO_ID
-            ids[missing] = self._tables[feature].unknown_id if unknown_id is None else unknown_id
+        ids, missing = self._look_up(feature, values, unknown_id)
         if codes is not None:
             ids, missing = ids[codes], missing[codes]
         return Bags(ids, offsets), int(np.count_nonzero(missing))
+
+    def _look_up(
+        self, feature: str, values: NDArray[Any], unknown_id: int | None
+    ) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+        """Return the ids of a feature's values, and a mask of those without an id, which get `unknown_id`."""
+        if not self._tables:
+            assert self._max_ind_range is not None
+            return remainders(values, self._max_ind_range), np.zeros(len(values), np.bool_)
+        ids = np.empty(len(values), np.int32)
+        replace(self._tables[feature], unknown_id=NO_ID).look_up(values, ids)
+        missing = ids == NO_ID
+        ids[missing] = self._tables[feature].unknown_id if unknown_id is None else unknown_id
+        return ids, missing
+
+    def ids_of(self, feature: str, values: Sequence[Any]) -> NDArray[np.int32]:
+        """Return the ids [n] of single values of a sparse feature, -1 for a value without an id.
+
+        Raises:
+            UserError: an invalid value (row, remedy).
+        """
+        name = f"values of {feature}"
+        if self._table is None:
+            columns: dict[str, list[Any]] = {column: [""] * len(values) for column in self.input_columns}
+            block = self.parse_columns({**columns, feature: list(values)}, name)
+            assert isinstance(block, Block)
+            found, _ = self._look_up(
+                feature, np.ascontiguousarray(block.sparse[:, self.features.index(feature)]), NO_ID
+            )
+        else:
+            is_part = any(part.feature == feature for part in self._table.parts)
+            column = [str(value) for value in values] if is_part else list(values)
+            table = structs.replace(self._table, dense=(), sparse=(feature,), separators=(), parts=())
+            batch = RawRows({feature: column}, len(column), numbered_rows(name, range(1, len(column) + 1)))
+            [texts] = convert(batch, table, False, forms=None if is_part else self._forms).categories
+            found, _ = self._look_up(feature, text_values(texts.values.dictionary), NO_ID)
+            found = found[texts.values.indices.to_numpy()]
+        known = found[found >= 0]
+        torchrec_ids(known, rounds=False, modulus=self._max_ind_range if self._wraps and self._tables else None)
+        found[found >= 0] = known
+        return found
 
     def encode(self, block: ParsedRows) -> EncodedBlock:
         """Encode parsed rows as the dataset's are."""

@@ -1,0 +1,93 @@
+"""A split's batches for torch, in the order of training."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import IterableDataset, get_worker_info
+from torchrec import KeyedJaggedTensor
+
+from app.config import AppConfig, from_plain
+from app.data.shards import TRAIN
+from app.data.split import SplitReader
+from app.record.reading import read_config
+from common.errors import UserError
+from data_prep.dataset.format import Manifest
+
+Item = tuple[Tensor, KeyedJaggedTensor, Tensor]
+
+
+class TorchBatches(IterableDataset[Item]):
+    """Batches of one epoch: dense [B, N] float32, a KeyedJaggedTensor of B bags a column, labels [B] float32.
+
+    Each worker process of a DataLoader makes every n-th batch, so that their order stays.
+    """
+
+    def __init__(
+        self, path: Path, manifest: Manifest, split: str, config: AppConfig, rank: int, world_size: int
+    ) -> None:
+        self._path, self._manifest, self._split, self._config = path, manifest, split, config
+        self._rank, self._world_size, self._epoch = rank, world_size, 0
+        self._batches_of_epoch = self._reader().num_batches(config.train.global_batch_size)
+
+    @classmethod
+    def of(
+        cls,
+        path: Path,
+        manifest: Manifest,
+        split: str,
+        run: str | Path | None,
+        given: Mapping[str, Any],
+        rank: int,
+        world_size: int,
+    ) -> "TorchBatches":
+        """See `Dataset.torch`; `given` has its keywords seed, shuffle, drop_last and batch_size."""
+        config = AppConfig() if run is None else from_plain(read_config(Path(run)))
+        values = {name: value for name, value in given.items() if value is not None}
+        if split != TRAIN:
+            values = {"shuffle": False, "drop_last": False, **values}
+        train = replace(
+            config.train,
+            global_batch_size=values.get("batch_size", config.train.global_batch_size),
+            seed=values.get("seed", config.train.seed),
+            drop_last=values.get("drop_last", config.train.drop_last),
+        )
+        data = replace(config.data, shuffle=values.get("shuffle", config.data.shuffle))
+        if not 0 <= rank < world_size <= train.global_batch_size:
+            raise UserError(
+                f"rank={rank}, world_size={world_size}: rank must be below world_size, and that at most "
+                f"batch_size={train.global_batch_size}"
+            )
+        return cls(path, manifest, split, replace(config, train=train, data=data), rank, world_size)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Select the epoch of the next iteration, from 0."""
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        return self._batches_of_epoch
+
+    def __iter__(self) -> Iterator[Item]:
+        train, worker = self._config.train, get_worker_info()
+        batches = self._reader().train_batches(train.global_batch_size, train.seed, self._epoch, 0)
+        if worker is not None:
+            batches = islice(batches, worker.id, None, worker.num_workers)
+        for batch in batches:
+            yield batch.dense_features, batch.sparse_features, batch.labels
+
+    def _reader(self) -> SplitReader:
+        """Open the split: in each process and iteration anew, as open files cannot be sent to another process."""
+        train = self._config.train
+        return SplitReader(
+            self._path,
+            self._manifest,
+            self._split,
+            self._config.data,
+            self._rank,
+            self._world_size,
+            train.drop_last,
+            train.micro_batch,
+        )

@@ -1,0 +1,173 @@
+"""A dataset of rows: its schema, splits, vocabularies and batches."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from clickwork.errors import reported
+from common.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from clickwork.batches import TorchBatches
+    from data_prep.dataset.bags import Bags
+    from data_prep.dataset.format import ShardArrays
+
+BATCH_ROWS = 1 << 16
+
+
+class SplitSize(NamedTuple):
+    """Rows of a split, and the share of positive labels; None if it has no rows, or labels are numbers."""
+
+    rows: int
+    label_rate: float | None
+
+
+class Rows(NamedTuple):
+    """Rows as NumPy arrays.
+
+    labels: [B] int32, or float32 if they are numbers. dense: [B, N] float32. sparse: [B, F] int32, the columns of
+    `Dataset.schema.single`. bags: by multi-valued column, values [L] and offsets [B + 1] of each row's ids.
+    """
+
+    labels: "NDArray[Any]"
+    dense: "NDArray[np.float32]"
+    sparse: "NDArray[np.int32]"
+    bags: "dict[str, Bags]"
+
+
+class Dataset:
+    """A dataset of rows that `python -m data_prep` has made.
+
+    Attributes:
+        path: its directory.
+        schema: names of the columns: label, dense, sparse, and ragged, those of `sparse` with several values a row.
+        splits: rows and label rate of train, val and test.
+        num_embeddings: rows of each sparse column's table; ids are below it.
+    """
+
+    @reported()
+    def __init__(self, path: str | Path) -> None:
+        """Open a dataset. Raises Error if there is none, or it holds events."""
+        from data_prep.dataset.format import load_rows_manifest
+        from data_prep.dataset.schema import Schema
+
+        self.path = Path(path)
+        self._manifest = load_rows_manifest(self.path)
+        self.schema: Schema = Schema.from_manifest(self._manifest.schema)
+        self.splits = {name: SplitSize(split.rows, split.label_rate) for name, split in self._manifest.splits.items()}
+        self.num_embeddings = dict(self._manifest.num_embeddings)
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{name} {split.rows:,}" for name, split in self.splits.items())
+        return f"Dataset({str(self.path)!r}: {sizes} rows)"
+
+    @reported()
+    def ids(self, column: str, values: Sequence[Any]) -> "NDArray[np.int32]":
+        """Return the ids [n] of values of a sparse column, as raw rows have them; -1 for an unknown value."""
+        from data_prep.encoding.encoder import Encoder
+
+        self._require_column(column)
+        return Encoder.load(self.path).ids_of(column, values)
+
+    @reported()
+    def values(self, column: str, ids: "Sequence[int] | NDArray[np.integer] | None" = None) -> list[str | None]:
+        """Return the values of ids of a sparse column as text; None for an id without a value of its own.
+
+        ids: None: all ids from 0 on.
+
+        Raises:
+            Error: ids of this encoding do not tell values, or the dataset does not keep the values' texts.
+        """
+        from data_prep.encoding.vocabulary import vocabulary_values
+
+        self._require_column(column)
+        numbers = range(self.num_embeddings[column]) if ids is None else [int(number) for number in ids]
+        return vocabulary_values(self.path, self._manifest, column, numbers)
+
+    @reported()
+    def batches(self, split: str, batch_size: int = BATCH_ROWS) -> Iterator[Rows]:
+        """Yield a split's rows in their order on disk, `batch_size` at once and the rest at the end."""
+        self._require_split(split)
+        if batch_size < 1:
+            raise UserError(f"batch_size={batch_size}: must be at least 1")
+        return self._batches(split, batch_size)
+
+    @reported()
+    def torch(
+        self,
+        split: str = "train",
+        batch_size: int | None = None,
+        *,
+        run: str | Path | None = None,
+        seed: int | None = None,
+        shuffle: bool | None = None,
+        drop_last: bool | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> "TorchBatches":
+        """Return a `torch.utils.data.IterableDataset` of batches in the order of training.
+
+        An item is (dense [B, N] float32, a KeyedJaggedTensor of B bags a column, labels [B] float32).
+        `set_epoch(epoch)` selects the epoch, from 0. A `DataLoader` of it needs batch_size=None.
+
+        Args:
+            split: its name.
+            batch_size: rows of a global batch; None: that of the run.
+            run: directory of a run whose batch size, seed, order and bags are taken; None: those by default.
+            seed: of the order; None: that of the run.
+            shuffle: whether each epoch has an order of its own; None: as the run does in train, not in other splits.
+            drop_last: whether to leave out rows that fill no whole batch; None: as the run in train, not in others.
+            rank, world_size: of the process; each gets an equal part of each global batch.
+
+        Raises:
+            Error: there is no such split or run, or a key does not fit.
+        """
+        from clickwork.batches import TorchBatches
+
+        self._require_split(split)
+        given = {"seed": seed, "shuffle": shuffle, "drop_last": drop_last, "batch_size": batch_size}
+        return TorchBatches.of(self.path, self._manifest, split, run, given, rank, world_size)
+
+    def _batches(self, split: str, batch_size: int) -> Iterator[Rows]:
+        from data_prep.dataset.format import open_shard
+
+        parts: list[ShardArrays] = []
+        missing = batch_size
+        with reported():
+            for shard in self._manifest.splits[split].shards:
+                arrays, start = open_shard(self.path, split, shard, self._manifest), 0
+                while start < shard.rows:
+                    stop = min(shard.rows, start + missing)
+                    parts.append(arrays.part(start, stop))
+                    missing, start = missing - (stop - start), stop
+                    if not missing:
+                        yield self._joined(parts)
+                        parts, missing = [], batch_size
+            if parts:
+                yield self._joined(parts)
+
+    def _joined(self, parts: "list[ShardArrays]") -> Rows:
+        import numpy as np
+
+        from data_prep.dataset.bags import join
+
+        labels, dense, sparse = (np.concatenate([part[place] for part in parts]) for place in range(3))
+        bags = (join(of_column).copy() for of_column in zip(*(part.bags for part in parts), strict=True))
+        return Rows(
+            labels[:, 0],
+            dense.astype(np.float32, copy=False),
+            sparse,
+            dict(zip(self.schema.ragged, bags, strict=False)),
+        )
+
+    def _require_split(self, split: str) -> None:
+        if split not in self.splits:
+            raise UserError(f"{self.path}: no split {split!r}; it has {', '.join(self.splits)}")
+
+    def _require_column(self, column: str) -> None:
+        if column not in self.num_embeddings:
+            names = ", ".join(self.num_embeddings)
+            raise UserError(f"{self.path}: no sparse column {column!r}; it has {names}")

@@ -1,0 +1,227 @@
+"""`clickwork.Dataset`: schema, ids and values, NumPy's batches, and torch's in the order of training."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import clickwork
+from app.data.batch import Batch
+from app.runtime.platform import Runtime
+from app.training import data_loader
+from data_prep.pipeline import preprocess
+from tests.app.datasets import RAGGED, write_ragged_dataset
+from tests.clickwork.conftest import ROWS, Trained, train_on_table, write_csv
+from tests.data_prep import oracle
+from tests.data_prep.conftest import config, load_split
+
+TRAIN_ROWS = 772
+
+
+@pytest.fixture(scope="module")
+def dataset(trained: Trained) -> clickwork.Dataset:
+    return clickwork.Dataset(trained.directory / "data")
+
+
+@pytest.fixture(scope="module")
+def with_texts(tmp_path_factory: pytest.TempPathFactory, trained: Trained) -> clickwork.Dataset:
+    directory = tmp_path_factory.mktemp("texts")
+    keys = [f"data.raw={trained.directory}/raw.csv", f"data.schema={trained.directory}/schema.yaml"]
+    preprocess(config(*keys, f"data.path={directory}", "data.split.method=fraction", "data.keep_texts=true"))
+    return clickwork.Dataset(directory)
+
+
+def test_schema_and_splits(trained: Trained, dataset: clickwork.Dataset) -> None:
+    assert dataset.schema.label == "stars"
+    assert dataset.schema.dense == ("age", "price")
+    assert dataset.schema.sparse == ("user", "item", "genres")
+    assert dataset.schema.ragged == ("genres",)
+    labels = np.array([row["stars"] >= 4 for row in trained.rows])
+    assert {name: split.rows for name, split in dataset.splits.items()} == {"train": 772, "val": 64, "test": 64}
+    assert dataset.splits["train"].label_rate == pytest.approx(labels[:TRAIN_ROWS].mean())
+    assert dataset.splits["test"].label_rate == pytest.approx(labels[-64:].mean())
+    assert repr(dataset).endswith("/data': train 772, val 64, test 64 rows)")
+
+
+@pytest.mark.parametrize("batch_size", [1, 100, 772, 5000])
+def test_batches_are_the_rows_in_order(trained: Trained, dataset: clickwork.Dataset, batch_size: int) -> None:
+    batches = list(dataset.batches("train", batch_size))
+    assert [len(batch.labels) for batch in batches[:-1]] == [batch_size] * (len(batches) - 1)
+    rows = trained.rows[:TRAIN_ROWS]
+    joined = [np.concatenate([part[place] for part in batches]) for place in range(3)]
+    assert joined[0].tolist() == [row["stars"] >= 4 for row in rows]
+    assert (
+        joined[2].tolist()
+        == np.stack([dataset.ids(name, [row[name] for row in rows]) for name in ("user", "item")], axis=1).tolist()
+    )
+    genres = iter(
+        part.bags["genres"].values[start:stop].tolist()
+        for part in batches
+        for start, stop in zip(part.bags["genres"].offsets[:-1], part.bags["genres"].offsets[1:], strict=True)
+    )
+    for row, ids in zip(rows, genres, strict=True):
+        assert ids == dataset.ids("genres", row["genres"]).tolist()
+    assert joined[1].dtype == np.float32
+    ages = np.array([row["age"] or 0 for row in rows])
+    assert joined[1][:, 0] == pytest.approx(np.log1p(ages), rel=1e-6)
+
+
+def test_batches_of_several_shards(tmp_path: Path) -> None:
+    write_ragged_dataset(tmp_path, {"train": 200, "val": 30, "test": 0}, shard_rows=70)
+    dataset = clickwork.Dataset(tmp_path)
+    labels, dense, sparse = load_split(tmp_path, "train")
+    batches = list(dataset.batches("train", 64))
+    assert [len(batch.labels) for batch in batches] == [64, 64, 64, 8]
+    for place, truth in enumerate((labels, dense, sparse)):
+        assert np.array_equal(np.concatenate([batch[place] for batch in batches]), truth)
+    assert all(list(batch.bags) == RAGGED and batch.bags["tags"].offsets[0] == 0 for batch in batches)
+    assert list(dataset.batches("test")) == []
+
+
+def test_values_and_ids_are_each_others_inverse(trained: Trained, with_texts: clickwork.Dataset) -> None:
+    for name in ("user", "item"):
+        values = sorted({str(row[name]) for row in trained.rows[:TRAIN_ROWS]})
+        ids = with_texts.ids(name, values)
+        assert sorted(ids.tolist()) == list(range(1, len(values) + 1))
+        assert with_texts.values(name, ids) == values
+        assert with_texts.values(name) == [None, *[values[place] for place in np.argsort(ids)]]
+    assert with_texts.ids("item", [3, "3", 3.0, "new", None]).tolist()[3:] == [-1, -1]
+    assert len(set(with_texts.ids("item", [3, "3", 3.0]).tolist())) == 1
+    assert with_texts.values("user", [-1, 0, 10_000]) == [None, None, None]
+
+
+def test_values_without_texts(tmp_path: Path, trained: Trained) -> None:
+    keys = [f"data.raw={trained.directory}/raw.csv", f"data.schema={trained.directory}/schema.yaml"]
+    preprocess(config(*keys, f"data.path={tmp_path}/data", "data.keep_texts=false"))
+    dataset = clickwork.Dataset(tmp_path / "data")
+    assert dataset.values("item", dataset.ids("item", [7, 12])) == ["7", "12"]
+    with pytest.raises(
+        clickwork.Error, match=r"the texts of user are not kept; prepare it again with data\.keep_texts"
+    ):
+        dataset.values("user")
+
+
+def test_criteos_values_are_hexadecimal(tmp_path: Path) -> None:
+    text = oracle.make_rows(300, seed=4)
+    (tmp_path / "raw.tsv").write_bytes(text)
+    preprocess(config(f"data.raw={tmp_path}/raw.tsv", f"data.path={tmp_path}/data", "data.frequency_threshold=1"))
+    dataset = clickwork.Dataset(tmp_path / "data")
+    rows = dataset.splits["train"].rows
+    values = [line.split("\t")[14] for line in text.decode().splitlines()[:rows]]
+    ids = dataset.ids("cat_0", values)
+    [batch] = dataset.batches("train")
+    assert np.array_equal(np.maximum(ids, 0), batch.sparse[:, 0])
+    known = [(value, number) for value, number in zip(values, ids, strict=True) if value and number > 0]
+    assert len(known) > 100
+    assert dataset.values("cat_0", [number for _, number in known]) == [value for value, _ in known]
+
+
+def test_ids_that_are_hashes_have_no_values(tmp_path: Path, trained: Trained) -> None:
+    keys = [f"data.raw={trained.directory}/raw.csv", f"data.schema={trained.directory}/schema.yaml"]
+    preprocess(config(*keys, f"data.path={tmp_path}/data", "data.encoding=hash", "data.max_ind_range=100"))
+    dataset = clickwork.Dataset(tmp_path / "data")
+    assert dataset.ids("item", [7, 123]).tolist() == [7, 23]
+    with pytest.raises(clickwork.Error, match="an id of item has no value of its own; prepare it with data"):
+        dataset.values("item", [7])
+
+
+def equal(item: Any, batch: Batch) -> bool:
+    dense, sparse, labels = item
+    return (
+        torch.equal(dense, batch.dense_features)
+        and torch.equal(labels, batch.labels)
+        and sparse.keys() == batch.sparse_features.keys()
+        and torch.equal(sparse.values(), batch.sparse_features.values())
+        and torch.equal(sparse.lengths(), batch.sparse_features.lengths())
+    )
+
+
+@pytest.fixture(scope="module")
+def read(runtime: Runtime, tmp_path_factory: pytest.TempPathFactory) -> tuple[Trained, list[Batch]]:
+    """A run of two epochs, and the batches that its loop has read."""
+    read: list[Batch] = []
+    batches = data_loader.DataLoader.batches
+
+    def recorded(self: data_loader.DataLoader, epoch: int, first: int) -> Iterator[Batch]:
+        for batch in batches(self, epoch, first):
+            read.append(batch)
+            yield batch
+
+    keys = ["train.max_steps=null", "train.epochs=2", "train.seed=7", "data.shuffle_lanes=2", "train.drop_last=false"]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(data_loader.DataLoader, "batches", recorded)
+        trained = train_on_table(runtime, tmp_path_factory.mktemp("read"), *keys)
+    return trained, read
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_torchs_batches_are_those_that_training_reads(read: tuple[Trained, list[Batch]], workers: int) -> None:
+    trained, batches = read
+    rows = clickwork.Dataset(trained.directory / "data").torch(run=trained.run)
+    assert len(batches) == 2 * len(rows) == 2 * 13
+    loader = DataLoader(rows, batch_size=None, num_workers=workers)
+    for epoch in range(2):
+        rows.set_epoch(epoch)
+        items = list(loader)
+        assert [len(labels) for *_, labels in items] == [64] * 12 + [4]
+        assert all(
+            equal(item, batch) for item, batch in zip(items, batches[13 * epoch : 13 * (epoch + 1)], strict=True)
+        )
+
+
+def test_keywords_take_the_place_of_a_runs_values(read: tuple[Trained, list[Batch]]) -> None:
+    trained, batches = read
+    dataset = clickwork.Dataset(trained.directory / "data")
+    other = dataset.torch(run=trained.run, seed=8, drop_last=True)
+    assert len(other) == 12
+    assert not any(equal(item, batch) for item, batch in zip(other, batches, strict=False))
+    halves = [list(dataset.torch(run=trained.run, drop_last=True, rank=rank, world_size=2)) for rank in range(2)]
+    for first, second, batch in zip(*halves, batches, strict=False):
+        assert torch.equal(torch.cat([first[0], second[0]]), batch.dense_features)
+
+
+def test_other_splits_are_read_in_their_order(trained: Trained, dataset: clickwork.Dataset) -> None:
+    items = list(dataset.torch("test", 50))
+    assert torch.cat([labels for *_, labels in items]).tolist() == [row["stars"] >= 4 for row in trained.rows[-64:]]
+    dense, sparse, _ = items[0]
+    assert dense.shape == (50, 2)
+    assert sparse["genres"].lengths().tolist() == [len(row["genres"]) for row in trained.rows[ROWS - 64 : ROWS - 14]]
+
+
+def test_what_a_dataset_refuses(tmp_path: Path, dataset: clickwork.Dataset) -> None:
+    def first_batch(size: int) -> None:
+        next(dataset.batches("test", size))
+
+    for call, message in (
+        (lambda: clickwork.Dataset(tmp_path), "no dataset here"),
+        (lambda: dataset.batches("tset"), "no split 'tset'; it has train, val, test"),
+        (lambda: first_batch(0), "batch_size=0: must be at least 1"),
+        (lambda: dataset.torch("tset"), "no split 'tset'; it has train, val, test"),
+        (lambda: dataset.torch("test", rank=2, world_size=2), "rank must be below world_size"),
+        (lambda: dataset.torch("test", run=tmp_path), "not a run's directory"),
+        (lambda: dataset.ids("age", [1]), "no sparse column 'age'; it has user, item, genres"),
+        (lambda: dataset.values("stars"), "no sparse column 'stars'"),
+        (lambda: dataset.ids("user", [{}]), "values of user: row 1, column user: "),
+    ):
+        with pytest.raises(clickwork.Error, match=message):
+            call()
+
+
+def test_a_damaged_shard_is_one_line(tmp_path: Path) -> None:
+    write_ragged_dataset(tmp_path, {"train": 200, "val": 30, "test": 0}, shard_rows=70)
+    dataset = clickwork.Dataset(tmp_path)
+    (tmp_path / "train/00001.dense.npy").write_bytes(b"x")
+    with pytest.raises(clickwork.Error, match="1 bytes, but the manifest says"):
+        list(dataset.batches("train"))
+
+
+def test_raw_files_are_not_needed(tmp_path: Path, trained: Trained) -> None:
+    write_csv(tmp_path / "raw.csv", trained.rows)
+    keys = [f"data.raw={tmp_path}/raw.csv", f"data.schema={trained.directory}/schema.yaml"]
+    preprocess(config(*keys, f"data.path={tmp_path}/data", "data.split.method=fraction"))
+    (tmp_path / "raw.csv").unlink()
+    assert sum(len(batch.labels) for batch in clickwork.Dataset(tmp_path / "data").batches("train", 500)) == TRAIN_ROWS
