@@ -7,8 +7,11 @@ from clickwork import own_packages
 
 own_packages.require()
 
-from clickwork.dataset import Dataset  # noqa: E402  (after the check)
-from clickwork.errors import Error  # noqa: E402  (after the check)
+# After the check, which imports nothing of them.
+from clickwork.commands import prepare, train  # noqa: E402
+from clickwork.dataset import Dataset  # noqa: E402
+from clickwork.errors import Error  # noqa: E402
 from clickwork.predictor import Predictor, load  # noqa: E402
+from clickwork.run import Comparison, Run, compare  # noqa: E402
 
-__all__ = ["Dataset", "Error", "Predictor", "load"]
+__all__ = ["Comparison", "Dataset", "Error", "Predictor", "Run", "compare", "load", "prepare", "train"]

@@ -103,23 +103,32 @@ class Comparison:
             choices.append(("plain", choice))
         return choices
 
+    @property
+    def _names(self) -> list[str]:
+        """Each run's name, with the letter of its configuration."""
+        labels = {id(run): group.label for group in self.groups for run in group.runs}
+        return [f"{labels[id(run)]}: {run.name}" for run in self.runs]
+
+    def overview(self) -> ReportTable:
+        """Status, seed, metrics and rate of each run."""
+        return _overview(self.runs, self._names)
+
     def page(self, directory: Path) -> str:
         """The HTML."""
         differing, same = compare.differences(self.runs)
         charts_ = _charts(self.runs)
-        labels = {id(run): group.label for group in self.groups for run in group.runs}
         efficiency = {
             id(scaling.run): f"{scaling.efficiency:.2f} of {scaling.base.world_size}-process speed"
             for scaling in self.scalings
         }
-        names = [f"{labels[id(run)]}: {run.name}" for run in self.runs]
+        names = self._names
         return render(
             ASSETS / "compare.html.j2",
             directory,
             charts_,
             title=f"{len(self.runs)} runs side by side",
             sentences=self.sentences(),
-            overview=_overview(self.runs, names),
+            overview=self.overview(),
             speeds=_speeds(self.runs, names),
             base=self.base.name,
             tests=_tests(self.speeds, self.aucs),

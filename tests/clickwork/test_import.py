@@ -63,12 +63,40 @@ def interface() -> dict[str, str]:
     return shown
 
 
-def test_names_and_parameters_are_those_of_the_documentation() -> None:
+def test_names_and_parameters_are_as_recorded() -> None:
     assert interface() == {
+        "Comparison": "(comparison, directory)",
+        "Comparison.table": "",
+        "Comparison._repr_html_": "()",
+        "Dataset": "(path)",
+        "Dataset.ids": "(column, values)",
+        "Dataset.values": "(column, ids=None)",
+        "Dataset.batches": "(split, batch_size=65536)",
+        "Dataset.torch": "(split='train', batch_size=None, *, run=None, seed=None, shuffle=None, drop_last=None, "
+        "rank=0, world_size=1)",
         "Error": "(message, status=2)",
         "Predictor": "(scorer, trained, runtime, correction)",
         "Predictor.columns": "",
         "Predictor.predict": "(table, logits=False)",
         "Predictor.rank": "(user, candidates, top_k=10, id_column='id')",
+        "Run": "(path)",
+        "Run.config": "",
+        "Run.summary": "",
+        "Run.metrics": "",
+        "Run.curves": "",
+        "Run.evaluate": "(table, checkpoint=None, *, split='test', data=None, platform='auto', correct_sampling=False)",
+        "Run._repr_html_": "()",
+        "compare": "(runs, *, auc_tolerance=0.001, loss_tolerance=0.01)",
         "load": "(run, checkpoint=None, *, data=None, platform='auto', correct_sampling=False)",
+        "prepare": "(overrides=(), **data)",
+        "train": "(overrides=())",
     }
+
+
+def test_the_page_names_them_all() -> None:
+    page = (ROOT / "docs/python.md").read_text().replace('"', "'")
+    for name, parameters in interface().items():
+        kind, _, attribute = name.partition(".")
+        if attribute != "_repr_html_" and name not in ("Comparison", "Predictor"):
+            shown = f"{kind.lower()}.{attribute}" if attribute else kind
+            assert f"`{shown}{parameters}`" in page, name

@@ -1,0 +1,92 @@
+"""`clickwork.prepare` and `clickwork.train`: the commands, in processes of their own."""
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import clickwork
+from tests.clickwork.conftest import SCHEMA, TRAIN, make_rows, write_csv
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with rows and a schema, and with a package of the same name as one of ours."""
+    monkeypatch.chdir(tmp_path)
+    write_csv(tmp_path / "clicks.csv", make_rows(400, seed=0))
+    (tmp_path / "schema.yaml").write_text(SCHEMA)
+    (tmp_path / "app.py").write_text("raise SystemExit('not this one')")
+    return tmp_path
+
+
+@pytest.mark.slow("processes")
+def test_a_dataset_and_a_run_are_made(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    schema = here / "schema.yaml"
+    dataset = clickwork.prepare(["data.workers=1"], raw="clicks.csv", schema=schema, path="data/a b")
+    assert dataset.path == Path("data/a b")
+    assert sum(split.rows for split in dataset.splits.values()) == 400
+    run = clickwork.train([*TRAIN, 'data.path="data/a b"', "run.name=ads"])
+    assert run.path == Path("runs/ads")
+    assert run.summary is not None
+    assert run.summary["status"] == "completed"
+    assert json.loads((here / "runs/ads/summary.json").read_text()) == run.summary
+    printed = capfd.readouterr()
+    assert "data/a b: 400 rows (train" in printed.out
+    assert "step 9" in printed.out
+    assert printed.err == ""
+
+
+@pytest.mark.slow("processes")
+def test_the_words_of_a_commands_error_are_those_of_the_exception(here: Path) -> None:
+    with pytest.raises(clickwork.Error) as error:
+        clickwork.prepare(raw="none.csv", schema="schema.yaml", path="data")
+    command = [sys.executable, "-m", "data_prep", "data.raw=none.csv", "data.schema=schema.yaml", "data.path=data"]
+    (here / "app.py").unlink()
+    process = subprocess.run(
+        command, cwd=here, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
+    )
+    assert f"error: {error.value}\n" == process.stderr
+    assert error.value.status == process.returncode == 2
+
+
+def test_keys_that_do_not_compose_are_refused_before_a_process_starts(here: Path) -> None:
+    with pytest.raises(clickwork.Error, match=r"data\.rwa"):
+        clickwork.prepare(rwa="clicks.csv")
+    with pytest.raises(clickwork.Error, match=r"train\.epoch"):
+        clickwork.train(["train.epoch=3"])
+    with pytest.raises(clickwork.Error, match=r"train\.epochs"):
+        clickwork.train(["train.epochs=0"])
+
+
+@pytest.mark.slow("processes")
+def test_an_interrupt_stops_a_run_with_a_checkpoint(here: Path) -> None:
+    """As the stop button of a notebook does: the process that called gets one signal."""
+    (here / "app.py").unlink()
+    code = f"""import clickwork
+clickwork.prepare(raw="clicks.csv", schema="schema.yaml", path="data")
+try:
+    clickwork.train({[*TRAIN, "data.path=data", "run.name=ads", "train.max_steps=1000000"]!r})
+except clickwork.Error as error:
+    print("status", error.status, error)
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=here, env={"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True
+    )
+    metrics, until = here / "runs/ads/metrics.jsonl", time.monotonic() + 120
+    while time.monotonic() < until and process.poll() is None:
+        with contextlib.suppress(FileNotFoundError):
+            if '"train"' in metrics.read_text():
+                break
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, out
+    assert out.splitlines()[-1].startswith("status 75 ")
+    assert list((here / "runs/ads/checkpoints").glob("step_*"))
