@@ -150,7 +150,7 @@ def trained_config(run: str | Path, data: str | Path | None, platform: str) -> "
             f"python -m app.recommend run={run}"
         )
     validate(trained)
-    require_own_scores(trained.model, "clickwork.load")
+    require_own_scores(trained.model, "scoring single rows")
     return trained
 
 

@@ -108,16 +108,12 @@ class Run:
 
     @reported()
     def _repr_html_(self) -> str:
-        from app.report.page import run_page, tiles
+        from app.report.page import run_page
         from app.report.read import refusing_other_versions
 
         run = self._files()
         with refusing_other_versions(str(self.path)):
-            cells = "".join(
-                f"<tr><th>{escape(name)}</th><td>{escape(value)}</td><td>{escape(remark)}</td></tr>"
-                for name, value, remark in tiles(run)
-            )
-            return f"<table>{cells}</table>" + FRAME.format(escape(run_page(run)), escape(run.name))
+            return f"<code>{escape(repr(self))}</code>" + FRAME.format(escape(run_page(run)), escape(run.name))
 
     def _files(self) -> "RunFiles":
         from app.report.read import read_run

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from data_prep.encoding.new_rows import NewRows
 
 PIECE_ROWS = 1 << 16  # parsed at once
+MISSING = ("NAType", "NaTType")  # types of pandas' missing values, which need not be there
 REMEDY = "give a pandas, polars or Arrow table, record batches, or dicts"
 
 
@@ -114,7 +115,8 @@ def _rows_of(piece: Any, name: str, first: int) -> "NewRows":
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of NumPy or pandas as Python's; NaN, which means a missing value there, as None."""
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    return None if isinstance(value, float) and value != value else value
+    """Return a value of NumPy or pandas as Python's; what means a missing value there as None."""
+    if hasattr(value, "dtype"):
+        value = (value.astype("datetime64[us]") if value.dtype.kind == "M" else value).tolist()
+    is_missing = type(value).__name__ in MISSING or (isinstance(value, float) and value != value)
+    return None if is_missing else value

@@ -257,7 +257,7 @@ def test_the_python_interface_is_importable_in_any_directory(tmp_path: Path) -> 
     venv.create(environment, with_pip=False)
     code = "import sys, pathlib, install; install.write_path(pathlib.Path(sys.argv[1]))"
     subprocess.run([sys.executable, "-c", code, environment], cwd=ROOT / "requirements", check=True)
-    command = [environment / "bin/python", "-c", "import clickwork; print(clickwork.__file__)"]
+    command = [str(environment / "bin/python"), "-c", "import clickwork; print(clickwork.__file__)"]
     process = subprocess.run(command, cwd=tmp_path, env={}, capture_output=True, text=True, check=False)
     assert (process.stdout, process.stderr) == (f"{ROOT / 'clickwork/__init__.py'}\n", "")
 

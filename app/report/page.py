@@ -42,7 +42,7 @@ def run_page(run: RunFiles) -> str:
         title=run.name,
         run=run,
         about=tables.about(run),
-        tiles=tiles(run),
+        tiles=_tiles(run),
         step=speed.step_parts(run),
         limits=speed.limits(run),
         sentences=verdict.sentences(run),
@@ -102,7 +102,7 @@ def write_page(path: Path, page: str) -> Path:
     return path
 
 
-def tiles(run: RunFiles) -> list[tuple[str, str, str]]:
+def _tiles(run: RunFiles) -> list[tuple[str, str, str]]:
     """The main figures: name, value, remark."""
     evaluation, rates = run.evaluation, run.throughput
     error = run.auc_standard_error

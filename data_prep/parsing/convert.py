@@ -101,7 +101,12 @@ def convert(
 
 def plain(values: Any) -> Any:
     """Cast an Arrow column to the types that the rules know: no dictionaries, views, large types or null type."""
-    return values if isinstance(values, list) else values.cast(_plain_type(values.type))
+    if isinstance(values, list):
+        return values
+    try:
+        return values.cast(_plain_type(values.type))
+    except pa.ArrowNotImplementedError:  # of dictionaries of views, as polars has them
+        return values.to_pylist()
 
 
 def _plain_type(kind: Any) -> Any:

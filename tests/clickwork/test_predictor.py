@@ -2,6 +2,7 @@
 
 import json
 import random
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,8 +18,13 @@ from torch import distributed as dist
 import clickwork
 from app.record.scores import read_scores
 from app.runtime.platform import Runtime
-from tests.app.in_process import command_here
+from data_prep.dataset.schema import CRITEO
+from data_prep.pipeline import preprocess
+from tests.app.conftest import SMALL
+from tests.app.in_process import command_here, train_here
 from tests.clickwork.conftest import ROWS, SCHEMA, Trained, make_rows, train_on_table
+from tests.data_prep import oracle
+from tests.data_prep.conftest import config
 
 INPUTS = ["age", "price", "user", "item", "genres"]
 
@@ -41,8 +47,9 @@ class OtherLibrary:
     """A table of which nothing is known but Arrow's C interface; texts are views and categories, as polars has them."""
 
     def __init__(self, table: pa.Table) -> None:
-        texts = pa.array(table["user"].to_pylist()).dictionary_encode()
-        self._table = table.set_column(2, "user", texts)
+        texts = table["user"].combine_chunks().dictionary_encode()
+        views = pa.DictionaryArray.from_arrays(texts.indices, texts.dictionary.cast(pa.string_view()))
+        self._table = table.set_column(2, "user", views)
         self._table = self._table.set_column(4, "genres", table["genres"].cast(pa.large_list(pa.string_view())))
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
@@ -109,18 +116,47 @@ def test_threads_get_the_scores_of_one(trained: Trained, predictor: clickwork.Pr
 
 
 def test_a_reader_is_not_read_ahead(trained: Trained, predictor: clickwork.Predictor) -> None:
-    """Each batch can be freed before the next is made: an iterator is asked for it after the last was scored."""
-    alive: list[int] = []
+    """When a batch is asked for, the one before the last is gone: at most one waits for the next."""
+    made: list[weakref.ref[pa.RecordBatch]] = []
 
     def batches() -> Iterator[pa.RecordBatch]:
-        table = pa.Table.from_pylist(trained.rows)
-        before = pa.total_allocated_bytes()
         for start in range(0, ROWS, 100):
-            alive.append(pa.total_allocated_bytes() - before)
-            yield pa.RecordBatch.from_pylist(table.slice(start, 100).to_pylist())
+            assert [batch() for batch in made[:-1]] == [None] * len(made[:-1])
+            batch = pa.RecordBatch.from_pylist(trained.rows[start : start + 100])
+            made.append(weakref.ref(batch))
+            yield batch
+            del batch
 
     assert len(predictor.predict(batches())) == ROWS
-    assert max(alive[1:]) <= 2 * alive[1]
+    assert len(made) == 9
+
+
+def test_missing_values_of_pandas_and_numpy_are_missing(trained: Trained, predictor: clickwork.Predictor) -> None:
+    row = {**trained.rows[0], "age": None}
+    expected = predictor.predict(row)
+    for missing in (float("nan"), np.nan, np.float64("nan"), pd.NA, pd.NaT):
+        assert predictor.predict({**row, "age": missing}) == expected
+    nullable = pd.DataFrame([row, trained.rows[1]]).convert_dtypes()
+    assert predictor.predict(nullable)[0] == expected
+    assert predictor.predict(nullable.to_dict("records"))[0] == expected
+    assert predictor.predict({**row, "item": np.int64(row["item"]), "genres": np.array(row["genres"])}) == expected
+
+
+def test_rows_of_criteos_format(runtime: Runtime, tmp_path: Path) -> None:
+    text = oracle.make_rows(400, seed=4)
+    (tmp_path / "raw.tsv").write_bytes(text)
+    preprocess(config(f"data.raw={tmp_path}/raw.tsv", f"data.path={tmp_path}/data"))
+    keys = [*SMALL, f"data.path={tmp_path}/data", f"run.dir={tmp_path}/run", "train.max_steps=5"]
+    assert train_here(runtime, *keys) == "completed"
+    names = [*CRITEO.dense, *CRITEO.sparse]
+    frame = pd.read_csv(
+        tmp_path / "raw.tsv", sep="\t", names=["label", *names], dtype=dict.fromkeys(CRITEO.sparse, str)
+    )
+    rows = [dict(zip(names, line.split("\t")[1:], strict=True)) for line in text.decode().splitlines()]
+    truth = recommended(runtime, Trained(tmp_path, []), rows, tmp_path)
+    predictor = clickwork.load(tmp_path / "run", platform="cpu")
+    assert frame["int_3"].isna().any()
+    assert predictor.predict(frame, logits=True).tolist() == [each["logit"] for each in truth]
 
 
 def test_rank_is_the_ranking_of_recommend(
