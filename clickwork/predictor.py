@@ -60,6 +60,7 @@ class Predictor:
         import numpy as np
 
         from app.scoring.new_rows import log_unknown, parse, unknown_counts
+        from app.scoring.ranking import probabilities
 
         encoder, parts, unknown = self._scorer.encoder, [], Counter[str]()
         for rows in pieces_of(table):
@@ -72,7 +73,7 @@ class Predictor:
         if not self._has_clicks:
             return scores
         shown = scores.astype(np.float64) + self._correction
-        return (shown if logits else 1 / (1 + np.exp(-shown))).astype(np.float32)
+        return (shown if logits else probabilities(shown)).astype(np.float32)
 
     @reported()
     def rank(

@@ -68,11 +68,18 @@ def rank(
             RankedNumber(number, names[i], float(logits[i]), unknown_names[i]) for number, i in enumerate(best, start=1)
         ]
     shown = logits.astype(np.float64) + correction
-    probabilities = 1 / (1 + np.exp(-shown))
+    clicks = probabilities(shown)
     return [
-        Ranked(number, names[i], float(probabilities[i]), float(shown[i]), unknown_names[i])
+        Ranked(number, names[i], float(clicks[i]), float(shown[i]), unknown_names[i])
         for number, i in enumerate(best, start=1)
     ]
+
+
+def probabilities(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The probabilities of clicks [n] with these logits."""
+    with np.errstate(over="ignore"):  # exp is infinite for logits below -709, whose probability is 0
+        clicks: NDArray[np.float64] = 1 / (1 + np.exp(-logits))
+    return clicks
 
 
 def to_table(ranking: Ranking) -> str:

@@ -34,10 +34,12 @@ def predictor(trained: Trained) -> clickwork.Predictor:
     return clickwork.load(trained.run, platform="cpu")
 
 
-def recommended(runtime: Runtime, trained: Trained, rows: list[dict[str, Any]], out: Path) -> list[dict[str, Any]]:
+def recommended(
+    runtime: Runtime, trained: Trained, rows: list[dict[str, Any]], out: Path, *keys: str
+) -> list[dict[str, Any]]:
     """What app.recommend ranks of these rows, in their order."""
     (out / "rows.json").write_text(json.dumps(rows))
-    arguments = [f"candidates={out}/rows.json", f"out={out}/out.json", "top_k=null"]
+    arguments = [f"candidates={out}/rows.json", f"out={out}/out.json", "top_k=null", *keys]
     assert command_here(runtime, "recommend", f"run={trained.run}", *arguments) == 0
     ranking = json.loads((out / "out.json").read_text())["ranking"]
     return sorted(ranking, key=lambda candidate: int(candidate["candidate"]))
@@ -201,6 +203,16 @@ def test_numbers_are_predicted_where_labels_are_numbers(runtime: Runtime, tmp_pa
     assert numbers.tolist() == [candidate["prediction"] for candidate in truth]
     assert numbers.tolist() == predictor.predict(trained.rows[:20], logits=True).tolist()
     assert predictor.rank(None, trained.rows[:20])[0]._asdict()["prediction"] == numbers.max()
+
+
+def test_probabilities_are_corrected_for_sampling(runtime: Runtime, tmp_path: Path) -> None:
+    trained = train_on_table(runtime, tmp_path, prepared=["data.sampling.negative_drop_rate=0.75"])
+    rows = [{name: row[name] for name in INPUTS} for row in trained.rows[:20]]
+    truth = recommended(runtime, trained, rows, tmp_path, "correct_sampling=true")
+    predictor = clickwork.load(trained.run, platform="cpu", correct_sampling=True)
+    expected = np.array([each["probability"] for each in truth], np.float32)
+    assert predictor.predict(rows).tolist() == expected.tolist()
+    assert (clickwork.load(trained.run, platform="cpu").predict(rows) > expected).all()
 
 
 def test_the_callers_torch_stays_as_it_was(trained: Trained) -> None:
