@@ -14,8 +14,14 @@ from clickwork.own_packages import ROOT
 from clickwork.run import Run
 from common.errors import last_line
 
-# As the command `clickwork`, in a directory with packages of the same names, too.
-PROGRAM = f"import sys; sys.path[0] = {str(ROOT)!r}; from app.__main__ import main; main()"
+# As the command `clickwork`, in a directory with packages of the same names, too; it ends with this process.
+PROGRAM = f"""import sys
+sys.path[0] = {str(ROOT)!r}
+from app.__main__ import main
+from common.signals import end_with_parent
+end_with_parent()
+main()
+"""
 ERROR = "error: "
 
 

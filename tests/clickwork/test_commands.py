@@ -66,8 +66,9 @@ def test_keys_that_do_not_compose_are_refused_before_a_process_starts(here: Path
 
 
 @pytest.mark.slow("processes")
-def test_an_interrupt_stops_a_run_with_a_checkpoint(here: Path) -> None:
-    """As the stop button of a notebook does: the process that called gets one signal."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_run_ends_with_its_caller_and_with_a_checkpoint(here: Path, number: signal.Signals) -> None:
+    """The stop button of a notebook sends one signal to the process that called; a restart kills it."""
     (here / "app.py").unlink()
     code = f"""import clickwork
 clickwork.prepare(raw="clicks.csv", schema="schema.yaml", path="data")
@@ -85,8 +86,13 @@ except clickwork.Error as error:
             if '"train"' in metrics.read_text():
                 break
         time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     out, _ = process.communicate(timeout=120)
-    assert process.returncode == 0, out
-    assert out.splitlines()[-1].startswith("status 75 ")
+    if number == signal.SIGINT:
+        assert process.returncode == 0, out
+        assert out.splitlines()[-1].startswith("status 75 ")
+    summary = here / "runs/ads/summary.json"
+    while time.monotonic() < until and not summary.exists():
+        time.sleep(0.1)
+    assert json.loads(summary.read_text())["status"] == "interrupted"
     assert list((here / "runs/ads/checkpoints").glob("step_*"))
