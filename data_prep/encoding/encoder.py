@@ -25,7 +25,8 @@ from data_prep.encoding.new_rows import Shape
 from data_prep.encoding.values import remainders, text_values
 from data_prep.parsing.convert import convert, to_texts
 from data_prep.parsing.criteo import Block, parse_bytes
-from data_prep.parsing.formats import FileLayout, LineFormat, RawRows, format_named, numbered_rows, table_layout
+from data_prep.parsing.formats import FileLayout, LineFormat, format_named, table_layout
+from data_prep.parsing.raw_rows import RawRows, numbered_rows
 from data_prep.parsing.table_block import TableBlock
 from data_prep.parsing.text import Text, read_names
 

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from common.errors import UserError
 from data_prep.parsing.convert import plain, to_list, to_texts, truths_of
-from data_prep.parsing.formats import BYTE_ORDER_MARK, FileLayout, Locator, RawRows, numbered_rows, suffix_of
+from data_prep.parsing.formats import BYTE_ORDER_MARK, FileLayout, suffix_of
 from data_prep.parsing.json_lines import column_of, read_objects, refuse_constants
+from data_prep.parsing.raw_rows import Locator, RawRows, numbered_rows
 from data_prep.parsing.text import Text, read_names
 from data_prep.sources.discover import DAMAGE, packing_of, resolve_sources
 

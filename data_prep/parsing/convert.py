@@ -2,14 +2,15 @@
 
 A column is an Arrow array of one type or a list of Python values. Numbers are cast all at once where possible; all
 other rules run on a column's distinct values.
+An exported encoder (extensions/export) runs a copy of this module, so that it needs NumPy and pyarrow alone.
 """
 
-import itertools
-import math
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,11 +19,8 @@ from numpy.typing import NDArray
 
 from common.errors import UserError
 from data_prep.dataset.bags import offsets_of
-from data_prep.dataset.label_rule import COMPARISONS, LabelRule, parse_rule
-from data_prep.dataset.options import LabelKind
 from data_prep.dataset.spelling import (
     LIST_SEPARATOR,
-    TRUTHS,
     Form,
     form_of,
     form_of_typed,
@@ -32,7 +30,6 @@ from data_prep.dataset.spelling import (
     spell,
     text_of,
 )
-from data_prep.dataset.table_spec import DatePart, Table
 from data_prep.parsing.dates import (
     EPOCH,
     EPOCHS,
@@ -43,15 +40,14 @@ from data_prep.parsing.dates import (
     read_time,
     time_fault,
 )
-from data_prep.parsing.formats import CORRECT, Locator, RawRows
-from data_prep.parsing.numbers import NUMBERS, number_of
+from data_prep.parsing.numbers import NUMBERS, NumberForm, number_of
+from data_prep.parsing.raw_rows import CORRECT, Locator, RawRows
 from data_prep.parsing.table_block import TableBlock, TextColumn
 
+if TYPE_CHECKING:  # msgspec, which exported encoders do without
+    from data_prep.dataset.table_spec import DatePart, Table
+
 EMPTY = (None, "")  # missing values
-# Texts by which pandas (but for None) and databases write a missing value.
-NULL_MARKS = frozenset(
-    ["", "NULL", "null", "NA", "N/A", "n/a", "#N/A", "#NA", "<NA>", "\\N", "NaN", "nan", "-NaN", "-nan"]
-)
 SHOWN = 40  # characters of a value in an error
 
 
@@ -77,7 +73,9 @@ def convert(
     columns = {name: without_marks(plain(values), table.missing) for name, values in batch.columns.items()}
     labels: NDArray[Any] = np.zeros(batch.rows, table.label_kind.dtype)
     if labelled:
-        labels = _labels(columns[table.label], table, batch.locator_of(table.label))
+        from data_prep.parsing.labels import labels_of  # new rows have none, nor has an exported encoder
+
+        labels = labels_of(columns[table.label], table, batch.locator_of(table.label))
     parts = {
         part.feature: _date_part(columns[part.column], part, batch.locator_of(part.column)) for part in table.parts
     }
@@ -209,13 +207,13 @@ def refuse_row(bad: NDArray[np.bool_], locator: Locator, fault: Callable[[int], 
 DATE = re.compile(r"\s*\d{4}-\d\d-\d\d")
 
 
-def numbers_of(values: Any, table: Table, locator: Locator, empty: float, max_number: float) -> NDArray[np.float64]:
+def numbers_of(values: Any, form: NumberForm, locator: Locator, empty: float, max_number: float) -> NDArray[np.float64]:
     """Convert to finite numbers of at most `max_number`. `empty` replaces missing ones; NaN makes them errors."""
-    numbers = _cast(values, table, empty)
+    numbers = _cast(values, form, empty)
     if numbers is not None and (np.abs(numbers) <= max_number).all() and np.isfinite(numbers).all():
         return numbers
     column = distinct(values)
-    array = np.array([empty if value in EMPTY else number_of(value, table) for value in column.values])
+    array = np.array([empty if value in EMPTY else number_of(value, form) for value in column.values])
     dates = [isinstance(value, str) and DATE.match(value) is not None for value in column.values]
     if any(dates):
         remedy = "write {column: NAME, part: hour}, or another part, for a date or time"
@@ -229,12 +227,12 @@ def numbers_of(values: Any, table: Table, locator: Locator, empty: float, max_nu
     return array[column.codes]
 
 
-def _cast(values: Any, table: Table, empty: float) -> NDArray[np.float64] | None:
+def _cast(values: Any, form: NumberForm, empty: float) -> NDArray[np.float64] | None:
     """Cast all numbers at once; None if one of them needs a rule."""
     if isinstance(values, list):
         return None
     if is_text(values):
-        if table.decimal != "." or table.thousands:
+        if form.decimal != "." or form.thousands:
             return None
         values = pc.if_else(pc.equal(values, ""), None, values)
     elif not (
@@ -255,73 +253,6 @@ def truths_of(values: Any, locator: Locator, empty: float) -> NDArray[np.bool_]:
     column.refuse(~np.isin(numbers, (0, 1)), locator, "is not 0 or 1")
     truths: NDArray[np.bool_] = (numbers == 1)[column.codes]
     return truths
-
-
-def _labels(values: Any, table: Table, locator: Locator) -> NDArray[Any]:
-    """Convert a column to labels [rows], by the table's rule if it has one."""
-    rule = None if table.rule is None else parse_rule(table.rule)
-    if rule is not None and is_by_value(rule, table):
-        return _equality_labels(values, table, rule, locator)
-    try:
-        numbers = numbers_of(values, table, locator, np.nan, np.inf)
-    except UserError:
-        if table.label_kind is LabelKind.click:
-            _refuse_texts(values, table, locator)
-        raise
-    if rule is not None:
-        met: NDArray[np.bool_] = COMPARISONS[rule.operator](numbers, number_of(rule.value, table))
-        return met.astype(np.int32)
-    if table.label_kind is LabelKind.click:
-        is_bad = (numbers != 0) & (numbers != 1)
-        fault, remedy = "is not a label (0 or 1)", "correct the row, or give a rule or kind: number in the schema"
-    else:
-        with np.errstate(over="ignore"):
-            is_bad = np.isinf(numbers.astype(np.float32))
-        fault, remedy = "is beyond 3.4e38, the largest float32", "correct the row"
-    refuse_row(is_bad, locator, lambda row: f"{numbers[row]:g} {fault}", remedy)
-    return numbers.astype(table.label_kind.dtype)
-
-
-def is_by_value(rule: LabelRule, table: Table) -> bool:
-    """Return whether a rule compares texts or truth values, so that fields may be any text."""
-    is_truth = rule.value.lower() in TRUTHS
-    return rule.is_equality and (rule.is_quoted or is_truth or math.isnan(number_of(rule.value, table)))
-
-
-def _equality_labels(values: Any, table: Table, rule: LabelRule, locator: Locator) -> NDArray[np.int32]:
-    """Return labels [rows]: whether each field equals the rule's value (with `!=`, whether it differs)."""
-    column = distinct(values)
-    is_missing = [value in EMPTY or (value != rule.value and is_null_mark(value)) for value in column.values]
-    column.refuse(is_missing, locator, "stands for a missing value")
-    is_equal = np.array([_is_value(value, rule, table) for value in column.values], np.bool_)
-    labels: NDArray[np.int32] = COMPARISONS[rule.operator](is_equal, True).astype(np.int32)
-    return labels[column.codes]
-
-
-def _is_value(value: Any, rule: LabelRule, table: Table) -> bool:
-    """Return whether a field equals a rule's value: as text if both are text, else as a number or truth value."""
-    if isinstance(value, str) and (rule.is_quoted or rule.value.lower() not in TRUTHS):
-        return value == rule.value if rule.is_quoted else value.strip() == rule.value
-    return number_of(value, table) == number_of(rule.value, table)
-
-
-def is_null_mark(value: Any) -> bool:
-    """Return whether a value is a null mark, only blanks, or NaN."""
-    return value.strip() in NULL_MARKS if isinstance(value, str) else value != value
-
-
-def _refuse_texts(values: Any, table: Table, locator: Locator) -> None:
-    """Raise UserError for labels that are texts; the message shows some and a rule that accepts them."""
-    column = distinct(values)
-    is_other = [
-        isinstance(value, str) and value != "" and math.isnan(number_of(value, table)) for value in column.values
-    ]
-    texts = list(itertools.compress(column.values, is_other))
-    shown_texts = ", ".join(map(excerpt, texts[:5])) + (", …" if len(texts) > 5 else "")
-    remedy = (
-        f"labels that are texts need a rule in the schema, as in label: {table.label} == {texts[0] if texts else ''}"
-    )
-    column.refuse(is_other, locator, f"is not a number (texts: {shown_texts})", remedy)
 
 
 # ---- dates

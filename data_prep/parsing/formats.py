@@ -5,7 +5,7 @@ extensions/sequences/event_parsing.py convert these columns without knowing the 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import PurePath
@@ -13,31 +13,9 @@ from typing import Any, NamedTuple
 
 from common.errors import UserError
 from data_prep.dataset.table_spec import FORMATS, Table
+from data_prep.parsing.raw_rows import RawRows
 from data_prep.sources.discover import Source, without_packing
 from data_prep.sources.line_blocks import LineBlocks, count_lines_before
-
-CORRECT = "correct or remove this row"
-Locator = Callable[[int], str]  # returns the file and row of a row, or of a field, for an error
-
-
-class RawRows(NamedTuple):
-    """Rows as read: each column is an Arrow array or, for mixed types, a list of Python values, [rows].
-
-    The locator counts the lines before a row; it raises UserError if they are not rows.
-    """
-
-    columns: Mapping[str, Any]
-    rows: int
-    locator: Locator
-
-    def locator_of(self, column: str) -> Locator:
-        """Return the locator of a column's fields."""
-        return lambda index: f"{self.locator(index)}, column {column}"
-
-
-def numbered_rows(name: str, numbers: Sequence[int]) -> Locator:
-    """Return the locator of rows with these numbers in a file."""
-    return lambda index: f"{name}: row {numbers[index]}"
 
 
 class Column(NamedTuple):

@@ -4,16 +4,32 @@ import functools
 import math
 import re
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from data_prep.dataset.spelling import TRUTHS
-from data_prep.dataset.table_spec import Table
-
-# Default form of numbers: 1.5, not 1.000,5.
-NUMBERS = Table(delimiter=",", header=True, label="", dense=(), sparse=(), rule=None, names=())
 
 
-def number_of(value: Any, table: Table) -> float:
+class NumberForm(Protocol):
+    """Characters in numbers: the point, and what separates thousands ("": nothing). A table is one."""
+
+    @property
+    def decimal(self) -> str:
+        """Return the decimal point."""
+
+    @property
+    def thousands(self) -> str:
+        """Return the separator of thousands."""
+
+
+class _Plain(NamedTuple):
+    decimal: str = "."
+    thousands: str = ""
+
+
+NUMBERS: NumberForm = _Plain()  # 1.5, not 1.000,5
+
+
+def number_of(value: Any, form: NumberForm) -> float:
     """Return a number or truth value, given as text or typed; NaN if it is neither."""
     if isinstance(value, int | float | Decimal):
         try:
@@ -22,8 +38,8 @@ def number_of(value: Any, table: Table) -> float:
             return math.inf
     if not isinstance(value, str):
         return math.nan
-    if _number_pattern(table.decimal, table.thousands).fullmatch(value):
-        return float(value.replace(table.thousands, "").replace(table.decimal, "."))
+    if _number_pattern(form.decimal, form.thousands).fullmatch(value):
+        return float(value.replace(form.thousands, "").replace(form.decimal, "."))
     return TRUTHS.get(value.strip().lower(), math.nan)
 
 

@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 
 from common.errors import UserError
 from data_prep.parsing.convert import is_list_type
-from data_prep.parsing.formats import Chunk, Column, FileLayout, Format, RawRows, Size
+from data_prep.parsing.formats import Chunk, Column, FileLayout, Format, Size
+from data_prep.parsing.raw_rows import RawRows
 from data_prep.sources.discover import Source
 
 MAGIC = b"PAR1"

@@ -15,7 +15,8 @@ from pyarrow import csv as arrow_csv
 
 from common.errors import UserError
 from data_prep.io.read_ahead import BLOCK_BYTES
-from data_prep.parsing.formats import BYTE_ORDER_MARK, CORRECT, Column, FileLayout, LineFormat
+from data_prep.parsing.formats import BYTE_ORDER_MARK, Column, FileLayout, LineFormat
+from data_prep.parsing.raw_rows import CORRECT
 from data_prep.sources.discover import Source
 from data_prep.sources.line_blocks import LineBlocks, bare_returns
 

@@ -21,7 +21,8 @@ from data_prep.engine.job import ChunkRecord, Job, load_record, save_record
 from data_prep.io.arrays import ArrayWriter
 from data_prep.io.read_ahead import BLOCK_BYTES
 from data_prep.parsing.criteo import Block, diagnose_row, empty_block, max_rows, parse_bytes, parse_lines
-from data_prep.parsing.formats import Chunk, LineFormat, RawRows, format_named, table_layout, table_size
+from data_prep.parsing.formats import Chunk, LineFormat, format_named, table_layout, table_size
+from data_prep.parsing.raw_rows import RawRows
 from data_prep.parsing.table_block import TableBlock
 from data_prep.sources.checksums import refuse_other
 from data_prep.sources.discover import GENERATED_ROW_BYTES, TEXT_ROW_BYTES, RowGenerator, Source

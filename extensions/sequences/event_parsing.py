@@ -31,8 +31,9 @@ from data_prep.parsing.convert import (
     without_nan,
 )
 from data_prep.parsing.dates import SECOND
-from data_prep.parsing.formats import CORRECT, Chunk, Column, FileLayout, Locator, RawRows, Size, format_of
+from data_prep.parsing.formats import Chunk, Column, FileLayout, Size, format_of
 from data_prep.parsing.numbers import NUMBERS
+from data_prep.parsing.raw_rows import CORRECT, Locator, RawRows
 from data_prep.sources.discover import Source
 from extensions.sequences.event_schema import ANCHOR_BIT, FLAG_BIT, MAX_ID, Condition, EventSchema
 

@@ -28,7 +28,7 @@ from data_prep.io.arrays import ArrayWriter, open_array, write_array
 from data_prep.job_setup import find_sources
 from data_prep.parsing.convert import distinct, excerpt, to_list
 from data_prep.parsing.dates import SECOND
-from data_prep.parsing.formats import RawRows
+from data_prep.parsing.raw_rows import RawRows
 from data_prep.parsing.table_yaml import schema_path
 from data_prep.sources.checksums import refuse_other
 from data_prep.sources.discover import Source, resolve_sources

@@ -1,0 +1,89 @@
+"""Conversion of a column to labels, by the table's rule if it has one."""
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import UserError
+from data_prep.dataset.label_rule import COMPARISONS, LabelRule, parse_rule
+from data_prep.dataset.options import LabelKind
+from data_prep.dataset.spelling import TRUTHS
+from data_prep.dataset.table_spec import Table
+from data_prep.parsing.convert import EMPTY, distinct, excerpt, numbers_of, refuse_row
+from data_prep.parsing.numbers import number_of
+from data_prep.parsing.raw_rows import Locator
+
+# Texts by which pandas (but for None) and databases write a missing value.
+NULL_MARKS = frozenset(
+    ["", "NULL", "null", "NA", "N/A", "n/a", "#N/A", "#NA", "<NA>", "\\N", "NaN", "nan", "-NaN", "-nan"]
+)
+
+
+def labels_of(values: Any, table: Table, locator: Locator) -> NDArray[Any]:
+    """Convert a column to labels [rows], by the table's rule if it has one."""
+    rule = None if table.rule is None else parse_rule(table.rule)
+    if rule is not None and _is_by_value(rule, table):
+        return _equality_labels(values, table, rule, locator)
+    try:
+        numbers = numbers_of(values, table, locator, np.nan, np.inf)
+    except UserError:
+        if table.label_kind is LabelKind.click:
+            _refuse_texts(values, table, locator)
+        raise
+    if rule is not None:
+        met: NDArray[np.bool_] = COMPARISONS[rule.operator](numbers, number_of(rule.value, table))
+        return met.astype(np.int32)
+    if table.label_kind is LabelKind.click:
+        is_bad = (numbers != 0) & (numbers != 1)
+        fault, remedy = "is not a label (0 or 1)", "correct the row, or give a rule or kind: number in the schema"
+    else:
+        with np.errstate(over="ignore"):
+            is_bad = np.isinf(numbers.astype(np.float32))
+        fault, remedy = "is beyond 3.4e38, the largest float32", "correct the row"
+    refuse_row(is_bad, locator, lambda row: f"{numbers[row]:g} {fault}", remedy)
+    return numbers.astype(table.label_kind.dtype)
+
+
+def _is_by_value(rule: LabelRule, table: Table) -> bool:
+    """Return whether a rule compares texts or truth values, so that fields may be any text."""
+    is_truth = rule.value.lower() in TRUTHS
+    return rule.is_equality and (rule.is_quoted or is_truth or math.isnan(number_of(rule.value, table)))
+
+
+def _equality_labels(values: Any, table: Table, rule: LabelRule, locator: Locator) -> NDArray[np.int32]:
+    """Return labels [rows]: whether each field equals the rule's value (with `!=`, whether it differs)."""
+    column = distinct(values)
+    is_missing = [value in EMPTY or (value != rule.value and _is_null_mark(value)) for value in column.values]
+    column.refuse(is_missing, locator, "stands for a missing value")
+    is_equal = np.array([_is_value(value, rule, table) for value in column.values], np.bool_)
+    labels: NDArray[np.int32] = COMPARISONS[rule.operator](is_equal, True).astype(np.int32)
+    return labels[column.codes]
+
+
+def _is_value(value: Any, rule: LabelRule, table: Table) -> bool:
+    """Return whether a field equals a rule's value: as text if both are text, else as a number or truth value."""
+    if isinstance(value, str) and (rule.is_quoted or rule.value.lower() not in TRUTHS):
+        return value == rule.value if rule.is_quoted else value.strip() == rule.value
+    return number_of(value, table) == number_of(rule.value, table)
+
+
+def _is_null_mark(value: Any) -> bool:
+    """Return whether a value is a null mark, only blanks, or NaN."""
+    return value.strip() in NULL_MARKS if isinstance(value, str) else value != value
+
+
+def _refuse_texts(values: Any, table: Table, locator: Locator) -> None:
+    """Raise UserError for labels that are texts; the message shows some and a rule that accepts them."""
+    column = distinct(values)
+    is_other = [
+        isinstance(value, str) and value != "" and math.isnan(number_of(value, table)) for value in column.values
+    ]
+    texts = list(itertools.compress(column.values, is_other))
+    shown_texts = ", ".join(map(excerpt, texts[:5])) + (", …" if len(texts) > 5 else "")
+    remedy = (
+        f"labels that are texts need a rule in the schema, as in label: {table.label} == {texts[0] if texts else ''}"
+    )
+    column.refuse(is_other, locator, f"is not a number (texts: {shown_texts})", remedy)
