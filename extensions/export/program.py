@@ -21,6 +21,7 @@ from common.errors import UserError
 from extensions.export.documents import ExportedProgram
 
 ABOUT = "clickwork.json"
+COMPARED_SAMPLES = (1, 2, 257)  # batches in which an export is compared with its model
 EXAMPLE_SAMPLES = 5  # torch.export would treat 0 or 1 as constants
 OUTSIDE = "ids: one is negative or beyond its table; sparse_features in clickwork.json has the rows of each"
 WRONG_LENGTHS = "lengths: none may be negative, and their sum is the number of ids"

@@ -96,12 +96,15 @@ class Model(NamedTuple):
         return np.array([logits[row] for row in sorted(logits)], np.float32)
 
 
-def trained(runtime: Runtime, directory: Path, raw: str, schema: str, *keys: str) -> Model:
+def trained(
+    runtime: Runtime, directory: Path, raw: str, schema: str, *keys: str, model_keys: Sequence[str] = ()
+) -> Model:
     """Prepare the file `raw` of the directory, of which the first rows are for training, and train a few steps."""
     (directory / "schema.yaml").write_text(schema)
     paths = [f"data.raw={directory}/{raw}", f"data.schema={directory}/schema.yaml", f"data.path={directory}/data"]
     preprocess(config(*paths, "data.split.method=fraction", *keys))
-    assert train_here(runtime, *TRAIN, f"data.path={directory}/data", f"run.dir={directory}/run") == "completed"
+    run = [f"data.path={directory}/data", f"run.dir={directory}/run", *model_keys]
+    assert train_here(runtime, *TRAIN, *run) == "completed"
     return Model(runtime, directory)
 
 

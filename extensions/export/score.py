@@ -1,0 +1,449 @@
+"""Score raw rows with the model in this directory, with numpy, pyarrow and onnxruntime alone.
+
+    python score.py rows.csv [--out scores.csv]    .csv, .tsv, .txt, .jsonl or .parquet; text may be compressed (.gz)
+    python score.py --verify                       compare all files with their SHA-256 in manifest.json
+
+    from score import score                        # this directory on sys.path
+    score(table)                                   # a pyarrow table or {column: values} to [rows] float32
+
+A score is the probability of a click, or the predicted number where labels are numbers. Rows are encoded as the
+model's dataset was, by its vocabularies (encoder/). A missing column and an invalid value are refused.
+"""
+
+import argparse
+import csv
+import hashlib
+import io
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pyarrow as pa
+import pyarrow.parquet as pq
+from encoder.bags import Bags
+from encoder.convert import convert, distinct_texts, excerpt, numbers_of
+from encoder.errors import UserError
+from encoder.numbers import NUMBERS
+from encoder.raw_rows import RawRows, numbered_rows
+from encoder.spelling import from_text
+from encoder.values import text_values
+
+HERE = Path(__file__).resolve().parent
+DELIMITERS = {".csv": ",", ".tsv": "\t", ".txt": "\t"}
+JSON_LINES = (".jsonl", ".ndjson")
+PACKED = (".gz", ".bz2", ".zst")
+READ_ROWS = 1 << 16
+SCORED_ROWS = 4096
+PADDED_IDS = 1 << 20  # ids of a feature's bags, padded to the longest, that are looked up at once
+INT32 = 1 << 31
+HEX_DIGITS = frozenset("0123456789abcdefABCDEF")
+
+
+class Scorer:
+    """The model and the encoder in a directory.
+
+    Attributes:
+        columns: that rows must have.
+        output: what a score is: probabilities or predictions.
+    """
+
+    def __init__(self, directory: Path = HERE, threads: int = 0) -> None:
+        """threads: of ONNX Runtime; 0: one for each core.
+
+        Raises:
+            UserError: the directory is not whole.
+        """
+        self._manifest = _read_manifest(directory)
+        _require_sizes(directory, self._manifest["files"])
+        self._rules = json.loads((directory / "encoder" / "rules.json").read_text())
+        self.columns: list[str] = self._rules["columns"]
+        self._single = [name for name in self._rules["sparse"] if name not in self._rules["bags"]]
+        self._vocabularies = {name: _vocabulary(directory, name) for name in self._rules["vocabularies"]}
+        self._expanded = {name: _expanded(directory, name) for name in self._rules["expanded"]}
+        self._table = self._rules["table"] and _namespace(self._rules["table"])
+        self._forms = {name: from_text(text) for name, text in self._rules["spellings"].items()}
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        model = directory / self._manifest["model"]
+        self._session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+        self.output: str = self._session.get_outputs()[-1].name
+        self._inputs = {each.name for each in self._session.get_inputs()}
+
+    def score(self, table: Any, name: str = "rows", numbers: Sequence[int] | None = None) -> Any:
+        """Return the scores [rows] float32 of a pyarrow table or of values by column.
+
+        name: of the rows in errors; numbers: of each row, by default from 1.
+
+        Raises:
+            UserError: a column is missing, or a value is invalid (row, column).
+        """
+        return self.run(self.encode(table, name, numbers))
+
+    def run(self, inputs: Mapping[str, Any], output: str | None = None) -> Any:
+        """Return an output of the model, by default the scores [rows] float32, from its inputs as `encode` gives them.
+
+        Raises:
+            UserError: an id is negative or beyond its table.
+        """
+        rows = len(next(iter(inputs.values())))
+        widest = max((array.shape[1] for name, array in inputs.items() if name.startswith("ids_")), default=1)
+        step = max(1, min(SCORED_ROWS, PADDED_IDS // max(1, widest)))
+        parts = [np.zeros(0, np.float32)]
+        for start in range(0, rows, step):
+            piece = {name: array[start : start + step] for name, array in inputs.items()}
+            try:
+                parts.append(self._session.run([output or self.output], piece)[0])
+            except Exception as error:  # ONNX Runtime's own
+                if "out of data bounds" not in str(error):
+                    raise
+                raise UserError(
+                    "ids: one is negative or beyond its table; manifest.json has the rows of each"
+                ) from None
+        return np.concatenate(parts)
+
+    def encode(self, table: Any, name: str = "rows", numbers: Sequence[int] | None = None) -> dict[str, Any]:
+        """Return the model's inputs: dense_features [B, N], ids [B, F] of columns of one id, ids_COLUMN [B, M] of bags.
+
+        A bag is filled with -1. Raises UserError as `score` does.
+        """
+        columns = _columns_of(table)
+        if missing := [column for column in self.columns if column not in columns]:
+            raise UserError(f"{name}: no column {missing[0]}; the model reads {', '.join(self.columns)}")
+        columns = {column: columns[column] for column in self.columns}
+        rows = len(next(iter(columns.values())))
+        if any(len(values) != rows for values in columns.values()):
+            raise UserError(f"{name}: columns of different lengths; give each row every column")
+        batch = RawRows(columns, rows, numbered_rows(name, range(1, rows + 1) if numbers is None else numbers))
+        encode = {"table": self._encode_table, "criteo": self._encode_criteo, "ids": self._encode_ids}
+        dense, bags = encode[self._rules["kind"]](batch)
+        inputs = {"dense_features": dense.astype(np.float32)} if "dense_features" in self._inputs else {}
+        if self._single:
+            inputs["ids"] = np.stack([bags[name].ids for name in self._single], axis=1).astype(np.int64)
+        for name in self._rules["bags"]:
+            inputs[f"ids_{name}"] = _padded(bags[name])
+        return inputs
+
+    def _encode_table(self, batch: RawRows) -> tuple[Any, dict[str, Bags]]:
+        """Encode rows of the dataset's own columns."""
+        block = convert(batch, self._table, False, self._rules["max_number"], self._forms)
+        bags = {}
+        for name, column in zip(self._table.sparse, block.categories, strict=True):
+            ids = self._ids_of(name, text_values(column.values.dictionary))[column.values.indices.to_numpy()]
+            bags[name] = self._bags(name, ids, column.offsets)
+        return self._transformed(block.dense), bags
+
+    def _encode_criteo(self, batch: RawRows) -> tuple[Any, dict[str, Bags]]:
+        """Encode rows of Criteo's integers and hexadecimal categories."""
+        dense = np.zeros((batch.rows, len(self._rules["dense"])))
+        for place, name in enumerate(self._rules["dense"]):
+            column = distinct_texts(batch.columns[name], batch.locator_of(name))
+            numbers = [_integer(text) for text in column.values]
+            column.refuse([each is None for each in numbers], batch.locator_of(name), "is not an integer of 32 bits")
+            dense[:, place] = np.array(numbers, np.float64)[column.codes]
+        bags = {}
+        for name in self._rules["sparse"]:
+            column = distinct_texts(batch.columns[name], batch.locator_of(name))
+            is_bad = [not set(text) <= HEX_DIGITS or len(text) > 8 for text in column.values]
+            column.refuse(is_bad, batch.locator_of(name), "is not a category of at most 8 hexadecimal digits")
+            values = np.array([int(text or "0", 16) for text in column.values], np.uint32)
+            bags[name] = self._bags(name, self._ids_of(name, values)[column.codes], None)
+        return self._transformed(dense), bags
+
+    def _encode_ids(self, batch: RawRows) -> tuple[Any, dict[str, Bags]]:
+        """Take numbers as they are, and ids, for a dataset that was not made from raw rows."""
+        dense = np.zeros((batch.rows, len(self._rules["dense"])))
+        for place, name in enumerate(self._rules["dense"]):
+            dense[:, place] = numbers_of(batch.columns[name], NUMBERS, batch.locator_of(name), 0.0, 3.4e38)
+        bags = {}
+        for name in self._rules["sparse"]:
+            locator, rows = batch.locator_of(name), self._rules["num_embeddings"][name]
+            fields = [value if isinstance(value, list) else [value] for value in _to_list(batch.columns[name])]
+            members = [member for field in fields for member in field]
+            ids = [_id_of(member) for member in members]
+            owners = np.repeat(np.arange(batch.rows), [len(field) for field in fields]).tolist()
+            for row, member, each in zip(owners, members, ids, strict=True):
+                if each is None or not 0 <= each < rows:
+                    raise UserError(f"{locator(row)}: {excerpt(member)} is no id from 0 to {rows - 1}; correct it")
+            is_bag = name in self._rules["bags"] and name not in self._expanded
+            if not is_bag and len(ids) != batch.rows:
+                raise UserError(
+                    f"{batch.locator(0)}, column {name}: {len(members)} ids in {batch.rows} rows; give one each"
+                )
+            offsets = np.cumsum([0, *map(len, fields)]) if is_bag else None
+            bags[name] = self._bags(name, np.array(ids, np.int64), offsets)
+        return dense, bags
+
+    def _ids_of(self, name: str, values: Any) -> Any:
+        """Return the ids [n] of 32- or 64-bit values."""
+        modulus = self._rules["max_ind_range"]
+        if name not in self._vocabularies:
+            return (values % values.dtype.type(modulus)).astype(np.int64)
+        known, known_ids = self._vocabularies[name]
+        ids = np.full(len(values), self._rules["unknown_id"], np.int64)
+        if len(known):
+            places = np.minimum(np.searchsorted(known, values), len(known) - 1)
+            ids = np.where(known[places] == values, known_ids[places], ids)
+        return ids % modulus if self._rules["wraps"] and modulus else ids
+
+    def _bags(self, name: str, ids: Any, offsets: Any) -> Bags:
+        """Return a column's bags; offsets None: one id each, or the bag that an id is expanded to."""
+        if name in self._expanded:
+            bags = self._expanded[name][ids]
+            return Bags(bags.reshape(-1), np.arange(len(ids) + 1) * bags.shape[1])
+        return Bags(ids, np.arange(len(ids) + 1) if offsets is None else offsets)
+
+    def _transformed(self, dense: Any) -> Any:
+        """Return the dense features [B, N] as the dataset has them."""
+        kind, bounds = self._rules["dense_transform"], self._rules["dense_range"]
+        if kind == "log1p":
+            return np.log1p(np.maximum(dense, 0)).astype(np.float32)
+        if kind == "signed_log1p":
+            return np.copysign(np.log1p(np.abs(dense)), dense)
+        if kind == "log_float32":
+            return np.log(np.maximum(dense, 0).astype(np.float32) + np.float32(1))
+        if kind in ("raw", "integers"):
+            return dense
+        low, high = np.array(bounds["low"]), np.array(bounds["high"])
+        if kind == "torchrec":
+            shifted = np.maximum(dense, low.min()).astype(np.int64) - (int(low.min()) - 2)
+            shifted = shifted.astype(np.int32) if self._rules["wraps_integers"] else shifted
+            with np.errstate(invalid="ignore", divide="ignore"):
+                return np.log(shifted.astype(np.float32))
+        span = (high - low).astype(np.float64)
+        scale = 1.0 / np.where(span < np.finfo(np.float64).tiny, 1.0, span)
+        return dense * scale + (0.0 - low * scale)
+
+
+@cache
+def _default_scorer() -> Scorer:
+    return Scorer()
+
+
+def score(table: Any) -> Any:
+    """Return the scores [rows] float32 of a pyarrow table or of values by column. Raises UserError as Scorer does."""
+    return _default_scorer().score(table)
+
+
+# ---- files
+
+
+def _read_manifest(directory: Path) -> Any:
+    try:
+        return json.loads((directory / "manifest.json").read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{directory}: no whole export, which has a manifest.json ({error}); export again") from None
+
+
+def _require_sizes(directory: Path, files: Mapping[str, Any]) -> None:
+    for name, digest in files.items():
+        path = directory / name
+        if not path.is_file() or path.stat().st_size != digest["bytes"]:
+            raise UserError(f"{path}: missing, or not of {digest['bytes']} bytes; export again")
+
+
+def verify(directory: Path = HERE) -> None:
+    """Compare all files with manifest.json. Raises UserError for the first that differs."""
+    files = _read_manifest(directory)["files"]
+    _require_sizes(directory, files)
+    for name, digest in files.items():
+        with open(directory / name, "rb") as file:
+            checksum = hashlib.sha256()
+            while block := file.read(1 << 20):
+                checksum.update(block)
+        if checksum.hexdigest() != digest["sha256"]:
+            raise UserError(f"{directory / name}: its SHA-256 is not that of manifest.json; export again")
+
+
+def _arrow(path: Path) -> pa.Table:
+    """Map an Arrow file into memory."""
+    return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+
+
+def _vocabulary(directory: Path, name: str) -> tuple[Any, Any]:
+    """Return a column's values in ascending order, and the id of each."""
+    table = _arrow(directory / "encoder" / f"{name}.arrow")
+    return table.column("value").to_numpy(), table.column("id").to_numpy()
+
+
+def _expanded(directory: Path, name: str) -> Any:
+    """Return the bag of each id, [rows, size]."""
+    [bags] = _arrow(directory / "encoder" / f"{name}.bags.arrow").column("bag").chunks
+    return bags.values.to_numpy().reshape(len(bags), -1)
+
+
+def _namespace(table: dict[str, Any]) -> SimpleNamespace:
+    """Return the description of a table as the conversion reads it."""
+    table["parts"] = [SimpleNamespace(**part) for part in table["parts"]]
+    return SimpleNamespace(**table, label_kind=SimpleNamespace(dtype=np.float32))
+
+
+# ---- rows
+
+
+def _columns_of(table: Any) -> dict[str, Any]:
+    """Return the columns of a pyarrow table or of a mapping, each an Arrow array or a list of Python values."""
+    if isinstance(table, pa.RecordBatch):
+        table = pa.Table.from_batches([table])
+    if isinstance(table, pa.Table):
+        return {name: column.combine_chunks() for name, column in zip(table.column_names, table.columns, strict=True)}
+    return {name: values if isinstance(values, list | pa.Array) else pa.array(values) for name, values in table.items()}
+
+
+def _id_of(value: Any) -> int | None:
+    """Return an id, given as text or typed; None if it is none."""
+    if isinstance(value, str) and value.isascii() and value.isdecimal():
+        return int(value)
+    return value if type(value) is int else None
+
+
+def _to_list(values: Any) -> list[Any]:
+    return values if isinstance(values, list) else values.to_pylist()
+
+
+def _padded(bags: Bags) -> Any:
+    """Return bags as a matrix [B, M] int64, filled with -1; M is at least 1."""
+    lengths = bags.lengths
+    matrix = np.full((len(lengths), max(1, int(lengths.max(initial=0)))), -1, np.int64)
+    matrix[np.arange(matrix.shape[1]) < lengths[:, None]] = bags.ids
+    return matrix
+
+
+def _integer(text: str) -> int | None:
+    """Return one of Criteo's integers, 0 for an empty field; None if it is none."""
+    digits = text.removeprefix("-")
+    if not text:
+        return 0
+    if not (digits.isascii() and digits.isdecimal()):
+        return None
+    return int(text) if -INT32 <= int(text) < INT32 else None
+
+
+def read_rows(path: Path, scorer: Scorer) -> Iterator[tuple[Any, Sequence[int]]]:
+    """Yield the rows of a file in parts: their columns, and the number of each row.
+
+    Raises:
+        UserError: the file cannot be read, or has no such form.
+    """
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    suffix = next((each for each in reversed(suffixes) if each not in PACKED), "")
+    try:
+        if suffix == ".parquet":
+            first = 1
+            with pq.ParquetFile(path) as file:
+                for batch in file.iter_batches(READ_ROWS):
+                    yield pa.Table.from_batches([batch]), range(first, first + len(batch))
+                    first += len(batch)
+        elif suffix in JSON_LINES or suffix in DELIMITERS:
+            text = io.TextIOWrapper(pa.input_stream(str(path)), encoding="utf-8-sig", newline="")
+            yield from _objects(text, path) if suffix in JSON_LINES else _fields(text, path, DELIMITERS[suffix], scorer)
+        else:
+            kinds = ", ".join((*DELIMITERS, *JSON_LINES, ".parquet"))
+            raise UserError(f"{path}: unknown kind of file; give one whose name ends in {kinds}")
+    except (OSError, UnicodeDecodeError, csv.Error, pa.ArrowException) as error:
+        raise UserError(f"{path}: not readable ({str(error).splitlines()[0]})") from error
+
+
+def _objects(text: io.TextIOWrapper, path: Path) -> Iterator[tuple[Any, Sequence[int]]]:
+    """Yield all objects at once, as a column may be missing in many of them."""
+    objects = {}
+    for number, line in enumerate(text, start=1):
+        if line.strip():
+            try:
+                objects[number] = json.loads(line)
+            except ValueError as error:
+                raise UserError(f"{path}: row {number}: not JSON ({error}); give one object a line") from None
+            if not isinstance(objects[number], dict):
+                raise UserError(f"{path}: row {number}: not an object of columns; give one object a line")
+    names = dict.fromkeys(name for each in objects.values() for name in each)
+    if objects:
+        yield {name: [each.get(name) for each in objects.values()] for name in names}, list(objects)
+
+
+def _fields(text: io.TextIOWrapper, path: Path, delimiter: str, scorer: Scorer) -> Iterator[tuple[Any, Sequence[int]]]:
+    """Yield delimited text, whose first row has names, or else the columns in the dataset's order."""
+    rules = scorer._rules
+    first = text.readline()
+    heads = {each: next(csv.reader([first], delimiter=each), []) for each in (rules["delimiter"], delimiter)}
+    names = next((head for head in heads.values() if not set(scorer.columns).isdisjoint(head)), None)
+    delimiter = next((each for each, head in heads.items() if head == names), rules["delimiter"])
+    if names is None:
+        unlabelled = [name for name in rules["names"] if name != rules["label"]]
+        names = unlabelled if len(heads[delimiter]) == len(unlabelled) else rules["names"]
+        lines, before = _with_first(first, text), 0
+    else:
+        lines, before = iter(text), 1
+        if twice := [name for name in scorer.columns if names.count(name) > 1]:
+            raise UserError(f"{path}: row 1: a column is named twice, {twice[0]}; rename one")
+    rows: list[list[str]] = []
+    numbers: list[int] = []
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
+    for row in reader:
+        number = before + reader.line_num
+        if not row:
+            continue
+        if len(row) != len(names):
+            raise UserError(f"{path}: row {number}: {len(row)} columns, but a row has {len(names)}; correct it")
+        rows.append(row)
+        numbers.append(number)
+        if len(rows) == READ_ROWS:
+            yield _by_column(names, rows), numbers
+            rows, numbers = [], []
+    if rows:
+        yield _by_column(names, rows), numbers
+
+
+def _with_first(first: str, lines: Iterator[str]) -> Iterator[str]:
+    yield first
+    yield from lines
+
+
+def _by_column(names: Sequence[str], rows: list[list[str]]) -> dict[str, Any]:
+    return {name: pa.array(values) for name, values in zip(names, zip(*rows, strict=True), strict=True)}
+
+
+# ---- the command line
+
+
+def main() -> int:
+    """Score a file; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows", type=Path, nargs="?", help="file of raw rows")
+    parser.add_argument("--out", type=Path, help="CSV to write; default: standard output")
+    parser.add_argument("--threads", type=int, default=0, help="of ONNX Runtime; default: one for each core")
+    parser.add_argument("--verify", action="store_true", help="compare the directory's files with manifest.json")
+    arguments = parser.parse_args()
+    if arguments.rows is None and not arguments.verify:
+        parser.error("give a file of rows, or --verify")
+    try:
+        if arguments.verify:
+            verify()
+            print(f"{HERE}: as it was written", file=sys.stderr)
+        if arguments.rows is None:
+            return 0
+        scorer = Scorer(threads=arguments.threads)
+        name = {"probabilities": "probability", "predictions": "prediction"}[scorer.output]
+        lines = [name]
+        for columns, numbers in read_rows(arguments.rows, scorer):
+            scores = scorer.score(columns, str(arguments.rows), numbers)
+            lines += [np.format_float_positional(each, unique=True, trim="0") for each in scores]
+        if len(lines) == 1:
+            raise UserError(f"{arguments.rows}: no rows; give at least one")
+        text = "\n".join([*lines, ""])
+        if arguments.out is None:
+            sys.stdout.write(text)
+        else:
+            arguments.out.write_text(text)
+    except UserError as error:
+        print(f"score: error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
