@@ -9,6 +9,7 @@ The copies need NumPy and pyarrow alone, so the same code reads rows for a datas
 """
 
 import re
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -84,14 +85,15 @@ def _raw_rules(root: Path, manifest: Manifest) -> Json:
     encoding, schema = manifest.encoding, Schema.from_manifest(manifest.encoding["raw_schema"])
     entry = encoding.get("table")
     table = None if entry is None else Table.from_manifest(entry)
+    used = [*schema.dense, *manifest.num_embeddings]
     transform, ranges = DenseTransform(encoding["dense_transform"]), encoding["dense_range"]
     return {
         "kind": "criteo" if table is None else "table",
         "label": schema.label,
-        "columns": [*schema.dense, *schema.sparse] if table is None else list(table.inputs),
+        "columns": list(dict.fromkeys(name if table is None else table.column_of(name) for name in used)),
         "names": list(schema.columns if table is None else table.names),
         "delimiter": "\t" if table is None else table.delimiter,
-        "table": table and _table_rules(table),
+        "table": table and _table_rules(table, list(manifest.num_embeddings)),
         "spellings": encoding.get("spellings", {}),
         "dense_transform": transform.value,
         "dense_range": ranges[-1] if ranges else None,
@@ -103,11 +105,12 @@ def _raw_rules(root: Path, manifest: Manifest) -> Json:
     }
 
 
-def _table_rules(table: Table) -> Json:
-    """Return what the conversion of features reads of a table."""
-    parts = [{name: getattr(part, name) for name in part.__struct_fields__} for part in table.parts]
-    names = ("dense", "sparse", "separators", "decimal", "thousands", "missing")
-    return {"parts": parts, **{name: getattr(table, name) for name in names}}
+def _table_rules(table: Table, features: Sequence[str]) -> Json:
+    """Return what the conversion of features reads of a table; features: those that the encoding has kept."""
+    kept = [part for part in table.parts if part.feature in (*table.dense, *features)]
+    parts = [{name: getattr(part, name) for name in part.__struct_fields__} for part in kept]
+    names = ("dense", "separators", "decimal", "thousands", "missing")
+    return {"sparse": features, "parts": parts, **{name: getattr(table, name) for name in names}}
 
 
 def _id_rules(manifest: Manifest) -> Json:

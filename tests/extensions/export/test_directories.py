@@ -1,15 +1,36 @@
 """Exported directories: score.py, on raw rows, gives what evaluate and recommend give, without our code."""
 
+import hashlib
+import json
 import random
+import shutil
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from onnxruntime import InferenceSession
 
+from app.config import CONFIG_DIR, AppConfig
+from app.data.split import SplitReader
 from app.runtime.platform import Runtime
+from app.training.predictor import Evaluation, Predictor
+from common.compose import compose_config
+from common.errors import UserError
 from data_prep.dataset.format import load_manifest
-from tests.app.in_process import command_here
-from tests.app.scoring.test_same_row import ROWS, drawn_keys, trained
+from data_prep.pipeline import preprocess
+from extensions.export import command
+from extensions.export import directory as directory_module
+from tests.app.conftest import Refusal
+from tests.app.in_process import command_here, train_here
+from tests.app.scoring.test_same_row import ROWS, TRAIN, Model, drawn_keys, trained
+from tests.app.scoring.test_sampling import CORRECTED
+from tests.app.training.test_number_labels import MODEL, make_ratings
+from tests.data_prep.conftest import config
 from tests.extensions.export.serving import score_files
 from tests.oracles.own_tables import RAW_KINDS, drawn_table, objects_of, write_lines, write_raw
 
@@ -50,3 +71,269 @@ def test_drawn_tables(seed: int, runtime: Runtime, tmp_path: Path) -> None:
             assert any(column.name in result["error"] for column in table.read)
         else:
             np.testing.assert_allclose(result["logits"], expected, rtol=0, atol=1e-5)
+
+
+# ---- Criteo's rows
+
+
+def write_criteo(path: Path, rows: int = 400) -> None:
+    """Rows with negative and large integers, empty fields, and categories of a few values."""
+    draw = random.Random(3)
+    lines = []
+    for row in range(rows):
+        integers = [draw.choice(["", "-3", "0", "7", "123456", str(draw.randint(0, 2000))]) for _ in range(13)]
+        categories = [draw.choice(["", f"{draw.randint(0, 12):08x}", f"{draw.randint(0, 3):x}"]) for _ in range(26)]
+        lines.append("\t".join([str(int(draw.random() < 0.3) if row > 1 else row), *integers, *categories]))
+    path.write_text("\n".join([*lines, ""]))
+
+
+@pytest.fixture(scope="module")
+def criteo(runtime: Runtime, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """A model of half of the negatives, in int8 and corrected as `served`."""
+    directory = tmp_path_factory.mktemp("criteo")
+    return criteo_model(runtime, directory, "data.sampling.negative_drop_rate=0.5")
+
+
+def criteo_model(runtime: Runtime, directory: Path, *keys: str, run_keys: tuple[str, ...] = ()) -> Model:
+    """A model trained on Criteo's rows, and `new.tsv`, unlabelled rows."""
+    write_criteo(directory / "rows.tsv")
+    lines = (directory / "rows.tsv").read_text().splitlines()[:50]
+    (directory / "new.tsv").write_text("".join(line.partition("\t")[2] + "\n" for line in lines))
+    preprocess(config(f"data.raw={directory}/rows.tsv", f"data.path={directory}/data", *keys))
+    run = [*TRAIN[:4], "train.max_steps=3", "record.tensorboard=false", "runtime.platform=cpu", "eval.split=test"]
+    run += [f"data.path={directory}/data", f"run.dir={directory}/run", *run_keys]
+    assert train_here(runtime, *run) == "completed"
+    return Model(runtime, directory)
+
+
+ENCODINGS = [
+    ["data.encoding=hash", "data.max_ind_range=7"],
+    ["data.encoding=torchrec", "data.split.method=fraction", "data.max_ind_range=5"],
+    ["data.encoding=torchrec_fixed", "data.split.method=fraction"],
+    ["data.encoding=dlrm_kaggle"],
+    ["data.encoding=amd_blog", "data.max_categories=14"],
+    ["data.dense_transform=signed_log1p"],
+    ["data.dense_transform=minmax"],
+    ["data.multi_hot.sizes=[3,1,2,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,4]"],
+]
+
+
+@pytest.mark.parametrize(
+    "keys", [pytest.param(keys, marks=[pytest.mark.slow] * (n > 1)) for n, keys in enumerate(ENCODINGS)]
+)
+def test_every_encoding_of_criteo(keys: list[str], runtime: Runtime, tmp_path: Path) -> None:
+    model = criteo_model(runtime, tmp_path, *keys)
+    command_here(runtime, "export", f"run={tmp_path}/run", f"out={tmp_path}/served")
+    [result] = score_files(tmp_path / "served", tmp_path / "new.tsv")
+    np.testing.assert_allclose(result["logits"], model.recommend("new.tsv"), rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow("processes")
+def test_bags_that_a_run_expands_ids_to_while_it_reads(runtime: Runtime, tmp_path: Path) -> None:
+    sizes = "data.multi_hot.sizes=[3,1,2,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,4]"
+    model = criteo_model(runtime, tmp_path, run_keys=(sizes,))
+    command_here(runtime, "export", f"run={tmp_path}/run", f"out={tmp_path}/served")
+    [result] = score_files(tmp_path / "served", tmp_path / "new.tsv")
+    np.testing.assert_allclose(result["logits"], model.recommend("new.tsv"), rtol=0, atol=1e-5)
+
+
+def test_probabilities_are_corrected_as_recommend_s(criteo: Model, tmp_path: Path) -> None:
+    root = criteo.directory
+    criteo.recommend("new.tsv", CORRECTED)
+    ranking = json.loads((root / "ranking.json").read_text())["ranking"]
+    expected = {int(each["candidate"]): each["probability"] for each in ranking}
+    command_here(criteo.runtime, "export", f"run={root}/run", f"out={tmp_path}/served", CORRECTED)
+    [result] = score_files(tmp_path / "served", root / "new.tsv")
+    np.testing.assert_allclose(result["scores"], [expected[row] for row in sorted(expected)], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("tables", ["int8", "fp16"])
+def test_tables_of_fewer_bits_are_those_of_evaluate(criteo: Model, tables: str, tmp_path: Path) -> None:
+    root = criteo.directory
+    logits = []
+    measure = Predictor.evaluate
+
+    def kept(predictor: Predictor, *args: Any, **keywords: Any) -> Evaluation:
+        evaluation = measure(predictor, *args, **keywords)
+        logits.append(evaluation.logits)
+        return evaluation
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Predictor, "evaluate", kept)
+        command_here(criteo.runtime, "evaluate", f"run={root}/run", "split=test", f"tables={tables}")
+    command_here(criteo.runtime, "export", f"run={root}/run", f"out={tmp_path}/served", f"tables={tables}")
+    manifest = load_manifest(root / "data")
+    run_config = compose_config(AppConfig, CONFIG_DIR, [f"data.path={root}/data"])
+    rows = manifest.splits["test"].rows
+    batch = next(SplitReader(root / "data", manifest, "test", run_config.data, 0, 1).eval_batches(rows))
+    ids = batch.sparse_features.values().view(26, rows).T.long().numpy()
+    session = InferenceSession(tmp_path / "served/model.onnx")
+    [actual] = session.run(["logits"], {"dense_features": batch.dense_features.numpy(), "ids": ids})
+    np.testing.assert_allclose(actual, logits[0], rtol=0, atol=1e-5)
+
+
+# ---- other data
+
+
+def test_predicted_numbers(runtime: Runtime, tmp_path: Path) -> None:
+    make_ratings(tmp_path)
+    keys = [*MODEL, "model.over_arch=[16,1]", "train.global_batch_size=100", "eval.split=val", "train.max_steps=4"]
+    run = [f"data.path={tmp_path}/data", f"run.dir={tmp_path}/run"]
+    assert train_here(runtime, *keys, *run) == "completed"
+    command_here(runtime, "export", f"run={tmp_path}/run", f"out={tmp_path}/served")
+    (tmp_path / "new.csv").write_text("\n".join((tmp_path / "ratings.csv").read_text().splitlines()[:30]))
+    program = [sys.executable, str(tmp_path / "served/score.py"), str(tmp_path / "new.csv")]
+    lines = subprocess.run(program, capture_output=True, text=True, check=True).stdout.splitlines()
+    arguments = [f"candidates={tmp_path}/new.csv", f"out={tmp_path}/r.json", "top_k=null", "id_column=none"]
+    command_here(runtime, "recommend", f"run={tmp_path}/run", *arguments)
+    ranking = {int(e["candidate"]): e["prediction"] for e in json.loads((tmp_path / "r.json").read_text())["ranking"]}
+    assert lines[0] == "prediction"
+    np.testing.assert_allclose([float(line) for line in lines[1:]], [ranking[n] for n in sorted(ranking)], atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def generated(runtime: Runtime, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """A model of generated ids, exported as `served`; its columns are int_0, int_1, cat_0 (bags), cat_1."""
+    root = tmp_path_factory.mktemp("generated")
+    keys = ["data.source=random", "data.random.rows=600", "data.random.tables=[9,5]", "data.random.num_dense=2"]
+    keys += ["data.random.eval_rows=40", "data.random.bag_sizes=[3,1]"]
+    run = [*TRAIN[:4], "train.max_steps=2", "record.tensorboard=false", "runtime.platform=cpu", *keys]
+    paths = [f"data.path={root}/data", f"run.dir={root}/run", "eval.split=val"]
+    assert train_here(runtime, *run, *paths) == "completed"
+    command_here(runtime, "export", f"run={root}/run", f"out={root}/served")
+    return Model(runtime, root)
+
+
+def rows_of_ids(model: Model) -> dict[str, list[Any]]:
+    """Rows of the val split, as its batch holds them."""
+    root = model.directory / "data"
+    manifest = load_manifest(root)
+    data = compose_config(AppConfig, CONFIG_DIR, [f"data.path={root}"]).data
+    batch = next(SplitReader(root, manifest, "val", data, 0, 1).eval_batches(40))
+    bags = {name: batch.sparse_features[name].to_dense() for name in manifest.num_embeddings}
+    dense = {name: batch.dense_features[:, place].tolist() for place, name in enumerate(manifest.schema["dense"])}
+    return dense | {name: [ids.tolist() for ids in each] for name, each in bags.items()}
+
+
+def test_rows_of_generated_ids(generated: Model, tmp_path: Path) -> None:
+    pq.write_table(pa.table(rows_of_ids(generated)), tmp_path / "rows.parquet")
+    [result] = score_files(generated.directory / "served", tmp_path / "rows.parquet")
+    np.testing.assert_allclose(result["logits"], generated.evaluate("val"), rtol=0, atol=1e-5)
+
+
+REFUSED_ROWS = [
+    ('{"int_0": 1, "int_1": 2, "cat_0": [8, 9], "cat_1": 1}', "row 1, column cat_0: 9 is no id from 0 to 8"),
+    ('{"int_0": 1, "int_1": 2, "cat_0": [-1], "cat_1": 1}', "row 1, column cat_0: -1 is no id from 0 to 8"),
+    ('{"int_0": 1, "int_1": 2, "cat_0": [1], "cat_1": 5}', "row 1, column cat_1: 5 is no id from 0 to 4"),
+    ('{"int_0": 1, "int_1": 2, "cat_0": [1], "cat_1": true}', "row 1, column cat_1: True is no id"),
+    ('{"int_0": 1, "int_1": 2, "cat_0": [1], "cat_1": [1, 2]}', "column cat_1: 2 ids in 1 rows; give one each"),
+    ('{"int_0": "x", "int_1": 2, "cat_0": [1], "cat_1": 1}', "row 1, column int_0: 'x' is not a number"),
+    ('{"int_0": 1, "int_1": 2, "cat_0": [1]}', "no column cat_1; the model reads int_0, int_1, cat_0, cat_1"),
+    ('{"int_0": 1,', "row 1: not JSON"),
+    ("3", "row 1: not an object of columns"),
+]
+
+
+def test_rows_that_the_model_cannot_score_are_refused(generated: Model, tmp_path: Path) -> None:
+    files = [tmp_path / f"{number}.jsonl" for number in range(len(REFUSED_ROWS))]
+    for file, (line, _) in zip(files, REFUSED_ROWS, strict=True):
+        file.write_text(f"{line}\n")
+    others = [tmp_path / "none.csv", tmp_path / "rows.xls", tmp_path / "short.csv"]
+    others[2].write_text("int_0,int_1,cat_0,cat_1\n1,2,3\n")
+    words = [*(words for _, words in REFUSED_ROWS), "No such file", "unknown kind of file", "row 2: 3 columns"]
+    for result, part in zip(score_files(generated.directory / "served", *files, *others), words, strict=True):
+        assert part in result["error"]
+
+
+@pytest.mark.parametrize(("name", "value"), [("ids", 5), ("ids", -1), ("ids_cat_0", 9), ("ids_cat_0", -2)])
+def test_the_graph_refuses_ids_beyond_their_tables(generated: Model, name: str, value: int) -> None:
+    inputs = {"dense_features": np.zeros((2, 2), np.float32), "ids": np.zeros((2, 1), np.int64)}
+    inputs["ids_cat_0"] = np.array([[1, -1], [0, 2]])
+    session = InferenceSession(generated.directory / "served/model.onnx")
+    assert len(session.run(["logits"], inputs)[0]) == 2
+    inputs[name][0, 0] = value
+    with pytest.raises(Exception, match="out of data bounds"):
+        session.run(["logits"], inputs)
+
+
+# ---- the directory
+
+
+def test_the_manifest_holds_every_file_s_digest(generated: Model, tmp_path: Path) -> None:
+    served = shutil.copytree(generated.directory / "served", tmp_path / "served")
+    manifest = json.loads((served / "manifest.json").read_text())
+    files = {str(path.relative_to(served)) for path in served.rglob("*") if path.is_file()} - {"manifest.json"}
+    assert set(manifest["files"]) == files
+    for name, digest in manifest["files"].items():
+        assert hashlib.sha256((served / name).read_bytes()).hexdigest() == digest["sha256"]
+    rules = served / "encoder/rules.json"
+    rules.write_text(rules.read_text().replace("cat_1", "cat_2"))
+    program = [sys.executable, str(served / "score.py")]
+    process = subprocess.run([*program, "--verify"], capture_output=True, text=True, check=False)
+    assert (process.returncode, "rules.json: its SHA-256" in process.stderr) == (2, True)
+    (served / "manifest.json").unlink()
+    process = subprocess.run([*program, "rows.csv"], capture_output=True, text=True, check=False)
+    assert (process.returncode, "no whole export" in process.stderr) == (2, True)
+
+
+def test_a_directory_that_exists_is_refused(generated: Model) -> None:
+    arguments = [f"run={generated.directory}/run", f"out={generated.directory}/served"]
+    for layout in ("plain", "triton"):
+        with pytest.raises(UserError, match=r"served: exists; remove it \(rm -r .*\), or choose another name"):
+            command_here(generated.runtime, "export", *arguments, f"export.layout={layout}")
+
+
+@pytest.mark.parametrize("name", ["write_encoder", "largest_difference", "write_atomically"])
+def test_an_interrupted_export_is_no_directory(
+    generated: Model, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ["export", f"run={generated.directory}/run", f"out={tmp_path}/new"]
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(directory_module, name, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            command_here(generated.runtime, *arguments)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / ".new.part").mkdir()
+    (tmp_path / ".new.part/model.onnx").touch()  # as a killed one leaves
+    command_here(generated.runtime, *arguments)
+    assert [path.name for path in tmp_path.iterdir()] == ["new"]
+
+
+def test_texts_are_left_out_and_values_still_encode(runtime: Runtime, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("label,word\n" + "".join(f"{n % 2},{'ab'[n % 2]}word\n" for n in range(40)))
+    schema = "label: label\nsparse: [word]\n"
+    keys = ["model.dense_arch=[]", "model.interaction=cat"]
+    model = trained(runtime, tmp_path, "rows.csv", schema, "data.keep_texts=true", model_keys=keys)
+    for name, texts in (("with", "true"), ("without", "false")):
+        arguments = [f"out={tmp_path}/{name}", f"export.texts={texts}"]
+        command_here(runtime, "export", f"run={tmp_path}/run", *arguments)
+        content = b"".join(path.read_bytes() for path in (tmp_path / name).rglob("*.arrow"))
+        assert (b"aword" in content) == (texts == "true")
+        [result] = score_files(tmp_path / name, tmp_path / "rows.csv")
+        np.testing.assert_allclose(result["logits"][:32], model.evaluate("train")[:32], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["out=new", "tables=int4"], "tables=int4: ONNX Runtime looks up in no such tables; use fp32, fp16 or int8"),
+        (["out=new", "tables=bf16"], "use fp32, fp16 or int8"),
+        (["out=none/new"], "there is no directory none"),
+        (["out=m.pt2", "export.texts=false"], "export: has an effect on directories alone"),
+        (["out=m.onnx"], "or have no ending, for a directory"),
+    ],
+)
+def test_what_cannot_be_a_directory_is_said(overrides: list[str], words: str, refused: Refusal) -> None:
+    assert words in refused("export", "run=runs/none", *overrides)
+
+
+def test_missing_packages_are_named_with_their_line(generated: Model, tmp_path: Path) -> None:
+    words = f"needs onnx and onnxruntime; install with: {sys.executable} -m pip install onnx onnxruntime"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(command, "find_spec", lambda name: None)
+        with pytest.raises(UserError, match=words):
+            command_here(generated.runtime, "export", f"run={generated.directory}/run", f"out={tmp_path}/new")

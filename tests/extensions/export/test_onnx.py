@@ -1,0 +1,121 @@
+"""model.onnx against the model itself: interactions, kinds of tables, precisions, large tables."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnxruntime import InferenceSession
+
+from app.config import AppConfig, Interaction, ModelConfig
+from app.config.commands import TablePrecision
+from app.config.model import Numeric
+from app.config.tables import Pooling, QROperation, TableKind, TablesConfig
+from app.scoring import served_model
+from data_prep.dataset.format import Manifest
+from extensions.export.directory import feeds_of, largest_difference
+from extensions.export.graph import INLINE_BYTES, ModelGraph
+from extensions.export.program import program_of, random_inputs
+from tests.app.datasets import RAGGED
+from tests.app.scoring.test_served_model import ragged as ragged
+
+CPU = torch.device("cpu")
+QR = [
+    TablesConfig(kind=TableKind.qr, min_rows=5, qr_operation=operation, pooling=pooling)
+    for operation in QROperation
+    for pooling in (Pooling.sum, Pooling.mean)
+]
+TABLES = [
+    *(TablesConfig(pooling=pooling) for pooling in Pooling),
+    *QR,
+    TablesConfig(kind=TableKind.qr, min_rows=5, qr_operation=QROperation.mult, pooling=Pooling.weighted),
+    TablesConfig(kind=TableKind.mixed_dimension, min_rows=5, dim=4, shared={"words": ["tags", "genres"]}),
+]
+MODELS = [
+    *({"interaction": interaction} for interaction in Interaction),
+    {"interaction": Interaction.dot, "interaction_itself": True},
+    {"interaction": Interaction.dcn, "dcn_full_rank": True, "deep_arch": [5, 3], "batch_norm": True, "dropout": [0.5]},
+    {"interaction": Interaction.dot, "numeric": Numeric.vectors, "dense_arch": []},
+    {"interaction": Interaction.cat, "batch_norm": True, "dense_arch": [6, 8]},
+]
+
+
+def model_of(manifest: Manifest, tables: TablesConfig, **settings: Any) -> Any:
+    """A model of random weights, with statistics of batch norm as after training."""
+    over = [] if settings.get("interaction") is Interaction.sum else [4, 1]
+    keys: dict[str, Any] = {"embedding_dim": 8, "dense_arch": [8], "over_arch": over, "tables": tables, **settings}
+    torch.manual_seed(0)
+    model = served_model.unsharded(AppConfig(model=ModelConfig(**keys)), manifest)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter.data, std=0.3)
+    for name, buffer in model.named_buffers():
+        if name.endswith(("running_mean", "running_var")):
+            buffer.uniform_(0.5, 1.5)
+    return model.eval()
+
+
+def require_equal(
+    manifest: Manifest, model: Any, path: Path, precision: TablePrecision, inline_bytes: int = INLINE_BYTES
+) -> None:
+    """The graph's logits are the model's, with bags of any number of ids, and with one id each."""
+    originals = {name: value.clone() for name, value in model.state_dict().items()}
+    for multi_hot in ((), RAGGED):
+        graph = ModelGraph(model, 2, manifest.num_embeddings, multi_hot, precision, correction=0.5)
+        graph.save(path, inline_bytes)
+        served = served_model.in_precision(model, precision, CPU)
+        program = program_of(served, manifest.num_embeddings, multi_hot, 0.5)
+        assert largest_difference(program, path, 2, manifest.num_embeddings, 1e-5) <= 1e-5
+        session = InferenceSession(path)
+        inputs = random_inputs(program, 2, manifest.num_embeddings, 9)
+        logits, probabilities = session.run(None, feeds_of(program, inputs, list(manifest.num_embeddings)))
+        np.testing.assert_allclose(logits, program(*inputs).numpy(), rtol=0, atol=1e-5)
+        np.testing.assert_allclose(probabilities, 1 / (1 + np.exp(-logits)), rtol=0, atol=1e-6)
+        if precision is not TablePrecision.fp32:
+            break  # the tables are packed now
+        model.load_state_dict(originals)
+
+
+@pytest.mark.parametrize("settings", MODELS)
+def test_every_interaction(ragged: Manifest, tmp_path: Path, settings: dict[str, Any]) -> None:
+    require_equal(ragged, model_of(ragged, TablesConfig(), **settings), tmp_path / "m.onnx", TablePrecision.fp32)
+
+
+@pytest.mark.parametrize("precision", [TablePrecision.fp32, TablePrecision.fp16, TablePrecision.int8])
+@pytest.mark.parametrize("tables", TABLES)
+def test_every_kind_of_table(ragged: Manifest, tmp_path: Path, tables: TablesConfig, precision: TablePrecision) -> None:
+    require_equal(ragged, model_of(ragged, tables), tmp_path / "m.onnx", precision)
+
+
+def test_large_tables_lie_in_a_file_beside_the_model(ragged: Manifest, tmp_path: Path) -> None:
+    tables = TablesConfig(kind=TableKind.plain)
+    model = model_of(ragged, tables, dense_arch=[512, 8])
+    require_equal(ragged, model, tmp_path / "m.onnx", TablePrecision.fp32, inline_bytes=0)
+    assert {path.name for path in tmp_path.iterdir()} == {"m.onnx", "m.onnx.data"}
+    entries = onnx.load(tmp_path / "m.onnx", load_external_data=False).graph.initializer
+    outside = [entry for entry in entries if entry.data_location == onnx.TensorProto.EXTERNAL]
+    assert outside
+    for entry in outside:
+        assert int({each.key: each.value for each in entry.external_data}["offset"]) % 4096 == 0
+
+
+@pytest.mark.slow("examples")
+def test_a_table_of_more_than_two_gigabytes(tmp_path: Path, ragged: Manifest) -> None:
+    """Protobuf ends at 2 GiB: the table is outside, and ids at its end are looked up."""
+    first, *others = ragged.num_embeddings
+    rows = {first: (1 << 31) // (8 * 4) + 1, **{name: ragged.num_embeddings[name] for name in others}}
+    manifest = replace(ragged, num_embeddings=rows)
+    model = model_of(manifest, TablesConfig())
+    graph = ModelGraph(model, 2, rows, (), TablePrecision.fp32)
+    assert graph.num_bytes > 1 << 31
+    files = graph.save(tmp_path / "m.onnx")
+    assert [file.name for file in files] == ["m.onnx", "m.onnx.data"]
+    program = program_of(served_model.in_precision(model, TablePrecision.fp32, CPU), rows, ())
+    dense, ids = random_inputs(program, 2, rows, 3)
+    ids[:, 0] = torch.tensor([0, rows[first] - 1, rows[first] - 2])
+    [logits] = InferenceSession(tmp_path / "m.onnx").run(
+        ["logits"], {"dense_features": dense.numpy(), "ids": ids.numpy()}
+    )
+    np.testing.assert_allclose(logits, program(dense, ids).numpy(), rtol=0, atol=1e-5)
