@@ -23,9 +23,10 @@ from data_prep.encoding.ids import torchrec_ids
 from data_prep.encoding.lookup import NO_ID, ValueTable, load_tables, vocabulary_path
 from data_prep.encoding.new_rows import Shape
 from data_prep.encoding.values import remainders, text_values
-from data_prep.parsing.convert import convert, to_texts
+from data_prep.parsing.convert import to_texts
 from data_prep.parsing.criteo import Block, parse_bytes
 from data_prep.parsing.formats import FileLayout, LineFormat, format_named, table_layout
+from data_prep.parsing.labels import convert_rows
 from data_prep.parsing.raw_rows import RawRows, numbered_rows
 from data_prep.parsing.table_block import TableBlock
 from data_prep.parsing.text import Text, read_names
@@ -178,7 +179,7 @@ class Encoder:
     def _convert(self, batch: RawRows, labelled: bool) -> TableBlock:
         """Convert columns of a user's table."""
         assert self._table is not None
-        return convert(batch, self._table, labelled, max_input(self._transform), self._forms)
+        return convert_rows(batch, self._table, labelled, max_input(self._transform), self._forms)
 
     def unknown(self, block: ParsedRows) -> NDArray[np.bool_]:
         """Return a mask [rows, F] of fields with a value without an id of its own; all False with `hash`."""

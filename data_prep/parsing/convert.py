@@ -1,4 +1,4 @@
-"""Conversion of a user's columns, from any format, to labels, numbers and categories.
+"""Conversion of a user's columns, from any format, to numbers and categories; data_prep/parsing/labels.py adds labels.
 
 A column is an Arrow array of one type or a list of Python values. Numbers are cast all at once where possible; all
 other rules run on a column's distinct values.
@@ -54,15 +54,13 @@ SHOWN = 40  # characters of a value in an error
 def convert(
     batch: RawRows,
     table: Table,
-    labelled: bool = True,
     max_number: float = np.inf,
     forms: Mapping[str, Form] | None = None,
 ) -> TableBlock:
-    """Convert a batch of rows.
+    """Convert a batch of rows; their labels become 0.
 
     Args:
-        batch: its columns include `table.inputs` and, if labelled, `table.label`.
-        labelled: whether the label column holds labels; otherwise labels become 0.
+        batch: its columns include `table.inputs`.
         max_number: largest absolute value allowed in a dense column.
         forms: spellings of each sparse column in the dataset, for rows that its vocabularies are not made from (new
             rows, and files given for val or test); None: a typed value gets the spelling of `form_of_typed`.
@@ -71,11 +69,6 @@ def convert(
         UserError: an invalid value (file, row, column, remedy).
     """
     columns = {name: without_marks(plain(values), table.missing) for name, values in batch.columns.items()}
-    labels: NDArray[Any] = np.zeros(batch.rows, table.label_kind.dtype)
-    if labelled:
-        from data_prep.parsing.labels import labels_of  # new rows have none, nor has an exported encoder
-
-        labels = labels_of(columns[table.label], table, batch.locator_of(table.label))
     parts = {
         part.feature: _date_part(columns[part.column], part, batch.locator_of(part.column)) for part in table.parts
     }
@@ -94,7 +87,7 @@ def convert(
         else:
             form = None if forms is None else forms[name]
             categories.append(_categories(columns[name], separators.get(name), batch.locator_of(name), form))
-    return TableBlock(labels, dense, tuple(categories))
+    return TableBlock(np.zeros(batch.rows, table.label_kind.dtype), dense, tuple(categories))
 
 
 def plain(values: Any) -> Any:

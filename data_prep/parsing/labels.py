@@ -1,7 +1,8 @@
-"""Conversion of a column to labels, by the table's rule if it has one."""
+"""Conversion of rows with their labels, by the table's rule if it has one."""
 
 import itertools
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,12 @@ from numpy.typing import NDArray
 from common.errors import UserError
 from data_prep.dataset.label_rule import COMPARISONS, LabelRule, parse_rule
 from data_prep.dataset.options import LabelKind
-from data_prep.dataset.spelling import TRUTHS
+from data_prep.dataset.spelling import TRUTHS, Form
 from data_prep.dataset.table_spec import Table
-from data_prep.parsing.convert import EMPTY, distinct, excerpt, numbers_of, refuse_row
+from data_prep.parsing.convert import EMPTY, convert, distinct, excerpt, numbers_of, plain, refuse_row, without_marks
 from data_prep.parsing.numbers import number_of
-from data_prep.parsing.raw_rows import Locator
+from data_prep.parsing.raw_rows import Locator, RawRows
+from data_prep.parsing.table_block import TableBlock
 
 # Texts by which pandas (but for None) and databases write a missing value.
 NULL_MARKS = frozenset(
@@ -22,7 +24,26 @@ NULL_MARKS = frozenset(
 )
 
 
-def labels_of(values: Any, table: Table, locator: Locator) -> NDArray[Any]:
+def convert_rows(
+    batch: RawRows,
+    table: Table,
+    labelled: bool = True,
+    max_number: float = np.inf,
+    forms: Mapping[str, Form] | None = None,
+) -> TableBlock:
+    """Convert a batch of rows as `convert` does, with their labels if `labelled`.
+
+    Raises:
+        UserError: an invalid value (file, row, column, remedy).
+    """
+    if not labelled:
+        return convert(batch, table, max_number, forms)
+    column = without_marks(plain(batch.columns[table.label]), table.missing)
+    labels = _labels(column, table, batch.locator_of(table.label))
+    return convert(batch, table, max_number, forms)._replace(labels=labels)
+
+
+def _labels(values: Any, table: Table, locator: Locator) -> NDArray[Any]:
     """Convert a column to labels [rows], by the table's rule if it has one."""
     rule = None if table.rule is None else parse_rule(table.rule)
     if rule is not None and _is_by_value(rule, table):

@@ -225,13 +225,13 @@ def _parse_batches(
     task: ParseTask, table: Table, chunk: int, batches: Iterable[tuple[RawRows, int]], worker: Worker
 ) -> "ChunkWriter":
     """Convert the rows of one chunk of a user's table; the caller finishes its files."""
-    from data_prep.parsing.convert import convert  # imports pyarrow, which Criteo's rows do not need
+    from data_prep.parsing.labels import convert_rows  # imports pyarrow, which Criteo's rows do not need
 
     files = ChunkWriter(task.job, task.source, chunk)
     forms = None if task.forms is None else dict(zip(table.sparse, task.forms, strict=True))
     try:
         for batch, num_bytes in batches:
-            files.append(convert(batch, table, max_number=max_input(task.job.rules.dense), forms=forms))
+            files.append(convert_rows(batch, table, max_number=max_input(task.job.rules.dense), forms=forms))
             worker.count(num_bytes, batch.rows)
     except BaseException:
         files.abandon()

@@ -131,7 +131,7 @@ class Scorer:
 
     def _encode_table(self, batch: RawRows) -> tuple[Any, dict[str, Bags]]:
         """Encode rows of the dataset's own columns."""
-        block = convert(batch, self._table, False, self._rules["max_number"], self._forms)
+        block = convert(batch, self._table, self._rules["max_number"], self._forms)
         bags = {}
         for name, column in zip(self._table.sparse, block.categories, strict=True):
             ids = self._ids_of(name, text_values(column.values.dictionary))[column.values.indices.to_numpy()]

@@ -8,8 +8,8 @@ import pytest
 from numpy.typing import NDArray
 
 from common.errors import UserError
-from data_prep.parsing.convert import convert
 from data_prep.parsing.formats import format_named, table_layout, table_size
+from data_prep.parsing.labels import convert_rows
 from data_prep.parsing.table_yaml import load_table
 from data_prep.sources.discover import resolve_sources
 from tests.oracles import label_rules as oracle
@@ -24,7 +24,7 @@ def read_labels(directory: Path) -> NDArray[Any]:
     form = format_named(table.format)
     [chunk] = form.chunks(source, table_size(table), 1 << 20)
     [(batch, _)] = form.batches(source, chunk, *table_layout(table))
-    return convert(batch, table).labels
+    return convert_rows(batch, table).labels
 
 
 @pytest.mark.parametrize(

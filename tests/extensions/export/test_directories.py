@@ -247,7 +247,7 @@ def test_rows_that_the_model_cannot_score_are_refused(generated: Model, tmp_path
 
 @pytest.mark.parametrize(("name", "value"), [("ids", 5), ("ids", -1), ("ids_cat_0", 9), ("ids_cat_0", -2)])
 def test_the_graph_refuses_ids_beyond_their_tables(generated: Model, name: str, value: int) -> None:
-    inputs = {"dense_features": np.zeros((2, 2), np.float32), "ids": np.zeros((2, 1), np.int64)}
+    inputs: dict[str, Any] = {"dense_features": np.zeros((2, 2), np.float32), "ids": np.zeros((2, 1), np.int64)}
     inputs["ids_cat_0"] = np.array([[1, -1], [0, 2]])
     session = InferenceSession(generated.directory / "served/model.onnx")
     assert len(session.run(["logits"], inputs)[0]) == 2
@@ -260,10 +260,12 @@ def test_the_graph_refuses_ids_beyond_their_tables(generated: Model, name: str, 
 
 
 def test_the_manifest_holds_every_file_s_digest(generated: Model, tmp_path: Path) -> None:
-    served = shutil.copytree(generated.directory / "served", tmp_path / "served")
+    served = shutil.copytree(
+        generated.directory / "served", tmp_path / "served", ignore=shutil.ignore_patterns("__pycache__")
+    )
     manifest = json.loads((served / "manifest.json").read_text())
-    files = {str(path.relative_to(served)) for path in served.rglob("*") if path.is_file()} - {"manifest.json"}
-    assert set(manifest["files"]) == files
+    files = {str(path.relative_to(served)) for path in served.rglob("*") if path.is_file()}
+    assert {*manifest["files"], "manifest.json"} == files
     for name, digest in manifest["files"].items():
         assert hashlib.sha256((served / name).read_bytes()).hexdigest() == digest["sha256"]
     rules = served / "encoder/rules.json"

@@ -53,7 +53,7 @@ def test_score_py_needs_three_packages(criteo: Model, tmp_path: Path, tmp_path_f
     [result] = score_files(tmp_path / "moved", root / "new.tsv", python=(str(python), "-I"))
     expected = criteo.recommend("new.tsv")
     np.testing.assert_allclose(result["logits"], expected, rtol=0, atol=1e-5)
-    command = [python, tmp_path / "moved/score.py", root / "new.tsv", "--verify"]
+    command: list[str | Path] = [python, tmp_path / "moved/score.py", root / "new.tsv", "--verify"]
     process = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
     name, *lines = process.stdout.splitlines()
     assert (name, len(lines)) == ("probability", len(expected))
@@ -69,7 +69,7 @@ def test_triton_s_definitions_read_the_model_repository(
     [model] = (tmp_path / "models").iterdir()
     names = {path.name for path in model.iterdir()}
     assert names == {"1", "config.pbtxt", "encoder", "manifest.json", "score.py"}
-    reader = [python_of(tmp_path_factory, "tritonclient"), "-c", READER, model / "config.pbtxt"]
+    reader: list[str | Path] = [python_of(tmp_path_factory, "tritonclient"), "-c", READER, model / "config.pbtxt"]
     config = json.loads(subprocess.run(reader, capture_output=True, text=True, check=True).stdout)
     assert (config["name"], config["backend"]) == (model.name, "onnxruntime")
     inputs = {each["name"]: (each["data_type"], each["dims"]) for each in config["input"]}
