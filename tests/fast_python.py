@@ -83,6 +83,8 @@ def fast_python(python_path: str = str(ROOT)) -> Path:
 
 
 # Each lasts as long as this process, at whose end the server's stdin is closed.
+NOT_FORKED = ("onnxruntime",)  # has threads from its import on, which a fork lacks when it ends
+
 _SERVERS: list[tuple["subprocess.Popen[bytes]", "tempfile.TemporaryDirectory[str]"]] = []
 
 
@@ -97,7 +99,7 @@ def libraries() -> list[str]:
                 yield node.module
 
     names = {name for package in PACKAGES for path in (ROOT / package).rglob("*.py") for name in imported(path)}
-    return sorted(name for name in names if name.partition(".")[0] not in PACKAGES)
+    return sorted(name for name in names if name.partition(".")[0] not in (*PACKAGES, *NOT_FORKED))
 
 
 def serve(address: str) -> None:
