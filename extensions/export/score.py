@@ -83,7 +83,25 @@ class Scorer:
         Raises:
             UserError: a column is missing, or a value is invalid (row, column).
         """
-        return self.run(self.encode(table, name, numbers))
+        columns = self._columns(table, name)
+        rows = len(next(iter(columns.values())))
+        numbers = range(1, rows + 1) if numbers is None else numbers
+        parts = [np.zeros(0, np.float32)]
+        for start in range(0, rows, SCORED_ROWS):
+            piece = slice(start, start + SCORED_ROWS)
+            inputs = self.encode({each: columns[each][piece] for each in columns}, name, numbers[piece])
+            parts.append(self.run(inputs))
+        return np.concatenate(parts)
+
+    def _columns(self, table: Any, name: str) -> dict[str, Any]:
+        """Return the columns that the model reads. Raises UserError for a missing one."""
+        columns = _columns_of(table)
+        if missing := [column for column in self.columns if column not in columns]:
+            raise UserError(f"{name}: no column {missing[0]}; the model reads {', '.join(self.columns)}")
+        columns = {column: columns[column] for column in self.columns}
+        if len({len(values) for values in columns.values()}) > 1:
+            raise UserError(f"{name}: columns of different lengths; give each row every column")
+        return columns
 
     def run(self, inputs: Mapping[str, Any], output: str | None = None) -> Any:
         """Return an output of the model, by default the scores [rows] float32, from its inputs as `encode` gives them.
@@ -93,7 +111,7 @@ class Scorer:
         """
         rows = len(next(iter(inputs.values())))
         widest = max((array.shape[1] for name, array in inputs.items() if name.startswith("ids_")), default=1)
-        step = max(1, min(SCORED_ROWS, PADDED_IDS // max(1, widest)))
+        step = max(1, min(SCORED_ROWS, PADDED_IDS // widest))
         parts = [np.zeros(0, np.float32)]
         for start in range(0, rows, step):
             piece = {name: array[start : start + step] for name, array in inputs.items()}
@@ -112,13 +130,8 @@ class Scorer:
 
         A bag is filled with -1. Raises UserError as `score` does.
         """
-        columns = _columns_of(table)
-        if missing := [column for column in self.columns if column not in columns]:
-            raise UserError(f"{name}: no column {missing[0]}; the model reads {', '.join(self.columns)}")
-        columns = {column: columns[column] for column in self.columns}
+        columns = self._columns(table, name)
         rows = len(next(iter(columns.values())))
-        if any(len(values) != rows for values in columns.values()):
-            raise UserError(f"{name}: columns of different lengths; give each row every column")
         batch = RawRows(columns, rows, numbered_rows(name, range(1, rows + 1) if numbers is None else numbers))
         encode = {"table": self._encode_table, "criteo": self._encode_criteo, "ids": self._encode_ids}
         dense, bags = encode[self._rules["kind"]](batch)

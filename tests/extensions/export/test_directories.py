@@ -221,6 +221,37 @@ def test_rows_of_generated_ids(generated: Model, tmp_path: Path) -> None:
     np.testing.assert_allclose(result["logits"], generated.evaluate("val"), rtol=0, atol=1e-5)
 
 
+IN_A_PROGRAM = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import numpy as np, pyarrow as pa
+from score import Scorer, score
+
+scorer = Scorer(threads=1)
+one = {"int_0": [0.5, 1.0], "int_1": [2, None], "cat_0": [[1, 2, 3], [8]], "cat_1": [4, 0], "other": ["x", "y"]}
+many = {name: values * 5000 for name, values in one.items()}
+many["cat_0"][7] = [5] * 3000  # all others would be padded to its length
+scores = score(one)
+assert scores.shape == (2,) and scores.dtype == np.float32
+assert np.abs(score(pa.table(one)) - scores).max() == 0
+assert np.abs(score({**one, "int_0": np.array([0.5, 1.0])}) - scores).max() == 0
+rows = scorer.score(many)
+assert rows.shape == (10000,) and np.abs(rows[8:].reshape(-1, 2) - scores).max() < 1e-6 and rows[7] != rows[9]
+assert len(score({name: [] for name in one})) == 0
+try:
+    score({**one, "cat_1": [1]})
+except Exception as error:
+    print(error)
+"""
+
+
+def test_rows_in_memory(generated: Model) -> None:
+    program = [sys.executable, "-c", IN_A_PROGRAM, str(generated.directory / "served")]
+    process = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    assert process.stdout == "rows: columns of different lengths; give each row every column\n"
+
+
 REFUSED_ROWS = [
     ('{"int_0": 1, "int_1": 2, "cat_0": [8, 9], "cat_1": 1}', "row 1, column cat_0: 9 is no id from 0 to 8"),
     ('{"int_0": 1, "int_1": 2, "cat_0": [-1], "cat_1": 1}', "row 1, column cat_0: -1 is no id from 0 to 8"),

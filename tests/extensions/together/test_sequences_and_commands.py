@@ -84,4 +84,4 @@ def test_what_a_plan_cannot_be_of_is_refused(arguments: list[str], message: str,
 def test_an_export_is_of_dlrm_alone(refused: Refusal, trained: Path) -> None:
     for out in ("x.pt2", "x"):
         message = refused("export", f"run={trained}", f"out={out}")
-        assert "HSTU: export is for DLRM alone so far; train, evaluate, recommend" in message
+        assert "export is for DLRM alone so far; train, evaluate, recommend" in message
