@@ -387,7 +387,9 @@ def _fields(text: io.TextIOWrapper, path: Path, delimiter: str, scorer: Scorer) 
     delimiter = next((each for each, head in heads.items() if head == names), rules["delimiter"])
     if names is None:
         unlabelled = [name for name in rules["names"] if name != rules["label"]]
-        names = unlabelled if len(heads[delimiter]) == len(unlabelled) else rules["names"]
+        by_width = {len(each): each for each in (unlabelled, rules["names"])}
+        delimiter = next((each for each, head in heads.items() if len(head) in by_width), rules["delimiter"])
+        names = by_width.get(len(heads[delimiter]), rules["names"])
         lines, before = _with_first(first, text), 0
     else:
         lines, before = iter(text), 1

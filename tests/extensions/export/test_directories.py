@@ -1,5 +1,6 @@
 """Exported directories: score.py, on raw rows, gives what evaluate and recommend give, without our code."""
 
+import gzip
 import hashlib
 import json
 import random
@@ -143,8 +144,12 @@ def test_probabilities_are_corrected_as_recommend_s(criteo: Model, tmp_path: Pat
     ranking = json.loads((root / "ranking.json").read_text())["ranking"]
     expected = {int(each["candidate"]): each["probability"] for each in ranking}
     command_here(criteo.runtime, "export", f"run={root}/run", f"out={tmp_path}/served", CORRECTED)
-    [result] = score_files(tmp_path / "served", root / "new.tsv")
-    np.testing.assert_allclose(result["scores"], [expected[row] for row in sorted(expected)], rtol=0, atol=1e-6)
+    text = (root / "new.tsv").read_text()
+    (tmp_path / "commas.csv.gz").write_bytes(gzip.compress(text.replace("\t", ",").encode()))
+    header = ",".join(load_manifest(root / "data").schema["dense"] + list(load_manifest(root / "data").num_embeddings))
+    (tmp_path / "names.txt").write_text(f"{header}\n{text}".replace(",", "\t"))
+    for result in score_files(tmp_path / "served", root / "new.tsv", *sorted(tmp_path.glob("*.*"))):
+        np.testing.assert_allclose(result["scores"], [expected[row] for row in sorted(expected)], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("tables", ["int8", "fp16"])
