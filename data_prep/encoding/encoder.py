@@ -23,7 +23,7 @@ from data_prep.encoding.ids import torchrec_ids
 from data_prep.encoding.lookup import NO_ID, ValueTable, load_tables, vocabulary_path
 from data_prep.encoding.new_rows import Shape
 from data_prep.encoding.values import remainders, text_values
-from data_prep.parsing.convert import to_texts
+from data_prep.parsing.convert import convert, to_texts
 from data_prep.parsing.criteo import Block, parse_bytes
 from data_prep.parsing.formats import FileLayout, LineFormat, format_named, table_layout
 from data_prep.parsing.labels import convert_rows
@@ -237,7 +237,7 @@ class Encoder:
             column = [str(value) for value in values] if is_part else list(values)
             table = structs.replace(self._table, dense=(), sparse=(feature,), separators=(), parts=())
             batch = RawRows({feature: column}, len(column), numbered_rows(name, range(1, len(column) + 1)))
-            [texts] = convert(batch, table, False, forms=None if is_part else self._forms).categories
+            [texts] = convert(batch, table, forms=None if is_part else self._forms).categories
             found, _ = self._look_up(feature, text_values(texts.values.dictionary), NO_ID)
             found = found[texts.values.indices.to_numpy()]
         known = found[found >= 0]
