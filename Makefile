@@ -82,7 +82,7 @@ recommend: environment ## Rank candidates by a run's model: RUN=runs/quickstart 
 	$(if $(CANDIDATES),,$(error recommend needs candidates: make recommend RUN=$(RUN) CANDIDATES=ads.csv))
 	$(python) -m app.recommend run=$(RUN) candidates=$(CANDIDATES) $(ARGS)
 
-export: environment ## A run's model for other programs: RUN=runs/quickstart ARGS="tables=int8"; OUT=DIR: a directory that scores raw rows
+export: environment ## A run's model for other programs: one file, or a directory that scores raw rows with OUT=DIR: RUN=runs/quickstart
 	$(if $(RUN),,$(error export needs a run: make export RUN=runs/quickstart))
 	$(python) -m app.export run=$(RUN) out=$(or $(OUT),$(RUN)/model.pt2) $(ARGS)
 

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,8 +102,9 @@ def test_workers_that_cannot_load_the_program_are_told_of(tmp_path: Path, monkey
     pytest.importorskip("distributed", reason="Dask is not installed: pip install distributed")
     monkeypatch.setattr(executor, "CONNECT_SECONDS", 240)
     (tmp_path / "day_0").write_bytes(oracle.make_rows(10, 0))
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    command = [sys.executable, "-c", CLUSTER_ELSEWHERE]
+    # -S: the environment's packages without clickwork.pth, by which they know this checkout.
+    environment = {**os.environ, "PYTHONPATH": sysconfig.get_path("purelib")}
+    command = [sys.executable, "-S", "-c", CLUSTER_ELSEWHERE]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, cwd=tmp_path, env=environment, **pipes) as elsewhere:
         assert elsewhere.stdout is not None
