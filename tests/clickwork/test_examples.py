@@ -71,6 +71,15 @@ def test_a_model_of_ones_own_learns(
     assert figures[-1][1] < 0.9 * figures[-1][2]
 
 
+@pytest.mark.slow("processes")
+def test_a_recipe_outside_the_package_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = clickwork.train([f"recipe={EXAMPLES}/crosses.yaml", "data.scale=tiny", "train.max_steps=3"])
+    assert run.summary is not None
+    assert run.summary["steps"] == 3
+    assert run.config["model"]["interaction"] == "dcn"
+
+
 def test_movielens_files_are_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Generated rows in the format of the published files: titles have commas and quotes, a film may have no genre."""
     rng = np.random.default_rng(0)
