@@ -191,7 +191,8 @@ class DataConfig:
     )
     raw: Any = key(
         None,
-        "path, glob, directory of day files, or a list of these; plain or .gz; in the order of the days",
+        "path, glob, directory of day files, or a list of these, plain or compressed (.gz, .bz2, .xz, .zst); in the "
+        "order of the days",
         is_common=True,
     )
     train: Any = key(

@@ -19,7 +19,12 @@ from numpy.typing import NDArray
 from common.command import load
 from common.errors import UserError
 
-DAMAGE: tuple[Any, ...] = (gzip.BadGzipFile, isal_zlib.error)
+
+class DamageError(Exception):
+    """A compressed file holds what no program has compressed."""
+
+
+DAMAGE: tuple[Any, ...] = (DamageError, gzip.BadGzipFile, isal_zlib.error)
 RAW_DIRECTORY = "raw"  # of a dataset: the raw files that were made or fetched for it
 GZIP_MAGIC = b"\x1f\x8b"
 TAR_MAGIC, TAR_MAGIC_AT = b"ustar", 257
@@ -248,9 +253,15 @@ class Packing(NamedTuple):
 
 PACKINGS = (
     Packing(re.compile(GZIP_MAGIC), "gzip", "gzip -dc {}", ".gz", "data_prep.sources.discover:open_gzip"),
-    Packing(re.compile(rb"\x28\xb5\x2f\xfd"), "zstd", "zstd -d {}"),
-    Packing(re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"), "bzip2", "bunzip2 -k {}"),
-    Packing(re.compile(rb"\xfd7zXZ\0"), "xz", "xz -dk {}"),
+    Packing(re.compile(rb"\x28\xb5\x2f\xfd"), "zstd", "zstd -dc {}", ".zst", "data_prep.sources.packed:open_zstd"),
+    Packing(
+        re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"),
+        "bzip2",
+        "bunzip2 -c {}",
+        ".bz2",
+        "data_prep.sources.packed:open_bzip2",
+    ),
+    Packing(re.compile(rb"\xfd7zXZ\0"), "xz", "xz -dc {}", ".xz", "data_prep.sources.packed:open_xz"),
     Packing(re.compile(rb"PK(\x03\x04|\x05\x06)"), "zip", "unzip {}"),
     Packing(re.compile(rb"7z\xbc\xaf\x27\x1c"), "7-Zip", "7z x {}"),
     Packing(re.compile(rb"\x04\x22\x4d\x18"), "lz4", "lz4 -d {}"),

@@ -41,7 +41,8 @@ def texts(rows: NewRows, *columns: str) -> list[list[str]]:
         ("a.csv", 'age,city\n1,"x\n', "row 2: ends inside quotes"),
         ("a.csv", 'age,city\n1,"x\ny"\n', "row 2: ends inside quotes"),
         ("a.csv", "age,city\n\n\n1,x\n2\n", "row 5: 1 columns"),
-        ("a.csv", "BZh91AY&SY...", "bzip2, which is not read; convert it: bunzip2 -k"),
+        ("a.csv", "PK\x03\x04...", "zip, which is not read; convert it: unzip"),
+        ("a.csv.bz2", "BZh91AY&SY...", "damaged, or cut off"),
         ("a.jsonl.gz", "", "no rows"),
     ],
 )

@@ -1,8 +1,6 @@
-import bz2
 import gzip
 import hashlib
 import io
-import lzma
 import re
 import threading
 import zipfile
@@ -35,9 +33,6 @@ def zipped(content: bytes) -> bytes:
 
 
 PACKED = {
-    "zstd": (lambda content: b"\x28\xb5\x2f\xfd" + content, "zstd -d {}"),
-    "bzip2": (bz2.compress, "bunzip2 -k {}"),
-    "xz": (lzma.compress, "xz -dk {}"),
     "zip": (zipped, "unzip {}"),
     "7-Zip": (lambda content: b"7z\xbc\xaf\x27\x1c" + content, "7z x {}"),
     "lz4": (lambda content: b"\x04\x22\x4d\x18" + content, "lz4 -d {}"),
