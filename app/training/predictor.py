@@ -217,11 +217,14 @@ class Predictor:
         if 0 < kept < 1:
             sums_of_all = self._total(all_rows_sums(*self._for_sums(logits, labels, pooled), kept))
         if split.rows > self.config.eval.exact_rows:
-            sums = self._total(click_sums(*self._for_sums(logits, labels, pooled)))
+            summed = self._for_sums(logits, labels, pooled)
+            sums = self._total(click_sums(*summed))
             binned = histogram_metrics(runtime.total(score_counts(logits, labels)), sums)
             binned = of_all_rows(binned, sums_of_all, corrected) if len(sums_of_all) else binned
             stride = -(-split.rows // MAX_SAMPLES)
-            logits, labels = (runtime.to_rank_0(values[::stride]) for values in (logits, labels))
+            logits, labels = (values[::stride] for values in summed)
+            if self.micro_batches is None:
+                logits, labels = runtime.to_rank_0(logits), runtime.to_rank_0(labels)
             return Evaluation(_figures(name, split.rows, binned), logits, labels)
         logits, labels, groups, row_keys = pooled(logits), pooled(labels), pooled(groups), pooled(row_keys)
         others = [(pooled(scores), pooled(truth)) for scores, truth in tasks]

@@ -26,10 +26,11 @@ from tests.once import made_once
 
 LAYOUT = "train.deterministic=layout"
 BATCHES_OF_64 = ["train.global_batch_size=64", "train.drop_last=false"]
+UNEVEN = ["train.drop_last=false", "eval.exact_rows=100"]  # metrics and curves from histograms, too
 FACTORS: dict[str, dict[str, list[str]]] = {
     "rows": {
         "clicks": ["train.global_batch_size=96", "train.micro_batch_size=16"],
-        "last batch": ["train.global_batch_size=100", "train.micro_batch_size=16", "train.drop_last=false"],
+        "last batch": ["train.global_batch_size=100", "train.micro_batch_size=16", *UNEVEN],
         "bags": ["train.global_batch_size=96", "train.micro_batch_size=16"],
         "wide": ["train.global_batch_size=500", "train.micro_batch_size=250", "model.dense_arch=[512,256,16]"],
     },
@@ -99,6 +100,7 @@ def bits(run: Path) -> dict[str, Any]:
     names = ("step", "steps", "loss", "accuracy", "gradient_norm", "auc", "logloss", "ne", "calibration", "ece")
     return {
         "digest": summary(run)["digest"],
+        "curves": json.loads((run / "curves.json").read_text()),
         "events": [
             {name: event.get(name) for name in names} for kind in ("train", "eval") for event in events(run, kind)
         ],
