@@ -79,7 +79,7 @@ def test_a_recipe_s_tiny_form(recipe: str, runtime: Runtime, tmp_path: Path) -> 
         columns |= {name: each[:, 0] for name, each in zip(manifest.num_embeddings, bags, strict=True)}
         pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
         [result] = score_files(tmp_path / "served", tmp_path / "rows.parquet")
-        np.testing.assert_allclose(result["logits"], expected, rtol=0, atol=1e-5)
+        require_parity(recipe, result["logits"], expected)
         return
     results = score_files(tmp_path / "served", *sorted(raw_directory(config.data, tmp_path / "data").glob("*.tsv")))
     logits = {key: each for result in results for key, each in zip(result["keys"], result["logits"], strict=True)}
@@ -87,4 +87,11 @@ def test_a_recipe_s_tiny_form(recipe: str, runtime: Runtime, tmp_path: Path) -> 
     inputs = {"ids": np.concatenate(single, axis=1).astype(np.int64), "dense_features": dense}
     names = zip(manifest.num_embeddings, bags, strict=True)
     inputs |= {f"ids_{name}": ids.astype(np.int64) for name, ids in names if ids.shape[1] > 1}
-    np.testing.assert_allclose([logits[key] for key in row_keys(inputs)], expected, rtol=0, atol=1e-5)
+    require_parity(recipe, [logits[key] for key in row_keys(inputs)], expected)
+
+
+def require_parity(recipe: str, logits: Any, expected: Any) -> None:
+    """Compare logits with those of evaluate; print what docs/export.md shows."""
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5)
+    largest = np.abs(np.asarray(logits) - np.asarray(expected)).max()
+    print(f"| `{recipe}` | {len(expected):,} | {largest:.1e} |")
