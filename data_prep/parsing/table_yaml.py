@@ -221,8 +221,10 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: not a mapping; write one `key: value` a line, of which label and sparse are needed")
     for key in map(str, document):
         if key not in KEYS:
-            close = difflib.get_close_matches(key, KEYS, n=1)
+            close = difflib.get_close_matches(key, [*KEYS, "separator"], n=1)
             remedy = f"did you mean {close[0]}?" if close else f"leave it out; known are {', '.join(sorted(KEYS))}"
+            if close == ["separator"]:
+                remedy = "the file's is delimiter, and a column's separator stands in {column: NAME, separator: \"|\"}"
             raise UserError(f"{path}: key {key} is not known; {remedy}")
     for key in ("label", "sparse"):
         if key not in document:

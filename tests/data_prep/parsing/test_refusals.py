@@ -100,6 +100,11 @@ TEXTS: list[tuple[str | bytes, str, str]] = [
     (table(), "- label", "not a mapping; write one"),
     (table(), "lable: label\nsparse: [user]", r"key lable is not known; did you mean label\?$"),
     (table(), sparse("user") + "colour: red", "key colour is not known; leave it out; known are decimal, "),
+    (
+        table(),
+        sparse("user") + 'seperator: ";"',
+        "key seperator is not known; the file.s is delimiter, and a column.s separator",
+    ),
     (table(), sparse(""), "sparse at least one"),
     (table(), sparse("user, user"), "column user is named twice"),
     (table(), sparse("user, 2"), "column user is named twice"),
