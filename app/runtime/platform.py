@@ -40,7 +40,8 @@ ScalarT = TypeVar("ScalarT", bound=np.generic)
 JsonT = TypeVar("JsonT", bound="str | None")
 
 ALL_MODES, STRICT_MODE = -1, 1 << 16  # MKL_CBWR_ALL, MKL_CBWR_STRICT of mkl_types.h
-PROBED_WIDTHS = ((13, 256, 1024), (1, 16, 512, 2048))  # inputs and outputs of layers
+PROBED_WIDTHS = ((13, 64, 256, 367, 512, 1024), (1, 16, 64, 256, 512, 2048))  # inputs and outputs of layers
+PROBED_ROWS = 256
 
 
 class _Outcome(Struct):
@@ -276,7 +277,8 @@ def _products(num_threads: int) -> list[Tensor]:
     results = []
     for num_in, num_out in itertools.product(*PROBED_WIDTHS):
         inputs, weight = (
-            torch.linspace(-1, 1, rows * num_in).sin().view(rows, num_in).requires_grad_() for rows in (256, num_out)
+            torch.linspace(-1, 1, rows * num_in).sin().view(rows, num_in).requires_grad_()
+            for rows in (PROBED_ROWS, num_out)
         )
         outputs = torch.nn.functional.linear(inputs, weight)
         outputs.backward(outputs.detach().cos())
