@@ -240,8 +240,8 @@ check_limits() {
   step no-tmp "${run[@]}" "$cpu_image" app.train data.path=data/synthetic >"$state/shown.log" || status=$?
   [ "$status" = 2 ] && grep -h 'add --tmpfs /tmp' "$state/no-tmp.log" || fail "status $status without a writable /tmp"
   step quota docker run --rm --cpus 0.5 --memory 3g "$cpu_image" app.doctor || true # memory: a warning
-  grep -h '0.5 of .* usable (container.s limit), 1 thread' "$state/quota.log" || fail "the quota is not seen"
-  grep -h '3.0 GiB (container.s limit' "$state/quota.log" || fail "the memory limit is not seen"
+  grep -h '0.5 of .* usable (cgroup.s limit), 1 thread' "$state/quota.log" || fail "the quota is not seen"
+  grep -h '3.0 GiB (cgroup.s limit' "$state/quota.log" || fail "the memory limit is not seen"
   status=0
   step tiny docker run --rm --memory 300m "$cpu_image" app.train >"$state/shown.log" || status=$?
   [ "$status" = 2 ] && grep -h 'may use 300 MiB of memory' "$state/tiny.log" || fail "status $status in a tiny container"
