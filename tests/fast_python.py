@@ -39,8 +39,13 @@ server = socket.socket(socket.AF_UNIX)
 server.connect("{address}")
 request = json.dumps([words, sys.argv[0], os.getcwd(), dict(os.environ)]).encode()
 socket.send_fds(server, [struct.pack("I", len(request))], [0, 1, 2])
+def forward(number, frame):
+    try:
+        server.send(bytes([number]))
+    except OSError: # the process has just ended
+        pass
 for number in {signals}:
-    signal.signal(number, lambda number, frame: server.send(bytes([number])))
+    signal.signal(number, forward)
 server.sendall(request)
 (status,) = struct.unpack("i", server.recv(4) or struct.pack("i", -9))
 if status < 0:

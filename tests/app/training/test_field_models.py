@@ -139,7 +139,8 @@ def test_steps_are_those_of_the_naive_program(shape: str, settings: Settings, ru
         assert loss.item() == pytest.approx(expected, rel=1e-5), f"step {step}"
     for name, values in this.parameters():
         other = oracle.statistics[name] if "running_" in name else oracle.parameters[name].detach()
-        np.testing.assert_allclose(values, other.numpy(), atol=2e-5, err_msg=name)
+        atol = 1e-4 if settings.batch_norm else 2e-5  # gradients of biases before a batch norm are rounding alone
+        np.testing.assert_allclose(values, other.numpy(), atol=atol, err_msg=name)
     batch = batches[0][1]
     this.model.eval()
     logits = this.forward(batch).detach()
