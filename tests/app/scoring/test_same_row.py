@@ -71,7 +71,7 @@ class Model(NamedTuple):
     runtime: Runtime
     directory: Path
 
-    def evaluate(self, split: str) -> NDArray[np.float32]:
+    def evaluate(self, split: str, *overrides: str) -> NDArray[np.float32]:
         """Logits of a split's rows, in order."""
         logits: list[NDArray[np.float32]] = []
         measure = Predictor.evaluate
@@ -83,7 +83,7 @@ class Model(NamedTuple):
 
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(Predictor, "evaluate", kept)
-            command_here(self.runtime, "evaluate", f"run={self.directory}/run", f"split={split}")
+            command_here(self.runtime, "evaluate", f"run={self.directory}/run", f"split={split}", *overrides)
         return logits[0]
 
     def recommend(self, name: str, *overrides: str) -> NDArray[np.float32]:
@@ -218,20 +218,43 @@ def drawn_keys(draw: random.Random) -> dict[str, Any]:
     return keys | ({"max_ind_range": draw.choice([50, 1000])} if keys["encoding"] == "hash" else {})
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_drawn_tables(seed: int, runtime: Runtime, tmp_path: Path) -> None:
-    draw = random.Random(seed)
+class DrawnModel(NamedTuple):
+    """A drawn table in a form of raw file, a model of it, the rows of a split, and their logits by evaluate [rows]."""
+
+    raw: str
+    table: OwnTable
+    keys: dict[str, Any]
+    model: Model
+    rows: list[int]
+    expected: NDArray[np.float32]
+
+
+def drawn_model(
+    draw: random.Random,
+    seed: int,
+    runtime: Runtime,
+    directory: Path,
+    chunk_bytes: Sequence[int] = (),
+    model_keys: Sequence[str] = (),
+) -> DrawnModel:
+    """Draw a table and its keys, train a model, and evaluate a split; chunk_bytes: values of it to draw from."""
     raw = RAW_KINDS[seed % len(RAW_KINDS)]
     table, keys = drawn_table(draw, raw, ROWS), drawn_keys(draw)
     print(f"seed {seed}: {raw}, {keys}, {table.schema()}", *((c.name, c.kind, c.texts[:5]) for c in table.columns))
-    write_raw(table, tmp_path / f"rows.{raw}")
+    write_raw(table, directory / f"rows.{raw}")
     overrides = [f"data.{key}={value}" for key, value in keys.items()]
-    chunk = f"data.chunk_bytes={draw.choice([700, 10**6])}"
-    model = trained(runtime, tmp_path, f"rows.{raw}", table.schema(), *overrides, chunk)
+    overrides += [f"data.chunk_bytes={draw.choice(chunk_bytes)}"] if chunk_bytes else []
+    model = trained(runtime, directory, f"rows.{raw}", table.schema(), *overrides, model_keys=model_keys)
     split = draw.choice(["train", "val"])
     expected = model.evaluate(split)
-    first = 0 if split == "train" else load_manifest(tmp_path / "data").splits["train"].rows
-    rows = list(range(first, first + len(expected)))
+    first = 0 if split == "train" else load_manifest(directory / "data").splits["train"].rows
+    return DrawnModel(raw, table, keys, model, list(range(first, first + len(expected))), expected)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_drawn_tables(seed: int, runtime: Runtime, tmp_path: Path) -> None:
+    draw = random.Random(seed)
+    _, table, keys, model, rows, expected = drawn_model(draw, seed, runtime, tmp_path, chunk_bytes=[700, 10**6])
     assert len(np.unique(expected)) > 2
 
     np.testing.assert_allclose(served(model, table, rows, keys), expected, rtol=0, atol=1e-6)

@@ -19,7 +19,6 @@ from onnxruntime import InferenceSession
 from app.config import CONFIG_DIR, AppConfig
 from app.data.split import SplitReader
 from app.runtime.platform import Runtime
-from app.training.predictor import Evaluation, Predictor
 from common.compose import compose_config
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest
@@ -28,12 +27,12 @@ from extensions.export import command
 from extensions.export import directory as directory_module
 from tests.app.conftest import Refusal
 from tests.app.in_process import command_here, train_here
-from tests.app.scoring.test_same_row import ROWS, TRAIN, Model, drawn_keys, trained
+from tests.app.scoring.test_same_row import TRAIN, Model, drawn_model, trained
 from tests.app.scoring.test_sampling import CORRECTED
 from tests.app.training.test_number_labels import MODEL, make_ratings
 from tests.data_prep.conftest import config
 from tests.extensions.export.serving import score_files
-from tests.oracles.own_tables import RAW_KINDS, drawn_table, objects_of, write_lines, write_raw
+from tests.oracles.own_tables import objects_of, write_lines, write_raw
 
 FAST, ALL = 2, 9
 SEEDS = [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= FAST)) for seed in range(ALL)]
@@ -51,17 +50,8 @@ INTERACTIONS: list[list[str]] = [
 @pytest.mark.parametrize("seed", SEEDS)
 def test_drawn_tables(seed: int, runtime: Runtime, tmp_path: Path) -> None:
     """Rows of drawn tables, in every form of file, through drawn models."""
-    draw = random.Random(seed)
-    raw = RAW_KINDS[seed % len(RAW_KINDS)]
-    table, keys = drawn_table(draw, raw, ROWS), drawn_keys(draw)
-    write_raw(table, tmp_path / f"rows.{raw}")
-    overrides = [f"data.{key}={value}" for key, value in keys.items()]
     model_keys = INTERACTIONS[seed % len(INTERACTIONS)]
-    model = trained(runtime, tmp_path, f"rows.{raw}", table.schema(), *overrides, model_keys=model_keys)
-    split = draw.choice(["train", "val"])
-    expected = model.evaluate(split)
-    first = 0 if split == "train" else load_manifest(tmp_path / "data").splits["train"].rows
-    rows = list(range(first, first + len(expected)))
+    raw, table, _, _, rows, expected = drawn_model(random.Random(seed), seed, runtime, tmp_path, model_keys=model_keys)
     command_here(runtime, "export", f"run={tmp_path}/run", f"out={tmp_path}/served")
     files = [tmp_path / f"part.{raw}", tmp_path / "typed.jsonl"]
     write_raw(table, files[0], rows)
@@ -155,17 +145,7 @@ def test_probabilities_are_corrected_as_recommend_s(criteo: Model, tmp_path: Pat
 @pytest.mark.parametrize("tables", ["int8", "fp16"])
 def test_tables_of_fewer_bits_are_those_of_evaluate(criteo: Model, tables: str, tmp_path: Path) -> None:
     root = criteo.directory
-    logits = []
-    measure = Predictor.evaluate
-
-    def kept(predictor: Predictor, *args: Any, **keywords: Any) -> Evaluation:
-        evaluation = measure(predictor, *args, **keywords)
-        logits.append(evaluation.logits)
-        return evaluation
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Predictor, "evaluate", kept)
-        command_here(criteo.runtime, "evaluate", f"run={root}/run", "split=test", f"tables={tables}")
+    expected = criteo.evaluate("test", f"tables={tables}")
     command_here(criteo.runtime, "export", f"run={root}/run", f"out={tmp_path}/served", f"tables={tables}")
     manifest = load_manifest(root / "data")
     run_config = compose_config(AppConfig, CONFIG_DIR, [f"data.path={root}/data"])
@@ -174,7 +154,7 @@ def test_tables_of_fewer_bits_are_those_of_evaluate(criteo: Model, tables: str, 
     ids = batch.sparse_features.values().view(26, rows).T.long().numpy()
     session = InferenceSession(tmp_path / "served/model.onnx")
     [actual] = session.run(["logits"], {"dense_features": batch.dense_features.numpy(), "ids": ids})
-    np.testing.assert_allclose(actual, logits[0], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
 
 
 # ---- other data

@@ -25,13 +25,12 @@ from tests.app.conftest import SMALL, Command, ended, forked
 from tests.app.datasets import write_dataset
 from tests.app.in_process import command_here, train_here
 from tests.app.run_files import summary
-from tests.app.scoring.test_same_row import ROWS, drawn_keys, inputs_of, trained
+from tests.app.scoring.test_same_row import drawn_model, inputs_of
 from tests.app.scoring.test_sampling import CORRECTED, KEPT, raw_rows
 from tests.app.scoring.test_sampling import place as place
 from tests.app.test_secrets import ARGUMENTS, ENVIRONMENT, planted
 from tests.app.training.test_number_labels import MODEL, make_ratings, rows_of
 from tests.app.training.test_regularised_runs import BRIEF, EVERYTHING
-from tests.oracles.own_tables import RAW_KINDS, drawn_table, write_raw
 from tests.pretend_cuda.conftest import machine as machine
 from tests.pretend_cuda.machine import Machine
 from tests.pretend_cuda.runs import command, train
@@ -54,16 +53,7 @@ def test_scores_that_depend_on_other_rows_are_not_exported(tmp_path: Path) -> No
 @pytest.mark.parametrize("seed", DRAWS)
 def test_drawn_tables(seed: int, runtime: Runtime, tmp_path: Path) -> None:
     """The tables of tests/app/scoring/test_same_row.py: a file scores the rows as evaluate does."""
-    draw = random.Random(seed)
-    raw = RAW_KINDS[seed % len(RAW_KINDS)]
-    table, keys = drawn_table(draw, raw, ROWS), drawn_keys(draw)
-    write_raw(table, tmp_path / f"rows.{raw}")
-    overrides = [f"data.{key}={value}" for key, value in keys.items()]
-    model = trained(runtime, tmp_path, f"rows.{raw}", table.schema(), *overrides)
-    split = draw.choice(["train", "val"])
-    expected = model.evaluate(split)
-    first = 0 if split == "train" else load_manifest(tmp_path / "data").splits["train"].rows
-    rows = list(range(first, first + len(expected)))
+    _, table, keys, _, rows, expected = drawn_model(random.Random(seed), seed, runtime, tmp_path)
     command_here(runtime, "export", f"run={tmp_path}/run", f"out={tmp_path}/model.pt2")
     logits = logits_of(tmp_path / "model.pt2", *inputs_of(table, tmp_path / "data", rows, keys))
     np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-6)
