@@ -130,6 +130,10 @@ class FirstRun:
             raise StageError(f"python -m {module}: exit status {process.returncode}\n{printed}")
         return printed
 
+    def _summary(self, name: str) -> Any:
+        """Return the summary.json of a run."""
+        return json.loads((self._work / f"runs/{name}/summary.json").read_text())
+
     def _doctor(self) -> dict[str, Any]:
         report = json.loads(self._python("app.doctor", "json=true", statuses=(0, 1)))
         return {"checks": [check for check in report["checks"] if check["verdict"] != "ok" or "gpu" in check["name"]]}
@@ -145,9 +149,7 @@ class FirstRun:
         killed.communicate()
         self._python("app.train", "run.name=killed", *self._quickstart_settings)
         verdict = json.loads(self._python("app.verify", "run=runs/killed", statuses=(0, 1)))["verdict"]
-        whole, resumed = (
-            json.loads((self._work / f"runs/{name}/summary.json").read_text()) for name in ("whole", "killed")
-        )
+        whole, resumed = (self._summary(name) for name in ("whole", "killed"))
         figures = {
             "auc": whole["eval"]["auc"],
             "memory": whole["memory"],
@@ -165,11 +167,11 @@ class FirstRun:
         settings = [*self._quickstart_settings, "train.deterministic=layout"]
         self._python("app.train", "run.name=layout", *settings)
         verdict = json.loads(self._python("app.verify", "run=runs/layout", statuses=(0, 1)))["verdict"]
-        summaries = [json.loads((self._work / "runs/layout/summary.json").read_text())]
+        summaries = [self._summary("layout")]
         if torch.cuda.device_count() > 1:
             launcher = ["--standalone", "--nproc-per-node=2", "-m", "app.train"]
             self._python("torch.distributed.run", *launcher, "run.name=layout_of_two", *settings)
-            summaries.append(json.loads((self._work / "runs/layout_of_two/summary.json").read_text()))
+            summaries.append(self._summary("layout_of_two"))
         figures = {
             "gpus": len(summaries),
             "throughput": [summary["throughput"] for summary in summaries],
@@ -194,9 +196,7 @@ class FirstRun:
     def _graphs(self) -> dict[str, Any]:
         """The quickstart with CUDA graphs, whose digests must be those without, and whole steps."""
         self._python("app.train", "run.name=graphs", *self._quickstart_settings, "runtime.compile=step")
-        whole, graphs = (
-            json.loads((self._work / f"runs/{name}/summary.json").read_text()) for name in ("whole", "graphs")
-        )
+        whole, graphs = (self._summary(name) for name in ("whole", "graphs"))
         figures = {
             "same_digests": whole["digest"] == graphs["digest"],
             "throughput": graphs["throughput"],

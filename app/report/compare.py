@@ -448,7 +448,7 @@ def _scaling(base: RunFiles, run: RunFiles) -> Scaling:
 
 
 def _devices(run: RunFiles) -> int:
-    """What computed: GPUs, or threads of CPUs, as two processes of one thread take what one of two threads takes."""
+    """Return the number of GPUs, of CPUs of threads: two processes of one thread use what one of two threads uses."""
     threads = (run.manifest.num_threads or 1) if run.manifest.platform == "cpu" else 1
     return run.world_size * threads
 

@@ -229,21 +229,19 @@ class Encoder:
             columns: dict[str, list[Any]] = {column: [""] * len(values) for column in self.input_columns}
             block = self.parse_columns({**columns, feature: list(values)}, name)
             assert isinstance(block, Block)
-            found, _ = self._look_up(
-                feature, np.ascontiguousarray(block.sparse[:, self.features.index(feature)]), NO_ID
-            )
+            ids, _ = self._look_up(feature, np.ascontiguousarray(block.sparse[:, self.features.index(feature)]), NO_ID)
         else:
             is_part = any(part.feature == feature for part in self._table.parts)
             column = [str(value) for value in values] if is_part else list(values)
             table = structs.replace(self._table, dense=(), sparse=(feature,), separators=(), parts=())
             batch = RawRows({feature: column}, len(column), numbered_rows(name, range(1, len(column) + 1)))
             [texts] = convert(batch, table, forms=None if is_part else self._forms).categories
-            found, _ = self._look_up(feature, text_values(texts.values.dictionary), NO_ID)
-            found = found[texts.values.indices.to_numpy()]
-        known = found[found >= 0]
+            ids, _ = self._look_up(feature, text_values(texts.values.dictionary), NO_ID)
+            ids = ids[texts.values.indices.to_numpy()]
+        known = ids[ids >= 0]
         torchrec_ids(known, rounds=False, modulus=self._max_ind_range if self._wraps and self._tables else None)
-        found[found >= 0] = known
-        return found
+        ids[ids >= 0] = known
+        return ids
 
     def encode(self, block: ParsedRows) -> EncodedBlock:
         """Encode parsed rows as the dataset's are."""

@@ -30,9 +30,9 @@ def vocabulary_values(root: Path, manifest: Manifest, feature: str, ids: Sequenc
         texts = VocabularyTexts(root, feature, first)
         return [texts[number] if 0 <= number - first < len(texts) else None for number in ids]
     values = open_array(vocabulary_path(root, feature))
-    found = [int(values[number - first]) if 0 <= number - first < len(values) else None for number in ids]
+    integers = [int(values[number - first]) if 0 <= number - first < len(values) else None for number in ids]
     if values.dtype == np.uint32:
-        return [None if value is None else f"{value:08x}" for value in found]
-    if any(value is not None and value >= int(HASHED) for value in found):
+        return [None if value is None else f"{value:08x}" for value in integers]
+    if any(value is not None and value >= int(HASHED) for value in integers):
         raise UserError(f"{root}: the texts of {feature} are not kept; prepare it again with data.keep_texts=true")
-    return [None if value is None else str(value) for value in found]
+    return [None if value is None else str(value) for value in integers]

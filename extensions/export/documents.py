@@ -1,4 +1,4 @@
-"""What an export says of itself: clickwork.json in a program, manifest.json in a directory. Needs no torch."""
+"""Descriptions of an export: clickwork.json in a program, manifest.json in a directory. Needs no torch."""
 
 from app.metrics.documents import rest
 from app.record.documents import Provenance
