@@ -6,11 +6,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 from torchrec import KeyedJaggedTensor
 
 from app.config import AppConfig, from_plain
+from app.data.batch import Batch
 from app.data.shards import TRAIN
 from app.data.split import SplitReader
 from app.record.reading import read_config
@@ -76,7 +78,7 @@ class TorchBatches(IterableDataset[Item]):
         if worker is not None:
             batches = islice(batches, worker.id, None, worker.num_workers)
         for batch in batches:
-            yield batch.dense_features, batch.sparse_features, batch.labels
+            yield _without_padding(batch)
 
     def _reader(self) -> SplitReader:
         """Open the split: in each process and iteration anew, as open files cannot be sent to another process."""
@@ -91,3 +93,14 @@ class TorchBatches(IterableDataset[Item]):
             train.drop_last,
             train.micro_batch,
         )
+
+
+def _without_padding(batch: Batch) -> Item:
+    """The samples of a batch: training masks the rows that fill it up, a model of one's own would learn them."""
+    features, rows = batch.sparse_features, batch.num_valid
+    if rows < features.stride():
+        lengths = features.lengths().view(-1, features.stride())
+        sample = torch.arange(features.stride()).repeat(len(lengths))
+        values = features.values()[torch.repeat_interleave(sample, lengths.flatten()) < rows]
+        features = KeyedJaggedTensor(features.keys(), values, lengths=lengths[:, :rows].flatten())
+    return batch.dense_features[:rows], features, batch.labels[:rows]

@@ -120,7 +120,8 @@ class Dataset:
             seed: of the order; None: that of the run.
             shuffle: whether each epoch has an order of its own; None: as the run does in train, not in other splits.
             drop_last: whether to leave out rows that fill no whole batch; None: as the run in train, not in others.
-            rank, world_size: of the process; each gets an equal part of each global batch.
+            rank, world_size: of the process; each gets an equal part of each whole global batch. Of the last
+                rows of an epoch, and with the run's train.deterministic=layout, a part can be smaller or empty.
 
         Raises:
             Error: there is no such split or run, or a key does not fit.

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from torch.utils.data import DataLoader
 
 import clickwork
@@ -182,6 +183,24 @@ def test_keywords_take_the_place_of_a_runs_values(read: tuple[Trained, list[Batc
     halves = [list(dataset.torch(run=trained.run, drop_last=True, rank=rank, world_size=2)) for rank in range(2)]
     for first, second, batch in zip(*halves, batches, strict=False):
         assert torch.equal(torch.cat([first[0], second[0]]), batch.dense_features)
+
+
+@pytest.mark.parametrize("mode", [True, "layout"])
+def test_processes_share_the_samples_without_padding(trained: Trained, tmp_path: Path, mode: Any) -> None:
+    plain = yaml.safe_load((trained.run / "config.yaml").read_text())
+    plain["train"].update(deterministic=mode, micro_batch_size=24 if mode == "layout" else None)
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(plain))
+    dataset = clickwork.Dataset(trained.directory / "data")
+    shares = [list(dataset.torch(batch_size=100, run=tmp_path, drop_last=False, rank=r, world_size=3)) for r in range(3)]
+    whole = list(dataset.torch(batch_size=100, run=trained.run, drop_last=False))
+    sizes = {tuple(len(labels) for *_, labels in items) for items in zip(*shares, strict=True)}
+    assert sizes == ({(48, 48, 4), (24, 24, 24)} if mode == "layout" else {(34, 34, 32), (24, 24, 24)})
+    for items, (dense, sparse, labels) in zip(zip(*shares, strict=True), whole, strict=True):
+        assert torch.equal(torch.cat([item[0] for item in items]), dense)
+        assert torch.equal(torch.cat([item[2] for item in items]), labels)
+        for name in sparse.keys():
+            bags = [bag.tolist() for item in items for bag in item[1][name].to_dense()]
+            assert bags == [bag.tolist() for bag in sparse[name].to_dense()]
 
 
 def test_other_splits_are_read_in_their_order(trained: Trained, dataset: clickwork.Dataset) -> None:
