@@ -7,8 +7,8 @@ Everything takes turns, `--rounds` times after one round that does not count. "p
 `python -m data_prep`: reading, converting, counting and writing; beside it are the memory of all its processes at the
 most and the budget that they were given. "read and convert" is what the stage does before that, alone: bytes to
 labels, numbers and categories. pyarrow and polars read the same file on one core, with the categories encoded by
-dictionary and the numbers as numbers; polars where it is installed. All but the jobs of two workers are pinned to one
-core. The files lie in `--raw-in`, by default in memory (/dev/shm).
+dictionary and the numbers as numbers. All but the jobs of two workers are pinned to one core.
+The files lie in `--raw-in`, by default in memory (/dev/shm).
 """
 
 import argparse
@@ -79,7 +79,7 @@ def make_files(directory: Path, rows: int) -> None:
 
 def measure(arguments: argparse.Namespace, raw: Path, out: Path) -> list[dict[str, Any]]:
     """All measurements in turn, several times over."""
-    tasks: dict[str, Callable[[], Figures | None]] = {}
+    tasks: dict[str, Callable[[], Figures]] = {}
     for name in ("CSV", "Parquet"):
         path = raw / f"rows.{name.lower()}"
         for workers in WORKERS:
@@ -87,7 +87,7 @@ def measure(arguments: argparse.Namespace, raw: Path, out: Path) -> list[dict[st
             tasks[label] = functools.partial(run_job, path, out, workers, arguments.budget)
         for label, reader in (("read and convert", convert), ("pyarrow", read_by_pyarrow), ("polars", read_by_polars)):
             tasks[f"{name}: {label}"] = functools.partial(on_one_core, reader, path, arguments.rows)
-    rounds: dict[str, list[Figures | None]] = {name: [] for name in tasks}
+    rounds: dict[str, list[Figures]] = {name: [] for name in tasks}
     for number in range(arguments.rounds + 1):
         names = list(tasks) if number % 2 else list(reversed(tasks))
         for name in names:
@@ -96,8 +96,7 @@ def measure(arguments: argparse.Namespace, raw: Path, out: Path) -> list[dict[st
                 rounds[name].append(figures)
     results = []
     for name, runs in rounds.items():
-        measured = [figures for figures in runs if figures is not None]
-        results.append({"what": name, **(medians(measured) if measured else {}), "runs": measured})
+        results.append({"what": name, **medians(runs), "runs": runs})
     return results
 
 
@@ -117,11 +116,11 @@ def run_job(path: Path, out: Path, workers: int, budget: str) -> Figures:
     }
 
 
-def on_one_core(reader: Callable[[Path], float | None], path: Path, rows: int) -> Figures | None:
-    """Rows per second of a reader in a fresh process on one core; None where its program is not installed."""
+def on_one_core(reader: Callable[[Path], float], path: Path, rows: int) -> Figures:
+    """Rows per second of a reader in a fresh process on one core."""
     with multiprocessing.get_context("spawn").Pool(1, pin) as pool:
         seconds = pool.apply(reader, (path,))
-    return None if seconds is None else {"rows_per_second": rows / seconds}
+    return {"rows_per_second": rows / seconds}
 
 
 def pin() -> None:
@@ -171,14 +170,13 @@ def read_by_pyarrow(path: Path) -> float:
     return time.perf_counter() - begin
 
 
-def read_by_polars(path: Path) -> float | None:
-    """Seconds of polars' reading, with one thread; None where it is not installed."""
-    try:
-        import polars  # type: ignore[import-not-found, unused-ignore]
-    except ImportError:
-        return None
+def read_by_polars(path: Path) -> float:
+    """Seconds of polars' reading, with one thread."""
+    import polars  # not before `pin`
+
     begin = time.perf_counter()
-    kinds = dict.fromkeys(CATEGORIES, polars.Categorical) | dict.fromkeys(("label", *NUMBERS), polars.Float64)
+    kinds = polars.Schema(dict.fromkeys(CATEGORIES, polars.Categorical()))
+    kinds |= dict.fromkeys(("label", *NUMBERS), polars.Float64())
     if path.suffix == ".parquet":
         polars.read_parquet(path).cast(kinds)
     else:

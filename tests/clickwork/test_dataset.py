@@ -191,14 +191,16 @@ def test_processes_share_the_samples_without_padding(trained: Trained, tmp_path:
     plain["train"].update(deterministic=mode, micro_batch_size=24 if mode == "layout" else None)
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(plain))
     dataset = clickwork.Dataset(trained.directory / "data")
-    shares = [list(dataset.torch(batch_size=100, run=tmp_path, drop_last=False, rank=r, world_size=3)) for r in range(3)]
+    shares = [
+        list(dataset.torch(batch_size=100, run=tmp_path, drop_last=False, rank=r, world_size=3)) for r in range(3)
+    ]
     whole = list(dataset.torch(batch_size=100, run=trained.run, drop_last=False))
     sizes = {tuple(len(labels) for *_, labels in items) for items in zip(*shares, strict=True)}
     assert sizes == ({(48, 48, 4), (24, 24, 24)} if mode == "layout" else {(34, 34, 32), (24, 24, 24)})
     for items, (dense, sparse, labels) in zip(zip(*shares, strict=True), whole, strict=True):
         assert torch.equal(torch.cat([item[0] for item in items]), dense)
         assert torch.equal(torch.cat([item[2] for item in items]), labels)
-        for name in sparse.keys():
+        for name in dataset.schema.sparse:
             bags = [bag.tolist() for item in items for bag in item[1][name].to_dense()]
             assert bags == [bag.tolist() for bag in sparse[name].to_dense()]
 

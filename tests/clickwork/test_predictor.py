@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pytest
 import torch
@@ -70,6 +71,8 @@ def reader(rows: list[dict[str, Any]]) -> pa.RecordBatchReader:
 FORMS: dict[str, Callable[[list[dict[str, Any]]], Any]] = {
     "pandas": frame,
     "arrow": pa.Table.from_pylist,
+    "polars": pl.DataFrame,
+    "polars categories": lambda rows: pl.DataFrame(rows).with_columns(pl.col("user").cast(pl.Categorical)).rechunk(),
     "other": lambda rows: OtherLibrary(pa.Table.from_pylist(rows)),
     "dicts": list,
     "numpy values": lambda rows: (
