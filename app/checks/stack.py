@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping
 
 from app.checks.check import Check, fail, ok, warn
 from app.checks.devices import Probe
+from common import fbgemm
 from common.documents import decode
 from common.errors import last_line
 
 PYTHONS = ((3, 10), (3, 14))  # the oldest that works, and the newest that was tried
-FBGEMM_NAMES = ("fbgemm-gpu", "fbgemm-gpu-cpu", "fbgemm-gpu-genai", "fbgemm-gpu-nightly", "fbgemm-gpu-nightly-cpu")
 NEEDED = ("torch", "torchrec", "numpy", "hydra-core", "omegaconf", "numba", "tqdm", "isal", "pyarrow")
 USED = {
     "tensorboard": "runs write no TensorBoard scalars",
@@ -21,8 +21,6 @@ USED = {
 }
 TORCH_MINOR_OVER_FBGEMM = 5  # fbgemm 1.X is built against torch 2.(X + 5)
 NEWEST_FBGEMM_MINOR = 9  # of the releases; torch 2.15 has none
-DATED = re.compile(r"(20\d\d)\.(\d+)\.(\d+)")  # FBGEMM of ROCm's images
-REPAIRED_ON_ROCM = (2026, 9)  # year and month of the first that has pull requests 6001 to 6162
 REMAKE = "make environment (make clean first, if it was made by make)"
 PROBE_SECONDS = 180
 
@@ -40,7 +38,7 @@ def check_python(version: tuple[int, ...] = sys.version_info[:3]) -> Check:
 def installed_versions() -> dict[str, str]:
     """Versions of the packages that matter, by normalised name; those not installed are left out."""
     versions = {}
-    for name in (*NEEDED, *FBGEMM_NAMES, *USED):
+    for name in (*NEEDED, *fbgemm.NAMES, *USED):
         try:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -56,7 +54,7 @@ def check_packages(versions: Mapping[str, str]) -> Iterator[Check]:
     for name, consequence in USED.items():
         if name not in versions:
             yield warn(name, f"not installed: {consequence}", f"pip install {name}, or {REMAKE}")
-    builds = [name for name in FBGEMM_NAMES if name in versions]
+    builds = [name for name in fbgemm.NAMES if name in versions]
     if not builds:
         yield fail("fbgemm", "not installed", REMAKE)
     elif len(builds) > 1:
@@ -64,13 +62,15 @@ def check_packages(versions: Mapping[str, str]) -> Iterator[Check]:
         yield fail("fbgemm", f"{' and '.join(builds)} are both installed", remedy)
     elif {"torch", "torchrec"} <= versions.keys():
         yield _check_pairing(versions["torch"], builds[0], versions[builds[0]], versions["torchrec"])
+        if "rocm" in versions["torch"]:
+            yield check_repairs(versions[builds[0]], fbgemm.installed_commit())
 
 
-def _check_pairing(torch: str, build: str, fbgemm: str, torchrec: str) -> Check:
-    releases = f"torch {torch}, {build} {fbgemm}, torchrec {torchrec}"
-    if (dated := DATED.match(fbgemm)) is not None:
-        return _check_dated(releases, (int(dated[1]), int(dated[2])))
-    minors = [_minor(version) for version in (torch, fbgemm, torchrec)]
+def _check_pairing(torch: str, build: str, release: str, torchrec: str) -> Check:
+    releases = f"torch {torch}, {build} {release}, torchrec {torchrec}"
+    if fbgemm.DATED.match(release):
+        return ok("pairing", f"{releases}, built from source beside this torch on the date that is its version")
+    minors = [_minor(version) for version in (torch, release, torchrec)]
     if any(minor is None for minor in minors):
         return warn(
             "pairing", releases, "not releases, so it is not known whether they belong together; see import below"
@@ -89,15 +89,27 @@ def _check_pairing(torch: str, build: str, fbgemm: str, torchrec: str) -> Check:
     return ok("pairing", releases)
 
 
-def _check_dated(releases: str, month: tuple[int, int]) -> Check:
-    """An FBGEMM that AMD has built together with the torch beside it."""
-    if month >= REPAIRED_ON_ROCM:
-        return ok("pairing", releases)
+def check_repairs(version: str, commit: str | None) -> Check:
+    """Return whether an FBGEMM for ROCm has the repairs that were made for it in July and August 2026.
+
+    version, commit: of the package, and of the sources that it was built from, if that is known.
+    """
+    sources = f"fbgemm {version}, " + (f"commit {commit[:10]}" if commit else "commit not recorded")
+    missing = fbgemm.missing_repairs(version, commit)
+    if missing is None:
+        remedy = (
+            f"in a clone of FBGEMM, git merge-base --is-ancestor {fbgemm.LAST_REPAIR} {commit or 'COMMIT'} exits with "
+            "0 if it has all repairs for ROCm of July and August 2026 (docs/compatibility.md)"
+        )
+        return warn("fbgemm on ROCm", f"{sources}: not known which repairs it has", remedy)
+    if not missing:
+        return ok("fbgemm on ROCm", sources)
+    names = "; ".join(f"{repair.subject} ({repair.pull_request})" for repair in missing)
     remedy = (
-        "this FBGEMM lacks repairs for ROCm of June to August 2026 (grids too large for HIP in bounds check, lookup, "
-        "permute and bucketize; the gradient of group_index_select): use rocm/primus:v26.8 or newer"
+        "without them a kernel of 2^32 or more threads fails, as of large batches, and the gradient of "
+        f"group_index_select may be wrong; FBGEMM from {fbgemm.LAST_REPAIR} on has them (docs/compatibility.md)"
     )
-    return warn("pairing", releases, remedy)
+    return warn("fbgemm on ROCm", f"{sources}, lacks {len(missing)} repairs (pull request): {names}", remedy)
 
 
 def _minor(version: str) -> int | None:

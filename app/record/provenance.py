@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from app.record.documents import Code, Device, Hardware, Provenance
-from common import sources
+from common import fbgemm, sources
 from common.documents import convert
 from common.limits import affinity, cpu_quota, memory_limit, memory_of_machine
 from common.redact import redact, redact_arguments
@@ -31,6 +31,7 @@ PACKAGES = (
     "omegaconf",
     "torchmetrics",
 )
+FBGEMM_COMMIT = "fbgemm commit"  # beside the versions: of a build from source the version is only a date
 ENVIRONMENT_PREFIXES = (
     "OMP_",
     "GOMP_",
@@ -167,13 +168,14 @@ def _git(*arguments: str) -> bytes | None:
 
 
 def versions() -> dict[str, str | None]:
-    """Releases of the packages that a run's result may depend on; None of those that are not installed."""
+    """Releases of the packages that a run's result may depend on, and FBGEMM's commit; None of what is not known."""
     releases: dict[str, str | None] = {}
     for package in PACKAGES:
         try:
             releases[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             releases[package] = None
+    releases[FBGEMM_COMMIT] = fbgemm.installed_commit()
     return releases
 
 

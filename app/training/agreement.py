@@ -21,7 +21,7 @@ from data_prep.dataset.format import MANIFEST_NAME, Manifest, load_manifest
 log = logging.getLogger("clickwork")
 
 OF_A_MACHINE = ("data.path",)  # keys that may differ: datasets are compared by their digests
-COMPARED_RELEASES = ("torch", "torchrec", "fbgemm-gpu", "fbgemm_gpu-cpu", "numpy")
+COMPARED_RELEASES = ("torch", "torchrec", "fbgemm-gpu", "fbgemm_gpu-cpu", provenance.FBGEMM_COMMIT, "numpy")
 MOST_NAMED = 3  # differences, or machines, in a message
 
 

@@ -40,13 +40,32 @@ def test_what_is_installed_here_passes() -> None:
         ("2.10.0a0+git123.dev4", "1.5.0", "1.4.0", Verdict.warn),
         ("2.14.0+cu130", "1.9.0", "1.9.2", Verdict.ok),
         ("2.14.1", "1.8.0", "1.9.2", Verdict.fail),
-        ("2.12.0+rocm7.15", "2026.7.22", "1.7.0", Verdict.warn),  # rocm/primus v26.5
-        ("2.14.0+rocm10.1", "2026.10.8", "1.9.0", Verdict.ok),  # rocm/primus v26.8
     ],
 )
 def test_releases_that_belong_together(torch: str, fbgemm: str, torchrec: str, verdict: Verdict) -> None:
     versions = {**HERE, "torch": torch, "fbgemm-gpu-cpu": fbgemm, "torchrec": torchrec}
     assert verdicts(versions) == {"pairing": verdict}
+
+
+@pytest.mark.parametrize(
+    ("torch", "fbgemm", "torchrec"),
+    [("2.12.0+rocm7.15", "2026.7.22", "1.7.0"), ("2.14.0+rocm10.1", "2026.10.8", "1.9.0")],
+    ids=["rocm/primus v26.5", "rocm/primus v26.8"],
+)
+def test_a_build_from_source_is_not_judged_by_its_date(torch: str, fbgemm: str, torchrec: str) -> None:
+    versions = {**HERE, "torch": torch, "fbgemm-gpu-cpu": fbgemm, "torchrec": torchrec}
+    assert verdicts(versions) == {"pairing": Verdict.ok, "fbgemm on ROCm": Verdict.warn}
+
+
+def test_repairs_for_rocm_go_by_the_commit() -> None:
+    primus = stack.check_repairs("2026.10.8", "80bd3c077dc41b55cd16ed4dcad15cf7c1c1d76a")
+    assert "commit 80bd3c077d, lacks 12 repairs (pull request): jagged products, backward (5984); " in primus.found
+    unknown = stack.check_repairs("2026.10.8", "0123456789ab")
+    assert (unknown.verdict, "lacks" in unknown.found) == (Verdict.warn, False)
+    assert "git merge-base --is-ancestor 5f39c5405 0123456789ab exits with 0" in (unknown.remedy or "")
+    release = stack.check_repairs("1.8.0+rocm7.2", None)
+    assert "commit not recorded, lacks 12 repairs" in release.found
+    assert "not known which repairs" in stack.check_repairs("1.9.0+rocm7.2", None).found
 
 
 @pytest.mark.parametrize(
