@@ -26,8 +26,8 @@ class Best(OpenDocument, kw_only=True):
 
     step: int
     auc: Number | None
-    monitor: str | None = None
-    value: Number | None = None
+    monitor: str | None
+    value: Number | None
     rest: Json = rest()
 
     @property

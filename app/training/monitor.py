@@ -51,10 +51,13 @@ def best_of(evaluation: EvaluationFigures, monitor: Monitor) -> Best | None:
     value = monitored_value(evaluation, monitor)
     if value is None:
         return None
-    best = Best(step=evaluation.step or 0, auc=evaluation.auc)
-    if monitor != AUC:
-        best.monitor, best.value = shown(monitor), value
-    return best
+    is_auc = monitor == AUC
+    return Best(
+        step=evaluation.step or 0,
+        auc=evaluation.auc,
+        monitor=None if is_auc else shown(monitor),
+        value=None if is_auc else value,
+    )
 
 
 def score_of(best: Best, monitor: Monitor) -> float:

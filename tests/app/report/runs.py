@@ -149,7 +149,7 @@ def write_run(
         "world_size": world_size,
         "parameters": {"embedding": 16_000, "dense": 100, "total": 16_100},
         "train": {"loss": 0.46, "logloss": 0.46, "skipped_steps": 0},
-        "best": best,
+        "best": best and {"monitor": None, "value": None, **best},
         "eval": {"step": steps, **evaluation},
         "last": {"step": steps, **evaluation},
         "covers": {"train": {"steps": min(steps, int(config["train"]["log_every_steps"]))}},

@@ -141,7 +141,7 @@ def test_the_best_auc_has_its_tile(tmp_path: Path) -> None:
 def test_one_evaluation_has_one_tile(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run")
     summary = json.loads((directory / "summary.json").read_bytes())
-    best = {"step": summary["eval"]["step"], "auc": summary["eval"]["auc"]}
+    best = {"step": summary["eval"]["step"], "auc": summary["eval"]["auc"], "monitor": None, "value": None}
     (directory / "summary.json").write_text(json.dumps({**summary, "best": best}))
     page = write_report(directory).read_text()
     assert re.findall('<p class="what">([^<]*AUC)</p>', page) == ["AUC"]

@@ -47,6 +47,8 @@ SUMMARY: dict[str, Any] = {
     "seconds": {"total": 3.0, "train": 2.0, "eval": 0.5, "checkpoint": 0.1},
 }
 
+BY_AUC = {"monitor": None, "value": None}
+
 
 def closing_lines(document: dict[str, Any], measured_before: int, encoding: str | None = None) -> list[str]:
     return summary.closing_lines(
@@ -79,17 +81,17 @@ def test_a_run_that_overfits_or_learns_nothing_is_told() -> None:
     summary = {**SUMMARY, "events": {"eval": 4}}
     auc = {**SUMMARY["eval"], "step": 300}
     best = {**SUMMARY["eval"], "step": 100, "auc": 0.8}
-    over = {**summary, "eval": best, "last": auc, "best": {"step": 100, "auc": 0.8}}
+    over = {**summary, "eval": best, "last": auc, "best": {**BY_AUC, "step": 100, "auc": 0.8}}
     assert "Overfitted" not in "\n".join(closing_lines({**over, "events": {"eval": 3}}, 0))
     lines = "\n".join(closing_lines(over, 0))
     assert "AUC 0.80000" in lines
     assert "(val, 500 samples, of the best checkpoint, step 100)" in lines
     assert "0.75000 at step 300 (checkpoint=last)" in lines
     assert "Overfitted: the best AUC was 0.80000 at step 100, and the last is 0.05000 lower" in lines
-    lines = "\n".join(closing_lines({**SUMMARY, "eval": auc, "best": {"step": 100, "auc": 0.8}}, 0))
+    lines = "\n".join(closing_lines({**SUMMARY, "eval": auc, "best": {**BY_AUC, "step": 100, "auc": 0.8}}, 0))
     assert "best AUC     0.80000 at step 100" in lines
     assert "checkpoint=best" not in "\n".join(
-        closing_lines({**SUMMARY, "eval": auc, "best": {"step": 300, "auc": 0.75}}, 0)
+        closing_lines({**SUMMARY, "eval": auc, "best": {**BY_AUC, "step": 300, "auc": 0.75}}, 0)
     )
     lines = "\n".join(closing_lines({**SUMMARY, "eval": {**auc, "auc": 0.47678}}, 0))
     assert "Learned nothing: AUC 0.47678 is no better than chance" in lines

@@ -104,7 +104,7 @@ def test_the_best_is_ranked_by_the_monitor() -> None:
     )
     by_loss = [best_of(each, "logloss") for each in (less_loss, more_auc)]
     assert max((each for each in by_loss if each), key=lambda one: score_of(one, "logloss")).step == 1
-    assert best_of(more_auc, "auc") == Best(step=2, auc=0.8)  # without further keys, as before
+    assert best_of(more_auc, "auc") == Best(step=2, auc=0.8, monitor=None, value=None)
     assert best_of(less_loss, "logloss") == Best(step=1, auc=0.6, monitor="logloss", value=0.3)
 
 
