@@ -3,7 +3,8 @@
 Measured at the sizes of the recipe, or of shape.*, on random long-tailed ids: lookups, interactions, perceptrons,
 optimizer steps, exchanges between processes (NPROC=n), the input path, whole steps, scoring from one sample to many.
 Each with its median, 10th and 90th percentile, the minimum bytes and FLOPs that it needs, and their share of the
-memory bandwidth and matrix rate measured in the same run.
+memory bandwidth and matrix rate measured in the same run. out=FILE.json keeps the figures; with
+'compare=[here.json,there.json]' nothing is measured, and those of several machines stand side by side.
 """
 
 if __name__ == "__main__":  # first: what is imported below may take seconds
@@ -24,6 +25,7 @@ import torch
 
 from app.benchmark import input_path, operators, steps
 from app.benchmark.case import Case, result, results_table
+from app.benchmark.compare import comparison
 from app.benchmark.shape import Shape
 from app.config import Precision
 from app.config.commands import BenchConfig, chosen_operators
@@ -47,7 +49,10 @@ DEFAULT_TABLES = "criteo_kaggle"
 
 
 def main(config: BenchConfig) -> int:
-    """Measure as configured; return the exit status."""
+    """Measure as configured, or compare what was measured; return the exit status."""
+    if config.compare:
+        print(comparison(config.compare))
+        return EXIT_DONE
     with process_group.joined(config, process_group.READING) as runtime:
         require_graphs(config.runtime, runtime.device.type)
         shape = shape_of(config, runtime.world_size)
@@ -166,3 +171,5 @@ def _report(
     if config.out is not None:
         write_atomically(Path(config.out), (json.dumps(document, indent=1) + "\n").encode())
         log.info("bench: %s", config.out)
+    else:
+        log.info("bench: out=FILE.json keeps these figures, 'compare=[FILE.json,OTHER.json]' compares machines")

@@ -67,18 +67,18 @@ def results_table(results: Sequence[dict[str, Any]], ceilings: Ceilings) -> str:
         f"{ceilings.flops_per_second / 1e9:.1f} GFLOP/s ({ceilings.dtype} product). "
         "Above 100% of bandwidth, caches served the counted bytes."
     )
-    lines = [about, "", *_markdown_lines([COLUMNS, *(_cells(result) for result in results)])]
+    lines = [about, "", *markdown_lines([COLUMNS, *(_cells(result) for result in results)])]
     if latencies := [result for result in results if result["p99_ms"] is not None]:
         lines += [
             "",
             "Latency of single runs:",
             "",
-            *_markdown_lines([LATENCY_COLUMNS, *map(_latency_cells, latencies)]),
+            *markdown_lines([LATENCY_COLUMNS, *map(_latency_cells, latencies)]),
         ]
     return "\n".join(lines)
 
 
-def _markdown_lines(rows: Sequence[tuple[str, ...]]) -> list[str]:
+def markdown_lines(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """Rows, of which the first is of names, as a Markdown table."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["| " + " | ".join(_aligned(row, widths)) + " |" for row in rows]

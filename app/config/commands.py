@@ -81,6 +81,7 @@ class BenchConfig(AppConfig):
     shape: ShapeConfig = field(default_factory=ShapeConfig)
     inference: InferenceConfig = field(default_factory=InferenceConfig)
     out: str | None = key(None, "also write the JSON to this file")
+    compare: list[str] = key([], "files that out=FILE.json wrote, at least two: a table of them; nothing is measured")
 
 
 def chosen_operators(operators: Any) -> list[str]:
@@ -98,6 +99,8 @@ def chosen_operators(operators: Any) -> list[str]:
 
 def validate_bench(config: BenchConfig) -> None:
     """Raises UserError for values that cannot work."""
+    if len(config.compare) == 1:
+        raise UserError(f"compare={shown(config.compare)}: give at least two files")
     require_dlrm(config.model, "bench")
     model = config.model
     if model.numeric is not Numeric.dense_arch or not model.dense_arch or model.embedding_dim % 4:

@@ -83,7 +83,10 @@ def _why_no_ceiling(run: RunFiles) -> str:
         reasons = "FLOPs of this model depend on the sample. "
     if utilisation.get("memory_bytes_per_second") is None:
         trained = summary.seconds.get("train", 0.0)
-        is_short = f"it takes {MIN_TRAIN_SECONDS:.0f} s of training, and this run has {trained:.1f}"
+        is_short = (
+            f"it takes {MIN_TRAIN_SECONDS:.0f} s of training, and this run has {trained:.1f}; a run with more steps "
+            "(train.epochs, train.max_steps) measures them, and make bench measures them alone"
+        )
         why = is_short if trained < MIN_TRAIN_SECONDS else "the devices have too little memory left"
         reasons += f"Ceilings were not measured: {why}. "
     return reasons

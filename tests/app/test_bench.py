@@ -8,10 +8,14 @@ import torch
 
 from app.bench import shape_of
 from app.benchmark import operators
+from app.benchmark.compare import comparison
 from app.benchmark.shape import Shape
 from app.config import CONFIG_DIR, ModelConfig
 from app.config.commands import FAMILIES, BenchConfig
+from app.record.provenance import describe_run
 from common.compose import compose_config
+from common.documents import plain_object
+from common.errors import UserError
 from tests.app.conftest import Command, Refusal, ended, forked
 
 TINY = ["seconds=0.001", "runtime.num_threads=1", "shape.batch_size=16", "shape.num_embeddings=[50,7]"]
@@ -47,11 +51,58 @@ def test_everything_is_measured_with_its_counts(run_app: Command, tmp_path: Path
     assert len(lines) == len(document["results"]) + len(latencies) + 4
 
 
+def write_results(path: Path, *, batch_size: int = 16, **cases: float) -> str:
+    """A document of bench with the medians, in ms, of these cases."""
+    figures = {"share_of_bandwidth": 0.5, "share_of_matrix_rate": None}
+    document = {
+        **plain_object(describe_run()),
+        "shape": {"batch_size": batch_size},
+        "model": {"interaction": "dot"},
+        "world_size": 2,
+        "platform": "cpu",
+        "num_threads": 3,
+        "ceilings": {"bytes_per_second": 2e10, "flops_per_second": 1e11, "dtype": "float32"},
+        "results": [{"name": name, "median_ms": ms, **figures} for name, ms in cases.items()],
+    }
+    path.write_text(json.dumps(document))
+    return str(path)
+
+
+def test_two_machines_side_by_side(tmp_path: Path) -> None:
+    here = write_results(tmp_path / "here.json", step=6.0, mlp=1.0)
+    there = write_results(tmp_path / "there.json", step=4.0, input=2.0)
+    lines = comparison([here, there]).splitlines()
+    assert lines[0].startswith(f"1: {here}: cpu, ")
+    assert "2 process(es) of 3 threads, torch 2." in lines[0]
+    assert "limits 20.0 GB/s, 100.0 GFLOP/s (float32)" in lines[1]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|")]
+    assert rows[0] == ["", "1: ms", "2: ms", "1: of limit", "2: of limit", "1 / 2"]
+    assert rows[2:] == [["step", "6.000", "4.000", "50%", "50%", "1.50"]]
+    assert lines[-1] == "Not in all files: input, mlp"
+
+
+def test_what_is_not_comparable(tmp_path: Path) -> None:
+    here = write_results(tmp_path / "here.json", step=6.0)
+    larger = write_results(tmp_path / "larger.json", batch_size=32, step=6.0)
+    other = write_results(tmp_path / "other.json", mlp=6.0)
+    (tmp_path / "damaged.json").write_text('{"shape": {}}')
+    for paths, message in (
+        ([here, larger], "shape.batch_size is 32, that of .* is 16: times of different work"),
+        ([here, other], "no case is in all of them"),
+        ([here, str(tmp_path / "none.json")], "none.json: no such file; give files that python -m app.bench out="),
+        ([here, str(tmp_path / "damaged.json")], "damaged.json: damaged .*; give files that"),
+    ):
+        with pytest.raises(UserError, match=message):
+            comparison(paths)
+
+
 @pytest.mark.slow("processes")
 def test_a_choice_of_operators(run_app: Command, tmp_path: Path) -> None:
     run_app("bench", *TINY, "operators=[mlp/over_arch,optimizer_step/sgd]", "out=bench.json")
     names = [result["name"] for result in json.loads((tmp_path / "bench.json").read_bytes())["results"]]
     assert names == ["mlp/over_arch_forward", "mlp/over_arch_train", "optimizer_step/sgd"]
+    compared = run_app("bench", "compare=[bench.json,bench.json]").stdout
+    assert [line.split()[-2] for line in compared.splitlines() if line.startswith("| mlp")] == ["1.00", "1.00"]
 
 
 @pytest.mark.slow("processes")
