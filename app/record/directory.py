@@ -18,6 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from app.checkpoint.files import CHECKPOINTS
+from app.config import AppConfig
 from app.metrics.documents import AnyEvent, Curves, StepTimeHistogram
 from app.record.documents import FORMAT_NAME, RunManifest, Summary
 from app.record.reading import (
@@ -44,7 +45,8 @@ from common.redact import RedactingFormatter, redact
 
 log = logging.getLogger("clickwork")
 
-# The five columns of AMD's process_training_log.py, here of the whole job (there: of one GPU); then the same labelled.
+# The five columns of AMD's process_training_log.py, here of the whole job (there: of one GPU); then the same labelled;
+# then what made them.
 RESULTS_COLUMNS = (
     "Time Stamp",
     "Num. Nodes",
@@ -58,6 +60,10 @@ RESULTS_COLUMNS = (
     "Batch Size per Device",
     "Recommendations/s per Device (mean)",
     "Status",
+    "Device",
+    "Precision",
+    "Recipe",
+    "Commit",
 )
 
 
@@ -234,7 +240,7 @@ class RunDirectory:
         if self._writes:
             save_summary(self.path, figures)
 
-    def results(self, run: str, summary: Summary, global_batch_size: int, num_nodes: int, spread: float | None) -> None:
+    def results(self, config: AppConfig, summary: Summary, num_nodes: int, spread: float | None) -> None:
         """Write this run's line to results.csv, in place of those of its earlier launches.
 
         spread: the throughput's standard deviation over its mean.
@@ -242,8 +248,9 @@ class RunDirectory:
         if not self._writes:
             return
         path = self.path / RESULTS
-        world_size, rates = summary.world_size, summary.throughput
-        before = read_manifest(self.path).results_before or 0
+        world_size, rates, manifest = summary.world_size, summary.throughput, read_manifest(self.path)
+        before, precision = manifest.results_before or 0, config.runtime.precision
+        run, global_batch_size = config.run.name, config.train.global_batch_size
         text = io.StringIO()
         writer = csv.writer(text)
         lines = path.read_bytes().splitlines(keepends=True)[:before] if path.exists() else []
@@ -253,7 +260,9 @@ class RunDirectory:
         rate = rates.samples_per_second
         whole = [global_batch_size, rate, spread, run, world_size, global_batch_size, rate]
         each = [global_batch_size // world_size, rates.samples_per_second_per_device]
-        writer.writerow([stamp, num_nodes, *whole, *each, summary.status])
+        made_by = [manifest.device(manifest.platform), precision.value if precision else "fp32"]
+        made_by += [config.published.recipe or "", manifest.commit or ""]
+        writer.writerow([stamp, num_nodes, *whole, *each, summary.status, *made_by])
         write_atomically(path, b"".join(lines) + text.getvalue().encode())
 
     def _results_lines(self) -> int:

@@ -60,6 +60,11 @@ class Provenance(OpenDocument, kw_only=True):
     environment: dict[str, str]
     argv: list[str]
 
+    def device(self, platform: str) -> str:
+        """The name of rank 0's processor, with platform cpu, or else of its GPU."""
+        devices = [] if platform == "cpu" else self.hardware.devices
+        return devices[0].name if devices else self.hardware.cpu
+
     @property
     def commit(self) -> str | None:
         """The commit of the checkout, where it is known."""

@@ -204,6 +204,10 @@ def _of_results(record: Record, summary: Summary) -> Iterator[Pair]:
         "Batch Size per Device": batch // manifest.world_size,
         "Recommendations/s per Device (mean)": rates.samples_per_second_per_device,
         "Status": summary.status,
+        "Device": manifest.device(manifest.platform),
+        "Precision": record.config["runtime"]["precision"] or "fp32",
+        "Recipe": record.config["published"]["recipe"],
+        "Commit": manifest.commit,
     }
     texts: Json = {name: "" if value is None else str(value) for name, value in expected.items()}
     head, line = (record.results[:1] or [[]])[0], (record.results[-1:] or [[]])[0]

@@ -209,7 +209,7 @@ class TrainingRun:
         self.recorder.trackers.close(figures)
         spread = summary.throughput_spread(self.state, self.config.train.log_every_steps)
         num_nodes = self.runtime.world_size // self.runtime.local_world_size
-        self._directory.results(self.config.run.name, figures, self.config.train.global_batch_size, num_nodes, spread)
+        self._directory.results(self.config, figures, num_nodes, spread)
         keeps_best, encoding = self.config.checkpoint.keep_best, self.session.manifest.encoding.get("name")
         log.info("\n".join(summary.closing_lines(figures, self._measured_before, keeps_best, encoding)))
 

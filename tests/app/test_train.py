@@ -63,6 +63,8 @@ def test_a_run_and_its_directory(run_app: Command, dataset: Path, tmp_path: Path
     per_device = float(row["Recommendations/s per Device (mean)"])
     assert per_device == figures["throughput"]["samples_per_second_per_device"]
     assert (row["Global Batch Size"], row["Batch Size per Device"], row["World Size"]) == ("64", "64", "1")
+    assert (row["Device"], row["Commit"]) == (manifest["hardware"]["cpu"], manifest["code"]["git_sha"] or "")
+    assert (row["Precision"], row["Recipe"]) == ("fp32", "quickstart")
 
     repeat = run_app("train", *overrides)
     assert "completed already" in repeat.stderr
