@@ -15,6 +15,10 @@ from extensions.plan.documents import Forecast, ForecastFile, ForecastTable, Ran
 from extensions.plan.estimates import Estimate, estimate_shard, estimates
 
 # Sharding types as in the output of TorchRec's planner.
+OF_TABLES = (
+    "times are of tables alone (lookups, updates, exchange), estimated from data sheets; a whole step also has dense "
+    "layers and input, so these are not two GPUs' speeds: make bench measures those"
+)
 ABBREVIATIONS = {
     "data_parallel": "DP",
     "table_wise": "TW",
@@ -149,14 +153,14 @@ def plan_lines(plan: ForecastFile, topology: str, reasons: bool = False) -> list
         verdict = "fits" if forecast.fits else "DOES NOT FIT"
         lines += _wrapped(
             f"forecast: {verdict}, headroom {_size(forecast.headroom_bytes)} of {_size(forecast.capacity_bytes)} a "
-            f"device for tables; slowest rank {forecast.step_ms:.3f} ms a step (embeddings only), imbalance "
+            f"device for tables; slowest rank {forecast.step_ms:.3f} ms a step for tables alone, imbalance "
             f"{forecast.imbalance:.2f}"
         )
     return [*lines, *(line for note in plan.notes or [] for line in _wrapped(f"note: {note}"))]
 
 
 def what_if_lines(cases: Sequence[WhatIf]) -> list[str]:
-    """Return a table of other hardware and batches; the last line explains the abbreviated sharding types."""
+    """Return a table of other hardware and batches; the last lines explain its times and abbreviated types."""
     rows = [
         [
             "topology",
@@ -166,7 +170,7 @@ def what_if_lines(cases: Sequence[WhatIf]) -> list[str]:
             "headroom",
             "lookup ms",
             "comm. ms",
-            "step ms",
+            "tables ms",
             "imbalance",
             "types",
         ]
@@ -183,7 +187,7 @@ def what_if_lines(cases: Sequence[WhatIf]) -> list[str]:
         rows.append([*start, *room, *cost, f"{forecast.imbalance:.2f}", short])
     types = set(re.findall(r"[a-z_]+", " ".join(case.types or "" for case in cases)))
     legend = ", ".join(f"{short}: {name}" for name, short in ABBREVIATIONS.items() if name in types)
-    return ["what if:", *_aligned(rows), *_wrapped(legend)]
+    return ["what if:", *_aligned(rows), *_wrapped(OF_TABLES), *_wrapped(legend)]
 
 
 def diff_lines(before: ForecastFile, after: ForecastFile, name: str) -> list[str]:

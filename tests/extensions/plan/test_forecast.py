@@ -103,6 +103,8 @@ def test_the_types_of_a_plan_take_one_line() -> None:
         slowest=cost,
         types="data_parallel 10, row_wise 1, table_wise 15",
     )
-    _, _, row, legend = what_if_lines([case])
+    _, head, row, *notes, legend = what_if_lines([case])
+    assert "  tables ms  " in head
+    assert notes[0].startswith("times are of tables alone")
     assert row.endswith("  DP 10, RW 1, TW 15")
     assert legend == "DP: data_parallel, TW: table_wise, RW: row_wise"

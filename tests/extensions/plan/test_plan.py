@@ -86,7 +86,7 @@ def test_host_memory_behind_a_cache_where_a_device_is_too_small(run_app: Command
 def test_where_it_does_not_fit_it_shows_what_would(run_app: Command) -> None:
     process = run_app("plan", *MLPERF, "topology=h100", "plan.devices=[1,4]", status=2)
     assert process.stderr.startswith("error: topology: no plan fits: 26 tables of 97.4 GiB")
-    alone, rest, four, _ = process.stdout.splitlines()[2:]
+    alone, rest, four, *_ = process.stdout.splitlines()[2:]
     assert rest.lstrip().startswith("devices of 80.0 GiB")
     assert alone.split()[:2] == ["h100", "1"]
     assert "no plan fits" in alone
