@@ -56,9 +56,11 @@ def run_checks(config: DoctorConfig) -> Iterator[Check]:
     yield verdict
     if probe is not None:
         yield from devices.check_devices(probe)
+    yield from devices.check_clocks()
     yield from devices.check_groups()
     yield system.check_processors()
     yield system.check_memory()
+    yield from system.check_nodes()
     yield system.check_shared_memory()
     yield from system.check_limits(has_gpu=bool(probe and probe.devices))
     yield system.check_host_name()

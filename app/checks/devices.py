@@ -2,6 +2,7 @@
 
 import os
 import re
+import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from app.checks.check import Check, fail, ok, warn
 
 NVIDIA_DEVICE, AMD_DEVICE = Path("/dev/nvidiactl"), Path("/dev/kfd")
 RENDER_NODES = Path("/dev/dri")
+DRM = Path("/sys/class/drm")
+AMD_LOCKED = ("low", "manual", "perf_determinism", "profile_standard", "profile_min_sclk", "profile_min_mclk")
 NVIDIA_DRIVER, AMD_DRIVER = Path("/proc/driver/nvidia/version"), Path("/sys/module/amdgpu/version")
 MIN_DRIVERS = {"12": 525, "13": 580}  # NVIDIA's CUDA compatibility: first driver branch for each major release of CUDA
 
@@ -115,6 +118,26 @@ def _check_driver(cuda: str | None) -> Check:
             return fail("driver", f"{driver}: too old for CUDA {cuda}", remedy)
         return ok("driver", driver)
     return warn("driver", "its version cannot be read", "not needed to run; the run's manifest will lack it")
+
+
+def check_clocks(drm: Path = DRM) -> Iterator[Check]:
+    """Warn of GPUs whose clock is locked below its maximum, which no figure of a run shows."""
+    query = "index,clocks.applications.graphics,clocks.max.graphics"
+    try:
+        command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"]
+        output = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        output = ""
+    for line in output.splitlines():
+        index, *clocks = (field.strip() for field in line.split(","))
+        if len(clocks) == 2 and all(clock.isdigit() for clock in clocks) and int(clocks[0]) < int(clocks[1]):
+            remedy = "sudo nvidia-smi --reset-applications-clocks (and --reset-gpu-clocks)"
+            yield warn(f"clock of gpu {index}", f"set to {clocks[0]} MHz of at most {clocks[1]}", remedy)
+    for path in sorted(drm.glob("card*/device/power_dpm_force_performance_level")):
+        level = path.read_text().strip()
+        if level in AMD_LOCKED:
+            remedy = "sudo amd-smi reset --clocks (rocm-smi --resetclocks), which sets it to auto"
+            yield warn(f"clock of {path.parts[-3]}", f"performance level {level}, not auto", remedy)
 
 
 def check_groups(kfd: Path = AMD_DEVICE, nodes: Path = RENDER_NODES) -> Iterator[Check]:

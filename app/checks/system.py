@@ -9,12 +9,14 @@ from pathlib import Path
 
 from app.checks.check import Check, fail, ok, warn
 from common.limits import affinity, cpu_quota, memory_limit, memory_of_machine, usable_cpus
+from common.numa import NODES, memory_nodes
 from common.processor import announces_missing_tiles
 
 GIB = 1 << 30
 SHARED_MEMORY_BYTES = GIB
 MEMORY_BYTES = 4 * GIB
 OPEN_FILES = 4_096
+LEAST_FREE_SHARE = 0.1  # of a NUMA node
 DISK_WARN_BYTES, DISK_FAIL_BYTES = 10 * GIB, GIB
 
 
@@ -41,6 +43,19 @@ def check_memory(minimum: int = MEMORY_BYTES) -> Check:
         remedy = "use a smaller data.memory_budget and data.max_ind_range, or allow more memory"
         return warn("memory", memory, remedy)
     return ok("memory", memory)
+
+
+def check_nodes(directory: Path = NODES) -> Iterator[Check]:
+    """Free memory of each NUMA node, where there are several: page-locked batches must fit into that of their GPU."""
+    nodes = memory_nodes(directory)
+    if len(nodes) < 2:
+        return
+    sizes = [f"{node.number}: {node.free_bytes / GIB:.1f} of {node.total_bytes / GIB:.1f} GiB free" for node in nodes]
+    if any(node.free_bytes < LEAST_FREE_SHARE * node.total_bytes for node in nodes):
+        remedy = "end what uses the memory of the full node (numastat -p shows who)"
+        yield warn("numa", "; ".join(sizes), remedy)
+    else:
+        yield ok("numa", "; ".join(sizes))
 
 
 def check_shared_memory(path: Path = Path("/dev/shm"), minimum: int = SHARED_MEMORY_BYTES) -> Check:

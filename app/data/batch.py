@@ -95,6 +95,11 @@ class Batch(Pipelineable):
         """Inputs of a model: dense features (or the inputs that replace them) and ids."""
         return self.dense_features if self.inputs_of_model is None else self.inputs_of_model, self.sparse_features
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(map(_bytes_of, (self.dense_features, self.sparse_features, self.labels, self.inputs_of_model)))
+
     def row_keys(self) -> NDArray[np.int64]:
         """A number for each sample, [B], the same of those with the same features, whatever the order in bags."""
         features = self.sparse_features
@@ -133,6 +138,14 @@ class Batch(Pipelineable):
         for part in (self.dense_features, self.sparse_features, self.labels, self.inputs_of_model):
             if part is not None:
                 part.record_stream(stream)
+
+
+def _bytes_of(part: object) -> int:
+    """Bytes of a tensor, or of those that a part of a batch has."""
+    if isinstance(part, Tensor):
+        return part.nbytes
+    parts = () if part is None else vars(part).values()
+    return sum(_bytes_of(value) for value in parts if isinstance(value, (Tensor, Pipelineable)))
 
 
 def pinned_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:

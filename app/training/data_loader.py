@@ -13,6 +13,7 @@ from torchrec.streamable import Pipelineable
 from app.config import Pipeline
 from app.data.batch import Batch, pinned_ahead
 from app.training.session import Session
+from app.training.staging import checked_room, gpu_address
 from app.training.state import RunLength
 
 Ids = Callable[[KeyedJaggedTensor], KeyedJaggedTensor]
@@ -24,7 +25,7 @@ class DataLoader:
     def __init__(self, session: Session, length: RunLength) -> None:
         self._session, self._length = session, length
         self._pipeline: SparseDistPipeline | None = None
-        self.pipeline = Pipeline.none
+        self.pipeline, self._is_checked = Pipeline.none, False
         device, world_size = session.runtime.device, session.runtime.world_size
         if uses_pipeline(length.train.pipeline, device, world_size):
             arch, self.pipeline = session.model.module.sparse_arch, Pipeline.sparse_dist
@@ -34,9 +35,15 @@ class DataLoader:
         """The rest of an epoch from its step `first` on."""
         train, split = self._length.train, self._session.predictor.split("train")
         source = split.train_batches(train.global_batch_size, train.seed, epoch, first)
+        device = self._session.runtime.device
+        if device.type != "cpu" and not self._is_checked:
+            self._is_checked = True
+            splits = self._session.manifest.splits.values()
+            files = [file for split in splits for shard in split.shards for file in shard.files.values()]
+            processes = self._session.runtime.local_world_size
+            source = checked_room(source, gpu_address(device), processes, sum(file.bytes for file in files))
         if self._pipeline is None:
             return self._session.predictor.on_device(source)
-        device = self._session.runtime.device
         source = source if device.type == "cpu" else pinned_ahead(source, device)
         return self._pipeline.run(source, self._steps_to_evaluations(epoch * self._length.steps_per_epoch + first))
 

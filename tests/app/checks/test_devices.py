@@ -110,3 +110,29 @@ def test_a_driver_older_than_cuda_needs(
         (check,) = (c for c in devices.check_devices(probe) if c.name == "driver")
         assert check.verdict is verdict
         assert verdict is Verdict.ok or "580 or later" in (check.remedy or "") or "525" in (check.remedy or "")
+
+
+NVIDIA_SMI = """#!/bin/sh
+test "$1" = --query-gpu=index,clocks.applications.graphics,clocks.max.graphics || exit 2
+printf '%s\\n' {lines}
+"""
+
+
+def test_locked_clocks_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a program that prints what nvidia-smi's manual shows, as there is no GPU here."""
+    (tmp_path / "nvidia-smi").write_text(NVIDIA_SMI.format(lines="'0, 1980, 1980' '1, 1200, 1980' '2, [N/A], 1980'"))
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for card, level in (("card0", "auto"), ("card1", "manual"), ("card2", "high")):
+        (tmp_path / card / "device").mkdir(parents=True)
+        (tmp_path / card / "device/power_dpm_force_performance_level").write_text(f"{level}\n")
+    checks = {check.name: (check.verdict, check.found) for check in devices.check_clocks(tmp_path)}
+    assert checks == {
+        "clock of gpu 1": (Verdict.warn, "set to 1200 MHz of at most 1980"),
+        "clock of card1": (Verdict.warn, "performance level manual, not auto"),
+    }
+
+
+def test_without_gpus_no_clock_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert list(devices.check_clocks(tmp_path)) == []

@@ -15,6 +15,7 @@ import pytest
 from app.checks import system
 from app.checks.check import Verdict
 from common import limits
+from tests.common.test_numa import write_nodes
 
 
 def test_memory_and_shared_memory() -> None:
@@ -23,6 +24,15 @@ def test_memory_and_shared_memory() -> None:
     assert system.check_shared_memory(Path("/dev/shm"), minimum=1).verdict is Verdict.ok
     assert "--shm-size" in (system.check_shared_memory(Path("/dev/shm"), minimum=1 << 60).remedy or "")
     assert system.check_shared_memory(Path("/absent")).verdict is Verdict.warn
+
+
+def test_numa_nodes(tmp_path: Path) -> None:
+    sizes = {0: (1 << 20, 1 << 19, 1 << 18), 1: (1 << 20, 1 << 20, 0)}
+    assert list(system.check_nodes(write_nodes(tmp_path / "one", {0: sizes[0]}))) == []
+    [check] = system.check_nodes(write_nodes(tmp_path / "two", sizes))
+    assert (check.verdict, check.found) == (Verdict.ok, "0: 0.8 of 1.0 GiB free; 1: 1.0 of 1.0 GiB free")
+    [check] = system.check_nodes(write_nodes(tmp_path / "full", {**sizes, 0: (1 << 20, 1 << 16, 0)}))
+    assert check.verdict is Verdict.warn
 
 
 def test_a_container_s_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
