@@ -2,10 +2,12 @@
 
     python -m benchmarks.first_gpu_run --out DIR [--minutes 9] [--pretend]
 
-Stages, those that say most first: doctor; operators and whole steps at 8,192 and 65,536 rows, D=128, in fp32, TF32 and
-bf16; TorchRec's own DLRM beside ours; the tests marked gpu; quickstart trained to its end, killed with -9, resumed,
-replayed; the quickstart with train.deterministic=layout, on one GPU and, if there are several, on two, with the same
-bits; the quickstart and the steps with CUDA graphs; a trace, whose kernels and waits of the host are counted.
+Stages, those that say most first: doctor; the quickstart on the GPU and on the CPU, and how far their losses differ;
+operators and whole steps of the shapes in STEPS, in fp32, TF32 and bf16; TorchRec's own DLRM beside ours; the tests
+marked gpu; HSTU by the Triton kernel and without it; the quickstart and steps with CUDA graphs; a trace, whose kernels
+and waits of the host are counted; the quickstart killed with -9, resumed, replayed; train.deterministic=layout, on one
+GPU and, if there are several, on two, with the same bits; exchanges, steps and the quickstart on all GPUs, if there are
+several.
 
 Each stage may take its share (`SHARES`) of the time that is left, so that a slow one costs those after it nothing.
 DIR/results.json is renewed after every stage and DIR/log.txt is written during each, so that a machine that is taken
@@ -37,9 +39,36 @@ from common.files import write_atomically
 REPOSITORY = Path(__file__).resolve().parents[1]
 QUICKSTART = ["train.deterministic=true", "checkpoint.every_steps=50", "record.tensorboard=false", "baselines=false"]
 SHORT = ["data.scale=tiny", "train.max_steps=30", "checkpoint.every_steps=10"]  # on a pretended device
+SHORT_EVENTS = ["train.max_steps=4", "data.synthetic_events.users=60", "sequences.history_length=15"]
 FIRST_TRACED, LAST_TRACED = 30, 34
+FIRST_LOSSES = 1e-4  # by which the first losses of a GPU may differ from the CPU's; later ones drift apart
 # Of the time.
-SHARES = {"doctor": 1, "steps": 6, "peers": 3, "tests": 3, "quickstart": 4, "layout": 2, "graphs": 3, "trace": 2}
+SHARES = {
+    "doctor": 1,
+    "quickstart": 3,
+    "steps": 7,
+    "peers": 3,
+    "tests": 3,
+    "hstu": 3,
+    "graphs": 3,
+    "trace": 2,
+    "kill": 3,
+    "layout": 2,
+    "node": 3,
+}
+# Shapes of steps: those of Criteo Kaggle with narrow and wide vectors, and MLPerf v2's, with bags, of smaller tables.
+STEPS = {
+    "kaggle": ["shape.batch_size=8192"],
+    "kaggle_128": ["shape.batch_size=65536", "model.embedding_dim=128", "model.dense_arch=[512,256,128]"],
+    "mlperf_v2": ["recipe=mlperf_v2", "shape.batch_size=8192", "shape.most_rows=1000000"],
+}
+PRETENDED_STEPS = {
+    "small": ["shape.batch_size=32", "shape.most_rows=50", "model.embedding_dim=16", "model.dense_arch=[512,256,16]"]
+}
+EVENTS = ["recipe=mlperf_v4", "data.scale=tiny", "data.source=synthetic_events", "mlperf.enabled=false"]
+EVENTS += ["train.max_steps=40", "train.eval_every_fraction=null", "sequences.hstu.max_seq_len=1024"]
+EVENTS += ["record.tensorboard=false", "baselines=false", "train.global_batch_size=256"]
+EVENTS += ["data.synthetic_events.users=2000", "sequences.history_length=510"]
 
 
 class StageError(Exception):
@@ -69,13 +98,16 @@ class FirstRun:
         self._quickstart_settings = [*QUICKSTART, *(SHORT if pretend else [])]
         self._stages: dict[str, Callable[[], dict[str, Any]]] = {
             "doctor": self._doctor,
+            "quickstart": self._quickstart,
             "steps": self._steps,
             "peers": self._peers,
             "tests": self._tests,
-            "quickstart": self._quickstart,
-            "layout": self._layout,
+            "hstu": self._hstu,
             "graphs": self._graphs,
             "trace": self._trace,
+            "kill": self._kill,
+            "layout": self._layout,
+            "node": self._node,
         }
 
     def run(self) -> bool:
@@ -138,9 +170,32 @@ class FirstRun:
         report = json.loads(self._python("app.doctor", "json=true", statuses=(0, 1)))
         return {"checks": [check for check in report["checks"] if check["verdict"] != "ok" or "gpu" in check["name"]]}
 
+    def _losses(self, name: str) -> list[float]:
+        """Return the losses in a run's log."""
+        lines = (self._work / f"runs/{name}/metrics.jsonl").read_text().splitlines()
+        return [event["loss"] for event in map(json.loads, lines) if event["event"] == "train"]
+
     def _quickstart(self) -> dict[str, Any]:
-        """Two runs with one configuration, of which one is killed: their digests must be the same."""
+        """One run on the GPU and one on the CPU: figures, and how far their losses are apart, relative to the CPU's."""
         self._python("app.train", "run.name=whole", *self._quickstart_settings)
+        self._python("app.train", "run.name=cpu", "runtime.platform=cpu", *self._quickstart_settings)
+        whole, cpu = self._summary("whole"), self._summary("cpu")
+        pairs = zip(self._losses("whole"), self._losses("cpu"), strict=True)
+        differences = [abs(loss - of_cpu) / of_cpu for loss, of_cpu in pairs]
+        figures = {
+            "auc": [whole["eval"]["auc"], cpu["eval"]["auc"]],
+            "samples_per_second": [run["throughput"]["samples_per_second"] for run in (whole, cpu)],
+            "digest": [whole["digest"], cpu["digest"]],
+            "first_losses_differ_by": differences[:5],
+            "losses_differ_by_at_most": max(differences),
+            **{key: whole[key] for key in ("memory", "power", "throughput")},
+        }
+        if max(differences[:5]) > FIRST_LOSSES:
+            raise StageError(json.dumps(figures))
+        return figures
+
+    def _kill(self) -> dict[str, Any]:
+        """A run with the quickstart's configuration that is killed: its digests must be the quickstart's."""
         killed = self._start("app.train", "run.name=killed", *self._quickstart_settings)
         checkpoints = self._work / "runs/killed/checkpoints"
         while killed.poll() is None and time.monotonic() < self._until and not (checkpoints / "latest").exists():
@@ -151,10 +206,6 @@ class FirstRun:
         verdict = json.loads(self._python("app.verify", "run=runs/killed", statuses=(0, 1)))["verdict"]
         whole, resumed = (self._summary(name) for name in ("whole", "killed"))
         figures = {
-            "auc": whole["eval"]["auc"],
-            "memory": whole["memory"],
-            "power": whole["power"],
-            "throughput": whole["throughput"],
             "replayed": verdict,
             "same_digests": whole["digest"] == resumed["digest"],
         }
@@ -188,9 +239,44 @@ class FirstRun:
         if self._pretend:
             operators = "step,optimizer_step"
         return {
-            f"{size} {precision}": self._bench(size, precision, operators if precision == "fp32" else "step")
-            for size in self._sizes
+            f"{shape} {precision}": self._bench(shape, precision, operators if precision == "fp32" else "step")
+            for shape in self._shapes
             for precision in ("fp32", "tf32", "bf16")
+        }
+
+    def _hstu(self) -> dict[str, Any]:
+        """Samples a second and last loss of HSTU by each kernel; a pretended device has no Triton."""
+        if not (REPOSITORY / "extensions/sequences").is_dir():
+            return {"left_out": "the extension sequences is not there"}
+        figures = {}
+        for attention in ("bucketed",) if self._pretend else ("bucketed", "triton"):
+            settings = [
+                *EVENTS,
+                *(SHORT_EVENTS if self._pretend else []),
+                "record.tensorboard=false",
+                "baselines=false",
+            ]
+            self._python("app.train", f"run.name={attention}", f"sequences.hstu.attention={attention}", *settings)
+            rate = self._summary(attention)["throughput"]["samples_per_second"]
+            figures[attention] = {"samples_per_second": rate, "last_loss": self._losses(attention)[-1]}
+        return figures
+
+    def _node(self) -> dict[str, Any]:
+        """Exchanges, steps and the quickstart on all GPUs of this machine, where there are several."""
+        count = torch.cuda.device_count()
+        if count < 2:
+            return {"gpus": count}
+        launcher = ["--standalone", f"--nproc-per-node={count}", "-m"]
+        out = self._work / "node.json"
+        shape = ["operators=[collective,step]", "seconds=0.3", "shape.batch_size=8192", f"out={out}"]
+        self._python("torch.distributed.run", *launcher, "app.bench", *shape)
+        self._python("torch.distributed.run", *launcher, "app.train", "run.name=node", *self._quickstart_settings)
+        summary = self._summary("node")
+        return {
+            "gpus": count,
+            "auc": summary["eval"]["auc"],
+            "throughput": summary["throughput"],
+            **_cases(json.loads(out.read_text())),
         }
 
     def _graphs(self) -> dict[str, Any]:
@@ -201,8 +287,8 @@ class FirstRun:
             "same_digests": whole["digest"] == graphs["digest"],
             "throughput": graphs["throughput"],
             **{
-                f"{size} {precision}": self._bench(size, precision, "step", "runtime.compile=step")
-                for size in self._sizes
+                f"{shape} {precision}": self._bench(shape, precision, "step", "runtime.compile=step")
+                for shape in self._shapes
                 for precision in ("fp32", "bf16")
             },
         }
@@ -211,43 +297,22 @@ class FirstRun:
         return figures
 
     @property
-    def _sizes(self) -> list[int]:
-        return [32] if self._pretend else [8_192, 65_536]
+    def _shapes(self) -> dict[str, list[str]]:
+        return PRETENDED_STEPS if self._pretend else STEPS
 
-    def _bench(self, size: int, precision: str, operators: str, *overrides: str) -> dict[str, Any]:
+    def _bench(self, shape: str, precision: str, operators: str, *overrides: str) -> dict[str, Any]:
         """Limits of the device, and the figures of each case of app.bench."""
-        options = ["seconds=0.3", "model.embedding_dim=128"]
-        if self._pretend:
-            options = ["seconds=0.02", "shape.most_rows=50", "model.embedding_dim=16"]
         out = self._work / "bench.json"
         self._python(
             "app.bench",
             f"operators=[{operators}]",
-            f"shape.batch_size={size}",
-            *options,
-            f"model.dense_arch=[512,256,{128 if not self._pretend else 16}]",
+            f"seconds={0.02 if self._pretend else 0.3}",
+            *self._shapes[shape],
             f"runtime.precision={precision}",
             *overrides,
             f"out={out}",
         )
-        measured = json.loads(out.read_text())
-        return {
-            "ceilings": measured["ceilings"],
-            **{
-                result["name"]: {
-                    key: result[key]
-                    for key in (
-                        "median_ms",
-                        "p10_ms",
-                        "p90_ms",
-                        "samples_per_second",
-                        "share_of_bandwidth",
-                        "share_of_matrix_rate",
-                    )
-                }
-                for result in measured["results"]
-            },
-        }
+        return _cases(json.loads(out.read_text()))
 
     def _trace(self) -> dict[str, Any]:
         """Kernels of a step, and calls in which the host waits for the device; none but those of the log are meant."""
@@ -296,6 +361,13 @@ class FirstRun:
         if "failed" in counts or "error" in counts or not counts.get("passed"):
             raise StageError(printed)
         return counts
+
+
+def _cases(measured: dict[str, Any]) -> dict[str, Any]:
+    """Return ceilings and figures by case of a document of app.bench."""
+    keys = ("median_ms", "p10_ms", "p90_ms", "samples_per_second", "share_of_bandwidth", "share_of_matrix_rate")
+    figures = {result["name"]: {key: result[key] for key in keys} for result in measured["results"]}
+    return {"ceilings": measured["ceilings"], **figures}
 
 
 def main() -> int:
