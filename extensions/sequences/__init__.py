@@ -5,6 +5,7 @@ from typing import Any
 
 from app.kinds.models import ModelKind, ModelParts
 from app.kinds.published import PublishedTables
+from common.command import Command
 from common.extensions import Core, KeyGroup, ReadyMadeValues
 from extensions.sequences.keys import SequencesConfig, SyntheticEventsConfig
 from extensions.sequences.kinds import EVENT_LOG, SOURCES
@@ -52,6 +53,15 @@ def register(core: Core) -> None:
             over="users",
             eval_split="val",
             commands="train, evaluate, recommend, plan and verify know HSTU",
+        ),
+        Command(
+            name="import-events",
+            module="extensions.sequences.prepared",
+            function="extensions.sequences.prepared:main",
+            summary="MLPerf's prepared events of DLRMv4 to Parquet",
+            schema="extensions.sequences.keys:ImportConfig",
+            config="schema",
+            config_dir=Path(__file__).parent,
         ),
     )
 

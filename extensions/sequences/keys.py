@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
-from common.keys import key
+from common.keys import MISSING, key
 
 
 class Attention(Enum):
@@ -134,3 +134,19 @@ class SyntheticEventsConfig:
         0.3, "probability that a listen is of the user's current artist; otherwise of any", within="[0, 1)"
     )
     seed: int = key(0, "decides every byte", at_least=0)
+
+
+@dataclass(frozen=True)
+class ImportKeys:
+    """MLPerf's prepared events, and the file to write."""
+
+    source: str = key(MISSING, "directory of the prepared events", example="yambda_cache")
+    out: str = key(MISSING, "Parquet file to write", example="events.parquet")
+    md5: str | None = key(None, "list of MD5 sums, as md5sum prints it; the files that it names are compared first")
+
+
+@dataclass(frozen=True)
+class ImportConfig:
+    """Configuration of `clickwork import-events`."""
+
+    prepared: ImportKeys = field(default_factory=ImportKeys)
