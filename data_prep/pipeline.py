@@ -65,6 +65,7 @@ from data_prep.stages.data_checks import (
     cut_columns,
     random_split_of_times,
     rare_columns,
+    refuse_absent_labels,
     refuse_one_class,
     undivided_columns,
     warnings,
@@ -238,6 +239,7 @@ def run_stages(data: DataConfig, job: Job) -> Result:
     with open_executor(data.scheduler, workers) as executor:
         md5s = _compare_md5s(data, job, executor) if job.rules.split is None else []
         result = _parse(job, executor, reads_whole(data, job, workers))
+        refuse_absent_labels(job, fitted_records(job, result.records))
         if not data.allow_degenerate:
             refuse_one_class(job, fitted_records(job, result.records))
         result.md5s = md5s

@@ -252,6 +252,10 @@ def _table_contradiction(table: Table | None, raw: Schema) -> str | None:
             return f"keys 'encoding.table.{key}' and 'encoding.raw_schema.{key}' name different columns"
     if not {table.label, *table.inputs} <= set(table.names):
         return "key 'encoding.table.names' lacks columns of 'encoding.table'"
+    if table.positive and (table.rule is not None or table.label_kind is LabelKind.number):
+        return "key 'encoding.table.positive' is given beside a rule or labels that are numbers"
+    if table.negative and not table.positive:
+        return "key 'encoding.table.negative' is given without 'encoding.table.positive'"
     if table.format not in FORMATS:
         return f"key 'encoding.table.format' {UNKNOWN}"
     if {name for name, _ in table.separators} != set(raw.ragged):

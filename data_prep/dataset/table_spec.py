@@ -54,6 +54,8 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
         missing: texts that mean an empty field in a text file.
         parts: those of `dense` and `sparse` that are parts of a column's dates.
         label_kind: kind of the labels; numbers have no rule.
+        positive: texts that are the label 1, instead of a rule; other values are 0.
+        negative: with `positive`, the only other values; (): any.
     """
 
     delimiter: Annotated[str, Meta(min_length=1, max_length=1)]
@@ -70,6 +72,8 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
     missing: tuple[str, ...] = ()
     parts: tuple[DatePart, ...] = ()
     label_kind: LabelKind = LabelKind.click
+    positive: tuple[str, ...] = ()
+    negative: tuple[str, ...] = ()
 
     @property
     def schema(self) -> Schema:

@@ -127,6 +127,7 @@ class ChunkRecord:
         unknown: number of each feature's values without an id of their own.
         forms: spellings (`Form`) of each sparse column of a user's own table.
         longest: length of the longest bag of each multi-hot feature of a user's own table.
+        positive_rows: rows with each positive label that a user's own table names.
     """
 
     source: int
@@ -144,6 +145,7 @@ class ChunkRecord:
     unknown: list[int] = field(default_factory=list)
     forms: list[int] = field(default_factory=list)
     longest: list[int] = field(default_factory=list)
+    positive_rows: list[int] = field(default_factory=list)
 
     @property
     def encoded_bytes(self) -> int:

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from common.errors import UserError
 from data_prep.dataset.label_rule import COMPARISONS, LabelRule, parse_rule
 from data_prep.dataset.options import LabelKind
-from data_prep.dataset.spelling import TRUTHS, Form
+from data_prep.dataset.spelling import TRUTHS, Form, text_of
 from data_prep.dataset.table_spec import Table
-from data_prep.parsing.convert import EMPTY, convert, distinct, excerpt, numbers_of, plain, refuse_row, without_marks
+from data_prep.parsing.convert import Distinct, convert, distinct, excerpt, numbers_of, plain, refuse_row, without_marks
 from data_prep.parsing.numbers import number_of
 from data_prep.parsing.raw_rows import Locator, RawRows
 from data_prep.parsing.table_block import TableBlock
@@ -39,8 +39,13 @@ def convert_rows(
     if not labelled:
         return convert(batch, table, max_number, forms)
     column = without_marks(plain(batch.columns[table.label]), table.missing)
-    labels = _labels(column, table, batch.locator_of(table.label))
-    return convert(batch, table, max_number, forms)._replace(labels=labels)
+    locator = batch.locator_of(table.label)
+    block = convert(batch, table, max_number, forms)
+    if not table.positive:
+        return block._replace(labels=_labels(column, table, locator))
+    codes = _positive_codes(column, table, locator)
+    counts = np.bincount(codes + 1, minlength=1 + len(table.positive))[1:]
+    return block._replace(labels=(codes >= 0).astype(np.int32), positive_rows=tuple(counts.tolist()))
 
 
 def _labels(values: Any, table: Table, locator: Locator) -> NDArray[Any]:
@@ -77,11 +82,36 @@ def _is_by_value(rule: LabelRule, table: Table) -> bool:
 def _equality_labels(values: Any, table: Table, rule: LabelRule, locator: Locator) -> NDArray[np.int32]:
     """Return labels [rows]: whether each field equals the rule's value (with `!=`, whether it differs)."""
     column = distinct(values)
-    is_missing = [value in EMPTY or (value != rule.value and _is_null_mark(value)) for value in column.values]
-    column.refuse(is_missing, locator, "stands for a missing value")
+    _refuse_missing(column, (rule.value,), locator)
     is_equal = np.array([_is_value(value, rule, table) for value in column.values], np.bool_)
     labels: NDArray[np.int32] = COMPARISONS[rule.operator](is_equal, True).astype(np.int32)
     return labels[column.codes]
+
+
+def _positive_codes(values: Any, table: Table, locator: Locator) -> NDArray[np.int64]:
+    """Return for each row which of the table's positive values it has, -1 for none."""
+    column = distinct(values)
+    _refuse_missing(column, table.positive, locator)
+    codes = [_place_of(value, table.positive, table) for value in column.values]
+    if table.negative:
+        known = (*table.positive, *table.negative)
+        is_other = [_place_of(value, known, table) < 0 for value in column.values]
+        column.refuse(is_other, locator, f"is neither {table.positive[0]} nor {table.negative[0]}")
+    return np.array(codes, np.int64)[column.codes]
+
+
+def _place_of(value: Any, texts: Sequence[str], table: Table) -> int:
+    """Return the place of the text that a field is, or else of the first that it equals by value; -1 for none."""
+    if (text := text_of(value)) in texts:
+        return texts.index(text)
+    is_equal = (_is_value(value, LabelRule("==", text, True), table) for text in texts)
+    return next(itertools.compress(itertools.count(), is_equal), -1)
+
+
+def _refuse_missing(column: Distinct, named: Sequence[str], locator: Locator) -> None:
+    """Raise UserError for a field that stands for a missing value, unless the schema names it."""
+    is_bad = [value not in named and is_missing(value) for value in column.values]
+    column.refuse(is_bad, locator, "stands for a missing value")
 
 
 def _is_value(value: Any, rule: LabelRule, table: Table) -> bool:
@@ -91,9 +121,9 @@ def _is_value(value: Any, rule: LabelRule, table: Table) -> bool:
     return number_of(value, table) == number_of(rule.value, table)
 
 
-def _is_null_mark(value: Any) -> bool:
-    """Return whether a value is a null mark, only blanks, or NaN."""
-    return value.strip() in NULL_MARKS if isinstance(value, str) else value != value
+def is_missing(value: Any) -> bool:
+    """Return whether a value is missing, a null mark, only blanks, or NaN."""
+    return value.strip() in NULL_MARKS if isinstance(value, str) else value is None or value != value
 
 
 def _refuse_texts(values: Any, table: Table, locator: Locator) -> None:

@@ -88,7 +88,9 @@ def load_table(path: Path, sources: tuple[Source, ...]) -> Table:
                 raise UserError(f"{source.path}, column {column.name}: {fault}; write both files with one type")
         if form.num_rows(source) == 0:
             raise UserError(f"{source.path}: no rows in it; get it again, or leave it out of {source.key}")
-    return _with_kinds(path, sources[0], table, kinds)
+    from data_prep.parsing.label_values import with_known_pair  # imports pyarrow, which Criteo's rows do not need
+
+    return with_known_pair(path, sources, _with_kinds(path, sources[0], table, kinds))
 
 
 def without_empty_parts(sources: list[Source]) -> list[Source]:
@@ -116,7 +118,8 @@ def _common_kind(one: str, other: str) -> str | None:
 def _refuse_row_of_values(path: Path, source: Source, table: Table) -> None:
     """Refuse a first row that serves as names although it has a label: with columns by position it may be a row."""
     rule = None if table.rule is None else parse_rule(table.rule)
-    is_label = not math.isnan(number_of(table.label, table)) or (rule is not None and table.label == rule.value)
+    is_label = not math.isnan(number_of(table.label, table)) or table.label in table.positive
+    is_label = is_label or (rule is not None and table.label == rule.value)
     if is_label and table.names != tuple(map(str, range(len(table.names)))):
         raise UserError(
             f"{source.path}: row 1: {table.label!r} is a label, not a column's name; if the file has no names, write "
@@ -267,7 +270,8 @@ def _table(path: Path, document: dict[str, Any], names: tuple[str, ...], header:
         twice = next(name for name in table_columns if table_columns.count(name) > 1)
         raise UserError(f"{path}: column {twice} is named twice; a column has one use")
     table = Table(delimiter, header, label, tuple(dense), tuple(sparse), rule, names=(), separators=tuple(separators))
-    table = replace(table, parts=tuple(parts), label_kind=kind, **_number_format(path, document))
+    positive = _positive(path, document["label"])
+    table = replace(table, parts=tuple(parts), label_kind=kind, positive=positive, **_number_format(path, document))
     _check_rule(path, table)
     return table
 
@@ -287,7 +291,10 @@ def _number_format(path: Path, document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _label(path: Path, label: Any, names: Names) -> tuple[Any, str | None, LabelKind]:
-    """Parse COLUMN, "COLUMN >= 4", {column: COLUMN, rule: ">= 4"} or {…, kind: number} to column, rule and kind."""
+    """Parse COLUMN, "COLUMN >= 4", {column: COLUMN, rule: ">= 4"} or {…, kind: number} to column, rule and kind.
+
+    {…, positive: [VALUE, …]} is a column without a rule.
+    """
     if isinstance(label, str) and label not in names.all:
         if match := COLUMN_AND_RULE.fullmatch(label.strip()):
             return (int(match[1]) if match[1].isdecimal() else match[1]), match[2], LabelKind.click
@@ -300,14 +307,30 @@ def _label(path: Path, label: Any, names: Names) -> tuple[Any, str | None, Label
     if not isinstance(label, dict):
         return label, None, LabelKind.click
     rule, kind = label.get("rule"), label.get("kind", LabelKind.click.value)
-    is_known = {"column"} < set(label) <= {"column", "rule", "kind"} and kind in [member.value for member in LabelKind]
-    if not is_known:
+    keys = {"column", "rule", "kind", "positive"}
+    if not {"column"} < set(label) <= keys or kind not in [member.value for member in LabelKind]:
         raise UserError(
-            f'{path}: key label: give a column, {{column: NAME, rule: ">= 4"}}, or {{column: NAME, kind: number}}'
+            f'{path}: key label: give a column, {{column: NAME, rule: ">= 4"}}, {{column: NAME, positive: ["yes"]}} '
+            "or {column: NAME, kind: number}"
         )
-    if rule is not None and kind == LabelKind.number.value:
-        raise UserError(f"{path}: key label: a rule makes labels of 0 and 1; leave out kind: number, or rule")
+    if (rule is not None or "positive" in label) and kind == LabelKind.number.value:
+        word = "positive" if rule is None else "a rule"
+        raise UserError(
+            f"{path}: key label: {word} makes labels of 0 and 1; leave out kind: number, or {word.split()[-1]}"
+        )
+    if rule is not None and "positive" in label:
+        raise UserError(f"{path}: key label: rule and positive both say what is 1; leave one of them out")
     return label["column"], None if rule is None else str(rule), LabelKind(kind)
+
+
+def _positive(path: Path, label: Any) -> tuple[str, ...]:
+    """Return the values that a label's key positive names."""
+    if not isinstance(label, dict) or "positive" not in label:
+        return ()
+    values = label["positive"]
+    if not isinstance(values, list) or not values or not all(isinstance(value, str) and value for value in values):
+        raise UserError(f'{path}: key label, positive: give a list of texts in quotes, e.g. ["yes", "1"]')
+    return tuple(dict.fromkeys(values))
 
 
 def _check_rule(path: Path, table: Table) -> None:

@@ -1,6 +1,6 @@
 """Checks for datasets from which little or nothing can be learned: one-line warnings, and refusals."""
 
-from collections import Counter
+import json
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -9,15 +9,41 @@ from common.errors import UserError
 from data_prep.dataset.manifest import Manifest
 from data_prep.dataset.options import DenseTransform, LabelKind, SplitMethod
 from data_prep.engine.job import ChunkRecord, Job
-from data_prep.parsing.formats import format_named, table_layout, table_size
 from data_prep.sources.discover import Source
 from data_prep.stages.vocabulary import VocabularyRecord
 
 SORTED_DIFFERENCE = 0.5  # between the label rates of two splits
 MIN_ROWS = 100  # a smaller split's label rate says nothing
 SHOWN_COLUMNS = 8
-COUNTED_ROWS = 1_000_000  # rows whose label values an error counts
 ONE_CLASS = (0.0, 1.0)  # label rates
+
+
+def refuse_absent_labels(job: Job, records: Sequence[ChunkRecord]) -> None:
+    """Refuse a positive label of a user's own table that no row has.
+
+    Args:
+        records: chunks that may be in train.
+
+    Raises:
+        UserError: names the label column, the value, those that occur with their counts, and the remedy.
+    """
+    from data_prep.parsing.label_values import describe_label_values  # imports pyarrow, as below
+
+    if job.table is None or not job.table.positive:
+        return
+    rows = np.sum([each.positive_rows for each in records if each.rows], axis=0).tolist()
+    absent = [value for value, count in zip(job.table.positive, rows, strict=True) if not count]
+    if absent:
+        sources = _train_sources(job)
+        raise UserError(
+            f"{sources[0].path}, column {job.table.label}: no row has the label {json.dumps(absent[0])} of positive; "
+            f"{describe_label_values(job.table, sources)}; correct positive in data.schema, or leave the value out"
+        )
+
+
+def _train_sources(job: Job) -> list[Source]:
+    """Return the sources that may hold rows of train."""
+    return [source for source in job.sources if source.split in (None, "train")]
 
 
 def refuse_one_class(job: Job, records: Sequence[ChunkRecord]) -> None:
@@ -32,33 +58,15 @@ def refuse_one_class(job: Job, records: Sequence[ChunkRecord]) -> None:
     rows, positives = sum(each.rows for each in records), sum(each.positives for each in records)
     if job.table is None or job.schema.label_kind is LabelKind.number or positives not in (0, rows):
         return
+    from data_prep.parsing.label_values import describe_label_values  # imports pyarrow, which Criteo's rows do not need
+
     rule = "" if job.table.rule is None else f" by the rule {job.table.rule}"
-    sources = [source for source in job.sources if source.split in (None, "train")]
+    sources = _train_sources(job)
     raise UserError(
         f"{sources[0].path}, column {job.table.label}: every label is {int(positives > 0)}{rule}, so no model can "
-        f"learn from them; {_label_values(job, sources)}; correct the column or its rule in data.schema, or give "
-        "data.allow_degenerate=true"
+        f"learn from them; {describe_label_values(job.table, sources)}; correct the column or its rule in data.schema, "
+        "or give data.allow_degenerate=true"
     )
-
-
-def _label_values(job: Job, sources: Sequence[Source]) -> str:
-    """Return the most frequent values of the label column in the sources' first rows, for an error."""
-    from data_prep.parsing.convert import distinct, excerpt, plain
-
-    assert job.table is not None
-    form, layout, label = format_named(job.table.format), table_layout(job.table)[1], job.table.label
-    counts: Counter[str] = Counter()
-    places = ((each, place) for each in sources for place in form.chunks(each, table_size(job.table), job.chunk_bytes))
-    batches = (batch for source, place in places for batch, _ in form.batches(source, place, [label], layout))
-    for batch in batches:
-        column = distinct(plain(batch.columns[label]))
-        for value, rows in zip(column.values, np.bincount(column.codes).tolist(), strict=True):
-            counts["no value" if value is None else excerpt(value)] += rows
-        if counts.total() >= COUNTED_ROWS:
-            break
-    shown = ", ".join(f"{value} ({rows:,})" for value, rows in counts.most_common(SHOWN_COLUMNS))
-    more = f" and {len(counts) - SHOWN_COLUMNS} more" if len(counts) > SHOWN_COLUMNS else ""
-    return f"values of {counts.total():,} rows are {shown}{more}"
 
 
 def warnings(manifest: Manifest, constant: Sequence[str]) -> Iterator[str]:

@@ -272,6 +272,7 @@ class ChunkWriter:
         self._dense = self._array(suffix, dtype, len(job.schema.dense))
         self._ranges: list[DenseRange] = []
         self._positives = 0
+        self._positive_rows = np.zeros(0 if job.table is None else len(job.table.positive), np.int64)
         self._truth: ArrayWriter | None = None
         if job.sources[source].generator is not None:
             self._truth = self._array(TRUTH_SUFFIX, np.float32, 1)
@@ -318,6 +319,7 @@ class ChunkWriter:
         if isinstance(block, TableBlock):
             assert self._categories is not None
             self._categories.append(block)
+            self._positive_rows += np.array(block.positive_rows, np.int64)
         elif self._values is not None:
             self._values.append(block.sparse)
         else:
@@ -329,6 +331,7 @@ class ChunkWriter:
         """Close the files, count the values for a vocabulary, and log the chunk."""
         job, chunk = self._job, (self._source, self._chunk)
         record = ChunkRecord(*chunk, self._labels.rows, self._positives, {})
+        record.positive_rows = self._positive_rows.tolist()
         if self._categories is not None:
             self._categories.finish(record)
         elif self._values is not None:

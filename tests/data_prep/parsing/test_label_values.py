@@ -1,0 +1,148 @@
+"""Labels by value: the positive values of a schema, known pairs of words, and what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.errors import UserError
+from data_prep.dataset.format import load_manifest
+from data_prep.encoding.encoder import Encoder
+from data_prep.parsing import label_values
+from tests.data_prep.tables import HASHED, make
+
+POSITIVE = 'label: {column: l, positive: ["yes", "1"]}\nsparse: [user]\n'
+PLAIN = "label: l\nsparse: [user]\n"
+
+
+def text(labels: list[str]) -> str:
+    return "l,user\n" + "".join(f"{label},u{row}\n" for row, label in enumerate(labels))
+
+
+def columns(labels: list[Any]) -> dict[str, list[Any]]:
+    return {"l": labels, "user": [f"u{row}" for row in range(len(labels))]}
+
+
+VALUES: list[tuple[str, list[Any]]] = [
+    ("rows.csv", ["yes", "no", "1", "0", "maybe", "Yes", " yes", "1.0"]),
+    ("rows.jsonl", ["yes", "no", 1, 0, "maybe", True, "Yes", 1.0]),
+    ("rows.parquet", ["yes", "no", "1", "0", "maybe", "Yes", " yes", "1.0"]),
+]
+
+
+@pytest.mark.parametrize(("name", "labels"), VALUES)
+@pytest.mark.parametrize("more", [(), ("data.chunk_bytes=60", "data.workers=2")])
+def test_positive_values_are_1_and_all_others_0(
+    tmp_path: Path, name: str, labels: list[Any], more: tuple[str, ...]
+) -> None:
+    content = text(labels * 5) if name.endswith("csv") else columns(labels * 5)
+    expected = [int(label in ("yes", "1") or (not isinstance(label, str) and label == 1)) for label in labels * 5]
+    assert make(tmp_path, content, POSITIVE, *HASHED, *more, name=name)[0].tolist() == expected
+    assert load_manifest(tmp_path / "out").encoding["table"]["positive"] == ["yes", "1"]
+    block = Encoder.load(tmp_path / "out").parse_columns(columns(labels), "new", labelled=True)
+    assert block.labels.tolist() == expected[: len(labels)]
+
+
+@pytest.mark.parametrize("missing", ["", "NA", "null", "  "])
+def test_a_missing_label_ends_the_job(tmp_path: Path, missing: str) -> None:
+    with pytest.raises(UserError, match=r"rows\.csv: row 4, column l: .*(stands for a missing value|no value)"):
+        make(tmp_path, text(["yes", "1", missing, "no"]), POSITIVE)
+
+
+def test_a_positive_value_may_be_a_mark_of_missing_ones(tmp_path: Path) -> None:
+    schema = POSITIVE.replace('"1"', '"NA"')
+    assert make(tmp_path, text(["yes", "NA", "no"] * 4), schema)[0].tolist() == [1, 1, 0] * 4
+
+
+def test_a_positive_value_that_no_row_has_is_refused(tmp_path: Path) -> None:
+    message = (
+        r'rows\.csv, column l: no row has the label "1" of positive; values of 9 rows are \'no\' \(6\), '
+        r"'yes' \(3\); correct positive in data\.schema, or leave the value out"
+    )
+    with pytest.raises(UserError, match=message):
+        make(tmp_path, text(["yes", "no", "no"] * 3), POSITIVE, *HASHED, "data.allow_degenerate=true")
+    assert not (tmp_path / "out/manifest.json").exists()
+    assert make(tmp_path, text(["yes", "no", "no"] * 3), POSITIVE.replace(', "1"', ""))[0].tolist() == [1, 0, 0] * 3
+
+
+PAIRS: list[tuple[Any, Any]] = [
+    ("y", "n"),
+    ("T", "F"),
+    ("Click", "No_Click"),
+    ("clicked", "not_clicked"),
+    ("POSITIVE", "negative"),
+    ("pos", " neg"),
+    (1, -1),
+    ("+1", "-1"),
+]
+
+
+@pytest.mark.parametrize(("one", "zero"), PAIRS)
+@pytest.mark.parametrize("name", ["rows.csv", "rows.parquet", "rows.jsonl"])
+def test_known_pairs_need_no_rule(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], one: Any, zero: Any, name: str
+) -> None:
+    labels = [zero, one, zero, zero] * 5
+    content = text(labels) if name.endswith("csv") else columns(labels)
+    assert make(tmp_path, content, PLAIN, name=name)[0].tolist() == [0, 1, 0, 0] * 5
+    assert f"schema.yaml: label l: {one} is 1, {zero} is 0\n" in capsys.readouterr().err
+    table = load_manifest(tmp_path / "out").encoding["table"]
+    assert (table["positive"], table["negative"]) == ([str(one)], [str(zero)])
+    with pytest.raises(UserError, match=f"new: row 1, column l: 'x' is neither {one} nor {zero}".replace("+", r"\+")):
+        Encoder.load(tmp_path / "out").parse_columns(columns(["x"]), "new", labelled=True)
+
+
+def test_a_third_value_and_a_missing_one_are_refused_with_their_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(label_values, "CHUNK_BYTES", 30)  # the pair is known before the third value is read
+    for label, fault in (("other", r"'other' is neither click nor no_click"), ("", "no value")):
+        with pytest.raises(UserError, match=rf"rows\.csv: row 9, column l: {fault}"):
+            make(tmp_path, text(["click", "no_click"] * 3 + ["click", label]), PLAIN)
+
+
+@pytest.mark.parametrize("words", [["yes", "no"], ["TRUE", "false"], ["1", "0"], ["1.0", "no"]])
+def test_labels_of_truth_words_are_as_before(tmp_path: Path, words: list[str]) -> None:
+    assert make(tmp_path, text(words * 10), PLAIN)[0].tolist() == [1, 0] * 10
+    assert "positive" not in load_manifest(tmp_path / "out").encoding["table"]
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "shown", "entry"),
+    [
+        ("rows.csv", ["2", "1", "1"], r"'2' \(3 rows\) and '1' \(6 rows\)", "2"),
+        ("rows.parquet", [2, 1, 1], r"2 \(3 rows\) and 1 \(6 rows\)", "2"),
+        ("rows.csv", ["click", "neg", "neg"], r"'click' \(3 rows\) and 'neg' \(6 rows\)", "click"),
+        ("rows.csv", ["-1", "0", "0"], r"'-1' \(3 rows\) and '0' \(6 rows\)", "-1"),
+    ],
+)
+def test_another_pair_is_refused_with_the_line_to_write(
+    tmp_path: Path, name: str, labels: list[Any], shown: str, entry: str
+) -> None:
+    content = text(labels * 3) if name.endswith("csv") else columns(labels * 3)
+    line = rf'label: \{{column: l, positive: \["{entry}"\]\}}'
+    message = rf"{name}, column l: labels are {shown}, and nothing says which is 1; write in .*schema\.yaml {line}, or"
+    with pytest.raises(UserError, match=message) as error:
+        make(tmp_path, content, PLAIN, name=name)
+    assert not (tmp_path / "out").exists() or not any((tmp_path / "out").iterdir())
+    remedy = str(error.value).partition("schema.yaml ")[2].partition(", or")[0]
+    expected = [int(str(label) == entry) for label in labels * 3]
+    assert make(tmp_path, content, f"{remedy}\nsparse: [user]\n", name=name)[0].tolist() == expected
+
+
+REFUSED = [
+    ('{column: l, positive: "yes"}', 'key label, positive: give a list of texts in quotes, e.g. ["yes", "1"]'),
+    ("{column: l, positive: [yes]}", 'key label, positive: give a list of texts in quotes, e.g. ["yes", "1"]'),
+    ("{column: l, positive: [1]}", 'key label, positive: give a list of texts in quotes, e.g. ["yes", "1"]'),
+    ("{column: l, positive: []}", 'key label, positive: give a list of texts in quotes, e.g. ["yes", "1"]'),
+    ('{column: l, positive: ["a"], rule: "> 1"}', "key label: rule and positive both say what is 1"),
+    ('{column: l, positive: ["a"], kind: number}', "key label: positive makes labels of 0 and 1"),
+    ('{positive: ["a"]}', "key label: give a column"),
+]
+
+
+@pytest.mark.parametrize(("label", "message"), REFUSED)
+def test_refused_schemas(tmp_path: Path, label: str, message: str) -> None:
+    with pytest.raises(UserError) as error:
+        make(tmp_path, text(["yes", "no"]), f"label: {label}\nsparse: [user]\n")
+    assert f"{tmp_path}/schema.yaml: {message}" in str(error.value)
