@@ -148,7 +148,9 @@ class TableCategories:
         else:
             self._finish_coded(record)
         if self._job.schema.ragged:
-            record.longest = [int(max(map(np.max, each), default=0)) for each in self._lengths.values()]
+            record.longest = [
+                max((int(part.max(initial=0)) for part in each), default=0) for each in self._lengths.values()
+            ]
             lengths = itertools.chain.from_iterable(self._lengths.values())
             offsets = offsets_of(np.concatenate([np.zeros(0, np.int64), *lengths]))
             self._write_array(record, "offsets.npy", np.int64, [offsets])

@@ -47,6 +47,14 @@ def test_blank_lines_at_the_end_are_no_rows(tmp_path: Path, blank: str, more: tu
     assert load_manifest(tmp_path / "out").rows == 40
 
 
+@pytest.mark.parametrize("blank", ["", "\n" * 60])
+def test_a_chunk_without_rows_of_lists(tmp_path: Path, blank: str) -> None:
+    text = f"label,{'tags':_<50}\n{blank}" + "1,a|b\n0,\n" * 20
+    schema = f"label: label\nsparse: [{{column: {'tags':_<50}, separator: '|'}}]\n"
+    make(tmp_path, text, schema, *HASHED, "data.chunk_bytes=50")
+    assert load_manifest(tmp_path / "out").rows == 40
+
+
 def test_truth_values_are_labels_and_numbers(tmp_path: Path) -> None:
     words = ["True", "False", "true", "false", "TRUE", "yes", "no", "Yes", "1", "0"]
     text = "label,price,user,item\n" + "".join(f"{word},{word},u,{word}\n" for word in words * 3)
