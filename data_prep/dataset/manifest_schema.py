@@ -7,6 +7,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from common.documents import UNKNOWN, Json, convert
 from data_prep.dataset.bags import BAG_KINDS
+from data_prep.dataset.dialect import charset_named
 from data_prep.dataset.kinds import kind_of
 from data_prep.dataset.misleading import misleading_sentences
 from data_prep.dataset.multi_hot import Distribution
@@ -256,6 +257,8 @@ def _table_contradiction(table: Table | None, raw: Schema) -> str | None:
         return "key 'encoding.table.positive' is given beside a rule or labels that are numbers"
     if table.negative and not table.positive:
         return "key 'encoding.table.negative' is given without 'encoding.table.positive'"
+    if charset_named(table.charset) != table.charset:
+        return f"key 'encoding.table.charset' {UNKNOWN}"
     if table.format not in FORMATS:
         return f"key 'encoding.table.format' {UNKNOWN}"
     if {name for name, _ in table.separators} != set(raw.ragged):

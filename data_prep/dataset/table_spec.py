@@ -12,6 +12,7 @@ from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
 from common.documents import Json
+from data_prep.dataset.dialect import UTF_8, Dialect
 from data_prep.dataset.label_rule import COMPARISONS, NUMBER, RULE_PATTERN
 from data_prep.dataset.options import LabelKind
 from data_prep.dataset.schema import Feature, Schema, to_json
@@ -56,6 +57,7 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
         label_kind: kind of the labels; numbers have no rule.
         positive: texts that are the label 1, instead of a rule; other values are 0.
         negative: with `positive`, the only other values; (): any.
+        quoting, escape, charset: dialect of text files.
     """
 
     delimiter: Annotated[str, Meta(min_length=1, max_length=1)]
@@ -74,6 +76,14 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
     label_kind: LabelKind = LabelKind.click
     positive: tuple[str, ...] = ()
     negative: tuple[str, ...] = ()
+    quoting: Literal["csv", "none"] = "csv"
+    escape: Annotated[str, Meta(max_length=1)] = ""
+    charset: str = UTF_8
+
+    @property
+    def dialect(self) -> Dialect:
+        """Return the form of fields in text files."""
+        return Dialect(self.quoting, self.escape, self.charset)
 
     @property
     def schema(self) -> Schema:

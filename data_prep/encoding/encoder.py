@@ -116,7 +116,7 @@ class Encoder:
         layout, table = self.layout, self._table
         columns = list(dict.fromkeys((table.label, *table.inputs) if labelled else table.inputs))
         if isinstance(form, Text):
-            fields = read_names(data.partition(b"\n")[0] + b"\n", layout.delimiter, name)
+            fields = read_names(data.partition(b"\n")[0] + b"\n", layout.delimiter, name, layout.dialect)
             layout = layout._replace(names=fields if layout.header else self._names_of(len(fields), labelled))
             for column in columns if layout.header else ():
                 if column not in fields:
@@ -141,7 +141,8 @@ class Encoder:
 
     def shape(self, required_columns: Collection[str] | None = None) -> Shape:
         """Return the shape of files with new rows. Only the `required_columns` are read; None: all."""
-        return Shape(self.layout.names, self.layout.delimiter, self.schema.label, required_columns)
+        layout = self.layout
+        return Shape(layout.names, layout.delimiter, self.schema.label, required_columns, layout.dialect)
 
     @property
     def input_columns(self) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from common.errors import UserError
+from data_prep.dataset.dialect import STANDARD, Dialect
 from data_prep.parsing.convert import plain, to_list, to_texts, truths_of
 from data_prep.parsing.formats import BYTE_ORDER_MARK, FileLayout, suffix_of
 from data_prep.parsing.json_lines import column_of, read_objects, refuse_constants
@@ -57,13 +58,14 @@ class Shape(NamedTuple):
     """Expected form of new rows.
 
     names: all columns of a raw file, in order; delimiter: of its text; label: name of that column; required_columns:
-    columns whose values are read and must be valid; None: all.
+    columns whose values are read and must be valid; None: all. dialect: of text.
     """
 
     names: tuple[str, ...]
     delimiter: str
     label: str
     required_columns: Collection[str] | None = None
+    dialect: Dialect = STANDARD
 
 
 def read_new_rows(path: Path, shape: Shape) -> NewRows:
@@ -112,7 +114,7 @@ def _read_text(path: Path, content: bytes, suffix_delimiter: str, shape: Shape) 
     heads: dict[str, tuple[str, ...]] = {}
     for delimiter in dict.fromkeys((shape.delimiter, suffix_delimiter, *OTHER_DELIMITERS)):
         with suppress(UserError):  # for instance of a quote that another delimiter closes
-            heads[delimiter] = read_names(first, delimiter, str(path))
+            heads[delimiter] = read_names(first, delimiter, str(path), shape.dialect)
     delimiter = next((each for each, head in heads.items() if not set(shape.names).isdisjoint(head)), "")
     if delimiter:
         names, text, row = heads[delimiter], text.partition(b"\n")[2], row + 1
@@ -122,7 +124,8 @@ def _read_text(path: Path, content: bytes, suffix_delimiter: str, shape: Shape) 
         fitting = (each for each, head in heads.items() if len(head) in by_width)
         delimiter = next(fitting, suffix_delimiter) if shape.delimiter in heads else shape.delimiter
         names = by_width.get(len(heads.get(delimiter, ())), shape.names)
-    columns, numbers = Text().fields(text, names, FileLayout(names, delimiter, header=False), str(path), row)
+    layout = FileLayout(names, delimiter, header=False, dialect=shape.dialect)
+    columns, numbers = Text().fields(text, names, layout, str(path), row)
     return NewRows(str(path), columns, numbers)
 
 

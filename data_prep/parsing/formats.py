@@ -12,6 +12,7 @@ from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from common.errors import UserError
+from data_prep.dataset.dialect import STANDARD, Dialect
 from data_prep.dataset.table_spec import FORMATS, Table
 from data_prep.parsing.raw_rows import RawRows
 from data_prep.sources.discover import Source, without_packing
@@ -26,12 +27,13 @@ class Column(NamedTuple):
 
 
 class FileLayout(NamedTuple):
-    """Columns of a file, in order; the delimiter and header of text; `lists`: the multi-hot columns."""
+    """Columns of a file, in order; the delimiter, header and dialect of text; `lists`: the multi-hot columns."""
 
     names: tuple[str, ...]
     delimiter: str = ","
     header: bool = True
     lists: Collection[str] = ()
+    dialect: Dialect = STANDARD
 
 
 class Size(NamedTuple):
@@ -60,7 +62,7 @@ MIN_ROW_BYTES = 41  # shortest row of text; data_prep/engine/memory_budget.py re
 def table_layout(table: Table) -> tuple[list[str], FileLayout]:
     """Return the columns to read of a table, and the layout of its files."""
     columns = list(dict.fromkeys((table.label, *table.inputs)))
-    return columns, FileLayout(table.names, table.delimiter, table.header, table.schema.ragged)
+    return columns, FileLayout(table.names, table.delimiter, table.header, table.schema.ragged, table.dialect)
 
 
 def table_size(table: Table) -> Size:
@@ -86,7 +88,9 @@ class Format(ABC):
         """Return whether a file has this format."""
 
     @abstractmethod
-    def columns(self, source: Source, delimiter: str = ",", header: bool = True) -> list[Column]:
+    def columns(
+        self, source: Source, delimiter: str = ",", header: bool = True, dialect: Dialect = STANDARD
+    ) -> list[Column]:
         """Return the columns of a file, in order.
 
         Raises:

@@ -9,6 +9,7 @@ import msgspec
 import pyarrow as pa
 
 from common.errors import UserError
+from data_prep.dataset.dialect import STANDARD, Dialect
 from data_prep.parsing.formats import BYTE_ORDER_MARK, Column, FileLayout, LineFormat, suffix_of
 from data_prep.sources.discover import Source
 from data_prep.sources.line_blocks import LineBlocks
@@ -30,7 +31,9 @@ class JsonLines(LineFormat):
         """Return whether the file's name has a suffix of JSON lines."""
         return suffix_of(source.name) in SUFFIXES
 
-    def columns(self, source: Source, delimiter: str = ",", header: bool = True) -> list[Column]:
+    def columns(
+        self, source: Source, delimiter: str = ",", header: bool = True, dialect: Dialect = STANDARD
+    ) -> list[Column]:
         """Return the members of the first objects, of kind any or list."""
         kinds: dict[str, str] = {}
         with LineBlocks(source) as lines:

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from common.errors import UserError
+from data_prep.dataset.dialect import STANDARD, Dialect
 from data_prep.parsing.convert import is_list_type
 from data_prep.parsing.formats import Chunk, Column, FileLayout, Format, Size
 from data_prep.parsing.raw_rows import RawRows
@@ -47,7 +48,9 @@ class Parquet(Format):
         with open(source.path, "rb") as file:
             return file.read(len(MAGIC)) == MAGIC
 
-    def columns(self, source: Source, delimiter: str = ",", header: bool = True) -> list[Column]:
+    def columns(
+        self, source: Source, delimiter: str = ",", header: bool = True, dialect: Dialect = STANDARD
+    ) -> list[Column]:
         """Return the columns of the file's schema, and its partition columns, which are text."""
         own = [Column(field.name, _kind(field.type)) for field in _open(source).schema_arrow]
         return own + [Column(name, "any") for name, _ in source.partitions]

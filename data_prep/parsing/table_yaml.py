@@ -4,6 +4,7 @@ import difflib
 import json
 import math
 import re
+import string
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from msgspec.structs import replace
 
 from common.errors import UserError
 from common.extensions import directories_of_values
+from data_prep.dataset.dialect import STANDARD, Dialect, charset_named
 from data_prep.dataset.label_rule import COLUMN_AND_RULE, COMPARISONS, NUMBER, parse_rule
 from data_prep.dataset.options import LabelKind
 from data_prep.dataset.spelling import TRUTHS
@@ -21,13 +23,14 @@ from data_prep.dataset.table_spec import DatePart, Table
 from data_prep.parsing.dates import EPOCH, PARTS, fault_of_format
 from data_prep.parsing.formats import Column, Format, format_of, suffix_of
 from data_prep.parsing.numbers import number_of
-from data_prep.sources.discover import Source
+from data_prep.sources.discover import Source, copy_by
 
 TEXTS = ("text", "any")  # kinds of columns that hold text; columns of text and JSON files have kind any
-OF_TEXT = ("delimiter", "header", "decimal", "thousands", "missing")
+OF_TEXT = ("delimiter", "header", "decimal", "thousands", "missing", "quoting", "escape", "charset")
 ENTRY_KEYS = ("column", "part", "format", "separator")  # keys of an entry of dense or sparse
 KEYS = {*OF_TEXT, "label", "dense", "sparse"}
 DELIMITERS = (";", "\t", "|", ",")
+ESCAPES = frozenset(string.punctuation) - {'"'}
 LONGEST = 200  # most characters of column names in an error
 
 
@@ -63,12 +66,13 @@ def load_table(path: Path, sources: tuple[Source, ...]) -> Table:
             fault = f"has no effect, as {sources[0].path} is a {form.name} file"
             raise UserError(f"{path}: key {key}: {fault}; leave it out")
     delimiter, header = _text_keys(path, document)
-    columns = [form.columns(source, delimiter, header) for source in sources]
+    dialect = _dialect(path, document, delimiter, sources[0])
+    columns = [form.columns(source, delimiter, header, dialect) for source in sources]
     if form.merges_columns:
         columns = _union_by_split(sources, columns)
     first = columns[0]
     names = tuple(column.name for column in first)
-    table = replace(_table(path, document, names, header), names=names, format=form.name)
+    table = replace(_table(path, document, names, header), names=names, format=form.name, **dialect._asdict())
     if form.has_layout and header and isinstance(_label(path, document["label"], Names(names, header))[0], int):
         _refuse_row_of_values(path, sources[0], table)
     kinds = {column.name: column.kind for column in first}
@@ -241,6 +245,24 @@ def _text_keys(path: Path, document: dict[str, Any]) -> tuple[str, bool]:
     if not isinstance(header, bool) or not isinstance(delimiter, str) or len(delimiter) != 1:
         raise UserError(f"{path}: keys header and delimiter: give true or false, and one character")
     return delimiter, header
+
+
+def _dialect(path: Path, document: dict[str, Any], delimiter: str, source: Source) -> Dialect:
+    """Return the keys quoting, escape and charset of text files; `source` is for the command that converts a file."""
+    quoting, escape, charset = (document.get(key, getattr(STANDARD, key)) for key in Dialect._fields)
+    if quoting not in ("csv", "none"):
+        raise UserError(f"{path}: key quoting: give csv, or none for quotes that are ordinary characters")
+    if not isinstance(escape, str) or (escape and (escape not in ESCAPES or escape == delimiter)):
+        raise UserError(
+            f'{path}: key escape: give one punctuation mark other than quote and delimiter, e.g. escape: "\\"'
+        )
+    if not isinstance(charset, str) or (known := charset_named(charset)) is None:
+        command = copy_by(f"iconv -f {charset} -t UTF-8", source.path)
+        raise UserError(
+            f"{path}: key charset: {charset} is unknown to Python, or writes delimiters and line ends in other bytes "
+            f"than ASCII; leave it out and convert the file: {command}"
+        )
+    return Dialect(quoting, escape, known)
 
 
 def _table(path: Path, document: dict[str, Any], names: tuple[str, ...], header: bool) -> Table:

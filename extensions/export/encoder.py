@@ -21,6 +21,7 @@ from app.config import AppConfig
 from app.data.shards import bags_directory
 from common.documents import Json, encode
 from common.files import FileDigest, write_atomically
+from data_prep.dataset.dialect import STANDARD
 from data_prep.dataset.format import Manifest, verify_file
 from data_prep.dataset.multi_hot import TABLES_DIRECTORY, MultiHot, MultiHotTables
 from data_prep.dataset.options import DenseTransform
@@ -35,6 +36,7 @@ ENCODER = "encoder"
 MODULES = (
     "common.errors",
     "data_prep.dataset.bags",
+    "data_prep.dataset.dialect",
     "data_prep.dataset.spelling",
     "data_prep.encoding.values",
     "data_prep.parsing.convert",
@@ -93,6 +95,7 @@ def _raw_rules(root: Path, manifest: Manifest) -> Json:
         "columns": list(dict.fromkeys(name if table is None else table.column_of(name) for name in used)),
         "names": list(schema.columns if table is None else table.names),
         "delimiter": "\t" if table is None else table.delimiter,
+        "dialect": (STANDARD if table is None else table.dialect)._asdict(),
         "table": table and _table_rules(table, list(manifest.num_embeddings)),
         "spellings": encoding.get("spellings", {}),
         "dense_transform": transform.value,
@@ -117,7 +120,7 @@ def _id_rules(manifest: Manifest) -> Json:
     """Return the rules of a dataset without raw rows, generated or imported: its rows hold ids."""
     columns = [*manifest.schema["dense"], *manifest.num_embeddings]
     label = manifest.schema["label"]
-    shared: dict[str, Any] = {"table": None, "spellings": {}, "delimiter": ","}
+    shared: dict[str, Any] = {"table": None, "spellings": {}, "delimiter": ",", "dialect": STANDARD._asdict()}
     return {"kind": "ids", "label": label, "columns": columns, "names": [label, *columns], **shared}
 
 

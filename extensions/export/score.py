@@ -28,6 +28,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from encoder.bags import Bags
 from encoder.convert import convert, distinct_texts, excerpt, numbers_of
+from encoder.dialect import Dialect
 from encoder.errors import UserError
 from encoder.numbers import NUMBERS
 from encoder.raw_rows import RawRows, numbered_rows
@@ -353,7 +354,8 @@ def read_rows(path: Path, scorer: Scorer) -> Iterator[tuple[Any, Sequence[int]]]
                     yield pa.Table.from_batches([batch]), range(first, first + len(batch))
                     first += len(batch)
         elif suffix in JSON_LINES or suffix in DELIMITERS:
-            text = io.TextIOWrapper(pa.input_stream(str(path)), encoding="utf-8-sig", newline="")
+            dialect = Dialect() if suffix in JSON_LINES else Dialect(**scorer._rules["dialect"])
+            text = io.TextIOWrapper(pa.input_stream(str(path)), encoding=dialect.encoding, newline="")
             yield from _objects(text, path) if suffix in JSON_LINES else _fields(text, path, DELIMITERS[suffix], scorer)
         else:
             kinds = ", ".join((*DELIMITERS, *JSON_LINES, ".parquet"))
@@ -382,7 +384,10 @@ def _fields(text: io.TextIOWrapper, path: Path, delimiter: str, scorer: Scorer) 
     """Yield delimited text, whose first row has names, or else the columns in the dataset's order."""
     rules = scorer._rules
     first = text.readline()
-    heads = {each: next(csv.reader([first], delimiter=each), []) for each in (rules["delimiter"], delimiter)}
+    dialect = Dialect(**rules["dialect"])
+    heads: dict[str, list[str]] = {
+        each: next(dialect.reader([first], each), []) for each in (rules["delimiter"], delimiter)
+    }
     names = next((head for head in heads.values() if not set(scorer.columns).isdisjoint(head)), None)
     delimiter = next((each for each, head in heads.items() if head == names), rules["delimiter"])
     if names is None:
@@ -397,7 +402,7 @@ def _fields(text: io.TextIOWrapper, path: Path, delimiter: str, scorer: Scorer) 
             raise UserError(f"{path}: row 1: a column is named twice, {twice[0]}; rename one")
     rows: list[list[str]] = []
     numbers: list[int] = []
-    reader = csv.reader(lines, delimiter=delimiter, strict=True)
+    reader = dialect.reader(lines, delimiter, strict=True)
     for row in reader:
         number = before + reader.line_num
         if not row:

@@ -28,10 +28,21 @@ HASHED = ("data.encoding=hash", "data.max_ind_range=1000", "data.dense_transform
 NUMBERS = st.sampled_from(
     ["0", "1", "1.5", "-2e3", "", "1_000", "nan", "inf", "1e39", " 7 ", "yes", "True", "0x1", "１"]
 )
-TEXTS = st.text("ab|,\"'\n\r\t é\x00\ufeff", max_size=5)
+TEXTS = st.text("ab|,\"'\\\n\r\t é\x00\ufeff", max_size=5)
 LABELS = st.sampled_from(["0", "1", "1", "0", "True", "no", "2", ""])
 BREAKS = ["\n", "\n", "\r\n", "\r", "\n\n"]
-INSERTED = [b'"', b"\n", b"\r", b",", b"\x00", b"\xff", b"\xef\xbb\xbf", b'""', b"\n\n", b'",\n"']
+INSERTED = [b'"', b"\\", b"\n", b"\r", b",", b"\x00", b"\xff", b"\xef\xbb\xbf", b'""', b"\n\n", b'",\n"']
+
+
+# Keys of the schema, options of csv, and the charset.
+DIALECTS: list[tuple[str, dict[str, Any], str]] = [
+    ("", {}, "utf-8-sig"),
+    ("quoting: none\n", {"quoting": csv.QUOTE_NONE}, "utf-8-sig"),
+    ("escape: '\\'\n", {"escapechar": "\\"}, "utf-8-sig"),
+    ("escape: '\\'\nquoting: none\n", {"escapechar": "\\", "quoting": csv.QUOTE_NONE}, "utf-8-sig"),
+    ("charset: latin-1\n", {}, "latin-1"),
+    ("charset: shift_jis\n", {}, "shift_jis"),
+]
 
 
 @st.composite
@@ -64,10 +75,10 @@ def files(draw: Any) -> Any:
     return content
 
 
-def read_by_csv(content: bytes) -> Any:
+def read_by_csv(content: bytes, charset: str, options: dict[str, Any]) -> Any:
     """label, price, user, tags of each row, as Python's csv module has them."""
-    text = (gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content).decode("utf-8-sig")
-    rows = [fields for fields in csv.reader(io.StringIO(text, newline="")) if fields]
+    text = (gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content).decode(charset)
+    rows = [fields for fields in csv.reader(io.StringIO(text, newline=""), **options) if fields]
     at = [rows[0].index(name) for name in ("label", "price", "user", "tags")]
     return [[fields[i] for i in at] for fields in rows[1:]]
 
@@ -102,17 +113,18 @@ def prepare(directory: Path, content: bytes, *overrides: str, name: str = "rows.
 
 @pytest.mark.slow("examples")
 @FUZZ
-@given(content=files(), chunk=st.sampled_from(["30", "100", "1MiB"]))
-def test_tables(content: Any, chunk: Any) -> None:
+@given(content=files(), chunk=st.sampled_from(["30", "100", "1MiB"]), dialect=st.sampled_from(DIALECTS))
+def test_tables(content: Any, chunk: Any, dialect: Any) -> None:
+    keys, options, charset = dialect
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        (directory / "schema.yaml").write_text(SCHEMA)
+        (directory / "schema.yaml").write_text(SCHEMA + keys)
         schema = f"data.schema={directory}/schema.yaml"
         overrides = (schema, *HASHED, f"data.chunk_bytes={chunk}")
         arrays = prepare(directory, content, *overrides)
         if arrays is None:
             return
-        rows = read_by_csv(content)
+        rows = read_by_csv(content, charset, options)
         labels, dense, sparse = arrays
         assert labels.tolist() == [number(row[0]) for row in rows]
         prices = [np.float32(number(row[1])) for row in rows]

@@ -99,7 +99,7 @@ TEXTS: list[tuple[str | bytes, str, str]] = [
     (table(), "label: label", "lacks sparse; add it"),
     (table(), "- label", "not a mapping; write one"),
     (table(), "lable: label\nsparse: [user]", r"key lable is not known; did you mean label\?$"),
-    (table(), sparse("user") + "colour: red", "key colour is not known; leave it out; known are decimal, "),
+    (table(), sparse("user") + "colour: red", "key colour is not known; leave it out; known are charset, decimal, "),
     (table(), sparse("user") + "seperator: x", "key seperator is not known; the file.s is delimiter, and a column.s "),
     (table(), sparse(""), "sparse at least one"),
     (table(), sparse("user, user"), "column user is named twice"),

@@ -1,0 +1,187 @@
+"""Text files without quoting, with an escape or in another charset, beside pandas and pyarrow reading them."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from numpy.typing import NDArray
+from pyarrow import csv as arrow_csv
+
+from common.errors import UserError
+from data_prep.dataset.dialect import charset_named
+from data_prep.dataset.format import load_manifest
+from data_prep.encoding.encoder import Encoder
+from data_prep.encoding.new_rows import read_new_rows
+from tests.data_prep.tables import HASHED, ids, make, table
+
+SCHEMA = "label: label\ndense: [price]\nsparse: [user, item]\n"
+QUOTES = ['5" pipe', '"a', 'b"', '""', '"x"y', "", "say \\N", '\\"', "it's", "é", "\\"]
+ESCAPED = [
+    "a\\,b",
+    'say \\"hi\\"',
+    '"in \\"quotes\\""',
+    "\\\\",
+    "c\\\\",
+    '"d,e"',
+    "\\x",
+    "",
+    "é\\,",
+    '"say ""so"""',
+    "plain",
+]
+CHARSETS = {
+    "windows-1252": ["€5", "é", "“so”", "a b"],
+    "latin-1": ["é", "ß", "\x85", "ÿ"],
+    "cp1251": ["Привет", "мир", "a"],
+    "koi8-r": ["Привет", "мир", "a"],
+    "shift_jis": ["表示", "ソ|能", "ポ", "a\\b"],  # its second bytes may be backslashes and bars
+    "gb18030": ["中文", "𠀀", "a|b", "é"],
+    "big5": ["功能", "許蓋"],
+    "euc_jp": ["表示", "能"],
+    "utf-8-sig": ["é", "表"],
+}
+
+
+def text(fields: list[str], delimiter: str = ",") -> str:
+    rows = [f"{row % 2},{row / 4},{field},i{row % 3}\n" for row, field in enumerate(fields * 4)]
+    return "label,price,user,item\n" + "".join(rows)
+
+
+def by_pandas(content: bytes, **options: Any) -> list[list[str]]:
+    frame = pd.read_csv(io.BytesIO(content), dtype=str, keep_default_na=False, skip_blank_lines=True, **options)
+    return [frame[name].tolist() for name in ("label", "price", "user", "item")]
+
+
+def by_arrow(content: bytes, encoding: str = "utf8", **options: Any) -> list[list[str]]:
+    parse = arrow_csv.ParseOptions(**options)
+    types = dict.fromkeys(("label", "price", "user", "item"), pa.string())
+    convert = arrow_csv.ConvertOptions(column_types=types, strings_can_be_null=False)
+    read = arrow_csv.ReadOptions(encoding=encoding)
+    return [column.to_pylist() for column in arrow_csv.read_csv(io.BytesIO(content), read, parse, convert).columns]
+
+
+def require_rows(arrays: list[NDArray[Any]], columns: list[list[str]]) -> None:
+    labels, dense, sparse = arrays
+    assert labels.tolist() == [int(value) for value in columns[0]]
+    assert dense[:, 0].tolist() == [float(value) for value in columns[1]]
+    assert sparse.T.tolist() == [ids(columns[2]), ids(columns[3])]
+
+
+def require_new_rows(path: Path, arrays: list[NDArray[Any]]) -> None:
+    """The encoder gives the dataset's arrays for its own file, as bytes and as a file of new rows."""
+    encoder = Encoder.load(path.parent / "out")
+    rows = read_new_rows(path, encoder.shape(encoder.input_columns))
+    for block in (encoder.parse(path.read_bytes(), "new"), encoder.parse_columns(rows.columns, "new", labelled=True)):
+        encoded = encoder.encode(block)
+        for one, other in zip((encoded.labels, encoded.dense, encoded.sparse), arrays, strict=True):
+            assert np.array_equal(one, other)
+
+
+MORE = [(), ("data.chunk_bytes=70", "data.workers=2")]
+
+
+@pytest.mark.parametrize("more", MORE)
+def test_quotes_as_ordinary_characters(tmp_path: Path, more: tuple[str, ...]) -> None:
+    content = text(QUOTES).encode()
+    arrays = make(tmp_path, content, SCHEMA + "quoting: none\n", *HASHED, *more)
+    require_rows(arrays, by_pandas(content, quoting=3))
+    require_rows(arrays, by_arrow(content, quote_char=False))
+    assert load_manifest(tmp_path / "out").encoding["table"]["quoting"] == "none"
+    require_new_rows(tmp_path / "rows.csv", arrays)
+
+
+@pytest.mark.parametrize("more", MORE)
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_an_escape_takes_the_next_character_literally(tmp_path: Path, more: tuple[str, ...], end: str) -> None:
+    content = text(ESCAPED).replace("\n", end).encode()
+    arrays = make(tmp_path, content, SCHEMA + 'escape: "\\\\"\n', *HASHED, *more)
+    require_rows(arrays, by_pandas(content, escapechar="\\"))
+    require_rows(arrays, by_arrow(content, escape_char="\\"))
+    require_new_rows(tmp_path / "rows.csv", arrays)
+
+
+def test_an_escape_without_quoting(tmp_path: Path) -> None:
+    fields = ["a\\,b", 'say \\"hi\\"', '"', "\\\\", '"x', "\\x"]
+    content = text(fields).encode()
+    arrays = make(tmp_path, content, SCHEMA + 'escape: "\\\\"\nquoting: none\n')
+    require_rows(arrays, by_pandas(content, escapechar="\\", quoting=3))
+    require_new_rows(tmp_path / "rows.csv", arrays)
+
+
+def test_the_null_mark_of_mysql_is_not_the_letter_n(tmp_path: Path) -> None:
+    fields = ["\\N", "N", "a\\N", "\\\\N", "\\,\\N", '"\\N"']
+    content = "label,price,user,item\n" + "".join(f"{i % 2},\\N,{field},\\N\n" for i, field in enumerate(fields * 4))
+    arrays = make(tmp_path, content, SCHEMA + 'escape: "\\\\"\nmissing: ["\\\\N"]\n')
+    assert arrays[1][:, 0].tolist() == [0.0] * 24
+    assert arrays[2].T.tolist() == [ids(["", "N", "aN", "", ",N", "N"] * 4), ids([""] * 24)]
+    with pytest.raises(UserError, match=r"rows\.csv: row 2, column price: '.*N' is not a number"):
+        make(tmp_path / "out", content, SCHEMA + 'escape: "\\\\"\n')
+
+
+@pytest.mark.parametrize("more", MORE)
+@pytest.mark.parametrize(("charset", "words"), CHARSETS.items())
+def test_charsets(tmp_path: Path, charset: str, words: list[str], more: tuple[str, ...]) -> None:
+    content = text([*words, f'"{words[0]},"']).encode(charset)
+    arrays = make(tmp_path, content, f"{SCHEMA}charset: {charset}\n", *HASHED, *more)
+    require_rows(arrays, by_pandas(content, encoding=charset))
+    require_rows(arrays, by_arrow(content, encoding=charset))
+    assert charset_named(charset) == load_manifest(tmp_path / "out").encoding["table"].get("charset", "utf-8")
+    require_new_rows(tmp_path / "rows.csv", arrays)
+
+
+def test_names_of_columns_are_of_the_charset(tmp_path: Path) -> None:
+    content = "label,größe\n" + "1,é\n0,ü\n" * 9
+    schema = "label: label\nsparse: [größe]\ncharset: windows-1252\n"
+    (tmp_path / "schema.yaml").write_text(schema)
+    assert make(tmp_path, content.encode("cp1252"), schema)[2][:, 0].tolist() == ids(["é", "ü"] * 9)
+
+
+BACKSLASH = 'escape: "\\\\"\n'
+REFUSED: list[tuple[str | bytes, str, str]] = [
+    (
+        table(r9="1,2,u\udc81,i\n").encode(errors="surrogateescape"),
+        "charset: cp1252\n",
+        "row 9: not text in the charset cp1",
+    ),
+    (table(), "charset: utf-16\n", r"key charset: utf-16 is .*: iconv -f utf-16 -t UTF-8 < .*rows\.csv > NEW$"),
+    (
+        table(),
+        "charset: cp037\n",
+        "key charset: cp037 is unknown to Python, or writes delimiters and line ends in other ",
+    ),
+    (table(), "charset: iso2022_jp\n", "key charset: iso2022_jp is"),
+    (table(), "charset: klingon\n", "key charset: klingon is unknown"),
+    (table(), "charset: 1252\n", "key charset: 1252 is unknown"),
+    (table(), "quoting: all\n", "key quoting: give csv, or none"),
+    (table(), 'escape: "\\\\\\\\"\n', "key escape: give one punctuation mark"),
+    (table(), 'escape: ","\n', "key escape: give one punctuation mark"),
+    (table(), "escape: '\"'\n", "key escape: give one punctuation mark"),
+    (table(), "escape: a\n", "key escape: give one punctuation mark"),
+    (table(r9="1,2,u,i\\\n"), BACKSLASH, "row 9: ends after an escape; a row is one line"),
+    (table(r9='1,2,u,"i\n'), BACKSLASH, "row 9: ends inside quotes; a row is one line"),
+    (table(r9='1,2,"u,i"\n'), "quoting: none\n" + 'delimiter: ";"\n', "no column label"),
+    (table(r9='1,2,"u,v",i\n'), "quoting: none\n", "row 9: 5 columns, but a row has 4"),
+]
+
+
+@pytest.mark.parametrize(("content", "keys", "message"), REFUSED)
+def test_what_is_refused(tmp_path: Path, content: str | bytes, keys: str, message: str) -> None:
+    lines = set()
+    for chunk in ("1MiB", "40"):
+        with pytest.raises(UserError, match=message) as error:
+            make(tmp_path, content, SCHEMA + keys, *HASHED, f"data.chunk_bytes={chunk}")
+        lines.add(str(error.value))
+        assert not (tmp_path / "out/manifest.json").exists()
+    assert len(lines) == 1
+    assert "\n" not in lines.pop()
+
+
+@pytest.mark.parametrize("key", ["quoting: none", "escape: '\\'", "charset: cp1252"])
+def test_typed_files_have_no_dialect(tmp_path: Path, key: str) -> None:
+    content = {"label": [0, 1], "price": [1, 2], "user": ["a", "b"], "item": ["c", "d"]}
+    with pytest.raises(UserError, match=f"key {key.partition(':')[0]}: has no effect, as .* is a parquet file"):
+        make(tmp_path, content, f"{SCHEMA}{key}\n", name="rows.parquet")
