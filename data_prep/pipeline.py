@@ -34,7 +34,7 @@ from data_prep.dataset.options import DenseTransform, LabelKind
 from data_prep.dataset.schema import CRITEO
 from data_prep.dataset.spelling import Form, to_text
 from data_prep.dataset.unseen import UNSEEN, unseen_values
-from data_prep.encoding.dense import DenseRange, join_ranges
+from data_prep.encoding.dense import DenseRange, column_transforms, join_ranges
 from data_prep.encoding.passes import Slice
 from data_prep.engine.executor import Executor, open_executor, peak_memory, start_fork_server
 from data_prep.engine.job import ChunkRecord, Job
@@ -72,6 +72,7 @@ from data_prep.stages.data_checks import (
 )
 from data_prep.stages.encode import EncodeTask, PassTask
 from data_prep.stages.expand_multi_hot import ExpandTask
+from data_prep.stages.fit_dense import fit_dense
 from data_prep.stages.gather import gather_tasks, rows_per_shard
 from data_prep.stages.parse import (
     DigestTask,
@@ -205,6 +206,7 @@ class Result:
 
     Attributes:
         features: sparse features to keep.
+        fits: fit of each dense column whose own transform needs one.
         ranges: ranges of the integers if the transform needs them, per source (torchrec) or overall (minmax).
         constant: columns with one value in all rows; warnings: sentences about other columns.
         built: shards, ready to move to the dataset.
@@ -219,6 +221,7 @@ class Result:
     workers: int
     rows: dict[str, int] = field(default_factory=dict)
     vocabularies: dict[str, VocabularyRecord] = field(default_factory=dict)
+    fits: dict[str, list[float]] = field(default_factory=dict)
     ranges: list[DenseRange] = field(default_factory=list)
     constant: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -311,6 +314,8 @@ def _order_and_fit(data: DataConfig, job: Job, result: Result, executor: Executo
     if job.rules.order is not None and not fits_all:
         limit = result.rows["train"] if job.rules.fitted_on_train else sum(result.rows.values())
         _fit(data, job, result, executor, limit)
+    if job.table is not None:
+        result.fits = fit_dense(job, result.records, result.rows["train"], executor)
     result.constant = list(constant_columns(job, fitted_records(job, result.records), result.vocabularies))
     result.warnings += [*cut_columns(job, result.records), *undivided_columns(job, fitted_records(job, result.records))]
 
@@ -337,10 +342,10 @@ def _fit(data: DataConfig, job: Job, result: Result, executor: Executor, limit: 
 
 def _chunks_to_encode(job: Job, result: Result, passes: tuple[tuple[Slice, ...], ...]) -> list[EncodeTask]:
     """Return encoding tasks for all chunks."""
-    ranges = _ranges_by_source(job, result)
+    ranges, of_columns = _ranges_by_source(job, result), tuple(column_transforms(job.table, result.fits))
     digests = tuple(result.vocabularies[name].digest.sha256 for name in result.features if result.vocabularies)
     return [
-        EncodeTask(job, record, result.features, digests, ranges[record.source] if ranges else None, passes)
+        EncodeTask(job, record, result.features, digests, ranges[record.source] if ranges else None, passes, of_columns)
         for record in result.records
     ]
 
@@ -365,7 +370,7 @@ def _ranges_by_source(job: Job, result: Result) -> list[DenseRange]:
 
 def _needs_encode_stage(job: Job, passes: tuple[tuple[Slice, ...], ...]) -> bool:
     """Return whether a separate stage writes encoded chunks: see data_prep/stages/encode.py."""
-    if job.rules.order is None and not job.rules.needs_statistics:
+    if job.rules.order is None and not job.needs_statistics:
         return False
     return not job.rules.is_arranged or bool(passes) or bool(job.schema.ragged)
 
@@ -449,6 +454,7 @@ def _describe(job: Job, result: Result, parameters: dict[str, Any], extra: dict[
         vocabularies = {name: result.vocabularies[name] for name in result.features}
         encoding["vocabulary"] = {name: entry.to_manifest() for name, entry in vocabularies.items()}
     if job.table is not None:
+        encoding |= {"dense_fits": result.fits} if result.fits else {}
         encoding["spellings"] = dict(zip(job.schema.sparse, map(to_text, result.forms), strict=True))
     manifest = build_manifest(
         schema,

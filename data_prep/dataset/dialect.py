@@ -59,4 +59,5 @@ def charset_named(name: str) -> str | None:
         is_ascii = all(sample.decode(charset) == sample.decode("ascii") for sample in ASCII_SAMPLES)
     except (LookupError, ValueError):  # LookupError also for codecs that do not decode to text
         return None
-    return (UTF_8 if charset == "utf-8-sig" else charset) if is_ascii else None
+    # A manifest leaves out a default by its identity.
+    return (UTF_8 if charset in (UTF_8, "utf-8-sig") else charset) if is_ascii else None

@@ -1,6 +1,7 @@
 """Check the JSON document of a manifest: its keys, the types and ranges of their values, and what must agree."""
 
 from collections.abc import Sequence
+from math import isfinite
 from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -22,6 +23,7 @@ from data_prep.dataset.options import (
 from data_prep.dataset.schema import CRITEO, Feature, Schema, TableRows
 from data_prep.dataset.spelling import from_text
 from data_prep.dataset.table_spec import FORMATS, Table
+from data_prep.dataset.transforms import FITS
 
 SHARD_KINDS = ("labels", "dense", "sparse")
 OF_ALL_ROWS = (DenseTransform.torchrec, DenseTransform.minmax)  # the transforms that need a range
@@ -106,6 +108,7 @@ class _RawEncoding(JsonObject):
     vocabulary: dict[Feature, VocabularyFiles] | UnsetType = UNSET
     spellings: dict[Feature, str] | UnsetType = UNSET
     keep_texts: bool | UnsetType = UNSET
+    dense_fits: dict[str, list[float]] | UnsetType = UNSET
 
 
 class _OtherEncoding(JsonObject):
@@ -214,7 +217,9 @@ def _encoding_contradiction(encoding: _RawEncoding, schema: Schema) -> str | Non
             return f"key 'encoding.dense_range[{number}]' is not of as many columns as 'schema.dense'"
         if any(low > high for low, high in zip(bounds.low, bounds.high, strict=True)):
             return f"key 'encoding.dense_range[{number}]': a lowest value is above the highest"
-    return _table_contradiction(encoding.table, raw) or _spelling_contradiction(encoding)
+    return (
+        _table_contradiction(encoding.table, raw) or _fit_contradiction(encoding) or _spelling_contradiction(encoding)
+    )
 
 
 def _source_contradiction(document: Document, encoding: _RawEncoding) -> str | None:
@@ -224,6 +229,21 @@ def _source_contradiction(document: Document, encoding: _RawEncoding) -> str | N
     source_rows, dataset_rows = sum(source.rows for source in document.sources), document.rows
     if source_rows < dataset_rows or (source_rows > dataset_rows and not encoding.negative_drop_rate):
         return f"key 'sources' is of {source_rows} rows, but 'rows' of {dataset_rows}"
+    return None
+
+
+def _fit_contradiction(encoding: _RawEncoding) -> str | None:
+    """Fits of other dense columns than those whose own transform needs one, or of another form."""
+    fits, fitted = encoding.dense_fits or {}, {}
+    if encoding.table is not None:
+        fitted = {feature: name for feature, name in encoding.table.transforms if name in FITS}
+    if set(fits) != set(fitted):
+        return "keys 'encoding.dense_fits' and 'encoding.table.transforms' name different columns"
+    for feature, name in fitted.items():
+        fit = fits[feature]
+        is_possible = fit[-1:] >= [0.0] if name == "standard" else fit == sorted(fit)
+        if len(fit) != FITS[name] or not is_possible or not all(map(isfinite, fit)):
+            return f"key 'encoding.dense_fits.{feature}' is no fit of {name}"
     return None
 
 
@@ -253,6 +273,9 @@ def _table_contradiction(table: Table | None, raw: Schema) -> str | None:
             return f"keys 'encoding.table.{key}' and 'encoding.raw_schema.{key}' name different columns"
     if not {table.label, *table.inputs} <= set(table.names):
         return "key 'encoding.table.names' lacks columns of 'encoding.table'"
+    features = {feature for vector in table.vectors for feature in vector.features}
+    if not features | {feature for feature, _ in table.transforms} <= set(table.dense):
+        return "keys 'encoding.table.vectors' and '.transforms' name columns that 'encoding.table.dense' lacks"
     if table.positive and (table.rule is not None or table.label_kind is LabelKind.number):
         return "key 'encoding.table.positive' is given beside a rule or labels that are numbers"
     if table.negative and not table.positive:

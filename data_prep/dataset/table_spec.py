@@ -25,6 +25,7 @@ FORMATS = {  # module and class of each file format, by name; a file has the fir
     "text": ("data_prep.parsing.text", "Text"),
 }
 
+Transform = Literal["raw", "log1p", "signed_log1p", "standard", "minmax", "quantile"]
 Part = Literal["year", "month", "day", "weekday", "hour", "minute", "second", "date", "timestamp"]
 
 
@@ -38,6 +39,19 @@ class DatePart(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
     column: str
     part: Part
     format: str | None = None
+
+
+class Vector(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A column of `size` numbers a field: a list, or text with a separator between them."""
+
+    column: str
+    size: Annotated[int, Meta(ge=1)]
+    separator: str = ""
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Return the names of its dense features."""
+        return tuple(f"{self.column}_{place}" for place in range(self.size))
 
 
 class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -58,6 +72,8 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
         positive: texts that are the label 1, instead of a rule; other values are 0.
         negative: with `positive`, the only other values; (): any.
         quoting, escape, charset: dialect of text files.
+        vectors: columns of several of the `dense` features each.
+        transforms: dense features with a transform of their own; see data_prep/dataset/transforms.py.
     """
 
     delimiter: Annotated[str, Meta(min_length=1, max_length=1)]
@@ -79,6 +95,8 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
     quoting: Literal["csv", "none"] = "csv"
     escape: Annotated[str, Meta(max_length=1)] = ""
     charset: str = UTF_8
+    vectors: tuple[Vector, ...] = ()
+    transforms: tuple[tuple[str, Transform], ...] = ()
 
     @property
     def dialect(self) -> Dialect:
@@ -92,14 +110,23 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
         ragged = tuple(name for name in self.sparse if name in multi_hot)
         return Schema(self.label, self.dense, self.sparse, ragged, self.label_kind)
 
-    def column_of(self, feature: str) -> str:
-        """Return the file's column that a feature is read from."""
-        return next((part.column for part in self.parts if part.feature == feature), feature)
+    @property
+    def columns_of_features(self) -> dict[str, str]:
+        """Return the file's column that each dense and each sparse feature is read from."""
+        columns = {feature: feature for feature in (*self.dense, *self.sparse)}
+        columns |= {feature: vector.column for vector in self.vectors for feature in vector.features}
+        return columns | {part.feature: part.column for part in self.parts}
 
     @property
     def inputs(self) -> tuple[str, ...]:
         """Return the columns that the dense and sparse features are read from."""
-        return tuple(dict.fromkeys(self.column_of(feature) for feature in (*self.dense, *self.sparse)))
+        return tuple(dict.fromkeys(self.columns_of_features.values()))
+
+    @property
+    def indexed_transforms(self) -> list[tuple[int, str]]:
+        """Return the index in `dense`, and the transform, of each feature with a transform of its own."""
+        names = dict(self.transforms)
+        return [(index, names[feature]) for index, feature in enumerate(self.dense) if feature in names]
 
     def to_manifest(self) -> Json:
         """Convert to the manifest's form. Keys after `names` are omitted if they have their defaults."""

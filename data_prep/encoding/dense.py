@@ -1,6 +1,7 @@
 """Transforms of integer features to the float32 values that a model reads."""
 
 import math
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -9,6 +10,8 @@ from numpy.typing import NDArray
 
 from common.jit import jit
 from data_prep.dataset.options import DenseTransform
+from data_prep.dataset.table_spec import Table
+from data_prep.dataset.transforms import ColumnTransform, largest_input, transform_columns
 
 LOG1P_TABLE_SIZE = 1 << 16
 FOLDED_ROWS = 32
@@ -76,12 +79,44 @@ def max_input(transform: DenseTransform) -> float:
     return limits.get(transform, largest)
 
 
-def transform_into(dense: NDArray[Any], transform: DenseTransform, result: NDArray[Any]) -> None:
-    """Apply a transform that needs no range; result [rows, N] is contiguous."""
+def dense_limits(transform: DenseTransform, table: Table) -> list[float]:
+    """Return the largest absolute value of each dense feature of a user's own table."""
+    own, usual = dict(table.transforms), max_input(transform)
+    return [largest_input(own[feature]) if feature in own else usual for feature in table.dense]
+
+
+def column_transforms(table: Table | None, fits: Mapping[str, Sequence[float]]) -> list[ColumnTransform]:
+    """Return the transforms that a user's own table gives single dense features; fits: by feature."""
+    if table is None:
+        return []
+    pairs = table.indexed_transforms
+    return [ColumnTransform(index, name, tuple(fits.get(table.dense[index], ()))) for index, name in pairs]
+
+
+def transform_into(
+    dense: NDArray[Any], transform: DenseTransform, of_columns: Sequence[ColumnTransform], result: NDArray[Any]
+) -> None:
+    """Apply transforms that need no range or fit, as `transform_rows`; result [rows, N] is contiguous."""
     if transform is DenseTransform.log1p and dense.dtype == np.int32:
         encode_dense(dense, result)
     else:
-        result[:] = transform_dense(dense, transform)
+        result[:] = transform_rows(dense, transform, of_columns)
+
+
+def transform_rows(
+    dense: NDArray[Any],
+    transform: DenseTransform,
+    of_columns: Sequence[ColumnTransform],
+    dense_range: DenseRange | None = None,
+    wraps: bool = False,
+) -> NDArray[Any]:
+    """Apply a transform to all columns but those of `of_columns`, which have their own. Arguments as below."""
+    if not of_columns:
+        return transform_dense(dense, transform, dense_range, wraps)
+    with np.errstate(all="ignore"):  # numbers of the columns that follow may be too large
+        result = transform_dense(dense, transform, dense_range, wraps)
+    transform_columns(dense, of_columns, result)
+    return result
 
 
 def transform_dense(

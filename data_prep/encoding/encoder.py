@@ -18,7 +18,7 @@ from data_prep.dataset.options import DenseTransform
 from data_prep.dataset.schema import Schema
 from data_prep.dataset.spelling import from_text
 from data_prep.dataset.table_spec import Table
-from data_prep.encoding.dense import DenseRange, max_input, transform_dense
+from data_prep.encoding.dense import DenseRange, column_transforms, dense_limits, transform_rows
 from data_prep.encoding.ids import torchrec_ids
 from data_prep.encoding.lookup import NO_ID, ValueTable, load_tables, vocabulary_path
 from data_prep.encoding.new_rows import Shape
@@ -67,6 +67,7 @@ class Encoder:
         self._table = None if entry is None else Table.from_manifest(entry)
         self._forms = {name: from_text(text) for name, text in manifest.encoding.get("spellings", {}).items()}
         self._transform = DenseTransform(manifest.encoding["dense_transform"])
+        self._of_columns = column_transforms(self._table, manifest.encoding.get("dense_fits", {}))
         self._wraps_integers: bool = manifest.encoding["rounds_ids"]  # integers in the shards do so, too
         self._range = None
         if manifest.encoding["dense_range"]:
@@ -180,7 +181,7 @@ class Encoder:
     def _convert(self, batch: RawRows, labelled: bool) -> TableBlock:
         """Convert columns of a user's table."""
         assert self._table is not None
-        return convert_rows(batch, self._table, labelled, max_input(self._transform), self._forms)
+        return convert_rows(batch, self._table, labelled, dense_limits(self._transform, self._table), self._forms)
 
     def unknown(self, block: ParsedRows) -> NDArray[np.bool_]:
         """Return a mask [rows, F] of fields with a value without an id of its own; all False with `hash`."""
@@ -234,7 +235,7 @@ class Encoder:
         else:
             is_part = any(part.feature == feature for part in self._table.parts)
             column = [str(value) for value in values] if is_part else list(values)
-            table = structs.replace(self._table, dense=(), sparse=(feature,), separators=(), parts=())
+            table = structs.replace(self._table, dense=(), vectors=(), sparse=(feature,), separators=(), parts=())
             batch = RawRows({feature: column}, len(column), numbered_rows(name, range(1, len(column) + 1)))
             [texts] = convert(batch, table, forms=None if is_part else self._forms).categories
             ids, _ = self._look_up(feature, text_values(texts.values.dictionary), NO_ID)
@@ -249,7 +250,7 @@ class Encoder:
         integers = block.dense
         if self._transform is DenseTransform.torchrec and self._range is not None:
             integers = np.maximum(integers, self._range.low.min())  # the logarithm of smaller ones is undefined
-        dense = transform_dense(integers, self._transform, self._range, wraps=self._wraps_integers)
+        dense = transform_rows(integers, self._transform, self._of_columns, self._range, self._wraps_integers)
         dense = dense.astype(np.float32, copy=False)  # the dtype that shard readers give, too
         unknown = np.zeros(len(self.features), np.int64)
         single: list[NDArray[np.int32]] = []

@@ -32,6 +32,7 @@ from data_prep.dataset.format import ARRAY_DTYPES, ROW_KINDS
 from data_prep.dataset.multi_hot import MultiHot
 from data_prep.dataset.schema import Schema
 from data_prep.dataset.table_spec import Table
+from data_prep.dataset.transforms import FITS
 from data_prep.engine.executor import Worker
 from data_prep.sources.checksums import KnownSum
 from data_prep.sources.discover import Source
@@ -71,6 +72,12 @@ class Job:
         """Return the dtypes of a shard's arrays with one entry per row."""
         usual = {kind: np.dtype(ARRAY_DTYPES[kind]) for kind in ROW_KINDS}
         return usual | {"labels": self.schema.label_kind.dtype, "dense": self.rules.dense.dtype}
+
+    @property
+    def needs_statistics(self) -> bool:
+        """Return whether a transform of dense columns needs statistics of the rows."""
+        own = () if self.table is None else self.table.transforms
+        return self.rules.needs_statistics or any(name in FITS for _, name in own)
 
     @property
     def raw_dense_dtype(self) -> np.dtype[Any]:
@@ -123,6 +130,7 @@ class ChunkRecord:
         distinct: number of distinct values of each feature in .counts or .dictionaries.
         text_bytes: bytes of each feature's texts in .texts, for a user's own table.
         dense_low, dense_high: range of each integer column if it is needed; a missing value counts as 0.
+        negatives: numbers below 0 in each dense column of a user's own table.
         sparse_low, sparse_high: range of each single-value feature, for a user's own table.
         unknown: number of each feature's values without an id of their own.
         forms: spellings (`Form`) of each sparse column of a user's own table.
@@ -140,6 +148,7 @@ class ChunkRecord:
     text_bytes: list[int] = field(default_factory=list)
     dense_low: list[int | float] = field(default_factory=list)
     dense_high: list[int | float] = field(default_factory=list)
+    negatives: list[int] = field(default_factory=list)
     sparse_low: list[int] = field(default_factory=list)
     sparse_high: list[int] = field(default_factory=list)
     unknown: list[int] = field(default_factory=list)

@@ -45,7 +45,7 @@ from data_prep.parsing.raw_rows import CORRECT, Locator, RawRows
 from data_prep.parsing.table_block import TableBlock, TextColumn
 
 if TYPE_CHECKING:  # msgspec, which exported encoders do without
-    from data_prep.dataset.table_spec import DatePart, Table
+    from data_prep.dataset.table_spec import DatePart, Table, Vector
 
 EMPTY = (None, "")  # missing values
 SHOWN = 40  # characters of a value in an error
@@ -54,14 +54,14 @@ SHOWN = 40  # characters of a value in an error
 def convert(
     batch: RawRows,
     table: Table,
-    max_number: float = np.inf,
+    limits: Sequence[float] | None = None,
     forms: Mapping[str, Form] | None = None,
 ) -> TableBlock:
     """Convert a batch of rows; their labels become 0.
 
     Args:
         batch: its columns include `table.inputs`.
-        max_number: largest absolute value allowed in a dense column.
+        limits: largest absolute value of each dense feature; None: any.
         forms: spellings of each sparse column in the dataset, for rows that its vocabularies are not made from (new
             rows, and files given for val or test); None: a typed value gets the spelling of `form_of_typed`.
 
@@ -72,12 +72,7 @@ def convert(
     parts = {
         part.feature: _date_part(columns[part.column], part, batch.locator_of(part.column)) for part in table.parts
     }
-    dense = np.empty((batch.rows, len(table.dense)))
-    for i, name in enumerate(table.dense):
-        if name in parts:
-            dense[:, i] = parts[name][0]
-        else:
-            dense[:, i] = numbers_of(columns[name], table, batch.locator_of(name), 0.0, max_number)
+    dense = _dense(batch, columns, table, {name: numbers for name, (numbers, _) in parts.items()}, limits)
     separators, categories = dict(table.separators), []
     for name in table.sparse:
         if name in parts:
@@ -197,11 +192,64 @@ def refuse_row(bad: NDArray[np.bool_], locator: Locator, fault: Callable[[int], 
 
 # ---- numbers
 
+
+def _dense(
+    batch: RawRows,
+    columns: Mapping[str, Any],
+    table: Table,
+    parts: Mapping[str, NDArray[np.int64]],
+    limits: Sequence[float] | None,
+) -> NDArray[np.float64]:
+    """Return the dense features [rows, N]; `columns` and `limits` as for `convert`."""
+    dense = np.empty((batch.rows, len(table.dense)))
+    limits = [np.inf] * len(table.dense) if limits is None else limits
+    in_vectors: set[int] = set()
+    for vector in table.vectors:
+        start = table.dense.index(f"{vector.column}_0")
+        stop = start + vector.size
+        in_vectors.update(range(start, stop))
+        locator = batch.locator_of(vector.column)
+        dense[:, start:stop] = _vectors(columns[vector.column], vector, table, locator, limits[start])
+    own = dict(table.transforms)
+    for i, name in enumerate(table.dense):
+        if name in parts:
+            dense[:, i] = parts[name]
+        elif i not in in_vectors:
+            wider = OWN_WIDER if name in own else WIDER
+            dense[:, i] = numbers_of(columns[name], table, batch.locator_of(name), 0.0, limits[i], wider)
+    return dense
+
+
+def _vectors(values: Any, vector: Vector, form: NumberForm, locator: Locator, limit: float) -> NDArray[np.float64]:
+    """Convert lists, or text with a separator, to numbers [rows, size]; an empty field is all 0."""
+    members, offsets = _members(values, vector.separator or LIST_SEPARATOR, keeps_empty=True)
+    lengths = np.diff(offsets)
+
+    def fault(row: int) -> str:
+        return f"{lengths[row]} numbers, but {vector.column} is a vector of {vector.size}"
+
+    refuse_row((lengths != vector.size) & (lengths != 0), locator, fault)
+    rows = np.flatnonzero(lengths)
+    numbers = numbers_of(
+        members, form, lambda index: locator(int(rows[index // vector.size])), np.nan, limit, OWN_WIDER
+    )
+    result = np.zeros((len(lengths), vector.size))
+    result[rows] = numbers.reshape(-1, vector.size)
+    return result
+
+
+WIDER = "data.dense_transform=signed_log1p"
+OWN_WIDER = "transform: signed_log1p for it in data.schema"
 DATE = re.compile(r"\s*\d{4}-\d\d-\d\d")
 
 
-def numbers_of(values: Any, form: NumberForm, locator: Locator, empty: float, max_number: float) -> NDArray[np.float64]:
-    """Convert to finite numbers of at most `max_number`. `empty` replaces missing ones; NaN makes them errors."""
+def numbers_of(
+    values: Any, form: NumberForm, locator: Locator, empty: float, max_number: float, wider: str = WIDER
+) -> NDArray[np.float64]:
+    """Convert to finite numbers of at most `max_number`. `empty` replaces missing ones; NaN makes them errors.
+
+    wider: what to set for larger numbers, for the error.
+    """
     numbers = _cast(values, form, empty)
     if numbers is not None and (np.abs(numbers) <= max_number).all() and np.isfinite(numbers).all():
         return numbers
@@ -212,10 +260,7 @@ def numbers_of(values: Any, form: NumberForm, locator: Locator, empty: float, ma
         remedy = "write {column: NAME, part: hour}, or another part, for a date or time"
         column.refuse(~np.isfinite(array) & dates, locator, "is not a number", remedy)
     column.refuse(~np.isfinite(array), locator, "is not a number")
-    fault = (
-        f"is beyond {max_number:.3g}, the largest number of this data.dense_transform; set "
-        "data.dense_transform=signed_log1p"
-    )
+    fault = f"is beyond {max_number:.3g}, the largest number of its transform; set {wider}"
     column.refuse(np.abs(array) > max_number, locator, fault, "or correct this row")
     return array[column.codes]
 

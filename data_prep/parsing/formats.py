@@ -18,16 +18,18 @@ from data_prep.parsing.raw_rows import RawRows
 from data_prep.sources.discover import Source, without_packing
 from data_prep.sources.line_blocks import LineBlocks, count_lines_before
 
+NUMBER_LIST = "list of numbers"
+
 
 class Column(NamedTuple):
-    """A column. `kind` is text, integer, number, time, list, any, or the name of another type."""
+    """A column. `kind` is text, integer, number, time, list, NUMBER_LIST, any, or the name of another type."""
 
     name: str
     kind: str
 
 
 class FileLayout(NamedTuple):
-    """Columns of a file, in order; the delimiter, header and dialect of text; `lists`: the multi-hot columns."""
+    """Columns of a file, in order; the delimiter, header and dialect of text; `lists`: columns of lists."""
 
     names: tuple[str, ...]
     delimiter: str = ","
@@ -37,7 +39,7 @@ class FileLayout(NamedTuple):
 
 
 class Size(NamedTuple):
-    """Memory that rows take: least bytes per row, and the multi-hot columns."""
+    """Memory that rows take: least bytes per row, and the columns of lists."""
 
     row_bytes: int
     lists: Collection[str] = ()
@@ -62,12 +64,17 @@ MIN_ROW_BYTES = 41  # shortest row of text; data_prep/engine/memory_budget.py re
 def table_layout(table: Table) -> tuple[list[str], FileLayout]:
     """Return the columns to read of a table, and the layout of its files."""
     columns = list(dict.fromkeys((table.label, *table.inputs)))
-    return columns, FileLayout(table.names, table.delimiter, table.header, table.schema.ragged, table.dialect)
+    return columns, FileLayout(table.names, table.delimiter, table.header, _lists(table), table.dialect)
 
 
 def table_size(table: Table) -> Size:
     """Return the memory of a table's rows."""
-    return Size(max(MIN_ROW_BYTES, 4 + 8 * len(table.dense) + 4 * len(table.sparse)), table.schema.ragged)
+    return Size(max(MIN_ROW_BYTES, 4 + 8 * len(table.dense) + 4 * len(table.sparse)), _lists(table))
+
+
+def _lists(table: Table) -> tuple[str, ...]:
+    """Return the columns that may hold lists."""
+    return (*table.schema.ragged, *(vector.column for vector in table.vectors))
 
 
 class Format(ABC):

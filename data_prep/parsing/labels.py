@@ -28,7 +28,7 @@ def convert_rows(
     batch: RawRows,
     table: Table,
     labelled: bool = True,
-    max_number: float = np.inf,
+    limits: Sequence[float] | None = None,
     forms: Mapping[str, Form] | None = None,
 ) -> TableBlock:
     """Convert a batch of rows as `convert` does, with their labels if `labelled`.
@@ -37,10 +37,10 @@ def convert_rows(
         UserError: an invalid value (file, row, column, remedy).
     """
     if not labelled:
-        return convert(batch, table, max_number, forms)
+        return convert(batch, table, limits, forms)
     column = without_marks(plain(batch.columns[table.label]), table.missing)
     locator = batch.locator_of(table.label)
-    block = convert(batch, table, max_number, forms)
+    block = convert(batch, table, limits, forms)
     if not table.positive:
         return block._replace(labels=_labels(column, table, locator))
     codes = _positive_codes(column, table, locator)

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from common.errors import UserError
 from data_prep.dataset.dialect import STANDARD, Dialect
 from data_prep.parsing.convert import is_list_type
-from data_prep.parsing.formats import Chunk, Column, FileLayout, Format, Size
+from data_prep.parsing.formats import NUMBER_LIST, Chunk, Column, FileLayout, Format, Size
 from data_prep.parsing.raw_rows import RawRows
 from data_prep.sources.discover import Source
 
@@ -208,5 +208,5 @@ def _kind(data_type: Any) -> str:
         return "number"
     if types.is_timestamp(data_type) or types.is_date(data_type):
         return "time"
-    is_list = is_list_type(data_type) and _kind(data_type.value_type) in ("text", "integer", "null")
-    return "list" if is_list else str(data_type)
+    member = _kind(data_type.value_type) if is_list_type(data_type) else ""
+    return {"text": "list", "integer": "list", "null": "list", "number": NUMBER_LIST}.get(member, str(data_type))

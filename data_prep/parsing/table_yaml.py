@@ -8,7 +8,7 @@ import string
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 from msgspec.structs import replace
@@ -19,26 +19,19 @@ from data_prep.dataset.dialect import STANDARD, Dialect, charset_named
 from data_prep.dataset.label_rule import COLUMN_AND_RULE, COMPARISONS, NUMBER, parse_rule
 from data_prep.dataset.options import LabelKind
 from data_prep.dataset.spelling import TRUTHS
-from data_prep.dataset.table_spec import DatePart, Table
-from data_prep.parsing.dates import EPOCH, PARTS, fault_of_format
-from data_prep.parsing.formats import Column, Format, format_of, suffix_of
+from data_prep.dataset.table_spec import Table, Vector
+from data_prep.parsing.dates import EPOCH
+from data_prep.parsing.formats import NUMBER_LIST, Column, Format, format_of, suffix_of
 from data_prep.parsing.numbers import number_of
+from data_prep.parsing.table_features import Names, features_of, name_of
 from data_prep.sources.discover import Source, copy_by
 
 TEXTS = ("text", "any")  # kinds of columns that hold text; columns of text and JSON files have kind any
 OF_TEXT = ("delimiter", "header", "decimal", "thousands", "missing", "quoting", "escape", "charset")
-ENTRY_KEYS = ("column", "part", "format", "separator")  # keys of an entry of dense or sparse
 KEYS = {*OF_TEXT, "label", "dense", "sparse"}
 DELIMITERS = (";", "\t", "|", ",")
 ESCAPES = frozenset(string.punctuation) - {'"'}
 LONGEST = 200  # most characters of column names in an error
-
-
-class Names(NamedTuple):
-    """The columns of a file, and whether the names come from the file, not from positions."""
-
-    all: tuple[str, ...]
-    are_own: bool
 
 
 def schema_path(name: str) -> Path:
@@ -116,7 +109,8 @@ def _common_kind(one: str, other: str) -> str | None:
         return one
     if one == "null":
         return other
-    return "number" if {one, other} == {"integer", "number"} else None
+    wider = {("integer", "number"): "number", ("list", NUMBER_LIST): NUMBER_LIST}
+    return wider.get((min(one, other), max(one, other)))
 
 
 def _refuse_row_of_values(path: Path, source: Source, table: Table) -> None:
@@ -177,6 +171,7 @@ def _check_columns(path: Path, table: Table, location: str, columns: Sequence[Co
 def _with_kinds(path: Path, source: Source, table: Table, kinds: dict[str, str]) -> Table:
     """Check that each column's kind allows its use, and add a separator for columns of lists."""
     derived = {part.feature for part in table.parts}
+    derived |= {feature for vector in table.vectors for feature in vector.features}
     for name in (table.label, *table.dense):
         allowed = ("integer", "number", "any", "null", *(["text"] if name == table.label else []))
         if name not in derived and kinds[name] not in allowed:
@@ -189,14 +184,30 @@ def _with_kinds(path: Path, source: Source, table: Table, kinds: dict[str, str])
                 f"{'no format' if part.format is None else f'format {part.format}'} for it; "
                 f"{'leave it out' if kinds[part.column] == 'time' else f'numbers need one, e.g. format: {EPOCH}'}"
             )
+    for vector in table.vectors:
+        _check_vector(path, source, vector, kinds[vector.column])
     plain = [name for name in table.sparse if name not in derived]
     separators = {name: _separator(path, source, table, name, kinds) for name in plain}
     ordered = tuple((name, separator) for name, separator in separators.items() if separator is not None)
     return replace(table, separators=ordered)
 
 
+def _check_vector(path: Path, source: Source, vector: Vector, kind: str) -> None:
+    """Refuse a column of vectors that holds neither lists nor text with a separator."""
+    is_text = kind in TEXTS
+    if kind not in ("list", NUMBER_LIST, "null") and not is_text:
+        raise UserError(f"{source.path}, column {vector.column}: {kind}, not lists of numbers; convert the column")
+    if is_text and not vector.separator:
+        entry = f'{{column: {vector.column}, vector: {vector.size}, separator: " "}}'
+        raise UserError(f"{path}: column {vector.column}: text; give the separator of its numbers, e.g. {entry}")
+    if not is_text and vector.separator:
+        raise UserError(f"{path}: column {vector.column}: holds lists in {source.path}; leave the separator out")
+
+
 def _remedy(name: str, kinds: dict[str, str]) -> str:
-    """Suggest what to do about a Parquet column whose type is not supported."""
+    """Suggest what to do about a typed column whose type is not supported."""
+    if kinds[name] in ("list", NUMBER_LIST):
+        return f"write {{column: {name}, vector: 64}} in dense, with the length of the lists, or convert the column"
     return f"use a part of it: {{column: {name}, part: hour}}" if kinds[name] == "time" else "convert the column"
 
 
@@ -262,7 +273,7 @@ def _dialect(path: Path, document: dict[str, Any], delimiter: str, source: Sourc
             f"{path}: key charset: {charset} is unknown to Python, or writes delimiters and line ends in other bytes "
             f"than ASCII; leave it out and convert the file: {command}"
         )
-    return Dialect(quoting, escape, known)
+    return Dialect("none" if quoting == "none" else STANDARD.quoting, escape, known)
 
 
 def _table(path: Path, document: dict[str, Any], names: tuple[str, ...], header: bool) -> Table:
@@ -273,27 +284,15 @@ def _table(path: Path, document: dict[str, Any], names: tuple[str, ...], header:
     lists = [document.get("dense") or [], document["sparse"]]
     if not all(isinstance(columns, list) for columns in lists) or not lists[1]:
         raise UserError(f"{path}: keys dense and sparse: give lists of columns, sparse at least one")
-    parts: list[DatePart] = []
-    dense = [_feature(path, "dense", entry, column_names, parts) for entry in lists[0]]
-    sparse, separators = [], []
-    for entry in lists[1]:
-        if isinstance(entry, dict) and "separator" in entry:
-            column, separator = _separated(path, entry)
-            sparse.append(_name(path, column, column_names))
-            separators.append((sparse[-1], separator))
-        else:
-            sparse.append(_feature(path, "sparse", entry, column_names, parts))
-    for name in sparse:
-        if set(name) & set("./\\\0") or not name:
-            raise UserError(f"{path}: sparse column {name!r}: names files and tables; rename it without . / and \\")
-    label = _name(path, label, column_names)
-    table_columns = (label, *dense, *sparse)
+    features = features_of(path, lists[0], lists[1], column_names)
+    label = name_of(path, label, column_names)
+    table_columns = (label, *features["dense"], *features["sparse"])
     if len(set(table_columns)) != len(table_columns):
         twice = next(name for name in table_columns if table_columns.count(name) > 1)
         raise UserError(f"{path}: column {twice} is named twice; a column has one use")
-    table = Table(delimiter, header, label, tuple(dense), tuple(sparse), rule, names=(), separators=tuple(separators))
     positive = _positive(path, document["label"])
-    table = replace(table, parts=tuple(parts), label_kind=kind, positive=positive, **_number_format(path, document))
+    described = {**features, **_number_format(path, document), "label_kind": kind, "positive": positive}
+    table = Table(delimiter=delimiter, header=header, label=label, rule=rule, names=(), **described)
     _check_rule(path, table)
     return table
 
@@ -370,50 +369,3 @@ def _check_rule(path: Path, table: Table) -> None:
         raise UserError(f"{path}: key label: {fault}; write it as the file does, or in quotes to compare texts")
     if not rule.is_equality and (not is_number or rule.value.lower() in TRUTHS):
         raise UserError(f"{path}: key label: {table.rule}: {rule.operator} needs a number; texts take == and !=")
-
-
-def _separated(path: Path, entry: dict[str, Any]) -> tuple[Any, str]:
-    """Parse {column: COLUMN, separator: "|"} to column and separator."""
-    separator = entry["separator"]
-    if set(entry) != {"column", "separator"} or not isinstance(separator, str) or not separator:
-        raise UserError(f'{path}: key sparse, {entry}: give a column, or {{column: NAME, separator: "|"}}')
-    return entry["column"], separator
-
-
-def _feature(path: Path, key: str, entry: Any, names: Names, parts: list[DatePart]) -> str:
-    """Return the feature of COLUMN or {column: COLUMN, part: hour}; the latter is added to `parts`."""
-    if not isinstance(entry, dict):
-        return _name(path, entry, names)
-    words = {str(name): ENTRY_KEYS for name in entry} | {str(entry.get("part", "day")): tuple(PARTS)}
-    for word, known in words.items():
-        if word not in known and (close := difflib.get_close_matches(word, known, n=1)):
-            raise UserError(f"{path}: key {key}, {entry}: {word} is not known; did you mean {close[0]}?")
-    part, form = entry.get("part"), entry.get("format")
-    is_known = {"column", "part"} <= set(entry) <= {"column", "part", "format"}
-    if not is_known or part not in PARTS or not isinstance(form, str | None):
-        raise UserError(
-            f'{path}: key {key}, {entry}: give a column, {{column: NAME, separator: "|"}} (sparse only), or '
-            f'{{column: NAME, part: hour, format: "%d.%m.%Y"}}; parts are {", ".join(PARTS)}'
-        )
-    column = _name(path, entry["column"], names)
-    if form is not None and (fault := fault_of_format(form)) is not None:
-        raise UserError(f"{path}: key {key}, format {form}: {fault}")
-    parts.append(DatePart(f"{column}_{part}", column, part, form))
-    return parts[-1].feature
-
-
-def _name(path: Path, column: Any, names: Names) -> str:
-    """Return a column's name, given by name or position."""
-    if isinstance(column, int) and not isinstance(column, bool) and column >= 0:
-        if column >= len(names.all):
-            raise UserError(f"{path}: column {column}: the file has {len(names.all)} columns, counted from 0")
-        if names.are_own and str(column) in names.all and names.all[column] != str(column):
-            raise UserError(
-                f"{path}: column {column}: is a position ({names.all[column]}) and the name of another column; write "
-                f'{names.all[column]!r}, or "{column}" in quotes for the name (of a label {{column: "{column}", …}})'
-            )
-        return names.all[column]
-    if names.are_own and isinstance(column, str):
-        return column
-    kind = "names, or positions from 0" if names.are_own else "positions from 0"
-    raise UserError(f"{path}: {column!r} is not a column; of these files columns are {kind}")

@@ -105,11 +105,18 @@ def random_split_of_times(job: Job, method: SplitMethod | None) -> Iterator[str]
 
 def cut_columns(job: Job, records: Sequence[ChunkRecord]) -> Iterator[str]:
     """Warn about negative numbers of a user's own table that log1p turns into 0."""
-    if job.table is None or job.rules.dense is not DenseTransform.log1p:
+    if job.table is None or not job.schema.dense:
         return
-    low = np.min([record.dense_low for record in records if record.rows], axis=0)
-    if columns := [name for name, lowest in zip(job.schema.dense, low, strict=True) if lowest < 0]:
-        yield (f"negative numbers of {', '.join(columns)} are 0 by data.dense_transform=log1p; signed_log1p keeps them")
+    own = dict(job.table.transforms)
+    counts = np.sum([record.negatives for record in records if record.rows], axis=0).tolist()
+    cut = {
+        name: count
+        for name, count in zip(job.schema.dense, counts, strict=True)
+        if count and own.get(name, job.rules.dense.value) == DenseTransform.log1p.value
+    }
+    for is_own, setting in ((False, "data.dense_transform=signed_log1p"), (True, "transform: signed_log1p for them")):
+        if columns := [f"{count:,} of {name}" for name, count in cut.items() if (name in own) is is_own]:
+            yield f"negative numbers are 0 by log1p: {_listed(columns)}; {setting} keeps them"
 
 
 def undivided_columns(job: Job, records: Sequence[ChunkRecord]) -> Iterator[str]:

@@ -22,7 +22,8 @@ from common.jit import jit
 from data_prep.config.presets import Rules
 from data_prep.dataset.bags import Bags
 from data_prep.dataset.format import ROW_KINDS
-from data_prep.encoding.dense import DenseRange, transform_dense
+from data_prep.dataset.transforms import ColumnTransform
+from data_prep.encoding.dense import DenseRange, transform_rows
 from data_prep.encoding.ids import torchrec_ids
 from data_prep.encoding.lookup import ValueTable, load_tables, table_of_codes
 from data_prep.encoding.passes import NOT_FOUND, Slice, load_slice, pass_name
@@ -84,7 +85,8 @@ class EncodeTask(LoggedTask[ChunkRecord]):
     """Completes the encoding of a parsed chunk: ids, and integers that needed statistics.
 
     features: features to keep. digests: checksums of their vocabularies in `job.work`. dense_range: range of the
-    integers, if their transform needs it. passes: passes whose ids are on disk, if one pass was not enough.
+    integers, if their transform needs it. of_columns: transforms of single dense columns. passes: passes whose ids are
+    on disk, if one pass was not enough.
     """
 
     stage: ClassVar[str] = "encoded"
@@ -96,6 +98,7 @@ class EncodeTask(LoggedTask[ChunkRecord]):
     digests: tuple[str, ...]
     dense_range: DenseRange | None
     passes: tuple[tuple[Slice, ...], ...] = ()
+    of_columns: tuple[ColumnTransform, ...] = ()
 
     @property
     def single(self) -> tuple[str, ...]:
@@ -121,7 +124,7 @@ class EncodeTask(LoggedTask[ChunkRecord]):
             if self.job.schema.ragged:
                 encoded.files["values.npy"] = self._encode_bags(worker, unknown)
             encoded.unknown = unknown.tolist()
-        if self.job.rules.needs_statistics:
+        if self.job.needs_statistics:
             dense = self._writer("dense.npy", len(self.job.schema.dense), parsed.rows, np.float32)
             for _, rows in _dense_rows(self, 0, parsed.rows):
                 dense.append(rows)
@@ -234,7 +237,7 @@ def _dense_rows(chunk: EncodeTask, start: int, stop: int) -> Iterator[tuple[int,
     job, rules = chunk.job, chunk.job.rules
     stored = _stored_rows(chunk, "integers.npy", len(job.schema.dense), job.raw_dense_dtype, start, stop)
     for begin, block in stored:
-        yield begin, transform_dense(block, rules.dense, chunk.dense_range, wraps=rules.rounds_ids)
+        yield begin, transform_rows(block, rules.dense, chunk.of_columns, chunk.dense_range, rules.rounds_ids)
 
 
 def _sparse_rows(

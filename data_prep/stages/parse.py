@@ -14,7 +14,15 @@ from common.errors import UserError
 from common.files import FileDigest, digest_file
 from data_prep.dataset.spelling import Form
 from data_prep.dataset.table_spec import Table
-from data_prep.encoding.dense import DenseRange, encode_dense, join_ranges, max_input, range_of, transform_into
+from data_prep.encoding.dense import (
+    DenseRange,
+    column_transforms,
+    dense_limits,
+    encode_dense,
+    join_ranges,
+    range_of,
+    transform_into,
+)
 from data_prep.encoding.ids import encode_hash
 from data_prep.engine.executor import Worker
 from data_prep.engine.job import ChunkRecord, Job, load_record, save_record
@@ -229,9 +237,10 @@ def _parse_batches(
 
     files = ChunkWriter(task.job, task.source, chunk)
     forms = None if task.forms is None else dict(zip(table.sparse, task.forms, strict=True))
+    limits = dense_limits(task.job.rules.dense, table)
     try:
         for batch, num_bytes in batches:
-            files.append(convert_rows(batch, table, max_number=max_input(task.job.rules.dense), forms=forms))
+            files.append(convert_rows(batch, table, limits=limits, forms=forms))
             worker.count(num_bytes, batch.rows)
     except BaseException:
         files.abandon()
@@ -267,10 +276,12 @@ class ChunkWriter:
         self._job, self._source, self._chunk = job, source, chunk
         self._files: dict[str, ArrayWriter] = {}
         self._labels = self._array("labels.npy", job.dtypes["labels"], 1)
-        self._is_raw = job.rules.needs_statistics
+        self._is_raw = job.needs_statistics
+        self._of_columns = column_transforms(job.table, {})
         suffix, dtype = ("integers.npy", job.raw_dense_dtype) if self._is_raw else ("dense.npy", job.dtypes["dense"])
         self._dense = self._array(suffix, dtype, len(job.schema.dense))
         self._ranges: list[DenseRange] = []
+        self._negatives = np.zeros(len(job.schema.dense), np.int64)
         self._positives = 0
         self._positive_rows = np.zeros(0 if job.table is None else len(job.table.positive), np.int64)
         self._truth: ArrayWriter | None = None
@@ -313,9 +324,10 @@ class ChunkWriter:
         if self._is_raw:
             self._dense.append(block.dense)
         else:
-            self._dense.extend(rows, lambda dense: transform_into(block.dense, rules.dense, dense))
+            self._dense.extend(rows, lambda dense: transform_into(block.dense, rules.dense, self._of_columns, dense))
         if rows and (self._is_raw or self._job.table is not None):
             self._ranges.append(range_of(block.dense))
+            self._negatives += np.count_nonzero(block.dense < 0, axis=0)
         if isinstance(block, TableBlock):
             assert self._categories is not None
             self._categories.append(block)
@@ -344,6 +356,7 @@ class ChunkWriter:
         if self._ranges:
             dense_range = join_ranges(self._ranges)
             record.dense_low, record.dense_high = dense_range.low.tolist(), dense_range.high.tolist()
+            record.negatives = self._negatives.tolist()
         if job.rules.order is None:
             record.unknown = [0] * len(job.schema.sparse)
         for suffix, file in self._files.items():

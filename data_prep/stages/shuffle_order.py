@@ -116,6 +116,14 @@ def chunk_positions(job: Job, begin: int, rows: int) -> Positions:
     return np.fromfile(path, dtype, rows, offset=dtype.itemsize * begin)
 
 
+def rows_below(job: Job, record: ChunkRecord, begin: int, limit: int) -> NDArray[np.int64]:
+    """Return the rows of a chunk, from 0, at positions below the limit; the chunk begins with row `begin`."""
+    if not job.rules.is_arranged:
+        return np.arange(min(record.rows, limit - begin))
+    positions = chunk_positions(job, begin, record.rows)
+    return np.flatnonzero((positions >= 0) & (positions < limit))
+
+
 def _find_positions(job: Job) -> tuple[Path, np.dtype[Any]]:
     """Return the file of the positions, and its dtype."""
     return next((job.work / name, dtype) for name, dtype in POSITION_DTYPES.items() if (job.work / name).exists())

@@ -26,7 +26,7 @@ from data_prep.engine.job import VALUE_BYTES, ChunkRecord, Job, LoggedTask
 from data_prep.io.direct_io import FileRange, FileWriter, read_ranges
 from data_prep.stages.categories import StoredDictionary, write_code_counts
 from data_prep.stages.columns import DICTIONARIES, read_column
-from data_prep.stages.shuffle_order import chunk_positions
+from data_prep.stages.shuffle_order import rows_below
 from data_prep.vocabulary.count import Coding, Run, count_in_order, count_values
 from data_prep.vocabulary.dictionaries import NumberedValues, merge_dictionaries, write_ranked
 from data_prep.vocabulary.merge import merge_in_parts, spill_parts
@@ -141,7 +141,7 @@ class CountTask(LoggedTask[ChunkRecord]):
         return self.record.value_bytes, self.record.rows
 
     def do(self, worker: Worker) -> ChunkRecord:
-        rows = self._rows()
+        rows = rows_below(self.job, self.record, self.begin, self.limit)
         count_record = ChunkRecord(self.record.source, self.record.chunk, len(rows), 0, {})
         if self.job.table is not None:
             count_record.distinct, count_record.text_bytes = self.record.distinct, self.record.text_bytes
@@ -153,13 +153,6 @@ class CountTask(LoggedTask[ChunkRecord]):
             )
         worker.count(*self.size)
         return count_record
-
-    def _rows(self) -> NDArray[np.int64]:
-        """Return the rows of the chunk, from 0, at positions below the limit."""
-        if not self.job.rules.is_arranged:
-            return np.arange(min(self.record.rows, self.limit - self.begin))
-        positions = chunk_positions(self.job, self.begin, self.record.rows)
-        return np.flatnonzero((positions >= 0) & (positions < self.limit))
 
 
 def plan_counting(job: Job, records: list[ChunkRecord], limit: int) -> list[CountTask]:

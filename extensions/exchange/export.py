@@ -243,6 +243,8 @@ def export_bin(root: Path, manifest: Manifest, target: Path) -> list[Path]:
             f"Criteo's {len(CRITEO.dense)} and {len(CRITEO.sparse)}; use exchange.format=npy"
         )
     transform = manifest.encoding.get("dense_transform")
+    if (manifest.encoding.get("table") or {}).get("transforms"):
+        transform = "by column"
     if transform not in (DenseTransform.raw.value, DenseTransform.integers.value):
         raise UserError(
             f"{root}: integers are transformed ({transform or 'how, is not known'}), but .bin files hold them as they "

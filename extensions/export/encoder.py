@@ -27,7 +27,7 @@ from data_prep.dataset.multi_hot import TABLES_DIRECTORY, MultiHot, MultiHotTabl
 from data_prep.dataset.options import DenseTransform
 from data_prep.dataset.schema import Schema
 from data_prep.dataset.table_spec import Table
-from data_prep.encoding.dense import max_input
+from data_prep.encoding.dense import column_transforms, dense_limits
 from data_prep.encoding.lookup import vocabulary_path
 from data_prep.encoding.texts import VocabularyTexts
 from data_prep.io.arrays import open_array
@@ -38,6 +38,7 @@ MODULES = (
     "data_prep.dataset.bags",
     "data_prep.dataset.dialect",
     "data_prep.dataset.spelling",
+    "data_prep.dataset.transforms",
     "data_prep.encoding.values",
     "data_prep.parsing.convert",
     "data_prep.parsing.dates",
@@ -92,15 +93,15 @@ def _raw_rules(root: Path, manifest: Manifest) -> Json:
     return {
         "kind": "criteo" if table is None else "table",
         "label": schema.label,
-        "columns": list(dict.fromkeys(name if table is None else table.column_of(name) for name in used)),
+        "columns": list(dict.fromkeys(used if table is None else map(table.columns_of_features.__getitem__, used))),
         "names": list(schema.columns if table is None else table.names),
         "delimiter": "\t" if table is None else table.delimiter,
         "dialect": (STANDARD if table is None else table.dialect)._asdict(),
-        "table": table and _table_rules(table, list(manifest.num_embeddings)),
+        "table": table and _table_rules(table, list(manifest.num_embeddings), dense_limits(transform, table)),
         "spellings": encoding.get("spellings", {}),
         "dense_transform": transform.value,
         "dense_range": ranges[-1] if ranges else None,
-        "max_number": max_input(transform),
+        "transforms": [] if table is None else column_transforms(table, encoding.get("dense_fits", {})),
         "wraps_integers": encoding["rounds_ids"],
         "unknown_id": encoding["unknown_id"],
         "max_ind_range": encoding["max_ind_range"],
@@ -108,12 +109,17 @@ def _raw_rules(root: Path, manifest: Manifest) -> Json:
     }
 
 
-def _table_rules(table: Table, features: Sequence[str]) -> Json:
-    """Return what the conversion of features reads of a table; features: those that the encoding has kept."""
+def _table_rules(table: Table, features: Sequence[str], limits: Sequence[float]) -> Json:
+    """Return what the conversion of features reads of a table.
+
+    features: those that the encoding has kept; limits: of each dense feature.
+    """
     kept = [part for part in table.parts if part.feature in (*table.dense, *features)]
     parts = [{name: getattr(part, name) for name in part.__struct_fields__} for part in kept]
-    names = ("dense", "separators", "decimal", "thousands", "missing")
-    return {"sparse": features, "parts": parts, **{name: getattr(table, name) for name in names}}
+    names = ("dense", "transforms", "separators", "decimal", "thousands", "missing")
+    vectors = [{name: getattr(vector, name) for name in vector.__struct_fields__} for vector in table.vectors]
+    shared = {name: getattr(table, name) for name in names}
+    return {"sparse": features, "parts": parts, "vectors": vectors, "limits": limits, **shared}
 
 
 def _id_rules(manifest: Manifest) -> Json:

@@ -33,6 +33,7 @@ from encoder.errors import UserError
 from encoder.numbers import NUMBERS
 from encoder.raw_rows import RawRows, numbered_rows
 from encoder.spelling import from_text
+from encoder.transforms import transform_columns
 from encoder.values import text_values
 
 HERE = Path(__file__).resolve().parent
@@ -145,7 +146,7 @@ class Scorer:
 
     def _encode_table(self, batch: RawRows) -> tuple[Any, dict[str, Bags]]:
         """Encode rows of the dataset's own columns."""
-        block = convert(batch, self._table, self._rules["max_number"], self._forms)
+        block = convert(batch, self._table, self._table.limits, self._forms)
         bags = {}
         for name, column in zip(self._table.sparse, block.categories, strict=True):
             ids = self._ids_of(name, text_values(column.values.dictionary))[column.values.indices.to_numpy()]
@@ -213,7 +214,14 @@ class Scorer:
         return Bags(ids, np.arange(len(ids) + 1) if offsets is None else offsets)
 
     def _transformed(self, dense: Any) -> Any:
-        """Return the dense features [B, N] as the dataset has them."""
+        """Return the dense features [B, N] float32 as the dataset has them."""
+        with np.errstate(over="ignore"):  # of columns with a transform of their own, which follows
+            result = np.array(self._transformed_alike(dense), np.float32)
+        transform_columns(dense, self._rules["transforms"], result)
+        return result
+
+    def _transformed_alike(self, dense: Any) -> Any:
+        """Return the dense features [B, N] by the transform of the dataset."""
         kind, bounds = self._rules["dense_transform"], self._rules["dense_range"]
         if kind == "log1p":
             return np.log1p(np.maximum(dense, 0)).astype(np.float32)
@@ -293,7 +301,8 @@ def _expanded(directory: Path, name: str) -> Any:
 
 def _namespace(table: dict[str, Any]) -> SimpleNamespace:
     """Return the description of a table as the conversion reads it."""
-    table["parts"] = [SimpleNamespace(**part) for part in table["parts"]]
+    for name in ("parts", "vectors"):
+        table[name] = [SimpleNamespace(**each) for each in table[name]]
     return SimpleNamespace(**table, label_kind=SimpleNamespace(dtype=np.float32))
 
 

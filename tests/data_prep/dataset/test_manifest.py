@@ -20,12 +20,18 @@ from tests.data_prep.tables import paths
 
 # Values of the right kind, which nothing else in the dataset repeats; and `extra`, which nobody reads.
 ACCEPTED = {
-    ("encoding.dense_range.0.low.0", "-1"),
+    ("encoding.dense_fits.size.0", "-1"),
+    *((f"encoding.dense_range.0.low.{column}", "-1") for column in range(4)),
     ("encoding.table.delimiter", "'x'"),
     ("encoding.table.names.4", "'x'"),  # of a column that is not used
     ("encoding.table.names.4", "deleted"),
+    ("encoding.table.quoting", "deleted"),
     ("encoding.table.rule", "None"),
     ("encoding.table.separators.0.1", "'x'"),
+    ("encoding.table.transforms.1", "deleted"),
+    ("encoding.table.transforms.2", "deleted"),
+    ("encoding.table.vectors.0.separator", "'x'"),
+    ("encoding.table.vectors.0.separator", "deleted"),
     ("extra", "deleted"),
     ("extra.surprise", "added"),
     ("sources.0.name", "'x'"),
@@ -34,7 +40,8 @@ ACCEPTED = {
 SCHEMA = """
 label: rating >= 4
 delimiter: "|"
-dense: [age]
+quoting: none
+dense: [age, {column: size, transform: standard}, {column: place, vector: 2, separator: " "}]
 sparse: [item, {column: tags, separator: ","}]
 """
 
@@ -48,13 +55,14 @@ def read_all(root: Path) -> None:
 
 @pytest.fixture
 def dataset(tmp_path: Path) -> Path:
-    """A table with all that a manifest can tell of: a rule, a range, a vocabulary, multi-hot features."""
+    """A table with all that a manifest can tell of: a rule, a range, a fit, a vector, multi-hot features."""
     rng = np.random.default_rng(0)
     rows = [
-        f"{rng.integers(1, 6)}|{rng.integers(99)}|{rng.integers(9)}|{','.join(map(str, rng.integers(0, 5, size)))}|"
+        f"{rng.integers(1, 6)}|{rng.integers(99)}|{rng.integers(9)}|{','.join(map(str, rng.integers(0, 5, size)))}||"
+        f"{rng.integers(50)}|{rng.integers(9)} {rng.integers(9)}"
         for size in rng.integers(0, 4, 60)
     ]
-    (tmp_path / "rows.csv").write_text("\n".join(["rating|age|item|tags|more", *rows]) + "\n")
+    (tmp_path / "rows.csv").write_text("\n".join(["rating|age|item|tags|more|size|place", *rows]) + "\n")
     preprocess(config(*paths(tmp_path, SCHEMA), "data.dense_transform=minmax"))
     return tmp_path / "out"
 

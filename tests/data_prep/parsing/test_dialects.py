@@ -133,6 +133,13 @@ def test_charsets(tmp_path: Path, charset: str, words: list[str], more: tuple[st
     require_new_rows(tmp_path / "rows.csv", arrays)
 
 
+def test_the_defaults_are_recorded_as_if_they_were_not_given(tmp_path: Path) -> None:
+    for number, keys in enumerate(("", "quoting: csv\nescape: ''\ncharset: UTF8\ndecimal: '.'\nmissing: []\n")):
+        make(tmp_path, table(), SCHEMA + keys, *HASHED, "data.overwrite=true")
+        entry = load_manifest(tmp_path / "out").encoding["table"]
+        assert {"quoting", "escape", "charset", "transforms", "vectors", "positive"}.isdisjoint(entry), number
+
+
 def test_names_of_columns_are_of_the_charset(tmp_path: Path) -> None:
     content = "label,größe\n" + "1,é\n0,ü\n" * 9
     schema = "label: label\nsparse: [größe]\ncharset: windows-1252\n"

@@ -194,7 +194,7 @@ TYPED: list[tuple[str, dict[str, Any], str, str]] = [
     ("parquet", at("price", 14, float("inf")), SCHEMA, "row group 1, row 3 of it, column price: inf is not a number"),
     ("parquet", {"price": ["cheap"] * COUNT}, SCHEMA, "column price: text, not numbers"),
     ("parquet", {"item": [3.0] * 29 + [0.5] * 11}, SCHEMA, "row group 2, row 6 of it, column item: 0.5 is not a categ"),
-    ("parquet", {"item": [[0.5]] * COUNT}, SCHEMA, "column item: list<"),
+    ("parquet", {"item": [[0.5]] * COUNT}, SCHEMA, "item: list of numbers; .*write {column: item, vector: 64} in"),
     ("parquet", at("label", 6, float("nan")), NUMBER.replace("price", "label"), "row 7 of it, column label: nan"),
     ("parquet", at("price", 6, None), NUMBER, "row group 0, row 7 of it, column price: no value"),
     ("parquet", at("price", 6, float("inf")), NUMBER, "row group 0, row 7 of it, column price: inf"),

@@ -176,6 +176,32 @@ def test_predicted_numbers(runtime: Runtime, tmp_path: Path) -> None:
     np.testing.assert_allclose([float(line) for line in lines[1:]], [ranking[n] for n in sorted(ranking)], atol=1e-5)
 
 
+def test_a_table_s_dialect_transforms_and_vectors(runtime: Runtime, tmp_path: Path) -> None:
+    draw = random.Random(5)
+    lines = ["label,größe,alter,e,wort"]
+    for row in range(60):
+        vector = "|".join(str(round(draw.gauss(0, 1), 3)) for _ in range(3))
+        numbers = f"{draw.lognormvariate(0, 2):.3f},{draw.choice(['', '-3', '7'])},{vector}"
+        word = draw.choice(["é\\,1", '"ü', "\\N", 'ß\\"'])
+        lines.append(f"{row % 2},{numbers},{word}")
+    (tmp_path / "rows.csv").write_bytes("\n".join([*lines, ""]).encode("cp1252"))
+    schema = (
+        'label: label\nquoting: none\nescape: "\\\\"\ncharset: windows-1252\nmissing: ["\\\\N"]\n'
+        "dense:\n  - {column: größe, transform: quantile}\n  - {column: alter, transform: standard}\n"
+        '  - {column: e, vector: 3, separator: "|", transform: minmax}\nsparse: [wort]\n'
+    )
+    model = trained(runtime, tmp_path, "rows.csv", schema)
+    command_here(runtime, "export", f"run={tmp_path}/run", f"out={tmp_path}/served")
+    typed: list[dict[str, Any]] = [
+        {"größe": 5.5, "alter": None, "e": [0.5, -1, 2], "wort": "é,1"},
+        {"größe": 0, "alter": 7, "e": None, "wort": '"ü'},
+    ]
+    write_lines(tmp_path / "typed.jsonl", typed)
+    files = ["rows.csv", "typed.jsonl"]
+    for name, result in zip(files, score_files(tmp_path / "served", *(tmp_path / name for name in files)), strict=True):
+        np.testing.assert_allclose(result["logits"], model.recommend(name), rtol=0, atol=1e-5)
+
+
 @pytest.fixture(scope="module")
 def generated(runtime: Runtime, tmp_path_factory: pytest.TempPathFactory) -> Model:
     """A model of generated ids, exported as `served`; its columns are int_0, int_1, cat_0 (bags), cat_1."""

@@ -1,0 +1,237 @@
+"""A transform for each dense column, fitted on train alone, beside plain NumPy."""
+
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from common.errors import UserError
+from data_prep import pipeline
+from data_prep.dataset.format import load_manifest
+from data_prep.encoding.encoder import Encoder
+from data_prep.pipeline import preprocess
+from data_prep.verify import verify_dataset
+from tests.data_prep.conftest import config, load_split, sums
+from tests.data_prep.tables import ALLOW, paths
+
+ROWS = 300
+COLUMNS = ("row", "standard", "minmax", "quantile", "log1p", "signed_log1p", "usual")
+SCHEMA = """\
+label: label
+dense:
+  - {column: row, transform: raw}
+  - {column: standard, transform: standard}
+  - {column: minmax, transform: minmax}
+  - {column: quantile, transform: quantile}
+  - {column: log1p, transform: log1p}
+  - {column: signed_log1p, transform: signed_log1p}
+  - usual
+sparse: [user]
+"""
+
+
+def drawn(seed: int = 0) -> NDArray[np.float64]:
+    """Numbers [ROWS, N], of which some are missing (0) or repeated."""
+    rng = np.random.default_rng(seed)
+    numbers = rng.lognormal(0, 2, (ROWS, len(COLUMNS))).round(3) * rng.choice([-1, 1, 1, 0], (ROWS, len(COLUMNS)))
+    numbers[:, 0] = np.arange(ROWS)
+    return numbers
+
+
+def text(numbers: NDArray[np.float64]) -> str:
+    lines = [
+        f"{row % 2},u{row % 7},{','.join(repr(float(x)) if x else '' for x in numbers[row])}" for row in range(ROWS)
+    ]
+    return "\n".join([f"label,user,{','.join(COLUMNS)}", *lines, ""])
+
+
+def expected(numbers: NDArray[np.float64], train: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The dense features of all rows, by the fit of some."""
+    of_train = numbers[train]
+    _, standard, minmax, quantile, log1p, signed_log1p, usual = numbers.T
+    places = np.arange(257) / 256
+    quantiles = np.quantile(of_train[:, 3], places, method="lower")
+    means = {value: places[quantiles == value].mean() for value in np.unique(quantiles)}
+    columns = [
+        numbers[:, 0],
+        (standard - statistics.mean(of_train[:, 1].tolist())) / statistics.pstdev(of_train[:, 1].tolist()),
+        (minmax - of_train[:, 2].min()) / (of_train[:, 2].max() - of_train[:, 2].min()),
+        np.interp(quantile, list(means), list(means.values())),
+        [math.log1p(max(x, 0)) for x in log1p],
+        np.sign(signed_log1p) * np.log1p(np.abs(signed_log1p)),
+        np.sign(usual) * np.log1p(np.abs(usual)),
+    ]
+    return np.stack(columns, axis=1)
+
+
+def prepared(directory: Path, *more: str, out: str = "out", schema: str = SCHEMA, content: str = "") -> Any:
+    """Prepare the drawn table; its manifest."""
+    path, content = directory / "rows.csv", content or text(drawn())
+    if not path.exists() or path.read_text() != content:
+        path.write_text(content)
+    return preprocess(config(*paths(directory, schema, out=out), *more))
+
+
+def require_expected(root: Path, numbers: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Compare all splits; the numbers of train's rows."""
+    verify_dataset(root)
+    parts = {split: load_split(root, split)[1] for split in ("train", "val", "test")}
+    train = np.round(parts["train"][:, 0]).astype(int)
+    result = expected(numbers, train)
+    assert sum(map(len, parts.values())) == ROWS
+    for part in parts.values():
+        rows = np.round(part[:, 0]).astype(int)
+        np.testing.assert_allclose(part, result[rows], rtol=1e-6, atol=1e-6)
+    return train
+
+
+JOBS = [
+    [],
+    ["data.split.method=fraction"],
+    ["data.encoding=hash", "data.max_ind_range=50"],
+    ["data.encoding=hash", "data.max_ind_range=50", "data.split.method=fraction", "data.split.held_out=0.4"],
+    ["data.dense_transform=minmax", "data.split.method=fraction"],
+]
+
+
+@pytest.mark.parametrize("keys", JOBS[:4])
+def test_each_column_has_its_own_transform_fitted_on_train(tmp_path: Path, keys: list[str]) -> None:
+    numbers = drawn()
+    manifest = prepared(tmp_path, *keys, "data.chunk_bytes=900")
+    train = require_expected(tmp_path / "out", numbers)
+    assert 0 < len(train) < ROWS
+    assert list(manifest.encoding["dense_fits"]) == ["standard", "minmax", "quantile"]
+    assert manifest.encoding["table"]["transforms"] == [
+        [name, "raw" if name == "row" else name] for name in COLUMNS[:6]
+    ]
+    encoder = Encoder.load(tmp_path / "out")
+    columns = {name: numbers[:, place].tolist() for place, name in enumerate(COLUMNS)} | {"user": ["u"] * ROWS}
+    dense = encoder.encode(encoder.parse_columns(columns, "new")).dense
+    np.testing.assert_allclose(dense, expected(numbers, train), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("keys", JOBS)
+def test_the_bytes_depend_on_neither_workers_nor_budget_and_the_fits_on_no_chunks(
+    tmp_path: Path, keys: list[str]
+) -> None:
+    first = prepared(tmp_path, *keys, "data.chunk_bytes=1000", out="one")
+    for workers, budget in ((2, "1GiB"), (4, "2GiB")):
+        more = (f"data.workers={workers}", f"data.memory_budget={budget}", "data.chunk_bytes=1000")
+        prepared(tmp_path, *keys, *more, "data.overwrite=true", out="several")
+        assert sums(tmp_path / "several") == sums(tmp_path / "one")
+        assert load_manifest(tmp_path / "several").digest == first.digest
+    if "data.split.method=fraction" in keys:  # a random split follows the chunks
+        whole = prepared(tmp_path, *keys, out="whole")
+        assert whole.encoding["dense_fits"] == first.encoding["dense_fits"]
+
+
+def test_a_stopped_job_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared(tmp_path, "data.chunk_bytes=900", out="whole")
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, "plan_encoding", stop)
+        with pytest.raises(KeyboardInterrupt):
+            prepared(tmp_path, "data.chunk_bytes=900")
+    chunks = tmp_path / "out/.work/chunks"
+    written = sorted(chunks.glob("*.sorted.npy"))
+    assert len(written) > 3
+    written[0].write_bytes(written[0].read_bytes()[:-1] + b"x")
+    kept = written[1].stat().st_mtime_ns
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, "plan_encoding", stop)
+        with pytest.raises(KeyboardInterrupt):
+            prepared(tmp_path, "data.chunk_bytes=900")
+    assert written[1].stat().st_mtime_ns == kept
+    prepared(tmp_path, "data.chunk_bytes=900")
+    assert sums(tmp_path / "out") == sums(tmp_path / "whole")
+
+
+def test_files_for_each_split_are_fitted_on_train_s(tmp_path: Path) -> None:
+    numbers = drawn(3)
+    header, *lines = text(numbers).splitlines()
+    keys = []
+    for split, part in (("train", lines[:200]), ("val", lines[200:250]), ("test", lines[250:])):
+        (tmp_path / f"{split}.csv").write_text("\n".join([header, *part, ""]))
+        keys.append(f"data.{split}={tmp_path}/{split}.csv")
+    preprocess(config(*paths(tmp_path, SCHEMA), "data.raw=null", *keys, "data.chunk_bytes=800"))
+    assert require_expected(tmp_path / "out", numbers).tolist() == list(range(200))
+
+
+def test_rows_that_sampling_drops_are_not_fitted(tmp_path: Path) -> None:
+    numbers = drawn(4)
+    manifest = prepared(tmp_path, "data.sampling.negative_drop_rate=1", content=text(numbers))
+    train = np.round(load_split(tmp_path / "out", "train")[1][:, 0]).astype(int)
+    assert set(train % 2) == {1}
+    assert manifest.encoding["dense_fits"]["minmax"] == [numbers[train, 2].min(), numbers[train, 2].max()]
+
+
+def test_lost_numbers_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    numbers = drawn()
+    lost = (numbers[:, COLUMNS.index("log1p")] < 0).sum()
+    prepared(tmp_path)
+    error = capsys.readouterr().err
+    assert f"negative numbers are 0 by log1p: {lost} of log1p; transform: signed_log1p for them keeps them\n" in error
+    others = (numbers[:, COLUMNS.index("usual")] < 0).sum()
+    prepared(tmp_path, "data.dense_transform=log1p", out="other")
+    line = f"negative numbers are 0 by log1p: {others} of usual; data.dense_transform=signed_log1p keeps them\n"
+    assert line in capsys.readouterr().err
+
+
+def test_constant_columns_and_extreme_numbers_stay_finite(tmp_path: Path) -> None:
+    lines = [f"{row % 2},u,1e308,{'1e-320' if row else '1e308'},7" for row in range(ROWS)]
+    for name in ("standard", "minmax", "quantile"):
+        dense = "".join(f"  - {{column: {column}, transform: {name}}}\n" for column in "abc")
+        schema = f"label: label\ndense:\n{dense}sparse: [user]\n"
+        content = "\n".join(["label,user,a,b,c", *lines, ""]).replace("1e308", "8e307")
+        prepared(tmp_path, "data.split.method=fraction", out=name, schema=schema, content=content)
+        verify_dataset(tmp_path / name)
+        numbers = load_split(tmp_path / name, "test")[1]
+        assert np.isfinite(numbers).all()
+        assert len(np.unique(numbers[:, 2])) == 1
+
+
+def test_a_part_of_a_time_may_be_scaled(tmp_path: Path) -> None:
+    content = "label,user,t\n" + "".join(f"{row % 2},u{row},2024-01-{1 + row % 28:02d}\n" for row in range(60))
+    schema = "label: label\ndense: [{column: t, part: day, transform: minmax}]\nsparse: [user]\n"
+    prepared(tmp_path, "data.split.method=fraction", schema=schema, content=content)
+    days = load_split(tmp_path / "out", "train")[1][:28, 0]
+    np.testing.assert_allclose(days, np.arange(28) / 27, rtol=1e-6)
+
+
+def test_a_number_beyond_the_transform_s_limit(tmp_path: Path) -> None:
+    content = "label,user,x\n" + "1,u,1\n0,v,1e39\n" * 20
+    schema = "label: label\ndense: [{column: x, transform: raw}]\nsparse: [user]\n"
+    message = r"row 3, column x: '1e39' is beyond 3.4e\+38, .*; set transform: signed_log1p for it in data\.schema;"
+    with pytest.raises(UserError, match=message):
+        prepared(tmp_path, schema=schema, content=content)
+    prepared(tmp_path, ALLOW, schema=schema.replace("raw", "signed_log1p"), content=content)
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("{column: usual, transform: log}", "transforms are raw, log1p, signed_log1p, standard, minmax, quantile"),
+        ("{column: usual, transfrom: log1p}", "transfrom is not known; did you mean transform"),
+        (
+            "{column: usual, transform: raw, separator: x}",
+            "key dense, .*: give a column, {column: NAME, transform: log",
+        ),
+        ("{column: usual, transform: 3}", "transforms are"),
+    ],
+)
+def test_refused_entries(tmp_path: Path, entry: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        prepared(tmp_path, schema=f"label: label\ndense: [{entry}]\nsparse: [user]\n")
+
+
+def test_another_transform_is_another_dataset(tmp_path: Path) -> None:
+    prepared(tmp_path)
+    with pytest.raises(UserError, match="holds another dataset"):
+        prepared(tmp_path, schema=SCHEMA.replace("transform: minmax", "transform: standard"))
