@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from common.errors import UserError
-from data_prep.dataset.dialect import STANDARD, Dialect
+from data_prep.dataset.dialect import STANDARD, UTF_8, Dialect
 from data_prep.parsing.convert import plain, to_list, to_texts, truths_of
 from data_prep.parsing.formats import BYTE_ORDER_MARK, FileLayout, suffix_of
 from data_prep.parsing.json_lines import column_of, read_objects, refuse_constants
@@ -109,7 +109,8 @@ def _read_content(path: Path) -> bytes:
 
 def _read_text(path: Path, content: bytes, suffix_delimiter: str, shape: Shape) -> NewRows:
     """Read text columns, by the names in the first row or, if no name is known, by position."""
-    text = content.removeprefix(BYTE_ORDER_MARK).lstrip(b"\n")
+    mark = BYTE_ORDER_MARK if shape.dialect.charset == UTF_8 else b""  # which decoding refuses in another charset
+    text = content.removeprefix(mark).lstrip(b"\n")
     row, first = 1 + content.count(b"\n") - text.count(b"\n"), text.partition(b"\n")[0]
     heads: dict[str, tuple[str, ...]] = {}
     for delimiter in dict.fromkeys((shape.delimiter, suffix_delimiter, *OTHER_DELIMITERS)):

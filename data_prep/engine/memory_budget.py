@@ -170,6 +170,9 @@ def check_disk(path: Path, job: Job) -> None:
     required_bytes = dataset_bytes(rows, job.schema, job.rules, job.bags) - existing_bytes
     if job.table is not None and job.rules.order is not None:  # all texts once more, at most
         required_bytes += int(sum(source.bytes * (GZIP_RATIO if source.compressed else 1) for source in job.sources))
+    if job.table is not None and job.needs_statistics:  # numbers before their transform, and those sorted for quantiles
+        num_sorted = sum(name == "quantile" for _, name in job.table.transforms)
+        required_bytes += int(rows * job.raw_dense_dtype.itemsize * (len(job.schema.dense) + num_sorted))
     share = f", {in_words(tables)} of it for multi-hot tables" if tables else ""
     require_room(
         [Need(path, required_bytes, f"for the dataset{share}", about=True)], "free some, or choose another data.path"

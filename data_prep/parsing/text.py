@@ -22,6 +22,7 @@ from data_prep.sources.discover import Source
 from data_prep.sources.line_blocks import LineBlocks, bare_returns
 
 csv.field_size_limit(BLOCK_BYTES)  # of a line, too
+MARK = "leave the charset out of the schema, or convert the file to it"
 SENTINEL = "end"  # value of all fields in a line that is appended to a block
 
 
@@ -85,6 +86,10 @@ def read_names(header: bytes, delimiter: str, name: str, dialect: Dialect = STAN
 
 def decode(text: bytes, name: str, row: int, dialect: Dialect = STANDARD) -> str:
     """Decode text by its charset; `row` is the number of the first line. Raise UserError for invalid text."""
+    if row == 1 and dialect.charset != UTF_8 and text.startswith(BYTE_ORDER_MARK):
+        raise UserError(
+            f"{name}: row 1: begins with the byte-order mark of UTF-8, not of charset {dialect.charset}; {MARK}"
+        )
     try:
         return text.decode(dialect.encoding if row == 1 else dialect.charset)
     except UnicodeDecodeError as error:

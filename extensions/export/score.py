@@ -11,6 +11,7 @@ model's dataset was, by its vocabularies (encoder/). A missing column and an inv
 """
 
 import argparse
+import codecs
 import csv
 import hashlib
 import io
@@ -28,7 +29,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from encoder.bags import Bags
 from encoder.convert import convert, distinct_texts, excerpt, numbers_of
-from encoder.dialect import Dialect
+from encoder.dialect import UTF_8, Dialect
 from encoder.errors import UserError
 from encoder.numbers import NUMBERS
 from encoder.raw_rows import RawRows, numbered_rows
@@ -394,6 +395,8 @@ def _fields(text: io.TextIOWrapper, path: Path, delimiter: str, scorer: Scorer) 
     rules = scorer._rules
     first = text.readline()
     dialect = Dialect(**rules["dialect"])
+    if dialect.charset != UTF_8 and first.encode(dialect.charset).startswith(codecs.BOM_UTF8):
+        raise UserError(f"{path}: row 1: begins with the byte-order mark of UTF-8, not of charset {dialect.charset}")
     heads: dict[str, list[str]] = {
         each: next(dialect.reader([first], each), []) for each in (rules["delimiter"], delimiter)
     }

@@ -61,7 +61,9 @@ def write_tables(directory: Path) -> None:
         content = write(directory / f"{split}.csv", columns).read_bytes()
         (directory / f"{split}.csv.gz").write_bytes(gzip.compress(content, mtime=0))
         write(directory / f"{split}.parquet", columns, row_group_size=70)
-    schema = "label: label\ndense: [price]\nsparse: [user, {column: tags, separator: '|'}]\n"
+    schema = (
+        "label: label\ndense: [{column: price, transform: quantile}]\nsparse: [user, {column: tags, separator: '|'}]\n"
+    )
     (directory / "schema.yaml").write_text(schema)
 
 

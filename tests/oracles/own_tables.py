@@ -141,12 +141,17 @@ class OwnTable:
 
 
 def dense_of(table: OwnTable, transform: str, fitted: list[int] | None = None) -> np.ndarray:
-    """All rows' numbers after their transform, [rows, N] float32; fitted: rows that ranges are of, if not all."""
+    """All rows' numbers after their transform, [rows, N] float32; fitted: rows that ranges are of, if not all.
+
+    transform: float64 for the numbers as they are, in float64.
+    """
     columns = [
         [0 if value is None else float(value) if part is None else part_of(value, part) for value in column.values]
         for _, column, part in table.features("dense")
     ]
     x = np.array(columns, np.float64).reshape(len(columns), -1).T
+    if transform == "float64":
+        return x
     if transform == "raw":
         return x.astype(np.float32)
     if transform == "minmax":

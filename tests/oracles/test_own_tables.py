@@ -5,8 +5,10 @@ They lie in one file that is divided, or in one to two for each split.
 
 import itertools
 import random
+import statistics
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,6 +30,37 @@ from tests.oracles.test_preparation import loaded
 
 FAST, ALL, ROWS = 20, 64, 60
 SEEDS = [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= FAST)) for seed in range(ALL)]
+
+
+def own_transforms(draw: random.Random, table: OwnTable, schema: dict[str, Any]) -> dict[int, str]:
+    """Give some dense columns transforms of their own in the schema; the transform of each, by its place."""
+    own: dict[int, str] = {}
+    for place, entry in enumerate(schema["dense"]):
+        if draw.random() < 0.5:
+            own[place] = draw.choice(["raw", "log1p", "signed_log1p", "standard", "minmax", "quantile"])
+            fields = entry if isinstance(entry, dict) else {"column": entry}
+            schema["dense"][place] = {**fields, "transform": own[place]}
+    return own
+
+
+def transformed(x: np.ndarray, name: str, train: list[int]) -> np.ndarray:
+    """A column by a transform of its own."""
+    fitted = x[train]
+    if name == "log1p":
+        return np.log1p(np.maximum(x, 0))
+    if name == "signed_log1p":
+        return np.sign(x) * np.log1p(np.abs(x))
+    if name == "standard":
+        deviation = statistics.pstdev(fitted.tolist())
+        return (x - statistics.mean(fitted.tolist())) / (deviation or 1)
+    if name == "minmax":
+        return (x - fitted.min()) / ((fitted.max() - fitted.min()) or 1)
+    if name == "quantile":
+        ranks = np.arange(257) / 256
+        quantiles = np.quantile(fitted, ranks, method="lower")
+        values = np.unique(quantiles)
+        return np.interp(x, values, [ranks[quantiles == value].mean() for value in values])
+    return x
 
 
 def write_splits(draw: random.Random, table: OwnTable, directory: Path) -> tuple[list[str], dict[str, int]]:
@@ -61,7 +94,10 @@ def test_a_drawn_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: in
         label.values = [draw.randint(-20, 50) / 8 for _ in range(ROWS)]
         label.texts = [str(each).replace(".", table.decimal) for each in label.values]
         schema["label"] = {"column": schema["label"], "kind": "number"}
-    print(f"{raw}, {transform}, {cap}, {table.schema()}", *((c.name, c.kind, c.texts[:5]) for c in table.columns))
+    own = own_transforms(random.Random(f"transforms {seed}"), table, schema)
+    print(
+        f"{own}, {raw}, {transform}, {cap}, {table.schema()}", *((c.name, c.kind, c.texts[:5]) for c in table.columns)
+    )
     path, root = tmp_path / f"rows.{raw}", tmp_path / "out"
     write_raw(table, path)
     keys = paths(tmp_path, yaml.safe_dump(schema, allow_unicode=True), path.name)
@@ -92,6 +128,9 @@ def test_a_drawn_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: in
     assert {each.dtype for each in stored} == {np.dtype(np.float32 if is_number else np.int32)}
     assert np.concatenate(stored).tolist() == [labels[row] for row in kept]
     dense, ids = dense_of(table, transform, train if is_given else kept), ids_of(table, root, cap)
+    numbers_of_rows = dense_of(table, "float64")
+    for place, name in own.items():
+        dense[:, place] = transformed(numbers_of_rows[:, place], name, train)
     actual = np.concatenate([numbers for _, numbers, _ in parts])
     np.testing.assert_allclose(actual, dense[kept], rtol=3e-6, atol=1e-6)
     for feature, expected in zip(table.features("sparse"), ids, strict=True):

@@ -140,6 +140,14 @@ def test_the_defaults_are_recorded_as_if_they_were_not_given(tmp_path: Path) -> 
         assert {"quoting", "escape", "charset", "transforms", "vectors", "positive"}.isdisjoint(entry), number
 
 
+def test_new_rows_with_the_mark_of_utf_8_are_refused(tmp_path: Path) -> None:
+    make(tmp_path, text(["é"] * 9).encode("cp1252"), SCHEMA + "charset: cp1252\n")
+    encoder, path = Encoder.load(tmp_path / "out"), tmp_path / "new.csv"
+    path.write_text("\ufeffuser,item,price\né,i,1\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"new\.csv: row 1: begins with the byte-order mark of UTF-8"):
+        read_new_rows(path, encoder.shape(encoder.input_columns))
+
+
 def test_names_of_columns_are_of_the_charset(tmp_path: Path) -> None:
     content = "label,größe\n" + "1,é\n0,ü\n" * 9
     schema = "label: label\nsparse: [größe]\ncharset: windows-1252\n"
@@ -153,6 +161,11 @@ REFUSED: list[tuple[str | bytes, str, str]] = [
         table(r9="1,2,u\udc81,i\n").encode(errors="surrogateescape"),
         "charset: cp1252\n",
         "row 9: not text in the charset cp1",
+    ),
+    (
+        "\ufeff" + table(),
+        "charset: cp1252\n",
+        "row 1: begins with the byte-order mark of UTF-8, not of charset cp1252; leave",
     ),
     (table(), "charset: utf-16\n", r"key charset: utf-16 is .*: iconv -f utf-16 -t UTF-8 < .*rows\.csv > NEW$"),
     (

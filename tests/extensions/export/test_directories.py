@@ -197,6 +197,9 @@ def test_a_table_s_dialect_transforms_and_vectors(runtime: Runtime, tmp_path: Pa
         {"größe": 0, "alter": 7, "e": None, "wort": '"ü'},
     ]
     write_lines(tmp_path / "typed.jsonl", typed)
+    (tmp_path / "marked.csv").write_text("\ufeffgröße,alter,e,wort\n", encoding="utf-8")
+    [marked] = score_files(tmp_path / "served", tmp_path / "marked.csv")
+    assert "row 1: begins with the byte-order mark of UTF-8" in marked["error"]
     files = ["rows.csv", "typed.jsonl"]
     for name, result in zip(files, score_files(tmp_path / "served", *(tmp_path / name for name in files)), strict=True):
         np.testing.assert_allclose(result["logits"], model.recommend(name), rtol=0, atol=1e-5)
