@@ -13,7 +13,17 @@ from data_prep.dataset.label_rule import COMPARISONS, LabelRule, parse_rule
 from data_prep.dataset.options import LabelKind
 from data_prep.dataset.spelling import TRUTHS, Form, text_of
 from data_prep.dataset.table_spec import Table
-from data_prep.parsing.convert import Distinct, convert, distinct, excerpt, numbers_of, plain, refuse_row, without_marks
+from data_prep.parsing.convert import (
+    EMPTY,
+    Distinct,
+    convert,
+    distinct,
+    excerpt,
+    numbers_of,
+    plain,
+    refuse_row,
+    without_marks,
+)
 from data_prep.parsing.numbers import number_of
 from data_prep.parsing.raw_rows import Locator, RawRows
 from data_prep.parsing.table_block import TableBlock
@@ -109,8 +119,8 @@ def _place_of(value: Any, texts: Sequence[str], table: Table) -> int:
 
 
 def _refuse_missing(column: Distinct, named: Sequence[str], locator: Locator) -> None:
-    """Raise UserError for a field that stands for a missing value, unless the schema names it."""
-    is_bad = [value not in named and is_missing(value) for value in column.values]
+    """Raise UserError for an empty field, or one that stands for a missing value and that the schema does not name."""
+    is_bad = [value in EMPTY or (value not in named and is_missing(value)) for value in column.values]
     column.refuse(is_bad, locator, "stands for a missing value")
 
 
