@@ -231,7 +231,9 @@ class DataConfig:
     )
     vocabulary_order: VocabularyOrder | None = key(None, "vocabulary: order of the ids; null: by frequency")
     dense_transform: DenseTransform | None = key(
-        None, "how integers become numbers; null: the encoding's own, for your own table signed_log1p"
+        None,
+        "how integers become numbers; null: the encoding's own, for your own table signed_log1p. A transform of a "
+        "column in data.schema takes its place",
     )
     split: SplitConfig = field(default_factory=SplitConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
