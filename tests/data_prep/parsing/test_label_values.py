@@ -49,6 +49,11 @@ def test_a_missing_label_ends_the_job(tmp_path: Path, missing: str) -> None:
         make(tmp_path, text(["yes", "1", missing, "no"]), POSITIVE)
 
 
+def test_an_empty_label_is_missing_even_if_a_rule_names_it(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"rows\.csv: row 4, column l: no value"):
+        make(tmp_path, text(["yes", "1", "", "no"]), "label: l == ''\nsparse: [user]\n")
+
+
 def test_a_positive_value_may_be_a_mark_of_missing_ones(tmp_path: Path) -> None:
     schema = POSITIVE.replace('"1"', '"NA"')
     assert make(tmp_path, text(["yes", "NA", "no"] * 4), schema)[0].tolist() == [1, 1, 0] * 4
