@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -24,6 +24,9 @@ from data_prep.engine.workspace import refuse_foreign_files
 from data_prep.parsing.table_yaml import schema_path, without_empty_parts
 from data_prep.sources.discover import Source, own_path, resolve_sources, resolve_splits
 from data_prep.sources.remote import find_remote
+
+if TYPE_CHECKING:
+    from data_prep.encoding.split_column import SplitColumn
 
 # Chunks of a user's own table are small, since all workers hold the distinct texts of a chunk in memory.
 MIN_OWN_CHUNK_BYTES, MAX_OWN_CHUNK_BYTES = 1 << 20, 8 << 20
@@ -100,6 +103,17 @@ def chosen_bags(data: DataConfig, rules: Rules, schema: Schema) -> MultiHot | No
         raise UserError(f"data.multi_hot: column {schema.ragged[0]} holds any number of values already; leave it out")
     bags.check(len(schema.sparse))
     return bags
+
+
+def split_column(rules: Rules, table: Table | None, sources: Sequence[Source]) -> "SplitColumn | None":
+    """Return the column that decides the split of each row, or None. Raise UserError if it cannot."""
+    if rules.split_column is None:
+        return None
+    from data_prep.encoding.split_column import find_split_column  # imports pyarrow, which Criteo's rows do not need
+
+    assert rules.split is not None
+    assert table is not None
+    return find_split_column(rules.split_column, rules.split.algorithm.reads == "times", table, sources)
 
 
 def divide_shard(shard_bytes: int, is_own: bool) -> tuple[int, int]:

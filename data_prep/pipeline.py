@@ -54,6 +54,7 @@ from data_prep.job_setup import (
     find_sources,
     kind_to_make,
     refuse_early,
+    split_column,
 )
 from data_prep.parsing.table_yaml import load_table, schema_path
 from data_prep.sources.checksums import given_md5s, refuse_other_md5
@@ -96,7 +97,7 @@ from data_prep.stages.split import (
     is_whole_chunk,
     moves_to_dataset,
     plan_cut,
-    refuse_no_train_rows,
+    refuse_empty_splits,
     whole_chunk,
 )
 from data_prep.stages.unseen import unseen_shares
@@ -132,8 +133,8 @@ def prepare_rows(data: DataConfig, root: Path) -> Manifest:
     refuse_early(data, root)
     with claimed(root) as work:
         sources = tuple(find_sources(data, root, work))
-        rules = resolve_rules(data, len(sources))
         table = None if data.schema is None else load_table(schema_path(data.schema), sources)
+        rules = resolve_rules(data, len(sources), table)
         schema = CRITEO if table is None else table.schema
         if data.sampling.negative_drop_rate is not None and schema.label_kind is LabelKind.number:
             raise UserError(
@@ -145,7 +146,7 @@ def prepare_rows(data: DataConfig, root: Path) -> Manifest:
         md5s = given_md5s(data.checksums, sources)
         finished = find_finished(root, {"table": parameters["table"]}, schema.to_manifest(), sources, data)
         if finished is not None:
-            if finished.has_given_splits:
+            if SOURCE_MD5 in finished.extra:
                 refuse_other_md5(sources, md5s, finished.extra[SOURCE_MD5])
             return finished
         report_differences(rules)
@@ -153,7 +154,8 @@ def prepare_rows(data: DataConfig, root: Path) -> Manifest:
         expected_sums = known_sums(data, root, sources) if data.remote.name else ()
         chunk_bytes, per_shard = divide_shard(parameters["chunk_bytes"], table is not None)
         keeps_texts = data.keep_texts is not False
-        job = Job(work, sources, schema, rules, chunk_bytes, table, bags, expected_sums, keeps_texts, per_shard)
+        column = split_column(rules, table, sources)
+        job = Job(work, sources, schema, rules, chunk_bytes, table, bags, expected_sums, keeps_texts, per_shard, column)
         check_disk(root, job)
         keep_or_discard_work(work, parameters, sources)
         manifest = _make(data, root, job, parameters)
@@ -240,7 +242,7 @@ def run_stages(data: DataConfig, job: Job) -> Result:
     """Run everything except the moves of files to the dataset."""
     workers = num_workers(data, job, len(parse_tasks(job)))
     with open_executor(data.scheduler, workers) as executor:
-        md5s = _compare_md5s(data, job, executor) if job.rules.split is None else []
+        md5s = _compare_md5s(data, job, executor) if data.train is not None else []
         result = _parse(job, executor, reads_whole(data, job, workers))
         refuse_absent_labels(job, fitted_records(job, result.records))
         if not data.allow_degenerate:
@@ -310,7 +312,7 @@ def _order_and_fit(data: DataConfig, job: Job, result: Result, executor: Executo
         else:
             with executor.stage("arrange", 0):
                 result.rows = ordered.result()
-    refuse_no_train_rows(job, result.rows)
+    refuse_empty_splits(job, result.rows, data.allow_degenerate)
     if job.rules.order is not None and not fits_all:
         limit = result.rows["train"] if job.rules.fitted_on_train else sum(result.rows.values())
         _fit(data, job, result, executor, limit)

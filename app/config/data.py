@@ -126,10 +126,13 @@ def implied_data(composed: Any, given: Sequence[str]) -> dict[str, Any]:
 def require_eval_split(data: DataConfig, split: str) -> None:
     """Refuse to evaluate a split that no files are given for, before a dataset is made. Raises UserError."""
     files = {name: getattr(data, name) for name in SPLITS}
-    if data.train is None or files.get(split, split) is not None:
+    if data.train is None or files.get(split, split) is not None or data.split != keys.SplitConfig():
         return
     usable = next(name for name in ("test", "val", "train") if files[name] is not None)
-    raise UserError(f"eval.split={split}: data.{split} is not given; give it, or eval.split={usable}")
+    raise UserError(
+        f"eval.split={split}: data.{split} is not given; give it, or data.split.held_out=0.1 to hold it out of train, "
+        f"or eval.split={usable}"
+    )
 
 
 def require_source(data: DataConfig, model: ModelKind) -> None:

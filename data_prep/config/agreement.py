@@ -22,6 +22,7 @@ IN_ENCODING = {
     "split.method": "split",
     "split.held_out": "held_out",
     "split.seed": "split_seed",
+    "split.column": "split_column",
     "sampling.negative_drop_rate": "negative_drop_rate",
     "sampling.seed": "sampling_seed",
     "chunk_bytes": "chunk_bytes",
@@ -63,8 +64,9 @@ def _comparable(key: str, value: Any, manifest: Manifest) -> Any:
     if key == "chunk_bytes":
         return parse_size(str(value), f"data.{key}")
     if key == "split.method" and "split" in manifest.encoding:
-        is_own = manifest.encoding.get("table") is not None
-        return SplitMethod[value].resolved(len(manifest.sources), is_own).value
+        table = manifest.encoding.get("table")
+        is_own = table is not None or any("split" in source for source in manifest.sources)
+        return SplitMethod[value].resolved(len(manifest.sources), is_own, "time" in (table or {})).value
     if key == "multi_hot.sizes":
         sizes = list(MLPERF_SIZES if value == MLPERF_V2 else value)
         return sizes if max(sizes) > 1 else None  # bags of one id are no bags

@@ -75,11 +75,13 @@ def refuse_given_splits(data: DataConfig) -> None:
     if data.source is not None:
         raise UserError(f"data.train: has no effect with data.source={data.source.value}; leave one of them out")
     for key, value in vars(data.split).items():
-        if value is not None:
-            plain_value = value.value if isinstance(value, SplitMethod) else value
+        if value is not None and len(splits) != len(SPLITS) - 1:
+            remedy = "name these files in data.raw, or give data.val or data.test"
+            if len(splits) == len(SPLITS):
+                remedy = f"each file is of one split; give data.split.{key}=null"
             raise UserError(
-                f"data.split.{key}={plain_value}: has no effect with data.train, where each file is of one split; give "
-                f"data.split.{key}=null"
+                f"data.split.{key}={shown(value)}: has no effect with {', '.join(f'data.{each}' for each in splits)}; "
+                f"{remedy}"
             )
     if data.encoding in OF_WHOLE_DAYS:
         raise UserError(
@@ -147,3 +149,6 @@ def refuse_unused_split_keys(split: SplitConfig, method: SplitMethod) -> None:
         raise UserError(f"data.split.seed: {with_method}; leave it out")
     if split.held_out not in (None, HELD_OUT) and not method.algorithm.has_share:
         raise UserError(f"data.split.held_out: {with_method}; use fraction, or leave it out")
+    if split.column is not None and not method.algorithm.has_column:
+        methods = " or ".join(f"data.split.method={each.value}" for each in SplitMethod if each.algorithm.has_column)
+        raise UserError(f"data.split.column={split.column}: {with_method}; give {methods}, or leave it out")

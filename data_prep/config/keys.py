@@ -57,13 +57,13 @@ class IdDistribution(Enum):
 class SplitConfig:
     """Split of the rows. The first half of the held-out rows (the larger, if odd) is val, the second test: MLPerf's.
 
-    With data.train the user gives files for each split, and these keys have no effect.
+    With data.train the user gives files for each split. These keys then hold one missing split out of data.train.
     """
 
     method: SplitMethod | None = key(
         None,
-        "how rows are held out; null: auto, which is random for your own table, and for Criteo's rows last_day if "
-        "there are several raw files, else fraction",
+        "how rows are held out; null: auto, which is time for your own table if its schema names a time column, else "
+        "random, and for Criteo's rows last_day if there are several raw files, else fraction",
         is_common=True,
     )
     held_out: float | None = key(
@@ -72,7 +72,15 @@ class SplitConfig:
         within="[0, 1)",
         is_common=True,
     )
-    seed: int | None = key(None, "seed of random and scikit_learn; null: 0", within=SEEDS, is_common=True)
+    seed: int | None = key(
+        None, "seed of random, group, stratified and scikit_learn; null: 0", within=SEEDS, is_common=True
+    )
+    column: str | None = key(
+        None,
+        "column of your own table that decides: for time the time of each row (null: the schema's time column), for "
+        "group a value whose rows stay together, such as a user",
+        is_common=True,
+    )
 
 
 @dataclass(frozen=True)
@@ -201,8 +209,16 @@ class DataConfig:
         "vocabularies and transforms",
         is_common=True,
     )
-    val: Any = key(None, "with data.train: files of the val split; null: no rows", is_common=True)
-    test: Any = key(None, "with data.train: files of the test split; null: no rows", is_common=True)
+    val: Any = key(
+        None,
+        "with data.train: files of the val split; null: no rows, or those that data.split holds out",
+        is_common=True,
+    )
+    test: Any = key(
+        None,
+        "with data.train: files of the test split; null: no rows, or those that data.split holds out",
+        is_common=True,
+    )
     checksums: Any = key(
         None, "required MD5 of files of data.train, data.val and data.test: {NAME: MD5, …}, by name or path"
     )

@@ -13,8 +13,9 @@ import numpy as np
 
 from common.errors import UserError
 from data_prep.config.checks import refuse_unused_split_keys
-from data_prep.config.keys import HELD_OUT, DataConfig
-from data_prep.dataset.options import DenseTransform, Encoding, SplitMethod, VocabularyOrder
+from data_prep.config.keys import HELD_OUT, DataConfig, SplitConfig
+from data_prep.dataset.options import DenseTransform, Encoding, LabelKind, SplitMethod, VocabularyOrder
+from data_prep.dataset.table_spec import Table
 
 KAGGLE_SEED = 123  # numpy_rand_seed of facebookresearch/dlrm
 TORCHREC_SEED = 0
@@ -40,12 +41,13 @@ class Rules:
         max_categories: features with more values are dropped, or None.
         rounds_ids: train's ids are rounded to float32, as in TorchRec's shuffle.
         split: method that chooses the held-out rows; None: the user gave files for each split.
-        held_out: share held out by `fraction`, `random` and `scikit_learn`.
-        split_seed: seed of `random` and `scikit_learn`.
+        held_out: share that the split method holds out.
+        split_seed: seed of the split method.
         train_seed: seed of train's permutation by NumPy's legacy generator; None: rows keep their order.
         test_first: whether test, not val, is the first half of the held-out rows.
         negative_drop_rate: share of negatives to leave out.
         sampling_seed: seed that chooses these negatives.
+        split_column: column that the split method reads, if it reads one.
     """
 
     encoding: Encoding
@@ -66,17 +68,20 @@ class Rules:
     test_first: bool = False
     negative_drop_rate: float = 0.0
     sampling_seed: int = 0
+    split_column: str | None = None
 
     def to_manifest(self) -> dict[str, Any]:
-        """Convert to the manifest's form: plain values, and the encoding as `name`."""
+        """Convert to the manifest's form: plain values, the encoding as `name`, and no `split_column` if it is None."""
         entry = {key: value.value if isinstance(value, Enum) else value for key, value in asdict(self).items()}
+        if self.split_column is None:
+            del entry["split_column"]
         return {"name": entry.pop("encoding"), "dense_transform": entry.pop("dense"), **entry}
 
     @property
     def is_arranged(self) -> bool:
         """Return whether rows leave their order; otherwise shards are made of consecutive rows."""
-        is_random = self.split is not None and self.split.algorithm.is_random
-        return is_random or self.train_seed is not None or self.negative_drop_rate > 0
+        is_arranged = self.split is not None and self.split.algorithm.is_arranged
+        return is_arranged or self.train_seed is not None or self.negative_drop_rate > 0
 
     @property
     def counts_while_parsing(self) -> bool:
@@ -137,8 +142,11 @@ REPEATED = {
 }
 
 
-def resolve_rules(data: DataConfig, num_sources: int) -> Rules:
+def resolve_rules(data: DataConfig, num_sources: int, table: Table | None = None) -> Rules:
     """Return the rules of an encoding with the user's settings.
+
+    Args:
+        table: description of the user's own table.
 
     Raises:
         UserError: a setting that the encoding does not allow, or that does not fit the sources.
@@ -167,16 +175,50 @@ def resolve_rules(data: DataConfig, num_sources: int) -> Rules:
             ("split.method", split.method, SplitMethod.auto),
             ("split.held_out", split.held_out, HELD_OUT),
             ("split.seed", split.seed, 0),
+            ("split.column", split.column, None),
         ):
             if value not in (None, neutral):
                 raise UserError(f"data.{key}: data.encoding={encoding.value} does not leave it open")
         return rules if data.train is None else _of_given_splits(rules)
     if data.train is not None:
-        return _of_given_splits(rules)
-    method = (split.method or SplitMethod.auto).resolved(num_sources, is_own)
+        rules = _of_given_splits(rules)
+        if split == SplitConfig():
+            return rules
+    has_time = table is not None and table.time is not None
+    # The last rows of data.train's files are no days of their own, so chance is the default for Criteo's rows, too.
+    method = (split.method or SplitMethod.auto).resolved(num_sources, is_own or data.train is not None, has_time)
     refuse_unused_split_keys(split, method)
+    if data.train is not None and not method.algorithm.chooses:
+        methods = ", ".join(each.value for each in SplitMethod if each.algorithm.chooses)
+        raise UserError(
+            f"data.split.method={method.value}: holds no rows out of data.train; give one of {methods}, or name the "
+            "files in data.raw"
+        )
     held_out = HELD_OUT if split.held_out is None else split.held_out
-    return replace(rules, split=method, held_out=held_out, split_seed=split.seed or 0)
+    column = _split_column(data, method, table)
+    return replace(rules, split=method, held_out=held_out, split_seed=split.seed or 0, split_column=column)
+
+
+def _split_column(data: DataConfig, method: SplitMethod, table: Table | None) -> str | None:
+    """Return the column that a split method reads, by default the schema's time column; None if it reads none."""
+    reads = method.algorithm.reads
+    if reads == "labels" and table is not None and table.label_kind is LabelKind.number:
+        raise UserError(
+            f"data.split.method={method.value}: needs labels of 0 and 1, and {table.label} has numbers (kind: number); "
+            "use random"
+        )
+    if not method.algorithm.has_column:
+        return None
+    if table is None:
+        raise UserError(f"data.split.method={method.value}: needs data.schema, whose columns have names; use random")
+    if data.split.column is not None:
+        return data.split.column
+    if reads == "times" and table.time is not None:
+        return table.time.column
+    remedy = "give data.split.column=COLUMN"
+    if reads == "times":
+        remedy += f", or write time: COLUMN in {data.schema}"
+    raise UserError(f"data.split.method={method.value}: {remedy}")
 
 
 def _of_given_splits(rules: Rules) -> Rules:

@@ -109,6 +109,7 @@ class _RawEncoding(JsonObject):
     spellings: dict[Feature, str] | UnsetType = UNSET
     keep_texts: bool | UnsetType = UNSET
     dense_fits: dict[str, list[float]] | UnsetType = UNSET
+    split_column: str | UnsetType = UNSET
 
 
 class _OtherEncoding(JsonObject):
@@ -226,6 +227,8 @@ def _source_contradiction(document: Document, encoding: _RawEncoding) -> str | N
     """Rows that were read and rows that were written, of which negatives may have been dropped."""
     if encoding.split is None and any(source.split is UNSET for source in document.sources):
         return "key 'encoding.split' is null, but not each of 'sources' has a 'split'"
+    if (encoding.split is not None and encoding.split.algorithm.has_column) != (encoding.split_column is not UNSET):
+        return "key 'encoding.split_column' does not agree with 'encoding.split'"
     source_rows, dataset_rows = sum(source.rows for source in document.sources), document.rows
     if source_rows < dataset_rows or (source_rows > dataset_rows and not encoding.negative_drop_rate):
         return f"key 'sources' is of {source_rows} rows, but 'rows' of {dataset_rows}"
@@ -271,7 +274,7 @@ def _table_contradiction(table: Table | None, raw: Schema) -> str | None:
     for key in ("label", "label_kind", "dense", "sparse"):
         if getattr(table, key) != getattr(raw, key):
             return f"keys 'encoding.table.{key}' and 'encoding.raw_schema.{key}' name different columns"
-    if not {table.label, *table.inputs} <= set(table.names):
+    if not set(table.named) <= set(table.names):
         return "key 'encoding.table.names' lacks columns of 'encoding.table'"
     features = {feature for vector in table.vectors for feature in vector.features}
     if not features | {feature for feature, _ in table.transforms} <= set(table.dense):

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from math import ceil
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -123,8 +123,11 @@ class SplitAlgorithm:
     """Properties of a split method.
 
     Attributes:
-        held_out: returns the number of held-out rows from the rows of each source and the share; None: each row is
-            drawn.
+        held_out: returns the number of held-out rows from the rows of each source and the share; None: chance decides
+            it.
+        chooses: function of data_prep/stages/split_choices.py that chooses the split of each row; "": the last rows,
+            in order or after a permutation, are held out.
+        reads: what decides beside chance: times or values in data.split.column, labels, or nothing.
         is_random: whether rows are drawn or permuted, so that data.split.seed matters.
         has_share: whether data.split.held_out matters.
         has_val: whether val gets half of the held-out rows; otherwise test gets all of them.
@@ -132,10 +135,22 @@ class SplitAlgorithm:
     """
 
     held_out: Callable[[Sequence[int], float], int] | None = None
+    chooses: str = ""
+    reads: Literal["", "times", "values", "labels"] = ""
     is_random: bool = False
     has_share: bool = True
     has_val: bool = True
     needs_several: bool = False
+
+    @property
+    def has_column(self) -> bool:
+        """Return whether data.split.column decides."""
+        return self.reads in ("times", "values")
+
+    @property
+    def is_arranged(self) -> bool:
+        """Return whether rows leave their order."""
+        return self.is_random or bool(self.chooses)
 
 
 def _rounded_down(by_source: Sequence[int], share: float) -> int:
@@ -144,34 +159,49 @@ def _rounded_down(by_source: Sequence[int], share: float) -> int:
     return max(rows, 2) if share and sum(by_source) > 2 else rows
 
 
+_CHOICES = "data_prep.stages.split_choices"
+
+
 class SplitMethod(Enum):
     """Methods that choose the held-out rows.
 
-    auto: random for the user's own table; otherwise last_day for several files and fraction for one.
+    auto: for the user's own table time if the schema names a time column, else random; for Criteo's rows last_day for
+        several files and fraction for one.
     last_day: the last file in the order of data.raw.
     fraction: the last `held_out` of all rows.
     random: each row with probability `held_out`, by `seed`; rows keep their order within a split.
     scikit_learn: train_test_split with test_size `held_out` and random_state `seed`; val stays empty.
+    time: the latest `held_out` of the rows by `column`; rows of one time are in one split.
+    group: all rows of each value of `column` with probability `held_out`, by `seed`.
+    stratified: `held_out` of the rows of each label, drawn by `seed`.
     """
 
     auto = "auto", SplitAlgorithm()
     last_day = "last_day", SplitAlgorithm(lambda by_source, _: by_source[-1], has_share=False, needs_several=True)
     fraction = "fraction", SplitAlgorithm(_rounded_down)
-    random = "random", SplitAlgorithm(is_random=True)
+    random = "random", SplitAlgorithm(chooses=f"{_CHOICES}:by_chance", is_random=True)
     scikit_learn = (
         "scikit_learn",
         SplitAlgorithm(lambda by_source, share: ceil(sum(by_source) * share), is_random=True, has_val=False),
     )
 
+    time = "time", SplitAlgorithm(_rounded_down, f"{_CHOICES}:by_time", "times")
+    group = "group", SplitAlgorithm(chooses=f"{_CHOICES}:by_group", reads="values", is_random=True)
+    stratified = "stratified", SplitAlgorithm(_rounded_down, f"{_CHOICES}:by_label", "labels", is_random=True)
+
     _value_: str
     algorithm: SplitAlgorithm
     __new__ = row_with("algorithm")
 
-    def resolved(self, num_sources: int, is_own: bool) -> "SplitMethod":
-        """Replace `auto` by the method it stands for. Raise UserError for too few raw files."""
+    def resolved(self, num_sources: int, is_own: bool, has_time: bool = False) -> "SplitMethod":
+        """Replace `auto` by the method it stands for. Raise UserError for too few raw files.
+
+        Args:
+            is_own: whether rows are of the user's own table; has_time: whether its schema names a time column.
+        """
         if self is SplitMethod.auto and is_own:
             # A table may be sorted by any of its columns.
-            return SplitMethod.random
+            return SplitMethod.time if has_time else SplitMethod.random
         if self is SplitMethod.auto:
             return SplitMethod.last_day if num_sources > 1 else SplitMethod.fraction
         if self.algorithm.needs_several and num_sources < 2:

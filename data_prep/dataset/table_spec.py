@@ -54,6 +54,13 @@ class Vector(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
         return tuple(f"{self.column}_{place}" for place in range(self.size))
 
 
+class TimeColumn(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The column with the time of each row, by which data.split.method=time divides rows; format as of a part."""
+
+    column: str
+    format: str | None = None
+
+
 class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Description of a user's table.
 
@@ -74,6 +81,7 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
         quoting, escape, charset: dialect of text files.
         vectors: columns of several of the `dense` features each.
         transforms: dense features with a transform of their own; see data_prep/dataset/transforms.py.
+        time: column with the time of each row; no feature unless `parts` name it.
     """
 
     delimiter: Annotated[str, Meta(min_length=1, max_length=1)]
@@ -97,6 +105,7 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
     charset: str = UTF_8
     vectors: tuple[Vector, ...] = ()
     transforms: tuple[tuple[str, Transform], ...] = ()
+    time: TimeColumn | None = None
 
     @property
     def dialect(self) -> Dialect:
@@ -127,6 +136,12 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
         """Return the index in `dense`, and the transform, of each feature with a transform of its own."""
         names = dict(self.transforms)
         return [(index, names[feature]) for index, feature in enumerate(self.dense) if feature in names]
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """Return all columns that the schema names."""
+        time = () if self.time is None else (self.time.column,)
+        return tuple(dict.fromkeys((self.label, *self.inputs, *time)))
 
     def to_manifest(self) -> Json:
         """Convert to the manifest's form. Keys after `names` are omitted if they have their defaults."""

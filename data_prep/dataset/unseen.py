@@ -17,10 +17,13 @@ def unseen_values(manifest: Manifest) -> str | None:
     ordered = sorted(large, key=lambda name: -large[name])
     column_list = ", ".join(f"{name} ({large[name]:.0%})" for name in ordered[:SHOWN_COLUMNS])
     more = f" and {len(large) - SHOWN_COLUMNS} more columns" if len(large) > SHOWN_COLUMNS else ""
-    if manifest.encoding.get("split") in [method.value for method in SplitMethod if method.algorithm.is_random]:
-        remedy = "most of them occur once, so no split helps; leave such a column out of data.schema"
-    elif manifest.has_given_splits:
+    if manifest.encoding.get("split") in [each.value for each in SplitMethod if each.algorithm.reads == "values"]:
+        column = manifest.encoding["split_column"]
+        remedy = f"the score is of new values, as data.split puts all rows of a value of {column} into one split"
+    elif any("split" in source for source in manifest.sources):
         remedy = "the score is of new values, as the files of the splits are given"
+    elif manifest.encoding.get("split") in [method.value for method in SplitMethod if method.algorithm.is_random]:
+        remedy = "most of them occur once, so no split helps; leave such a column out of data.schema"
     else:
         remedy = "the score is of new values; with data.split.method=random train has values of all rows"
     return f"of the values of val and test these shares are not in train: {column_list}{more}; {remedy}"

@@ -7,6 +7,7 @@ A chunk is consecutive rows of one source. Its files lie in <dataset>/.work/chun
     00000-00012.bags.npy                    vocabulary: the codes of those columns' values, [L] uint32 feature-major
     00000-00012.{dictionaries,texts}        vocabulary of a user's table: see data_prep/stages/categories.py
     00000-00012.integers.npy                integers before their transform, if it needs statistics
+    00000-00012.split.npy                   the split column's times or values, int64 [rows, 1], if a column decides
     00000-00012.counts                      distinct values of each feature (see data_prep/stages/vocabulary.py)
     00000-00012.{positions,moved,moved-*}.npy  rows on their way to other shards (see data_prep/stages/scatter.py)
     00000-00012.parsed.json and others      the task log: one record per task
@@ -20,7 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -37,9 +38,13 @@ from data_prep.engine.executor import Worker
 from data_prep.sources.checksums import KnownSum
 from data_prep.sources.discover import Source
 
+if TYPE_CHECKING:  # imports pyarrow, which Criteo's rows do not need
+    from data_prep.encoding.split_column import SplitColumn
+
 WORK_DIRECTORY = ".work"
 CHUNKS_DIRECTORY = "chunks"
 WORK_FORMAT = 8  # An unfinished job with another format is not resumed.
+SPLIT_KEYS = "split.npy"
 SHARD_SUFFIXES = ("labels.npy", "dense.npy", "sparse.npy", "values.npy", "offsets.npy")
 MIN_BLOCK_ROWS, MAX_BLOCK_ROWS, BLOCK_VALUES = 1 << 8, 1 << 15, 1 << 21
 VALUE_BYTES = 4  # categorical value or id
@@ -61,6 +66,7 @@ class Job:
     known_sums: tuple[KnownSum | None, ...] = ()  # checksums of fetched sources
     keeps_texts: bool = False  # whether the dataset holds the texts of vocabulary values of a user's own table
     chunks_per_shard: int = 1  # more than one only if rows keep their order
+    split_column: "SplitColumn | None" = None  # column of a user's own table that decides the split of each row
 
     @property
     def kinds(self) -> tuple[str, ...]:

@@ -186,6 +186,8 @@ def dataset_bytes(rows: float, schema: Schema, rules: Rules, bags: MultiHot | No
         columns += 2 * len(schema.sparse)
     if rules.is_arranged:
         columns += 2 * len(schema.columns) + 6
+    if rules.split_column is not None:
+        columns += 2
     if bags is not None:
         columns += sum(bags.sizes) + 2 * len(bags.sizes)
     return int(rows * 4 * columns * DISK_MARGIN) + _multi_hot_bytes(schema, rules, bags)

@@ -19,8 +19,8 @@ from data_prep.dataset.dialect import STANDARD, Dialect, charset_named
 from data_prep.dataset.label_rule import COLUMN_AND_RULE, COMPARISONS, NUMBER, parse_rule
 from data_prep.dataset.options import LabelKind
 from data_prep.dataset.spelling import TRUTHS
-from data_prep.dataset.table_spec import Table, Vector
-from data_prep.parsing.dates import EPOCH
+from data_prep.dataset.table_spec import Table, TimeColumn, Vector
+from data_prep.parsing.dates import EPOCH, fault_of_format
 from data_prep.parsing.formats import NUMBER_LIST, Column, Format, format_of, suffix_of
 from data_prep.parsing.numbers import number_of
 from data_prep.parsing.table_features import Names, features_of, name_of
@@ -28,7 +28,7 @@ from data_prep.sources.discover import Source, copy_by
 
 TEXTS = ("text", "any")  # kinds of columns that hold text; columns of text and JSON files have kind any
 OF_TEXT = ("delimiter", "header", "decimal", "thousands", "missing", "quoting", "escape", "charset")
-KEYS = {*OF_TEXT, "label", "dense", "sparse"}
+KEYS = {*OF_TEXT, "label", "dense", "sparse", "time"}
 DELIMITERS = (";", "\t", "|", ",")
 ESCAPES = frozenset(string.punctuation) - {'"'}
 LONGEST = 200  # most characters of column names in an error
@@ -80,7 +80,7 @@ def load_table(path: Path, sources: tuple[Source, ...]) -> Table:
             expected = kinds.get(column.name, column.kind)
             if (kind := _common_kind(expected, column.kind)) is not None:
                 kinds[column.name] = kind
-            elif column.name in (table.label, *table.inputs):
+            elif column.name in table.named:
                 fault = f"{column.kind}, but {expected} in {sources[0].path}"
                 raise UserError(f"{source.path}, column {column.name}: {fault}; write both files with one type")
         if form.num_rows(source) == 0:
@@ -159,7 +159,7 @@ def _hint(form: Format, source: Source, columns: Sequence[Column], header: bool)
 def _check_columns(path: Path, table: Table, location: str, columns: Sequence[Column], hint: str) -> None:
     """Raise UserError if a file lacks a used column, or has it twice."""
     names = [column.name for column in columns]
-    for name in (table.label, *table.inputs):
+    for name in table.named:
         if name not in names:
             text = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in ", ".join(names))
             text = text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
@@ -292,6 +292,8 @@ def _table(path: Path, document: dict[str, Any], names: tuple[str, ...], header:
         raise UserError(f"{path}: column {twice} is named twice; a column has one use")
     positive = _positive(path, document["label"])
     described = {**features, **_number_format(path, document), "label_kind": kind, "positive": positive}
+    if document.get("time") is not None:
+        described["time"] = _time(path, document["time"], column_names)
     table = Table(delimiter=delimiter, header=header, label=label, rule=rule, names=(), **described)
     _check_rule(path, table)
     return table
@@ -369,3 +371,19 @@ def _check_rule(path: Path, table: Table) -> None:
         raise UserError(f"{path}: key label: {fault}; write it as the file does, or in quotes to compare texts")
     if not rule.is_equality and (not is_number or rule.value.lower() in TRUTHS):
         raise UserError(f"{path}: key label: {table.rule}: {rule.operator} needs a number; texts take == and !=")
+
+
+def _time(path: Path, entry: Any, names: Names) -> TimeColumn:
+    """Parse COLUMN or {column: COLUMN, format: epoch}."""
+    document = entry if isinstance(entry, dict) else {"column": entry}
+    form = document.get("format")
+    if not {"column"} <= set(document) <= {"column", "format"} or not isinstance(form, str | None):
+        raise UserError(f"{path}: key time, {entry}: give a column, or {{column: NAME, format: epoch}}")
+    return TimeColumn(name_of(path, document["column"], names), _format(path, "time", form))
+
+
+def _format(path: Path, key: str, form: str | None) -> str | None:
+    """Return a format of times as it is. Raise UserError if it is invalid."""
+    if form is not None and (fault := fault_of_format(form)) is not None:
+        raise UserError(f"{path}: key {key}, format {form}: {fault}")
+    return form

@@ -96,10 +96,11 @@ def random_split_of_times(job: Job, method: SplitMethod | None) -> Iterator[str]
     times = [] if job.table is None else list(dict.fromkeys(part.column for part in job.table.parts))
     split = job.rules.split
     if times and split is not None and split is not method and split.algorithm.is_random:
+        by_time = next(each.value for each in SplitMethod if each.algorithm.reads == "times")
         yield (
-            f"rows are split at random although {_listed(times)} is a time, so the score is not of later rows; sort "
-            "the files by time and give data.split.method=fraction data.overwrite=true, or say by "
-            "data.split.method=random that this is wanted"
+            f"rows are split at random although {_listed(times)} is a time, so the score is not of later rows; give "
+            f"data.split.method={by_time} data.split.column={times[0]} data.overwrite=true, or say by "
+            f"data.split.method={split.value} that this is wanted"
         )
 
 

@@ -25,11 +25,11 @@ from data_prep.encoding.dense import (
 )
 from data_prep.encoding.ids import encode_hash
 from data_prep.engine.executor import Worker
-from data_prep.engine.job import ChunkRecord, Job, load_record, save_record
+from data_prep.engine.job import SPLIT_KEYS, ChunkRecord, Job, load_record, save_record
 from data_prep.io.arrays import ArrayWriter
 from data_prep.io.read_ahead import BLOCK_BYTES
 from data_prep.parsing.criteo import Block, diagnose_row, empty_block, max_rows, parse_bytes, parse_lines
-from data_prep.parsing.formats import Chunk, LineFormat, format_named, table_layout, table_size
+from data_prep.parsing.formats import Chunk, FileLayout, LineFormat, format_named, table_layout, table_size
 from data_prep.parsing.raw_rows import RawRows
 from data_prep.parsing.table_block import TableBlock
 from data_prep.sources.checksums import refuse_other
@@ -170,7 +170,7 @@ def _parse_chunk(task: ParseTask, chunk: int, worker: Worker) -> ChunkRecord:
         worker.count(place.bytes_of(source), record.rows)
         return record
     if job.table is not None:
-        batches = format_named(job.table.format).batches(source, place, *table_layout(job.table))
+        batches = format_named(job.table.format).batches(source, place, *_layout(job, job.table, source))
         return _finish(_parse_batches(task, job.table, chunk, batches, worker))
     with LineBlocks(source, place.start) as lines:
         return _finish(_parse_lines(task, chunk, lines, worker))
@@ -214,7 +214,7 @@ def _parse_lines(task: ParseTask, chunk: int, lines: LineBlocks, worker: Worker)
     if job.table is not None:
         form = format_named(job.table.format)
         assert isinstance(form, LineFormat)
-        batches = form.batches_of(job.sources[source], lines, stop, *table_layout(job.table))
+        batches = form.batches_of(job.sources[source], lines, stop, *_layout(job, job.table, job.sources[source]))
         return _parse_batches(task, job.table, chunk, batches, worker)
     buffer = empty_block(max_rows(BLOCK_BYTES, job.schema) + 1, job.schema)
     files = ChunkWriter(job, source, chunk)
@@ -229,6 +229,14 @@ def _parse_lines(task: ParseTask, chunk: int, lines: LineBlocks, worker: Worker)
     return files
 
 
+def _layout(job: Job, table: Table, source: Source) -> tuple[list[str], FileLayout]:
+    """Return the columns to read of a user's file, with the one that decides the split, and the file's layout."""
+    columns, layout = table_layout(table)
+    decides = job.split_column is not None and source.split not in HELD_OUT_SPLITS
+    more = [job.split_column.column] if job.split_column is not None and decides else []
+    return list(dict.fromkeys((*columns, *more))), layout
+
+
 def _parse_batches(
     task: ParseTask, table: Table, chunk: int, batches: Iterable[tuple[RawRows, int]], worker: Worker
 ) -> "ChunkWriter":
@@ -241,6 +249,7 @@ def _parse_batches(
     try:
         for batch, num_bytes in batches:
             files.append(convert_rows(batch, table, limits=limits, forms=forms))
+            files.append_split_keys(batch)
             worker.count(num_bytes, batch.rows)
     except BaseException:
         files.abandon()
@@ -287,6 +296,9 @@ class ChunkWriter:
         self._truth: ArrayWriter | None = None
         if job.sources[source].generator is not None:
             self._truth = self._array(TRUTH_SUFFIX, np.float32, 1)
+        self._split_keys: ArrayWriter | None = None
+        if job.split_column is not None and job.sources[source].split not in HELD_OUT_SPLITS:
+            self._split_keys = self._array(SPLIT_KEYS, np.int64, 1)
         self._categories: TableCategories | None = None
         self._values: ValueBuffer | None = None
         if job.table is not None:
@@ -338,6 +350,13 @@ class ChunkWriter:
             modulus = rules.max_ind_range
             assert modulus is not None
             self._sparse.extend(rows, lambda ids: encode_hash(block.sparse, modulus, ids))
+
+    def append_split_keys(self, batch: RawRows) -> None:
+        """Write the values that decide the split of a batch's rows, unless their file is of one split."""
+        if self._split_keys is not None:
+            assert self._job.split_column is not None
+            assert self._job.table is not None
+            self._split_keys.append(self._job.split_column.keys(batch, self._job.table)[:, None])
 
     def finish(self) -> ChunkRecord:
         """Close the files, count the values for a vocabulary, and log the chunk."""

@@ -21,7 +21,8 @@ from data_prep.engine.job import ChunkRecord, Job, LoggedTask
 from data_prep.io.arrays import write_array
 from data_prep.stages.columns import chunk_bags
 from data_prep.stages.encode import EncodeTask, encoded_blocks
-from data_prep.stages.shuffle_order import LEFT_OUT, chunk_positions, kept_position
+from data_prep.stages.shuffle_order import chunk_positions, kept_position
+from data_prep.stages.split_choices import LEFT_OUT
 
 MOVED_SUFFIX = "moved.npy"
 ENCODED_BAGS = "values.npy", "offsets.npy"  # files of multi-hot columns

@@ -17,15 +17,14 @@ from numpy.typing import NDArray
 from data_prep.dataset.format import SPLITS
 from data_prep.engine.executor import Stopped
 from data_prep.engine.job import ChunkRecord, Job
-from data_prep.io.arrays import open_array
 from data_prep.stages.permutation import inverse_permutation
+from data_prep.stages.split_choices import LEFT_OUT, kept_rows, split_numbers
 
 POSITION_DTYPES: dict[str, np.dtype[Any]] = {
     "positions.i32": np.dtype(np.int32),
     "positions.i64": np.dtype(np.int64),
 }
 PERMUTATION = "permutation"
-LEFT_OUT = -1
 Positions: TypeAlias = NDArray[np.signedinteger]
 
 
@@ -85,15 +84,15 @@ def order_rows(job: Job, records: list[ChunkRecord], window_rows: int, check: Ca
     """
     rules = job.rules
     algorithm = None if rules.split is None else rules.split.algorithm
-    if algorithm is not None and algorithm.held_out is None:
-        rows = np.zeros(len(SPLITS), np.int64)
-        for choice in _random_choices(job, records):
+    if algorithm is not None and algorithm.chooses:
+        rows, choices = np.zeros(len(SPLITS), np.int64), split_numbers(job, records)
+        for choice in choices():
             rows += np.bincount(choice[choice >= 0], minlength=len(SPLITS))
         sizes = dict(zip(SPLITS, rows.tolist(), strict=True))
         following = np.cumsum([0, *rows[:-1]])
-        numbers: Iterator[Positions] = (_follow(choice, following) for choice in _random_choices(job, records))
+        numbers: Iterator[Positions] = (_follow(choice, following) for choice in choices())
     else:
-        kept = (int(part.sum()) for part in _kept_rows(job, records)) if rules.negative_drop_rate else None
+        kept = (int(part.sum()) for part in kept_rows(job, records)) if rules.negative_drop_rate else None
         source_rows = rows_by_source(job, records, kept)
         sizes = split_sizes(job, source_rows)
         numbers = _number(job, records)
@@ -139,20 +138,11 @@ def kept_position(job: Job, begin: int, rows: int) -> int | None:
     return first if first >= 0 and last - first == rows - 1 and bool((np.diff(positions) == 1).all()) else None
 
 
-def _kept_rows(job: Job, records: list[ChunkRecord]) -> Iterator[NDArray[np.bool_]]:
-    """Yield each chunk's mask of rows that are not dropped; equal at each call."""
-    rules = job.rules
-    rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([rules.sampling_seed, 0xD809])))
-    for record in records:
-        labels = np.array(open_array(job.chunk_path(record.source, record.chunk, "labels.npy"))[:, 0])
-        yield (labels == 1) | (rng.random(record.rows) >= rules.negative_drop_rate)
-
-
 def _number(job: Job, records: list[ChunkRecord]) -> Iterator[Positions]:
     """Yield consecutive numbers for the rows that are not dropped, and LEFT_OUT for the others."""
     following = np.zeros(1, np.int64)
     if job.rules.negative_drop_rate:
-        for is_kept in _kept_rows(job, records):
+        for is_kept in kept_rows(job, records):
             yield _follow(np.where(is_kept, 0, LEFT_OUT), following)
     else:
         for record in records:
@@ -169,17 +159,6 @@ def _follow(choice: NDArray[np.signedinteger], following: NDArray[np.int64]) -> 
         numbers[in_window] = np.arange(following[number], following[number] + count)
         following[number] += count
     return numbers
-
-
-def _random_choices(job: Job, records: list[ChunkRecord]) -> Iterator[NDArray[np.signedinteger]]:
-    """Yield each chunk's random split numbers, or LEFT_OUT; equal at each call."""
-    rules = job.rules
-    rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([rules.split_seed, 0x5B117])))
-    bounds = (1 - rules.held_out, 1 - rules.held_out / 2)
-    dropping = _kept_rows(job, records) if rules.negative_drop_rate else None
-    for record in records:
-        choice = np.searchsorted(bounds, rng.random(record.rows), side="right")
-        yield choice if dropping is None else np.where(next(dropping), choice, LEFT_OUT)
 
 
 def _permute(

@@ -16,18 +16,32 @@ from data_prep.engine.job import ChunkRecord, Job
 from data_prep.stages.encode import EncodeTask
 from data_prep.stages.gather import GatheredShard, GatherTask
 from data_prep.stages.scatter import KeptChunk, RowLayout
+from data_prep.stages.split_choices import held_out_splits
 
 
-def refuse_no_train_rows(job: Job, rows: dict[str, int]) -> None:
-    """Refuse a dataset that would have no row to train on."""
+def refuse_empty_splits(job: Job, rows: dict[str, int], is_allowed: bool) -> None:
+    """Refuse a dataset without a row to train on, or without rows of a split that a column or the labels decide.
+
+    Args:
+        is_allowed: whether the latter may be empty.
+    """
     if not sum(rows.values()):
         raise UserError("data.sampling.negative_drop_rate: no row is left; give a lower rate")
+    method = job.rules.split
     if rows["train"]:
+        empty = [split for split in held_out_splits(job) if not rows[split]]
+        if empty and method is not None and method.algorithm.reads and job.rules.held_out and not is_allowed:
+            column = "" if job.rules.split_column is None else f" data.split.column={job.rules.split_column}"
+            raise UserError(
+                f"data.split.method={method.value}{column}: {' and '.join(empty)} would have no rows, since these "
+                f"{sum(rows.values())} have too few values; give a larger data.split.held_out, another data.split.seed "
+                "or method, or data.allow_degenerate=true"
+            )
         return
-    if job.rules.split is None:
+    if method is None:
         raise UserError("data.sampling.negative_drop_rate: no row of data.train is left; give a lower rate")
     raise UserError(
-        f"data.split: all {sum(rows.values())} rows are held out (method {job.rules.split.value}), none is left to "
+        f"data.split: all {sum(rows.values())} rows are held out (method {method.value}), none is left to "
         "train on; give more rows, or a smaller data.split.held_out"
     )
 

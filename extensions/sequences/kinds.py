@@ -24,7 +24,7 @@ EVENT_LOG = DatasetKind(
     arrays=("users", "offsets", "items", "times", "flags"),
     splits=("events",),
     windows=("train", "val"),
-    described_by=frozenset({"user", "item", "time"}),
+    described_by=frozenset({"user", "item"}),
 )
 
 

@@ -56,9 +56,14 @@ REMEDIES = {
         ["data.train=a", "data.test=b", "data.path=c", "{0}"],
     ),
     "a method": (
-        ["data.train=a", "data.val=b", "data.path=c", "data.split.method=random"],
+        ["data.train=a", "data.val=b", "data.test=d", "data.path=c", "data.split.method=random"],
         r"give (data\.split\.method=null)$",
-        ["data.train=a", "data.val=b", "data.path=c", "data.split.method=random", "{0}"],
+        ["data.train=a", "data.val=b", "data.test=d", "data.path=c", "data.split.method=random", "{0}"],
+    ),
+    "no file of val, held out": (
+        ["data.train=a", "data.test=b", "data.path=c"],
+        r"(data\.split\.held_out=0\.1) to hold it out",
+        ["data.train=a", "data.test=b", "data.path=c", "{0}"],
     ),
     "name": (["run.name=a/b"], r"such as (a1), and give the directory in (run\.dir)", ["run.name={0}", "{1}=runs/a/b"]),
     "threads": (["runtime.num_threads=1000"], r"give (runtime\.num_threads=\d+)", ["{0}"]),
