@@ -25,7 +25,7 @@ $(error $(foreach key,$(keys),$(key)=$($(key))): keys go into ARGS; write make $
   ARGS="$(strip $(ARGS) $(foreach key,$(keys),$(key)=$($(key))))")
 endif
 
-variables = ARGS BUNDLE CANDIDATES NPROC OUT PLATFORM PYTHON RECIPE RELEASES RUN RUNS SEEDS SHELL STACK UV VENV
+variables = ARGS BUNDLE CANDIDATES FILE NPROC OUT PLATFORM PYTHON RECIPE RELEASES RUN RUNS SEEDS SHELL STACK UV VENV
 unknown := $(filter-out $(variables) $(keys) $(filter MAKE% -%,$(overrides)),$(overrides))
 ifneq ($(unknown),)
 $(error $(firstword $(unknown))=$($(firstword $(unknown))): no variable of this Makefile, which has $(variables); keys go \
@@ -72,6 +72,10 @@ test-matrix: ## Every test on RELEASES=oldest or newest, in .venv-RELEASES (a do
 
 preprocess: environment ## Raw rows to shards: ARGS="data.raw=day_0.gz data.path=data/mine"
 	$(python) -m data_prep $(ARGS)
+
+inspect: environment ## Propose the schema of your own table, and show its columns on a page: FILE=ratings.csv
+	$(if $(FILE),,$(error inspect needs a file: make inspect FILE=ratings.csv))
+	@$(python) -m data_prep.inspect 'data.raw="$(FILE)"' $(ARGS)
 
 evaluate: environment ## Metrics of a run's checkpoint on a split, as JSON: RUN=runs/quickstart
 	$(if $(RUN),,$(error evaluate needs a run: make evaluate RUN=runs/quickstart))

@@ -1,6 +1,6 @@
 """python -m app.baselines: the command of extensions/baselines, by the name that it has always had."""
 
 if __name__ == "__main__":
-    from app.commands import run_of_extension
+    from common.cli import run_of_extension
 
-    run_of_extension("baselines")
+    run_of_extension("app.baselines")

@@ -3,9 +3,7 @@
 A command is a row of this table and its module, which begins as app/train.py does. Nothing is imported for the table.
 """
 
-import sys
 from pathlib import Path
-from typing import NoReturn
 
 from common.command import Command, by_name
 from common.extensions import rows_of_extensions
@@ -102,16 +100,3 @@ COMMANDS = {
     **DATA_PREP_COMMANDS,
     **by_name(*rows_of_extensions(Command)),
 }
-
-
-def run_of_extension(name: str) -> NoReturn:
-    """Do what `python -m app.NAME` does where that command is an extension's; status 2 without the extension."""
-    from common.cli import EXIT_BAD_INPUT, run  # and Hydra with it
-
-    if name not in COMMANDS:
-        sys.stderr.write(
-            f"error: app.{name}: is a command of the extension {name}, and there is no folder extensions/{name}; "
-            "restore it (`git checkout extensions`)\n"
-        )
-        sys.exit(EXIT_BAD_INPUT)
-    run(COMMANDS[name])

@@ -1,6 +1,6 @@
 """python -m app.export: the command of extensions/export, by the name that it has always had."""
 
 if __name__ == "__main__":
-    from app.commands import run_of_extension
+    from common.cli import run_of_extension
 
-    run_of_extension("export")
+    run_of_extension("app.export")

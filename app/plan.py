@@ -1,6 +1,6 @@
 """python -m app.plan: the command of extensions/plan, by the name that it has always had."""
 
 if __name__ == "__main__":
-    from app.commands import run_of_extension
+    from common.cli import run_of_extension
 
-    run_of_extension("plan")
+    run_of_extension("app.plan")

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from common import signals
 from common.command import Command, end_without_package, load
 from common.errors import DISK_FULL, LostPeerError, OwnError, UserError
+from common.extensions import rows_of_extensions
 from common.help import describe, groups_of
 from common.redact import redact, redact_message
 from common.sources import outdated_sentence
@@ -36,6 +37,19 @@ def run(command: Command) -> NoReturn:
     status = run_command(command)
     load(command.leave)(status)
     raise AssertionError(f"{command.leave} returned")
+
+
+def run_of_extension(module: str) -> NoReturn:
+    """Run the extension's command whose `python -m` has this name; status 2 without the extension."""
+    name = module.rpartition(".")[2]
+    command = next((row for row in rows_of_extensions(Command) if row.module == module), None)
+    if command is None:
+        sys.stderr.write(
+            f"error: {module}: is a command of the extension {name}, and there is no folder extensions/{name}; "
+            "restore it (`git checkout extensions`)\n"
+        )
+        sys.exit(EXIT_BAD_INPUT)
+    run(command)
 
 
 def run_command(command: Command) -> int:

@@ -1,5 +1,6 @@
 """Inputs of a job: its sources (found, generated or downloaded), columns, and encoding parameters."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -10,19 +11,21 @@ import yaml
 
 from common.command import load
 from common.errors import UserError
+from common.extensions import absence, rows_of_extensions
 from common.limits import require_memory
 from data_prep.config.checks import refuse_criteo_only_choices, refuse_unused_choices
-from data_prep.config.keys import DataConfig, chunk_size
+from data_prep.config.keys import AUTO_SCHEMA, DataConfig, chunk_size
 from data_prep.config.presets import Rules, resolve_rules
-from data_prep.dataset.kinds import ROWS, DatasetKind, described_kind
+from data_prep.dataset.kinds import ROWS, DatasetKind, SchemaProposer, described_kind
 from data_prep.dataset.manifest import SPLITS
 from data_prep.dataset.multi_hot import MultiHot
 from data_prep.dataset.schema import CRITEO, Schema
 from data_prep.dataset.table_spec import Table
 from data_prep.engine.memory_budget import dataset_bytes
 from data_prep.engine.workspace import refuse_foreign_files
-from data_prep.parsing.table_yaml import schema_path, without_empty_parts
+from data_prep.parsing.table_yaml import load_table, schema_path, without_empty_parts
 from data_prep.sources.discover import Source, own_path, resolve_sources, resolve_splits
+from data_prep.sources.finished import finished_manifest, other_dataset
 from data_prep.sources.remote import find_remote
 
 if TYPE_CHECKING:
@@ -52,12 +55,47 @@ def refuse_early(data: DataConfig, root: Path) -> None:
 
 def kind_to_make(data: DataConfig) -> DatasetKind:
     """Return the kind of dataset to make, which the source or the schema decides."""
-    if data.source_kind.makes is not None or data.schema is None:
+    if data.source_kind.makes is not None or data.schema in (None, AUTO_SCHEMA):
         return data.source_kind.makes or ROWS
     try:
         return described_kind(yaml.safe_load(schema_path(data.schema).read_text()))
     except (OSError, ValueError, yaml.YAMLError):
         return ROWS  # the reader of rows reports the error
+
+
+def describe_table(data: DataConfig, root: Path, sources: tuple[Source, ...]) -> Table | None:
+    """Return the description of the user's own table by data.schema; None for Criteo's rows.
+
+    With data.schema=auto it is the one that an existing dataset was made with, or else a proposal.
+
+    Raises:
+        UserError: an invalid schema, or rows for which none can be proposed.
+    """
+    if data.schema is None:
+        return None
+    if data.schema != AUTO_SCHEMA:
+        return load_table(schema_path(data.schema), sources)
+    manifest = finished_manifest(data, root)
+    entry = None if manifest is None else manifest.encoding.get("table")
+    if entry is not None:
+        table = Table.from_manifest(entry)
+        if data.label not in (None, table.label, f"{table.label} {table.rule}"):
+            recorded = table.label if table.rule is None else f"{table.label} {table.rule}"
+            raise other_dataset(root, f"the label is {recorded} there, {data.label} here")
+        return table
+    proposers = rows_of_extensions(SchemaProposer)
+    if not proposers:
+        raise UserError(
+            f"data.schema={AUTO_SCHEMA}: {absence('inspect')}; restore it, or write a schema (docs/data.md)"
+        )
+    text = proposers[0].propose([source for source in sources if source.split in (None, "train")], data.label)
+    table = load_table(Path(f"data.schema={AUTO_SCHEMA}"), sources, text)
+    label = table.label if table.rule is None else f"{table.label} {table.rule}"
+    lists = "; ".join(
+        f"{key}: {', '.join(names) or 'none'}" for key, names in (("dense", table.dense), ("sparse", table.sparse))
+    )
+    print(f"data.schema={AUTO_SCHEMA}: label: {label}; {lists}; python -m data_prep.inspect says why", file=sys.stderr)
+    return table
 
 
 def find_sources(data: DataConfig, root: Path, work: Path) -> list[Source]:

@@ -49,6 +49,7 @@ from data_prep.engine.memory_budget import (
 from data_prep.engine.workspace import claimed, find_finished, keep_or_discard_work, publish, refuse_foreign_files
 from data_prep.job_setup import (
     chosen_bags,
+    describe_table,
     divide_shard,
     encoding_parameters,
     find_sources,
@@ -56,7 +57,6 @@ from data_prep.job_setup import (
     refuse_early,
     split_column,
 )
-from data_prep.parsing.table_yaml import load_table, schema_path
 from data_prep.sources.checksums import given_md5s, refuse_other_md5
 from data_prep.sources.discover import described_sources, missing_days
 from data_prep.sources.finished import SOURCE_MD5, note_times
@@ -133,7 +133,7 @@ def prepare_rows(data: DataConfig, root: Path) -> Manifest:
     refuse_early(data, root)
     with claimed(root) as work:
         sources = tuple(find_sources(data, root, work))
-        table = None if data.schema is None else load_table(schema_path(data.schema), sources)
+        table = describe_table(data, root, sources)
         rules = resolve_rules(data, len(sources), table)
         schema = CRITEO if table is None else table.schema
         if data.sampling.negative_drop_rate is not None and schema.label_kind is LabelKind.number:

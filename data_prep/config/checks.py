@@ -5,6 +5,7 @@ import math
 from common.errors import UserError
 from common.keys import check_keys, shown
 from data_prep.config.keys import (
+    AUTO_SCHEMA,
     CHUNKS_PER_BUDGET,
     HELD_OUT,
     MIN_MEMORY_BUDGET,
@@ -137,6 +138,9 @@ def refuse_unused_groups(data: DataConfig) -> None:
 def refuse_unused_choices(data: DataConfig) -> None:
     """Raise UserError for a key without effect beside the others; see also `refuse_unused_split_keys`."""
     refuse_unused_groups(data)
+    if data.label is not None and data.schema != AUTO_SCHEMA:
+        remedy = "give data.schema=auto, or leave it out" if data.schema is None else f"write it in {data.schema}"
+        raise UserError(f"data.label={data.label}: has no effect without data.schema={AUTO_SCHEMA}; {remedy}")
     if data.keep_texts is not None and (data.schema is None or data.encoding is Encoding.hash):
         cause = "Criteo's rows, which have none" if data.schema is None else "data.encoding=hash, which keeps no values"
         raise UserError(f"data.keep_texts: has no effect with {cause}; leave it out")

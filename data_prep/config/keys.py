@@ -38,6 +38,7 @@ MIN_MEMORY_BUDGET = 512 * MEBIBYTE
 MIN_BUDGET_OF_SEVERAL = 768 * MEBIBYTE  # below this, a second process and the fork server do not fit
 MAX_TABLE_ROWS = 2**31 - 1  # ids are int32
 SEEDS = f"[0, {2**32})"
+AUTO_SCHEMA = "auto"  # value of data.schema: the schema is proposed
 HELD_OUT = 1 / 7  # share of the rows if data.split.held_out is not given
 
 
@@ -275,7 +276,17 @@ class DataConfig:
         "uncompressed bytes of raw rows per chunk, and thus per shard, at most a sixteenth of memory_budget; "
         "null: a sixteenth, at most 128MiB; half of it if rows are reordered, a quarter with multi-hot columns",
     )
-    schema: str | None = key(None, "YAML file that describes your own table; null: Criteo's rows", is_common=True)
+    schema: str | None = key(
+        None,
+        "YAML file that describes your own table, or auto: the schema that data_prep.inspect proposes; null: Criteo's "
+        "rows",
+        is_common=True,
+    )
+    label: str | None = key(
+        None,
+        "with data.schema=auto: column of the labels, or a rule such as rating >= 4; null: the column named label, "
+        "click, clicked, target, y or rating",
+    )
     keep_texts: bool | None = key(
         None,
         "your own table with encoding=vocabulary: keep the values' texts in the dataset, so that data_prep.verify "

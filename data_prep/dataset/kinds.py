@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from data_prep.config.keys import DataConfig
     from data_prep.dataset.manifest import Manifest
     from data_prep.dataset.manifest_schema import Document
+    from data_prep.sources.discover import Source
 
 
 class KindParts(NamedTuple):
@@ -81,6 +82,15 @@ class NamedSource(NamedTuple):
 
     name: str
     kind: SourceKind
+
+
+class SchemaProposer(NamedTuple):
+    """The proposer of a schema for `data.schema=auto`, in an extension.
+
+    propose: returns the YAML of a table's schema; takes the files of train and `data.label`. Raises UserError.
+    """
+
+    propose: Callable[[Sequence[Source], str | None], str]
 
 
 ROWS = DatasetKind("rows", "give a dataset of rows in its place")

@@ -41,13 +41,16 @@ def schema_path(name: str) -> Path:
     return Path(name) if Path(name).exists() else next((path for path in built_in if path.exists()), Path(name))
 
 
-def load_table(path: Path, sources: tuple[Source, ...]) -> Table:
+def load_table(path: Path, sources: tuple[Source, ...], text: str | None = None) -> Table:
     """Read a table's YAML file and check it against the files' columns.
+
+    Args:
+        text: the YAML, of which `path` is only a name in errors; None: read the file.
 
     Raises:
         UserError: an invalid YAML file, or a column that a file lacks.
     """
-    document = _read_yaml(path)
+    document = _read_yaml(path, text)
     forms = {form.name: form for form in map(format_of, sources)}
     if len(forms) > 1:
         form_names = " and ".join(sorted(forms))
@@ -226,9 +229,9 @@ def _separator(path: Path, source: Source, table: Table, name: str, kinds: dict[
     return separator
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def _read_yaml(path: Path, text: str | None) -> dict[str, Any]:
     try:
-        document = yaml.safe_load(path.read_text())
+        document = yaml.safe_load(path.read_text() if text is None else text)
     except FileNotFoundError as error:
         raise UserError(f"{path}: no such file; check data.schema") from error
     except IsADirectoryError as error:

@@ -36,7 +36,7 @@ def test_what_a_row_names_is_there(command: Command) -> None:
 
 
 def test_each_module_runs_its_own_row() -> None:
-    runs_row = re.compile(r'^ +run(_of_extension)?\((?:COMMANDS\[)?"([a-z-]+)"\]?\)$', re.MULTILINE)
+    runs_row = re.compile(r'^ +run(_of_extension)?\((?:COMMANDS\[)?"(?:\w+\.)?([a-z-]+)"\]?\)$', re.MULTILINE)
     paths, stubs = {}, set()
     for path in [
         path for package in ("app", "data_prep", "extensions") for path in REPOSITORY.glob(f"{package}/**/*.py")
@@ -61,9 +61,9 @@ def module_path(module: str) -> Path:
 def test_without_its_extension_a_command_names_it(tmp_path: Path) -> None:
     for package in ("app", "common", "data_prep"):
         (tmp_path / package).symlink_to(REPOSITORY / package)
-    for path in (REPOSITORY / "app").glob("*.py"):
-        if "run_of_extension(" in path.read_text() and path.stem != "commands":
-            command = [sys.executable, "-m", f"app.{path.stem}", "--help"]
+    for path in [path for package in ("app", "data_prep") for path in (REPOSITORY / package).glob("*.py")]:
+        if "run_of_extension(" in path.read_text():
+            command = [sys.executable, "-m", f"{path.parent.name}.{path.stem}", "--help"]
             process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
             assert process.returncode == 2
             assert f"no folder extensions/{path.stem}" in error_line(process.stderr)

@@ -1,0 +1,305 @@
+"""Figures of one column, counted batch by batch in bounded memory; all are of all rows unless they say otherwise."""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from data_prep.dataset.spelling import NUMBER, TRUTHS, text_of, whole_number
+from data_prep.encoding.values import text_values
+from data_prep.parsing.convert import distinct, is_list_type, is_text, plain, to_list, without_nan
+from data_prep.parsing.dates import EPOCHS, is_plausible, read_time
+from data_prep.parsing.labels import NULL_MARKS
+
+MAX_EXACT = 1 << 16  # different values up to this are counted; more are estimated
+MAX_COUNTED = 1 << 12  # different texts whose rows are counted
+PATTERNS = (
+    "%d.%m.%Y",
+    "%d.%m.%Y %H:%M",
+    "%d.%m.%Y %H:%M:%S",
+    "%Y/%m/%d",
+    "%Y/%m/%d %H:%M",
+    "%Y/%m/%d %H:%M:%S",
+    "%d/%m/%Y",
+    "%d/%m/%Y %H:%M",
+    "%d/%m/%Y %H:%M:%S",
+    "%m/%d/%Y",
+    "%m/%d/%Y %H:%M",
+    "%m/%d/%Y %H:%M:%S",
+    "%d %b %Y",
+    "%a %b %d %H:%M:%S %Y",
+)
+ISO = None
+INTEGER = r"^-?(0|[1-9][0-9]{0,17})$"
+TRUTH_WORDS = [word for each in TRUTHS for word in (each, each.upper(), each.title())]
+MIN_EPOCH, MAX_EPOCH = 631_152_000, 4_102_444_800  # 1990 to 2100, in seconds: earlier numbers are rarely times
+
+
+class DistinctValues:
+    """Number of different 64-bit values: exact up to MAX_EXACT, then estimated by the smallest hashes."""
+
+    def __init__(self) -> None:
+        self._values = np.zeros(0, np.uint64)
+        self._limit: int | None = None  # hashes up to it are kept
+
+    def add(self, values: NDArray[np.uint64]) -> None:
+        """Add values, of which some may be equal."""
+        hashes = _mix(values)
+        if self._limit is not None:
+            hashes = hashes[hashes <= np.uint64(self._limit)]
+        merged = np.union1d(self._values, hashes)
+        if len(merged) > MAX_EXACT:
+            merged = merged[: MAX_EXACT // 2]
+            self._limit = int(merged[-1])
+        self._values = merged
+
+    @property
+    def is_exact(self) -> bool:
+        """Return whether the number is counted."""
+        return self._limit is None
+
+    def __len__(self) -> int:
+        return len(self._values) if self._limit is None else int(len(self._values) * 2.0**64 / (self._limit + 1))
+
+
+def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    from data_prep.dataset.sample import mix
+
+    return mix(values)
+
+
+@dataclass
+class ColumnFigures:
+    """What is known of a column.
+
+    Attributes:
+        name, kind: as the file says.
+        rows, missing: rows, and those with an empty field. lists: rows with a list. others: rows with something else.
+        numbers, integers, truths, marks: rows whose text is a number, a whole one, true or false, or means no value.
+        low, high: range of the numbers. examples: first texts.
+        is_finite: whether all numbers are. has_fractions: whether a typed value is a number that is not whole.
+        formats: of those tried, the formats of times that all texts have; empty for a column that is no time.
+        counts: rows of each text while there are few different ones; then None.
+        runs: stretches of equal values. descents: rows whose number or time is below that of the row before.
+    """
+
+    name: str
+    kind: str
+    rows: int = 0
+    missing: int = 0
+    lists: int = 0
+    others: int = 0
+    numbers: int = 0
+    integers: int = 0
+    truths: int = 0
+    marks: Counter[str] = field(default_factory=Counter)
+    low: float = np.inf
+    high: float = -np.inf
+    is_finite: bool = True
+    has_fractions: bool = False
+    examples: list[str] = field(default_factory=list)
+    formats: list[str | None] | None = None
+    distinct: DistinctValues = field(default_factory=DistinctValues)
+    counts: Counter[str] | None = field(default_factory=Counter)
+    runs: int = 0
+    descents: int = 0
+    first_empty: int | None = None
+    _last_key: int | None = None
+    _last_number: float | None = None
+
+    def add(self, values: Any) -> list[str] | list[list[str]]:
+        """Count a batch of rows, and return their texts, or lists of texts."""
+        values = plain(without_nan(values))
+        if _has_lists(values):
+            return self._add_lists(to_list(values))
+        column = _distinct_texts(values)
+        self.others += int(column.others[column.codes].sum())
+        self.has_fractions = self.has_fractions or column.has_fractions
+        counts = np.bincount(column.codes, minlength=len(column.texts))
+        is_empty = np.array([text == "" for text in column.texts], np.bool_)
+        if is_empty.any() and self.first_empty is None:
+            self.first_empty = self.rows + int(is_empty[column.codes].argmax())
+        self.rows += len(column.codes)
+        self.missing += int(counts[is_empty].sum())
+        numbers = self._count_texts(column.texts, counts, is_empty)
+        keys = text_values(pa.array(column.texts, pa.string()))
+        self.distinct.add(keys[~is_empty])
+        self._note_order(keys[column.codes], numbers[column.codes])
+        return [column.texts[code] for code in column.codes.tolist()]
+
+    def _add_lists(self, rows: list[Any]) -> list[list[str]]:
+        """Count a batch of rows of which some hold lists."""
+        bags = [value if isinstance(value, list) else [] if value is None else None for value in rows]
+        self.others += sum(bag is None for bag in bags)
+        self.rows += len(rows)
+        self.missing += sum(not bag for bag in bags)
+        self.lists += sum(value is not None for value in bags)
+        members = [[member for member in bag or () if member is not None] for bag in bags]
+        flat = [member for bag in members for member in bag]
+        self.others += sum(not isinstance(member, str | int) for member in flat)
+        texts = sorted({str(member) for member in flat})
+        self.distinct.add(text_values(pa.array(texts, pa.string())))
+        self.counts = self.formats = None
+        return [[str(member) for member in bag] for bag in members]
+
+    def _count_texts(
+        self, texts: Sequence[str], counts: NDArray[np.int64], is_empty: NDArray[np.bool_]
+    ) -> NDArray[np.float64]:
+        """Count what the texts are, and return the number or time of each (NaN: neither)."""
+        array = pa.array(texts, pa.string())
+        is_number = pc.match_substring_regex(array, f"^({NUMBER})$").to_numpy(zero_copy_only=False)
+        is_integer = pc.match_substring_regex(array, INTEGER).to_numpy(zero_copy_only=False)
+        is_truth = pc.is_in(array, value_set=pa.array(TRUTH_WORDS)).to_numpy(zero_copy_only=False)
+        numbers = np.full(len(texts), np.nan)
+        trimmed = pc.utf8_trim(array.filter(pa.array(is_number)), " \t")
+        numbers[is_number] = trimmed.cast(pa.float64()).to_numpy()
+        self.numbers += int(counts[is_number].sum())
+        self.integers += int(counts[is_integer].sum())
+        self.truths += int(counts[is_truth].sum())
+        if is_number.any():
+            found = numbers[is_number]
+            self.is_finite = self.is_finite and bool(np.isfinite(found).all())
+            self.low, self.high = min(self.low, float(found.min())), max(self.high, float(found.max()))
+        for index in np.flatnonzero(~(is_number | is_truth | is_empty)).tolist():
+            if texts[index].strip() in NULL_MARKS:
+                self.marks[texts[index]] += int(counts[index])
+        filled = [text for text, empty in zip(texts, is_empty.tolist(), strict=True) if not empty]
+        self.examples = (self.examples + filled)[:5]
+        if self.counts is not None:
+            self.counts.update(dict(zip(texts, counts.tolist(), strict=True)))
+            if len(self.counts) > MAX_COUNTED:
+                self.counts = None
+        times = self._times(texts, is_empty, is_number)
+        return numbers if times is None else times
+
+    def _times(
+        self, texts: Sequence[str], is_empty: NDArray[np.bool_], is_number: NDArray[np.bool_]
+    ) -> NDArray[np.float64] | None:
+        """Keep the formats that all texts have, and return the time of each by the first of them; None: no times."""
+        marked = np.array([text.strip() in NULL_MARKS for text in texts], np.bool_)
+        filled = np.flatnonzero(~(is_empty | marked)).tolist()
+        if not filled:
+            return None
+        if self.formats is None:
+            numeric = all(is_number[index] for index in filled)
+            self.formats = list(EPOCHS) if numeric else [ISO, *PATTERNS]
+        kept: list[str | None] = []
+        times: NDArray[np.float64] | None = None
+        for form in self.formats:
+            if form in EPOCHS and not _are_epochs(float(texts[filled[0]]) if is_number[filled[0]] else 0.0, form):
+                continue
+            microseconds = []
+            for index in filled:
+                moment = read_time(texts[index].strip(), form)
+                if moment is None or (form in EPOCHS and not MIN_EPOCH <= moment / 10**6 < MAX_EPOCH):
+                    break
+                microseconds.append(moment)
+            else:
+                kept.append(form)
+                if times is None:
+                    times = np.full(len(texts), np.nan)
+                    times[filled] = microseconds
+        self.formats = kept
+        return times
+
+    def _note_order(self, keys: NDArray[np.uint64], numbers: NDArray[np.float64]) -> None:
+        """Count stretches of equal values, and numbers below the one before."""
+        if not len(keys):
+            return
+        self.runs += int((keys[1:] != keys[:-1]).sum()) + (self._last_key is None or self._last_key != int(keys[0]))
+        last = numbers[0] if self._last_number is None else self._last_number
+        self.descents += int((numbers[1:] < numbers[:-1]).sum()) + bool(numbers[0] < last)
+        self._last_key, self._last_number = int(keys[-1]), float(numbers[-1])
+
+    @property
+    def filled(self) -> int:
+        """Return the rows with a text."""
+        return self.rows - self.missing
+
+    @property
+    def is_time(self) -> bool:
+        """Return whether every text is a time, but for texts that mean no value."""
+        return self.kind == "time" or bool(self.formats)
+
+    @property
+    def time_format(self) -> str | None:
+        """Return the format of the times; None: ISO 8601, or a type of the file."""
+        return self.formats[0] if self.kind != "time" and self.formats else ISO
+
+    @property
+    def are_numbers(self) -> bool:
+        """Return whether every value is a finite number or truth value."""
+        return 0 < self.filled == self.numbers + self.truths and self.is_finite and not self.lists
+
+    @property
+    def marked_numbers(self) -> bool:
+        """Return whether every value is a finite number, but for texts that mean no value."""
+        return self.numbers > 0 and self.filled == self.numbers + self.marks.total() and self.is_finite
+
+    @property
+    def are_whole(self) -> bool:
+        """Return whether every value is a whole number in its plainest spelling."""
+        return 0 < self.filled == self.integers and not self.lists
+
+
+def _are_epochs(number: float, form: str) -> bool:
+    return bool(is_plausible(number, form))
+
+
+@dataclass
+class _Texts:
+    """Distinct texts, the text of each row, and which of them are no values at all."""
+
+    texts: list[str]
+    codes: NDArray[np.int64]
+    others: NDArray[np.bool_]
+    has_fractions: bool = False
+
+
+def _distinct_texts(values: Any) -> _Texts:
+    """Return a column's distinct values as texts; "" for an empty field."""
+    column = distinct(values)
+    if is_text(values):
+        texts = ["" if value is None else value for value in column.values]
+        return _merged(texts, column.codes, np.zeros(len(texts), np.bool_))
+    plain_types = str | bool | int | float | Decimal | datetime | date | None
+    others = np.array([not isinstance(value, plain_types) for value in column.values], np.bool_)
+    texts = [_text(value) for value in column.values]
+    fractions = (isinstance(value, float | Decimal) and whole_number(value) is None for value in column.values)
+    return _merged(texts, column.codes, others, any(fractions))
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, datetime | date):
+        return value.isoformat()
+    return text_of(value) if isinstance(value, str | int | float | Decimal | None) else str(value)
+
+
+def _merged(texts: list[str], codes: NDArray[np.int64], others: NDArray[np.bool_], fractions: bool = False) -> _Texts:
+    """Give equal texts one code."""
+    code_of = {text: code for code, text in enumerate(dict.fromkeys(texts))}
+    if len(code_of) == len(texts):
+        return _Texts(texts, codes, others, fractions)
+    renumbered = np.array([code_of[text] for text in texts], np.int64)
+    merged = np.zeros(len(code_of), np.bool_)
+    np.logical_or.at(merged, renumbered, others)
+    return _Texts(list(code_of), renumbered[codes], merged, fractions)
+
+
+def _has_lists(values: Any) -> bool:
+    if isinstance(values, list):
+        return any(isinstance(value, list) for value in values)
+    return is_list_type(values.type)
+
+
+def words_of(name: str) -> list[str]:
+    """Return the words of a column's name in lower case: userId and user_id have user and id."""
+    return [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+", name)]

@@ -1,0 +1,297 @@
+"""Proposed schemas: the use of each column, the label and its rule, the order of rows; and what is refused."""
+
+import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+
+from common.errors import UserError
+from data_prep.dataset.format import load_manifest
+from data_prep.pipeline import preprocess
+from data_prep.sources.discover import resolve_sources
+from data_prep.verify import verify_dataset
+from extensions.inspect import profile as profile_module
+from extensions.inspect.columns import MAX_EXACT, DistinctValues
+from extensions.inspect.leak import auc_of_column
+from extensions.inspect.proposal import Proposal, propose_schema
+from extensions.inspect.text import order_sentences
+from tests.data_prep.conftest import config
+from tests.data_prep.tables import write
+
+ROWS = 400
+
+
+def ratings(rows: int = ROWS) -> dict[str, list[Any]]:
+    """Ratings as published, sorted by user."""
+    rng = np.random.default_rng(0)
+    return {
+        "userId": sorted(rng.integers(1, 30, rows).tolist()),
+        "movieId": rng.integers(1, 60, rows).tolist(),
+        "rating": (rng.integers(1, 11, rows) / 2).tolist(),
+        "timestamp": rng.integers(1_000_000_000, 1_500_000_000, rows).tolist(),
+    }
+
+
+def ads(rows: int = ROWS) -> dict[str, list[Any]]:
+    """Advertisements in order of time, with columns that teach nothing or too much."""
+    rng = np.random.default_rng(1)
+    clicked = rng.random(rows) < 0.3
+    start = datetime.datetime(2024, 3, 1)
+    return {
+        "event": [f"e{row:06d}" for row in range(rows)],
+        "row": list(range(rows)),
+        "shown_at": [(start + datetime.timedelta(minutes=13 * row)).isoformat(" ") for row in range(rows)],
+        "site": [f"s{site}" for site in rng.integers(0, 15, rows)],
+        "tags": rng.choice(["a|b", "b", "c|a|d", "d", "a|c", "b|d"], rows).tolist(),
+        "price": rng.lognormal(1, 1, rows).round(3).tolist(),
+        "age": ["NA" if row % 9 == 0 else int(rng.integers(18, 80)) for row in range(rows)],
+        "children": rng.integers(0, 4, rows).tolist(),
+        "version": ["v1"] * rows,
+        "empty": [None] * rows,
+        "revenue": np.where(clicked, rng.gamma(2, 5, rows).round(2), 0).tolist(),
+        "clicked": np.where(clicked, "yes", "no").tolist(),
+    }
+
+
+def proposed(directory: Path, content: Any, label: str | None = None, name: str = "rows.csv") -> Proposal:
+    return propose_schema(resolve_sources(str(write(directory / name, content))), label)
+
+
+def places(proposal: Proposal) -> dict[str, str]:
+    return {name: use.place for name, use in proposal.uses.items()}
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.parquet", "rows.jsonl"])
+def test_ratings(tmp_path: Path, name: str) -> None:
+    content = ratings()
+    proposal = proposed(tmp_path, content, name=name)
+    grades = np.array(content["rating"])
+    rates = {grade: (grades >= grade).mean() for grade in sorted(set(grades))[1:]}
+    middle = min(rates, key=lambda grade: abs(rates[grade] - 0.5))
+    document = yaml.safe_load(proposal.text)
+    assert document["label"] == f"rating >= {middle:g}"
+    assert proposal.label.rate == rates[middle]
+    assert document["time"] == {"column": "timestamp", "format": "epoch"}
+    assert document["sparse"][:2] == ["userId", "movieId"]
+    assert [entry["part"] for entry in document["sparse"][2:]] == ["weekday", "hour"]
+    assert proposal.groups == ["userId"]
+    text = " ".join(order_sentences(proposal))
+    assert text.startswith("Rows are grouped by userId (all rows of a value follow each other).")
+    assert "data.split.method=time (the default here)" in text
+    assert "data.split.method=group data.split.column=userId keeps all rows of a value" in text
+
+
+def test_advertisements(tmp_path: Path) -> None:
+    proposal = proposed(tmp_path, ads())
+    document = yaml.safe_load(proposal.text)
+    assert document == {
+        "missing": ["NA"],
+        "label": "clicked",
+        "time": "shown_at",
+        "dense": ["price", "age"],
+        "sparse": [
+            {"column": "shown_at", "part": "weekday"},
+            {"column": "shown_at", "part": "hour"},
+            "site",
+            {"column": "tags", "separator": "|"},
+            "children",
+        ],
+    }
+    reasons = {name: use.reason.partition(":")[0] for name, use in proposal.uses.items() if use.place == "out"}
+    assert reasons == {
+        "event": "unique",
+        "row": "unique",
+        "version": "constant",
+        "empty": "constant",
+        "revenue": "leaks the label",
+    }
+    assert all(f"#   {name}: {reason}" in proposal.text for name, reason in reasons.items())
+    assert "Rows are in order of shown_at." in proposal.text
+    assert "fraction tests on the last rows of the files, which are the newest" in proposal.text
+
+
+def test_rows_sorted_by_label_and_rare_labels(tmp_path: Path) -> None:
+    content = {"y": [0] * 394 + [1] * 6, "a": ["x", "y", "x", "z"] * 100}
+    text = " ".join(order_sentences(proposed(tmp_path, content)))
+    assert "Rows are sorted by label (y)." in text
+    assert "which have other labels than train: do not use it" in text
+    assert "data.split.method=stratified gives each split the same share" in text
+    content["y"] = [0, 0, 1, 0, 1, 0, 0, 1] * 50
+    assert "Rows are sorted" not in " ".join(order_sentences(proposed(tmp_path, content)))
+
+
+LABELS: dict[str, tuple[list[Any], str | None, Any]] = {
+    "numbers": ([0, 1], None, "click"),
+    "fractions": (["0.0", "1.0"], None, "click"),
+    "words": (["true", "false"], None, "click"),
+    "signs": ([-1, 1], None, "click == 1"),
+    "negative": (["neg", "rest"], None, "click == rest"),
+    "given": ([">50K", "<=50K"], "click == >50K", "click == >50K"),
+    "blank": ([" Yes", " No"], None, "click == ' Yes'"),
+    "threshold": ([1, 2, 3], "click >= 3", "click >= 3"),
+    "grades": ([1, 2, 3, 4], None, "click >= 3"),
+}
+
+
+@pytest.mark.parametrize("case", LABELS)
+def test_labels(tmp_path: Path, case: str) -> None:
+    values, given, expected = LABELS[case]
+    content = {"click": (values * ROWS)[:ROWS], "user": [f"u{row % 7}" for row in range(ROWS)]}
+    proposal = proposed(tmp_path, content, given)
+    entry = yaml.safe_load(proposal.text)["label"]
+    assert entry == expected or entry == expected.replace("'", '"')
+    (tmp_path / "schema.yaml").write_text(proposal.text)
+    keys = [f"data.raw={tmp_path}/rows.csv", f"data.schema={tmp_path}/schema.yaml", f"data.path={tmp_path}/out"]
+    manifest = preprocess(config(*keys))
+    assert manifest.label_rate == proposal.label.rate
+
+
+def test_numbers_to_predict(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    content = {"y": rng.normal(0, 1, ROWS).tolist(), "user": [f"u{row % 7}" for row in range(ROWS)]}
+    proposal = proposed(tmp_path, content)
+    assert yaml.safe_load(proposal.text)["label"] == {"column": "y", "kind": "number"}
+    assert "loss=mse train.monitor=rmse" in proposal.text
+
+
+FEW = {"user": ["a", "b"] * 30}
+REFUSALS: dict[str, tuple[Any, str | None, str]] = {
+    "no label": (
+        {"a": [0, 1] * 30, **FEW},
+        None,
+        r"rows\.csv: no column is named label, click, .* or rating.*data\.label=COLUMN",
+    ),
+    "absent": ({"a": [0, 1] * 30, **FEW}, "b", r"data\.label=b: no such column; the table has a, user"),
+    "two values": (
+        {"label": [">50K", "<=50K", "<=50K"] * 20, "user": list("abc") * 20},
+        None,
+        r"column label: has the values <=50K \(40\), >50K \(20\), and neither is known .*: data\.label='label == >50K'",
+    ),
+    "texts": (
+        {"label": list("abc") * 20, "user": list("abc") * 20},
+        None,
+        r"say which of them is positive, e\.g\. data\.label='label == a'",
+    ),
+    "one class": ({"label": [1] * 60, **FEW}, None, "every label is 1, so no model can learn"),
+    "no row": ("label,a\n", None, "no rows in it"),
+    "empty label": (
+        {"label": [0, 1, None] * 20, **FEW, "user": list("abc") * 20},
+        None,
+        "20 of 60 rows have no label, .* row 3 of",
+    ),
+    "twice": ("label,a,a\n1,2,3\n", None, "row 1: two columns a; rename"),
+    "one column": ({"label": [0, 1]}, None, "one column alone"),
+    "width": ("label,a\n0,x\n1,y,z\n0,x\n", None, r"rows\.csv: row 3: 3 columns, but a row has 2"),
+    "rule": ({"label": [0, 1] * 30, **FEW}, "label == =4", r"data\.label=label == =4: "),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_refusals(tmp_path: Path, case: str) -> None:
+    content, label, message = REFUSALS[case]
+    with pytest.raises(UserError, match=message) as error:
+        proposed(tmp_path, content, label)
+    assert "\n" not in str(error.value)
+
+
+def test_the_line_to_type_works(tmp_path: Path) -> None:
+    content = {"income": [">50K", "<=50K"] * 30, **FEW}
+    with pytest.raises(UserError) as error:
+        proposed(tmp_path, content, "income")
+    label = str(error.value).partition("data.label='")[2].rstrip("'")
+    assert proposed(tmp_path, content, label).label.rule == "== >50K"
+
+
+@pytest.mark.parametrize(
+    ("text", "layout"),
+    [
+        ("label;user\n0;a,b\n1;c\n", (";", True)),
+        ("label\tuser\n0\ta\n1\tb\n", ("\t", True)),
+        ("1|a|2\n0|b|3\n", ("|", False)),
+        ("1,a\n0,b\n", (",", False)),
+        ('label,user\n0,"a;b"\n1,"c;d"\n', (",", True)),
+    ],
+)
+def test_layouts(tmp_path: Path, text: str, layout: tuple[str, bool]) -> None:
+    proposal = proposed(tmp_path, text, None if layout[1] else "column_0")
+    document = yaml.safe_load(proposal.text)
+    assert (document.get("delimiter", ","), document.get("header", True)) == layout
+    if not layout[1]:
+        assert document["label"] == 0
+
+
+def test_auto_trains_on_the_proposal_as_if_it_were_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = proposed(tmp_path, ratings()).text
+    (tmp_path / "schema.yaml").write_text(text)
+    raw = f"data.raw={tmp_path}/rows.csv"
+    given = preprocess(config(raw, f"data.schema={tmp_path}/schema.yaml", f"data.path={tmp_path}/given"))
+    capsys.readouterr()
+    auto = [raw, "data.schema=auto", f"data.path={tmp_path}/auto"]
+    preprocess(config(*auto))
+    assert "data.schema=auto: label: rating >= " in capsys.readouterr().err
+    verify_dataset(tmp_path / "auto")
+    assert load_manifest(tmp_path / "auto").digest == given.digest
+    assert given.encoding["split"] == "time"
+    preprocess(config(*auto))  # finished already, by the schema that it has
+    assert "already done" in capsys.readouterr().err
+    preprocess(config(*auto, "data.label=rating"))
+    with pytest.raises(UserError, match=r"the label is rating >= .* there, movieId here"):
+        preprocess(config(*auto, "data.label=movieId"))
+    with pytest.raises(UserError, match=r"data\.label=x: has no effect without data\.schema=auto"):
+        preprocess(config(raw, f"data.schema={tmp_path}/schema.yaml", f"data.path={tmp_path}/b", "data.label=x"))
+
+
+def test_a_label_that_auto_does_not_know_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "rows.csv", {"a": [0, 1] * 200, "user": [f"u{row % 7}" for row in range(ROWS)]})
+    keys = [f"data.raw={tmp_path}/rows.csv", "data.schema=auto", f"data.path={tmp_path}/out"]
+    with pytest.raises(UserError, match=r"give data\.label=COLUMN"):
+        preprocess(config(*keys))
+    assert not (tmp_path / "out").exists()
+    assert preprocess(config(*keys, "data.label=a")).encoding["table"]["label"] == "a"
+    files = [
+        f"data.train={tmp_path}/rows.csv",
+        f"data.test={write(tmp_path / 'test.csv', {'a': [0, 1], 'user': ['x', 'y']})}",
+    ]
+    manifest = preprocess(config(*files, "data.schema=auto", "data.label=a", f"data.path={tmp_path}/given"))
+    assert [split.rows for split in manifest.splits.values()] == [ROWS, 0, 2]
+
+
+def test_a_sample_of_a_large_table_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile_module, "SAMPLE_ROWS", 100)
+    whole = proposed(tmp_path, ads())
+    numbers = whole.profile.sample.numbers
+    assert 25 <= len(numbers) <= 100
+    assert f"all 400 rows; rates and distributions of {len(numbers)} of them" in whole.text
+    sites = np.array(ads()["site"])
+    assert whole.profile.sample.columns["site"] == sites[numbers].tolist()
+    assert len(whole.profile.columns["site"].distinct) == len(set(sites))
+
+
+def test_different_values_are_counted_and_then_estimated() -> None:
+    values = DistinctValues()
+    for start in range(0, 40_000, 1000):
+        values.add(np.arange(start, start + 2000, dtype=np.uint64))
+    assert (len(values), values.is_exact) == (41_000, True)
+    for start in range(0, 1_000_000, 10_000):
+        values.add(np.arange(start, start + 20_000, dtype=np.uint64))
+    assert not values.is_exact
+    assert len(values) == pytest.approx(1_010_000, rel=4 / np.sqrt(MAX_EXACT / 2))
+
+
+def test_the_auc_of_a_column_is_scikit_learn_s() -> None:
+    from sklearn.metrics import roc_auc_score
+
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, 5, 4000)
+    labels = rng.random(4000) < np.array([0.1, 0.3, 0.5, 0.2, 0.8])[codes]
+    rates = pd.Series(labels).groupby(codes).mean()[codes]
+    auc = auc_of_column([f"v{code}" for code in codes], None, labels)
+    assert auc == pytest.approx(roc_auc_score(labels, rates), abs=0.01)
+    assert auc_of_column(["a"] * 4000, None, labels) == 0.5
+    assert auc_of_column(["a"] * 60, None, labels[:60]) is None
+    numbers = labels + rng.normal(0, 0.01, 4000)
+    assert auc_of_column([""] * 4000, numbers, labels) == pytest.approx(1, abs=0.01)
