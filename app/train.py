@@ -137,8 +137,8 @@ def _set_up(config: AppConfig, runtime: platform.Runtime, record: RunDirectory, 
     refuse_one_class(config.data, root, manifest)
     has_windows = bool(manifest.kind.windows)  # whose rows are known once the log is open
     if not has_windows:
-        if manifest.has_given_splits:
-            find_split(root, manifest, config.eval.split)  # which names the key of its files
+        if config.eval.split in manifest.splits:
+            find_split(root, manifest, config.eval.split)  # which says why it has no rows
         evaluated = manifest.splits.get(config.eval.split)
         rows = evaluated.rows if evaluated is not None else 0
         if config.eval.split == TRAIN:

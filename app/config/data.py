@@ -129,10 +129,10 @@ def require_eval_split(data: DataConfig, split: str) -> None:
     if data.train is None or files.get(split, split) is not None or data.split != keys.SplitConfig():
         return
     usable = next(name for name in ("test", "val", "train") if files[name] is not None)
-    raise UserError(
-        f"eval.split={split}: data.{split} is not given; give it, or data.split.held_out=0.1 to hold it out of train, "
-        f"or eval.split={usable}"
-    )
+    remedy = f"give it, or eval.split={usable}"
+    if usable != "train":
+        remedy = f"give it, or data.split.held_out=0.1 to hold it out of train, or eval.split={usable}"
+    raise UserError(f"eval.split={split}: data.{split} is not given; {remedy}")
 
 
 def require_source(data: DataConfig, model: ModelKind) -> None:

@@ -205,7 +205,8 @@ def find_split(root: Path, manifest: Manifest, name: str) -> SplitEntry:
     """The manifest's entry of a split.
 
     Raises:
-        UserError: there is none, or it has no rows, since no files were given for it.
+        UserError: there is none, or it has no rows although it should: no files were given for it, or a method that
+            holds out a share of the rows left none for it.
     """
     if name not in manifest.splits:
         raise UserError(f"{root}: no split {name!r}; it has {', '.join(manifest.splits)}")
@@ -214,6 +215,14 @@ def find_split(root: Path, manifest: Manifest, name: str) -> SplitEntry:
         raise UserError(
             f"{root}: made without data.{name}, so there are no rows of {name} to evaluate on; give eval.split={other} "
             f"for training, split={other} for python -m app.evaluate, or make it again with data.{name}=FILES"
+        )
+    if manifest.encoding.get("held_out") and not manifest.splits[name].rows:
+        other = next(each for each in ("test", "val", "train") if manifest.splits[each].rows)
+        method = f"data.split.method={manifest.encoding['split']}"
+        raise UserError(
+            f"{root}: {name} has no rows, as {method} left none of {manifest.rows} for it; give eval.split={other} for "
+            f"training, split={other} for python -m app.evaluate, or make it again with more rows or a larger "
+            "data.split.held_out"
         )
     return manifest.splits[name]
 

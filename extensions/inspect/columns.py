@@ -147,7 +147,7 @@ class ColumnFigures:
         self.others += sum(not isinstance(member, str | int) for member in flat)
         texts = sorted({str(member) for member in flat})
         self.distinct.add(text_values(pa.array(texts, pa.string())))
-        self.counts = self.formats = None
+        self.counts, self.formats = None, []
         return [[str(member) for member in bag] for bag in members]
 
     def _count_texts(
@@ -165,9 +165,9 @@ class ColumnFigures:
         self.integers += int(counts[is_integer].sum())
         self.truths += int(counts[is_truth].sum())
         if is_number.any():
-            found = numbers[is_number]
-            self.is_finite = self.is_finite and bool(np.isfinite(found).all())
-            self.low, self.high = min(self.low, float(found.min())), max(self.high, float(found.max()))
+            values = numbers[is_number]
+            self.is_finite = self.is_finite and bool(np.isfinite(values).all())
+            self.low, self.high = min(self.low, float(values.min())), max(self.high, float(values.max()))
         for index in np.flatnonzero(~(is_number | is_truth | is_empty)).tolist():
             if texts[index].strip() in NULL_MARKS:
                 self.marks[texts[index]] += int(counts[index])
@@ -177,37 +177,37 @@ class ColumnFigures:
             self.counts.update(dict(zip(texts, counts.tolist(), strict=True)))
             if len(self.counts) > MAX_COUNTED:
                 self.counts = None
-        times = self._times(texts, is_empty, is_number)
+        times = self._times(texts, is_empty, numbers)
         return numbers if times is None else times
 
     def _times(
-        self, texts: Sequence[str], is_empty: NDArray[np.bool_], is_number: NDArray[np.bool_]
+        self, texts: Sequence[str], is_empty: NDArray[np.bool_], numbers: NDArray[np.float64]
     ) -> NDArray[np.float64] | None:
-        """Keep the formats that all texts have, and return the time of each by the first of them; None: no times."""
-        marked = np.array([text.strip() in NULL_MARKS for text in texts], np.bool_)
-        filled = np.flatnonzero(~(is_empty | marked)).tolist()
+        """Keep the formats that all texts have, and return each one's microseconds by the first; None: no times.
+
+        Args:
+            numbers: the number of each text; NaN: it is none.
+        """
+        if self.formats == []:
+            return None
+        filled = np.flatnonzero(~is_empty).tolist()
+        if self.marks:
+            filled = [index for index in filled if texts[index].strip() not in NULL_MARKS]
         if not filled:
             return None
+        are_numbers = bool(np.isfinite(numbers[filled]).all())
         if self.formats is None:
-            numeric = all(is_number[index] for index in filled)
-            self.formats = list(EPOCHS) if numeric else [ISO, *PATTERNS]
-        kept: list[str | None] = []
-        times: NDArray[np.float64] | None = None
+            self.formats = list(EPOCHS) if are_numbers else [ISO, *PATTERNS]
+        moments_of: dict[str | None, NDArray[np.float64]] = {}
         for form in self.formats:
-            if form in EPOCHS and not _are_epochs(float(texts[filled[0]]) if is_number[filled[0]] else 0.0, form):
-                continue
-            microseconds = []
-            for index in filled:
-                moment = read_time(texts[index].strip(), form)
-                if moment is None or (form in EPOCHS and not MIN_EPOCH <= moment / 10**6 < MAX_EPOCH):
-                    break
-                microseconds.append(moment)
-            else:
-                kept.append(form)
-                if times is None:
-                    times = np.full(len(texts), np.nan)
-                    times[filled] = microseconds
-        self.formats = kept
+            moments = _epochs(numbers[filled], form) if form in EPOCHS else _moments([texts[i] for i in filled], form)
+            if moments is not None:
+                moments_of[form] = moments
+        self.formats = list(moments_of)
+        if not moments_of:
+            return None
+        times = np.full(len(texts), np.nan)
+        times[filled] = moments_of[self.formats[0]]
         return times
 
     def _note_order(self, keys: NDArray[np.uint64], numbers: NDArray[np.float64]) -> None:
@@ -250,8 +250,22 @@ class ColumnFigures:
         return 0 < self.filled == self.integers and not self.lists
 
 
-def _are_epochs(number: float, form: str) -> bool:
-    return bool(is_plausible(number, form))
+def _epochs(numbers: NDArray[np.float64], form: str) -> NDArray[np.float64] | None:
+    """Return the microseconds of numbers in an epoch's format; None if one is no time, or one before MIN_EPOCH."""
+    seconds = numbers / 10.0 ** EPOCHS[form].digits
+    is_time = is_plausible(numbers, form) & (seconds >= MIN_EPOCH) & (seconds < MAX_EPOCH)
+    return seconds * 1e6 if is_time.all() else None
+
+
+def _moments(texts: Sequence[str], form: str | None) -> NDArray[np.float64] | None:
+    """Return the microseconds of texts in a format; None if one is no time."""
+    moments = np.empty(len(texts))
+    for index, text in enumerate(texts):
+        moment = read_time(text.strip(), form)
+        if moment is None:
+            return None
+        moments[index] = moment
+    return moments
 
 
 @dataclass

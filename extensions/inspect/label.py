@@ -65,16 +65,16 @@ class Label:
         return [met[text] for text in texts]
 
 
-def find_label(profile: TableProfile, given: str | None) -> Label:
+def find_label(profile: TableProfile, label_key: str | None) -> Label:
     """Return the label.
 
     Args:
-        given: column, or rule such as "rating >= 4"; None: a column named as one of NAMES.
+        label_key: column, or rule such as "rating >= 4"; None: a column named as one of NAMES.
 
     Raises:
         UserError: no such column, an empty field, values of one class, or two values of which neither is known.
     """
-    column, rule = _column(profile, given)
+    column, rule = _column(profile, label_key)
     figures = profile.columns[column]
     place = f"{profile.files.sources[0].path}, column {column}"
     if figures.lists or figures.others or not figures.filled:
@@ -102,10 +102,10 @@ def find_label(profile: TableProfile, given: str | None) -> Label:
     return Label(column, rule, LabelKind.click, rate, reason)
 
 
-def _column(profile: TableProfile, given: str | None) -> tuple[str, str | None]:
+def _column(profile: TableProfile, label_key: str | None) -> tuple[str, str | None]:
     """Return the label's column and its rule, if it is given with one."""
     names = list(profile.columns)
-    if given is None:
+    if label_key is None:
         by_lower = {name.lower(): name for name in reversed(names)}
         known = next((by_lower[name] for name in NAMES if name in by_lower), None)
         if known is None:
@@ -115,15 +115,15 @@ def _column(profile: TableProfile, given: str | None) -> tuple[str, str | None]:
                 f"data.label=COLUMN, one of {', '.join(names)[:LONGEST]}"
             )
         return known, None
-    if given in names:
-        return given, None
-    if (match := COLUMN_AND_RULE.fullmatch(given.strip())) and match[1] in names:
+    if label_key in names:
+        return label_key, None
+    if (match := COLUMN_AND_RULE.fullmatch(label_key.strip())) and match[1] in names:
         try:
             parse_rule(match[2])
         except ValueError as error:
-            raise UserError(f"data.label={given}: {error}") from error
+            raise UserError(f"data.label={label_key}: {error}") from error
         return match[1], match[2]
-    raise UserError(f"data.label={given}: no such column; the table has {', '.join(names)[:LONGEST]}")
+    raise UserError(f"data.label={label_key}: no such column; the table has {', '.join(names)[:LONGEST]}")
 
 
 def _rule(place: str, figures: ColumnFigures) -> tuple[str | None, str]:

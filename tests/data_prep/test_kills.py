@@ -98,6 +98,21 @@ KINDS = {
         "data.vocabulary_order=first_appearance",
         workers=1,
     ),
+    "split by time": Kind(
+        write_tables,
+        "data.raw={0}/train.csv data.schema={0}/schema.yaml data.split.method=time data.split.column=price "
+        "data.chunk_bytes=2000",
+    ),
+    "split by user": Kind(
+        write_tables,
+        "data.train={0}/train.csv data.test={0}/test.csv data.schema={0}/schema.yaml data.split.method=group "
+        "data.split.column=user data.split.held_out=0.5 data.chunk_bytes=2000",
+    ),
+    "split by label": Kind(
+        write_tables,
+        "data.raw={0}/train.csv data.schema={0}/schema.yaml data.split.method=stratified data.chunk_bytes=2000",
+        workers=1,
+    ),
     "Parquet": Kind(write_tables, "data.raw={0}/train.parquet data.schema={0}/schema.yaml data.chunk_bytes=1000"),
 }
 

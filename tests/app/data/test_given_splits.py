@@ -56,10 +56,13 @@ def dataset_without_test(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         (["data.val=b"], "data.val: needs data.train"),
         (["data.train=a", "data.val=b", "data.raw=c"], "data.raw: not together with data.train"),
-        (["data.train=a", "data.val=b", "data.split.method=random"], "data.split.method=random: has no effect"),
+        (
+            ["data.train=a", "data.split.method=random"],
+            "data.split.method=random: has no effect with data.train; name these",
+        ),
         (["data.train=a", "data.val=b", "data.encoding=torchrec"], "data.encoding=torchrec: TorchRec's layout"),
         (["data.checksums={a: 0}"], "data.checksums: has no effect without data.train"),
-        (["data.train=a", "data.test=c"], "eval.split=val: data.val is not given; give it, or eval.split=test"),
+        (["data.train=a", "data.test=c"], "or data.split.held_out=0.1 to hold it out of train, or eval.split=test"),
         (["data.train=a"], "eval.split=val: data.val is not given; give it, or eval.split=train"),
     ],
 )
@@ -69,7 +72,12 @@ def test_refused_before_a_run_begins(overrides: list[str], message: str) -> None
 
 
 def test_the_remedies_work() -> None:
-    for overrides in (["data.test=c", "eval.split=test"], ["eval.split=train"], ["data.val=b"]):
+    for overrides in (
+        ["data.test=c", "eval.split=test"],
+        ["eval.split=train"],
+        ["data.val=b"],
+        ["data.test=c", "data.split.held_out=0.1"],
+    ):
         validate(compose_config(AppConfig, CONFIG_DIR, ["data.train=a", "data.path=out", *overrides]))
 
 
@@ -134,3 +142,19 @@ def test_a_run_makes_trains_and_evaluates(run_app: Command, refused: Refusal, tm
     assert (recorded["train"], recorded["val"], recorded["test"]) == ("train.csv", "val.csv", None)
     assert "made without data.test" in refused("evaluate", "run=runs/given", "checkpoint=latest")
     run_app("evaluate", "run=runs/given", "checkpoint=latest", "split=val")
+
+
+def test_a_split_that_chance_left_empty_is_not_evaluated(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("label,user\n" + "1,a\n0,b\n" * 3)
+    (tmp_path / "schema.yaml").write_text("label: label\nsparse: [user]\n")
+    keys = [f"data.raw={tmp_path}/rows.csv", f"data.schema={tmp_path}/schema.yaml", "data.workers=1"]
+    for share in ("0.001", "0"):
+        root = tmp_path / share
+        overrides = [*keys, f"data.path={root}", f"data.split.held_out={share}"]
+        manifest = preprocess(compose_config(PrepConfig, CONFIG_DIRECTORY, overrides).data)
+        assert manifest.splits["val"].rows == 0
+    assert not find_split(root, manifest, "val").rows  # no row was to be held out
+    with pytest.raises(
+        UserError, match=r"val has no rows, as data\.split\.method=random left none of 6 .*eval\.split=train"
+    ):
+        find_split(tmp_path / "0.001", load_manifest(tmp_path / "0.001"), "val")
