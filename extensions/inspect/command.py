@@ -5,13 +5,16 @@
 The schema goes to stdout, as YAML with comments; notes, and where the page lies, to stderr.
 """
 
+import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from common.cli import EXIT_DONE
 from common.limits import require_memory
 from data_prep.parsing.table_yaml import without_empty_parts
-from data_prep.sources.discover import resolve_sources
+from data_prep.sources.discover import Source, resolve_sources, without_packing
 from extensions.inspect.keys import InspectConfig
 from extensions.inspect.proposal import propose_schema
 from extensions.inspect.text import order_sentences
@@ -24,9 +27,16 @@ def main(config: InspectConfig) -> int:
     proposal = propose_schema(sources, config.data.label)
     from extensions.inspect.page import write_inspection
 
-    path = write_inspection(proposal, Path(config.out))
+    path = write_inspection(proposal, Path(config.out), _page_name(config.data.raw, sources))
     print(proposal.text, end="")
     for sentence in [*order_sentences(proposal), *proposal.notes]:
         print(sentence, file=sys.stderr)
     print(f"{path}: the columns, their values and label rates", file=sys.stderr)
     return EXIT_DONE
+
+
+def _page_name(raw: Any, sources: Sequence[Source]) -> str:
+    """Return the name of one file without its endings, or of the directory or glob of several."""
+    if len(sources) == 1:
+        return Path(without_packing(sources[0].name)).stem
+    return re.sub(r"[^\w-]", "", Path(raw).stem if isinstance(raw, str) else "") or "table"

@@ -15,7 +15,6 @@ from data_prep.dataset.options import LabelKind
 from data_prep.parsing.dates import read_time
 from data_prep.parsing.labels import NULL_MARKS
 from data_prep.parsing.numbers import NUMBERS, number_of
-from data_prep.sources.discover import without_packing
 from extensions.inspect.proposal import LEAK_AUC, Proposal, digits
 from extensions.inspect.text import order_sentences
 
@@ -28,15 +27,14 @@ SHOWN = 40  # characters of a value
 USES = {"dense": "number", "sparse": "category", "label": "label", "out": "left out"}
 
 
-def write_inspection(proposal: Proposal, directory: Path) -> Path:
-    """Write the page to the directory, named after the first file; return where."""
-    source = proposal.profile.files.sources[0]
+def write_inspection(proposal: Proposal, directory: Path, name: str) -> Path:
+    """Write the page to NAME.html in a directory; return where."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"out={directory}: not a directory ({error.strerror}); give another") from error
-    path = directory / f"{Path(without_packing(source.name)).stem}.html"
-    return write_page(path, inspection_page(proposal, Path(source.path).parent))
+    source = proposal.profile.files.sources[0]
+    return write_page(directory / f"{name}.html", inspection_page(proposal, Path(source.path).parent))
 
 
 def inspection_page(proposal: Proposal, directory: Path) -> str:
