@@ -193,10 +193,10 @@ class _Times:
 
     def __init__(self, rows: OpenRows) -> None:
         self._rows = rows
-        parts = [part for part in self.parts() if len(part)]
-        self.count = sum(map(len, parts))
-        self.first = min((int(part.min()) for part in parts), default=0)
-        self.last = max((int(part.max()) for part in parts), default=0)
+        sizes = [(len(part), int(part.min()), int(part.max())) for part in self.parts() if len(part)]
+        self.count = sum(rows for rows, _, _ in sizes)
+        self.first = min((first for _, first, _ in sizes), default=0)
+        self.last = max((last for _, _, last in sizes), default=0)
 
     def parts(self) -> Iterator[NDArray[np.int64]]:
         for times, mask in zip(self._rows.arrays(SPLIT_KEYS), self._rows.masks(), strict=True):

@@ -86,6 +86,7 @@ class ColumnFigures:
         numbers, integers, truths, marks: rows whose text is a number, a whole one, true or false, or means no value.
         low, high: range of the numbers. examples: first texts.
         is_finite: whether all numbers are. has_fractions: whether a typed value is a number that is not whole.
+        has_nan: whether a typed value is NaN, which data_prep does not take for an empty field.
         formats: of those tried, the formats of times that all texts have; empty for a column that is no time.
         counts: rows of each text while there are few different ones; then None.
         runs: stretches of equal values. descents: rows whose number or time is below that of the row before.
@@ -105,6 +106,7 @@ class ColumnFigures:
     high: float = -np.inf
     is_finite: bool = True
     has_fractions: bool = False
+    has_nan: bool = False
     examples: list[str] = field(default_factory=list)
     formats: list[str | None] | None = None
     distinct: DistinctValues = field(default_factory=DistinctValues)
@@ -117,6 +119,7 @@ class ColumnFigures:
 
     def add(self, values: Any) -> list[str] | list[list[str]]:
         """Count a batch of rows, and return their texts, or lists of texts."""
+        self.has_nan = self.has_nan or _has_nan(values)
         values = plain(without_nan(values))
         if _has_lists(values):
             return self._add_lists(to_list(values))
@@ -306,6 +309,12 @@ def _merged(texts: list[str], codes: NDArray[np.int64], others: NDArray[np.bool_
     merged = np.zeros(len(code_of), np.bool_)
     np.logical_or.at(merged, renumbered, others)
     return _Texts(list(code_of), renumbered[codes], merged, fractions)
+
+
+def _has_nan(values: Any) -> bool:
+    if isinstance(values, list):
+        return any(isinstance(value, float) and value != value for value in values)
+    return pa.types.is_floating(values.type) and bool(pc.any(pc.is_nan(values)).as_py())
 
 
 def _has_lists(values: Any) -> bool:

@@ -55,7 +55,8 @@ def read_layout(sources: Sequence[Source]) -> Files:
     if twice := next((name for name, count in Counter(names).items() if count > 1), None):
         raise UserError(f"{sources[0].path}: row 1: two columns {twice}; rename one of them")
     if len(names) < 2:
-        raise UserError(f"{sources[0].path}: one column alone ({names[0]}); a table has a label and another column")
+        columns_read = f"one column alone ({names[0]})" if names else "no column"
+        raise UserError(f"{sources[0].path}: {columns_read}; a table has a label and another column")
     lists = tuple(column.name for column in columns if column.kind == "list")
     return Files(tuple(sources), form, FileLayout(tuple(names), delimiter, header, lists), tuple(columns))
 

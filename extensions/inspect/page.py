@@ -247,11 +247,12 @@ def _distribution(name: str, numbers: NDArray[np.float64], unit: str) -> Chart:
     low, high = np.quantile(finite, [0, 1] if is_time else [0.005, 0.995])
     is_cut = low > finite.min() or high < finite.max()
     if low == high:
-        low, high = low - 0.5, high + 0.5
+        reach = max(0.5, abs(low) / 1000)
+        low, high = low - reach, high + reach
     bins = BINS
     if not is_time and high - low < 2 * BINS and (finite == np.round(finite)).all():
         low, high = np.floor(low) - 0.5, np.ceil(high) + 0.5
-        bins = round(high - low)  # a bar for each whole number
+        bins = max(1, round(high - low))  # a bar for each whole number
     counts, edges = np.histogram(np.clip(finite, low, high), bins, (low, high))
     chart.series = [Series("rows", ((edges[1:] + edges[:-1]) / 2).tolist(), counts.tolist(), "bars")]
     chart.note = "" if is_time else f"From {digits(float(finite.min()))} to {digits(float(finite.max()))}."

@@ -198,6 +198,8 @@ def _unusable(figures: ColumnFigures) -> str | None:
         return "lists in some rows only" if figures.kind != "list" else "its name has . / or \\; rename it"
     if figures.kind not in ("any", "text", "integer", "number", "null", "time", "list"):
         return f"{figures.kind}: neither text nor numbers"
+    if figures.has_nan:
+        return "NaN in some rows, which is no number; write null"
     if len(figures.distinct) == 1 and not figures.lists and not figures.missing:
         return "constant: the same value in every row"
     return None
