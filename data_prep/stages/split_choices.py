@@ -199,6 +199,7 @@ class _Times:
         self.last = max((last for _, _, last in sizes), default=0)
 
     def parts(self) -> Iterator[NDArray[np.int64]]:
+        """Yield the times of each chunk."""
         for times, mask in zip(self._rows.arrays(SPLIT_KEYS), self._rows.masks(), strict=True):
             yield times[mask]
 
