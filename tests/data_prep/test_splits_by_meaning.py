@@ -394,3 +394,15 @@ def test_numbers_as_labels_and_criteo_s_rows_are_refused(tmp_path: Path) -> None
     (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(50, seed=3))
     with pytest.raises(UserError, match=r"method=group: needs data\.schema"):
         preprocess(config(f"data.raw={tmp_path}/rows.tsv", f"data.path={tmp_path}/criteo", *BY_USER))
+
+
+def test_the_key_that_a_warning_names_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    content = table()
+    (tmp_path / "schema.yaml").write_text(
+        "label: label\ndense: [row, {column: ts, part: hour, format: epoch}]\nsparse: [user]\n"
+    )
+    make(tmp_path, content)
+    [line] = [line for line in capsys.readouterr().err.splitlines() if "split at random although ts is a time" in line]
+    keys = line.partition("; give ")[2].partition(", or say by ")[0].split()
+    assert make(tmp_path, content, *keys) == expected_by_time(np.array(content["ts"]), 1 / 7)
+    assert "split at random" not in capsys.readouterr().err
