@@ -47,6 +47,8 @@ class TorchBatches(IterableDataset[Item]):
         world_size: int,
     ) -> "TorchBatches":
         """See `Dataset.torch`; `given` has its keywords seed, shuffle, drop_last and batch_size."""
+        if run is None and given["batch_size"] is None:
+            raise UserError("batch_size: give it, or run=RUN, whose batches are then read")
         config = AppConfig() if run is None else from_plain(read_config(Path(run)))
         values = {name: value for name, value in given.items() if value is not None}
         if split != TRAIN:
@@ -58,6 +60,8 @@ class TorchBatches(IterableDataset[Item]):
             drop_last=values.get("drop_last", config.train.drop_last),
         )
         data = replace(config.data, shuffle=values.get("shuffle", config.data.shuffle))
+        if train.global_batch_size < 1:
+            raise UserError(f"batch_size={train.global_batch_size}: must be at least 1")
         if not 0 <= rank < world_size <= train.global_batch_size:
             raise UserError(
                 f"rank={rank}, world_size={world_size}: rank must be below world_size, and that at most "

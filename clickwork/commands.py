@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from clickwork.dataset import Dataset
 from clickwork.errors import BAD_INPUT, Error, reported
 from clickwork.own_packages import ROOT
 from clickwork.run import Run
-from common.errors import last_line
+from common.errors import UserError, last_line
 
 # As the command `clickwork`, in a directory with packages of the same names, too; it ends with this process.
 PROGRAM = f"""import sys
@@ -23,6 +23,7 @@ end_with_parent()
 main()
 """
 ERROR = "error: "
+INTERRUPTED = 75
 
 
 def prepare(overrides: Sequence[str] = (), **data: Any) -> Dataset:
@@ -64,6 +65,8 @@ def _run(name: str, overrides: Sequence[str]) -> Any:
     from common.command import load
     from common.compose import compose_config
 
+    if isinstance(overrides, (str, Mapping)):
+        raise UserError(f'overrides: {type(overrides).__name__}; give a list of keys, such as ["run.name=ads"]')
     command = COMMANDS[name]
     config: Any = compose_config(load(command.schema or ""), command.config_dir, list(overrides), command.config)
     process = subprocess.Popen(
@@ -86,6 +89,8 @@ def _run(name: str, overrides: Sequence[str]) -> Any:
         errors = [line.removeprefix(ERROR) for line in shown if line.startswith(ERROR)]
         if status == BAD_INPUT and errors:
             raise Error(errors[-1].rstrip())
+        if status == INTERRUPTED:
+            raise Error(f"{name} was interrupted, with a checkpoint; the same call resumes it", status)
         raise Error(last_line("".join(shown), f"{name} ended with exit status {status}"), status)
     return config
 

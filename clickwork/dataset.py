@@ -115,7 +115,7 @@ class Dataset:
 
         Args:
             split: its name.
-            batch_size: rows of a global batch; None: that of the run.
+            batch_size: rows of a global batch; None: that of the run, without which it must be given.
             run: directory of a run whose batch size, seed, order and bags are taken; None: those by default.
             seed: of the order; None: that of the run.
             shuffle: whether each epoch has an order of its own; None: as the run does in train, not in other splits.

@@ -41,7 +41,7 @@ from common.compose import ConversionError
 from common.documents import Json, plain_object
 from common.errors import UserError
 from common.keys import shown, values_that_decide_bits
-from data_prep.dataset.format import Manifest, load_manifest
+from data_prep.dataset.format import MANIFEST_NAME, Manifest, load_manifest
 from data_prep.dataset.sampling import correction, kept_share, sampling_sentence
 
 log = logging.getLogger("clickwork")
@@ -333,8 +333,11 @@ def open_dataset(config: AppConfig, trained: Path, path_then: str, digest_then: 
 def trained_config(run: Path, overrides: RuntimeConfig, data_path: str | None) -> AppConfig:
     """A run's own configuration, with the runtime asked for and the dataset's present path.
 
+    data_path: of the dataset; None: where the run had it. A relative one counts from the directory where the run was
+        started, which holds the run's own directory, so a run is usable from any directory.
+
     Raises:
-        UserError: the directory is not a run's, or of another version.
+        UserError: the directory is not a run's, or of another version, or its dataset is not there.
     """
     try:
         config = from_plain(read_config(run))
@@ -346,4 +349,19 @@ def trained_config(run: Path, overrides: RuntimeConfig, data_path: str | None) -
         compile=overrides.compile or config.runtime.compile,
         num_threads=overrides.num_threads or config.runtime.num_threads,
     )
-    return replace(config, runtime=runtime, data=replace(config.data, path=data_path or config.data.path))
+    path = data_path or _dataset_of(run, config.data.path)
+    return replace(config, runtime=runtime, data=replace(config.data, path=path))
+
+
+def _dataset_of(run: Path, recorded: str | None) -> str | None:
+    """The path of a run's dataset, which is recorded as the run's own command had it."""
+    if recorded is None:
+        return None
+    places = [Path(recorded), *(parent / recorded for parent in run.absolute().parents)]
+    place = next((place for place in places if (place / MANIFEST_NAME).exists()), None)
+    if place is None:
+        raise UserError(
+            f"run={run}: its dataset, {recorded}, is not here; give data.path=DATASET (in Python data=DATASET), or "
+            "make it again by the run's own command"
+        )
+    return str(place)

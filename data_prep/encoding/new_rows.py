@@ -93,7 +93,7 @@ def read_new_rows(path: Path, shape: Shape) -> NewRows:
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}; check the path") from error
     if not rows.numbers:
-        raise UserError(f"{path}: no rows; give at least one candidate")
+        raise UserError(f"{path}: no rows; give at least one")
     return rows
 
 

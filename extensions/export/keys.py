@@ -75,7 +75,7 @@ def validate_export(config: ExportConfig) -> None:
 def _validate_directory(config: ExportConfig) -> None:
     """Raise UserError for what a directory cannot be."""
     if Path(config.out).exists():
-        raise UserError(f"out={config.out}: exists; remove it (rm -r {config.out}), or choose another name")
+        raise UserError(f"out={config.out}: exists; choose another name, or remove it (rm -r {config.out})")
     require_place("out", config.out)
     if config.tables in (TablePrecision.bf16, TablePrecision.int4):
         raise UserError(

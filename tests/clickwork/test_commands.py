@@ -2,16 +2,19 @@
 
 import contextlib
 import json
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 import clickwork
-from tests.clickwork.conftest import SCHEMA, TRAIN, make_rows, write_csv
+from tests.clickwork.conftest import SCHEMA, TRAIN, Trained, make_rows, write_csv
 
 ROOT = Path(__file__).parents[2]
 
@@ -63,6 +66,30 @@ def test_keys_that_do_not_compose_are_refused_before_a_process_starts(here: Path
         clickwork.train(["train.epoch=3"])
     with pytest.raises(clickwork.Error, match=r"train\.epochs"):
         clickwork.train(["train.epochs=0"])
+    overrides: Any
+    for overrides in ("train.epochs=1", {"train.epochs": 1}):
+        with pytest.raises(clickwork.Error, match=r"give a list of keys, such as"):
+            clickwork.train(overrides)
+
+
+def test_a_run_is_usable_from_any_directory(trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its dataset's path counts from where it was started, as its own does."""
+    base, elsewhere = tmp_path / "base", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    shutil.copytree(trained.run, base / "runs/ads")
+    shutil.copytree(trained.directory / "data", base / "data/ads")
+    config = yaml.safe_load((base / "runs/ads/config.yaml").read_text())
+    config["data"]["path"] = "data/ads"
+    (base / "runs/ads/config.yaml").write_text(yaml.safe_dump(config))
+    monkeypatch.chdir(elsewhere)
+    rows = trained.rows[:5]
+    expected = clickwork.load(trained.run, platform="cpu").predict(rows)
+    assert clickwork.load("../base/runs/ads", platform="cpu").predict(rows).tolist() == expected.tolist()
+    (base / "data").rename(base / "moved")
+    with pytest.raises(clickwork.Error, match=r"its dataset, data/ads, is not here; give data.path=D"):
+        clickwork.load("../base/runs/ads")
+    moved = clickwork.load("../base/runs/ads", data="../base/moved/ads", platform="cpu")
+    assert moved.predict(rows).tolist() == expected.tolist()
 
 
 @pytest.mark.slow("processes")
@@ -90,7 +117,8 @@ except clickwork.Error as error:
     out, _ = process.communicate(timeout=120)
     if number == signal.SIGINT:
         assert process.returncode == 0, out
-        assert out.splitlines()[-1].startswith("status 75 ")
+        said = "status 75 train was interrupted, with a checkpoint; the same call resumes it"
+        assert out.splitlines()[-1] == said
     summary = here / "runs/ads/summary.json"
     while time.monotonic() < until and not summary.exists():
         time.sleep(0.1)
