@@ -1,0 +1,99 @@
+"""A default model beside simpler ones on users' own tables of ten shapes (extensions/baselines/benchmarks/tables.py).
+
+    python -m extensions.baselines.benchmarks.own_table [--tables NAME …] [--seeds 1 2 3 4 5] [--out FILE] [-- KEY …]
+
+Each table is drawn, prepared and trained with `app.train data.path=…` and the given keys, once a seed. AUC is of test:
+of the model that is served (the best on val), of the logistic regression and of the boosted trees of `app.baselines`,
+fitted on train. Means over the seeds, with the 95 % interval of the mean.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.precision import interval
+from benchmarks.result_file import write_result
+from data_prep.dataset.format import load_rows_manifest
+from extensions.baselines.benchmarks.tables import LEAST_LR, LEAST_TREES, MARGIN_LR, MARGIN_TREES, SHAPES, write_table
+from extensions.baselines.cache import computed
+from extensions.baselines.keys import BaselinesConfig
+
+QUIET = ["baselines=false", "record.tensorboard=false"]
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tables", nargs="+", choices=SHAPES, default=[*SHAPES])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("keys", nargs="*", help="of app.train")
+    arguments = parser.parse_args()
+    results = {}
+    for name in arguments.tables:
+        runs = [measure(name, seed, arguments.keys) for seed in arguments.seeds]
+        results[name] = runs
+        print(name, json.dumps(runs[-1]), file=sys.stderr, flush=True)
+    print(markdown(results))
+    write_result(arguments, results)
+
+
+def measure(name: str, seed: int, keys: list[str]) -> dict[str, Any]:
+    """Return test AUCs of one draw of a table."""
+    with tempfile.TemporaryDirectory() as work:
+        root, run = Path(work) / "data", Path(work) / "run"
+        _run("data_prep", *write_table(SHAPES[name], seed, Path(work)), f"data.path={root}")
+        _run("app.train", f"data.path={root}", f"run.dir={run}", f"train.seed={seed}", *QUIET, *keys)
+        scored = json.loads(_run("app.evaluate", f"run={run}", "split=test"))
+        baselines = computed(root, load_rows_manifest(root), "test", run, BaselinesConfig(run=str(run))).figures
+        summary = json.loads((run / "summary.json").read_text())
+    return {
+        "model": scored["auc"],
+        "lr": baselines.lr and baselines.lr.auc,
+        "trees": baselines.trees and baselines.trees.auc,
+        "steps": summary["steps"],
+        "seconds": summary["seconds"]["total"],
+        "parameters": summary["parameters"],
+    }
+
+
+def _run(module: str, *arguments: str) -> str:
+    process = subprocess.run([sys.executable, "-m", module, *arguments], capture_output=True, text=True, check=False)
+    if process.returncode:
+        raise SystemExit(f"python -m {module} {' '.join(arguments)}\n{process.stderr}")
+    return process.stdout
+
+
+def markdown(results: dict[str, list[dict[str, Any]]]) -> str:
+    """Return a table of means with their intervals, and how many tables meet each margin."""
+    head = "| table | rows | model | logistic regression | boosted trees | model − lr | model − trees |"
+    lines = [head, "|---|" + "---|" * 6]
+    met = {"lr": 0, "trees": 0}
+    for name, runs in results.items():
+        cells = [_cell([run[key] for run in runs]) for key in ("model", "lr", "trees")]
+        differences = {key: [run["model"] - run[key] for run in runs] for key in met}
+        for key, margin in (("lr", MARGIN_LR), ("trees", MARGIN_TREES)):
+            met[key] += float(np.mean(differences[key])) >= -margin
+        cells += [_cell(differences[key]) for key in met]
+        lines.append(f"| {name} | {SHAPES[name].rows:,} | {' | '.join(cells)} |")
+    lines += [
+        "",
+        f"At least the logistic regression's AUC minus {MARGIN_LR}: {met['lr']} of {len(results)} (held to {LEAST_LR} "
+        f"of 11); boosted trees' minus {MARGIN_TREES}: {met['trees']} (held to {LEAST_TREES}).",
+    ]
+    return "\n".join(lines)
+
+
+def _cell(values: list[float]) -> str:
+    mean, half = interval(values)
+    return f"{mean:.4f}" if np.isnan(half) else f"{mean:.4f} ± {half:.4f}"
+
+
+if __name__ == "__main__":
+    main()
