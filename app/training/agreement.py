@@ -20,16 +20,16 @@ from data_prep.dataset.format import MANIFEST_NAME, Manifest, load_manifest
 
 log = logging.getLogger("clickwork")
 
-OF_A_MACHINE = ("data.path",)  # keys that may differ: datasets are compared by their digests
+OF_A_MACHINE = ("data.path",)  # keys that may differ; digests tell whether the datasets do
 COMPARED_RELEASES = ("torch", "torchrec", "fbgemm-gpu", "fbgemm_gpu-cpu", provenance.FBGEMM_COMMIT, "numpy")
-MOST_NAMED = 3  # differences, or machines, in a message
+MOST_NAMED = 3  # differences or machines named in one message
 
 
 def require_same_program(config: AppConfig, runtime: Runtime) -> None:
-    """Refuse a job whose processes have other settings, code or releases; a collective call.
+    """Refuse a job whose processes differ in settings, code or releases; a collective call.
 
     Raises:
-        UserError: names what differs and on which machines, on all of them.
+        UserError: raised on all processes; names what differs and on which machines.
     """
     if runtime.world_size == 1:
         return
@@ -50,15 +50,15 @@ def require_same_program(config: AppConfig, runtime: Runtime) -> None:
 
 
 def load_same_manifest(root: Path, runtime: Runtime, is_new: bool) -> tuple[Manifest, bool]:
-    """The dataset's manifest, and whether all machines read the same files; a collective call.
+    """Return the dataset's manifest, and whether all machines read the same files; a collective call.
 
     Args:
         root: the dataset's directory on this machine.
         runtime: this process of the job.
-        is_new: whether rank 0 has just made the dataset, which may take a while to be there on other machines.
+        is_new: whether rank 0 has just made the dataset; other machines may see it only after a while.
 
     Raises:
-        UserError: names the machine that has no dataset or another one, on all of them.
+        UserError: raised on all processes; names the machine that has no dataset or another one.
     """
     path, fault, manifest = root / MANIFEST_NAME, None, None
     if is_new and runtime.rank > 0:
@@ -87,12 +87,12 @@ def load_same_manifest(root: Path, runtime: Runtime, is_new: bool) -> tuple[Mani
 
 
 def require_shared(directory: Path, runtime: Runtime, timeout_minutes: float) -> None:
-    """Refuse a run's directory that not all machines see; a collective call. It exists on rank 0's machine.
+    """Refuse a run directory that not all machines see; it exists on rank 0's machine. A collective call.
 
     timeout_minutes: how long a process waits for another.
 
     Raises:
-        UserError: names the machines that do not see it, on all of them.
+        UserError: raised on all processes; names the machines that do not see the directory.
     """
     if runtime.world_size == runtime.local_world_size:
         return
@@ -124,10 +124,10 @@ def require_shared(directory: Path, runtime: Runtime, timeout_minutes: float) ->
 
 
 def on_each_machine(runtime: Runtime, shared: bool, action: Callable[[], None]) -> None:
-    """Run `action` on rank 0, or where files are not shared on one process of each machine; a collective call.
+    """Run `action` on rank 0 or, if files are not shared, on one process of each machine; a collective call.
 
     Raises:
-        UserError: what the action raised, with the machine's name, on all processes.
+        UserError: raised on all processes; what the action raised, with the machine's name.
     """
     if shared:
         runtime.on_rank_0(action)
@@ -138,14 +138,15 @@ def on_each_machine(runtime: Runtime, shared: bool, action: Callable[[], None]) 
             action()
         except UserError as error:
             fault = str(error)
-    runtime.wait_for_all()  # however long it takes, which the exchange that follows may not
+    # Wait without a limit, since the action may take longer than the exchange below allows.
+    runtime.wait_for_all()
     for host, facts in _by_host({"fault": fault}, runtime).items():
         if facts["fault"]:
             raise UserError(f"on {host}: {facts['fault']}")
 
 
 def _by_host(facts: Mapping[str, object], runtime: Runtime) -> dict[str, Json]:
-    """Each machine's facts by its name, those of its first process; with the process where others of it differ."""
+    """Return the facts of each machine's first process by the machine's name, and those of processes that differ."""
     hosts: dict[str, Json] = {}
     for rank, (host, of_rank) in enumerate(runtime.gather_objects((socket.gethostname(), dict(facts)))):
         is_another = rank % runtime.local_world_size == 0 and host in hosts  # another machine of the same name
@@ -155,7 +156,7 @@ def _by_host(facts: Mapping[str, object], runtime: Runtime) -> dict[str, Json]:
 
 
 def _differences(hosts: Mapping[str, Mapping[str, object]]) -> list[str]:
-    """What differs between machines, each fact as `name: value on host, value on others`."""
+    """Return the facts that differ between machines, each as `name: value on host, value on others`."""
     names = dict.fromkeys(name for facts in hosts.values() for name in facts)
     lines = []
     for name in names:
@@ -166,7 +167,7 @@ def _differences(hosts: Mapping[str, Mapping[str, object]]) -> list[str]:
 
 
 def _values(values: Mapping[str, str]) -> str:
-    """Values with the machines that have them, such as `0.1 on a, 0.2 on b and c`."""
+    """Return the values with the machines that have them, such as `0.1 on a, 0.2 on b and c`."""
     hosts: dict[str, list[str]] = defaultdict(list)
     for host, value in values.items():
         hosts[value].append(host)
@@ -179,7 +180,7 @@ def _some(names: list[str]) -> str:
 
 
 def _flat(nested: Mapping[str, object], prefix: str = "") -> Json:
-    """Values by dotted key."""
+    """Return the nested values by dotted key."""
     flat: Json = {}
     for key, value in nested.items():
         flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {f"{prefix}{key}": value}

@@ -21,7 +21,7 @@ from app.sharding.plan import Plan
 from common.errors import UserError
 from data_prep.dataset.format import Manifest
 
-# Of tables that are not updated: FBGEMM has no lookup without an optimizer on CPUs, and this one keeps no state.
+# Optimizer of tables that are not updated: FBGEMM's lookup on CPUs needs one, and this one keeps no state.
 WITHOUT_STATE = {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.0, "stochastic_rounding": False}
 
 
@@ -33,10 +33,10 @@ def sharded_model(
     fused_params: dict[str, Any],
     initial: bool = True,
 ) -> tuple[DistributedModelParallel, Plan]:
-    """The model and the plan that it is sharded by; a collective call.
+    """Return the sharded model and its plan; a collective call.
 
-    fused_params: what updates tables in their backward, as FBGEMM takes it. initial: whether tables and weights of rows
-    get their initial values; else they are left for a checkpoint's.
+    fused_params: FBGEMM's parameters of the optimizer that updates tables in their backward. initial: whether to fill
+    tables and row weights with initial values; otherwise a checkpoint must fill them.
 
     Raises:
         UserError: the dataset does not fit the configuration.
@@ -44,7 +44,7 @@ def sharded_model(
     require_dataset(config.model.kind, root, manifest)
     if not manifest.num_embeddings:
         raise UserError(f"{root}: DLRM needs at least one sparse feature")
-    torch.manual_seed(config.train.seed)  # dense layers draw from it, in the order of their declaration
+    torch.manual_seed(config.train.seed)  # dense layers draw their values from it in the order of their declaration
     features = Features(
         manifest.num_embeddings,
         len(manifest.schema.get("dense", [])),
@@ -70,7 +70,7 @@ def sharded_model(
 
 
 def _require_layout(sparse_arch: TableArch, plan: Plan, multi_hot: Collection[str] | None) -> None:
-    """Raises UserError for tables whose bits depend on the numbers of processes or threads."""
+    """Raise UserError for tables whose bits would depend on the number of processes or threads."""
     setting = f"train.deterministic={LAYOUT}"
     parts = {
         "model.tables.kind=mixed_dimension": ("projections", "plain or qr"),

@@ -1,4 +1,4 @@
-"""When a run's state is saved, what is reported of it, and what is kept."""
+"""When to save a run's state, what to report of it, and what to keep."""
 
 import time
 
@@ -23,17 +23,17 @@ class Checkpointer:
     def __init__(self, session: Session, recorder: Recorder, timer: StepTimer) -> None:
         """A collective call."""
         self.config = session.config.checkpoint
-        self.saved_step: int | None = None  # the newest that this run's directory has a checkpoint of
+        self.saved_step: int | None = None  # the newest step with a checkpoint in this run's directory
         self._session, self._recorder, self._timer = session, recorder, timer
         self._directory = recorder.directory.checkpoints
         self._saver = Saver(
             self._directory, self.config.keep, self.config.asynchronous, session.runtime.local_world_size
         )
-        self._stalls: dict[int, float] = {}  # seconds that training waited for the saving of a step
+        self._stalls: dict[int, float] = {}  # seconds that training waited while a step was saved
         self._saved_at = time.perf_counter()
 
     def require_space(self, step: int, length: RunLength) -> None:
-        """Refuse a run from `step` on whose checkpoints do not fit the disk; a collective call.
+        """Refuse a run that continues from `step` if its checkpoints do not fit on the disk; a collective call.
 
         Raises:
             UserError: names the directory, the bytes needed and free, and the remedy.
@@ -72,7 +72,7 @@ class Checkpointer:
         self.report_finished()
 
     def keep_best(self, state: RunState) -> None:
-        """The state is the best so far: save it, or keep its checkpoint."""
+        """Keep the state as the best so far: save it, or mark its checkpoint."""
         if not self.config.keep_best:
             return
         if self.saved_step != state.step:

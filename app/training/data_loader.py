@@ -20,7 +20,7 @@ Ids = Callable[[KeyedJaggedTensor], KeyedJaggedTensor]
 
 
 class DataLoader:
-    """A session's training batches in their order; with or without the pipeline, the bits are the same."""
+    """Provides a session's training batches in order; the bits are the same with and without the pipeline."""
 
     def __init__(self, session: Session, length: RunLength) -> None:
         self._session, self._length = session, length
@@ -32,7 +32,7 @@ class DataLoader:
             self._pipeline = SparseDistPipeline(arch.collections, arch.table_ids, session.optimizer, device)
 
     def batches(self, epoch: int, first: int) -> Iterator[Batch]:
-        """The rest of an epoch from its step `first` on."""
+        """Return the rest of an epoch's batches, from its step `first` on."""
         train, split = self._length.train, self._session.predictor.split("train")
         source = split.train_batches(train.global_batch_size, train.seed, epoch, first)
         device = self._session.runtime.device
@@ -48,24 +48,27 @@ class DataLoader:
         return self._pipeline.run(source, self._steps_to_evaluations(epoch * self._length.steps_per_epoch + first))
 
     def forward_done(self) -> None:
-        """The model has computed the logits of the last batch."""
+        """Tell the pipeline that the model has computed the logits of the last batch."""
         if self._pipeline is not None:
             self._pipeline.forward_done()
 
     def close(self) -> None:
-        """Stop; no more batches are needed. A collective call."""
+        """Stop the pipeline; a collective call. Take no more batches afterwards."""
         if self._pipeline is not None:
             self._pipeline.close()
 
     def _steps_to_evaluations(self, step: int) -> Iterator[int]:
-        """Numbers of steps up to each evaluation: batches in the pipeline would meet the evaluation's."""
+        """Yield the number of steps up to each evaluation.
+
+        The pipeline must be empty there, because its batches would meet the evaluation's in the same model.
+        """
         while step < self._length.total_steps:
             step, before = self._length.next_evaluation(step), step
             yield step - before
 
 
 def uses_pipeline(setting: Pipeline, device: torch.device, world_size: int) -> bool:
-    """Return whether train.pipeline means sparse_dist here: `auto` does where several processes have a GPU each."""
+    """Return whether to use the pipeline: `auto` uses it where several processes have a GPU each."""
     if setting is Pipeline.auto:
         return device.type != "cpu" and world_size > 1
     return setting is Pipeline.sparse_dist
@@ -90,7 +93,7 @@ class _Staged(Pipelineable):
 
 
 class _Lookups(nn.Module):
-    """All of a model that TorchRec has to trace: its lookups, and that each takes a batch's ids."""
+    """The part of a model that TorchRec has to trace: its lookups, which all take a batch's ids."""
 
     def __init__(self, lookups: Iterable[nn.Module]) -> None:
         super().__init__()
@@ -103,22 +106,23 @@ class _Lookups(nn.Module):
 class SparseDistPipeline(TrainPipelineSparseDist[_Staged, None]):
     """TorchRec's sparse-dist pipeline: while a batch is computed, the next one's ids travel to the ranks of their rows.
 
-    Three batches are in it: one is computed, one's ids are exchanged, one is copied to the device; on a GPU each in a
-    stream of its own. The stages are TorchRec's (torchrec.distributed.train_pipeline). Its `progress` makes a whole
-    step of them; here a loop makes the step, and takes batches as if there were no pipeline.
+    The pipeline holds three batches: one is computed, the ids of the second are exchanged, the third is copied to the
+    device; on a GPU each has its own stream. The stages are TorchRec's (torchrec.distributed.train_pipeline).
+    TorchRec's `progress` makes a whole step of them; here a loop makes the step, and takes batches as if there were no
+    pipeline.
     """
 
     def __init__(
         self, lookups: Iterable[nn.Module], ids_of: Ids, optimizer: torch.optim.Optimizer, device: torch.device
     ) -> None:
-        """lookups: the model's sharded collections of tables; ids_of: a batch's sparse features to what they take."""
+        """lookups: the model's sharded table collections; ids_of: turns a batch's features into the ids they take."""
         super().__init__(_Lookups(lookups), optimizer, device, execute_all_batches=True)
         self._ids_of = ids_of
 
     def run(self, source: Iterator[Batch], pieces: Iterable[int | None]) -> Iterator[Batch]:
         """Yield the batches of `source` on the device; call `forward_done` before asking for the next.
 
-        pieces: after each of these numbers of batches (None: all) the pipeline runs empty, and the model is free for
+        pieces: numbers of batches (None: all). The pipeline runs empty after each piece, and the model is then free for
         other use.
         """
         for size in pieces:
@@ -144,7 +148,7 @@ class SparseDistPipeline(TrainPipelineSparseDist[_Staged, None]):
             self.detach()
 
     def close(self) -> None:
-        """Wait for exchanges of batches that will not be computed; a collective call."""
+        """Wait for the exchanges of batches that will not be computed; a collective call."""
         for context in list(self.contexts)[:1]:
             for request in context.input_dist_tensors_requests.values():
                 request.wait()

@@ -20,7 +20,7 @@ from app.training.stop import StopCheck
 
 log = logging.getLogger("clickwork")
 
-COLLAPSED_AUC, COLLAPSED_NE = 0.005, 0.9999  # distance from 0.5; from below 1
+COLLAPSED_AUC, COLLAPSED_NE = 0.005, 0.9999  # largest distance of AUC from 0.5; NE above which it counts as 1
 
 
 class Evaluator:
@@ -38,10 +38,10 @@ class Evaluator:
         self._state = state
         self._session, self._recorder, self._timer, self._stop = session, recorder, timer, stop
         self._config, self._steps_per_epoch = session.config.eval, steps_per_epoch
-        self._writers: list[Callable[[Path, int], None] | None] = []  # of what extensions keep of the newest evaluation
+        self._writers: list[Callable[[Path, int], None] | None] = []  # one per extension, for the newest evaluation
 
     def evaluate(self, step: int) -> EvaluationFigures:
-        """Metrics of the evaluation split after this step; a collective call.
+        """Return the metrics of the evaluation split after this step; a collective call.
 
         Raises:
             EvaluationInterrupted: the run was asked to stop.
@@ -56,6 +56,7 @@ class Evaluator:
                 curves = self._recorder.directory.curves(
                     lambda: structs.replace(click_curves(logits, labels, result), step=step, split=self._config.split)
                 )
+            # FBGEMM's optimizers counted the evaluation's forwards as steps.
             set_step(self._session.optimizer, self._state.updates)
         self._recorder.curves(curves)
         self._recorder.evaluation("eval", step, result, self._timer.seconds["eval"] - seconds_before)
@@ -66,7 +67,7 @@ class Evaluator:
         return structs.replace(result, step=step)
 
     def keep(self, step: int, is_best: bool) -> None:
-        """Let extensions write what they keep of the newest evaluation, if the run serves its model so far."""
+        """Let extensions write what they keep of the newest evaluation, if the run serves this model so far."""
         if is_best or not self._session.config.checkpoint.keep_best:
             for write in filter(None, self._writers):
                 write(self._recorder.directory.path, step)
@@ -103,7 +104,7 @@ def _log(step: int, result: EvaluationFigures) -> None:
 
 
 def _beside_train(train: EvaluationFigures, held_out: EvaluationFigures, epochs: float) -> list[str]:
-    """Accuracy and average loss of both splits after a number of epochs, and a guess that needs no model."""
+    """Return lines with accuracy and average loss of both splits, beside a guess that needs no model."""
     lines = [f"epoch {epochs:g}"]
     for result in (train, held_out):
         if result.samples and result.main != AUC:

@@ -1,4 +1,4 @@
-"""What a run asks for, against the kind of its dataset's labels."""
+"""Checks of a run's settings against its dataset's columns and kind of labels."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from data_prep.dataset.format import Manifest
 
 
 def require_column(key: str, column: str, config: DataConfig, root: Path, manifest: Manifest) -> None:
-    """Refuse as the value of a key what is not a column of one id a row.
+    """Refuse a key's value that is not the name of a column with one id per row.
 
     Raises:
         UserError: names the key, and the columns that can be given.
@@ -28,7 +28,7 @@ def require_column(key: str, column: str, config: DataConfig, root: Path, manife
 
 
 def task_of(manifest: Manifest) -> Task:
-    """The task of a dataset's labels."""
+    """Return the task of a dataset's labels."""
     return TASKS[manifest.label_kind.value]
 
 
@@ -49,10 +49,10 @@ def refuse_one_class(config: DataConfig, root: Path, manifest: Manifest) -> None
 
 
 def require_task(config: AppConfig, root: Path, manifest: Manifest) -> None:
-    """Refuse keys that labels of the dataset's kind do not have.
+    """Refuse keys that do not apply to the dataset's kind of labels.
 
     Raises:
-        UserError: names all of them, with what to give; a key names what is no column of one id a row.
+        UserError: names all such keys and what to give instead; or a key whose column has not one id per row.
     """
     for key, column in (
         ("eval.group_by", config.eval.group_by),

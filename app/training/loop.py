@@ -60,9 +60,11 @@ class TrainingLoop:
         """Train to the end; return the run's status: completed, target_reached or interrupted."""
         state = self.state
         self.session.cuts = state.monitored.cuts
-        if 0 < state.step == self.length.total_steps:  # of another run: the directory has no checkpoint yet
+        # A run that starts from another run's last step has no checkpoint in its directory yet.
+        if 0 < state.step == self.length.total_steps:
             self.checkpointer.save(state)
-        if self._evaluation_due():  # the checkpoint was saved at this step, before its evaluation
+        # A checkpoint is saved before the evaluation of its step, so a resumed run may have to evaluate first.
+        if self._evaluation_due():
             status = self._evaluate()
             if status is not None:
                 return status
@@ -86,7 +88,7 @@ class TrainingLoop:
         return "completed"
 
     def _step(self, batch: Batch, window: StepWindow) -> None:
-        """One batch: logits, loss, gradients (the backward updates the tables), dense update."""
+        """Train on one batch: logits, loss, gradients (the backward updates the tables), dense update."""
         session, state = self.session, self.state
         self.profiler.step_begins(state.step + 1)
         self.timer.step_begins()
@@ -96,9 +98,10 @@ class TrainingLoop:
         self.data.forward_done()
         loss = session.loss_of(logits, batch)
         self.timer.phase_done("forward")
+        # Skip before the backward, since the backward updates the tables.
         if self.length.train.on_nan is OnNan.skip and not session.is_finite(loss):
             session.undo_step()
-            window.skip()  # before the backward, which updates the tables
+            window.skip()
             set_step(session.optimizer, state.updates + 1)  # FBGEMM's optimizers counted the forward
         else:
             session.backward(loss)
@@ -125,7 +128,8 @@ class TrainingLoop:
             self.recorder.steps(state, window.take())
         if save:
             self.checkpointer.save(state)
-        if is_last or (evaluate and not stop):  # a run that is resumed from a stop evaluates first
+        # A run that stops here evaluates when it is resumed.
+        if is_last or (evaluate and not stop):
             return self._evaluate()
         return "interrupted" if stop else None
 
@@ -149,7 +153,7 @@ class TrainingLoop:
         return self._end()
 
     def _watch(self, value: float | None) -> None:
-        """Let an evaluation's value of train.monitor cut the rate."""
+        """Update the monitor with an evaluation's value of train.monitor, which may cut the learning rate."""
         state, config, before = self.state, self.session.config, self.state.monitored
         state.monitored = watch(before, value, config.train.monitor, config.schedule)
         self.session.cuts = state.monitored.cuts
@@ -178,7 +182,7 @@ class TrainingLoop:
         return "completed" if state.step == self.length.total_steps else None
 
     def _evaluation_due(self) -> bool:
-        """Return whether the state's step is one to be evaluated and has not been."""
+        """Return whether the state's step is due for an evaluation and has none yet."""
         step, evaluation = self.state.step, self.state.evaluation
         due = step > 0 and self.length.next_evaluation(step - 1) == step
         return due and (evaluation is None or evaluation.step != step)

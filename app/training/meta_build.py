@@ -1,6 +1,6 @@
-"""Building a run without its data, on the meta device: parameters counted, tables planned, nothing trained.
+"""Runs that are built without data on the meta device: parameters are counted and tables planned; nothing is trained.
 
-Table sizes are those that a recipe's source publishes (data.published_tables); no table needs memory.
+Table sizes are the ones that a recipe's source publishes (data.published_tables). No table needs memory.
 """
 
 import logging
@@ -41,7 +41,7 @@ def is_wanted(config: AppConfig) -> bool:
 
 
 def _has_own_files(data: DataConfig) -> bool:
-    """Return whether files of the user's own are given; those that a recipe expects may not be there."""
+    """Return whether the user gave files. Files that a recipe expects do not count while none of them exists."""
     splits = [files for files in (data.train, data.val, data.test) if files is not None]
     if data.raw is None and splits and all(isinstance(files, str) and not Path(files).exists() for files in splits):
         return False
@@ -49,7 +49,7 @@ def _has_own_files(data: DataConfig) -> bool:
 
 
 def meta_model(config: AppConfig) -> nn.Module:
-    """The configured model with published table sizes, on the meta device.
+    """Return the configured model with published table sizes, on the meta device.
 
     Raises:
         UserError: as `published_arch` does.
@@ -59,7 +59,7 @@ def meta_model(config: AppConfig) -> nn.Module:
 
 
 def parameter_counts(model: nn.Module) -> dict[str, int]:
-    """Numbers of parameters in tables and of all others, of a model that is not sharded."""
+    """Return the numbers of parameters in tables and outside them; the model must not be sharded."""
     total = sum(parameter.numel() for parameter in model.parameters())
     [arch] = [part for part in model.modules() if isinstance(part, TableArch)]
     embedding = sum(table.num_embeddings * table.embedding_dim for table in arch.tables)
@@ -123,7 +123,7 @@ def write(config: AppConfig, runtime: Runtime, record: RunDirectory, began: floa
 
 
 def published_arch(config: AppConfig) -> tuple[TableArch, dict[str, float], Features]:
-    """Tables of published sizes, mean ids a bag of each feature, and what a model of them is made for.
+    """Return tables of published sizes, the mean ids per bag of each feature, and the features of the model.
 
     Raises:
         UserError: the configuration names no published sizes, or the model learns from the other kind of data.
@@ -136,7 +136,7 @@ def published_arch(config: AppConfig) -> tuple[TableArch, dict[str, float], Feat
 
 
 def published_features(name: str, model: ModelConfig) -> Features:
-    """Returns the features of the published table sizes `name`.
+    """Return the features of the published table sizes `name`.
 
     Raises:
         UserError: no such name, or the model learns from another kind of data.

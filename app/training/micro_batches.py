@@ -3,8 +3,8 @@
 A sum of floats depends on its order, and a product of matrices on their shapes. Here both are fixed. The rows of the
 global batch form micro-batches of train.micro_batch_size rows; forward and backward of the dense layers run on one
 micro-batch at a time, whichever process has it, and gradients of the micro-batches are added by a binary tree over
-their numbers. Batch norm takes its statistics of a micro-batch, and the running ones move towards their mean. Tables
-need no micro-batches: FBGEMM adds the gradients of a row in the order of the global batch.
+their numbers. Batch norm computes its statistics per micro-batch, and the running statistics move towards their mean.
+Tables need no micro-batches: FBGEMM adds the gradients of a row in the order of the global batch.
 
 Shapes: B samples of this process, M of a micro-batch, F sparse features, D embedding_dim.
 """
@@ -29,11 +29,12 @@ from app.model.tables import table_of
 from app.runtime.platform import Runtime
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-Draw = Callable[[int, int], None]  # for a micro-batch with this first row of the global batch and these valid rows
+# Begins a micro-batch: takes its first row in the global batch and its number of valid rows.
+Draw = Callable[[int, int], None]
 
 
 class Node(NamedTuple):
-    """The sum of micro-batches [number * 2**level, (number + 1) * 2**level), a tensor for each parameter."""
+    """The sum of micro-batches [number * 2**level, (number + 1) * 2**level), with a tensor for each parameter."""
 
     level: int
     number: int
@@ -59,7 +60,7 @@ class TreeSum:
         self.nodes.append(node)
 
     def total(self) -> list[Tensor]:
-        """Return the sum; what is missing on the right of the tree adds nothing."""
+        """Return the sum; micro-batches missing on the right of the tree add nothing."""
         tensors = self.nodes.pop().tensors
         while self.nodes:
             left = self.nodes.pop().tensors
@@ -89,7 +90,7 @@ class MicroBatch(NamedTuple):
 
 
 class MicroBatches:
-    """The step of a DLRM on this process's micro-batches of each global batch."""
+    """Training steps of a DLRM on this process's micro-batches of each global batch."""
 
     def __init__(self, model: nn.Module, size: int, runtime: Runtime) -> None:
         """model: sharded, its dense layers on each process; size: M."""
@@ -104,18 +105,18 @@ class MicroBatches:
             ReplicatedLookup(kernel, runtime)
             for collection in model.modules()
             if isinstance(collection, ShardedEmbeddingBagCollection)
-            for lookup in collection._lookups  # not among modules()
+            for lookup in collection._lookups  # modules() leaves them out
             for kernel in lookup._emb_modules
             if isinstance(kernel, BatchedDenseEmbeddingBag)
         ]
         self._graphs: list[MicroBatch] = []
         self._losses: list[Tensor | None] = []
-        self._count = 0  # of micro-batches of the global batch
+        self._count = 0  # number of micro-batches in the global batch
         self._vectors: Tensor | None = None
         self.losses = torch.empty(0)
 
     def forward(self, batch: Batch, draw: Draw) -> Tensor:
-        """Return the logits [B], without a graph, which stays here; `draw` begins each micro-batch."""
+        """Return the logits [B], detached; the graph stays in this object. `draw` begins each micro-batch."""
         vectors, order = self._dlrm.sparse_arch(batch.sparse_features)()
         first, self._graphs, self._vectors = self._runtime.rank * len(batch.labels), [], vectors
         logits = []
@@ -123,6 +124,7 @@ class MicroBatches:
             rows = slice(start, start + self._size)
             num_valid = min(max(batch.num_valid - start, 0), self._size)
             draw(first + start, num_valid)
+            # A leaf cuts the graph: the dense layers' backward runs per micro-batch, the tables' once for them all.
             leaf = vectors[rows].detach().requires_grad_(torch.is_grad_enabled())
             scores = self._dlrm.score(batch.dense_features[rows], leaf, order)
             self._graphs.append(MicroBatch(scores, leaf, num_valid, [norm.statistics for norm in self._norms]))
@@ -130,7 +132,7 @@ class MicroBatches:
         return torch.cat(logits)
 
     def loss(self, loss: Loss, batch: Batch) -> Tensor:
-        """Return this process's part of the global batch's mean loss; `losses` has that of each micro-batch."""
+        """Return this process's part of the global batch's mean loss; `losses` holds each micro-batch's part."""
         parts: list[Tensor | None] = []
         for number, graph in enumerate(self._graphs):
             rows = slice(number * self._size, number * self._size + graph.num_valid)
@@ -168,7 +170,7 @@ class MicroBatches:
             lookup.set_gradients()
 
     def _exchanged(self, tree: TreeSum) -> list[Tensor]:
-        """Return the sum over all processes: each adds the nodes of all in the order of their micro-batches."""
+        """Return the sum over all processes; each adds everybody's nodes in the order of their micro-batches."""
         if self._runtime.world_size == 1:
             return tree.total()
         of_each = len(self._losses)
@@ -194,8 +196,8 @@ class MicroBatches:
 class ReplicatedLookup:
     """Data-parallel tables, whose gradients are added in the order of the global batch.
 
-    Each process receives the ids of all and the gradients of their vectors; the sum over a table's rows is torch's own
-    of embeddings, which has an order that does not depend on threads.
+    Each process receives everybody's ids and the gradients of their vectors. torch's own backward of embeddings adds
+    them up per row, in an order that does not depend on threads.
     """
 
     def __init__(self, kernel: BatchedDenseEmbeddingBag, runtime: Runtime) -> None:

@@ -1,4 +1,4 @@
-"""What a run's evaluations decide by train.monitor: the best, when the rate is cut, and whether to stop early."""
+"""Decisions that a run's evaluations make by train.monitor: the best, when to cut the rate, when to stop early."""
 
 from app.config import AppConfig, ScheduleConfig
 from app.config.train import Monitor, keys_by_evaluations, metrics_of
@@ -10,10 +10,10 @@ from common.keys import shown
 
 
 def require_validation(config: AppConfig, rows: int) -> None:
-    """Refuse a run by a split that cannot decide anything; rows: of eval.split.
+    """Refuse a run whose split of evaluations cannot decide what its keys ask for; rows: number in eval.split.
 
     Raises:
-        UserError: it has no rows, or too many for a metric of train.monitor.
+        UserError: the split has no rows, or too many for a metric of train.monitor.
     """
     keys = keys_by_evaluations(config.train, config.schedule.name.schedule.by_metric)
     if keys and not rows:
@@ -32,7 +32,7 @@ def require_validation(config: AppConfig, rows: int) -> None:
 
 
 def monitored_value(evaluation: EvaluationFigures, monitor: Monitor) -> float | None:
-    """The metric that train.monitor names, or its weighted sum of metrics; None if one of them is undefined."""
+    """Return the metric that train.monitor names, or its weighted sum of metrics; None if one of them is undefined."""
     if isinstance(monitor, str):
         return evaluation.figure(monitor)
     values = [(weight, evaluation.figure(name)) for name, weight in monitor.items()]
@@ -42,12 +42,12 @@ def monitored_value(evaluation: EvaluationFigures, monitor: Monitor) -> float | 
 
 
 def score(value: float, monitor: Monitor) -> float:
-    """The value of train.monitor, negated where smaller is better: the best has the highest score."""
+    """Return the value of train.monitor, negated if smaller is better: the best evaluation has the highest score."""
     return -value if isinstance(monitor, str) and METRICS[monitor].larger_is_better is False else value
 
 
 def best_of(evaluation: EvaluationFigures, monitor: Monitor) -> Best | None:
-    """An evaluation as the best of a run; None if train.monitor is undefined for it."""
+    """Return an evaluation as a candidate for a run's best; None if train.monitor is undefined for it."""
     value = monitored_value(evaluation, monitor)
     if value is None:
         return None
@@ -61,17 +61,18 @@ def best_of(evaluation: EvaluationFigures, monitor: Monitor) -> Best | None:
 
 
 def score_of(best: Best, monitor: Monitor) -> float:
-    """The score of a run's best evaluation."""
+    """Return the score of a run's best evaluation."""
     value = best.of_monitor
     return -float("inf") if value is None else score(value, monitor)
 
 
 def watch(before: Monitored, value: float | None, monitor: Monitor, schedule: ScheduleConfig) -> Monitored:
-    """After one more evaluation; an undefined value changes nothing.
+    """Return the monitor's state after one more evaluation; an undefined value changes nothing.
 
-    A miss is a value below the best so far plus schedule.threshold, or where smaller is better above the best minus it.
-    One after more than schedule.patience others since the last hit or cut cuts the rate of schedule=plateau. As FuxiCTR
-    has it, and torch's ReduceLROnPlateau with threshold_mode=abs, to which an equal value is a miss.
+    A miss is a value below the best so far plus schedule.threshold (if smaller is better: above the best minus it).
+    schedule=plateau cuts the rate at a miss that follows schedule.patience others since the last hit or cut. FuxiCTR
+    does the same; so does torch's ReduceLROnPlateau with threshold_mode=abs, except that it counts an equal value as a
+    miss.
     """
     if value is None:
         return before
@@ -88,7 +89,7 @@ def watch(before: Monitored, value: float | None, monitor: Monitor, schedule: Sc
 
 
 def early_stop(state: RunState, length: RunLength) -> EarlyStop | None:
-    """Why the state's evaluation ends the run before its last step; None if it does not."""
+    """Return why the state's evaluation ends the run before its last step; None if it does not."""
     train, evaluation, misses = length.train, state.evaluation, state.monitored.misses
     is_evaluated = evaluation is not None and evaluation.step == state.step
     if not is_evaluated or state.step >= length.total_steps:

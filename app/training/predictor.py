@@ -1,4 +1,4 @@
-"""A model that scores rows: whole splits with their metrics, or batches of one's own."""
+"""A model that scores rows: whole splits with their metrics, or a caller's batches."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -47,9 +47,9 @@ Interrupted = Callable[[int], bool]
 class Scores(NamedTuple):
     """Samples' logits and labels [n] float32, and what metrics of groups need.
 
-    groups: ids [n] int32 of the model's group_feature, or of eval.group_by; none without it. rows: of the latter
-        `Batch.row_keys`.
-    tasks: logits and labels of each label that is learned beside the first.
+    groups: ids [n] int32 of the model's group_feature, or of eval.group_by; empty without either. rows:
+        `Batch.row_keys`, with eval.group_by only.
+    tasks: logits and labels of each further label that the model learns.
     """
 
     logits: NDArray[np.float32]
@@ -62,8 +62,8 @@ class Scores(NamedTuple):
 class Evaluation(NamedTuple):
     """A split's metrics, with its name and number of samples, the same on all processes.
 
-    logits, labels: [n] float32 on rank 0 in the order of the split's rows, none elsewhere; a part of them if the AUC
-        is from a histogram, none where labels are numbers.
+    logits, labels: [n] float32 on rank 0 in the order of the split's rows, empty elsewhere; a sample of them if the AUC
+        is from a histogram; empty if labels are numbers.
     """
 
     figures: EvaluationFigures
@@ -72,11 +72,11 @@ class Evaluation(NamedTuple):
 
 
 class EvaluationInterrupted(Exception):
-    """Raised inside an evaluation when the run was asked to stop: it begins again when the run is resumed."""
+    """Raised when the run is asked to stop during an evaluation, which a resumed run begins again."""
 
 
 def _figures(split: str, samples: int, metrics: Mapping[str, object]) -> EvaluationFigures:
-    """Metrics of a split's samples."""
+    """Return the figures of a split with these metrics."""
     return convert({"split": split, "samples": samples, **metrics}, EvaluationFigures)
 
 
@@ -88,7 +88,7 @@ class Predictor:
     runtime: Runtime
     root: Path  # of the dataset
     manifest: Manifest
-    model: Any  # DistributedModelParallel, or a DLRM that each process has whole
+    model: Any  # DistributedModelParallel, or a DLRM that each process holds whole
     _splits: dict[str, Split] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -101,7 +101,7 @@ class Predictor:
             )
 
     def split(self, name: str) -> Split:
-        """A split of the dataset, opened once for this process."""
+        """Return a split of the dataset, which is opened once per process."""
         if name not in self._splits:
             self._splits[name] = self._dataset.split(name, self.runtime.rank, self.runtime.world_size)
         return self._splits[name]
@@ -113,36 +113,36 @@ class Predictor:
 
     @cached_property
     def micro_batches(self) -> MicroBatches | None:
-        """The arithmetic of train.deterministic=layout; None otherwise, and where each process has the whole model."""
+        """Arithmetic of train.deterministic=layout; None otherwise, and where each process has the whole model."""
         size = self.config.train.micro_batch
         if size is None or not isinstance(self.model, DistributedModelParallel):
             return None
         return MicroBatches(self.model, size, self.runtime)
 
     def samples(self, steps: int) -> int:
-        """Samples of the run's first steps."""
+        """Return the number of samples in the run's first steps."""
         train = self.config.train
         return samples_of(train, 0 if train.drop_last else self.split("train").rows, steps)
 
     def split_rows(self) -> dict[str, int]:
-        """Rows of each split; of a dataset of events, samples."""
+        """Return the rows of each split; for a dataset of events, its samples."""
         windows = {name: self.split(name).rows for name in self.manifest.kind.windows}
         return windows or {name: split.rows for name, split in self.manifest.splits.items()}
 
     def on_device(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Batches moved to this process's device."""
+        """Return the batches on this process's device."""
         device = self.runtime.device
         return batches if device.type == "cpu" else copied_ahead(batches, device)
 
     def autocast(self, cached: bool = True) -> torch.autocast:
-        """The configured precision of the dense layers. cached: a weight is cast once, however often it is used."""
+        """Return a context with the dense layers' precision. cached: cast each weight once, not at every use."""
         bf16 = self.config.runtime.precision is Precision.bf16
         return torch.autocast(self.runtime.device.type, torch.bfloat16, bf16, cached)
 
     def forward(self, batch: Batch, draw: Draw = lambda first_row, num_valid: None) -> Tensor:
-        """Logits float32 as a batch's labels on the device, [B], the dense layers in the configured precision.
+        """Return logits on the device: float32, shaped as the labels; dense layers use the configured precision.
 
-        draw: in training, begins a micro-batch.
+        draw: begins a micro-batch in training.
         """
         with self.autocast():
             if self.micro_batches is not None:
@@ -151,7 +151,7 @@ class Predictor:
             return logits.flatten() if batch.labels.ndim == 1 else logits
 
     def score(self, batches: Iterator[Batch], interrupted: Interrupted = lambda batches_done: False) -> Scores:
-        """Scores of these batches' valid samples, on the CPU.
+        """Return the scores of these batches' valid samples, on the CPU.
 
         Raises:
             EvaluationInterrupted: `interrupted`, called with the number of batches done, returned true.
@@ -182,7 +182,7 @@ class Predictor:
         )
 
     def eval_batch_size(self, rows: int) -> int:
-        """Samples of an evaluation step over all processes, of a split of that number of rows."""
+        """Return the samples of an evaluation step over all processes, for a split with this many rows."""
         samples = min(self.config.eval.global_batch_size, rows)
         processes = self.runtime.world_size
         return part_size(max(1, samples), processes, self.config.train.micro_batch) * processes
@@ -194,14 +194,15 @@ class Predictor:
         corrected: bool = False,
         rows: EvaluatedSplit | None = None,
     ) -> Evaluation:
-        """Metrics of a whole split, all processes' samples pooled; a collective call.
+        """Return the metrics of a whole split, all processes' samples pooled; a collective call.
 
-        rows: rows of that name in place of a split of the dataset, all of them, whatever the sampling of the dataset.
-        corrected: of sampled rows, metrics of corrected probabilities over all rows; logits stay as they are.
+        rows: rows to evaluate under that name in place of a split of the dataset; sampling left none of
+            them out.
+        corrected: for sampled rows, take metrics of corrected probabilities over all rows; logits stay as they are.
 
         Raises as `score`, and UserError for logits that are not finite.
 
-        Rank 0 alone collects and sorts the scores; of more than eval.exact_rows, processes add up histograms.
+        Rank 0 alone collects and sorts the scores; above eval.exact_rows, processes add up histograms instead.
         """
         split, runtime = rows or self.split(name), self.runtime
         batches = split.eval_batches(self.eval_batch_size(split.rows))
@@ -212,7 +213,7 @@ class Predictor:
             figures = number_metrics(*self._for_sums(logits, labels, pooled), self._total)
             return Evaluation(_figures(name, split.rows, figures), logits[:0], labels[:0])
         kept, sums_of_all = kept_share(self.manifest), np.empty(0)
-        if rows is not None:  # of which none was left out
+        if rows is not None:  # sampling left none of them out
             logits, kept = logits + np.float32(correction(kept) if corrected else 0), 1.0
         if 0 < kept < 1:
             sums_of_all = self._total(all_rows_sums(*self._for_sums(logits, labels, pooled), kept))
@@ -245,7 +246,7 @@ class Predictor:
         return Evaluation(decode(text, EvaluationFigures), logits, labels)
 
     def _in_order(self, values: NDArray[ScalarT], rows: int) -> NDArray[ScalarT]:
-        """Return all processes' values of a split on rank 0, in the order of its rows; none elsewhere, and of none."""
+        """Return all processes' values of a split on rank 0, in the order of its rows; empty elsewhere."""
         joined = self.runtime.to_rank_0(values)
         if not len(joined) or self.runtime.world_size == 1 or self.manifest.kind.windows:
             return joined
@@ -257,7 +258,7 @@ class Predictor:
         labels: NDArray[np.float32],
         pooled: Callable[[NDArray[np.float32]], NDArray[np.float32]],
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Return the scores that this process adds: its own, or with train.deterministic=layout rank 0 all."""
+        """Return the scores that this process adds: its own; with train.deterministic=layout, rank 0 adds all."""
         return (logits, labels) if self.micro_batches is None else (pooled(logits), pooled(labels))
 
     def _total(self, sums: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -266,7 +267,7 @@ class Predictor:
         return of_ranks[0] if self.micro_batches is not None else np.sum(of_ranks, axis=0)
 
     def _require_finite(self, scores: list[NDArray[np.float32]], rows: int, name: str) -> None:
-        """Raises UserError on all processes if one has logits that no metric is defined for."""
+        """Raise UserError on all processes if any of them has logits that are not finite."""
         bad = np.logical_or.reduce([~np.isfinite(logits) for logits in scores])
         if count := int(self.runtime.total(np.array([np.count_nonzero(bad)]))[0]):
             raise UserError(
@@ -276,7 +277,7 @@ class Predictor:
 
 
 def load(checkpoint: Path, config: AppConfig, runtime: Runtime, root: Path, manifest: Manifest) -> Predictor:
-    """A checkpoint's model, sharded as configured, without an optimizer or its state; a collective call.
+    """Return a checkpoint's model, sharded as configured, without an optimizer or its state; a collective call.
 
     Raises:
         UserError: the checkpoint or the dataset does not fit the configuration.

@@ -76,7 +76,7 @@ def checkpoint_state(session: Session, state: RunState, seconds: dict[str, float
         dataset=str(session.root),
         dataset_digest=session.manifest.digest,
         fingerprint=fingerprint(session.config),
-        files={},  # named when they are written
+        files={},  # filled in when the files are written
     )
     arrays: dict[str, NDArray[Any]] = {
         "losses": state.all_losses(),
@@ -91,7 +91,7 @@ def restore(path: Path, session: Session) -> Resumed:
     """Load a checkpoint into a session; a collective call.
 
     Raises:
-        UserError: it belongs to a run of another configuration, or is damaged.
+        UserError: the checkpoint belongs to a run of another configuration, or is damaged.
     """
     saved = read(path)
     values, arrays = saved.state, saved.arrays
@@ -130,10 +130,10 @@ def restore(path: Path, session: Session) -> Resumed:
 
 
 class Adopted(Struct):
-    """What a run's record adds to its checkpoint: the last evaluation and the best, as `RunState` has them; time.
+    """What a run's record adds to its checkpoint: the last and the best evaluation, as in `RunState`, and time.
 
-    after_saving: the checkpoint's step was evaluated after it was saved.
-    joules, energy_seconds: of that evaluation. seconds: spent, that included.
+    after_saving: the checkpoint's step was evaluated after the checkpoint was saved.
+    joules, energy_seconds: of that evaluation. seconds: time spent, including that evaluation.
     """
 
     evaluation: EvaluationFigures | None
@@ -147,10 +147,10 @@ class Adopted(Struct):
 def adopt_evaluations(
     state: RunState, directory: RunDirectory, config: AppConfig, seconds: dict[str, float]
 ) -> Adopted:
-    """What the record of a run that is resumed knows of its evaluations and of the `seconds` spent; on rank 0.
+    """Return what a resumed run's record tells of its evaluations and of the `seconds` spent; call on rank 0.
 
-    Its record may know more than its checkpoint, which is saved before its step is evaluated. The best is one whose
-    checkpoint is still there, if the best is to be kept.
+    The record may know more than the checkpoint, which is saved before its step is evaluated. If the best is to be
+    kept, only evaluations whose checkpoint is still there qualify.
 
     Raises:
         UserError: the run evaluates another split.
@@ -177,14 +177,14 @@ def adopt_evaluations(
     events = [event for event in recorded if after_saving and event.step == state.step]
     eval_time = sum(event.eval_seconds or 0.0 for event in events)
     seconds = {**seconds, "eval": seconds.get("eval", 0.0) + eval_time, "total": seconds.get("total", 0.0) + eval_time}
-    if summary is not None and summary.steps == state.step and summary.status != "failed":  # it ended here
+    if summary is not None and summary.steps == state.step and summary.status != "failed":  # the run ended at this step
         seconds = summary.seconds or seconds
     energy = _energy_after_saving(state, [event.measured for event in events if event.measured])
     return Adopted(last, best, after_saving, *energy, seconds)
 
 
 def _energy_after_saving(state: RunState, measured: list[Measured]) -> tuple[float, float]:
-    """Joules that events after a checkpoint's saving add to it, and their seconds; older events have none."""
+    """Return the joules, and their seconds, that events add after a checkpoint's saving; older events have none."""
     if not measured:
         return 0.0, 0.0
     joules, metered = sum(one.joules for one in measured), sum(one.energy_seconds for one in measured)
@@ -194,9 +194,9 @@ def _energy_after_saving(state: RunState, measured: list[Measured]) -> tuple[flo
 def _recorded_evaluations(
     state: RunState, recorded: Sequence[EvaluationEvent], summary: Summary | None, train_split: bool
 ) -> list[EvaluationFigures]:
-    """Evaluations up to the state's step: of the checkpoint, of metrics.jsonl (`recorded`), and of summary.json.
+    """Return the evaluations up to the state's step: of the checkpoint, of metrics.jsonl (`recorded`), of summary.json.
 
-    train_split: one of the training split belongs to each, and one that lacks it is to be repeated.
+    train_split: each evaluation includes the training split; one that lacks it will be repeated.
     """
     of_train = {event.step for event in recorded if event.event == "eval_train"}
     is_whole = state.step in of_train or not train_split
@@ -210,7 +210,7 @@ def _recorded_evaluations(
 
 
 def require_dataset(trained: Path, path_then: str, digest_then: str, root: Path, manifest: Manifest) -> None:
-    """Raises UserError if a dataset is not the one that the run or checkpoint `trained` was trained on."""
+    """Raise UserError if a dataset is not the one that the run or checkpoint `trained` was trained on."""
     if manifest.digest != digest_then:
         elsewhere = f"{path_then} as it was when the run started" if str(root) == path_then else path_then
         raise UserError(
@@ -231,7 +231,7 @@ def _layout(session: Session) -> Layout:
 
 
 def fingerprint(config: AppConfig) -> Json:
-    """The keys that a resumption must not change, with their values."""
+    """Return the keys that a resumption must not change, with their values."""
     keys: Json = values_that_decide_bits(config)
     if not any(METRICS[name].over for name in metrics_of(config.train.monitor)):
         del keys["eval.group_by"]  # no evaluation ranks by it
@@ -239,7 +239,7 @@ def fingerprint(config: AppConfig) -> Json:
 
 
 def _first_difference(saved: SavedState, config: AppConfig) -> tuple[str, object, object] | None:
-    """The first key of `fingerprint` that differs in a checkpoint's state, with its values in both; None if equal."""
+    """Return the first key of `fingerprint` that differs in a checkpoint's state, with both values; None if equal."""
     now, recorded = fingerprint(config), saved.fingerprint
     keys = (*now, *(key for key in recorded if key not in now))
     return next(((key, now.get(key), recorded.get(key)) for key in keys if now.get(key) != recorded.get(key)), None)
@@ -248,7 +248,7 @@ def _first_difference(saved: SavedState, config: AppConfig) -> tuple[str, object
 class TrainedRun(NamedTuple):
     """A checkpoint, its state (see `checkpoint_state`), and the dataset that its run was trained on.
 
-    best: whether its run keeps it as the best. newest: the run's newest, if it has any.
+    best: whether its run keeps it as the best. newest: the run's newest checkpoint, if it has any.
     """
 
     path: Path
@@ -260,12 +260,12 @@ class TrainedRun(NamedTuple):
 
     @property
     def last(self) -> bool:
-        """Whether it is its run's newest."""
+        """Whether it is its run's newest checkpoint."""
         return self.newest is not None and self.path.resolve() == self.newest.resolve()
 
     @property
     def about(self) -> Json:
-        """What a command's JSON says of it."""
+        """Entries that describe it in a command's JSON."""
         return {"checkpoint": self.path.name, "step": self.state.step, "best": self.best, "last": self.last}
 
     def correction(self, corrected: bool) -> float:
@@ -291,7 +291,7 @@ class TrainedRun(NamedTuple):
         return {} if kept == 1 else {"kept_share": kept, "correct_sampling": corrected}
 
     def log_choice(self) -> None:
-        """Log which checkpoint was taken; after all that may be refused, which ends in one line."""
+        """Log which checkpoint was taken. Call after validation, so that an error stays one line."""
         kinds = [kind for kind, holds in (("the best", self.best), ("the last", self.last)) if holds]
         role = f", {' and '.join(kinds)} of the run" if kinds else ""
         others = f"; the last is {self.newest.name} (checkpoint={LAST})" if self.newest and not self.last else ""
@@ -299,10 +299,10 @@ class TrainedRun(NamedTuple):
 
 
 def open_checkpoint(run: Path, choice: str | None, config: AppConfig, runtime: Runtime) -> TrainedRun:
-    """The checkpoint of a run that `find_checkpoint` selects, with its dataset; `config` is that of `trained_config`.
+    """Return the checkpoint that `find_checkpoint` selects, with its dataset; `config` is from `trained_config`.
 
     Raises:
-        UserError: there is none, it is of another run, or the dataset is not the one it was trained on.
+        UserError: the run has no such checkpoint, it is another run's, or the dataset is not the one it was trained on.
     """
     path = Path(runtime.on_rank_0(lambda: find_checkpoint(run, choice)))
     state = read(path).state
@@ -319,10 +319,10 @@ def open_checkpoint(run: Path, choice: str | None, config: AppConfig, runtime: R
 
 
 def open_dataset(config: AppConfig, trained: Path, path_then: str, digest_then: str) -> tuple[Path, Manifest]:
-    """A configuration's dataset: its directory and manifest.
+    """Return the directory and manifest of a configuration's dataset.
 
     Raises:
-        UserError: it is not the one that the run or checkpoint `trained` was trained on.
+        UserError: the dataset is not the one that the run or checkpoint `trained` was trained on.
     """
     root = Path(config.data.path or "")
     manifest = load_manifest(root)
@@ -331,13 +331,13 @@ def open_dataset(config: AppConfig, trained: Path, path_then: str, digest_then: 
 
 
 def trained_config(run: Path, overrides: RuntimeConfig, data_path: str | None) -> AppConfig:
-    """A run's own configuration, with the runtime asked for and the dataset's present path.
+    """Return a run's own configuration, with the requested runtime and the dataset's present path.
 
     data_path: of the dataset; None: where the run had it. A relative one counts from the directory where the run was
         started, which holds the run's own directory, so a run is usable from any directory.
 
     Raises:
-        UserError: the directory is not a run's, or of another version, or its dataset is not there.
+        UserError: the directory is not a run's, its configuration is of another version, or its dataset is not there.
     """
     try:
         config = from_plain(read_config(run))

@@ -49,30 +49,31 @@ class TrainingRun:
         length: RunLength | None = None,
         make_checkpointer: Callable[[Session, Recorder, StepTimer], Checkpointer] = Checkpointer,
     ) -> None:
-        """began: time.perf_counter() when the command began.
+        """Prepare a run of the session.
 
-        length: of a replay; None: as configured. make_checkpointer: of a replay, what compares instead of saving.
+        began: time.perf_counter() when the command began. length: a replay's, in place of the configured one.
+        make_checkpointer: a replay gives a class that compares instead of saving.
 
         Raises:
-            UserError: unfit batch; no compiler; no GPU.
+            UserError: the batch does not fit the rows or the processes; there is no compiler, or no GPU.
         """
         self.session, self.config, self.runtime = session, session.config, session.runtime
         self.state = RunState()
         _require_rows_for_batch_norm(self.config, session.predictor.split("train").rows)
         self.length = length or run_length(self.config.train, session.predictor.split("train"), self.runtime.world_size)
-        # Before any thread of ours copies to the GPU: graphs are recorded, which forbids that.
+        # Compile before any thread of ours copies to the GPU: recording a graph forbids such copies.
         session.compile(self.config.train.local_rows(self.runtime.world_size))
         self.timer = StepTimer(self.runtime.device)
         self.recorder = Recorder(session, directory, self.timer, self.length, began)
         self.checkpointer = make_checkpointer(session, self.recorder, self.timer)
         self.data = DataLoader(session, self.length)
         self._directory, self._began = directory, began
-        self._resumed = ""  # the line that describes the resumption
-        self.continues = False  # from a checkpoint of its own
-        self._measured_before = 0  # steps, before a resumption
+        self._resumed = ""  # the log line that describes the resumption; empty without one
+        self.continues = False  # whether it resumes from a checkpoint of its own
+        self._measured_before = 0  # steps that were timed before a resumption
 
     def restore(self, path: Path) -> None:
-        """Resume from a checkpoint of this run, or start from one of another; a collective call.
+        """Resume from this run's checkpoint, or start from another run's; a collective call.
 
         Raises:
             UserError: as `resume.restore` and `resume.adopt_evaluations` do.
@@ -90,19 +91,19 @@ class TrainingRun:
                 value = monitored_value(adopted.evaluation, self.config.train.monitor)
                 state.monitored = watch(state.monitored, value, self.config.train.monitor, self.config.schedule)
                 state.count(Measured(joules=adopted.joules, energy_seconds=adopted.energy_seconds))
-                state.take_unreported()  # the event of the evaluation has it
+                state.take_unreported()  # the evaluation's event has reported it already
             self.state = replace(state, evaluation=adopted.evaluation, best=adopted.best)
             self.recorder.seconds_before = adopted.seconds
             if directory.was_killed():
                 self._resumed += " (the part before was killed, as by a lack of memory, or the machine went down)"
             self.checkpointer.saved_step = self.state.step
-        else:  # evaluations of another run have no checkpoints here
+        else:  # another run's evaluations have no checkpoints in this directory
             self.state.evaluation = self.state.best = None
             self.state.monitored = Monitored(cuts=self.state.monitored.cuts)
         self._measured_before = len(self.state.all_step_seconds())
 
     def is_done(self, before: Summary) -> bool:
-        """Return whether the run that wrote this summary had come to the end that the configuration now asks for."""
+        """Return whether the run that wrote this summary had reached the end that the configuration now asks for."""
         state = self.state
         if before.steps != state.step or before.status not in DONE:
             return False
@@ -177,9 +178,10 @@ class TrainingRun:
         try:
             yield
         except Exception as error:
-            self.checkpointer.close()  # a checkpoint that fills the disk is removed then, which makes space for these
+            # Closing removes a checkpoint that fills the disk, which makes room for the summary.
+            self.checkpointer.close()
             served = None
-            with contextlib.suppress(UserError, OSError):  # the failure is what has to be reported
+            with contextlib.suppress(UserError, OSError):  # the original failure is the one to report
                 served = self._served()
             figures = summary.summarise_failure(self.session, self.state, served, error, self.recorder.seconds())
             with ignoring_full_disk():
@@ -214,7 +216,7 @@ class TrainingRun:
         log.info("\n".join(summary.closing_lines(figures, self._measured_before, keeps_best, encoding)))
 
     def _served(self) -> EvaluationFigures | None:
-        """On rank 0 the recorded evaluation of the checkpoint that `best` names, if there is one; else None."""
+        """Return on rank 0 the recorded evaluation of the checkpoint that `best` names; None if there is none."""
         best = files.pointed_to(self._directory.checkpoints, files.BEST) if self.runtime.rank == 0 else None
         if best is None:
             return None
@@ -222,7 +224,7 @@ class TrainingRun:
         return evaluations[best.name].figures() if best.name in evaluations else None
 
     def _profiler(self) -> StepProfiler:
-        """Traces as configured; among several processes, exchanges of a warm-up step are measured too."""
+        """Return the configured profiler; with several processes it also measures the exchanges of a warm-up step."""
         warm_up = self.config.train.warmup_steps_excluded
         sampled = self.state.step + warm_up - 1 if self.runtime.world_size > 1 and warm_up > 1 else None
         directory, steps = self._directory.path / TENSORBOARD, self.config.runtime.profile_steps
@@ -230,7 +232,7 @@ class TrainingRun:
 
 
 def _require_rows_for_batch_norm(config: AppConfig, rows: int) -> None:
-    """Raises UserError if an epoch ends with a batch of one row, which batch norm has no variance of."""
+    """Raise UserError if an epoch ends with a batch of one row, which has no variance for batch norm."""
     if not config.model.batch_norm or config.train.drop_last:
         return
     batch, micro_batch = config.train.global_batch_size, config.train.micro_batch

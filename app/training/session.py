@@ -43,9 +43,9 @@ class Session:
     predictor: Predictor
     plan: Plan
     optimizer: CombinedOptimizer
-    loss: Callable[[Tensor, Tensor], Tensor]  # logits and labels of a batch to their loss
-    _step: int = field(default=0, init=False)  # that was begun last
-    cuts: int = field(default=0, init=False)  # of the rates, which evaluations have decided so far
+    loss: Callable[[Tensor, Tensor], Tensor]  # maps a batch's logits and labels to its loss
+    _step: int = field(default=0, init=False)  # the step that was begun last
+    cuts: int = field(default=0, init=False)  # cuts of the learning rate so far; evaluations decide them
 
     @property
     def config(self) -> AppConfig:
@@ -73,17 +73,18 @@ class Session:
         return self.predictor.model
 
     def loss_of(self, logits: Tensor, batch: Batch) -> Tensor:
-        """The training loss of a batch, of which the mean of all processes is that over the global batch's rows."""
+        """Return a batch's loss; averaged over ranks (micro-batches: summed), it is the global batch's mean loss."""
         if self.predictor.micro_batches is not None:
             return self.predictor.micro_batches.loss(self.loss, batch)
         if batch.share == 1:
             return self.loss(logits, batch.labels)
         if not batch.num_valid:
-            return logits.sum() * 0  # other processes' backward waits for this one's
+            # The loss stays in the graph, since other processes' backward waits for this one's.
+            return logits.sum() * 0
         return batch.share * self.loss(logits[: batch.num_valid], batch.labels[: batch.num_valid])
 
     def backward(self, loss: Tensor) -> None:
-        """Compute the gradients of dense parameters, and update the tables that FBGEMM updates."""
+        """Compute the gradients of dense parameters and update FBGEMM's tables."""
         if self.predictor.micro_batches is not None:
             self.predictor.micro_batches.backward()
         else:
@@ -95,7 +96,7 @@ class Session:
         return self.config.loss.is_logloss and _loss_factor(self.config) == 1
 
     def compile(self, batch_size: int) -> None:
-        """Make the programs of runtime.compile, to train from step 0 with batch_size samples a process.
+        """Compile or record what runtime.compile asks for, to train from step 0 with batch_size samples a process.
 
         A collective call.
 
@@ -118,10 +119,10 @@ class Session:
             ids = torch.zeros(len(features) * batch_size, dtype=torch.int32, device=device)
             autocast = partial(self.predictor.autocast, cached=False)
             self.model.module.capture_dense_layers(dense_features, one_id_each.bags(ids), autocast)
-            set_step(self.optimizer, 0)  # the example was a step to FBGEMM's Adam
+            set_step(self.optimizer, 0)  # FBGEMM's Adam counted the example as a step
 
     def begin_step(self, step: int) -> float:
-        """Set the rates of a step; return the rate of dense parameters."""
+        """Set the learning rates of a step; return the dense parameters' rate."""
         self._step = step
         rates, schedule = self.config.optimizer, self.config.schedule
         lr = learning_rate(rates.lr, schedule, step, self.cuts)
@@ -129,7 +130,10 @@ class Session:
         return lr
 
     def forward(self, batch: Batch) -> Tensor:
-        """As the predictor's; in training after `begin_step`, with dropout and batch norm of the batch's own rows."""
+        """Return a batch's logits, as `Predictor.forward` does; in training, call `begin_step` first.
+
+        In training, dropout is active and batch norm uses the batch's own rows.
+        """
         if self.model.training and self.predictor.micro_batches is None:
             rows, seed = len(batch.labels), self.config.train.seed
             num_valid = None if batch.num_valid == rows else batch.num_valid
@@ -137,13 +141,13 @@ class Session:
         return self.predictor.forward(batch, self._draw)
 
     def _draw(self, first_row: int, num_valid: int) -> None:
-        """Draw the masks of a micro-batch, whose first row is this one of the global batch."""
+        """Draw the dropout masks of the micro-batch that begins at this row of the global batch."""
         size = self.config.train.micro_batch
         if self.model.training and size is not None:
             self.model.module.begin_step(self.config.train.seed, self._step, first_row // size, size, num_valid)
 
     def undo_step(self) -> None:
-        """Take back what a step's forward has changed."""
+        """Undo what a step's forward has changed."""
         self.model.module.undo_step()
 
     def is_finite(self, loss: Tensor) -> bool:
@@ -151,22 +155,22 @@ class Session:
         return self.runtime.highest(float(not torch.isfinite(loss))) == 0
 
     def gradient_norm(self) -> Tensor:
-        """2-norm of the dense parameters' gradients, a scalar on the device; after a backward."""
+        """Return the 2-norm of the dense parameters' gradients, a scalar on the device; call after a backward."""
         return total_norm(p.grad for p in self.dense_parameters().values() if p.grad is not None)
 
     def parameter_counts(self) -> dict[str, int]:
-        """Numbers of embedding and dense parameters of the whole model."""
+        """Return the numbers of embedding and dense parameters of the whole model."""
         embedding = sum(table.num_embeddings * table.embedding_dim for table in self.model.module.sparse_arch.tables)
         dense = sum(parameter.numel() for parameter in self.dense_parameters().values())
         return {"embedding": embedding, "dense": dense, "total": embedding + dense}
 
     def dense_parameters(self) -> dict[str, nn.Parameter]:
-        """All parameters but tables, by name and in its order."""
+        """Return all parameters except tables by name, in the order of the names."""
         parameters = sorted(self.model.named_parameters(), key=lambda item: item[0])
         return {name: parameter for name, parameter in parameters if not table_of(name)}
 
     def parameters(self) -> Iterator[tuple[str, NDArray[np.float32]]]:
-        """Tables in order, large ones in blocks of rows, then dense parameters and batch norm's statistics by name.
+        """Yield tables, large ones in blocks of rows, then dense parameters and batch norm's statistics, by name.
 
         A collective call: every process must exhaust the iterator; only rank 0's yields.
         """
@@ -178,7 +182,10 @@ class Session:
                 yield name, parameter.detach().cpu().numpy()
 
     def parameters_digest(self, meter: TableMeter | None = None) -> str:
-        """SHA-256 over the bytes of all parameters, which a meter sees pass; a collective call, valid on rank 0."""
+        """Return the SHA-256 over the bytes of all parameters; a collective call, valid on rank 0.
+
+        meter: measures the tables while they pass.
+        """
         parameters = self.parameters()
         return provenance.parameters_digest(
             (values for _, values in parameters) if meter is None else meter.watch(parameters)
@@ -198,6 +205,6 @@ def build(config: AppConfig, runtime: Runtime, root: Path, manifest: Manifest) -
 
 
 def _loss_factor(config: AppConfig) -> float:
-    """What the mean loss over samples and tasks is multiplied by."""
+    """Return the factor of the mean loss over samples and tasks."""
     parts = config.model.parts
     return 1.0 if parts is None else parts.loss_factor(config)

@@ -13,7 +13,7 @@ from common.numa import NODES, PCI_DEVICES, memory_nodes, node_of_gpu
 
 log = logging.getLogger("clickwork")
 
-PINNED_BATCHES = BATCHES_AHEAD + 2  # further: the one that is copied, and the one in use
+PINNED_BATCHES = BATCHES_AHEAD + 2  # plus the batch that is copied and the batch in use
 ROUNDING = 2  # torch's allocator of page-locked memory rounds a block up to a power of two
 GIB = 1 << 30
 
@@ -21,13 +21,13 @@ GIB = 1 << 30
 def checked_room(
     batches: Iterator[Batch], gpu: str, processes: int, mapped_bytes: int, nodes: Path = NODES, pci: Path = PCI_DEVICES
 ) -> Iterator[Batch]:
-    """Return the batches; before the first of them, compare what will be pinned with the free memory of a NUMA node.
+    """Return the batches, after checking that the memory to be pinned for them is free on a NUMA node.
 
     Args:
         batches: in ordinary memory, for a GPU.
         gpu: its PCI address.
-        processes: of this machine, which its nodes share equally.
-        mapped_bytes: of the shards, which are read through the page cache, so that they are logged and not refused.
+    processes: number on this machine, which its nodes share equally.
+    mapped_bytes: size of the shards; they are read through the page cache, so it is logged and refuses nothing.
         nodes, pci: directories below /sys.
 
     Raises:
@@ -51,7 +51,7 @@ def checked_room(
 
 
 def gpu_address(device: torch.device) -> str:
-    """Return a GPU's PCI address; one that no device has if torch does not tell."""
+    """Return a GPU's PCI address; if torch does not tell it, an address that no device has."""
     properties = torch.cuda.get_device_properties(device)
     parts = [getattr(properties, f"pci_{part}_id", 0) for part in ("domain", "bus", "device")]
     return "{:04x}:{:02x}:{:02x}.0".format(*parts)

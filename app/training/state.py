@@ -17,7 +17,7 @@ from app.optimizer.schedule import learning_rate
 from app.record.documents import RunSchedule
 from common.errors import UserError
 
-ROUNDING = 1e-6  # steps: of a distance times a number
+ROUNDING = 1e-6  # steps; tolerance where a distance is multiplied by a number
 AGREE_EVERY_STEPS = 10  # how often processes ask each other whether to stop; a single process checks at every step
 
 
@@ -29,13 +29,13 @@ class RunState:
     epoch: int = 0
     step_in_epoch: int = 0
     losses: list[NDArray[np.float32]] = field(default_factory=list)  # mean over the global batch, each step
-    step_seconds: list[NDArray[np.float32]] = field(default_factory=list)  # of the steps that count
-    measured: Measured = field(default_factory=Measured)  # of all launches
-    unreported: Measured = field(default_factory=Measured)  # the part of it since the last event
+    step_seconds: list[NDArray[np.float32]] = field(default_factory=list)  # of the counted steps, after the warm-up
+    measured: Measured = field(default_factory=Measured)  # over all launches
+    unreported: Measured = field(default_factory=Measured)  # the part of `measured` since the last event
     accuracies: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))  # of unreported steps
-    skipped: int = 0  # steps without an update, since their loss was not finite (train.on_nan=skip)
+    skipped: int = 0  # steps without an update, because their loss was not finite (train.on_nan=skip)
     evaluation: EvaluationFigures | None = None  # the last one, with its step
-    best: Best | None = None  # the evaluation that is the best by train.monitor
+    best: Best | None = None  # the best evaluation by train.monitor
     monitored: Monitored = field(default_factory=Monitored)  # replaced, not changed, by each evaluation
 
     @property
@@ -45,34 +45,34 @@ class RunState:
 
     @property
     def updates(self) -> int:
-        """Steps that updated parameters: those by which Adam and LAMB correct their moments."""
+        """Number of steps that updated parameters; Adam and LAMB correct their moments by it."""
         return self.step - self.skipped
 
     def count(self, part: Measured) -> None:
-        """Add what steps took."""
+        """Add what steps took to the totals."""
         self.measured.add(part)
         self.unreported.add(part)
 
     def take_unreported(self) -> Measured:
-        """What an event reports as measured since the one before."""
+        """Return what was measured since the last event, and start again from nothing."""
         part, self.unreported = self.unreported, Measured()
         return part
 
     def all_losses(self) -> NDArray[np.float32]:
-        """[steps] float32."""
+        """Return the losses of all steps, [steps] float32."""
         return np.concatenate([np.empty(0, np.float32), *self.losses])
 
     def all_step_seconds(self) -> NDArray[np.float32]:
-        """[steps that count] float32."""
+        """Return the seconds of the counted steps, [counted steps] float32."""
         return np.concatenate([np.empty(0, np.float32), *self.step_seconds])
 
 
 class RunLength(NamedTuple):
-    """Steps of an epoch and of the whole run, and of its evaluations and reports.
+    """Steps of an epoch and of the whole run, and the steps to evaluate and to report after.
 
-    first_evaluation, distance: as of `evaluation_steps` (None: train.eval_every_steps); there is none before the
-        first but the run's last.
-    evaluations, reports: of a replay the steps to evaluate and to report after, instead of those of `train`.
+    first_evaluation, distance: as `evaluation_steps` returns them (None: train.eval_every_steps); before the first,
+        only the run's last step is evaluated.
+    evaluations, reports: a replay's steps to evaluate and to report after, in place of those that `train` gives.
     """
 
     steps_per_epoch: int
@@ -91,7 +91,7 @@ class RunLength(NamedTuple):
         return step % self.train.log_every_steps == 0 or step == self.total_steps
 
     def schedule(self, evaluates_train: bool) -> RunSchedule:
-        """As a run's manifest has it. evaluates_train: whether the training split is evaluated, too."""
+        """Return the schedule for a run's manifest. evaluates_train: whether the training split is evaluated, too."""
         return RunSchedule(
             total_steps=self.total_steps,
             log_every_steps=self.train.log_every_steps,
@@ -101,7 +101,7 @@ class RunLength(NamedTuple):
         )
 
     def next_evaluation(self, step: int) -> int:
-        """The step of the first evaluation after `step` steps."""
+        """Return the step of the first evaluation after `step` steps."""
         if self.evaluations is not None:
             return min((one for one in self.evaluations if one > step), default=self.total_steps)
         distance = self.distance or self.train.eval_every_steps or self.total_steps or 1
@@ -112,13 +112,13 @@ class RunLength(NamedTuple):
 
 
 def length_of(schedule: RunSchedule) -> RunLength:
-    """The length of a launch by what its manifest has of it; its steps of an epoch are not known."""
+    """Return a launch's length from its manifest's schedule, which does not tell the steps of an epoch."""
     train = TrainConfig(log_every_steps=schedule.log_every_steps, eval_every_steps=None)
     return RunLength(0, schedule.total_steps, train, schedule.first_evaluation, schedule.evaluation_distance)
 
 
 def require_steps_left(length: RunLength, step: int, start: Path) -> None:
-    """Raises UserError if a run that starts from the checkpoint `start` of that step is to be shorter than that."""
+    """Raise UserError if a run that starts from checkpoint `start` of this step would end before it."""
     if step <= length.total_steps:
         return
     train, rows = length.train, length.rows
@@ -138,7 +138,7 @@ def require_steps_left(length: RunLength, step: int, start: Path) -> None:
 
 
 def require_rates(length: RunLength, schedule: ScheduleConfig, step: int) -> None:
-    """Raises UserError if steps of a run that is at `step` would train at rate 0, beyond a decay that ends at 0."""
+    """Raise UserError if a run at `step` would train at rate 0, after a decay that ends at 0."""
     total = length.total_steps
     if step >= total or "decay_steps" not in schedule.name.schedule.keys or learning_rate(1.0, schedule, total - 1):
         return
@@ -159,10 +159,10 @@ def require_rates(length: RunLength, schedule: ScheduleConfig, step: int) -> Non
 
 
 def run_length(train: TrainConfig, split: Split, world_size: int) -> RunLength:
-    """The length of a run over a training split.
+    """Return the length of a run over a training split.
 
     Raises:
-        UserError: a batch that does not fit the rows or the processes.
+        UserError: the batch does not fit the rows or the processes.
     """
     batch = train.global_batch_size
     if train.micro_batch is not None and train.micro_batches < world_size:

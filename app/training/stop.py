@@ -17,14 +17,14 @@ log = logging.getLogger("clickwork")
 
 
 class StopReasons(NamedTuple):
-    """Why a process has to stop, or of all processes together any of them."""
+    """Reasons for a process to stop; after `agreed`, those of any process."""
 
     failed: bool  # a checkpoint could not be written
     signal: int  # its number, the highest of several; 0: there was none
     over: bool  # the time limit is reached
 
     def agreed(self, runtime: Runtime) -> "StopReasons":
-        """Those of all processes; a collective call."""
+        """Return the reasons of all processes together; a collective call."""
         failed, number, over = np.max(runtime.gather(np.array(self, np.int64)), axis=0).tolist()
         return StopReasons(bool(failed), number, bool(over))
 
@@ -45,7 +45,7 @@ class StopCheck:
         self._max_seconds = None if train.max_minutes is None else train.max_minutes * 60
 
     def requested(self, step: int) -> bool:
-        """Return whether to stop after this step, or batch of an evaluation; several processes agree every tenth.
+        """Return whether to stop after this step or evaluation batch; several processes agree at every tenth.
 
         Raises:
             UserError: a checkpoint could not be written in the background; on all processes at once.

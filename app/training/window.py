@@ -1,4 +1,4 @@
-"""The steps that run without the host waiting for the device: their losses, times, and whether all was finite."""
+"""Steps that run without the host waiting for the device: their losses and times, and whether all was finite."""
 
 import logging
 from typing import NamedTuple
@@ -19,17 +19,17 @@ from common.errors import UserError
 log = logging.getLogger("clickwork")
 
 LOSS = "loss"
-MAX_SKIPPED = 10  # consecutive steps; more are not a bad batch but a model that is lost
+MAX_SKIPPED = 10  # consecutive steps; more of them mean a lost model, not a bad batch
 ADVICE = "training cannot continue: lower optimizer.lr; the checkpoints are from before this step"
 
 
 class FiniteChecks:
-    """Sums that are not finite where a step went wrong: the loss, and |dense gradients|.
+    """Sums that stop being finite where a step goes wrong: the loss, and one over each dense gradient.
 
-    A sum is NaN or infinite if one of its terms is. (It is, too, where finite terms add up beyond float32, 3e38: such
-    a model is lost as well.) Tables' vectors are not read for it: one that is not finite makes the logits or, where a
-    ReLU hides it, the gradient of the layer that it enters not finite (0 times infinity is NaN). Gradients of tables
-    never exist as tensors: FBGEMM's backward updates rows directly.
+    A sum is NaN or infinite if one of its terms is. (Finite terms can also add up beyond float32, 3e38; such a model is
+    lost as well.) Table vectors need no check of their own: one that is not finite makes the logits non-finite or,
+    where a ReLU hides it, the gradient of the layer that it enters (0 times infinity is NaN). Gradients of tables never
+    exist as tensors: FBGEMM's backward updates rows directly.
     """
 
     def __init__(self, parameters: dict[str, nn.Parameter]) -> None:
@@ -37,11 +37,11 @@ class FiniteChecks:
         self.names = (LOSS, *(f"gradient of {name}" for name in parameters))
 
     def __call__(self, loss: Tensor) -> Tensor:
-        """[K] float32 on the device, in the order of `names`; a gradient that was not computed counts as 0."""
+        """Return the sums [K], float32 on the device, in the order of `names`; a gradient not computed counts as 0."""
         zero = torch.zeros((), device=loss.device)
         computed = [p.grad for p in self._parameters if p.grad is not None]
         if loss.is_cuda and computed:
-            sums = iter(torch._foreach_norm(computed, 1))  # one kernel for all; on CPUs one each, and slow
+            sums = iter(torch._foreach_norm(computed, 1))  # one kernel for all; on CPUs slower than sums
         else:
             sums = (gradient.sum(dtype=torch.float32) for gradient in computed)
         gradients = [zero if p.grad is None else next(sums) for p in self._parameters]
@@ -51,13 +51,13 @@ class FiniteChecks:
 class StepFigures(NamedTuple):
     """Figures of consecutive steps, [steps] each."""
 
-    lr: float  # of the last
+    lr: float  # of the last step
     losses: NDArray[np.float32]  # mean over the global batch
     accuracies: NDArray[np.float32]  # share of the global batch on the right side of probability 0.5
-    seconds: NDArray[np.float32]  # of this process; of fewer steps, where some were before a resumption
-    input_wait: float  # seconds of them all, of this process
-    phases: dict[str, float]  # mean seconds of a sampled step's, on the slowest process
-    gradient_norm: float | None  # of the last step's dense gradients; None where it was skipped
+    seconds: NDArray[np.float32]  # of this process; of fewer steps if some ran before a resumption
+    input_wait: float  # sum over these steps, on this process
+    phases: dict[str, float]  # mean over the sampled steps, on the slowest process
+    gradient_norm: float | None  # of the last step's dense gradients; None if that step was skipped
 
 
 class StepWindow:
@@ -74,19 +74,19 @@ class StepWindow:
             state,
             session.predictor.micro_batches,
         )
-        self._values: list[Tensor] = []  # of each step: its finite checks, and its accuracy
-        self._of_micro_batches: list[Tensor] = []  # of each step: losses and hits of this process's, [2, micro-batches]
-        self._rows: list[int] = []  # of each step's global batch
+        self._values: list[Tensor] = []  # per step: its finite checks and its accuracy
+        self._of_micro_batches: list[Tensor] = []  # per step: losses and hits of this process, [2, micro-batches]
+        self._rows: list[int] = []  # per step: rows of its global batch
         self._losses = [state.all_losses()[state.step - len(state.accuracies) :]]  # of the unreported steps
         self._seconds: list[NDArray[np.float32]] = []
         self._input_wait = 0.0
-        self._phases = Measured()  # of all these steps, counted or not
-        self._skipped: list[int] = []  # the last consecutive steps that were skipped
+        self._phases = Measured()  # of all steps since the last report, counted or not
+        self._skipped: list[int] = []  # the latest consecutive steps that were skipped
 
     def add(self, loss: Tensor, logits: Tensor, batch: Batch) -> None:
         """Note a step's results, without waiting for them."""
         labels = batch.labels
-        if labels.ndim > 1:  # of several tasks the label's
+        if labels.ndim > 1:  # with several tasks, accuracy is the label's
             logits, labels = logits[:, 0], labels[:, 0]
         hits = ((logits.detach() > 0) == (labels > 0.5)).float()
         if self._micro_batches is not None:
@@ -113,7 +113,7 @@ class StepWindow:
         """Bring losses and times to the host: the one place where the loop waits for the device.
 
         Raises:
-            UserError: a loss, or a value that a step computed before or after it, is not finite.
+            UserError: a loss or a dense gradient of a step is not finite.
         """
         state = self._state
         seconds, wait, phase_steps, phases = self._timer.take()
@@ -127,6 +127,7 @@ class StepWindow:
         timed = self._on_slowest(phase_steps, phases)
         self._phases.add(timed)
         state.losses.append(losses)
+        # The loop also synchronises at first_counted_step, so one call's steps are all warm-up or all counted.
         if state.step - len(losses) >= self.first_counted_step:
             state.step_seconds.append(seconds)
             state.count(of_steps(seconds, self._runtime.world_size, wait))
@@ -149,7 +150,7 @@ class StepWindow:
         return total[:, 0].astype(np.float32), (total[:, 1] / rows).astype(np.float32)
 
     def take(self) -> StepFigures:
-        """The figures of the steps since the last call."""
+        """Return the figures of the steps since the last call."""
         figures = StepFigures(
             self.lr,
             np.concatenate(self._losses),
@@ -165,13 +166,13 @@ class StepWindow:
         return figures
 
     def _on_slowest(self, steps: int, phases: dict[str, float]) -> Measured:
-        """The seconds of sampled steps by phase, the most that a process took for each; a collective call."""
+        """Return the seconds of sampled steps by phase, each as long as on its slowest process; a collective call."""
         seconds = np.array([phases.get(name, 0.0) for name in PHASES])
         most = np.max(self._runtime.gather(seconds), axis=0).tolist()
         return Measured(phase_steps=steps, phases=dict(zip(PHASES, most, strict=True)) if steps else {})
 
     def _require_finite(self, checks: NDArray[np.float32]) -> None:
-        """`checks` is [steps, K]; a skipped step's loss is not finite, but nothing followed from it."""
+        """Raise UserError at the first non-finite value of `checks` [steps, K]; a skipped step's loss may be one."""
         bad = ~np.isfinite(checks)
         if self._length.train.on_nan is OnNan.skip:
             bad[:, 0] = False

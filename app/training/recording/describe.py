@@ -15,7 +15,7 @@ MAX_SOURCES = 30  # names of raw files in a manifest
 
 
 def describe_dataset(session: Session) -> Dataset:
-    """The dataset in a run's manifest; `bayes` are the figures of a ground-truth model, if the dataset has one."""
+    """Describe the dataset for a run's manifest; `bayes` has the figures of a ground-truth model, if there is one."""
     manifest = session.manifest
     labels = {name: split.labels_digest for name, split in manifest.splits.items() if not manifest.kind.windows}
     return Dataset(
@@ -35,18 +35,18 @@ def describe_dataset(session: Session) -> Dataset:
 
 
 def describe_files(session: Session) -> dict[str, str]:
-    """SHA-256, by path, of the files that initial values came from (row_weights_path)."""
+    """Return the SHA-256, by path, of the files that initial values came from (row_weights_path)."""
     embeddings = getattr(session.model.module.sparse_arch, "embeddings", [])
     paths = [embedding.row_weights_path for embedding in embeddings if embedding.row_weights_path is not None]
     return {path: digest_file(Path(path)).sha256 for path in paths}
 
 
 def describe_tables(session: Session) -> dict[str, TableSize]:
-    """Size of each whole table, and the ids looked up in it; bytes are of its weights alone."""
+    """Return the size of each whole table and the ids looked up in it; bytes are of its weights alone."""
     arch = session.model.module.sparse_arch
     bag_sizes = from_config.bag_sizes_of(session.config, session.root, session.manifest)
     features = {table.name: [arch.feature_of[key] for key in table.keys] for table in arch.tables}
-    by_id = {table.name: table.by_id for table in arch.tables}  # its rows travel, not sums of them
+    by_id = {table.name: table.by_id for table in arch.tables}  # rows travel, not sums of them
     # Each attribute of a sharded tensor takes a millisecond.
     sizes = {name: (*weight.size(), weight.dtype.itemsize) for name, weight in table_weights(session.model)}
     return {

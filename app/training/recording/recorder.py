@@ -35,7 +35,7 @@ class Recorder:
         """began: time.perf_counter() when the command began."""
         self.directory, self.trackers = directory, Trackers()
         self.energy = EnergyMeter(session.runtime.device)
-        self.seconds_before: dict[str, float] = {}  # a resumption
+        self.seconds_before: dict[str, float] = {}  # by kind, before a resumption
         self._session, self._timer, self._began, self._state = session, timer, began, RunState()
         train = session.config.train
         self._is_logloss, self._length = session.is_logloss, length
@@ -49,7 +49,7 @@ class Recorder:
     def begin(self, state: RunState, continues: bool, pipeline: str) -> None:
         """Write the run's configuration and manifest, and open its trackers; a collective call.
 
-        continues: the state is of this run's own checkpoint, so that its record up to there stays.
+        continues: whether the state is from this run's own checkpoint; the record up to there then stays.
         """
         session, directory, self._state = self._session, self.directory, state
         plain, manifest = redact(to_plain(session.config)), self._manifest(pipeline)
@@ -57,7 +57,7 @@ class Recorder:
         rows = {
             **session.predictor.split_rows(),
             "train": session.predictor.split("train").rows,
-        }  # with negatives that are drawn
+        }  # this includes drawn negatives
 
         def open_trackers() -> None:
             world_size = session.runtime.world_size
@@ -69,9 +69,9 @@ class Recorder:
             session.runtime.on_rank_0(open_trackers)
 
     def measure_energy(self) -> None:
-        """Count the energy since the last call, of all processes' devices; a collective call.
+        """Count the energy that all processes' devices used since the last call; a collective call.
 
-        On CPUs one process of each machine counts for all, as the meter is of the whole machine.
+        On CPUs one process of each machine counts for all, because the meter covers the whole machine.
         """
         lap, runtime = self.energy.lap(), self._session.runtime
         counts = runtime.device.type != "cpu" or runtime.rank % runtime.local_world_size == 0
@@ -86,7 +86,7 @@ class Recorder:
         self.energy.start()
 
     def seconds(self) -> dict[str, float]:
-        """Seconds spent so far, including those before a resumption."""
+        """Return the seconds spent so far, including those before a resumption."""
         seconds_by_kind = {"total": time.perf_counter() - self._began, **self._timer.seconds}
         return {kind: value + self.seconds_before.get(kind, 0.0) for kind, value in seconds_by_kind.items()}
 
@@ -153,7 +153,7 @@ class Recorder:
         self._progress.close()
 
     def _manifest(self, pipeline: str) -> RunManifest:
-        """The run's provenance, data, plan and tables, for manifest.json."""
+        """Return the run's provenance, data, plan and tables, for manifest.json."""
         session = self._session
         return RunManifest(
             **structs.asdict(provenance.describe_run(session.config.environment.variables)),

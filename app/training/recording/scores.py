@@ -1,4 +1,4 @@
-"""Keeping a model's scores of a whole split: eval.keep_scores."""
+"""The scores of a whole split that a run keeps: eval.keep_scores."""
 
 import logging
 from pathlib import Path
@@ -15,9 +15,9 @@ log = logging.getLogger("clickwork")
 
 
 def keep_served(session: Session, directory: Path, step: int) -> None:
-    """Score the split of `split_of` by the model that the run serves; a collective call.
+    """Score a split (see `split_of`) with the model that the run serves, and write the scores; a collective call.
 
-    step: of the session's parameters, which are those of the best checkpoint afterwards, if the run keeps one.
+    step: of the session's parameters. If the run keeps a best checkpoint, the parameters are that one's afterwards.
     """
     config = session.config
     if not config.eval.keep_scores:
@@ -33,13 +33,13 @@ def keep_served(session: Session, directory: Path, step: int) -> None:
 
 
 def split_of(config: AppConfig, manifest: Manifest) -> str:
-    """The split whose scores a run keeps: test, or the evaluated one of a dataset without it."""
+    """Return the split whose scores a run keeps: test, or the evaluated split if the dataset has no test."""
     has_test = TEST in manifest.splits and manifest.splits[TEST].rows > 0
     return TEST if has_test else config.eval.split
 
 
 def is_within(limit: int, split: str, rows: int, exact_rows: int) -> bool:
-    """Whether the scores of a split are few enough to be kept; a warning if not."""
+    """Return whether a split has few enough scores to keep; log a warning if not."""
     if rows > limit:
         log.warning(
             "keep_scores=%d: %s has %s rows, so no scores are kept; give keep_scores=%d",
@@ -54,7 +54,7 @@ def is_within(limit: int, split: str, rows: int, exact_rows: int) -> bool:
 
 
 def keep(predictor: Predictor, evaluation: Evaluation, directory: Path, step: int) -> None:
-    """Write the scores of an evaluation of all rows into a run's directory, on rank 0; a collective call."""
+    """Write the scores of a whole split's evaluation into a run's directory, on rank 0; a collective call."""
     split, digest = str(evaluation.figures.split), predictor.manifest.digest
 
     def write() -> str:

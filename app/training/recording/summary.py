@@ -30,9 +30,9 @@ INTERRUPTED = "saved; the same command resumes from here"
 
 
 class Clocks(NamedTuple):
-    """What was measured beside a run's state: seconds by phase; meter, what energy was measured by.
+    """Measurements that a run's state lacks: seconds by phase, and what measured the energy (meter).
 
-    communication_seconds: of a step's exchanges on this process, None where they were not measured.
+    communication_seconds: of a step's exchanges on this process; None if they were not measured.
     """
 
     seconds: dict[str, float]
@@ -47,7 +47,7 @@ def summarise(
     status: str,
     clocks: Clocks,
 ) -> Summary:
-    """The content of summary.json; a collective call. served: the evaluation of the model that is served, on rank 0."""
+    """Return the content of summary.json; a collective call. served: the served model's evaluation, on rank 0."""
     runtime, measured = session.runtime, state.measured
     device_peak = torch.cuda.max_memory_allocated() if runtime.device.type == "cuda" else None
     summary = _figures_of(session, state)
@@ -72,14 +72,14 @@ def summarise(
 
 
 def _counts_touched(config: AppConfig) -> bool:
-    """Whether rows that differ from this run's initial values are those that its steps have looked up."""
+    """Return whether the rows that differ from this run's initial values are exactly those that its steps looked up."""
     return not config.optimizer.sparse_weight_decay and config.checkpoint.resume in ("auto", "never")
 
 
 def summarise_failure(
     session: Session, state: RunState, served: EvaluationFigures | None, error: Exception, seconds: dict[str, float]
 ) -> Summary:
-    """The summary of a run that failed, by one process without the others."""
+    """Return the summary of a failed run, made by one process without the others."""
     summary = _of_one_process(_figures_of(session, state), seconds)
     summary.eval = served or summary.eval
     summary.status, summary.error = "failed", f"{type(error).__name__}: {error}"
@@ -87,13 +87,13 @@ def summarise_failure(
 
 
 def summarise_untrained(config: AppConfig, world_size: int, parameters: dict[str, int], seconds: float) -> Summary:
-    """The summary of a run that was built and not trained."""
+    """Return the summary of a run that was built and not trained."""
     seconds_by_kind = {"total": seconds, "train": 0.0, "eval": 0.0, "checkpoint": 0.0}
     return _of_one_process(_figures(config, RunState(), 0, parameters, world_size, is_logloss=True), seconds_by_kind)
 
 
 def _figures_of(session: Session, state: RunState) -> Summary:
-    """The figures that one process of a session knows without the others."""
+    """Return the figures that one process of a session knows without the others."""
     world_size, samples = session.runtime.world_size, session.predictor.samples(state.step)
     return _figures(session.config, state, samples, session.parameter_counts(), world_size, session.is_logloss)
 
@@ -101,7 +101,7 @@ def _figures_of(session: Session, state: RunState) -> Summary:
 def _figures(
     config: AppConfig, state: RunState, samples: int, parameters: dict[str, int], world_size: int, is_logloss: bool
 ) -> Summary:
-    """The figures that one process knows without the others; samples: of all steps."""
+    """Return the figures that one process knows without the others; samples: of all steps."""
     losses, seconds = state.all_losses(), state.all_step_seconds()
     batch_size = samples / max(state.step, 1)
     last = losses[-config.train.log_every_steps :]
@@ -133,26 +133,26 @@ def _figures(
 
 
 def undefined_evaluation() -> EvaluationFigures:
-    """All figures of an evaluation as None."""
+    """Return an evaluation whose figures are all None."""
     undefined: Json = {name: None for name in OF_ROWS if name != AUC}
     return EvaluationFigures(auc=None, rest=undefined)
 
 
 def _of_one_process(summary: Summary, seconds: dict[str, float]) -> Summary:
-    """With what a summary ends that one process makes without the others."""
+    """Add the last figures of a summary that one process makes without the others; return it."""
     summary.memory = Memory(host_peak_bytes=provenance.host_peak_bytes())
     summary.power, summary.seconds, summary.digest = None, seconds, Digests()
     return summary
 
 
 def mean_loss(losses: NDArray[np.float32]) -> float | None:
-    """Mean of the finite losses (steps may have been skipped), None if there is none."""
+    """Return the mean of the finite losses (steps may have been skipped); None if there is none."""
     finite = losses[np.isfinite(losses)]
     return float(finite.mean(dtype=np.float64)) if len(finite) else None
 
 
 def throughput_spread(state: RunState, window: int) -> float | None:
-    """Standard deviation over mean of the throughput of windows of steps; None with fewer than two windows."""
+    """Return the standard deviation over the mean of windows' throughput; None with fewer than two windows."""
     seconds = state.all_step_seconds()
     rates = [1 / seconds[i : i + window].mean() for i in range(0, len(seconds) - window + 1, window)]
     return float(np.std(rates) / np.mean(rates)) if len(rates) > 1 else None
@@ -161,11 +161,11 @@ def throughput_spread(state: RunState, window: int) -> float | None:
 def closing_lines(
     summary: Summary, measured_before: int, keeps_best: bool = True, encoding: str | None = None
 ) -> list[str]:
-    """A summary as lines of text.
+    """Return a summary as lines of text.
 
     Args:
         measured_before: steps that were measured before the run was resumed.
-        keeps_best, encoding: as of `clicks.shortcomings`.
+        keeps_best, encoding: as `clicks.shortcomings` takes them.
     """
     seconds = summary.seconds.get("total", 0.0)
     head = f"{summary.status}: {summary.steps:,} steps, {summary.samples:,} samples in {seconds:.1f} s"
@@ -204,7 +204,7 @@ def _closing_rows(summary: Summary, measured_before: int, remarks: Sequence[str]
 
 
 def _quality_rows(summary: Summary, best: Best | None) -> Iterator[tuple[str, str]]:
-    """The evaluation of the model that is served, if there was one; the last, and the best, if they are others."""
+    """Yield the evaluation of the served model, if there was one; the last and the best too, if they differ from it."""
     evaluation, last = summary.eval, summary.last
     if evaluation.figure(evaluation.main) is None and evaluation.figure(LOGLOSS) is None:
         return
@@ -221,7 +221,7 @@ def _quality_rows(summary: Summary, best: Best | None) -> Iterator[tuple[str, st
 
 
 def _speed_rows(summary: Summary, measured_before: int) -> Iterator[tuple[str, str]]:
-    """Throughput and step times, if any step was measured."""
+    """Yield throughput and step times, if any step was measured."""
     rates = summary.throughput
     if rates.samples_per_second is None:
         return
@@ -234,7 +234,7 @@ def _speed_rows(summary: Summary, measured_before: int) -> Iterator[tuple[str, s
 
 
 def _phase_times(summary: Summary) -> str:
-    """Mean milliseconds of a step's phases, where they were measured."""
+    """Return the mean milliseconds of a step's phases, for those that were measured."""
     phases = summary.phase_seconds or {}
     phase_texts = [f"{name} {seconds * 1e3:.2f} ms" for name, seconds in phases.items() if seconds]
     return f"; {', '.join(phase_texts)}" if phase_texts else ""

@@ -1,4 +1,4 @@
-"""What training has left of each table: rows that differ from their initial values, and norms of rows."""
+"""Figures of each table after training: rows that differ from their initial values, and norms of rows."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -9,11 +9,11 @@ from app.config.tables import Storage
 from app.model.tables import INIT_BLOCK_ROWS, TableSpec, initial_rows
 from app.record.documents import TableFigures
 
-MAX_BLOCKS = 8  # of INIT_BLOCK_ROWS rows of a table: a larger one's figures are of as many, equally far apart
+MAX_BLOCKS = 8  # blocks of INIT_BLOCK_ROWS rows; a larger table is sampled by this many, evenly spaced
 
 
 class TableMeter:
-    """Counts and norms of tables' rows, taken while their blocks pass by for another purpose."""
+    """Counts and norms of table rows, measured while their blocks pass by for another purpose."""
 
     def __init__(self, tables: Sequence[TableSpec], seed: int, counts_touched: bool) -> None:
         """seed: of the initial values. counts_touched: whether a row's values change only if it is looked up."""
@@ -23,14 +23,14 @@ class TableMeter:
         self._touched = dict.fromkeys(self._tables, 0)
 
     def watch(self, parameters: Iterable[tuple[str, NDArray[np.float32]]]) -> Iterator[NDArray[np.float32]]:
-        """The arrays of parameters as they come; of a table consecutive blocks of rows [rows, d], in order."""
+        """Yield the arrays of parameters as they come; a table comes in consecutive blocks of rows [rows, d]."""
         for name, values in parameters:
             if name in self._tables:
                 self._measure(self._tables[name], values)
             yield values
 
     def figures(self) -> dict[str, TableFigures]:
-        """By table, of those that passed by."""
+        """Return the figures of each table that passed by."""
         return {
             name: TableFigures(
                 rows=len(norms := np.concatenate(parts)),
@@ -59,7 +59,7 @@ class TableMeter:
 
 
 def sampled_blocks(num_rows: int) -> list[int]:
-    """Numbers of the blocks of INIT_BLOCK_ROWS rows that a table's figures are of: all, or MAX_BLOCKS."""
+    """Return the numbers of the blocks of INIT_BLOCK_ROWS rows that a table's figures cover: all, or MAX_BLOCKS."""
     blocks = -(-num_rows // INIT_BLOCK_ROWS)
     if blocks <= MAX_BLOCKS:
         return list(range(blocks))
