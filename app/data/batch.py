@@ -24,11 +24,11 @@ BATCHES_AHEAD = 2
 
 @dataclass
 class Layout:
-    """Where the bags of F keys, B each, lie in a batch's values; batches of the same layout share one.
+    """Places of the bags of F keys, B bags each, in a batch's values; batches of the same layout share one.
 
     Attributes:
         lengths, offsets: [F * B] and [F * B + 1] int32.
-        offset_per_key: F + 1, of the values.
+        offset_per_key: [F + 1] positions in the values.
     """
 
     keys: list[str]
@@ -38,7 +38,7 @@ class Layout:
     _copies: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def bags(self, values: Tensor) -> KeyedJaggedTensor:
-        """Bags of these values, on their device; lengths and offsets are copied there once."""
+        """Return bags of these values, on their device; lengths and offsets are copied there once."""
         if values.device not in self._copies:
             self._copies[values.device] = self.lengths.to(values.device), self.offsets.to(values.device)
         lengths, offsets = self._copies[values.device]
@@ -48,16 +48,17 @@ class Layout:
             lengths=lengths,
             offsets=offsets,
             stride=len(self.lengths) // len(self.keys),
-            length_per_key=np.diff(self.offset_per_key).tolist(),  # else counted on the device, and waited for
+            # Without it the device would count the lengths and the host wait.
+            length_per_key=np.diff(self.offset_per_key).tolist(),
             offset_per_key=self.offset_per_key,
         )
 
 
 def layout_of(keys: list[str], lengths: Sequence[NDArray[np.integer]]) -> Layout:
-    """The layout of bags; `lengths`: for each key, the number of ids of each of its B bags.
+    """Return the layout of bags; `lengths`: per key, the number of ids in each of its B bags.
 
     Raises:
-        UserError: more ids than int32 can count.
+        UserError: there are more ids than int32 can count.
     """
     stride, offsets = len(lengths[0]), offsets_of(np.concatenate(lengths))
     if offsets[-1] > np.iinfo(np.int32).max:
@@ -101,7 +102,7 @@ class Batch(Pipelineable):
         return sum(map(_bytes_of, (self.dense_features, self.sparse_features, self.labels, self.inputs_of_model)))
 
     def row_keys(self) -> NDArray[np.int64]:
-        """A number for each sample, [B], the same of those with the same features, whatever the order in bags."""
+        """Return a number per sample [B], equal for samples with equal features whatever the order in their bags."""
         features = self.sparse_features
         ids, offsets = (part.cpu().numpy() for part in (features.values(), features.offsets()))
         sums = np.append(np.uint64(0), np.cumsum(mix(ids.astype(np.uint64)), dtype=np.uint64))
@@ -113,7 +114,7 @@ class Batch(Pipelineable):
         return keys.view(np.int64)
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":
-        """Copy to a device; to a GPU from page-locked memory, without which no copy overlaps a kernel."""
+        """Copy to a device; to a GPU from page-locked memory, since other copies do not overlap kernels."""
         is_pageable = self.labels.device.type == "cpu" and not self.labels.is_pinned()
         source = self.pinned() if device.type != "cpu" and is_pageable else self
         return source._with(lambda part: part.to(device, non_blocking=non_blocking))
@@ -123,7 +124,7 @@ class Batch(Pipelineable):
         return self._with(lambda part: part.pin_memory())
 
     def _with(self, change: Callable[[Any], Any]) -> "Batch":
-        """Each part changed; of bags that all batches lay out alike, the values."""
+        """Return the batch with each part changed; of bags with a shared layout, only the values change."""
         features, layout = self.sparse_features, self.layout
         return replace(
             self,
@@ -141,7 +142,7 @@ class Batch(Pipelineable):
 
 
 def _bytes_of(part: object) -> int:
-    """Bytes of a tensor, or of those that a part of a batch has."""
+    """Return the bytes of a tensor, or of the tensors in a part of a batch."""
     if isinstance(part, Tensor):
         return part.nbytes
     parts = () if part is None else vars(part).values()
@@ -149,7 +150,7 @@ def _bytes_of(part: object) -> int:
 
 
 def pinned_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
-    """Batches in page-locked memory for a GPU, built by a thread while others are in use."""
+    """Yield batches in page-locked memory for a GPU; a thread builds them while others are in use."""
 
     def build() -> Batch | None:
         batch = next(batches, None)
@@ -163,7 +164,7 @@ def pinned_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Bat
 
 
 def copied_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
-    """Batches on a GPU: one is copied, in a stream of its own, while another is computed."""
+    """Yield batches on a GPU; a stream of its own copies one while another is computed."""
     copying, copied = torch.cuda.Stream(device), None
     for batch in chain(pinned_ahead(batches, device), [None]):
         previous = copied
@@ -180,7 +181,7 @@ def copied_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Bat
 class RowArrays(NamedTuple):
     """Rows in the order of use: labels [n] float32, dense [n, N] float32, sparse [n, F] int32.
 
-    Where features are multi-hot `sparse` has the columns of the others, and `bags` theirs, one entry a feature.
+    If features are multi-hot, `bags` has an entry for each of them, and `sparse` the columns of the others.
     """
 
     labels: NDArray[np.float32]
@@ -189,19 +190,19 @@ class RowArrays(NamedTuple):
     bags: tuple[Bags, ...] = ()
 
     def part(self, start: int, stop: int) -> "RowArrays":
-        """Rows [start, stop), as views."""
+        """Return rows [start, stop) as views."""
         rows = slice(start, stop)
         bags = tuple(feature.part(start, stop) for feature in self.bags)
         return RowArrays(self.labels[rows], self.dense[rows], self.sparse[rows], bags)
 
     def take(self, order: NDArray[np.integer]) -> "RowArrays":
-        """The rows numbered `order`, in that order."""
+        """Return the rows numbered `order`, in that order."""
         bags = tuple(feature.take(order) for feature in self.bags)
         return RowArrays(self.labels[order], self.dense[order], self.sparse[order], bags)
 
 
 def join_rows(parts: list[RowArrays]) -> RowArrays:
-    """The rows of all parts, part after part."""
+    """Return the rows of all parts, part after part."""
     if len(parts) == 1:
         return parts[0]
     labels, dense, sparse, bags = zip(*parts, strict=True)
@@ -212,7 +213,7 @@ def join_rows(parts: list[RowArrays]) -> RowArrays:
 class BatchBuilder:
     """Builds batches of one size from rows.
 
-    A feature's bags are those in the rows if it is in `ragged`; those that `tables` expands its ids to; else one id.
+    The bags of a feature in `ragged` are in the rows. `tables` expands the ids of others; without it they have one id.
     """
 
     def __init__(
@@ -226,10 +227,10 @@ class BatchBuilder:
         self._full = None if ragged else layout_of(features, [np.full(local_batch_size, size) for size in self._sizes])
 
     def batch(self, rows: RowArrays) -> Batch:
-        """Rows, padded to the batch size with zeros and, of a multi-hot feature, empty bags.
+        """Return a batch of the rows, padded to the batch size with zeros and, for multi-hot features, empty bags.
 
         Raises:
-            UserError: more ids than int32 can count, or bags that ids are expanded to hold one beyond its table.
+            UserError: there are more ids than int32 can count, or an expanded bag has an id beyond its table.
         """
         num_valid = len(rows.labels)
         rows = _padded(rows, self._stride)
@@ -245,7 +246,7 @@ class BatchBuilder:
         )
 
     def _values(self, rows: RowArrays, num_valid: int, starts: list[int]) -> NDArray[np.int32]:
-        """The ids of all bags, feature-major."""
+        """Return the ids of all bags, feature-major."""
         if self._is_one_hot:
             return np.ascontiguousarray(rows.sparse.T).reshape(-1)
         values = np.empty(starts[-1], np.int32)
@@ -261,7 +262,7 @@ class BatchBuilder:
         return values
 
     def _lengths(self, rows: RowArrays, num_valid: int) -> Iterator[NDArray[np.int64]]:
-        """Ids per bag of each feature, [B]."""
+        """Yield the ids per bag of each feature, [B]."""
         for (is_ragged, column), size in zip(self._columns, self._sizes, strict=True):
             if is_ragged:
                 yield rows.bags[column].lengths
@@ -270,7 +271,7 @@ class BatchBuilder:
 
 
 def _padded(rows: RowArrays, count: int) -> RowArrays:
-    """Rows, padded with zeros and empty bags to `count` rows."""
+    """Return the rows, padded with zeros and empty bags to `count` rows."""
     missing = count - len(rows.labels)
     if not missing:
         return rows

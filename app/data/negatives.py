@@ -1,9 +1,8 @@
-"""Negatives for a split of positives alone, drawn anew in each epoch.
+"""Negatives for a split that has only positives, drawn anew in each epoch.
 
-Each row is followed by `per_positive` others: its own with label 0 and another item, one that its user has no row of
-train with. What is drawn is a function of seed, epoch and the row's number alone, so it does not depend on processes,
-batches or where a run was resumed. All rows of the item's table can be drawn, also that of values that the split
-lacks.
+Each row is followed by `per_positive` copies of itself with label 0 and another item, which the user has in no row of
+train. A draw is a function of the seed, the epoch and the row's number alone, so it does not depend on processes, on
+batches or on where a run was resumed. Every row of the item's table can be drawn, even one whose value the split lacks.
 """
 
 import logging
@@ -20,20 +19,20 @@ from data_prep.dataset.sample import INCREMENT, mix
 
 log = logging.getLogger("clickwork")
 
-READ_ROWS = 1 << 18  # in one piece, when users' items are collected
-DRAWS = 3  # what the hash is for, beside the other uses of seed and epoch
+READ_ROWS = 1 << 18  # rows read in one piece while users' items are collected
+DRAWS = 3  # makes this hash's use of seed and epoch differ from the others
 
 
 class DrawnNegatives:
-    """The rows of a split with their negatives: row r of the split has the numbers from r * (1 + per_positive) on."""
+    """The rows of a split with their negatives; the numbers of row r begin at r * (1 + per_positive)."""
 
     def __init__(self, shards: SplitShards, manifest: Manifest, config: NegativesConfig) -> None:
-        """Collect the items of each user, 8 bytes a positive.
+        """Collect each user's items; takes 8 bytes per positive.
 
         Raises:
             UserError: the split has rows of label 0, or a user who has all items.
         """
-        assert config.user is not None  # which validate_data requires beside per_positive
+        assert config.user is not None  # validate_data requires it beside per_positive
         assert config.item is not None
         one_hot = [name for name in manifest.num_embeddings if name not in manifest.ragged]
         self._shards, self._user, self._item = shards, one_hot.index(config.user), one_hot.index(config.item)
@@ -43,7 +42,7 @@ class DrawnNegatives:
         users, items = pairs // self._num_items, pairs % self._num_items
         self._counts = np.bincount(users, minlength=num_users)
         self._starts = np.cumsum(self._counts) - self._counts
-        below = items - (np.arange(len(pairs)) - self._starts[users])  # items of the table before it that are free
+        below = items - (np.arange(len(pairs)) - self._starts[users])  # how many lower items the user does not have
         self._keys = users * (self._num_items + 1) + below
         if (full := np.flatnonzero(self._counts == self._num_items)).size:
             raise UserError(
@@ -73,14 +72,14 @@ class DrawnNegatives:
         return pairs
 
     def read(self, ranges: list[tuple[int, int]], order: NDArray[np.int64], seed: int, epoch: int) -> RowArrays:
-        """The rows numbered `order`, counted over ranges of rows and negatives, of an epoch.
+        """Return the rows of an epoch with the numbers `order`, counted over ranges of rows and negatives.
 
         Raises as `SplitShards.read`.
         """
         numbers = np.concatenate([np.arange(*each) for each in ranges])[order]
         on_disk = [(start // self._per_row, -(-stop // self._per_row)) for start, stop in ranges]
         sizes = [stop - start for start, stop in on_disk]
-        firsts = np.cumsum(sizes) - sizes  # of each range among those read
+        firsts = np.cumsum(sizes) - sizes  # of each range, among the rows read
         shifts: NDArray[np.int64] = np.repeat(
             firsts - [start for start, _ in on_disk], [stop - start for start, stop in ranges]
         )
@@ -92,7 +91,11 @@ class DrawnNegatives:
         return rows
 
     def _draw(self, users: NDArray[np.int32], numbers: NDArray[np.int64], seed: int, epoch: int) -> NDArray[np.int64]:
-        """An item that its user has no row with, for each row [n]."""
+        """Draw for each row [n] an item that its user has no row with.
+
+        The hash chooses the user's k-th free item. An item of the user lies below it if at most k free items lie below
+        that item; the search in `_keys` counts those items of the user.
+        """
         [state] = np.random.SeedSequence([seed, epoch, DRAWS]).generate_state(1, np.uint64)
         free = self._num_items - self._counts[users]
         place = (mix(state + numbers.astype(np.uint64) * INCREMENT) % free.astype(np.uint64)).astype(np.int64)

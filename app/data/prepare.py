@@ -1,4 +1,4 @@
-"""The dataset a run asks for: found, or made by data_prep in a process of its own."""
+"""The dataset that a run asks for: data_prep makes it, in a process of its own, if it does not exist."""
 
 import contextlib
 import os
@@ -24,30 +24,31 @@ from data_prep.dataset.format import MANIFEST_NAME, Manifest, load_manifest
 from data_prep.dataset.options import GENERATORS
 from data_prep.published.sets import SETS
 
-NOT_OF_ROWS = ("source", "path", "allow_degenerate", *FILES)  # keys that no dataset is compared by
+NOT_OF_ROWS = ("source", "path", "allow_degenerate", *FILES)  # keys that are not compared with a dataset's
 REPOSITORY = Path(__file__).parents[2]
 
 
 def prepare(config: DataConfig) -> None:
     """Run data_prep if the configuration names raw files, or a source and no dataset.
 
-    data_prep leaves a dataset made from the same files with the same parameters as it is, and refuses to replace
-    another; this process does that itself. What is to be made is made by one of its own, which gets the signal that
-    interrupts this one, and has stopped resumably before this one ends.
+    data_prep leaves a dataset alone that was made from the same files with the same parameters, and refuses to replace
+    another; this process makes that check itself. A new dataset is made by a child process. A signal that interrupts
+    this process is passed on to the child, which stops resumably before this process ends.
 
     Raises:
-        UserError: a key that has no effect on a dataset that is there already, or other files or parameters than it was
-            made from; or there is nothing to make one from.
-        SystemExit: data_prep found bad input, which it has reported on stderr; with its status.
-        Interrupted: a signal stopped it; where a dataset is being made, it has said so on stderr.
-        RuntimeError: it failed otherwise.
+        UserError: a key has no effect on the existing dataset; the dataset was made from other files or parameters; or
+            there is nothing to make one from.
+        SystemExit: data_prep found bad input and reported it on stderr; with its status.
+        Interrupted: a signal stopped it; data_prep has said so on stderr if it was making a dataset.
+        RuntimeError: data_prep failed otherwise.
     """
     job = _job(config)
     if job is None:
         return
     _require_written(config)
     if (Path(str(job.data.path)) / MANIFEST_NAME).exists() and not job.data.overwrite:
-        from data_prep.pipeline import preprocess  # with modules that runs without data of their own do without
+        # Imported lazily: runs without data of their own do not need these modules.
+        from data_prep.pipeline import preprocess
 
         preprocess(job.data)
         return
@@ -56,18 +57,19 @@ def prepare(config: DataConfig) -> None:
         env=_environment(),
         stdin=subprocess.PIPE,
         bufsize=0,
-        start_new_session=True,  # so that a terminal's signals reach it by way of this process only
+        start_new_session=True,  # so that a terminal's signals reach it only through this process
     )
     assert process.stdin is not None
     try:
-        with contextlib.suppress(BrokenPipeError), process.stdin as stdin:  # if it has ended, its status says why
+        # A child that has ended breaks the pipe; its status then says why.
+        with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
             stdin.write(pickle.dumps(job))
         status = process.wait()
     except Interrupted as error:
         process.send_signal(error.signal)
         process.wait()
         raise
-    if status == EXIT_STOPPED:  # it was asked itself
+    if status == EXIT_STOPPED:  # the child itself was asked to stop
         raise Interrupted(signal.SIGTERM)
     if status == EXIT_BAD_INPUT:
         raise SystemExit(status)  # it has printed the reason
@@ -76,17 +78,17 @@ def prepare(config: DataConfig) -> None:
 
 
 def _require_written(config: DataConfig) -> None:
-    """Raises UserError where the splits of a published set are not there yet."""
+    """Raise UserError if the files of a published set have not been written yet."""
     name, train = config.published_tables, config.train
     if name in SETS and isinstance(train, str) and train == f"data/{name}/train.csv" and not Path(train).exists():
         raise UserError(f"{train}: no such file; python -m data_prep.published name={name} fetches and writes it")
 
 
 def require_agreement(config: DataConfig, manifest: Manifest) -> None:
-    """The dataset must have been made as the configuration says, where the user or the recipe says anything.
+    """Require that the dataset was made with the settings that the user or the recipe gives.
 
     Raises:
-        UserError: names the key that says otherwise, or that has no effect on a dataset that is there.
+        UserError: names the key that differs, or that has no effect on a dataset that exists.
     """
     values = {key: value for key, value in given_values(preprocessing(config)).items() if key not in NOT_OF_ROWS}
     if (difference := first_difference(values, manifest)) is not None:
@@ -107,14 +109,14 @@ def require_agreement(config: DataConfig, manifest: Manifest) -> None:
 
 
 def in_force(config: DataConfig, manifest: Manifest) -> DataConfig:
-    """The configuration with the values that the dataset was made with, resolved ones too, whether given or not."""
+    """Return the configuration with all settings that the dataset was made with, resolved ones too."""
     recorded = {key: value for key, value in keys_in_force(manifest).items() if not key.startswith("multi_hot.")}
     of_generators = [key for key in recorded if key.partition(".")[0] in GENERATORS]
     return convert(DataConfig, to_plain(config), *map(_nested, recorded.items()), {"generator_settings": of_generators})
 
 
 def _nested(item: tuple[str, Any]) -> dict[str, Any]:
-    """The value of a dotted key as nested values."""
+    """Return the value of a dotted key as nested dictionaries."""
     key, value = item
     for name in reversed(key.split(".")):
         value = {name: value}
@@ -122,7 +124,7 @@ def _nested(item: tuple[str, Any]) -> dict[str, Any]:
 
 
 def _is_there(config: DataConfig) -> bool:
-    """Whether the configuration names nothing to make the dataset from."""
+    """Return whether the configuration names nothing to make the dataset from."""
     return config.source is None and own_files(config) is None
 
 

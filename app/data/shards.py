@@ -23,9 +23,9 @@ log = logging.getLogger("clickwork")
 
 TRAIN = "train"
 VERIFY_AUTO_BYTES = 4 << 30
-OPEN_SHARDS = 64  # a dataset may have more of them than a process may have open files
-LINE_VALUES, PREFETCHED_ROWS = 16, 12  # values of 4 bytes in a cache line; rows asked for ahead
-ANY = (1 << 32) - 1  # the largest bits of a label that is a number
+OPEN_SHARDS = 64  # open at once; a dataset may have more shards than a process may have open files
+LINE_VALUES, PREFETCHED_ROWS = 16, 12  # 4-byte values in a cache line; rows to prefetch ahead
+ANY = (1 << 32) - 1  # the largest bits of a label, where labels are numbers
 NO_BAGS = Bags(np.empty(0, np.int32), np.zeros(1, np.int64))
 
 
@@ -56,17 +56,19 @@ class SplitShards:
             self._open(index)
 
     def read(self, ranges: list[tuple[int, int]], order: NDArray[np.int64]) -> RowArrays:
-        """The rows numbered `order`, counted over ranges of rows; no others are read. Ids are checked.
+        """Return the rows with the numbers `order`, counted over ranges of rows; read no others. Ids are checked.
 
         Raises:
-            OwnError: a value is not one that data_prep writes, or a file was changed since it was opened.
+            OwnError: a value is not one that data_prep writes, or a file has changed since it was opened.
         """
-        self._require_unchanged(ranges)  # to read beyond the end of a file cut short would kill the process
+        # Reading beyond the end of a file that was cut short would kill the process.
+        self._require_unchanged(ranges)
         count = len(order)
         bits, dense = np.empty(count, np.int32), np.empty((count, len(self._dense)), np.float32)
         sparse = np.empty((count, len(self._one_hot)), np.int32)
         bags: list[list[Bags]] = [[NO_BAGS] for _ in self._ragged]
         places, first, valid = [np.empty(0, np.int64)], 0, True
+        # gather_rows only tells whether any value is bad. The checks that find the value run only then.
         for piece in (piece for start, stop in ranges for piece in self._pieces(start, stop)):
             of_labels = piece.labels.view(np.int32), self._label_limit, bits
             valid &= gather_rows(*of_labels, piece.dense, piece.sparse, first, order, self._limits, dense, sparse)
@@ -105,10 +107,10 @@ class SplitShards:
         first: int,
         ranges: list[tuple[int, int]],
     ) -> Bags:
-        """One feature's bags of the rows order[places] of a piece, whose first row has the number `first`.
+        """Return one feature's bags for the rows order[places] of a piece, whose first row has the number `first`.
 
         Raises:
-            OwnError: their offsets are not in order.
+            OwnError: the bags' offsets are not in order.
         """
         rows = order[places] - first
         starts, stops = bags.offsets[rows], bags.offsets[rows + 1]
@@ -135,7 +137,7 @@ class SplitShards:
         ranges: list[tuple[int, int]],
         order: NDArray[np.int64],
     ) -> None:
-        """Name the first row on disk, and its column, where `good` [rows of `order`, columns] is false."""
+        """Raise OwnError for the first row on disk, and its column, where `good` [rows, columns] is false."""
         if good.all():
             return
         bad = np.flatnonzero(~good.all(axis=1))
@@ -146,7 +148,7 @@ class SplitShards:
         raise OwnError(f"{self._root / self._name}: {place}: {fault}; preprocess again")
 
     def _pieces(self, start: int, stop: int) -> Iterator[ShardArrays]:
-        """Rows [start, stop) of the split, as views of the shards that hold them."""
+        """Yield rows [start, stop) of the split, as views of the shards that hold them."""
         index = int(np.searchsorted(self._starts, start, side="right")) - 1
         while start < stop:
             end = min(stop, int(self._starts[index + 1]))
@@ -170,10 +172,10 @@ def gather_rows(
     dense: NDArray[np.float32],
     sparse: NDArray[np.int32],
 ) -> bool:
-    """Copy those of the rows numbered `order` that are in a piece, which begins with number `first`.
+    """Copy the rows of `order` that are in a piece; the piece begins with row number `first`.
 
-    Returns whether their labels, or the bits of numbers, are at most `label_limit`, their dense features finite and
-    their ids below `limits`.
+    Return whether the labels (or their bits, where labels are numbers) are at most `label_limit`, the dense features
+    finite and the ids below `limits`.
     """
     rows, num_dense, num_sparse = len(piece_labels), dense.shape[1], sparse.shape[1]
     flat_labels, flat_dense, flat_sparse = piece_labels.reshape(-1), piece_dense.reshape(-1), piece_sparse.reshape(-1)
@@ -197,12 +199,12 @@ def gather_rows(
             for column in range(num_dense):
                 invalid += not np.isfinite(dense[place, column])
             for column in range(num_sparse):
-                invalid += np.uint32(sparse[place, column]) >= limits[column]  # a negative id is a huge one
+                invalid += np.uint32(sparse[place, column]) >= limits[column]  # as unsigned, a negative id is huge
     return invalid == 0
 
 
 def find_split(root: Path, manifest: Manifest, name: str) -> SplitEntry:
-    """The manifest's entry of a split.
+    """Return the manifest's entry of a split.
 
     Raises:
         UserError: there is none, or it has no rows although it should: no files were given for it, or a method that
@@ -228,7 +230,7 @@ def find_split(root: Path, manifest: Manifest, name: str) -> SplitEntry:
 
 
 def require_window(manifest: Manifest, name: str) -> None:
-    """Of a dataset of events, splits are windows of time. Raises UserError if there is none of this name."""
+    """Raise UserError if a dataset of events, whose splits are windows of time, has none of this name."""
     if name not in manifest.kind.windows:
         raise UserError(
             f"no split {name!r}: a dataset of events has train and val, the window that sequences.eval_window chooses"
@@ -236,7 +238,7 @@ def require_window(manifest: Manifest, name: str) -> None:
 
 
 def require_unchanged(path: Path, stamp: tuple[int, int, int] | None) -> None:
-    """Raises OwnError for a file that has another stamp than when it was opened."""
+    """Raise OwnError if a file's stamp differs from the one at its opening."""
     if file_stamp(path) != stamp:
         raise OwnError(
             f"{path}: changed while the run was reading it; put the dataset back as it was (data_prep "
@@ -245,7 +247,7 @@ def require_unchanged(path: Path, stamp: tuple[int, int, int] | None) -> None:
 
 
 def file_stamp(path: Path) -> tuple[int, int, int] | None:
-    """Inode, size and modification time, to detect changes; None if there is no file."""
+    """Return inode, size and modification time, to detect changes; None if there is no file."""
     try:
         status = path.stat()
     except OSError:
@@ -254,7 +256,7 @@ def file_stamp(path: Path) -> tuple[int, int, int] | None:
 
 
 def verify_splits(root: Path, manifest: Manifest, names: list[str], config: DataConfig) -> None:
-    """Compare the files of some splits, and the bags that ids are expanded to, with their digests.
+    """Compare the files of some splits, and the bags that replace ids, with their digests.
 
     Raises:
         UserError: names the first file that differs.
@@ -270,14 +272,14 @@ def verify_splits(root: Path, manifest: Manifest, names: list[str], config: Data
         for name, shard in shards:
             verify_shard(root, name, shard)
     bags, rows = config.multi_hot.bags(), list(manifest.num_embeddings.values())
-    if bags is not None and len(bags.sizes) == len(rows):  # BatchMaker refuses others
+    if bags is not None and len(bags.sizes) == len(rows):  # BatchMaker refuses other numbers of sizes
         directory = bags_directory(root, config)
         if _is_verified(directory, policy, bags.table_bytes(rows)) and not verify_tables(directory, rows, bags):
             log.info("data: %s has no checksums of these bags yet", directory)
 
 
 def bags_directory(root: Path, config: DataConfig) -> Path:
-    """Where the bags lie that ids are expanded to."""
+    """Return the directory of the bags that replace ids."""
     return Path(config.multi_hot.directory or root / TABLES_DIRECTORY)
 
 

@@ -1,12 +1,13 @@
 """A dataset's split as batches, in an order that is a pure function of (seed, epoch, rows, global batch).
 
-Blocks of consecutive rows are permuted, so that files are read in long pieces; rows are permuted within
-windows of a few blocks. Global batch k is rows [k * G, (k + 1) * G) of that order whatever the number of processes;
-process r takes the r-th equal part of it, and reads no other rows. The rows left over are dropped, or (train.drop_last)
-the last batch of the epoch: process r takes the r-th part of them, each part as long as the first, rounded up.
+Blocks of consecutive rows are permuted, so that files are read in long pieces; rows are permuted within windows of a
+few blocks. Global batch k is rows [k * G, (k + 1) * G) of that order, whatever the number of processes; process r takes
+the r-th equal part of it, and reads no other rows. The rows left over at the end of an epoch are dropped, or
+(train.drop_last=false) they form its last batch: process r takes the r-th part of them, with all parts as long as the
+first, rounded up.
 
-With several lanes, the order of blocks is cut into that many equal parts, each with windows of its own, and each lane
-gives its equal part of every global batch: a process permutes the windows of its own lanes only.
+With several lanes, the order of blocks is cut into that many equal parts, each with its own windows, and each lane
+gives its equal part of every global batch. A process then permutes the windows of its own lanes only.
 """
 
 from collections.abc import Iterator
@@ -35,14 +36,14 @@ class EvaluatedSplit(Protocol):
     """Rows that are evaluated, as one process reads them.
 
     Attributes:
-        rows: samples of all processes.
+        rows: samples of all processes together.
     """
 
     @property
     def rows(self) -> int: ...
 
     def eval_batches(self, global_batch_size: int) -> Iterator[Batch]:
-        """Every sample once; the last batch is padded to the size of the others."""
+        """Yield every sample once; the last batch is padded to the size of the others."""
 
 
 class Split(EvaluatedSplit, Protocol):
@@ -55,21 +56,21 @@ class Split(EvaluatedSplit, Protocol):
     dense_names: list[str]
 
     def num_batches(self, global_batch_size: int) -> int:
-        """Global batches in an epoch."""
+        """Return the number of global batches in an epoch."""
 
     def train_batches(self, global_batch_size: int, seed: int, epoch: int, first: int) -> Iterator[Batch]:
-        """This process's parts of the epoch's global batches from number `first` on."""
+        """Yield this process's parts of the epoch's global batches from number `first` on."""
 
 
 class Splits(Protocol):
     """A dataset's splits."""
 
     def split(self, name: str, rank: int, world_size: int) -> Split:
-        """A split as process `rank` of `world_size` reads it. Raises UserError if there is none of that name."""
+        """Return a split as process `rank` of `world_size` reads it. Raises UserError if there is none of that name."""
 
 
 class Window(NamedTuple):
-    """Consecutive rows of a lane: the number of the first, their ranges [start, stop) on disk, and a seed."""
+    """Consecutive rows of a lane: the number of the first row, the rows' ranges [start, stop) on disk, and a seed."""
 
     first: int
     ranges: list[tuple[int, int]]
@@ -77,14 +78,14 @@ class Window(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Its number of rows."""
+        """Number of rows."""
         return sum(stop - start for start, stop in self.ranges)
 
 
 class Part(NamedTuple):
-    """A process's part of a global batch: its rows, its size with padding, and how many of them are no padding.
+    """A process's part of a global batch: its rows, its size with padding, and its number of rows that are not padding.
 
-    A part without rows of its own has the batch's last row as padding.
+    A part without rows of its own is padded with the batch's last row.
     """
 
     rows: range
@@ -94,7 +95,7 @@ class Part(NamedTuple):
 
 @dataclass
 class Order:
-    """The order of a split's rows in one epoch; without `shuffle` it is the order on disk."""
+    """The order of a split's rows in one epoch; without `shuffle`, the order on disk."""
 
     rows: int
     block_rows: int
@@ -105,15 +106,15 @@ class Order:
     shuffle: bool
 
     def windows(self, lane: int, batch_rows: range, num_batches: int) -> Iterator[Window]:
-        """The windows of the lane that gives these rows of each global batch."""
+        """Yield the windows of the lane that gives these rows of each global batch."""
         starts = np.arange(0, self.rows, self.block_rows)
         if self.shuffle:
             np.random.default_rng([self.seed, self.epoch, 0]).shuffle(starts)
         stops = np.minimum(starts + self.block_rows, self.rows)
-        ends = np.cumsum(stops - starts)  # of each block, in this order
+        ends = np.cumsum(stops - starts)  # end of each block, in this order
         low, high = batch_rows.start * num_batches, batch_rows.stop * num_batches
         if lane == self.lanes - 1:
-            high = self.rows  # those left over
+            high = self.rows  # the last lane has the rows left over
         first_block, last_block = np.searchsorted(ends, [low, high - 1], side="right")
         first = low
         for number, block in enumerate(range(first_block, last_block + 1, self.window_blocks)):
@@ -127,7 +128,7 @@ class Order:
             first += window.size
 
     def permutation(self, window: Window) -> NDArray[np.int64]:
-        """The order of a window's rows, counted over its ranges."""
+        """Return the order of a window's rows, counted over its ranges."""
         order = np.arange(window.size)
         if self.shuffle:
             np.random.default_rng([self.seed, self.epoch, window.seed]).shuffle(order)
@@ -150,8 +151,8 @@ class SplitReader:
     ) -> None:
         """Open the shards of split `name`.
 
-        drop_last: as of train.drop_last. micro_batch: rows of a micro-batch, of which each process takes whole ones;
-            None: each process takes an equal part of the rows.
+        drop_last: as train.drop_last. micro_batch: rows of a micro-batch, where each process takes whole ones; None:
+            each process takes an equal part of the rows.
 
         Raises:
             UserError: there is no such split, a file differs from the manifest, or negatives cannot be drawn.
@@ -168,11 +169,11 @@ class SplitReader:
         self._maker = BatchMaker(root, manifest, config)
 
     def num_batches(self, global_batch_size: int) -> int:
-        """Global batches in an epoch: the whole ones, and, unless it is dropped, one of the rows left over."""
+        """Return the number of global batches in an epoch, including one of left-over rows unless it is dropped."""
         return self.rows // global_batch_size if self._drop_last else -(-self.rows // global_batch_size)
 
     def train_batches(self, global_batch_size: int, seed: int, epoch: int, first: int) -> Iterator[Batch]:
-        """This process's parts of the epoch's global batches from number `first` on."""
+        """Yield this process's parts of the epoch's global batches from number `first` on."""
         order, whole = self._train_order(seed, epoch), self.rows // global_batch_size
         valid = self._part(global_batch_size).valid
         for batch in self._batches(global_batch_size, range(first, whole), order):
@@ -181,7 +182,7 @@ class SplitReader:
             yield self._last_batch(global_batch_size, order)
 
     def eval_batches(self, global_batch_size: int) -> Iterator[Batch]:
-        """Every row once, in the order on disk; the last batch is padded to the size of the others."""
+        """Yield every row once, in the order on disk; the last batch is padded to the size of the others."""
         return self._batches(
             global_batch_size, range(-(-self.rows // global_batch_size)), self._order(1, 0, 0, shuffle=False)
         )
@@ -190,10 +191,10 @@ class SplitReader:
         return self._order(self._config.shuffle_lanes, seed, epoch, self._config.shuffle)
 
     def _last_batch(self, global_batch_size: int, order: Order) -> Batch:
-        """This process's part of the rows that fill no whole batch: those after all others of the last lane.
+        """Return this process's part of the rows that fill no whole batch; they come last in the last lane.
 
-        Parts are equal, as sharded tables need them to be. What is missing of one are copies of the batch's last row,
-        which touch no row of a table that the batch does not, and have no share in the loss.
+        Parts are equally long, as sharded tables require. Copies of the batch's last row fill a part that is too short.
+        They touch only table rows that the batch touches anyway, and have no share in the loss.
         """
         whole, remainder = divmod(self.rows, global_batch_size)
         local, valid, lane = *self._part(remainder)[1:], order.lanes - 1
@@ -209,7 +210,7 @@ class SplitReader:
         return replace(batch, num_valid=valid, share=valid * self._world_size / remainder, num_global=remainder)
 
     def _part(self, rows: int) -> "Part":
-        """This process's part of a global batch of this number of rows."""
+        """Return this process's part of a global batch of this number of rows."""
         local = part_size(rows, self._world_size, self._micro_batch)
         begin = self._rank * local
         return Part(range(min(begin, rows - 1), min(begin + local, rows)), local, min(max(rows - begin, 0), local))
@@ -219,10 +220,10 @@ class SplitReader:
         return Order(self.rows, config.shuffle_block_rows, config.shuffle_window_blocks, lanes, seed, epoch, shuffle)
 
     def _batches(self, global_batch_size: int, batches: range, order: Order) -> Iterator[Batch]:
-        """This process's parts of these global batches, padded to equal size."""
+        """Yield this process's parts of these global batches, padded to equal size."""
         local_rows, local, _ = self._part(global_batch_size)
         builder = self._maker.of_size(local)
-        copies = np.minimum(np.arange(local), len(local_rows) - 1)  # of the last row, where there are not enough
+        copies = np.minimum(np.arange(local), len(local_rows) - 1)  # repeats the last row if there are too few
         cuts = [lane * global_batch_size // order.lanes for lane in range(order.lanes + 1)]
         with background_thread("read") as pool:
             parts = []
@@ -238,9 +239,9 @@ class SplitReader:
     def _read(
         self, pool: Executor, order: Order, windows: Iterator[Window], share: range, part: range, batches: range
     ) -> Iterator[RowArrays]:
-        """This process's rows of a lane, window by window and in order; the next is read while one is in use.
+        """Yield this process's rows of a lane, window by window and in order; the next is read while one is in use.
 
-        share, part: the rows of a global batch that the lane gives, and those of them that are this process's.
+        share, part: the rows of a global batch that the lane gives, and the rows among them that this process takes.
         """
         previous = None
         for window in windows:
@@ -257,7 +258,7 @@ class SplitReader:
             yield previous.result()
 
     def _load(self, order: Order, window: Window, rows: NDArray[np.int64]) -> RowArrays:
-        """These rows of a window, by their places in its order; with their negatives they are of seed and epoch."""
+        """Return these rows of a window by their places in its order, negatives as drawn for this seed and epoch."""
         places = order.permutation(window)[rows]
         if self._negatives is not None:
             return self._negatives.read(window.ranges, places, order.seed, order.epoch)
@@ -276,10 +277,10 @@ class SplitReader:
 
 
 class BatchMaker:
-    """Makes batches of a dataset's rows: one id a bag, bags of the rows' own, or bags that ids are expanded to."""
+    """Makes batches of a dataset's rows: with one id per bag, with bags in the rows, or with bags that replace ids."""
 
     def __init__(self, root: Path, manifest: Manifest, config: DataConfig) -> None:
-        """Raises UserError if the configuration asks for bags that these rows cannot have."""
+        """Raise UserError if the configuration asks for bags that these rows cannot have."""
         self._features, self._ragged = list(manifest.num_embeddings), manifest.ragged
         self._tables: MultiHotTables | None = None
         bags = config.multi_hot.bags()
@@ -291,7 +292,7 @@ class BatchMaker:
             self._tables = MultiHotTables.open(directory, rows, bags, key)
 
     def of_size(self, local_batch_size: int) -> BatchBuilder:
-        """For batches of this size, padded at the end."""
+        """Return a builder of batches of this size, padded at the end."""
         return BatchBuilder(self._features, local_batch_size, self._ragged, self._tables)
 
 
@@ -299,7 +300,7 @@ class RowSplits:
     """A dataset of rows as a run reads it."""
 
     def __init__(self, root: Path, manifest: Manifest, config: AppConfig) -> None:
-        """Nothing is opened yet."""
+        """Keep the settings; nothing is opened yet."""
         train = config.train
         self._open = partial(
             SplitReader,
@@ -311,5 +312,5 @@ class RowSplits:
         )
 
     def split(self, name: str, rank: int, world_size: int) -> SplitReader:
-        """A split as process `rank` of `world_size` reads it. Raises UserError as `SplitReader` does."""
+        """Return a split as process `rank` of `world_size` reads it. Raises UserError as `SplitReader` does."""
         return self._open(name, rank=rank, world_size=world_size)
