@@ -1,6 +1,6 @@
-"""Batch norm (Ioffe and Szegedy 2015) whose statistics are of the global batch, whatever the number of processes.
+"""Batch norm (Ioffe and Szegedy 2015) with statistics of the global batch, whatever the number of processes.
 
-With train.deterministic=layout they are of a micro-batch, as in ghost batch norm (Hoffer et al. 2017).
+With train.deterministic=layout, statistics are of a micro-batch, as in ghost batch norm (Hoffer et al. 2017).
 
 Shapes: B samples of this process, C channels, W processes.
 """
@@ -16,7 +16,7 @@ EPSILON, MOMENTUM = 1e-5, 0.1  # torch's
 
 
 class BatchNorm(nn.Module):
-    """torch.nn.BatchNorm1d over [B, C], with samples of all processes; padded ones do not count."""
+    """torch.nn.BatchNorm1d over [B, C] with the samples of all processes; padding does not count."""
 
     running_mean: Tensor
     running_var: Tensor
@@ -32,8 +32,8 @@ class BatchNorm(nn.Module):
         self._before: tuple[Tensor, Tensor] | None = None
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """[B, C] to the same, float32."""
-        inputs = inputs.float()  # autocast has made them of bf16
+        """Normalise inputs [B, C]; the outputs are float32."""
+        inputs = inputs.float()  # autocast may have made them bf16
         mean, var, weight, bias = self.running_mean, self.running_var, self.weight, self.bias
         is_plain = self._num_valid is None and not self.of_micro_batch
         if not self.training or (is_plain and num_processes() == 1):
@@ -53,7 +53,7 @@ class BatchNorm(nn.Module):
             self.running_var.lerp_(statistics[1], MOMENTUM)
 
     def begin_step(self, num_valid: int | None = None) -> None:
-        """Keep the running statistics, for a step that is skipped after its forward.
+        """Keep the running statistics, in case the step is skipped after its forward.
 
         num_valid: samples of this process's batch before its padding; None: all.
         """
@@ -61,23 +61,23 @@ class BatchNorm(nn.Module):
         self._before = self.running_mean.clone(), self.running_var.clone()
 
     def undo_step(self) -> None:
-        """Set the running statistics to those before the step."""
+        """Set the running statistics back to those before the step."""
         assert self._before is not None, "begin_step comes first"
         self.running_mean.copy_(self._before[0])
         self.running_var.copy_(self._before[1])
 
 
 def num_processes() -> int:
-    """W; 1 without a process group."""
+    """Return W; 1 without a process group."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 class _GlobalBatchNorm(torch.autograd.Function):
-    """Inputs [B, C], of which the first num_valid samples count, to outputs and [2, C]: mean and unbiased variance.
+    """Maps inputs [B, C], whose first num_valid samples count, to outputs and [2, C]: mean and unbiased variance.
 
-    joins: takes the statistics of all processes' inputs, else of these alone. Each process's mean and squares around it
-    are combined by Chan et al. 1983, in one exchange forward; the backward sums two vectors. Gradients of weight and
-    bias are this process's, which DistributedDataParallel averages.
+    joins: whether statistics are over all processes' inputs or this process's alone. One exchange in the forward
+    combines the processes' means and squares around them (Chan et al. 1983); the backward sums two vectors. The
+    gradients of weight and bias are this process's; DistributedDataParallel averages them.
     """
 
     @staticmethod
@@ -116,7 +116,7 @@ class _GlobalBatchNorm(torch.autograd.Function):
 
 
 def _gathered(statistics: Tensor) -> Tensor:
-    """[n] of each process to [W, n]."""
+    """Return the statistics [n] of all processes as [W, n]."""
     if num_processes() == 1:
         return statistics.unsqueeze(0)
     parts = [torch.empty_like(statistics) for _ in range(num_processes())]

@@ -26,36 +26,36 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 
 class DLRM(nn.Module):
-    """dense_arch over dense features, sparse_arch over ids, their interaction, over_arch to one logit."""
+    """dense_arch over dense features, sparse_arch over ids, their interaction, and over_arch, which gives one logit."""
 
     def __init__(self, config: ModelConfig, num_dense: int, num_sparse: int, sparse_arch: nn.Module) -> None:
-        """sparse_arch: SparseArch, or a lookup like it. Without dense features dense_arch is given a constant.
+        """sparse_arch: SparseArch, or a lookup like it. Without dense features dense_arch receives a constant.
 
         Raises:
-            UserError: there are dense features and nothing that takes them.
+            UserError: there are dense features but nothing takes them.
         """
         super().__init__()
         self.sparse_arch = sparse_arch
         self.dense_arch = _make_dense_arch(config, num_dense)
         self.interaction = make_interaction(config, num_sparse, num_dense)
         self.over_arch = _make_over_arch(config, self.interaction.num_outputs)
-        self._compiled: Programs | None = None  # of dense_arch and `_top`, for training
+        self._compiled: Programs | None = None  # of dense_arch and `_top`; training uses them
         initialise = _INITIALISE.get(config.dense_init)
         if initialise is not None:
             for part in (self.dense_arch, self.interaction, self.over_arch):
                 part.apply(initialise)
 
     def begin_step(self, seed: int, step: int, rank: int, rows: int, num_valid: int | None = None) -> None:
-        """Draw the dropout masks of a step, in which each process has `rows` rows of the global batch.
+        """Draw the dropout masks of a step in which each process has `rows` rows of the global batch.
 
-        num_valid: those of this process before its padding; None: all.
+        num_valid: rows of this process before its padding; None: all.
         """
         for number, dropout in enumerate(self._all(Dropout)):
             dropout.draw(seed, step, number, rank * rows)
         self._keep_statistics(num_valid)
 
     def undo_step(self) -> None:
-        """Set what the forward changed, the statistics of batch norm, to what it was before the step."""
+        """Set the statistics of batch norm, which the forward changed, back to those before the step."""
         for norm in self._all(BatchNorm):
             norm.undo_step()
 
@@ -64,7 +64,7 @@ class DLRM(nn.Module):
             norm.begin_step(num_valid)
 
     def statistics(self) -> dict[str, Tensor]:
-        """Running statistics of batch norm by name, float32."""
+        """Return the running statistics of batch norm by name, float32."""
         return {
             f"{name}.{key}": value
             for name, module in self.named_modules()
@@ -73,43 +73,45 @@ class DLRM(nn.Module):
         }
 
     def feature_weights(self) -> list[nn.Parameter]:
-        """What dense parameters are of single features, as tables are: dense features' vectors, a regression's bias."""
+        """Return per-feature dense parameters, regularised like tables: vectors, and a regression's bias."""
         parts = (self.dense_arch, self.over_arch)
         return [each for part in parts if isinstance(part, (NumericVectors, Bias)) for each in part.parameters()]
 
     def _all(self, kind: type[ModuleT]) -> list[ModuleT]:
-        """The modules of a kind, in the order of their declaration."""
+        """Return the modules of a kind, in the order of their declaration."""
         parts = (self.dense_arch, self.interaction, self.over_arch)
         return [module for part in parts for module in part.modules() if isinstance(module, kind)]
 
     def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
-        """dense_features [B, N] float32 and F bags a sample to logits [B] float32."""
+        """Map dense_features [B, N] float32 and F bags per sample to logits [B] float32."""
         dense_arch, top = self._compiled if self._compiled and torch.is_grad_enabled() else (self.dense_arch, self._top)
         lookup = self.sparse_arch(sparse_features)
-        dense = dense_arch(self._dense_inputs(dense_features))  # while other processes' vectors are on their way
+        # The lookup has begun an exchange: dense_arch runs while other processes' vectors are on their way.
+        dense = dense_arch(self._dense_inputs(dense_features))
         return top(dense, *lookup())
 
     def score(self, dense_features: Tensor, vectors: Tensor, order: Order) -> Tensor:
-        """[B, N] and the features' vectors [B, F, D], which come in `order`, to logits [B]."""
+        """Map dense features [B, N] and vectors [B, F, D], which come in `order`, to logits [B]."""
         return self._top(self.dense_arch(self._dense_inputs(dense_features)), vectors, order)
 
     def _dense_inputs(self, dense_features: Tensor) -> Tensor:
-        """[B, N], or [B, 1] of ones for a dense_arch where N is 0."""
+        """Return the dense features [B, N]; if N is 0 and there is a dense_arch, ones [B, 1]."""
         if dense_features.shape[1] or isinstance(self.dense_arch, NoVectors):
             return dense_features
         return dense_features.new_ones(dense_features.shape[0], 1)
 
     def _top(self, dense: Tensor, sparse: Tensor, order: Order) -> Tensor:
-        """dense_arch's output [B, D] and the features' vectors [B, F, D], which come in `order`, to logits [B]."""
+        """Map dense_arch's output [B, D] and the features' vectors [B, F, D], which come in `order`, to logits [B]."""
         return self.over_arch(self.interaction(dense, sparse, order)).squeeze(1).float()
 
     def compile_dense_layers(self) -> None:
-        """Have torch.compile make one program of them when training begins; evaluation keeps its bits.
+        """Let torch.compile make one program of the dense layers when training begins; evaluation keeps its bits.
 
         Raises:
             UserError: torch.compile does not work on this machine.
         """
-        torch._inductor.config.compile_threads = 1  # no processes beside ours, which signals and launchers would meet
+        # Compile in this process: signals and launchers would also reach worker processes.
+        torch._inductor.config.compile_threads = 1
         try:
             torch.compile(torch.neg)(torch.ones(2, device=next(self.over_arch.parameters()).device))
         except Exception as error:
@@ -126,10 +128,10 @@ class DLRM(nn.Module):
     def capture_dense_layers(
         self, dense_features: Tensor, sparse_features: KeyedJaggedTensor, autocast: Autocast
     ) -> None:
-        """Record their kernels, forward and backward, as CUDA graphs that training replays; a collective call.
+        """Record the dense layers' kernels, forward and backward, as CUDA graphs for training; a collective call.
 
-        They fit batches of the example's size, whatever its values, with the forward under `autocast()`. What they
-        return is overwritten by the next replay.
+        The graphs fit batches of the example's size, whatever its values, with the forward under `autocast()`. The next
+        replay overwrites what they return.
         """
         inputs = self._dense_inputs(dense_features)
         self._keep_statistics()
@@ -149,7 +151,8 @@ class DLRM(nn.Module):
             tuple(part.call for part in parts),
             tuple((*example, *part.aliases()) for part, example in zip(parts, examples, strict=True)),
         )
-        self.undo_step()  # of the example
+        # The example moved batch norm's statistics.
+        self.undo_step()
         dense_parameters, top_parameters = (tuple(part.parameters()) for part in parts)
         self._compiled = (
             lambda dense_features: graphs[0](dense_features, *dense_parameters),
@@ -158,67 +161,71 @@ class DLRM(nn.Module):
 
 
 class _WithParameters(nn.Module):
-    """A function of tensors as one of its layers' parameters too.
+    """A function of tensors that also takes its layers' parameters as inputs.
 
-    A graph is recorded with aliases of the parameters: DistributedDataParallel has tied the parameters themselves to
-    the default stream, of which nothing may be recorded.
+    A graph is recorded with aliases of the parameters. DistributedDataParallel has tied the parameters themselves to
+    the default stream, from which nothing may be recorded.
     """
 
     def __init__(self, function: Callable[..., Tensor], layers: Iterable[nn.Module], autocast: Autocast) -> None:
-        """function: not a module, whose parameters would be held twice: functional_call would leave aliases in it."""
+        """function: must not be a module, since it would hold the parameters twice.
+
+        functional_call would then leave aliases in it.
+        """
         super().__init__()
         self.layers = nn.ModuleList(layers)
         self._function, self._autocast = function, autocast
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        with self._autocast():  # not around the backward, as in a plain step
+        with self._autocast():  # leaves the backward out, as in a plain step
             return self._function(*inputs)
 
     def call(self, *tensors: Tensor) -> Tensor:
-        """Inputs, and then values in the place of all parameters, in their order."""
+        """Call the function with inputs, followed by values for all parameters in their order."""
         names = [name for name, _ in self.named_parameters()]
         inputs, values = tensors[: -len(names)], tensors[-len(names) :]
         outputs: Tensor = torch.func.functional_call(self, dict(zip(names, values, strict=True)), inputs)
         return outputs
 
     def aliases(self) -> list[Tensor]:
-        """Tensors in the parameters' memory."""
+        """Return tensors that share the parameters' memory."""
         return [parameter.detach().requires_grad_() for parameter in self.parameters()]
 
 
 class NumericVectors(nn.Module):
-    """Each of N dense features times a learned vector of its own [D]; torch.nn.Linear(1, D, bias=False) a feature."""
+    """Multiplies each of N dense features by a learned vector [D]: torch.nn.Linear(1, D, bias=False) per feature."""
 
     def __init__(self, num_dense: int, embedding_dim: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(num_dense, embedding_dim).uniform_(-1, 1))
 
     def forward(self, dense_features: Tensor) -> Tensor:
-        """[B, N] to [B, N, D]."""
+        """Map dense features [B, N] to vectors [B, N, D]."""
         return dense_features.unsqueeze(2) * self.weight
 
 
 class NoVectors(nn.Module):
-    """In place of dense_arch, without dense features."""
+    """Takes the place of dense_arch if there are no dense features."""
 
     def __init__(self, embedding_dim: int) -> None:
         super().__init__()
         self._dim = embedding_dim
 
     def forward(self, dense_features: Tensor) -> Tensor:
-        """[B, 0] to [B, 0, D]."""
-        return dense_features.new_zeros(dense_features.shape[0], 0, self._dim)  # no len(): export would fix it
+        """Map dense features [B, 0] to vectors [B, 0, D]."""
+        # len() would fix the batch size in an export.
+        return dense_features.new_zeros(dense_features.shape[0], 0, self._dim)
 
 
 class Bias(nn.Module):
-    """What a logistic regression adds to the sum of its features' weights."""
+    """Bias that a logistic regression adds to the sum of its features' weights."""
 
     def __init__(self) -> None:
         super().__init__()
         self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """[B, 1] to the same."""
+        """Add the bias to inputs [B, 1]."""
         return inputs + self.bias
 
 

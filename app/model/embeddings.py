@@ -1,4 +1,4 @@
-"""Embedding lookups: the module that makes a vector of D of each sparse feature's bag.
+"""Embedding lookups: the module that turns the bag of each sparse feature into a vector [D].
 
 Shapes: B samples, F sparse features, D embedding_dim, d the width of a table, L ids of a feature.
 """
@@ -35,7 +35,7 @@ _DATA_TYPES = {Storage.fp32: DataType.FP32, Storage.fp16: DataType.FP16}
 class Vectors(NamedTuple):
     """The features' vectors [B, F, D] float32.
 
-    order: None if they come in the features' order; else the place [F] of each feature's vector, and its inverse.
+    order: None if vectors come in the features' order; else the place [F] of each feature's vector, and its inverse.
     """
 
     values: Tensor
@@ -47,7 +47,7 @@ class TableArch(nn.Module):
 
     Attributes:
         tables: weight matrices, in the order of their declaration.
-        feature_of: by key of a table's ids, the feature that they are derived from.
+        feature_of: maps each key of a table's ids to the feature that the ids are derived from.
     """
 
     tables: list[TableSpec]
@@ -58,9 +58,9 @@ class SparseArch(TableArch):
     """Lookup, pooling, and projection to vectors of one width.
 
     Attributes:
-        feature_names: F, in the order of the vectors that come out.
-        bags: the tables whose lookup pools the rows; None if there is none.
-        rows: the others, one collection for each width.
+    feature_names: F names, in the order of the vectors that come out.
+    bags: tables whose lookup pools the rows; None if there are none.
+    rows: the other tables, one collection per width.
     """
 
     def __init__(self, embeddings: Sequence[Embedding], feature_names: Sequence[str], embedding_dim: int) -> None:
@@ -92,11 +92,11 @@ class SparseArch(TableArch):
                 self.projections[embedding.key] = _projection(embedding.width, embedding_dim)
             if embedding.row_weights is not None:
                 self.row_weights[embedding.key] = _RowWeights(embedding)
-        self._order: Order = None  # of pooled vectors, and its inverse; None: as they are
+        self._order: Order = None  # order of pooled vectors, and its inverse; None: the features' order
         self._order_known = False
 
     def forward(self, sparse_features: KeyedJaggedTensor) -> Callable[[], Vectors]:
-        """Look up F bags a sample; what is returned, called once, waits for other processes' vectors."""
+        """Look up F bags per sample; call the result once: it waits for other processes' vectors."""
         features = self.table_ids(sparse_features)
         pooled = None if self.bags is None else self.bags(features)
         if pooled is not None and self._is_as_pooled:
@@ -105,12 +105,12 @@ class SparseArch(TableArch):
         return lambda: Vectors(self._assemble({} if pooled is None else pooled.to_dict(), rows, sparse_features))
 
     def table_ids(self, sparse_features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """The ids that index the tables: the features' own, or their quotients and remainders."""
+        """Return the ids that index the tables: the features' own, or their quotients and remainders."""
         return sparse_features if self.divide is None else self.divide(sparse_features)
 
     @property
     def collections(self) -> list[nn.Module]:
-        """The collections of tables, sharded or not, which `table_ids` are looked up in."""
+        """Collections of tables, sharded or not, in which `table_ids` are looked up."""
         return [*([] if self.bags is None else [self.bags]), *self.rows.values()]
 
     @property
@@ -121,7 +121,7 @@ class SparseArch(TableArch):
     def _assemble(
         self, pooled: dict[str, Tensor], rows: dict[str, JaggedTensor], sparse_features: KeyedJaggedTensor
     ) -> Tensor:
-        """[B, F, D] from the lookups' results."""
+        """Return vectors [B, F, D] from the lookups' results."""
         vectors = {}
         for embedding in self.embeddings:
             for feature in embedding.features:
@@ -129,7 +129,7 @@ class SparseArch(TableArch):
                     vector = self._pool(embedding, feature, rows, sparse_features)
                 else:
                     vector = _combine(embedding, pooled[feature], pooled.get(feature + REMAINDER))
-                    if embedding.row_weights is not None:  # one id a bag
+                    if embedding.row_weights is not None:  # bags have one id here
                         vector = vector * self.row_weights[embedding.key](sparse_features[feature].values())
                 if embedding.key in self.projections:
                     vector = self.projections[embedding.key](vector)
@@ -139,7 +139,7 @@ class SparseArch(TableArch):
     def _pool(
         self, embedding: Embedding, feature: str, rows: dict[str, JaggedTensor], sparse_features: KeyedJaggedTensor
     ) -> Tensor:
-        """[B, d]: rows combined and weighted id by id, then summed or averaged over each bag."""
+        """Return vectors [B, d]: rows combined and weighted id by id, then summed or averaged over each bag."""
         lengths = rows[feature].lengths()
         second = rows[feature + REMAINDER].values() if embedding.operation is not None else None
         values = _combine(embedding, rows[feature].values(), second)
@@ -149,7 +149,7 @@ class SparseArch(TableArch):
         return sums / lengths.clamp(min=1).unsqueeze(1) if embedding.pooling is Pooling.mean else sums
 
     def _as_pooled(self, pooled: KeyedTensor) -> Vectors:
-        """A sharded collection returns its features grouped by the rank that holds them."""
+        """Return pooled vectors with their order: a sharded collection groups features by the rank that has them."""
         values = pooled.values().view(-1, len(self.feature_names), pooled.length_per_key()[0])
         if not self._order_known:
             keys = list(pooled.keys())
@@ -166,17 +166,18 @@ def make_sparse_arch(
     multi_hot: Collection[str] | None = None,
     initial: bool = True,
 ) -> SparseArch:
-    """The embeddings that the configuration asks for; `num_embeddings`: rows by feature, in the batches' order.
+    """Return the lookup that the configuration asks for; `num_embeddings`: rows by feature, in the batches' order.
 
-    multi_hot: features whose bags may have another number of ids than one; None: all.
-    initial: read initial row weights from their files; False where a checkpoint's are loaded.
+    multi_hot: features whose bags may have more or fewer ids than one; None: all.
+    initial: read initial row weights from their files; False if a checkpoint's are loaded.
 
     Raises:
-        UserError: settings that do not fit the features, or a storage that FBGEMM does not train.
+        UserError: settings do not fit the features, or FBGEMM does not train a storage.
     """
     embeddings = make_embeddings(config, num_embeddings, multi_hot)
     for embedding in embeddings:
-        if embedding.tables[0].storage is Storage.bf16:  # its kernels, of CPUs and GPUs, are for fp32, fp16 and fp8
+        # FBGEMM's kernels, on CPUs and GPUs, are for fp32, fp16 and fp8.
+        if embedding.tables[0].storage is Storage.bf16:
             raise UserError(
                 f"model.tables.storage=bf16: FBGEMM trains no bf16 tables ({embedding.name}); use fp16 or fp32"
             )
@@ -186,7 +187,7 @@ def make_sparse_arch(
 
 
 def _combine(embedding: Embedding, first: Tensor, second: Tensor | None) -> Tensor:
-    """Quotients' and remainders' rows by the embedding's operation; without one, the first as it is."""
+    """Combine rows of quotients and remainders by the embedding's operation; without one, return the first."""
     if embedding.operation is None or second is None:
         return first
     if embedding.operation is QROperation.add:
@@ -197,7 +198,7 @@ def _combine(embedding: Embedding, first: Tensor, second: Tensor | None) -> Tens
 
 
 class _RowWeights(nn.Module):
-    """One weight a category: a parameter if it is learned, which the dense optimizer trains."""
+    """One weight per category; a learned one is a parameter, which the dense optimizer trains."""
 
     weight: Tensor
 
@@ -210,7 +211,7 @@ class _RowWeights(nn.Module):
             self.register_buffer("weight", weight)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """[L] ids to [L, 1] weights."""
+        """Map ids [L] to weights [L, 1]."""
         return nn.functional.embedding(ids, self.weight)
 
 
@@ -222,10 +223,10 @@ def _projection(width: int, embedding_dim: int) -> nn.Linear:
 
 
 def _initial_row_weights(embedding: Embedding) -> Tensor:
-    """[rows, 1] float32: those of its file, else ones.
+    """Return row weights [rows, 1] float32: those of the embedding's file, else ones.
 
     Raises:
-        UserError: the file is not an array of one finite number a row.
+        UserError: the file is not an array of one finite number per row.
     """
     if embedding.row_weights_path is None:
         return torch.ones(embedding.rows, 1)
@@ -243,21 +244,21 @@ def _initial_row_weights(embedding: Embedding) -> Tensor:
 
 
 def bag_collection(tables: Sequence[TableSpec]) -> EmbeddingBagCollection:
-    """Tables whose lookup pools the rows."""
+    """Return a collection of tables whose lookup pools the rows."""
     pooling = {True: PoolingType.MEAN, False: PoolingType.SUM}
     configs = [EmbeddingBagConfig(**_settings(table), pooling=pooling[table.mean]) for table in tables]
     return EmbeddingBagCollection(tables=configs, device=torch.device("meta"))
 
 
 def row_collection(tables: Sequence[TableSpec]) -> EmbeddingCollection:
-    """Tables, all of one width, whose lookup returns the rows one by one."""
+    """Return a collection of tables of one width, whose lookup returns the rows one by one."""
     return EmbeddingCollection(
         tables=[EmbeddingConfig(**_settings(table)) for table in tables], device=torch.device("meta")
     )
 
 
 def _settings(table: TableSpec) -> dict[str, Any]:
-    """TorchRec's settings of any table."""
+    """Return TorchRec's settings of any table."""
     return {
         "name": table.name,
         "feature_names": list(table.keys),
@@ -269,24 +270,27 @@ def _settings(table: TableSpec) -> dict[str, Any]:
 
 
 def _leave_as_is(weight: Tensor) -> Tensor:
-    """TorchRec draws initial values in an order that depends on the layout; they are filled in afterwards."""
+    """Leave the weight alone: TorchRec would draw initial values in an order that depends on the layout.
+
+    They are filled in afterwards.
+    """
     return weight
 
 
 class QuotientsAndRemainders(nn.Module):
-    """Each quotient-remainder feature's ids become quotients; its remainders follow under a key of their own."""
+    """Turns ids of quotient-remainder features into quotients; the remainders follow under keys of their own."""
 
     collisions: Tensor
 
     def __init__(self, features: Sequence[str], collisions: Sequence[int]) -> None:
-        """features: the keys that come in, in order; collisions: the divisor of each, 1 where there is none."""
+        """features: the input's keys, in order; collisions: each one's divisor, 1 if it is not divided."""
         super().__init__()
         self._keys = [*features, *(f + REMAINDER for f, c in zip(features, collisions, strict=True) if c > 1)]
         self._divided = [number for number, divisor in enumerate(collisions) if divisor > 1]
         self.register_buffer("collisions", torch.tensor(collisions, dtype=torch.int32), persistent=False)
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """F keys of B bags to F keys and one more for each quotient-remainder feature, bags of the same lengths."""
+        """Map F keys of B bags to these and one more per quotient-remainder feature, with bags of the same lengths."""
         ids, lengths, stride = features.values(), features.lengths(), features.stride()
         counts, starts = features.length_per_key(), features.offset_per_key()
         per_key = lengths.view(-1, stride).sum(dim=1)

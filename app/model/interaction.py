@@ -1,8 +1,8 @@
-"""Interactions: the dense vector and the F sparse ones of each sample to the over_arch's input.
+"""Interactions: they map the dense vector and the F sparse vectors of each sample to the over_arch's input.
 
-Shapes: B samples, F sparse features, D embedding_dim, P pairs. Each module has `num_outputs`, and maps dense [B, D]
-and sparse [B, F, D] to [B, num_outputs]; `order` is `join`'s. Where dense features have a vector each, or there are
-none, dense is [B, N, D], and `num_numeric` is N instead of None.
+Shapes: B samples, F sparse features, D embedding_dim, P pairs. Each module has `num_outputs`, and maps dense [B, D] and
+sparse [B, F, D] to [B, num_outputs]; `order` is as for `join`. If dense features have a vector each, or there are no
+dense features, dense is [B, N, D], and `num_numeric` is N instead of None.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from app.config.model import Numeric
 from app.config.train import LARGE_BATCH
 from app.model.mlp import HiddenLayers, mlp
 
-DCN_NUM_LAYERS = 3  # MLPerf v2's; app/config/model.py documents the defaults of the widths
+DCN_NUM_LAYERS = 3  # as MLPerf v2; app/config/model.py documents the defaults of the widths
 DCN_RANK_PART = 4
 PROJECTION_VECTORS = 16
 
@@ -27,23 +27,25 @@ Order = tuple[Tensor, Tensor] | None
 
 
 def join(dense: Tensor, sparse: Tensor, order: Order) -> Tensor:
-    """dense [B, D] or [B, N, D] and sparse [B, F, D] to [B, F + 1, D] or [B, N + F, D].
+    """Join dense [B, D] or [B, N, D] and sparse [B, F, D] to [B, F + 1, D] or [B, N + F, D].
 
-    order: the place [F] of each feature's vector in `sparse`, and its inverse; None: they are in the features' order.
+    order: the place [F] of each feature's vector in `sparse`, and its inverse; None: vectors are in the features'
+        order.
     """
-    if sparse.is_cuda:  # on CPUs, recorded runs keep their bits
-        sparse = sparse.to(dense.dtype)  # once: autocast gives dense in bf16, and would cast both factors
+    # Cast once: autocast gives dense in bf16, and would cast both factors. On CPUs, recorded runs keep their bits.
+    if sparse.is_cuda:
+        sparse = sparse.to(dense.dtype)
     if dense.dim() == 2:
         dense = dense.unsqueeze(1)
     if order is None:
         return torch.cat([dense, sparse], dim=1)
-    if torch.compiler.is_compiling():  # which makes one copy of it by itself
+    if torch.compiler.is_compiling():  # the compiler itself makes this one copy
         return torch.cat([dense, sparse.index_select(1, order[0])], dim=1)
     return _JoinInOrder.apply(dense, sparse, *order)
 
 
 class _JoinInOrder(torch.autograd.Function):
-    """`join` in one copy; its backward gathers, where autograd would scatter, with atomic additions on GPUs."""
+    """`join` in one copy. The backward gathers; autograd would scatter, with atomic additions on GPUs."""
 
     @staticmethod
     def forward(ctx: Any, dense: Tensor, sparse: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
@@ -62,11 +64,11 @@ class _JoinInOrder(torch.autograd.Function):
 
 
 class _PairProducts(torch.autograd.Function):
-    """[B, V, D] vectors to their pairwise products [B, P].
+    """Maps vectors [B, V, D] to their pairwise products [B, P].
 
-    The backward gathers the pairs' gradients into [V, V], where autograd would scatter them, slower and with atomic
-    additions on GPUs; its two products are autograd's own, so that results equal TorchRec's bit for bit where there is
-    a choice of bits: of large batches on CPUs, which oneDNN rounds otherwise already, and of bf16 there is none.
+    The backward gathers the pairs' gradients into [V, V]; autograd would scatter them, slower and with atomic additions
+    on GPUs. The two products are autograd's own, so that results equal TorchRec's bit for bit wherever that is
+    possible. It is not for large batches on CPUs, which oneDNN rounds differently anyway, nor for bf16.
     """
 
     @staticmethod
@@ -79,18 +81,18 @@ class _PairProducts(torch.autograd.Function):
         (grad,) = grad_outputs
         vectors, pair_of = ctx.saved_tensors
         num_vectors = vectors.shape[1]
-        padded = nn.functional.pad(grad, (0, 1))  # its last column is the 0 of pairs that are not used
+        padded = nn.functional.pad(grad, (0, 1))  # the last column is the 0 of unused pairs
         matrix = padded.index_select(1, pair_of).view(-1, num_vectors, num_vectors)
-        matrix = matrix.to(vectors.dtype)  # autocast may have given it bf16
+        matrix = matrix.to(vectors.dtype)  # autocast may have made it bf16
         if vectors.dtype is torch.bfloat16 or (vectors.is_cpu and len(vectors) >= LARGE_BATCH):
-            # No bits are TorchRec's here: one product for both.
+            # Results cannot equal TorchRec's bits here, so one product serves for both.
             return torch.bmm(matrix + matrix.transpose(1, 2), vectors), None, None
         left, right = torch.bmm(matrix, vectors), torch.bmm(vectors.transpose(1, 2), matrix)
         return left + right.transpose(1, 2), None, None
 
 
 def _upper_triangle(num_vectors: int, itself: bool) -> tuple[Tensor, Tensor]:
-    """Indices [P] of the pairs in a flat [V, V], row by row, and the pair [V * V] at each index; P where none is."""
+    """Return indices [P] of the pairs in a flat [V, V], row by row, and the pair [V * V] at each index (P for none)."""
     row, column = torch.triu_indices(num_vectors, num_vectors, offset=0 if itself else 1)
     pair_of = torch.full((num_vectors, num_vectors), len(row))
     pair_of[row, column] = torch.arange(len(row))
@@ -98,10 +100,10 @@ def _upper_triangle(num_vectors: int, itself: bool) -> tuple[Tensor, Tensor]:
 
 
 class DotInteraction(nn.Module):
-    """The dense vector, and the products of all pairs of the F+1 vectors, with itself too if `itself`.
+    """The dense vector, followed by the products of all pairs of the F+1 vectors (each with itself too if `itself`).
 
-    Pairs come row by row of the upper triangle (TorchRec's order); vector 0 is the dense one. The products alone where
-    dense features have a vector each, or there are none.
+    Pairs come row by row of the upper triangle (TorchRec's order); vector 0 is the dense one. Without a single dense
+    vector (dense features have a vector each, or there are none), the output is the products alone.
     """
 
     pairs: Tensor
@@ -116,7 +118,7 @@ class DotInteraction(nn.Module):
         self.num_outputs = len(pairs) + (embedding_dim if self._has_dense else 0)
 
     def forward(self, dense: Tensor, sparse: Tensor, order: Order = None) -> Tensor:
-        """dense [B, D] and sparse [B, F, D] to [B, D + P]; dense [B, N, D] to [B, P]."""
+        """Map dense [B, D] and sparse [B, F, D] to [B, D + P], or dense [B, N, D] to [B, P]."""
         vectors = join(dense, sparse, order)
         products: Tensor = _PairProducts.apply(vectors, self.pairs, self.pair_of)
         return torch.cat([dense, products], dim=1) if self._has_dense else products
@@ -130,7 +132,7 @@ class CatInteraction(nn.Module):
         self.num_outputs = _num_vectors(num_sparse, num_numeric) * embedding_dim
 
     def forward(self, dense: Tensor, sparse: Tensor, order: Order = None) -> Tensor:
-        """dense [B, D] and sparse [B, F, D] to [B, (F + 1) * D]."""
+        """Map dense [B, D] and sparse [B, F, D] to [B, (F + 1) * D]."""
         return join(dense, sparse, order).flatten(1)
 
 
@@ -140,7 +142,7 @@ class SumInteraction(nn.Module):
     num_outputs = 1
 
     def forward(self, dense: Tensor, sparse: Tensor, order: Order = None) -> Tensor:
-        """dense [B, D] or [B, N, D] and sparse [B, F, D] to [B, 1]."""
+        """Map dense [B, D] or [B, N, D] and sparse [B, F, D] to [B, 1]."""
         return (dense.flatten(1).sum(1) + sparse.flatten(1).sum(1)).unsqueeze(1)
 
 
@@ -152,7 +154,7 @@ class CrossNet(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(num_inputs, num_inputs) for _ in range(num_layers))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """[B, n] to the same."""
+        """Map x_0 [B, n] to [B, n]."""
         outputs = inputs
         for layer in self.layers:
             outputs = inputs * layer(outputs) + outputs
@@ -160,10 +162,10 @@ class CrossNet(nn.Module):
 
 
 class DCNInteraction(nn.Module):
-    """DCN v2 (Wang et al. 2020, arXiv:2008.13535) over all F+1 vectors side by side, x_0 [B, n], n = (F + 1) * D.
+    """DCN v2 (Wang et al. 2020, arXiv:2008.13535) over all F+1 vectors side by side: x_0 [B, n], n = (F + 1) * D.
 
-    Layer l: x_{l+1} = x_0 * (W_l (V_l x_l) + b_l) + x_l, with V_l [rank, n] and W_l [n, rank]: TorchRec's module,
-    and its DLRM_DCN; without a rank `CrossNet`. With a deep_arch (the paper's parallel structure) its outputs follow.
+    Layer l: x_{l+1} = x_0 * (W_l (V_l x_l) + b_l) + x_l, with V_l [rank, n] and W_l [n, rank], by TorchRec's module as
+    in its DLRM_DCN; without a rank, `CrossNet`. The outputs of a deep_arch (the paper's parallel structure) follow.
     """
 
     def __init__(
@@ -174,7 +176,7 @@ class DCNInteraction(nn.Module):
         deep_arch: nn.Module | None = None,
         deep_outputs: int = 0,
     ) -> None:
-        """deep_arch: [B, n] to [B, deep_outputs]."""
+        """deep_arch: maps [B, n] to [B, deep_outputs]."""
         super().__init__()
         self.crossnet = (
             CrossNet(num_inputs, num_layers)
@@ -185,20 +187,20 @@ class DCNInteraction(nn.Module):
         self.num_outputs = num_inputs + deep_outputs
 
     def forward(self, dense: Tensor, sparse: Tensor, order: Order = None) -> Tensor:
-        """dense [B, D] or [B, N, D] and sparse [B, F, D] to [B, n + deep_outputs]."""
+        """Map dense [B, D] or [B, N, D] and sparse [B, F, D] to [B, n + deep_outputs]."""
         inputs = join(dense, sparse, order).flatten(1)
         crossed: Tensor = self.crossnet(inputs)
         return crossed if self.deep_arch is None else torch.cat([crossed, self.deep_arch(inputs)], dim=1)
 
 
 class ProjectionInteraction(nn.Module):
-    """Two perceptrons map all F+1 vectors to F1 and F2 vectors of D; the products of each with each: DLRM_Projection.
+    """Two perceptrons map all F+1 vectors to F1 and F2 vectors [D], which are multiplied pairwise: DLRM_Projection.
 
-    Products are those of [B, F1, D] and, as TorchRec reads the second branch, [B, D, F2].
+    The products are of [B, F1, D] and [B, D, F2], which is how TorchRec reads the second branch.
     """
 
     def __init__(self, num_sparse: int, embedding_dim: int, branch1: Sequence[int], branch2: Sequence[int]) -> None:
-        """branch1, branch2: widths of their layers, ReLU after each; the last ones F1 * D and F2 * D."""
+        """branch1, branch2: widths of their layers, each with a ReLU; the last widths are F1 * D and F2 * D."""
         super().__init__()
         num_inputs = (num_sparse + 1) * embedding_dim
         self.branch1 = mlp(num_inputs, branch1, final_relu=True)
@@ -206,18 +208,18 @@ class ProjectionInteraction(nn.Module):
         self.num_outputs = embedding_dim + (branch1[-1] // embedding_dim) * (branch2[-1] // embedding_dim)
 
     def forward(self, dense: Tensor, sparse: Tensor, order: Order = None) -> Tensor:
-        """dense [B, D] and sparse [B, F, D] to [B, D + F1 * F2]."""
+        """Map dense [B, D] and sparse [B, F, D] to [B, D + F1 * F2]."""
         (batch, dim), flat = dense.shape, join(dense, sparse, order).flatten(1)
         left, right = self.branch1(flat).view(batch, -1, dim), self.branch2(flat).view(batch, dim, -1)
         return torch.cat([dense, torch.bmm(left, right).flatten(1)], dim=1)
 
 
 class ScalarPairsInteraction(nn.Module):
-    """Products of all pairs of the vectors' elements, each with itself too, then the dense vector (AMD's blog of 2024).
+    """Products of all pairs of the vectors' elements, also with themselves, then the dense vector (AMD's blog of 2024).
 
-    `mixes_samples`: as the blog computes it. It joins the features' [B, 1, D] along B instead of F and reads the
-    result as B rows: row b then holds vectors b * F to b * F + F - 1 of a list that goes feature by feature, which
-    are other samples' but for a few.
+    `mixes_samples`: compute it as the blog does. The blog joins the features' [B, 1, D] along B instead of F and reads
+    the result as B rows. Row b then holds vectors b * F to b * F + F - 1 of a list that goes feature by feature; all
+    but a few of them belong to other samples.
     """
 
     pairs: Tensor
@@ -232,7 +234,7 @@ class ScalarPairsInteraction(nn.Module):
         self.num_outputs = len(pairs) + embedding_dim
 
     def forward(self, dense: Tensor, sparse: Tensor, order: Order = None) -> Tensor:
-        """dense [B, D] and sparse [B, F, D] to [B, P + D], P = n (n + 1) / 2 for n = (F + 1) * D."""
+        """Map dense [B, D] and sparse [B, F, D] to [B, P + D], with P = n (n + 1) / 2 for n = (F + 1) * D."""
         sparse = sparse if order is None else sparse[:, order[0]]
         rows = sparse.transpose(0, 1) if self.mixes_samples else sparse
         elements = torch.cat([rows.reshape(dense.shape[0], -1), dense], dim=1)
@@ -246,7 +248,7 @@ AnyInteraction = (
 
 
 def num_numeric(config: ModelConfig, num_dense: int) -> int | None:
-    """Vectors that dense features have each for itself; None where dense_arch makes one of them."""
+    """Return the number of dense features that have a vector each; None if dense_arch makes one vector of them all."""
     if config.numeric is Numeric.vectors:
         return num_dense
     return None if config.dense_arch else 0
@@ -257,7 +259,7 @@ def _num_vectors(num_sparse: int, num_numeric: int | None) -> int:
 
 
 def make_interaction(config: ModelConfig, num_sparse: int, num_dense: int) -> AnyInteraction:
-    """The interaction that the configuration names, with its defaults; numbers of sparse and dense features."""
+    """Return the interaction that the configuration names, with its defaults, for these numbers of features."""
     dim, numeric = config.embedding_dim, num_numeric(config, num_dense)
     if config.interaction is Interaction.dot:
         return DotInteraction(num_sparse, dim, config.interaction_itself, numeric)

@@ -1,4 +1,4 @@
-"""Training losses of logits, as facebookresearch/dlrm has them of predictions."""
+"""Training losses of logits; facebookresearch/dlrm has the same losses of predictions."""
 
 import math
 from collections.abc import Callable
@@ -12,12 +12,12 @@ from app.kinds.tasks import CLICK, Task
 
 
 def make_loss(config: LossConfig, factor: float = 1.0, task: Task = CLICK) -> Callable[[Tensor, Tensor], Tensor]:
-    """The function from logits and labels (0 or 1) of one shape, float32, to the mean loss times a factor, a scalar.
+    """Return a function from logits and labels (0 or 1), float32 of one shape, to factor times the mean loss, a scalar.
 
-    Where labels are numbers it is from predicted numbers and labels to their mean squared error.
+    If labels are numbers, the function maps predicted numbers and labels to factor times their mean squared error.
 
-    A clamped prediction gives no gradient, as in facebookresearch/dlrm. Logits are clamped instead, which is the
-    same: sigmoid is monotonic, and clamped predictions would lose the precision of small ones.
+    A clamped prediction gives no gradient, as in facebookresearch/dlrm. This clamps the logits instead, which is the
+    same since sigmoid is monotonic; clamping predictions would lose the precision of small ones.
     """
     name, (negative, positive) = config.name, config.class_weights or (1.0, 1.0)
     bound = math.log((1 - config.threshold) / config.threshold) if config.threshold else math.inf

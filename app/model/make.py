@@ -9,7 +9,7 @@ from app.model.tables import Features
 
 
 def make_tables(config: AppConfig, features: Features, initial: bool = True) -> TableArch:
-    """The model's tables, on the meta device. initial: read initial row weights from their files.
+    """Return the model's tables, on the meta device. initial: read initial row weights from their files.
 
     Raises:
         UserError: as `make_sparse_arch` does.
@@ -20,7 +20,7 @@ def make_tables(config: AppConfig, features: Features, initial: bool = True) -> 
 
 
 def make_model(config: AppConfig, tables: TableArch, features: Features) -> nn.Module:
-    """The model around its tables."""
+    """Return the model around its tables."""
     if (parts := config.model.parts) is not None:
         return parts.model(config, tables, features)
     return DLRM(config.model, features.num_dense, len(features.num_embeddings), tables)

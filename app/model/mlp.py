@@ -1,4 +1,4 @@
-"""Perceptrons, and their products by oneDNN where it is faster than the library that torch takes.
+"""Perceptrons; their products use oneDNN where it is faster than the library that torch takes.
 
 Shapes: B samples, I inputs and O outputs of a layer.
 """
@@ -21,16 +21,16 @@ HAS_ONEDNN = hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 class HiddenLayers(NamedTuple):
-    """What follows a hidden layer's product: batch norm if `batch_norm`, a ReLU, then dropout.
+    """Parts that follow a hidden layer's product: batch norm if `batch_norm`, a ReLU, then dropout.
 
-    dropout: rate of each hidden layer; one rate for all, none: 0. FuxiCTR's MLP_Block.
+    dropout: one rate per hidden layer, or one for all; none means 0. This is FuxiCTR's MLP_Block.
     """
 
     batch_norm: bool = False
     dropout: Sequence[float] = ()
 
     def rate(self, number: int) -> float:
-        """The dropout rate of hidden layer `number`, from 0 on."""
+        """Return the dropout rate of hidden layer `number`, counted from 0."""
         if not self.dropout:
             return 0.0
         return self.dropout[number if len(self.dropout) > 1 else 0]
@@ -42,10 +42,11 @@ PLAIN = HiddenLayers()
 def mlp(
     num_inputs: int, widths: Sequence[int], final_relu: bool, hidden: HiddenLayers = PLAIN, has_output: bool = True
 ) -> nn.Sequential:
-    """Layers of the given widths, [B, num_inputs] to [B, the last width].
+    """Return layers of the given widths, which map [B, num_inputs] to [B, the last width].
 
-    A ReLU follows each; the last one only if final_relu. All but the last are hidden; it, too, unless has_output.
-    Layers are named as in a torch.nn.Sequential that has each ReLU as a module, so that checkpoints of both load.
+    A ReLU follows each layer, but the last one only if final_relu. All layers but the last are hidden; without
+    has_output the last one is, too. Names are those of a torch.nn.Sequential with each ReLU as a module, so checkpoints
+    of both load.
     """
     layers: dict[str, nn.Module] = {}
     num_hidden = len(widths) - 1 if has_output else len(widths)
@@ -62,10 +63,10 @@ def mlp(
 
 
 class Layer(nn.Linear):
-    """A linear layer, with its ReLU if `relu`.
+    """A linear layer, with a ReLU if `relu`.
 
-    Training in fp32 on a CPU calls oneDNN from LARGE_BATCH samples on. Elsewhere, in evaluation and in exported
-    programs too, it is torch's.
+    Training in fp32 on a CPU calls oneDNN from LARGE_BATCH samples on. In all other cases, evaluation and exported
+    programs included, the layer is torch's.
     """
 
     def __init__(self, in_features: int, out_features: int, relu: bool) -> None:
@@ -73,7 +74,7 @@ class Layer(nn.Linear):
         self.relu = relu
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """[B, I] to [B, O]."""
+        """Map inputs [B, I] to outputs [B, O]."""
         if _calls_onednn(inputs):
             by_onednn: Tensor = _OneDNN.apply(inputs, self.weight, self.bias, self.relu)
             return by_onednn
@@ -84,7 +85,7 @@ class Layer(nn.Linear):
 def _calls_onednn(inputs: Tensor) -> bool:
     return (
         torch.is_grad_enabled()
-        and not torch.compiler.is_exporting()  # of any batch
+        and not torch.compiler.is_exporting()  # an exported program takes any batch size
         and len(inputs) >= LARGE_BATCH
         and inputs.is_cpu
         and inputs.dtype is torch.float32
@@ -98,7 +99,10 @@ torch.library.define("clickwork::linear", "(Tensor inputs, Tensor weight, Tensor
 
 @torch.library.impl("clickwork::linear", "CPU")
 def _linear(inputs: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
-    """By oneDNN. An operator, since torch.compile takes oneDNN's own for constant weights only."""
+    """Compute a linear layer by oneDNN.
+
+    This is an operator of its own, since torch.compile uses oneDNN's for constant weights only.
+    """
     outputs: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, weight, bias, "relu" if relu else "none", [], "")
     return outputs
 
@@ -110,15 +114,15 @@ def _(inputs: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor
 
 @register_flop_formula(torch.ops.clickwork.linear)
 def _linear_flops(inputs: tuple[int, int], weight: tuple[int, int], *settings: Any, **keywords: Any) -> int:
-    """A multiplication and an addition count as two."""
+    """Return the FLOPs of `_linear`; a multiplication and an addition count as two."""
     return 2 * inputs[0] * inputs[1] * weight[0]
 
 
 class _OneDNN(torch.autograd.Function):
-    """Inputs [B, I], weight [O, I], bias [O] to [B, O], with a ReLU if `relu`.
+    """Maps inputs [B, I], weight [O, I] and bias [O] to [B, O], with a ReLU if `relu`.
 
-    The library that torch takes on CPUs loses up to half its speed where I is odd, as after an interaction; but the
-    weight's gradient [O, I] is its fastest product, if it is computed as [I, O].
+    The library that torch uses on CPUs loses up to half its speed if I is odd, as it is after an interaction. But it
+    computes the weight's gradient [O, I] fastest of all, if that is computed as [I, O].
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Tables of a model: which weight matrices it has, their widths and their initial values."""
+"""Tables of a model: its weight matrices, their widths and their initial values."""
 
 import hashlib
 import math
@@ -28,7 +28,7 @@ from app.config.tables import (
 from common.errors import UserError
 
 DEFAULT_ALPHA = 0.3
-REMAINDER = "_r"  # suffix of a feature's remainder, and of the table that it indexes
+REMAINDER = "_r"  # suffix of a feature's remainder, and of the table that the remainder indexes
 FBGEMM_MULTIPLE = 4
 INIT_BLOCK_ROWS = 65_536
 VALUE_BYTES = {Storage.fp32: 4, Storage.fp16: 2, Storage.bf16: 2}
@@ -43,13 +43,13 @@ class TableInitRange(NamedTuple):
 
 
 class Features(NamedTuple):
-    """What a model is made for.
+    """Features that a model is made for.
 
     Attributes:
         num_embeddings: rows by feature, in the batches' order.
-        num_dense: N, of rows.
-        multi_hot: features of rows whose bags may have another number of ids than one; None: all.
-        schema: of a dataset of another kind than rows; None of rows.
+        num_dense: N, for a dataset of rows.
+        multi_hot: features of rows whose bags may have more or fewer ids than one; None: all.
+        schema: of a dataset of another kind; None for rows.
     """
 
     num_embeddings: Mapping[str, int]
@@ -63,9 +63,9 @@ class TableSpec:
     """A weight matrix [num_embeddings, embedding_dim].
 
     Attributes:
-        keys: of the ids that index it.
-        mean: pool bags by their mean, not their sum.
-        by_id: its rows are needed one by one, since they are combined or weighted before pooling.
+    keys: names of the ids that index it.
+    mean: pool bags by their mean instead of their sum.
+    by_id: lookups return its rows one by one, since they are combined or weighted before pooling.
     """
 
     name: str
@@ -79,7 +79,7 @@ class TableSpec:
 
     @property
     def bytes(self) -> int:
-        """Of its values, as they are stored."""
+        """Bytes of its values, as they are stored."""
         return self.num_embeddings * self.embedding_dim * VALUE_BYTES[self.storage]
 
 
@@ -88,10 +88,10 @@ class Embedding:
     """The vectors of one or more features: a table, or two that stand for it.
 
     Attributes:
-        rows: categories; ids are below.
-        width: of its vectors before they are projected to D.
-        operation: quotient-remainder only, with `collisions`.
-        row_weights: weighted pooling only; their file, if any, is `row_weights_path`.
+    rows: number of categories; ids are below it.
+    width: width of its vectors before they are projected to D.
+    operation: for quotient-remainder tables only, as is `collisions`.
+    row_weights: for weighted pooling only; `row_weights_path` is their file, if any.
     """
 
     name: str
@@ -107,7 +107,7 @@ class Embedding:
 
     @property
     def key(self) -> str:
-        """A name for modules, which may not be called `keys` or `values` as a feature may."""
+        """Name for modules; they may not be called `keys` or `values`, as a feature may."""
         return f"t_{self.name}"
 
     @property
@@ -119,10 +119,10 @@ class Embedding:
 def make_embeddings(
     config: ModelConfig, num_embeddings: Mapping[str, int], multi_hot: Collection[str] | None = None
 ) -> list[Embedding]:
-    """The embeddings of all features, in the order of their first feature; `num_embeddings`: rows by feature.
+    """Return the embeddings of all features, in the order of their first feature; `num_embeddings`: rows by feature.
 
-    A shared table has as many rows as its largest feature needs. `multi_hot`: features whose bags may have another
-    number of ids than one (None: all); a bag of one id is pooled by the lookup, since pooling changes nothing.
+    A shared table has as many rows as its largest feature needs. `multi_hot`: features whose bags may have more or
+    fewer ids than one (None: all). The lookup pools a bag of one id, since pooling changes nothing there.
 
     Raises:
         UserError: the settings name features that the dataset lacks, or contradict each other.
@@ -201,7 +201,7 @@ def _make_embedding(
 
 
 def _init_of(settings: TableConfig, height: int, rows: int, is_qr: bool) -> TableInitRange:
-    """Initial values of a matrix of `height` rows that serves `rows` categories."""
+    """Return the initial values of a matrix of `height` rows that serves `rows` categories."""
     if settings.init is TableInit.normal:
         return TableInitRange(std=settings.init_std)
     if settings.init is TableInit.facebookresearch and is_qr:
@@ -212,7 +212,7 @@ def _init_of(settings: TableConfig, height: int, rows: int, is_qr: bool) -> Tabl
 
 
 def _owners(tables: TablesConfig, features: Mapping[str, int]) -> dict[str, str]:
-    """The embedding's name of each feature, in order of features: its own, or the shared table's."""
+    """Return the embedding's name for each feature, in order of features: its own name, or the shared table's."""
     owners: dict[str, str] = {}
     for name, members in tables.shared.items():
         if name in features:
@@ -246,10 +246,10 @@ def _require_distinct(names: list[str]) -> None:
 
 
 def alpha_rule(num_embeddings: Sequence[int], base_dim: int, alpha: float, power_of_2: bool) -> list[int]:
-    """Width of each table by its rows: the power rule of Ginart et al. 2019 (arXiv:1909.11810), algorithm 1.
+    """Return the width of each table by its rows: the power rule of Ginart et al. 2019 (arXiv:1909.11810), algorithm 1.
 
-    d_i = base_dim * (n_min / n_i)^alpha, at least 1, rounded to an integer and then, with `power_of_2`, to the nearest
-    power of 2 in the logarithm: facebookresearch/dlrm's md_solver. Where that would exceed base_dim it is base_dim.
+    d_i = base_dim * (n_min / n_i)^alpha, at least 1, is rounded to an integer and then, with `power_of_2`, to the
+    nearest power of 2 in the logarithm, as in facebookresearch/dlrm's md_solver. It never exceeds base_dim.
     """
     rows = np.asarray(num_embeddings, np.float64)
     dims = np.rint(np.maximum(1.0, base_dim * (rows.min() / rows) ** alpha))
@@ -259,14 +259,14 @@ def alpha_rule(num_embeddings: Sequence[int], base_dim: int, alpha: float, power
 
 
 def as_stored(dim: int, base_dim: int) -> int:
-    """The width that FBGEMM can hold: the next multiple of 4."""
+    """Return the width that FBGEMM can hold: the next multiple of 4, at most base_dim."""
     return min(-(-dim // FBGEMM_MULTIPLE) * FBGEMM_MULTIPLE, base_dim)
 
 
 def initial_rows(seed: int, table: TableSpec, start: int, stop: int) -> NDArray[np.float32]:
-    """Initial values of a table's rows [start, stop), [stop - start, d] float32.
+    """Return the initial values of a table's rows [start, stop), [stop - start, d] float32.
 
-    Each block of rows has a counter-based stream of its own: the same for every layout and number of processes.
+    Each block of rows has its own counter-based stream, so values do not depend on the layout or number of processes.
     """
     key = np.frombuffer(hashlib.sha256(f"{seed}/{table.name}".encode()).digest()[:16], dtype=np.uint64)
     rows = np.empty((stop - start, table.embedding_dim), dtype=np.float32)
@@ -290,6 +290,6 @@ _WEIGHT = re.compile(r"\.(?:embedding_bags|embeddings)\.(?P<table>.+)\.weight$")
 
 
 def table_of(key: str) -> str | None:
-    """The table to which a parameter of this name belongs; None for dense parameters."""
+    """Return the table to which a parameter of this name belongs; None for dense parameters."""
     match = _WEIGHT.search(key)
     return match["table"] if match else None
