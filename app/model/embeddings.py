@@ -58,9 +58,9 @@ class SparseArch(TableArch):
     """Lookup, pooling, and projection to vectors of one width.
 
     Attributes:
-    feature_names: F names, in the order of the vectors that come out.
-    bags: tables whose lookup pools the rows; None if there are none.
-    rows: the other tables, one collection per width.
+        feature_names: F names, in the order of the vectors that come out.
+        bags: tables whose lookup pools the rows; None if there are none.
+        rows: the other tables, one collection per width.
     """
 
     def __init__(self, embeddings: Sequence[Embedding], feature_names: Sequence[str], embedding_dim: int) -> None:

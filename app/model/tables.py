@@ -63,9 +63,9 @@ class TableSpec:
     """A weight matrix [num_embeddings, embedding_dim].
 
     Attributes:
-    keys: names of the ids that index it.
-    mean: pool bags by their mean instead of their sum.
-    by_id: lookups return its rows one by one, since they are combined or weighted before pooling.
+        keys: names of the ids that index it.
+        mean: pool bags by their mean instead of their sum.
+        by_id: lookups return its rows one by one, since they are combined or weighted before pooling.
     """
 
     name: str
@@ -88,10 +88,10 @@ class Embedding:
     """The vectors of one or more features: a table, or two that stand for it.
 
     Attributes:
-    rows: number of categories; ids are below it.
-    width: width of its vectors before they are projected to D.
-    operation: for quotient-remainder tables only, as is `collisions`.
-    row_weights: for weighted pooling only; `row_weights_path` is their file, if any.
+        rows: number of categories; ids are below it.
+        width: width of its vectors before they are projected to D.
+        operation: for quotient-remainder tables only, as is `collisions`.
+        row_weights: for weighted pooling only; `row_weights_path` is their file, if any.
     """
 
     name: str

@@ -26,8 +26,8 @@ def checked_room(
     Args:
         batches: in ordinary memory, for a GPU.
         gpu: its PCI address.
-    processes: number on this machine, which its nodes share equally.
-    mapped_bytes: size of the shards; they are read through the page cache, so it is logged and refuses nothing.
+        processes: number on this machine, which its nodes share equally.
+        mapped_bytes: size of the shards; they are read through the page cache, so it is logged and refuses nothing.
         nodes, pci: directories below /sys.
 
     Raises:
