@@ -1,1 +1,1 @@
-"""Tables over processes: the plan, how it is made, what it costs, its execution."""
+"""Sharding of tables over processes: the plan, how it is made, what it costs, and its execution."""

@@ -12,7 +12,7 @@ FORMAT = 1
 class PlannedTable(OpenDocument, kw_only=True):
     """Sharding of one table.
 
-    shards: rank, first row, first column, rows and columns of each.
+    shards: for each, its rank, first row, first column, rows and columns.
     """
 
     type: str
@@ -24,7 +24,7 @@ class PlannedTable(OpenDocument, kw_only=True):
 
     @property
     def holders(self) -> list[int]:
-        """The processes that hold rows of the table, in order."""
+        """Processes that hold rows of the table, in order."""
         return sorted({shard[0] for shard in self.shards if shard[3]})
 
 
@@ -35,7 +35,7 @@ class PlanFormat(msgspec.Struct):
 
 
 class PlanFile(OpenDocument, kw_only=True):
-    """A plan. Further keys say what hardware `python -m app.plan` made it for, and its forecast."""
+    """A plan. Further keys describe the hardware that `python -m app.plan` made it for, and its forecast."""
 
     format: int
     world_size: int

@@ -1,4 +1,4 @@
-"""A plan carried out by TorchRec's DistributedModelParallel, and access to the tables of a sharded model."""
+"""Execution of a plan by TorchRec's DistributedModelParallel, and access to the tables of a sharded model."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -31,11 +31,14 @@ from app.runtime.library_patches import count_empty_shards
 from app.sharding.plan import BY_ID_TYPES, Plan
 from common.streams import without_native_stdout
 
-BLOCK_BYTES = 1 << 26  # of a table, as it travels to rank 0
+BLOCK_BYTES = 1 << 26  # size of a block of a table that travels to rank 0
 
 
 class EverySharder(EmbeddingBagCollectionSharder):
-    """TorchRec hides row-wise kinds on CPU, though they run there on gloo, and offers kernels that nobody asked for."""
+    """Offers every sharding type and kernel that was configured.
+
+    TorchRec hides row-wise types on CPU, though they work there on gloo, and offers kernels that nobody asked for.
+    """
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
         return list(SHARDING_TYPES)
@@ -57,7 +60,7 @@ class EveryByIdSharder(EmbeddingCollectionSharder):
 def make_sharders(
     fused_params: dict[str, Any], registry: dict[str, QuantizedCommCodecs] | None
 ) -> list[ModuleSharder[nn.Module]]:
-    """One for each kind of collection of tables."""
+    """Return a sharder for each kind of table collection."""
     return [
         kind(fused_params=fused_params, qcomm_codecs_registry=registry) for kind in (EverySharder, EveryByIdSharder)
     ]
@@ -81,7 +84,7 @@ def distribute(
         path: EmbeddingModuleShardingPlan({name: tables[name] for name in names})
         for path, names in table_collections(model).items()
     }
-    with without_native_stdout():  # some kinds of sharding make process groups
+    with without_native_stdout():  # some sharding types make process groups
         sharded = DistributedModelParallel(
             model,
             device=device,
@@ -91,7 +94,7 @@ def distribute(
         )
     for module in sharded.modules():
         if isinstance(module, ShardedEmbeddingBagCollection | ShardedEmbeddingCollection):
-            if not averages:  # TorchRec wraps lookups of data-parallel tables
+            if not averages:  # TorchRec wraps data-parallel tables' lookups in DDP
                 module._lookups = [getattr(lookup, "module", lookup) for lookup in module._lookups]
             for lookup in module._lookups:
                 count_empty_shards(lookup)
@@ -99,7 +102,7 @@ def distribute(
 
 
 def table_collections(model: nn.Module) -> dict[str, list[str]]:
-    """Names of the tables of each collection of an unsharded model, by the collection's path."""
+    """Return the names of the tables in each collection of an unsharded model, by the collection's path."""
     collections = {}
     for path, module in model.named_modules():
         if isinstance(module, EmbeddingBagCollection):
@@ -110,9 +113,10 @@ def table_collections(model: nn.Module) -> dict[str, list[str]]:
 
 
 def codecs(qcomm: QCommConfig) -> dict[str, QuantizedCommCodecs] | None:
-    """Codecs that compress embeddings and their gradients for exchange between processes.
+    """Return codecs that compress embeddings and their gradients for exchange between processes; None for fp32.
 
-    Put together here, since TorchRec's own function makes fp16 of bf16 on CPU: gloo carries bf16 today.
+    They are put together here because TorchRec's own function turns bf16 into fp16 on CPU, although gloo now carries
+    bf16.
     """
     if (qcomm.forward, qcomm.backward) == (CommPrecision.fp32, CommPrecision.fp32):
         return None
@@ -121,7 +125,7 @@ def codecs(qcomm: QCommConfig) -> dict[str, QuantizedCommCodecs] | None:
 
 
 class _ReplicateAmongMany(DefaultDataParallelWrapper):
-    """A process alone has nobody to average gradients with: DDP would only copy them to and fro."""
+    """Replicates only among several processes: DDP would copy the gradients of a single one to and fro."""
 
     def __init__(self, averages: bool) -> None:
         super().__init__()
@@ -143,7 +147,7 @@ class TableShard(NamedTuple):
 
 
 def fill_tables(model: DistributedModelParallel, rows: Callable[[str, int, int], NDArray[np.float32]]) -> None:
-    """Overwrite each table in place; `rows(table, start, stop)` gives values [stop - start, d]."""
+    """Overwrite each table in place; `rows(table, start, stop)` returns values [stop - start, d]."""
     with torch.no_grad():
         for table, weight in table_weights(model):
             for shard in local_shards(weight):
@@ -153,14 +157,14 @@ def fill_tables(model: DistributedModelParallel, rows: Callable[[str, int, int],
 
 
 def table_weights(model: DistributedModelParallel) -> Iterator[tuple[str, Tensor]]:
-    """Each table's name and its (sharded) weight, in the order of the tables' declaration on every process."""
+    """Yield each table's name and its (sharded) weight, in the order of declaration, which all processes share."""
     weights = {table_of(key): value for key, value in model.state_dict().items()}
     for table in model.module.sparse_arch.tables:
         yield table.name, weights[table.name]
 
 
 def local_shards(weight: Tensor) -> list[TableShard]:
-    """This process's parts of a (sharded) weight."""
+    """Return this process's parts of a (sharded) weight."""
     if not isinstance(weight, ShardedTensor):
         return [TableShard(0, 0, weight)]
     return [
@@ -170,7 +174,7 @@ def local_shards(weight: Tensor) -> list[TableShard]:
 
 
 def table_blocks(weight: Tensor) -> Iterator[Tensor]:
-    """A table as consecutive blocks of rows on rank 0's CPU, [rows, d] float32 whatever it is stored as.
+    """Yield a table as consecutive blocks of rows on rank 0's CPU, [rows, d] float32 however it is stored.
 
     A collective call: every process must exhaust the iterator; only rank 0's yields. No process holds more than one
     block of BLOCK_BYTES besides its own shards, and shards travel as CPU tensors, so any backend can carry them.
@@ -184,7 +188,7 @@ def table_blocks(weight: Tensor) -> Iterator[Tensor]:
 
 
 def _rows_on_rank_0(weight: Tensor, start: int, stop: int) -> Tensor | None:
-    """Rows start to stop of a table, on rank 0; None on other ranks."""
+    """Return rows start to stop of a table on rank 0; None on other ranks."""
     rank = dist.get_rank()
     if not isinstance(weight, ShardedTensor):
         return weight.detach()[start:stop].cpu().float() if rank == 0 else None

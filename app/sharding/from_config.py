@@ -1,4 +1,4 @@
-"""The sharding plan of a run: read from a file, placed, or made by the planner, as configured."""
+"""The sharding plan of a run as configured: read from a file, placed by size, or made by the planner."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -25,11 +25,11 @@ from data_prep.dataset.format import Manifest, mean_bag_sizes
 
 log = logging.getLogger("clickwork")
 
-MAX_REPLICATED = 1 << 26  # parameters in tables that torch updates; with gradient and moments 1 GiB
+MAX_REPLICATED = 1 << 26  # parameters in tables that torch updates; 1 GiB with gradient and moments
 
 
 def plan_for(config: AppConfig, runtime: Runtime, tables: TableArch, bag_sizes: Mapping[str, float]) -> Plan:
-    """The plan that all processes use; a collective call. `bag_sizes`: mean ids a bag of each feature.
+    """Return the plan that all processes use; a collective call. `bag_sizes`: mean ids per bag of each feature.
 
     Raises:
         UserError: the configuration does not fit the tables, the processes or the device.
@@ -56,7 +56,7 @@ def plan_for(config: AppConfig, runtime: Runtime, tables: TableArch, bag_sizes: 
 
 
 def decide(config: AppConfig, device: torch.device, tables: TableArch, bag_sizes: Mapping[str, float]) -> Plan:
-    """The plan for `topology.nodes` machines of `topology.devices_per_node` devices; needs none of them.
+    """Return the plan for `topology.nodes` machines of `topology.devices_per_node` devices; needs none of them.
 
     Raises:
         UserError: as `plan_for` does.
@@ -70,9 +70,9 @@ def decide(config: AppConfig, device: torch.device, tables: TableArch, bag_sizes
 def _refuse_ignored_decay(
     optimizer: OptimizerConfig, plan: Plan, tables: Sequence[TableSpec], device: torch.device
 ) -> None:
-    """Raises UserError where FBGEMM would not apply its weight decay to a table, of which it says nothing.
+    """Raise UserError for a table to which FBGEMM would silently not apply its weight decay.
 
-    Its CPU kernel has a fast path for fp32 tables of one feature whose bags are pooled, and passes that a decay of 0:
+    FBGEMM's CPU kernel has a fast path for fp32 tables of one feature with pooled bags, and passes a decay of 0 to it:
     codegen/training/backward/embedding_backward_split_cpu_template.cpp of 1.8.0.
     """
     prefix, name = f"optimizer.fused_weight_decay={optimizer.fused_weight_decay}: ", optimizer.name
@@ -139,7 +139,7 @@ def choices(
     device: torch.device,
     world_size: int,
 ) -> dict[str, Choice]:
-    """What the configuration leaves open of each table on `world_size` such devices. Raises UserError as `decide`."""
+    """Return each table's open choices on `world_size` such devices. Raises UserError as `decide` does."""
     reason = _whole_tables(optimizer, parts)
     if reason is not None and (config.types not in (None, AUTO_SHARDING, "data_parallel") or config.tables):
         if config.tables:
@@ -154,7 +154,7 @@ def choices(
 def workload(
     config: AppConfig, resolved: TopologyConfig, tables: TableArch, bag_sizes: Mapping[str, float]
 ) -> Workload:
-    """The planner's input; `resolved`: a topology with all figures and numbers of devices."""
+    """Return the planner's input; `resolved`: a topology with all figures and numbers of devices."""
     local_world_size = resolved.devices_per_node or 1
     world_size = (resolved.nodes or 1) * local_world_size
     assert resolved.reserve is not None
@@ -171,14 +171,14 @@ def workload(
 
 
 def bag_sizes(config: AppConfig, features: Features, means: Mapping[str, float]) -> dict[str, float]:
-    """Mean ids a bag by key of the model's ids; `means`: those in the shards, of multi-hot features."""
+    """Return mean ids per bag, by key of the model's ids; `means`: of multi-hot features, from the shards."""
     if (parts := config.model.parts) is not None:
         return parts.bag_sizes(config, features)
     return bag_sizes_of_rows(config, list(features.num_embeddings), means)
 
 
 def bag_sizes_of_rows(config: AppConfig, features: Sequence[str], means: Mapping[str, float]) -> dict[str, float]:
-    """Ids a bag of each feature: expanded while reading, or the means in the shards; 1 of features in neither."""
+    """Return ids per bag of each feature: the expanded size, or the mean in the shards; otherwise 1."""
     bags = config.data.multi_hot.bags()
     if bags is not None:
         return {feature: float(size) for feature, size in zip(features, bags.sizes, strict=True)}
@@ -186,7 +186,7 @@ def bag_sizes_of_rows(config: AppConfig, features: Sequence[str], means: Mapping
 
 
 def bag_sizes_of(config: AppConfig, root: Path, manifest: Manifest) -> dict[str, float]:
-    """Return the mean ids a bag of each feature of a dataset; for another model than DLRM, by key of its ids.
+    """Return mean ids per bag of each feature of a dataset; for models other than DLRM, by key of their ids.
 
     Raises:
         UserError: a file of multi-hot features is missing or damaged.
@@ -196,13 +196,13 @@ def bag_sizes_of(config: AppConfig, root: Path, manifest: Manifest) -> dict[str,
 
 
 def multi_hot_features(config: AppConfig, manifest: Manifest) -> list[str]:
-    """Features of a dataset whose bags may have another number of ids than one."""
+    """Return the features of a dataset whose bags may have more or fewer ids than one."""
     sizes = bag_sizes_of_rows(config, list(manifest.num_embeddings), {})
     return [feature for feature, size in sizes.items() if size != 1 or feature in manifest.ragged]
 
 
 def _whole_tables(optimizer: OptimizerConfig, tables: Sequence[TableSpec]) -> str | None:
-    """Why torch must update whole tables whatever the device; None if FBGEMM may fuse their update."""
+    """Return why torch must update whole tables on any device; None if FBGEMM may fuse their update."""
     if optimizer.sparse_weight_decay:
         return f"optimizer.sparse_weight_decay={optimizer.sparse_weight_decay} is of whole tables, which torch updates"
     if optimizer.clip_tables:
@@ -220,10 +220,10 @@ def replicated(
     tables: Sequence[TableSpec],
     device: torch.device,
 ) -> ShardingConfig:
-    """Data-parallel tables, which torch updates: for this reason, or since FBGEMM has not the optimizer on the device.
+    """Make all tables data-parallel, so that torch updates them: for `reason`, or as FBGEMM lacks the optimizer here.
 
     Raises:
-        UserError: the tables are too big for that: it goes over whole tables at every step.
+        UserError: the tables are too big, since torch goes over whole tables at every step.
     """
     name, parameters = optimizer.name, sum(table.num_embeddings * table.embedding_dim for table in tables)
     if parameters > MAX_REPLICATED:

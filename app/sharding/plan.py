@@ -19,14 +19,15 @@ from app.sharding.documents import FORMAT, PlanFile, PlanFormat, PlannedTable
 from common.documents import decode
 from common.errors import UserError
 
-# TorchRec's for an EmbeddingCollection, but for data_parallel: with several tables FBGEMM reads wrong rows on CPU.
+# TorchRec's types for an EmbeddingCollection without data_parallel, for which FBGEMM reads wrong rows of several
+# tables on CPU.
 BY_ID_TYPES = ("table_wise", "row_wise", "column_wise")
 
 FileT = TypeVar("FileT", bound=PlanFile)
 
 
 class TableBlock(NamedTuple):
-    """A part of a table: the process that holds it, its first row and column, its size."""
+    """A part of a table: the process that holds it, its first row and column, and its size."""
 
     rank: int
     row: int
@@ -37,7 +38,7 @@ class TableBlock(NamedTuple):
 
 @dataclass(frozen=True)
 class TablePlan:
-    """Shards of one table; a data-parallel one has a shard of full size on every process."""
+    """Shards of one table; a data-parallel table has a shard of full size on every process."""
 
     type: str
     kernel: str
@@ -46,13 +47,13 @@ class TablePlan:
 
     @property
     def ranks(self) -> list[int]:
-        """The processes that hold a part of the table, in order."""
+        """Processes that hold a part of the table, in order."""
         return sorted({shard.rank for shard in self.shards if shard.rows})
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All tables over all processes."""
+    """Sharding of all tables over all processes."""
 
     world_size: int
     local_world_size: int
@@ -81,7 +82,7 @@ class Plan:
         return plan
 
     def describe_tables(self) -> dict[str, PlannedTable]:
-        """The tables as a plan's file and a run's manifest have them."""
+        """Return the tables in the form of a plan's file and a run's manifest."""
         return {
             name: PlannedTable(
                 type=table.type,
@@ -94,7 +95,7 @@ class Plan:
         }
 
     def to_document(self) -> PlanFile:
-        """The content of a plan's file."""
+        """Return the content of a plan's file."""
         tables = self.describe_tables()
         return PlanFile(
             format=FORMAT, world_size=self.world_size, local_world_size=self.local_world_size, tables=tables
@@ -102,7 +103,7 @@ class Plan:
 
     @staticmethod
     def from_document(document: PlanFile) -> "Plan":
-        """The plan that a file holds."""
+        """Return the plan that a file holds."""
         tables = {
             name: TablePlan(
                 table.type, table.kernel, tuple(TableBlock(*shard) for shard in table.shards), table.cache_load_factor
@@ -118,10 +119,10 @@ class Plan:
 
 
 def shardable(key: str, kinds: Sequence[str], table: TableSpec) -> list[str]:
-    """Those of the sharding types that the table can have.
+    """Return those of the sharding types that the table can have.
 
     Raises:
-        UserError: none.
+        UserError: it can have none of them.
     """
     possible, reason = list(kinds), ""
     if table.by_id:
@@ -139,7 +140,7 @@ def shardable(key: str, kinds: Sequence[str], table: TableSpec) -> list[str]:
 
 
 def blocks(kind: str, table: TableSpec, world_size: int, local_world_size: int, columns: int) -> list[TableBlock]:
-    """The parts into which TorchRec's kernels cut a table; their ranks are all 0 as yet."""
+    """Return the parts into which TorchRec's kernels cut a table; their ranks are still 0."""
     shape = torch.empty(table.num_embeddings, table.embedding_dim, device="meta")
     sizes, offsets = calculate_shard_sizes_and_offsets(
         shape, world_size, local_world_size, kind, col_wise_shard_dim=columns if kind in COLUMN_TYPES else None
@@ -150,14 +151,15 @@ def blocks(kind: str, table: TableSpec, world_size: int, local_world_size: int, 
 
 
 def load_plan(key: str, path: Path, kind: type[FileT]) -> tuple[Plan, FileT]:
-    """A plan from its file, which the configuration's `key` names, and the file's content.
+    """Return a plan from its file, which the configuration's `key` names, and the file's content.
 
     Raises:
-        UserError: not readable, or not a plan.
+        UserError: the file is not readable, or not a plan.
     """
     try:
         content = path.read_bytes()
-        if (form := decode(content, PlanFormat).format) != FORMAT:  # before the keys, which another has otherwise
+        # Check the format before the keys, since another format has other keys.
+        if (form := decode(content, PlanFormat).format) != FORMAT:
             raise ValueError(f"of format {form}, not {FORMAT}")
         document = decode(content, kind)
         return Plan.from_document(document), document
@@ -168,10 +170,10 @@ def load_plan(key: str, path: Path, kind: type[FileT]) -> tuple[Plan, FileT]:
 
 
 def read_plan(path: Path, tables: Sequence[TableSpec], world_size: int, local_world_size: int) -> Plan:
-    """A plan from its file, checked against tables and processes.
+    """Return a plan from its file, checked against tables and processes.
 
     Raises:
-        UserError: not a plan, or one for other tables, or for other numbers of processes.
+        UserError: the file is not a plan, or its plan is for other tables or other numbers of processes.
     """
     plan, _ = load_plan("sharding.plan", path, PlanFile)
     for unit, planned, actual in (
@@ -191,7 +193,7 @@ def read_plan(path: Path, tables: Sequence[TableSpec], world_size: int, local_wo
 
 
 def _require_same(path: Path, table: TableSpec, plan: Plan) -> None:
-    """A table's shards must be those that TorchRec cuts from a table of this size for this number of processes."""
+    """Require the shards that TorchRec cuts from a table of this size for this number of processes."""
     planned = plan.tables[table.name]
     shardable(f"sharding.plan={path}", [planned.type], table)
     width = min((shard.columns for shard in planned.shards), default=0)
@@ -209,5 +211,5 @@ def _require_same(path: Path, table: TableSpec, plan: Plan) -> None:
 
 
 def tables_in_order(arch: TableArch) -> list[TableSpec]:
-    """Tables in the order of a plan: those whose lookup pools the rows, then the others by width."""
+    """Return tables in the order of a plan: those whose lookup pools the rows, then the others by width."""
     return sorted(arch.tables, key=lambda table: (table.by_id, table.embedding_dim if table.by_id else 0))

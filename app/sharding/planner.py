@@ -1,4 +1,4 @@
-"""Making a plan: what the configuration leaves open, placement without a planner, and TorchRec's planner."""
+"""Ways to make a plan: the choices that the configuration leaves open, placement by size, and TorchRec's planner."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -56,10 +56,10 @@ class Choice:
 def table_choices(
     config: ShardingConfig, optimizer: OptimizerName, tables: Sequence[TableSpec], device_type: str
 ) -> dict[str, Choice]:
-    """Each table's choice.
+    """Return each table's choice.
 
     Raises:
-        UserError: a table that there is not, no option, or a kernel that this device has not.
+        UserError: a table does not exist, no option is left, or the device lacks a kernel.
     """
     names = {name for table in tables for name in (table.name, *table.keys)}
     for name in config.tables:
@@ -89,16 +89,16 @@ class _Loads:
         self.machines = [range(first, first + local_world_size) for first in range(0, world_size, local_world_size)]
 
     def lightest(self, ranks: Sequence[int], count: int) -> list[int]:
-        """The `count` processes among these with the fewest elements, in order of rank."""
+        """Return the `count` processes among these with the fewest elements, in order of rank."""
         return sorted(sorted(ranks, key=lambda rank: self.of_rank[rank])[:count])
 
     def lightest_machines(self, count: int) -> list[range]:
-        """The `count` machines with the fewest elements, in order."""
+        """Return the `count` machines with the fewest elements, in order."""
         loads = {machine: sum(self.of_rank[rank] for rank in machine) for machine in self.machines}
         return sorted(sorted(self.machines, key=lambda machine: loads[machine])[:count], key=lambda m: m.start)
 
     def take(self, shards: Sequence[TableBlock], ranks: Sequence[int]) -> tuple[TableBlock, ...]:
-        """The shards on these processes, one for each."""
+        """Put one shard on each of these processes; return the placed shards."""
         for shard, rank in zip(shards, ranks, strict=True):
             self.of_rank[rank] += shard.rows * shard.columns
         return tuple(shard._replace(rank=rank) for shard, rank in zip(shards, ranks, strict=True))
@@ -107,10 +107,10 @@ class _Loads:
 def place_tables(
     tables: Sequence[TableSpec], choices: Mapping[str, Choice], world_size: int, local_world_size: int
 ) -> Plan:
-    """The plan of tables to which nothing is left to choose, largest first.
+    """Return the plan of tables whose choices are all forced; places the largest first.
 
     Raises:
-        UserError: the processes are not the same number on every machine.
+        UserError: machines have different numbers of processes.
     """
     require_equal_machines(world_size, local_world_size)
     loads = _Loads(world_size, local_world_size)
@@ -124,7 +124,7 @@ def place_tables(
 
 
 def require_equal_machines(world_size: int, local_world_size: int) -> None:
-    """Raises UserError unless every machine has the same number of processes."""
+    """Raise UserError unless every machine has the same number of processes."""
     if world_size % local_world_size:
         raise UserError(
             f"{world_size} processes, {local_world_size} on this machine: start the same number on each machine"
@@ -150,9 +150,9 @@ def _placed_shards(kind: str, table: TableSpec, loads: _Loads, min_partition: in
 
 
 def shard_columns(embedding_dim: int, max_shards: int, min_partition: int | None) -> int:
-    """Columns of each shard: the smallest width that makes at most `max_shards` equal shards.
+    """Return the columns of each shard: the smallest width that makes at most `max_shards` equal shards.
 
-    They are multiples of 4 (FBGEMM), and not fewer than `min_partition`.
+    The number is a multiple of 4 (for FBGEMM) and at least `min_partition`.
     """
     minimum = max(min_partition or 4, 4)
     for shards in range(max_shards, 1, -1):
@@ -167,10 +167,10 @@ class Workload:
     """The planner's input besides tables and hardware.
 
     Attributes:
-        topology: TorchRec's.
-        reserve: part of each device's memory that plans leave free.
+        topology: in TorchRec's form.
+        reserve: share of each device's memory that plans leave free.
         local_batch_size: samples of one process.
-        pooling_factors: mean ids a bag of each table's features.
+        pooling_factors: mean ids per bag, for each of a table's features.
     """
 
     topology: Topology
@@ -181,15 +181,15 @@ class Workload:
     qcomm: QCommConfig
 
     def sharders(self) -> list[ModuleSharder[nn.Module]]:
-        """TorchRec's sharders, whose estimates depend on the precision of exchanged values."""
+        """Return TorchRec's sharders; their estimates depend on the precision of exchanged values."""
         return make_sharders({}, codecs(self.qcomm))
 
 
 def search(model: TableArch, choices: Mapping[str, Choice], workload: Workload) -> Plan:
-    """The best plan that TorchRec's planner finds within the choices; needs no process group.
+    """Return the best plan that TorchRec's planner finds within the choices; needs no process group.
 
     Raises:
-        UserError: it finds none, for lack of memory.
+        UserError: the planner finds none, for lack of memory.
     """
     constraints = _constraints(choices, workload)
     best = _BestPlan()
@@ -215,7 +215,7 @@ def search(model: TableArch, choices: Mapping[str, Choice], workload: Workload) 
 def sharding_options(
     model: nn.Module, choices: Mapping[str, Choice], workload: Workload
 ) -> dict[str, list[ShardingOption]]:
-    """Each table's options within its choice, with TorchRec's estimates."""
+    """Return each table's options within its choice, with TorchRec's estimates."""
     enumerator = _Enumerator(workload, _constraints(choices, workload))
     options: dict[str, list[ShardingOption]] = {name: [] for name in choices}
     with _silenced():
@@ -231,7 +231,7 @@ def _constraints(choices: Mapping[str, Choice], workload: Workload) -> dict[str,
             compute_kernels=list(dict.fromkeys(kernel for _, kernel in choice.options)),
             min_partition=choice.min_partition,
             pooling_factors=workload.pooling_factors[name],
-            output_dtype=DataType.FP32,  # FBGEMM's, whatever is stored
+            output_dtype=DataType.FP32,  # of FBGEMM's lookups, however rows are stored
             cache_params=None
             if choice.cache_load_factor is None
             else CacheParams(load_factor=choice.cache_load_factor),
@@ -242,9 +242,9 @@ def _constraints(choices: Mapping[str, Choice], workload: Workload) -> dict[str,
 
 @contextmanager
 def _silenced() -> Iterator[None]:
-    """Context in which a TorchRec warning is silenced."""
+    """Silence a warning of TorchRec."""
     root, silence = logging.getLogger(), _Silence()
-    root.addHandler(silence)  # logging would add one of its own to the root otherwise
+    root.addHandler(silence)  # without a handler, logging would add its own to the root
     root.addFilter(silence.filter)
     try:
         yield
@@ -254,7 +254,7 @@ def _silenced() -> Iterator[None]:
 
 
 class _Silence(logging.NullHandler):
-    """TorchRec warns of each data-parallel table that it has no shards."""
+    """Drops TorchRec's warning that a data-parallel table has no shards."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return "Sharding spec not found" not in record.getMessage()
@@ -268,7 +268,7 @@ def _table_plan(option: ShardingOption, choice: Choice) -> TablePlan:
     cached = option.compute_kernel == "fused_uvm_caching"
     kind = option.sharding_type
     if kind in ("column_wise", "table_column_wise") and len(shards) == 1 and "table_wise" in choice.types:
-        kind = "table_wise"  # the same by its plainer name
+        kind = "table_wise"  # one shard is the whole table, so give it the plainer name
     return TablePlan(kind, option.compute_kernel, shards, option.cache_load_factor if cached else None)
 
 
@@ -288,7 +288,7 @@ def _no_plan(model: TableArch, workload: Workload) -> str:
 
 
 class _Enumerator(EmbeddingEnumerator):
-    """TorchRec's, with options in the same order in every process: its own come from sets of strings."""
+    """TorchRec's enumerator with options in the same order in every process; its own come from sets of strings."""
 
     def __init__(self, workload: Workload, constraints: dict[str, ParameterConstraints]) -> None:
         super().__init__(workload.topology, workload.local_batch_size, constraints)
@@ -302,10 +302,11 @@ class _Enumerator(EmbeddingEnumerator):
 
 
 class _OptimizerState:
-    """An estimator like TorchRec's of what these do not count, or by the weights' own type: state and gradients.
+    """An estimator beside TorchRec's, for optimizer state and gradients.
 
-    Both are fp32. FBGEMM keeps whole moments beside the weights, one value a row always on the device; torch keeps the
-    gradient of all rows of a data-parallel table.
+    TorchRec's estimators leave them out, or count them by the weights' own type; both are fp32. FBGEMM keeps whole
+    moments beside the weights, and one value per row always on the device; torch keeps the gradient of all rows of a
+    data-parallel table.
     """
 
     def __init__(self, workload: Workload) -> None:
@@ -328,7 +329,7 @@ class _OptimizerState:
 
 
 class _BestPlan:
-    """The planner's statistics: only to get hold of the options that it chose."""
+    """Takes the place of the planner's statistics, to get hold of the options that it chose."""
 
     def log(self, *arguments: Any, best_plan: Sequence[ShardingOption], **keywords: Any) -> None:
         self.options = best_plan

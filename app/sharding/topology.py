@@ -1,4 +1,4 @@
-"""The hardware that the planner plans for: known topologies, the device here, and TorchRec's form."""
+"""Hardware that the planner plans for: known topologies, the device of this process, and TorchRec's form."""
 
 import logging
 import os
@@ -20,8 +20,8 @@ from common.keys import check_keys
 log = logging.getLogger("clickwork")
 
 GIB, GB_PER_S = 2**30, 1e6  # bytes; bytes a millisecond, TorchRec's unit
-LINK_EFFICIENCY, RESERVE = 0.8, 0.15  # unless given
-SAME_MEMORY = 0.06  # drivers show up to so much less or more than data sheets
+LINK_EFFICIENCY, RESERVE = 0.8, 0.15  # defaults
+SAME_MEMORY = 0.06  # drivers report this much less or more than data sheets
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Device:
 
 
 def probe(device_type: str) -> Device:
-    """The device of this process, `cuda` (ROCm's too) or `cpu`; memory is all that there is, used or not."""
+    """Return this process's device, `cuda` (also for ROCm) or `cpu`; memory is the total, used or not."""
     if device_type == "cpu":
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         return Device("CPU", "cpu", memory / GIB)
@@ -48,13 +48,13 @@ def probe(device_type: str) -> Device:
 
 
 def load_all() -> dict[str, TopologyConfig]:
-    """The topologies of conf/topology, by name."""
+    """Return the topologies of conf/topology by name."""
     files = sorted((CONFIG_DIR / "topology").glob("*.yaml"))
     return {path.stem: read(path) for path in files if path.stem != AUTO_TOPOLOGY}
 
 
 def read(path: Path) -> TopologyConfig:
-    """A topology from its YAML file. Raises UserError for another file."""
+    """Read a topology from its YAML file. Raises UserError for another file."""
     try:
         content = yaml.safe_load(path.read_text())
         return convert(TopologyConfig, content)
@@ -66,9 +66,9 @@ def read(path: Path) -> TopologyConfig:
 
 
 def resolve(config: TopologyConfig, find: Callable[[], Device], devices_per_node: int) -> TopologyConfig:
-    """The configuration with every figure filled in: from its file, from the known device, or as given.
+    """Return the configuration with every figure filled in: from its file, from the known device, or as given.
 
-    `find` probes the device, which is not needed if the configuration is complete.
+    `find` probes the device; it is not called if the configuration is complete.
 
     Raises:
         UserError: the device is not known, or a figure is missing.
@@ -85,15 +85,15 @@ def resolve(config: TopologyConfig, find: Callable[[], Device], devices_per_node
         if getattr(config, key) is None:
             raise UserError(f"topology.{key}=null: topology {config.name} needs it; {_example(find())}")
     config = _over(TopologyConfig(link_efficiency=LINK_EFFICIENCY, reserve=RESERVE), config)
-    check_keys(config, "topology.")  # a file's figures too
+    check_keys(config, "topology.")  # also checks figures from a file
     return config
 
 
 def identify(device: Device, among: Mapping[str, TopologyConfig]) -> TopologyConfig:
-    """The known topology of a device, by architecture and measured memory.
+    """Return the known topology of a device, identified by architecture and measured memory.
 
     Raises:
-        UserError: nothing is; the message shows how to describe it.
+        UserError: no topology fits; the message shows how to describe the device.
     """
     fit = [
         entry
@@ -104,7 +104,8 @@ def identify(device: Device, among: Mapping[str, TopologyConfig]) -> TopologyCon
     if not fit:
         raise UserError(f"topology=auto: {device} is not known; {_example(device)}")
     spelled = device.name.lower().replace(" ", "")
-    best = max(fit, key=lambda entry: len(entry.name) * (entry.name in spelled))  # gb300 is no b300
+    # Gb300 also contains b300: the longest name wins.
+    best = max(fit, key=lambda entry: len(entry.name) * (entry.name in spelled))
     log.info("topology: %s identified as %s", device, best.name)
     if "pcie" in spelled:
         log.warning(
@@ -116,17 +117,17 @@ def identify(device: Device, among: Mapping[str, TopologyConfig]) -> TopologyCon
 
 
 def to_torchrec(topology: TopologyConfig, world_size: int, local_world_size: int) -> Topology:
-    """TorchRec's form of a resolved topology.
+    """Return a resolved topology in TorchRec's form.
 
-    Its own factory is newer than the oldest supported TorchRec, and ignores bandwidths by default; the constructor
-    takes the same figures. ROCm's devices are "cuda" there, too.
+    TorchRec's own factory is newer than the oldest supported TorchRec, and ignores bandwidths by default; the
+    constructor takes the same figures. TorchRec calls ROCm's devices "cuda", too.
     """
     cpu = topology.architecture == "cpu"
     figures: dict[str, Any] = {key: getattr(topology, key) for key in HARDWARE[1:]}
     assert topology.link_efficiency is not None
     assert topology.reserve is not None
     links = GB_PER_S * topology.link_efficiency
-    host_part = 1 - topology.reserve if cpu else 1.0  # the planner's own reservation is of device memory only
+    host_part = 1 - topology.reserve if cpu else 1.0  # the planner itself reserves only device memory
     return Topology(
         world_size=world_size,
         local_world_size=local_world_size,
@@ -142,7 +143,7 @@ def to_torchrec(topology: TopologyConfig, world_size: int, local_world_size: int
 
 
 def _over(base: TopologyConfig, config: TopologyConfig) -> TopologyConfig:
-    """`base` with the values that `config` sets itself."""
+    """Return `base` with the values that `config` sets itself."""
     plain = TopologyConfig()
     overrides = {key: value for key, value in vars(config).items() if value != getattr(plain, key)}
     return replace(base, **overrides)
