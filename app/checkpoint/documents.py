@@ -1,4 +1,4 @@
-"""state.json of a checkpoint: its contents besides tensors and arrays. Needs no torch."""
+"""state.json of a checkpoint: everything except tensors and arrays. Needs no torch."""
 
 from typing import Final, Literal
 
@@ -26,8 +26,8 @@ class Layout(OpenDocument, kw_only=True):
 class SavedState(OpenDocument, kw_only=True):
     """A run's state after `step`.
 
-    seconds: spent, by kind. dataset: its directory. fingerprint: the configuration that a resumption must not change,
-    by key. files: size and digest of every file but state.json and its checksum.
+    seconds: time spent, by kind. dataset: its directory. fingerprint: the settings that a resumption must not change,
+    by key. files: size and digest of every file except state.json and its checksum.
     """
 
     format: Literal[3]

@@ -1,8 +1,8 @@
-"""Checkpoints as files: which there are, which to start from, their names, digests and removal.
+"""Checkpoints as files: which exist, which to start from, their names, digests and removal.
 
-A checkpoint is written under a temporary name and renamed when all of it is on disk, with the sizes and digests of
-its files: state.json holds those of the others, and a file beside it its own. It is never overwritten in place:
-torch.distributed.checkpoint would leave the old metadata over new, truncated data if it were killed then.
+A checkpoint is written under a temporary name and renamed when all of it is on disk, with the sizes and digests of its
+files: state.json holds those of all others, and a file beside it its own. A checkpoint is never overwritten in place:
+if torch.distributed.checkpoint were killed then, it would leave the old metadata over new, truncated data.
 """
 
 import hashlib
@@ -26,12 +26,12 @@ from common.files import FileDigest, digest_file, sync, write_atomically
 
 log = logging.getLogger("clickwork")
 
-CHECKPOINTS = "checkpoints"  # their directory in a run's
-LATEST, BEST = "latest", "best"  # files that name the newest checkpoint, and that of the highest eval AUC
+CHECKPOINTS = "checkpoints"  # name of their directory in a run's
+LATEST, BEST = "latest", "best"  # files that name the newest checkpoint, and the best by train.monitor
 LAST = "last"  # what people call the newest
-STATE, STATE_SUM = "state.json", "state.json.sha256"  # the second as sha256sum writes and checks it
+STATE, STATE_SUM = "state.json", "state.json.sha256"  # the second has the format of sha256sum
 ARRAYS = "arrays.npz"
-PART, OLD = ".part", ".old"  # suffixes of incomplete checkpoints, and of those being removed
+PART, OLD = ".part", ".old"  # suffixes of incomplete checkpoints, and of checkpoints being removed
 
 
 @dataclass
@@ -43,12 +43,12 @@ class CheckpointState:
 
 
 def checkpoint_name(step: int) -> str:
-    """The name of a step's checkpoint."""
+    """Return the name of a step's checkpoint."""
     return f"step_{step:08d}"
 
 
 def whole_checkpoints(directory: Path) -> list[Path]:
-    """The complete checkpoints in a run's checkpoint directory, oldest first."""
+    """Return the complete checkpoints in a run's checkpoint directory, oldest first."""
     return sorted(path for path in directory.glob("step_*") if not path.suffix and (path / STATE).is_file())
 
 
@@ -61,7 +61,7 @@ def prune(directory: Path, keep: int) -> None:
 
 
 def pointed_to(directory: Path, pointer: str) -> Path | None:
-    """The checkpoint that `latest` or `best` names, if it exists and is complete."""
+    """Return the checkpoint that `latest` or `best` names, if it exists and is complete."""
     try:
         path = directory / (directory / pointer).read_text().strip()
     except (FileNotFoundError, UnicodeDecodeError):
@@ -70,7 +70,7 @@ def pointed_to(directory: Path, pointer: str) -> Path | None:
 
 
 def point_to_best(directory: Path, name: str | None) -> None:
-    """Let `best` name a checkpoint of `directory`; None removes it."""
+    """Let `best` name a checkpoint of `directory`; None removes `best`."""
     if name is not None:
         write_atomically(directory / BEST, name.encode())
     else:
@@ -78,23 +78,23 @@ def point_to_best(directory: Path, name: str | None) -> None:
 
 
 def remove(checkpoint: Path) -> None:
-    """Remove a checkpoint; a kill meanwhile leaves nothing that looks like one."""
+    """Remove a checkpoint; if killed meanwhile, leave nothing that looks like one."""
     old = checkpoint.with_suffix(OLD)
     os.rename(checkpoint, old)
     shutil.rmtree(old)
 
 
 def resumption(directory: Path) -> tuple[bool, str]:
-    """Whether a run's checkpoint directory has a complete one, and what that means for the same command."""
+    """Return whether a run's checkpoint directory has a complete one, and what the same command would then do."""
     if complete := whole_checkpoints(directory):
         return True, f"the same command resumes from {complete[-1]}"
     return False, "there is no checkpoint, so the same command starts over"
 
 
 def newest_undamaged(directory: Path) -> tuple[Path | None, list[str]]:
-    """The newest complete and undamaged checkpoint, and what is wrong with each newer one.
+    """Return the newest complete and undamaged checkpoint, and what is wrong with each newer one.
 
-    `latest` is for people: a kill may come between the renaming of a checkpoint and its update.
+    `latest` is for people only: a kill may come between the renaming of a checkpoint and the update of `latest`.
     """
     skipped = []
     for checkpoint in reversed(whole_checkpoints(directory)):
@@ -139,7 +139,7 @@ def read(checkpoint: Path) -> CheckpointState:
 def publish(part: Path, final: Path, saved: CheckpointState, digests: dict[str, FileDigest]) -> None:
     """Write the arrays and state.json, sync all files, and give the checkpoint its name.
 
-    digests: size and digest of the tensors' files by name, as far as known.
+    digests: size and digest of the tensors' files by name; the others are added here.
     """
     np.savez(part / ARRAYS, allow_pickle=False, **saved.arrays)
     for path in sorted(part.iterdir()):
@@ -156,7 +156,7 @@ def publish(part: Path, final: Path, saved: CheckpointState, digests: dict[str, 
 
 
 def checksum_line(state: bytes) -> bytes:
-    """The content of the file with the checksum of state.json's bytes."""
+    """Return the content of the file with the checksum of state.json's bytes."""
     return f"{hashlib.sha256(state).hexdigest()}  {STATE}\n".encode()
 
 
@@ -188,12 +188,12 @@ def _damaged(path: Path, reason: object) -> UserError:
 
 
 def choose(config: CheckpointConfig, checkpoints: Path) -> str | None:
-    """The path of the checkpoint to start from, if any; damaged ones are skipped with a warning.
+    """Return the path of the checkpoint to start from, if any; skip damaged ones with a warning.
 
-    If torchrun restarted the job after a loss, that is the run's newest, whatever checkpoint.resume says.
+    If torchrun restarted the job after a loss, start from the run's newest, whatever checkpoint.resume says.
 
     Raises:
-        UserError: the checkpoint asked for does not exist or is damaged, or checkpoints would be removed unasked.
+        UserError: the requested checkpoint does not exist or is damaged, or checkpoints would be removed unasked.
     """
     choice = config.resume
     restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")
@@ -220,7 +220,7 @@ def choose(config: CheckpointConfig, checkpoints: Path) -> str | None:
 
 
 def _require_overwrite(config: CheckpointConfig, obsolete: list[Path]) -> None:
-    """Raises UserError if checkpoints would be removed and checkpoint.overwrite does not allow it."""
+    """Raise UserError if checkpoints would be removed and checkpoint.overwrite does not allow it."""
     if obsolete and not config.overwrite:
         raise UserError(
             f"checkpoint.resume={config.resume}: would remove {', '.join(path.name for path in obsolete)} in "
@@ -229,13 +229,13 @@ def _require_overwrite(config: CheckpointConfig, obsolete: list[Path]) -> None:
 
 
 def _not_before(checkpoints: Path, start: Path) -> list[Path]:
-    """This run's checkpoints that are later than `start`, or all if that is of another run."""
+    """Return this run's checkpoints that are later than `start`, or all of them if `start` is another run's."""
     is_same_run = start.parent.resolve() == checkpoints.resolve()
     return [path for path in whole_checkpoints(checkpoints) if not is_same_run or path.name > start.name]
 
 
 def undamaged(run: Path) -> list[Path]:
-    """A run's complete and undamaged checkpoints, oldest first; warns of the others."""
+    """Return a run's complete and undamaged checkpoints, oldest first; warn of the others."""
     good = []
     for path in whole_checkpoints(run / CHECKPOINTS):
         try:
@@ -247,12 +247,12 @@ def undamaged(run: Path) -> list[Path]:
 
 
 def find_checkpoint(run: Path, choice: str | None) -> str:
-    """The path of a run's checkpoint: `best`, `last` (or `latest`), a step's number, or any path.
+    """Return the path of a run's checkpoint: `best`, `last` (or `latest`), a step's number, or any path.
 
-    None: the best where the run keeps one, else the last. The last is the newest that is not damaged.
+    None means the best if the run keeps one, else the last. The last is the newest that is not damaged.
 
     Raises:
-        UserError: there is none, or the one that is named is damaged.
+        UserError: there is no such checkpoint, or it is damaged.
     """
     checkpoints, choice = run / CHECKPOINTS, choice or None
     if choice is None and (best := pointed_to(checkpoints, BEST)) is not None:
@@ -283,7 +283,7 @@ def find_checkpoint(run: Path, choice: str | None) -> str:
 
 
 def _last(run: Path) -> Path:
-    """The newest checkpoint that is not damaged; warns of newer ones. Raises UserError if there is none."""
+    """Return the newest checkpoint that is not damaged; warn of newer ones. Raises UserError if there is none."""
     path, skipped = newest_undamaged(run / CHECKPOINTS)
     if path is None:
         raise UserError("; ".join(skipped) or f"run={run}: no complete checkpoint yet; train it first")
@@ -295,7 +295,7 @@ def _last(run: Path) -> Path:
 def remove_later(checkpoints: Path, start: Path, best_step: int | None) -> None:
     """Remove this run's checkpoints that are later than its own `start`.
 
-    best_step: the step of the highest AUC up to `start`; `best` then names its checkpoint, if that exists.
+    best_step: step of the best evaluation up to `start`; `best` then names its checkpoint, if that exists.
     """
     for path in _not_before(checkpoints, start):
         log.info("resume: removing %s, which is later than %s", path, start)

@@ -1,6 +1,6 @@
-"""A checkpoint's tensors: the model's and optimizer's, their copy in host memory, and loading them.
+"""Tensors of a checkpoint: the model's and optimizer's, their copy in host memory, and loading them.
 
-They are copied so that training can change its own while the copy is written.
+The copy lets training change its own tensors while a checkpoint is written.
 """
 
 import copy
@@ -19,11 +19,11 @@ from torchrec.optim.keyed import CombinedOptimizer
 from app.checkpoint.safe_reader import SafeReader
 from common.errors import UserError, last_line
 
-COPY_BYTES = 1 << 26  # of a page-locked buffer: larger tensors come from the device block by block
+COPY_BYTES = 1 << 26  # size of a page-locked buffer; larger tensors come from the device block by block
 
 
 def stage(tensors: Any) -> Any:
-    """A copy in host memory of nested dicts and lists of tensors; of a sharded one, this process's shards.
+    """Copy nested dicts and lists of tensors to host memory; of a sharded tensor, this process's shards.
 
     torch's own stager fails on ShardedTensors.
     """
@@ -47,7 +47,7 @@ class LocalTensor(NamedTuple):
 
 
 def local_tensors(tensors: Any, path: str = "") -> Iterator[LocalTensor]:
-    """The tensors and shards on this process."""
+    """Yield the tensors and shards on this process."""
     if isinstance(tensors, dict):
         for key, value in tensors.items():
             yield from local_tensors(value, f"{path}.{key}" if path else str(key))
@@ -62,12 +62,12 @@ def local_tensors(tensors: Any, path: str = "") -> Iterator[LocalTensor]:
 
 
 def num_bytes(tensors: Any) -> int:
-    """Bytes that a staged copy takes on this process."""
+    """Return the bytes that a staged copy takes on this process."""
     return sum(local.values.numel() * local.values.element_size() for local in local_tensors(tensors))
 
 
 def stored_bytes(tensors: Any) -> int:
-    """Bytes of these tensors in a checkpoint, which holds each of them once, from all processes."""
+    """Return the bytes of these tensors in a checkpoint, which holds each of all processes' tensors once."""
     if isinstance(tensors, dict):
         return sum(stored_bytes(value) for value in tensors.values())
     if isinstance(tensors, (list, tuple)):
@@ -76,9 +76,9 @@ def stored_bytes(tensors: Any) -> int:
 
 
 def first_not_finite(tensors: Any) -> str | None:
-    """The path of the first tensor on this process with a NaN or an infinity."""
+    """Return the path of the first tensor on this process with a NaN or an infinity; None without one."""
     for path, _, tensor in local_tensors(tensors):
-        # A sum is NaN or infinite if one of its terms is; only then (or where it overflowed) check each.
+        # A sum is NaN or infinite if one of its terms is. Only then (or if the sum overflowed) check each term.
         suspect = tensor.is_floating_point() and not bool(torch.isfinite(tensor.sum()))
         if suspect and not bool(torch.isfinite(tensor).all()):
             return path
@@ -93,7 +93,7 @@ def _on_host(tensor: Tensor) -> Tensor:
 
 
 def _copied_in_blocks(tensor: Tensor) -> Tensor:
-    """A device's tensor in pageable host memory, by way of two page-locked buffers: one is filled, one emptied."""
+    """Copy a device's tensor to pageable host memory by two page-locked buffers: one is filled, the other emptied."""
     copy = torch.empty(tensor.shape, dtype=tensor.dtype)
     size = COPY_BYTES // tensor.itemsize
     buffers = [torch.empty(size, dtype=tensor.dtype, pin_memory=True) for _ in range(2)]
@@ -128,7 +128,7 @@ def _placed_on_host(metadata: Any) -> Any:
 def load_tensors(checkpoint: Path, model: DistributedModelParallel, optimizer: CombinedOptimizer | None) -> None:
     """Load tables, dense parameters and, if given, the optimizer's state in place; a collective call.
 
-    The sharding plan may differ from the one that was saved with. Nothing in the checkpoint is executed.
+    The sharding plan may differ from the one at saving. Nothing in the checkpoint is executed.
 
     Raises:
         UserError: the checkpoint does not fit this model and optimizer, or holds more than tensors.
@@ -141,9 +141,9 @@ def load_tensors(checkpoint: Path, model: DistributedModelParallel, optimizer: C
 
 
 def read_tensors(checkpoint: Path, tensors: dict[str, Any]) -> None:
-    """Overwrite tensors such as `tensors_of` returns by a checkpoint's; a collective call. Raises as `load_tensors`."""
+    """Overwrite tensors as from `tensors_of` with a checkpoint's; a collective call. Raises as `load_tensors`."""
     reader = SafeReader(checkpoint)
-    reader.read_metadata()  # raises its own one-line error here; torch would wrap it in tracebacks
+    reader.read_metadata()  # raises its own one-line error here; torch would wrap that in tracebacks
     try:
         dcp.load(tensors, storage_reader=reader)
     except (CheckpointException, OSError, ValueError, RuntimeError) as error:
@@ -153,7 +153,7 @@ def read_tensors(checkpoint: Path, tensors: dict[str, Any]) -> None:
 
 
 def tensors_of(model: DistributedModelParallel, optimizer: CombinedOptimizer | None) -> dict[str, Any]:
-    """A checkpoint's tensors: the model's and, if given, the optimizer's, in place."""
+    """Return a checkpoint's tensors in place: the model's and, if given, the optimizer's."""
     tensors: dict[str, Any] = {"model": model.state_dict()}
     if optimizer is not None:
         tensors["optimizer"] = optimizer.state_dict()
@@ -161,13 +161,16 @@ def tensors_of(model: DistributedModelParallel, optimizer: CombinedOptimizer | N
 
 
 def _without_empty(nest: dict[str, Any]) -> dict[str, Any]:
-    """Without empty dicts (SGD has no state): torch saves those of rank 0 only, and misses the others' in loading."""
+    """Leave out empty dicts (SGD has no state).
+
+    torch saves only rank 0's, and misses those of the others when it loads.
+    """
     children = {key: _without_empty(value) if isinstance(value, dict) else value for key, value in nest.items()}
     return {key: value for key, value in children.items() if not isinstance(value, dict) or value}
 
 
 def _filled(nest: dict[str, Any], loaded: dict[str, Any]) -> dict[str, Any]:
-    """Nested dicts as before `_without_empty`, with the loaded values."""
+    """Return nested dicts as before `_without_empty`, with the loaded values."""
     return {
         key: _filled(value, loaded.get(key, {})) if isinstance(value, dict) else loaded[key]
         for key, value in nest.items()

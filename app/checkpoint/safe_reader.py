@@ -1,8 +1,8 @@
 """Reads a torch.distributed.checkpoint without executing code that it may contain.
 
-Its metadata is a pickle, and an entry that the metadata calls bytes would be unpickled too. Here the metadata may
-name only the classes that such metadata consists of, and every entry must be a tensor; tensors themselves are
-read by torch with weights_only.
+The metadata is a pickle, and torch would also unpickle an entry that the metadata calls bytes. Here the metadata may
+name only the classes that it normally consists of, and every entry must be a tensor; torch reads tensors with
+weights_only.
 """
 
 import pickle
@@ -44,7 +44,7 @@ ALLOWED_KINDS = {
 
 
 def _enum_member(kind: Any, name: str) -> Any:
-    """The only allowed getattr: early releases of Python 3.11 (Debian 12's too) pickle enum members that way."""
+    """Return an enum's member, the only allowed getattr: early Python 3.11 (Debian 12's too) pickles members so."""
     if isinstance(kind, type) and issubclass(kind, Enum) and name in kind.__members__:
         return kind[name]
     raise pickle.UnpicklingError(f"it contains {name} of {kind}, which no checkpoint of Clickwork contains")
@@ -58,10 +58,10 @@ class SafeReader(FileSystemReader):
         self._metadata_path = checkpoint / METADATA
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """The checkpoint's metadata.
+        """Return the checkpoint's metadata.
 
         Raises:
-            UserError: it names other classes, has entries other than tensors, or is damaged.
+            UserError: the metadata names other classes, has entries other than tensors, or is damaged.
         """
         try:
             with open(self._metadata_path, "rb") as file:

@@ -1,4 +1,4 @@
-"""Writing checkpoints, by default in a thread while training continues; one at a time."""
+"""Writing of checkpoints, one at a time, by default in a thread while training continues."""
 
 import logging
 import resource
@@ -30,14 +30,15 @@ from common.streams import without_native_stdout
 
 log = logging.getLogger("clickwork")
 
-SHORT_WRITE = ("inline_container", "PytorchStreamWriter", "File too large")  # torch's writer of archives, and EFBIG
+# Signs of torch's archive writer, and EFBIG.
+SHORT_WRITE = ("inline_container", "PytorchStreamWriter", "File too large")
 
 
 class _PathlessWriter(FileSystemWriter):
-    """A FileSystemWriter whose metadata hold no path, which releases of Python pickle under different names."""
+    """Writes metadata without a path, since releases of Python pickle paths under different names."""
 
     def storage_meta(self) -> StorageMeta | None:
-        """The usual ids but for the checkpoint's path."""
+        """Return the usual ids without the checkpoint's path."""
         usual = super().storage_meta()
         return None if usual is None else replace(usual, checkpoint_id=None)
 
@@ -54,8 +55,8 @@ class WrittenCheckpoint:
 class Saver:
     """Saves a model's and its optimizer's state under one directory, the same steps on every process.
 
-    A save copies the tensors to host memory, which is all that training waits for, and a thread writes the copy. The
-    threads of all processes use a gloo group of their own, apart from training's collectives.
+    A save copies the tensors to host memory, and a thread writes the copy; training waits only for the copying. The
+    threads of all processes use their own gloo group, apart from training's collectives.
     """
 
     def __init__(self, directory: Path, keep: int, asynchronous: bool, local_world_size: int) -> None:
@@ -79,11 +80,11 @@ class Saver:
     ) -> None:
         """Begin to write `directory`/step_<step> after waiting for the one before. A collective call.
 
-        best: let `best` name this one once it is complete.
+        best: let `best` name this checkpoint once it is complete.
 
         Raises:
-            UserError: the one before could not be written (a full disk, say), or, where it is not written in the
-                background, this one. Earlier checkpoints stay as they were.
+            UserError: the checkpoint before could not be written (because of a full disk, say), or this one, if it is
+                not written in the background. Earlier checkpoints stay as they were.
         """
         self.wait()
         tensors = model_state.tensors_of(model, optimizer)
@@ -97,7 +98,7 @@ class Saver:
         self._pending = self._thread.submit(self._write, step, model_state.stage(tensors), saved, best)
 
     def wait(self) -> None:
-        """Wait until nothing is being written. Raises UserError if that failed."""
+        """Wait until nothing is being written. Raises UserError if writing failed."""
         pending, self._pending = self._pending, None
         if pending is not None:
             self._checkpoints.append(pending.result())
@@ -107,7 +108,7 @@ class Saver:
         return self._pending is not None and self._pending.done() and self._pending.exception() is not None
 
     def finished(self) -> list[WrittenCheckpoint]:
-        """Checkpoints completed since the last call."""
+        """Return the checkpoints completed since the last call."""
         if self._pending is not None and self._pending.done() and not self.failed():
             self.wait()
         checkpoints, self._checkpoints = self._checkpoints, []
@@ -133,7 +134,7 @@ class Saver:
         return enough
 
     def mark_best(self, step: int) -> None:
-        """Let `best` name the saved checkpoint of this step, once it is complete. A collective call."""
+        """Let `best` name this step's saved checkpoint, once it is complete. A collective call."""
         self.wait()
         failure = None
         if dist.get_rank() == 0:
@@ -155,7 +156,7 @@ class Saver:
             self._agree(self._complete(part, final, saved, digests, best))
         except UserError:
             if dist.get_rank() == 0:
-                shutil.rmtree(part, ignore_errors=True)  # it may fill the disk
+                shutil.rmtree(part, ignore_errors=True)  # what was written may fill the disk
             raise
         return WrittenCheckpoint(final, step, time.perf_counter() - began)
 
@@ -169,11 +170,11 @@ class Saver:
         try:
             writer = _PathlessWriter(part)
             dcp.save(tensors, checkpoint_id=part, storage_writer=writer, process_group=self._group)
-        except (CheckpointException, OSError) as error:  # the first is a BaseException; all processes get it
+        except (CheckpointException, OSError) as error:  # CheckpointException is a BaseException; all processes get it
             raise _unwritable(part, error) from error
 
     def _digest_files_of_rank(self, part: Path) -> tuple[str | None, dict[str, FileDigest]]:
-        """An error message, if any, and size and digest of each file that this process wrote, by name."""
+        """Return an error message, if any, and size and digest of each file that this process wrote, by name."""
         try:
             files_of_rank = sorted(part.glob(f"__{dist.get_rank()}_*"))
             return None, {path.name: digest_file(path) for path in files_of_rank}
@@ -181,7 +182,7 @@ class Saver:
             return str(_unwritable(part, error)), {}
 
     def _begin(self, part: Path) -> str | None:
-        """On rank 0, make an empty directory. Returns an error message, if any."""
+        """Make an empty directory, on rank 0. Return an error message, if any."""
         if dist.get_rank() == 0:
             try:
                 for leftover in (*self._directory.glob("*" + PART), *self._directory.glob("*" + OLD)):
@@ -194,7 +195,7 @@ class Saver:
     def _complete(
         self, part: Path, final: Path, saved: CheckpointState, digests: dict[str, FileDigest], best: bool
     ) -> str | None:
-        """On rank 0, publish the checkpoint and prune old ones. Returns an error message, if any."""
+        """Publish the checkpoint and prune old ones, on rank 0. Return an error message, if any."""
         if dist.get_rank() == 0:
             try:
                 if fault := _missing_files(part, digests):
@@ -208,7 +209,7 @@ class Saver:
         return None
 
     def _agree(self, failure: str | None, value: Any = None) -> list[Any]:
-        """Every process's value. Raises UserError on all processes if one reports a failure."""
+        """Return every process's value. Raises UserError on all processes if one reports a failure."""
         of_ranks: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(of_ranks, (failure, value), group=self._group)
         for message, _ in of_ranks:
@@ -218,7 +219,7 @@ class Saver:
 
 
 def _missing_files(part: Path, digests: dict[str, FileDigest]) -> str | None:
-    """An error message if files that all processes have written are not whole on this machine after a while."""
+    """Return an error message if other processes' files are still not whole on this machine after a while."""
 
     def missing() -> list[str]:
         sizes = {path.name: path.stat().st_size for path in part.iterdir()}
@@ -238,7 +239,7 @@ def _unwritable(part: Path, error: BaseException) -> UserError:
 
 
 def _reason(part: Path, error: BaseException) -> str:
-    """Why a file could not be written: torch's writer of archives names positions in the file alone."""
+    """Return why a file could not be written; errors of torch's archive writer tell only positions in the file."""
     line = last_line(str(error), type(error).__name__)
     if not any(sign in line for sign in SHORT_WRITE):
         return line
