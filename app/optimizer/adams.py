@@ -1,4 +1,4 @@
-"""Adam and LAMB in the forms that torch does not have: by rows, as FBGEMM fuses them on GPUs, and LAMB for layers."""
+"""Adam and LAMB in forms that torch lacks: per row, as FBGEMM fuses them on GPUs, and LAMB for layers."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,9 +13,9 @@ from app.optimizer.norm import total_norm
 class RowAdam(torch.optim.Optimizer):
     """Adam (Kingma and Ba 2015) or LAMB (You et al. 2020) over the rows of tables [E, D].
 
-    As FBGEMM's fused kernels: only rows that have a gradient move, and their moments with them; the bias
-    is corrected by the number of all steps. `rowwise` keeps one second moment a row, the mean over the row.
-    `trust` scales each row's update by the ratio of the row's norm to the update's (1 where either is 0).
+    Like FBGEMM's fused kernels, it moves only rows that have a gradient, and their moments; the number of all steps
+    corrects the bias. `rowwise` keeps one second moment per row, the mean over the row. `trust` scales each row's
+    update by the ratio of the row's norm to the update's (1 if either is 0).
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class RowAdam(torch.optim.Optimizer):
 
 
 class Lamb(torch.optim.Optimizer):
-    """LAMB (You et al. 2020, arXiv:1904.00962) for dense parameters, one trust ratio a tensor, no weight decay."""
+    """LAMB (You et al. 2020, arXiv:1904.00962) for dense parameters: one trust ratio per tensor, no weight decay."""
 
     def __init__(self, params: list[dict[str, Any]], lr: float, betas: tuple[float, float], eps: float) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps})
@@ -80,32 +80,32 @@ class Lamb(torch.optim.Optimizer):
 
 
 def with_state(optimizer: torch.optim.Optimizer, algorithm: Algorithm) -> torch.optim.Optimizer:
-    """torch makes the state of some optimizers at their first step; a checkpoint needs it to be there before.
+    """Make the state of an optimizer now, as a checkpoint needs it; torch makes some only at the first step.
 
-    Without it torch.distributed.checkpoint would load a checkpoint and leave out Adam's moments in silence.
+    Without it torch.distributed.checkpoint would silently leave out Adam's moments when it loads a checkpoint.
     """
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if algorithm.state and parameter not in optimizer.state:
-                step = torch.zeros((), dtype=torch.float32, device=parameter.device)  # where `fused` wants it
+                step = torch.zeros((), dtype=torch.float32, device=parameter.device)  # `fused` wants it there
                 zeros = {name: torch.zeros_like(parameter, requires_grad=False) for name in algorithm.state}
                 optimizer.state[parameter] = {"step": step, **zeros}
     return optimizer
 
 
 def _all_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
-    """The parameters of all groups."""
+    """Return the parameters of all groups."""
     return [each for group in optimizer.param_groups for each in group["params"]]
 
 
 def _new_state(parameter: Tensor, second: Tensor) -> dict[str, Tensor]:
-    """Names as torch's Adam has them; `step` stays on the CPU, so that reading it does not wait for a GPU."""
+    """Return a state under the names of torch's Adam; `step` is on the CPU, so reading it does not wait for a GPU."""
     first = torch.zeros_like(parameter, requires_grad=False)
     return {"step": torch.zeros((), dtype=torch.float32), "exp_avg": first, "exp_avg_sq": second}
 
 
 def _corrected(first: Tensor, second: Tensor, step: Tensor, group: dict[str, Any]) -> Tensor:
-    """The update before its rate, from moments that start at 0."""
+    """Return the update without its rate, from moments that start at 0."""
     (beta1, beta2), count = group["betas"], step.item()
     return (first / (1 - beta1**count)) / ((second / (1 - beta2**count)).sqrt() + group["eps"])
 

@@ -21,16 +21,16 @@ from app.optimizer.adams import with_state
 from app.optimizer.norm import clip
 from common.command import load
 
-CLIPPED_DECAY = "clipped_decay"  # of a group's parameters, which is added to gradients before they are clipped
-TABLE_PART, DENSE_PART = "sparse", "dense"  # of the combined optimizer, and of its keys in checkpoints
+CLIPPED_DECAY = "clipped_decay"  # key of a group's decay that is added to gradients before they are clipped
+TABLE_PART, DENSE_PART = "sparse", "dense"  # names of the parts in the combined optimizer and in checkpoints
 
 
 def make_optimizer(model: DistributedModelParallel, config: OptimizerConfig) -> CombinedOptimizer:
-    """One optimizer over fused tables, data-parallel tables and dense parameters.
+    """Return one optimizer over fused tables, data-parallel tables and dense parameters.
 
-    A row-wise algorithm keeps one second moment a row of a table (mean over the row) and is the plain one for
-    dense parameters, as facebookresearch/dlrm has it. Gradients of dense parameters are clipped, if configured, by
-    their common norm, which is the same on all processes; with clip_tables those of all parameters.
+    A row-wise algorithm keeps one second moment per row of a table (the mean over the row) and is the plain algorithm
+    for dense parameters, as in facebookresearch/dlrm. If configured, gradients of dense parameters are clipped by their
+    common norm, which is the same on all processes; with clip_tables, the gradients of all parameters.
     """
     unfused = dict(in_backward_optimizer_filter(model.named_parameters()))
     tables = {key: weight for key, weight in unfused.items() if table_of(key)}
@@ -39,7 +39,7 @@ def make_optimizer(model: DistributedModelParallel, config: OptimizerConfig) -> 
     if tables:
         parts.append((TABLE_PART, ReplicatedTables(tables, config)))
 
-    weights = {id(weight) for weight in model.module.feature_weights()}  # decayed as tables are
+    weights = {id(weight) for weight in model.module.feature_weights()}  # their decay is the tables'
 
     def make(params: list[nn.Parameter]) -> Optimizer:
         layers, vectors = ([each for each in params if (id(each) in weights) is member] for member in (False, True))
@@ -54,13 +54,13 @@ def make_optimizer(model: DistributedModelParallel, config: OptimizerConfig) -> 
 
 
 def _decayed(params: list[nn.Parameter], decay: float, config: OptimizerConfig) -> list[dict[str, Any]]:
-    """A group of parameters with their L2: applied by the optimizer, or before clipping by `Clipped`."""
+    """Return a group of parameters with their L2, which the optimizer applies, or `Clipped` before clipping."""
     options = {"weight_decay": 0.0, CLIPPED_DECAY: decay} if config.clip_tables else {"weight_decay": decay}
     return [{"params": params, **(options if decay else {})}] if params else []
 
 
 class Clipped(CombinedOptimizer):
-    """Clips the common 2-norm of gradients, decay included if tables are clipped, before each step."""
+    """Clips gradients by their common 2-norm before each step; with tables, the norm includes the decay."""
 
     def __init__(self, parts: list[tuple[str, KeyedOptimizer]], max_norm: float, with_tables: bool) -> None:
         super().__init__(parts)
@@ -68,7 +68,7 @@ class Clipped(CombinedOptimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
-        """Add decay to the gradients, clip them, update; a closure is not called."""
+        """Add decay to the gradients, clip them and update; does not call a closure."""
         gradients = []
         for part, keyed in self.optimizers:
             if part != DENSE_PART and not self._with_tables:
@@ -83,15 +83,15 @@ class Clipped(CombinedOptimizer):
 
 
 def set_learning_rate(optimizer: CombinedOptimizer, lr: float, sparse_lr: float | None = None) -> None:
-    """Set a step's rate, and the tables' if different; call before zero_grad, which passes it to the fused ones."""
+    """Set a step's rate, and the tables' if it differs; call before zero_grad, which passes it to fused optimizers."""
     for part, keyed in optimizer.optimizers:
         for group in keyed.param_groups:
             group["lr"] = sparse_lr if part == TABLE_PART and sparse_lr is not None else lr
 
 
 def fused_params(config: OptimizerConfig) -> dict[str, Any]:
-    """Arguments for FBGEMM's table-batched embedding that select the tables' optimizer."""
-    # Rounding is of fp16 tables: stochastic, it could not be replayed.
+    """Return the arguments that select the tables' optimizer in FBGEMM's table-batched embedding."""
+    # Rounding concerns fp16 tables; stochastic rounding could not be replayed.
     params: dict[str, Any] = {"learning_rate": config.table_lr, "stochastic_rounding": False}
     if config.name.algorithm.fbgemm is not None:
         params["optimizer"] = EmbOptimType[config.name.algorithm.fbgemm]
@@ -111,15 +111,15 @@ def has_fused(name: OptimizerName, device: torch.device) -> bool:
 
 
 def set_step(optimizer: CombinedOptimizer, step: int) -> None:
-    """Set the number of updates in the tables' optimizers: Adam and LAMB correct their moments' bias by it.
+    """Set the number of updates in the tables' optimizers; Adam and LAMB correct their moments' bias by it.
 
-    FBGEMM counts each forward, those of skipped steps and evaluations too, and starts again from 0 in a new process.
+    FBGEMM counts each forward, also those of skipped steps and evaluations, and starts at 0 again in a new process.
     """
     for _, keyed in optimizer.optimizers:
         if isinstance(keyed, CombinedOptimizer):
             set_step(keyed, step)
         elif isinstance(keyed, EmbeddingFusedOptimizer):
-            keyed._emb_module.iter.fill_(step)  # its own set_optimizer_step leaves out the counter that is used
+            keyed._emb_module.iter.fill_(step)  # its own set_optimizer_step misses the counter in use
             keyed._emb_module.iter_cpu.fill_(step)
         elif isinstance(keyed, ReplicatedTables):
             keyed.set_optimizer_step(step)
@@ -128,13 +128,13 @@ def set_step(optimizer: CombinedOptimizer, step: int) -> None:
 class ReplicatedTables(KeyedOptimizerWrapper):
     """Data-parallel tables: FBGEMM does not fuse their update, so torch makes the same one.
 
-    But for one thing: torch's Adam moves every row at every step, FBGEMM's the rows of the batch. Their state goes
-    under the names and shapes that FBGEMM gives it: a checkpoint then loads however a table is sharded.
+    One thing differs: torch's Adam moves every row at every step, FBGEMM's only the rows of the batch. The state has
+    the names and shapes that FBGEMM gives it, so that a checkpoint loads however a table is sharded.
     """
 
     def __init__(self, tables: dict[str, nn.Parameter], config: OptimizerConfig) -> None:
         algorithm = config.name.algorithm
-        names = {**algorithm.state, **algorithm.row_state}  # torch's and FBGEMM's; steps are not kept: see `set_step`
+        names = {**algorithm.state, **algorithm.row_state}  # torch's to FBGEMM's; steps are not kept, see `set_step`
         rate, arguments = config.table_lr, algorithm.arguments
 
         def make(params: list[nn.Parameter]) -> Optimizer:
@@ -159,12 +159,12 @@ class ReplicatedTables(KeyedOptimizerWrapper):
 
 
 def _as_fused(state: torch.Tensor) -> torch.Tensor:
-    """RowWiseAdagrad's sums are [E, 1], FBGEMM's are [E]; the view shares their memory."""
+    """View RowWiseAdagrad's sums [E, 1] as FBGEMM has them, [E]; the memory is shared."""
     return state.view(-1) if state.dim() == 2 and state.shape[1] == 1 else state
 
 
 def optimizer_of_layers(params: list[dict[str, Any]], config: OptimizerConfig) -> Optimizer:
-    """torch's optimizer of groups of dense parameters, as configured."""
+    """Return torch's optimizer over groups of dense parameters, as configured."""
     algorithm = config.dense_name.algorithm
     kind, arguments = (algorithm.torch, algorithm.arguments) if algorithm.layers is None else (algorithm.layers, {})
     return _make(algorithm, kind, arguments, params, config.lr, config)
@@ -178,12 +178,12 @@ def _make(
     lr: float,
     config: OptimizerConfig,
 ) -> Optimizer:
-    """The algorithm over groups of whole tensors, by the class `kind`, with those settings of `config` that it has."""
+    """Return an optimizer of class `kind` over groups of whole tensors, with the settings of `config` that it takes."""
     optimizer_class, settings = load(kind), dict[str, Any](arguments)
     if "eps" in algorithm.settings:
         settings["eps"] = config.eps or 0.0
     if "beta1" in algorithm.settings:
         settings["betas"] = (config.beta1 or 0.0, config.beta2 or 0.0)
     if params[0]["params"][0].device.type == "cpu" and "fused" in signature(optimizer_class).parameters:
-        settings["fused"] = True  # on GPUs torch's default, foreach; False is neither
+        settings["fused"] = True  # on GPUs torch's default is foreach, and False would disable both
     return with_state(optimizer_class(params, lr=lr, **settings), algorithm)

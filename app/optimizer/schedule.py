@@ -7,26 +7,26 @@ from common.command import load
 
 
 def learning_rate(base: float, config: ScheduleConfig, step: int, cuts: int = 0) -> float:
-    """Learning rate of a step (the first is 0), from the base rate; cuts: how often evaluations have cut it so far."""
+    """Return the learning rate of a step (the first is 0); cuts: how often evaluations have cut it so far."""
     rate = load(config.name.schedule.rate)(base, config, step, cuts)
     assert isinstance(rate, float)
     return rate
 
 
 def constant(base: float, config: ScheduleConfig, step: int, cuts: int) -> float:
-    """The base rate."""
+    """Return the base rate."""
     return base
 
 
 def warmup(base: float, config: ScheduleConfig, step: int, cuts: int) -> float:
-    """base * min(1, step / warmup_steps): 0 in the first step."""
+    """Return base * min(1, step / warmup_steps), which is 0 in the first step."""
     return base * min(1.0, step / config.warmup_steps)
 
 
 def warmup_poly(base: float, config: ScheduleConfig, step: int, cuts: int) -> float:
-    """facebookresearch/dlrm's LRPolicyScheduler to the bit, quirks included: its count starts at 1.
+    """Return the rate of facebookresearch/dlrm's LRPolicyScheduler to the bit, quirks included: its count starts at 1.
 
-    Between warm-up and decay it holds the last rate of the warm-up, base * (warmup_steps - 1) / warmup_steps; from
+    Between warm-up and decay it holds the last rate of the warm-up, base * (warmup_steps - 1) / warmup_steps. From
     decay_start_step on it falls as base * ((decay_steps - steps in decay) / decay_steps)^2, not below 1e-7, and stays
     where it ended. Without decay_steps it holds the base rate after the warm-up.
     """
@@ -42,9 +42,9 @@ def warmup_poly(base: float, config: ScheduleConfig, step: int, cuts: int) -> fl
 
 
 def cosine(base: float, config: ScheduleConfig, step: int, cuts: int) -> float:
-    """The base rate from step warmup_steps - 1 on, after a linear rise; then half a cosine over decay_steps.
+    """Return a rate that rises linearly to the base rate at step warmup_steps - 1, and decays along half a cosine.
 
-    From decay_start_step on: base * (end_factor + (1 - end_factor) * (1 + cos(pi * share of the decay)) / 2).
+    From decay_start_step on it is base * (end_factor + (1 - end_factor) * (1 + cos(pi * share of the decay)) / 2).
     """
     if step < config.warmup_steps:
         return base * (step + 1) / config.warmup_steps
@@ -53,7 +53,7 @@ def cosine(base: float, config: ScheduleConfig, step: int, cuts: int) -> float:
 
 
 def plateau(base: float, config: ScheduleConfig, step: int, cuts: int) -> float:
-    """torch's ReduceLROnPlateau: each cut multiplies the rate by `factor`, not below min_lr; a lower rate stays."""
+    """Return the rate of torch's ReduceLROnPlateau: each cut multiplies it by `factor`, but not below min_lr."""
     rate = base
     for _ in range(cuts):
         rate = min(rate, max(rate * config.factor, config.min_lr))
