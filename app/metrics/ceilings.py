@@ -1,4 +1,4 @@
-"""Repeated timing of work, and this machine's measured limits: memory bandwidth and matrix-product rate."""
+"""Repeated timing of work, and this machine's measured limits: memory bandwidth and the rate of matrix products."""
 
 import math
 import time
@@ -10,16 +10,16 @@ import torch
 
 WARM_UP_RUNS = 3
 MIN_SAMPLES, MAX_SAMPLES = 5, 10_000
-# Shorter work is timed several runs together: the clock has a price, and on a GPU each block ends with a wait.
+# Shorter work is timed several runs at a time: reading the clock takes time, and on a GPU each block ends with a wait.
 BLOCK_SECONDS = {"cpu": 0.002, "cuda": 0.05}
-STREAM_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}  # of each array: well beyond the caches
+STREAM_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}  # size of each array: well beyond the caches
 MATRIX_ROWS = {"cpu": 1536, "cuda": 8192}
 
 
 class WorkTiming(NamedTuple):
     """Seconds of one run: percentiles over `samples` samples of `runs_per_sample` runs each.
 
-    The 95th and 99th are there where runs were timed one by one: a mean over several has no tail.
+    The 95th and 99th exist only if runs were timed one by one: a mean over several runs has no tail.
     """
 
     median: float
@@ -38,9 +38,9 @@ def time_work(
     agree: Callable[[float], float] = lambda number: number,
     one_by_one: int | None = None,
 ) -> WorkTiming:
-    """Run `work` for about `seconds` and time it; on a GPU between CUDA events, so that no run waits for the host.
+    """Run `work` for about `seconds` and time it; on a GPU by CUDA events, so that no run waits for the host.
 
-    agree: this process's number to the one that all processes take: they must run `work` equally often.
+    agree: maps this process's number to the one that all processes take, since they must run `work` equally often.
     one_by_one: minimum number of runs, each timed by itself.
     """
     for _ in range(WARM_UP_RUNS):
@@ -55,7 +55,7 @@ def time_work(
 
 
 def _seconds_of(work: Callable[[], Any], device: torch.device, runs: int) -> float:
-    """Seconds of that number of runs."""
+    """Return the seconds that this number of runs takes."""
     if device.type != "cuda":
         began = time.perf_counter()
         for _ in range(runs):
@@ -71,7 +71,7 @@ def _seconds_of(work: Callable[[], Any], device: torch.device, runs: int) -> flo
 
 
 class Ceilings(NamedTuple):
-    """Bytes a second of a = b + s * c over arrays beyond the caches (STREAM's triad); FLOP/s of a square product."""
+    """Bytes per second of a = b + s * c over arrays beyond the caches (STREAM's triad); FLOP/s of a square product."""
 
     bytes_per_second: float
     flops_per_second: float
@@ -81,11 +81,11 @@ class Ceilings(NamedTuple):
 def measure_ceilings(
     device: torch.device, dtype: torch.dtype, seconds: float, agree: Callable[[float], float] = lambda number: number
 ) -> Ceilings | None:
-    """Measure both on this process's device with its threads.
+    """Measure both on this process's device with its threads; None if a process's GPU has too little free memory.
 
-    The triad is McCalpin's (STREAM), counted as it counts: two arrays read, one written. The product is in `dtype`,
-    as the dense layers' are; float32 follows torch's TF32 setting. `agree` as for `time_work`: all processes measure at
-    once, so that each gets its part of what they share. None if a process's GPU has less memory left than it takes.
+    The triad is McCalpin's (STREAM) and counted in the same way: two arrays read, one written. The product is in
+    `dtype`, like the dense layers'; float32 follows torch's TF32 setting. `agree` is as for `time_work`. All processes
+    measure at once, so that each gets its part of what they share.
     """
     kind = device.type
     num_bytes = 3 * (STREAM_BYTES[kind] + MATRIX_ROWS[kind] ** 2 * dtype.itemsize)
@@ -98,20 +98,21 @@ def measure_ceilings(
     product = torch.empty(rows, rows, device=device, dtype=dtype)
     multiplied = time_work(lambda: torch.mm(left, right, out=product), device, seconds, agree)
     return Ceilings(
-        bytes_per_second=3 * a.numel() * a.element_size() / triad.p10,  # the best, nearly: it is a ceiling
+        # Nearly the fastest sample, as this is a ceiling.
+        bytes_per_second=3 * a.numel() * a.element_size() / triad.p10,
         flops_per_second=2 * rows**3 / multiplied.p10,
         dtype=str(dtype).removeprefix("torch."),
     )
 
 
 def _free_bytes(device: torch.device) -> int:
-    """What torch can still allocate on a GPU: the driver's free memory, and torch's own that holds no tensor."""
+    """Return what torch can still allocate on a GPU: the driver's free memory, and torch's own that holds no tensor."""
     reserve = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] + reserve
 
 
 def higher(a: Ceilings, b: Ceilings | None) -> Ceilings:
-    """The higher of each: what disturbed one measurement may have spared another."""
+    """Return the higher of each figure: a disturbance of one measurement may have spared the other."""
     if b is None:
         return a
     return Ceilings(max(a.bytes_per_second, b.bytes_per_second), max(a.flops_per_second, b.flops_per_second), a.dtype)

@@ -13,11 +13,11 @@ from data_prep.dataset.sampling import correction
 
 CALIBRATION_BINS = 15
 HISTOGRAM_BITS = 22
-OF_RANKS = (AUC, STANDARD_ERROR, "pr_auc")  # metrics that sums over samples do not give
-BLOCK_ROWS = 1 << 20  # whose intermediate values are in memory
-RANDOM_LABELS = "random"  # the encoding of data that are generated to measure speed alone
-OVERFIT = 0.002  # the last AUC has to be this far below the best, and two standard errors of an evaluation
-MIN_EVALUATIONS = 4  # of fewer, one that is lower says nothing of a trend
+OF_RANKS = (AUC, STANDARD_ERROR, "pr_auc")  # metrics that need a ranking, not only sums over samples
+BLOCK_ROWS = 1 << 20  # rows whose intermediate values are in memory at a time
+RANDOM_LABELS = "random"  # encoding of data that are generated to measure speed alone
+OVERFIT = 0.002  # the last AUC must be this far, and two standard errors, below the best
+MIN_EVALUATIONS = 4  # with fewer evaluations, a lower last one shows no trend
 AGAINST_OVERFITTING = (
     "train.early_stop_patience ends a run sooner, and model.dropout, optimizer.weight_decay and "
     "optimizer.sparse_weight_decay restrain the model"
@@ -27,11 +27,12 @@ AGAINST_OVERFITTING = (
 def click_metrics(
     logits: NDArray[np.float32], labels: NDArray[np.float32], negative_weight: float = 1.0
 ) -> dict[str, float | None]:
-    """Metrics of logits [n] against labels [n] of 0 and 1; None where undefined.
+    """Return metrics of logits [n] against labels [n] of 0 and 1; None if undefined.
 
-    Takes about 16 bytes a row beside them. negative_weight: rows that each row of label 0 counts for in pr_auc.
+    Takes about 16 bytes per row besides its inputs. negative_weight: number of rows that each row of label 0 counts for
+    in pr_auc.
 
-    auc: exact area under the ROC curve, ties counted half.
+    auc: exact area under the ROC curve; ties count half.
     logloss: mean binary cross-entropy, nats.
     ne: logloss over the entropy of the base rate (He et al. 2014); below 1 beats the constant predictor.
     accuracy: share on the right side of probability 0.5.
@@ -40,7 +41,7 @@ def click_metrics(
     ece: expected calibration error over 15 equal-width bins (Guo et al. 2017).
     calibration: sum of probabilities over sum of labels.
     base_rate: share of positives.
-    Further ones: means of values of samples (`MEANS`).
+    The others are means of values of samples (`MEANS`).
     """
     if len(labels) == 0:
         return dict.fromkeys(OF_ROWS)
@@ -56,10 +57,10 @@ def click_metrics(
 
 
 def histogram_metrics(counts: NDArray[np.int64], sums: NDArray[np.float64]) -> dict[str, float | str | None]:
-    """The metrics of `click_metrics` from `score_counts` and `click_sums`, both added up over any number of parts.
+    """Return the metrics of `click_metrics` from `score_counts` and `click_sums`, each summed over any number of parts.
 
-    auc_error: certified bound of the AUC's error, the pairs of either label that share a bin. pr_auc is None, and the
-    standard error that of the bins.
+    auc_error: a certified bound of the AUC's error, from the pairs of either label that share a bin. pr_auc is None,
+    and the standard error is that of the bins.
     """
     num_negative, num_positive = counts.sum(axis=1).tolist()
     auc = error = standard_error = None
@@ -81,22 +82,22 @@ def histogram_metrics(counts: NDArray[np.int64], sums: NDArray[np.float64]) -> d
 
 
 def score_counts(logits: NDArray[np.float32], labels: NDArray[np.float32]) -> NDArray[np.int64]:
-    """Samples of label 0 and 1 in bins of logits, [2, 2^22] int64: a bin is the upper 22 bits of the float."""
+    """Count samples of label 0 and 1 in bins of logits, [2, 2^22] int64; a bin is the upper 22 bits of the float."""
     counts = np.zeros((2, 1 << HISTOGRAM_BITS), np.int64)
     for start in range(0, len(labels), BLOCK_ROWS):
         block = slice(start, start + BLOCK_ROWS)
         bits = (logits[block] + np.float32(0)).view(np.uint32)  # -0.0 becomes 0.0
-        keys = np.where(bits >> 31, ~bits, bits | 0x80000000) >> (32 - HISTOGRAM_BITS)  # in the order of the floats
+        keys = np.where(bits >> 31, ~bits, bits | 0x80000000) >> (32 - HISTOGRAM_BITS)  # ordered like the floats
         for label in (0, 1):
             counts[label] += np.bincount(keys[(labels[block] > 0.5) == label], minlength=counts.shape[1])
     return counts
 
 
 def click_sums(logits: NDArray[np.float32], labels: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Sums over samples, [20 + number of MEANS] float64.
+    """Return sums over samples, [20 + number of MEANS] float64.
 
-    Samples, positives, loss, right guesses, predictions; of predictions - labels in each bin of predictions; and of
-    the values of `MEANS`.
+    In order: samples, positives, loss, right guesses and predictions; predictions - labels in each bin of predictions;
+    the values of each of `MEANS`.
     """
     values, gaps, right = np.empty(len(labels)), np.zeros(CALIBRATION_BINS), 0
     starts = range(0, len(labels), BLOCK_ROWS)
@@ -105,7 +106,7 @@ def click_sums(logits: NDArray[np.float32], labels: NDArray[np.float32]) -> NDAr
         z, y = logits[block].astype(np.float64), labels[block]
         right += int(np.count_nonzero((z > 0) == (y > 0.5)))
         values[block] = np.logaddexp(0, z) - y * z
-    loss = values.sum()  # of all at once: in pairs, whose rounding does not grow
+    loss = values.sum()  # sum all at once: numpy adds in pairs, so that rounding does not grow
     for block in blocks:
         preds = 1 / (1 + np.exp(-np.clip(logits[block].astype(np.float64), -700, 700)))
         bins = np.minimum((preds * CALIBRATION_BINS).astype(np.int64), CALIBRATION_BINS - 1)
@@ -120,9 +121,9 @@ def click_sums(logits: NDArray[np.float32], labels: NDArray[np.float32]) -> NDAr
 
 
 def all_rows_sums(logits: NDArray[np.float32], labels: NDArray[np.float32], kept: float) -> NDArray[np.float64]:
-    """`click_sums` of corrected logits over all rows, of which these are the positives and a share of the negatives.
+    """Return `click_sums` of corrected logits over all rows, given the positives and a share of the negatives.
 
-    kept: that share; each negative counts for 1 / kept rows.
+    kept: that share. Each negative counts for 1 / kept rows.
     """
     corrected, is_positive = logits + np.float32(correction(kept)), labels > 0.5
     positives, negatives = (click_sums(corrected[part], labels[part]) for part in (is_positive, ~is_positive))
@@ -132,9 +133,9 @@ def all_rows_sums(logits: NDArray[np.float32], labels: NDArray[np.float32], kept
 def of_all_rows(
     figures: Mapping[str, float | str | None], sums: NDArray[np.float64], corrected: bool
 ) -> dict[str, float | str | None]:
-    """The metrics of sampled rows with their calibration over all rows, from `all_rows_sums`.
+    """Return the metrics of sampled rows with their calibration over all rows, from `all_rows_sums`.
 
-    corrected: all metrics of probabilities are those of corrected ones over all rows. Ranks are the same.
+    corrected: take all metrics of probabilities from corrected probabilities over all rows. Ranks are the same.
     """
     if not sums[0]:
         return {**figures, ALL_ROWS: None}
@@ -146,7 +147,7 @@ def of_all_rows(
 
 
 def _from_sums(sums: NDArray[np.float64]) -> dict[str, float | None]:
-    """The metrics that need no ranking, from `click_sums`."""
+    """Return the metrics that need no ranking, from `click_sums`."""
     samples, positives, loss, right, preds, *rest = sums.tolist()
     gaps, of_means = rest[:CALIBRATION_BINS], rest[CALIBRATION_BINS:]
     base_rate, logloss = positives / samples, loss / samples
@@ -167,7 +168,7 @@ def _from_sums(sums: NDArray[np.float64]) -> dict[str, float | None]:
 
 @jit
 def _areas(positives: NDArray[np.float32], negatives: NDArray[np.float32], negative_weight: float) -> tuple[int, float]:
-    """Twice the number of pairs in the right order (a tie is half), and the sum of precisions; of ascending scores."""
+    """Return twice the number of pairs in the right order (ties: half) and the sum of precisions; scores ascend."""
     p, n = len(positives), len(negatives)
     twice_area, total, compensation = 0, 0.0, 0.0
     while p > 0 or n > 0:
@@ -191,9 +192,9 @@ def _areas(positives: NDArray[np.float32], negatives: NDArray[np.float32], negat
 
 @jit
 def _squares(positives: NDArray[np.float32], negatives: NDArray[np.float32], auc: float) -> tuple[float, float]:
-    """Sums of (share - auc)^2, of ascending scores.
+    """Return two sums of (share - auc)^2, for ascending scores.
 
-    Over positives of the share of negatives below each, over negatives of the share of positives above; a tie is half.
+    Over positives, the share is of negatives below; over negatives, of positives above. A tie counts half.
     """
     p, n, of_positives, of_negatives = 0, 0, 0.0, 0.0
     num_positives, num_negatives = len(positives), len(negatives)
@@ -213,7 +214,7 @@ def _squares(positives: NDArray[np.float32], negatives: NDArray[np.float32], auc
 
 
 def _standard_error(of_positives: float, of_negatives: float, num_positives: int, num_negatives: int) -> float | None:
-    """DeLong's, from `_squares`."""
+    """Return DeLong's standard error from `_squares`; None with fewer than two of a label."""
     if min(num_positives, num_negatives) < 2:
         return None
     variances = (
@@ -226,12 +227,13 @@ def _standard_error(of_positives: float, of_negatives: float, num_positives: int
 def shortcomings(
     last: EvaluationFigures, best: Best | None, evaluations: int, keeps_best: bool, encoding: str | None = None
 ) -> list[str]:
-    """What a run's evaluations fall short of, its own best and chance, in sentences without a full stop.
+    """Return sentences, without a full stop, on evaluations below the run's own best or no better than chance.
 
     Args:
-        evaluations: how many the run had; from MIN_EVALUATIONS on a last one below the best is called overfitting.
+        last, best: evaluations of the run.
+        evaluations: how many there were; from MIN_EVALUATIONS on, a last one below the best is called overfitting.
         keeps_best: whether the checkpoint of the best evaluation is kept (checkpoint.keep_best), and so is served.
-        encoding: of the dataset; the labels of RANDOM_LABELS are drawn by chance.
+        encoding: the dataset's; labels of RANDOM_LABELS are drawn by chance.
     """
     if encoding == RANDOM_LABELS:
         return ["Labels are drawn by chance (data.source=random), so no model can do better than an AUC of 0.5"]

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from app.kinds.metrics import STANDARD_ERROR
 from app.metrics.documents import Curves, EvaluationFigures, PrecisionRecall, ReliabilityBin, Roc, ScoreCounts
 
-MAX_SAMPLES = 1 << 22  # of a larger split every k-th sample is used
+MAX_SAMPLES = 1 << 22  # a larger split is sampled: every k-th of its samples
 THRESHOLDS = 200  # at quantiles of either label's scores
 SCORE_BINS = 50
 EQUAL_MASS_BINS = 20
@@ -15,14 +15,14 @@ Values = NDArray[np.float64]
 
 
 def click_curves(logits: NDArray[np.float32], labels: NDArray[np.float32], evaluation: EvaluationFigures) -> Curves:
-    """Curves of logits [n] against labels [n] of 0 and 1; None where undefined with one class only.
+    """Return the curves of logits [n] against labels [n] of 0 and 1; some are None if only one class occurs.
 
-    evaluation: the metrics of all samples, of which these may be a part already.
+    evaluation: the metrics of all samples; logits and labels may already be a part of those.
 
-    samples, of: number of samples used, and of all.
-    auc_standard_error: of all samples (`click_metrics`).
+    samples, of: number of samples used, and of all samples.
+    auc_standard_error: over all samples (`click_metrics`).
     roc: fpr, tpr; pr: recall, precision; exact at each threshold, of which there are at most 400.
-    reliability: mean probability, share of positives and samples of bins that hold equally many samples.
+    reliability: mean probability, share of positives and samples of bins with equally many samples.
     scores: counts of either label over bins of equal width from 0 to the highest probability.
     """
     stride = max(1, -(-len(labels) // MAX_SAMPLES))

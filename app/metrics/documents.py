@@ -1,6 +1,6 @@
-"""A run's figures as its documents have them: evaluations, throughput, curves, and the events of metrics.jsonl.
+"""A run's figures in the form of its documents: evaluations, throughput, curves, and the events of metrics.jsonl.
 
-What does not apply, or was not measured, is None. Needs no torch.
+A figure that does not apply, or was not measured, is None. Needs no torch.
 """
 
 from typing import TypeAlias
@@ -17,12 +17,12 @@ MIN_TRAIN_SECONDS = 20.0  # shorter runs are not worth measuring the machine's c
 
 
 def rest() -> Json:
-    """The default of the keys that a document does not name."""
+    """Return the field of keys that a document does not name."""
     return msgspec.field(default_factory=dict)
 
 
 class Best(OpenDocument, kw_only=True):
-    """The best evaluation of a run by train.monitor, with its AUC; monitor and value are None where that is it."""
+    """The best evaluation of a run by train.monitor, with its AUC; by AUC, monitor and value are None."""
 
     step: int
     auc: Number | None
@@ -32,22 +32,22 @@ class Best(OpenDocument, kw_only=True):
 
     @property
     def label(self) -> str:
-        """What it is the best by."""
+        """Label of the metric by which it is the best."""
         name = self.monitor or AUC
         return METRICS[name].label if name in METRICS else name
 
     @property
     def of_monitor(self) -> float | None:
-        """Its value of train.monitor."""
+        """Value of train.monitor."""
         return self.auc if self.monitor is None else self.value
 
 
 class Monitored(OpenDocument, kw_only=True):
-    """What the evaluations of a run have shown of train.monitor.
+    """State of a run's train.monitor after its evaluations.
 
-    best: its highest value, negated where smaller is better; None before the first evaluation.
-    misses: evaluations in a row, up to the last, without a gain. since_cut: those since the last cut of the rate.
-    cuts: of the rate so far.
+    best: highest value, negated if smaller is better; None before the first evaluation.
+    misses: evaluations in a row, up to the last, without a gain. since_cut: misses since the last cut of the rate.
+    cuts: number of cuts of the rate so far.
     """
 
     best: Number | None = None
@@ -58,7 +58,7 @@ class Monitored(OpenDocument, kw_only=True):
 
 
 class EarlyStop(OpenDocument, kw_only=True):
-    """Why a run ended early: the evaluations in a row without a gain of train.monitor; the best value and its step."""
+    """Why a run ended early: evaluations in a row without a gain of train.monitor, the best value and its step."""
 
     monitor: str
     misses: int
@@ -75,9 +75,9 @@ class EarlyStop(OpenDocument, kw_only=True):
 
 
 class EvaluationFigures(OpenDocument, kw_only=True):
-    """The metrics of a split, of which all but the AUC are in `rest`: numbers, and None where undefined.
+    """The metrics of a split: the AUC, and all others in `rest`, as numbers, or None if undefined.
 
-    step: after which the model was evaluated. samples: rows. All are None where there was no evaluation.
+    step: the model was evaluated after it. samples: rows. All are None if there was no evaluation.
     """
 
     step: int | None = None
@@ -88,27 +88,27 @@ class EvaluationFigures(OpenDocument, kw_only=True):
 
     @property
     def main(self) -> str:
-        """The metric that it is judged by: of labels that are numbers another one than the AUC."""
+        """Metric that the split is judged by: the AUC, or another one if labels are numbers."""
         return next((task.main for task in TASKS.values() if self.figure(task.main) is not None), AUC)
 
     @property
     def main_value(self) -> float | None:
-        """Its value of that metric."""
+        """Value of the main metric."""
         return self.figure(self.main)
 
     @property
     def is_measured(self) -> bool:
-        """Whether it has a value of that metric."""
+        """Whether the main metric has a value."""
         return self.main_value is not None
 
     @property
     def compared(self) -> tuple[str, ...]:
-        """The metrics that models of its labels are compared by."""
+        """Metrics by which models of the split's labels are compared."""
         return COMPARED_NUMBERS if self.main in COMPARED_NUMBERS else COMPARED
 
 
 class Slowdown(Struct, kw_only=True):
-    """A lasting drop of throughput: the last step before it, by which part the median rate fell, and what was done."""
+    """A lasting drop of throughput: the last step before it, by which share the median rate fell, and what was done."""
 
     after_step: int
     fraction: Number
@@ -116,7 +116,7 @@ class Slowdown(Struct, kw_only=True):
 
 
 class Throughput(OpenDocument, kw_only=True):
-    """Rates over the steps that were measured; None where there were none."""
+    """Rates over the measured steps; None if there were none."""
 
     samples_per_second: Number | None = None
     samples_per_second_per_device: Number | None = None
@@ -131,7 +131,7 @@ class Throughput(OpenDocument, kw_only=True):
 
 
 class Power(OpenDocument, kw_only=True):
-    """Energy of the devices: mean power in W, J, and the meter."""
+    """Energy of the devices: mean power in W, energy in J, and the meter."""
 
     mean_watts: Number
     joules: Number
@@ -140,28 +140,28 @@ class Power(OpenDocument, kw_only=True):
 
     @classmethod
     def of(cls, measured: Measured, source: str) -> "Power | None":
-        """Of a run's sums; None where energy was not measured."""
+        """Return the power of a run's sums; None if energy was not measured."""
         if not measured.energy_seconds:
             return None
         return cls(mean_watts=measured.joules / measured.energy_seconds, joules=measured.joules, source=source)
 
 
 class Roc(Struct):
-    """Rates of false and true positives, at each threshold."""
+    """Rates of false and true positives at each threshold."""
 
     fpr: list[Number]
     tpr: list[Number]
 
 
 class PrecisionRecall(Struct):
-    """Recall and precision, at each threshold."""
+    """Recall and precision at each threshold."""
 
     recall: list[Number]
     precision: list[Number]
 
 
 class ReliabilityBin(Struct):
-    """Mean probability, share of positives and samples of a bin."""
+    """Mean probability, share of positives and number of samples of a bin."""
 
     preds: Number
     labels: Number
@@ -169,7 +169,7 @@ class ReliabilityBin(Struct):
 
 
 class ScoreCounts(Struct):
-    """Samples of either label in bins of predicted probabilities, [bins]; `edges` are [bins + 1]."""
+    """Number of samples of either label in bins of predicted probabilities, [bins]; `edges` are [bins + 1]."""
 
     edges: list[Number]
     positive: list[int]
@@ -208,15 +208,15 @@ class Event(OpenDocument, kw_only=True):
 
 
 class OtherEvent(Event, kw_only=True):
-    """A checkpoint, a resumption, or of a kind that another version writes; its values are in `rest`."""
+    """A checkpoint, a resumption, or a kind of event that another version writes; values are in `rest`."""
 
     rest: Json = rest()
 
 
 class TrainEvent(Event, kw_only=True):
-    """A window of steps that ends with `step`. loss, logloss: None where all steps were skipped, or not computed.
+    """A window of steps that ends with `step`. loss, logloss: None if all steps were skipped, or if not computed.
 
-    gradient_norm: 2-norm of the dense parameters' gradients of that step, before clipping; None where it was skipped.
+    gradient_norm: 2-norm of the dense parameters' gradients at `step`, before clipping; None if that step was skipped.
     """
 
     epoch: int | None = None
@@ -247,7 +247,7 @@ class EvaluationEvent(Event, kw_only=True):
     measured: Measured | None = None
 
     def figures(self) -> EvaluationFigures:
-        """The evaluation as a summary has it."""
+        """Return the evaluation in the form of a summary."""
         return EvaluationFigures(
             step=self.step, split=self.split, samples=self.eval_samples, auc=self.auc, rest=self.rest
         )
@@ -257,10 +257,10 @@ AnyEvent: TypeAlias = TrainEvent | EvaluationEvent | OtherEvent
 
 
 def decode_event(line: bytes) -> AnyEvent:
-    """An event from its line of metrics.jsonl.
+    """Return the event of a line of metrics.jsonl.
 
     Raises:
-        ValueError: it is not one; names the key.
+        ValueError: the line is no event; names the key.
     """
     document = decode(line, object)
     kind = document.get("event") if isinstance(document, dict) else None

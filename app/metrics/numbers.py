@@ -14,10 +14,10 @@ Total = Callable[[NDArray[np.float64]], NDArray[np.float64]]  # sums over all pr
 def number_metrics(
     preds: NDArray[np.float32], labels: NDArray[np.float32], total: Total = lambda sums: sums
 ) -> dict[str, float | None]:
-    """Metrics of predicted numbers [n] against labels [n]; those of clicks are None, and all are without samples.
+    """Return metrics of predicted numbers [n] against labels [n]; metrics of clicks are None, and all without samples.
 
     rmse: root of the mean squared error. mae: mean absolute error. label_deviation: the labels' standard deviation,
-    which is the RMSE of their mean. Sums are of float64. total: adds up those of several processes, each with a part.
+    which is the RMSE of their mean. Sums are in float64. total: adds up sums of several processes.
     """
     metrics: dict[str, float | None] = {**dict.fromkeys(OF_ROWS), **dict.fromkeys((RMSE, MAE, LABEL_DEVIATION))}
     truth = labels.astype(np.float64)

@@ -1,4 +1,4 @@
-"""Energy used by devices, from the counters of the platforms: NVML, AMD SMI, RAPL."""
+"""Energy that devices use, from the platforms' counters: NVML, AMD SMI, RAPL."""
 
 import logging
 import time
@@ -11,7 +11,7 @@ import torch
 log = logging.getLogger("clickwork")
 
 RAPL = Path("/sys/class/powercap")
-Counter = Callable[[], float]  # joules since an arbitrary time
+Counter = Callable[[], float]  # returns joules since an arbitrary time
 
 
 class EnergyMeter:
@@ -26,7 +26,7 @@ class EnergyMeter:
         self._last = self._read()
 
     def lap(self) -> tuple[float, float] | None:
-        """Joules since the last call, or since the start, and the seconds of that time; None where not measured."""
+        """Return the joules since the last call or the start, and the seconds since then; None if not measured."""
         before, self._last = self._last, self._read()
         if before is None or self._last is None or self._last[0] <= before[0]:
             return None
@@ -37,7 +37,7 @@ class EnergyMeter:
             return None
         try:
             return time.perf_counter(), self._counter()
-        except Exception as error:  # noqa: BLE001  # NVML's and AMD SMI's derive from Exception alone
+        except Exception as error:  # noqa: BLE001  # NVML's and AMD SMI's errors derive only from Exception
             log.warning("power: %s can no longer be read (%s)", self.source, error)
             self._counter = None
             return None
@@ -53,7 +53,7 @@ def _find_counter(device: torch.device, rapl: Path) -> tuple[str, Counter | None
 
 
 def _nvml(device: torch.device) -> Counter | None:
-    """NVML's energy counter, through nvidia-ml-py if it is installed; found by UUID, as indices differ from CUDA's."""
+    """Return NVML's energy counter by nvidia-ml-py, if installed; finds the GPU by UUID, as CUDA's indices differ."""
     try:
         import pynvml
 
@@ -68,7 +68,7 @@ def _nvml(device: torch.device) -> Counter | None:
 
 
 def _amd(device: torch.device) -> Counter | None:
-    """AMD SMI's energy accumulator, through the amdsmi package of ROCm."""
+    """Return AMD SMI's energy accumulator, by the amdsmi package of ROCm."""
     try:
         import amdsmi
 
@@ -90,7 +90,7 @@ def _amd(device: torch.device) -> Counter | None:
 
 
 def _rapl(root: Path) -> Counter | None:
-    """The packages' counters in sysfs, in microjoules, readable by root; they wrap around at max_energy_range_uj."""
+    """Return the sum of the packages' counters in sysfs, which only root can read; None if there are none."""
     packages = []
     for zone in sorted(root.glob("*rapl:*")):
         try:
@@ -102,7 +102,7 @@ def _rapl(root: Path) -> Counter | None:
 
 
 class _Package:
-    """One counter, continued where it wraps around."""
+    """One counter of microjoules, which goes on counting where it wraps around at max_energy_range_uj."""
 
     def __init__(self, zone: Path) -> None:
         self._file = zone / "energy_uj"

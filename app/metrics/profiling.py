@@ -1,4 +1,4 @@
-"""torch.profiler on some steps: traces of configured steps, and time that processes spend in collectives."""
+"""torch.profiler on some steps: traces of configured steps, and the time that processes spend in collectives."""
 
 import logging
 from pathlib import Path
@@ -13,7 +13,7 @@ log = logging.getLogger("clickwork")
 class StepProfiler:
     """Starts and stops torch.profiler at the configured steps.
 
-    steps: first and last step of a trace, counted from 1, or None; sampled: the step whose collectives are timed, or
+    steps: first and last step of a trace, counted from 1, or None. sampled: the step whose collectives are timed, or
     None.
     """
 
@@ -28,7 +28,7 @@ class StepProfiler:
         self.communication_seconds: float | None = None  # of the sampled step
 
     def step_begins(self, step: int) -> None:
-        """Step number `step`, counted from 1, is about to begin."""
+        """Begin or end a profile, as step number `step`, counted from 1, is about to begin."""
         if self._running is not None and step > self._last:
             self._stop()
         if self._running is None and self._steps is not None and self._steps[0] <= step <= self._steps[1]:
@@ -58,7 +58,7 @@ class StepProfiler:
 
 
 def _exchanged(profiler: Any) -> float:
-    """Seconds of collectives: gloo's as the host sees them, NCCL's and RCCL's kernels."""
+    """Return the seconds of collectives: gloo's as the host sees them, NCCL's and RCCL's by their kernels."""
     return (
         sum(
             event.device_time_total if event.key.startswith("nccl") else event.cpu_time_total

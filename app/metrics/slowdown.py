@@ -1,4 +1,4 @@
-"""A lasting drop of throughput within a run: whether there is one, from which step on, and what happened there."""
+"""A lasting drop of throughput within a run: whether there is one, after which step, and what happened there."""
 
 from collections.abc import Sequence
 
@@ -7,11 +7,11 @@ from numpy.typing import NDArray
 
 from app.metrics.documents import AnyEvent, Slowdown, TrainEvent
 
-LEAST_DROP = 0.1  # of the median rate
-LEAST_WINDOWS = 5  # before and after it
-FALSE_ALARMS = 0.01  # chance of one in a run, were its windows independent
-MOST_WINDOWS = 200  # where there are more, neighbours are joined to at most this number of groups
-ACTIONS = {  # by kind of event: the first of a run, and others
+LEAST_DROP = 0.1  # share of the median rate
+LEAST_WINDOWS = 5  # on either side of the drop
+FALSE_ALARMS = 0.01  # chance of a false alarm in a run, if its windows were independent
+MOST_WINDOWS = 200  # with more windows, neighbours are joined to at most this many groups
+ACTIONS = {  # by kind of event: the first one of a run, and others
     "resume": ("the run was resumed", "the run was resumed"),
     "checkpoint": ("the first checkpoint was saved", "a checkpoint was saved"),
     "eval": ("the first evaluation was made", "an evaluation was made"),
@@ -19,10 +19,10 @@ ACTIONS = {  # by kind of event: the first of a run, and others
 
 
 def find_slowdown(events: Sequence[AnyEvent]) -> Slowdown | None:
-    """The largest lasting drop of throughput that a run's events show, None if there is none.
+    """Return the largest lasting drop of throughput that a run's events show, None if there is none.
 
-    The windows of training (but for the first, which warms up) are cut in two where the sum of absolute deviations of
-    their logarithmic rates from the medians of both parts is smallest. It is a drop if each part has at least five
+    The windows of training (except the first, which warms up) are cut in two where the sum of absolute deviations of
+    their logarithmic rates from the medians of both parts is smallest. The cut is a drop if each part has at least five
     windows, the second part's median is at least 10 % lower, nine tenths of it lie below nine tenths of the first, and
     a one-sided Mann-Whitney test, corrected for the number of places to cut, gives p < 0.01.
 
@@ -30,7 +30,7 @@ def find_slowdown(events: Sequence[AnyEvent]) -> Slowdown | None:
         events: of metrics.jsonl, in its order.
 
     Returns:
-        `when`: what was done between the last window before it and the first after it; None if nothing was.
+        `when` tells what was done between the last window before the drop and the first after it; None if nothing.
     """
     trained = [event for event in events if isinstance(event, TrainEvent)][1:]
     rated = [(event.step, event.samples_per_second or 0.0) for event in trained]
@@ -49,7 +49,7 @@ def find_slowdown(events: Sequence[AnyEvent]) -> Slowdown | None:
 
 
 def _cut(rates: NDArray[np.float64]) -> int | None:
-    """The number of values before the drop, of logarithmic rates [windows]; None if there is no drop."""
+    """Return how many logarithmic rates [windows] come before the drop; None if there is no drop."""
     cuts = range(1, len(rates))
     cut = min(cuts, key=lambda cut: _deviation(rates[:cut]) + _deviation(rates[cut:]))
     before, after = rates[:cut], rates[cut:]
@@ -58,7 +58,8 @@ def _cut(rates: NDArray[np.float64]) -> int | None:
         return None
     if np.median(after) - np.median(before) > np.log(1 - LEAST_DROP):
         return None
-    from scipy import stats  # takes most of a second, and few runs come so far
+    # Imported lazily: this takes most of a second, and few runs come so far.
+    from scipy import stats
 
     test = stats.mannwhitneyu(after, before, alternative="less")
     return cut if test.pvalue * (len(rates) - 2 * LEAST_WINDOWS + 1) < FALSE_ALARMS else None
@@ -69,7 +70,7 @@ def _deviation(values: NDArray[np.float64]) -> float:
 
 
 def _actions(events: Sequence[AnyEvent], last: int, first: int, window: int) -> str | None:
-    """What was done from the last window before a drop to the first after it; `last` and `first` are their steps."""
+    """Return what was done from the last window before a drop to the first after it, which end at these steps."""
     actions = []
     for kind, (first_of_all, another) in ACTIONS.items():
         steps = [event.step for event in events if event.event == kind]
@@ -79,6 +80,6 @@ def _actions(events: Sequence[AnyEvent], last: int, first: int, window: int) -> 
 
 
 def slowdown_sentence(slowdown: Slowdown) -> str:
-    """A drop as a sentence without a full stop."""
+    """Return a drop as a sentence without a full stop."""
     cause = f", when {slowdown.when}" if slowdown.when else ""
     return f"Throughput fell by {slowdown.fraction:.0%} after step {slowdown.after_step:,}{cause}"

@@ -1,4 +1,4 @@
-"""Step times on the device's own clock, throughput, memory in use. Warm-up and all but training are left out."""
+"""Step times on the device's own clock, throughput, memory in use. Only training after the warm-up counts."""
 
 import os
 import time
@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from app.metrics.documents import StepTimeHistogram, Throughput
 
 PHASES = ("forward", "backward", "optimizer")
-SAMPLED_EVERY = {"cpu": 1, "cuda": 16}  # marks cost nothing compared to a step on a CPU, a little on a GPU
+SAMPLED_EVERY = {"cpu": 1, "cuda": 16}  # phase marks cost nothing compared with a step on a CPU, and a little on a GPU
 STEP_TIME_BINS = 60
 
 
 class StepTimes(NamedTuple):
-    """Seconds of steps [steps] float32, of their waiting for input, and summed by phase over the sampled ones."""
+    """Seconds of steps [steps] float32, their total wait for input, and seconds by phase, summed over sampled steps."""
 
     seconds: NDArray[np.float32]
     input_wait: float
@@ -31,8 +31,8 @@ class StepTimes(NamedTuple):
 class StepTimer:
     """Times steps on the device's own clock (CUDA events on GPUs, so that no step waits for the host).
 
-    A step lasts from the end of the one before, its wait for input included; a step after an interruption
-    (evaluation, checkpoint) lasts from the end of the interruption. Phases are timed within some of the steps.
+    A step lasts from the end of the step before and includes its wait for input; after an interruption (evaluation,
+    checkpoint) it lasts from the end of the interruption. Phases are timed within some of the steps.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -42,20 +42,20 @@ class StepTimer:
         self.seconds = {"train": 0.0, "eval": 0.0, "checkpoint": 0.0}
         self._began = time.perf_counter()
         self._every, self._count = SAMPLED_EVERY.get(device.type, 1), 0
-        self._phase_marks: list[tuple[str, Any]] = []  # of the sampled steps: "", then the completed phases
+        self._phase_marks: list[tuple[str, Any]] = []  # of the sampled steps: "", then each completed phase
 
     def step_begins(self) -> None:
-        """The step's batch has arrived."""
+        """Note that the step's batch has arrived."""
         self._count += 1
         self.phase_done("")
 
     def phase_done(self, phase: str) -> None:
-        """The step has completed one of PHASES."""
+        """Note that the step has completed one of PHASES."""
         if self._count % self._every == 0:
             self._phase_marks.append((phase, self._mark()))
 
     def step_done(self, input_wait: float) -> None:
-        """Note the end of a step, of which `input_wait` seconds were spent waiting for its batch."""
+        """Note the end of a step, and that it waited `input_wait` seconds for its batch."""
         self._input_wait += input_wait
         self._marks.append(self._mark())
 
@@ -67,7 +67,7 @@ class StepTimer:
         self._input_wait = 0.0
 
     def take(self) -> StepTimes:
-        """The times of the steps since the last call; synchronises."""
+        """Return the times of the steps since the last call; synchronises."""
         self._synchronise()
         seconds = np.array([self._between(a, b) for a, b in pairwise(self._marks)], dtype=np.float32)
         wait, self._input_wait = self._input_wait, 0.0
@@ -91,7 +91,7 @@ class StepTimer:
                 self.start()
 
     def _phase_sums(self) -> tuple[int, dict[str, float]]:
-        """The number of sampled steps since the last call, and their seconds by phase."""
+        """Return the number of sampled steps since the last call, and their seconds by phase."""
         totals: dict[str, float] = {}
         marks, self._phase_marks = self._phase_marks, []
         for (_, before), (name, after) in pairwise(marks):
@@ -115,7 +115,7 @@ class StepTimer:
 
 
 def memory_in_use(device: torch.device) -> tuple[int | None, int | None]:
-    """This process's resident memory and what its tensors take on its GPU, in bytes; None where unknown."""
+    """Return this process's resident memory and its tensors' memory on its GPU, in bytes; None if unknown."""
     try:
         host = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
@@ -124,7 +124,7 @@ def memory_in_use(device: torch.device) -> tuple[int | None, int | None]:
 
 
 def step_time_histogram(step_seconds: NDArray[np.float32]) -> StepTimeHistogram:
-    """Counts of step times, ms, over 60 bins from min to max, with logarithmic edges."""
+    """Count step times, ms, in 60 bins from min to max, with logarithmic edges."""
     if not len(step_seconds):
         return StepTimeHistogram([], [])
     low, high = float(step_seconds.min()) * 1e3, float(step_seconds.max()) * 1e3
@@ -140,10 +140,10 @@ def throughput(
     devices: float,
     excluded: int,
 ) -> Throughput:
-    """The figures of summary.json from the seconds of every step measured; None if there were none.
+    """Return the figures of summary.json from the seconds of every measured step; None if there were none.
 
-    devices: those that computed, a mean over the time where it changed.
-    `excluded` steps were warm-up, after the start and each resumption, and are not among `step_seconds`.
+    devices: number that computed; a mean over time if it changed.
+    `excluded` steps were warm-up, after the start and after each resumption; they are not among `step_seconds`.
     """
     figures = Throughput(warmup_steps_excluded=excluded, steps_measured=len(step_seconds))
     if len(step_seconds):

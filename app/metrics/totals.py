@@ -1,7 +1,7 @@
-"""What a run's steps took, summed over windows and launches: the one place where such sums are made.
+"""What a run's steps took, summed over windows and launches: the one place that makes such sums.
 
-An event of metrics.jsonl has what was added since the one before (`measured`); a checkpoint has the sums, so that they
-are those of the steps that the run consists of, whatever was trained again after a kill.
+An event of metrics.jsonl has what was added since the event before (`measured`). A checkpoint has the sums, so they
+cover exactly the steps that the run consists of, even if some were trained again after a kill.
 """
 
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ class Measured:
     """Sums over steps that count for throughput, and energy.
 
     Attributes:
-        steps: steps that count: all but the first ones of each launch.
+        steps: counted steps: all except the first ones of each launch.
         seconds: of these steps, by the clock of the process that records.
         device_seconds: seconds times the devices that computed meanwhile.
-        input_wait: seconds of them spent waiting for batches.
-        phase_steps: those whose phases were timed.
-        phases: seconds of these by phase, of the slowest process in each window.
+        input_wait: the part of seconds that was spent waiting for batches.
+        phase_steps: steps whose phases were timed.
+        phases: seconds of these steps by phase, on the slowest process in each window.
         joules, energy_seconds: energy of the devices, and the seconds in which it was metered, evaluations included.
     """
 
@@ -43,15 +43,15 @@ class Measured:
             self.phases[name] = self.phases.get(name, 0.0) + seconds
 
     def devices(self) -> float:
-        """The mean number of devices that computed at a time; 1 where nothing was measured."""
+        """Return the mean number of devices that computed at a time; 1 if nothing was measured."""
         return self.device_seconds / self.seconds if self.seconds else 1.0
 
     def phase_means(self, names: Sequence[str]) -> dict[str, float | None]:
-        """Mean seconds of a step's phases; None where not measured."""
+        """Return the mean seconds of a step's phases; None if they were not measured."""
         return {name: self.phases.get(name, 0.0) / self.phase_steps if self.phase_steps else None for name in names}
 
 
 def of_steps(seconds: NDArray[np.float32], devices: int, input_wait: float) -> Measured:
-    """Of steps that count [steps]; without phases and energy."""
+    """Return the sums of counted steps [steps], without phases and energy."""
     total = float(seconds.sum(dtype=np.float64))
     return Measured(len(seconds), total, total * devices, input_wait)

@@ -3,24 +3,25 @@
 import numpy as np
 from numpy.typing import NDArray
 
-TOP = 10  # places of a group's ranking that HR and NDCG count
+TOP = 10  # HR and NDCG count this many places of a group's ranking
 
 
 def group_metrics(
     logits: NDArray[np.float32], labels: NDArray[np.float32], groups: NDArray[np.integer], rows: NDArray[np.integer]
 ) -> dict[str, float | int | None]:
-    """Metrics of logits [n] against labels [n] of 0 and 1, of rows in groups [n]; None where undefined.
+    """Return metrics of logits [n] against labels [n] of 0 and 1, for rows in groups [n]; None if undefined.
 
-    gauc, gauc_users: as of `grouped_auc`.
+    gauc, gauc_users: as in `grouped_auc`.
     hr_at_10: share of positives ranked among the first 10 of their group's negatives and themselves, as in Neural
         Collaborative Filtering, whose groups have one positive and 99 negatives. A tie counts against the positive.
-    ndcg_at_10: mean over positives of log(2) / log(1 + rank), 0 of a rank beyond 10.
+    ndcg_at_10: mean over positives of log(2) / log(1 + rank), or 0 if the rank is beyond 10.
 
-    rows: [n], equal where a group's rows have the same ids. Such rows are one candidate, and it is positive if one of
-    them is: a negative that is the positive itself does not count. Positives of groups without negatives are left out.
+    rows: [n], equal where rows of a group have the same ids. Such rows are one candidate, which is positive if one of
+        them is, so a negative that equals the positive does not count. Groups without negatives are left out.
     """
     metrics = grouped_auc(logits, labels, groups)
     is_negative = labels <= 0.5
+    # Keep one row per candidate (a positive if there is one), then rank within groups: negatives first among ties.
     order = np.lexsort((is_negative, rows, groups))
     order = order[_differs(groups[order], rows[order])]
     order = order[np.lexsort((~is_negative[order], -logits[order], groups[order]))]
@@ -41,9 +42,9 @@ def group_metrics(
 def grouped_auc(
     logits: NDArray[np.float32], labels: NDArray[np.float32], groups: NDArray[np.integer]
 ) -> dict[str, float | int | None]:
-    """Mean of groups' AUCs (`gauc`), and the number of groups in it (`gauc_users`), of samples in the groups [n].
+    """Return the mean AUC of groups (`gauc`) and how many it covers (`gauc_users`), for samples in groups [n].
 
-    Ties are counted half, each group once; without groups of one label or of one score alone.
+    Ties count half, and each group counts once. Groups with one label only or one score only are left out.
     """
     metrics: dict[str, float | int | None] = {"gauc": None, "gauc_users": 0}
     if not len(labels):
@@ -67,5 +68,5 @@ def grouped_auc(
 
 
 def _differs(*columns: NDArray[np.generic]) -> NDArray[np.bool_]:
-    """Whether each place [n] differs from the one before in one of these; the first one does."""
+    """Return whether each place [n] differs from the one before in any column; the first place does."""
     return np.append(True, np.any([column[1:] != column[:-1] for column in columns], axis=0))[: len(columns[0])]

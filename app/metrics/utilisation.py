@@ -1,4 +1,4 @@
-"""Utilisation: what a run's steps computed and moved, against this machine's measured limits."""
+"""Utilisation: what a run's steps computed and moved, compared with this machine's measured limits."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -23,9 +23,10 @@ STATE_BYTES = 4
 
 
 class SampleWork(NamedTuple):
-    """What training costs a sample: flops, None where they depend on the sample; table_bytes, if no cache served them.
+    """Work of training per sample.
 
-    Bytes of tables are rows read forward, rows and optimizer state read and written backward.
+    flops: None if they depend on the sample. table_bytes: as if no cache served them; they are rows read in the
+    forward, and rows and optimizer state read and written in the backward.
     """
 
     flops: float | None
@@ -33,7 +34,7 @@ class SampleWork(NamedTuple):
 
 
 def work_of_sample(config: AppConfig, root: Path, manifest: Manifest, tables: Sequence[TableSpec]) -> SampleWork:
-    """The work of a model with these tables on a dataset's mean sample."""
+    """Return the work of a model with these tables on a dataset's mean sample."""
     flops = None
     if config.model.parts is None:
         flops = training_flops(config.model, len(manifest.schema["dense"]), len(manifest.num_embeddings))
@@ -47,10 +48,10 @@ def utilisation(
     samples_per_second_per_device: float | None,
     train_seconds: float,
 ) -> dict[str, float | None]:
-    """FLOPs and bytes of a sample and a second, and their shares of ceilings measured here and now.
+    """Return FLOPs and bytes per sample and per second, and their shares of ceilings measured here and now.
 
-    Ceilings, and so shares, are None for a run that trained less than 20 seconds, or whose GPUs have no memory left to
-    measure them.
+    Ceilings, and so shares, are None for a run that trained for less than 20 seconds, or if its GPUs have too little
+    memory left to measure them.
     """
     flops, moved = work
     figures: dict[str, float | None] = {
@@ -83,7 +84,7 @@ def utilisation(
 
 
 def _table_bytes(config: AppConfig, tables: Sequence[TableSpec], bags: Mapping[str, float]) -> float:
-    """Bytes of one sample's lookups and updates; `bags`: mean ids a bag of each feature."""
+    """Return the bytes of one sample's lookups and updates; `bags`: mean ids per bag of each feature."""
     algorithm = config.optimizer.name.algorithm
     total = 0.0
     for table in tables:
