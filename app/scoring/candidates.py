@@ -1,4 +1,4 @@
-"""Candidates for scoring: new rows, the user's columns beside them, and their names."""
+"""Candidates for scoring: new rows, columns of the user beside them, and their names."""
 
 from collections.abc import Sequence
 
@@ -9,10 +9,10 @@ from data_prep.encoding.new_rows import NewRows
 
 
 def with_user(candidates: NewRows, user: NewRows) -> NewRows:
-    """The candidates with the columns of one user's row that they lack, each by itself.
+    """Return the candidates with the values that they lack, column by column, from one user's row.
 
     Raises:
-        UserError: not one row.
+        UserError: `user` is not one row.
     """
     if len(user.numbers) != 1:
         raise UserError(f"{user.name}: {len(user.numbers)} rows; the user is one row")
@@ -30,10 +30,10 @@ def with_user(candidates: NewRows, user: NewRows) -> NewRows:
 
 
 def ignored_columns(candidates: NewRows, columns: Sequence[str], spare: Sequence[str]) -> list[str]:
-    """The columns that nobody reads, when all that are wanted are there.
+    """Return the columns that nobody reads, after a check that all wanted columns exist.
 
     Raises:
-        UserError: names the first wanted column that is not there.
+        UserError: names the first wanted column that does not exist.
     """
     for name in columns:
         if name not in candidates.columns:
@@ -42,7 +42,7 @@ def ignored_columns(candidates: NewRows, columns: Sequence[str], spare: Sequence
 
 
 def row_names(candidates: NewRows, id_column: str) -> list[str]:
-    """Names of the candidates: their ids, or their numbers from 1."""
+    """Return the candidates' names: their ids, or their numbers from 1."""
     if id_column in candidates.columns:
         return candidates.texts(id_column)
     return [str(row) for row in range(1, len(candidates.numbers) + 1)]

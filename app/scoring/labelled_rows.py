@@ -1,4 +1,4 @@
-"""Metrics of labelled new rows, encoded as a run's dataset was, beside those of a split of its own."""
+"""Metrics of labelled new rows, encoded like a run's dataset, compared with those of one of its splits."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ from common.errors import UserError
 from data_prep.encoding.encoder import Encoder
 from data_prep.encoding.new_rows import NewRows, read_new_rows
 
-NEW_ROWS = "new rows"  # in place of a split's name
+NEW_ROWS = "new rows"  # stands in place of a split's name
 
 
 @dataclass(frozen=True)
 class LabelledRows:
-    """Encoded rows, and the share of rows with a value that the dataset does not contain, by feature."""
+    """Encoded rows, and per feature the share of rows with a value that the dataset does not contain."""
 
     arrays: RowArrays
     unknown: dict[str, float]
@@ -36,7 +36,7 @@ class LabelledRows:
 
     @classmethod
     def encode(cls, encoder: Encoder, rows: NewRows) -> "LabelledRows":
-        """Encode rows; their labels follow the rule of the dataset.
+        """Encode rows; the dataset's rule makes their labels.
 
         Raises:
             UserError: a column is missing, or a value is invalid (row, column, remedy).
@@ -52,7 +52,7 @@ class LabelledRows:
     def compare(self, scorer: Predictor, own_split: str, corrected: bool) -> Json:
         """Return the metrics of these rows and of a split of the dataset, and the differences; a collective call.
 
-        corrected: as of `Predictor.evaluate`.
+        corrected: as in `Predictor.evaluate`.
         """
         rows = EvaluatedRows(self.arrays, scorer)
         new, own = scorer.evaluate(NEW_ROWS, corrected=corrected, rows=rows).figures, None
@@ -70,7 +70,7 @@ class LabelledRows:
 
 
 class EvaluatedRows:
-    """Rows in memory as a split that can be evaluated."""
+    """Rows in memory, in the form of a split that can be evaluated."""
 
     def __init__(self, arrays: RowArrays, scorer: Predictor) -> None:
         self.rows = len(arrays.labels)
@@ -78,7 +78,7 @@ class EvaluatedRows:
         self._maker = BatchMaker(scorer.root, scorer.manifest, scorer.config.data)
 
     def eval_batches(self, global_batch_size: int) -> Iterator[Batch]:
-        """This process's parts of global batches, padded to equal size."""
+        """Yield this process's parts of global batches, padded to equal size."""
         local_size = global_batch_size // self._runtime.world_size
         builder, offset = self._maker.of_size(local_size), self._runtime.rank * local_size
         for start in range(offset, self.rows + offset, global_batch_size):
@@ -86,6 +86,6 @@ class EvaluatedRows:
 
 
 def _differences(new: EvaluationFigures, own: EvaluationFigures) -> dict[str, float]:
-    """Return new minus own of each metric that both have."""
+    """Return new minus own for each metric that both have."""
     pairs = ((name, new.figure(name), own.figure(name)) for name in METRICS)
     return {name: one - other for name, one, other in pairs if one is not None and other is not None}

@@ -1,4 +1,4 @@
-"""New rows, encoded as the rows of a run's dataset were, to logits by its model."""
+"""New rows, encoded like the rows of a run's dataset, and their logits by its model."""
 
 import logging
 from collections.abc import Sequence
@@ -18,11 +18,11 @@ from data_prep.encoding.new_rows import NewRows
 
 log = logging.getLogger("clickwork")
 
-PIECE_ROWS = 256  # fixed, with padding: matrix products of one shape sum each row in one order
+PIECE_ROWS = 256  # fixed, with padding: matrix products of one shape add up each row in the same order
 
 
 def parse(encoder: Encoder, rows: NewRows, id_column: str = "") -> ParsedRows:
-    """Parse the columns that the model reads; log the others, apart from ids and labels.
+    """Parse the columns that the model reads; log the columns it ignores, except ids and labels.
 
     Raises:
         UserError: a column is missing, or a value is invalid (row, column, remedy).
@@ -35,7 +35,7 @@ def parse(encoder: Encoder, rows: NewRows, id_column: str = "") -> ParsedRows:
 
 @dataclass(frozen=True)
 class RowScorer:
-    """A run's model and the encoder of its dataset. A logit depends on its row alone, to the bit."""
+    """A run's model and the encoder of its dataset. A logit depends on nothing but its row, to the bit."""
 
     encoder: Encoder
     predictor: Predictor
@@ -47,7 +47,7 @@ class RowScorer:
         return Scored(row_names(rows, id_column), self.logits(block, order), order, unknown, encoder.features, {})
 
     def logits(self, block: ParsedRows, order: NDArray[np.int64] | None = None) -> NDArray[np.float32]:
-        """Return logits [n] of parsed rows, as numbered; `order` [n]: the order of computing them.
+        """Return logits [n] of parsed rows in their own order; `order` [n]: the order in which to compute them.
 
         Raises:
             UserError: a logit is not finite.
@@ -69,14 +69,14 @@ def arrays_of(block: EncodedBlock) -> RowArrays:
 
 
 def _canonical_order(rows: NewRows, encoder: Encoder) -> NDArray[np.int64]:
-    """Return the rows sorted by their features' text, [n]: the same whatever order they came in."""
+    """Return the rows' order by their features' text, [n]; it does not depend on the order they came in."""
     columns = [list(map(str, rows.values(name))) for name in encoder.input_columns]
     order = sorted(range(len(rows.numbers)), key=lambda row: [column[row] for column in columns])
     return np.array(order, np.int64)
 
 
 def require_finite(logits: NDArray[np.float32]) -> None:
-    """Raises UserError for logits that cannot be ranked."""
+    """Raise UserError for logits that cannot be ranked."""
     if bad := int(np.count_nonzero(~np.isfinite(logits))):
         raise UserError(
             f"candidates: {bad:,} of {len(logits):,} logits are not finite: the model is lost, or the "
@@ -85,7 +85,7 @@ def require_finite(logits: NDArray[np.float32]) -> None:
 
 
 def unknown_counts(features: Sequence[str], unknown: NDArray[np.bool_]) -> dict[str, int]:
-    """Count the rows with a value that the dataset does not contain, by feature; none of features without any."""
+    """Count the rows with a value that the dataset does not contain, by feature; leave out features without any."""
     counts = zip(features, unknown.sum(axis=0).tolist(), strict=True)
     return {feature: count for feature, count in counts if count}
 

@@ -1,4 +1,4 @@
-"""Scores to a ranking, and a ranking to a table, JSON or CSV."""
+"""Rankings made from scores, and their tables, JSON and CSV."""
 
 import csv
 import io
@@ -13,7 +13,7 @@ ALL = "all"  # candidates=all: every item in a log of events
 
 
 class Scored(NamedTuple):
-    """Candidates by name, their logits [n] and canonical order [n], and which features' values are unknown [n, F]."""
+    """Candidates by name, their logits [n] and canonical order [n], and which feature values are unknown [n, F]."""
 
     names: Sequence[str]
     logits: NDArray[np.float32]
@@ -24,7 +24,7 @@ class Scored(NamedTuple):
 
 
 class Ranked(NamedTuple):
-    """One candidate: its rank from 1, its name, its click probability and features with values not known."""
+    """One candidate: its rank from 1, name and click probability, and the features whose values are unknown."""
 
     rank: int
     candidate: str
@@ -34,7 +34,7 @@ class Ranked(NamedTuple):
 
 
 class RankedNumber(NamedTuple):
-    """The same by a predicted number."""
+    """One candidate, ranked by a predicted number."""
 
     rank: int
     candidate: str
@@ -54,12 +54,13 @@ def rank(
     has_clicks: bool = True,
     correction: float = 0.0,
 ) -> Ranking:
-    """Candidates from the best to the worst; those with equal scores in their canonical order.
+    """Return the candidates from the best to the worst; equal scores come in the candidates' canonical order.
 
     Args:
+        names: of the candidates.
         logits: [n]; order: [n], candidates in their canonical order; unknown: [n, F], per feature of `features`.
-        has_clicks: whether these are logits of clicks; else they are predicted numbers.
-        correction: what is added to logits of clicks; it changes no order.
+        has_clicks: whether these are logits of clicks; otherwise they are predicted numbers.
+        correction: offset of logits of clicks; it changes no order.
     """
     best = order[np.argsort(-logits[order], kind="stable")].tolist()
     unknown_names = [[name for name, is_unknown in zip(features, row, strict=True) if is_unknown] for row in unknown]
@@ -76,14 +77,14 @@ def rank(
 
 
 def probabilities(logits: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The probabilities of clicks [n] with these logits."""
-    with np.errstate(over="ignore"):  # exp is infinite for logits below -709, whose probability is 0
+    """Return the probabilities of clicks [n] for these logits."""
+    with np.errstate(over="ignore"):  # exp is infinite for logits below -709; their probability is 0
         clicks: NDArray[np.float64] = 1 / (1 + np.exp(-logits))
     return clicks
 
 
 def to_table(ranking: Ranking) -> str:
-    """Aligned columns for a terminal."""
+    """Return aligned columns for a terminal."""
     rows = [("rank", "candidate", _columns(ranking)[2], "out of vocabulary")]
     rows += [(str(entry[0]), entry[1], f"{entry[2]:.6f}", " ".join(entry.out_of_vocabulary)) for entry in ranking]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
@@ -96,12 +97,12 @@ def _columns(ranking: Ranking) -> tuple[str, ...]:
 
 
 def to_json(ranking: Ranking, about: dict[str, Any]) -> str:
-    """The ranking with a description of it, as JSON."""
+    """Return the ranking with a description of it, as JSON."""
     return json.dumps({**about, "ranking": [candidate._asdict() for candidate in ranking]}, indent=1) + "\n"
 
 
 def to_csv(ranking: Ranking) -> str:
-    """One line a candidate; the features not known are joined by spaces."""
+    """Return one line per candidate; spaces join the unknown features."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(_columns(ranking))

@@ -1,4 +1,4 @@
-"""A run's model on one device, unsharded, its tables in a precision of choice, packed as FBGEMM reads them.
+"""A run's model on one device, unsharded; its tables have a chosen precision, packed as FBGEMM reads them.
 
 Shapes: B bags a feature, L ids, n rows of a table, d its width.
 """
@@ -35,10 +35,10 @@ Source = tuple[TableSpec, Tensor]  # a table to be packed and its values [n, d]
 
 
 def packed_rows(weight: Tensor, precision: TablePrecision) -> tuple[Tensor, Tensor | None]:
-    """[n, d] to the bytes of its values [n, d * bits / 8] and, of integers, those of scale and bias, [n, 4].
+    """Pack rows [n, d] into the bytes of their values [n, d * bits / 8] and, for integers, of scale and bias [n, 4].
 
-    Of a row x with b bits, FBGEMM keeps bias = fp16(min x), scale = fp16((max x - bias) / (2^b - 1)), 1 where that
-    is 0, and the integers round((x - bias) / scale) within [0, 2^b - 1].
+    For a row x and b bits, FBGEMM keeps bias = fp16(min x), scale = fp16((max x - bias) / (2^b - 1)), or 1 if that is
+    0, and the integers round((x - bias) / scale) within [0, 2^b - 1].
 
     Raises:
         UserError: a value, or a row's minimum or range, is beyond what fp16 holds.
@@ -64,10 +64,10 @@ def _require_fp16(fp16_values: Tensor, weight: Tensor, precision: TablePrecision
 
 
 class _Lookup(nn.Module):
-    """Tables of one pooling, or of none.
+    """Tables with one kind of pooling, or with none.
 
-    The operator is called directly: FBGEMM's module around it keeps a scripted counter, which torch.export refuses.
-    The module lays out the tables, so that the layout is FBGEMM's own for each device.
+    The operator is called directly, since FBGEMM's module around it keeps a scripted counter, which torch.export
+    refuses. The module lays out the tables, so that each device has FBGEMM's own layout.
     """
 
     weights: Tensor
@@ -111,7 +111,7 @@ class _Lookup(nn.Module):
         }
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
-        """Bags under these keys, in this order, to [B, sum of d] float32, or [L, d] without pooling."""
+        """Look up bags under these keys, in this order: [B, sum of d] float32, or [L, d] without pooling."""
         return torch.ops.fbgemm.int_nbit_split_embedding_codegen_lookup_function(
             dev_weights=self.weights,
             uvm_weights=self.weights_uvm,
@@ -128,7 +128,7 @@ class _Lookup(nn.Module):
 
 
 class PackedBags(nn.Module):
-    """In place of an EmbeddingBagCollection: tables whose lookup pools the rows."""
+    """Takes the place of an EmbeddingBagCollection: tables whose lookup pools the rows."""
 
     def __init__(self, sources: Sequence[Source], precision: TablePrecision, device: torch.device) -> None:
         super().__init__()
@@ -142,21 +142,21 @@ class PackedBags(nn.Module):
         self._dims = [dim for lookup in lookups for dim in lookup.dims]
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
-        """[B, sum of d] float32 by key."""
+        """Return pooled vectors [B, sum of d] float32 by key."""
         parts = [lookup(_under(features, keys)) for lookup, keys in zip(self.lookups, self._keys, strict=True)]
         pooled = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         return KeyedTensor([key for keys in self._keys for key in keys], self._dims, pooled)
 
 
 class PackedRows(nn.Module):
-    """In place of an EmbeddingCollection: tables, all of one width, whose lookup returns the rows one by one."""
+    """Takes the place of an EmbeddingCollection: tables of one width, whose lookup returns the rows one by one."""
 
     def __init__(self, sources: Sequence[Source], precision: TablePrecision, device: torch.device) -> None:
         super().__init__()
         self.lookup = _Lookup(sources, precision, PoolingMode.NONE, device)
 
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
-        """[L of the key, d] float32 by key."""
+        """Return rows [L of the key, d] float32 by key."""
         packed = _under(features, self.lookup.keys)
         rows, lengths, starts = self.lookup(packed), packed.lengths(), packed.offset_per_key()
         stride = packed.stride()
@@ -167,13 +167,13 @@ class PackedRows(nn.Module):
 
 
 def _under(features: KeyedJaggedTensor, keys: list[str]) -> KeyedJaggedTensor:
-    """The bags under these keys, in this order."""
+    """Return the bags under these keys, in this order."""
     feature_keys = features.keys()
     return features if feature_keys == keys else features.permute([feature_keys.index(key) for key in keys])
 
 
 def unsharded(config: AppConfig, manifest: Manifest) -> DLRM:
-    """The model that the configuration names, whole, on the CPU; its tables' values are not set.
+    """Return the model that the configuration names, whole and on the CPU; its tables' values are not set.
 
     Raises:
         UserError: the dataset does not fit the configuration.
@@ -189,7 +189,7 @@ def unsharded(config: AppConfig, manifest: Manifest) -> DLRM:
 def load(
     checkpoint: Path, config: AppConfig, manifest: Manifest, precision: TablePrecision, device: torch.device
 ) -> DLRM:
-    """A checkpoint's model, ready to score; a collective call, and each process has the whole model.
+    """Return a checkpoint's model, ready to score and whole on each process; a collective call.
 
     Raises:
         UserError: the checkpoint does not fit, or is damaged.
@@ -200,10 +200,10 @@ def load(
 
 
 def in_precision(model: DLRM, precision: TablePrecision, device: torch.device) -> DLRM:
-    """The model with its tables' values rounded and kept as `precision` says, on `device`; changed in place.
+    """Return the model on `device` with its tables' values rounded and kept as `precision` says; changed in place.
 
-    fp16, int8 and int4 are looked up by FBGEMM's inference operator. bf16, which that has not, is rounded and kept as
-    fp32. fp32 is torch's own lookup.
+    FBGEMM's inference operator looks up fp16, int8 and int4. It lacks bf16, which is rounded and kept as fp32. fp32
+    uses torch's own lookup.
     """
     arch = model.sparse_arch
     assert isinstance(arch, SparseArch)
