@@ -1,1 +1,1 @@
-"""A run trained again and compared with its record, bit for bit."""
+"""Replays: a run is trained again and compared with its record, bit for bit."""

@@ -1,8 +1,8 @@
-"""A run's record as one file, with which `verify` replays the run on another machine.
+"""A run's record as one file, from which `verify` replays the run on another machine.
 
-A zip file: `run/` has the record, without checkpoints; `dataset/manifest.json` says what the dataset was made from and
-how, without rows; `locks/` has the locked releases. `bundle.json` has the checksum of each and the digest of the
-dataset. The manifest of the run names the sources' digest, the image and the releases.
+The zip file has the record without checkpoints in `run/`, the releases' locks in `locks/`, and in
+`dataset/manifest.json` what the dataset was made from and how, without rows. `bundle.json` has the checksum of each
+file and the digest of the dataset. The run's manifest names the digest of the sources, the image and the releases.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ VERSION = 1
 
 
 class Contents(Struct, kw_only=True):
-    """bundle.json: the SHA-256 of each other file, the run's name and the digest of its dataset's manifest."""
+    """bundle.json: SHA-256 of each other file, the run's name, and the digest of its dataset's manifest."""
 
     format: str = "clickwork.bundle"
     format_version: int = VERSION
@@ -43,10 +43,10 @@ class Contents(Struct, kw_only=True):
 
 
 def write_bundle(run: Path, out: Path) -> int:
-    """Write the record of a run into a file; return the number of its bytes.
+    """Write the record of a run into a file; return the file's size in bytes.
 
     Raises:
-        UserError: the directory is not a run's, its dataset is gone or another one, or the file cannot be written.
+        UserError: the directory is no run's, its dataset is gone or has changed, or the file cannot be written.
     """
     about = read_manifest(run).dataset
     root, digest = Path(about.path or ""), about.digest or ""
@@ -72,10 +72,10 @@ def write_bundle(run: Path, out: Path) -> int:
 
 @contextlib.contextmanager
 def record_directory(run: str | None, bundle: str | None) -> Iterator[Path]:
-    """Yield the directory of a run, or one with the record in a bundle, which is removed at the end.
+    """Yield a run's directory, or a temporary one with the record from a bundle.
 
     Raises:
-        UserError: the bundle is no such file, of another version, or damaged.
+        UserError: the file is not a bundle, of another version, or damaged.
     """
     if bundle is None:
         yield Path(run or "")
@@ -101,10 +101,10 @@ def record_directory(run: str | None, bundle: str | None) -> Iterator[Path]:
 
 
 def require_dataset(data: DataConfig, recorded: RunManifest, bundle: str) -> str:
-    """Return the directory of the dataset that a bundle's run was trained on; make it if it is not there.
+    """Return the directory of the dataset that a bundle's run was trained on; make the dataset if it is missing.
 
     Raises:
-        UserError: it cannot be made here, or another one is made from the same keys.
+        UserError: the dataset cannot be made here, or its keys make another one.
     """
     digest, root = recorded.dataset.digest or "", data.root
     if (root / MANIFEST_NAME).exists() and load_manifest(root).digest == digest:

@@ -1,4 +1,4 @@
-"""A replay compared bit for bit with the checkpoints that the run left."""
+"""Comparison of a replay, bit for bit, with the checkpoints that the run left."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,12 +22,12 @@ from app.training.session import Session
 from app.training.state import RunState
 from common.documents import Json
 
-NEAR_ZERO = 1.0  # a parameter's difference is relative to its size, or to this if that is less
-TABLES = ".embedding_bags."  # in the names of tables
+NEAR_ZERO = 1.0  # differences of parameters are relative to their size, but at least to this
+TABLES = ".embedding_bags."  # part of the names of tables' tensors
 
 
 class BitwiseDifference(NamedTuple):
-    """The index of the first element (row-major) whose bits differ; the largest of all, relative to max(floor, |x|)."""
+    """The index of the first element (row-major) whose bits differ, and the largest difference over max(floor, |x|)."""
 
     first: tuple[int, ...]
     largest: float
@@ -36,7 +36,10 @@ class BitwiseDifference(NamedTuple):
 def bitwise_difference(
     recorded: NDArray[np.generic], replayed: NDArray[np.generic], floor: float
 ) -> BitwiseDifference | None:
-    """None where all bits are equal; a NaN equals the same NaN and is infinitely far from all else."""
+    """Return where arrays differ; None if all bits are equal.
+
+    A NaN equals the same NaN and is infinitely far from everything else.
+    """
     if recorded.shape != replayed.shape:
         return BitwiseDifference((0,) * recorded.ndim, float("inf"))
     width = f"u{recorded.dtype.itemsize}"
@@ -59,12 +62,12 @@ def merged_difference(one: BitwiseDifference | None, other: BitwiseDifference | 
 
 
 class ReplayDirectory(RunDirectory):
-    """A replay's directory, which remembers the curves of one of its evaluations."""
+    """A replay's directory; it remembers the curves of one of the replay's evaluations."""
 
     is_tracked = False
 
     def __init__(self, path: Path, rank: int, step: int | None) -> None:
-        """step: of the evaluation whose curves are kept; None: none."""
+        """step: of the evaluation whose curves are kept; None: keep none."""
         super().__init__(path, rank)
         self._step = step
         self.kept_curves: Curves | None = None
@@ -77,7 +80,7 @@ class ReplayDirectory(RunDirectory):
 
 
 class ReplayComparison(Checkpointer):
-    """A replay's checkpointer: where the run left a checkpoint, compares instead of saving."""
+    """A replay's checkpointer: it compares instead of saving, wherever the run left a checkpoint."""
 
     def __init__(
         self,
@@ -88,10 +91,10 @@ class ReplayComparison(Checkpointer):
         checkpoints: dict[int, Path],
         scored: dict[str, int],
     ) -> None:
-        """checkpoints: the run's, by step. scored: the step of the scores that it kept, by split. A collective call."""
+        """checkpoints: the run's, by step. scored: step of the scores it kept, by split. A collective call."""
         super().__init__(session, recorder, timer)
         self._checkpoints, self._scored = checkpoints, scored
-        self.tensors: dict[int, dict[str, BitwiseDifference]] = {}  # those that differ, by step and name
+        self.tensors: dict[int, dict[str, BitwiseDifference]] = {}  # tensors that differ, by step and name
 
     def due(self, step: int) -> bool:
         return step in self._checkpoints or step in self._scored.values()
@@ -109,7 +112,7 @@ class ReplayComparison(Checkpointer):
         pass
 
     def _compare(self, path: Path) -> dict[str, BitwiseDifference]:
-        """The tensors that differ from a checkpoint's, tables first; a collective call."""
+        """Return the tensors that differ from a checkpoint's, tables first; a collective call."""
         live = stage(tensors_of(self._session.model, self._session.optimizer))
         recorded = stage(live)
         read_tensors(path, recorded)
@@ -131,7 +134,7 @@ class ReplayComparison(Checkpointer):
         return {_short(name): largest[name] for name in sorted(largest, key=_order) if largest[name] is not None}  # type: ignore
 
     def report(self, losses: BitwiseDifference | None) -> Json:
-        """The comparison for the JSON; steps count from 1."""
+        """Return the comparison for the JSON; steps count from 1."""
         worst = [one.largest for tensors in self.tensors.values() for one in tensors.values()]
         differing = {step: tensors for step, tensors in self.tensors.items() if tensors}
         first = min(differing, default=None)
@@ -145,12 +148,12 @@ class ReplayComparison(Checkpointer):
 
 
 def _order(name: str) -> tuple[bool, bool, str]:
-    """The model's tensors before the optimizer's, tables before dense ones."""
+    """Return a sort key: the model's tensors before the optimizer's, tables before dense ones."""
     return not name.startswith("model."), TABLES not in name, name
 
 
 def _short(name: str) -> str:
-    """A tensor's name in the nest of a checkpoint, as people know it."""
+    """Shorten a tensor's name in a checkpoint to the one that people know."""
     kind, _, name = name.partition(".")
     of_table = name.rpartition(TABLES)[2] if TABLES in name else ""
     if kind == "model":
@@ -164,5 +167,5 @@ def _array(tensor: Tensor) -> NDArray[Any]:
 
 
 def plain(difference: BitwiseDifference | None, describe: Callable[[tuple[int, ...]], Json]) -> Json | None:
-    """A difference for the JSON; `describe` names its first index."""
+    """Return a difference for the JSON; `describe` names its first index."""
     return None if difference is None else {**describe(difference.first), "largest": difference.largest}

@@ -1,4 +1,4 @@
-"""The record of a run compared with that of its replay, figure by figure, both ways."""
+"""Comparison of a run's record with its replay's record, figure by figure, both ways."""
 
 import math
 from collections import Counter
@@ -22,16 +22,16 @@ from app.training.recording.summary import undefined_evaluation
 from common.documents import Json, plain_object
 from common.errors import UserError
 
-KINDS = ("train", "eval", "eval_train")  # of events that a replay repeats
+KINDS = ("train", "eval", "eval_train")  # kinds of events that a replay repeats
 RELATIVE = ("loss", LOGLOSS, "lr", "gradient_norm", RMSE, MAE, LABEL_DEVIATION, "mean_norm", "largest_norm")
 SMOOTH = (*RELATIVE, NE, CALIBRATION, ALL_ROWS, BASE_RATE)
-ROUNDING = 1e-12  # relative: of float64 sums over samples, whose order may be another in another release
-CHANGED_PLACES = 4  # samples that may change sides of a threshold or a rank where a logit differs by rounding
+ROUNDING = 1e-12  # relative; another release may add float64 sums over samples in another order
+CHANGED_PLACES = 4  # samples that may change sides of a threshold, or ranks, if logits differ by rounding
 MISSING, NOT_REPLAYED = "not recorded", "not replayed"
 
 
 class Difference(NamedTuple):
-    """A figure that differs: where it stands, its name and both values; infinite where it is no matter of rounding."""
+    """A figure that differs: its place, its name and both values; size is infinite if rounding cannot explain it."""
 
     where: str
     figure: str
@@ -41,7 +41,7 @@ class Difference(NamedTuple):
 
 
 class RecordComparison(NamedTuple):
-    """Differences, the number of compared figures, and whether each digest of the summary is the replay's.
+    """Differences, the number of compared figures, and whether each digest of the summary equals the replay's.
 
     lacking: files that were not compared, each with the reason.
     """
@@ -53,9 +53,9 @@ class RecordComparison(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """The same part of both records. file: whose list in NOT_COMPARED applies; empty: none.
+    """The same part of both records. file: its list in NOT_COMPARED applies; empty: none applies.
 
-    is_whole: both have the same keys; else only those of both are compared.
+    is_whole: both have the same keys; otherwise only common keys are compared.
     """
 
     where: str
@@ -63,14 +63,14 @@ class Pair(NamedTuple):
     recorded: Json
     replayed: Json
     is_whole: bool = True
-    samples: float = math.inf  # that the figures are of
+    samples: float = math.inf  # number that the figures are computed over
 
 
 def compare_records(record: Record, replay: Replay) -> RecordComparison:
-    """Compare what a run recorded of its first `replay.steps` steps with what its replay did.
+    """Compare what a run recorded of its first `replay.steps` steps with what its replay recorded.
 
     Raises:
-        UserError: the record has nothing to compare, or is of a version that is not known.
+        UserError: the record has nothing to compare, or is of an unknown version.
     """
     differences: list[Difference] = []
     compared = 0
@@ -119,7 +119,7 @@ def _pairs(record: Record, replay: Replay) -> Iterator[Pair]:
 
 
 def _of_events(record: Record, replay: Replay) -> Iterator[Pair]:
-    """Windows and evaluations, those that a schedule demands and the record lacks too; resumptions, and all counts."""
+    """Yield windows and evaluations, also those that a schedule requires and the record lacks; resumptions; counts."""
     expected, has_ended = expected_of(record, replay.steps), _has_ended(record, replay.steps)
     recorded = {
         (event.event, event.step): event
@@ -141,7 +141,8 @@ def _of_events(record: Record, replay: Replay) -> Iterator[Pair]:
     resumed = [start for number, start in enumerate(starts) if start and start <= min(starts[number:])]
     steps, launched = [event.step for event in record.events if event.event == "resume"], iter(resumed)
     if all(step in launched for step in steps):
-        resumed = steps  # a launch that was killed while it started has recorded no event
+        # A launch that was killed while it started has recorded no event.
+        resumed = steps
     yield Pair(f"{METRICS}, resume", "", {"steps": steps}, {"steps": resumed})
     if record.summary is not None and record.summary.status != "failed":
         counts = Counter(event.event for event in record.events)
@@ -149,27 +150,27 @@ def _of_events(record: Record, replay: Replay) -> Iterator[Pair]:
 
 
 def expected_of(record: Record, steps: int) -> ExpectedEvents:
-    """The events that the schedules of a record's launches demand up to a step."""
+    """Return the events that the schedules of a record's launches require up to a step."""
     return expected_events(record.launches, steps, _has_ended(record, steps))
 
 
 def _has_ended(record: Record, steps: int) -> bool:
-    """Whether a run came to its end after that step."""
+    """Return whether a run came to its end after that step."""
     summary = record.summary
     return summary is not None and summary.status in DONE and summary.steps == steps
 
 
 def _of_manifests(record: Record, replay: Replay) -> Iterator[Pair]:
-    """Yield what all launches must share; for the newest, also what its configuration and other files say.
+    """Yield what all launches must share; for the newest also what its configuration and the other files say.
 
-    Code, versions, hardware, environment, files and layout are conditions, compared by `launches.changes`.
+    `launches.changes` compares the conditions: code, versions, hardware, environment, files and layout.
     """
     launches = record.manifest.launches
     for number, launch in enumerate(launches, start=1):
         where = MANIFEST if number == len(launches) else f"{MANIFEST}, launch {number}"
         yield Pair(where, MANIFEST, _repeated(launch), _repeated(replay.record.manifest))
         own: Json = {"from_step": launch.from_step, "results_before": launch.results_before}
-        lines = len(record.results)  # the head, those of earlier runs, and the run's own, if it came to its end
+        lines = len(record.results)  # the head, lines of earlier runs and, if this run came to its end, its own
         has_line = record.summary is not None and record.summary.status != "failed"
         before = (lines - 1 if lines > 2 else 0) if has_line else record.manifest.results_before
         yield Pair(where, "", own, {"from_step": launch.from_step, "results_before": before})
@@ -184,13 +185,13 @@ def _of_manifests(record: Record, replay: Replay) -> Iterator[Pair]:
 
 
 def _repeated(manifest: RunManifest) -> Json:
-    """Values that the manifests of all launches of a run have in common."""
+    """Return the values that the manifests of all launches of a run have in common."""
     plain = plain_object(manifest)
     return {key: plain[key] for key in ("format", "dataset", "seeds", "tables") if key in plain}
 
 
 def _of_results(record: Record, summary: Summary) -> Iterator[Pair]:
-    """The line of results.csv, by the other files."""
+    """Yield the line of results.csv, compared with the other files."""
     manifest, rates = record.manifest, summary.throughput
     batch = int(record.config["train"]["global_batch_size"])
     expected: Json = {
@@ -217,7 +218,7 @@ def _of_results(record: Record, summary: Summary) -> Iterator[Pair]:
 
 
 def _of_summary(record: Record, recorded: Summary, replay: Replay) -> Iterator[Pair]:
-    """The parts of the summary; nothing of one that failed, which one process wrote without the others."""
+    """Yield the parts of the summary; only the error of a failed run's, which one process wrote without the others."""
     if recorded.status == "failed":
         yield Pair(SUMMARY, "", {"error": bool(recorded.error)}, {"error": True})
         return
@@ -252,7 +253,7 @@ def _part(summary: Summary, name: str) -> Json:
 
 
 def _tables(record: Record, repeated: Summary) -> Json:
-    """The replay's figures of tables, without the rows touched where the run began with another's."""
+    """Return the replay's figures of tables; without the rows touched if the run began with another run's tables."""
     tables = _part(repeated, "tables")
     resume = str((record.config.get("checkpoint") or {}).get("resume"))
     if resume not in ("auto", "never"):
@@ -261,7 +262,7 @@ def _tables(record: Record, repeated: Summary) -> Json:
 
 
 def _of_evaluation(part: str, recorded: EvaluationFigures | None, step: int | None, replay: Replay) -> Pair:
-    """An evaluation of the summary, which should be that of a step."""
+    """Return an evaluation of the summary, compared with the replay's evaluation of that step."""
     figures = {} if recorded is None else plain_object(recorded)
     repeated = undefined_evaluation() if step is None else replay.evaluation("eval", step)
     now: Json = {"step": step, AUC: None} if repeated is None else plain_object(repeated)
@@ -269,7 +270,7 @@ def _of_evaluation(part: str, recorded: EvaluationFigures | None, step: int | No
 
 
 def _of_best(record: Record, recorded: Summary, replay: Replay) -> Iterator[Pair]:
-    """The best evaluation, by the replay's figures of its step; there is one once the newest launch has evaluated."""
+    """Yield the best evaluation beside the replay's figures; one is due once the newest launch has evaluated."""
     where, best = f"{SUMMARY}, best", recorded.best
     if best is not None:
         evaluation = replay.evaluation("eval", best.step)
@@ -285,7 +286,7 @@ def _of_best(record: Record, recorded: Summary, replay: Replay) -> Iterator[Pair
 
 
 def _same_digests(recorded: Summary | None, replay: Replay) -> dict[str, bool]:
-    """Whether each digest is the replay's; one that the record lacks is not."""
+    """Return whether each digest equals the replay's; a digest that the record lacks does not."""
     repeated = replay.record.summary
     if recorded is None or repeated is None or recorded.status == "failed" or recorded.steps != replay.steps:
         return {}
@@ -294,7 +295,7 @@ def _same_digests(recorded: Summary | None, replay: Replay) -> dict[str, bool]:
 
 
 def _first_of_curves(record: Record, replay: Replay) -> list[Difference]:
-    """The first figure of curves.json that differs, of the newest recorded evaluation."""
+    """Return the first figure of curves.json that differs, from the newest recorded evaluation."""
     assert replay.curves is not None
     recorded = {} if record.curves is None else _leaves(plain_object(record.curves))
     repeated = _leaves(plain_object(replay.curves))
@@ -307,7 +308,7 @@ def _first_of_curves(record: Record, replay: Replay) -> list[Difference]:
 
 
 def _scores(record: Record, replay: Replay) -> Iterator[Difference]:
-    """Scores that were kept, by the replay's of the same step and split; and those that should have been."""
+    """Yield kept scores that differ from the replay's of the same step and split, and those that were not kept."""
     for split, recorded in record.scores.items():
         where, repeated = f"{SCORES}/{split}", replay.record.scores.get(split)
         if repeated is None or repeated.about.step != recorded.about.step:
@@ -328,7 +329,7 @@ def _scores(record: Record, replay: Replay) -> Iterator[Difference]:
 
 
 def _leaves(content: Mapping[str, object], prefix: str = "") -> Json:
-    """Nested values by the dotted names of their places; empty ones are values themselves."""
+    """Return nested values by the dotted names of their places; empty containers are values themselves."""
     leaves: Json = {}
     for key, value in content.items():
         parts: object = value
@@ -342,7 +343,7 @@ def _leaves(content: Mapping[str, object], prefix: str = "") -> Json:
 
 
 def _samples(event: Json) -> float:
-    """Samples that the figures of an evaluation, or of a window of steps, are of."""
+    """Return the samples that the figures of an evaluation, or of a window of steps, are computed over."""
     if event.get("event") == "train":
         steps, samples, step = (event.get(name) or 0 for name in ("steps", "samples", "step"))
         return steps * samples / step  # type: ignore[operator]
@@ -351,7 +352,7 @@ def _samples(event: Json) -> float:
 
 
 def _difference(name: str, recorded: object, replayed: object, samples: float) -> float | None:
-    """The size of a difference, None if there is none; infinite where it is no matter of rounding."""
+    """Return the size of a difference; None if there is none, infinite if rounding cannot explain it."""
     if recorded == replayed or (recorded != recorded and replayed != replayed):  # both NaN
         return None
     if name == "rows_touched" and isinstance(recorded, int) and isinstance(replayed, int):

@@ -1,4 +1,4 @@
-"""The launches of a run, each with the steps of its record, and what of their conditions differs from a replay's."""
+"""The launches of a run, each with its steps in the record, and how their conditions differ from a replay's."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -12,8 +12,8 @@ from app.training.state import RunLength, length_of
 from common.documents import Json, plain_object
 
 LAYOUT = ("image", "base_image", "world_size", "local_world_size", "num_threads", "platform", "compile")
-OF_PROCESSES = ("world_size", "local_world_size", "num_threads")  # without effect on the bits of deterministic=layout
-# Set by torchrun or instead of it: their effects are compared by LAYOUT.
+OF_PROCESSES = ("world_size", "local_world_size", "num_threads")  # they do not affect the bits of deterministic=layout
+# Set by torchrun or in its place; LAYOUT compares their effects.
 BY_LAUNCHER = (
     "WORLD_SIZE",
     "LOCAL_WORLD_SIZE",
@@ -24,13 +24,13 @@ BY_LAUNCHER = (
     SET_BY_LAUNCHER,
     *INTERFACES,
 )
-# Of a container: they change how long a step takes and, through the number of threads in LAYOUT, its bits.
+# Limits of a container: they change how long a step takes, and bits only through the number of threads in LAYOUT.
 LIMITS = ("cpu_quota", "memory_limit_bytes")
 ANOTHER_RUN = "trained by another run, from whose checkpoint this one started"
 
 
 class Launch(NamedTuple):
-    """Steps after `start` up to `end` (None: the run's last), and the manifest; None: those of another run."""
+    """Steps after `start` up to `end` (None: the run's last), and the manifest; None for steps of another run."""
 
     start: int
     end: int | None
@@ -38,7 +38,7 @@ class Launch(NamedTuple):
 
 
 def launches_of(manifest: RunManifest) -> list[Launch]:
-    """The launches whose steps the record holds, in order: what was killed and trained again is the later one's."""
+    """Return the launches with steps in the record, in order; steps trained again after a kill are the later one's."""
     parts = manifest.launches
     starts = [part.from_step for part in parts]
     launches = []
@@ -51,10 +51,10 @@ def launches_of(manifest: RunManifest) -> list[Launch]:
 
 
 def changes(launches: list[Launch], now: RunManifest, any_layout: bool = False) -> tuple[list[str], int | None]:
-    """Changes of code, versions, hardware, environment, files and layout since the launches; how far bits can be equal.
+    """Return changes of code, versions, hardware, environment, files and layout since the launches, and a step.
 
-    now: a manifest's content for the replay. any_layout: processes and threads do not decide bits. The second value is
-    the last step before which nothing differs, None if nothing does at all.
+    now: a manifest's content for the replay. any_layout: processes and threads do not decide bits. Bits can be equal up
+    to the step, before which nothing differs; it is None if nothing differs at all.
     """
     by_line: dict[str, list[Launch]] = {}
     for launch in launches:
@@ -75,7 +75,8 @@ def _changes(recorded: RunManifest, now: RunManifest, any_layout: bool) -> list[
     keys = [key for key in LAYOUT if not (any_layout and key in OF_PROCESSES)]
     conditions = {key: (getattr(recorded, key), getattr(now, key)) for key in keys}
     if recorded.world_size != now.world_size and not any_layout:
-        del conditions["local_world_size"]  # which follows from it
+        # It follows from world_size.
+        del conditions["local_world_size"]
     lines = [
         f"{key}: {before or None} then, {after} now"
         for key, (before, after) in conditions.items()
@@ -95,7 +96,7 @@ def _changes(recorded: RunManifest, now: RunManifest, any_layout: bool) -> list[
 
 
 def _facts(part: Struct | Json) -> Json:
-    """A part of a manifest by key."""
+    """Return a part of a manifest by key."""
     return plain_object(part) if isinstance(part, Struct) else part
 
 
@@ -104,7 +105,7 @@ def _places(plan: Mapping[str, PlannedTable]) -> dict[str, tuple[str, list[int]]
 
 
 def _types(plan: Mapping[str, PlannedTable]) -> str:
-    """A plan in few words: how each kind of sharding is used."""
+    """Return a plan in few words: the number of tables of each kind of sharding."""
     kinds: dict[str, int] = {}
     for entry in plan.values():
         kind = f"{entry.type} on {len(entry.ranks)}"
@@ -113,10 +114,10 @@ def _types(plan: Mapping[str, PlannedTable]) -> str:
 
 
 class ExpectedEvents(NamedTuple):
-    """The events that the launches' schedules demand and allow, as kinds and steps.
+    """Events that the launches' schedules require and allow, as kinds and steps.
 
-    required: those that a record up to `steps` has. allowed: further ones, beside a stop or a resumption.
-    unknown: ranges of steps (start, end], of launches whose schedule is not known.
+    required: events that a record up to `steps` must have. allowed: further events, next to a stop or a resumption.
+    unknown: ranges of steps (start, end] of launches whose schedule is not known.
     """
 
     required: frozenset[tuple[str, int]]
@@ -129,15 +130,15 @@ class ExpectedEvents(NamedTuple):
         return place in self.required or place in self.allowed or any(a < step <= b for a, b in self.unknown)
 
     def steps(self, *kinds: str) -> frozenset[int]:
-        """The steps of the required events of these kinds."""
+        """Return the steps of the required events of these kinds."""
         return frozenset(step for kind, step in self.required if kind in kinds)
 
 
 def expected_events(launches: list[Launch], steps: int, has_ended: bool) -> ExpectedEvents:
-    """The events of a run's first `steps` steps; has_ended: it came to its end there, and was evaluated.
+    """Return the events of a run's first `steps` steps; has_ended: the run ended there, and was evaluated.
 
-    Whether the step beside which a launch was stopped was evaluated depends on the moment of the stop, unless the next
-    launch evaluates it.
+    If a launch was stopped at a step that is to be evaluated, the moment of the stop decides whether it was, unless the
+    next launch evaluates it.
     """
     required: set[tuple[str, int]] = set()
     allowed: set[tuple[str, int]] = set()
@@ -169,7 +170,7 @@ def expected_events(launches: list[Launch], steps: int, has_ended: bool) -> Expe
 
 
 def _evaluations(length: RunLength, start: int, end: int) -> list[int]:
-    """The steps in (start, end] after which a launch evaluates."""
+    """Return the steps in (start, end] after which a launch evaluates."""
     steps, step = [], start
     while step < min(length.total_steps, end):
         step = length.next_evaluation(step)

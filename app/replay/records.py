@@ -1,4 +1,4 @@
-"""The record of a run: what it holds, what a replay repeats of it, and what is left out of the comparison."""
+"""The record of a run: what it holds, what a replay repeats, and what the comparison leaves out."""
 
 import csv
 import io
@@ -26,8 +26,8 @@ from common.errors import UserError
 
 OTHER_FILES = "other files"
 POINTERS = f"{CHECKPOINTS}/{LATEST}, {CHECKPOINTS}/{BEST}"
-# By file, what is not compared: clocks, memory and power of the moment, words, and what the replay takes from the
-# record. `python -m app.verify` prints this, and docs/reproducibility.md has it.
+# By file, what is not compared: clocks, memory and power at a moment, words, and what the replay takes from the record.
+# `python -m app.verify` prints this, and docs/reproducibility.md lists it.
 NOT_COMPARED: Mapping[str, tuple[str, ...]] = {
     METRICS: (
         "seconds",
@@ -39,7 +39,7 @@ NOT_COMPARED: Mapping[str, tuple[str, ...]] = {
         "host_bytes",
         "device_bytes",
         "measured",
-        "checkpoint",  # but for the number of these events
+        "checkpoint",  # only the number of these events is compared
         "resume.line",
         "resume.samples",
     ),
@@ -76,7 +76,7 @@ NOT_COMPARED: Mapping[str, tuple[str, ...]] = {
 class Record(NamedTuple):
     """Contents of a run's directory; None or empty for a missing file.
 
-    results: lines of results.csv. pointers: text of `latest` and `best`. checkpoints: names, the oldest first.
+    results: lines of results.csv. pointers: text of `latest` and `best`. checkpoints: names, oldest first.
     """
 
     directory: Path
@@ -96,17 +96,17 @@ class Record(NamedTuple):
         return bool((self.config.get("checkpoint") or {}).get("keep_best"))
 
     def evaluated(self, steps: int) -> list[int]:
-        """The steps, up to that one, after which metrics.jsonl has an evaluation of the evaluated split."""
+        """Return the steps, up to `steps`, after which metrics.jsonl has an evaluation of the evaluated split."""
         return [event.step for event in self.events if event.event == "eval" and event.step <= steps]
 
 
 class Replay(NamedTuple):
-    """Results of a replay of `steps` steps; `record` is read from its own directory.
+    """Results of a replay of `steps` steps; `record` is read from the replay's own directory.
 
-    status, early_stop: of a run that came this far by the run's own configuration, and was not stopped.
+    status, early_stop: of an undisturbed run that came this far by the run's own configuration.
     curves: of the newest recorded evaluation, if there was one. monitor: train.monitor.
     keeps_scores: the split whose scores a run that came to its end has kept; None: none.
-    any_layout: the numbers of processes and threads do not decide bits.
+    any_layout: whether bits do not depend on the numbers of processes and threads.
     """
 
     record: Record
@@ -120,7 +120,7 @@ class Replay(NamedTuple):
     any_layout: bool = False
 
     def evaluation(self, kind: str, step: int) -> EvaluationFigures | None:
-        """The figures of an evaluation; None if the replay has none after that step."""
+        """Return the figures of an evaluation; None if the replay has none after that step."""
         for event in self.record.events:
             if isinstance(event, EvaluationEvent) and (event.event, event.step) == (kind, step):
                 return event.figures()
@@ -128,7 +128,7 @@ class Replay(NamedTuple):
 
 
 def read_record(directory: Path) -> Record:
-    """Read all that is compared of a run.
+    """Read everything of a run that is compared.
 
     Raises:
         UserError: the directory is not a trained run's, or a file is damaged or of another version.
@@ -181,5 +181,5 @@ def _text(path: Path) -> str | None:
 
 
 def is_compared(file: str, name: str) -> bool:
-    """Return whether a key of a file, with dots between the parts of its name, is compared."""
+    """Return whether a key of a file is compared; its name has dots between the parts."""
     return not any(name == one or name.startswith(f"{one}.") for one in NOT_COMPARED[file])
