@@ -1,4 +1,4 @@
-"""A run's directory: what made the run, what happened in it, what came out. Only rank 0 writes."""
+"""A run's directory: what made the run, what happened in it, and its results. Only rank 0 writes."""
 
 import contextlib
 import csv
@@ -45,8 +45,8 @@ from common.redact import RedactingFormatter, redact
 
 log = logging.getLogger("clickwork")
 
-# The five columns of AMD's process_training_log.py, here of the whole job (there: of one GPU); then the same labelled;
-# then what made them.
+# First the five columns of AMD's process_training_log.py, for the whole job (there: for one GPU); then the same with
+# labels; then what made them.
 RESULTS_COLUMNS = (
     "Time Stamp",
     "Num. Nodes",
@@ -67,7 +67,7 @@ RESULTS_COLUMNS = (
 )
 
 
-# Files of a run that was killed before it had a manifest.
+# Files that a run may leave if it is killed before it has a manifest.
 BEFORE_MANIFEST = (LOCK, LOG, ".shared", ".shared.tmp", f"{MANIFEST}.tmp")
 
 
@@ -81,7 +81,7 @@ def ignoring_full_disk() -> Iterator[None]:
 
 
 class _LogFile(logging.FileHandler):
-    """log.txt. On a full disk it loses lines, which is reported once; logging would print a traceback for each."""
+    """Writes log.txt. On a full disk it reports once that lines are lost; logging would print a traceback for each."""
 
     reported = False
 
@@ -98,20 +98,20 @@ class _LogFile(logging.FileHandler):
 class RunDirectory:
     """The directory of one run; only rank 0 writes. Nothing secret is written (common.redact)."""
 
-    is_tracked = True  # trackers show the run
+    is_tracked = True  # whether trackers show the run
 
     def __init__(self, path: Path, rank: int) -> None:
         self.path = path
         self.checkpoints = path / CHECKPOINTS
         self._writes = rank == 0
         self._lock: FileLock | None = None
-        self._new_directories: list[Path] = []  # directories that were not there before
+        self._new_directories: list[Path] = []  # directories that `open` has made
 
     def open(self) -> None:
         """Claim the directory for this process, on rank 0.
 
         Raises:
-            UserError: it is something else's, another process trains in it, or it cannot be written.
+            UserError: the directory holds something else, another process trains in it, or it cannot be written.
         """
         try:
             above = [path for path in (self.path, *self.path.parents) if not path.exists()]
@@ -146,9 +146,9 @@ class RunDirectory:
         """Write the configuration and the manifest, on rank 0; drop events that will be repeated.
 
         step, evaluated: where the run starts, and whether that step was evaluated.
-        afresh: remove the files of an earlier run, but keep its log and metrics under another name. Otherwise the
-            manifests of the run's earlier launches are kept.
-        views: names of files and directories for other tools, removed with the run's own.
+        afresh: remove the files of an earlier run, but keep its log and metrics under another name. Otherwise keep the
+            manifests of the run's earlier launches.
+        views: names of other tools' files and directories, which are removed with the run's own.
         """
         aside = self._put_aside() if afresh else ""
         if afresh:
@@ -185,7 +185,7 @@ class RunDirectory:
             log.warning("%s: starts over from step %d; %s", self.path, step, aside)
 
     def _put_aside(self) -> str:
-        """Rename log.txt and metrics.jsonl of an earlier run; what to log about it, nothing if there are none."""
+        """Rename log.txt and metrics.jsonl of an earlier run; return what to log about it, empty if there are none."""
         logs = [self.path / name for name in (LOG, METRICS) if (self.path / name).exists()]
         if not logs or not self._is_run():
             return ""
@@ -203,7 +203,7 @@ class RunDirectory:
         """Remove what `open` created if the run never began, on rank 0."""
         if self._lock is not None and not self._is_run():
             (self.path / LOCK).unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # not empty: it holds files of others
+            with contextlib.suppress(OSError):  # other files may be in it
                 for path in self._new_directories:
                     path.rmdir()
 
@@ -214,11 +214,11 @@ class RunDirectory:
                 file.write(encode(redact(plain_object(event))).encode() + b"\n")
 
     def events_at(self, step: int) -> list[AnyEvent]:
-        """The events of one step that metrics.jsonl holds; none on other ranks than 0."""
+        """Return the events of one step from metrics.jsonl; none on ranks other than 0."""
         return [event for event in read_events(self.path) if event.step == step] if self._writes else []
 
     def curves_at(self, step: int) -> Curves | None:
-        """The content of curves.json, if it is of this step; None on other ranks than 0."""
+        """Return the content of curves.json, if it is of this step; None on ranks other than 0."""
         content = read_curves(self.path) if self._writes else None
         return content if content and content.step == step else None
 
@@ -241,7 +241,7 @@ class RunDirectory:
             save_summary(self.path, figures)
 
     def results(self, config: AppConfig, summary: Summary, num_nodes: int, spread: float | None) -> None:
-        """Write this run's line to results.csv, in place of those of its earlier launches.
+        """Write this run's line to results.csv, in place of the lines of its earlier launches.
 
         spread: the throughput's standard deviation over its mean.
         """
@@ -266,7 +266,7 @@ class RunDirectory:
         write_atomically(path, b"".join(lines) + text.getvalue().encode())
 
     def _results_lines(self) -> int:
-        """Lines of results.csv, its head included; 0 if there is none."""
+        """Return the number of lines of results.csv, its head included; 0 if there is none."""
         try:
             return len((self.path / RESULTS).read_bytes().splitlines())
         except FileNotFoundError:
@@ -298,14 +298,14 @@ def _remove(path: Path) -> None:
 
 
 class _Place(Struct):
-    """What decides whether an event stays."""
+    """The values that decide whether an event stays."""
 
     event: str
     step: int
 
 
 def _is_past(line: bytes, step: int, evaluated: bool) -> bool:
-    """Return whether an event lies before the step where the run resumes; a line cut off by a kill does not."""
+    """Return whether an event lies before the step at which the run resumes; a line cut off by a kill does not."""
     try:
         event = decode(line, _Place)
     except ValueError:

@@ -1,4 +1,4 @@
-"""A run's manifest.json and summary.json. What does not apply to a run, or was not measured, is None.
+"""A run's manifest.json and summary.json. A value that does not apply to a run, or was not measured, is None.
 
 The keys of each document are written in the order of its fields.
 """
@@ -11,11 +11,11 @@ from common.documents import Json, Number, OpenDocument
 
 FORMAT_NAME = "clickwork-run"
 SUMMARY_VERSION = 3
-DONE = ("completed", "target_reached")  # statuses of a run that came to its end
+DONE = ("completed", "target_reached")  # statuses of a run that reached its end
 
 
 class Code(OpenDocument, kw_only=True):
-    """Commit of the checkout, SHA-256 of what differs from it, and SHA-256 of the modules."""
+    """Commit of the checkout, SHA-256 of the differences from it, and SHA-256 of the modules."""
 
     git_sha: str | None
     dirty_diff_sha256: str | None
@@ -33,7 +33,7 @@ class Device(OpenDocument, kw_only=True):
 
 
 class Hardware(OpenDocument, kw_only=True):
-    """The machine of rank 0; `cores` are those of the affinity, quota and limit those of a container, if it has any."""
+    """The machine of rank 0; `cores` is the affinity's number, quota and limit are a container's, if there is one."""
 
     machine: str
     system: str
@@ -49,7 +49,7 @@ class Hardware(OpenDocument, kw_only=True):
 
 
 class Provenance(OpenDocument, kw_only=True):
-    """What a machine and a checkout determine of a run, without secrets; `format` is of a run's manifest alone."""
+    """What a machine and a checkout determine of a run, without secrets; only a run's manifest has `format`."""
 
     format: str | UnsetType = UNSET
     code: Code
@@ -61,18 +61,18 @@ class Provenance(OpenDocument, kw_only=True):
     argv: list[str]
 
     def device(self, platform: str) -> str:
-        """The name of rank 0's processor, with platform cpu, or else of its GPU."""
+        """Return the name of rank 0's processor on platform cpu, else of its GPU."""
         devices = [] if platform == "cpu" else self.hardware.devices
         return devices[0].name if devices else self.hardware.cpu
 
     @property
     def commit(self) -> str | None:
-        """The commit of the checkout, where it is known."""
+        """Commit of the checkout, if it is known."""
         return self.code.git_sha or None
 
 
 class Dataset(OpenDocument, kw_only=True):
-    """The dataset of a run; path and digest are None of a run that was built from published table sizes."""
+    """The dataset of a run; path and digest are None for a run that was built from published table sizes."""
 
     path: str | None
     digest: str | None
@@ -103,10 +103,10 @@ class TableSize(OpenDocument, kw_only=True):
 
 
 class RunSchedule(Struct, kw_only=True):
-    """After which steps a launch reports, evaluates and ends, as it was configured.
+    """Steps after which a launch reports, evaluates and ends, as configured.
 
-    evaluation_distance: in steps; None: it evaluates at its end alone. first_evaluation: there is none before this
-    step, but the last. evaluates_train: whether it evaluates the training split, too.
+    evaluation_distance: in steps; None: evaluate only at the end. first_evaluation: no evaluation comes before this
+    step, except at the end. evaluates_train: whether the training split is evaluated, too.
     """
 
     total_steps: int
@@ -119,8 +119,8 @@ class RunSchedule(Struct, kw_only=True):
 class RunManifest(Provenance, kw_only=True):
     """Provenance of a run: its newest launch, and the `earlier` ones, whose own lists are empty.
 
-    began: when the launch began, UTC, as ISO 8601 writes it. pipeline, schedule: None of a run that was built and not
-    trained.
+    began: when the launch began, in UTC and ISO 8601. pipeline, schedule: None for a run that was built and not
+        trained.
     """
 
     dataset: Dataset
@@ -143,7 +143,7 @@ class RunManifest(Provenance, kw_only=True):
 
     @property
     def launches(self) -> "list[RunManifest]":
-        """The manifests of all launches, the newest last."""
+        """Manifests of all launches, the newest last."""
         return [*self.earlier, self]
 
 
@@ -157,7 +157,7 @@ class Parameters(OpenDocument, kw_only=True):
 
 
 class TrainFigures(OpenDocument, kw_only=True):
-    """Means over the last steps; None where not computed. skipped_steps: of the whole run."""
+    """Means over the last steps; None if not computed. skipped_steps: of the whole run."""
 
     loss: Number | None
     logloss: Number | None
@@ -182,7 +182,7 @@ class Digests(OpenDocument, kw_only=True):
 
 
 class Covered(Struct, kw_only=True):
-    """The steps, seconds or launches that a group of figures is of."""
+    """The steps, seconds or launches that a group of figures covers."""
 
     steps: int | UnsetType = UNSET
     seconds: Number | UnsetType = UNSET
@@ -190,10 +190,10 @@ class Covered(Struct, kw_only=True):
 
 
 class TableFigures(Struct, kw_only=True):
-    """A table after training, of `rows` of its rows: all, or of a large one a sample; norms are 2-norms of rows.
+    """A table after training: figures over `rows` of its rows (a sample of a large table); norms are rows' 2-norms.
 
-    rows_touched: rows whose values differ from their initial ones; None where others than looked-up rows change, or the
-    run starts from another's checkpoint.
+    rows_touched: rows that differ from their initial values; None if rows change without being looked up, or if the run
+    started from another run's checkpoint.
     """
 
     rows: int
@@ -203,11 +203,12 @@ class TableFigures(Struct, kw_only=True):
 
 
 class Summary(OpenDocument, kw_only=True):
-    """A run's final figures; what was not measured is None.
+    """A run's final figures; figures that were not measured are None.
 
-    eval: the evaluation of the model that is served, which is of the best checkpoint where the run keeps one; last: the
-    newest evaluation. events: of each kind in metrics.jsonl.
-    baselines: what the extension of this name has computed; no_baselines: why there are none, if they were wanted.
+    eval: evaluation of the served model, which is the best checkpoint's if the run keeps one; last: the newest
+        evaluation.
+    events: number of each kind in metrics.jsonl. baselines: figures that the extension of this name has computed;
+    no_baselines: why there are none, if they were wanted.
     """
 
     status: str

@@ -1,4 +1,4 @@
-"""Progress while training: a bar on a terminal, a line from time to time elsewhere; rank 0 only."""
+"""Progress of training on rank 0: a bar on a terminal, otherwise a line from time to time."""
 
 import logging
 import os
@@ -14,15 +14,15 @@ from app.metrics.documents import EvaluationFigures, TrainEvent
 
 log = logging.getLogger("clickwork")
 
-FIRST_SECONDS, QUIET_SECONDS = 5.0, 20.0  # to the first line, and between lines, without a terminal
+FIRST_SECONDS, QUIET_SECONDS = 5.0, 20.0  # before the first line, and between lines, without a terminal
 BAR = "{desc}{percentage:3.0f}%|{bar}| step {n_fmt}/{total_fmt} [{elapsed}<{remaining}]{postfix}"
 
 
 def _columns_but_those_of_a_key(stream: Any) -> tuple[int, int]:
-    """A terminal's columns and lines; a bar of its whole width would be broken by the ^C that the terminal shows."""
+    """Return a terminal's columns and lines; fewer columns, as its own ^C would break a bar of full width."""
     try:
         columns, lines = os.get_terminal_size(stream.fileno())
-    except OSError:  # it was closed
+    except OSError:  # the terminal was closed
         columns, lines = shutil.get_terminal_size()
     return columns - len("^C") - 1, lines
 
@@ -31,9 +31,9 @@ class ProgressDisplay:
     """Shows steps done, loss, global samples/s and the time left."""
 
     def __init__(self, total_steps: int, visible: bool, all_windows: bool = False, may_end_early: bool = False) -> None:
-        """all_windows: a line for each window of steps (train.print_windows).
+        """all_windows: print a line for each window of steps (train.print_windows).
 
-        may_end_early: whether the run may end before its last step: what is left is said as "at most".
+        may_end_early: whether the run may end before its last step; the display then says "at most".
         """
         self._all_windows, self._at_most = all_windows, "at most " * may_end_early
         self._bar: Any = None
@@ -51,7 +51,7 @@ class ProgressDisplay:
             self._bar.dynamic_ncols = _columns_but_those_of_a_key
 
     def update(self, event: TrainEvent, evaluation: EvaluationFigures | None) -> None:
-        """Show the state after a window's event: its loss and accuracy, global rate, share of waiting for input.
+        """Show the state after a window's event: loss and accuracy, global rate, share of time waiting for input.
 
         evaluation: the last one.
         """
@@ -76,7 +76,7 @@ class ProgressDisplay:
             )
 
     def _bar_format(self) -> str:
-        """The bar; its share of all steps is left out where the run may end before."""
+        """Return the bar's format, without the share of all steps if the run may end early."""
         if not self._at_most:
             return BAR
         return BAR.replace("{percentage:3.0f}%", "").replace("/{total_fmt}", " of at most {total_fmt}")

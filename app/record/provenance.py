@@ -31,7 +31,7 @@ PACKAGES = (
     "omegaconf",
     "torchmetrics",
 )
-FBGEMM_COMMIT = "fbgemm commit"  # beside the versions: of a build from source the version is only a date
+FBGEMM_COMMIT = "fbgemm commit"  # listed with the versions; the version of a build from source is only a date
 ENVIRONMENT_PREFIXES = (
     "OMP_",
     "GOMP_",
@@ -57,9 +57,9 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 def describe_run(variables: Collection[str] = ()) -> Provenance:
-    """The part of a run's manifest that this machine and checkout determine, without secrets.
+    """Return the part of a run's manifest that this machine and checkout determine, without secrets.
 
-    variables: names in the environment that matter besides those of the libraries, as a profile sets them.
+    variables: environment variables that matter besides the libraries', such as those that a profile sets.
     """
     environment = {
         name: value
@@ -84,12 +84,12 @@ def describe_run(variables: Collection[str] = ()) -> Provenance:
 
 
 def host_peak_bytes() -> int:
-    """Largest resident set of this process so far."""
+    """Return the largest resident set of this process so far, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def parameters_digest(parameters: Iterable[NDArray[np.float32]]) -> str:
-    """SHA-256 over the bytes of arrays, in their order."""
+    """Return the SHA-256 over the bytes of arrays, in their order."""
     sha256 = hashlib.sha256()
     for values in parameters:
         sha256.update(np.ascontiguousarray(values).data)
@@ -97,10 +97,11 @@ def parameters_digest(parameters: Iterable[NDArray[np.float32]]) -> str:
 
 
 def code() -> Mapping[str, str | None]:
-    """Digest of the sources; commit of the checkout and, where git is installed, a hash of what differs."""
+    """Return the sources' digest, the checkout's commit and, where git is installed, a hash of the differences."""
     digest = {"sources_sha256": sources.sources_digest()}
     commit = _git("rev-parse", "HEAD")
-    if commit is None or _git("rev-parse", "--show-prefix") != b"\n":  # installed somewhere inside another repository
+    # Without its own repository, the code may be installed somewhere inside another one.
+    if commit is None or _git("rev-parse", "--show-prefix") != b"\n":
         without_git = _commit_without_git() if shutil.which("git") is None else None
         git_sha = os.environ.get("CLICKWORK_GIT_SHA") or without_git
         return {"git_sha": git_sha, "dirty_diff_sha256": None, **digest}
@@ -112,12 +113,12 @@ def code() -> Mapping[str, str | None]:
 
 
 def _commit_without_git() -> str | None:
-    """The commit of a checkout in a container that lacks git; what differs from it is in the digest of the sources."""
+    """Return the commit of a checkout in a container that lacks git; the sources' digest covers differences from it."""
     directory = REPOSITORY / ".git"
     try:
         head = (directory / "HEAD").read_text().strip()
         name = head.removeprefix("ref: ")
-        if name == head:  # no branch
+        if name == head:  # a detached head
             return head
         if (directory / name).exists():
             return (directory / name).read_text().strip()
@@ -128,7 +129,7 @@ def _commit_without_git() -> str | None:
 
 
 def _differences() -> Iterator[bytes]:
-    """git's diff from the commit, then names and contents of untracked files that a run's result may depend on."""
+    """Yield git's diff from the commit, then names and contents of untracked files that may affect a run's result."""
     yield _git("diff", "HEAD") or b""
     for name in (_git("ls-files", "--others", "--exclude-standard", "-z") or b"").split(b"\0"):
         if name and _is_code(Path(os.fsdecode(name))):
@@ -142,7 +143,7 @@ def _is_code(path: Path) -> bool:
 
 
 def _content(path: Path) -> Iterator[bytes]:
-    """A file's bytes in chunks; a link's target; nothing of a file that is gone or not readable."""
+    """Yield a file's bytes in chunks, or a link's target; nothing for a file that is gone or not readable."""
     try:
         if path.is_symlink():
             yield os.fsencode(path.readlink())
@@ -168,7 +169,7 @@ def _git(*arguments: str) -> bytes | None:
 
 
 def versions() -> dict[str, str | None]:
-    """Releases of the packages that a run's result may depend on, and FBGEMM's commit; None of what is not known."""
+    """Return the releases of packages that may affect a run's result, and FBGEMM's commit; None where unknown."""
     releases: dict[str, str | None] = {}
     for package in PACKAGES:
         try:

@@ -1,4 +1,4 @@
-"""Reading a run's directory: names of its files, and their content."""
+"""Reading of a run's directory: the names of its files, and their content."""
 
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,9 +15,9 @@ CONFIG, MANIFEST, METRICS, SUMMARY = "config.yaml", "manifest.json", "metrics.js
 RESULTS, LOG, LOCK = "results.csv", "log.txt", ".lock"
 CURVES, STEP_TIMES = "curves.json", "step_times.json"
 OTHER_VERSION = "if another version of the tool wrote it, use that; else train the run again"
-RUNS = Path("runs")  # where runs are, if run.dir does not say otherwise
+RUNS = Path("runs")  # directory of runs, unless run.dir names another
 WITHOUT = "remove it, and the report does without"
-SAFE_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml, where PyYAML has it, takes a tenth of the time
+SAFE_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml, if PyYAML has it, takes a tenth of the time
 
 
 T = TypeVar("T")
@@ -31,7 +31,7 @@ class Outcome(msgspec.Struct):
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """The resolved configuration of a run.
+    """Return the resolved configuration of a run.
 
     Raises:
         UserError: the directory is not a run's.
@@ -58,10 +58,10 @@ def is_run(directory: Path) -> bool:
 
 
 def read_manifest(directory: Path) -> RunManifest:
-    """The manifest of a run.
+    """Return the manifest of a run.
 
     Raises:
-        UserError: the directory is not a run's, or a key is not as it should be.
+        UserError: the directory is not a run's, or a key is invalid.
     """
     if not is_run(directory):
         raise UserError(f"run={directory}: not a run's directory (no readable {MANIFEST})")
@@ -69,7 +69,7 @@ def read_manifest(directory: Path) -> RunManifest:
 
 
 def read_events(directory: Path) -> list[AnyEvent]:
-    """A run's events; the last line may be cut off by a kill, and is left out then.
+    """Return a run's events; leaves out a last line that a kill cut off.
 
     Raises:
         UserError: a line is not an event; names the line and the key.
@@ -91,22 +91,22 @@ def read_events(directory: Path) -> list[AnyEvent]:
 
 
 def read_evaluations(directory: Path, kind: str = "eval") -> list[EvaluationEvent]:
-    """A run's events of evaluations, of one kind. Raises UserError as `read_events` does."""
+    """Return a run's evaluation events of one kind. Raises UserError as `read_events` does."""
     events = read_events(directory)
     return [event for event in events if isinstance(event, EvaluationEvent) and event.event == kind]
 
 
 def read_summary(directory: Path) -> Summary | None:
-    """The summary of a run, or None if it has none yet.
+    """Return the summary of a run; None if it has none yet.
 
     Raises:
-        UserError: it is damaged; names the key.
+        UserError: the summary is damaged; names the key.
     """
     return _optional(directory / SUMMARY, Summary, "remove it, and the run counts as not finished")
 
 
 def read_outcome(directory: Path) -> Outcome | None:
-    """How a run ended, of any version's summary; None if it has none that can be read."""
+    """Return how a run ended, from a summary of any version; None if there is none that can be read."""
     try:
         return decode((directory / SUMMARY).read_bytes(), Outcome)
     except (OSError, ValueError):
@@ -114,12 +114,12 @@ def read_outcome(directory: Path) -> Outcome | None:
 
 
 def read_curves(directory: Path) -> Curves | None:
-    """The curves of a run's newest evaluation; None if there are none. Raises UserError if they are damaged."""
+    """Return the curves of a run's newest evaluation; None if there are none. Raises UserError for damaged ones."""
     return _optional(directory / CURVES, Curves, WITHOUT)
 
 
 def read_step_times(directory: Path) -> StepTimeHistogram | None:
-    """The histogram of a run's step times; None if there is none. Raises UserError if it is damaged."""
+    """Return the histogram of a run's step times; None if there is none. Raises UserError for a damaged one."""
     return _optional(directory / STEP_TIMES, StepTimeHistogram, WITHOUT)
 
 

@@ -1,7 +1,7 @@
 """Scores of a split that a run keeps, so that two models can be compared on the same rows.
 
-<run>/scores/SPLIT.logits.npy [rows] float32 and SPLIT.labels.npy [rows] bool, both in the order of the split's rows,
-and SPLIT.json, written last, which has the checksums of both.
+<run>/scores/SPLIT.logits.npy is [rows] float32 and SPLIT.labels.npy [rows] bool, both in the order of the split's rows.
+SPLIT.json is written last and has the checksums of both.
 """
 
 import hashlib
@@ -18,11 +18,11 @@ from common.errors import UserError
 from common.files import write_atomically
 
 SCORES = "scores"
-TEST = "test"  # the split that is compared where there are several
+TEST = "test"  # the split that is compared if there are several
 
 
 class ScoresFile(OpenDocument, kw_only=True):
-    """SPLIT.json. step: of the checkpoint that scored; dataset: digest of its manifest; SHA-256 of both arrays."""
+    """SPLIT.json. step: the checkpoint's that scored; dataset: digest of its manifest; SHA-256 of both arrays."""
 
     split: str
     rows: int
@@ -34,7 +34,7 @@ class ScoresFile(OpenDocument, kw_only=True):
 
 
 class Scores(NamedTuple):
-    """What was kept of a split: logits [rows] float32, labels [rows] bool, and the file about them."""
+    """Scores of a split: logits [rows] float32, labels [rows] bool, and the file about them."""
 
     about: ScoresFile
     logits: NDArray[np.float32]
@@ -44,7 +44,7 @@ class Scores(NamedTuple):
 def write_scores(
     directory: Path, split: str, step: int, dataset: str, logits: NDArray[np.float32], labels: NDArray[np.float32]
 ) -> Path:
-    """Write a run's scores of a split, [rows] each in the order of its rows; return the path of the file about them."""
+    """Write a run's scores of a split, [rows] in the order of its rows; return the path of the file about them."""
     folder = directory / SCORES
     sums = {}
     for name, values in (("logits", logits.astype(np.float32)), ("labels", labels > 0.5)):
@@ -65,16 +65,16 @@ def write_scores(
 
 
 def kept_splits(directory: Path) -> list[str]:
-    """The splits of which a run has scores, the test split first."""
+    """Return the splits for which a run has scores, the test split first."""
     return sorted((path.stem for path in (directory / SCORES).glob("*.json")), key=lambda name: (name != TEST, name))
 
 
 def read_scores(directory: Path, split: str) -> Scores:
-    """A run's scores of a split.
+    """Return a run's scores of a split.
 
     Raises:
         FileNotFoundError: there are none.
-        UserError: they are damaged.
+        UserError: the scores are damaged.
     """
     path = directory / SCORES / f"{split}.json"
     about = read_document(path, ScoresFile, f"remove it, and keep the scores of {split} again")
