@@ -1,4 +1,4 @@
-"""Applying the configured profile of environment variables."""
+"""Application of the configured profile of environment variables."""
 
 import logging
 import os
@@ -8,8 +8,8 @@ from app.config import EnvironmentConfig
 log = logging.getLogger("clickwork")
 
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-SET_BY_LAUNCHER = "CLICKWORK_SET_BY_LAUNCHER"  # names of the variables that app.launch has set, which a profile may set
-OF_NETWORKS = ("NCCL_", "RCCL_", "GLOO_")  # beginnings of names that one process has no use for
+SET_BY_LAUNCHER = "CLICKWORK_SET_BY_LAUNCHER"  # names of variables that app.launch has set; a profile may replace them
+OF_NETWORKS = ("NCCL_", "RCCL_", "GLOO_")  # beginnings of names that a single process has no use for
 
 
 def apply(config: EnvironmentConfig, with_networks: bool = True) -> list[str]:
@@ -19,7 +19,7 @@ def apply(config: EnvironmentConfig, with_networks: bool = True) -> list[str]:
 
     Args:
         config: the profile.
-        with_networks: whether to set those of networks too, which are of the machines that a run was trained on.
+        with_networks: whether to set networks' variables too, which fit the machines that a run was trained on.
     """
     lines, replaced = [], os.environ.get(SET_BY_LAUNCHER, "").split()
     for name, value in config.variables.items():

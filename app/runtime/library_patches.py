@@ -1,6 +1,6 @@
-"""What this program changes inside TorchRec and FBGEMM: every such change, with the fault and the releases it is for.
+"""Changes that this program makes inside TorchRec and FBGEMM, each with the fault and the releases that it is for.
 
-They reach into what is not public, so they are refused with releases that they were not tried with.
+The changes reach into internal parts, so releases with which they were not tried are refused.
 """
 
 import re
@@ -18,16 +18,16 @@ from common.errors import UserError
 # Oldest and newest release of each; FBGEMM 1.X belongs to torch 2.(X + 5).
 TRIED = {"torch": ((2, 10), (2, 14)), "torchrec": ((1, 4), (1, 9))}
 RELEASE = re.compile(r"(\d+)\.(\d+)")
-FIRST_YEAR = 2000  # AMD's images number their own builds by year and month: they are of the torch beside them
+FIRST_YEAR = 2000  # AMD's images number their own builds by year and month; they belong to the torch beside them
 
 _permutation_of_received_ids = dist_data._get_recat
 
 
 def apply() -> None:
-    """Change what concerns every model of this process; again, it has no effect.
+    """Apply the changes that concern every model of this process; a second call changes nothing.
 
     Raises:
-        UserError: torch or TorchRec is of a release that the changes were not tried with.
+        UserError: the changes were not tried with this release of torch or TorchRec.
     """
     for name in TRIED:
         require_tried(name, str(sys.modules[name].__version__))
@@ -35,7 +35,7 @@ def apply() -> None:
 
 
 def require_tried(name: str, version: str) -> None:
-    """Raises UserError if the changes were not tried with this version of torch or TorchRec."""
+    """Raise UserError if the changes were not tried with this version of torch or TorchRec."""
     oldest, newest = TRIED[name]
     release = RELEASE.match(version)
     numbers = (int(release[1]), int(release[2])) if release is not None else (0, 0)
@@ -49,10 +49,10 @@ def require_tried(name: str, version: str) -> None:
 
 
 def _permutation_if_used(local_split: int, num_splits: int, *settings: Any, **keywords: Any) -> torch.Tensor | None:
-    """None for a process alone, which receives nothing.
+    """Return TorchRec's permutation of received ids; None for a single process, which receives nothing.
 
-    TorchRec (1.4 to 1.9, KJTAllToAll; no issue known) makes a permutation that changes nothing, copies it to the GPU at
-    each step and waits for it.
+    Otherwise TorchRec (1.4 to 1.9, KJTAllToAll; no issue known) makes a permutation that changes nothing, copies it to
+    the GPU at each step and waits for it.
     """
     return None if num_splits == 1 else _permutation_of_received_ids(local_split, num_splits, *settings, **keywords)
 
@@ -60,9 +60,9 @@ def _permutation_if_used(local_split: int, num_splits: int, *settings: Any, **ke
 def count_empty_shards(lookup: nn.Module) -> None:
     """Let FBGEMM's CPU kernels find a row, which no id asks for, wherever a lookup has none of a table's.
 
-    They take equal neighbours in `hash_size_cumsum` for one table of several features and train it as wide as the
-    empty one; they seek the rows of a last, empty table beyond the end; and they leave tables without any weight to
-    the GPU's. (FBGEMM 1.5 to 1.8, no issue known: embedding_forward_split_cpu.cpp,
+    These kernels take equal neighbours in `hash_size_cumsum` for one table of several features, and train that table as
+    wide as the empty one. They look for the rows of a last, empty table beyond the end. And they pass tables without
+    any weight on to the GPU kernels. (FBGEMM 1.5 to 1.8, no issue known: embedding_forward_split_cpu.cpp,
     embedding_backward_split_cpu_template.cpp, split_embedding_codegen_lookup_invoker.template.) Stored and saved values
     and the check of ids do not change. GPU kernels look at a table only for an id of it, so theirs stay as they are.
     """

@@ -11,12 +11,12 @@ from typing import NamedTuple
 from common.errors import UserError
 
 SIOCGIFADDR = 0x8915  # <linux/sockios.h>: an interface's IPv4 address
-ANYWHERE = "198.51.100.1"  # of a network for documentation (RFC 5737): the route to it is the default one
-RESOLVE_SECONDS = 60.0  # names of pods and of new machines may come late
+ANYWHERE = "198.51.100.1"  # in a documentation network (RFC 5737): its route is the default route
+RESOLVE_SECONDS = 60.0  # names of pods and new machines may appear late
 
 
 class Way(NamedTuple):
-    """How to reach an endpoint: its address, this machine's own address on the way, and the interface of that."""
+    """Route to an endpoint: the endpoint's address, this machine's own address towards it, and that one's interface."""
 
     endpoint: str
     address: str
@@ -29,9 +29,9 @@ class Way(NamedTuple):
 
 
 def way_to(host: str) -> Way:
-    """The way to a host; where its name means loopback on this machine, the address by which others reach it.
+    """Return the route to a host; if its name means loopback here, the address by which others reach this machine.
 
-    No packet is sent: a UDP socket that is connected has the address of its route.
+    No packet is sent: a connected UDP socket has the address of its route.
 
     Raises:
         UserError: the name does not resolve, or there is no route.
@@ -47,23 +47,23 @@ def way_to(host: str) -> Way:
 
 
 def interfaces() -> dict[str, str]:
-    """Names of this machine's interfaces by their IPv4 addresses, loopback last."""
+    """Return the names of this machine's interfaces by their IPv4 addresses, loopback last."""
     names: dict[str, str] = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):  # it has none
+            with contextlib.suppress(OSError):  # the interface has no address
                 answer = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
                 names[socket.inet_ntoa(answer[20:24])] = name
     return dict(sorted(names.items(), key=lambda item: is_loopback(item[0])))
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address is of this machine alone."""
+    """Return whether an address is valid on this machine only."""
     return ip_address(address.partition("%")[0]).is_loopback
 
 
 def _resolved(host: str) -> str:
-    """An address of a host, IPv4 if it has one."""
+    """Return an address of a host, IPv4 if it has one."""
     until = time.monotonic() + RESOLVE_SECONDS
     while True:
         try:
@@ -80,7 +80,7 @@ def _resolved(host: str) -> str:
 
 
 def _own_address(endpoint: str) -> str | None:
-    """This machine's address on the route to an address; None if there is no route."""
+    """Return this machine's address on the route to an address; None if there is no route."""
     family = socket.AF_INET6 if ":" in endpoint else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:

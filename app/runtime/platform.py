@@ -1,4 +1,4 @@
-"""Platform, threads, process group, seeds, and values that all processes agree on."""
+"""Platform, threads, process group and seeds of a process, and values on which all processes agree."""
 
 import atexit
 import ctypes
@@ -45,7 +45,7 @@ PROBED_ROWS = 256
 
 
 class _Outcome(Struct):
-    """What an action on rank 0 returned, or else the exit status with which it ended."""
+    """The value that an action on rank 0 returned, or the exit status with which it ended."""
 
     value: str | UnsetType | None = UNSET
     status: int | str | None = None
@@ -65,18 +65,18 @@ class Runtime:
     calls: Iterator[int] = field(default_factory=itertools.count)
 
     def highest(self, value: float) -> float:
-        """The highest of all processes' values, on all of them."""
+        """Return the highest of all processes' values, on all of them."""
         return max(float(values[0]) for values in self.gather(np.array([value])))
 
     def mean(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Mean over processes of arrays of one shape, summed in order of rank: it does not depend on the network."""
+        """Return the mean over processes of arrays of one shape; sums in order of rank, whatever the network does."""
         total = np.zeros(values.shape, np.float64)
         for of_rank in self.gather(values):
             total += of_rank
         return (total / self.world_size).astype(np.float32)
 
     def gather(self, values: NDArray[ScalarT]) -> list[NDArray[ScalarT]]:
-        """Every process's array, in order of rank; all of one shape and dtype."""
+        """Return every process's array, in order of rank; all have one shape and dtype."""
         if self.world_size == 1:
             return [values]
         local_tensor = torch.from_numpy(np.require(values, requirements=["C", "W"]))
@@ -85,20 +85,20 @@ class Runtime:
         return [tensor.numpy() for tensor in tensors]
 
     def gather_objects(self, value: Any) -> list[Any]:
-        """Every process's value, which pickle can carry, in order of rank."""
+        """Return every process's value, which pickle must be able to carry, in order of rank."""
         values = [value] * self.world_size
         if self.world_size > 1:
             dist.all_gather_object(values, value)
         return values
 
     def total(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Sum over processes of arrays of one shape; of integers, so that the order of addition makes no difference."""
+        """Return the sum over processes of arrays of one shape; the order of adding integers does not matter."""
         if self.world_size > 1:
             dist.all_reduce(torch.from_numpy(values))
         return values
 
     def join(self, values: Tensor) -> Tensor:
-        """Every process's tensor [n, ...], n of its own, joined in order of rank on all processes."""
+        """Return every process's tensor [n, ...] (n may differ), joined in order of rank on all processes."""
         if self.world_size == 1:
             return values
         counts = [int(count[0]) for count in self.gather(np.array([len(values)]))]
@@ -109,7 +109,7 @@ class Runtime:
         return torch.cat([part[:count] for part, count in zip(gathered, counts, strict=True)])
 
     def to_rank_0(self, values: NDArray[ScalarT]) -> NDArray[ScalarT]:
-        """Every process's values [n], n of its own, joined in order of rank on rank 0; no values elsewhere."""
+        """Return every process's values [n] (n may differ), joined in order of rank on rank 0; empty elsewhere."""
         counts = [int(count[0]) for count in self.gather(np.array([len(values)]))]
         if self.world_size == 1:
             return values
@@ -125,10 +125,10 @@ class Runtime:
         return joined
 
     def on_rank_0(self, action: Callable[[], JsonT]) -> JsonT:
-        """Run `action` on rank 0, however long it takes, and return its result (a string or None) on all.
+        """Run `action` on rank 0, however long it takes, and return its result (a string or None) on all ranks.
 
         Raises:
-            UserError, SystemExit, Interrupted: what the action raised, on rank 0.
+            UserError, SystemExit, Interrupted: on rank 0, what the action raised.
             SystemExit: on the other ranks in that case, without a message.
         """
         key = f"on_rank_0/{next(self.calls)}"
@@ -143,7 +143,8 @@ class Runtime:
             self.store.set(key, encode(_Outcome(value=value)))
             return value
         pause = 0.01
-        while not self.store.check([key]):  # not its wait(), which no signal ends
+        # Poll, since no signal would end the store's wait().
+        while not self.store.check([key]):
             time.sleep(pause)
             pause = min(2 * pause, 0.5)
         outcome = decode(self.store.get(key), _Outcome)
@@ -162,7 +163,7 @@ class Runtime:
             pause = min(2 * pause, 0.5)
 
     def _wait_until_heard(self, key: str) -> None:
-        """Let the others read an outcome where the store ends with this process: it is not torchrun's then."""
+        """Let the others read an outcome before a store that is not torchrun's ends with this process."""
         until = time.monotonic() + REFUSAL_SECONDS
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
             while self.store.add(f"{key}/heard", 0) < self.world_size - 1 and time.monotonic() < until:
@@ -173,8 +174,8 @@ def start(config: RuntimeConfig, seed: int, deterministic: bool | str) -> Runtim
     """Join the process group that torchrun describes, or make one of a single process; seed all generators.
 
     Raises:
-        UserError: an unavailable platform, a precision that it lacks, an incomplete set of launcher variables, or a
-            release of torch or TorchRec that is not supported.
+        UserError: the platform is unavailable or lacks the precision, launcher variables are incomplete, or this
+            release of torch or TorchRec is not supported.
     """
     launched = _launched()
     os.environ.setdefault("LOCAL_WORLD_SIZE", "1")  # TorchRec reads it too
@@ -197,7 +198,7 @@ def start(config: RuntimeConfig, seed: int, deterministic: bool | str) -> Runtim
 
 
 def start_within(config: RuntimeConfig, seed: int, deterministic: bool | str) -> Runtime:
-    """Do what `start` does in a process that is not a command's: a process group that is there stays, and is used.
+    """Do what `start` does in a process that is not a command's; use and keep a process group that exists.
 
     Raises:
         UserError: as `start`, or the process is one of several.
@@ -215,7 +216,8 @@ def _set_up(
     config: RuntimeConfig, seed: int, deterministic: bool | str, launched: bool, local_world_size: int
 ) -> tuple[Platform, torch.device, int]:
     """Set this process's platform, arithmetic, threads and seed; return the platform, device and number of threads."""
-    from app.runtime import library_patches  # imports TorchRec and FBGEMM, which doctor has to do without
+    # Imported lazily: this imports TorchRec and FBGEMM, without which doctor must work.
+    from app.runtime import library_patches
 
     quieten_third_parties()
     library_patches.apply()
@@ -238,21 +240,21 @@ def _set_up(
 
 
 def set_arithmetic(config: RuntimeConfig, platform: Platform, num_threads: int, deterministic: bool | str) -> None:
-    """Set torch's settings that decide bits."""
+    """Set those of torch's settings that decide bits."""
     torch.set_num_threads(num_threads)
     torch.set_float32_matmul_precision("high" if config.precision is Precision.tf32 else "highest")
     torch.use_deterministic_algorithms(bool(deterministic) or platform is Platform.cpu)
 
 
 def require_strict_products(num_threads: int) -> None:
-    """Raises UserError if products depend on the number of threads, as MKL's do outside its strict mode.
+    """Raise UserError if products depend on the number of threads, as MKL's do outside its strict mode.
 
-    `app` sets MKL_CBWR, which MKL reads at its first product: too late where torchrec was imported before.
+    `app` sets MKL_CBWR, which MKL reads at its first product. That is too late if torchrec was imported before.
     """
     setting = f"train.deterministic={LAYOUT}"
     try:
         mode = ctypes.CDLL(str(Path(torch.__file__).parent / "lib/libtorch_cpu.so")).mkl_serv_cbwr_get(ALL_MODES)
-    except (OSError, AttributeError):  # torch multiplies by another library
+    except (OSError, AttributeError):  # torch uses another library for products
         mode = STRICT_MODE
     if mode & STRICT_MODE == 0:
         raise UserError(
@@ -267,12 +269,12 @@ def require_strict_products(num_threads: int) -> None:
 
 
 def are_equal_on_threads(num_threads: int) -> bool:
-    """Return whether so many threads multiply layers of several widths with the bits of one; sets their number."""
+    """Return whether this many threads multiply layers of several widths with the bits of one; sets the number."""
     return all(map(torch.equal, _products(1), _products(num_threads)))
 
 
 def _products(num_threads: int) -> list[Tensor]:
-    """Return the outputs and gradients of layers of several widths, which MKL divides among threads if it may."""
+    """Return outputs and gradients of layers of several widths, which MKL divides among threads if it may."""
     torch.set_num_threads(num_threads)
     results = []
     for num_in, num_out in itertools.product(*PROBED_WIDTHS):
@@ -287,7 +289,7 @@ def _products(num_threads: int) -> list[Tensor]:
 
 
 def check_precision(precision: Precision | None, platform: Platform) -> None:
-    """Warn of a precision that takes this processor longer.
+    """Warn of a precision that is slower than fp32 on this processor.
 
     Raises:
         UserError: the platform does not support it.
@@ -304,7 +306,7 @@ def check_precision(precision: Precision | None, platform: Platform) -> None:
 
 
 def stop(failed: bool = False) -> None:
-    """Leave the process group; after a failure without waiting for GPU collectives, which peers may never join."""
+    """Leave the process group; after a failure, do not wait for GPU collectives, which peers may never join."""
     if not dist.is_initialized():
         return
     if failed and dist.get_world_size() > 1 and "nccl" in dist.get_backend_config():
@@ -323,10 +325,10 @@ def _launched() -> bool:
 
 
 def _this_generation(store: dist.Store, rank: int, world_size: int, timeout: datetime.timedelta) -> dist.Store:
-    """A namespace of the store that only the processes of this start use.
+    """Return a namespace of the store that only the processes of this start use.
 
-    torchrun restarts a job with the store of the processes that were lost, which holds their addresses: gloo would try
-    to reach them. So rank 0 draws a name, and answers each process's request for it until all have confirmed.
+    torchrun restarts a job with the store of the lost processes, which holds their addresses; gloo would try to reach
+    them. So rank 0 draws a name, and answers each process's request for it until all have confirmed.
 
     Raises:
         RuntimeError: not all processes joined within the timeout.
@@ -363,7 +365,7 @@ def _wait(until: float, rank: int, meeting: dist.Store) -> None:
 
 
 def _default_threads(launched: bool, local_world_size: int) -> int:
-    """The user's OMP_NUM_THREADS (torchrun sets it to 1 by itself), else an equal share of the cores."""
+    """Return the user's OMP_NUM_THREADS (a 1 may be torchrun's own), else an equal share of the cores."""
     variable = os.environ.get("OMP_NUM_THREADS", "")
     if variable.isdigit() and (int(variable) > 1 or (int(variable) == 1 and not launched)):
         return int(variable)
@@ -371,10 +373,10 @@ def _default_threads(launched: bool, local_world_size: int) -> int:
 
 
 def available_platform(platform: Platform) -> Platform:
-    """The platform that `auto` stands for here, or the one given.
+    """Return the platform that `auto` means here, or the given one.
 
     Raises:
-        UserError: this machine, or the releases installed, lack the platform.
+        UserError: this machine, or the installed releases, lack the platform.
     """
     if platform is Platform.cpu:
         return platform
@@ -410,11 +412,12 @@ def quieten_third_parties() -> None:
     warnings.filterwarnings("ignore", message=".*broadcast_buffers.*")
     # TorchRec 1.4 asks torch for its group's device in a way that torch 2.10 deprecates.
     warnings.filterwarnings("ignore", category=UserWarning, module="torchrec.distributed.types")
-    # Of data-parallel tables; that their gradients are right is tested (tests/app/optimizer/test_optimizer.py).
+    # About data-parallel tables; tests show that their gradients are right (tests/app/optimizer/test_optimizer.py).
     warnings.filterwarnings("ignore", message="fbgemm::dense_embedding_codegen_lookup_function")
-    # FBGEMM's, of data-parallel tables on CPU; that their gradients are right is tested against plain torch.
+    # FBGEMM's, about data-parallel tables on CPU; a test against plain torch shows that their gradients are right.
     warnings.filterwarnings("ignore", message=".*dense_embedding_codegen_lookup_function.*")
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
     logging.getLogger("torchrec").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", module="torch.distributed.checkpoint")  # of its own deprecated storage calls
-    logging.getLogger("torch.distributed.checkpoint").setLevel(logging.CRITICAL)  # reported in one line here
+    warnings.filterwarnings("ignore", module="torch.distributed.checkpoint")  # about its own deprecated storage calls
+    # This program reports failures in one line.
+    logging.getLogger("torch.distributed.checkpoint").setLevel(logging.CRITICAL)

@@ -18,7 +18,7 @@ from common.redact import RedactingFormatter
 from common.signals import erased, is_launched
 
 log = logging.getLogger("clickwork")
-# How gloo, NCCL, RCCL and torch's store report that a peer is gone.
+# Phrases by which gloo, NCCL, RCCL and torch's store report that a peer is gone.
 _LOST = re.compile(
     r"connection closed by peer|connection reset by peer|connection (?:was )?(?:likely )?closed|broken pipe|"
     r"socket closed|timed out waiting|application timeout|wait timeout|remote process exited|socket timeout|"
@@ -29,9 +29,9 @@ _LOST = re.compile(
 
 
 class FailureAdvice(NamedTuple):
-    """Advice for a command that ran out of memory, and for one that lost a process.
+    """Advice for a command that runs out of memory, and for one that loses a process.
 
-    resumption: whether a checkpoint is there to resume from, and what the same command does, for the end of a line.
+    resumption: returns whether a checkpoint exists to resume from, and, to end a line, what the same command would do.
     """
 
     less_memory: str
@@ -47,7 +47,7 @@ NO_MEMORY = ("not enough memory", "Cannot allocate memory", "can't allocate memo
 
 @contextlib.contextmanager
 def reporting_failures(rank: int, timeout_minutes: float, advice: FailureAdvice) -> Iterator[None]:
-    """Report in one line what fails outside this program: lack of memory, or the loss of another process of the job.
+    """Report failures from outside this program in one line: lack of memory, or the loss of another process.
 
     Raises:
         OwnError: there was not enough memory.
@@ -74,12 +74,12 @@ def reporting_failures(rank: int, timeout_minutes: float, advice: FailureAdvice)
 
 @contextlib.contextmanager
 def joined(config: AppConfig, advice: FailureAdvice) -> Iterator[Runtime]:
-    """Context in which the process group exists: rank 0 logs, and a lost peer is reported in one line.
+    """Context with a process group: rank 0 logs, and a lost peer is reported in one line.
 
     The configuration's environment is applied first: a run's commands compute as its training did.
 
     Raises:
-        UserError: as app.runtime.platform.start, or memory is not enough.
+        UserError: as `app.runtime.platform.start`, or there is not enough memory.
         LostPeerError: another process is gone.
     """
     settings = environment.apply(config.environment, with_networks=advice is not READING or is_launched())

@@ -8,9 +8,10 @@ from numpy.typing import NDArray
 
 
 def capture(device: torch.device) -> dict[str, NDArray[np.uint8]]:
-    """Each generator's state as bytes [n]; n is the same on every process."""
+    """Return each generator's state as bytes [n]; n is the same on every process."""
     _, words, gauss = random.getstate()
-    _, keys, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002  # the global one, which libraries use
+    # The global generator is the one that libraries use.
+    _, keys, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002
     states = {
         "rng_torch": torch.get_rng_state().numpy(),
         "rng_python": _bytes(np.array(words, np.uint32), np.array([np.nan if gauss is None else gauss])),
@@ -22,7 +23,7 @@ def capture(device: torch.device) -> dict[str, NDArray[np.uint8]]:
 
 
 def restore(states: dict[str, NDArray[np.uint8]], device: torch.device) -> None:
-    """Set each generator to a captured state; the device's stays as it is if another kind of device was captured."""
+    """Set each generator to a captured state; keep the device's if the captured device was of another kind."""
     torch.set_rng_state(torch.from_numpy(states["rng_torch"]))
     words, (gauss,) = _words(states["rng_python"])
     random.setstate((3, tuple(map(int, words)), None if np.isnan(gauss) else float(gauss)))
