@@ -1,1 +1,1 @@
-"""What a person sees of runs: an HTML report of one, or several side by side."""
+"""Pages about runs for people: an HTML report of one run, or several runs side by side."""

@@ -25,7 +25,7 @@ from common.errors import UserError
 
 
 def main(config: ReportConfig) -> int:
-    """Write what is asked for and print where it is; return the exit status."""
+    """Write the requested report and print its path; return the exit status."""
     logging.basicConfig(format="%(message)s")
     require_place("out", config.out)
     directories = [Path(run) for run in config.runs]

@@ -42,5 +42,5 @@ class ReportAddition(NamedTuple):
 
 
 def additions(run: RunFiles) -> list[Additions]:
-    """Returns the additions of all extensions to the report of a run."""
+    """Return the additions of all extensions to the report of a run."""
     return [row.of_run(run) for row in rows_of_extensions(ReportAddition)]

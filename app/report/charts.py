@@ -1,4 +1,4 @@
-"""The charts of one run: what report.js draws, as numbers; a screen reader gets them as text and table."""
+"""The charts of one run: report.js draws them from numbers; a screen reader gets them as text and table."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -14,16 +14,16 @@ from common.documents import Json
 
 MAX_POINTS = 2000
 MIB = 2**20
-OUTLIER = 3.0  # times the others: beyond, a value would flatten a chart
+OUTLIER = 3.0  # a value beyond this many times the others would flatten a chart
 
 
 def thin_line(
     x: Sequence[float], y: Sequence[float | None], max_points: int = MAX_POINTS
 ) -> tuple[list[float], list[float | None]]:
-    """At most `max_points` points of a long line: the minimum and maximum of each stretch of equally many points.
+    """Return at most `max_points` points of a line: the minimum and maximum of each stretch of equally many points.
 
-    Peaks stay, unlike with every k-th point or with means, and points stay at their own x. The first and the last
-    point stay. None (not measured) is left out of a line that is thinned.
+    Peaks stay, unlike with every k-th point or with means, and points keep their x. The first and the last point stay.
+    A thinned line leaves out None (not measured).
     """
     if len(x) <= max_points:
         return list(x), list(y)
@@ -41,7 +41,7 @@ def thin_line(
 
 @dataclass
 class Series:
-    """One line; color: number in the palette of report.css.
+    """One line; color: its number in the palette of report.css.
 
     kind: line, points, dots (not joined), bars or reference (dashed).
     """
@@ -55,11 +55,11 @@ class Series:
 
 @dataclass
 class Chart:
-    """One picture. `steps`: x is the step, and the cursor moves with the other charts of steps.
+    """One picture. `steps`: x is the step, and the cursor moves in all charts of steps together.
 
     `band`: names of the two series between which the chart is filled. `note`: an explanation for the reader.
     `from_zero`: the vertical axis begins at 0, so that lengths compare. `limits`: the lowest and highest value on the
-    vertical axis, if single ones beyond them would flatten all others. `absent`: why nothing was measured.
+    vertical axis, set if a few values beyond them would flatten the others. `absent`: why nothing was measured.
     """
 
     key: str
@@ -76,9 +76,10 @@ class Chart:
     absent: str = ""
 
     def cut_outliers(self) -> None:
-        """End the vertical axis before values that are several times all but a twentieth, and say so in the note.
+        """End the vertical axis before values that are several times the usual ones, and say so in the note.
 
-        Of each line; one of up to three values counts whole, as do references.
+        The usual ones are all but the largest twentieth of each line; all values of references and of lines of up to
+        three.
         """
         usual, all_points = [], []
         for series in self.series:
@@ -104,13 +105,13 @@ class Chart:
         return any(series.x for series in self.series if series.kind != "reference")
 
     def describe(self) -> str:
-        """The chart in words."""
+        """Describe the chart in words."""
         return f"{self.title}. " + " ".join(
             f"{series.name}: {_course(series)}." for series in self.series if series.x and series.kind != "reference"
         )
 
     def plain(self) -> Json:
-        """The form that report.js reads, rounded to six digits."""
+        """Return the form that report.js reads, rounded to six digits."""
         content = asdict(self)
         for series in content["series"]:
             series["x"] = [float(f"{value:.9g}") for value in series["x"]]
@@ -119,7 +120,7 @@ class Chart:
 
 
 def run_charts(run: RunFiles) -> list[Chart]:
-    """Every chart of a run, including those without data, which show that nothing was measured."""
+    """Return every chart of a run; a chart without data shows that nothing was measured."""
     return [*quality_charts(run), *course_charts(run), *evaluation_charts(run)]
 
 
@@ -135,7 +136,7 @@ _NUMBER_TITLES: tuple[tuple[str, str, str, str | None], ...] = tuple(
 
 
 def quality_charts(run: RunFiles) -> list[Chart]:
-    """BCE and accuracy of train and of the evaluated split, AUC and NE of the evaluations, gradient norms."""
+    """Return charts of BCE and accuracy (train and evaluated split), of AUC and NE, and of gradient norms."""
     split = str(run.evaluation.split or "evaluations")
     of_numbers = run.evaluation.main == RMSE
     constant = baseline(run.evaluation.figure(BASE_RATE))
@@ -190,7 +191,7 @@ def _gradient_norm(run: RunFiles) -> Chart:
 
 
 def course_charts(run: RunFiles) -> list[Chart]:
-    """Speed and resources over the run."""
+    """Return charts of speed and resources over the run."""
     rate = Chart("lr", "Learning rate", "step", "learning rate", [_of(run.windows, "lr", "learning rate", 0)])
     speed = Chart(
         "throughput",
@@ -231,7 +232,7 @@ def course_charts(run: RunFiles) -> list[Chart]:
 
 
 def evaluation_charts(run: RunFiles) -> list[Chart]:
-    """Calibration, scores by label, ROC, precision over recall, of the last evaluation; of numbers none."""
+    """Return calibration, scores by label, ROC and precision over recall of the last evaluation; none for numbers."""
     if run.evaluation.main == RMSE:
         return []
     curves, caption = run.curves, ""
@@ -249,7 +250,7 @@ def _of(
     scale: float = 1,
     kind: str = "line",
 ) -> Series:
-    """A figure over the steps, thinned if it is long."""
+    """Return a figure over the steps, thinned if it is long."""
     values = [(event.step, event.figure(key)) for event in events]
     points = [(step, value * scale) for step, value in values if value is not None]
     x, y = thin_line([step for step, _ in points], [value for _, value in points])
@@ -257,7 +258,7 @@ def _of(
 
 
 def thinned(run: RunFiles) -> str:
-    """A sentence about thinned lines, empty if none was thinned."""
+    """Return a sentence about thinned lines; empty if none was thinned."""
     longest = max(len(run.windows), len(run.evaluations))
     if longest <= MAX_POINTS:
         return ""
@@ -293,7 +294,7 @@ def _step_times(run: RunFiles) -> Chart:
 
 
 def _phases(run: RunFiles) -> Chart:
-    """Forward, backward, optimizer and the other phases that the run measured."""
+    """Chart forward, backward, optimizer and the other phases that the run measured."""
     chart = Chart(
         "phases",
         "Phases of a step",
@@ -376,14 +377,14 @@ def _pr(run: RunFiles, curves: Curves | None, caption: str) -> Chart:
 
 
 def wilson(share: float, samples: int, z: float = 1.96) -> tuple[float, float]:
-    """Wilson's 95% interval of a share (Wilson 1927)."""
+    """Return Wilson's 95% interval of a share (Wilson 1927)."""
     centre = (share + z * z / (2 * samples)) / (1 + z * z / samples)
     reach = z / (1 + z * z / samples) * np.sqrt(share * (1 - share) / samples + z * z / (4 * samples * samples))
     return float(centre - reach), float(centre + reach)
 
 
 def _course(series: Series) -> str:
-    """A line in words: where it begins and ends, its minimum and maximum."""
+    """Describe where a line begins and ends, and its minimum and maximum."""
     pairs: Sequence[tuple[float, float]] = [(x, y) for x, y in zip(series.x, series.y, strict=True) if y is not None]
     if not pairs:
         return "no values"

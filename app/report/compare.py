@@ -1,4 +1,4 @@
-"""Several runs side by side: configurations, speed, AUC over seeds, platforms against each other, scaling."""
+"""Comparisons of several runs: configurations, speed, AUC over seeds, platforms, scaling."""
 
 import json
 import math
@@ -30,7 +30,7 @@ BESIDE = (
     "eval.keep_scores",
     "environment.SLURM_JOB_ID",
 )
-MEASURED = ("checkpoint.keep_best",)  # of BESIDE's keys those that decide which model is evaluated
+MEASURED = ("checkpoint.keep_best",)  # keys of BESIDE that decide which model is evaluated
 # Keys of the manifest that describe how the run was made; `platform` and `world_size` select the comparison.
 MADE_BY = ("code", "image", "versions", "hardware", "environment")
 SIGNIFICANT = 0.05
@@ -42,7 +42,7 @@ PER_SIZE = ("world size", "train.global_batch_size", "threads", "runtime.num_thr
 
 @dataclass
 class RunGroup:
-    """Runs that differ in nothing but their seed."""
+    """Runs that differ only in their seed."""
 
     label: str
     runs: list[RunFiles]
@@ -54,11 +54,11 @@ class RunGroup:
 
 
 def facts(run: RunFiles) -> dict[str, str]:
-    """Everything that may differ between two runs, flat, as text."""
+    """Return everything that may differ between two runs, flat, as text."""
     manifest = run.manifest
     flat = dict(flat_facts("", run.config))
     dataset = manifest.dataset
-    digest = dataset.digest or dataset.published_tables or "none"  # of a run that was built without data
+    digest = dataset.digest or dataset.published_tables or "none"  # the run was built without data
     flat |= {
         "dataset digest": digest[:12],
         "world size": str(run.world_size),
@@ -73,7 +73,7 @@ def facts(run: RunFiles) -> dict[str, str]:
 
 
 def _start(run: RunFiles) -> str:
-    """Starting point of the first launch: initial values, or a step of another run's checkpoint."""
+    """Return where the first launch started: initial values, or a step of another run's checkpoint."""
     step = run.manifest.launches[0].from_step
     if not step:
         return "initial values"
@@ -82,7 +82,7 @@ def _start(run: RunFiles) -> str:
 
 
 def differences(runs: list[RunFiles]) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """Keys whose values are not the same in all runs, with every run's value; and the others with theirs."""
+    """Return keys whose values differ between runs, with every run's value; and the other keys with their value."""
     every = [facts(run) for run in runs]
     keys = sorted(key for key in set().union(*every) if not key.startswith("run."))
     values = {key: [entry.get(key, "–") for entry in every] for key in keys}
@@ -91,7 +91,7 @@ def differences(runs: list[RunFiles]) -> tuple[dict[str, list[str]], dict[str, s
 
 
 def identity(run: RunFiles, *without: str) -> str:
-    """The facts in which runs of one configuration agree, as text; `without` keys with these prefixes."""
+    """Return the facts in which runs of one configuration agree, as text; leaves out keys with `without` prefixes."""
     agreed = {
         key: value for key, value in facts(run).items() if key in MEASURED or not key.startswith((*BESIDE, *without))
     }
@@ -99,9 +99,9 @@ def identity(run: RunFiles, *without: str) -> str:
 
 
 def group(runs: list[RunFiles]) -> list[RunGroup]:
-    """The runs by configuration: that of the first run comes first. Members are sorted by seed and directory.
+    """Group the runs by configuration, the first run's first. Members are sorted by seed and directory.
 
-    What is computed from a group therefore does not depend on the order in which its runs were named.
+    So figures of a group do not depend on the order in which its runs were named.
     """
     by_identity: dict[str, list[RunFiles]] = {}
     for run in runs:
@@ -116,7 +116,7 @@ def _label(number: int) -> str:
 
 
 def flat_facts(prefix: str, content: object) -> list[tuple[str, str]]:
-    """The leaves of nested values by dotted key, as text; texts are as they are, the rest as JSON."""
+    """Return the leaves of nested values by dotted key, as text; strings stay as they are, others become JSON."""
     if isinstance(content, dict):
         return [pair for key, value in content.items() for pair in flat_facts(f"{prefix}{key}.", value)]
     return [(prefix.rstrip("."), content if isinstance(content, str) else json.dumps(content))]
@@ -124,7 +124,7 @@ def flat_facts(prefix: str, content: object) -> list[tuple[str, str]]:
 
 @dataclass
 class SpeedComparison:
-    """Two groups' speed; `over`: the units of the interval."""
+    """Two groups' speed; `over`: what the interval is computed over."""
 
     first: RunGroup
     second: RunGroup
@@ -134,25 +134,25 @@ class SpeedComparison:
 
 @dataclass
 class AucComparison:
-    """Two groups' AUC over seeds, or of labels that are numbers their RMSE."""
+    """Two groups' AUC over seeds, or their RMSE if labels are numbers."""
 
     first: RunGroup
     second: RunGroup
     difference: MeanDifference | None  # None: see `reason`
     seeds: tuple[int, int]
     test: str  # the test of the difference
-    min_seeds: int | None = None  # seeds of either that would show a difference of this size; None: too many or unknown
+    min_seeds: int | None = None  # of each group, to show this difference; None: too many or unknown
     reason: str = ""  # why there is no difference
 
     @property
     def metric(self) -> Metric:
-        """The metric that is compared: that of the first run that was evaluated, as others have none."""
+        """The compared metric: that of the first run with an evaluation."""
         evaluations = [run.evaluation for group in (self.first, self.second) for run in group.runs]
         return METRICS[next((each.main for each in evaluations if each.main_value is not None), evaluations[0].main)]
 
     @property
     def better(self) -> RunGroup:
-        """The group whose mean is better."""
+        """The group with the better mean."""
         assert self.difference is not None
         return self.second if (self.difference.mean > 0) is self.metric.larger_is_better else self.first
 
@@ -164,15 +164,15 @@ class AucComparison:
 
 @dataclass
 class ScoreComparison:
-    """Two runs' AUC on the same rows of a split, by the scores that both kept."""
+    """Two runs' AUC on the same rows of a split, from the scores that both kept."""
 
     first: RunFiles
     second: RunFiles
     split: str
     rows: int
-    difference: MeanDifference | None  # None: not the same rows, or not the models that the runs serve
-    reason: str = ""  # why there is none
-    at_fault: Sequence[RunFiles] = ()  # whose scores are to be kept again, or for the first time
+    difference: MeanDifference | None  # None: other rows, or models that the runs do not serve
+    reason: str = ""  # why there is no difference
+    at_fault: Sequence[RunFiles] = ()  # runs whose scores must be kept again, or for the first time
 
 
 @dataclass
@@ -181,21 +181,21 @@ class Parity:
 
     first: RunFiles
     second: RunFiles
-    auc: float | None  # difference
+    auc: float | None  # second minus first
     loss: float | None  # mean relative difference of the windows
-    verdict: str  # identical, agree, differ, or why there is none
+    verdict: str  # identical, agree, differ, or why there is no verdict
     agrees: bool | None
 
 
 @dataclass
 class Scaling:
-    """One run's speed against that of the smallest number of processes."""
+    """One run's speed against that of a run on the fewest processes."""
 
     run: RunFiles
     base: RunFiles
     speedup: float
-    growth: float  # in devices, of CPUs in threads
-    kind: str  # strong (one global batch) or weak (one batch a device) scaling, the same devices, or neither
+    growth: float  # in devices; for CPUs, in threads
+    kind: str  # strong (one global batch), weak (one batch per device), same devices, or neither
 
     @property
     def efficiency(self) -> float:
@@ -204,7 +204,7 @@ class Scaling:
 
 
 def window_times(run: RunFiles) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Seconds and samples [2, windows] of the log's windows, those with steps of a launch's warm-up left out."""
+    """Return seconds and samples [2, windows] of the log's windows, except windows with warm-up steps of a launch."""
     excluded = int(run.config["train"].get("warmup_steps_excluded") or 0)
     starts = [part.from_step or 0 for part in run.manifest.launches]
     windows, samples_at = [], {0: 0, **{event.step: event.samples for event in run.windows}}
@@ -219,7 +219,7 @@ def window_times(run: RunFiles) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 
 def compare_speed(first: RunGroup, second: RunGroup) -> SpeedComparison | None:
-    """The ratio over runs where either group has two, else over stretches of one run each; None without figures."""
+    """Return the speed ratio over runs if both groups have two, else over stretches of one each; None without."""
     rates = [[run.throughput.samples_per_second for run in group.runs] for group in (first, second)]
     valid_rates = [[rate for rate in group if rate] for group in rates]
     if min(map(len, valid_rates)) >= 2:
@@ -234,7 +234,7 @@ def compare_speed(first: RunGroup, second: RunGroup) -> SpeedComparison | None:
             first, second, Ratio(valid_rates[1][0] / valid_rates[0][0], None, None), "too few windows for an interval"
         )
     interval = speed_ratio(a, b)
-    ratio = valid_rates[1][0] / valid_rates[0][0]  # of the runs' own figures; the windows give the interval's width
+    ratio = valid_rates[1][0] / valid_rates[0][0]  # from the runs' own figures; windows give the interval's width
     width = ratio / interval.ratio
     low, high = (None if end is None else end * width for end in (interval.low, interval.high))
     return SpeedComparison(
@@ -246,9 +246,9 @@ def compare_speed(first: RunGroup, second: RunGroup) -> SpeedComparison | None:
 
 
 def compare_auc(first: RunGroup, second: RunGroup) -> AucComparison | None:
-    """A test over the seeds of two groups, paired over those that both have; None where one has no AUC.
+    """Test the AUC over two groups' seeds, paired if they share several; None if a group has no AUC.
 
-    There is no difference where the groups were evaluated on different rows, or runs of a seed contradict each other.
+    There is no difference if the groups were evaluated on different rows, or if runs of a seed contradict each other.
     """
     values = [_aucs(group) for group in (first, second)]
     if not all(values):
@@ -272,7 +272,7 @@ def compare_auc(first: RunGroup, second: RunGroup) -> AucComparison | None:
 
 
 def compare_scores(first: RunGroup, second: RunGroup) -> ScoreComparison | None:
-    """DeLong's test of two runs on the rows whose scores both kept, of one seed if there are such; None without scores.
+    """Test two runs by DeLong on rows whose scores both kept, of the same seed if possible; None without scores.
 
     Raises:
         UserError: the scores of a run are damaged.
@@ -303,9 +303,9 @@ def _have_scores_of_one_split(pair: tuple[RunFiles, RunFiles]) -> bool:
 
 
 def _why_not_paired(runs: tuple[RunFiles, RunFiles], scores: Sequence[Scores]) -> tuple[str, Sequence[RunFiles]]:
-    """Why the scores of two runs are not of the same rows and of the models that they serve (empty: they are).
+    """Return why two runs' scores are not of the same rows and served models (empty: they are).
 
-    And the runs whose scores may be kept again.
+    Also return the runs whose scores may be kept again.
     """
     for run, of_run in zip(runs, scores, strict=True):
         served = run.evaluation.step
@@ -322,7 +322,7 @@ def _why_not_paired(runs: tuple[RunFiles, RunFiles], scores: Sequence[Scores]) -
 
 
 def same_rows(first: RunFiles, second: RunFiles) -> bool:
-    """Return whether two runs were evaluated on the same rows, encoded as they may be."""
+    """Return whether two runs were evaluated on the same rows, however encoded."""
     one, other = first.manifest.dataset, second.manifest.dataset
     splits = [run.evaluation.split for run in (first, second)]
     labels = [dataset.labels.get(str(split)) for dataset, split in zip((one, other), splits, strict=True)]
@@ -335,7 +335,7 @@ def same_rows(first: RunFiles, second: RunFiles) -> bool:
 
 
 def _other_rows(first: RunFiles, second: RunFiles) -> str:
-    """How the rows differ that two runs were evaluated on."""
+    """Return how the rows differ on which two runs were evaluated."""
     runs = first, second
     rows = [f"{count(run.evaluation.figure('samples'))} rows of {run.evaluation.split}" for run in runs]
     paths = [str(run.manifest.dataset.path) for run in runs]
@@ -345,12 +345,12 @@ def _other_rows(first: RunFiles, second: RunFiles) -> str:
 
 
 def _aucs(group: RunGroup) -> dict[int, float]:
-    """One AUC or RMSE a seed: an identical run of the same seed is no new evidence."""
+    """Return one AUC or RMSE per seed; an identical run of the same seed is no new evidence."""
     return {run.seed: value for run in group.runs if (value := run.evaluation.main_value) is not None}
 
 
 def contradictions(group: RunGroup) -> list[str]:
-    """Seeds with several figures, each in words with its runs: nothing says which figure is the configuration's."""
+    """Describe seeds with several figures, with their runs; nothing says which figure is the configuration's."""
     reasons = []
     for seed, members in groupby(group.runs, key=lambda run: run.seed):
         figures = [(value, run.name) for run in members if (value := run.evaluation.main_value) is not None]
@@ -364,7 +364,7 @@ def contradictions(group: RunGroup) -> list[str]:
 
 
 def compare_platforms(runs: Sequence[RunFiles], auc_tolerance: float, loss_tolerance: float) -> list[Parity]:
-    """A verdict for every two runs of one seed and configuration on different platforms, in the platforms' order."""
+    """Compare every two runs of one seed and configuration on different platforms, in the platforms' order."""
     by_platform = sorted(runs, key=lambda run: (str(run.manifest.platform), run.seed, str(run.directory)))
     return [
         _parity(first, second, auc_tolerance, loss_tolerance)
@@ -383,7 +383,8 @@ def _precision(run: RunFiles) -> str:
 def _parity(first: RunFiles, second: RunFiles, auc_tolerance: float, loss_tolerance: float) -> Parity:
     losses = [{event.step: event.figure("loss") for event in run.windows} for run in (first, second)]
     a, b = ({step: loss for step, loss in of_run.items() if loss is not None} for of_run in losses)
-    skipped = [of_run.keys() - by_step.keys() for of_run, by_step in zip(losses, (a, b), strict=True)]  # whole windows
+    # Those windows were skipped whole.
+    skipped = [of_run.keys() - by_step.keys() for of_run, by_step in zip(losses, (a, b), strict=True)]
     common = sorted((a.keys() & b.keys()) - skipped[0] - skipped[1])
     if first.steps != second.steps or skipped[0] != skipped[1] or not common:
         return Parity(first, second, None, None, "no verdict: they did not train the same steps", None)
@@ -397,17 +398,18 @@ def _parity(first: RunFiles, second: RunFiles, auc_tolerance: float, loss_tolera
     digests = [one.digest.parameters if one and one.digest else None for one in summaries]
     if digests[0] is not None and digests[0] == digests[1]:
         return Parity(first, second, auc, loss, "identical", True)
-    allowed = auc_tolerance if main.name == AUC else loss_tolerance * aucs[0]  # an error has the labels' unit
+    allowed = auc_tolerance if main.name == AUC else loss_tolerance * aucs[0]  # an error is in the labels' unit
     agrees = abs(auc) <= allowed and loss <= loss_tolerance
     return Parity(first, second, auc, loss, "agree" if agrees else "differ", agrees)
 
 
 def compare_sizes(runs: Sequence[RunFiles]) -> list[Scaling]:
-    """Scaling efficiency within each configuration that was run on several numbers of processes.
+    """Return the scaling efficiency within each configuration that was run on several numbers of processes.
 
-    Efficiency is the speed-up over the growth in devices, of CPUs in threads; 1 is perfect. Of several runs of one size
-    and global batch the fastest counts, as it is least disturbed. It is held against one of the fewest processes: of
-    the same global batch (strong scaling), else of the same batch a process (weak), else of the smallest batch.
+    Efficiency is the speed-up over the growth in devices (for CPUs, in threads); 1 is perfect. Of several runs with one
+    size and global batch the fastest counts, since it is least disturbed. It is compared with a run on the fewest
+    processes: with the same global batch (strong scaling), else the same batch per process (weak), else the smallest
+        batch.
     """
     families: dict[str, dict[tuple[int, int], RunFiles]] = {}
     for run in runs:
@@ -448,13 +450,13 @@ def _scaling(base: RunFiles, run: RunFiles) -> Scaling:
 
 
 def _devices(run: RunFiles) -> int:
-    """Return the number of GPUs, of CPUs of threads: two processes of one thread use what one of two threads uses."""
+    """Return the number of GPUs or CPU threads: two processes of one thread use as much as one of two threads."""
     threads = (run.manifest.num_threads or 1) if run.manifest.platform == "cpu" else 1
     return run.world_size * threads
 
 
 def equal_bits(runs: Sequence[RunFiles]) -> list[list[RunFiles]]:
-    """Runs whose last parameters are equal to the last bit, as lists of two or more."""
+    """Return runs whose last parameters are equal to the last bit, in lists of two or more."""
     by_digest: dict[str, list[RunFiles]] = {}
     for run in runs:
         if run.summary and run.summary.digest and run.summary.digest.parameters:

@@ -1,4 +1,4 @@
-"""Reports as HTML: one self-contained file each, written whole or not at all."""
+"""Reports as HTML: each is one self-contained file, written whole or not at all."""
 
 import datetime
 import json
@@ -23,13 +23,13 @@ from common.files import write_atomically
 
 ASSETS = Path(__file__).parent / "assets"
 REPORT = "report.html"
-NO_BREAK = "\u00a0"  # a space at which a line does not end
-LONG_WORD = re.compile(r"(\S{25,})")  # broken where need be; shorter ones never are
+NO_BREAK = "\u00a0"  # space at which a line does not end
+LONG_WORD = re.compile(r"(\S{25,})")  # may be broken; shorter words never are
 PART = re.compile(r"[^/._-]{0,11}[/._-]+|[^/._-]{1,12}")
 
 
 def run_page(run: RunFiles) -> str:
-    """The report of one run."""
+    """Return the report of one run."""
     groups = {
         "quality": charts.quality_charts(run),
         "course": charts.course_charts(run),
@@ -63,7 +63,7 @@ def run_page(run: RunFiles) -> str:
 
 
 def render(template: Path, directory: Path, charts: list[Chart], **content: Any) -> str:
-    """A page from its template, which may extend those of `ASSETS`; the numbers of the charts go along as JSON."""
+    """Render a page from its template, which may extend those of `ASSETS`, with the charts' numbers as JSON."""
     loader = jinja2.FileSystemLoader([template.parent, ASSETS])
     environment = jinja2.Environment(
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -79,16 +79,16 @@ def render(template: Path, directory: Path, charts: list[Chart], **content: Any)
 
 
 def breakable(text: object) -> Markup:
-    """HTML of a text in which words too long for a narrow column may be broken, after their separators or parts."""
+    """Return the text as HTML in which long words may break, after separators or parts, to fit a narrow column."""
     parts = enumerate(LONG_WORD.split(str(text)))
     return Markup("").join(Markup("<wbr>").join(PART.findall(part)) if place % 2 else part for place, part in parts)
 
 
 def write_report(directory: Path, out: Path | None = None) -> Path:
-    """Write a run's report from the files in its directory, to its report.html unless `out` is given; return where.
+    """Write a run's report from its directory's files, to `out` or else its report.html; return the path.
 
     Raises:
-        UserError: it is not a run's directory.
+        UserError: the directory is not a run's.
     """
     run = read_run(directory)
     with refusing_other_versions(str(directory)):
@@ -97,13 +97,13 @@ def write_report(directory: Path, out: Path | None = None) -> Path:
 
 
 def write_page(path: Path, page: str) -> Path:
-    """Put a page on the disk; return where."""
+    """Write a page to disk; return the path."""
     write_atomically(path, page.encode())
     return path
 
 
 def _tiles(run: RunFiles) -> list[tuple[str, str, str]]:
-    """The main figures: name, value, remark."""
+    """Return the main figures: name, value, remark."""
     evaluation, rates = run.evaluation, run.throughput
     error = run.auc_standard_error
     split = evaluation.split or "no evaluation"

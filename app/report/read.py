@@ -1,4 +1,4 @@
-"""A run's directory as the report reads it: whatever is there, since a run may have failed or still be running."""
+"""A run's directory as the report reads it; files may be missing, since a run may have failed or still be running."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,12 +32,12 @@ from common.documents import convert, plain_object
 from common.errors import UserError
 from common.redact import redact
 
-UNFINISHED = "unfinished"  # no summary: still running, or killed
+UNFINISHED = "unfinished"  # there is no summary: the run is going on, or was killed
 
 
 @dataclass
 class RunFiles:
-    """One run. Attributes hold the content of the files that they are named after; None where there is none."""
+    """One run. Attributes hold the content of the files that they are named after; None if there is no such file."""
 
     directory: Path
     config: dict[str, Any]
@@ -61,14 +61,14 @@ class RunFiles:
 
     @property
     def evaluation(self) -> EvaluationFigures:
-        """That of the model that is served; without a split and samples if there was none."""
+        """Evaluation of the served model; without split and samples if there was none."""
         if self.summary and self.summary.eval.is_measured:
             return self.summary.eval
         return self.last_evaluation
 
     @property
     def last_evaluation(self) -> EvaluationFigures:
-        """The newest evaluation; without a split and samples if there was none."""
+        """The newest evaluation; without split and samples if there was none."""
         if self.summary and self.summary.last.is_measured:
             return self.summary.last
         evaluations = self.evaluations
@@ -84,9 +84,9 @@ class RunFiles:
 
     @property
     def auc_standard_error(self) -> float | None:
-        """DeLong's, of the evaluation's AUC; older runs may have it of a part of the rows alone, which is None."""
+        """DeLong's standard error of the evaluation's AUC; None if an older run has it for a part of the rows only."""
         error = self.evaluation.figure(STANDARD_ERROR)
-        is_last = self.evaluation.step == self.last_evaluation.step  # which the curves are of
+        is_last = self.evaluation.step == self.last_evaluation.step  # whose curves are kept
         if error is None and is_last and self.curves is not None and self.curves.samples == self.curves.of:
             error = self.curves.auc_standard_error or None
         return error
@@ -122,7 +122,7 @@ class RunFiles:
 
 @contextmanager
 def refusing_other_versions(runs: str) -> Iterator[None]:
-    """Context in which what a run's files lack, or have in another form, is reported in one line.
+    """Context that reports in one line what a run's files lack, or have in another form.
 
     Raises:
         UserError: names the runs and the first fault.
@@ -137,7 +137,7 @@ def read_run(directory: Path) -> RunFiles:
     """Read a run's files.
 
     Raises:
-        UserError: it is not a run's directory.
+        UserError: the directory is not a run's.
     """
     config = read_config(directory)
     if not is_run(directory):
@@ -145,7 +145,7 @@ def read_run(directory: Path) -> RunFiles:
     manifest, summary = read_manifest(directory), read_summary(directory)
     run = RunFiles(
         directory=directory,
-        config=redact(config),  # again: somebody may have written a secret into a file
+        config=redact(config),  # redact again: somebody may have written a secret into a file
         manifest=convert(redact(plain_object(manifest)), RunManifest),
         summary=None if summary is None else convert(redact(plain_object(summary)), Summary),
         events=read_events(directory),

@@ -27,13 +27,13 @@ from app.report.tables import ReportTable
 from app.report.words import NOT_MEASURED, count, devices, figure, percent, precision, signed, size
 
 NONE = "–"
-MAX_NAME = 80  # characters of a page's name
+MAX_NAME = 80  # characters in a page's name
 RUN_COLORS = (0, 1, 2, 4, 5, 6, 7)  # 3 is for references
 SHORTEST = 18  # characters of a hash or value shown in a cell
 
 
 def page_name(directories: Sequence[Path]) -> str:
-    """The file name of a comparison: by the runs' names, and a digest where these do not decide it."""
+    """Return the file name of a comparison: the runs' names, with a digest if they are not unambiguous."""
     names = [path.resolve().name for path in directories]
     whole = "-".join(["compare", *(re.sub(r"[^\w.-]", "_", name) for name in names)])
     is_plain = all(re.fullmatch(r"[\w.]+", name) for name in names)
@@ -44,7 +44,7 @@ def page_name(directories: Sequence[Path]) -> str:
 
 
 class Comparison:
-    """The comparison of several runs: sentences and page."""
+    """A comparison of several runs, as sentences and as a page."""
 
     def __init__(self, runs: list[RunFiles], auc_tolerance: float, loss_tolerance: float) -> None:
         self.runs, self.groups = runs, compare.group(runs)
@@ -58,7 +58,7 @@ class Comparison:
         self.tolerances = auc_tolerance, loss_tolerance
 
     def sentences(self) -> list[tuple[str, str]]:
-        """The verdict, each sentence with its kind: good, bad or plain."""
+        """Return the verdict; each sentence has a kind: good, bad or plain."""
         sentences = [
             ("bad", f"{run.name} is {run.status}: its figures are not final.")
             for run in self.runs
@@ -90,7 +90,7 @@ class Comparison:
         return sentences
 
     def _choices(self) -> list[tuple[str, str]]:
-        """Which configuration to take, or what would show it; nothing where the rows are not the same."""
+        """Return which configuration to take, or what would show it; nothing if the rows differ."""
         speeds = {id(speed.second): speed for speed in self.speeds}
         scored = {id(run): scores for scores in self.scores for run in (scores.second,)}
         tested = [auc for auc in self.aucs if auc.difference is not None]
@@ -110,11 +110,11 @@ class Comparison:
         return [f"{labels[id(run)]}: {run.name}" for run in self.runs]
 
     def overview(self) -> ReportTable:
-        """Status, seed, metrics and rate of each run."""
+        """Return the status, seed, metrics and rate of each run."""
         return _overview(self.runs, self._names)
 
     def page(self, directory: Path) -> str:
-        """The HTML."""
+        """Return the page as HTML."""
         differing, same = compare.differences(self.runs)
         charts_ = _charts(self.runs)
         efficiency = {
@@ -151,7 +151,7 @@ class Comparison:
 
 
 def _spread(group: RunGroup) -> str:
-    """The lowest and highest main metric and rate of one configuration's runs."""
+    """Return the lowest and highest main metric and rate of one configuration's runs."""
     values = [value for run in group.runs if (value := run.evaluation.main_value) is not None]
     rates = [run.throughput.samples_per_second for run in group.runs if run.throughput.samples_per_second]
     label = METRICS[group.runs[0].evaluation.main].label
@@ -179,7 +179,7 @@ def _describe_speed(speed: SpeedComparison) -> str:
 
 
 def _rates(group: RunGroup) -> str:
-    """The lowest and highest rate of a configuration's runs, or the only one."""
+    """Return the lowest and highest rate of a configuration's runs, or the only one."""
     rates = [rate for run in group.runs if (rate := run.throughput.samples_per_second)]
     return " to ".join(dict.fromkeys(map(count, (min(rates), max(rates)))))
 
@@ -206,7 +206,7 @@ def _describe_auc(auc: AucComparison) -> str:
 
 
 def _describe_scores(scores: ScoreComparison) -> tuple[str, str]:
-    """DeLong's test of two runs, in words."""
+    """Describe DeLong's test of two runs."""
     pair = f"{scores.second.name} against {scores.first.name}"
     difference = scores.difference
     if difference is None:
@@ -228,7 +228,7 @@ def _describe_scores(scores: ScoreComparison) -> tuple[str, str]:
 
 
 def _choice(auc: AucComparison, speed: SpeedComparison | None, scores: ScoreComparison | None) -> str:
-    """Which of two configurations to take; or, if the seeds show no difference, how many would."""
+    """Return which of two configurations to take; if the seeds show no difference, how many would."""
     assert auc.difference is not None
     first, second = auc.first.name, auc.second.name
     better = auc.better.name
@@ -266,7 +266,7 @@ def _choice(auc: AucComparison, speed: SpeedComparison | None, scores: ScoreComp
 
 
 def _faster(speed: SpeedComparison | None) -> str | None:
-    """The name of the configuration that is faster beyond the interval; None: neither is."""
+    """Return the name of the configuration that is faster beyond the interval; None if neither is."""
     if speed is None or speed.ratio.low is None or speed.ratio.high is None or speed.ratio.low <= 1 <= speed.ratio.high:
         return None
     return speed.second.name if speed.ratio.low > 1 else speed.first.name
@@ -320,7 +320,7 @@ def _overview(runs: list[RunFiles], names: list[str]) -> ReportTable:
 
 
 def _speed_of(run: RunFiles) -> dict[str, str]:
-    """What a run was trained on, and how fast, by the names of the rows."""
+    """Return what a run was trained on and how fast, by the names of the rows."""
     rates, memory = run.throughput, run.memory
     parts = {part.name: f"{part.milliseconds:,.2f} ms" for part in step_parts(run)}
     return {
@@ -437,7 +437,7 @@ def _scalings(scalings: list[Scaling]) -> ReportTable:
 
 
 def _charts(runs: list[RunFiles]) -> list[Chart]:
-    """One line a run in each chart."""
+    """Return charts with one line per run."""
     every = [{chart.key: chart for chart in charts.run_charts(run)} for run in runs]
     lines = {
         LOGLOSS: ("train", "Train logloss (BCE)"),
@@ -472,6 +472,6 @@ def _charts(runs: list[RunFiles]) -> list[Chart]:
 
 
 def short(text: str) -> str:
-    """A long hexadecimal sum cut short; everything else whole."""
+    """Cut a long hexadecimal digest short; leave other text whole."""
     is_sum = len(text) >= 40 and all(letter in "0123456789abcdef" for letter in text)
     return text[:SHORTEST] + "…" if is_sum else text

@@ -7,7 +7,7 @@ from app.report.read import RunFiles
 from app.report.tables import ReportTable
 from app.report.words import METERS, NOT_MEASURED, figure, percent
 
-EXCHANGE = "communication"  # of summary.json's phase_seconds
+EXCHANGE = "communication"  # key in summary.json's phase_seconds
 SHARES = {
     "matrix_flops_per_second": "model_flops_utilisation",
     "memory_bytes_per_second": "memory_bandwidth_utilisation",
@@ -26,9 +26,9 @@ class StepPart:
 
 
 def step_parts(run: RunFiles) -> list[StepPart]:
-    """The parts of a mean step, which add up to it, in the order of their course; none where they were not measured.
+    """Return the parts of a mean step in their order, which add up to it; none if they were not measured.
 
-    Exchanges happen within forward and backward, and are taken from both in proportion.
+    Exchanges happen within forward and backward, so they are subtracted from both in proportion.
     """
     rates, phases = run.throughput, dict(run.summary.phase_seconds or {}) if run.summary else {}
     steps, wait = rates.steps_per_second, rates.input_wait_fraction
@@ -54,7 +54,7 @@ def step_parts(run: RunFiles) -> list[StepPart]:
 
 
 def limits(run: RunFiles) -> ReportTable:
-    """What a run computed and moved a second and device, beside what its machine could; and energy, in the note."""
+    """Return what a run computed and moved per second and device, and its machine's limits; the note has the energy."""
     utilisation = (run.summary.utilisation or {}) if run.summary else {}
     rows = []
     for label, unit, achieved, ceiling in (
@@ -69,12 +69,12 @@ def limits(run: RunFiles) -> ReportTable:
 
 
 def share_of_limit(run: RunFiles, key: str) -> str:
-    """A share of SHARES."""
+    """Format one of SHARES of a run."""
     return percent((run.summary.utilisation or {}).get(key) if run.summary else None)
 
 
 def _why_no_ceiling(run: RunFiles) -> str:
-    """Sentences on what keeps shares from being measured; empty where they are."""
+    """Return sentences on why shares were not measured; empty if they were."""
     summary, reasons = run.summary, ""
     utilisation = (summary.utilisation or {}) if summary else {}
     if summary is None or not utilisation or not run.throughput.steps_per_second:
@@ -93,7 +93,7 @@ def _why_no_ceiling(run: RunFiles) -> str:
 
 
 def energy(run: RunFiles) -> str:
-    """Samples a second and watt, with the mean power; or why it was not measured."""
+    """Return samples per second and watt, with the mean power; or why it was not measured."""
     watts = run.summary.power.mean_watts if run.summary and run.summary.power else None
     rate = run.throughput.samples_per_second
     if not watts or rate is None:

@@ -1,4 +1,4 @@
-"""Is a difference more than noise: means and tests over runs, DeLong's of scores of the same rows, ratios of speeds."""
+"""Tests whether a difference is more than noise: of means over runs, of scores of the same rows, of speeds."""
 
 import math
 from collections.abc import Sequence
@@ -10,13 +10,13 @@ from scipy.special import nctdtr, ndtr, ndtri, stdtr, stdtrit
 
 Values = Sequence[float] | NDArray[np.float64]
 
-UPPER = 0.975  # the part of a distribution that lies below the upper end of a 95% interval
-POWER = 0.8  # the probability of finding a difference that is there
-MOST_SEEDS = 10_000  # beyond, a number of seeds is no plan
+UPPER = 0.975  # share of a distribution below the upper end of a 95% interval
+POWER = 0.8  # probability of finding a difference that exists
+MOST_SEEDS = 10_000  # beyond this, a number of seeds is no plan
 
 
 class MeanDifference(NamedTuple):
-    """Second minus first mean; the interval and p are None where there are not two values on either side."""
+    """Second mean minus first; the interval and p are None with fewer than two values on either side."""
 
     mean: float
     low: float | None
@@ -25,7 +25,7 @@ class MeanDifference(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """A mean, the standard deviation of the values, and the mean's 95% interval; None where there is one value."""
+    """A mean, the values' standard deviation, and the mean's 95% interval; all but the mean are None for one value."""
 
     mean: float
     std: float | None
@@ -34,7 +34,7 @@ class Spread(NamedTuple):
 
 
 class Ratio(NamedTuple):
-    """Second over first, with its interval; None where undefined."""
+    """Second over first, with its interval; None if undefined."""
 
     ratio: float
     low: float | None
@@ -42,43 +42,44 @@ class Ratio(NamedTuple):
 
 
 def welch(first: Values, second: Values) -> MeanDifference:
-    """Welch's test that two samples have one mean, whatever their variances (Welch 1947); two-sided.
+    """Test whether two samples have the same mean, whatever their variances (Welch 1947); two-sided.
 
-    With two equal values on either side the variance is 0: then p is 1 for equal means and 0 otherwise.
+    If all values on either side are equal, the variance is 0; p is then 1 for equal means and 0 otherwise.
     """
     a, b = np.asarray(first, np.float64), np.asarray(second, np.float64)
     return _tested(float(b.mean() - a.mean()), a, b)
 
 
 def paired(first: Values, second: Values) -> MeanDifference:
-    """The t-test that the differences of pairs have the mean 0; two-sided. As `welch`, where they do not vary."""
+    """Test whether the differences of pairs have mean 0 (t-test, two-sided); as `welch` if they do not vary."""
     differences = np.asarray(second, np.float64) - np.asarray(first, np.float64)
     return _tested(float(differences.mean()), differences)
 
 
 def spread(values: Values) -> Spread:
-    """The mean of at least one value and its 95% interval by Student's t."""
+    """Return the mean of at least one value and its 95% interval by Student's t."""
     sample = np.asarray(values, np.float64)
     mean, low, high, _ = _tested(float(sample.mean()), sample)
     return Spread(mean, None if len(sample) < 2 else float(sample.std(ddof=1)), low, high)
 
 
 def seeds_needed(mean: float, *deviations: float) -> int | None:
-    """The smallest number of seeds of which a t-test at 5% finds a difference of means with a probability of 0.8.
+    """Return how many seeds a t-test at 5% needs to find a difference of means with a probability of 0.8.
 
-    deviations: one, of the differences of pairs; or those of two samples, for Welch's test with as many seeds each.
-    None: more than 10,000, or there is no difference.
+    deviations: either one, of the differences of pairs, or two samples', for Welch's test with as many seeds each.
+    None: more than 10,000 seeds, or there is no difference.
     """
     variance = sum(deviation**2 for deviation in deviations)
     if mean == 0:
         return None
     if variance == 0:
         return 2
-    growth = variance**2 / sum(deviation**4 for deviation in deviations)  # of the degrees of freedom with the seeds
+    # Growth of the degrees of freedom with the seeds.
+    growth = variance**2 / sum(deviation**4 for deviation in deviations)
 
     def power(seeds: int) -> float:
         df, noncentrality = growth * (seeds - 1), abs(mean) / math.sqrt(variance / seeds)
-        return float(1 - nctdtr(df, noncentrality, stdtrit(df, UPPER)))  # the other side is never the larger
+        return float(1 - nctdtr(df, noncentrality, stdtrit(df, UPPER)))  # the other tail is never the larger one
 
     low, high = 1, 2
     while power(high) < POWER:
@@ -92,11 +93,11 @@ def seeds_needed(mean: float, *deviations: float) -> int | None:
 
 
 def delong(labels: NDArray[np.bool_], first: NDArray[np.floating], second: NDArray[np.floating]) -> MeanDifference:
-    """DeLong's test (1988) that two models' scores of the same rows, [n] each as the labels, have one AUC; two-sided.
+    """Test whether two models' scores of the same rows have the same AUC (DeLong 1988); arrays are [n]; two-sided.
 
-    The variance is that of the difference of the structural components: for each positive the share of negatives
-    below it, for each negative the share of positives above it, a tie counted half. As `welch` where it is 0 or there
-    are not two rows of either label.
+    The variance is that of the difference of the structural components: for each positive, the share of negatives below
+    it; for each negative, the share of positives above it; ties count half. As `welch` if the variance is 0; the
+    interval and p are None with fewer than two rows of a label.
 
     Raises:
         ValueError: only one label occurs.
@@ -121,7 +122,7 @@ def delong(labels: NDArray[np.bool_], first: NDArray[np.floating], second: NDArr
 def _components(
     scores: NDArray[np.float64], labels: NDArray[np.bool_]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Shares of negatives below each positive, [positives], and of positives above each negative, [negatives]."""
+    """Return shares of negatives below each positive [positives] and of positives above each negative [negatives]."""
     positives, negatives = scores[labels], scores[~labels]
     below, above = (
         (np.searchsorted(ordered, values, "left") + np.searchsorted(ordered, values, "right")) / (2 * len(ordered))
@@ -131,9 +132,9 @@ def _components(
 
 
 def speed_ratio(first: Values, second: Values) -> Ratio:
-    """Estimate how many times faster the second is from seconds a sample; a 95% interval by the delta method.
+    """Estimate how many times faster the second is, from seconds per sample; a 95% interval by the delta method.
 
-    The logarithm of a ratio of means has the sum of their squared relative errors as its variance.
+    The variance of the logarithm of a ratio of means is the sum of the means' squared relative errors.
     """
     a, b = np.asarray(first, np.float64), np.asarray(second, np.float64)
     ratio = float(a.mean() / b.mean())
@@ -149,10 +150,10 @@ def speed_ratio(first: Values, second: Values) -> Ratio:
 def batch_means(
     seconds: NDArray[np.float64], samples: NDArray[np.float64], max_stretches: int = 20
 ) -> NDArray[np.float64]:
-    """Seconds a sample of up to `max_stretches` stretches of consecutive windows.
+    """Return the seconds per sample of up to `max_stretches` stretches of consecutive windows.
 
-    Neighbouring windows resemble each other; the means of long stretches hardly do (the method of batch means, Law
-    and Kelton), so that an interval made from them is not too narrow.
+    Neighbouring windows resemble each other, but means of long stretches hardly do (the method of batch means, Law and
+    Kelton), so an interval from these means is not too narrow.
     """
     parts = [
         part
@@ -163,7 +164,7 @@ def batch_means(
 
 
 def _tested(mean: float, *samples: NDArray[np.float64]) -> MeanDifference:
-    """The test that a mean is 0 whose variance is the sum of the variances of the samples' means; two-sided."""
+    """Test whether a mean is 0; its variance is the sum of the variances of the samples' means; two-sided."""
     sizes = [len(sample) for sample in samples]
     if min(sizes) < 2:
         return MeanDifference(mean, None, None, None)
@@ -177,5 +178,5 @@ def _tested(mean: float, *samples: NDArray[np.float64]) -> MeanDifference:
 
 
 def _degrees(parts: Sequence[float], sizes: Sequence[int]) -> float:
-    """Welch and Satterthwaite's degrees of freedom; of one part, its size less 1."""
+    """Return Welch and Satterthwaite's degrees of freedom; for one part, its size less 1."""
     return float(sum(parts) ** 2 / sum(part**2 / (size - 1) for part, size in zip(parts, sizes, strict=True)))

@@ -1,4 +1,4 @@
-"""Tables of a report: embedding tables, DeepSpark's columns, where time went, how to run it again."""
+"""Tables of a report: embedding tables, DeepSpark's columns, where time went, and how to run it again."""
 
 import shlex
 from dataclasses import dataclass, replace
@@ -11,12 +11,12 @@ from app.report.words import NOT_MEASURED, count, devices, duration, figure, per
 from app.sharding.documents import PlannedTable
 from common.documents import plain_object
 
-WIRE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}  # of a value under sharding.qcomm
+WIRE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}  # bytes of a value under sharding.qcomm
 
 
 @dataclass
 class ReportTable:
-    """Rows of text; `numeric` are the columns that are set to the right."""
+    """Rows of text; `numeric` columns are aligned to the right."""
 
     columns: list[str]
     rows: list[list[str]]
@@ -38,7 +38,7 @@ DEEPSPARK_COLUMNS = [
 
 
 def deepspark(run: RunFiles, scalability: str | None = None) -> list[str]:
-    """One run in the columns that DeepSpark's README reports."""
+    """Return one run in the columns that DeepSpark's README reports."""
     config, summary = run.config, run.summary
     published = config.get("published") or {}
     main = METRICS[run.evaluation.main]
@@ -81,7 +81,7 @@ def _stability(run: RunFiles) -> str:
 
 
 def embedding_tables(run: RunFiles) -> ReportTable:
-    """Each table's size, sharding and computed traffic of one step."""
+    """Return each table's size, sharding and computed traffic per step."""
     plan, tables, rows = run.manifest.plan, run.manifest.tables, []
     whole = sum(table.bytes for table in tables.values())
     for name, table in sorted(tables.items(), key=lambda item: -item[1].bytes):
@@ -125,7 +125,7 @@ def embedding_tables(run: RunFiles) -> ReportTable:
 
 
 def trained_tables(run: RunFiles) -> ReportTable:
-    """What training has left of each table, those with the smallest touched part first; no rows in older runs."""
+    """Return figures of each trained table, the smallest touched share first; no rows for older runs."""
     trained = run.summary.tables if run.summary else {}
     rows = [
         [
@@ -148,7 +148,7 @@ def trained_tables(run: RunFiles) -> ReportTable:
 
 
 def _traffic(run: RunFiles, table: TableSize, entry: PlannedTable | None) -> tuple[float, float, float]:
-    """Bytes a step over all processes: weights read, weights written, vectors or gradients exchanged."""
+    """Return bytes per step over all processes: weights read, weights written, vectors or gradients exchanged."""
     samples, row = run.global_batch_size, table.bytes / table.num_embeddings
     ids = samples * table.ids_per_sample
     vectors = ids if table.by_id else samples * table.features
@@ -156,13 +156,13 @@ def _traffic(run: RunFiles, table: TableSize, entry: PlannedTable | None) -> tup
 
 
 def _exchanged(run: RunFiles, table: TableSize, entry: PlannedTable | None, vectors: float, by_id: bool) -> float:
-    """Bytes that processes send each other a step for `vectors` vectors, forward and backward.
+    """Return the bytes that processes send each other per step for `vectors` vectors, forward and backward.
 
-    A row is on one process; a bag's vector is summed from a part of each shard.
+    A row is on one process; each shard adds a part to a bag's vector.
     """
     world_size, dim = run.world_size, table.embedding_dim
     if entry is not None and entry.type == "data_parallel":
-        return float(2 * (world_size - 1) * table.bytes)  # a ring's all-reduce
+        return float(2 * (world_size - 1) * table.bytes)  # all-reduce in a ring
     shards = entry.shards if entry else []
     columns = dim if by_id else sum(shard[4] for shard in shards) or dim
     qcomm = run.config["sharding"].get("qcomm") or {}
@@ -171,7 +171,7 @@ def _exchanged(run: RunFiles, table: TableSize, entry: PlannedTable | None, vect
 
 
 def rank_loads(run: RunFiles) -> ReportTable:
-    """Bytes of weights on each rank."""
+    """Return the bytes of weights on each rank."""
     plan, tables = run.manifest.plan, run.manifest.tables
     load, counts = [0.0] * run.world_size, [0] * run.world_size
     for name, table in tables.items():
@@ -187,7 +187,7 @@ def rank_loads(run: RunFiles) -> ReportTable:
 
 
 def about(run: RunFiles) -> list[tuple[str, str]]:
-    """What a run was: its date, machine, precision, batch, dataset and model."""
+    """Return a run's date, machine, precision, batch, dataset and model."""
     manifest, dataset, model = run.manifest, run.manifest.dataset, run.config["model"]
     hardware = manifest.hardware
     began = manifest.launches[0].began
@@ -211,7 +211,7 @@ def about(run: RunFiles) -> list[tuple[str, str]]:
 
 
 def figures(run: RunFiles) -> ReportTable:
-    """The rest of summary.json, labelled."""
+    """Return the other figures of summary.json, with labels."""
     summary, rates, evaluation, memory = run.summary, run.throughput, run.evaluation, run.memory
     seconds, parameters, power, logloss = {}, None, None, None
     if summary is not None:
@@ -248,12 +248,12 @@ def figures(run: RunFiles) -> ReportTable:
 
 
 def _train_steps(run: RunFiles) -> int:
-    """Steps that the training loss of the summary is the mean of."""
+    """Return the number of steps that the summary's training loss is averaged over."""
     return (run.summary.covers["train"].steps or 0) if run.summary else 0
 
 
 def halves(table: ReportTable) -> list[ReportTable]:
-    """A long table as two that stand beside each other where there is space."""
+    """Split a long table into two that stand side by side if there is space."""
     middle = -(-len(table.rows) // 2)
     return [replace(table, rows=table.rows[:middle]), replace(table, rows=table.rows[middle:])]
 
@@ -264,7 +264,7 @@ def _further(power: Power | None) -> list[tuple[str, object]]:
 
 
 def replay(run: RunFiles) -> list[str]:
-    """Commands that do the run again."""
+    """Return commands that repeat the run."""
     commit = run.manifest.commit
     arguments = " ".join(shlex.quote(argument) for argument in run.manifest.argv[1:])
     processes = f"NPROC={run.world_size} " if run.world_size > 1 else ""
@@ -276,7 +276,7 @@ def replay(run: RunFiles) -> list[str]:
 
 
 def replay_caveats(run: RunFiles) -> list[str]:
-    """Conditions of a replay."""
+    """Return the conditions of a replay."""
     manifest, caveats = run.manifest, []
     if not manifest.commit:
         caveats.append(

@@ -1,4 +1,4 @@
-"""The verdict on a run: how it ended, how good and fast it is, and compared with what."""
+"""The verdict on a run: how it ended, and how good and fast it is in comparison."""
 
 import math
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ from app.report.read import UNFINISHED, RunFiles
 from app.report.words import NOT_MEASURED, count, figure, plural, signed
 from common.documents import convert
 
-SAME_ROWS = 0.01  # relative difference in training rows up to which the data count as those of the publication
+SAME_ROWS = 0.01  # largest relative difference in training rows for data to count as those of the publication
 
-TESTED = tuple(f"test_{metric}" for metric in (AUC, LOGLOSS))  # keys of `published`: figures of the test split
+TESTED = tuple(f"test_{metric}" for metric in (AUC, LOGLOSS))  # keys of `published` for figures of the test split
 
 
 @dataclass
 class ComparisonRow:
-    """One line of the table of comparisons; figures of the evaluation's `compared`, then global samples/s."""
+    """One row of the table of comparisons: figures of the evaluation's `compared` metrics, then global samples/s."""
 
     name: str
     figures: dict[str, float | None]
@@ -30,7 +30,7 @@ class ComparisonRow:
 
 
 def baseline(base_rate: float | None) -> dict[str, float | None]:
-    """Metrics of the constant predictor: the base rate, the majority class."""
+    """Return the metrics of the constant predictor, which predicts the base rate (the majority class)."""
     if base_rate is None or not 0 < base_rate < 1:
         return dict.fromkeys(COMPARED)
     entropy = -base_rate * math.log(base_rate) - (1 - base_rate) * math.log(1 - base_rate)
@@ -38,7 +38,7 @@ def baseline(base_rate: float | None) -> dict[str, float | None]:
 
 
 class _SplitBayes(Struct):
-    """Scores of the true probabilities on the labels of a split."""
+    """Scores of the true probabilities on a split's labels."""
 
     rows: int | None = None
     sampled_auc: float | None = None
@@ -46,7 +46,7 @@ class _SplitBayes(Struct):
 
 
 class _Bayes(Struct):
-    """Scores of the true probabilities, in expectation; older datasets do not have them by split."""
+    """Scores of the true probabilities in expectation; older datasets lack them by split."""
 
     rows: int | None = None
     auc: float | None = None
@@ -58,16 +58,16 @@ class _Bayes(Struct):
 
 @dataclass
 class Truth:
-    """Metrics of a ground-truth model, and which rows they are of."""
+    """Metrics of a ground-truth model, and the rows that they cover."""
 
     figures: dict[str, float | None]
     rows: str
 
 
 def truth(run: RunFiles) -> Truth | None:
-    """Metrics of a synthetic dataset's ground-truth model; None without one.
+    """Return the metrics of a synthetic dataset's ground-truth model; None without one.
 
-    On the labels that were drawn for the evaluated split, if the dataset knows its splits; in expectation otherwise.
+    They are for the labels drawn for the evaluated split, if the dataset knows its splits; in expectation otherwise.
     """
     if not run.manifest.dataset.bayes:
         return None
@@ -83,7 +83,7 @@ def truth(run: RunFiles) -> Truth | None:
 
 
 def comparisons(run: RunFiles) -> list[ComparisonRow]:
-    """This run, the constant predictor, the ground-truth model and the recipe's source, as far as there are any."""
+    """Return rows for this run, the constant predictor, the ground-truth model and the recipe's source, if any."""
     evaluation = run.evaluation
     figures = {key: evaluation.figure(key) for key in evaluation.compared}
     error = run.auc_standard_error
@@ -123,7 +123,7 @@ def _published_remark(published: dict[str, Any]) -> str:
 
 
 def sentences(run: RunFiles) -> list[tuple[str, str]]:
-    """The verdict, each sentence with its kind: good, bad or plain."""
+    """Return the verdict; each sentence has a kind: good, bad or plain."""
     return [_status(run), *_quality(run), *_speed(run), *_promises(run)]
 
 
@@ -140,7 +140,7 @@ def _status(run: RunFiles) -> tuple[str, str]:
 
 
 def _early(run: RunFiles) -> str:
-    """Why the run ended before its last step, if it did."""
+    """Return why the run ended before its last step; empty if it did not."""
     early = run.summary.early_stop if run.summary else None
     return f", stopped early: {early.reason}" if early else ""
 
@@ -189,7 +189,7 @@ def _quality_of_numbers(run: RunFiles, rmse: float, deviation: float) -> list[tu
 
 
 def _faults_of_data(run: RunFiles) -> list[tuple[str, str]]:
-    """What the dataset has that misleads."""
+    """Return sentences about what misleads in the dataset."""
     dataset = run.manifest.dataset
     lines = [*(line for line in (dataset.unseen, dataset.sampling) if line), *dataset.misleading]
     return [("bad", f"{line[0].upper()}{line[1:]}.") for line in lines]
@@ -205,7 +205,7 @@ def _promises(run: RunFiles) -> list[tuple[str, str]]:
     recipe = published.get("recipe") or "the recipe"
     sentences = []
     min_auc = published.get("least_auc")
-    # The promise of a recipe without published data is of the rows that it generates.
+    # Without published data, a recipe's promise concerns the rows that it generates.
     is_generated = bool(run.manifest.dataset.bayes) or published.get("train_rows") is not None
     if min_auc is not None and auc is not None and is_generated:
         holds = auc >= min_auc
@@ -231,7 +231,7 @@ def _promises(run: RunFiles) -> list[tuple[str, str]]:
 
 
 def not_comparable(run: RunFiles, published: dict[str, Any]) -> str | None:
-    """Why published figures, if there are any, do not apply to this run."""
+    """Return why published figures do not apply to this run; None if they do, or if there are none."""
     rows, files = published.get("train_rows"), published.get("md5")
     if published.get("model"):
         return f"The published figures are of another model ({published['model']}), so this run is not held to them."

@@ -10,27 +10,27 @@ MINUS = "−"
 
 
 def figure(value: float | int | None, digits: int = 4) -> str:
-    """A number with `digits` digits after the point."""
+    """Format a number with `digits` digits after the point."""
     return NOT_MEASURED if value is None else f"{value:,.{digits}f}".replace("-", MINUS)
 
 
 def signed(value: float | None, digits: int = 4) -> str:
-    """A difference, with its sign."""
+    """Format a difference, with its sign."""
     return NOT_MEASURED if value is None else f"{value:+.{digits}f}".replace("-", MINUS)
 
 
 def count(value: float | int | None) -> str:
-    """A whole number with separators."""
+    """Format a whole number with separators."""
     return NOT_MEASURED if value is None else f"{round(value):,}"
 
 
 def percent(value: float | None, digits: int = 1) -> str:
-    """A share of one."""
+    """Format a share of one as a percentage."""
     return NOT_MEASURED if value is None else f"{value:.{digits}%}"
 
 
 def size(num_bytes: float | None) -> str:
-    """Bytes in the unit that suits them."""
+    """Format bytes in a suitable unit."""
     if num_bytes is None:
         return NOT_MEASURED
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -41,7 +41,7 @@ def size(num_bytes: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds as hours, minutes and seconds."""
+    """Format seconds as hours, minutes and seconds."""
     if seconds is None:
         return NOT_MEASURED
     if seconds < 100:
@@ -59,17 +59,17 @@ METERS = {
 
 
 def plural(number: int, noun: str) -> str:
-    """A count and its noun."""
+    """Format a count and its noun."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def precision(config: Mapping[str, Any]) -> str:
-    """The precision of a run's configuration."""
+    """Return the precision in a run's configuration."""
     return str(config["runtime"].get("precision") or "fp32")
 
 
 def devices(manifest: RunManifest) -> str:
-    """The devices of a run."""
+    """Return the number, platform and names of a run's devices."""
     hardware = manifest.hardware
     names = sorted({device.name for device in hardware.devices}) or [hardware.cpu or "CPU"]
     return f"{manifest.world_size} × {manifest.platform} ({', '.join(names)})"
