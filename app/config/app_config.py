@@ -60,7 +60,7 @@ CONFIG_DIR = Path(__file__).parents[1] / "conf"
 
 
 def tiny_values(composed: Any, _given: Sequence[str]) -> dict[str, Any]:
-    """The recipe's tiny values, if data.scale=tiny: common.compose puts them below the user's own.
+    """Return the recipe's tiny values, if data.scale=tiny: common.compose lets the user's own override them.
 
     Raises:
         UserError: the recipe has none.
@@ -104,7 +104,7 @@ class AppConfig:
 
 
 def from_plain(content: dict[str, Any]) -> AppConfig:
-    """The other way, for a configuration read from a run's directory.
+    """Return the configuration that was read from a run's directory.
 
     Raises:
         ConversionError: unknown keys or wrong types.
@@ -113,7 +113,7 @@ def from_plain(content: dict[str, Any]) -> AppConfig:
 
 
 def validate_new_run(config: AppConfig) -> None:
-    """Validates the configuration of a new run. Also rejects settings that only existing runs may have.
+    """Validate the configuration of a new run. Also reject settings that only existing runs may have.
 
     Raises:
         UserError: names the key, its value and what is allowed; or the limit on this container's memory.
@@ -169,7 +169,7 @@ def validate(config: AppConfig) -> None:
 
 
 def _validate_published(config: AppConfig) -> None:
-    """Raises UserError for a recipe of several models with another one."""
+    """Raise UserError if a recipe that is published for several models is used with another one."""
     if config.published.md5 and config.published.test_auc is None:
         raise UserError(
             f"recipe={config.published.recipe}: is published with model=dlrm, dcnv2, crossnetv2, dnn or lr; give one "
@@ -178,7 +178,7 @@ def _validate_published(config: AppConfig) -> None:
 
 
 def _validate_batch_norm(config: AppConfig) -> None:
-    """Raises UserError for batches that batch norm has no variance of."""
+    """Raise UserError for batches that are too small for batch norm to have a variance."""
     if config.model.batch_norm and config.train.global_batch_size == 1:
         raise UserError(
             "train.global_batch_size=1: model.batch_norm=true needs at least two rows in a batch; use larger batches, "
@@ -193,7 +193,7 @@ def _validate_batch_norm(config: AppConfig) -> None:
 
 
 def _validate_layout(config: AppConfig) -> None:
-    """Raises UserError for settings whose bits depend on the layout whatever is done, and for keys without effect."""
+    """Raise UserError for settings whose bits always depend on the layout, and for keys without effect."""
     train, setting = config.train, f"train.deterministic={LAYOUT}"
     if train.deterministic not in (False, True, LAYOUT):
         raise UserError(f"train.deterministic={shown(train.deterministic)}: must be true, false or {LAYOUT}")
@@ -226,7 +226,7 @@ def _validate_layout(config: AppConfig) -> None:
 
 
 def _validate_last_batch(config: AppConfig) -> None:
-    """Raises UserError where train.drop_last=false cannot work."""
+    """Raise UserError if train.drop_last=false cannot work."""
     if config.train.drop_last:
         return
     require_dlrm(config.model, "train.drop_last=false")

@@ -6,10 +6,10 @@ from common.errors import UserError
 
 
 def require_place(key: str, out: str | None) -> None:
-    """A file to be written, unless null, must be in a directory that is there.
+    """Require that a file to be written, unless null, is in an existing directory.
 
     Raises:
-        UserError: there is no such directory, or the file is one.
+        UserError: there is no such directory, or the file is a directory.
     """
     if out is None:
         return

@@ -18,7 +18,7 @@ RANKING_SUFFIXES = (".json", ".csv")
 
 
 class TablePrecision(Enum):
-    """int8, int4: row-wise, with a scale and a bias of fp16 each row. Arithmetic is fp32 in all of them."""
+    """Precision of tables; int8 and int4 have a scale and a bias in fp16 per row. Arithmetic is always fp32."""
 
     fp32 = "fp32"
     fp16 = "fp16"
@@ -38,11 +38,11 @@ BITS = {
     TablePrecision.int8: 8,
     TablePrecision.int4: 4,
 }
-SCALE_AND_BIAS_BYTES = 4  # of an integer row, beside its values
+SCALE_AND_BIAS_BYTES = 4  # of an integer row, besides its values
 
 
 def row_bytes(precision: TablePrecision, dim: int) -> int:
-    """Bytes of a row of `dim` values."""
+    """Return the bytes of a row of `dim` values."""
     integer = precision in (TablePrecision.int8, TablePrecision.int4)
     return dim * BITS[precision] // 8 + (SCALE_AND_BIAS_BYTES if integer else 0)
 
@@ -85,10 +85,10 @@ class BenchConfig(AppConfig):
 
 
 def chosen_operators(operators: Any) -> list[str]:
-    """The names or beginnings of names to measure.
+    """Return the names, or beginnings of names, of operators to measure.
 
     Raises:
-        UserError: a family that is not known.
+        UserError: a family is not known.
     """
     names = list(STEP_FAMILIES) if operators is None else operators if isinstance(operators, list) else [operators]
     for name in names:
@@ -98,7 +98,7 @@ def chosen_operators(operators: Any) -> list[str]:
 
 
 def validate_bench(config: BenchConfig) -> None:
-    """Raises UserError for values that cannot work."""
+    """Raise UserError for values that cannot work."""
     if len(config.compare) == 1:
         raise UserError(f"compare={shown(config.compare)}: give at least two files")
     require_dlrm(config.model, "bench")
@@ -156,11 +156,11 @@ class RecommendConfig:
     out: str | None = key(None, "also write them to this .json or .csv file", example="ranking.csv")
     checkpoint: str | None = key(None, CHECKPOINT, example="last")
     data: DatasetConfig = field(default_factory=DatasetConfig)
-    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # threads, precision: those of the run unless given
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # threads, precision: the run's unless given
 
 
 def validate_recommend(config: RecommendConfig) -> None:
-    """Raises UserError for values that cannot work."""
+    """Raise UserError for values that cannot work."""
     require_place("out", config.out)
     if config.out is not None and not config.out.endswith(RANKING_SUFFIXES):
         raise UserError(f"out={config.out}: the name must end in {' or '.join(RANKING_SUFFIXES)}")
@@ -199,11 +199,11 @@ class EvaluateConfig:
     keep_scores: int | None = key(
         None, "keep the scores of a split of at most this number of rows in the run; null: keep none", at_least=0
     )
-    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # threads, precision: those of the run unless given
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # threads, precision: the run's unless given
 
 
 def validate_evaluate(config: EvaluateConfig) -> None:
-    """Raises UserError for values that cannot work."""
+    """Raise UserError for values that cannot work."""
     if config.tables is not None and config.runtime.precision not in (None, Precision.fp32):
         raise UserError(
             f"runtime.precision={config.runtime.precision.value}: has no effect with tables="
@@ -231,7 +231,7 @@ class BundleConfig:
 
 
 def validate_bundle(config: BundleConfig) -> None:
-    """Raises UserError for a place where the file cannot be written."""
+    """Raise UserError for a place where the file cannot be written."""
     require_place("out", config.out)
 
 
@@ -248,11 +248,11 @@ class VerifyConfig:
     )
     data: DatasetConfig = field(default_factory=DatasetConfig)
     tolerance: float = key(1e-4, "on losses relative, on parameters absolute, where bits cannot be equal", at_least=0)
-    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # threads, precision: those of the run unless given
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # threads, precision: the run's unless given
 
 
 def validate_verify(config: VerifyConfig) -> None:
-    """Raises UserError unless there is one of a run and a bundle."""
+    """Raise UserError unless either a run or a bundle is given."""
     if config.run is None and config.bundle is None:
         raise UserError("configuration: run has no value; add run=..., such as run=runs/quickstart, or bundle=FILE")
     if config.run is not None and config.bundle is not None:
@@ -261,7 +261,7 @@ def validate_verify(config: VerifyConfig) -> None:
 
 @dataclass(frozen=True)
 class ReportConfig:
-    """The configuration of `python -m app.report`; the tolerances decide about two platforms at one seed."""
+    """The configuration of `python -m app.report`; the tolerances are for two platforms at one seed."""
 
     runs: list[str] = key(MISSING, "directories; one gives its report, several a comparison", example="[runs/a,runs/b]")
     out: str | None = key(None, "the HTML file; null: report.html in the run, or compare-NAMES.html beside the first")

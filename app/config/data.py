@@ -1,4 +1,4 @@
-"""`data`: which dataset, and how it is read."""
+"""`data`: the dataset, and how it is read."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -15,7 +15,7 @@ from data_prep.config.compose import ready_made
 from data_prep.dataset.manifest import SPLITS
 from data_prep.dataset.options import DataSource
 
-FILES = ("raw", "train", "val", "test", "checksums")  # of the user's own, by data_prep's keys
+FILES = ("raw", "train", "val", "test", "checksums")  # data_prep's keys for files of the user's own
 
 
 class VerifyData(Enum):
@@ -27,7 +27,7 @@ class VerifyData(Enum):
 
 
 class DataScale(Enum):
-    """full: the data as they are; tiny: with the recipe's values under `tiny` in place of its own."""
+    """full: the data as they are; tiny: the recipe's values under `tiny` replace its own."""
 
     full = "full"
     tiny = "tiny"
@@ -35,7 +35,7 @@ class DataScale(Enum):
 
 @dataclass(frozen=True)
 class MultiHotConfig(keys.MultiHotConfig):
-    """Ids expanded to bags while they are read, as MLPerf v2's multi-hot data has them (docs/data.md)."""
+    """Expansion of ids to bags while they are read, as in MLPerf v2's multi-hot data (docs/data.md)."""
 
     decides_bits: ClassVar[bool] = True
 
@@ -46,7 +46,7 @@ class MultiHotConfig(keys.MultiHotConfig):
 
 @dataclass(frozen=True)
 class NegativesConfig:
-    """Rows of label 0 for a train split of positives alone, drawn anew in each epoch (docs/data.md)."""
+    """Rows of label 0, drawn anew in each epoch for a train split that has only positives (docs/data.md)."""
 
     decides_bits: ClassVar[bool] = True
 
@@ -61,15 +61,15 @@ class NegativesConfig:
 
     @property
     def rows_per_positive(self) -> int:
-        """Rows of an epoch for each of the split, itself included."""
+        """Rows of an epoch for each row of the split, which is counted too."""
         return 1 + (self.per_positive or 0)
 
 
 @dataclass(frozen=True)
 class DataConfig(keys.DataConfig):
-    """The dataset, what it is made from (the keys of data_prep), and how it is read."""
+    """The dataset, what it is made from (data_prep's keys), and how it is read."""
 
-    decides_bits: ClassVar[bool] = False  # what makes a dataset is compared by the dataset's digest
+    decides_bits: ClassVar[bool] = False  # the dataset's digest covers what makes a dataset
 
     default_path: str | None = key(None, "data.path where neither it nor files are given; null: the source's own")
     default_source: DataSource | None = key(
@@ -100,15 +100,16 @@ class DataConfig(keys.DataConfig):
 
 
 def own_files(data: DataConfig) -> str | None:
-    """The first given key that names files of the user's own, with its value, as it is typed; None: there is none."""
+    """Return the first given key that names the user's own files, with its value, as typed; None without one."""
     names = (name for name in FILES if getattr(data, name) is not None)
     return next((f"data.{name}={getattr(data, name)}" for name in names), None)
 
 
 def implied_data(composed: Any, given: Sequence[str]) -> dict[str, Any]:
-    """The source and path of a composed configuration that names no dataset, and the ready-made values of its source.
+    """Return the source and path of a composed configuration that names no dataset, and its source's ready-made values.
 
     Args:
+        composed: the configuration.
         given: dotted keys of the command line and of files.
     """
     data = composed.data
@@ -124,7 +125,7 @@ def implied_data(composed: Any, given: Sequence[str]) -> dict[str, Any]:
 
 
 def require_eval_split(data: DataConfig, split: str) -> None:
-    """Refuse to evaluate a split that no files are given for, before a dataset is made. Raises UserError."""
+    """Raise UserError, before a dataset is made, if no files are given for the split to evaluate."""
     files = {name: getattr(data, name) for name in SPLITS}
     if data.train is None or files.get(split, split) is not None or data.split != keys.SplitConfig():
         return
@@ -136,7 +137,7 @@ def require_eval_split(data: DataConfig, split: str) -> None:
 
 
 def require_source(data: DataConfig, model: ModelKind) -> None:
-    """Refuse to make a dataset of a kind that the model does not learn from. Raises UserError."""
+    """Raise UserError if the dataset to be made is of a kind that the model does not learn from."""
     source_kind, required_kind = data.source_kind.makes, model.learns_from
     if source_kind is not None and source_kind is not required_kind:
         raise UserError(
@@ -146,15 +147,15 @@ def require_source(data: DataConfig, model: ModelKind) -> None:
 
 
 def preprocessing(data: DataConfig) -> keys.DataConfig:
-    """The configuration with which data_prep makes the dataset: one id a bag, as bags are made while reading."""
+    """Return the configuration with which data_prep makes the dataset: one id per bag, as reading makes the bags."""
     values = {each.name: getattr(data, each.name) for each in fields(keys.DataConfig)}
     if data.negatives.per_positive is not None and not data.source_kind.generator:
-        values["allow_degenerate"] = True  # the rows may hold positives alone
+        values["allow_degenerate"] = True  # the rows may be positives only
     return keys.DataConfig(**(values | {"multi_hot": keys.MultiHotConfig()}))
 
 
 def validate_data(data: DataConfig) -> None:
-    """Raises UserError for invalid values."""
+    """Raise UserError for invalid values."""
     refuse_given_splits(data)
     if data.source is not None or own_files(data) is not None:
         refuse_unused_groups(data)

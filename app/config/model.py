@@ -15,9 +15,9 @@ class Interaction(Enum):
     """Combinations of the features' vectors: see docs/models.md.
 
     dot: their pairwise products; cat: their concatenation (both Naumov et al. 2019); dcn: DCN v2 of low rank (Wang et
-    al. 2020, or of full rank); projection: products of two learned projections (TorchRec's DLRM_Projection);
-    scalar_pairs: products of all pairs of the vectors' elements, each with itself too (AMD's blog of 2024); sum: of all
-    elements, which with vectors of one element is a logistic regression.
+    al. 2020), or of full rank; projection: products of two learned projections (TorchRec's DLRM_Projection);
+    scalar_pairs: products of all pairs of the vectors' elements, also with themselves (AMD's blog of 2024); sum: the
+    sum of all elements, which makes vectors of one element a logistic regression.
     """
 
     dot = "dot"
@@ -29,7 +29,7 @@ class Interaction(Enum):
 
 
 class Numeric(Enum):
-    """What dense features become: one vector by dense_arch; or a vector each, the number times a learned one."""
+    """Form of dense features: one vector by dense_arch, or a vector each, the number times a learned vector."""
 
     dense_arch = "dense_arch"
     vectors = "vectors"
@@ -38,8 +38,9 @@ class Numeric(Enum):
 class DenseInit(Enum):
     """Initial values of linear layers.
 
-    torch: weights and biases uniform in ±1/sqrt(inputs), torch's own and TorchRec's; facebookresearch: weights normal
-    with variance 2 / (inputs + outputs), biases with 1 / outputs; xavier_normal: such weights, biases 0 (FuxiCTR's).
+    torch: weights and biases uniform in ±1/sqrt(inputs), as in torch and TorchRec; facebookresearch: normal weights of
+    variance 2 / (inputs + outputs) and biases of variance 1 / outputs; xavier_normal: these weights, biases 0
+    (FuxiCTR's).
     """
 
     torch = "torch"
@@ -108,7 +109,7 @@ class ModelConfig:
 
     @property
     def kind(self) -> ModelKind:
-        """The kind that `name` selects. Raises UserError for an unknown name."""
+        """Kind of model that `name` selects. Raises UserError for an unknown name."""
         kinds = model_kinds()
         if self.name not in kinds:
             raise UserError(f"model.name={self.name}: must be one of {', '.join(kinds)}")
@@ -116,12 +117,12 @@ class ModelConfig:
 
     @property
     def parts(self) -> ModelParts | None:
-        """The extension's functions; None for DLRM."""
+        """Functions of the extension; None for DLRM."""
         return self.kind.parts and self.kind.parts()
 
 
 def validate_model(model: ModelConfig) -> None:
-    """Raises UserError for values that cannot work."""
+    """Raise UserError for values that cannot work."""
     if model.embedding_dim < 1:
         raise UserError(f"model.embedding_dim={model.embedding_dim}: must be at least 1")
     if model.kind.parts is not None:
@@ -142,7 +143,7 @@ def validate_model(model: ModelConfig) -> None:
 
 
 def _refuse_settings_of_dlrm(model: ModelConfig) -> None:
-    """Raises UserError if settings of DLRM are given for another model, which would ignore them."""
+    """Raise UserError if settings of DLRM are given for another model, which would ignore them."""
     usual = ModelConfig(embedding_dim=model.embedding_dim, dense_arch=[], over_arch=[], name=model.name)
     for name, value in vars(usual).items():
         if getattr(model, name) != value:
@@ -198,7 +199,7 @@ def _validate_over_arch(model: ModelConfig) -> None:
 
 
 def _validate_dropout(key: str, rates: list[float], stacks: list[tuple[str, list[int]]]) -> None:
-    """Rates of the hidden layers of these stacks, by key: widths."""
+    """Check the rates for the hidden layers of these stacks, given as key and widths."""
     hidden = [(name, widths) for name, widths in stacks if widths]
     if any(rates) and not hidden:
         raise UserError(

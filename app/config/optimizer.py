@@ -7,12 +7,12 @@ from app.kinds.schedules import ScheduleName, with_key
 from common.errors import UserError
 from common.keys import MISSING, key
 
-SETTINGS = ("eps", "beta1", "beta2")  # keys that some optimizers need, and others do not have
+SETTINGS = ("eps", "beta1", "beta2")  # keys that some optimizers need, and the others lack
 
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """The algorithms and their rates."""
+    """The algorithms and their learning rates."""
 
     name: OptimizerName = key(MISSING, "for tables, and for dense parameters unless `dense` names another")
     lr: float = key(MISSING, "at schedule factor 1", above=0, is_common=True)
@@ -45,17 +45,17 @@ class OptimizerConfig:
 
     @property
     def table_lr(self) -> float:
-        """The base rate of tables."""
+        """Base learning rate of tables."""
         return self.lr if self.sparse_lr is None else self.sparse_lr
 
     @property
     def needs_whole_tables(self) -> bool:
-        """Whether each update is of whole tables, which no fused one is."""
+        """Whether each update concerns whole tables, as no fused update does."""
         return self.clip_tables or self.sparse_weight_decay > 0
 
     @property
     def dense_name(self) -> OptimizerName:
-        """The algorithm for dense parameters."""
+        """Algorithm for dense parameters."""
         return self.dense or self.name.plain
 
 
@@ -90,7 +90,7 @@ class ScheduleConfig:
 
 
 def validate_optimizer(optimizer: OptimizerConfig) -> None:
-    """Raises UserError for values that cannot work or would do nothing."""
+    """Raise UserError for values that cannot work or would do nothing."""
     if optimizer.dense is not None and optimizer.dense.plain is not optimizer.dense:
         raise UserError(
             f"optimizer.dense={optimizer.dense.value}: only tables have rows; use {optimizer.dense.plain.value}"
@@ -113,7 +113,7 @@ def validate_optimizer(optimizer: OptimizerConfig) -> None:
 
 
 def _validate_fused_decay(optimizer: OptimizerConfig) -> None:
-    """Raises UserError for a decay that FBGEMM lacks."""
+    """Raise UserError for a decay that FBGEMM lacks."""
     if optimizer.fused_weight_decay is None:
         return
     prefix, modes = f"optimizer.fused_weight_decay={optimizer.fused_weight_decay}", optimizer.name.algorithm.fused_decay
@@ -130,7 +130,7 @@ def _validate_fused_decay(optimizer: OptimizerConfig) -> None:
 
 
 def validate_schedule(schedule: ScheduleConfig) -> None:
-    """Raises UserError for values that cannot work or would do nothing."""
+    """Raise UserError for values that cannot work or would do nothing."""
     for name, rule in schedule.name.schedule.needs.items():
         if not getattr(schedule, name):
             raise UserError(f"schedule.{name}=0: {rule}")

@@ -1,4 +1,4 @@
-"""`published`: what a recipe's source reports and what the recipe promises; table sizes as published."""
+"""`published`: figures that a recipe's source reports and the recipe promises; table sizes as published."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,22 +12,22 @@ _CRITEO = [f"cat_{i}" for i in range(26)]
 
 
 def _even(columns: list[str], values: int) -> dict[str, int]:
-    """Tables of these columns, each with a row for what is unknown, where the number of values is known in all only.
+    """Return tables of these columns, whose numbers of values are known only in total; each has a row for unknown ones.
 
-    Which column has how many changes no count of parameters.
+    How the values are divided among the columns does not change the number of parameters.
     """
     each, remainder = divmod(values, len(columns))
     return {column: each + 1 + (number < remainder) for number, column in enumerate(columns)}
 
 
 PUBLISHED_TABLES: dict[str, dict[str, int]] = {
-    # AMD's blog of 2024 as it prints its model: the columns of dac_sample with at most 10,000 values.
+    # AMD's blog of 2024, which prints its model: the columns of dac_sample with at most 10,000 values.
     "dac_sample": {
         "cat_0": 541, "cat_1": 497, "cat_4": 145, "cat_5": 12, "cat_6": 7623, "cat_7": 257, "cat_8": 3,
         "cat_10": 3799, "cat_12": 2796, "cat_13": 26, "cat_14": 5238, "cat_16": 10, "cat_17": 2548, "cat_18": 1303,
         "cat_19": 4, "cat_21": 11, "cat_22": 14, "cat_24": 51, "cat_25": 9527,
     },
-    # Criteo's Display Advertising Challenge, the values of its 45,840,617 training rows.
+    # Criteo's Display Advertising Challenge: the values of its 45,840,617 training rows.
     "criteo_kaggle": dict(zip(_CRITEO, (
         1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992, 5461306, 10,
         5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572,
@@ -47,11 +47,11 @@ PUBLISHED_TABLES: dict[str, dict[str, int]] = {
         40000000, 39060, 17295, 7424, 20265, 3, 7122, 1543, 63, 40000000, 3067956, 405282, 10, 2209, 11938, 155, 4,
         976, 14, 40000000, 40000000, 40000000, 590152, 12973, 108, 36,
     ), strict=True)),
-    # reczoo/Datasets: the values of the training split, by the parameters that reczoo/BARS logs.
+    # reczoo/Datasets: the values of the training split, according to the parameters that reczoo/BARS logs.
     "criteo_x1": _even([f"C{i}" for i in range(1, 27)], 2_086_277),
     "avazu_x1": _even([f"feat_{i}" for i in range(1, 23)], 1_298_577),
     "movielenslatest_x1": _even(["user_id", "item_id", "tag_id"], 90_236),
-    "kgcn_lastfm": {"user": 1_871, "item": 3_811},  # of its training split, and a row for values of none
+    "kgcn_lastfm": {"user": 1_871, "item": 3_811},  # of its training split, with a row for unknown values
     "ncf_movielens_1m": {"user": 6_041, "item": 3_705},  # likewise
     "tfrs_movielens_100k": {  # likewise
         "movie_id": 1_652, "user_id": 944, "user_gender": 3, "user_zip_code": 796, "user_occupation_text": 22,
@@ -62,8 +62,8 @@ PUBLISHED_TABLES: dict[str, dict[str, int]] = {
 }  # fmt: skip
 
 
-NUM_DENSE = 13  # of Criteo's rows …
-WITHOUT_DENSE = (  # … but for these
+NUM_DENSE = 13  # number of dense features in Criteo's rows …
+WITHOUT_DENSE = (  # … and datasets without any
     "avazu_x1",
     "movielenslatest_x1",
     "frappe_x1",
@@ -75,9 +75,9 @@ WITHOUT_DENSE = (  # … but for these
 
 @dataclass(frozen=True)
 class PublishedConfig:
-    """Figures to compare a run with; null where there is none. They do not affect training.
+    """Figures to compare a run with; null if there are none. They do not affect training.
 
-    A run on other data is not held to them: the report compares only where `train_rows` and `md5` agree.
+    A run on other data is not measured by them: the report compares only if `train_rows` and `md5` agree.
     """
 
     decides_bits: ClassVar[bool] = False
@@ -111,10 +111,10 @@ class PublishedConfig:
 
 
 def published_tables(name: str) -> PublishedTables:
-    """Table sizes by name.
+    """Return table sizes by name.
 
     Raises:
-        UserError: no such name.
+        UserError: there are none of this name.
     """
     added = {row.name: row for row in rows_of_extensions(PublishedTables)}
     if name in PUBLISHED_TABLES:

@@ -9,7 +9,7 @@ from common.errors import UserError
 from common.keys import key
 from common.limits import usable_cpus
 
-THREADS_PER_CORE = 4  # a few more than cores only slow a run down; many stop the machine
+THREADS_PER_CORE = 4  # a few more threads than cores only slow a run down; many stop the machine
 
 
 class Platform(Enum):
@@ -30,11 +30,11 @@ class Precision(Enum):
 
 
 class Compile(Enum):
-    """How DLRM's dense layers and its interaction train: kernel by kernel, or as programs."""
+    """Execution of DLRM's dense layers and interaction in training: kernel by kernel, or as programs."""
 
     none = "none"
     dense = "dense"  # torch.compile
-    step = "step"  # CUDA graphs of none's kernels
+    step = "step"  # CUDA graphs of the kernels of `none`
 
 
 @dataclass(frozen=True)
@@ -71,14 +71,14 @@ class RuntimeConfig:
 
 
 def validate_runtime(runtime: RuntimeConfig) -> None:
-    """Raises UserError for values that cannot work."""
+    """Raise UserError for values that cannot work."""
     steps = runtime.profile_steps
     if steps is not None and not (len(steps) == 2 and 1 <= steps[0] <= steps[1]):
         raise UserError(f"runtime.profile_steps={steps}: must be the first and the last step, such as [20,25]")
 
 
 def require_graphs(runtime: RuntimeConfig, device_type: str) -> None:
-    """Raises UserError if training is to replay CUDA graphs on a device that has none."""
+    """Raise UserError if training is to replay CUDA graphs on a device that has none."""
     if runtime.compile is Compile.step and device_type == "cpu":
         raise UserError(
             "runtime.compile=step: CUDA graphs need a GPU; give runtime.compile=none, or runtime.compile=dense"
@@ -86,7 +86,7 @@ def require_graphs(runtime: RuntimeConfig, device_type: str) -> None:
 
 
 def validate_threads(runtime: RuntimeConfig) -> None:
-    """Raises UserError for a new run's threads that this machine can only lose time with."""
+    """Raise UserError if a new run asks for so many threads that this machine can only lose time."""
     cores = usable_cpus()
     if (runtime.num_threads or 0) > THREADS_PER_CORE * cores:
         raise UserError(
@@ -107,7 +107,7 @@ class EnvironmentConfig:
 
 
 def validate_environment(environment: EnvironmentConfig) -> None:
-    """Raises UserError for names that are none."""
+    """Raise UserError for invalid names of variables."""
     for name in environment.variables:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise UserError(f"environment.variables.{name}: not a name of an environment variable")

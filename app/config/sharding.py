@@ -1,4 +1,4 @@
-"""`sharding` and `topology`: tables over processes, and the hardware that TorchRec's planner plans for."""
+"""`sharding` and `topology`: tables over processes, and the hardware for which TorchRec's planner plans."""
 
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
@@ -9,9 +9,9 @@ from common.compose import ConversionError, convert
 from common.errors import UserError
 from common.keys import check_keys, key
 
-# TorchRec's ShardingType, in words: whole on every process; whole on one; blocks of rows over all; blocks of columns
-# over all; blocks of rows over one machine's; blocks of columns over one machine's; columns over machines and each
-# block's rows over that machine's processes.
+# TorchRec's ShardingType. In this order: whole on every process; whole on one; blocks of rows over all processes;
+# blocks of columns over all; blocks of rows over one machine's processes; blocks of columns over one machine's; blocks
+# of columns over machines, with each block's rows over that machine's processes.
 SHARDING_TYPES = (
     "data_parallel",
     "table_wise",
@@ -24,8 +24,8 @@ SHARDING_TYPES = (
 COLUMN_TYPES = ("column_wise", "table_column_wise", "grid_shard")
 AUTO_SHARDING = "auto"
 _SHORT = {"grid": "grid_shard"}
-# TorchRec's EmbeddingComputeKernel: torch's optimizer on the whole gradient (data_parallel only); FBGEMM's fused one
-# with the table in device memory; in host memory; in host memory behind a cache in device memory.
+# TorchRec's EmbeddingComputeKernel. In this order: torch's optimizer on the whole gradient (data_parallel only);
+# FBGEMM's fused optimizer with the table in device memory; in host memory; in host memory behind a device cache.
 KERNELS = ("dense", "fused", "fused_uvm", "fused_uvm_caching")
 UVM_KERNELS = ("fused_uvm", "fused_uvm_caching")
 AUTO_TOPOLOGY = "auto"
@@ -41,7 +41,7 @@ class CommPrecision(Enum):
 
 @dataclass(frozen=True)
 class QCommConfig:
-    """Embeddings (forward) and their gradients (backward) on the wire; data-parallel tables travel as fp32."""
+    """Precision of embeddings (forward) and gradients (backward) in transit; data-parallel tables travel as fp32."""
 
     forward: CommPrecision = key(CommPrecision.fp32, "of embeddings")
     backward: CommPrecision = key(CommPrecision.fp32, "of their gradients")
@@ -49,7 +49,7 @@ class QCommConfig:
 
 @dataclass(frozen=True)
 class TableShardingConfig:
-    """Exceptions for one table; null: as configured for all tables."""
+    """Exceptions for one table; null: the value for all tables."""
 
     decides_bits: ClassVar[bool] = False
 
@@ -67,7 +67,8 @@ class ShardingConfig:
     it for the `topology`.
     """
 
-    decides_bits: ClassVar[bool] = False  # nor the plan: a resumption on another agrees within rounding
+    # The plan decides no bits either: a resumption on another agrees within rounding.
+    decides_bits: ClassVar[bool] = False
 
     types: Any = key(
         None,
@@ -87,17 +88,17 @@ class ShardingConfig:
 
 
 def with_default_types(config: ShardingConfig, world_size: int, device_type: str) -> ShardingConfig:
-    """Resolve `sharding.types=null`: among several GPUs the planner chooses, since equal bytes are not equal work."""
+    """Resolve `sharding.types=null`: the planner chooses among several GPUs, since equal bytes are not equal work."""
     if config.types is not None:
         return config
     return replace(config, types=AUTO_SHARDING if world_size > 1 and device_type != "cpu" else "table_wise")
 
 
 def types_allowed(types: Any, optimizer: OptimizerName, key: str = "sharding.types") -> list[str]:
-    """The sharding types that a configured value allows, in the order of SHARDING_TYPES.
+    """Return the sharding types that a configured value allows, in the order of SHARDING_TYPES.
 
     Raises:
-        UserError: not known types, or column-wise ones asked for with an optimizer to which they are another algorithm.
+        UserError: a type is unknown, or is column-wise although it would change the optimizer's algorithm.
     """
     names = [types] if isinstance(types, str) else types
     rule = f"{key}={types}: must be one of {', '.join(SHARDING_TYPES)}, a list of them, or {AUTO_SHARDING}"
@@ -105,8 +106,8 @@ def types_allowed(types: Any, optimizer: OptimizerName, key: str = "sharding.typ
         raise UserError(rule)
     names = [_SHORT.get(kind, kind) for kind in names]
     if names == [AUTO_SHARDING]:
-        # A replicated table's update may be another than FBGEMM's: torch's Adam moves every row at every step.
-        # A grid is only for who asks for it, as in TorchRec's own planner.
+        # torch may update a replicated table differently from FBGEMM: its Adam moves every row at every step.
+        # A grid is only chosen on request, as in TorchRec's own planner.
         unfit = {"grid_shard", "data_parallel"} if optimizer.algorithm.moves_all_rows else {"grid_shard"}
         unfit |= set(COLUMN_TYPES) if optimizer.algorithm.needs_whole_rows else set()
         return [kind for kind in SHARDING_TYPES if kind not in unfit]
@@ -118,7 +119,7 @@ def types_allowed(types: Any, optimizer: OptimizerName, key: str = "sharding.typ
 
 
 def refuse_columns(key: str, kind: str, optimizer: OptimizerName) -> None:
-    """Raises UserError if the columns of a row may not be separated under this optimizer."""
+    """Raise UserError if this optimizer does not allow the columns of a row to be separated."""
     if optimizer.algorithm.needs_whole_rows and kind in COLUMN_TYPES:
         raise UserError(
             f"{key}={kind}: {optimizer.value} would look at each shard's columns alone, which is another algorithm; "
@@ -127,10 +128,10 @@ def refuse_columns(key: str, kind: str, optimizer: OptimizerName) -> None:
 
 
 def kernels_allowed(kernels: Any, types: list[str], auto: bool, key: str = "sharding.kernels") -> list[str]:
-    """The compute kernels that a configured value allows for tables of these types; `auto` has only those that fit.
+    """Return the compute kernels that a configured value allows for tables of these types; `auto` filters them later.
 
     Raises:
-        UserError: not known kernels, or none for one of the types.
+        UserError: a kernel is unknown, or one of the types has none.
     """
     if kernels is None:
         return ["dense", "fused"]
@@ -147,12 +148,12 @@ def kernels_allowed(kernels: Any, types: list[str], auto: bool, key: str = "shar
 
 
 def kernels_of(kind: str, kernels: list[str]) -> list[str]:
-    """Those of the kernels that can hold a table of this sharding type."""
+    """Return those of the kernels that can hold a table of this sharding type."""
     return [kernel for kernel in kernels if (kernel == "dense") == (kind == "data_parallel")]
 
 
 def of_table(config: ShardingConfig, name: str, features: list[str]) -> tuple[str, TableShardingConfig]:
-    """The configuration of one table, given by its own name or one of its features', and the key it stands at.
+    """Return one table's configuration and its key, which names the table or one of its features.
 
     Raises:
         UserError: the table is given twice.
@@ -168,10 +169,10 @@ def of_table(config: ShardingConfig, name: str, features: list[str]) -> tuple[st
 
 
 def own_part(config: ShardingConfig, name: str) -> TableShardingConfig:
-    """The settings under `sharding.tables.<name>`.
+    """Return the settings under `sharding.tables.<name>`.
 
     Raises:
-        UserError: an unknown key or a value of the wrong type.
+        UserError: a key is unknown, or a value has the wrong type.
     """
     try:
         return convert(TableShardingConfig, config.tables[name])
@@ -181,7 +182,7 @@ def own_part(config: ShardingConfig, name: str) -> TableShardingConfig:
 
 
 def validate_sharding(config: ShardingConfig, optimizer: OptimizerName) -> None:
-    """Raises UserError for values that cannot work or would do nothing."""
+    """Raise UserError for values that cannot work or would do nothing."""
     parts: dict[str, ShardingConfig | TableShardingConfig] = {"sharding": config}
     parts |= {f"sharding.tables.{name}": own_part(config, name) for name in config.tables}
     for path, section in parts.items():
@@ -206,7 +207,7 @@ def validate_sharding(config: ShardingConfig, optimizer: OptimizerName) -> None:
 
 @dataclass(frozen=True)
 class TopologyConfig:
-    """One kind of device, and how many. GiB are 2^30 bytes, GB/s 10^9 bytes a second, in one direction.
+    """One kind of device, and how many. GiB are 2^30 bytes, GB/s 10^9 bytes per second, in one direction.
 
     Figures are the vendor's peak; `link_efficiency` is the share of it that collectives are assumed to reach.
     """

@@ -1,4 +1,4 @@
-"""`model.tables`: how tables are made, all of them or single ones. Formulas and sources: docs/models.md."""
+"""`model.tables`: how tables are made, all or some of them. Formulas and sources: docs/models.md."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
@@ -11,7 +11,7 @@ from common.keys import check_keys, key
 
 
 class TableKind(Enum):
-    """One row a category; quotient–remainder (Shi et al. 2019); mixed-dimension (Ginart et al. 2019)."""
+    """One row per category; quotient–remainder (Shi et al. 2019); mixed-dimension (Ginart et al. 2019)."""
 
     plain = "plain"
     qr = "qr"
@@ -36,14 +36,14 @@ class Pooling(Enum):
 
 
 class RowWeights(Enum):
-    """Weighted pooling: one weight a category, trained or not."""
+    """Weights of weighted pooling: one per category, trained or not."""
 
     learned = "learned"
     fixed = "fixed"
 
 
 class TableInit(Enum):
-    """Initial values: uniform as TorchRec's or facebookresearch/dlrm's, or normal."""
+    """Initial values: uniform as in TorchRec or facebookresearch/dlrm, or normal."""
 
     torchrec = "torchrec"
     facebookresearch = "facebookresearch"
@@ -60,7 +60,7 @@ class Storage(Enum):
 
 @dataclass(frozen=True)
 class TableConfig:
-    """Settings of a table. Null: in an override, the value of model.tables; in model.tables, the default given here."""
+    """Settings of a table. Null: in an override, model.tables' value; in model.tables, the default given here."""
 
     kind: TableKind | None = key(None, "null: plain")
     qr_operation: QROperation | None = key(None, "qr; null: mult")
@@ -116,16 +116,16 @@ _HAS_USE: dict[str, tuple[str, Callable[[TableConfig], bool]]] = {
 
 
 def override_of(tables: TablesConfig, name: str) -> TableOverride:
-    """The settings under `model.tables.overrides.<name>`; all null if there are none.
+    """Return the settings under `model.tables.overrides.<name>`; all null if there are none.
 
     Raises:
-        UserError: an unknown key or a value of the wrong type.
+        UserError: a key is unknown, or a value has the wrong type.
     """
     override = tables.overrides.get(name, {})
     if isinstance(override, TableOverride):
         return override
     if not override:
-        return TableOverride()  # without OmegaConf, for which it is 4 ms a table
+        return TableOverride()  # avoids OmegaConf, which would take 4 ms per table
     try:
         return convert(TableOverride, override)
     except ConversionError as error:
@@ -136,7 +136,7 @@ def override_of(tables: TablesConfig, name: str) -> TableOverride:
 
 
 def settings_of(tables: TablesConfig, name: str | None = None) -> TableOverride:
-    """The settings in force for a table that has an override, or for those that have none."""
+    """Return the settings in force for a table with an override, or for tables without one."""
     override = TableOverride() if name is None else override_of(tables, name)
     levels = [override, tables, DEFAULTS]
     values = (next((v for level in levels if (v := getattr(level, key)) is not None), None) for key in SETTINGS)
@@ -144,7 +144,7 @@ def settings_of(tables: TablesConfig, name: str | None = None) -> TableOverride:
 
 
 def validate_tables(tables: TablesConfig, embedding_dim: int) -> None:
-    """Raises UserError for values that cannot work or would do nothing."""
+    """Raise UserError for values that cannot work or would do nothing."""
     every = settings_of(tables)
     overrides = {name: override_of(tables, name) for name in tables.overrides}
     by_table = {name: settings_of(tables, name) for name in overrides}
@@ -177,7 +177,7 @@ def validate_tables(tables: TablesConfig, embedding_dim: int) -> None:
 
 
 def _require_use(path: str, config: TableConfig, tables: Iterable[TableConfig]) -> None:
-    """Each setting of `config` must matter to one of the tables."""
+    """Require that each setting of `config` matters to one of the tables."""
     for name, (owner, has_use) in _HAS_USE.items():
         value = getattr(config, name, None)
         if value is not None and not any(has_use(table) for table in tables):

@@ -12,26 +12,26 @@ from common.keys import MISSING, key, shown
 
 NOT_IN_NAMES = frozenset("/\\$;&|<>*?\"'`!(){}[]#~")
 MAX_NAME_BYTES = 200
-# Three times the samples before the first evaluation in MLPerf Training 6.1's rules for dlrmv4: at least, and per batch
+# MLPerf Training 6.1 rules for dlrmv4: three times the samples before the first evaluation; a minimum, and per batch.
 DLRMV4_FIRST_EVAL, DLRMV4_FIRST_EVAL_PER_BATCH = 135_331_840, 4480
 
 
-LAYOUT = "layout"  # of train.deterministic
-MICRO_BATCH = 256  # by benchmarks.invariance: 128 rows cost 10 % more
-LARGE_BATCH = 1024  # samples: on CPUs, fp32 products are other ones from there on (docs/performance.md)
-DEFAULT_EVAL_FRACTION = 0.3  # of an epoch: three evaluations, and one at its end
-Monitor: TypeAlias = str | dict[str, float]  # of train.monitor
+LAYOUT = "layout"  # value of train.deterministic
+MICRO_BATCH = 256  # chosen by benchmarks.invariance: 128 rows cost 10 % more
+LARGE_BATCH = 1024  # samples; on CPUs, fp32 products differ from this size on (docs/performance.md)
+DEFAULT_EVAL_FRACTION = 0.3  # share of an epoch: three evaluations, and one at its end
+Monitor: TypeAlias = str | dict[str, float]  # value of train.monitor
 
 
 class OnNan(Enum):
-    """stop at a loss that is NaN or infinite, or skip the update of its step; of gradients, always stop."""
+    """Reaction to a loss that is not finite: stop, or skip its step's update. Such gradients always stop the run."""
 
     stop = "stop"
     skip = "skip"
 
 
 class Pipeline(Enum):
-    """none: one batch after the other; sparse_dist: the next one's ids travel meanwhile, by TorchRec's stages."""
+    """none: one batch after the other; sparse_dist: the next batch's ids travel meanwhile, by TorchRec's stages."""
 
     auto = "auto"
     none = "none"
@@ -39,7 +39,7 @@ class Pipeline(Enum):
 
 
 class EvalGrid(Enum):
-    """down: each step rounded down; dlrmv4: their distance rounded up, the first held back by MLPerf 6.1."""
+    """Rounding of evaluation steps. down: each one down; dlrmv4: their distance up, the first late as in MLPerf 6.1."""
 
     down = "down"
     dlrmv4 = "dlrmv4"
@@ -135,18 +135,18 @@ class TrainConfig:
 
     @property
     def micro_batch(self) -> int | None:
-        """Rows of a micro-batch of train.deterministic=layout; None of other runs."""
+        """Rows of a micro-batch with train.deterministic=layout; None for other runs."""
         return (self.micro_batch_size or MICRO_BATCH) if self.deterministic == LAYOUT else None
 
     def local_rows(self, world_size: int) -> int:
-        """Rows of a global batch that each process takes; with deterministic=layout, the last may be padding."""
+        """Return each process's rows of a global batch; with deterministic=layout, the last ones may be padding."""
         if self.micro_batch is None:
             return self.global_batch_size // world_size
         return part_size(self.global_batch_size, world_size, self.micro_batch)
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches of a whole global batch, with train.deterministic=layout."""
+        """Number of micro-batches in a whole global batch, with train.deterministic=layout."""
         return -(-self.global_batch_size // (self.micro_batch or 1))
 
 
@@ -177,7 +177,7 @@ class EvalConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """Intervals of saving, checkpoints kept, and the one to start from."""
+    """Intervals of saving, the checkpoints to keep, and the one to start from."""
 
     decides_bits: ClassVar[bool] = False
 
@@ -205,13 +205,13 @@ class CheckpointConfig:
 
 
 def part_size(rows: int, world_size: int, micro_batch: int | None) -> int:
-    """Return the rows that each process takes of a batch: an equal part or whole micro-batches, rounded up."""
+    """Return the rows that each process takes of a batch: an equal part, or whole micro-batches, rounded up."""
     unit = micro_batch or 1
     return -(-rows // (unit * world_size)) * unit
 
 
 def validate_new_name(name: str) -> None:
-    """Raises UserError for the name of a new run that is no plain name of a directory, safe to type in a shell."""
+    """Raise UserError if a new run's name is not a plain directory name that is safe to type in a shell."""
     fault = next(
         (
             f"{character!r} in it"
@@ -234,7 +234,7 @@ def validate_new_name(name: str) -> None:
 
 
 def validate_train(train: TrainConfig) -> None:
-    """Raises UserError for values that cannot work."""
+    """Raise UserError for values that cannot work."""
     _validate_batch(train)
     if train.eval_every_steps and train.eval_every_fraction is not None:
         raise UserError(
@@ -248,21 +248,21 @@ def validate_train(train: TrainConfig) -> None:
 
 
 def keys_by_evaluations(train: TrainConfig, cuts_rate: bool) -> list[str]:
-    """The keys, with their values, by which evaluations decide; cuts_rate: whether the schedule goes by them."""
+    """Return the keys, with values, that let evaluations decide; cuts_rate: whether the schedule uses them."""
     patience = train.early_stop_patience
     stops = [] if patience is None else [f"train.early_stop_patience={patience}"]
     return stops + ["schedule=plateau"] * cuts_rate
 
 
 def metrics_of(monitor: Monitor) -> list[str]:
-    """The metrics that train.monitor names."""
+    """Return the metrics that train.monitor names."""
     return [monitor] if isinstance(monitor, str) else list(monitor)
 
 
 def validate_monitor(train: TrainConfig, checkpoint: CheckpointConfig, cuts_rate: bool, over: str) -> None:
-    """Refuse what evaluations cannot decide.
+    """Refuse keys that evaluations cannot decide.
 
-    cuts_rate: whether the schedule goes by them. over: what samples have that metrics are over; empty: nothing.
+    cuts_rate: whether the schedule uses evaluations. over: the unit of samples that metrics can be over; empty: none.
 
     Raises:
         UserError: names the key and the remedy.
@@ -322,12 +322,12 @@ def with_evaluation_distance(train: TrainConfig, steps_per_epoch: int) -> TrainC
 
 
 def steps_per_epoch(train: TrainConfig, rows: int) -> int:
-    """Steps of an epoch over rows that are not of events."""
+    """Return the steps of an epoch over rows (not events)."""
     return rows // train.global_batch_size if train.drop_last else -(-rows // train.global_batch_size)
 
 
 def samples_of(train: TrainConfig, rows: int, steps: int) -> int:
-    """Samples of a run's first steps; rows: of the training split."""
+    """Return the samples of a run's first steps; rows: number in the training split."""
     if train.drop_last:
         return steps * train.global_batch_size
     epochs, others = divmod(steps, steps_per_epoch(train, rows))
@@ -335,7 +335,7 @@ def samples_of(train: TrainConfig, rows: int, steps: int) -> int:
 
 
 def steps_within(train: TrainConfig, rows: int, samples: int) -> int:
-    """The most steps that have no more samples than that; rows: of the training split."""
+    """Return the most steps that have at most this number of samples; rows: number in the training split."""
     if train.drop_last:
         return samples // train.global_batch_size
     epochs, others = divmod(samples, rows)
@@ -343,10 +343,10 @@ def steps_within(train: TrainConfig, rows: int, samples: int) -> int:
 
 
 def evaluation_steps(train: TrainConfig, rows: int) -> tuple[float | None, int]:
-    """The distance of evaluations in steps, at least 1, and a number of steps before which there is none.
+    """Return the distance of evaluations in steps, at least 1, and a number of steps before which there is none.
 
-    The k-th is after k distances, rounded down. None: there is one at the end only. rows: of the training split, of
-    which an epoch may leave out some.
+    The k-th evaluation is after k distances, rounded down. A distance of None means only one, at the end. rows: number
+    in the training split; an epoch may leave out some of them.
     """
     share, batch = train.eval_every_fraction, train.global_batch_size
     if share is None:
@@ -358,7 +358,7 @@ def evaluation_steps(train: TrainConfig, rows: int) -> tuple[float | None, int]:
 
 
 def validate_checkpoint(checkpoint: CheckpointConfig) -> None:
-    """Raises UserError for values that cannot work."""
+    """Raise UserError for values that cannot work."""
     if checkpoint.overwrite and checkpoint.resume == "auto":
         raise UserError(
             "checkpoint.overwrite=true: has no effect with checkpoint.resume=auto; leave it out, or give "
@@ -367,7 +367,7 @@ def validate_checkpoint(checkpoint: CheckpointConfig) -> None:
 
 
 class LossName(Enum):
-    """Mean over the batch of binary cross-entropy, of that with a weight for each class, or of the squared error."""
+    """Mean over the batch of binary cross-entropy, of the same with a weight per class, or of the squared error."""
 
     bce = "bce"
     weighted_bce = "weighted_bce"
@@ -394,7 +394,7 @@ class LossConfig:
 
 
 def validate_loss(loss: LossConfig) -> None:
-    """Raises UserError for values that cannot work or would do nothing."""
+    """Raise UserError for values that cannot work or would do nothing."""
     weights = loss.class_weights
     if loss.name is LossName.weighted_bce:
         if weights is None or len(weights) != 2 or not all(0 < weight < math.inf for weight in weights):
