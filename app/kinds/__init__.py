@@ -1,1 +1,1 @@
-"""Kinds by name, a row each: models, optimizers, schedules, metrics, tasks; types of libraries are text."""
+"""Kinds by name, one row each: models, optimizers, schedules, metrics, tasks; library types are named as text."""

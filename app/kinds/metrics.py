@@ -1,37 +1,38 @@
-"""Metrics of an evaluation by name: one is a row of `METRICS` and the function that computes it.
+"""Metrics of an evaluation by name; each is a row of `METRICS` and a function that computes it.
 
-Rows are in the order in which the log, a run's last lines and the report have them.
+Rows are in the order of the log, of a run's last lines and of the report.
 """
 
 from dataclasses import dataclass
 
-AUC, LOGLOSS, NE, ACCURACY = "auc", "logloss", "ne", "accuracy"  # those that code asks for by name
+AUC, LOGLOSS, NE, ACCURACY = "auc", "logloss", "ne", "accuracy"  # metrics that code asks for by name
 CALIBRATION, BASE_RATE, STANDARD_ERROR = "calibration", "base_rate", "auc_standard_error"
 ALL_ROWS, KEPT_ROWS = "calibration_of_all_rows", "calibration_of_kept_rows"
 RMSE, MAE, LABEL_DEVIATION = "rmse", "mae", "label_deviation"
 HR, NDCG = "hr_at_10", "ndcg_at_10"
 NUMBER = "number"
-USERS, GROUPS = "users", "groups"  # what a metric is a mean over: users of a log of events, groups of eval.group_by
-SAMPLED = "sampled rows"  # of a dataset with data.sampling.negative_drop_rate
+# Units that a metric is averaged over: users in a log of events, groups of eval.group_by.
+USERS, GROUPS = "users", "groups"
+SAMPLED = "sampled rows"  # rows of a dataset with data.sampling.negative_drop_rate
 
 
 @dataclass(frozen=True)
 class Metric:
-    """What is to know of a metric.
+    """Properties of a metric.
 
     Attributes:
-        name: its key in metrics.jsonl, summary.json and the JSON of evaluate.
+        name: its key in metrics.jsonl, summary.json and evaluate's JSON.
         label: its name for readers.
-        larger_is_better: None: neither larger nor smaller is.
-        task: the kind of label that it is of, a row of app.kinds.tasks.
-        over: USERS, GROUPS or both, or SAMPLED, where only samples that have these have it.
-        needs_scores: whether it needs all scores at once, which of more than eval.exact_rows are not kept.
-        logged: whether it stands in the log's line of an evaluation.
-        in_summary: whether it stands among a run's last lines.
+        larger_is_better: None if neither larger nor smaller values are better.
+        task: the kind of label that it is for, a row of app.kinds.tasks.
+        over: USERS, GROUPS or both, or SAMPLED, if only samples that have these have the metric.
+        needs_scores: whether it needs all scores at once; above eval.exact_rows they are not kept.
+        logged: whether the log's line of an evaluation shows it.
+        in_summary: whether a run's last lines show it.
         compared: whether constant predictors, ground truth and publications have it too.
         in_report: its label in the report's table of details.
-        mean_of: the function "module:function" whose mean over samples it is, from logits float64 and labels [n] to
-            values [n]; empty: app.metrics computes it with others.
+        mean_of: function "module:function" that maps logits float64 and labels [n] to values [n], whose mean it is;
+            empty: app.metrics computes it with others.
     """
 
     name: str
@@ -48,7 +49,7 @@ class Metric:
 
     @property
     def title(self) -> str:
-        """Its label at the head of a column."""
+        """Label at the head of a column."""
         return self.label[0].upper() + self.label[1:]
 
 
@@ -102,8 +103,9 @@ _ROWS = (
 )
 METRICS = {row.name: row for row in _ROWS}
 OF_ROWS = tuple(row.name for row in _ROWS if not row.over and row.task != NUMBER)
-PUBLISHED = (AUC, ACCURACY, LOGLOSS, RMSE, HR, NDCG)  # keys of app.config.published too, of the evaluated split
+PUBLISHED = (AUC, ACCURACY, LOGLOSS, RMSE, HR, NDCG)  # also keys of app.config.published, for the evaluated split
 COMPARED = tuple(row.name for row in _ROWS if row.compared and row.task != NUMBER)
 COMPARED_NUMBERS = tuple(row.name for row in _ROWS if row.compared and row.task == NUMBER)
 MEANS = {row.name: row.mean_of for row in _ROWS if row.mean_of}
-RANKED = tuple(row.name for row in _ROWS if row.larger_is_better is not None)  # those by which one model is better
+# Metrics by which one model is better than another.
+RANKED = tuple(row.name for row in _ROWS if row.larger_is_better is not None)

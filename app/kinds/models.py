@@ -86,16 +86,16 @@ DLRM = ModelKind("dlrm", "DLRM", ROWS, parts=None)
 
 
 def model_kinds() -> dict[str, ModelKind]:
-    """Returns DLRM and the kinds of the extensions, by the value of model.name."""
+    """Return DLRM and the kinds of the extensions, by the value of model.name."""
     return {kind.name: kind for kind in (DLRM, *rows_of_extensions(ModelKind))}
 
 
 def require_dataset(model: ModelKind, root: Path, manifest: Manifest) -> None:
-    """Raises UserError if the model does not learn from this kind of dataset."""
+    """Raise UserError if the model does not learn from this kind of dataset."""
     other = model_for(manifest.kind)
     manifest.require_kind(root, model.learns_from, f"give {other}" if other and model is DLRM else "")
 
 
 def model_for(data: DatasetKind) -> str:
-    """Returns the setting of the model that learns from such a dataset, or an empty string if no model does."""
+    """Return the setting of the model that learns from such a dataset, or an empty string if no model does."""
     return next((f"model={kind.name}" for kind in model_kinds().values() if kind.learns_from is data), "")

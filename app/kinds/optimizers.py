@@ -1,4 +1,4 @@
-"""Optimizers by name: one is a row of `OptimizerName`, its values in conf/optimizer, and its test."""
+"""Optimizers by name; each is a row of `OptimizerName`, with values in conf/optimizer and a test."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -6,40 +6,41 @@ from enum import Enum
 
 from common.table_rows import row_with
 
-EPS = {"eps": "1e-8"}  # keys of `optimizer` that an algorithm needs, each with a usual value
+EPS = {"eps": "1e-8"}  # keys of `optimizer` that an algorithm needs, with usual values
 EPS_AND_BETAS = {**EPS, "beta1": "0.9", "beta2": "0.999"}
 FIRST, SECOND = {"exp_avg": "momentum1"}, {"exp_avg_sq": "exp_avg_sq"}
 SUM = {"sum": "momentum1"}
 
 
 class FusedDecay(Enum):
-    """FBGEMM's WeightDecayMode. l2: added to a row's gradient; decouple: the row is multiplied by 1 - rate * decay."""
+    """FBGEMM's WeightDecayMode. l2: add decay to a row's gradient; decouple: multiply the row by 1 - rate * decay."""
 
     l2 = "l2"
     decouple = "decouple"
 
 
-DECOUPLED = (FusedDecay.decouple,)  # FBGEMM's Adam and LAMB know no other, whatever the mode says
+DECOUPLED = (FusedDecay.decouple,)  # FBGEMM's Adam and LAMB know no other mode, whatever is set
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """What is to know of an optimizer.
+    """Properties of an optimizer.
 
     Attributes:
-        torch: its class, "module:class", for tables that FBGEMM does not update and, unless others are named, layers.
-        fbgemm: its name in FBGEMM's EmbOptimType; None: FBGEMM lacks it, so that torch updates all tables.
+        torch: its class, "module:class", for tables that FBGEMM does not update and, unless `layers` is given, for
+            layers.
+        fbgemm: its name in FBGEMM's EmbOptimType; None: FBGEMM lacks it, so torch updates all tables.
         fused_on_cpu: whether FBGEMM has it on CPUs too.
-        settings: keys of `optimizer` that it needs, each with a usual value.
-        arguments: further ones of `torch`.
-        layers: the class for dense parameters, where `torch` is for tables only.
-        plain: the optimizer for dense parameters beside it, where it is of rows.
-        state: torch's names of its state with a value for each element, and FBGEMM's.
-        row_state: likewise with a value for each row of a table.
-        needs_whole_rows: with a part of a row's columns in a shard it would be another algorithm.
-        has_weight_decay: torch's class adds L2 to gradients by `weight_decay`.
-        fused_decay: what FBGEMM's weight decay may be of it, on the rows of a batch.
-        moves_all_rows: torch's moves every row at every step, FBGEMM's those of the batch.
+        settings: keys of `optimizer` that it needs, with usual values.
+        arguments: further arguments of `torch`.
+        layers: class for dense parameters, if `torch` is for tables only.
+        plain: the optimizer for dense parameters, if this one is row-wise.
+        state: torch's names of state with a value per element, and FBGEMM's names.
+        row_state: the same for state with a value per row of a table.
+        needs_whole_rows: whether a shard with only some columns of a row would change the algorithm.
+        has_weight_decay: whether torch's class adds L2 to gradients by `weight_decay`.
+        fused_decay: modes of weight decay that FBGEMM can apply with it, to the rows of a batch.
+        moves_all_rows: whether torch's class updates all rows at every step; FBGEMM updates only those in the batch.
     """
 
     torch: str
@@ -57,7 +58,7 @@ class Algorithm:
     moves_all_rows: bool = False
 
     def state_elements(self, dim: int) -> int:
-        """Elements of state beside a row of `dim` elements."""
+        """Return the number of elements of state beside a row of `dim` elements."""
         return dim * len(self.state) + len(self.row_state)
 
 
@@ -65,10 +66,10 @@ _ROW_ADAM = "app.optimizer.adams:RowAdam"
 
 
 class OptimizerName(Enum):
-    """The algorithm for tables (fused into FBGEMM's backward where it has it) and for dense parameters.
+    """The algorithm for tables (fused into FBGEMM's backward if FBGEMM has it) and for dense parameters.
 
-    rowwise_*: one second moment a row of a table, the mean over the row; dense parameters get the plain one.
-    adam: Kingma and Ba 2015; lamb: You et al. 2020, its trust ratio per row of a table, per dense tensor.
+    rowwise_*: one second moment per row of a table, the mean over the row; dense parameters use the plain algorithm.
+    adam: Kingma and Ba 2015; lamb: You et al. 2020, with a trust ratio per row of a table and per dense tensor.
     """
 
     sgd = "sgd", Algorithm("torch.optim:SGD", "EXACT_SGD", True)
@@ -152,5 +153,5 @@ class OptimizerName(Enum):
 
     @property
     def plain(self) -> "OptimizerName":
-        """The optimizer for dense parameters beside this one of tables."""
+        """Optimizer for dense parameters that goes with this one for tables."""
         return OptimizerName[self.algorithm.plain] if self.algorithm.plain else self

@@ -1,4 +1,4 @@
-"""Schedules of the learning rate by name: one is a row of `ScheduleName`, its values in conf/schedule, and its test."""
+"""Schedules of the learning rate by name; each is a row of `ScheduleName`, with values in conf/schedule and a test."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,12 +11,12 @@ DECAY = ("warmup_steps", "decay_start_step", "decay_steps")
 
 @dataclass(frozen=True)
 class Schedule:
-    """What is to know of a schedule.
+    """Properties of a schedule.
 
     Attributes:
-        rate: the function "module:function" of base rate, ScheduleConfig, step (the first is 0) and number of cuts.
-        keys: of `schedule`, those that it has an effect with.
-        needs: those of them that must not be 0, each with what is said where one is.
+        rate: function "module:function" of base rate, ScheduleConfig, step (the first is 0) and number of cuts.
+        keys: keys of `schedule` that have an effect.
+        needs: those of them that must not be 0, each with the message if it is.
         by_metric: whether evaluations, by train.monitor, decide when the rate is cut.
     """
 
@@ -27,11 +27,11 @@ class Schedule:
 
 
 class ScheduleName(Enum):
-    """The course of the learning rate.
+    """Course of the learning rate.
 
-    constant; warmup_poly: linear warm-up, hold and polynomial decay of power 2; cosine: linear warm-up, hold and
-    half a cosine (Loshchilov and Hutter 2017); warmup: linear from 0 at the first step, then hold (MLPerf's DLRMv4);
-    plateau: cut where train.monitor improves no more, as torch's ReduceLROnPlateau.
+    constant; warmup_poly: linear warm-up, hold and polynomial decay of power 2; cosine: linear warm-up, hold and half a
+    cosine (Loshchilov and Hutter 2017); warmup: linear from 0 at the first step, then hold (MLPerf's DLRMv4); plateau:
+    cut when train.monitor stops improving, as torch's ReduceLROnPlateau.
     """
 
     constant = "constant", Schedule("app.optimizer.schedule:constant")
@@ -61,5 +61,5 @@ class ScheduleName(Enum):
 
 
 def with_key(key: str) -> tuple[ScheduleName, ...]:
-    """The schedules that a key of `schedule` has an effect with."""
+    """Return the schedules with which a key of `schedule` has an effect."""
     return tuple(name for name in ScheduleName if key in name.schedule.keys)

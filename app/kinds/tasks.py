@@ -1,4 +1,4 @@
-"""Tasks by the kind of a dataset's labels: one is a row of `TASKS`. Of several labels of events each is a click."""
+"""Tasks by the kind of a dataset's labels; each is a row of `TASKS`. If events have several labels, all are clicks."""
 
 from dataclasses import dataclass
 
@@ -7,14 +7,14 @@ from app.kinds.metrics import AUC, RMSE
 
 @dataclass(frozen=True)
 class Task:
-    """What is to know of a task.
+    """Properties of a task.
 
     Attributes:
-        labels: the kind of label, as a dataset's manifest has it.
-        main: the metric that a model is judged by.
-        losses: values of `loss` that it can be learned by.
-        has_clicks: whether a model's outputs are logits of clicks, with all that counts them: targets, kept scores,
-            baselines, MLPerf's log; else they are the predicted numbers.
+        labels: kind of label, as in a dataset's manifest.
+        main: metric by which a model is judged.
+        losses: values of `loss` with which it can be learned.
+        has_clicks: whether a model's outputs are logits of clicks, which targets, kept scores, baselines and MLPerf's
+            log require; otherwise they are the predicted numbers.
     """
 
     labels: str

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from app.config import AppConfig
     from app.trackers.base import Setting, Tracker
 
-TENSORBOARD = "tensorboard"  # directory of its events and of traces
+TENSORBOARD = "tensorboard"  # directory of its events, and of traces
 
 
 class TrackerKind(NamedTuple):
