@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 
 class Verdict(Enum):
-    """ok; warn: works, but slower or with something missing; fail: does not work."""
+    """ok; warn: it works, but more slowly or with something missing; fail: it does not work."""
 
     ok = "ok"
     warn = "warn"
@@ -13,7 +13,7 @@ class Verdict(Enum):
 
 
 class Check(NamedTuple):
-    """Result of one check: its name, the verdict, the finding, and the remedy unless it is ok."""
+    """Result of one check: its name, the verdict, the finding, and the remedy unless the verdict is ok."""
 
     name: str
     verdict: Verdict
@@ -22,15 +22,15 @@ class Check(NamedTuple):
 
 
 def ok(name: str, finding: str) -> Check:
-    """A check without findings."""
+    """Return a check that found no fault."""
     return Check(name, Verdict.ok, finding)
 
 
 def warn(name: str, finding: str, remedy: str) -> Check:
-    """Works, but slower or with something missing."""
+    """Return a check of something that works, but more slowly or with something missing."""
     return Check(name, Verdict.warn, finding, remedy)
 
 
 def fail(name: str, finding: str, remedy: str) -> Check:
-    """Does not work."""
+    """Return a check of something that does not work."""
     return Check(name, Verdict.fail, finding, remedy)

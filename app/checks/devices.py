@@ -1,4 +1,4 @@
-"""GPUs: those of the system, those that torch sees, and whether its kernels were built for them."""
+"""Checks of GPUs: the system's, those that torch sees, and whether torch's kernels were built for them."""
 
 import os
 import re
@@ -15,11 +15,11 @@ RENDER_NODES = Path("/dev/dri")
 DRM = Path("/sys/class/drm")
 AMD_LOCKED = ("low", "manual", "perf_determinism", "profile_standard", "profile_min_sclk", "profile_min_mclk")
 NVIDIA_DRIVER, AMD_DRIVER = Path("/proc/driver/nvidia/version"), Path("/sys/module/amdgpu/version")
-MIN_DRIVERS = {"12": 525, "13": 580}  # NVIDIA's CUDA compatibility: first driver branch for each major release of CUDA
+MIN_DRIVERS = {"12": 525, "13": 580}  # NVIDIA's CUDA compatibility: first driver branch for each CUDA major release
 
 
 class ProbedDevice(Struct):
-    """A GPU that torch sees; memory in bytes, and what its lookup failed with, if it did."""
+    """A GPU that torch sees; memory in bytes; fault: how its lookup failed, if it did."""
 
     name: str
     memory: int
@@ -28,7 +28,7 @@ class ProbedDevice(Struct):
 
 
 class Probe(Struct):
-    """What an import of the stack found: releases, kernels, faults, devices."""
+    """Findings of an import of the stack: releases, kernels, faults, devices."""
 
     cuda: str | None
     hip: str | None
@@ -46,7 +46,7 @@ def check_devices(probe: Probe) -> Iterator[Check]:
     if not devices:
         yield _without_devices(built_for)
         if NVIDIA_DRIVER.exists():
-            yield _check_driver(probe.cuda)  # too old a driver is why torch sees nothing
+            yield _check_driver(probe.cuda)  # too old a driver can be why torch sees nothing
         return
     for index, device in enumerate(devices):
         name = f"gpu {index}"
@@ -121,7 +121,7 @@ def _check_driver(cuda: str | None) -> Check:
 
 
 def check_clocks(drm: Path = DRM) -> Iterator[Check]:
-    """Warn of GPUs whose clock is locked below its maximum, which no figure of a run shows."""
+    """Warn of GPUs whose clock is locked below its maximum, since no figure of a run shows that."""
     query = "index,clocks.applications.graphics,clocks.max.graphics"
     try:
         command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"]
@@ -141,7 +141,7 @@ def check_clocks(drm: Path = DRM) -> Iterator[Check]:
 
 
 def check_groups(kfd: Path = AMD_DEVICE, nodes: Path = RENDER_NODES) -> Iterator[Check]:
-    """Return whether this user may open AMD's devices."""
+    """Check whether this user may open AMD's devices."""
     if not kfd.exists():
         return
     paths = [kfd, *sorted(nodes.glob("renderD*"))]

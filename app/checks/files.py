@@ -1,4 +1,4 @@
-"""Checks of datasets and runs on disk: complete, or what is missing."""
+"""Checks of datasets and runs on disk: whether they are complete, or what is missing."""
 
 import os
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ UNFINISHED = ".work"  # data_prep's directory in a dataset that is being made
 
 
 def check_datasets(directory: Path) -> Iterator[Check]:
-    """Check each dataset under a directory, finished or begun, whatever its depth; other programs' files are none."""
+    """Check every dataset under a directory, finished or begun, at any depth; skip other programs' files."""
     roots = []
     for above, directories, names in os.walk(directory):
         root = Path(above)
@@ -68,7 +68,7 @@ def check_runs(directory: Path) -> Iterator[Check]:
 
 
 def check_run(run: Path) -> Check:
-    """One run."""
+    """Check one run: how it ended, and whether it can be resumed."""
     name = f"run {run}"
     if not (run / MANIFEST).is_file():
         others = sorted(path.name for path in run.iterdir() if path.name not in BEFORE_MANIFEST)

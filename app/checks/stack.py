@@ -1,4 +1,4 @@
-"""Python and the packages: which are there, whether they belong together, whether they run."""
+"""Checks of Python and the packages: which are installed, whether they belong together, and whether they run."""
 
 import importlib.metadata
 import re
@@ -20,13 +20,13 @@ USED = {
     "distributed": "data.scheduler cannot be used",
 }
 TORCH_MINOR_OVER_FBGEMM = 5  # fbgemm 1.X is built against torch 2.(X + 5)
-NEWEST_FBGEMM_MINOR = 9  # of the releases; torch 2.15 has none
+NEWEST_FBGEMM_MINOR = 9  # of FBGEMM's releases so far; torch 2.15 has none
 REMAKE = "make environment (make clean first, if it was made by make)"
 PROBE_SECONDS = 180
 
 
 def check_python(version: tuple[int, ...] = sys.version_info[:3]) -> Check:
-    """Return whether this Python is one of those supported."""
+    """Check whether this Python is supported."""
     release = ".".join(map(str, version))
     if version[:2] < PYTHONS[0]:
         return fail("python", release, "use Python 3.10 or newer: make PYTHON=python3.11 environment")
@@ -36,7 +36,7 @@ def check_python(version: tuple[int, ...] = sys.version_info[:3]) -> Check:
 
 
 def installed_versions() -> dict[str, str]:
-    """Versions of the packages that matter, by normalised name; those not installed are left out."""
+    """Return the versions of the packages that matter, by normalised name; leave out those not installed."""
     versions = {}
     for name in (*NEEDED, *fbgemm.NAMES, *USED):
         try:
@@ -47,7 +47,7 @@ def installed_versions() -> dict[str, str]:
 
 
 def check_packages(versions: Mapping[str, str]) -> Iterator[Check]:
-    """Return whether all packages are there, and torch, FBGEMM and TorchRec of releases that belong together."""
+    """Check whether all packages are installed, and whether torch, FBGEMM and TorchRec belong together."""
     for name in NEEDED:
         if name not in versions:
             yield fail(name, "not installed", REMAKE)
@@ -90,9 +90,9 @@ def _check_pairing(torch: str, build: str, release: str, torchrec: str) -> Check
 
 
 def check_repairs(version: str, commit: str | None) -> Check:
-    """Return whether an FBGEMM for ROCm has the repairs that were made for it in July and August 2026.
+    """Check whether an FBGEMM for ROCm has the repairs that were made for it in July and August 2026.
 
-    version, commit: of the package, and of the sources that it was built from, if that is known.
+    version: the package's; commit: of the sources that it was built from, if that is known.
     """
     sources = f"fbgemm {version}, " + (f"commit {commit[:10]}" if commit else "commit not recorded")
     missing = fbgemm.missing_repairs(version, commit)
@@ -118,7 +118,7 @@ def _minor(version: str) -> int | None:
 
 
 def probe_stack() -> tuple[Check, Probe | None]:
-    """Import the stack and look up a few rows, in a process of its own; returns its findings, None if it crashed."""
+    """Import the stack and look up a few rows in a process of its own; return the findings, None if it crashed."""
     try:
         command = [sys.executable, "-m", "app.checks.stack_probe"]
         process = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False)

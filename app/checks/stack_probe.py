@@ -1,6 +1,6 @@
-"""What torch, FBGEMM and TorchRec are and whether a lookup is right: JSON of app.checks.devices.Probe on stdout.
+"""Describes torch, FBGEMM and TorchRec, and tests a lookup; writes JSON of app.checks.devices.Probe to stdout.
 
-Run in a process of its own, which a broken package may crash.
+This runs in a process of its own, since a broken package may crash it.
 """
 
 import json
@@ -29,16 +29,16 @@ def lookup(device: torch.device) -> None:
 
 
 def fault_of(device: str) -> str | None:
-    """What is wrong with a lookup on a device, in one line; None if nothing is."""
+    """Return in one line what is wrong with a lookup on a device; None if nothing is."""
     try:
         lookup(torch.device(device))
-    except Exception as error:  # noqa: BLE001  # whatever it is, it is what is reported
+    except Exception as error:  # noqa: BLE001  # whatever it is, it is the fault to report
         return f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
     return None
 
 
 def describe(index: int) -> dict[str, str | int | None]:
-    """A GPU, with what is wrong with a lookup there."""
+    """Describe a GPU, and what is wrong with a lookup there."""
     properties = torch.cuda.get_device_properties(index)
     return {
         "name": properties.name,

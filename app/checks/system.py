@@ -1,4 +1,4 @@
-"""The machine: processors, memory, shared memory, limits, names, disks."""
+"""Checks of the machine: processors, memory, shared memory, limits, names, disks."""
 
 import os
 import resource
@@ -21,7 +21,7 @@ DISK_WARN_BYTES, DISK_FAIL_BYTES = 10 * GIB, GIB
 
 
 def check_processors() -> Check:
-    """Processors that this process may use, and threads that the environment asks for."""
+    """Check the processors that this process may use, and the threads that the environment asks for."""
     usable, quota = usable_cpus(), cpu_quota()
     threads = os.environ.get("OMP_NUM_THREADS", "")
     processors = f"{affinity()} of {os.cpu_count()} usable"
@@ -35,7 +35,7 @@ def check_processors() -> Check:
 
 
 def check_memory(minimum: int = MEMORY_BYTES) -> Check:
-    """Memory of the machine, or of its cgroup (a container, a job of Slurm)."""
+    """Check the memory of the machine, or of its cgroup (a container, a Slurm job)."""
     total, limit = memory_of_machine(), memory_limit()
     usable = min(total, limit or total)
     memory = f"{usable / GIB:.1f} GiB" + (f" (cgroup's limit; the machine has {total / GIB:.1f})" if limit else "")
@@ -46,7 +46,7 @@ def check_memory(minimum: int = MEMORY_BYTES) -> Check:
 
 
 def check_nodes(directory: Path = NODES) -> Iterator[Check]:
-    """Free memory of each NUMA node, where there are several: page-locked batches must fit into that of their GPU."""
+    """Check each NUMA node's free memory, if there are several: page-locked batches must fit on their GPU's node."""
     nodes = memory_nodes(directory)
     if len(nodes) < 2:
         return
@@ -59,7 +59,7 @@ def check_nodes(directory: Path = NODES) -> Iterator[Check]:
 
 
 def check_shared_memory(path: Path = Path("/dev/shm"), minimum: int = SHARED_MEMORY_BYTES) -> Check:
-    """Shared memory, which processes of one machine exchange tensors through."""
+    """Check the shared memory, by which processes of one machine exchange tensors."""
     try:
         total, _, free = shutil.disk_usage(path)
     except OSError as error:
@@ -72,7 +72,7 @@ def check_shared_memory(path: Path = Path("/dev/shm"), minimum: int = SHARED_MEM
 
 
 def check_limits(has_gpu: bool, min_files: int = OPEN_FILES) -> Iterator[Check]:
-    """Limits of this process that matter to training on many devices."""
+    """Check limits of this process that matter for training on many devices."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files != resource.RLIM_INFINITY and files < min_files:
         yield warn("open files", f"at most {files}", f"ulimit -n {min_files} (docker: --ulimit nofile={min_files})")
@@ -92,7 +92,7 @@ def check_limits(has_gpu: bool, min_files: int = OPEN_FILES) -> Iterator[Check]:
 
 
 def check_host_name() -> Check:
-    """Return whether the host's own name resolves, as launchers assume."""
+    """Check whether the host's own name resolves, as launchers assume."""
     name = socket.gethostname()
     try:
         return ok("host name", f"{name} is {socket.gethostbyname(name)}")
@@ -102,7 +102,7 @@ def check_host_name() -> Check:
 
 
 def check_disk(name: str, path: Path) -> Check:
-    """Free space at `path` or its nearest existing parent, and permission to write there."""
+    """Check the free space at `path` or its nearest existing parent, and the permission to write there."""
     parent = path.absolute()
     while not parent.exists():
         parent = parent.parent
