@@ -1,4 +1,4 @@
-"""One thing to measure, its result, and the results as a table."""
+"""One thing to measure, its result, and results as a table."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -15,12 +15,12 @@ class Case(NamedTuple):
     Attributes:
         name: family/variant, such as embedding_bag/tbe_sgd_sum_train.
         shape: its sizes in words.
-        work: one run.
-        samples: how many a run handles, over all processes; 0 where that means nothing.
-        bytes: that must be moved between memory and the device's cores if nothing is in a cache: each operand read
-            once, each result written once, rows of tables once a lookup.
-        flops: floating-point operations of its matrix products, a multiplication and an addition counting as two.
-        is_latency: how long a single run takes is asked, so runs are timed one by one.
+        work: performs one run.
+        samples: number that a run handles over all processes; 0 if that is meaningless.
+        bytes: minimum to move between memory and the device's cores if no cache helps: each operand is read once, each
+            result written once, and rows of tables once per lookup.
+        flops: floating-point operations of its matrix products; a multiplication and an addition count as two.
+        is_latency: whether the duration of single runs matters, so that runs are timed one by one.
     """
 
     name: str
@@ -33,12 +33,12 @@ class Case(NamedTuple):
 
     @property
     def family(self) -> str:
-        """The first part of the name, by which `operators` selects."""
+        """First part of the name, by which `operators` selects."""
         return self.name.split("/")[0]
 
 
 def result(case: Case, timing: WorkTiming, ceilings: Ceilings) -> dict[str, Any]:
-    """A case's figures; shares are of the measured ceilings, and above 1 where caches serve the counted bytes."""
+    """Return a case's figures; shares of the measured ceilings exceed 1 if caches serve the counted bytes."""
     seconds = timing.median
     return {
         "name": case.name,
@@ -61,7 +61,7 @@ def result(case: Case, timing: WorkTiming, ceilings: Ceilings) -> dict[str, Any]
 
 
 def results_table(results: Sequence[dict[str, Any]], ceilings: Ceilings) -> str:
-    """One line a result; shares are of the ceilings, which stand above."""
+    """Return one line per result; the ceilings, which shares refer to, stand above."""
     about = (
         f"Ceilings measured here: {ceilings.bytes_per_second / 1e9:.1f} GB/s (triad), "
         f"{ceilings.flops_per_second / 1e9:.1f} GFLOP/s ({ceilings.dtype} product). "
@@ -79,7 +79,7 @@ def results_table(results: Sequence[dict[str, Any]], ceilings: Ceilings) -> str:
 
 
 def markdown_lines(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Rows, of which the first is of names, as a Markdown table."""
+    """Return rows as a Markdown table; the first row has the names."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["| " + " | ".join(_aligned(row, widths)) + " |" for row in rows]
     rule = "|" + "|".join(("-" * (width + 1) + ":") if i else "-" * (width + 2) for i, width in enumerate(widths)) + "|"

@@ -1,4 +1,4 @@
-"""Results of bench from several machines, side by side."""
+"""Comparison of bench results from several machines, side by side."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ REMEDY = "give files that python -m app.bench out=FILE.json has written"
 
 
 class Measured(Struct):
-    """A case's figures that are compared."""
+    """Figures of a case that are compared."""
 
     name: str
     median_ms: Number
@@ -32,7 +32,7 @@ class Limits(Struct):
 
 
 class Document(Provenance, kw_only=True):
-    """What bench writes."""
+    """Document that bench writes."""
 
     shape: Json
     model: Json
@@ -45,10 +45,10 @@ class Document(Provenance, kw_only=True):
 
 
 def comparison(paths: Sequence[str]) -> str:
-    """Return a table of the cases that all documents have; ratios are of the first machine's times to the others'.
+    """Return a table of the cases that all documents have; ratios are the first machine's times over the others'.
 
     Raises:
-        UserError: a file is no such document, or the documents are of different sizes or models.
+        UserError: a file is no such document, or the documents differ in sizes or models.
     """
     documents = [_read(Path(path)) for path in paths]
     first, *others = documents
@@ -88,7 +88,7 @@ def _read(path: Path) -> Document:
 
 
 def _about(document: Document) -> str:
-    """Return what was measured: device, processes, precision of the matrix limit, releases and commit."""
+    """Describe a measurement: device, processes, precision of the matrix limit, releases and commit."""
     limits, versions = document.ceilings, document.versions
     fbgemm = versions.get("fbgemm-gpu") or versions.get("fbgemm_gpu-cpu")
     return (

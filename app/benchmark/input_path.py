@@ -1,4 +1,4 @@
-"""From shards to batches on the device: reading, shuffling, expanding to bags, building, copying."""
+"""The path from shards to batches on the device: reading, shuffling, expanding to bags, building, copying."""
 
 import tempfile
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ LABEL_BYTES = VALUE_BYTES = 4
 
 @contextmanager
 def dataset(shape: Shape) -> Iterator[tuple[Path, Manifest]]:
-    """A dataset of random rows, one id a feature, in a directory that goes away."""
+    """Context with a dataset of random rows, one id per feature, in a temporary directory."""
     rng = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
@@ -59,7 +59,7 @@ def dataset(shape: Shape) -> Iterator[tuple[Path, Manifest]]:
 def input_cases(
     shape: Shape, root: Path, manifest: Manifest, config: DataConfig, device: torch.device
 ) -> Iterator[Case]:
-    """Batches of a dataset in the order on disk, shuffled, and with bags of several ids; their parts alone."""
+    """Yield cases of batches in the order on disk, shuffled, and with bags of several ids; and of their parts alone."""
     row_bytes = LABEL_BYTES + VALUE_BYTES * (shape.num_dense + len(shape.num_embeddings))
     plain = replace(config, multi_hot=MultiHotConfig(), negatives=NegativesConfig(), shuffle=False)
     kinds = {
@@ -71,7 +71,7 @@ def input_cases(
         if settings.multi_hot.sizes is None and name.endswith("multi_hot"):
             continue
         ids = sum(shape.bag_sizes) if name.endswith("multi_hot") else len(shape.num_embeddings)
-        # a row is read, gathered, and its features written feature-major
+        # A row is read, gathered, and its features are written feature-major.
         moved = shape.batch_size * (3 * row_bytes + VALUE_BYTES * ids)
         yield Case(
             name,
@@ -92,14 +92,14 @@ def _bags(shape: Shape) -> MultiHotConfig:
 
 
 def _next_batch(root: Path, manifest: Manifest, config: DataConfig, shape: Shape) -> Callable[[], Batch]:
-    """The next batch of an endless stream over epochs."""
+    """Return a function that takes the next batch of an endless stream over epochs."""
     split = SplitReader(root, manifest, "train", config, rank=0, world_size=1)
     epochs = (split.train_batches(shape.batch_size, seed=0, epoch=epoch, first=0) for epoch in count())
     return partial(next, chain.from_iterable(epochs))
 
 
 def _building(shape: Shape, row_bytes: int) -> Case:
-    """Rows in memory to a batch: the KeyedJaggedTensor alone."""
+    """Return the case that turns rows in memory into a batch: the KeyedJaggedTensor alone."""
     make = BatchBuilder(shape.features, shape.batch_size, [], None)
     rng = np.random.default_rng(0)
     rows = RowArrays(
@@ -119,7 +119,7 @@ def _building(shape: Shape, row_bytes: int) -> Case:
 
 
 def _copying(shape: Shape, device: torch.device) -> Case:
-    """A batch from pinned host memory to the device."""
+    """Return the case that copies a batch from pinned host memory to the device."""
     batch = random_batch(shape, 0, torch.device("cpu"))
     dense, labels = batch.dense_features.pin_memory(), batch.labels.pin_memory()
     sparse = batch.sparse_features.pin_memory()

@@ -27,22 +27,22 @@ from app.optimizer.build import optimizer_of_layers
 
 log = logging.getLogger("clickwork")
 
-MAX_PRODUCTS_BYTES = 1 << 34  # of the interaction that multiplies all elements with each other
+MAX_PRODUCTS_BYTES = 1 << 34  # of the interaction that multiplies all elements by each other
 
 
 def lookup_bytes(shape: Shape) -> int:
-    """Bytes of one lookup of a batch: ids and rows read, pooled vectors written."""
+    """Return the bytes of one lookup of a batch: ids and rows are read, pooled vectors written."""
     return ID_BYTES * shape.ids + FLOAT_BYTES * (shape.ids * shape.embedding_dim + shape.pooled)
 
 
 def update_bytes(shape: Shape, algorithm: Algorithm) -> int:
-    """Bytes of one fused update: the pooled vectors' gradients read, rows and state read and written once an id."""
+    """Return the bytes of one fused update: gradients are read, rows and state read and written once per id."""
     row = shape.embedding_dim + algorithm.state_elements(shape.embedding_dim)
     return FLOAT_BYTES * (shape.pooled + 2 * shape.ids * row) + ID_BYTES * shape.ids
 
 
 def lookup_cases(shape: Shape, device: torch.device) -> Iterator[Case]:
-    """Forward of each kind, then forward and backward with the update."""
+    """Yield cases of each kind of lookup: its forward, then forward and backward with the update."""
     ids = random_ids(shape, seed=0)
     bags = keyed(shape, ids).to(device)
     values, offsets = bags.values().long(), bags.offsets().long()
@@ -52,7 +52,7 @@ def lookup_cases(shape: Shape, device: torch.device) -> Iterator[Case]:
         has_state = algorithm.state_elements(1) > 0
         for pooling in (PoolingMode.SUM, PoolingMode.MEAN):
             if pooling is PoolingMode.MEAN and has_state:
-                continue  # pooling and optimizer are independent: one combination each is enough
+                continue  # pooling and optimizer are independent, so one combination each is enough
             tables = _batched(shape, device, EmbOptimType[str(algorithm.fbgemm)], pooling)
             label = f"embedding_bag/tbe_{name.value}_{pooling.name.lower()}"
             if not has_state:
@@ -90,7 +90,7 @@ def _lookup_and_update(tables: Any, values: Tensor, offsets: Tensor, grad: Tenso
 
 
 def _torch_cases(shape: Shape, device: torch.device, values: Tensor, offsets: Tensor, grad: Tensor) -> Iterator[Case]:
-    """One nn.EmbeddingBag a table, and torch's SGD over sparse gradients."""
+    """Yield cases of one nn.EmbeddingBag per table, with torch's SGD over sparse gradients."""
     bags = nn.ModuleList(
         nn.EmbeddingBag(rows, shape.embedding_dim, mode="sum", sparse=True, device=device)
         for rows in shape.num_embeddings
@@ -128,14 +128,14 @@ def _torch_cases(shape: Shape, device: torch.device, values: Tensor, offsets: Te
 
 
 def flops_of(work: Callable[[], Any]) -> int:
-    """Floating-point operations of the matrix products that `work` runs, as torch counts them."""
+    """Return the floating-point operations of the matrix products that `work` runs, as torch counts them."""
     with FlopCounterMode(display=False) as counter:
         work()
     return int(counter.get_total_flops())
 
 
 def dense_cases(shape: Shape, model: ModelConfig, device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
-    """Interactions by kind; dense_arch and over_arch; each forward alone, then forward and backward."""
+    """Yield cases of interactions by kind, dense_arch and over_arch: forward alone, then forward and backward."""
     dense = torch.randn(shape.batch_size, shape.embedding_dim, device=device)
     sparse = torch.randn(shape.batch_size, len(shape.num_embeddings), shape.embedding_dim, device=device)
     for kind in Interaction:
@@ -147,7 +147,7 @@ def dense_cases(shape: Shape, model: ModelConfig, device: torch.device, dtype: t
         try:
             settings = replace(model, interaction=kind)
             module = make_interaction(settings, len(shape.num_embeddings), shape.num_dense).to(device)
-        except (ValueError, TypeError):  # a kind that this shape has no widths for
+        except (ValueError, TypeError):  # this shape has no widths for the kind
             continue
         yield from _pair(f"interaction/{kind.value}", shape, module, (dense, sparse), dtype)
     whole = _dense_layers(shape, model).to(device)
@@ -160,7 +160,7 @@ def dense_cases(shape: Shape, model: ModelConfig, device: torch.device, dtype: t
 
 
 def _pair(name: str, shape: Shape, module: nn.Module, inputs: tuple[Tensor, ...], dtype: torch.dtype) -> Iterator[Case]:
-    """A module's forward, and its forward and backward."""
+    """Yield cases of a module's forward, and of its forward and backward."""
     differentiable = [tensor.requires_grad_() for tensor in inputs]
     kind = inputs[0].device.type
 
@@ -180,12 +180,12 @@ def _pair(name: str, shape: Shape, module: nn.Module, inputs: tuple[Tensor, ...]
 
     moved = _bytes_moved(module, inputs)
     yield Case(f"{name}_forward", str(shape), inference, shape.batch_size, moved, flops_of(inference))
-    # backward: gradients of outputs read and of inputs and weights written, inputs and weights read again
+    # The backward reads gradients of outputs, writes those of inputs and weights, and reads inputs and weights again.
     yield Case(f"{name}_train", str(shape), train, shape.batch_size, 3 * moved, flops_of(train))
 
 
 def _bytes_moved(module: nn.Module, inputs: tuple[Tensor, ...]) -> int:
-    """Inputs, parameters and the outputs of each layer, once each."""
+    """Return the bytes of inputs, parameters and each layer's outputs, counted once each."""
     elements = sum(tensor.numel() for tensor in (*inputs, *module.parameters()))
     outputs = [0]
 
@@ -202,19 +202,19 @@ def _bytes_moved(module: nn.Module, inputs: tuple[Tensor, ...]) -> int:
 
 
 def dense_parameters(shape: Shape, model: ModelConfig) -> int:
-    """Dense parameters of the model."""
+    """Return the number of the model's dense parameters."""
     return sum(parameter.numel() for parameter in _dense_layers(shape, model).parameters())
 
 
 def _dense_layers(shape: Shape, model: ModelConfig) -> DLRM:
-    """The model without tables."""
+    """Return the model without tables."""
     return DLRM(model, shape.num_dense, len(shape.num_embeddings), nn.Identity())
 
 
 def optimizer_case(shape: Shape, model: ModelConfig, device: torch.device) -> Iterator[Case]:
-    """A step of each of torch's optimizers over the dense parameters of the model.
+    """Yield a step of each of torch's optimizers over the dense parameters of the model.
 
-    Gradients, weights and state are read, weights and state written.
+    A step reads gradients, weights and state, and writes weights and state.
     """
     parameters = list(_dense_layers(shape, model).to(device).parameters())
     elements = sum(parameter.numel() for parameter in parameters)
@@ -228,7 +228,7 @@ def optimizer_case(shape: Shape, model: ModelConfig, device: torch.device) -> It
 
 
 def collective_cases(shape: Shape, dense_parameters: int, device: torch.device) -> Iterator[Case]:
-    """All-reduce of the dense gradients, all-to-all of the pooled vectors; none for a process alone.
+    """Yield all-reduce of the dense gradients and all-to-all of the pooled vectors; nothing for a single process.
 
     Bytes are those that a process sends and receives: 2 (W - 1) / W of the array for an all-reduce, (W - 1) / W of it
     each way for an all-to-all.

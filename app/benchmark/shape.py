@@ -1,4 +1,4 @@
-"""Sizes to measure at, and random input of those sizes."""
+"""Sizes at which to measure, and random input of those sizes."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +21,7 @@ class Shape:
     Attributes:
         batch_size: samples of this process (B). num_dense: dense features (N).
         num_embeddings: rows of each table, one feature each (F). embedding_dim: D.
-        bag_sizes: ids a bag of each feature.
+        bag_sizes: ids per bag of each feature.
     """
 
     batch_size: int
@@ -32,17 +32,17 @@ class Shape:
 
     @property
     def features(self) -> list[str]:
-        """Their names."""
+        """Names of the features."""
         return [f"cat_{i}" for i in range(len(self.num_embeddings))]
 
     @property
     def ids(self) -> int:
-        """Ids of a batch of this process."""
+        """Number of ids in a batch of this process."""
         return self.batch_size * sum(self.bag_sizes)
 
     @property
     def pooled(self) -> int:
-        """Elements of the pooled vectors of a batch: B * F * D."""
+        """Number of elements in the pooled vectors of a batch: B * F * D."""
         return self.batch_size * len(self.num_embeddings) * self.embedding_dim
 
     def __str__(self) -> str:
@@ -51,7 +51,7 @@ class Shape:
 
 
 def random_ids(shape: Shape, seed: int) -> list[NDArray[np.int32]]:
-    """Ids of each feature's bags, [B * bag size] int32, long-tailed: rows * u^4 with u uniform."""
+    """Return ids of each feature's bags, [B * bag size] int32, with a long tail: rows * u^4 with u uniform."""
     rng = np.random.default_rng(seed)
     return [
         (rng.random(shape.batch_size * bag) ** 4 * rows).astype(np.int32)
@@ -60,13 +60,13 @@ def random_ids(shape: Shape, seed: int) -> list[NDArray[np.int32]]:
 
 
 def keyed(shape: Shape, ids: list[NDArray[np.int32]]) -> KeyedJaggedTensor:
-    """Ids as the model takes them."""
+    """Return the ids in the form that the model takes."""
     layout = layout_of(shape.features, [np.full(shape.batch_size, size) for size in shape.bag_sizes])
     return layout.bags(torch.from_numpy(np.concatenate(ids)))
 
 
 def random_batch(shape: Shape, seed: int, device: torch.device) -> Batch:
-    """A batch of random samples, a quarter of them clicked."""
+    """Return a batch of random samples, a quarter of them clicked."""
     rng = np.random.default_rng([seed, 1])
     dense = rng.standard_normal((shape.batch_size, shape.num_dense), dtype=np.float32)
     labels = (rng.random(shape.batch_size) < 0.25).astype(np.float32)

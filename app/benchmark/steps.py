@@ -1,4 +1,4 @@
-"""Whole steps: training, and scoring from one sample to many, sharded and as served."""
+"""Whole steps: training, and scoring of one to many samples, sharded and as served."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -23,13 +23,13 @@ from app.training.session import Session
 from data_prep.dataset.format import Manifest
 
 BATCHES = 8
-SAMPLES, MAX_BATCHES = 1 << 16, 64  # different ones that lie ready, so that small batches are not of the same rows
+SAMPLES, MAX_BATCHES = 1 << 16, 64  # samples kept ready, so that small batches do not repeat the same rows
 PRECISIONS = (TablePrecision.fp32, TablePrecision.fp16, TablePrecision.int8, TablePrecision.int4)
 Score = Callable[[Batch], Tensor]
 
 
 def step_cases(shape: Shape, session: Session) -> Iterator[Case]:
-    """One training step and one forward, through DistributedModelParallel."""
+    """Yield one training step and one forward, through DistributedModelParallel."""
     device, world_size = session.runtime.device, session.runtime.world_size
     batches = cycle([random_batch(shape, seed, device) for seed in range(BATCHES)])
 
@@ -45,11 +45,11 @@ def step_cases(shape: Shape, session: Session) -> Iterator[Case]:
 
     dense = FLOAT_BYTES * session.parameter_counts()["dense"]
     forward_bytes = lookup_bytes(shape) + dense
-    # dense parameters: read forward and backward, their gradients written, then read and applied
+    # Dense parameters are read in forward and backward; their gradients are written, then read and applied.
     train_bytes = lookup_bytes(shape) + update_bytes(shape, session.config.optimizer.name.algorithm) + 5 * dense
     samples = shape.batch_size * world_size
     yield Case("step/inference", str(shape), inference, samples, forward_bytes, flops_of(inference))
-    flops = flops_of(train)  # a program's products are not seen
+    flops = flops_of(train)  # counted before compiling, since a program's products are not seen
     session.compile(shape.batch_size)
     yield Case("step/train", str(shape), train, samples, train_bytes, flops)
 
@@ -62,10 +62,10 @@ def inference_cases(
     manifest: Manifest,
     is_selected: Callable[[str], bool],
 ) -> Iterator[Case]:
-    """One model after the other, each at every batch size. wanted: whether a case of that name is; no others are made.
+    """Yield cases of one model after the other, each at every batch size; make only those that are selected.
 
     inference/sharded is DistributedModelParallel's forward as in training; inference/<precision> is the model of
-    app.export, eager. Batches lie on the device.
+    app.export, eager. Batches are on the device.
     """
     for form in ("sharded", *(precision.value for precision in PRECISIONS)):
         names = {size: f"inference/{form}_b{size}" for size in config.inference.batch_sizes}
@@ -90,14 +90,14 @@ def inference_cases(
 
 
 def forward_bytes(shape: Shape, precision: TablePrecision, dense: int) -> int:
-    """Bytes of scoring a batch: ids, rows, dense features and parameters read, pooled vectors and logits written."""
+    """Return the bytes of scoring a batch: what is read (ids, rows, dense features, parameters) and written."""
     rows = shape.ids * row_bytes(precision, shape.embedding_dim)
     samples = shape.batch_size * (shape.num_dense + 1)
     return ID_BYTES * shape.ids + rows + FLOAT_BYTES * (shape.pooled + samples + dense)
 
 
 def _work(score: Score, shape: Shape, device: torch.device) -> Callable[[], Any]:
-    """Scoring of one batch after the other of those that lie ready."""
+    """Return a function that scores the prepared batches, one per call."""
     count = min(max(SAMPLES // shape.batch_size, 2), MAX_BATCHES)
     batches = cycle([random_batch(shape, seed, device) for seed in range(count)])
 
@@ -109,7 +109,7 @@ def _work(score: Score, shape: Shape, device: torch.device) -> Callable[[], Any]
 
 
 def _sharded(config: BenchConfig, runtime: Runtime, root: Path, manifest: Manifest) -> tuple[Score, int]:
-    """The model as it is trained, and the number of its dense parameters; a collective call."""
+    """Return the model as it is trained, and the number of its dense parameters; a collective call."""
     model, _ = sharded_model(config, runtime, root, manifest, WITHOUT_STATE)
     dense = sum(parameter.numel() for name, parameter in model.named_parameters() if not table_of(name))
     return Predictor(config, runtime, root, manifest, model.eval()).forward, dense
@@ -118,7 +118,7 @@ def _sharded(config: BenchConfig, runtime: Runtime, root: Path, manifest: Manife
 def _served(
     config: BenchConfig, runtime: Runtime, root: Path, manifest: Manifest, precision: TablePrecision
 ) -> tuple[Score, int]:
-    """The model of random weights, unsharded, and the number of its dense parameters."""
+    """Return the unsharded model with random weights, and the number of its dense parameters."""
     model = served_model.unsharded(config, manifest)
     dense = 0
     for name, parameter in model.named_parameters():
