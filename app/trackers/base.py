@@ -1,4 +1,4 @@
-"""The interface of trackers, and a run's figures and settings in their form."""
+"""Interface of trackers, and a run's figures and settings in their form."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -9,12 +9,12 @@ from app.metrics.documents import AnyEvent, Curves
 from app.record.documents import Summary
 from common.documents import plain_object
 
-# Keys of an event that are no figure of the run.
+# Keys of an event that are not figures of the run.
 NO_FIGURES = ("event", "step", "samples", "seconds", "epoch", "steps")
 
 
 class Tracker(Protocol):
-    """A view of a run for another tool; rank 0 alone has any."""
+    """A view of a run for another tool; only rank 0 has trackers."""
 
     def event(self, event: AnyEvent) -> None:
         """Show one event of metrics.jsonl."""
@@ -23,13 +23,13 @@ class Tracker(Protocol):
         """Show an evaluation's curves."""
 
     def close(self, summary: Summary | None) -> None:
-        """Show the summary, if there is one, and let go."""
+        """Show the summary, if there is one, and close the view."""
 
 
 class Setting(NamedTuple):
-    """What a tracker is opened for: the run's directory, its configuration, whole and flat, and where it starts.
+    """Inputs of a new tracker: the run's directory, its configuration, whole and flat, and the step it starts from.
 
-    file: the tracker's own in the directory. rows: of each split of the dataset.
+    file: the tracker's own file in the directory. rows: number per split of the dataset.
     """
 
     directory: Path
@@ -42,7 +42,7 @@ class Setting(NamedTuple):
 
 
 def figures(event: AnyEvent) -> dict[str, float]:
-    """The numbers of an event by tag, `<kind>/<key>`, or `<kind>/<key>/<key>` where they are nested.
+    """Return the numbers of an event by tag, `<kind>/<key>`, or `<kind>/<key>/<key>` for nested ones.
 
     Figures that were not measured are left out.
     """
@@ -59,7 +59,7 @@ def _numbers(tag: str, value: object) -> Iterator[tuple[str, float]]:
 
 
 def settings(config: Mapping[str, Mapping[str, object]], world_size: int) -> dict[str, str | int | float | bool]:
-    """A run's settings, flat: the groups that affect learning and speed."""
+    """Return a run's settings, flat: the groups that affect learning and speed."""
     groups = ("model", "loss", "optimizer", "schedule", "sharding", "train", "runtime")
     flat: dict[str, str | int | float | bool] = {"world_size": world_size}
     for group in groups:

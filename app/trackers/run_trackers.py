@@ -31,7 +31,8 @@ TRACKERS = (
     TrackerKind("tensorboard", "record.tensorboard", start_tensorboard, file=TENSORBOARD, is_cut_back=True),
     *rows_of_extensions(TrackerKind),
 )
-FILES = tuple(kind.file for kind in TRACKERS if kind.file)  # in a run's directory, removed by a run from the start
+# Names in a run's directory; a run that starts afresh removes them.
+FILES = tuple(kind.file for kind in TRACKERS if kind.file)
 
 
 class Trackers:
@@ -49,12 +50,12 @@ class Trackers:
         world_size: int,
         from_step: int,
     ) -> None:
-        """Open what the configuration asks for, on rank 0; elsewhere nothing is tracked.
+        """Open the trackers that the configuration asks for, on rank 0; other ranks track nothing.
 
-        directory: the run's. plain: the configuration as dicts. rows: of each split of the dataset.
+        directory: the run's. plain: the configuration as dicts. rows: number per split of the dataset.
 
         Raises:
-            UserError: an address that cannot be listened at, or a client that cannot begin.
+            UserError: an address is not available to listen on, or a client cannot begin.
         """
         settings = base.settings(plain, world_size)
         for kind in configured_trackers(config):
@@ -67,7 +68,7 @@ class Trackers:
         self._each(lambda tracker: tracker.event(event))
 
     def show_again(self, events: Sequence[AnyEvent], curves: Curves | None) -> None:
-        """Show the last step's events again in trackers whose files were cut back; others have them."""
+        """Show the last step's events again in trackers whose files were cut back; the others still have them."""
         for board in [tracker for kind, tracker in self._open if kind.is_cut_back]:
             for event in events:
                 board.event(event)
@@ -75,12 +76,12 @@ class Trackers:
                 board.curves(curves)
 
     def curves(self, curves: Curves | None) -> None:
-        """Show the shape of an evaluation; None on ranks that have none."""
+        """Show an evaluation's curves; None on ranks that have none."""
         if curves is not None:
             self._each(lambda tracker: tracker.curves(curves))
 
     def close(self, summary: Summary | None) -> None:
-        """Close all, with the run's summary if it has one."""
+        """Close all trackers, with the run's summary if it has one."""
         self._each(lambda tracker: tracker.close(summary))
         self._open.clear()
 
@@ -89,7 +90,7 @@ class Trackers:
             kind, tracker = entry
             try:
                 action(tracker)
-            except Exception as error:  # noqa: BLE001  # a server that is down must not end a training
+            except Exception as error:  # noqa: BLE001  # a server that is down must not end the training
                 log.warning("%s: no more is sent (%s: %s)", kind.name, type(error).__name__, error)
                 self._open.remove(entry)
 
@@ -107,7 +108,7 @@ def configured_trackers(config: AppConfig) -> list[TrackerKind]:
 
 
 def require_clients(config: AppConfig) -> None:
-    """Raises UserError if the client of a configured tracker is not installed."""
+    """Raise UserError if the client of a configured tracker is not installed."""
     for kind in configured_trackers(config):
         if kind.package and importlib.util.find_spec(kind.package) is None:
             value = shown(attrgetter(kind.key)(config) or True)

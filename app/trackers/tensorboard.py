@@ -20,7 +20,7 @@ try:
     from torch.utils.tensorboard.summary import hparams
 
     AVAILABLE = True
-except ImportError:  # the tensorboard package is not here
+except ImportError:  # the tensorboard package is not installed
     AVAILABLE = False
 
 WRITERS = "tensorboard.summary.writer"
@@ -29,10 +29,10 @@ SUMMARY_TAGS = ("eval/auc", "eval/ne", "eval/logloss", "train/samples_per_second
 
 
 class TensorBoard:
-    """Writes an events file; TensorBoard's queue writes it in a thread of its own."""
+    """Writes an events file; TensorBoard's queue does so in its own thread."""
 
     def __init__(self, directory: Path, settings: Mapping[str, str | int | float | bool], from_step: int) -> None:
-        """Continue at `from_step`: earlier events of that step and later ones are hidden."""
+        """Continue at `from_step`: TensorBoard hides earlier events of that step and later ones."""
         _report_errors_once()
         self._writer = SummaryWriter(str(directory), purge_step=from_step or None)
         for summary in hparams(dict(settings), dict.fromkeys(SUMMARY_TAGS, 0.0))[:2]:
@@ -71,7 +71,7 @@ class TensorBoard:
 
 @functools.cache
 def _report_errors_once() -> None:
-    """Print no traceback of TensorBoard's own thread: the next call raises its error, which is reported there."""
+    """Suppress tracebacks of TensorBoard's own thread: the next call raises its error, which is reported there."""
     report = threading.excepthook
 
     def report_others(error: threading.ExceptHookArgs) -> None:
@@ -82,9 +82,9 @@ def _report_errors_once() -> None:
 
 
 def _grouped(tag: str) -> str:
-    """A tag under the heading that TensorBoard shows it with: headings are in alphabetical order.
+    """Return a tag with a heading for TensorBoard, which sorts headings alphabetically.
 
-    Evaluations come first, then training; checkpoints and the sums that other figures are made of come last.
+    Evaluations come first, then training; checkpoints, and sums from which other figures are made, come last.
     """
     kind, _, figure = tag.partition("/")
     is_quality = kind.startswith(("eval", "train")) and not figure.startswith("measured/")
@@ -92,7 +92,7 @@ def _grouped(tag: str) -> str:
 
 
 def start(setting: Setting) -> TensorBoard | None:
-    """Write events; None, with a warning, if the package is not installed."""
+    """Open a writer of events; None, with a warning, if the package is not installed."""
     if AVAILABLE:
         return TensorBoard(setting.file, setting.settings, setting.from_step)
     log.warning(
