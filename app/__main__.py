@@ -22,14 +22,14 @@ def main() -> None:
         sys.exit(EXIT_BAD_INPUT)
     signals.end_at_once()
     command = COMMANDS[name]
-    sys.argv = [str(command.path()), *arguments]  # as of `python -m`
-    from common.cli import run  # and Hydra with it
+    sys.argv = [str(command.path()), *arguments]  # as `python -m` sets it
+    from common.cli import run  # imports Hydra, too
 
     run(command)
 
 
 def command_lines() -> list[str]:
-    """A line for each command."""
+    """Return a line for each command."""
     return [f"  {command.name:<15} {command.summary}" for command in COMMANDS.values()]
 
 

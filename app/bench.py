@@ -7,7 +7,8 @@ memory bandwidth and matrix rate measured in the same run. out=FILE.json keeps t
 'compare=[here.json,there.json]' nothing is measured, and those of several machines stand side by side.
 """
 
-if __name__ == "__main__":  # first: what is imported below may take seconds
+# Import the rest below: it may take seconds.
+if __name__ == "__main__":
     from app.commands import COMMANDS
     from common.cli import run
 
@@ -74,7 +75,8 @@ def main(config: BenchConfig) -> int:
                 timing = time_work(case.work, runtime.device, config.seconds, runtime.highest, min_runs)
             except torch.OutOfMemoryError:
                 if runtime.world_size > 1:
-                    raise  # the other processes wait in this case's collectives
+                    # The other processes wait in this case's collectives.
+                    raise
                 log.warning("bench: %s skipped: out of memory; give a smaller shape.batch_size", case.name)
                 continue
             timed.append((case, timing))
@@ -86,10 +88,10 @@ def main(config: BenchConfig) -> int:
 
 
 def shape_of(config: BenchConfig, world_size: int) -> Shape:
-    """The sizes to measure at.
+    """Return the sizes at which to measure.
 
     Raises:
-        UserError: lists of different lengths, or a batch that the processes cannot share.
+        UserError: lists have different lengths, or the processes cannot share a batch equally.
     """
     shape, train = config.shape, with_batch_of_all(config.train, world_size)
     if shape.batch_size is None and train.global_batch_size % world_size:
@@ -114,7 +116,7 @@ def shape_of(config: BenchConfig, world_size: int) -> Shape:
 
 
 def _cases(config: BenchConfig, shape: Shape, runtime: Runtime, dtype: torch.dtype) -> Iterator[Case]:
-    """The chosen cases, one after the other: only one family's memory is allocated at a time."""
+    """Yield the chosen cases one by one, so that only one family's memory is allocated at a time."""
     selected = chosen_operators(config.operators)
     if config.operators is None:
         log.info("bench: inference is not among these; give 'operators=[inference]'")
@@ -152,7 +154,7 @@ def _cases(config: BenchConfig, shape: Shape, runtime: Runtime, dtype: torch.dty
 def _report(
     config: BenchConfig, shape: Shape, runtime: Runtime, ceilings: Ceilings, results: list[dict[str, Any]]
 ) -> None:
-    """Print the table; write the JSON, if it is wanted."""
+    """Print the table; write the JSON, if requested."""
     document = {
         **plain_object(provenance.describe_run()),
         "shape": vars(shape),

@@ -23,7 +23,7 @@ def _row(
     has_groups: bool = False,
     leave: str = "app.runtime.leave:leave",
 ) -> Command:
-    """A row of `python -m app.NAME`, whose groups of values are named in conf/NAME.yaml, if it has any."""
+    """Return the row of `python -m app.NAME`; conf/NAME.yaml names its groups of values, if it has any."""
     return Command(
         name=name,
         module=f"app.{name}",

@@ -19,7 +19,8 @@ from common.command import Command, load
 from common.help import groups_of
 from common.keys import choices, keys_of
 
-# COMP_WORDBREAKS may split words at "=": the word is taken from the line, and its beginning off the answers again.
+# COMP_WORDBREAKS may split words at "=". So the script takes the word from the line, and cuts its beginning off
+# answers.
 SCRIPT = r"""_clickwork() {
   local line=${COMP_LINE:0:COMP_POINT} module= words= word
   word=${line##*[[:space:]]}
@@ -40,7 +41,7 @@ complete -o default -F _clickwork clickwork python python3"""
 
 
 def words_of(command: Command) -> Iterator[str]:
-    """Each key as `key=`, or as `key=choice` for each of its choices; each group's names as `group=name`."""
+    """Yield each key as `key=`, or as `key=choice` per choice, and each group's names as `group=name`."""
     if command.schema is None:
         return
     for key, _, _, kind in keys_of(load(command.schema)):
@@ -51,7 +52,7 @@ def words_of(command: Command) -> Iterator[str]:
 
 
 def script() -> str:
-    """The script for bash."""
+    """Return the script for bash."""
     cases = [f"    clickwork) words='{' '.join(COMMANDS)}' ;;"]
     for name, row in COMMANDS.items():
         cases += [f"    {row.module}|clickwork.{name}) words='{' '.join(words_of(row))}' ;;"]
@@ -59,6 +60,6 @@ def script() -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Print the script."""
+    """Print the script, or with --help what it is for."""
     print(__doc__ if {"-h", "--help"} & {*arguments} else script())
     return EXIT_DONE

@@ -49,7 +49,7 @@ def main(config: DoctorConfig) -> int:
 
 
 def run_checks(config: DoctorConfig) -> Iterator[Check]:
-    """All checks; those come first that explain failures of others."""
+    """Run all checks; those that explain failures of others come first."""
     yield stack.check_python()
     yield from stack.check_packages(stack.installed_versions())
     verdict, probe = stack.probe_stack()
@@ -75,7 +75,7 @@ def run_checks(config: DoctorConfig) -> Iterator[Check]:
 
 
 def describe(check: Check) -> str:
-    """A line for a terminal, with a second one where something is to be done."""
+    """Return a line for a terminal, with a second line if something has to be done."""
     verdict = coloured(f"{check.verdict.value:<4}", COLOURS[check.verdict], sys.stdout)
     line = f"{verdict}  {check.name}: {check.found}"
     return line if check.remedy is None else f"{line}\n      -> {check.remedy}"

@@ -38,12 +38,13 @@ def main(config: EvaluateConfig) -> int:
     directory = Path(config.run)
     trained = resume.trained_config(directory, config.runtime, config.data.path)
     batch_size = config.global_batch_size or trained.eval.global_batch_size
-    limit = config.keep_scores or 0  # not the run's own: its scores are of the model that it serves
+    limit = config.keep_scores or 0  # not the run's setting, which is about the scores of the model that it serves
     evaluation = replace(trained.eval, global_batch_size=batch_size, exact_rows=config.exact_rows, keep_scores=limit)
     trained = replace(trained, eval=evaluation)
     if config.tables is not None:
         require_dlrm(trained.model, f"tables={config.tables.value}")
-        exact = replace(trained.runtime, precision=Precision.fp32)  # of all arithmetic but the rounding
+        # All arithmetic is exact, except the rounding of tables.
+        exact = replace(trained.runtime, precision=Precision.fp32)
         trained = replace(trained, runtime=exact)
     validate(trained)
     split = config.split or trained.model.kind.eval_split
@@ -75,7 +76,7 @@ def main(config: EvaluateConfig) -> int:
 
 
 def _measure(run: TrainedRun, trained: AppConfig, runtime: Runtime, config: EvaluateConfig, split: str) -> Json:
-    """Metrics of a checkpoint; a collective call."""
+    """Return the metrics of a checkpoint; a collective call."""
     rows = None
     if config.data.raw is not None:
         require_dlrm(trained.model, f"data.raw={config.data.raw}")

@@ -41,37 +41,37 @@ from common import signals
 from common.cli import EXIT_BAD_INPUT, EXIT_LOST, EXIT_STOPPED
 from common.errors import UserError
 
-SHUTDOWN_SECONDS = 300  # torchrun's 30 may be too few for a checkpoint
+SHUTDOWN_SECONDS = 300  # torchrun allows 30, which may be too few for a checkpoint
 STUCK_SECONDS = 30
 BLOCKED_SECONDS = 1.0
 RESUMES = "the same command resumes from the newest checkpoint, if there is one"
 LOOPBACK = "127.0.0.1"
-DEFAULT_ENDPOINT_PORT = 29400  # of --rdzv-endpoint without one
-DEFAULT_PORTS = (None, 29500)  # of --master-port: up to torch 2.10 the port that two jobs would both take
-# What a process ends with because another has ended, or because it was asked to.
+DEFAULT_ENDPOINT_PORT = 29400  # if --rdzv-endpoint has none
+DEFAULT_PORTS = (None, 29500)  # of --master-port; up to torch 2.10, two jobs would both take the second one
+# Statuses of a process that ended because another had ended, or because it was asked to.
 CONSEQUENCES = (EXIT_STOPPED, EXIT_LOST, -signal.SIGTERM, 128 + signal.SIGTERM)
 
 _signal_numbers: list[int] = []  # signals whose handler has run
-_forwarded: list[int] = []  # signals that a thread sent on, while no handler could run
+_forwarded: list[int] = []  # signals that a thread passed on while no handler could run
 
 
 @dataclass
 class Job:
-    """What a launcher knows of its job: where machines meet, how processes ended, which machines came."""
+    """A launcher's knowledge of its job: where machines meet, how processes ended, which machines came."""
 
     endpoint: str
     num_machines: str
-    is_first: bool = False  # of a static rendezvous: whether this is the machine where the others meet
+    is_first: bool = False  # whether the others meet at this machine, in a static rendezvous
     ended: dict[int, int] = field(default_factory=dict)  # exit status of each rank that was stopped
-    statuses: set[int] = field(default_factory=set)  # of all processes of this machine that have ended
-    addresses: list[str] = field(default_factory=list)  # of the machines at the last meeting, this one too
+    statuses: set[int] = field(default_factory=set)  # of all ended processes of this machine
+    addresses: list[str] = field(default_factory=list)  # of the machines at the last meeting, this one included
 
 
 class Agent(LocalElasticAgent):
-    """torchrun's agent, but with time to stop, and with a record of how its processes ended when they were stopped."""
+    """torchrun's agent, with more time to stop, and a record of how processes ended that were stopped."""
 
     def __init__(self, job: Job, *arguments: Any, **keywords: Any) -> None:
-        """job: where to note how processes ended and which machines came."""
+        """job: receives how processes ended and which machines came."""
         super().__init__(*arguments, **keywords)
         self._job = job
 
@@ -85,7 +85,7 @@ class Agent(LocalElasticAgent):
             met.set()
 
     def _note_addresses(self, handler: Any, met: threading.Event) -> None:
-        """Keep the longest list of machines that a meeting has had: at a timeout they leave it one by one."""
+        """Keep a meeting's longest list of machines, since at a timeout they leave one by one."""
         while not met.wait(0.2):
             state = getattr(getattr(handler, "_state_holder", None), "state", None)
             names = [node.addr for node in list(state.participants)] if state is not None else []
@@ -97,12 +97,13 @@ class Agent(LocalElasticAgent):
         statuses = {failure.exitcode for failure in result.failures.values()}
         self._job.statuses |= statuses
         if EXIT_BAD_INPUT in statuses:
-            self._remaining_restarts = 0  # it would be refused again
+            self._remaining_restarts = 0  # the input would be refused again
         return result
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, *arguments: Any, **keywords: Any) -> None:
         if isinstance(self._pcontext, SubprocessContext):
-            if _forwarded:  # once more would be a second signal, at which they end without saving
+            # A second signal would make the processes end without saving.
+            if _forwarded:
                 self._wait_for_processes(self._pcontext, time.monotonic() + SHUTDOWN_SECONDS)
             self._pcontext.close(death_sig, SHUTDOWN_SECONDS)
             workers = self.get_worker_group().workers
@@ -120,12 +121,13 @@ class Agent(LocalElasticAgent):
 
 
 def main(arguments: list[str]) -> int:
-    """Run torchrun with `arguments`; return the exit status of the process that failed first, 0 if none did."""
+    """Run torchrun with `arguments`; return the exit status of the first process that failed, 0 if none did."""
     options = _with_defaults(torchrun.parse_args(arguments))
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun does so too, with a banner
-    if os.environ.get("TORCH_CPP_LOG_LEVEL") == "FATAL":  # this process's own, which it has read
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun does the same, but with a banner
+    # This process has read the setting, which is for it alone.
+    if os.environ.get("TORCH_CPP_LOG_LEVEL") == "FATAL":
         os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
-    logging.disable()  # torchrun's own words; failures are reported once, below
+    logging.disable()  # silences torchrun; failures are reported once, below
     try:
         if torchrun.config_from_args(options)[0].nproc_per_node < 1:
             raise ValueError("at least one process is needed")
@@ -160,7 +162,8 @@ def main(arguments: list[str]) -> int:
             return _stopped(error.sigval, job)
         except (RendezvousError, DistError) as error:
             reason = _absence(job, error, time.monotonic() - began)
-            if not meetings or not job.statuses & set(CONSEQUENCES):  # nothing ran here, or too often
+            # Give up if nothing ran here, or after too many meetings.
+            if not meetings or not job.statuses & set(CONSEQUENCES):
                 print(f"error: {reason}; {RESUMES}", file=sys.stderr)
                 return EXIT_STOPPED if EXIT_STOPPED in job.statuses else EXIT_LOST
             print(f"launch: {reason}; meeting again", file=sys.stderr)
@@ -169,7 +172,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _absence(job: Job, error: Exception, seconds: float) -> str:
-    """Why machines did not meet: the endpoint, who came, for how long, what to check."""
+    """Return why machines did not meet: the endpoint, who came, after how long, and what to check."""
     if isinstance(error, RendezvousTimeoutError):
         came = f"{len(job.addresses)} of {job.num_machines} machines came ({', '.join(job.addresses) or 'none'})"
         advice = "start the others with the same --rdzv-endpoint, --rdzv-id and --nnodes"
@@ -189,7 +192,7 @@ def _has_several_machines(options: Any) -> bool:
 
 
 def _meeting_point(options: Any) -> tuple[str, int]:
-    """Host and port where the machines meet: of --rdzv-endpoint, or --master-addr and --master-port."""
+    """Return the host and port where the machines meet, from --rdzv-endpoint or --master-addr and --master-port."""
     if options.rdzv_backend == "static" and not options.rdzv_endpoint:
         return str(options.master_addr), int(options.master_port or DEFAULT_PORTS[1])
     host, port = rendezvous_utils.parse_rendezvous_endpoint(str(options.rdzv_endpoint), DEFAULT_ENDPOINT_PORT)
@@ -201,7 +204,7 @@ def _meets_in_file(options: Any) -> bool:
 
 
 def _endpoint(options: Any) -> str:
-    """Where the machines meet, in words."""
+    """Return the place where the machines meet, in words."""
     if _meets_in_file(options):
         return str(options.rdzv_endpoint)
     host, port = _meeting_point(options)
@@ -209,15 +212,15 @@ def _endpoint(options: Any) -> str:
 
 
 def _choose_addresses(options: Any) -> None:
-    """Set this machine's address and network interface for a job of several, by the route to where they meet.
+    """Set this machine's address and network interface for a job of several, by the route to the meeting point.
 
-    What the user gave stays: --local-addr, GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME.
+    The user's own --local-addr, GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME stay.
 
     Raises:
         UserError: the host does not resolve, or there is no route to it.
     """
     if options.max_restarts:
-        # A surviving first machine keeps the port of the round before, and all wait for each other
+        # A surviving first machine would keep the port of the round before, and all would wait for each other
         # (pytorch/pytorch#135712).
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     host = _meeting_point(options)[0]
@@ -234,9 +237,9 @@ def _choose_addresses(options: Any) -> None:
 
 
 def _is_host(host: str, way: network.Way) -> bool | None:
-    """Whether this machine is where they meet; None if torch, which compares names alone, finds that by itself.
+    """Return whether the machines meet here; None if torch, which compares only names, finds that by itself.
 
-    Where the names are equal torch lets a second launcher of this machine in, so that stays.
+    If the names are equal, torch lets a second launcher of this machine in, and that must stay so.
     """
     try:
         matches = rendezvous_utils._matches_machine_hostname(host)
@@ -247,18 +250,19 @@ def _is_host(host: str, way: network.Way) -> bool | None:
 
 def _raise_stopped(number: int) -> None:
     _signal_numbers.append(number)
-    raise SignalException("", signal.Signals(number))  # torchrun's agent forwards it
+    raise SignalException("", signal.Signals(number))  # torchrun's agent forwards the signal
 
 
 def _stopped(number: signal.Signals, job: Job) -> int:
-    """The exit status after a signal, of each process's own; 0 if all had done their work."""
+    """Return the exit status after a signal, given each process's; 0 if all had done their work."""
     failed = {rank: (0, status) for rank, status in job.ended.items() if status}
     if job.ended and not failed:
         return 0
-    if not job.ended and EXIT_STOPPED in job.statuses:  # they had ended when it came
+    if not job.ended and EXIT_STOPPED in job.statuses:  # the processes had ended when the signal came
         return EXIT_STOPPED
     rank, status = first_failure(failed) if failed else (0, -number)
-    if status in (-number, -signal.SIGKILL):  # before it could say so; or it did not obey, and was killed
+    # It was stopped before it could say so, or did not obey and was killed.
+    if status in (-number, -signal.SIGKILL):
         words = "stopped before it began" if status == -number else f"process {rank} was killed; {RESUMES}"
         signals.say(f"{number.name}: {words}")
         return 128 + number
@@ -266,7 +270,7 @@ def _stopped(number: signal.Signals, job: Job) -> int:
 
 
 def _end_children(number: int) -> None:
-    """Forward a second signal, by which processes end at once, and kill those that do not; torchrun notes how."""
+    """Forward a second signal, which ends processes at once, and kill those that stay; torchrun notes the statuses."""
     until = time.monotonic() + signals.LAST_WORDS_SECONDS
     for pid in (children := _children()):
         os.kill(pid, number)
@@ -280,15 +284,15 @@ def _end_children(number: int) -> None:
 
 
 def _forward_if_blocked(arrivals: Iterator[int]) -> None:
-    """Answer signals in torchrun's place while it waits for other machines: that call lets no handler run.
+    """Answer signals in torchrun's place while it waits for other machines, since that call lets no handler run.
 
     Args:
-        arrivals: signals as they come.
+        arrivals: yields signals as they come.
     """
     for number in arrivals:
         time.sleep(BLOCKED_SECONDS)
         if _signal_numbers:
-            return  # the handler runs, and from now on it decides
+            return  # the handler runs, and decides from now on
         _forwarded.append(number)
         for pid in (children := _children()):
             os.kill(pid, number)
@@ -300,8 +304,8 @@ def _forward_if_blocked(arrivals: Iterator[int]) -> None:
 def _leave_if_stuck() -> None:
     """End in torchrun's place if it no longer watches its processes.
 
-    It asks the store of the first machine on every round, and where the way there is cut that call does not return.
-    A process of its own that has ended and that it does not notice for so long shows it (on Linux).
+    torchrun asks the first machine's store on every round, and that call does not return if the network fails. A
+    process of torchrun's that has ended, and that torchrun does not notice for so long, shows this (on Linux).
     """
     ended_at: dict[int, float] = {}
     while True:
@@ -321,7 +325,7 @@ def _leave_if_stuck() -> None:
 
 
 def _children() -> dict[int, tuple[str, int]]:
-    """State (R, S, Z …) and exit code as wait() returns it, of each of this process's children (on Linux)."""
+    """Return the state (R, S, Z …) and exit code (as from wait()) of each of this process's children (on Linux)."""
     children = {}
     for path in Path("/proc/self/task").glob("*/children"):
         for pid in path.read_text().split():
@@ -334,16 +338,16 @@ def _children() -> dict[int, tuple[str, int]]:
 
 
 def _with_defaults(options: Any) -> Any:
-    """Signals left to this module, and on one machine a rendezvous that needs no host name."""
+    """Leave signals to this module; on one machine, use a rendezvous that needs no host name."""
     options.signals_to_handle = ""
     if not _has_several_machines(options) and not options.rdzv_endpoint and options.master_port in DEFAULT_PORTS:
-        options.rdzv_backend, options.rdzv_endpoint = "c10d", f"{LOOPBACK}:0"  # port 0: one that is free
+        options.rdzv_backend, options.rdzv_endpoint = "c10d", f"{LOOPBACK}:0"  # port 0: any free port
         options.local_addr = options.local_addr or LOOPBACK
     return options
 
 
 def first_failure(failures: Mapping[int, tuple[int, int]]) -> tuple[int, int]:
-    """Rank and status of the process that failed first, of each process's time (whole seconds) and status.
+    """Return rank and status of the process that failed first, given each one's time (whole seconds) and status.
 
     Of those that torchrun found at the same time, prefer one that neither lost its peers nor was asked to end.
     """
@@ -353,7 +357,7 @@ def first_failure(failures: Mapping[int, tuple[int, int]]) -> tuple[int, int]:
 
 
 def _report(rank: int, status: int) -> int:
-    """Report what ended a process, unless it did so itself; returns the exit status to end with."""
+    """Report what ended a process, unless the process itself did so; return the exit status to end with."""
     if status >= 0:
         return status
     name = signal.Signals(-status).name

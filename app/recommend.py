@@ -65,7 +65,7 @@ def main(config: RecommendConfig) -> int:
 
 
 def score_rows(config: RecommendConfig, trained: AppConfig, run: TrainedRun, runtime: Runtime) -> Scored:
-    """New rows, encoded as the dataset was.
+    """Score new rows, encoded like the dataset.
 
     Raises:
         UserError: a time or `candidates=all` is given, or the rows lack a column or have an invalid value.
@@ -82,7 +82,7 @@ def score_rows(config: RecommendConfig, trained: AppConfig, run: TrainedRun, run
 
 
 def _read(config: RecommendConfig, encoder: Encoder) -> NewRows:
-    """The candidates, with the columns of the user that they lack."""
+    """Return the candidates; the user's row fills in columns that they lack."""
     columns = encoder.input_columns
     shape = encoder.shape((*columns, config.id_column))
     candidates = read_new_rows(Path(config.candidates), shape)
@@ -92,7 +92,7 @@ def _read(config: RecommendConfig, encoder: Encoder) -> NewRows:
 
 
 def _report(config: RecommendConfig, ranked: ranking.Ranking, about: dict[str, object]) -> None:
-    """Print the table; write the file, if one is wanted."""
+    """Print the table; write the file, if requested."""
     print(ranking.to_table(ranked), end="")
     if config.out is not None:
         path = Path(config.out)

@@ -46,7 +46,7 @@ from data_prep.dataset.unseen import unseen_values
 
 log = logging.getLogger("clickwork")
 
-# Of one process, and of several, of which one may be lost before they agree.
+# For one process, and for several: one of several may be lost before they agree.
 ANSWERS = ("stopping after this step and saving a checkpoint", "stopping as soon as all processes agree on the step")
 LESS_MEMORY = "use a smaller train.global_batch_size or data.shuffle_window_blocks, or more processes"
 
@@ -61,15 +61,15 @@ def main(config: AppConfig) -> int:
     advice = process_group.FailureAdvice(LESS_MEMORY, lambda: files.resumption(checkpoints))
     try:
         status = _join_and_train(config, advice, began)
-    except Interrupted as error:  # none is raised from the first step on
+    except Interrupted as error:  # from the first step on, none is raised
         resumable, words = files.resumption(checkpoints)
         progress = words if resumable else "nothing was trained yet"
         raise Interrupted(error.signal, f"stopped before the first step; {progress}") from error
     if status == EXIT_DONE and os.environ.get("RANK", "0") == "0":
         for step in steps_after_training():
-            step.finish(config)  # once the process group is closed: the others need not wait
+            step.finish(config)  # after the process group is closed, so that the others need not wait
         if (report := Path(config.run.dir) / REPORT).exists():
-            log.info("report: %s", report)  # last, where it is seen
+            log.info("report: %s", report)  # last, where people see it
     return status
 
 
@@ -90,9 +90,9 @@ def _join_and_train(config: AppConfig, advice: process_group.FailureAdvice, bega
 def resolved(
     config: AppConfig, runtime: platform.Runtime, root: Path = Path(), manifest: Manifest | None = None
 ) -> AppConfig:
-    """The configuration with what depends on the number of processes, the dataset if there is one, and the machine.
+    """Complete the configuration by the number of processes, the dataset if there is one, and the machine.
 
-    It is what a run records and works by.
+    A run records this configuration and works by it.
     """
     train = with_batch_of_all(config.train, runtime.world_size)
     config = replace(config, train=replace(train, micro_batch_size=train.micro_batch))
@@ -116,13 +116,14 @@ def _train(config: AppConfig, runtime: platform.Runtime, record: RunDirectory, b
     finally:
         if runtime.rank == 0:
             _report(record.path, is_last=status != EXIT_DONE)
-    runtime.highest(0.0)  # the others wait: torchrun asks all to end as soon as one has
+    # Let the others wait: torchrun asks all processes to end as soon as one has ended.
+    runtime.highest(0.0)
     signals.finish(status)
     return status
 
 
 def _set_up(config: AppConfig, runtime: platform.Runtime, record: RunDirectory, began: float) -> TrainingRun | None:
-    """Everything before the first step; None if there is nothing left to train. Raises Interrupted at a signal."""
+    """Do everything before the first step; return None if nothing is left to train. Raises Interrupted at a signal."""
     if (parts := config.model.parts) is not None:
         parts.require_device(config, runtime.device.type)
     require_graphs(config.runtime, runtime.device.type)
@@ -135,7 +136,7 @@ def _set_up(config: AppConfig, runtime: platform.Runtime, record: RunDirectory, 
     prepare.require_agreement(config.data, manifest)
     require_task(config, root, manifest)
     refuse_one_class(config.data, root, manifest)
-    has_windows = bool(manifest.kind.windows)  # whose rows are known once the log is open
+    has_windows = bool(manifest.kind.windows)  # the rows of windows are known once the log is open
     if not has_windows:
         if config.eval.split in manifest.splits:
             find_split(root, manifest, config.eval.split)  # which says why it has no rows
@@ -147,7 +148,8 @@ def _set_up(config: AppConfig, runtime: platform.Runtime, record: RunDirectory, 
     scored = [scores.split_of(config, manifest)] if config.eval.keep_scores else []
     splits = list(dict.fromkeys(["train", config.eval.split, *scored]))
     agreement.on_each_machine(runtime, shared, lambda: verify_splits(root, manifest, splits, config.data))
-    printed = [unseen_values(manifest), *misleading_sentences(manifest.extra)]  # by data_prep, of a new dataset
+    # Data_prep has printed these for a new dataset.
+    printed = [unseen_values(manifest), *misleading_sentences(manifest.extra)]
     for line in filter(None, [sampling_sentence(manifest), *([] if is_new else printed)]):
         log.warning("%s: %s", root, line)
     trained = session.build(resolved(config, runtime, root, manifest), runtime, root, manifest)
@@ -180,22 +182,22 @@ def _set_up(config: AppConfig, runtime: platform.Runtime, record: RunDirectory, 
 
 
 def _status_if_done(run: TrainingRun, record: RunDirectory) -> str | None:
-    """The recorded status of a run that had come to the end that the configuration asks for; None of others."""
+    """Return the recorded status of a run that had reached the configured end; None for other runs."""
     before = read_summary(record.path) if run.continues else None
     return before.status if before is not None and run.is_done(before) else None
 
 
 def _prepare(data: DataConfig, root: Path) -> str | None:
-    """Make the dataset if it is not there; return its path if it was made."""
+    """Make the dataset if it does not exist; return its path if it was made."""
     was_there = (root / MANIFEST_NAME).exists()
     prepare.prepare(data)
     return None if was_there else str(root)
 
 
 def _report(directory: Path, is_last: bool) -> None:
-    """Write the run's report, of a failed run too; a failure to write it is logged and does not fail the run.
+    """Write the report of a run, even a failed one; log a failure to write it, which does not fail the run.
 
-    is_last: nothing is logged after it, so that its path is named now.
+    is_last: whether nothing is logged afterwards, so that the path must be named now.
     """
     try:
         path = write_report(directory)

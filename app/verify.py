@@ -71,7 +71,7 @@ log = logging.getLogger("clickwork")
 EXIT_DIFFERENT = 1
 VERDICTS = ("identical", "equal within tolerance", "different")
 EVAL_FIGURES = (LOGLOSS, AUC, RMSE)
-MOST_LINES = 10  # of figures that differ; the JSON has them all
+MOST_LINES = 10  # figures that differ; the JSON has them all
 
 
 def main(config: VerifyConfig) -> int:
@@ -138,14 +138,14 @@ def _verify(config: VerifyConfig, directory: Path, began: float) -> int:
                 config.tolerance,
             )
         finally:
-            if joined.rank == 0:  # the other ranks get here while it still writes
+            if joined.rank == 0:  # other ranks get here while rank 0 still writes
                 shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _open_dataset(
     config: VerifyConfig, trained: AppConfig, directory: Path, first: RunManifest, joined: runtime.Runtime
 ) -> tuple[Path, Manifest]:
-    """Open the dataset that the run was trained on; that of a bundle is made if it is not there."""
+    """Open the dataset that the run was trained on; make a bundle's dataset if it does not exist."""
     if config.bundle is not None and config.data.path is None:
         made = joined.on_rank_0(partial(require_dataset, trained.data, first, config.bundle))
         trained = replace(trained, data=replace(trained.data, path=made))
@@ -153,22 +153,22 @@ def _open_dataset(
 
 
 def _runtime_of(launch: RunManifest, overrides: RuntimeConfig, trained: RuntimeConfig) -> RuntimeConfig:
-    """A run's runtime as its first launch had it, but for the overrides."""
+    """Return a run's runtime as in its first launch, with the overrides."""
     threads = overrides.num_threads or launch.num_threads or trained.num_threads
     before = Compile[launch.compile] if launch.compile else trained.compile
     return replace(trained, num_threads=threads, compile=overrides.compile or before)
 
 
 def _keeps(config: AppConfig, rows: int) -> bool:
-    """Whether a split is small enough for its scores to be kept."""
+    """Return whether a split is small enough for its scores to be kept."""
     return rows <= min(config.eval.keep_scores, config.eval.exact_rows)
 
 
 def _steps(record: Record, checkpoints: dict[int, Path]) -> int:
-    """The step up to which to replay: the newest that the record has results of.
+    """Return the step up to which to replay: the newest for which the record has results.
 
     Raises:
-        UserError: there are none.
+        UserError: there are no results.
     """
     summary = record.summary
     is_known = summary is not None and not (checkpoints and summary.status == "failed")
@@ -179,7 +179,7 @@ def _steps(record: Record, checkpoints: dict[int, Path]) -> int:
 
 
 def _replay_config(trained: AppConfig, record: Record, expected: ExpectedEvents, steps: int) -> AppConfig:
-    """The run's configuration, up to that step, without checkpoints and early stops."""
+    """Return the run's configuration up to that step, without checkpoints and early stops."""
     unlimited = replace(trained.train, epochs=None, max_samples=None, max_minutes=None)
     train = replace(unlimited, max_steps=steps, target_auc=None, target_accuracy=None, early_stop_patience=None)
     never = replace(trained.checkpoint, every_steps=None, every_minutes=None, resume="never")
@@ -189,17 +189,17 @@ def _replay_config(trained: AppConfig, record: Record, expected: ExpectedEvents,
 
 
 def _recorded_length(length: RunLength, record: Record, expected: ExpectedEvents, scored: Iterable[int]) -> RunLength:
-    """With the evaluations and windows of steps that were configured, those that a run recorded, and kept scores."""
+    """Set the length's evaluations and windows: the configured ones, the recorded ones, and those of kept scores."""
     windows = [event for event in record.events if isinstance(event, TrainEvent)]
     reports = {event.step for event in windows} | expected.steps("train")
-    # Where a launch began with another run's steps, or its schedule is not known, the first step of a window is.
+    # If a launch began with another run's steps, or its schedule is unknown, the first step of a window is needed, too.
     reports |= {event.step - (event.steps or 0) for event in (windows if expected.unknown else windows[:1])}
     evaluations = frozenset(record.evaluated(length.total_steps)) | expected.steps("eval", "eval_train")
     return length._replace(evaluations=evaluations | frozenset(scored), reports=frozenset(reports))
 
 
 def _status(state: RunState, length: RunLength) -> str:
-    """The status of a run that came this far and was not stopped."""
+    """Return the status of a run that came this far and was not stopped."""
     if target_reached(state, length):
         return "target_reached"
     is_done = state.step >= length.total_steps or early_stop(state, length) is not None
@@ -207,7 +207,7 @@ def _status(state: RunState, length: RunLength) -> str:
 
 
 def _loss_difference(checkpoints: dict[int, Path], losses: NDArray[np.float32]) -> BitwiseDifference | None:
-    """Between each step's loss in the newest checkpoint, if there is one, and the replay's."""
+    """Compare each step's loss in the newest checkpoint, if there is one, with the replay's."""
     if not checkpoints:
         return None
     recorded = read(checkpoints[max(checkpoints)]).arrays["losses"]
@@ -215,7 +215,7 @@ def _loss_difference(checkpoints: dict[int, Path], losses: NDArray[np.float32]) 
 
 
 def _as_planned(config: AppConfig, recorded: RunManifest, joined: runtime.Runtime, scratch: Path) -> AppConfig:
-    """With the plan that the run recorded, where the processes are the same: a planner may choose another today."""
+    """Set the recorded plan if the processes are the same, since a planner may choose another one today."""
     layout = {
         "world_size": joined.world_size,
         "local_world_size": joined.local_world_size,
@@ -232,7 +232,7 @@ def _as_planned(config: AppConfig, recorded: RunManifest, joined: runtime.Runtim
 
 
 def _compare(record: Record, replay: Replay, report: dict[str, Any]) -> dict[str, Any]:
-    """The report on checkpoints, with that on the records of the run and of its replay.
+    """Return the report on checkpoints with the comparison of the run's and the replay's records added.
 
     Raises:
         UserError: as `compare_records` does.
@@ -281,7 +281,7 @@ def _report(directory: Path, report: dict[str, Any], conditions: list[str], unti
     """
     same_digests, same_bits = all(report["same_digests"].values()), not (report["losses"] or report["tensors"])
     same = same_bits and same_digests and not report["figures"]
-    # Of equal bits, or where they should be equal, a digest that differs is no matter of rounding.
+    # If bits are equal, or should be, rounding cannot explain a digest that differs.
     wrong_digest = not same_digests and same_bits and (until is None or report["steps"] in report["compared_at"])
     within = report["largest_difference"] <= tolerance and not wrong_digest
     verdict = VERDICTS[0] if same else VERDICTS[1] if within else VERDICTS[2]
