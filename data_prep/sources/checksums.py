@@ -1,7 +1,7 @@
 """Checksums of raw files: published ones, and those recorded when a file was first read whole.
 
-sums.json, beside the files, holds {name: {"bytes": …, "sha256": …}}. Files given for each split have MD5s besides, as
-published ones have.
+sums.json, beside the files, holds {name: {"bytes": …, "sha256": …}}. Files that the user gives for each split also have
+MD5s, as published files of splits do.
 """
 
 import json
@@ -26,7 +26,7 @@ PUBLISHED = "data.remote.sha256"
 
 @dataclass(frozen=True)
 class KnownSum:
-    """The SHA-256 that a file must have, the key or file that gives it, and the file's size, where known."""
+    """The SHA-256 that a file must have, the key or file that gives it, and the file's size if known."""
 
     sha256: str
     given_by: str
@@ -34,10 +34,10 @@ class KnownSum:
 
 
 def published_sums(sums: Any) -> dict[str, str]:
-    """Checksums by file name, given as a mapping, or in a file of lines as sha256sum writes them.
+    """Return checksums by file name, from a mapping or from a file in sha256sum's format.
 
     Raises:
-        UserError: neither of these, or not a SHA-256.
+        UserError: the value is neither of these, or a checksum is not a SHA-256.
     """
     if isinstance(sums, str):
         try:
@@ -54,7 +54,7 @@ def published_sums(sums: Any) -> dict[str, str]:
 
 
 def known_sum(directory: Path, name: str, published: Any) -> KnownSum | None:
-    """Checksum of a file in `directory`: as published (see `published_sums`), else as recorded; None if neither."""
+    """Return the checksum of a file in `directory`, as published or else as recorded; None without one."""
     sums = published_sums(published)
     if name in sums:
         return KnownSum(sums[name], PUBLISHED)
@@ -63,7 +63,7 @@ def known_sum(directory: Path, name: str, published: Any) -> KnownSum | None:
 
 
 def refuse_other(path: Path, expected: KnownSum | None, digest: FileDigest) -> None:
-    """Raises UserError for a file of another checksum."""
+    """Raise UserError for a file with another checksum."""
     if expected is not None and digest.sha256 != expected.sha256:
         raise UserError(
             f"{path}: sha256 {digest.sha256} where {expected.given_by} has {expected.sha256}; {_remedy(expected)}"
@@ -71,7 +71,7 @@ def refuse_other(path: Path, expected: KnownSum | None, digest: FileDigest) -> N
 
 
 def refuse_other_size(path: Path, expected: KnownSum | None) -> None:
-    """Raises UserError for a file of another size, before it is read."""
+    """Raise UserError for a file of another size, before it is read."""
     if expected is not None and expected.bytes is not None and path.stat().st_size != expected.bytes:
         size = f"{path.stat().st_size:,} bytes where {expected.given_by} has {expected.bytes:,}"
         raise UserError(f"{path}: {size}; {_remedy(expected)}")
@@ -82,10 +82,10 @@ def _remedy(expected: KnownSum) -> str:
 
 
 def given_md5s(checksums: Any, sources: Sequence[Source]) -> list[str | None]:
-    """The MD5 that each file must have by data.checksums, a mapping of names or paths; None where none is given.
+    """Return the MD5 that data.checksums, a mapping of names or paths, gives each file; None if it gives none.
 
     Raises:
-        UserError: not a mapping, not an MD5, or a name that is not of one file.
+        UserError: the value is not a mapping, a checksum is not an MD5, or a name does not match exactly one file.
     """
     if not isinstance(checksums or {}, Mapping):
         raise UserError(f"data.checksums={checksums}: give {{NAME: MD5}}")
@@ -107,7 +107,7 @@ def given_md5s(checksums: Any, sources: Sequence[Source]) -> list[str | None]:
 
 
 def refuse_other_md5(sources: Sequence[Source], expected_md5s: Sequence[str | None], md5s: Sequence[str]) -> None:
-    """Raises UserError for a file of another MD5 than expected."""
+    """Raise UserError for a file with another MD5 than expected."""
     for source, other, md5 in zip(sources, expected_md5s, md5s, strict=True):
         if other not in (None, md5):
             raise UserError(
@@ -120,7 +120,7 @@ def note_sums(directory: Path, digests: Mapping[str, FileDigest]) -> None:
     """Record the checksums of files that have been read whole and compared with the known ones."""
     if not digests:
         return
-    with FileLock(directory / f".{SUMS_NAME}.lock"):  # not the file itself: some filelocks empty theirs
+    with FileLock(directory / f".{SUMS_NAME}.lock"):  # a separate file, since some versions of filelock empty theirs
         recorded_digests = _read_digests(directory)
         if recorded_digests != (all_digests := {**recorded_digests, **digests}):
             entries = {name: asdict(digest) for name, digest in all_digests.items()}

@@ -1,4 +1,4 @@
-"""Raw files: from `data.raw`, or `data.train`, `data.val` and `data.test`, to an ordered list."""
+"""Raw files: an ordered list from `data.raw`, or from `data.train`, `data.val` and `data.test`."""
 
 import contextlib
 import glob
@@ -21,20 +21,21 @@ from common.errors import UserError
 
 
 class DamageError(Exception):
-    """A compressed file holds what no program has compressed."""
+    """Raised if the content of a compressed file is not what a compressor writes."""
 
 
 DAMAGE: tuple[Any, ...] = (DamageError, gzip.BadGzipFile, isal_zlib.error)
-RAW_DIRECTORY = "raw"  # of a dataset: the raw files that were made or fetched for it
+RAW_DIRECTORY = "raw"  # directory in a dataset for raw files that were made or downloaded for it
 GZIP_MAGIC = b"\x1f\x8b"
 TAR_MAGIC, TAR_MAGIC_AT = b"ustar", 257
 BACKUPS = (".bak", ".orig", ".old", ".save", ".swp", ".tmp")
-NOTES = (".", "_SUCCESS", "_metadata", "_common_metadata", "_committed_", "_started_")  # Spark's, of a directory
+# Beginnings of names of Spark's own files in a directory.
+NOTES = (".", "_SUCCESS", "_metadata", "_common_metadata", "_committed_", "_started_")
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 GLOB_CHARACTERS = frozenset("*?[")
 GENERATED_ROW_BYTES = 4 * 40  # of a row in a shard
-TEXT_ROW_BYTES = 244  # of a row of Criteo's days, and of a generated one
-GZIP_RATIO = 3.5  # of Criteo's days, where a sample cannot tell
+TEXT_ROW_BYTES = 244  # of a row of Criteo's days, or of a generated one
+GZIP_RATIO = 3.5  # of Criteo's days, if no sample can tell
 
 
 class RowGenerator(Protocol):
@@ -42,22 +43,22 @@ class RowGenerator(Protocol):
 
     @property
     def rows(self) -> int:
-        """Number of rows."""
+        """Return the number of rows."""
 
     @property
     def block_rows(self) -> int:
-        """Rows of every block but the last."""
+        """Return the rows of every block except the last."""
 
     def blocks(self, first: int, stop: int) -> Iterator[tuple[Any, NDArray[np.float32]]]:
-        """Blocks first to stop - 1, as parsed (`data_prep.parsing.criteo.Block`), and click probabilities [rows, 1]."""
+        """Yield blocks first to stop - 1 as parsed (`data_prep.parsing.criteo.Block`), and probabilities [rows, 1]."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """One raw file as it was found; `name` is its file name, `path` where it lies.
+    """One raw file as it was found: `name` is its file name, `path` its location.
 
-    generator: of a file that only describes a day, what generates its rows. split: that it is given for, if any.
-    partitions: names and values of the folders `NAME=VALUE` in which it lies, outermost first; None: a null.
+    generator: generates the rows of a file that only describes a day. split: split that the file was given for, if any.
+    partitions: names and values of its folders `NAME=VALUE`, outermost first; a null has the value None.
     """
 
     path: str
@@ -72,25 +73,25 @@ class Source:
 
     @property
     def key(self) -> str:
-        """The key that names it."""
+        """Key that names the file."""
         return f"data.{self.split or 'raw'}"
 
     @property
     def work_bytes(self) -> int:
-        """Bytes to read, or to generate."""
+        """Bytes to read or to generate."""
         return self.bytes if self.generator is None else self.generator.rows * GENERATED_ROW_BYTES
 
 
 def resolve_sources(raw: Any, split: str | None = None) -> list[Source]:
-    """Raw files in the order of their days.
+    """Return raw files in the order of their days.
 
     Args:
-        raw: a path, a glob, a directory (its files named day_*, or else all of them, in natural order, and those in
-            folders NAME=VALUE, as Spark and Hive write them), or a list of these.
-        split: that they are given for; None: they are of `data.raw`.
+        raw: a path, a glob, a directory or a list of these. A directory means its files named day_*, or else all its
+            files, in natural order, and the files in folders NAME=VALUE, as Spark and Hive write them.
+        split: the split that they are given for; None: they come from `data.raw`.
 
     Raises:
-        UserError: nothing given, a missing or unreadable path, a glob that matches nothing, an empty file.
+        UserError: nothing is given, a path is missing or unreadable, a glob matches nothing, or a file is empty.
     """
     key = f"data.{split or 'raw'}"
     entries = [raw] if isinstance(raw, (str, Path)) else raw
@@ -108,13 +109,13 @@ def resolve_sources(raw: Any, split: str | None = None) -> list[Source]:
 
 
 def resolve_splits(files: Mapping[str, Any]) -> list[Source]:
-    """The files given for each split, as `resolve_sources`, in the order of the splits.
+    """Return the files given for each split, as `resolve_sources` does, in the order of the splits.
 
     Args:
-        files: split to its files, None where it has none.
+        files: maps each split to its files, or to None if it has none.
 
     Raises:
-        UserError: as there, or one file is of two splits.
+        UserError: as `resolve_sources`, or two splits share a file.
     """
     sources = [each for split, raw in files.items() if raw is not None for each in resolve_sources(raw, split)]
     names: dict[str, Source] = {}
@@ -132,12 +133,12 @@ def resolve_splits(files: Mapping[str, Any]) -> list[Source]:
 
 
 def _rows_of(path: Path) -> str:
-    """What is the same of two paths of a file, packed or not."""
+    """Return a text that is equal for two paths of the same file, packed or not."""
     return without_packing(str(path.resolve()))
 
 
 def _partitions(path: Path, root: Path) -> tuple[tuple[str, str | None], ...]:
-    """Names and values of the folders between a directory and a file in it, as Hive escapes them."""
+    """Return names and values of the folders between a directory and a file in it; undoes Hive's escapes."""
     if not path.is_relative_to(root):
         return ()
     pairs = [folder.partition("=")[::2] for folder in path.relative_to(root).parts[:-1]]
@@ -145,7 +146,7 @@ def _partitions(path: Path, root: Path) -> tuple[tuple[str, str | None], ...]:
 
 
 def own_path(text: str) -> Path:
-    """A path as a user gives it, ~ standing for a home directory where there is such a user."""
+    """Return a path as the user gives it; ~ stands for a home directory if that user exists."""
     try:
         return Path(text).expanduser()
     except RuntimeError:
@@ -153,7 +154,7 @@ def own_path(text: str) -> Path:
 
 
 def natural_key(path: Path) -> list[Any]:
-    """Sort key under which day_2 comes before day_10."""
+    """Return a sort key by which day_2 comes before day_10."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", str(path))]
 
 
@@ -178,15 +179,15 @@ def _expand(entry: str, key: str) -> list[Path]:
 
 
 def _files(paths: Iterable[Path]) -> list[Path]:
-    """The files among paths in natural order, and links to what is not there."""
+    """Return the files among paths in natural order, broken links included."""
     return sorted((path for path in paths if path.is_file() or not path.exists()), key=natural_key)
 
 
 def _refuse_leftovers(files: Sequence[Path], key: str) -> list[Path]:
-    """The files of a directory or a pattern, but for the parts of downloads that have ended.
+    """Return the files of a directory or a pattern, without the parts of downloads that have ended.
 
     Raises:
-        UserError: one that would be left out in silence, or count as a day beside the file that it is a copy of.
+        UserError: a file would be left out silently, or count as another day besides the file that it copies.
     """
     remedy = f"or name the files to read in {key}"
     names = {file.name for file in files}
@@ -203,40 +204,40 @@ def _refuse_leftovers(files: Sequence[Path], key: str) -> list[Path]:
 
 
 def described_sources(sources: Sequence[Source]) -> str:
-    """The number of the sources and the names of the first and the last, for the log."""
+    """Describe the sources for the log: their number, and the names of the first and the last."""
     return f"{len(sources)} raw files, from {sources[0].name} to {sources[-1].name}"
 
 
 def missing_days(sources: Sequence[Source]) -> list[str]:
-    """Days between the first and the last of the sources that are not among them, by the numbers in their names."""
+    """Return the days that are missing between the first and the last source, by the numbers in their names."""
     matches = [re.match(r"day_(\d+)(?!\d)", source.name) for source in sources]
     numbers = {int(match[1]) for match in matches if match}
     return [f"day_{day}" for day in range(min(numbers, default=0), max(numbers, default=0)) if day not in numbers]
 
 
 def is_gzip(path: Path) -> bool:
-    """Return whether a file is compressed by gzip, by its first bytes."""
+    """Return whether a file's first bytes are gzip's."""
     with open(path, "rb") as file:
         return file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
 
 
 def open_gzip(file: Any) -> Any:
-    """The content of a gzip file, given by its path or open, as a file; reading it raises EOFError and DAMAGE."""
+    """Open the content of a gzip file, given by path or open; reading it raises EOFError or DAMAGE."""
     return igzip.open(file, "rb")
 
 
 def is_tar(path: Path) -> bool:
-    """Return whether a file is a tar archive (of POSIX or GNU), compressed by gzip or not, by its first header."""
+    """Return whether a file is a tar archive (POSIX or GNU), compressed by gzip or not; looks at its first header."""
     with contextlib.suppress(EOFError, *DAMAGE), open_gzip(path) if is_gzip(path) else open(path, "rb") as content:
         return bool(content.read(TAR_MAGIC_AT + len(TAR_MAGIC))[TAR_MAGIC_AT:] == TAR_MAGIC)
     return False
 
 
 class Packing(NamedTuple):
-    """A form of packed file: its first bytes, its name, the command that unpacks it, and the ending of files' names.
+    """A form of packed file: its first bytes, its name, the command that unpacks it, and the suffix of file names.
 
-    reader: "module:function" that opens a path or an open file as a file of its content, which raises EOFError and
-    DAMAGE; None: it is not read. Of a form that is read the command prints the content.
+    reader: "module:function" that opens a path or an open file as its content, which raises EOFError or DAMAGE; None:
+    the form cannot be read. If it can be read, the command prints the content.
     """
 
     magic: re.Pattern[bytes]
@@ -246,7 +247,7 @@ class Packing(NamedTuple):
     reader: str | None = None
 
     def open(self, file: Any) -> Any:
-        """Open a file of this form, whose content is read."""
+        """Open a file of this form, which must be readable."""
         assert self.reader is not None
         return load(self.reader)(file)
 
@@ -272,10 +273,10 @@ PACKED_BYTES = 16
 
 
 def packing_of(path: Path) -> Packing | None:
-    """The form of packed file that a file has, by its first bytes; None: none.
+    """Return the form of a packed file by its first bytes; None for other files.
 
     Raises:
-        UserError: one that is known, but not read.
+        UserError: the form is known but cannot be read.
     """
     with open(path, "rb") as file:
         start = file.read(PACKED_BYTES)
@@ -287,18 +288,18 @@ def packing_of(path: Path) -> Packing | None:
 
 
 def packing_named(name: str) -> Packing | None:
-    """The packing that is read and that a file has by the ending of its name."""
+    """Return the readable packing that the suffix of a file's name means; None without one."""
     return next((each for each in PACKINGS if each.reader and name.lower().endswith(each.suffix)), None)
 
 
 def without_packing(name: str) -> str:
-    """A file's name without the ending of a packing that is read."""
+    """Return a file's name without the suffix of a readable packing."""
     packing = packing_named(name)
     return name if packing is None else name[: -len(packing.suffix)]
 
 
 def copy_by(program: str, path: str) -> str:
-    """A shell's command that makes NEW of a file by a program, unpacked first where its name says so."""
+    """Return a shell command that makes NEW from a file by a program; unpacks the file first if its name says so."""
     packing, name = packing_named(path), shlex.quote(path)
     return f"{program} < {name} > NEW" if packing is None else f"{packing.unpack.format(name)} | {program} > NEW"
 

@@ -1,7 +1,7 @@
-"""Files from the first mirror that gives them whole: several at a time, resumed, retried, checked.
+"""Downloads of files from the first mirror that gives them whole: in parallel, resumable, retried and checked.
 
-While NAME is fetched, NAME.part holds its bytes, the process that fetches holds .NAME.lock, and .NAME.origin.json says
-where the bytes are from. The file gets its name when its size and, where one is known, its checksum are right.
+While NAME is downloaded, NAME.part holds its bytes, the downloading process holds .NAME.lock, and .NAME.origin.json
+records the origin of the bytes. The file gets its name once its size and its checksum, if one is known, are right.
 """
 
 import http.client
@@ -33,29 +33,29 @@ from data_prep.sources.checksums import PUBLISHED
 from data_prep.sources.discover import GZIP_MAGIC
 
 PARALLEL_FILES = 4
-SIZE_TIMEOUT = 10.0  # seconds: sizes are asked for once, and only for the disk and the progress
+SIZE_TIMEOUT = 10.0  # seconds; sizes are requested once, only to check the disk and to show progress
 BLOCK_BYTES = 1 << 20
-HEADERS = {"User-Agent": "clickwork"}  # some hosts turn urllib's own away
+HEADERS = {"User-Agent": "clickwork"}  # some hosts reject urllib's own
 
 TaskT = TypeVar("TaskT")
 ResultT = TypeVar("ResultT")
 
 
 class WrongFile(Exception):
-    """A mirror gave something else than the file; asking it again would not help."""
+    """Raised if a mirror returns something other than the file; trying it again would not help."""
 
 
 class DownloadStopped(Exception):
-    """Another file failed, or the job was interrupted."""
+    """Raised if another file failed, or the job was interrupted."""
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file by its name and its mirrors.
+    """A file's name and its mirrors.
 
     Attributes:
-        sha256: the checksum it must have, if one is known; given_by: the key or file that gives it.
-        otherwise: what a user can do where no mirror gives it.
+        sha256: the checksum that it must have, if known; given_by: the key or file that gives it.
+        otherwise: what a user can do if no mirror has the file.
     """
 
     name: str
@@ -67,9 +67,9 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class Origin:
-    """The file that a partial download belongs to: its URL, and how the server tells its versions apart.
+    """The file that a partial download belongs to: its URL, and the server's marks of its version.
 
-    total: bytes of the whole file; None where the server does not say.
+    total: bytes of the whole file; None if the server does not say.
     """
 
     url: str
@@ -79,7 +79,7 @@ class Origin:
 
     @property
     def validator(self) -> str | None:
-        """The If-Range value for these very bytes: a strong ETag, else a time (RFC 9110, section 13.1.5)."""
+        """Value for If-Range that means exactly these bytes: a strong ETag, else a time (RFC 9110, section 13.1.5)."""
         return self.etag if self._has_strong_etag else self.last_modified
 
     @property
@@ -89,7 +89,7 @@ class Origin:
     def differs(self, other: "Origin") -> bool:
         """Return whether another reply of the same server is about another file.
 
-        A server must give the ETag in every reply to If-Range (RFC 9110, section 15.3.7), the time it need not.
+        A server must give the ETag in every reply to If-Range (RFC 9110, section 15.3.7), but not the time.
         """
         if self._has_strong_etag and other.etag is None:
             return True
@@ -99,7 +99,7 @@ class Origin:
 
 
 def find_origin(path: Path) -> Origin | None:
-    """Origin of the file `path` or of its partial download, as noted beside it; None if none was noted."""
+    """Return the origin of the file `path` or of its partial download, as noted beside it; None without a note."""
     try:
         return decode(_note_path(path).read_bytes(), Origin)
     except (FileNotFoundError, ValueError):
@@ -111,17 +111,18 @@ def _note_path(path: Path) -> Path:
 
 
 class PartialFile:
-    """The incomplete file `path`, locked for the length of a `with` body.
+    """The incomplete file `path`, locked for the duration of a `with` body.
 
     Raises:
-        UserError: another process fetches the file, or the disk does not take it.
+        UserError: another process downloads the file, or it cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.partial = path.with_name(f"{path.name}.part")
         self._note = _note_path(path)
-        self._lock_path = path.with_name(f".{path.name}.lock")  # not the file itself: some filelocks empty theirs
+        # A separate file, since some versions of filelock empty theirs.
+        self._lock_path = path.with_name(f".{path.name}.lock")
         self._lock = FileLock(self._lock_path, blocking=False)
         try:
             self._lock.acquire()
@@ -149,7 +150,7 @@ class PartialFile:
 
     @property
     def origin(self) -> Origin | None:
-        """Origin of the bytes; None if there are none, or they are of unknown origin."""
+        """Origin of the bytes; None if there are no bytes, or their origin is unknown."""
         return find_origin(self.path) if self.size else None
 
     def note(self, origin: Origin) -> None:
@@ -157,7 +158,7 @@ class PartialFile:
         write_atomically(self._note, json.dumps(asdict(origin)).encode())
 
     def append(self, block: bytes) -> None:
-        """Add bytes at the end."""
+        """Append bytes."""
         rest = memoryview(block)
         try:
             while rest:
@@ -170,7 +171,7 @@ class PartialFile:
         self._file.truncate(0)
 
     def finish(self, origin: Origin | None = None) -> None:
-        """Give the file its name, on the disk; `origin` is kept beside it."""
+        """Sync the file and give it its name; keep `origin` beside it."""
         os.fsync(self._file.fileno())
         if origin is not None:  # first, so that no kill leaves a file of unknown origin
             self.note(origin)
@@ -186,11 +187,11 @@ def download_all(
     remote: RemoteConfig | None = None,
     needs: Callable[[int], list[Need]] = lambda size: [],
 ) -> list[Path]:
-    """Download the files that are missing in `directory`; one that is there is taken as it is.
+    """Download the files that are missing in `directory`; keep existing ones as they are.
 
     Args:
-        remote: the tries, pauses and time limit for each mirror.
-        needs: further disk space needed, by the size of all files together.
+        remote: tries, pauses and time limit for each mirror.
+        needs: returns further needs of disk space, given the size of all files together.
 
     Raises:
         UserError: no mirror gives a file whole, the disk has too little space, or another job downloads the same.
@@ -223,9 +224,9 @@ def download_all(
 
 
 def _in_parallel(function: Callable[[TaskT], ResultT], tasks: Sequence[TaskT], stop: threading.Event) -> list[ResultT]:
-    """function(task) of all tasks, a few at a time; the first failure, or an interrupt, ends the waiting for all.
+    """Return function(task) for all tasks, a few at a time; the first failure or an interrupt stops waiting for all.
 
-    The threads are daemons: one that waits for a mirror's next byte does not keep the process from ending.
+    The threads are daemons: one that waits for a mirror's next byte does not keep the process alive.
     """
     with ThreadPool(min(PARALLEL_FILES, len(tasks))) as threads:
         try:
@@ -241,7 +242,7 @@ def _size(path: Path) -> int:
 
 
 def _ask_size(file: RemoteFile, directory: Path, remote: RemoteConfig) -> int | None:
-    """Bytes of a file, by its partial download or the first mirror that says; None if none does."""
+    """Return a file's size by its partial download or the first mirror that reports it; None if none does."""
     origin = find_origin(directory / file.name)
     if origin is not None and origin.total and _size(directory / f"{file.name}.part"):
         return origin.total
@@ -251,13 +252,13 @@ def _ask_size(file: RemoteFile, directory: Path, remote: RemoteConfig) -> int | 
                 length = response.headers.get("Content-Length", "")
                 if length.isdigit() and "text/html" not in response.headers.get("Content-Type", ""):
                     return int(length)
-        except (OSError, HTTPException, ValueError):  # reported when the file itself is asked for
+        except (OSError, HTTPException, ValueError):  # reported when the file itself is requested
             continue
     return None
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects with the same method (urllib makes a GET of a HEAD), and with the login on the same host."""
+    """Follows redirects with the same method (urllib turns HEAD into GET), and keeps the login on the same host."""
 
     def redirect_request(self, req: urllib.request.Request, *reply: Any) -> urllib.request.Request | None:
         moved = super().redirect_request(req, *reply)
@@ -269,7 +270,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 
 def open_url(url: str, timeout: float, headers: Mapping[str, str] = {}, method: str = "GET") -> Any:
-    """The reply to a request, redirects followed; a login in the URL is sent to its host alone."""
+    """Return the reply to a request after redirects; a login in the URL is sent only to its host."""
     bare, login = split_login(url)
     request = urllib.request.Request(bare, headers={**HEADERS, **headers}, method=method)
     if login is not None:
@@ -319,20 +320,20 @@ class _Download:
         self._part.clear()
 
     def _try_mirror(self, url: str) -> str | None:
-        """Download from one mirror, in several tries; what failed, None if nothing did.
+        """Download from one mirror, in several tries; return the failure, or None after success.
 
-        A try that got further than those before it starts the count again.
+        A try that gets further than all tries before it restarts their count.
         """
         tries, furthest = 0, self._part.size
         while True:
             try:
                 self._accept(self._fetch(url))
                 return None
-            except (WrongFile, ValueError) as error:  # not the file, not a URL
+            except (WrongFile, ValueError) as error:  # not the file, or not a URL
                 return str(error)
             except urllib.error.HTTPError as error:
                 fault = str(error)
-                if error.code < 500 and error.code != 429:  # it is not there, or not for us
+                if error.code < 500 and error.code != 429:  # the file is not there, or we may not have it
                     return fault
             except (OSError, http.client.HTTPException, EOFError) as error:
                 reason = error.reason if isinstance(error, urllib.error.URLError) else error
@@ -359,7 +360,7 @@ class _Download:
             raise DownloadStopped
         origin, public_url = self._part.origin, redact(split_login(url)[0])
         if origin is not None and origin.total == self._part.size:
-            return True  # a job was killed when all had come
+            return True  # a job was killed after all bytes had come
         have, headers = 0, {}
         if origin is not None and origin.url == public_url and origin.validator is not None:
             have = self._part.size
@@ -377,7 +378,7 @@ class _Download:
             return self._receive(public_url, response, have)
 
     def _receive(self, url: str, response: HTTPResponse, have: int) -> bool:
-        """Take in a reply."""
+        """Receive a reply; return whether the server confirmed that these are all bytes."""
         part, origin = self._part, self._part.origin
         length = response.headers.get("Content-Length", "")
         total = int(length) if length.isdigit() else None
@@ -395,12 +396,12 @@ class _Download:
             total = origin.total if total is None else total
         if total is not None:
             require_room([Need(part.partial, total - part.size, "to fetch")])
-        while block := response.read1(BLOCK_BYTES):  # whatever has arrived, so that a stall loses nothing
+        while block := response.read1(BLOCK_BYTES):  # returns whatever has arrived, so that a stall loses nothing
             self._append(block)
             if self._stop.is_set():
                 raise DownloadStopped
         if total is None:
-            return getattr(response, "chunked", False)  # http.client has seen the last chunk
+            return getattr(response, "chunked", False)  # then http.client has seen the last chunk
         if part.size != total:
             raise EOFError(f"broke off at byte {part.size:,} of {total:,}")
         return True
@@ -420,7 +421,7 @@ class _Download:
         """Check the downloaded bytes and give the file its name.
 
         Raises:
-            WrongFile: it is not the file.
+            WrongFile: the bytes are not the file's.
         """
         file = self._file
         if file.sha256 is not None:
@@ -435,7 +436,7 @@ class _Download:
 
 
 def _content_range(headers: Any) -> tuple[int | None, int | None]:
-    """First byte and size of the whole by a Content-Range, as far as it gives them."""
+    """Return the first byte and the total size in a Content-Range, as far as it gives them."""
     match = re.fullmatch(r"bytes (?:(\d+)-\d+|\*)/(?:(\d+)|\*)", headers.get("Content-Range", "").strip())
     first, size = match.groups() if match else (None, None)
     return None if first is None else int(first), None if size is None else int(size)

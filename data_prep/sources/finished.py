@@ -1,4 +1,4 @@
-"""The sources of a dataset that is there already: nothing is made, fetched or replaced to compare it with a command."""
+"""Sources of an existing dataset; comparing it with a command makes, downloads or replaces nothing."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,16 +9,16 @@ from data_prep.config.keys import DataConfig
 from data_prep.dataset.format import MANIFEST_NAME, Manifest, load_manifest
 from data_prep.sources.discover import Source, without_packing
 
-SOURCE_MD5 = "source_md5"  # in a manifest's `extra`: of each source, where they are given for each split
+SOURCE_MD5 = "source_md5"  # key in a manifest's `extra`: MD5 of each source, if files are given for each split
 
 
 def finished_manifest(data: DataConfig, root: Path) -> Manifest | None:
-    """The manifest of the dataset at `root`; None: there is none, or it is to be replaced. Raises UserError: faulty."""
+    """Return the manifest of the dataset at `root`; None without one, or if it is to be replaced. Raises UserError."""
     return None if data.overwrite or not (root / MANIFEST_NAME).exists() else load_manifest(root)
 
 
 def recorded_sources(directory: Path, manifest: Manifest) -> list[Source]:
-    """The sources as the manifest describes them, as if in `directory`, whether their files are still there or not."""
+    """Return the sources that the manifest describes, as if in `directory`, whether or not their files still exist."""
     return [
         Source(
             str(directory / entry["name"]),
@@ -35,9 +35,9 @@ def recorded_sources(directory: Path, manifest: Manifest) -> list[Source]:
 
 
 def recorded_times(manifest: Manifest) -> list[tuple[int, int]]:
-    """Nanoseconds at which each source was written to, and changed in any way (0: not recorded).
+    """Return the times in nanoseconds at which each source was written and last changed (0: not recorded).
 
-    A file's time of writing can be set, as tar does; that of its change cannot.
+    Programs such as tar can set a file's time of writing, but not that of its last change.
     """
     nothing = [0] * len(manifest.sources)
     times = (manifest.extra.get(f"source_{kind}_ns") or nothing for kind in ("mtime", "ctime"))
@@ -45,7 +45,7 @@ def recorded_times(manifest: Manifest) -> list[tuple[int, int]]:
 
 
 def note_times(sources: Sequence[Source]) -> dict[str, list[int]]:
-    """What `recorded_times` reads, for the manifest's `extra`."""
+    """Return the entries of the manifest's `extra` that `recorded_times` reads."""
     return {
         "source_mtime_ns": [source.mtime_ns for source in sources],
         "source_ctime_ns": [source.ctime_ns for source in sources],
@@ -53,17 +53,17 @@ def note_times(sources: Sequence[Source]) -> dict[str, list[int]]:
 
 
 def other_dataset(root: Path, difference: str) -> UserError:
-    """The error that the dataset at `root` is not the one that the command describes."""
+    """Return the error that the dataset at `root` is not the one that the command describes."""
     return UserError(
         f"{root}: holds another dataset ({difference}); choose another data.path, or set data.overwrite=true"
     )
 
 
 def sources_of_generated(data: DataConfig, root: Path, manifest: Manifest, settings: Json) -> list[Source]:
-    """The sources of generated rows at `root`.
+    """Return the sources of generated rows at `root`.
 
     Raises:
-        UserError: they are not as the `settings` of their group say.
+        UserError: the rows were made with other settings of their group than `settings`.
     """
     group = data.source_kind.group
     recorded = manifest.extra.get(group) or {}

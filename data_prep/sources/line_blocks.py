@@ -1,4 +1,4 @@
-"""A raw file's bytes, inflated if need be, in blocks of whole lines at offsets that do not depend on who reads them."""
+"""A raw file's bytes, inflated if needed, in blocks of whole lines; the offsets do not depend on the reader."""
 
 import mmap
 import os
@@ -14,18 +14,18 @@ from common.files import FileDigest, SummedFile
 from data_prep.io.read_ahead import BLOCK_BYTES, ReadAhead
 from data_prep.sources.discover import DAMAGE, Source, copy_by, packing_of
 
-ROOM_BEFORE = BLOCK_BYTES  # before a block: for the start of a line that ends in it
-ROOM_BEHIND = 128  # for a newline, and for what a kernel may read too far
+ROOM_BEFORE = BLOCK_BYTES  # bytes before a block, for the beginning of a line that ends in it
+ROOM_BEHIND = 128  # bytes for a newline, and for what a kernel may read beyond the end
 TO_NEWLINES = r"tr '\r' '\n'"
 
 
 def bare_returns(path: str) -> str:
-    r"""What is wrong with a file whose lines end in \r alone, and the command that converts it."""
+    r"""Describe the fault of a file whose lines end in \r alone, with the command that converts it."""
     return f"lines end in carriage returns alone; convert the file: {copy_by(TO_NEWLINES, path)}"
 
 
 class PlainReader:
-    """Bytes of a plain file from an offset, block by block."""
+    """Reads a plain file from an offset, block by block."""
 
     def __init__(self, source: Source, offset: int, block_bytes: int) -> None:
         self._file: BinaryIO = open(source.path, "rb", buffering=0)  # noqa: SIM115
@@ -34,7 +34,7 @@ class PlainReader:
         self._view = memoryview(self._block)[ROOM_BEFORE : ROOM_BEFORE + block_bytes]
 
     def next_block(self) -> tuple[mmap.mmap, int]:
-        """Memory that holds that number of bytes after ROOM_BEFORE, 0 at the end; valid until the next call."""
+        """Return memory and the number of bytes after ROOM_BEFORE in it, 0 at the end; valid until the next call."""
         return self._block, self._file.readinto(self._view) or 0  # type: ignore[attr-defined]
 
     def at_end(self) -> bool:
@@ -47,9 +47,9 @@ class PlainReader:
 
 
 class SourceStream:
-    """All bytes of a file, front to back, inflated if need be; the file is read once, its checksum computed on the way.
+    """Reads a file from front to back, inflated if needed; it is read once and its checksum computed on the way.
 
-    One thread reads and computes the checksum, another inflates, ahead of the consumer.
+    One thread reads and computes the checksum, another inflates, both ahead of the consumer.
     """
 
     def __init__(self, source: Source) -> None:
@@ -75,7 +75,7 @@ class SourceStream:
             raise UserError(f"{self._source.path}: damaged {self._packing} file ({error}); get it again") from error
 
     def next_block(self) -> tuple[mmap.mmap, int]:
-        """Return the next block as PlainReader does; not to be called after the end.
+        """Return the next block as PlainReader does; do not call this after the end.
 
         Raises:
             UserError: a compressed file is truncated or damaged.
@@ -87,11 +87,11 @@ class SourceStream:
         return self._content.at_end()
 
     def consumed(self) -> int:
-        """Position in the file, somewhat ahead of the bytes handed out."""
+        """Return the position in the file, somewhat ahead of the bytes returned so far."""
         return self._file.position
 
     def digest(self) -> FileDigest:
-        """Size and checksum of the file, once all has been read."""
+        """Return the size and checksum of the file; call this after all of it was read."""
         return self._file.digest()
 
     def close(self) -> None:
@@ -107,9 +107,9 @@ Reader = PlainReader | SourceStream
 
 
 def open_source(source: Source, offset: int = 0, block_bytes: int = BLOCK_BYTES) -> Reader:
-    """A reader of the uncompressed bytes, in blocks of at most that many where the file is plain.
+    """Open a reader of the uncompressed bytes; blocks of a plain file have at most `block_bytes`.
 
-    A compressed source can only be read from the start.
+    A compressed source can only be read from its start.
     """
     if source.compressed:
         if offset:
@@ -121,7 +121,7 @@ def open_source(source: Source, offset: int = 0, block_bytes: int = BLOCK_BYTES)
 class LineBlock(NamedTuple):
     """Whole lines: buffer[start:end] ends with a newline and is followed by PADDING bytes.
 
-    `offset` is that of its first byte in the uncompressed source; `is_last` says whether the source ends with it.
+    `offset` is its first byte's in the uncompressed source; `is_last` tells whether the source ends with it.
     """
 
     buffer: NDArray[np.uint8]
@@ -134,12 +134,12 @@ class LineBlock(NamedTuple):
 class LineBlocks:
     """Reads a source once, front to back.
 
-    A line belongs to the range of offsets in which it starts, so plain and compressed files, and any number
-    of readers, give the same lines for the same range.
+    A line belongs to the range of offsets in which it starts. So plain and compressed files, and any number of readers,
+    give the same lines for the same range.
 
     Args:
-        block_bytes: of a block, and of the longest line there may be.
-        reader: where the bytes come from, if opened already; closed with this.
+        block_bytes: size of a block, and the largest length of a line.
+        reader: source of the bytes, if already open; it is closed with this object.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class LineBlocks:
         self._longest = block_bytes
         self._start = self._end = 0
         self._at_end = False
-        # the byte before `offset` shows whether a line starts there
+        # The byte before `offset` tells whether a line starts there.
         self._offset = max(offset - 1, 0)
         self._reader = reader or open_source(source, self._offset, block_bytes)
         self._reported = offset
@@ -172,16 +172,16 @@ class LineBlocks:
         return self._start == self._end
 
     def advance(self) -> int:
-        """Bytes of the file, as it lies on disk, that were worked through since the last call."""
+        """Return the bytes of the file on disk that were processed since the last call."""
         reader = self._reader
         position = reader.consumed() if self._source.compressed and isinstance(reader, SourceStream) else self._offset
         advance, self._reported = position - self._reported, position
         return advance
 
     def until(self, stop: int) -> Iterator[LineBlock]:
-        """Blocks of the lines, not yet handed out, that start before the offset `stop`.
+        """Yield blocks of the lines that start before the offset `stop` and were not yet yielded.
 
-        A block is only valid until the next one is asked for.
+        A block is valid only until the next one is requested.
 
         Raises:
             UserError: the file is damaged, or a line is longer than a block.
@@ -214,7 +214,7 @@ class LineBlocks:
         return self._bytes.find(b"\r", self._start, self._end) >= 0
 
     def _fill(self) -> None:
-        """Have at least one whole line in the block, or all that is left."""
+        """Make sure that the block has at least one whole line, or everything that is left."""
         while not self._at_end and self._bytes.find(b"\n", self._start, self._end) < 0:
             rest = self._bytes[self._start : self._end]
             if len(rest) >= self._longest:
@@ -230,7 +230,7 @@ class LineBlocks:
 
 
 def count_lines_before(source: Source, offset: int) -> int:
-    """Newlines in the first `offset` uncompressed bytes: for the row number in an error."""
+    """Return the number of newlines in the first `offset` uncompressed bytes, for a row number in an error."""
     reader = open_source(source)
     lines = 0
     try:

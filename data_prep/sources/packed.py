@@ -1,4 +1,4 @@
-"""Files compressed by bzip2, xz or zstd, whose damage is named as such."""
+"""Readers of files compressed by bzip2, xz or zstd; they report damage as such."""
 
 import bz2
 import io
@@ -13,7 +13,7 @@ READ_BYTES = 1 << 18
 
 
 def open_bzip2(file: Any) -> io.RawIOBase:
-    """Open the content of a file given by its path or open; to read it raises EOFError and DamageError."""
+    """Open the content of a file, given by path or open; reading it raises EOFError or DamageError."""
     return Streams(file, bz2.BZ2Decompressor)
 
 
@@ -28,7 +28,7 @@ def open_zstd(file: Any) -> io.RawIOBase:
 
 
 class Streams(io.RawIOBase):
-    """One or more compressed streams; unlike bz2.open and lzma.open it refuses other bytes after one."""
+    """One or more compressed streams; unlike bz2.open and lzma.open, this refuses other bytes after one."""
 
     def __init__(self, file: Any, make: Callable[[], Any]) -> None:
         super().__init__()
@@ -40,11 +40,11 @@ class Streams(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill a buffer with what follows, at least one byte but at the end.
+        """Fill a buffer with what follows: at least one byte, except at the end.
 
         Raises:
             EOFError: the file ends within a stream.
-            DamageError: what follows is no such stream.
+            DamageError: the following bytes are not a stream.
         """
         while True:
             packed = b""
@@ -66,17 +66,17 @@ class Streams(io.RawIOBase):
                 return len(content)
 
     def close(self) -> None:
-        """Close the file, too."""
+        """Close the file as well."""
         self._file.close()
         super().close()
 
 
 class ArrowStream(io.RawIOBase):
-    """A stream of a codec of pyarrow."""
+    """A stream decompressed by one of pyarrow's codecs."""
 
     def __init__(self, file: Any, codec: str) -> None:
         super().__init__()
-        import pyarrow as pa  # of these files alone
+        import pyarrow as pa  # only these files need it
 
         packed = pa.OSFile(str(file)) if isinstance(file, str | Path) else pa.PythonFile(file, "r")
         self._content = pa.CompressedInputStream(packed, codec)

@@ -1,4 +1,4 @@
-"""Published datasets: which files the configuration names, downloaded and unpacked unless they are there already."""
+"""Published datasets: the files that the configuration names, downloaded and unpacked unless they exist."""
 
 import hashlib
 import re
@@ -40,10 +40,10 @@ from data_prep.sources.finished import finished_manifest, other_dataset, recorde
 
 
 def remote_files(data: DataConfig, directory: Path) -> list[RemoteFile]:
-    """The files to fetch, in the order of the days, with their sums as far as they are known.
+    """Return the files to download, in the order of the days, with their checksums if known.
 
     Raises:
-        UserError: the configuration names none, or days of a dataset that has none, or sums of no file of it.
+        UserError: the configuration names no files, or days of a dataset without days, or a checksum of no such file.
     """
     remote = data.remote
     if not remote.name:
@@ -78,7 +78,7 @@ def remote_files(data: DataConfig, directory: Path) -> list[RemoteFile]:
 
 
 def _refuse_unused_sums(remote: RemoteConfig) -> None:
-    """Raises UserError for the checksum of a file that is not fetched."""
+    """Raise UserError for the checksum of a file that is not downloaded."""
     pattern = "|".join([re.escape(remote.name), *map(re.escape, remote.also or {})])
     pattern = pattern.replace(re.escape("{day}"), r"\d+")
     for name in published_sums(remote.sha256):
@@ -89,11 +89,10 @@ def _refuse_unused_sums(remote: RemoteConfig) -> None:
 def find_remote(data: DataConfig, root: Path, dataset_bytes: Callable[[float], int]) -> list[Source]:
     """Find the raw files where the user put them, or download them.
 
-    Where there is a finished dataset at `root`, files that are gone are described as its manifest has them, since they
-    are not needed any more.
+    If there is a finished dataset at `root`, its manifest describes files that no longer exist, as they are not needed.
 
     Args:
-        dataset_bytes: disk space that a number of rows takes until the dataset is made.
+        dataset_bytes: returns the disk space for this number of rows until the dataset is made.
 
     Raises:
         UserError: a download failed, or a file has another checksum or size than the known one.
@@ -121,12 +120,12 @@ def find_remote(data: DataConfig, root: Path, dataset_bytes: Callable[[float], i
 
 
 def raw_directory(data: DataConfig, root: Path) -> Path:
-    """Directory of downloaded files."""
+    """Return the directory of downloaded files."""
     return Path(data.remote.directory) if data.remote.directory else root / RAW_DIRECTORY
 
 
 def _own_files(data: DataConfig, root: Path, directory: Path) -> list[Source]:
-    """The user's own files: an archive, or the file that it holds."""
+    """Return the user's own files: an archive's, or the file that the archive would hold."""
     member = data.remote.member
     if member is None:
         raise UserError(f"data.raw: these files are fetched; put your own into {directory}, or leave out data.source")
@@ -139,7 +138,8 @@ def _own_files(data: DataConfig, root: Path, directory: Path) -> list[Source]:
             return _sources_of_finished(manifest, [path])
     elif path.exists():
         raise UserError(f"{path}: is there already, and not from {raw} as it is now; delete it, or leave out data.raw")
-    if manifest is not None and not path.exists():  # compared, and not unpacked for that
+    # Compare the archive with the dataset, without unpacking it.
+    if manifest is not None and not path.exists():
         if member_sha256(raw, member) not in [entry["sha256"] for entry in manifest.sources]:
             raise other_dataset(root, "made from other raw files")
         return recorded_sources(root, manifest)
@@ -149,7 +149,7 @@ def _own_files(data: DataConfig, root: Path, directory: Path) -> list[Source]:
 
 
 def _unpack(data: DataConfig, archive: Path, directory: Path) -> None:
-    """Unpack the archive's member to `directory`; record the checksum of an archive that lies there itself."""
+    """Unpack the archive's member to `directory`; record the checksum of an archive in that directory."""
     assert data.remote.member is not None
     digest = unpack_member(archive, data.remote.member, directory, _expected_sum(data, directory, archive))
     if archive.parent == directory:
@@ -157,7 +157,7 @@ def _unpack(data: DataConfig, archive: Path, directory: Path) -> None:
 
 
 def _sources_of_finished(manifest: Manifest, paths: Sequence[Path]) -> list[Source]:
-    """The files that are there, and those that are gone as the finished dataset's manifest has them."""
+    """Return the files that exist, and the others as the finished dataset's manifest describes them."""
     source_of_name = {source.name: source for source in recorded_sources(paths[0].parent, manifest)}
     sources = []
     for path in paths:
@@ -171,7 +171,7 @@ def _sources_of_finished(manifest: Manifest, paths: Sequence[Path]) -> list[Sour
 def _later_needs(
     data: DataConfig, root: Path, directory: Path, dataset_bytes: Callable[[float], int]
 ) -> Callable[[int], list[Need]]:
-    """The disk space needed once files of a given size are fetched: unpacked, and as a dataset."""
+    """Return a function from the size of the downloads to the disk space for unpacking and for the dataset."""
 
     def needs(size: int) -> list[Need]:
         rows = data.remote.rows or size * GZIP_RATIO / TEXT_ROW_BYTES
@@ -182,19 +182,19 @@ def _later_needs(
 
 
 def known_sums(data: DataConfig, root: Path, sources: Sequence[Source]) -> tuple[KnownSum | None, ...]:
-    """The known checksums of the files; None where none is published or recorded."""
+    """Return the known checksums of the files; None if none is published or recorded."""
     return tuple(_expected_sum(data, raw_directory(data, root), Path(source.path)) for source in sources)
 
 
 def _expected_sum(data: DataConfig, directory: Path, path: Path) -> KnownSum | None:
-    """The checksum published of a file of that name, or recorded of it, if it lies where fetched files are kept."""
+    """Return the checksum published for a file of that name, or the one recorded for a file in `directory`."""
     expected = known_sum(directory, path.name, data.remote.sha256)
     is_kept = path.absolute().parent == directory.absolute()
     return expected if is_kept or (expected is not None and expected.given_by == PUBLISHED) else None
 
 
 def note_read(data: DataConfig, root: Path, sources: Sequence[Source], digests: Sequence[FileDigest]) -> None:
-    """Record the checksums of files read whole without fault that lie where fetched files are kept."""
+    """Record the checksums of files that were read whole without fault and are in the directory of downloads."""
     directory = raw_directory(data, root).absolute()
     pairs = zip(sources, digests, strict=True)
     note_sums(
@@ -203,15 +203,15 @@ def note_read(data: DataConfig, root: Path, sources: Sequence[Source], digests: 
 
 
 def archive_origin(archive: Path) -> Origin:
-    """Origin of a file unpacked from an archive."""
+    """Return the origin of a file unpacked from an archive."""
     status = archive.stat()
     return Origin(str(archive.resolve()), last_modified=str(status.st_mtime_ns), total=status.st_size)
 
 
 def unpack_member(archive: Path, name: str, directory: Path, expected: KnownSum | None = None) -> FileDigest:
-    """Take one plain file out of a tar archive, wherever in it it lies, to directory/name; nothing else is written.
+    """Copy one plain file out of a tar archive, wherever it is inside, to directory/name; write nothing else.
 
-    The archive is read to its end, so that gzip's own checksum of its content is compared.
+    The archive is read to its end, so that gzip's own checksum of the content is compared.
 
     Args:
         expected: the checksum that the archive must have.
@@ -236,7 +236,7 @@ def unpack_member(archive: Path, name: str, directory: Path, expected: KnownSum 
 
 
 def member_sha256(archive: Path, name: str) -> str:
-    """SHA-256 of a plain file in a tar archive; nothing is written.
+    """Return the SHA-256 of a plain file in a tar archive; write nothing.
 
     Raises:
         UserError: the archive is damaged, or has no such file.
@@ -253,10 +253,10 @@ def _copy_member(
     target: Path | None = None,
     expected: KnownSum | None = None,
 ) -> FileDigest:
-    """Hand on the only plain file of that name; the archive's digest.
+    """Pass the content of the only plain file with that name to `take`; return the archive's digest.
 
     Args:
-        target: the file that its blocks are written to, which the disk must have room for.
+        target: the file to which `take` writes, for which the disk must have room.
         expected: the checksum that the archive must have.
 
     Raises:
@@ -270,7 +270,7 @@ def _copy_member(
             content: Any = open_gzip(summed) if is_gzip(archive) else summed
             with tarfile.open(fileobj=content, mode="r|") as members:
                 for member in members:
-                    # the member's own path is never used, so it cannot lead out of the directory
+                    # The member's own path is never used, so it cannot lead out of the directory.
                     if not member.isfile() or Path(member.name).name != name:
                         continue
                     if is_there:
