@@ -26,7 +26,7 @@ from data_prep.dataset.table_spec import FORMATS, Table
 from data_prep.dataset.transforms import FITS
 
 SHARD_KINDS = ("labels", "dense", "sparse")
-OF_ALL_ROWS = (DenseTransform.torchrec, DenseTransform.minmax)  # the transforms that need a range
+OF_ALL_ROWS = (DenseTransform.torchrec, DenseTransform.minmax)  # transforms that need a range
 
 Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -93,7 +93,7 @@ class _RawEncoding(JsonObject):
     wraps: bool
     max_categories: Count | None
     rounds_ids: bool
-    split: SplitMethod | None  # None: each source is of the split that it names
+    split: SplitMethod | None  # None: each source names its split
     held_out: Share
     split_seed: Count
     train_seed: Count | None
@@ -121,7 +121,7 @@ class _OtherEncoding(JsonObject):
 
 
 class _Extra(Struct):
-    """Figures that no reader needs; further keys may be there."""
+    """Figures that no reader needs; further keys are allowed."""
 
     bayes: Json | UnsetType = UNSET
 
@@ -141,10 +141,11 @@ class Document(JsonObject):
 
 
 def manifest_fault(document: Json) -> str | None:
-    """The first error in a manifest without `format` and `format_version`, naming its key; None if there is none."""
+    """Return the first error in a manifest without `format` and `format_version`, with its key; None if none."""
     try:
         checked = convert(document, Document)
-        misleading_sentences(convert(document.get("extra", {}), Json))  # which refuses damaged figures
+        # This raises ValueError for damaged figures.
+        misleading_sentences(convert(document.get("extra", {}), Json))
         encoding, names = checked.encoding, [choice.value for choice in Encoding]
         kind = kind_of(str(encoding.get("name")))
         if kind.parts is not None:
@@ -167,7 +168,7 @@ def manifest_fault(document: Json) -> str | None:
 
 
 def _contradiction(document: Document, arrays: Sequence[str] = ()) -> str | None:
-    """Keys that do not agree with each other. arrays: of a shard; none: those of rows."""
+    """Return which keys contradict each other; None if none do. arrays: names in a shard; empty: those of rows."""
     schema = document.schema
     if tuple(document.num_embeddings) != schema.sparse:
         return "keys 'num_embeddings' and 'schema.sparse' name different sparse features"
@@ -194,7 +195,7 @@ def _contradiction(document: Document, arrays: Sequence[str] = ()) -> str | None
 
 
 def _encoding_contradiction(encoding: _RawEncoding, schema: Schema) -> str | None:
-    """Keys of an encoding of raw rows that do not agree with each other or with the schema."""
+    """Return which keys of an encoding of raw rows contradict each other or the schema; None if none do."""
     raw = encoding.raw_schema
     if encoding.order is None and encoding.max_ind_range is None:
         return "key 'encoding.max_ind_range' is null, but ids without 'encoding.order' are taken modulo it"
@@ -224,7 +225,7 @@ def _encoding_contradiction(encoding: _RawEncoding, schema: Schema) -> str | Non
 
 
 def _source_contradiction(document: Document, encoding: _RawEncoding) -> str | None:
-    """Rows that were read and rows that were written, of which negatives may have been dropped."""
+    """Return how the numbers of rows read and written contradict each other; negatives may have been dropped."""
     if encoding.split is None and any(source.split is UNSET for source in document.sources):
         return "key 'encoding.split' is null, but not each of 'sources' has a 'split'"
     if (encoding.split is not None and encoding.split.algorithm.has_column) != (encoding.split_column is not UNSET):
@@ -236,7 +237,7 @@ def _source_contradiction(document: Document, encoding: _RawEncoding) -> str | N
 
 
 def _fit_contradiction(encoding: _RawEncoding) -> str | None:
-    """Fits of other dense columns than those whose own transform needs one, or of another form."""
+    """Return an error if fits are not those of the columns whose own transforms need one, or are malformed."""
     fits, fitted = encoding.dense_fits or {}, {}
     if encoding.table is not None:
         fitted = {feature: name for feature, name in encoding.table.transforms if name in FITS}
@@ -251,7 +252,7 @@ def _fit_contradiction(encoding: _RawEncoding) -> str | None:
 
 
 def _spelling_contradiction(encoding: _RawEncoding) -> str | None:
-    """Spellings of other columns, or of no known name."""
+    """Return an error if spellings are not those of the table's sparse columns, or have an unknown name."""
     if (encoding.spellings is UNSET) != (encoding.table is None):
         return "key 'encoding.spellings' belongs to 'encoding.table'"
     if encoding.spellings is UNSET or encoding.table is None:
@@ -267,7 +268,7 @@ def _spelling_contradiction(encoding: _RawEncoding) -> str | None:
 
 
 def _table_contradiction(table: Table | None, raw: Schema) -> str | None:
-    """Columns that the table and the schema of raw rows do not both have."""
+    """Return an error if the table and the schema of raw rows contradict each other."""
     if table is None:
         is_criteo = raw == CRITEO
         return None if is_criteo else "key 'encoding.table' is null, but 'encoding.raw_schema' is not of Criteo's rows"
