@@ -7,8 +7,7 @@ memory bandwidth and matrix rate measured in the same run. out=FILE.json keeps t
 'compare=[here.json,there.json]' nothing is measured, and those of several machines stand side by side.
 """
 
-# Import the rest below: it may take seconds.
-if __name__ == "__main__":
+if __name__ == "__main__":  # before the imports below, which may take seconds
     from app.commands import COMMANDS
     from common.cli import run
 

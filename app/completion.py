@@ -4,7 +4,7 @@ It completes `clickwork train …` and `python -m app.train …` from words that
 the tab key starts no Python.
 """
 
-if __name__ == "__main__":  # first: what is imported below may take seconds
+if __name__ == "__main__":  # before the imports below, which may take seconds
     from app.commands import COMMANDS
     from common.cli import run
 

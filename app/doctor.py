@@ -4,7 +4,7 @@ Each line is ok, warn (works, but slower or with something missing) or fail, wit
 nothing fails, else 1.
 """
 
-if __name__ == "__main__":  # first: what is imported below may take seconds
+if __name__ == "__main__":  # before the imports below, which may take seconds
     from app.commands import COMMANDS
     from common.cli import run
 

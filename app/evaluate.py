@@ -6,7 +6,7 @@ values that the dataset does not contain, by column, and the differences to the 
 of a split of at most that number of rows are kept in the run, for a comparison row by row.
 """
 
-if __name__ == "__main__":  # first: what is imported below may take seconds
+if __name__ == "__main__":  # before the imports below, which may take seconds
     from app.commands import COMMANDS
     from common.cli import run
 

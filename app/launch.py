@@ -7,7 +7,7 @@ address and network interface from the route to the endpoint, reports in one lin
 --max-restarts resumes after a machine was lost and has come back, the first one too. Bad input is not tried again.
 """
 
-if __name__ == "__main__":  # first: what is imported below may take seconds
+if __name__ == "__main__":  # before the imports below, which may take seconds
     from app.commands import COMMANDS
     from common.cli import run
 

@@ -5,7 +5,7 @@ Of a dataset of events, items are ranked for one of its users (user=ID) after th
 A score depends on nothing but its candidate: neither on the order nor on the number of the others.
 """
 
-if __name__ == "__main__":  # first: what is imported below may take seconds
+if __name__ == "__main__":  # before the imports below, which may take seconds
     from app.commands import COMMANDS
     from common.cli import run
 

@@ -5,7 +5,7 @@ Exit status: 0 done; 2 bad input or configuration; 75 stopped by a signal, or an
 first step, or a second one. Under `torchrun --nproc-per-node N -m app.train` it runs on N processes.
 """
 
-if __name__ == "__main__":  # first: what is imported below may take seconds
+if __name__ == "__main__":  # before the imports below, which may take seconds
     from app.commands import COMMANDS
     from common.cli import run
 

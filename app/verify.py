@@ -11,7 +11,7 @@ hardware and layout are listed for each launch of the run, with the step up to w
 Exit status: 0 identical, or equal within the tolerance; 1 different; 2 bad input or configuration.
 """
 
-if __name__ == "__main__":  # first: what is imported below may take seconds
+if __name__ == "__main__":  # before the imports below, which may take seconds
     from app.commands import COMMANDS
     from common.cli import run
 

@@ -216,7 +216,7 @@ class _RowWeights(nn.Module):
 
 
 def _projection(width: int, embedding_dim: int) -> nn.Linear:
-    """Projection of a mixed-dimension table's vectors to D, initialised as facebookresearch/dlrm does."""
+    """Return the projection of a mixed-dimension table's vectors to D, initialised as facebookresearch/dlrm does."""
     projection = nn.Linear(width, embedding_dim, bias=False)
     nn.init.xavier_uniform_(projection.weight)
     return projection

@@ -5,7 +5,7 @@ the first, with the differences in configuration and versions, a speed ratio wit
 seeds, a verdict on platforms at one seed and configuration, and scaling over processes.
 """
 
-if __name__ == "__main__":  # first: what is imported below may take seconds
+if __name__ == "__main__":  # before the imports below, which may take seconds
     from app.commands import COMMANDS
     from common.cli import run
 

@@ -30,5 +30,5 @@ class AfterTraining(NamedTuple):
 
 
 def steps_after_training() -> list[AfterTraining]:
-    """Returns the rows of all extensions."""
+    """Return the rows of all extensions."""
     return rows_of_extensions(AfterTraining)

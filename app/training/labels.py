@@ -52,7 +52,7 @@ def require_task(config: AppConfig, root: Path, manifest: Manifest) -> None:
     """Refuse keys that do not apply to the dataset's kind of labels.
 
     Raises:
-        UserError: names all such keys and what to give instead; or a key whose column has not one id per row.
+        UserError: names all such keys and what to give instead; or a key whose column does not have one id per row.
     """
     for key, column in (
         ("eval.group_by", config.eval.group_by),

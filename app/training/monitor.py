@@ -10,7 +10,7 @@ from common.keys import shown
 
 
 def require_validation(config: AppConfig, rows: int) -> None:
-    """Refuse a run whose split of evaluations cannot decide what its keys ask for; rows: number in eval.split.
+    """Refuse a run whose evaluation split cannot decide what its keys ask for; rows: number in eval.split.
 
     Raises:
         UserError: the split has no rows, or too many for a metric of train.monitor.

@@ -286,7 +286,7 @@ class TrainedRun(NamedTuple):
         return correction(kept)
 
     def about_sampling(self, corrected: bool) -> Json:
-        """Entries on the sampling of rows for a command's JSON; empty if all rows were kept."""
+        """Return entries on the sampling of rows for a command's JSON; empty if all rows were kept."""
         kept = kept_share(self.manifest)
         return {} if kept == 1 else {"kept_share": kept, "correct_sampling": corrected}
 
