@@ -1,1 +1,1 @@
-"""Checks of `app.doctor`: packages, devices, system, datasets, runs. No torch is imported: it may be what is broken."""
+"""Checks of `app.doctor`: packages, devices, system, datasets, runs. They do not import torch, which may be broken."""

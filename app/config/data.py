@@ -19,7 +19,7 @@ FILES = ("raw", "train", "val", "test", "checksums")  # data_prep's keys for fil
 
 
 class VerifyData(Enum):
-    """Times to compare shards with their checksums: `auto` does if there are at most 4 GiB of them."""
+    """When to compare shards with their checksums; `auto` does if they have at most 4 GiB."""
 
     auto = "auto"
     always = "always"

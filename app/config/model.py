@@ -151,13 +151,13 @@ def _refuse_settings_of_dlrm(model: ModelConfig) -> None:
 
 
 def require_dlrm(model: ModelConfig, operation: str) -> None:
-    """Refuse what only DLRM can do. Raises UserError."""
+    """Raise UserError if the model is not DLRM, which alone supports `operation`."""
     if model.kind.commands:
         raise UserError(f"{model.kind.label}: {operation} is for DLRM alone so far; {model.kind.commands}")
 
 
 def require_own_scores(model: ModelConfig, operation: str) -> None:
-    """Refuse what needs a sample's logit to depend on this sample alone. Raises UserError."""
+    """Raise UserError if a logit depends on other samples, too, so that `operation` has no meaning."""
     if model.mixes_samples:
         raise UserError(
             f"model.mixes_samples=true: {operation} has no meaning, since a sample's logit depends on the other "

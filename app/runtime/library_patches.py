@@ -58,7 +58,7 @@ def _permutation_if_used(local_split: int, num_splits: int, *settings: Any, **ke
 
 
 def count_empty_shards(lookup: nn.Module) -> None:
-    """Let FBGEMM's CPU kernels find a row, which no id asks for, wherever a lookup has none of a table's.
+    """Let FBGEMM's CPU kernels find a row, which no id asks for, in each table of which a lookup has no rows.
 
     These kernels take equal neighbours in `hash_size_cumsum` for one table of several features, and train that table as
     wide as the empty one. They look for the rows of a last, empty table beyond the end. And they pass tables without

@@ -1,6 +1,6 @@
 """A run's model on one device, unsharded; its tables have a chosen precision, packed as FBGEMM reads them.
 
-Shapes: B bags a feature, L ids, n rows of a table, d its width.
+Shapes: B bags per feature, L ids, n rows of a table, d its width.
 """
 
 from collections.abc import Sequence

@@ -19,7 +19,7 @@ from common.keys import check_keys
 
 log = logging.getLogger("clickwork")
 
-GIB, GB_PER_S = 2**30, 1e6  # bytes; bytes a millisecond, TorchRec's unit
+GIB, GB_PER_S = 2**30, 1e6  # bytes; bytes per millisecond, TorchRec's unit
 LINK_EFFICIENCY, RESERVE = 0.8, 0.15  # defaults
 SAME_MEMORY = 0.06  # drivers report this much less or more than data sheets
 

@@ -21,7 +21,7 @@ class Checkpointer:
     """Saves a session's state in its run's directory."""
 
     def __init__(self, session: Session, recorder: Recorder, timer: StepTimer) -> None:
-        """A collective call."""
+        """Make the saver; a collective call."""
         self.config = session.config.checkpoint
         self.saved_step: int | None = None  # the newest step with a checkpoint in this run's directory
         self._session, self._recorder, self._timer = session, recorder, timer

@@ -45,7 +45,7 @@ Interrupted = Callable[[int], bool]
 
 
 class Scores(NamedTuple):
-    """Samples' logits and labels [n] float32, and what metrics of groups need.
+    """Logits and labels of samples, [n] float32, and the further inputs of group metrics.
 
     groups: ids [n] int32 of the model's group_feature, or of eval.group_by; empty without either. rows:
         `Batch.row_keys`, with eval.group_by only.

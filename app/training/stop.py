@@ -40,7 +40,7 @@ class StopCheck:
         runtime: Runtime,
         began: float,
     ) -> None:
-        """request: None where signals end the command. began: time.perf_counter() when the command began."""
+        """request: None if signals end the command. began: time.perf_counter() when the command began."""
         self._request, self._checkpointer, self._runtime, self._began = request, checkpointer, runtime, began
         self._max_seconds = None if train.max_minutes is None else train.max_minutes * 60
 
