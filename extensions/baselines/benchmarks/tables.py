@@ -85,7 +85,7 @@ def _categories(draw: np.random.Generator, rows: int) -> tuple[Columns, NDArray[
 def _numbers(draw: np.random.Generator, rows: int) -> tuple[Columns, NDArray[np.float64]]:
     values = draw.normal(size=(rows, 20))
     logits = np.sin(2 * values[:, 0]) + values[:, 1] * values[:, 2] + np.abs(values[:, 3]) + values[:, 4:10].sum(1) / 3
-    columns = {f"n{place}": values[:, place] for place in range(20)}
+    columns: Columns = {f"n{place}": values[:, place] for place in range(20)}
     columns["n1"] = np.exp(columns["n1"])  # of a long tail
     columns["kind"] = draw.integers(4, size=rows)  # a model of numbers alone is not of this program
     return columns, centred(logits, 0.5, 2.0)
