@@ -1,6 +1,7 @@
 """A dataset of rows: its schema, splits, vocabularies and batches."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -65,12 +66,22 @@ class Dataset:
         return f"Dataset({str(self.path)!r}: {sizes} rows)"
 
     @reported()
-    def ids(self, column: str, values: Sequence[Any]) -> "NDArray[np.int32]":
-        """Return the ids [n] of values of a sparse column, as raw rows have them; -1 for an unknown value."""
+    def ids(self, column: str, values: Iterable[Any]) -> "NDArray[np.int32]":
+        """Return the ids [n] of values of a sparse column, as raw rows have them; -1 for an unknown value.
+
+        Args:
+            column: its name.
+            values: a list or an array; None, NaN and pandas' NA and NaT are an empty field. Of a part of a date, the
+                dates; of a multi-valued column, single values of its lists, not whole fields.
+
+        Raises:
+            Error: there is no such column, or a value is invalid.
+        """
         from data_prep.encoding.encoder import Encoder
+        from data_prep.parsing.in_memory import to_column
 
         self._require_column(column)
-        return Encoder.load(self.path).ids_of(column, values)
+        return Encoder.load(self.path).ids_of(column, to_column(values, f"values of {column}"))
 
     @reported()
     def values(self, column: str, ids: "Sequence[int] | NDArray[np.integer] | None" = None) -> list[str | None]:
@@ -79,12 +90,16 @@ class Dataset:
         ids: None: all ids from 0 on.
 
         Raises:
-            Error: ids of this encoding do not tell values, or the dataset does not keep the values' texts.
+            Error: an id is not a whole number, ids of this encoding do not tell values, or the dataset does not keep
+                the values' texts.
         """
         from data_prep.encoding.vocabulary import vocabulary_values
 
         self._require_column(column)
-        numbers = range(self.num_embeddings[column]) if ids is None else [int(number) for number in ids]
+        try:
+            numbers = range(self.num_embeddings[column]) if ids is None else [index(number) for number in ids]
+        except TypeError:
+            raise UserError(f"ids of {column}: not whole numbers; give a list or an array of them") from None
         return vocabulary_values(self.path, self._manifest, column, numbers)
 
     @reported()

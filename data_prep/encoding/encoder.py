@@ -16,18 +16,18 @@ from data_prep.dataset.format import Manifest, load_rows_manifest, verify_file
 from data_prep.dataset.multi_hot import TABLES_DIRECTORY, MultiHot, MultiHotTables
 from data_prep.dataset.options import DenseTransform
 from data_prep.dataset.schema import Schema
-from data_prep.dataset.spelling import from_text
+from data_prep.dataset.spelling import LIST_SEPARATOR, Form, from_text
 from data_prep.dataset.table_spec import Table
 from data_prep.encoding.dense import DenseRange, column_transforms, dense_limits, transform_rows
 from data_prep.encoding.ids import torchrec_ids
 from data_prep.encoding.lookup import NO_ID, ValueTable, load_tables, vocabulary_path
 from data_prep.encoding.new_rows import Shape
 from data_prep.encoding.values import remainders, text_values
-from data_prep.parsing.convert import convert, to_texts
+from data_prep.parsing.convert import convert, distinct, plain, to_texts
 from data_prep.parsing.criteo import Block, parse_bytes
 from data_prep.parsing.formats import FileLayout, LineFormat, format_named, table_layout
 from data_prep.parsing.labels import convert_rows
-from data_prep.parsing.raw_rows import RawRows, numbered_rows
+from data_prep.parsing.raw_rows import Locator, RawRows, numbered_rows
 from data_prep.parsing.table_block import TableBlock
 from data_prep.parsing.text import Text, read_names
 
@@ -220,8 +220,12 @@ class Encoder:
         ids[missing] = self._tables[feature].unknown_id if unknown_id is None else unknown_id
         return ids, missing
 
-    def ids_of(self, feature: str, values: Sequence[Any]) -> NDArray[np.int32]:
+    def ids_of(self, feature: str, values: Any) -> NDArray[np.int32]:
         """Return the ids [n] of single values of a sparse feature, -1 for a value without an id.
+
+        Args:
+            values: an Arrow array or a list of Python values, as raw rows have them: of a feature that is a part of a
+                date, the date; of a multi-valued one, one of a list's values.
 
         Raises:
             UserError: an invalid value (row, remedy).
@@ -229,21 +233,44 @@ class Encoder:
         name = f"values of {feature}"
         if self._table is None:
             columns: dict[str, list[Any]] = {column: [""] * len(values) for column in self.input_columns}
-            block = self.parse_columns({**columns, feature: list(values)}, name)
+            block = self.parse_columns({**columns, feature: values}, name)
             assert isinstance(block, Block)
             ids, _ = self._look_up(feature, np.ascontiguousarray(block.sparse[:, self.features.index(feature)]), NO_ID)
         else:
-            is_part = any(part.feature == feature for part in self._table.parts)
-            column = [str(value) for value in values] if is_part else list(values)
-            table = structs.replace(self._table, dense=(), vectors=(), sparse=(feature,), separators=(), parts=())
-            batch = RawRows({feature: column}, len(column), numbered_rows(name, range(1, len(column) + 1)))
-            [texts] = convert(batch, table, forms=None if is_part else self._forms).categories
-            ids, _ = self._look_up(feature, text_values(texts.values.dictionary), NO_ID)
-            ids = ids[texts.values.indices.to_numpy()]
+            texts = self._texts_of(feature, values, name)
+            ids, _ = self._look_up(feature, text_values(texts.dictionary), NO_ID)
+            ids = ids[texts.indices.to_numpy()]
         known = ids[ids >= 0]
         torchrec_ids(known, rounds=False, modulus=self._max_ind_range if self._wraps and self._tables else None)
         ids[ids >= 0] = known
         return ids
+
+    def _texts_of(self, feature: str, values: Any, name: str) -> Any:
+        """Return single values of a feature of a user's table as texts, an Arrow dictionary array; see `ids_of`."""
+        assert self._table is not None
+        parts = tuple(part for part in self._table.parts if part.feature == feature)
+        column = parts[0].column if parts else feature
+        batch = RawRows({column: values}, len(values), numbered_rows(name, range(1, len(values) + 1)))
+        if (separator := dict(self._table.separators).get(feature)) is not None:
+            self._refuse_joined(plain(values), separator, self._forms[feature], batch.locator_of(column))
+        table = structs.replace(self._table, dense=(), vectors=(), sparse=(feature,), separators=(), parts=parts)
+        try:
+            [texts] = convert(batch, table, forms=self._forms).categories
+        except UserError as error:
+            if not parts:
+                raise
+            remedy = f"ids of {feature} take times of {column}; dataset.values({feature!r}) lists the {parts[0].part}s"
+            raise UserError(f"{error}; {remedy}") from None
+        return texts.values
+
+    @staticmethod
+    def _refuse_joined(values: Any, separator: str, form: Form, locator: Locator) -> None:
+        """Raise UserError for the first text that joins several values of a multi-valued feature."""
+        if not separator and form & Form.UNJOINABLE:
+            return
+        separator, column = separator or LIST_SEPARATOR, distinct(values)
+        is_joined = [isinstance(value, str) and separator in value for value in column.values]
+        column.refuse(is_joined, locator, f"holds {separator!r}, which joins values", "give each value by itself")
 
     def encode(self, block: ParsedRows) -> EncodedBlock:
         """Encode parsed rows as the dataset's are."""

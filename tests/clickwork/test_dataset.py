@@ -5,6 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
@@ -130,6 +134,82 @@ def test_ids_that_are_hashes_have_no_values(tmp_path: Path, trained: Trained) ->
         dataset.values("item", [7])
 
 
+@pytest.fixture(scope="module")
+def visits(tmp_path_factory: pytest.TempPathFactory) -> clickwork.Dataset:
+    """Rows with dates, in ISO 8601 and in seconds, towns, of which some are empty, and divided text."""
+    directory = tmp_path_factory.mktemp("visits")
+    lines = ["click,when,day,town,tags"]
+    for row in range(96):
+        when = f"2025-05-{row % 28 + 1:02d} {row % 24:02d}:45:00"
+        town, tags = ("Bern", "Genf", "")[row % 3], ("sport", "sport|news", "")[row % 3]
+        lines.append(f"{row // 7 % 2},{when},{1_700_000_000 + 86_400 * row},{town},{tags}")
+    (directory / "raw.csv").write_text("\n".join([*lines, ""]))
+    (directory / "schema.yaml").write_text(
+        "label: click\nsparse:\n  - {column: when, part: hour}\n  - {column: day, part: weekday, format: epoch}\n"
+        '  - town\n  - {column: tags, separator: "|"}\n'
+    )
+    keys = [f"data.raw={directory}/raw.csv", f"data.schema={directory}/schema.yaml", f"data.path={directory}/data"]
+    preprocess(config(*keys, "data.split.method=fraction"))
+    return clickwork.Dataset(directory / "data")
+
+
+def test_ids_of_a_part_take_the_raw_dates(visits: clickwork.Dataset) -> None:
+    text = "2025-05-08 06:45:00"
+    stamp = pd.Timestamp(text)
+    of_hour = {hour: number for number, hour in enumerate(visits.values("when_hour"))}
+    dates = [text, stamp, stamp.to_pydatetime(), np.datetime64(text), "2025-05-08T08:45:00+02:00", None]
+    assert visits.ids("when_hour", dates).tolist() == [of_hour["6"]] * 5 + [-1]
+    expected = [of_hour["6"], -1]
+    series = pd.Series([stamp, None])
+    for values in (series, series.to_numpy(), pl.Series([stamp, None]), pa.array([stamp, None])):
+        assert visits.ids("when_hour", values).tolist() == expected
+    of_weekday = {day: number for number, day in enumerate(visits.values("day_weekday"))}
+    assert visits.ids("day_weekday", [1_700_000_000, "1700000000"]).tolist() == [of_weekday["1"]] * 2  # a Tuesday
+
+
+@pytest.mark.parametrize("value", ["6", 6])
+def test_a_part_in_place_of_its_date_is_refused(visits: clickwork.Dataset, value: Any) -> None:
+    with pytest.raises(clickwork.Error) as error:
+        visits.ids("when_hour", [value])
+    message = str(error.value)
+    assert message.startswith("values of when_hour: row 1, column when: '6' is not an ISO 8601 date or time; ")
+    assert message.endswith("ids of when_hour take times of when; dataset.values('when_hour') lists the hours")
+
+
+def test_ids_of_a_multi_valued_column_take_single_values(visits: clickwork.Dataset) -> None:
+    sport, news = visits.ids("tags", ["sport", "news"]).tolist()
+    assert sorted([sport, news]) == [1, 2]
+    assert visits.ids("tags", ["", None, float("nan"), "sport"]).tolist() == [-1, -1, -1, sport]
+    with pytest.raises(clickwork.Error) as error:
+        visits.ids("tags", ["sport", "sport|news"])
+    words = "row 2, column tags: 'sport|news' holds '|', which joins values; give each value by itself"
+    assert str(error.value) == f"values of tags: {words}"
+
+
+def test_ids_of_lists(tmp_path: Path) -> None:
+    for name, members in (("plain", ["a", "b"]), ("joined", ["a|b", "c"])):
+        table = pa.table({"click": [0, 1] * 20, "tags": [members, members[:1]] * 20})
+        pq.write_table(table, tmp_path / f"{name}.parquet")
+        (tmp_path / "schema.yaml").write_text("label: click\nsparse: [tags]\n")
+        keys = [f"data.raw={tmp_path}/{name}.parquet", f"data.schema={tmp_path}/schema.yaml"]
+        preprocess(config(*keys, f"data.path={tmp_path}/{name}", "data.split.method=fraction"))
+    assert clickwork.Dataset(tmp_path / "joined").ids("tags", ["a|b", "c"]).tolist() == [1, 2]
+    with pytest.raises(clickwork.Error, match=r"row 1, column tags: 'a\|b' holds '\|', which joins values"):
+        clickwork.Dataset(tmp_path / "plain").ids("tags", ["a|b"])
+
+
+def test_missing_values_of_every_library_are_an_empty_field(visits: clickwork.Dataset) -> None:
+    empty, bern = visits.ids("town", ["", "Bern"]).tolist()
+    assert (empty > 0, bern > 0) == (True, True)
+    texts = ["Bern", None]
+    forms = (texts, tuple(texts), np.array(texts), pd.Series(texts), pd.Series(texts, dtype="category"))
+    for values in (*forms, pl.Series(texts), pa.array(texts), pa.chunked_array([texts]), ["Bern", pd.NA]):
+        assert visits.ids("town", values).tolist() == [bern, empty], type(values)
+    assert visits.ids("town", [np.nan, pd.NaT, float("nan")]).tolist() == [empty] * 3
+    assert visits.ids("town", np.array([np.nan])).tolist() == [empty]
+    assert visits.ids("town", []).tolist() == []
+
+
 def equal(item: Any, batch: Batch) -> bool:
     dense, sparse, labels = item
     return (
@@ -229,6 +309,17 @@ def test_what_a_dataset_refuses(tmp_path: Path, dataset: clickwork.Dataset) -> N
         (lambda: dataset.ids("age", [1]), "no sparse column 'age'; it has user, item, genres"),
         (lambda: dataset.values("stars"), "no sparse column 'stars'"),
         (lambda: dataset.ids("user", [{}]), "values of user: row 1, column user: "),
+        (
+            lambda: dataset.ids("user", "u12"),
+            r"values of user: str, not a list or an array; give \['u12'\] for one value",
+        ),
+        (lambda: dataset.ids("item", 3), r"values of item: int, not a list or an array; give \[3\] for one value"),  # type: ignore[arg-type]
+        (lambda: dataset.ids("item", {3: 1}), "values of item: dict, not a list or an array; give a list"),
+        (lambda: dataset.ids("item", pd.DataFrame({"item": [3]})), "values of item: DataFrame, not a list"),
+        (lambda: dataset.values("item", ["a"]), "ids of item: not whole numbers; give a list or an array of them"),  # type: ignore[list-item]
+        (lambda: dataset.values("item", "12"), "ids of item: not whole numbers"),  # type: ignore[arg-type]
+        (lambda: dataset.values("item", [1.5]), "ids of item: not whole numbers"),  # type: ignore[list-item]
+        (lambda: dataset.values("item", 3), "ids of item: not whole numbers"),  # type: ignore[arg-type]
     ):
         with pytest.raises(clickwork.Error, match=message):
             call()
