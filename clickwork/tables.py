@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from data_prep.encoding.new_rows import NewRows
 
 PIECE_ROWS = 1 << 16  # parsed at once
-MISSING = ("NAType", "NaTType")  # types of pandas' missing values, which need not be there
 REMEDY = "give a pandas, polars or Arrow table, record batches, or dicts"
 
 
@@ -100,23 +99,17 @@ def _readable(name: str) -> Iterator[None]:
 def _rows_of(piece: Any, name: str, first: int) -> "NewRows":
     """Return a list of dicts, or a record batch, whose first row has the number `first`."""
     from data_prep.encoding.new_rows import NewRows, require_distinct, rows_of_objects
+    from data_prep.parsing.convert import without_nan
+    from data_prep.parsing.in_memory import plain_value
 
     if not isinstance(piece, list):
         require_distinct(name, piece.schema.names, None)
-        columns = dict(zip(piece.schema.names, piece.columns, strict=True))
+        columns = dict(zip(piece.schema.names, map(without_nan, piece.columns), strict=True))
         return NewRows(name, columns, range(first, first + piece.num_rows))
     for number, row in enumerate(piece, first):
         if not isinstance(row, Mapping):
             raise UserError(f"{name}: row {number}: {type(row).__name__}, not a dict; {REMEDY}")
     objects = {
-        number: {str(key): _plain(value) for key, value in row.items()} for number, row in enumerate(piece, first)
+        number: {str(key): plain_value(value) for key, value in row.items()} for number, row in enumerate(piece, first)
     }
     return rows_of_objects(name, objects)
-
-
-def _plain(value: Any) -> Any:
-    """Return a value of NumPy or pandas as Python's; what means a missing value there as None."""
-    if hasattr(value, "dtype"):
-        value = (value.astype("datetime64[us]") if value.dtype.kind == "M" else value).tolist()
-    is_missing = type(value).__name__ in MISSING or (isinstance(value, float) and value != value)
-    return None if is_missing else value

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from common.errors import UserError
 from data_prep.dataset.dialect import STANDARD, UTF_8, Dialect
-from data_prep.parsing.convert import plain, to_list, to_texts, truths_of
+from data_prep.parsing.convert import plain, to_list, to_texts, truths_of, without_nan
 from data_prep.parsing.formats import BYTE_ORDER_MARK, FileLayout, suffix_of
 from data_prep.parsing.json_lines import column_of, read_objects, refuse_constants
 from data_prep.parsing.raw_rows import Locator, RawRows, numbered_rows
@@ -150,7 +150,8 @@ def _read_parquet(path: Path, required_columns: Collection[str] | None) -> NewRo
     except (pa.ArrowException, ValueError) as error:
         raise UserError(f"{path}: not readable as Parquet ({error})") from error
     require_distinct(str(path), table.column_names, required_columns)
-    columns = {name: column.combine_chunks() for name, column in zip(table.column_names, table.columns, strict=True)}
+    chunks = (column.combine_chunks() for column in table.columns)
+    columns = dict(zip(table.column_names, map(without_nan, chunks), strict=True))
     return NewRows(str(path), columns, range(1, table.num_rows + 1))
 
 

@@ -147,6 +147,49 @@ def test_missing_values_of_pandas_and_numpy_are_missing(trained: Trained, predic
     assert predictor.predict({**row, "item": np.int64(row["item"]), "genres": np.array(row["genres"])}) == expected
 
 
+ROWS_WITH_MISSING: list[dict[str, Any]] = [
+    {"age": 30.0, "price": 1.5, "user": "u1", "item": 3.0, "genres": ["g1"]},
+    {"age": None, "price": None, "user": "u2", "item": None, "genres": None},
+    {"age": 40.5, "price": 2.5, "user": None, "item": 4.0, "genres": ["g2", "g3"]},
+]
+
+
+def with_nan(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """NaN for each missing value of a column of numbers."""
+    numbers = ("age", "price", "item")
+    return [
+        {name: float("nan") if value is None and name in numbers else value for name, value in row.items()}
+        for row in rows
+    ]
+
+
+def test_nan_is_missing_in_every_form(predictor: clickwork.Predictor, tmp_path: Path) -> None:
+    rows = with_nan(ROWS_WITH_MISSING)
+    expected = predictor.predict(ROWS_WITH_MISSING, logits=True).tolist()
+    assert expected[1] == predictor.predict(rows[1], logits=True).tolist()[0]
+    for form in set(FORMS) - {"numpy values"}:
+        assert predictor.predict(FORMS[form](rows), logits=True).tolist() == expected, form
+    float32 = pl.DataFrame(rows).with_columns(pl.col("age", "price").cast(pl.Float32))
+    assert predictor.predict(float32, logits=True).tolist() == expected
+
+
+def test_nan_of_a_parquet_file_is_missing_too(
+    runtime: Runtime, trained: Trained, predictor: clickwork.Predictor, tmp_path: Path
+) -> None:
+    pl.DataFrame(with_nan(ROWS_WITH_MISSING)).write_parquet(tmp_path / "rows.parquet")
+    arguments = [f"candidates={tmp_path}/rows.parquet", f"out={tmp_path}/out.json", "top_k=null"]
+    assert command_here(runtime, "recommend", f"run={trained.run}", *arguments) == 0
+    ranking = {int(e["candidate"]): e["logit"] for e in json.loads((tmp_path / "out.json").read_text())["ranking"]}
+    expected = predictor.predict(ROWS_WITH_MISSING, logits=True).tolist()
+    assert [ranking[number] for number in (1, 2, 3)] == expected
+
+
+def test_a_label_that_is_nan_is_refused(trained: Trained) -> None:
+    table = pl.DataFrame(trained.rows[:3]).with_columns(stars=pl.Series([4.0, float("nan"), 1.0]))
+    with pytest.raises(clickwork.Error, match="table: row 2, column stars: no value"):
+        clickwork.Run(trained.run).evaluate(table, platform="cpu")
+
+
 def test_rows_of_criteos_format(runtime: Runtime, tmp_path: Path) -> None:
     text = oracle.make_rows(400, seed=4)
     (tmp_path / "raw.tsv").write_bytes(text)
@@ -192,9 +235,7 @@ def test_unknown_values_are_counted(predictor: clickwork.Predictor, caplog: pyte
     with caplog.at_level("WARNING", "clickwork"):
         predictor.predict(rows)
         predictor.predict(make_rows(30, 0))
-    assert [record.getMessage() for record in caplog.records] == [
-        "out of vocabulary, of 30 candidates: user 10, genres 1"
-    ]
+    assert [record.getMessage() for record in caplog.records] == ["out of vocabulary, of 30 candidates: user 10, genres 1"]
 
 
 def test_numbers_are_predicted_where_labels_are_numbers(runtime: Runtime, tmp_path: Path) -> None:
