@@ -69,6 +69,13 @@ class TorchBatches(IterableDataset[Item]):
             )
         return cls(path, manifest, split, replace(config, train=train, data=data), rank, world_size)
 
+    def __repr__(self) -> str:
+        size, epoch = self._config.train.global_batch_size, self._epoch
+        share = f", rank {self._rank} of {self._world_size}" if self._world_size > 1 else ""
+        return (
+            f"TorchBatches({str(self._path)!r}: {self._split}, {len(self):,} batches of {size:,}, epoch {epoch}{share})"
+        )
+
     def set_epoch(self, epoch: int) -> None:
         """Select the epoch of the next iteration, from 0."""
         self._epoch = epoch

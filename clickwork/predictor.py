@@ -33,11 +33,17 @@ class Predictor:
     the logger `clickwork` counts them.
     """
 
+    _name = ""  # the run and its step, for `repr`; `load` sets it
+
     def __init__(self, scorer: "RowScorer", trained: "AppConfig", runtime: "Runtime", correction: float) -> None:
         from app.training.labels import task_of
 
         self._scorer, self._trained, self._runtime, self._correction = scorer, trained, runtime, correction
         self._has_clicks = task_of(scorer.predictor.manifest).has_clicks
+
+    def __repr__(self) -> str:
+        output = "probabilities" if self._has_clicks else "numbers"
+        return f"Predictor({self._name}: {output} from {', '.join(self.columns)})"
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -131,7 +137,10 @@ def load(
     """
     trained = trained_config(run, data, platform)
     with opened(run, trained, checkpoint) as (found, runtime):
-        return Predictor(row_scorer(trained, found, runtime), trained, runtime, found.correction(correct_sampling))
+        scorer, correction = row_scorer(trained, found, runtime), found.correction(correct_sampling)
+        predictor = Predictor(scorer, trained, runtime, correction)
+        predictor._name = f"{str(run)!r}, step {found.state.step:,}"
+        return predictor
 
 
 def trained_config(run: str | Path, data: str | Path | None, platform: str) -> "AppConfig":

@@ -29,7 +29,7 @@ def parse(encoder: Encoder, rows: NewRows, id_column: str = "") -> ParsedRows:
     """
     columns = encoder.input_columns
     if ignored := ignored_columns(rows, columns, spare=(id_column, encoder.schema.label)):
-        log.info("candidates: the model does not read %s", ", ".join(ignored))
+        log.info("%s: the model does not read %s", rows.name, ", ".join(ignored))
     return encoder.parse_columns(rows.columns, rows.name, rows.numbers)
 
 
@@ -79,7 +79,7 @@ def require_finite(logits: NDArray[np.float32]) -> None:
     """Raise UserError for logits that cannot be ranked."""
     if bad := int(np.count_nonzero(~np.isfinite(logits))):
         raise UserError(
-            f"candidates: {bad:,} of {len(logits):,} logits are not finite: the model is lost, or the "
+            f"rows: {bad:,} of {len(logits):,} logits are not finite: the model is lost, or the "
             "dense features are too large; choose another checkpoint, or correct the rows"
         )
 
@@ -94,4 +94,4 @@ def log_unknown(counts: dict[str, int], rows: int) -> None:
     """Log how many rows have values that the dataset does not contain."""
     if counts:
         shown = ", ".join(f"{feature} {count}" for feature, count in counts.items())
-        log.warning("out of vocabulary, of %d candidates: %s", rows, shown)
+        log.warning("out of vocabulary, of %d rows: %s", rows, shown)

@@ -254,6 +254,14 @@ def test_torchs_batches_are_those_that_training_reads(read: tuple[Trained, list[
         )
 
 
+def test_torchs_batches_name_their_split_and_size(trained: Trained, dataset: clickwork.Dataset) -> None:
+    rows = dataset.torch(run=trained.run)
+    rows.set_epoch(2)
+    assert repr(rows) == f"TorchBatches('{dataset.path}': train, 12 batches of 64, epoch 2)"
+    share = dataset.torch("test", 50, rank=1, world_size=2)
+    assert repr(share) == f"TorchBatches('{dataset.path}': test, 2 batches of 50, epoch 0, rank 1 of 2)"
+
+
 def test_keywords_take_the_place_of_a_runs_values(read: tuple[Trained, list[Batch]]) -> None:
     trained, batches = read
     dataset = clickwork.Dataset(trained.directory / "data")

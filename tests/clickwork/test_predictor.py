@@ -100,6 +100,11 @@ def test_scores_are_those_of_recommend(
     assert probabilities.tolist() == expected.tolist()
 
 
+def test_a_predictor_names_its_run_and_columns(trained: Trained, predictor: clickwork.Predictor) -> None:
+    columns = "age, price, user, item, genres"
+    assert repr(predictor) == f"Predictor('{trained.run}', step 9: probabilities from {columns})"
+
+
 def test_one_dict_is_one_row(trained: Trained, predictor: clickwork.Predictor) -> None:
     every = predictor.predict(trained.rows[:5], logits=True)
     assert [predictor.predict(row, logits=True).tolist() for row in trained.rows[:5]] == [[each] for each in every]
@@ -235,7 +240,7 @@ def test_unknown_values_are_counted(predictor: clickwork.Predictor, caplog: pyte
     with caplog.at_level("WARNING", "clickwork"):
         predictor.predict(rows)
         predictor.predict(make_rows(30, 0))
-    assert [record.getMessage() for record in caplog.records] == ["out of vocabulary, of 30 candidates: user 10, genres 1"]
+    assert [record.getMessage() for record in caplog.records] == ["out of vocabulary, of 30 rows: user 10, genres 1"]
 
 
 def test_numbers_are_predicted_where_labels_are_numbers(runtime: Runtime, tmp_path: Path) -> None:
