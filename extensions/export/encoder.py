@@ -42,6 +42,7 @@ MODULES = (
     "data_prep.encoding.values",
     "data_prep.parsing.convert",
     "data_prep.parsing.dates",
+    "data_prep.parsing.in_memory",
     "data_prep.parsing.numbers",
     "data_prep.parsing.raw_rows",
     "data_prep.parsing.table_block",

@@ -4,10 +4,13 @@
     python score.py --verify                       compare all files with their SHA-256 in manifest.json
 
     from score import score                        # this directory on sys.path
-    score(table)                                   # a pyarrow table or {column: values} to [rows] float32
+    score(table)                                   # rows in memory to [rows] float32
 
 A score is the probability of a click, or the predicted number where labels are numbers. Rows are encoded as the
 model's dataset was, by its vocabularies (encoder/). A missing column and an invalid value are refused.
+
+Rows in memory are lists or arrays by column, a list of dicts, or a table with Arrow's C interface (pandas, polars,
+pyarrow). None, NaN, and NA and NaT of pandas are missing values: empty fields.
 """
 
 import argparse
@@ -17,7 +20,7 @@ import hashlib
 import io
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,9 +31,10 @@ import onnxruntime
 import pyarrow as pa
 import pyarrow.parquet as pq
 from encoder.bags import Bags
-from encoder.convert import convert, distinct_texts, excerpt, numbers_of
+from encoder.convert import convert, distinct_texts, excerpt, numbers_of, to_list
 from encoder.dialect import UTF_8, Dialect
 from encoder.errors import UserError
+from encoder.in_memory import to_column
 from encoder.numbers import NUMBERS
 from encoder.raw_rows import RawRows, numbered_rows
 from encoder.spelling import from_text
@@ -79,7 +83,7 @@ class Scorer:
         self._inputs = {each.name for each in self._session.get_inputs()}
 
     def score(self, table: Any, name: str = "rows", numbers: Sequence[int] | None = None) -> Any:
-        """Return the scores [rows] float32 of a pyarrow table or of values by column.
+        """Return the scores [rows] float32 of rows in memory.
 
         name: of the rows in errors; numbers: of each row, by default from 1.
 
@@ -98,10 +102,10 @@ class Scorer:
 
     def _columns(self, table: Any, name: str) -> dict[str, Any]:
         """Return the columns that the model reads. Raises UserError for a missing one."""
-        columns = _columns_of(table)
+        columns = _columns_of(table, name, self.columns)
         if missing := [column for column in self.columns if column not in columns]:
             raise UserError(f"{name}: no column {missing[0]}; the model reads {', '.join(self.columns)}")
-        columns = {column: columns[column] for column in self.columns}
+        columns = {column: to_column(columns[column], f"{name}, column {column}") for column in self.columns}
         if len({len(values) for values in columns.values()}) > 1:
             raise UserError(f"{name}: columns of different lengths; give each row every column")
         return columns
@@ -179,7 +183,7 @@ class Scorer:
         bags = {}
         for name in self._rules["sparse"]:
             locator, rows = batch.locator_of(name), self._rules["num_embeddings"][name]
-            fields = [value if isinstance(value, list) else [value] for value in _to_list(batch.columns[name])]
+            fields = [value if isinstance(value, list) else [value] for value in to_list(batch.columns[name])]
             members = [member for field in fields for member in field]
             ids = [_id_of(member) for member in members]
             owners = np.repeat(np.arange(batch.rows), [len(field) for field in fields]).tolist()
@@ -249,7 +253,7 @@ def _default_scorer() -> Scorer:
 
 
 def score(table: Any) -> Any:
-    """Return the scores [rows] float32 of a pyarrow table or of values by column. Raises UserError as Scorer does."""
+    """Return the scores [rows] float32 of rows in memory. Raises UserError as Scorer does."""
     return _default_scorer().score(table)
 
 
@@ -310,13 +314,28 @@ def _namespace(table: dict[str, Any]) -> SimpleNamespace:
 # ---- rows
 
 
-def _columns_of(table: Any) -> dict[str, Any]:
-    """Return the columns of a pyarrow table or of a mapping, each an Arrow array or a list of Python values."""
-    if isinstance(table, pa.RecordBatch):
-        table = pa.Table.from_batches([table])
-    if isinstance(table, pa.Table):
-        return {name: column.combine_chunks() for name, column in zip(table.column_names, table.columns, strict=True)}
-    return {name: values if isinstance(values, list | pa.Array) else pa.array(values) for name, values in table.items()}
+def _columns_of(table: Any, name: str, read: Sequence[str]) -> Mapping[str, Any]:
+    """Return the columns of an Arrow-like table, of a mapping or of dicts. Columns that are `read` are named once."""
+    if isinstance(table, Mapping):
+        return table
+    if isinstance(table, list) and all(isinstance(row, Mapping) for row in table):
+        return _by_name(table)
+    if not hasattr(table, "__arrow_c_stream__"):
+        remedy = "give lists or arrays by column, a list of dicts, or a table of pandas, polars or pyarrow"
+        raise UserError(f"{name}: {type(table).__name__} is not a table; {remedy}")
+    try:
+        table = pa.table(table)
+    except (pa.ArrowException, ValueError) as error:  # ValueError: pandas', of two columns of one name
+        raise UserError(f"{name}: not readable through Arrow's interface ({str(error).splitlines()[0]})") from error
+    if twice := [each for each in read if table.column_names.count(each) > 1]:
+        raise UserError(f"{name}: a column is named twice, {twice[0]}; rename one")
+    return dict(zip(table.column_names, table.columns, strict=True))
+
+
+def _by_name(rows: Collection[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return rows by column, None for a column that a row lacks."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name) for row in rows] for name in names}
 
 
 def _id_of(value: Any) -> int | None:
@@ -324,10 +343,6 @@ def _id_of(value: Any) -> int | None:
     if isinstance(value, str) and value.isascii() and value.isdecimal():
         return int(value)
     return value if type(value) is int else None
-
-
-def _to_list(values: Any) -> list[Any]:
-    return values if isinstance(values, list) else values.to_pylist()
 
 
 def _padded(bags: Bags) -> Any:
@@ -380,14 +395,17 @@ def _objects(text: io.TextIOWrapper, path: Path) -> Iterator[tuple[Any, Sequence
     for number, line in enumerate(text, start=1):
         if line.strip():
             try:
-                objects[number] = json.loads(line)
+                objects[number] = json.loads(line, parse_constant=_refuse_constant)
             except ValueError as error:
                 raise UserError(f"{path}: row {number}: not JSON ({error}); give one object a line") from None
             if not isinstance(objects[number], dict):
                 raise UserError(f"{path}: row {number}: not an object of columns; give one object a line")
-    names = dict.fromkeys(name for each in objects.values() for name in each)
     if objects:
-        yield {name: [each.get(name) for each in objects.values()] for name in names}, list(objects)
+        yield _by_name(objects.values()), list(objects)
+
+
+def _refuse_constant(text: str) -> None:
+    raise ValueError(f"{text}, which JSON does not have")
 
 
 def _fields(text: io.TextIOWrapper, path: Path, delimiter: str, scorer: Scorer) -> Iterator[tuple[Any, Sequence[int]]]:

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from onnxruntime import InferenceSession
 
+import clickwork
 from app.config import CONFIG_DIR, AppConfig
 from app.data.split import SplitReader
 from app.runtime.platform import Runtime
@@ -266,7 +267,113 @@ def test_rows_in_memory(generated: Model) -> None:
     assert process.stdout == "rows: columns of different lengths; give each row every column\n"
 
 
+FORMS_IN_A_PROGRAM = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+import numpy as np, pandas as pd, polars as pl, pyarrow as pa
+from score import Scorer, UserError
+
+nan, scorer = float("nan"), Scorer(threads=1)
+rows = json.loads(sys.argv[2])
+columns = {name: [row[name] for row in rows] for name in rows[0]}
+with_nan = {name: [nan if value is None else value for value in values] for name, values in columns.items()}
+frame, table = pd.DataFrame(rows), pa.Table.from_pylist(rows)
+arrow_nan = table.set_column(0, "size", pa.array(with_nan["size"], from_pandas=False))
+assert arrow_nan["size"].null_count == 0
+assert frame["size"].isna().any() and frame["town"].isna().any()
+forms = {
+    "dicts": rows,
+    "dicts with NaN": [dict(zip(with_nan, values)) for values in zip(*with_nan.values())],
+    "dicts that lack columns": [{name: value for name, value in row.items() if value is not None} for row in rows],
+    "records of pandas": frame.to_dict("records"),
+    "records with NA": frame.astype(object).where(frame.notna(), pd.NA).to_dict("records"),
+    "lists": columns,
+    "lists with NaN": with_nan,
+    "arrays": {name: frame[name].to_numpy() for name in frame},
+    "float32 arrays": {**columns, "size": frame["size"].to_numpy(np.float32)},
+    "float16 arrays": {**columns, "size": frame["size"].to_numpy(np.float16)},
+    "swapped arrays": {**columns, "size": frame["size"].to_numpy().astype(">f8")},
+    "objects": {name: frame[name].to_numpy(object) for name in frame},
+    "times with NaT": {**columns, "when": pd.to_datetime(frame["when"]).to_numpy()},
+    "pandas series": {name: frame[name] for name in frame},
+    "polars series": {name: pl.DataFrame(rows)[name] for name in frame},
+    "arrow arrays": {name: table[name].combine_chunks() for name in frame},
+    "chunks": {name: pa.chunked_array([table[name].chunk(0), table[name].chunk(0)[:0]]) for name in frame},
+    "pandas": frame,
+    "pandas of nullable types": frame.convert_dtypes(),
+    "pandas categories": frame.astype({"town": "category"}),
+    "pandas times": frame.assign(when=pd.to_datetime(frame["when"])),
+    "polars": pl.DataFrame(rows),
+    "polars with NaN": pl.DataFrame(rows).with_columns(pl.Series("size", with_nan["size"])),
+    "polars categories": pl.DataFrame(rows).with_columns(pl.col("town").cast(pl.Categorical)),
+    "arrow": table,
+    "arrow with NaN": arrow_nan,
+    "chunks of a table": pa.concat_tables([table[:1], table[1:]]),
+    "batch": table.to_batches()[0],
+    "reader": table.to_reader(),
+}
+refused = {
+    "none": None,
+    "name": "new.csv",
+    "number": 7,
+    "scalars": rows[0],
+    "list": [rows[0], 7],
+    "twice": table.append_column("town", table["town"]),
+    "mixed": frame.astype(object).assign(town=[1, "a", 2.5]),
+    "member": [{**rows[0], "tags": ["a", nan]}],
+}
+result = {name: scorer.score(form).tolist() for name, form in forms.items()}
+errors = {}
+for name, form in refused.items():
+    try:
+        errors[name] = str(scorer.score(form))
+    except UserError as error:
+        errors[name] = str(error)
+print(json.dumps([result, errors]))
+"""
+FORM_SCHEMA = """label: label
+dense: [size]
+sparse: [town, {column: when, part: weekday}, {column: tags, separator: "|"}]
+"""
+FORM_ROWS: list[dict[str, Any]] = [
+    {"size": 1.5, "town": "Bern", "when": "2025-05-08 06:45:00", "tags": ["a"]},
+    {"size": None, "town": None, "when": None, "tags": None},
+    {"size": 3.0, "town": "Genf", "when": "2025-05-09 07:00:00", "tags": ["b", "a"]},
+]
+
+
+def test_every_form_of_rows_in_memory_is_scored_as_predict_scores_it(runtime: Runtime, tmp_path: Path) -> None:
+    lines = ["label,size,town,when,tags"]
+    for row in range(60):
+        size, town, tags = ("", "1.5", "3")[row % 3], ("Bern", "", "Genf")[row // 2 % 3], ("a", "a|b", "")[row % 3]
+        when = f"2025-05-{row % 28 + 1:02d} 06:45:00" if row % 5 else ""
+        lines.append(f"{row // 3 % 2},{size},{town},{when},{tags}")
+    (tmp_path / "rows.csv").write_text("\n".join([*lines, ""]))
+    trained(runtime, tmp_path, "rows.csv", FORM_SCHEMA)
+    command_here(runtime, "export", f"run={tmp_path}/run", f"out={tmp_path}/served")
+    expected = clickwork.load(tmp_path / "run", platform="cpu").predict(FORM_ROWS)
+    program = [sys.executable, "-c", FORMS_IN_A_PROGRAM, str(tmp_path / "served"), json.dumps(FORM_ROWS)]
+    process = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    scores, errors = json.loads(process.stdout)
+    assert len(set(expected.tolist())) == 3
+    for form, values in scores.items():
+        np.testing.assert_allclose(values, expected, rtol=0, atol=1e-6, err_msg=form)
+    remedy = "give lists or arrays by column, a list of dicts, or a table of pandas, polars or pyarrow"
+    assert errors.pop("mixed").startswith("rows: not readable through Arrow's interface (")
+    assert errors.pop("member").startswith("rows: row 1, column tags: nan ")
+    assert errors == {
+        "none": f"rows: NoneType is not a table; {remedy}",
+        "name": f"rows: str is not a table; {remedy}",
+        "number": f"rows: int is not a table; {remedy}",
+        "scalars": "rows, column size: float, not a list or an array; give [1.5] for one value",
+        "list": f"rows: list is not a table; {remedy}",
+        "twice": "rows: a column is named twice, town; rename one",
+    }
+
+
 REFUSED_ROWS = [
+    ('{"int_0": NaN, "int_1": 2, "cat_0": [8], "cat_1": 1}', "row 1: not JSON (NaN, which JSON does not have)"),
     ('{"int_0": 1, "int_1": 2, "cat_0": [8, 9], "cat_1": 1}', "row 1, column cat_0: 9 is no id from 0 to 8"),
     ('{"int_0": 1, "int_1": 2, "cat_0": [-1], "cat_1": 1}', "row 1, column cat_0: -1 is no id from 0 to 8"),
     ('{"int_0": 1, "int_1": 2, "cat_0": [1], "cat_1": 5}', "row 1, column cat_1: 5 is no id from 0 to 4"),
