@@ -1,10 +1,16 @@
 """MLPerf's log of DLRMv4: what the extensions sequences and mlperf do together."""
 
+import ast
 import json
+import re
 import time
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+from mlperf_logging.compliance_checker import mlp_compliance
 
 from app.config import CONFIG_DIR, AppConfig
 from app.metrics.documents import EvaluationEvent, TrainEvent
@@ -27,10 +33,21 @@ def test_the_recipe_of_dlrmv4_is_logged_as_its_benchmark() -> None:
     check_benchmark("mlperf_v4", "dlrmv4")
 
 
-def test_the_log_of_dlrmv4_passes_the_compliance_checker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("batch", "first_samples"),
+    [
+        (8192, 57_344_000),  # block 25
+        pytest.param(16_384, 71_106_560, marks=pytest.mark.slow),  # block 31
+        pytest.param(32_768, 94_044_160, marks=pytest.mark.slow),  # block 41
+    ],
+)
+def test_the_log_of_dlrmv4_passes_the_compliance_checker(
+    batch: int, first_samples: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of the recipe as it is, on as many samples as Yambda has, killed and resumed: the tracker knows of it."""
     monkeypatch.setattr(mlperf, "process_start", time.time)  # this process may be older than a run's start may take
-    config = compose_config(AppConfig, CONFIG_DIR, ["recipe=mlperf_v4"])
+    keys = ["recipe=mlperf_v4", f"train.global_batch_size={batch}", f"optimizer.lr={1e-6 * batch / 8192}"]
+    config = compose_config(AppConfig, CONFIG_DIR, keys)
     length, path = length_of(config.train), tmp_path / "mllog.txt"
     first = length.next_evaluation(0)
     second = length.next_evaluation(first)
@@ -46,7 +63,7 @@ def test_the_log_of_dlrmv4_passes_the_compliance_checker(tmp_path: Path, monkeyp
     tracker.close(None)
     tracker = MLPerf(path, config, YAMBDA, 8, first)
     send(tracker, (first, 0.74), (first + 50, None), (second, 0.7501))
-    ended = {"status": "target_reached", "steps": second, "samples": second * 8192, "eval": {"auc": 0.7501}}
+    ended = {"status": "target_reached", "steps": second, "samples": second * batch, "eval": {"auc": 0.7501}}
     tracker.close(convert({**LEAST, **ended}, Summary))
     entries = require_compliant(path, "6.1.0")
     values = {entry["key"]: entry["value"] for entry in entries}
@@ -68,8 +85,31 @@ def test_the_log_of_dlrmv4_passes_the_compliance_checker(tmp_path: Path, monkeyp
         *evaluation,
         "run_stop",
     ]
-    assert [entry["metadata"]["samples_count"] for entry in entries if entry["key"] == "block_start"] == [0, 57_344_000]
-    assert entries[-1]["metadata"]["samples_count"] == 59_637_760
+    starts = [entry["metadata"]["samples_count"] for entry in entries if entry["key"] == "block_start"]
+    assert starts == [0, first_samples]
+    assert entries[-1]["metadata"]["samples_count"] == first_samples + 2_293_760
+
+
+def test_the_log_has_the_values_that_the_rules_of_dlrmv4_name(tmp_path: Path) -> None:
+    """Read from the rules themselves: each key that a log must have once, and each value that is fixed."""
+    rules = Path(mlp_compliance.__file__).parent / "training_6.1.0"
+    keys = [rule["KEY"] for name in ("common.yaml", "closed_dlrmv4.yaml") for rule in rules_of(rules / name)]
+    once = {key["NAME"] for key in keys if key.get("REQ") == "EXACTLY_ONE"}
+    checks = {key["NAME"]: re.fullmatch(r" v\['value'\] == (.*) ", str(key.get("CHECK"))) for key in keys}
+    fixed = {name: ast.literal_eval(check[1]) for name, check in checks.items() if check and "s[" not in check[1]}
+    config = compose_config(AppConfig, CONFIG_DIR, ["recipe=mlperf_v4"])
+    MLPerf(tmp_path / "log", config, YAMBDA, 8, 0).close(None)
+    entries = [json.loads(line.partition(":::MLLOG ")[2]) for line in (tmp_path / "log").read_text().splitlines()]
+    counts = Counter(entry["key"] for entry in entries)
+    ends = {"run_stop"}  # not of a run in the making
+    assert {name for name in once - ends if counts[name] != 1} == set()
+    assert len(fixed) >= 10
+    assert {entry["key"]: entry["value"] for entry in entries if entry["key"] in fixed} == fixed
+
+
+def rules_of(path: Path) -> list[dict[str, Any]]:
+    """The rules about keys of a file."""
+    return [rule for rule in yaml.safe_load(path.read_text()) if "KEY" in rule]
 
 
 @pytest.mark.parametrize(
