@@ -23,22 +23,20 @@ from data_prep.sources.discover import Source
 SHOWN_VALUES = 8
 COUNTED_ROWS = 1_000_000  # first rows whose label values are counted
 CHUNK_BYTES = 8 << 20
-# Pairs that are taken without a rule: the value that means 1, and the one that means 0. Truth words, 1 and 0 are labels
-# already. 1 and 2 are left out, as either may be the click.
-PAIRS: dict[frozenset[Hashable], Hashable] = {
-    frozenset(pair): pair[0]
-    for pair in [
-        ("y", "n"),
-        ("t", "f"),
-        ("click", "no_click"),
-        ("click", "no click"),
-        ("clicked", "not_clicked"),
-        ("clicked", "not clicked"),
-        ("positive", "negative"),
-        ("pos", "neg"),
-        (1.0, -1.0),
-    ]
-}
+# Pairs of words that are taken without a rule: the one that means 1, and the one that means 0. Truth words are labels
+# already.
+WORD_PAIRS = (
+    ("y", "n"),
+    ("t", "f"),
+    ("click", "no_click"),
+    ("click", "no click"),
+    ("clicked", "not_clicked"),
+    ("clicked", "not clicked"),
+    ("positive", "negative"),
+    ("pos", "neg"),
+)
+# The positive value of each pair. 1 and 2 are left out, as either may be the click; 1 and 0 are labels already.
+PAIRS: dict[frozenset[Hashable], Hashable] = {frozenset(pair): pair[0] for pair in (*WORD_PAIRS, (1.0, -1.0))}
 
 
 def describe_label_values(table: Table, sources: Sequence[Source]) -> str:

@@ -9,20 +9,21 @@ from common.errors import UserError
 from data_prep.dataset.label_rule import COLUMN_AND_RULE, COMPARISONS, parse_rule
 from data_prep.dataset.options import LabelKind
 from data_prep.dataset.spelling import TRUTHS
+from data_prep.parsing.label_values import WORD_PAIRS
 from data_prep.parsing.labels import NULL_MARKS
 from data_prep.parsing.numbers import NUMBERS, number_of
 from extensions.inspect.columns import ColumnFigures
 from extensions.inspect.profile import TableProfile
 
 NAMES = ("label", "click", "clicked", "target", "y", "rating")  # of columns that hold the label unless one is given
-POSITIVE = {
-    "1", "yes", "y", "true", "t", "click", "clicked", "positive", "pos", "like", "liked", "buy", "bought", "purchase",
-    "purchased", "converted", "conversion", "accepted", "approved", "success", "win", "won", "good", "+1",
-}  # fmt: skip
-NEGATIVE = {
-    "0", "no", "n", "false", "f", "not clicked", "no click", "negative", "neg", "dislike", "disliked", "-1", "rejected",
-    "declined", "failure", "lost", "loss", "bad",
-}  # fmt: skip
+# One word suffices here, since a person reads the proposal.
+POSITIVE = {positive for positive, _ in WORD_PAIRS} | {
+    *("1", "+1", "yes", "true", "like", "liked", "buy", "bought", "purchase", "purchased", "converted", "conversion"),
+    *("accepted", "approved", "success", "win", "won", "good"),
+}
+NEGATIVE = {negative for _, negative in WORD_PAIRS} | {
+    *("0", "-1", "no", "false", "dislike", "disliked", "rejected", "declined", "failure", "lost", "loss", "bad"),
+}
 MAX_GRADES = 20  # numbers of more different values are no grades, but a number to predict
 SHOWN = 5
 LONGEST = 200  # most characters of column names in an error
