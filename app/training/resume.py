@@ -322,9 +322,14 @@ def open_dataset(config: AppConfig, trained: Path, path_then: str, digest_then: 
     """Return the directory and manifest of a configuration's dataset.
 
     Raises:
-        UserError: the dataset is not the one that the run or checkpoint `trained` was trained on.
+        UserError: there is no dataset, or not the one that the run or checkpoint `trained` was trained on.
     """
     root = Path(config.data.path or "")
+    if not (root / MANIFEST_NAME).exists():
+        raise UserError(
+            f"{root}: no dataset here, and {trained} was trained on it; give data.path=DATASET (in Python "
+            "data=DATASET), or make it again by the run's own command"
+        )
     manifest = load_manifest(root)
     require_dataset(trained, path_then, digest_then, root, manifest)
     return root, manifest
@@ -337,7 +342,7 @@ def trained_config(run: Path, overrides: RuntimeConfig, data_path: str | None) -
         started, which holds the run's own directory, so a run is usable from any directory.
 
     Raises:
-        UserError: the directory is not a run's, its configuration is of another version, or its dataset is not there.
+        UserError: the directory is not a run's, or its configuration is of another version.
     """
     try:
         config = from_plain(read_config(run))
@@ -349,19 +354,13 @@ def trained_config(run: Path, overrides: RuntimeConfig, data_path: str | None) -
         compile=overrides.compile or config.runtime.compile,
         num_threads=overrides.num_threads or config.runtime.num_threads,
     )
-    path = data_path or _dataset_of(run, config.data.path)
+    path = data_path or _present_path(run, config.data.path)
     return replace(config, runtime=runtime, data=replace(config.data, path=path))
 
 
-def _dataset_of(run: Path, recorded: str | None) -> str | None:
-    """The path of a run's dataset, which is recorded as the run's own command had it."""
+def _present_path(run: Path, recorded: str | None) -> str | None:
+    """Return where the dataset of a run is now; the recorded path if it is nowhere."""
     if recorded is None:
         return None
     places = [Path(recorded), *(parent / recorded for parent in run.absolute().parents)]
-    place = next((place for place in places if (place / MANIFEST_NAME).exists()), None)
-    if place is None:
-        raise UserError(
-            f"run={run}: its dataset, {recorded}, is not here; give data.path=DATASET (in Python data=DATASET), or "
-            "make it again by the run's own command"
-        )
-    return str(place)
+    return str(next((place for place in places if (place / MANIFEST_NAME).exists()), recorded))
