@@ -27,7 +27,7 @@ def test_every_stage_succeeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert {stage["status"] for stage in stages.values()} == {"done"}
     assert stages["quickstart"]["losses_differ_by_at_most"] < 1e-4
     assert (stages["kill"]["replayed"], stages["kill"]["same_digests"]) == ("identical", True)
-    assert stages["hstu"]["bucketed"]["samples_per_second"] > 0
+    assert stages["hstu"]["bucketed"]["last_loss"] > 0
     assert stages["node"] == {"status": "done", "gpus": 0, "seconds": stages["node"]["seconds"]}
     assert (stages["layout"]["gpus"], stages["layout"]["replayed"]) == (1, "identical")
     assert stages["steps"]["small bf16"]["step/train"]["median_ms"] > 0
@@ -54,12 +54,12 @@ def test_a_slow_stage_costs_those_after_it_nothing(tmp_path: Path) -> None:
     stages = json.loads((tmp_path / "results.json").read_bytes())["stages"]
     assert [name for name, stage in stages.items() if stage["status"] == "failed"] == ["steps"]
     assert shares["doctor"] == pytest.approx(0.5, abs=0.1)
-    assert shares["steps"] == pytest.approx(3, rel=0.2)
+    assert shares["steps"] == pytest.approx(4, rel=0.2)  # and what the stages before it left
     assert shares["trace"] > 1
 
 
 def test_what_was_done_is_left_where_time_runs_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(tmp_path, 0, monkeypatch) == 1
     stages = json.loads((tmp_path / "results.json").read_bytes())["stages"]
-    assert {stage["status"] for stage in stages.values()} == {"failed"}
+    assert {stage["status"] for name, stage in stages.items() if name != "node"} == {"failed"}
     assert "TimeoutExpired" in stages["doctor"]["reason"]
