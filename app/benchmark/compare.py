@@ -53,11 +53,11 @@ def comparison(paths: Sequence[str]) -> str:
     documents = [_read(Path(path)) for path in paths]
     first, *others = documents
     for path, document in zip(paths[1:], others, strict=True):
-        for part, here, there in (("shape", first.shape, document.shape), ("model", first.model, document.model)):
-            for name in here:
-                if here[name] != there.get(name):
+        for part, expected, other in (("shape", first.shape, document.shape), ("model", first.model, document.model)):
+            for name in expected:
+                if expected[name] != other.get(name):
                     raise UserError(
-                        f"{path}: {part}.{name} is {there.get(name)}, that of {paths[0]} is {here[name]}: times of "
+                        f"{path}: {part}.{name} is {other.get(name)}, that of {paths[0]} is {expected[name]}: times of "
                         "different work; measure both with the same recipe and shape"
                     )
     numbers = range(1, len(paths) + 1)

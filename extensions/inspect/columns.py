@@ -78,7 +78,7 @@ def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 @dataclass
 class ColumnFigures:
-    """What is known of a column.
+    """Figures of a column.
 
     Attributes:
         name, kind: as the file says.

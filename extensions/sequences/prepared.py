@@ -17,6 +17,7 @@ if __name__ == "__main__":  # before the imports below, which may take seconds
 import hashlib
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from numpy.typing import NDArray
 
 from common.cli import EXIT_DONE
 from common.errors import UserError
+from common.files import digest_file
 from extensions.sequences.keys import ImportConfig
 
 EVENT_TYPES = pa.array(["listen", "like", "dislike", "unlike", "undislike"])  # by the numbers of flat_event_types
@@ -79,17 +81,9 @@ def require_sums(source: Path, sums: Path) -> None:
         path = source / name
         if not path.is_file():
             raise UserError(f"{path}: missing, and {sums} lists it; complete the download")
-        with open(path, "rb") as file:
-            found = hashlib.file_digest(file, "md5").hexdigest() if hasattr(hashlib, "file_digest") else _md5(file)
+        found = digest_file(path, partial(hashlib.md5, usedforsecurity=False)).sha256
         if found != expected.lower():
             raise UserError(f"{path}: MD5 {found}, but {sums} has {expected}; download it again")
-
-
-def _md5(file: Any) -> str:
-    digest = hashlib.md5(usedforsecurity=False)
-    while block := file.read(1 << 24):
-        digest.update(block)
-    return digest.hexdigest()
 
 
 def _array(path: Path) -> NDArray[Any]:
