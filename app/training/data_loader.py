@@ -12,8 +12,8 @@ from torchrec.streamable import Pipelineable
 
 from app.config import Pipeline
 from app.data.batch import Batch, pinned_ahead
+from app.data.staging import checked_room, gpu_address
 from app.training.session import Session
-from app.training.staging import checked_room, gpu_address
 from app.training.state import RunLength
 
 Ids = Callable[[KeyedJaggedTensor], KeyedJaggedTensor]

@@ -9,7 +9,7 @@ import torch
 from torchrec import KeyedJaggedTensor
 
 from app.data.batch import Batch
-from app.training.staging import checked_room
+from app.data.staging import checked_room
 from common.errors import UserError
 from tests.common.test_numa import write_gpu, write_nodes
 
