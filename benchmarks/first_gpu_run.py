@@ -1,6 +1,6 @@
 """What the first minutes on a GPU have to prove, in one command.
 
-    python -m benchmarks.first_gpu_run --out DIR [--minutes 9] [--pretend]
+    python -m benchmarks.first_gpu_run --out DIR [--minutes 9] [--stages NAME ...] [--pretend]
 
 Stages, those that say most first: doctor; the quickstart on the GPU and on the CPU, and how far their losses differ;
 operators and whole steps of the shapes in STEPS, in fp32, TF32 and bf16; TorchRec's own DLRM beside ours; the tests
@@ -11,8 +11,9 @@ several.
 
 Each stage may take its share (`SHARES`) of the time that is left, so that a slow one costs those after it nothing.
 DIR/results.json is renewed after every stage and DIR/log.txt is written during each, so that a machine that is taken
-away leaves what was done. The exit status is 1 if a stage failed or was not reached. --pretend: on the device of
-tests/pretend_cuda, at sizes that show that it works and nothing else.
+away leaves what was done; a stage that fails or runs out of time leaves the figures that it had. The exit status is 1
+if a stage failed or was not reached. --pretend: on the device of tests/pretend_cuda, at sizes that show that it works
+and nothing else.
 """
 
 import argparse
@@ -26,7 +27,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,11 @@ QUICKSTART = ["train.deterministic=true", "checkpoint.every_steps=50", "record.t
 SHORT = ["data.scale=tiny", "train.max_steps=30", "checkpoint.every_steps=10"]  # on a pretended device
 SHORT_EVENTS = ["train.max_steps=4", "data.synthetic_events.users=60", "sequences.history_length=15"]
 FIRST_TRACED, LAST_TRACED = 30, 34
-FIRST_LOSSES = 1e-4  # by which the first losses of a GPU may differ from the CPU's; later ones drift apart
+FIRST_LOSS = 1e-4  # by which a GPU's loss at step 10 may differ from the CPU's; later ones drift apart
 # Of the time.
 SHARES = {
     "doctor": 1,
-    "quickstart": 3,
+    "quickstart": 5,
     "steps": 7,
     "peers": 3,
     "tests": 3,
@@ -56,8 +57,10 @@ SHARES = {
     "layout": 2,
     "node": 3,
 }
-# Shapes of steps: those of Criteo Kaggle with narrow and wide vectors, and MLPerf v2's, with bags, of smaller tables.
+# Shapes of steps: the quickstart's; Criteo Kaggle's with narrow and wide vectors; MLPerf v2's, with bags, of smaller
+# tables.
 STEPS = {
+    "quickstart": ["shape.batch_size=512"],
     "kaggle": ["shape.batch_size=8192"],
     "kaggle_128": ["shape.batch_size=65536", "model.embedding_dim=128", "model.dense_arch=[512,256,128]"],
     "mlperf_v2": ["recipe=mlperf_v2", "shape.batch_size=8192", "shape.most_rows=1000000"],
@@ -96,7 +99,7 @@ class FirstRun:
         if pretend:  # beside other tests: threads that wait for each other take ten times as long
             self._environment["OMP_NUM_THREADS"] = "1"
         self._quickstart_settings = [*QUICKSTART, *(SHORT if pretend else [])]
-        self._stages: dict[str, Callable[[], dict[str, Any]]] = {
+        self._stages: dict[str, Callable[[dict[str, Any]], None]] = {
             "doctor": self._doctor,
             "quickstart": self._quickstart,
             "steps": self._steps,
@@ -110,19 +113,21 @@ class FirstRun:
             "node": self._node,
         }
 
-    def run(self) -> bool:
-        """Run every stage, whatever became of those before it; return whether all succeeded."""
-        results: dict[str, Any] = {name: {"status": "not reached"} for name in self._stages}
-        end, shares_left = self._until, sum(SHARES.values())
-        for name, stage in self._stages.items():
+    def run(self, names: Sequence[str] = tuple(SHARES)) -> bool:
+        """Run the named stages, whatever became of those before them; return whether all succeeded."""
+        results: dict[str, Any] = {name: {"status": "not reached"} for name in names}
+        end, shares_left = self._until, sum(SHARES[name] for name in names)
+        for name in names:
             began = time.monotonic()
             self._until = began + (end - began) * SHARES[name] / shares_left
             shares_left -= SHARES[name]
+            figures: dict[str, Any] = {}
             try:
-                entry = {"status": "done", **stage()}
+                self._stages[name](figures)
+                entry = {"status": "done"}
             except (StageError, subprocess.TimeoutExpired, OSError, ValueError, KeyError) as error:
                 entry = {"status": "failed", "reason": f"{type(error).__name__}: {str(error)[-2000:]}"}
-            results[name] = {**entry, "seconds": round(time.monotonic() - began, 1)}
+            results[name] = {**entry, **figures, "seconds": round(time.monotonic() - began, 1)}
             document = {
                 "made by": plain_object(provenance.describe_run()),
                 "pretended": self._pretend,
@@ -146,6 +151,7 @@ class FirstRun:
             text=True,
             stdout=subprocess.PIPE,
             stderr=self._log,
+            start_new_session=True,  # so that the processes that it starts end with it
         )
 
     def _python(self, module: str, *arguments: str, statuses: tuple[int, ...] = (0,)) -> str:
@@ -153,8 +159,8 @@ class FirstRun:
         process = self._start(module, *arguments)
         try:
             printed, _ = process.communicate(timeout=max(1.0, self._until - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
             raise
         self._log.write(printed)
@@ -166,35 +172,32 @@ class FirstRun:
         """Return the summary.json of a run."""
         return json.loads((self._work / f"runs/{name}/summary.json").read_text())
 
-    def _doctor(self) -> dict[str, Any]:
+    def _doctor(self, figures: dict[str, Any]) -> None:
         report = json.loads(self._python("app.doctor", "json=true", statuses=(0, 1)))
-        return {"checks": [check for check in report["checks"] if check["verdict"] != "ok" or "gpu" in check["name"]]}
+        figures["checks"] = [check for check in report["checks"] if check["verdict"] != "ok" or "gpu" in check["name"]]
 
     def _losses(self, name: str) -> list[float]:
         """Return the losses in a run's log."""
         lines = (self._work / f"runs/{name}/metrics.jsonl").read_text().splitlines()
         return [event["loss"] for event in map(json.loads, lines) if event["event"] == "train"]
 
-    def _quickstart(self) -> dict[str, Any]:
+    def _quickstart(self, figures: dict[str, Any]) -> None:
         """One run on the GPU and one on the CPU: figures, and how far their losses are apart, relative to the CPU's."""
-        self._python("app.train", "run.name=whole", *self._quickstart_settings)
-        self._python("app.train", "run.name=cpu", "runtime.platform=cpu", *self._quickstart_settings)
-        whole, cpu = self._summary("whole"), self._summary("cpu")
+        for name, platform in (("whole", "auto"), ("cpu", "cpu")):
+            self._python("app.train", f"run.name={name}", f"runtime.platform={platform}", *self._quickstart_settings)
+            summary = self._summary(name)
+            figures[name] = {
+                "auc": summary["eval"]["auc"],
+                **{key: summary[key] for key in ("digest", "memory", "power", "throughput")},
+            }
         pairs = zip(self._losses("whole"), self._losses("cpu"), strict=True)
         differences = [abs(loss - of_cpu) / of_cpu for loss, of_cpu in pairs]
-        figures = {
-            "auc": [whole["eval"]["auc"], cpu["eval"]["auc"]],
-            "samples_per_second": [run["throughput"]["samples_per_second"] for run in (whole, cpu)],
-            "digest": [whole["digest"], cpu["digest"]],
-            "first_losses_differ_by": differences[:5],
-            "losses_differ_by_at_most": max(differences),
-            **{key: whole[key] for key in ("memory", "power", "throughput")},
-        }
-        if max(differences[:5]) > FIRST_LOSSES:
-            raise StageError(json.dumps(figures))
-        return figures
+        figures["first_losses_differ_by"] = differences[:5]
+        figures["losses_differ_by_at_most"] = max(differences)
+        if differences[0] > FIRST_LOSS:
+            raise StageError(f"the first logged losses of GPU and CPU differ by more than {FIRST_LOSS}")
 
-    def _kill(self) -> dict[str, Any]:
+    def _kill(self, figures: dict[str, Any]) -> None:
         """A run with the quickstart's configuration that is killed: its digests must be the quickstart's."""
         killed = self._start("app.train", "run.name=killed", *self._quickstart_settings)
         checkpoints = self._work / "runs/killed/checkpoints"
@@ -203,98 +206,79 @@ class FirstRun:
         killed.send_signal(signal.SIGKILL)
         killed.communicate()
         self._python("app.train", "run.name=killed", *self._quickstart_settings)
-        verdict = json.loads(self._python("app.verify", "run=runs/killed", statuses=(0, 1)))["verdict"]
-        whole, resumed = (self._summary(name) for name in ("whole", "killed"))
-        figures = {
-            "replayed": verdict,
-            "same_digests": whole["digest"] == resumed["digest"],
-        }
-        if verdict != "identical" or not figures["same_digests"]:
-            raise StageError(json.dumps(figures))
-        return figures
+        self._replay("killed", figures)
+        self._compare_digests(["whole", "killed"], figures)
 
-    def _layout(self) -> dict[str, Any]:
+    def _replay(self, name: str, figures: dict[str, Any]) -> None:
+        """Verify a run."""
+        figures["replayed"] = json.loads(self._python("app.verify", f"run=runs/{name}", statuses=(0, 1)))["verdict"]
+        if figures["replayed"] != "identical":
+            raise StageError(f"app.verify run={name}: {figures['replayed']}")
+
+    def _compare_digests(self, names: list[str], figures: dict[str, Any]) -> None:
+        """Require equal digests of runs."""
+        digests = [self._summary(name)["digest"] for name in names]
+        figures["same_digests"] = all(digest == digests[0] for digest in digests)
+        if not figures["same_digests"]:
+            raise StageError(f"digests of {', '.join(names)}: {json.dumps(digests)}")
+
+    def _layout(self, figures: dict[str, Any]) -> None:
         """The quickstart in micro-batches, on one GPU and on two: their digests must be the same."""
         settings = [*self._quickstart_settings, "train.deterministic=layout"]
+        names = ["layout"]
         self._python("app.train", "run.name=layout", *settings)
-        verdict = json.loads(self._python("app.verify", "run=runs/layout", statuses=(0, 1)))["verdict"]
-        summaries = [self._summary("layout")]
         if torch.cuda.device_count() > 1:
             launcher = ["--standalone", "--nproc-per-node=2", "-m", "app.train"]
             self._python("torch.distributed.run", *launcher, "run.name=layout_of_two", *settings)
-            summaries.append(self._summary("layout_of_two"))
-        figures = {
-            "gpus": len(summaries),
-            "throughput": [summary["throughput"] for summary in summaries],
-            "replayed": verdict,
-            "same_digests": all(summary["digest"] == summaries[0]["digest"] for summary in summaries),
-        }
-        if verdict != "identical" or not figures["same_digests"]:
-            raise StageError(json.dumps(figures))
-        return figures
+            names.append("layout_of_two")
+        figures["gpus"] = len(names)
+        figures["throughput"] = [self._summary(name)["throughput"] for name in names]
+        self._replay("layout", figures)
+        self._compare_digests(names, figures)
 
-    def _steps(self) -> dict[str, Any]:
+    def _steps(self, figures: dict[str, Any]) -> None:
         """Operators at fp32, whole steps in each precision."""
         operators = "step,embedding_bag/tbe,interaction/dot,interaction/dcn,mlp,optimizer_step"
         if self._pretend:
             operators = "step,optimizer_step"
-        return {
-            f"{shape} {precision}": self._bench(shape, precision, operators if precision == "fp32" else "step")
-            for shape in self._shapes
-            for precision in ("fp32", "tf32", "bf16")
-        }
+        for precision in ("fp32", "bf16", "tf32"):
+            for shape in self._shapes:
+                measured = self._bench(shape, precision, operators if precision == "fp32" else "step")
+                figures[f"{shape} {precision}"] = measured
 
-    def _hstu(self) -> dict[str, Any]:
+    def _hstu(self, figures: dict[str, Any]) -> None:
         """Samples a second and last loss of HSTU by each kernel; a pretended device has no Triton."""
         if not (REPOSITORY / "extensions/sequences").is_dir():
-            return {"left_out": "the extension sequences is not there"}
-        figures = {}
+            figures["left_out"] = "the extension sequences is not there"
+            return
+        settings = [*EVENTS, *(SHORT_EVENTS if self._pretend else []), "record.tensorboard=false", "baselines=false"]
         for attention in ("bucketed",) if self._pretend else ("bucketed", "triton"):
-            settings = [
-                *EVENTS,
-                *(SHORT_EVENTS if self._pretend else []),
-                "record.tensorboard=false",
-                "baselines=false",
-            ]
             self._python("app.train", f"run.name={attention}", f"sequences.hstu.attention={attention}", *settings)
             rate = self._summary(attention)["throughput"]["samples_per_second"]
             figures[attention] = {"samples_per_second": rate, "last_loss": self._losses(attention)[-1]}
-        return figures
 
-    def _node(self) -> dict[str, Any]:
+    def _node(self, figures: dict[str, Any]) -> None:
         """Exchanges, steps and the quickstart on all GPUs of this machine, where there are several."""
-        count = torch.cuda.device_count()
+        count = figures["gpus"] = torch.cuda.device_count()
         if count < 2:
-            return {"gpus": count}
+            return
         launcher = ["--standalone", f"--nproc-per-node={count}", "-m"]
         out = self._work / "node.json"
         shape = ["operators=[collective,step]", "seconds=0.3", "shape.batch_size=8192", f"out={out}"]
         self._python("torch.distributed.run", *launcher, "app.bench", *shape)
+        figures |= _cases(json.loads(out.read_text()))
         self._python("torch.distributed.run", *launcher, "app.train", "run.name=node", *self._quickstart_settings)
         summary = self._summary("node")
-        return {
-            "gpus": count,
-            "auc": summary["eval"]["auc"],
-            "throughput": summary["throughput"],
-            **_cases(json.loads(out.read_text())),
-        }
+        figures["auc"], figures["throughput"] = summary["eval"]["auc"], summary["throughput"]
 
-    def _graphs(self) -> dict[str, Any]:
+    def _graphs(self, figures: dict[str, Any]) -> None:
         """The quickstart with CUDA graphs, whose digests must be those without, and whole steps."""
         self._python("app.train", "run.name=graphs", *self._quickstart_settings, "runtime.compile=step")
-        whole, graphs = (self._summary(name) for name in ("whole", "graphs"))
-        figures = {
-            "same_digests": whole["digest"] == graphs["digest"],
-            "throughput": graphs["throughput"],
-            **{
-                f"{shape} {precision}": self._bench(shape, precision, "step", "runtime.compile=step")
-                for shape in self._shapes
-                for precision in ("fp32", "bf16")
-            },
-        }
-        if not figures["same_digests"]:
-            raise StageError(json.dumps(figures))
-        return figures
+        figures["throughput"] = self._summary("graphs")["throughput"]
+        for precision in ("fp32", "bf16"):
+            for shape in self._shapes:
+                figures[f"{shape} {precision}"] = self._bench(shape, precision, "step", "runtime.compile=step")
+        self._compare_digests(["whole", "graphs"], figures)
 
     @property
     def _shapes(self) -> dict[str, list[str]]:
@@ -314,7 +298,7 @@ class FirstRun:
         )
         return _cases(json.loads(out.read_text()))
 
-    def _trace(self) -> dict[str, Any]:
+    def _trace(self, figures: dict[str, Any]) -> None:
         """Kernels of a step, and calls in which the host waits for the device; none but those of the log are meant."""
         self._python(
             "app.train",
@@ -336,31 +320,28 @@ class FirstRun:
                 waits[event["name"]] += 1
         steps = LAST_TRACED - FIRST_TRACED + 1
         count = sum(event.get("cat") == "kernel" for event in events)
-        return {
-            "kernels_per_step": count / steps,
-            "waits_in_all_steps": waits,
-            "microseconds_per_step": {name: total / steps for name, total in kernels.most_common(25)},
-        }
+        figures["kernels_per_step"] = count / steps
+        figures["waits_in_all_steps"] = waits
+        figures["microseconds_per_step"] = {name: total / steps for name, total in kernels.most_common(25)}
 
-    def _peers(self) -> dict[str, Any]:
+    def _peers(self, figures: dict[str, Any]) -> None:
         sizes = (
             ["--quick"] if self._pretend else ["--batch", "8192", "--rows", "655360", "--max-cardinality", "1000000"]
         )
         out = self._work / "peers.json"
         self._python("benchmarks.peers", "--programs", "torchrec_dlrm", "--device", "cuda", "--out", str(out), *sizes)
         programs = json.loads(out.read_bytes())["results"]["programs"]
-        return {"samples_per_second": {name: figures["samples_per_second"] for name, figures in programs.items()}}
+        figures["samples_per_second"] = {name: program["samples_per_second"] for name, program in programs.items()}
 
-    def _tests(self) -> dict[str, Any]:
+    def _tests(self, figures: dict[str, Any]) -> None:
         """The tests marked gpu, or some of them on a pretended device."""
         selection = ["-k", "deterministic or large_grid", "-n", "0"] if self._pretend else ["-n", "4"]
         files = [str(REPOSITORY / "tests/app" / name) for name in ("test_gpu.py", "test_gpu_operators.py")]
         root = ["--rootdir", str(REPOSITORY), "-c", str(REPOSITORY / "pyproject.toml")]
         printed = self._python("pytest", "-m", "gpu", *files, *root, *selection, statuses=(0, 1))
-        counts = {kind: int(number) for number, kind in re.findall(r"(\d+) (passed|failed|skipped|error)", printed)}
-        if "failed" in counts or "error" in counts or not counts.get("passed"):
+        figures |= {kind: int(count) for count, kind in re.findall(r"(\d+) (passed|failed|skipped|error)", printed)}
+        if "failed" in figures or "error" in figures or not figures.get("passed"):
             raise StageError(printed)
-        return counts
 
 
 def _cases(measured: dict[str, Any]) -> dict[str, Any]:
@@ -375,11 +356,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=9.0)
+    parser.add_argument("--stages", nargs="+", choices=SHARES, default=[*SHARES])
     parser.add_argument("--pretend", action="store_true")
     arguments = parser.parse_args()
     if not arguments.pretend and not torch.cuda.is_available():
         parser.error("torch sees no GPU here; `python -m app.doctor` looks for the reason, --pretend tries the program")
-    return 0 if FirstRun(arguments.out.resolve(), 60 * arguments.minutes, arguments.pretend).run() else 1
+    first_run = FirstRun(arguments.out.resolve(), 60 * arguments.minutes, arguments.pretend)
+    return 0 if first_run.run(arguments.stages) else 1
 
 
 if __name__ == "__main__":

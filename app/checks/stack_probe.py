@@ -43,7 +43,7 @@ def describe(index: int) -> dict[str, str | int | None]:
     return {
         "name": properties.name,
         "memory": properties.total_memory,
-        "architecture": getattr(properties, "gcnArchName", None) or f"sm_{properties.major}{properties.minor}",
+        "architecture": properties.gcnArchName if torch.version.hip else f"sm_{properties.major}{properties.minor}",
         "fault": fault_of(f"cuda:{index}"),
     }
 

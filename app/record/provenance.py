@@ -184,7 +184,7 @@ def _hardware() -> Hardware:
     devices = []
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
-        architecture = getattr(properties, "gcnArchName", None) or f"sm_{properties.major}{properties.minor}"
+        architecture = properties.gcnArchName if torch.version.hip else f"sm_{properties.major}{properties.minor}"
         devices.append(Device(name=properties.name, memory_bytes=properties.total_memory, architecture=architecture))
     quota, limit = cpu_quota(), memory_limit()
     return Hardware(

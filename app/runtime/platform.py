@@ -416,6 +416,7 @@ def quieten_third_parties() -> None:
     warnings.filterwarnings("ignore", message="fbgemm::dense_embedding_codegen_lookup_function")
     # FBGEMM's, about data-parallel tables on CPU; a test against plain torch shows that their gradients are right.
     warnings.filterwarnings("ignore", message=".*dense_embedding_codegen_lookup_function.*")
+    warnings.filterwarnings("ignore", message="TBE B200 optimization")  # FBGEMM 1.6 tells which kernel it takes
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
     logging.getLogger("torchrec").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="torch.distributed.checkpoint")  # about its own deprecated storage calls

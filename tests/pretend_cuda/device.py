@@ -151,7 +151,7 @@ def _cuda_functions(torch: Any) -> dict[str, Any]:
             major=9,
             minor=0,
             warp_size=32,
-            gcnArchName="",
+            gcnArchName="Pretended",  # CUDA builds of torch 2.11 give the name
             is_integrated=0,
             uuid=uuid.UUID(int=index_of(device) + 1),
             L2_cache_size=50 << 20,

@@ -46,7 +46,7 @@ def test_recommend(machine: Machine, tmp_path: Path) -> None:
 
 def test_doctor_sees_the_device(machine: Machine, tmp_path: Path) -> None:
     process = machine.run("app.doctor", "json=true", cwd=tmp_path)
-    assert "Pretended GPU" in process.stdout, process.stderr
+    assert "Pretended GPU, sm_90" in process.stdout, process.stderr
 
 
 def test_bench(machine: Machine, tmp_path: Path) -> None:
