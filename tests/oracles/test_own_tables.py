@@ -28,7 +28,7 @@ from tests.oracles.own_tables import RAW_KINDS, OwnTable, bags_of, dense_of, dra
 from tests.oracles.preparation import SPLITS
 from tests.oracles.test_preparation import loaded
 
-FAST, ALL, ROWS = 20, 64, 60
+FAST, ALL, ROWS = 16, 40, 60
 SEEDS = [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= FAST)) for seed in range(ALL)]
 
 

@@ -14,7 +14,7 @@ from tests.data_prep.conftest import config
 from tests.oracles.own_tables import value_of
 from tests.oracles.preparation import SPLITS, Bags, Job, check_split, dense_of, ids_of
 
-FAST, ALL = 6, 48
+FAST, ALL = 6, 36
 KINDS = np.arange(26) % 9 + 6  # values of each column
 SEEDS = [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= FAST)) for seed in range(ALL)]
 

@@ -17,7 +17,7 @@ from extensions.inspect.proposal import Proposal, propose_schema
 from tests.data_prep.conftest import config
 from tests.data_prep.tables import write
 
-FAST, ALL = 60, 400
+FAST, ALL = 40, 120
 SEEDS = [pytest.param(seed, marks=[pytest.mark.slow("examples")] * (seed >= FAST)) for seed in range(ALL)]
 NAMES = [
     "label",
@@ -156,7 +156,7 @@ def test_a_proposal_prepares(tmp_path: Path, seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "seed", [pytest.param(seed, marks=[pytest.mark.slow("examples")] * (seed >= 30)) for seed in range(200)]
+    "seed", [pytest.param(seed, marks=[pytest.mark.slow("examples")] * (seed >= 20)) for seed in range(60)]
 )
 def test_any_bytes_are_refused_in_one_line_or_read(tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)
