@@ -109,6 +109,9 @@ compare: environment ## Several runs side by side, in runs/compare-a-b.html: RUN
 	$(if $(RUNS),,$(error compare needs runs: make compare RUNS="runs/a runs/b"))
 	$(python) -m app.report 'runs=[$(subst $(space),$(comma),$(patsubst %,"%",$(strip $(RUNS))))]' $(ARGS)
 
+tune: environment ## Search settings on val, and say which to take: ARGS="data.path=data/mine search.optimizer.lr=[1e-3,1e-1]"
+	$(python) -m app.tune $(ARGS)
+
 reproduce: environment ## A recipe at several seeds beside its published figure: RECIPE=quickstart SEEDS=5; NPROC=n
 	$(python) -m app.reproduce $(if $(RECIPE),recipe=$(RECIPE)) $(if $(SEEDS),seeds=$(SEEDS)) \
 	  $(if $(NPROC),processes=$(NPROC)) $(ARGS)

@@ -1,0 +1,105 @@
+"""python -m app.tune: a search that is stopped goes on to what an undisturbed one finds; refusals before trials."""
+
+import json
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+from extensions.tune.runs import STOPPED_BY_WATCH, TuneRun, train
+from tests.app.conftest import SMALL, Command, Refusal, app_environment
+from tests.app.run_files import summary
+from tests.fast_python import fast_python
+
+SEARCH = ["search.optimizer.lr=[1e-3,1.0]", "search.model.interaction=[dot,cat]", "finalists=1", "seeds=2"]
+
+
+@pytest.fixture
+def arguments(dataset: Path) -> list[str]:
+    few = ["train.max_steps=40", "train.epochs=50", "train.eval_every_steps=20", "checkpoint.every_steps=5"]
+    return [*SMALL, *SEARCH, f"data.path={dataset}", *few, "train.deterministic=true"]
+
+
+def document(directory: Path) -> Any:
+    return json.loads((directory / "runs/tune/tune.json").read_bytes())
+
+
+@pytest.mark.slow("processes")
+def test_a_stopped_search_goes_on_to_what_an_undisturbed_one_finds(
+    run_app: Command, arguments: list[str], tmp_path: Path
+) -> None:
+    run_app("tune", *arguments, "trials=3")
+    whole = document(tmp_path)
+    assert [trial["trial"] for trial in whole["trials"]] == [0, 1, 2]
+    assert {trial["status"] for trial in whole["trials"]} <= {"completed", "pruned"}
+    page = (tmp_path / "runs/tune/tune.html").read_text()
+    assert all(setting in page for trial in whole["trials"] for setting in trial["settings"])
+    assert whole["verdict"][0] in page.replace("<wbr>", "")
+
+    # Each trial is the run of its settings, and its value the best AUC of val.
+    run_app("train", *[word for word in arguments if word not in SEARCH], *whole["trials"][1]["settings"])
+    alone = summary(tmp_path / "runs/quickstart")
+    assert alone["digest"] == summary(tmp_path / "runs/tune/trial_1")["digest"]
+    assert alone["eval"]["auc"] == whole["trials"][1]["value"]
+    finalist = whole["finalists"][1]
+    run_app(
+        "train",
+        *[word for word in arguments if word not in SEARCH],
+        *finalist["settings"],
+        "run.name=f",
+        "train.seed=2",
+    )
+    assert summary(tmp_path / "runs/f")["eval"]["auc"] == finalist["values"]["2"]
+
+    shutil.move(tmp_path / "runs/tune", tmp_path / "whole")
+    process = subprocess.Popen(
+        [str(fast_python()), "-m", "app.tune", *arguments, "trials=3"], cwd=tmp_path, env=app_environment()
+    )
+    deadline = time.monotonic() + 240
+    while not (tmp_path / "runs/tune/trial_1/checkpoints/latest").exists():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(240) == 75
+    assert len(document(tmp_path)["trials"]) <= 2
+    run_app("tune", *arguments, "trials=3")
+    assert document(tmp_path) == whole
+    study = optuna.load_study(study_name="tune", storage=f"sqlite:///{tmp_path}/runs/tune/tune.db")
+    assert len(study.trials) == 2
+
+
+@pytest.mark.slow("processes")
+def test_a_trial_that_is_watched_stops_after_the_evaluation(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [*SMALL, f"data.path={dataset}", "train.epochs=1000", "train.max_steps=100000", "train.eval_every_steps=20"]
+    seen: list[tuple[int, float]] = []
+
+    def watch(step: int, score: float) -> bool:
+        seen.append((step, score))
+        return step >= 40
+
+    run = TuneRun(1, 3, ["optimizer.lr=0.05"], tmp_path / "tune/trial_1")
+    assert train(run, words, "logloss", watch) == STOPPED_BY_WATCH
+    assert [step for step, _ in seen[:2]] == [20, 40]
+    assert all(score < 0 for _, score in seen)
+    assert summary(run.directory)["status"] == "interrupted"
+
+
+def test_other_arguments_and_invalid_values_are_refused_before_a_trial(
+    refused: Refusal, arguments: list[str], tmp_path: Path
+) -> None:
+    line = refused("tune", *arguments, "search.model.interaction=[dot,dcnn]")
+    assert "model.interaction=dcnn" in line
+    line = refused("tune", *arguments, "search.optimizer.rate=[1e-3,1e-1]")
+    assert "optimizer.rate" in line
+    line = refused("tune", *arguments, "run.name=x")
+    assert "run.name=x: not of a search: trials are named by their numbers; out=DIR says where they are" in line
+    assert not (tmp_path / "runs").exists()
