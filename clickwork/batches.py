@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 from torchrec import KeyedJaggedTensor
 
@@ -19,11 +18,11 @@ from app.record.reading import read_config
 from common.errors import UserError
 from data_prep.dataset.format import Manifest
 
-Item = tuple[Tensor, KeyedJaggedTensor, Tensor]
+Item = tuple[Any, ...]  # dense, ids, labels, and weights if the dataset has them
 
 
 class TorchBatches(IterableDataset[Item]):
-    """Batches of one epoch: dense [B, N] float32, a KeyedJaggedTensor of B bags a column, labels [B] float32.
+    """Batches of one epoch: dense [B, N] float32, a KeyedJaggedTensor of B bags a column, labels [B], weights if any.
 
     Each worker process of a DataLoader makes every n-th batch, so that their order stays.
     """
@@ -114,4 +113,6 @@ def _without_padding(batch: Batch) -> Item:
         sample = torch.arange(features.stride()).repeat(len(lengths))
         values = features.values()[torch.repeat_interleave(sample, lengths.flatten()) < rows]
         features = KeyedJaggedTensor(features.keys(), values, lengths=lengths[:, :rows].flatten())
+    if batch.weights is not None:
+        return batch.dense_features[:rows], features, batch.labels[:rows], batch.weights[:rows]
     return batch.dense_features[:rows], features, batch.labels[:rows]

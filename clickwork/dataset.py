@@ -30,13 +30,15 @@ class Rows(NamedTuple):
     """Rows as NumPy arrays.
 
     labels: [B] int32, or float32 if they are numbers. dense: [B, N] float32. sparse: [B, F] int32, the columns of
-    `Dataset.schema.single`. bags: by multi-valued column, values [L] and offsets [B + 1] of each row's ids.
+    `Dataset.schema.single`. bags: by multi-valued column, values [L] and offsets [B + 1] of each row's ids. weights:
+    sample weights [B] float32, if the dataset has them.
     """
 
     labels: "NDArray[Any]"
     dense: "NDArray[np.float32]"
     sparse: "NDArray[np.int32]"
     bags: "dict[str, Bags]"
+    weights: "NDArray[np.float32] | None" = None
 
 
 class Dataset:
@@ -44,7 +46,8 @@ class Dataset:
 
     Attributes:
         path: its directory.
-        schema: names of the columns: label, dense, sparse, and ragged, those of `sparse` with several values a row.
+        schema: names of the columns: label, dense, sparse, and ragged, those of `sparse` with several values a row;
+            weight, the column of sample weights, or "".
         splits: rows and label rate of train, val and test.
         num_embeddings: rows of each sparse column's table; ids are below it.
     """
@@ -125,7 +128,8 @@ class Dataset:
     ) -> "TorchBatches":
         """Return a `torch.utils.data.IterableDataset` of batches in the order of training.
 
-        An item is (dense [B, N] float32, a KeyedJaggedTensor of B bags a column, labels [B] float32).
+        An item is (dense [B, N] float32, a KeyedJaggedTensor of B bags a column, labels [B] float32); of a dataset with
+        sample weights these [B] float32 come fourth.
         `set_epoch(epoch)` selects the epoch, from 0. A `DataLoader` of it needs batch_size=None.
 
         Args:
@@ -177,6 +181,9 @@ class Dataset:
             dense.astype(np.float32, copy=False),
             sparse,
             dict(zip(self.schema.ragged, bags, strict=False)),
+            np.concatenate([part.weights[:, 0] for part in parts if part.weights is not None])
+            if self.schema.weight
+            else None,
         )
 
     def _require_split(self, split: str) -> None:

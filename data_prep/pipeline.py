@@ -64,6 +64,7 @@ from data_prep.sources.remote import known_sums, note_read
 from data_prep.stages.data_checks import (
     constant_columns,
     cut_columns,
+    mean_weight,
     random_split_of_times,
     rare_columns,
     refuse_absent_labels,
@@ -140,6 +141,12 @@ def prepare_rows(data: DataConfig, root: Path) -> Manifest:
             raise UserError(
                 f"data.sampling.negative_drop_rate={data.sampling.negative_drop_rate}: drops rows of label 0, and "
                 f"the labels of {data.schema} are numbers (kind: number); leave it out"
+            )
+        if data.sampling.negative_drop_rate is not None and schema.weight:
+            raise UserError(
+                f"data.sampling.negative_drop_rate={data.sampling.negative_drop_rate}: corrects figures for rows that "
+                f"it drops, which is not defined for the sample weights of {data.schema} (weight: {schema.weight}); "
+                "leave one of them out"
             )
         bags = chosen_bags(data, rules, schema)
         parameters = encoding_parameters(data, rules, table, bags)
@@ -394,7 +401,8 @@ def _row_layout(job: Job, result: Result) -> RowLayout:
     """Return the layout of rows that are packed on their way to another shard."""
     single = [feature for feature in result.features if feature not in job.schema.ragged]
     largest = tuple(largest_id(job.rules, result.num_values(feature)) for feature in single)
-    return RowLayout(len(job.schema.dense), largest, job.dtypes["dense"], job.dtypes["labels"])
+    dtypes = job.dtypes
+    return RowLayout(len(job.schema.dense), largest, dtypes["dense"], dtypes["labels"], bool(job.schema.weight))
 
 
 def _cut(job: Job, result: Result, chunks: list[EncodeTask], executor: Executor) -> None:
@@ -457,6 +465,7 @@ def _describe(job: Job, result: Result, parameters: dict[str, Any], extra: dict[
         encoding["vocabulary"] = {name: entry.to_manifest() for name, entry in vocabularies.items()}
     if job.table is not None:
         encoding |= {"dense_fits": result.fits} if result.fits else {}
+        encoding |= {"mean_weight": mean_weight(job, result.built)} if job.schema.weight else {}
         encoding["spellings"] = dict(zip(job.schema.sparse, map(to_text, result.forms), strict=True))
     manifest = build_manifest(
         schema,

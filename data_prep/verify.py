@@ -117,6 +117,10 @@ def _verify_shard(root: Path, split: str, shard: Shard, manifest: Manifest) -> i
         if manifest.encoding["name"] != "torchrec":  # its integers may overflow, as in TorchRec
             _refuse(shard_path(root, split, shard.name, "dense"), start, ~np.isfinite(dense), manifest.schema["dense"])
         _refuse(shard_path(root, split, shard.name, "sparse"), start, (sparse < 0) | (sparse >= limits), features)
+        if arrays.weights is not None:
+            weights = arrays.weights[start : start + CHECKED_ROWS]
+            bad = ~(np.isfinite(weights) & (weights >= 0))
+            _refuse(shard_path(root, split, shard.name, "weights"), start, bad, [manifest.weight])
         positives += int(np.count_nonzero(labels == 1))
     return positives
 

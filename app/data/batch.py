@@ -80,6 +80,7 @@ class Batch(Pipelineable):
         layout: layout of sparse_features, if several batches share it.
         share: weight of this rank's mean loss; 1 if all ranks have equally many samples.
         num_global: samples of the global batch, with train.deterministic=layout.
+        weights: [B] float32, the sample weights as the dataset has them; None if it has none.
     """
 
     dense_features: Tensor
@@ -90,6 +91,7 @@ class Batch(Pipelineable):
     layout: Layout | None = None
     share: float = 1.0
     num_global: int = 0
+    weights: Tensor | None = None
 
     @property
     def inputs(self) -> tuple[Any, KeyedJaggedTensor]:
@@ -99,7 +101,15 @@ class Batch(Pipelineable):
     @property
     def num_bytes(self) -> int:
         """Bytes of all tensors."""
-        return sum(map(_bytes_of, (self.dense_features, self.sparse_features, self.labels, self.inputs_of_model)))
+        return sum(map(_bytes_of, self._parts))
+
+    @property
+    def _parts(self) -> tuple[Any, ...]:
+        return self.dense_features, self.sparse_features, self.labels, self.inputs_of_model, self.weights
+
+    def targets(self, rows: slice = slice(None)) -> tuple[Tensor, ...]:
+        """Return the inputs of a loss besides the logits: the rows' labels, and their weights if there are any."""
+        return (self.labels[rows],) if self.weights is None else (self.labels[rows], self.weights[rows])
 
     def row_keys(self) -> NDArray[np.int64]:
         """Return a number per sample [B], equal for samples with equal features whatever the order in their bags."""
@@ -132,11 +142,12 @@ class Batch(Pipelineable):
             sparse_features=change(features) if layout is None else layout.bags(change(features.values())),
             labels=change(self.labels),
             inputs_of_model=self.inputs_of_model and change(self.inputs_of_model),
+            weights=None if self.weights is None else change(self.weights),
         )
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Tell the allocator that `stream` uses these tensors."""
-        for part in (self.dense_features, self.sparse_features, self.labels, self.inputs_of_model):
+        for part in self._parts:
             if part is not None:
                 part.record_stream(stream)
 
@@ -181,33 +192,38 @@ def copied_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Bat
 class RowArrays(NamedTuple):
     """Rows in the order of use: labels [n] float32, dense [n, N] float32, sparse [n, F] int32.
 
-    If features are multi-hot, `bags` has an entry for each of them, and `sparse` the columns of the others.
+    If features are multi-hot, `bags` has an entry for each of them, and `sparse` the columns of the others. `weights`
+    [n] float32 are sample weights, if there are any.
     """
 
     labels: NDArray[np.float32]
     dense: NDArray[np.float32]
     sparse: NDArray[np.int32]
     bags: tuple[Bags, ...] = ()
+    weights: NDArray[np.float32] | None = None
 
     def part(self, start: int, stop: int) -> "RowArrays":
         """Return rows [start, stop) as views."""
         rows = slice(start, stop)
         bags = tuple(feature.part(start, stop) for feature in self.bags)
-        return RowArrays(self.labels[rows], self.dense[rows], self.sparse[rows], bags)
+        weights = None if self.weights is None else self.weights[rows]
+        return RowArrays(self.labels[rows], self.dense[rows], self.sparse[rows], bags, weights)
 
     def take(self, order: NDArray[np.integer]) -> "RowArrays":
         """Return the rows numbered `order`, in that order."""
         bags = tuple(feature.take(order) for feature in self.bags)
-        return RowArrays(self.labels[order], self.dense[order], self.sparse[order], bags)
+        weights = None if self.weights is None else self.weights[order]
+        return RowArrays(self.labels[order], self.dense[order], self.sparse[order], bags, weights)
 
 
 def join_rows(parts: list[RowArrays]) -> RowArrays:
     """Return the rows of all parts, part after part."""
     if len(parts) == 1:
         return parts[0]
-    labels, dense, sparse, bags = zip(*parts, strict=True)
+    labels, dense, sparse, bags, weights = zip(*parts, strict=True)
     joined = tuple(join(feature) for feature in zip(*bags, strict=True))
-    return RowArrays(np.concatenate(labels), np.concatenate(dense), np.concatenate(sparse), joined)
+    of_rows = None if weights[0] is None else np.concatenate(weights)
+    return RowArrays(np.concatenate(labels), np.concatenate(dense), np.concatenate(sparse), joined, of_rows)
 
 
 class BatchBuilder:
@@ -243,6 +259,7 @@ class BatchBuilder:
             torch.from_numpy(rows.labels),
             num_valid,
             layout=layout if layout is self._full else None,
+            weights=None if rows.weights is None else torch.from_numpy(rows.weights),
         )
 
     def _values(self, rows: RowArrays, num_valid: int, starts: list[int]) -> NDArray[np.int32]:
@@ -280,4 +297,5 @@ def _padded(rows: RowArrays, count: int) -> RowArrays:
         np.pad(rows.dense, ((0, missing), (0, 0))),
         np.pad(rows.sparse, ((0, missing), (0, 0))),
         tuple(Bags(bags.values, np.pad(bags.offsets, (0, missing), mode="edge")) for bags in rows.bags),
+        None if rows.weights is None else np.pad(rows.weights, (0, missing)),
     )

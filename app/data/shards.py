@@ -44,6 +44,7 @@ class SplitShards:
         self._features, self._ragged = manifest.num_embeddings, manifest.ragged
         self._one_hot = [feature for feature in self._features if feature not in self._ragged]
         self._dense = list(manifest.schema["dense"])
+        self._weight = manifest.weight
         self._label_limit = 1 if manifest.label_kind is LabelKind.click else ANY
         self._limits = np.array([self._features[feature] for feature in self._one_hot], dtype=np.int64)
         self._starts = np.cumsum([0] + [shard.rows for shard in split.shards])
@@ -66,21 +67,27 @@ class SplitShards:
         count = len(order)
         bits, dense = np.empty(count, np.int32), np.empty((count, len(self._dense)), np.float32)
         sparse = np.empty((count, len(self._one_hot)), np.int32)
+        weights = np.empty(count, np.float32) if self._weight else None
         bags: list[list[Bags]] = [[NO_BAGS] for _ in self._ragged]
         places, first, valid = [np.empty(0, np.int64)], 0, True
         # gather_rows only tells whether any value is bad. The checks that find the value run only then.
         for piece in (piece for start, stop in ranges for piece in self._pieces(start, stop)):
             of_labels = piece.labels.view(np.int32), self._label_limit, bits
             valid &= gather_rows(*of_labels, piece.dense, piece.sparse, first, order, self._limits, dense, sparse)
-            if self._ragged:
+            if self._ragged or weights is not None:
                 places.append(np.flatnonzero((order >= first) & (order < first + len(piece.labels))))
                 for index, one in enumerate(piece.bags):
                     bags[index].append(self._bags_of_rows(index, one, order, places[-1], first, ranges))
+            if weights is not None and piece.weights is not None:
+                weights[places[-1]] = piece.weights[order[places[-1]] - first, 0]
             first += len(piece.labels)
         self._require_unchanged(ranges)
         labels: NDArray[Any] = bits.view(self._manifest.label_kind.dtype)
         if self._label_limit == ANY:
             self._check(np.isfinite(labels)[:, None], ["label"], "is not a finite number", ranges, order)
+        if weights is not None:
+            good = np.isfinite(weights) & (weights >= 0)
+            self._check(good[:, None], [self._weight], "is not a weight, finite and at least 0", ranges, order)
         if not valid:
             names = [self._table_of(feature) for feature in self._one_hot]
             self._check(bits.view(np.uint32)[:, None] <= self._label_limit, ["label"], "is not 0 or 1", ranges, order)
@@ -90,7 +97,7 @@ class SplitShards:
         joined = [join(parts).take(back) for parts in bags]
         for feature, one in zip(self._ragged, joined, strict=True):
             self._check_ids(feature, one, ranges, order)
-        return RowArrays(labels.astype(np.float32, copy=False), dense, sparse, tuple(joined))
+        return RowArrays(labels.astype(np.float32, copy=False), dense, sparse, tuple(joined), weights)
 
     def _require_unchanged(self, ranges: list[tuple[int, int]]) -> None:
         for start, stop in ranges:

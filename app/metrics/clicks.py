@@ -1,6 +1,7 @@
 """Quality of predicted click probabilities over a whole split. Logloss and entropies are in nats."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,12 +26,15 @@ AGAINST_OVERFITTING = (
 
 
 def click_metrics(
-    logits: NDArray[np.float32], labels: NDArray[np.float32], negative_weight: float = 1.0
+    logits: NDArray[np.float32],
+    labels: NDArray[np.float32],
+    negative_weight: float = 1.0,
+    weights: NDArray[np.float32] | None = None,
 ) -> dict[str, float | None]:
     """Return metrics of logits [n] against labels [n] of 0 and 1; None if undefined.
 
     Takes about 16 bytes per row besides its inputs. negative_weight: number of rows that each row of label 0 counts for
-    in pr_auc.
+    in pr_auc. weights: sample weights [n]; a row counts for as many rows, and auc_standard_error is None.
 
     auc: exact area under the ROC curve; ties count half.
     logloss: mean binary cross-entropy, nats.
@@ -45,6 +49,9 @@ def click_metrics(
     """
     if len(labels) == 0:
         return dict.fromkeys(OF_ROWS)
+    if weights is not None:
+        areas = _weighted_areas(logits, labels, weights)
+        return {**_from_sums(click_sums(logits, labels, weights)), "auc": areas[0], "pr_auc": areas[1]}
     is_positive = labels > 0.5
     positives, negatives = np.sort(logits[is_positive]), np.sort(logits[~is_positive])
     auc = pr_auc = error = None
@@ -56,11 +63,13 @@ def click_metrics(
     return {**_from_sums(click_sums(logits, labels)), "auc": auc, "auc_standard_error": error, "pr_auc": pr_auc}
 
 
-def histogram_metrics(counts: NDArray[np.int64], sums: NDArray[np.float64]) -> dict[str, float | str | None]:
+def histogram_metrics(
+    counts: NDArray[np.int64] | NDArray[np.float64], sums: NDArray[np.float64]
+) -> dict[str, float | str | None]:
     """Return the metrics of `click_metrics` from `score_counts` and `click_sums`, each summed over any number of parts.
 
     auc_error: a certified bound of the AUC's error, from the pairs of either label that share a bin. pr_auc is None,
-    and the standard error is that of the bins.
+    and the standard error is that of the bins; counts that are sums of weights (float64) have none.
     """
     num_negative, num_positive = counts.sum(axis=1).tolist()
     auc = error = standard_error = None
@@ -70,7 +79,8 @@ def histogram_metrics(counts: NDArray[np.int64], sums: NDArray[np.float64]) -> d
         auc, error = float(positives @ area / pairs), float(positives @ negatives / 2 / pairs)
         above, below = area / num_negative, 1 - (np.cumsum(positives) - positives / 2) / num_positive
         squares = float(positives @ (above - auc) ** 2), float(negatives @ (below - auc) ** 2)
-        standard_error = _standard_error(*squares, num_positive, num_negative)
+        if counts.dtype == np.int64:
+            standard_error = _standard_error(*squares, num_positive, num_negative)
     return {
         **_from_sums(sums),
         "auc": auc,
@@ -81,43 +91,53 @@ def histogram_metrics(counts: NDArray[np.int64], sums: NDArray[np.float64]) -> d
     }
 
 
-def score_counts(logits: NDArray[np.float32], labels: NDArray[np.float32]) -> NDArray[np.int64]:
-    """Count samples of label 0 and 1 in bins of logits, [2, 2^22] int64; a bin is the upper 22 bits of the float."""
-    counts = np.zeros((2, 1 << HISTOGRAM_BITS), np.int64)
+def score_counts(
+    logits: NDArray[np.float32], labels: NDArray[np.float32], weights: NDArray[np.float32] | None = None
+) -> NDArray[Any]:
+    """Count samples of label 0 and 1 in bins of logits, [2, 2^22] int64; a bin is the upper 22 bits of the float.
+
+    With weights [n], add those up instead, float64.
+    """
+    counts = np.zeros((2, 1 << HISTOGRAM_BITS), np.int64 if weights is None else np.float64)
     for start in range(0, len(labels), BLOCK_ROWS):
         block = slice(start, start + BLOCK_ROWS)
         bits = (logits[block] + np.float32(0)).view(np.uint32)  # -0.0 becomes 0.0
         keys = np.where(bits >> 31, ~bits, bits | 0x80000000) >> (32 - HISTOGRAM_BITS)  # ordered like the floats
         for label in (0, 1):
-            counts[label] += np.bincount(keys[(labels[block] > 0.5) == label], minlength=counts.shape[1])
+            is_label = (labels[block] > 0.5) == label
+            of_label = None if weights is None else weights[block][is_label]
+            counts[label] += np.bincount(keys[is_label], of_label, counts.shape[1])
     return counts
 
 
-def click_sums(logits: NDArray[np.float32], labels: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return sums over samples, [20 + number of MEANS] float64.
+def click_sums(
+    logits: NDArray[np.float32], labels: NDArray[np.float32], weights: NDArray[np.float32] | None = None
+) -> NDArray[np.float64]:
+    """Return sums over samples, [20 + number of MEANS] float64; with weights [n], each sample counts as its weight.
 
     In order: samples, positives, loss, right guesses and predictions; predictions - labels in each bin of predictions;
     the values of each of `MEANS`.
     """
-    values, gaps, right = np.empty(len(labels)), np.zeros(CALIBRATION_BINS), 0
+    values, gaps, right = np.empty(len(labels)), np.zeros(CALIBRATION_BINS), 0.0
+    weight = np.broadcast_to(np.float64(1), len(labels)) if weights is None else weights.astype(np.float64)
     starts = range(0, len(labels), BLOCK_ROWS)
     blocks = [slice(start, start + BLOCK_ROWS) for start in starts]
     for block in blocks:
         z, y = logits[block].astype(np.float64), labels[block]
-        right += int(np.count_nonzero((z > 0) == (y > 0.5)))
-        values[block] = np.logaddexp(0, z) - y * z
+        right += float(weight[block] @ ((z > 0) == (y > 0.5)))
+        values[block] = (np.logaddexp(0, z) - y * z) * weight[block]
     loss = values.sum()  # sum all at once: numpy adds in pairs, so that rounding does not grow
     for block in blocks:
         preds = 1 / (1 + np.exp(-np.clip(logits[block].astype(np.float64), -700, 700)))
         bins = np.minimum((preds * CALIBRATION_BINS).astype(np.int64), CALIBRATION_BINS - 1)
-        gaps += np.bincount(bins, weights=preds - labels[block], minlength=CALIBRATION_BINS)
-        values[block] = preds
+        gaps += np.bincount(bins, (preds - labels[block]) * weight[block], CALIBRATION_BINS)
+        values[block] = preds * weight[block]
     preds_sum, of_means = values.sum(), []
     for value_of in map(load, MEANS.values()):
         for block in blocks:
-            values[block] = value_of(logits[block].astype(np.float64), labels[block])
+            values[block] = value_of(logits[block].astype(np.float64), labels[block]) * weight[block]
         of_means.append(values.sum())
-    return np.array([len(labels), np.count_nonzero(labels > 0.5), loss, right, preds_sum, *gaps, *of_means])
+    return np.array([weight.sum(), weight[labels > 0.5].sum(), loss, right, preds_sum, *gaps, *of_means])
 
 
 def all_rows_sums(logits: NDArray[np.float32], labels: NDArray[np.float32], kept: float) -> NDArray[np.float64]:
@@ -149,6 +169,8 @@ def of_all_rows(
 def _from_sums(sums: NDArray[np.float64]) -> dict[str, float | None]:
     """Return the metrics that need no ranking, from `click_sums`."""
     samples, positives, loss, right, preds, *rest = sums.tolist()
+    if not samples:  # all weights are 0
+        return dict.fromkeys(OF_ROWS)
     gaps, of_means = rest[:CALIBRATION_BINS], rest[CALIBRATION_BINS:]
     base_rate, logloss = positives / samples, loss / samples
     entropy = -sum(p * float(np.log(p)) for p in (base_rate, 1 - base_rate) if p > 0)
@@ -164,6 +186,23 @@ def _from_sums(sums: NDArray[np.float64]) -> dict[str, float | None]:
         "base_rate": base_rate,
         **{name: total / samples for name, total in zip(MEANS, of_means, strict=True)},
     }
+
+
+def _weighted_areas(
+    logits: NDArray[np.float32], labels: NDArray[np.float32], weights: NDArray[np.float32]
+) -> tuple[float | None, float | None]:
+    """Return AUC and average precision with sample weights; None without weight on either label."""
+    order = np.argsort(logits, kind="stable")
+    ties = np.flatnonzero(np.diff(logits[order], prepend=-np.inf))  # the first place of each score, ascending
+    is_positive, ordered = labels[order] > 0.5, weights[order].astype(np.float64)
+    positives, negatives = (np.add.reduceat(ordered * part, ties) for part in (is_positive, ~is_positive))
+    below, num_positive, num_negative = np.cumsum(negatives) - negatives, positives.sum(), negatives.sum()
+    if not (num_positive > 0 and num_negative > 0):
+        return None, None
+    true, false = np.cumsum(positives[::-1])[::-1], np.cumsum(negatives[::-1])[::-1]
+    precision = np.divide(true, true + false, out=np.zeros_like(true), where=true > 0)
+    area = positives @ (below + negatives / 2) / (num_positive * num_negative)
+    return float(area), float(positives @ precision / num_positive)
 
 
 @jit

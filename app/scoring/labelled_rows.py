@@ -31,8 +31,8 @@ class LabelledRows:
     def read(cls, root: Path, path: Path) -> "LabelledRows":
         """Read a file of raw rows for the dataset at `root`. Raises UserError as `encode`, or for the file."""
         encoder = Encoder.load(root)
-        label = encoder.schema.label
-        return cls.encode(encoder, read_new_rows(path, encoder.shape((*encoder.input_columns, label))))
+        columns = (*encoder.input_columns, *encoder.target_columns)
+        return cls.encode(encoder, read_new_rows(path, encoder.shape(columns)))
 
     @classmethod
     def encode(cls, encoder: Encoder, rows: NewRows) -> "LabelledRows":
@@ -41,10 +41,12 @@ class LabelledRows:
         Raises:
             UserError: a column is missing, or a value is invalid (row, column, remedy).
         """
-        label = encoder.schema.label
         ignored_columns(rows, encoder.input_columns, spare=())
-        if label not in rows.columns:
-            raise UserError(f"{rows.name}: no column {label}, which holds the labels; add it, or use app.recommend")
+        for column, content in zip(encoder.target_columns, ("labels", "sample weights"), strict=False):
+            if column not in rows.columns:
+                raise UserError(
+                    f"{rows.name}: no column {column}, which holds the {content}; add it, or use app.recommend"
+                )
         block = encoder.parse_columns(rows.columns, rows.name, rows.numbers, labelled=True)
         shares = encoder.unknown(block).mean(axis=0).tolist()
         return cls(arrays_of(encoder.encode(block)), dict(zip(encoder.features, shares, strict=True)))

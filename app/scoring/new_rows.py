@@ -65,7 +65,7 @@ class RowScorer:
 
 def arrays_of(block: EncodedBlock) -> RowArrays:
     """Return encoded rows in the form that batches are made from."""
-    return RowArrays(block.labels.astype(np.float32), block.dense, block.sparse, block.bags)
+    return RowArrays(block.labels.astype(np.float32), block.dense, block.sparse, block.bags, block.weights)
 
 
 def _canonical_order(rows: NewRows, encoder: Encoder) -> NDArray[np.int64]:

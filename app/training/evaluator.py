@@ -52,7 +52,7 @@ class Evaluator:
             result, logits, labels = evaluation
             self._writers = [step.keep(self._session.predictor, evaluation) for step in steps_after_training()]
             curves = None
-            if task_of(self._session.manifest).has_clicks:
+            if task_of(self._session.manifest).has_clicks and not self._session.manifest.weight:
                 curves = self._recorder.directory.curves(
                     lambda: structs.replace(click_curves(logits, labels, result), step=step, split=self._config.split)
                 )

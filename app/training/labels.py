@@ -48,8 +48,27 @@ def refuse_one_class(config: DataConfig, root: Path, manifest: Manifest) -> None
         )
 
 
+def refuse_unweighted(config: AppConfig, root: Path, manifest: Manifest) -> None:
+    """Refuse keys that would leave the sample weights out of account.
+
+    Raises:
+        UserError: names all such keys and what to give instead.
+    """
+    if not manifest.weight:
+        return
+    given = {f"data.negatives.{name}": value for name, value in vars(config.data.negatives).items()}
+    given |= {"eval.group_by": config.eval.group_by, "eval.keep_scores": config.eval.keep_scores or None}
+    given = {key: value for key, value in given.items() if value is not None}
+    if given:
+        remedies = (f"{key}={0 if key == 'eval.keep_scores' else 'null'}" for key in given)
+        raise UserError(
+            f"{', '.join(f'{key}={value}' for key, value in given.items())}: not of rows with sample weights, which "
+            f"{root} has (column {manifest.weight}); give {' '.join(remedies)}"
+        )
+
+
 def require_task(config: AppConfig, root: Path, manifest: Manifest) -> None:
-    """Refuse keys that do not apply to the dataset's kind of labels.
+    """Refuse keys that do not apply to the dataset's kind of labels, or to its sample weights.
 
     Raises:
         UserError: names all such keys and what to give instead; or a key whose column does not have one id per row.
@@ -61,6 +80,7 @@ def require_task(config: AppConfig, root: Path, manifest: Manifest) -> None:
     ):
         if column is not None:
             require_column(key, column, config.data, root, manifest)
+    refuse_unweighted(config, root, manifest)
     task = task_of(manifest)
     monitor = config.train.monitor
     remedies = {}

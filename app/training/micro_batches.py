@@ -25,10 +25,10 @@ from torchrec.modules.embedding_configs import PoolingType
 from app.data.batch import Batch
 from app.model.batch_norm import BatchNorm
 from app.model.dlrm import DLRM
+from app.model.losses import Loss
 from app.model.tables import table_of
 from app.runtime.platform import Runtime
 
-Loss = Callable[[Tensor, Tensor], Tensor]
 # Begins a micro-batch: takes its first row in the global batch and its number of valid rows.
 Draw = Callable[[int, int], None]
 
@@ -137,7 +137,8 @@ class MicroBatches:
         for number, graph in enumerate(self._graphs):
             rows = slice(number * self._size, number * self._size + graph.num_valid)
             share = graph.num_valid / batch.num_global
-            parts.append(loss(graph.logits[: graph.num_valid], batch.labels[rows]) * share if graph.num_valid else None)
+            logits = graph.logits[: graph.num_valid]
+            parts.append(loss(logits, *batch.targets(rows)) * share if graph.num_valid else None)
             if graph.statistics:
                 torch._foreach_mul_(graph.statistics, share)
         zero = torch.zeros((), device=batch.labels.device)

@@ -50,6 +50,7 @@ class Scores(NamedTuple):
     groups: ids [n] int32 of the model's group_feature, or of eval.group_by; empty without either. rows:
         `Batch.row_keys`, with eval.group_by only.
     tasks: logits and labels of each further label that the model learns.
+    weights: sample weights [n] float32; None if the dataset has none.
     """
 
     logits: NDArray[np.float32]
@@ -57,6 +58,7 @@ class Scores(NamedTuple):
     groups: NDArray[np.int32]
     rows: NDArray[np.int64]
     tasks: list[tuple[NDArray[np.float32], NDArray[np.float32]]]
+    weights: NDArray[np.float32] | None = None
 
 
 class Evaluation(NamedTuple):
@@ -159,7 +161,7 @@ class Predictor:
         was_training = self.model.training
         self.model.eval()
         logits, labels, groups = [torch.empty(0)], [torch.empty(0)], [torch.empty(0, dtype=torch.int32)]
-        rows = [np.empty(0, np.int64)]
+        rows, weights = [np.empty(0, np.int64)], [torch.empty(0)]
         column = self.config.model.kind.group_feature or self.config.eval.group_by
         try:
             with torch.no_grad():
@@ -168,6 +170,8 @@ class Predictor:
                         raise EvaluationInterrupted
                     logits.append(self.forward(batch)[: batch.num_valid].cpu())
                     labels.append(batch.labels[: batch.num_valid].cpu())
+                    if batch.weights is not None:
+                        weights.append(batch.weights[: batch.num_valid].cpu())
                     if column is not None:
                         groups.append(batch.sparse_features[column].values()[: batch.num_valid].cpu())
                     if self.config.eval.group_by is not None:
@@ -176,7 +180,8 @@ class Predictor:
             self.model.train(was_training)
         scores, truth, ids = (torch.cat(parts).numpy() for parts in (logits, labels, groups))
         if scores.ndim == 1:
-            return Scores(scores, truth, ids, np.concatenate(rows), [])
+            of_rows = torch.cat(weights).numpy() if self.manifest.weight else None
+            return Scores(scores, truth, ids, np.concatenate(rows), [], of_rows)
         return Scores(
             scores[:, 0], truth[:, 0], ids, np.concatenate(rows), [*zip(scores.T[1:], truth.T[1:], strict=True)]
         )
@@ -206,28 +211,34 @@ class Predictor:
         """
         split, runtime = rows or self.split(name), self.runtime
         batches = split.eval_batches(self.eval_batch_size(split.rows))
-        logits, labels, groups, row_keys, tasks = self.score(batches, interrupted)
+        logits, labels, groups, row_keys, tasks, weights = self.score(batches, interrupted)
         self._require_finite([logits, *(scores for scores, _ in tasks)], split.rows, name)
         pooled = partial(self._in_order, rows=split.rows)
         if not task_of(self.manifest).has_clicks:
-            figures = number_metrics(*self._for_sums(logits, labels, pooled), self._total)
+            preds, truth, *of_rows = self._for_sums(pooled, logits, labels, weights)
+            figures = number_metrics(preds, truth, self._total, *of_rows)
             return Evaluation(_figures(name, split.rows, figures), logits[:0], labels[:0])
         kept, sums_of_all = kept_share(self.manifest), np.empty(0)
         if rows is not None:  # sampling left none of them out
             logits, kept = logits + np.float32(correction(kept) if corrected else 0), 1.0
         if 0 < kept < 1:
-            sums_of_all = self._total(all_rows_sums(*self._for_sums(logits, labels, pooled), kept))
+            kept_logits, kept_labels = self._for_sums(pooled, logits, labels)
+            sums_of_all = self._total(all_rows_sums(kept_logits, kept_labels, kept))
         if split.rows > self.config.eval.exact_rows:
-            summed = self._for_sums(logits, labels, pooled)
+            summed = self._for_sums(pooled, logits, labels, weights)
             sums = self._total(click_sums(*summed))
-            binned = histogram_metrics(runtime.total(score_counts(logits, labels)), sums)
+            if weights is None:
+                binned = histogram_metrics(runtime.total(score_counts(logits, labels)), sums)
+            else:
+                binned = histogram_metrics(self._total(score_counts(*summed)), sums)
             binned = of_all_rows(binned, sums_of_all, corrected) if len(sums_of_all) else binned
             stride = -(-split.rows // MAX_SAMPLES)
-            logits, labels = (values[::stride] for values in summed)
+            logits, labels = summed[0][::stride], summed[1][::stride]
             if self.micro_batches is None:
                 logits, labels = runtime.to_rank_0(logits), runtime.to_rank_0(labels)
             return Evaluation(_figures(name, split.rows, binned), logits, labels)
         logits, labels, groups, row_keys = pooled(logits), pooled(labels), pooled(groups), pooled(row_keys)
+        weights = None if weights is None else pooled(weights)
         others = [(pooled(scores), pooled(truth)) for scores, truth in tasks]
 
         def measured() -> str:
@@ -237,8 +248,8 @@ class Predictor:
                 grouped = group_metrics(logits, labels, groups, row_keys)
             elif parts is not None:
                 grouped, names = {**parts.group_metrics(logits, labels, groups)}, parts.tasks(self.config)
-            weighted = click_metrics(logits, labels, 1 / kept if corrected else 1.0)
-            figures = of_all_rows(weighted, sums_of_all, corrected) if len(sums_of_all) else weighted
+            of_kept = click_metrics(logits, labels, 1 / kept if corrected else 1.0, weights)
+            figures = of_all_rows(of_kept, sums_of_all, corrected) if len(sums_of_all) else of_kept
             aucs = {f"auc_{name}": click_metrics(*task)["auc"] for name, task in zip(names, others, strict=False)}
             return encode(_figures(name, split.rows, {**figures, **grouped, **aucs}))
 
@@ -253,13 +264,11 @@ class Predictor:
         return joined[places_of_rows(rows, self.eval_batch_size(rows), self.runtime.world_size)]
 
     def _for_sums(
-        self,
-        logits: NDArray[np.float32],
-        labels: NDArray[np.float32],
-        pooled: Callable[[NDArray[np.float32]], NDArray[np.float32]],
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        self, pooled: Callable[[NDArray[np.float32]], NDArray[np.float32]], *of_rows: NDArray[np.float32] | None
+    ) -> list[NDArray[np.float32]]:
         """Return the scores that this process adds: its own; with train.deterministic=layout, rank 0 adds all."""
-        return (logits, labels) if self.micro_batches is None else (pooled(logits), pooled(labels))
+        given = [values for values in of_rows if values is not None]
+        return given if self.micro_batches is None else [pooled(values) for values in given]
 
     def _total(self, sums: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the sum of the processes' sums, on all of them."""

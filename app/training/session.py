@@ -1,6 +1,6 @@
 """What training needs on this process: the sharded model, its optimizer and loss, and the rates of a step."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from torchrec.optim.keyed import CombinedOptimizer
 from app.config import AppConfig, Compile
 from app.config.runtime import require_graphs
 from app.data.batch import Batch, layout_of
-from app.model.losses import make_loss
+from app.model.losses import Loss, make_loss
 from app.model.tables import table_of
 from app.optimizer.build import fused_params, make_optimizer, set_learning_rate, set_step
 from app.optimizer.norm import total_norm
@@ -43,7 +43,7 @@ class Session:
     predictor: Predictor
     plan: Plan
     optimizer: CombinedOptimizer
-    loss: Callable[[Tensor, Tensor], Tensor]  # maps a batch's logits and labels to its loss
+    loss: Loss  # maps a batch's logits and labels to its loss
     _step: int = field(default=0, init=False)  # the step that was begun last
     cuts: int = field(default=0, init=False)  # cuts of the learning rate so far; evaluations decide them
 
@@ -77,11 +77,11 @@ class Session:
         if self.predictor.micro_batches is not None:
             return self.predictor.micro_batches.loss(self.loss, batch)
         if batch.share == 1:
-            return self.loss(logits, batch.labels)
+            return self.loss(logits, *batch.targets())
         if not batch.num_valid:
             # The loss stays in the graph, since other processes' backward waits for this one's.
             return logits.sum() * 0
-        return batch.share * self.loss(logits[: batch.num_valid], batch.labels[: batch.num_valid])
+        return batch.share * self.loss(logits[: batch.num_valid], *batch.targets(slice(batch.num_valid)))
 
     def backward(self, loss: Tensor) -> None:
         """Compute the gradients of dense parameters and update FBGEMM's tables."""
@@ -200,7 +200,8 @@ def build(config: AppConfig, runtime: Runtime, root: Path, manifest: Manifest) -
     """
     model, plan = sharded_model(config, runtime, root, manifest, fused_params(config.optimizer))
     optimizer = make_optimizer(model, config.optimizer)
-    loss = make_loss(config.loss, _loss_factor(config), task_of(manifest))
+    mean_weight = manifest.encoding.get("mean_weight", 1.0)
+    loss = make_loss(config.loss, _loss_factor(config), task_of(manifest), mean_weight)
     return Session(Predictor(config, runtime, root, manifest, model), plan, optimizer, loss)
 
 

@@ -3,6 +3,7 @@
     <root>/manifest.json
     <root>/<split>/<shard>.{labels,dense,sparse}.npy
     <root>/<split>/<shard>.{values,offsets}.npy         if features are multi-hot: see data_prep/dataset/bags.py
+    <root>/<split>/<shard>.weights.npy                  if the rows have sample weights
     <root>/vocab/
 
 The manifest (data_prep/dataset/manifest.py) is written last and atomically: a directory without one is not a dataset.
@@ -19,6 +20,7 @@ from common.files import FileDigest, digest_file
 from data_prep.dataset.bags import Bags, pack, unpack
 from data_prep.dataset.manifest import MANIFEST_NAME as MANIFEST_NAME
 from data_prep.dataset.manifest import SPLITS as SPLITS
+from data_prep.dataset.manifest import WEIGHTS as WEIGHTS
 from data_prep.dataset.manifest import Manifest as Manifest
 from data_prep.dataset.manifest import Shard as Shard
 from data_prep.dataset.manifest import Split as Split
@@ -35,21 +37,24 @@ ARRAY_DTYPES: dict[str, DTypeLike] = {
     "sparse": np.int32,
     "values": np.int32,
     "offsets": np.int64,
+    WEIGHTS: np.float32,
 }
-ROW_KINDS = ("labels", "dense", "sparse")  # arrays with one row per sample
+ROW_KINDS = ("labels", "dense", "sparse")  # arrays with one row per sample, which all datasets have
 
 
 class ShardArrays(NamedTuple):
     """One shard, memory-mapped: labels [rows, 1] int32, dense [rows, N] float32, sparse [rows, F] int32.
 
     Labels of kind `number` are float32; dense is int32 with the transform `integers`. If features are multi-hot,
-    `sparse` has only the columns of the other features, and `bags` has one entry per multi-hot feature.
+    `sparse` has only the columns of the other features, and `bags` has one entry per multi-hot feature. `weights`
+    [rows, 1] float32 are sample weights, if there are any.
     """
 
     labels: NDArray[Any]
     dense: NDArray[np.float32]
     sparse: NDArray[np.int32]
     bags: tuple[Bags, ...] = ()
+    weights: NDArray[np.float32] | None = None
 
     def part(self, start: int, stop: int) -> "ShardArrays":
         """Return rows [start, stop) of a whole shard as views, and let the system read them ahead."""
@@ -57,7 +62,8 @@ class ShardArrays(NamedTuple):
             will_need(array, start, stop)
         rows = slice(start, stop)
         bags = tuple(bags.part(start, stop) for bags in self.bags)
-        return ShardArrays(self.labels[rows], self.dense[rows], self.sparse[rows], bags)
+        weights = None if self.weights is None else self.weights[rows]
+        return ShardArrays(self.labels[rows], self.dense[rows], self.sparse[rows], bags, weights)
 
 
 def write_shard(
@@ -91,11 +97,12 @@ def open_shard(root: Path, split: str, shard: Shard, manifest: Manifest) -> Shar
     labels = open_array("labels", (shard.rows, 1))
     dense = open_array("dense", (shard.rows, len(manifest.schema["dense"])))
     sparse = open_array("sparse", (shard.rows, len(manifest.schema["sparse"]) - num_ragged))
+    weights = open_array(WEIGHTS, (shard.rows, 1)) if manifest.weight else None
     if not num_ragged:
-        return ShardArrays(labels, dense, sparse)
+        return ShardArrays(labels, dense, sparse, weights=weights)
     offsets = open_array("offsets", (num_ragged * shard.rows + 1,))
     values = open_array("values", (int(offsets[-1]),))
-    return ShardArrays(labels, dense, sparse, unpack(values, offsets, num_ragged))
+    return ShardArrays(labels, dense, sparse, unpack(values, offsets, num_ragged), weights)
 
 
 def mean_bag_sizes(root: Path, manifest: Manifest, split: str = "train") -> dict[str, float]:
@@ -162,5 +169,5 @@ def verify_file(path: Path, expected: FileDigest) -> None:
 
 
 def shard_path(root: Path, split: str, name: str, kind: str) -> Path:
-    """Return the path of a shard's array `kind`: labels, dense, sparse, values or offsets."""
+    """Return the path of a shard's array `kind`: labels, dense, sparse, weights, values or offsets."""
     return root / split / f"{name}.{kind}.npy"

@@ -23,11 +23,12 @@ SPLITS = ("train", "val", "test")  # in the order of a dataset's rows
 FORMAT_NAME = "clickwork-dataset"
 FORMAT_VERSION = 5
 MANIFEST_NAME = "manifest.json"
+WEIGHTS = "weights"  # kind of the array of sample weights
 
 
 @dataclass
 class Shard:
-    """Consecutive rows of one split; `files` has the keys labels, dense, sparse and, with bags, values and offsets."""
+    """Consecutive rows of one split; `files` has a key for each kind of array (data_prep/dataset/format.py)."""
 
     name: str
     rows: int
@@ -54,8 +55,10 @@ class Manifest:
 
     Attributes:
         schema: {"label": name, "dense": [N names], "sparse": [F names]}, in column order. "ragged" lists the
-            multi-hot features in the order of `sparse`, if there are any; "label_kind" is "number" for such labels.
-        encoding: name of the encoding and every parameter that decides the shards' bytes.
+            multi-hot features in the order of `sparse`, if there are any; "label_kind" is "number" for such labels;
+            "weight" is the column of sample weights, if there is one.
+        encoding: name of the encoding and every parameter that decides the shards' bytes; "mean_weight" is the mean of
+            train's sample weights.
         num_embeddings: table rows of each sparse feature; ids are in [0, num_embeddings).
         splits: train, val and test; a dataset of events has a single split with another name.
         sources: the raw files: {"name", "bytes", "sha256", "rows"}, and "split" if the user gave files per split.
@@ -83,6 +86,11 @@ class Manifest:
     def label_kind(self) -> LabelKind:
         """Return the kind of the labels."""
         return LabelKind(self.schema.get("label_kind", LabelKind.click.value))
+
+    @property
+    def weight(self) -> str:
+        """Return the name of the column of sample weights; empty if there is none."""
+        return str(self.schema.get("weight", ""))
 
     @property
     def kind(self) -> DatasetKind:

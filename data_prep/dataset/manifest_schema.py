@@ -5,6 +5,7 @@ from math import isfinite
 from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec.structs import replace
 
 from common.documents import UNKNOWN, Json, convert
 from data_prep.dataset.bags import BAG_KINDS
@@ -110,6 +111,7 @@ class _RawEncoding(JsonObject):
     keep_texts: bool | UnsetType = UNSET
     dense_fits: dict[str, list[float]] | UnsetType = UNSET
     split_column: str | UnsetType = UNSET
+    mean_weight: Annotated[float, Meta(gt=0)] | UnsetType = UNSET
 
 
 class _OtherEncoding(JsonObject):
@@ -174,7 +176,8 @@ def _contradiction(document: Document, arrays: Sequence[str] = ()) -> str | None
         return "keys 'num_embeddings' and 'schema.sparse' name different sparse features"
     if schema.ragged != tuple(name for name in schema.sparse if name in schema.ragged):
         return "key 'schema.ragged' is not of sparse features, in their order"
-    kinds = arrays or [*SHARD_KINDS, *(BAG_KINDS if schema.ragged else ())]
+    weights = ["weights"] if schema.weight else []
+    kinds = arrays or [*SHARD_KINDS, *weights, *(BAG_KINDS if schema.ragged else ())]
     for name, split in document.splits.items():
         if sum(shard.rows for shard in split.shards) != split.rows:
             return f"key 'splits.{name}.rows': split {name!r} has {split.rows} rows, but its shards have others"
@@ -206,7 +209,7 @@ def _encoding_contradiction(encoding: _RawEncoding, schema: Schema) -> str | Non
         if set(entry.texts or {}) != ({"texts", "offsets"} if encoding.keep_texts is True else set()):
             return f"keys 'encoding.keep_texts' and 'encoding.vocabulary.{name}' do not agree on 'texts'"
     sparse = tuple(name for name in raw.sparse if name in schema.sparse)
-    if (raw.label, raw.label_kind, raw.dense, sparse) != (schema.label, schema.label_kind, schema.dense, schema.sparse):
+    if replace(raw, sparse=sparse, ragged=()) != replace(schema, ragged=()):
         return "keys 'encoding.raw_schema' and 'schema' name different columns"
     if encoding.multi_hot is UNSET and raw.ragged != schema.ragged:
         return "keys 'encoding.raw_schema' and 'schema' name different multi-hot features"
@@ -237,7 +240,12 @@ def _source_contradiction(document: Document, encoding: _RawEncoding) -> str | N
 
 
 def _fit_contradiction(encoding: _RawEncoding) -> str | None:
-    """Return an error if fits are not those of the columns whose own transforms need one, or are malformed."""
+    """Return an error if fits are not those of the columns whose own transforms need one, or are malformed.
+
+    The mean weight is a fit, too.
+    """
+    if bool(encoding.raw_schema.weight) != (encoding.mean_weight is not UNSET):
+        return "keys 'encoding.mean_weight' and 'encoding.raw_schema.weight' belong together"
     fits, fitted = encoding.dense_fits or {}, {}
     if encoding.table is not None:
         fitted = {feature: name for feature, name in encoding.table.transforms if name in FITS}
@@ -272,7 +280,7 @@ def _table_contradiction(table: Table | None, raw: Schema) -> str | None:
     if table is None:
         is_criteo = raw == CRITEO
         return None if is_criteo else "key 'encoding.table' is null, but 'encoding.raw_schema' is not of Criteo's rows"
-    for key in ("label", "label_kind", "dense", "sparse"):
+    for key in ("label", "label_kind", "dense", "sparse", "weight"):
         if getattr(table, key) != getattr(raw, key):
             return f"keys 'encoding.table.{key}' and 'encoding.raw_schema.{key}' name different columns"
     if not set(table.named) <= set(table.names):

@@ -19,7 +19,8 @@ TableRows = Annotated[int, Meta(ge=1, le=MAX_NUM_EMBEDDINGS)]
 class Schema(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Column names in file order: the label, then N dense, then F sparse.
 
-    `ragged` lists the multi-hot columns, in the order of `sparse`. `label_kind` is the kind of the labels.
+    `ragged` lists the multi-hot columns, in the order of `sparse`. `label_kind` is the kind of the labels. `weight` is
+    the column of sample weights, which is no feature; "": none.
     """
 
     label: str
@@ -27,6 +28,7 @@ class Schema(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
     sparse: tuple[Feature, ...]
     ragged: tuple[Feature, ...] = ()
     label_kind: LabelKind = LabelKind.click
+    weight: str = ""
 
     @property
     def columns(self) -> tuple[str, ...]:

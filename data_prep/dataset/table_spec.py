@@ -82,6 +82,7 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
         vectors: columns of several of the `dense` features each.
         transforms: dense features with a transform of their own; see data_prep/dataset/transforms.py.
         time: column with the time of each row; no feature unless `parts` name it.
+        weight: column with the sample weight of each row; no feature.
     """
 
     delimiter: Annotated[str, Meta(min_length=1, max_length=1)]
@@ -106,6 +107,7 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
     vectors: tuple[Vector, ...] = ()
     transforms: tuple[tuple[str, Transform], ...] = ()
     time: TimeColumn | None = None
+    weight: str = ""
 
     @property
     def dialect(self) -> Dialect:
@@ -117,7 +119,7 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
         """Return the schema of the used columns."""
         multi_hot = dict(self.separators)
         ragged = tuple(name for name in self.sparse if name in multi_hot)
-        return Schema(self.label, self.dense, self.sparse, ragged, self.label_kind)
+        return Schema(self.label, self.dense, self.sparse, ragged, self.label_kind, self.weight)
 
     @property
     def columns_of_features(self) -> dict[str, str]:
@@ -132,6 +134,11 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
         return tuple(dict.fromkeys(self.columns_of_features.values()))
 
     @property
+    def targets(self) -> tuple[str, ...]:
+        """Return the columns that labelled rows have besides `inputs`: the label, and the weight if there is one."""
+        return (self.label, self.weight) if self.weight else (self.label,)
+
+    @property
     def indexed_transforms(self) -> list[tuple[int, str]]:
         """Return the index in `dense`, and the transform, of each feature with a transform of its own."""
         names = dict(self.transforms)
@@ -141,7 +148,7 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
     def named(self) -> tuple[str, ...]:
         """Return all columns that the schema names."""
         time = () if self.time is None else (self.time.column,)
-        return tuple(dict.fromkeys((self.label, *self.inputs, *time)))
+        return tuple(dict.fromkeys((*self.targets, *self.inputs, *time)))
 
     def to_manifest(self) -> Json:
         """Convert to the manifest's form. Keys after `names` are omitted if they have their defaults."""

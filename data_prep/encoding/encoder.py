@@ -39,6 +39,7 @@ class EncodedBlock(NamedTuple):
 
     out_of_vocabulary counts each feature's values without an id of their own (always 0 with `hash`). If features are
     multi-hot, `sparse` has only the columns of the other features, and `bags` has one entry per multi-hot feature.
+    weights: sample weights [rows] float32 of labelled rows, if the dataset has them.
     """
 
     labels: NDArray[np.int32]
@@ -46,6 +47,7 @@ class EncodedBlock(NamedTuple):
     sparse: NDArray[np.int32]
     out_of_vocabulary: NDArray[np.int64]
     bags: tuple[Bags, ...] = ()
+    weights: NDArray[np.float32] | None = None
 
 
 class Encoder:
@@ -115,7 +117,7 @@ class Encoder:
         form = format_named(self._table.format)
         form = form if isinstance(form, LineFormat) else Text()
         layout, table = self.layout, self._table
-        columns = list(dict.fromkeys((table.label, *table.inputs) if labelled else table.inputs))
+        columns = list(dict.fromkeys((*table.targets, *table.inputs) if labelled else table.inputs))
         if isinstance(form, Text):
             fields = read_names(data.partition(b"\n")[0] + b"\n", layout.delimiter, name, layout.dialect)
             layout = layout._replace(names=fields if layout.header else self._names_of(len(fields), labelled))
@@ -150,13 +152,18 @@ class Encoder:
         """Return the columns that new rows must have: those that features are read from."""
         return (*self.schema.dense, *self.schema.sparse) if self._table is None else self._table.inputs
 
+    @property
+    def target_columns(self) -> tuple[str, ...]:
+        """Return the further columns that labelled rows must have: the label, and the weight if there is one."""
+        return (self.schema.label,) if self._table is None else self._table.targets
+
     def parse_columns(
         self, columns: Mapping[str, Any], name: str, numbers: Sequence[int] | None = None, labelled: bool = False
     ) -> ParsedRows:
         """Parse rows given by column, as text in a raw file's form or as typed values.
 
         Args:
-            columns: all `input_columns` and, if labelled, that of the labels, each an Arrow array or a list of Python
+            columns: all `input_columns` and, if labelled, `target_columns`, each an Arrow array or a list of Python
                 values, of equal lengths.
             name: name of the rows in errors; numbers: the rows' numbers, by default from 1.
             labelled: whether to read labels; otherwise they are 0.
@@ -292,4 +299,5 @@ class Encoder:
         torchrec_ids(ids, rounds=False, modulus=self._max_ind_range if self._wraps and self._tables else None)
         if self._bags is not None:
             ids, bags = self._bags.expand_rows(ids)
-        return EncodedBlock(block.labels, dense, ids, unknown, tuple(bags))
+        weights = block.weights if isinstance(block, TableBlock) else None
+        return EncodedBlock(block.labels, dense, ids, unknown, tuple(bags), weights)

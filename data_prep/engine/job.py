@@ -2,6 +2,7 @@
 
 A chunk is consecutive rows of one source. Its files lie in <dataset>/.work/chunks/:
     00000-00012.{labels,dense,sparse}.npy   as in a shard
+    00000-00012.weights.npy                 as in a shard, if a user's table has sample weights
     00000-00012.columns                     vocabulary: values (see data_prep/stages/columns.py)
     00000-00012.{values,offsets}.npy        as in a shard, if a user's table has multi-hot columns
     00000-00012.bags.npy                    vocabulary: the codes of those columns' values, [L] uint32 feature-major
@@ -29,7 +30,7 @@ import numpy as np
 from common.documents import decode
 from common.files import Crc32, FileDigest, is_unchanged, temporary_path
 from data_prep.config.presets import Rules
-from data_prep.dataset.format import ARRAY_DTYPES, ROW_KINDS
+from data_prep.dataset.format import ARRAY_DTYPES, ROW_KINDS, WEIGHTS
 from data_prep.dataset.multi_hot import MultiHot
 from data_prep.dataset.schema import Schema
 from data_prep.dataset.table_spec import Table
@@ -45,7 +46,7 @@ WORK_DIRECTORY = ".work"
 CHUNKS_DIRECTORY = "chunks"
 WORK_FORMAT = 8  # An unfinished job with another format is not resumed.
 SPLIT_KEYS = "split.npy"
-SHARD_SUFFIXES = ("labels.npy", "dense.npy", "sparse.npy", "values.npy", "offsets.npy")
+SHARD_SUFFIXES = ("labels.npy", "dense.npy", "sparse.npy", "weights.npy", "values.npy", "offsets.npy")
 MIN_BLOCK_ROWS, MAX_BLOCK_ROWS, BLOCK_VALUES = 1 << 8, 1 << 15, 1 << 21
 VALUE_BYTES = 4  # categorical value or id
 SHUFFLED_ROW_BYTES = 64  # a 64 MiB chunk and a shard of 1,048,576 rows need about the same memory
@@ -69,14 +70,19 @@ class Job:
     split_column: "SplitColumn | None" = None  # column of a user's own table that decides the split of each row
 
     @property
+    def row_kinds(self) -> tuple[str, ...]:
+        """Return the kinds of arrays in a shard with one entry per row."""
+        return (*ROW_KINDS, WEIGHTS) if self.schema.weight else ROW_KINDS
+
+    @property
     def kinds(self) -> tuple[str, ...]:
         """Return the kinds of arrays in a shard before any expansion to bags."""
-        return (*ROW_KINDS, *(("values", "offsets") if self.schema.ragged else ()))
+        return (*self.row_kinds, *(("values", "offsets") if self.schema.ragged else ()))
 
     @property
     def dtypes(self) -> dict[str, np.dtype[Any]]:
         """Return the dtypes of a shard's arrays with one entry per row."""
-        usual = {kind: np.dtype(ARRAY_DTYPES[kind]) for kind in ROW_KINDS}
+        usual = {kind: np.dtype(ARRAY_DTYPES[kind]) for kind in self.row_kinds}
         return usual | {"labels": self.schema.label_kind.dtype, "dense": self.rules.dense.dtype}
 
     @property

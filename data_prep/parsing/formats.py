@@ -63,7 +63,7 @@ MIN_ROW_BYTES = 41  # shortest row of text; data_prep/engine/memory_budget.py re
 
 def table_layout(table: Table) -> tuple[list[str], FileLayout]:
     """Return the columns to read of a table, and the layout of its files."""
-    columns = list(dict.fromkeys((table.label, *table.inputs)))
+    columns = list(dict.fromkeys((*table.targets, *table.inputs)))
     return columns, FileLayout(table.names, table.delimiter, table.header, _lists(table), table.dialect)
 
 

@@ -41,7 +41,7 @@ def convert_rows(
     limits: Sequence[float] | None = None,
     forms: Mapping[str, Form] | None = None,
 ) -> TableBlock:
-    """Convert a batch of rows as `convert` does, with their labels if `labelled`.
+    """Convert a batch of rows as `convert` does, with their labels and weights if `labelled`.
 
     Raises:
         UserError: an invalid value (file, row, column, remedy).
@@ -51,6 +51,9 @@ def convert_rows(
     column = without_marks(plain(batch.columns[table.label]), table.missing)
     locator = batch.locator_of(table.label)
     block = convert(batch, table, limits, forms)
+    if table.weight:
+        values = without_marks(plain(batch.columns[table.weight]), table.missing)
+        block = block._replace(weights=_weights(values, table, batch.locator_of(table.weight)))
     if not table.positive:
         return block._replace(labels=_labels(column, table, locator))
     codes = _positive_codes(column, table, locator)
@@ -81,6 +84,17 @@ def _labels(values: Any, table: Table, locator: Locator) -> NDArray[Any]:
         fault, remedy = "is beyond 3.4e38, the largest float32", "correct the row"
     refuse_row(is_bad, locator, lambda row: f"{numbers[row]:g} {fault}", remedy)
     return numbers.astype(table.label_kind.dtype)
+
+
+def _weights(values: Any, table: Table, locator: Locator) -> NDArray[np.float32]:
+    """Convert a column to sample weights [rows]."""
+    numbers = numbers_of(values, table, locator, np.nan, np.inf)
+    with np.errstate(over="ignore"):
+        weights = numbers.astype(np.float32)
+    is_bad = (numbers < 0) | np.isinf(weights)
+    fault = "is not a weight, from 0 to 3.4e38, the largest float32"
+    refuse_row(is_bad, locator, lambda row: f"{numbers[row]:g} {fault}", "correct the row, or leave it out")
+    return weights
 
 
 def _is_by_value(rule: LabelRule, table: Table) -> bool:

@@ -26,10 +26,12 @@ class TableBlock(NamedTuple):
     """Parsed rows of a dataset's files or of new rows.
 
     labels [rows] int32, or float32 if they are numbers; dense [rows, N] float64, 0 for an empty field; categories: one
-    entry per sparse column; positive_rows: number of rows with each of the table's `positive` labels.
+    entry per sparse column; positive_rows: number of rows with each of the table's `positive` labels; weights [rows]
+    float32: sample weights of labelled rows, if the table has them.
     """
 
     labels: NDArray[Any]
     dense: NDArray[np.float64]
     categories: tuple[TextColumn, ...]
     positive_rows: tuple[int, ...] = ()
+    weights: NDArray[np.float32] | None = None

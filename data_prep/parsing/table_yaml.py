@@ -28,7 +28,7 @@ from data_prep.sources.discover import Source, copy_by
 
 TEXTS = ("text", "any")  # kinds of columns that hold text; columns of text and JSON files have kind any
 OF_TEXT = ("delimiter", "header", "decimal", "thousands", "missing", "quoting", "escape", "charset")
-KEYS = {*OF_TEXT, "label", "dense", "sparse", "time"}
+KEYS = {*OF_TEXT, "label", "dense", "sparse", "time", "weight"}
 DELIMITERS = (";", "\t", "|", ",")
 ESCAPES = frozenset(string.punctuation) - {'"'}
 LONGEST = 200  # most characters of column names in an error
@@ -175,7 +175,7 @@ def _with_kinds(path: Path, source: Source, table: Table, kinds: dict[str, str])
     """Check that each column's kind allows its use, and add a separator for columns of lists."""
     derived = {part.feature for part in table.parts}
     derived |= {feature for vector in table.vectors for feature in vector.features}
-    for name in (table.label, *table.dense):
+    for name in (*table.targets, *table.dense):
         allowed = ("integer", "number", "any", "null", *(["text"] if name == table.label else []))
         if name not in derived and kinds[name] not in allowed:
             raise UserError(f"{source.path}, column {name}: {kinds[name]}, not numbers; {_remedy(name, kinds)}")
@@ -289,7 +289,8 @@ def _table(path: Path, document: dict[str, Any], names: tuple[str, ...], header:
         raise UserError(f"{path}: keys dense and sparse: give lists of columns, sparse at least one")
     features = features_of(path, lists[0], lists[1], column_names)
     label = name_of(path, label, column_names)
-    table_columns = (label, *features["dense"], *features["sparse"])
+    weight = () if document.get("weight") is None else (name_of(path, document["weight"], column_names),)
+    table_columns = (label, *weight, *features["dense"], *features["sparse"])
     if len(set(table_columns)) != len(table_columns):
         twice = next(name for name in table_columns if table_columns.count(name) > 1)
         raise UserError(f"{path}: column {twice} is named twice; a column has one use")
@@ -297,6 +298,8 @@ def _table(path: Path, document: dict[str, Any], names: tuple[str, ...], header:
     described = {**features, **_number_format(path, document), "label_kind": kind, "positive": positive}
     if document.get("time") is not None:
         described["time"] = _time(path, document["time"], column_names)
+    if weight:
+        described["weight"] = weight[0]
     table = Table(delimiter=delimiter, header=header, label=label, rule=rule, names=(), **described)
     _check_rule(path, table)
     return table

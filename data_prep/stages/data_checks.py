@@ -1,15 +1,18 @@
 """Checks for datasets from which little or nothing can be learned: one-line warnings, and refusals."""
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from common.errors import UserError
-from data_prep.dataset.manifest import Manifest
+from data_prep.dataset.manifest import WEIGHTS, Manifest
 from data_prep.dataset.options import DenseTransform, LabelKind, SplitMethod
 from data_prep.engine.job import ChunkRecord, Job
+from data_prep.io.arrays import open_array
 from data_prep.sources.discover import Source
+from data_prep.stages.split import BuiltShard
 from data_prep.stages.vocabulary import VocabularyRecord
 
 SORTED_DIFFERENCE = 0.5  # between the label rates of two splits
@@ -67,6 +70,21 @@ def refuse_one_class(job: Job, records: Sequence[ChunkRecord]) -> None:
         f"learn from them; {describe_label_values(job.table, sources)}; correct the column or its rule in data.schema, "
         "or give data.allow_degenerate=true"
     )
+
+
+def mean_weight(job: Job, built: Sequence[BuiltShard]) -> float:
+    """Return the mean of train's sample weights. Raise UserError if all weights of a split are 0."""
+    sums: dict[str, list[float]] = {}
+    for shard in built:
+        [path] = (job.work / path for path, target in shard.moves if target.endswith(f".{WEIGHTS}.npy"))
+        sums.setdefault(shard.split, []).append(float(open_array(path).sum(dtype=np.float64)))
+    for split, of_shards in sums.items():
+        if not math.fsum(of_shards):
+            raise UserError(
+                f"{job.sources[0].path}, column {job.schema.weight}: every weight of {split} is 0, so its rows count "
+                "for nothing; correct the column, or leave weight out of data.schema"
+            )
+    return math.fsum(sums["train"]) / sum(shard.shard.rows for shard in built if shard.split == "train")
 
 
 def warnings(manifest: Manifest, constant: Sequence[str]) -> Iterator[str]:

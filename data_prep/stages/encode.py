@@ -21,7 +21,7 @@ from common.files import FileDigest
 from common.jit import jit
 from data_prep.config.presets import Rules
 from data_prep.dataset.bags import Bags
-from data_prep.dataset.format import ROW_KINDS
+from data_prep.dataset.format import WEIGHTS
 from data_prep.dataset.transforms import ColumnTransform
 from data_prep.encoding.dense import DenseRange, transform_rows
 from data_prep.encoding.ids import torchrec_ids
@@ -201,20 +201,20 @@ class EncodeTask(LoggedTask[ChunkRecord]):
 def encoded_blocks(
     chunk: EncodeTask, worker: Worker, start: int = 0, stop: int | None = None
 ) -> Iterator[tuple[int, dict[str, NDArray[Any]]]]:
-    """Yield rows start..stop (by default all) of a chunk in blocks: the first row, and an array of each of ROW_KINDS.
+    """Yield rows start..stop (by default all) of a chunk in blocks: the first row, and an array of each of `row_kinds`.
 
     Rows are read from disk if they are encoded there, and otherwise encoded now.
     """
-    stop = chunk.record.rows if stop is None else stop
-    for blocks in zip(*(_rows_of_kind(chunk, worker, kind, start, stop) for kind in ROW_KINDS), strict=True):
-        yield blocks[0][0], {kind: rows for kind, (_, rows) in zip(ROW_KINDS, blocks, strict=True)}
+    stop, kinds = chunk.record.rows if stop is None else stop, chunk.job.row_kinds
+    for blocks in zip(*(_rows_of_kind(chunk, worker, kind, start, stop) for kind in kinds), strict=True):
+        yield blocks[0][0], {kind: rows for kind, (_, rows) in zip(kinds, blocks, strict=True)}
 
 
 def _rows_of_kind(
     chunk: EncodeTask, worker: Worker, kind: str, start: int, stop: int
 ) -> Iterator[tuple[int, NDArray[Any]]]:
     if f"{kind}.npy" in chunk.record.files:
-        widths = {"labels": 1, "dense": len(chunk.job.schema.dense), "sparse": len(chunk.single)}
+        widths = {"labels": 1, "dense": len(chunk.job.schema.dense), "sparse": len(chunk.single), WEIGHTS: 1}
         yield from _stored_rows(chunk, f"{kind}.npy", widths[kind], chunk.job.dtypes[kind], start, stop)
     elif kind == "dense":
         yield from _dense_rows(chunk, start, stop)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from common.files import FileDigest
 from data_prep.dataset.bags import BAG_KINDS, Bags, join, pack
-from data_prep.dataset.format import ROW_KINDS, SPLITS
+from data_prep.dataset.format import SPLITS
 from data_prep.engine.executor import Worker
 from data_prep.engine.job import (
     SHUFFLED_ROW_BYTES,
@@ -42,7 +42,7 @@ from data_prep.stages.shuffle_order import Positions
 WINDOW_ROWS = 1 << 18  # rows of a shard assembled at once
 PART_ROWS = 1 << 9  # least average number of rows of a chunk read at once
 
-Window = dict[str, NDArray[Any]]  # an array of each of ROW_KINDS
+Window = dict[str, NDArray[Any]]  # an array of each of `Job.row_kinds`
 
 
 @dataclass
@@ -112,10 +112,11 @@ class GatherTask(LoggedTask[GatheredShard]):
         kept_rows = KeptRows(self.kept_chunks, self.start, self.stop, worker)
         unknown = np.zeros(self.layout.width("sparse"), np.int64)
         writers = {
-            kind: ArrayWriter(self.path(kind), job.dtypes[kind], self.layout.width(kind), rows) for kind in ROW_KINDS
+            kind: ArrayWriter(self.path(kind), job.dtypes[kind], self.layout.width(kind), rows)
+            for kind in job.row_kinds
         }
         max_rows = max(stop - start for start, stop in pairwise(bounds))
-        buffers = {kind: np.empty((max_rows, self.layout.width(kind)), job.dtypes[kind]) for kind in ROW_KINDS}
+        buffers = {kind: np.empty((max_rows, self.layout.width(kind)), job.dtypes[kind]) for kind in job.row_kinds}
         try:
             for number, (start, stop) in enumerate(pairwise(bounds)):
                 window = {kind: buffer[: stop - start] for kind, buffer in buffers.items()}
@@ -232,7 +233,7 @@ class KeptRows:
             index, block = self._block
             rows = len(block["labels"])
             count = min(stop - index, rows)
-            for kind in ROW_KINDS:
+            for kind in block:
                 window[kind][index - start : index - start + count] = block[kind][:count]
             if count < rows:
                 self._block = index + count, {kind: rest[count:] for kind, rest in block.items()}

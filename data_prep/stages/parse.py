@@ -12,6 +12,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from common.errors import UserError
 from common.files import FileDigest, digest_file
+from data_prep.dataset.format import WEIGHTS
 from data_prep.dataset.spelling import Form
 from data_prep.dataset.table_spec import Table
 from data_prep.encoding.dense import (
@@ -296,6 +297,7 @@ class ChunkWriter:
         self._truth: ArrayWriter | None = None
         if job.sources[source].generator is not None:
             self._truth = self._array(TRUTH_SUFFIX, np.float32, 1)
+        self._weights = self._array(f"{WEIGHTS}.npy", np.float32, 1) if job.schema.weight else None
         self._split_keys: ArrayWriter | None = None
         if job.split_column is not None and job.sources[source].split not in HELD_OUT_SPLITS:
             self._split_keys = self._array(SPLIT_KEYS, np.int64, 1)
@@ -344,6 +346,8 @@ class ChunkWriter:
             assert self._categories is not None
             self._categories.append(block)
             self._positive_rows += np.array(block.positive_rows, np.int64)
+            if self._weights is not None and block.weights is not None:
+                self._weights.append(block.weights)
         elif self._values is not None:
             self._values.append(block.sparse)
         else:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from common.files import FileDigest
 from common.jit import jit
 from data_prep.dataset.bags import pack
-from data_prep.dataset.format import ROW_KINDS
+from data_prep.dataset.format import ROW_KINDS, WEIGHTS
 from data_prep.engine.executor import Worker
 from data_prep.engine.job import ChunkRecord, Job, LoggedTask
 from data_prep.io.arrays import write_array
@@ -31,7 +31,7 @@ POSITIONS_SUFFIX = "positions.npy"
 ID_TYPES: tuple[np.dtype[Any], ...] = (np.dtype(np.int32), np.dtype(np.uint16), np.dtype(np.uint8))
 ALIGNMENT = 4
 FLOAT32, INT32 = np.dtype(np.float32), np.dtype(np.int32)
-FIELD_BYTES = 4  # size of a label and of a dense value
+FIELD_BYTES = 4  # size of a label, of a dense value and of a weight
 
 
 @jit
@@ -94,15 +94,16 @@ def unpack_rows(
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Layout of a packed row: a label, N dense values, and an id of each feature in as few bytes as possible.
+    """Layout of a packed row: a label, N dense values, an id of each feature in as few bytes as possible, and a weight.
 
-    largest_ids: largest possible id of each feature. dense, label: dtypes.
+    largest_ids: largest possible id of each feature. dense, label: dtypes. weighted: whether rows have a weight.
     """
 
     num_dense: int
     largest_ids: tuple[int, ...]
     dense: np.dtype[Any] = FLOAT32
     label: np.dtype[Any] = INT32
+    weighted: bool = False
 
     @cached_property
     def id_columns(self) -> tuple[NDArray[np.int64], ...]:
@@ -115,21 +116,31 @@ class RowLayout:
     def row_bytes(self) -> int:
         """Return the bytes of a packed row."""
         ids = sum(kind.itemsize * len(columns) for kind, columns in zip(ID_TYPES, self.id_columns, strict=True))
-        return -(-(FIELD_BYTES * (1 + self.num_dense) + ids) // ALIGNMENT) * ALIGNMENT
+        return -(-(FIELD_BYTES * (1 + self.num_dense) + ids) // ALIGNMENT) * ALIGNMENT + FIELD_BYTES * self.weighted
 
     def width(self, kind: str) -> int:
         """Return the number of columns of an array of that kind."""
-        return {"labels": 1, "dense": self.num_dense, "sparse": len(self.largest_ids)}[kind]
+        return {"labels": 1, "dense": self.num_dense, "sparse": len(self.largest_ids), WEIGHTS: 1}[kind]
 
     def pack(self, rows: dict[str, NDArray[Any]], indices: NDArray[np.int64], packed: NDArray[np.uint8]) -> None:
         """Pack row i of the arrays into packed[indices[i]], [n, row_bytes]; skip rows with a negative index."""
         labels, dense, ids = (rows[kind] for kind in ROW_KINDS)
         pack_rows(labels, dense, ids, indices, self._fields(packed), self.id_columns)
+        if self.weighted:
+            is_kept = indices >= 0
+            self._weights(packed)[indices[is_kept]] = rows[WEIGHTS][is_kept]
 
     def unpack(self, packed: NDArray[np.uint8], indices: NDArray[np.int64], rows: dict[str, NDArray[Any]]) -> None:
         """Write packed row i to row indices[i] of the arrays."""
         labels, dense, ids = (rows[kind] for kind in ROW_KINDS)
         unpack_rows(self._fields(packed), self.id_columns, indices, labels, dense, ids)
+        if self.weighted:
+            rows[WEIGHTS][indices] = self._weights(packed)
+
+    @staticmethod
+    def _weights(packed: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Return a view of packed rows' weights [n, 1], which come last."""
+        return packed[:, -FIELD_BYTES:].view(np.float32)
 
     def _fields(self, packed: NDArray[np.uint8]) -> tuple[NDArray[Any], ...]:
         """Return views of packed rows: labels, dense values, and ids of each of ID_TYPES."""

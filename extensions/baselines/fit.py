@@ -92,8 +92,8 @@ def _send(writer: Any, train: Rows, others: Rows, names: Sequence[str]) -> None:
 def _fitted(train: Rows, others: Rows, names: Sequence[str]) -> Iterator[Fitted]:
     """Yield each baseline, in the order of NAMES."""
     began = time.perf_counter()
-    constant = np.full(len(others.labels), train.labels.mean())
-    yield Fitted("base_rate", score(constant, others.labels, len(train.labels), began), constant)
+    constant = np.full(len(others.labels), np.average(train.labels, weights=train.weights))
+    yield Fitted("base_rate", score(constant, others, len(train.labels), began), constant)
     rates = _all_rates(train, others)
     if rates:
         yield _best_column(rates, train, others, names, began)
@@ -101,18 +101,18 @@ def _fitted(train: Rows, others: Rows, names: Sequence[str]) -> Iterator[Fitted]
     for name, fit, library in models:
         began = time.perf_counter()
         preds = fit(train, others, rates)
-        figures = score(preds, others.labels, len(train.labels), began)
+        figures = score(preds, others, len(train.labels), began)
         figures.rest = {"library": library}
         yield Fitted(name, figures, preds)
 
 
-def score(preds: Preds, labels: NDArray[np.bool_], rows: int, began: float) -> Baseline:
-    """Return AUC and NE of probabilities [n] for labels of both classes; began: time.perf_counter() at the start."""
-    base = labels.mean()
+def score(preds: Preds, others: Rows, rows: int, began: float) -> Baseline:
+    """Return AUC and NE of probabilities [n] for rows of both classes; began: time.perf_counter() at the start."""
+    base = np.average(others.labels, weights=others.weights)
     entropy = -base * np.log(base) - (1 - base) * np.log(1 - base)
     return Baseline(
-        auc=float(roc_auc_score(labels, preds)),
-        ne=float(log_loss(labels, preds) / entropy),
+        auc=float(roc_auc_score(others.labels, preds, sample_weight=others.weights)),
+        ne=float(log_loss(others.labels, preds, sample_weight=others.weights) / entropy),
         seconds=round(time.perf_counter() - began, 3),
         rows=rows,
     )
@@ -122,16 +122,22 @@ def _all_rates(train: Rows, others: Rows) -> list[Rates]:
     """Return the rates of each dense, then each sparse feature."""
     numbers = zip(train.dense.T, others.dense.T, strict=True)
     return [
-        *(dense_rates(one, train.labels, other) for one, other in numbers),
-        *(label_rates(one, train.labels, other) for one, other in zip(train.bags, others.bags, strict=True)),
+        *(dense_rates(one, train.labels, other, train.weights) for one, other in numbers),
+        *(
+            label_rates(one, train.labels, other, train.weights)
+            for one, other in zip(train.bags, others.bags, strict=True)
+        ),
     ]
 
 
 def _best_column(rates: list[Rates], train: Rows, others: Rows, names: Sequence[str], began: float) -> Fitted:
     """Score the column with the best out-of-fold rates in train, and add the AUC of each column on the other rows."""
-    best = int(np.argmax([roc_auc_score(train.labels, one.train) for one in rates]))
-    figures = score(rates[best].others, others.labels, len(train.labels), began)
-    each = {name: float(roc_auc_score(others.labels, one.others)) for name, one in zip(names, rates, strict=True)}
+    best = int(np.argmax([roc_auc_score(train.labels, one.train, sample_weight=train.weights) for one in rates]))
+    figures = score(rates[best].others, others, len(train.labels), began)
+    each = {
+        name: float(roc_auc_score(others.labels, one.others, sample_weight=others.weights))
+        for name, one in zip(names, rates, strict=True)
+    }
     figures.rest = {"column": names[best], "auc_of_each": each}
     return Fitted("columns", figures, rates[best].others)
 
@@ -143,7 +149,7 @@ def _trees(train: Rows, others: Rows, rates: list[Rates]) -> Preds:
     scored = np.column_stack([others.dense, *(one.others for one in rates[num_dense:])])
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="joblib")  # of a machine without lscpu
-        model = _make_trees().fit(columns, train.labels)
+        model = _make_trees().fit(columns, train.labels, sample_weight=train.weights)
     return model.predict_proba(scored)[:, 1]
 
 
@@ -177,7 +183,7 @@ def _logistic_regression(train: Rows, others: Rows, rates: list[Rates]) -> Preds
     # BLAS threads would wait for each other longer than these vectors take.
     with warnings.catch_warnings(), threadpool_limits(1, user_api="blas"):
         warnings.simplefilter("ignore")  # about convergence, and about arguments that differ between releases
-        return model.fit(columns, train.labels).predict_proba(scored)[:, 1]
+        return model.fit(columns, train.labels, sample_weight=train.weights).predict_proba(scored)[:, 1]
 
 
 def _one_hot(train: Rows, rows: Rows, dense: NDArray[np.floating[Any]]) -> Any:

@@ -27,6 +27,8 @@ def compare(scored: Scored, manifest: Manifest, directory: Path, step: int | Non
     split = figures.split
     numbers = numbers_of(manifest, split, rows)
     try:
+        if manifest.weight:
+            raise UserError(f"the rows have sample weights ({manifest.weight}), which DeLong's test does not take")
         places, kept = _scores_of(directory, manifest, split, step, numbers)
         labels, logits = kept.labels[places], kept.logits[places]
         if labels.all() or not labels.any():

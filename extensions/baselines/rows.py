@@ -23,35 +23,45 @@ class Rows:
     Attributes:
         labels: [rows] bool. dense: [rows, N] float32. bags: bags of each sparse feature, in the manifest's order.
         of: total rows of the split.
+        weights: sample weights [rows] float64, with mean 1; None if the dataset has none.
     """
 
     labels: NDArray[np.bool_]
     dense: NDArray[np.float32]
     bags: list[Bags]
     of: int
+    weights: NDArray[np.float64] | None = None
 
 
 def load_rows(root: Path, manifest: Manifest, name: str, limit: int | None) -> Rows:
     """Load the rows of a split, or a sample of at most `limit`, in blocks chosen by a hash of their number.
 
     Raises:
-        UserError: missing split, no rows, labels of one class, or a file that differs from the manifest.
+        UserError: missing split, no rows, labels of one class (of rows with a weight above 0), or a file that differs
+            from the manifest.
     """
     split = manifest.splits.get(name)
     if split is None or not split.rows:
         raise UserError(f"{root}: split {name!r} has no rows, so there are no baselines; train with another eval.split")
-    labels, dense, parts = [], [], []
+    labels, dense, parts, weights = [], [], [], []
     samples = sampled_split([shard.rows for shard in split.shards], limit)
     for shard, rows in zip(split.shards, samples, strict=True):
         arrays = open_shard(root, name, shard, manifest)
         labels.append(arrays.labels[rows, 0] > 0)
         dense.append(arrays.dense[rows].astype(np.float32))
+        if arrays.weights is not None:
+            weights.append(arrays.weights[rows, 0].astype(np.float64))
         parts.append(_bags(manifest, arrays.sparse[rows], [bags.take(rows) for bags in arrays.bags]))
     joined = Rows(
         np.concatenate(labels), np.concatenate(dense), [join(each) for each in zip(*parts, strict=True)], split.rows
     )
-    if joined.labels.all() or not joined.labels.any():
-        label = int(joined.labels[0]) if len(joined.labels) else "missing"
+    counted = joined.labels
+    if weights:
+        joined.weights = np.concatenate(weights)
+        counted = counted[joined.weights > 0]
+        joined.weights /= joined.weights.mean() or 1.0
+    if counted.all() or not counted.any():
+        label = int(counted[0]) if len(counted) else "missing"
         raise UserError(f"{root}: every label of {name} is {label}, so there are no baselines; check the labels' rule")
     return joined
 

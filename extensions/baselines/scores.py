@@ -34,6 +34,7 @@ def sampled_scores(predictor: Predictor, evaluation: Evaluation) -> SampledScore
     """Return the scores of the rows to compare baselines on; None on ranks other than 0 and without baselines."""
     config, manifest, split = predictor.config, predictor.manifest, str(evaluation.figures.split)
     is_wanted = config.baselines is not False and obstacle(config) is None and task_of(manifest).has_clicks
+    is_wanted = is_wanted and not manifest.weight  # `compare` would not use them
     rows = int(evaluation.figures.samples or 0)
     if predictor.runtime.rank or not is_wanted or rows > config.eval.exact_rows:
         return None

@@ -57,6 +57,11 @@ def _exchange(config: InterchangeConfig, root: Path) -> int:
                 f"data.path={root}: its labels are numbers, and these files have labels of 0 and 1; read the shards "
                 "themselves, which are plain NumPy files"
             )
+        if manifest.weight:
+            raise UserError(
+                f"data.path={root}: its rows have sample weights ({manifest.weight}), and these files have no place "
+                "for them; read the shards themselves, which are plain NumPy files"
+            )
         if exchange.format is ExchangeFormat.npy:
             files = export_npy(root, manifest, target)
         elif exchange.format is ExchangeFormat.multi_hot:

@@ -23,6 +23,7 @@ from tests.app.datasets import RAGGED, write_ragged_dataset
 from tests.clickwork.conftest import ROWS, Trained, train_on_table, write_csv
 from tests.data_prep import oracle
 from tests.data_prep.conftest import config, load_split
+from tests.data_prep.tables import HASHED, make
 
 TRAIN_ROWS = 772
 
@@ -347,3 +348,16 @@ def test_raw_files_are_not_needed(tmp_path: Path, trained: Trained) -> None:
     preprocess(config(*keys, f"data.path={tmp_path}/data", "data.split.method=fraction"))
     (tmp_path / "raw.csv").unlink()
     assert sum(len(batch.labels) for batch in clickwork.Dataset(tmp_path / "data").batches("train", 500)) == TRAIN_ROWS
+
+
+def test_batches_have_the_sample_weights(tmp_path: Path) -> None:
+    table = {"label": [0, 1] * 200, "price": [row / 8 for row in range(400)], "user": ["a", "b"] * 200}
+    schema = "label: label\ndense: [price]\nsparse: [user]\nweight: weight\n"
+    make(tmp_path, {**table, "weight": table["price"]}, schema, *HASHED)
+    data = clickwork.Dataset(tmp_path / "out")
+    for rows in data.batches("train", 100):
+        assert rows.weights is not None
+        np.testing.assert_array_equal(rows.weights, rows.dense[:, 0])
+    for dense, _, labels, weights in data.torch("train", 70, drop_last=False):
+        assert len(labels) == len(weights)
+        np.testing.assert_array_equal(weights, dense[:, 0])

@@ -44,6 +44,56 @@ def test_equal_scikit_learn(seed: int, size: int, decimals: int | None) -> None:
     assert {key: figures[key] for key in expected} == pytest.approx(expected, rel=1e-9)
 
 
+@given(seed=st.integers(0, 10_000), size=st.integers(2, 400), decimals=st.sampled_from([None, 0, 1]))
+def test_with_weights_equal_scikit_learn(seed: int, size: int, decimals: int | None) -> None:
+    logits, labels = _case(seed, size, decimals)
+    weights = np.random.default_rng(seed).choice([0, 0.3, 1, 40], size).astype(np.float32)
+    weights[:2] = 0.5
+    preds = 1 / (1 + np.exp(-logits.astype(np.float64)))
+    base_rate = np.average(labels, weights=weights.astype(np.float64))
+    weighted = {"sample_weight": weights.astype(np.float64)}
+    expected = {
+        "auc": sk.roc_auc_score(labels, preds, **weighted),
+        "logloss": sk.log_loss(labels, preds, **weighted),
+        "ne": sk.log_loss(labels, preds, **weighted) / sk.log_loss(labels, np.full(size, base_rate), **weighted),
+        "accuracy": sk.accuracy_score(labels, preds > 0.5, **weighted),
+        "pr_auc": sk.average_precision_score(labels, preds, **weighted),
+        "calibration": (preds @ weights) / (labels @ weights.astype(np.float64)),
+        "base_rate": base_rate,
+    }
+    figures = click_metrics(logits, labels, weights=weights)
+    assert {key: figures[key] for key in expected} == pytest.approx(expected, rel=1e-9)
+    assert figures["auc_standard_error"] is None
+
+
+def test_histograms_of_weights_bound_the_auc() -> None:
+    logits, labels = _case(0, 400, 1)
+    weights = np.random.default_rng(0).choice([0, 0.3, 1, 40], 400).astype(np.float32)
+    parts = [(logits[part], labels[part], weights[part]) for part in (slice(0, 150), slice(150, 400))]
+    counts, sums = (np.sum([add(*part) for part in parts], axis=0) for add in (score_counts, click_sums))
+    binned = histogram_metrics(counts, sums)
+    exact = click_metrics(logits, labels, weights=weights)
+    assert abs(float(binned.pop("auc") or 0) - (exact["auc"] or 0)) <= float(binned["auc_error"] or 0) + 1e-12
+    assert (binned["auc_standard_error"], binned["pr_auc"]) == (None, None)
+    names = ("logloss", "ne", "accuracy", "ece", "calibration", "base_rate")
+    assert [binned[name] for name in names] == pytest.approx([exact[name] for name in names], rel=1e-9)
+
+
+@given(seed=st.integers(0, 10_000))
+def test_a_weight_counts_as_so_many_rows(seed: int) -> None:
+    logits, labels = _case(seed, 50, 1)
+    weights = np.random.default_rng(seed).integers(0, 4, 50)
+    weights[:2] = 1
+    repeated = click_metrics(np.repeat(logits, weights), np.repeat(labels, weights))
+    figures = click_metrics(logits, labels, weights=weights.astype(np.float32))
+    assert {**figures, "auc_standard_error": 0} == pytest.approx({**repeated, "auc_standard_error": 0}, abs=1e-12)
+
+
+def test_without_any_weight_nothing_is_defined() -> None:
+    logits, labels = _case(0, 20, None)
+    assert set(click_metrics(logits, labels, weights=np.zeros(20, np.float32)).values()) == {None}
+
+
 @pytest.mark.slow("examples")
 @pytest.mark.parametrize("decimals", [None, 1])
 def test_of_millions_of_rows_equal_scikit_learn(decimals: int | None) -> None:

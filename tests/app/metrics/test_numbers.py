@@ -9,6 +9,20 @@ from app.kinds.metrics import OF_ROWS
 from app.metrics.numbers import number_metrics
 
 
+def test_with_weights_they_are_scikit_learns() -> None:
+    rng = np.random.default_rng(0)
+    preds, labels, weights = (rng.gamma(1, 2, 300).astype(np.float32) for _ in range(3))
+    exact, weighted = labels.astype(np.float64), {"sample_weight": weights.astype(np.float64)}
+    deviation = mean_squared_error(exact, np.full(300, np.average(exact, weights=weights)), **weighted)
+    expected = {
+        "rmse": float(np.sqrt(mean_squared_error(exact, preds, **weighted))),
+        "mae": float(mean_absolute_error(exact, preds, **weighted)),
+        "label_deviation": float(np.sqrt(deviation)),
+    }
+    figures = number_metrics(preds, labels, weights=weights)
+    assert {name: figures[name] for name in expected} == pytest.approx(expected, rel=1e-6)
+
+
 @pytest.mark.parametrize("offset", [0.0, 1e6])
 def test_they_are_scikit_learns_of_a_whole_and_of_its_parts(offset: float) -> None:
     rng = np.random.default_rng(0)

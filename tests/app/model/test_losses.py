@@ -45,6 +45,21 @@ def test_the_loss_of_numbers_is_scikit_learns_and_has_no_sigmoid() -> None:
     assert value.item() == pytest.approx(mean_squared_error(labels, preds) / 2, rel=1e-12)
 
 
+@pytest.mark.parametrize("name", LossName)
+def test_over_all_rows_the_loss_is_the_mean_by_weight(name: LossName) -> None:
+    rng = np.random.default_rng(0)
+    logits, labels, weights = rng.normal(size=60), rng.integers(0, 2, 60).astype(float), rng.random(60) * 9
+    class_weights = [0.7, 3.0] if name is LossName.weighted_bce else None
+    loss = make_loss(LossConfig(name, class_weights), 1.0, TASKS["click"], weights.mean())
+    batches = zip(*(torch.from_numpy(each).split(20) for each in (logits, labels, weights)), strict=True)
+    value = np.mean([loss(*batch).item() for batch in batches])
+    preds = 1 / (1 + np.exp(-logits))
+    of_class = np.where(labels > 0, 3.0, 0.7) if class_weights else 1
+    each = of_class * -np.log(np.where(labels > 0, preds, 1 - preds))
+    each = (preds - labels) ** 2 if name is LossName.mse else each
+    assert value == pytest.approx(np.average(each, weights=weights), rel=1e-7)
+
+
 def test_a_hopeless_sample_keeps_its_loss_and_its_gradient() -> None:
     logits = torch.tensor([-200.0, 120.0], requires_grad=True)
     loss = make_loss(LossConfig(LossName.bce))(logits, torch.tensor([1.0, 0.0]))

@@ -11,7 +11,15 @@ import pytest
 
 from common.errors import UserError
 from common.files import digest_file, write_atomically
-from data_prep.dataset.format import MANIFEST_NAME, load_manifest, open_shard, save_manifest, shard_path, verify_shard
+from data_prep.dataset.format import (
+    MANIFEST_NAME,
+    ROW_KINDS,
+    load_manifest,
+    open_shard,
+    save_manifest,
+    shard_path,
+    verify_shard,
+)
 from tests.app.datasets import NUM_DENSE, NUM_EMBEDDINGS, write_dataset
 
 F = len(NUM_EMBEDDINGS)
@@ -34,7 +42,7 @@ def test_arrays_have_the_contracts_shapes_and_types(tmp_path: Path) -> None:
     manifest = write_dataset(tmp_path, {"train": 10})
     (shard,) = manifest.splits["train"].shards
     arrays = open_shard(tmp_path, "train", shard, manifest)
-    layout = {kind: (array.shape, array.dtype) for kind, array in arrays._asdict().items() if kind != "bags"}
+    layout = {kind: (array.shape, array.dtype) for kind, array in arrays._asdict().items() if kind in ROW_KINDS}
     assert layout == {
         "labels": ((10, 1), np.int32),
         "dense": ((10, NUM_DENSE), np.float32),

@@ -34,7 +34,7 @@ from extensions.baselines.fit import fit_baselines
 from extensions.baselines.keys import BaselinesConfig
 from extensions.baselines.rates import label_rates
 from extensions.baselines.report import baselines_sentence
-from extensions.baselines.rows import load_rows
+from extensions.baselines.rows import Rows, load_rows
 from tests.app.conftest import SMALL, Command, Refusal
 from tests.app.data.test_negatives import splitmix64
 from tests.app.datasets import write_dataset, write_ragged_dataset
@@ -51,16 +51,19 @@ def copy_uncached(dataset: Path, path: Path) -> Path:
     return shutil.copytree(dataset, path, ignore=shutil.ignore_patterns(cache.CACHE))
 
 
-def rates_by_loops(train: list[list[int]], labels: list[int], others: list[list[int]]) -> Loops:
+def rates_by_loops(
+    train: list[list[int]], labels: list[int], others: list[list[int]], weights: list[float] | None = None
+) -> Loops:
     """Out-of-fold rates of train's bags, and rates of the others', ten rows at the base rate added to each id."""
-    folds, base = [splitmix64(row) % 5 for row in range(len(train))], sum(labels) / len(labels)
+    weights = weights or [1.0] * len(train)
+    folds, base = [splitmix64(row) % 5 for row in range(len(train))], float(np.average(labels, weights=weights))
     rows: dict[Any, float] = defaultdict(float)
     positives: dict[Any, float] = defaultdict(float)
-    for bag, label, fold in zip(train, labels, folds, strict=True):
+    for bag, label, fold, weight in zip(train, labels, folds, weights, strict=True):
         for one in bag:
             for without in (set(range(5)) - {fold}) | {None}:
-                rows[one, without] += 1
-                positives[one, without] += label
+                rows[one, without] += weight
+                positives[one, without] += weight * label
 
     def mean(bag: list[int], fold: int | None) -> float:
         rates = [(positives[one, fold] + 10 * base) / (rows[one, fold] + 10) for one in bag]
@@ -81,15 +84,38 @@ def split_rows(root: Path, split: str) -> tuple[NDArray[Any], NDArray[Any], NDAr
     return labels[:, 0], dense, sparse
 
 
-def test_rates_are_those_of_plain_loops(ragged: Path) -> None:
+@pytest.mark.parametrize("weighted", [False, True])
+def test_rates_are_those_of_plain_loops(ragged: Path, weighted: bool) -> None:
     manifest = load_manifest(ragged)
     train, others = (load_rows(ragged, manifest, split, None) for split in ("train", "val"))
+    weights = np.random.default_rng(0).random(len(train.labels)) if weighted else None
     for bags, other in zip(train.bags, others.bags, strict=True):
-        rates = label_rates(bags, train.labels, other)
-        expected = rates_by_loops(as_lists(bags), train.labels.astype(int).tolist(), as_lists(other))
+        rates = label_rates(bags, train.labels, other, weights)
+        of_rows = None if weights is None else weights.tolist()
+        expected = rates_by_loops(as_lists(bags), train.labels.astype(int).tolist(), as_lists(other), of_rows)
         np.testing.assert_allclose(rates.train, expected[0])
         np.testing.assert_allclose(rates.others, expected[1])
     assert any(not bag for bag in as_lists(train.bags[1]))
+
+
+def test_rows_without_weight_count_nowhere() -> None:
+    """Half of the rows have the opposite label and no weight: a baseline that counted them would learn nothing."""
+    parts = []
+    for rows, seed in ((2_000, 0), (500, 1)):
+        ids = np.random.default_rng(seed).integers(0, 8, rows).astype(np.int32)
+        labels = np.where(np.arange(rows) % 2 == 0, ids < 4, ids >= 4)
+        weights = np.where(np.arange(rows) % 2 == 0, 2.0, 0.0)
+        bags = Bags(ids, np.arange(rows + 1))
+        dense = ids[:, None].astype(np.float32)
+        parts.append(Rows(labels, dense, [bags], rows, weights / weights.mean()))
+    figures, preds = fit_baselines(parts[0], parts[1], ["number", "category"], None)
+    assert preds["base_rate"][0] == pytest.approx(np.average(parts[0].labels, weights=parts[0].weights))
+    for name in ("columns", "trees", "lr"):
+        baseline = getattr(figures, name)
+        by_weight = {"sample_weight": parts[1].weights}
+        assert baseline.auc == pytest.approx(roc_auc_score(parts[1].labels, preds[name], **by_weight))
+        assert baseline.auc > 0.95
+        assert baseline.ne < 0.9
 
 
 def test_figures_are_those_of_scikit_learn_s_own_pipelines(dataset: Path) -> None:

@@ -21,7 +21,7 @@ from extensions.exchange.__main__ import main
 from extensions.exchange.export import export_bin, export_multi_hot, export_npy
 from extensions.exchange.importer import import_bin, import_npy
 from extensions.exchange.keys import ExchangeConfig, InterchangeConfig
-from tests.data_prep import oracle
+from tests.data_prep import oracle, tables
 from tests.data_prep.conftest import config, load_split
 from tests.data_prep.test_published import awkward_day, run_torchrec
 from tests.data_prep.test_refusals import files, set_up
@@ -253,6 +253,15 @@ def test_a_refusal_leaves_files_as_they_were(
         exchange(*keys.split())
     assert "\n" not in str(error.value)
     assert {name: digest for name, digest in files(state).items() if not name.endswith("lock")} == before
+
+
+def test_rows_with_sample_weights_are_refused(tmp_path: Path) -> None:
+    lines = "".join(f"{row % 2},u{row},{row}\n" for row in range(40))
+    schema = "label: label\nsparse: [user]\nweight: weight\n"
+    tables.make(tmp_path, "label,user,weight\n" + lines, schema, *tables.HASHED)
+    with pytest.raises(UserError, match=r"its rows have sample weights \(weight\), and these files have no place"):
+        exchange(f"data.path={tmp_path}/out", f"exchange.to={tmp_path}/new")
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("form", ["bin", "npy", "multi_hot"])

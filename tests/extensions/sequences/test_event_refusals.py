@@ -99,6 +99,7 @@ SCHEMAS: list[tuple[str, str]] = [
     (TEXT_SCHEMA.replace("label: bought", "label: sold"), "key label: sold is none of the actions"),
     (TEXT_SCHEMA.replace("label: bought", ""), "key 'label' is missing"),
     (TEXT_SCHEMA + "lable: x\n", "key 'lable' is unknown"),
+    (TEXT_SCHEMA + "weight: score\n", "key 'weight' is unknown"),
     (TEXT_SCHEMA.replace("item: item", "item: thing"), "csv: row 1: no column thing, which .*log.yaml names"),
     (TEXT_SCHEMA + "crosses: {a: {of: [user, day], rows: 5}}\n", r"key crosses: a: of \['day'\]; known are"),
     (TEXT_SCHEMA + "renumber: false\n", "row 2, column user: ann is not an id .* set `renumber: true` in the schema"),
