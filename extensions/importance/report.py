@@ -1,0 +1,69 @@
+"""The report's part on importances: a table of features, and one of each column's values."""
+
+from app.kinds.metrics import METRICS
+from app.metrics.documents import EvaluationFigures
+from app.report.additions import Additions, FoldedTable
+from app.report.read import RunFiles
+from app.report.tables import ReportTable
+from app.report.words import count, figure, percent, signed
+from common.documents import Json, convert, read_document
+from extensions.importance.documents import IMPORTANCE, Feature, Importance
+
+ABSENT = "–"
+
+
+def additions(run: RunFiles) -> Additions:
+    """Return the tables for a run's importance.json; none without it."""
+    remedy = f"remove it, or write it again by python -m extensions.importance run={run.directory}"
+    try:
+        measured = read_document(run.directory / IMPORTANCE, Importance, remedy)
+    except FileNotFoundError:
+        return Additions([], [], [])
+    slices = (_slices(measured, column, values) for column, values in measured.slices.items())
+    return Additions([], [], [_features(measured), *slices])
+
+
+def _of(measured: Importance) -> str:
+    """Return which rows and model the figures are of."""
+    return f"{measured.rows:,} of {measured.of_rows:,} rows of {measured.split}, the model of step {measured.step:,}"
+
+
+def _features(measured: Importance) -> FoldedTable:
+    label = METRICS[measured.metric].label
+    note = (
+        f"The change of {label} ({figure(measured.value)}) for the worse when a feature's values are permuted among "
+        f"rows: the mean of {measured.repeats} permutations, and half of its 95% interval, which is of the "
+        "permutations, not of the choice of rows. Features that tell the same share their importance. Unknown: the "
+        "split's values without an id of their own. Norm: the mean 2-norm of the rows of the feature's table."
+    )
+    rows = [_row(feature) for feature in measured.features]
+    rows += [[name, "no time left", ABSENT, ABSENT, ABSENT] for name in measured.missing]
+    table = ReportTable(["Feature", f"{label} lost", "±", "Unknown", "Norm"], rows, {1, 2, 3, 4}, note)
+    return FoldedTable(f"What mattered: {label} lost without each feature ({_of(measured)})", "What mattered", [table])
+
+
+def _row(feature: Feature) -> list[str]:
+    has_interval = feature.low is not None and feature.high is not None
+    return [
+        feature.name,
+        signed(feature.loss, 4),
+        f"{(feature.high - feature.low) / 2:.4f}" if has_interval else ABSENT,  # type: ignore[operator]
+        ABSENT if feature.unknown is None else percent(feature.unknown),
+        ABSENT if feature.norm is None else f"{feature.norm:.3g}",
+    ]
+
+
+def _slices(measured: Importance, column: str, values: list[Json]) -> FoldedTable:
+    names = [metric.name for metric in METRICS.values() if metric.logged and not metric.over]
+    rows = []
+    for value in values:
+        figures = convert({key: each for key, each in value.items() if key != "value"}, EvaluationFigures)
+        of_metrics = (figures.figure(name) for name in names)
+        texts = (ABSENT if each is None else figure(each) for each in of_metrics)
+        rows.append([str(value["value"]), count(figures.samples), *texts])
+    kept = [place for place in range(len(names) + 2) if place < 2 or any(row[place] != ABSENT for row in rows)]
+    columns = [column, "Rows", *(METRICS[name].title for name in names)]
+    table = ReportTable(
+        [columns[place] for place in kept], [[row[place] for place in kept] for row in rows], {*range(1, len(kept))}
+    )
+    return FoldedTable(f"Metrics by value of {column} ({_of(measured)})", f"Metrics by {column}", [table])
