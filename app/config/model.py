@@ -104,6 +104,13 @@ class ModelConfig:
         None, "… null: one layer of 16 * D", only_with=("interaction", Interaction.projection)
     )
     dense_init: DenseInit = key(DenseInit.torch, "of linear layers")
+    linear: float | None = key(
+        None,
+        "add this times the sum of the first elements of the categories' vectors to the logit: a logistic regression "
+        "of their values; null: none",
+        above=0,
+    )
+    initial_logit: float | None = key(None, "bias of the logit before the first step; null: by dense_init")
     tables: TablesConfig = field(default_factory=TablesConfig)
     name: str = key("dlrm", "dlrm, or a model that an extension adds; set by model=NAME")
 

@@ -39,11 +39,15 @@ class DLRM(nn.Module):
         self.dense_arch = _make_dense_arch(config, num_dense)
         self.interaction = make_interaction(config, num_sparse, num_dense)
         self.over_arch = _make_over_arch(config, self.interaction.num_outputs)
+        self.linear = config.linear
         self._compiled: Programs | None = None  # of dense_arch and `_top`; training uses them
         initialise = _INITIALISE.get(config.dense_init)
         if initialise is not None:
             for part in (self.dense_arch, self.interaction, self.over_arch):
                 part.apply(initialise)
+        if config.initial_logit is not None:
+            biases = [value for name, value in self.over_arch.named_parameters() if name.endswith("bias")]
+            nn.init.constant_(biases[-1], config.initial_logit)
 
     def begin_step(self, seed: int, step: int, rank: int, rows: int, num_valid: int | None = None) -> None:
         """Draw the dropout masks of a step in which each process has `rows` rows of the global batch.
@@ -102,7 +106,13 @@ class DLRM(nn.Module):
 
     def _top(self, dense: Tensor, sparse: Tensor, order: Order) -> Tensor:
         """Map dense_arch's output [B, D] and the features' vectors [B, F, D], which come in `order`, to logits [B]."""
-        return self.over_arch(self.interaction(dense, sparse, order)).squeeze(1).float()
+        logits: Tensor = self.over_arch(self.interaction(dense, sparse, order)).squeeze(1).float()
+        if self.linear is None:
+            return logits
+        weights = sparse[:, :, 0].float()
+        # The sum's bits must not depend on which process has which table.
+        weights = weights if order is None else weights.index_select(1, order[0])
+        return logits + self.linear * weights.sum(1)
 
     def compile_dense_layers(self) -> None:
         """Let torch.compile make one program of the dense layers when training begins; evaluation keeps its bits.

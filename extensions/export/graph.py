@@ -92,6 +92,10 @@ class ModelGraph:
         dense = self._dense_vectors(model)
         sparse = self._sparse_vectors(model, num_embeddings, single)
         logits = self._apply(model.over_arch, self._interact(model.interaction, dense, sparse))
+        if model.linear is not None:
+            weights = self._op("Gather", sparse, self._integers(0), axis=2)  # [B, F, 1]
+            linear = self._op("ReduceSum", weights, self._integers(1), keepdims=0)
+            logits = self._op("Add", logits, self._op("Mul", linear, self._scalar(model.linear)))
         if correction:
             logits = self._op("Add", logits, self._scalar(correction))
         self.outputs = [LOGITS, PROBABILITIES] if has_clicks else [PREDICTIONS]

@@ -38,7 +38,7 @@ MODELS = [
     *({"interaction": interaction} for interaction in Interaction),
     {"interaction": Interaction.dot, "interaction_itself": True},
     {"interaction": Interaction.dcn, "dcn_full_rank": True, "deep_arch": [5, 3], "batch_norm": True, "dropout": [0.5]},
-    {"interaction": Interaction.dot, "numeric": Numeric.vectors, "dense_arch": []},
+    {"interaction": Interaction.dot, "numeric": Numeric.vectors, "dense_arch": [], "linear": 3.0},
     {"interaction": Interaction.cat, "batch_norm": True, "dense_arch": [6, 8]},
 ]
 
