@@ -21,7 +21,10 @@ MARGIN_TREES, LEAST_TREES = 0.004, 9
 
 
 class TableShape(NamedTuple):
-    """A table: its rows, how they are drawn, the dense columns, and keys of its preparation."""
+    """A table: its rows, how they are drawn, the dense columns, and keys of its preparation.
+
+    draw: returns the columns and the logits of a click; infinite ones are labels.
+    """
 
     rows: int
     draw: Callable[[np.random.Generator, int], tuple[Columns, NDArray[np.float64]]]
@@ -157,3 +160,26 @@ SHAPES = {
     "grouped": TableShape(60_000, _grouped, keys=("data.split.method=group", "data.split.column=user")),
     "skewed": TableShape(50_000, _skewed, ("amount",)),
 }
+
+
+ADULT = (
+    *("age", "workclass", "fnlwgt", "education", "education_num", "marital_status", "occupation", "relationship"),
+    *("race", "sex", "capital_gain", "capital_loss", "hours_per_week", "native_country", "income"),
+)
+ADULT_NUMBERS = ("age", "fnlwgt", "education_num", "capital_gain", "capital_loss", "hours_per_week")
+
+
+def adult(directory: Path) -> TableShape:
+    """Return UCI's table Adult from its two files, in an order by the seed, which decides the split."""
+    lines = [line for name in ("adult.data", "adult.test") for line in (directory / name).read_text().splitlines()]
+    fields = [line.split(", ") for line in lines]
+    rows = [each for each in fields if len(each) == len(ADULT)]  # the files have empty lines and one of other words
+
+    def draw(generator: np.random.Generator, count: int) -> tuple[Columns, NDArray[np.float64]]:
+        order = generator.permutation(count)
+        values = dict(zip(ADULT, np.array(rows).T[:, order], strict=True))
+        earns = np.char.startswith(values.pop("income"), ">50K")
+        numbers = {name: values[name].astype(np.float64) for name in ADULT_NUMBERS}
+        return {**values, **numbers}, np.where(earns, np.inf, -np.inf)
+
+    return TableShape(len(rows), draw, ADULT_NUMBERS)
