@@ -19,7 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from app.checkpoint import files
-from app.config import AppConfig, DataConfig
+from app.config import AppConfig, DataConfig, validate
+from app.config.own_table import is_own_table, table_values
 from app.config.runtime import require_graphs
 from app.config.train import with_batch_of_all, with_evaluation_distance
 from app.data import prepare
@@ -38,6 +39,8 @@ from app.training.run import TrainingRun
 from app.training.state import require_rates, require_steps_left
 from common import signals
 from common.cli import EXIT_DONE, EXIT_STOPPED
+from common.compose import convert
+from common.keys import nested, to_plain
 from common.signals import Interrupted, StopRequest
 from data_prep.dataset.format import MANIFEST_NAME, Manifest
 from data_prep.dataset.misleading import misleading_sentences
@@ -102,6 +105,21 @@ def resolved(
     return replace(config, data=data, runtime=replace(config.runtime, num_threads=runtime.num_threads))
 
 
+def _with_table_values(config: AppConfig, root: Path, manifest: Manifest) -> AppConfig:
+    """Return the configuration with the values that follow from the dataset, checked anew; log them."""
+    if not config.by_table:
+        return config
+    values = {key: value for key, value in table_values(manifest).items() if key in config.by_table}
+    words = " ".join(
+        f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}" for key, value in values.items()
+    )
+    reason = "is of an own table" if is_own_table(manifest) else "is not of an own table, but this recipe was given"
+    log.info("%s: %s: recipe=own_table with %s; recipe=quickstart is the other default", root, reason, words)
+    config = convert(AppConfig, to_plain(config), *map(nested, values.items()), {"by_table": []})
+    validate(config)
+    return config
+
+
 def _train(config: AppConfig, runtime: platform.Runtime, record: RunDirectory, began: float) -> int:
     run = _set_up(config, runtime, record, began)
     if run is None:
@@ -134,6 +152,7 @@ def _set_up(config: AppConfig, runtime: platform.Runtime, record: RunDirectory, 
     is_new = runtime.on_rank_0(lambda: _prepare(config.data, root)) is not None
     manifest, shared = agreement.load_same_manifest(root, runtime, is_new)
     prepare.require_agreement(config.data, manifest)
+    config = _with_table_values(config, root, manifest)
     require_task(config, root, manifest)
     refuse_one_class(config.data, root, manifest)
     has_windows = bool(manifest.kind.windows)  # the rows of windows are known once the log is open

@@ -68,8 +68,8 @@ def compose_config(
     """Compose `config_dir`/<name>.yaml, if there is one, with Hydra overrides into an instance of `schema`.
 
     A schema may have `implied`: functions of the composed values and the dotted keys that were given, on the command
-    line or in a file. Each returns further values by dotted key; they apply in turn, below what was given. Texts are
-    taken as they are typed.
+    line or in a file. Each returns further values by dotted key, or a group's choice; they apply in turn, below what
+    was given. Texts are taken as they are typed.
 
     Raises:
         UserError: an unknown key or option, a value of the wrong type or beyond its key's limits, or an override that
@@ -144,7 +144,8 @@ def compose_partly(schema: type, config_dir: Path, overrides: Sequence[str], nam
         composed, defaults = _compose_values(schema, config_dir, name, overrides), list[str]()
         for implied in getattr(schema, "implied", ()):
             values = implied(composed, list(given_keys(overrides)))
-            defaults += [f"++{key}={as_override(value)}" for key, value in values.items()]
+            groups = groups_of(config_dir)
+            defaults += [f"{'' if key in groups else '++'}{key}={as_override(value)}" for key, value in values.items()]
             composed = _compose_values(schema, config_dir, name, [*defaults, *overrides]) if values else composed
         if any(override.startswith("+") for override in overrides):  # which may have added an unknown key
             composed = OmegaConf.merge(_stored(schema), OmegaConf.to_container(composed, resolve=True))

@@ -207,6 +207,14 @@ def flat_values(config: Any, prefix: str = "") -> dict[str, Any]:
     return values
 
 
+def nested(item: tuple[str, Any]) -> dict[str, Any]:
+    """Return the value of a dotted key as nested dictionaries."""
+    key, value = item
+    for name in reversed(key.split(".")):
+        value = {name: value}
+    return value
+
+
 def to_plain(config: Any) -> Any:
     """Convert a configuration to dicts, lists, strings and numbers. OmegaConf would take 20 ms per checkpoint."""
     if dataclasses.is_dataclass(config):

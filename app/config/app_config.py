@@ -20,6 +20,7 @@ from app.config.optimizer import (
     validate_optimizer,
     validate_schedule,
 )
+from app.config.own_table import implied_keys, implied_recipe
 from app.config.published import PublishedConfig
 from app.config.record import RecordConfig
 from app.config.runtime import (
@@ -100,7 +101,13 @@ class AppConfig:
     )
     tiny: dict[str, Any] = key({}, "what data.scale=tiny changes, by dotted key", decides_bits=False)
 
-    implied: ClassVar[tuple[Any, ...]] = (tiny_values, implied_data)
+    by_table: list[str] = key(
+        [],
+        "keys that recipe=own_table sets by the dataset's rows and values (docs/recipes.md); [] in a recorded run",
+        decides_bits=False,
+    )
+
+    implied: ClassVar[tuple[Any, ...]] = (implied_recipe, implied_keys, tiny_values, implied_data)
 
 
 def from_plain(content: dict[str, Any]) -> AppConfig:

@@ -7,14 +7,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 from app.config import DataConfig
 from app.config.data import FILES, own_files, preprocessing
 from common.cli import EXIT_BAD_INPUT, EXIT_STOPPED
 from common.compose import convert
 from common.errors import UserError
-from common.keys import to_plain
+from common.keys import nested, to_plain
 from common.signals import Interrupted
 from data_prep.config import keys
 from data_prep.config.agreement import compared_keys, first_difference, keys_in_force
@@ -112,15 +111,7 @@ def in_force(config: DataConfig, manifest: Manifest) -> DataConfig:
     """Return the configuration with all settings that the dataset was made with, resolved ones too."""
     recorded = {key: value for key, value in keys_in_force(manifest).items() if not key.startswith("multi_hot.")}
     of_generators = [key for key in recorded if key.partition(".")[0] in GENERATORS]
-    return convert(DataConfig, to_plain(config), *map(_nested, recorded.items()), {"generator_settings": of_generators})
-
-
-def _nested(item: tuple[str, Any]) -> dict[str, Any]:
-    """Return the value of a dotted key as nested dictionaries."""
-    key, value = item
-    for name in reversed(key.split(".")):
-        value = {name: value}
-    return value
+    return convert(DataConfig, to_plain(config), *map(nested, recorded.items()), {"generator_settings": of_generators})
 
 
 def _is_there(config: DataConfig) -> bool:

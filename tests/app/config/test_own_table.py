@@ -1,0 +1,98 @@
+"""recipe=own_table: when it is taken, its rules, and that its runs record what they worked with."""
+
+from dataclasses import replace
+from math import log
+from pathlib import Path
+
+import pytest
+
+from app.config import CONFIG_DIR, AppConfig
+from app.config.own_table import table_values
+from app.record.reading import read_config
+from app.runtime.platform import Runtime
+from common.compose import compose_config
+from data_prep.dataset.manifest import Manifest, Split
+from data_prep.pipeline import preprocess
+from tests.app.in_process import train_here
+from tests.app.run_files import summary
+from tests.data_prep.conftest import config as data_config
+
+TABLE = {"name": "test", "table": {"label": "label"}}
+
+
+@pytest.fixture(scope="module")
+def own_table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("own_table")
+    rows = [f"{i % 3 % 2},{i % 7},{i * 17 % 11},{i / 100}" for i in range(400)]
+    (directory / "rows.csv").write_text("\n".join(["click,user,item,age", *rows, ""]))
+    (directory / "schema.yaml").write_text("label: click\nsparse: [user, item]\ndense: [age]\n")
+    paths = (f"data.raw={directory}/rows.csv", f"data.schema={directory}/schema.yaml", f"data.path={directory}/data")
+    preprocess(data_config(*paths))
+    return directory / "data"
+
+
+def composed(*overrides: str) -> AppConfig:
+    return compose_config(AppConfig, CONFIG_DIR, list(overrides))
+
+
+def test_it_is_taken_for_own_tables_alone_and_where_no_recipe_is_given(own_table: Path, dataset: Path) -> None:
+    recipes = {
+        (f"data.path={own_table}",): "own_table",
+        (f"data.path={own_table}", "recipe=quickstart"): "quickstart",
+        (f"data.path={own_table}", "recipe=meta_kaggle_2019"): "meta_kaggle_2019",
+        (f"data.path={dataset}",): "quickstart",
+        (f"data.path={dataset}", "recipe=own_table"): "own_table",
+        ("data.raw=rows.csv", "data.path=new", "data.schema=auto"): "own_table",
+        ("data.raw=day_0", "data.path=new"): "quickstart",
+        ("data.path=missing",): "quickstart",
+        (): "quickstart",
+    }
+    assert {given: composed(*given).published.recipe for given in recipes} == recipes
+    typed = composed(f"data.path={own_table}", "model=lr", "train.global_batch_size=77")
+    assert (typed.model.embedding_dim, typed.train.global_batch_size) == (1, 77)
+    assert not [key for key in typed.by_table if key.startswith(("model.", "train."))]
+    assert composed(f"data.path={own_table}", "model.interaction=cat").model.dense_arch == [512, 256, 64, 16]
+
+
+@pytest.mark.parametrize(
+    ("rows", "dense", "sizes", "rate", "batch", "deep", "linear"),
+    [
+        (3_000, 1, {"a": 41, "b": 4}, 0.4, 32, [128, 128], 10.0),
+        (85_000, 0, {"a": 20_000, "b": 9}, 0.02, 512, [16], 10.0),
+        (85_000, 0, {"a": 20_000, "b": 9}, 0.4, 512, [64], 10.0),
+        (50_000_000, 2, {f"c{i}": 100 for i in range(40)}, 0.5, 4096, [128, 128], 0.5),
+        (20, 0, {"a": 3}, 0.5, 16, [64], 20.0),
+    ],
+)
+def test_rules(
+    rows: int, dense: int, sizes: dict[str, int], rate: float, batch: int, deep: list[int], linear: float
+) -> None:
+    schema = {"label": "y", "dense": [f"n{i}" for i in range(dense)], "sparse": list(sizes)}
+    manifest = Manifest(schema, TABLE, sizes, {"train": Split(rows, rate, [])}, [], rows, rate, "test")
+    values = table_values(manifest)
+    assert values.pop("model.dropout") == {128: [0.2], 64: [0.3], 16: [0.5]}[deep[0]]
+    assert values == {
+        "train.global_batch_size": batch,
+        "model.deep_arch": deep,
+        "model.linear": linear,
+        "model.initial_logit": pytest.approx(log(rate / (1 - rate))),
+    }
+    large = table_values(replace(manifest, num_embeddings={**sizes, "large": 2_000_000}))
+    assert (large["optimizer.name"], large["optimizer.sparse_weight_decay"]) == ("adagrad", 0.0)
+
+
+@pytest.mark.parametrize("deterministic", ["true", "layout"])
+def test_a_run_records_the_values_and_resumes_with_them(
+    runtime: Runtime, own_table: Path, tmp_path: Path, deterministic: str
+) -> None:
+    keys = [f"data.path={own_table}", f"train.deterministic={deterministic}", "baselines=false", "model.deep_arch=[8]"]
+    first, whole = ([*keys, f"run.dir={tmp_path / name}"] for name in ("parts", "whole"))
+    assert train_here(runtime, *first, "train.max_steps=2", "checkpoint.every_steps=1") == "completed"
+    config = read_config(tmp_path / "parts")
+    assert (config["by_table"], config["train"]["global_batch_size"], config["model"]["linear"]) == ([], 32, 10.0)
+    assert (config["model"]["deep_arch"], config["model"]["dropout"]) == ([8], [0.2])
+    recorded = composed(f"config={tmp_path / 'parts'}/config.yaml", "run.name=again")
+    assert (recorded.published.recipe, recorded.by_table) == ("own_table", [])
+    assert train_here(runtime, *first, "train.max_steps=4", "checkpoint.every_steps=1") == "completed"
+    assert train_here(runtime, *whole, "train.max_steps=4", "checkpoint.every_steps=1") == "completed"
+    assert summary(tmp_path / "parts")["digest"] == summary(tmp_path / "whole")["digest"]
