@@ -56,10 +56,16 @@ def implied_recipe(composed: Any, given: Sequence[str]) -> dict[str, Any]:
 
 
 def implied_keys(composed: Any, given: Sequence[str]) -> dict[str, Any]:
-    """Return by_table without the keys that are given, or whose group is; the usual model for a shape that is given."""
-    usual = {"model": "dlrm"} if composed.by_table and "model" not in given and set(given) & set(SHAPE) else {}
-    left = [key for key in composed.by_table if not {key, key.partition(".")[0]} & {*given, *usual}]
-    return usual if left == list(composed.by_table) else {**usual, "by_table": left}
+    """Return what gives way to given keys: those of by_table, the model to a shape, evaluations by epochs to steps."""
+    values: dict[str, Any] = {}
+    if not composed.by_table:
+        return values
+    if "model" not in given and set(given) & set(SHAPE):
+        values["model"] = "dlrm"
+    if "train.eval_every_steps" in given:
+        values["train.eval_every_fraction"] = None
+    left = [key for key in composed.by_table if not {key, key.partition(".")[0]} & {*given, *values}]
+    return values if left == list(composed.by_table) else {**values, "by_table": left}
 
 
 def _is_of_own_table(composed: Any) -> bool:

@@ -21,7 +21,7 @@ sparse: [user, item, {column: genres, separator: "|"}]
 """
 TRAIN = ["model.embedding_dim=8", "model.dense_arch=[8]", "model.over_arch=[8,1]", "train.global_batch_size=64"]
 TRAIN += ["train.max_steps=9", "eval.split=val", "record.tensorboard=false", "runtime.num_threads=1"]
-TRAIN += ["runtime.platform=cpu", "baselines=false"]
+TRAIN += ["runtime.platform=cpu", "baselines=false", "recipe=quickstart"]
 
 
 class Trained(NamedTuple):

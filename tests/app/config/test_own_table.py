@@ -51,6 +51,7 @@ def test_it_is_taken_for_own_tables_alone_and_where_no_recipe_is_given(own_table
     typed = composed(f"data.path={own_table}", "model=lr", "train.global_batch_size=77")
     assert (typed.model.embedding_dim, typed.train.global_batch_size) == (1, 77)
     assert not [key for key in typed.by_table if key.startswith(("model.", "train."))]
+    assert composed(f"data.path={own_table}", "train.eval_every_steps=5").train.eval_every_fraction is None
     assert composed(f"data.path={own_table}", "model.interaction=cat").model.dense_arch == [512, 256, 64, 16]
 
 

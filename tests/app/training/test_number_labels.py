@@ -25,7 +25,7 @@ from tests.once import made_once
 
 ROWS, TRAIN = 700, 600
 MODEL = ["loss=mse", "train.monitor=rmse", "model.embedding_dim=4", "model.dense_arch=[]", "model.interaction=cat"]
-MODEL += ["runtime.num_threads=1", "train.log_every_steps=1"]
+MODEL += ["runtime.num_threads=1", "train.log_every_steps=1", "recipe=quickstart"]
 
 
 def make_ratings(directory: Path) -> None:
