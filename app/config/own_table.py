@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from app.kinds.optimizers import OptimizerName
 from common.errors import UserError
 from data_prep.dataset.manifest import Manifest, load_manifest
 from data_prep.dataset.options import LabelKind
@@ -43,8 +44,8 @@ def table_values(manifest: Manifest) -> dict[str, Any]:
     if rarer:
         values["model.initial_logit"] = math.log(rate / (1 - rate))
     if num_values >= MANY_VALUES:
-        values |= {"optimizer.name": "adagrad", "optimizer.dense": "adam", "optimizer.sparse_lr": 0.01}
-        values["optimizer.sparse_weight_decay"] = 0.0
+        values |= {"optimizer.name": OptimizerName.adagrad.value, "optimizer.dense": OptimizerName.adam.value}
+        values |= {"optimizer.sparse_lr": 0.01, "optimizer.sparse_weight_decay": 0.0}
     return values
 
 
