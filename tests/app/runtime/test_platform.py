@@ -16,6 +16,7 @@ from app.runtime.platform import (
     PROBED_WIDTHS,
     are_equal_on_threads,
     check_precision,
+    layout_threads,
     require_strict_products,
 )
 from common.errors import UserError
@@ -74,6 +75,17 @@ def test_products_do_not_depend_on_threads_or_several_are_refused() -> None:
             require_strict_products(2)
         return
     assert all(map(torch.equal, products(1), products(2)))
+
+
+@pytest.mark.usefixtures("threads")
+def test_one_thread_is_taken_where_products_depend_on_it_unless_several_are_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("app.runtime.platform.are_equal_on_threads", lambda num_threads: False)
+    assert (layout_threads(None, 2), torch.get_num_threads()) == (1, 1)
+    assert layout_threads(1, 1) == 1
+    with pytest.raises(UserError, match=r"^runtime\.num_threads=2: not with .* give runtime\.num_threads=1"):
+        layout_threads(2, 2)
 
 
 @pytest.mark.slow("processes")
