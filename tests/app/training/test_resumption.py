@@ -43,7 +43,13 @@ FACTORS = {
             "data.negatives.item=item",
             "eval.split=test",
         ],
-        "ratings": ["loss=mse", "train.monitor=rmse", "train.global_batch_size=96", "optimizer.lr=0.02"],
+        "ratings": [
+            "recipe=quickstart",
+            "loss=mse",
+            "train.monitor=rmse",
+            "train.global_batch_size=96",
+            "optimizer.lr=0.02",
+        ],
     },
     "model": {
         "plain": [],
