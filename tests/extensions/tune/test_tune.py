@@ -25,6 +25,12 @@ def arguments(dataset: Path) -> list[str]:
     return [*SMALL, *SEARCH, f"data.path={dataset}", *few, "train.deterministic=true"]
 
 
+def started(directory: Path, *arguments: str) -> "subprocess.Popen[bytes]":
+    """Start a search, whose trials start fast, too."""
+    words = [str(fast_python()), "-m", "app.tune", *arguments]
+    return subprocess.Popen(words, cwd=directory, env=app_environment())
+
+
 def document(directory: Path) -> Any:
     return json.loads((directory / "runs/tune/tune.json").read_bytes())
 
@@ -33,7 +39,7 @@ def document(directory: Path) -> Any:
 def test_a_stopped_search_goes_on_to_what_an_undisturbed_one_finds(
     run_app: Command, arguments: list[str], tmp_path: Path
 ) -> None:
-    run_app("tune", *arguments, "trials=3")
+    assert started(tmp_path, *arguments, "trials=3").wait(600) == 0
     whole = document(tmp_path)
     assert [trial["trial"] for trial in whole["trials"]] == [0, 1, 2]
     assert {trial["status"] for trial in whole["trials"]} <= {"completed", "pruned"}
@@ -57,9 +63,7 @@ def test_a_stopped_search_goes_on_to_what_an_undisturbed_one_finds(
     assert summary(tmp_path / "runs/f")["eval"]["auc"] == finalist["values"]["2"]
 
     shutil.move(tmp_path / "runs/tune", tmp_path / "whole")
-    process = subprocess.Popen(
-        [str(fast_python()), "-m", "app.tune", *arguments, "trials=3"], cwd=tmp_path, env=app_environment()
-    )
+    process = started(tmp_path, *arguments, "trials=3")
     deadline = time.monotonic() + 240
     while not (tmp_path / "runs/tune/trial_1/checkpoints/latest").exists():
         assert process.poll() is None
@@ -68,7 +72,7 @@ def test_a_stopped_search_goes_on_to_what_an_undisturbed_one_finds(
     process.send_signal(signal.SIGTERM)
     assert process.wait(240) == 75
     assert len(document(tmp_path)["trials"]) <= 2
-    run_app("tune", *arguments, "trials=3")
+    assert started(tmp_path, *arguments, "trials=3").wait(600) == 0
     assert document(tmp_path) == whole
     study = optuna.load_study(study_name="tune", storage=f"sqlite:///{tmp_path}/runs/tune/tune.db")
     assert len(study.trials) == 2
