@@ -7,7 +7,7 @@ IMPORTANCE = "importance.json"
 
 
 class Feature(OpenDocument, kw_only=True):
-    """What permuting a feature among the rows costs.
+    """The cost of permuting a feature among the rows.
 
     Attributes:
         loss: by how much the metric worsens, the mean over permutations; low, high: its 95% interval by Student's t, of

@@ -1,4 +1,4 @@
-"""What a search found: its trials, its finalists over several seeds, and which settings to take."""
+"""The outcome of a search: its trials, its finalists over several seeds, and which settings to take."""
 
 from dataclasses import dataclass, field
 from typing import Any
