@@ -1,20 +1,17 @@
 """Runs of a reproduction, started one after another as processes."""
 
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from filelock import FileLock, Timeout
-
 from app.config import CONFIG_DIR, AppConfig
 from app.metrics.documents import EvaluationFigures
+from app.record.children import start_module, wait_for_orphan
 from app.record.documents import DONE
-from app.record.reading import LOCK, SUMMARY, is_run, read_config, read_manifest, read_outcome
+from app.record.reading import SUMMARY, is_run, read_config, read_manifest, read_outcome
 from app.report.compare import flat_facts
 from app.report.read import UNFINISHED
-from common import signals
 from common.cli import EXIT_DONE, EXIT_STOPPED
 from common.compose import compose_config, with_files
 from common.config_file import literal, read_overrides
@@ -55,7 +52,6 @@ BESIDE_RECIPE = (
 )
 NOT_BEGUN = "not begun"
 TEST, TEST_FIGURES = "test", "test.json"
-SECONDS_TO_LEAVE = 300  # for the process of a killed reproduction
 
 
 class Seed(NamedTuple):
@@ -148,7 +144,7 @@ def run_seeds(seeds: Sequence[Seed], arguments: Sequence[str], processes: int | 
         print(f"seed {seed.number} of {len(seeds)}: {seed.directory}", flush=True)
         status = EXIT_DONE
         if seed.status not in DONE:
-            _wait_for_orphan(seed.directory)
+            wait_for_orphan(seed.directory)
             status = _run([*launcher, "app.train", *arguments, *seed.overrides])
         if not status:
             status = score_test_split(seed, launcher)
@@ -192,12 +188,7 @@ def _run(words: Sequence[str], stdout: int | None = None) -> int:
 
     A process killed by a signal has a shell's status. Raise Interrupted for a signal after which nothing was saved.
     """
-    process = subprocess.Popen(
-        [sys.executable, "-m", *words],
-        stdout=stdout,
-        start_new_session=True,  # A terminal's signals reach it only through this process.
-        preexec_fn=signals.end_with_parent,  # noqa: PLW1509  # this process has no threads
-    )
+    process = start_module(words, stdout)
     try:
         status = process.wait()
     except Interrupted as error:
@@ -206,13 +197,3 @@ def _run(words: Sequence[str], stdout: int | None = None) -> int:
             return EXIT_STOPPED
         raise
     return status if status >= 0 else 128 - status
-
-
-def _wait_for_orphan(directory: Path) -> None:
-    """Wait until the process of a killed reproduction, which is still saving, has left the run."""
-    if directory.is_dir():
-        try:
-            with FileLock(directory / LOCK, timeout=SECONDS_TO_LEAVE):
-                pass
-        except Timeout as error:
-            raise UserError(f"{directory}: another process is training there; wait for its end") from error

@@ -1,20 +1,17 @@
 """Runs of a search, each a process of app.train in a directory of its own."""
 
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from filelock import FileLock, Timeout
-
 from app.config.train import Monitor
 from app.metrics.documents import EvaluationFigures
+from app.record.children import start_module, wait_for_orphan
 from app.record.documents import DONE
-from app.record.reading import LOCK, METRICS, read_evaluations, read_manifest, read_outcome
+from app.record.reading import METRICS, read_evaluations, read_manifest, read_outcome
 from app.report.read import read_run
 from app.training.monitor import monitored_value, score
-from common import signals
 from common.cli import EXIT_DONE, EXIT_STOPPED
 from common.config_file import literal
 from common.documents import read_document
@@ -24,7 +21,6 @@ from common.signals import Interrupted
 
 TEST, TEST_FIGURES = "test", "test.json"
 SECONDS_BETWEEN_LOOKS = 0.5  # at the evaluations of a running trial
-SECONDS_TO_LEAVE = 300  # for the process of a killed search
 QUIET = ["baselines=false", "record.tensorboard=false"]  # unless the command line has them
 
 STOPPED_BY_WATCH = -1  # in place of an exit status
@@ -85,9 +81,8 @@ def train(run: TuneRun, arguments: Sequence[str], monitor: Monitor, watch: Watch
     """
     if run.is_done:
         return EXIT_DONE
-    if run.directory.is_dir():
-        _wait_for_orphan(run.directory)
-    process = _start(["app.train", *QUIET, *arguments, *run.overrides])
+    wait_for_orphan(run.directory)
+    process = start_module(["app.train", *QUIET, *arguments, *run.overrides])
     seen, is_stopped = 0, False
     while True:
         try:
@@ -117,26 +112,7 @@ def test_figures(run: TuneRun) -> EvaluationFigures | None:
     path = run.directory / TEST_FIGURES
     if not path.exists():
         words = [f"run={literal(str(run.directory))}", f"split={TEST}", f"out={literal(str(path))}"]
-        process = _start(["app.evaluate", *words], stdout=subprocess.DEVNULL)
+        process = start_module(["app.evaluate", *words], stdout=subprocess.DEVNULL)
         if process.wait():
             raise UserError(f"{run.directory}: its test split was not scored; python -m app.evaluate {' '.join(words)}")
     return read_document(path, EvaluationFigures, "remove it, and it is measured again")
-
-
-def _start(words: Sequence[str], stdout: int | None = None) -> "subprocess.Popen[bytes]":
-    """Start `python -m WORDS`; it ends with this process, which alone gets a terminal's signals."""
-    return subprocess.Popen(
-        [sys.executable, "-m", *words],
-        stdout=stdout,
-        start_new_session=True,
-        preexec_fn=signals.end_with_parent,  # noqa: PLW1509  # this process has no threads
-    )
-
-
-def _wait_for_orphan(directory: Path) -> None:
-    """Wait until the process of a killed search, which is still saving, has left the run."""
-    try:
-        with FileLock(directory / LOCK, timeout=SECONDS_TO_LEAVE):
-            pass
-    except Timeout as error:
-        raise UserError(f"{directory}: another process is training there; wait for its end") from error
