@@ -17,19 +17,26 @@ skip() {
   exit 77
 }
 
-# start NAME COMMAND: in the background, its output in a file. Functions of several steps are not to be started behind
-# `||` or `if`, where bash would not stop at the first step that fails.
+# start NAME COMMAND: in the background, its output and its exit status in files. bash forgets the status of a process
+# that ended once another one gets its number, of which there may be 32,768 only. Functions of several steps are not to
+# be started behind `||` or `if`, where bash would not stop at the first step that fails.
 start() {
   local name=$1
   shift
-  "$@" >"$state/$name.log" 2>&1 &
+  rm -f "$state/$name.status"
+  (
+    trap 'echo "$?" >"$state/$name.status"' EXIT
+    trap 'exit 143' TERM
+    "$@"
+  ) >"$state/$name.log" 2>&1 &
   running[$name]=$!
 }
 
 # finish NAME: its exit status; its last lines if it failed. Under wait: a signal's trap waits for no child.
 finish() {
-  local status=0
-  wait "${running[$1]}" || status=$?
+  local status
+  wait "${running[$1]}" 2>/dev/null || true
+  status=$(cat "$state/$1.status" || echo 1)
   unset "running[$1]"
   [ "$status" = 0 ] || tail -n 40 "$state/$1.log"
   return "$status"
