@@ -94,7 +94,7 @@ def _fitted(train: Rows, others: Rows, names: Sequence[str]) -> Iterator[Fitted]
     began = time.perf_counter()
     constant = np.full(len(others.labels), np.average(train.labels, weights=train.weights))
     yield Fitted("base_rate", score(constant, others, len(train.labels), began), constant)
-    rates = _all_rates(train, others)
+    rates = all_rates(train, others)
     if rates:
         yield _best_column(rates, train, others, names, began)
     models = (("trees", _trees, _trees_library()), ("lr", _logistic_regression, "scikit-learn"))
@@ -118,7 +118,7 @@ def score(preds: Preds, others: Rows, rows: int, began: float) -> Baseline:
     )
 
 
-def _all_rates(train: Rows, others: Rows) -> list[Rates]:
+def all_rates(train: Rows, others: Rows) -> list[Rates]:
     """Return the rates of each dense, then each sparse feature."""
     numbers = zip(train.dense.T, others.dense.T, strict=True)
     return [
@@ -144,13 +144,18 @@ def _best_column(rates: list[Rates], train: Rows, others: Rows, names: Sequence[
 
 def _trees(train: Rows, others: Rows, rates: list[Rates]) -> Preds:
     """Fit boosted trees on numbers and on out-of-fold rates of ids."""
-    num_dense = train.dense.shape[1]
-    columns = np.column_stack([train.dense, *(one.train for one in rates[num_dense:])])
-    scored = np.column_stack([others.dense, *(one.others for one in rates[num_dense:])])
+    columns, scored = tree_inputs(train, others, rates)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="joblib")  # of a machine without lscpu
         model = _make_trees().fit(columns, train.labels, sample_weight=train.weights)
     return model.predict_proba(scored)[:, 1]
+
+
+def tree_inputs(train: Rows, others: Rows, rates: list[Rates]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the columns of trees, [rows, features] of train and of the other rows: numbers, then rates of ids."""
+    num_dense = train.dense.shape[1]
+    columns = np.column_stack([train.dense, *(one.train for one in rates[num_dense:])])
+    return columns, np.column_stack([others.dense, *(one.others for one in rates[num_dense:])])
 
 
 def _trees_library() -> str:
