@@ -88,6 +88,7 @@ FEW_VALUES = 12  # whole numbers with at most as many values are categories
 UNIQUE_SHARE = 0.95  # of the rows that have a value of their own, from which on a column is left out
 MIN_ROWS = 20  # fewer rows say nothing about unique values
 DIVIDED_SHARE = 0.05  # of the fields that have a separator, if it divides values
+TAIL = 4  # times as far from the median is the 99th percentile as the first, in columns whose logarithm is taken
 MIN_GROUPS = 10  # fewer values are no groups whose rows a split keeps together
 LEAK_AUC = 0.95  # a column alone that predicts the label better is left out
 
@@ -167,10 +168,12 @@ def _use(profile: TableProfile, figures: ColumnFigures) -> Use:
     if is_number and not (figures.are_whole and (is_id or len(figures.distinct) <= FEW_VALUES) and can_be_category):
         if figures.are_whole and is_unique and figures.descents == 0 and not figures.missing:
             return Use("out", (), "unique: it only rises from row to row")
+        if not figures.numbers:
+            return Use("dense", (figures.name,), f"true or false{missing}")
         low, high = (f"{value:g}" for value in (figures.low, figures.high))
-        return Use(
-            "dense", (figures.name,), f"{low} to {high}{missing}" if figures.numbers else f"true or false{missing}"
-        )
+        if _has_tail(profile, figures):
+            return Use("dense", (figures.name,), f"{low} to {high}, a long tail: of its logarithm{missing}")
+        return Use("dense", ({"column": figures.name, "transform": "standard"},), f"{low} to {high}{missing}")
     if figures.has_fractions:
         return Use("out", (), "fractions, of which some are not finite")
     if not can_be_category:
@@ -180,6 +183,15 @@ def _use(profile: TableProfile, figures: ColumnFigures) -> Use:
     if is_unique:
         return Use("out", (), f"unique: {_number_of_values(figures)} values in {figures.rows:,} rows")
     return Use("sparse", (figures.name,), f"{_number_of_values(figures)} values{missing}")
+
+
+def _has_tail(profile: TableProfile, figures: ColumnFigures) -> bool:
+    """Return whether some numbers lie so far above most of the sample that their logarithm is the better input."""
+    texts = [text for text in profile.sample.columns[figures.name] if text and text.strip() not in NULL_MARKS]
+    if not (texts and figures.is_finite):
+        return True
+    low, middle, high = np.quantile([number_of(text, NUMBERS) for text in texts], [0.01, 0.5, 0.99])
+    return bool(figures.low >= 0 and high - middle > TAIL * (middle - low))
 
 
 def is_id_name(name: str) -> bool:

@@ -85,6 +85,19 @@ def test_ratings(tmp_path: Path, name: str) -> None:
     assert "data.split.method=group data.split.column=userId keeps all rows of a value" in text
 
 
+def test_numbers_with_a_long_tail_become_logarithms(tmp_path: Path) -> None:
+    rng = np.random.default_rng(2)
+    tails = {"income": rng.lognormal(8, 1, 400), "visits": rng.poisson(0.1, 400) * 50.5, "gains": rng.pareto(1, 400)}
+    others = {
+        "year": rng.integers(1980, 2025, 400),
+        "kelvin": rng.normal(300, 5, 400),
+        "balance": rng.normal(0, 9, 400),
+    }
+    rows = {"label": [0, 1] * 200, "kind": rng.choice(list("abcd"), 400), **tails, **others}
+    schema = yaml.safe_load(proposed(tmp_path, rows, name="rows.parquet").text)
+    assert schema["dense"] == [*tails, *({"column": name, "transform": "standard"} for name in others)]
+
+
 def test_advertisements(tmp_path: Path) -> None:
     proposal = proposed(tmp_path, ads())
     document = yaml.safe_load(proposal.text)
@@ -92,7 +105,7 @@ def test_advertisements(tmp_path: Path) -> None:
         "missing": ["NA"],
         "label": "clicked",
         "time": "shown_at",
-        "dense": ["price", "age"],
+        "dense": ["price", {"column": "age", "transform": "standard"}],
         "sparse": [
             {"column": "shown_at", "part": "weekday"},
             {"column": "shown_at", "part": "hour"},
