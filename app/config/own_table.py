@@ -13,8 +13,10 @@ from data_prep.dataset.options import LabelKind
 RECIPE = "own_table"
 STEPS_PER_EPOCH = 100  # at least, if the rows suffice for batches of LEAST_BATCH
 LEAST_BATCH, LARGEST_BATCH = 32, 4096
+DECAY, LARGEST_DECAY = 1600.0, 0.1  # optimizer.sparse_weight_decay for each row of train
 LINEAR = 20.0  # model.linear of all columns together
 SHAPE = ("model.interaction", "model.numeric", "model.dense_arch", "model.over_arch")  # with one of these: model=dlrm
+FEW_NUMBERS = 3  # at most as many are one function each, which a small layer learns
 MANY_PER_LABEL = 4  # values for each row of the rarer label
 MANY_VALUES = 2_000_000  # from here on, moving all rows of all tables at every step would take most of the time
 
@@ -23,23 +25,29 @@ def table_values(manifest: Manifest) -> dict[str, Any]:
     """Return the values of the keys that depend on the table, by dotted key.
 
     The batch is a power of 2 that leaves STEPS_PER_EPOCH. Numbers need two hidden layers, as one learns few functions
-    of them; categories alone overfit there, most of all where their values are many beside the rows of the rarer label.
-    Columns share LINEAR, so that a logit moves as far a step however many there are. Tables of MANY_VALUES are updated
-    where a batch has their rows, without L2.
+    of them; a small layer does for FEW_NUMBERS, and where values are many beside the rows of the rarer label. L2 falls
+    with the rows, as that of a prior does. Where numbers are more than categories, their functions are the model, and
+    less restrained. Columns share LINEAR, so that a logit moves as far a step however many there are. Tables of
+    MANY_VALUES are updated where a batch has their rows, without L2.
     """
     train = manifest.splits["train"]
     batch = 2 ** int(math.log2(max(1, min(max(LEAST_BATCH, train.rows / STEPS_PER_EPOCH), train.rows, LARGEST_BATCH))))
     num_values = sum(manifest.num_embeddings.values())
     rate = (train.label_rate or 0.0) if manifest.label_kind is LabelKind.click else 0.0
     rarer = train.rows * min(rate, 1 - rate)
-    deep, dropout = ([128, 128], 0.2) if manifest.schema["dense"] else ([64], 0.3)
-    if 0 < MANY_PER_LABEL * rarer <= num_values:
+    num_dense, num_sparse = len(manifest.schema["dense"]), len(manifest.num_embeddings)
+    deep, dropout = ([128, 128], 0.5) if num_dense else ([64], 0.3)
+    decay = min(LARGEST_DECAY, DECAY / max(1, train.rows))
+    if num_dense > num_sparse:
+        dropout, decay = 0.2, 0.01
+    if 0 < num_dense <= FEW_NUMBERS or 0 < MANY_PER_LABEL * rarer <= num_values:
         deep, dropout = [16], 0.5
     values: dict[str, Any] = {
         "train.global_batch_size": batch,
         "model.deep_arch": deep,
         "model.dropout": [dropout],
-        "model.linear": LINEAR / max(1, len(manifest.num_embeddings)),
+        "model.linear": LINEAR / max(1, num_sparse),
+        "optimizer.sparse_weight_decay": decay,
     }
     if rarer:
         values["model.initial_logit"] = math.log(rate / (1 - rate))
