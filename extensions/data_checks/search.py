@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from common.errors import UserError
 from data_prep.dataset.bags import Bags, unpack
 from data_prep.dataset.options import LabelKind
 from data_prep.dataset.sample import mix, rows_of_blocks, sampled_blocks
@@ -125,7 +126,11 @@ def bag_hashes(bags: Bags) -> NDArray[np.uint64]:
 
 
 def find_misleading(job: Job, built: Sequence[BuiltShard], features: Sequence[str], budget: int) -> Misleading:
-    """Compute the figures of a job's finished shards in its work's directory; budget: bytes of memory."""
+    """Compute the figures of a job's finished shards in its work's directory; budget: bytes of memory.
+
+    Raises:
+        UserError: a column of an own table tells the label of each row.
+    """
     shards = [[shard for shard in built if (shard.split == "train") == of_train] for of_train in (True, False)]
     rows, other_rows = (sum(shard.shard.rows for shard in each) for each in shards)
     limit = min(MAX_ROWS, MAX_VALUES // len(job.schema.columns), budget // 2 // ROW_BYTES)
@@ -138,6 +143,12 @@ def find_misleading(job: Job, built: Sequence[BuiltShard], features: Sequence[st
         name: ColumnFigures(auc=leak_auc(values, train.labels > 0, is_dense) if has_rates else None)
         for name, values, is_dense in _columns(job, train, features)
     }
+    copies = [name for name, one in columns.items() if one.auc == 1]
+    if copies and job.table is not None:
+        raise UserError(
+            f"data.schema: {', '.join(copies)} tells the label of each of {train.count:,} rows by itself, so it is the "
+            "label under another name, or known only after it; leave it out"
+        )
     for _ in _columns(job, held_out, features):
         pass
 

@@ -168,12 +168,7 @@ def _use(profile: TableProfile, figures: ColumnFigures) -> Use:
     if is_number and not (figures.are_whole and (is_id or len(figures.distinct) <= FEW_VALUES) and can_be_category):
         if figures.are_whole and is_unique and figures.descents == 0 and not figures.missing:
             return Use("out", (), "unique: it only rises from row to row")
-        if not figures.numbers:
-            return Use("dense", (figures.name,), f"true or false{missing}")
-        low, high = (f"{value:g}" for value in (figures.low, figures.high))
-        if _has_tail(profile, figures):
-            return Use("dense", (figures.name,), f"{low} to {high}, a long tail: of its logarithm{missing}")
-        return Use("dense", ({"column": figures.name, "transform": "standard"},), f"{low} to {high}{missing}")
+        return _use_of_number(profile, figures, missing)
     if figures.has_fractions:
         return Use("out", (), "fractions, of which some are not finite")
     if not can_be_category:
@@ -183,6 +178,16 @@ def _use(profile: TableProfile, figures: ColumnFigures) -> Use:
     if is_unique:
         return Use("out", (), f"unique: {_number_of_values(figures)} values in {figures.rows:,} rows")
     return Use("sparse", (figures.name,), f"{_number_of_values(figures)} values{missing}")
+
+
+def _use_of_number(profile: TableProfile, figures: ColumnFigures, missing: str) -> Use:
+    """Return the use of a column of quantities, with a transform unless the default, a logarithm, is the better one."""
+    if not figures.numbers:
+        return Use("dense", (figures.name,), f"true or false{missing}")
+    low, high = (f"{value:g}" for value in (figures.low, figures.high))
+    if _has_tail(profile, figures):
+        return Use("dense", (figures.name,), f"{low} to {high}, with a long tail, so as its logarithm{missing}")
+    return Use("dense", ({"column": figures.name, "transform": "standard"},), f"{low} to {high}{missing}")
 
 
 def _has_tail(profile: TableProfile, figures: ColumnFigures) -> bool:
