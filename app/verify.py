@@ -118,7 +118,7 @@ def _verify(config: VerifyConfig, directory: Path, began: float) -> int:
                 return EXIT_DONE
             losses = _loss_difference(checkpoints, run.state.all_losses())
             report = {"run": str(config.bundle or directory), "steps": steps, "compared_at": sorted(checkpoints)}
-            keeps = trained.eval.keep_scores and scores.split_of(trained, manifest)
+            keeps = scores.kept_split(trained.eval, manifest)
             result = Replay(
                 record=read_record(scratch),
                 steps=steps,

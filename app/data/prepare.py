@@ -1,6 +1,7 @@
-"""The dataset that a run asks for: data_prep makes it, in a process of its own, if it does not exist."""
+"""The dataset that a run asks for, which data_prep makes in a process of its own, and the configuration by it."""
 
 import contextlib
+import logging
 import os
 import pickle
 import signal
@@ -8,8 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from app.config import DataConfig
+from app.config import AppConfig, DataConfig, validate
 from app.config.data import FILES, own_files, preprocessing
+from app.config.own_table import is_own_table, table_values
 from common.cli import EXIT_BAD_INPUT, EXIT_STOPPED
 from common.compose import convert
 from common.errors import UserError
@@ -20,15 +22,20 @@ from data_prep.config.agreement import compared_keys, first_difference, keys_in_
 from data_prep.config.compose import PICKLED
 from data_prep.config.keys import given_values
 from data_prep.dataset.format import MANIFEST_NAME, Manifest, load_manifest
+from data_prep.dataset.misleading import misleading_sentences
 from data_prep.dataset.options import GENERATORS
+from data_prep.dataset.sampling import sampling_sentence
+from data_prep.dataset.unseen import unseen_values
 from data_prep.published.sets import SETS
+
+log = logging.getLogger("clickwork")
 
 NOT_OF_ROWS = ("source", "path", "allow_degenerate", *FILES)  # keys that are not compared with a dataset's
 REPOSITORY = Path(__file__).parents[2]
 
 
-def prepare(config: DataConfig) -> None:
-    """Run data_prep if the configuration names raw files, or a source and no dataset.
+def prepare(config: DataConfig) -> bool:
+    """Run data_prep if the configuration names raw files, or a source; return whether it made the dataset.
 
     data_prep leaves a dataset alone that was made from the same files with the same parameters, and refuses to replace
     another; this process makes that check itself. A new dataset is made by a child process. A signal that interrupts
@@ -43,14 +50,14 @@ def prepare(config: DataConfig) -> None:
     """
     job = _job(config)
     if job is None:
-        return
+        return False
     _require_written(config)
     if (Path(str(job.data.path)) / MANIFEST_NAME).exists() and not job.data.overwrite:
         # Imported lazily: runs without data of their own do not need these modules.
         from data_prep.pipeline import preprocess
 
         preprocess(job.data)
-        return
+        return False
     process = subprocess.Popen(
         [sys.executable, "-m", "data_prep", PICKLED],
         env=_environment(),
@@ -74,6 +81,7 @@ def prepare(config: DataConfig) -> None:
         raise SystemExit(status)  # it has printed the reason
     if status:
         raise RuntimeError(f"python -m data_prep ended with exit status {status}")
+    return True
 
 
 def _require_written(config: DataConfig) -> None:
@@ -112,6 +120,28 @@ def in_force(config: DataConfig, manifest: Manifest) -> DataConfig:
     recorded = {key: value for key, value in keys_in_force(manifest).items() if not key.startswith("multi_hot.")}
     of_generators = [key for key in recorded if key.partition(".")[0] in GENERATORS]
     return convert(DataConfig, to_plain(config), *map(nested, recorded.items()), {"generator_settings": of_generators})
+
+
+def with_table_values(config: AppConfig, root: Path, manifest: Manifest) -> AppConfig:
+    """Return the configuration with the values that follow from the dataset, checked anew; log them."""
+    if not config.by_table:
+        return config
+    values = {key: value for key, value in table_values(manifest).items() if key in config.by_table}
+    words = " ".join(
+        f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}" for key, value in values.items()
+    )
+    reason = "is of an own table" if is_own_table(manifest) else "is not of an own table, but this recipe was given"
+    log.info("%s: %s: recipe=own_table with %s; recipe=quickstart is the other default", root, reason, words)
+    config = convert(AppConfig, to_plain(config), *map(nested, values.items()), {"by_table": []})
+    validate(config)
+    return config
+
+
+def warn(root: Path, manifest: Manifest, is_new: bool) -> None:
+    """Log what may mislead about the dataset. is_new: data_prep has just made it, and printed its own warnings."""
+    printed = [] if is_new else [unseen_values(manifest), *misleading_sentences(manifest.extra)]
+    for line in filter(None, [sampling_sentence(manifest), *printed]):
+        log.warning("%s: %s", root, line)
 
 
 def _is_there(config: DataConfig) -> bool:

@@ -37,7 +37,7 @@ from common.streams import without_native_stdout
 log = logging.getLogger("clickwork")
 
 ScalarT = TypeVar("ScalarT", bound=np.generic)
-JsonT = TypeVar("JsonT", bound="str | None")
+JsonT = TypeVar("JsonT", bound="str | bool | None")
 
 ALL_MODES, STRICT_MODE = -1, 1 << 16  # MKL_CBWR_ALL, MKL_CBWR_STRICT of mkl_types.h
 PROBED_WIDTHS = ((13, 20, 64, 256, 367, 512, 1024), (1, 16, 64, 256, 512, 2048))  # inputs and outputs of layers
@@ -47,7 +47,7 @@ PROBED_ROWS = 256
 class _Outcome(Struct):
     """The value that an action on rank 0 returned, or the exit status with which it ended."""
 
-    value: str | UnsetType | None = UNSET
+    value: str | bool | UnsetType | None = UNSET
     status: int | str | None = None
 
 
@@ -125,7 +125,7 @@ class Runtime:
         return joined
 
     def on_rank_0(self, action: Callable[[], JsonT]) -> JsonT:
-        """Run `action` on rank 0, however long it takes, and return its result (a string or None) on all ranks.
+        """Run `action` on rank 0, however long it takes, and return its result (a string, bool or None) on all ranks.
 
         Raises:
             UserError, SystemExit, Interrupted: on rank 0, what the action raised.

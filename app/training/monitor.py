@@ -1,12 +1,28 @@
 """Decisions that a run's evaluations make by train.monitor: the best, when to cut the rate, when to stop early."""
 
+from pathlib import Path
+
 from app.config import AppConfig, ScheduleConfig
 from app.config.train import Monitor, keys_by_evaluations, metrics_of
+from app.data.shards import TRAIN, find_split
 from app.kinds.metrics import AUC, METRICS
 from app.metrics.documents import Best, EarlyStop, EvaluationFigures, Monitored
 from app.training.state import RunLength, RunState
 from common.errors import UserError
 from common.keys import shown
+from data_prep.dataset.format import Manifest
+
+
+def require_rows_to_evaluate(config: AppConfig, root: Path, manifest: Manifest) -> None:
+    """Refuse eval.split as `require_validation` does, if the manifest tells its rows: that of events does not.
+
+    Raises:
+        UserError: says why the split has no rows, or names the key that needs some.
+    """
+    if manifest.kind.windows:
+        return
+    rows = find_split(root, manifest, config.eval.split).rows if config.eval.split in manifest.splits else 0
+    require_validation(config, rows * (config.data.negatives.rows_per_positive if config.eval.split == TRAIN else 1))
 
 
 def require_validation(config: AppConfig, rows: int) -> None:

@@ -18,8 +18,8 @@ from app.metrics.timing import StepTimer, step_time_histogram
 from app.metrics.totals import Measured
 from app.optimizer.build import set_step
 from app.record.directory import RunDirectory, ignoring_full_disk
-from app.record.documents import DONE, Summary
-from app.record.reading import read_evaluations, read_events
+from app.record.documents import DONE
+from app.record.reading import read_evaluations, read_events, read_summary
 from app.training import resume
 from app.training.checkpointer import Checkpointer
 from app.training.data_loader import DataLoader
@@ -102,16 +102,13 @@ class TrainingRun:
             self.state.monitored = Monitored(cuts=self.state.monitored.cuts)
         self._measured_before = len(self.state.all_step_seconds())
 
-    def is_done(self, before: Summary) -> bool:
-        """Return whether the run that wrote this summary had reached the end that the configuration now asks for."""
-        state = self.state
-        if before.steps != state.step or before.status not in DONE:
-            return False
-        evaluated = state.evaluation is not None and state.evaluation.step == state.step
-        if not evaluated:
-            return False
+    def status_if_done(self) -> str | None:
+        """Return the status in the run's summary if it had reached the end that is configured now; else None."""
+        before, state = read_summary(self._directory.path) if self.continues else None, self.state
+        if before is None or before.status not in DONE or not before.steps == state.step == state.evaluated_at:
+            return None
         ends = target_reached(state, self.length) or early_stop(state, self.length) is not None
-        return ends or state.step >= self.length.total_steps
+        return before.status if ends or state.step >= self.length.total_steps else None
 
     def train(self, stop: StopRequest | None = None) -> str:
         """Train from the state to the end, or to a stop, and write the run's directory; return the status."""

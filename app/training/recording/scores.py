@@ -5,7 +5,7 @@ from pathlib import Path
 
 from app.checkpoint import files
 from app.checkpoint.model_state import load_tensors
-from app.config import AppConfig
+from app.config import EvalConfig
 from app.record.scores import TEST, write_scores
 from app.training.predictor import Evaluation, Predictor
 from app.training.session import Session
@@ -15,14 +15,14 @@ log = logging.getLogger("clickwork")
 
 
 def keep_served(session: Session, directory: Path, step: int) -> None:
-    """Score a split (see `split_of`) with the model that the run serves, and write the scores; a collective call.
+    """Score the split of `kept_split` with the model that the run serves, and write the scores; a collective call.
 
     step: of the session's parameters. If the run keeps a best checkpoint, the parameters are that one's afterwards.
     """
     config = session.config
-    if not config.eval.keep_scores:
+    split = kept_split(config.eval, session.manifest)
+    if split is None:
         return
-    split = split_of(config, session.manifest)
     if not is_within(config.eval.keep_scores, split, session.predictor.split(split).rows, config.eval.exact_rows):
         return
     best = session.runtime.on_rank_0(lambda: str(files.pointed_to(directory / files.CHECKPOINTS, files.BEST) or ""))
@@ -32,10 +32,12 @@ def keep_served(session: Session, directory: Path, step: int) -> None:
     keep(session.predictor, session.predictor.evaluate(split), directory, step)
 
 
-def split_of(config: AppConfig, manifest: Manifest) -> str:
-    """Return the split whose scores a run keeps: test, or the evaluated split if the dataset has no test."""
+def kept_split(config: EvalConfig, manifest: Manifest) -> str | None:
+    """Return the split whose scores a run keeps, if any: test, or the evaluated split if the dataset has no test."""
+    if not config.keep_scores:
+        return None
     has_test = TEST in manifest.splits and manifest.splits[TEST].rows > 0
-    return TEST if has_test else config.eval.split
+    return TEST if has_test else config.split
 
 
 def is_within(limit: int, split: str, rows: int, exact_rows: int) -> bool:
