@@ -19,6 +19,7 @@ from data_prep.config.presets import Rules, resolve_rules
 from data_prep.dataset.kinds import ROWS, DatasetKind, SchemaProposer, described_kind
 from data_prep.dataset.manifest import SPLITS
 from data_prep.dataset.multi_hot import MultiHot
+from data_prep.dataset.options import LabelKind
 from data_prep.dataset.schema import CRITEO, Schema
 from data_prep.dataset.table_spec import Table
 from data_prep.engine.memory_budget import dataset_bytes
@@ -124,6 +125,21 @@ def fetch_days(data: DataConfig, root: Path, work: Path) -> list[Source]:
     rules = resolve_rules(data, len(data.days or [0]))
     required_bytes = partial(dataset_bytes, schema=CRITEO, rules=rules, bags=chosen_bags(data, rules, CRITEO))
     return find_remote(data, root, required_bytes)
+
+
+def require_droppable(data: DataConfig, schema: Schema) -> None:
+    """Raise UserError if rows of label 0 are to be dropped of a table whose figures cannot be corrected for it."""
+    rate = data.sampling.negative_drop_rate
+    if rate is not None and schema.label_kind is LabelKind.number:
+        raise UserError(
+            f"data.sampling.negative_drop_rate={rate}: drops rows of label 0, and the labels of {data.schema} are "
+            "numbers (kind: number); leave it out"
+        )
+    if rate is not None and schema.weight:
+        raise UserError(
+            f"data.sampling.negative_drop_rate={rate}: corrects figures for rows that it drops, which is not defined "
+            f"for the sample weights of {data.schema} (weight: {schema.weight}); leave one of them out"
+        )
 
 
 def chosen_bags(data: DataConfig, rules: Rules, schema: Schema) -> MultiHot | None:

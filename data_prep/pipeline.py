@@ -1,8 +1,8 @@
 """Preparation of a dataset of rows from raw files, in one function per step.
 
-`preprocess` finds the sources. `run_stages` parses them to chunks, fits vocabularies, encodes, and makes shards.
-`_describe` builds the manifest. Every task is logged in <dataset>/.work, so the same command resumes a killed job. The
-result depends only on the sources and the parameters, not on the workers or any kills.
+`prepare_rows` finds the sources and settles the job. `run_stages` parses them to chunks, fits vocabularies, encodes,
+and makes shards. `_describe` builds the manifest. Every task is logged in <dataset>/.work, so the same command resumes
+a killed job. The result depends only on the sources and the parameters, not on the workers or any kills.
 """
 
 import sys
@@ -30,7 +30,7 @@ from data_prep.config.presets import largest_id, num_embeddings, report_differen
 from data_prep.dataset.format import SPLITS, Manifest, build_manifest
 from data_prep.dataset.misleading import data_checks, misleading_sentences
 from data_prep.dataset.multi_hot import TABLES_DIRECTORY, MultiHotTables
-from data_prep.dataset.options import DenseTransform, LabelKind
+from data_prep.dataset.options import DenseTransform
 from data_prep.dataset.schema import CRITEO
 from data_prep.dataset.spelling import Form, to_text
 from data_prep.dataset.unseen import UNSEEN, unseen_values
@@ -55,6 +55,7 @@ from data_prep.job_setup import (
     find_sources,
     kind_to_make,
     refuse_early,
+    require_droppable,
     split_column,
 )
 from data_prep.sources.checksums import given_md5s, refuse_other_md5
@@ -133,23 +134,16 @@ def prepare_rows(data: DataConfig, root: Path) -> Manifest:
     """Make a dataset of rows from raw files. Raise UserError as `preprocess` does."""
     refuse_early(data, root)
     with claimed(root) as work:
+        # The sources, their columns, and the parameters that with the rows decide the shards' bytes.
         sources = tuple(find_sources(data, root, work))
         table = describe_table(data, root, sources)
         rules = resolve_rules(data, len(sources), table)
         schema = CRITEO if table is None else table.schema
-        if data.sampling.negative_drop_rate is not None and schema.label_kind is LabelKind.number:
-            raise UserError(
-                f"data.sampling.negative_drop_rate={data.sampling.negative_drop_rate}: drops rows of label 0, and "
-                f"the labels of {data.schema} are numbers (kind: number); leave it out"
-            )
-        if data.sampling.negative_drop_rate is not None and schema.weight:
-            raise UserError(
-                f"data.sampling.negative_drop_rate={data.sampling.negative_drop_rate}: corrects figures for rows that "
-                f"it drops, which is not defined for the sample weights of {data.schema} (weight: {schema.weight}); "
-                "leave one of them out"
-            )
+        require_droppable(data, schema)
         bags = chosen_bags(data, rules, schema)
         parameters = encoding_parameters(data, rules, table, bags)
+
+        # A finished dataset of the same files and parameters is returned as it is; any other is refused.
         md5s = given_md5s(data.checksums, sources)
         finished = find_finished(root, {"table": parameters["table"]}, schema.to_manifest(), sources, data)
         if finished is not None:
@@ -157,6 +151,8 @@ def prepare_rows(data: DataConfig, root: Path) -> Manifest:
                 refuse_other_md5(sources, md5s, finished.extra[SOURCE_MD5])
             return finished
         report_differences(rules)
+
+        # Before a job begins, or goes on: is the directory free for it, and the disk large enough?
         refuse_foreign_files(root, work, [Path(source.path) for source in sources])
         expected_sums = known_sums(data, root, sources) if data.remote.name else ()
         chunk_bytes, per_shard = divide_shard(parameters["chunk_bytes"], table is not None)
@@ -181,6 +177,8 @@ def _make(data: DataConfig, root: Path, job: Job, parameters: dict[str, Any]) ->
     result = run_stages(data, job)
     if data.remote.name:
         note_read(data, root, job.sources, result.digests)
+
+    # Figures that the manifest keeps beside its shards: of the source, of extensions' checks, and of the job.
     figures = data.source_kind.figures
     extra: dict[str, Any] = load(figures)(data, job, result.records, result.rows) if figures else {}
     budget = parse_size(data.memory_budget, "data.memory_budget")
@@ -197,6 +195,8 @@ def _make(data: DataConfig, root: Path, job: Job, parameters: dict[str, Any]) ->
         **checks,
     }
     manifest = _describe(job, result, parameters, extra)
+
+    # Warnings come last, so that they stand together below the progress of the stages.
     if len(job.sources) > 1:
         print(f"{root}: {described_sources(job.sources)}", file=sys.stderr)
     missing = ", ".join(missing_days(job.sources)) if data.source_kind.makes is None else ""
@@ -206,6 +206,8 @@ def _make(data: DataConfig, root: Path, job: Job, parameters: dict[str, Any]) ->
     lines += [*random_split_of_times(job, data.split.method), *misleading_sentences(manifest.extra)]
     for line in (*lines, *warnings(manifest, result.constant)):
         print(f"{root}: warning: {line}", file=sys.stderr)
+
+    # The dataset exists from here on: the files move to it, and its manifest last.
     return publish(job.work, root, manifest, moves_to_dataset(job, manifest, result.built))
 
 
@@ -249,14 +251,19 @@ def run_stages(data: DataConfig, job: Job) -> Result:
     """Run everything except the moves of files to the dataset."""
     workers = num_workers(data, job, len(parse_tasks(job)))
     with open_executor(data.scheduler, workers) as executor:
+        # Raw files to chunks of columns; equal files and labels of one class are refused as soon as they are known.
         md5s = _compare_md5s(data, job, executor) if data.train is not None else []
         result = _parse(job, executor, reads_whole(data, job, workers))
         refuse_absent_labels(job, fitted_records(job, result.records))
         if not data.allow_degenerate:
             refuse_one_class(job, fitted_records(job, result.records))
         result.md5s = md5s
+
+        # Before ids can be made: the split and place of each row, and vocabularies of the values that count.
         executor.release()
         _order_and_fit(data, job, result, executor)
+
+        # Values to ids. Rows that travel to another shard get theirs on the way, unless that takes passes, or bags.
         values = {name: result.vocabularies[name].values for name in result.features if result.vocabularies}
         encode_workers, passes = plan_encoding(data, job, workers, values)
         executor.release(encode_workers)
@@ -264,6 +271,8 @@ def run_stages(data: DataConfig, job: Job) -> Result:
         if _needs_encode_stage(job, passes):
             chunks = _encode(job, result, chunks, passes, executor)
             result.records = [chunk.record for chunk in chunks]
+
+        # Chunks to shards: rows that are reordered travel to theirs; otherwise chunks are cut where a split ends.
         if job.rules.is_arranged:
             _shuffle(job, result, chunks, executor)
         else:
