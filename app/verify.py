@@ -149,7 +149,7 @@ def _open_dataset(
     if config.bundle is not None and config.data.path is None:
         made = joined.on_rank_0(partial(require_dataset, trained.data, first, config.bundle))
         trained = replace(trained, data=replace(trained.data, path=made))
-    return resume.open_dataset(trained, directory, first.dataset.path or "", first.dataset.digest or "")
+    return resume.open_dataset(trained.data.path, directory, first.dataset.path or "", first.dataset.digest or "")
 
 
 def _runtime_of(launch: RunManifest, overrides: RuntimeConfig, trained: RuntimeConfig) -> RuntimeConfig:

@@ -147,7 +147,11 @@ def validate(config: AppConfig) -> None:
     validate_optimizer(config.optimizer)
     validate_schedule(config.schedule)
     validate_model(config.model)
-    _validate_published(config)
+    if config.published.md5 and config.published.test_auc is None:  # published for several models, not for this one
+        raise UserError(
+            f"recipe={config.published.recipe}: is published with model=dlrm, dcnv2, crossnetv2, dnn or lr; give one "
+            "of them"
+        )
     if config.runtime.compile not in (None, Compile.none):
         require_dlrm(config.model, f"runtime.compile={config.runtime.compile.value}")
     cuts_rate = config.schedule.name.schedule.by_metric
@@ -165,8 +169,8 @@ def validate(config: AppConfig) -> None:
     validate_monitor(config.train, config.checkpoint, cuts_rate, over)
     require_source(config.data, config.model.kind)
     require_eval_split(config.data, config.eval.split)
-    _validate_last_batch(config)
-    _validate_batch_norm(config)
+    _validate_last_batch(config.model, config.train, config.runtime)
+    _validate_batch_norm(config.model, config.train)
     _validate_layout(config)
     validate_loss(config.loss)
     validate_sharding(config.sharding, config.optimizer.name)
@@ -175,24 +179,14 @@ def validate(config: AppConfig) -> None:
         group.validate(config)
 
 
-def _validate_published(config: AppConfig) -> None:
-    """Raise UserError if a recipe that is published for several models is used with another one."""
-    if config.published.md5 and config.published.test_auc is None:
-        raise UserError(
-            f"recipe={config.published.recipe}: is published with model=dlrm, dcnv2, crossnetv2, dnn or lr; give one "
-            "of them"
-        )
-
-
-def _validate_batch_norm(config: AppConfig) -> None:
+def _validate_batch_norm(model: ModelConfig, train: TrainConfig) -> None:
     """Raise UserError for batches that are too small for batch norm to have a variance."""
-    if config.model.batch_norm and config.train.global_batch_size == 1:
+    if model.batch_norm and train.global_batch_size == 1:
         raise UserError(
             "train.global_batch_size=1: model.batch_norm=true needs at least two rows in a batch; use larger batches, "
             "or model.batch_norm=false"
         )
-    train = config.train
-    if config.model.batch_norm and train.micro_batch is not None and train.global_batch_size % train.micro_batch == 1:
+    if model.batch_norm and train.micro_batch is not None and train.global_batch_size % train.micro_batch == 1:
         raise UserError(
             f"train.global_batch_size={train.global_batch_size}: leaves a micro-batch of one row, and "
             f"model.batch_norm=true needs at least two; give a multiple of {train.micro_batch}"
@@ -232,13 +226,13 @@ def _validate_layout(config: AppConfig) -> None:
             raise UserError(f"{given}: not with {setting}: {reason}, or {setting.replace(LAYOUT, 'true')}")
 
 
-def _validate_last_batch(config: AppConfig) -> None:
+def _validate_last_batch(model: ModelConfig, train: TrainConfig, runtime: RuntimeConfig) -> None:
     """Raise UserError if train.drop_last=false cannot work."""
-    if config.train.drop_last:
+    if train.drop_last:
         return
-    require_dlrm(config.model, "train.drop_last=false")
-    require_own_scores(config.model, "train.drop_last=false")
-    if config.runtime.compile is Compile.step:
+    require_dlrm(model, "train.drop_last=false")
+    require_own_scores(model, "train.drop_last=false")
+    if runtime.compile is Compile.step:
         raise UserError(
             "train.drop_last=false: not with runtime.compile=step, whose graphs are of whole batches; give "
             "runtime.compile=none"

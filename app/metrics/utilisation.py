@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from app.config import AppConfig, Precision
+from app.config import AppConfig, OptimizerConfig, Precision
 from app.metrics.ceilings import measure_ceilings
 from app.metrics.documents import MIN_TRAIN_SECONDS
 from app.model.flops import training_flops
@@ -38,11 +38,11 @@ def work_of_sample(config: AppConfig, root: Path, manifest: Manifest, tables: Se
     flops = None
     if config.model.parts is None:
         flops = training_flops(config.model, len(manifest.schema["dense"]), len(manifest.num_embeddings))
-    return SampleWork(flops, _table_bytes(config, tables, from_config.bag_sizes_of(config, root, manifest)))
+    return SampleWork(flops, _table_bytes(config.optimizer, tables, from_config.bag_sizes_of(config, root, manifest)))
 
 
 def utilisation(
-    config: AppConfig,
+    precision: Precision | None,
     runtime: Runtime,
     work: SampleWork,
     samples_per_second_per_device: float | None,
@@ -69,7 +69,7 @@ def utilisation(
         return figures
     figures |= {"flops_per_second": flops and rate * flops, "table_bytes_per_second": rate * moved}
     if runtime.highest(train_seconds) >= MIN_TRAIN_SECONDS:
-        dtype = torch.bfloat16 if config.runtime.precision is Precision.bf16 else torch.float32
+        dtype = torch.bfloat16 if precision is Precision.bf16 else torch.float32
         ceilings = measure_ceilings(runtime.device, dtype, CEILING_SECONDS, runtime.highest)
         if ceilings is None:
             log.info("utilisation: not measured (the GPUs have too little memory left)")
@@ -83,9 +83,9 @@ def utilisation(
     return figures
 
 
-def _table_bytes(config: AppConfig, tables: Sequence[TableSpec], bags: Mapping[str, float]) -> float:
+def _table_bytes(optimizer: OptimizerConfig, tables: Sequence[TableSpec], bags: Mapping[str, float]) -> float:
     """Return the bytes of one sample's lookups and updates; `bags`: mean ids per bag of each feature."""
-    algorithm = config.optimizer.name.algorithm
+    algorithm = optimizer.name.algorithm
     total = 0.0
     for table in tables:
         ids = sum(bags.get(key.removesuffix(REMAINDER), 1.0) for key in table.keys)

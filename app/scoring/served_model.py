@@ -178,7 +178,7 @@ def unsharded(config: AppConfig, manifest: Manifest) -> DLRM:
     Raises:
         UserError: the dataset does not fit the configuration.
     """
-    multi_hot = from_config.multi_hot_features(config, manifest)
+    multi_hot = from_config.multi_hot_features(config.data.multi_hot, manifest)
     sparse_arch = make_sparse_arch(config.model, manifest.num_embeddings, multi_hot, initial=False)
     model = DLRM(config.model, len(manifest.schema["dense"]), len(manifest.num_embeddings), sparse_arch)
     for collection in sparse_arch.collections:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from app.config import AppConfig, OptimizerConfig, ShardingConfig, TopologyConfig
+from app.config import AppConfig, MultiHotConfig, OptimizerConfig, ShardingConfig, TopologyConfig
 from app.config.sharding import AUTO_SHARDING, refuse_columns, with_default_types
 from app.config.tables import Storage
 from app.model.embeddings import TableArch
@@ -174,12 +174,14 @@ def bag_sizes(config: AppConfig, features: Features, means: Mapping[str, float])
     """Return mean ids per bag, by key of the model's ids; `means`: of multi-hot features, from the shards."""
     if (parts := config.model.parts) is not None:
         return parts.bag_sizes(config, features)
-    return bag_sizes_of_rows(config, list(features.num_embeddings), means)
+    return bag_sizes_of_rows(config.data.multi_hot, list(features.num_embeddings), means)
 
 
-def bag_sizes_of_rows(config: AppConfig, features: Sequence[str], means: Mapping[str, float]) -> dict[str, float]:
+def bag_sizes_of_rows(
+    multi_hot: MultiHotConfig, features: Sequence[str], means: Mapping[str, float]
+) -> dict[str, float]:
     """Return ids per bag of each feature: the expanded size, or the mean in the shards; otherwise 1."""
-    bags = config.data.multi_hot.bags()
+    bags = multi_hot.bags()
     if bags is not None:
         return {feature: float(size) for feature, size in zip(features, bags.sizes, strict=True)}
     return {feature: means.get(feature, 1.0) for feature in features}
@@ -195,9 +197,9 @@ def bag_sizes_of(config: AppConfig, root: Path, manifest: Manifest) -> dict[str,
     return bag_sizes(config, features, mean_bag_sizes(root, manifest))
 
 
-def multi_hot_features(config: AppConfig, manifest: Manifest) -> list[str]:
+def multi_hot_features(multi_hot: MultiHotConfig, manifest: Manifest) -> list[str]:
     """Return the features of a dataset whose bags may have more or fewer ids than one."""
-    sizes = bag_sizes_of_rows(config, list(manifest.num_embeddings), {})
+    sizes = bag_sizes_of_rows(multi_hot, list(manifest.num_embeddings), {})
     return [feature for feature, size in sizes.items() if size != 1 or feature in manifest.ragged]
 
 

@@ -48,7 +48,7 @@ def sharded_model(
     features = Features(
         manifest.num_embeddings,
         len(manifest.schema.get("dense", [])),
-        from_config.multi_hot_features(config, manifest),
+        from_config.multi_hot_features(config.data.multi_hot, manifest),
         manifest.encoding.get("raw_schema"),
     )
     sparse_arch = make_tables(config, features, initial)

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from app.config import AppConfig, DataConfig
+from app.config import AppConfig, DataConfig, EvalConfig
+from app.config.data import NegativesConfig
 from app.data.shards import TRAIN
 from app.kinds.metrics import METRICS
 from app.kinds.tasks import TASKS, Task
@@ -48,7 +49,7 @@ def refuse_one_class(config: DataConfig, root: Path, manifest: Manifest) -> None
         )
 
 
-def refuse_unweighted(config: AppConfig, root: Path, manifest: Manifest) -> None:
+def _refuse_unweighted(negatives: NegativesConfig, evaluation: EvalConfig, root: Path, manifest: Manifest) -> None:
     """Refuse keys that would leave the sample weights out of account.
 
     Raises:
@@ -56,8 +57,8 @@ def refuse_unweighted(config: AppConfig, root: Path, manifest: Manifest) -> None
     """
     if not manifest.weight:
         return
-    given = {f"data.negatives.{name}": value for name, value in vars(config.data.negatives).items()}
-    given |= {"eval.group_by": config.eval.group_by, "eval.keep_scores": config.eval.keep_scores or None}
+    given = {f"data.negatives.{name}": value for name, value in vars(negatives).items()}
+    given |= {"eval.group_by": evaluation.group_by, "eval.keep_scores": evaluation.keep_scores or None}
     given = {key: value for key, value in given.items() if value is not None}
     if given:
         remedies = (f"{key}={0 if key == 'eval.keep_scores' else 'null'}" for key in given)
@@ -80,7 +81,7 @@ def require_task(config: AppConfig, root: Path, manifest: Manifest) -> None:
     ):
         if column is not None:
             require_column(key, column, config.data, root, manifest)
-    refuse_unweighted(config, root, manifest)
+    _refuse_unweighted(config.data.negatives, config.eval, root, manifest)
     task = task_of(manifest)
     monitor = config.train.monitor
     remedies = {}

@@ -96,7 +96,7 @@ def restore(path: Path, session: Session) -> Resumed:
     saved = read(path)
     values, arrays = saved.state, saved.arrays
     require_dataset(path, values.dataset, values.dataset_digest, session.root, session.manifest)
-    if (difference := _first_difference(values, session.config)) is not None:
+    if (difference := _first_difference(values, fingerprint(session.config))) is not None:
         key, now, recorded = difference
         raise UserError(
             f"{key}={shown(now)}: the run at {path} was started with {shown(recorded)}; "
@@ -238,9 +238,9 @@ def fingerprint(config: AppConfig) -> Json:
     return keys
 
 
-def _first_difference(saved: SavedState, config: AppConfig) -> tuple[str, object, object] | None:
-    """Return the first key of `fingerprint` that differs in a checkpoint's state, with both values; None if equal."""
-    now, recorded = fingerprint(config), saved.fingerprint
+def _first_difference(saved: SavedState, now: Json) -> tuple[str, object, object] | None:
+    """Return the first key of the fingerprint `now` that a checkpoint's differs in, with both values; None if equal."""
+    recorded = saved.fingerprint
     keys = (*now, *(key for key in recorded if key not in now))
     return next(((key, now.get(key), recorded.get(key)) for key in keys if now.get(key) != recorded.get(key)), None)
 
@@ -306,7 +306,7 @@ def open_checkpoint(run: Path, choice: str | None, config: AppConfig, runtime: R
     """
     path = Path(runtime.on_rank_0(lambda: find_checkpoint(run, choice)))
     state = read(path).state
-    if (difference := _first_difference(state, from_plain(read_config(run)))) is not None:
+    if (difference := _first_difference(state, fingerprint(from_plain(read_config(run))))) is not None:
         key, now, recorded = difference
         raise UserError(
             f"checkpoint={path}: was trained with {key}={recorded}, and run={run} with {now}; give its own run=, or a "
@@ -314,17 +314,17 @@ def open_checkpoint(run: Path, choice: str | None, config: AppConfig, runtime: R
         )
     best, whole = pointed_to(run / CHECKPOINTS, BEST), whole_checkpoints(run / CHECKPOINTS)
     is_best = best is not None and path.resolve() == best.resolve()
-    dataset = open_dataset(config, path, state.dataset, state.dataset_digest)
+    dataset = open_dataset(config.data.path, path, state.dataset, state.dataset_digest)
     return TrainedRun(path, state, *dataset, is_best, whole[-1] if whole else None)
 
 
-def open_dataset(config: AppConfig, trained: Path, path_then: str, digest_then: str) -> tuple[Path, Manifest]:
-    """Return the directory and manifest of a configuration's dataset.
+def open_dataset(path: str | None, trained: Path, path_then: str, digest_then: str) -> tuple[Path, Manifest]:
+    """Return the directory and manifest of the dataset at data.path.
 
     Raises:
         UserError: there is no dataset, or not the one that the run or checkpoint `trained` was trained on.
     """
-    root = Path(config.data.path or "")
+    root = Path(path or "")
     if not (root / MANIFEST_NAME).exists():
         raise UserError(
             f"{root}: no dataset here, and {trained} was trained on it; give data.path=DATASET (in Python "

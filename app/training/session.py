@@ -44,6 +44,7 @@ class Session:
     plan: Plan
     optimizer: CombinedOptimizer
     loss: Loss  # maps a batch's logits and labels to its loss
+    loss_factor: float  # of the mean over samples and tasks
     _step: int = field(default=0, init=False)  # the step that was begun last
     cuts: int = field(default=0, init=False)  # cuts of the learning rate so far; evaluations decide them
 
@@ -93,7 +94,7 @@ class Session:
     @property
     def is_logloss(self) -> bool:
         """Whether the training loss is the logloss of the samples trained on."""
-        return self.config.loss.is_logloss and _loss_factor(self.config) == 1
+        return self.config.loss.is_logloss and self.loss_factor == 1
 
     def compile(self, batch_size: int) -> None:
         """Compile or record what runtime.compile asks for, to train from step 0 with batch_size samples a process.
@@ -201,11 +202,6 @@ def build(config: AppConfig, runtime: Runtime, root: Path, manifest: Manifest) -
     model, plan = sharded_model(config, runtime, root, manifest, fused_params(config.optimizer))
     optimizer = make_optimizer(model, config.optimizer)
     mean_weight = manifest.encoding.get("mean_weight", 1.0)
-    loss = make_loss(config.loss, _loss_factor(config), task_of(manifest), mean_weight)
-    return Session(Predictor(config, runtime, root, manifest, model), plan, optimizer, loss)
-
-
-def _loss_factor(config: AppConfig) -> float:
-    """Return the factor of the mean loss over samples and tasks."""
-    parts = config.model.parts
-    return 1.0 if parts is None else parts.loss_factor(config)
+    factor = 1.0 if config.model.parts is None else config.model.parts.loss_factor(config)
+    loss = make_loss(config.loss, factor, task_of(manifest), mean_weight)
+    return Session(Predictor(config, runtime, root, manifest, model), plan, optimizer, loss, factor)

@@ -122,7 +122,7 @@ def _write_program(
     manifest = run.manifest
     model = served_model.load(run.path, trained, manifest, config.tables, CPU)
     num_dense = len(manifest.schema["dense"])
-    multi_hot = from_config.multi_hot_features(trained, manifest)
+    multi_hot = from_config.multi_hot_features(trained.data.multi_hot, manifest)
     program = program_of(model, manifest.num_embeddings, multi_hot, correction)
     exported = export_program(program, num_dense, manifest.num_embeddings)
     document = ExportedProgram(

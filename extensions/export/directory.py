@@ -59,7 +59,7 @@ def export_directory(
         UserError: the model in ONNX Runtime differs from the model, or a file cannot be read or written.
     """
     manifest = run.manifest
-    multi_hot = from_config.multi_hot_features(trained, manifest)
+    multi_hot = from_config.multi_hot_features(trained.data.multi_hot, manifest)
     model = served_model.load(run.path, trained, manifest, TablePrecision.fp32, torch.device("cpu"))
     num_dense, num_embeddings = len(manifest.schema["dense"]), manifest.num_embeddings
     has_clicks = task_of(manifest).has_clicks

@@ -59,21 +59,19 @@ def summarise(
         device_peak_bytes=None if device_peak is None else int(runtime.highest(device_peak)),
     )
     work = work_of_sample(session.config, session.root, session.manifest, tables)
-    summary.utilisation = utilisation(session.config, runtime, work, rate, clocks.seconds["train"])
+    summary.utilisation = utilisation(session.config.runtime.precision, runtime, work, rate, clocks.seconds["train"])
     exchanged = runtime.highest(clocks.communication_seconds or 0.0) or None
     summary.phase_seconds = {**measured.phase_means(PHASES), "communication": exchanged}
     summary.power = Power.of(measured, clocks.meter)
     summary.seconds = clocks.seconds
     digest = sha256(state.all_losses().tobytes()).hexdigest()
-    meter_of_tables = TableMeter(tables, session.config.train.seed, _counts_touched(session.config))
+    # Where rows change only when a step looks them up, those that differ from the initial values have been looked up.
+    config = session.config
+    counts_touched = not config.optimizer.sparse_weight_decay and config.checkpoint.resume in ("auto", "never")
+    meter_of_tables = TableMeter(tables, config.train.seed, counts_touched)
     summary.digest = Digests(parameters=session.parameters_digest(meter_of_tables), losses=digest)
     summary.tables = meter_of_tables.figures()
     return summary
-
-
-def _counts_touched(config: AppConfig) -> bool:
-    """Return whether the rows that differ from this run's initial values are exactly those that its steps looked up."""
-    return not config.optimizer.sparse_weight_decay and config.checkpoint.resume in ("auto", "never")
 
 
 def summarise_failure(

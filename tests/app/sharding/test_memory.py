@@ -108,7 +108,8 @@ def test_a_plan_counts_what_a_live_model_takes(
     config, manifest = compose_config(AppConfig, CONFIG_DIR, overrides), load_manifest(dataset)
     this = session.build(config, runtime, dataset, manifest)
     bag_sizes = from_config.bag_sizes_of(config, dataset, manifest)
-    arch = make_sparse_arch(config.model, manifest.num_embeddings, from_config.multi_hot_features(config, manifest))
+    multi_hot = from_config.multi_hot_features(config.data.multi_hot, manifest)
+    arch = make_sparse_arch(config.model, manifest.num_embeddings, multi_hot)
     planned = planned_storage(arch, this.plan, from_config.workload(config, resolved("cpu", 1), arch, bag_sizes))
     assert sum(part.hbm + part.ddr for parts in planned.values() for part in parts) == live_bytes(this)
 
@@ -184,7 +185,8 @@ def test_ids_a_bag_are_the_means_of_the_shards(runtime: Runtime, ragged: Path) -
     planned = from_config.bag_sizes_of(config, ragged, manifest)
     assert planned == pytest.approx(means)
     # A mean of one id a bag would be all that is known without them.
-    arch = make_sparse_arch(config.model, manifest.num_embeddings, from_config.multi_hot_features(config, manifest))
+    multi_hot = from_config.multi_hot_features(config.data.multi_hot, manifest)
+    arch = make_sparse_arch(config.model, manifest.num_embeddings, multi_hot)
     storage = planned_storage(arch, this.plan, from_config.workload(config, resolved("cpu", 1), arch, planned))
     batch = config.train.global_batch_size
     for name, ids in means.items():
