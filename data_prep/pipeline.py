@@ -450,9 +450,8 @@ def _expand(job: Job, result: Result, executor: Executor) -> None:
 
 
 def _count_unknown(job: Job, result: Result) -> dict[str, dict[str, int]] | None:
-    """Count values without their own id, per split and feature; None if the cap gives other values their id."""
-    rules = job.rules
-    if rules.order is not None and rules.wraps and rules.max_ind_range is not None and rules.frequency_threshold > 1:
+    """Count values without their own id, per split and feature; None if other values share their id."""
+    if job.rules.shares_unknown_id:
         return None
     totals = {split: dict.fromkeys(result.features, 0) for split in SPLITS}
     for shard in result.built:

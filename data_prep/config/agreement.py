@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from common.files import digest_file
 from data_prep.config.keys import parse_size
-from data_prep.config.presets import SPLIT_IS_THEIRS
+from data_prep.config.presets import KEYS_OF_RULES, SPLIT_IS_THEIRS
 from data_prep.dataset.format import Manifest
 from data_prep.dataset.multi_hot import MLPERF_SIZES, MLPERF_V2
 from data_prep.dataset.options import FILES, GENERATORS, Encoding, SplitMethod
@@ -14,17 +14,12 @@ from data_prep.dataset.options import FILES, GENERATORS, Encoding, SplitMethod
 # Keys that decide a dataset's rows, and their names in a manifest's `encoding`.
 IN_ENCODING = {
     "encoding": "name",
-    "frequency_threshold": "frequency_threshold",
-    "max_ind_range": "max_ind_range",
-    "max_categories": "max_categories",
-    "vocabulary_order": "order",
+    **KEYS_OF_RULES,
     "dense_transform": "dense_transform",
     "split.method": "split",
     "split.held_out": "held_out",
     "split.seed": "split_seed",
     "split.column": "split_column",
-    "sampling.negative_drop_rate": "negative_drop_rate",
-    "sampling.seed": "sampling_seed",
     "chunk_bytes": "chunk_bytes",
     "keep_texts": "keep_texts",
     "multi_hot.sizes": "multi_hot.sizes",

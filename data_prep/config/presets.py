@@ -7,6 +7,7 @@ can be reproduced on the same numbers.
 import sys
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -90,6 +91,12 @@ class Rules:
         return self.order is not None and is_assignment_fixed
 
     @property
+    def shares_unknown_id(self) -> bool:
+        """Return whether the cap on a table's rows may give values of the vocabulary the id of unknown ones."""
+        wraps = self.wraps and self.max_ind_range is not None
+        return wraps and self.order is not None and self.frequency_threshold > 1
+
+    @property
     def needs_statistics(self) -> bool:
         """Return whether the transform of integers needs their range."""
         return self.dense in (DenseTransform.torchrec, DenseTransform.minmax)
@@ -132,6 +139,16 @@ RULES = {
         split_seed=AMD_BLOG_SEED,
     ),
 }
+# Keys of `data` that set a rule, and the rule's name.
+KEYS_OF_RULES = {
+    "dense_transform": "dense",
+    "frequency_threshold": "frequency_threshold",
+    "max_ind_range": "max_ind_range",
+    "max_categories": "max_categories",
+    "vocabulary_order": "order",
+    "sampling.negative_drop_rate": "negative_drop_rate",
+    "sampling.seed": "sampling_seed",
+}
 OWN_TRANSFORM = DenseTransform.signed_log1p  # for a user's own table, which may hold any numbers
 SPLIT_IS_THEIRS = (Encoding.dlrm_kaggle, Encoding.amd_blog)  # encodings with a fixed split
 REPEATED = {
@@ -153,16 +170,8 @@ def resolve_rules(data: DataConfig, num_sources: int, table: Table | None = None
     """
     encoding, split, is_own = data.encoding or Encoding.vocabulary, data.split, data.schema is not None
     rules = replace(RULES[encoding], dense=OWN_TRANSFORM) if is_own else RULES[encoding]
-    overrides: dict[str, Any] = {
-        "dense": data.dense_transform,
-        "frequency_threshold": data.frequency_threshold,
-        "max_ind_range": data.max_ind_range,
-        "negative_drop_rate": data.sampling.negative_drop_rate,
-        "sampling_seed": data.sampling.seed,
-        "max_categories": data.max_categories,
-        "order": data.vocabulary_order,
-    }
-    rules = replace(rules, **{key: value for key, value in overrides.items() if value is not None})
+    given: dict[str, Any] = {name: attrgetter(key)(data) for key, name in KEYS_OF_RULES.items()}
+    rules = replace(rules, **{name: value for name, value in given.items() if value is not None})
     if rules.order is None and rules.frequency_threshold > 1:
         raise UserError(f"data.frequency_threshold: has no effect with data.encoding={encoding.value}; leave it out")
     for key, owner in (("max_categories", Encoding.amd_blog), ("vocabulary_order", Encoding.vocabulary)):
