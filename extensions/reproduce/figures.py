@@ -7,6 +7,7 @@ from typing import NamedTuple
 from app.config.data import DataScale
 from app.kinds.metrics import ACCURACY, AUC, HR, LOGLOSS, MAE, METRICS, NDCG, NE, PUBLISHED, RMSE
 from app.metrics.documents import EvaluationFigures
+from app.record.children import TEST, figures_of_test
 from app.record.documents import DONE
 from app.record.reading import MANIFEST
 from app.report.compare import BESIDE, MADE_BY, differences
@@ -18,7 +19,7 @@ from common.files import digest_file
 from common.redact import redact_arguments
 from extensions.reproduce.documents import DataOf, Reproduction, SeedFigure, SeedRun, SourceOf
 from extensions.reproduce.keys import ReproduceConfig
-from extensions.reproduce.seeds import NOT_BEGUN, TEST, Seed, changed_keys, figures_of_test, is_of_recipe
+from extensions.reproduce.seeds import NOT_BEGUN, Seed, changed_keys, is_of_recipe
 
 DIGITS = 5
 JOULES_OF_KWH = 3.6e6

@@ -1,24 +1,20 @@
 """Runs of a reproduction, started one after another as processes."""
 
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from app.config import CONFIG_DIR, AppConfig
-from app.metrics.documents import EvaluationFigures
-from app.record.children import start_module, wait_for_orphan
+from app.record.children import run_module, score_test_split, wait_for_orphan
 from app.record.documents import DONE
-from app.record.reading import SUMMARY, is_run, read_config, read_manifest, read_outcome
+from app.record.reading import is_run, read_outcome
 from app.report.compare import flat_facts
 from app.report.read import UNFINISHED
 from common.cli import EXIT_DONE, EXIT_STOPPED
 from common.compose import compose_config, with_files
 from common.config_file import literal, read_overrides
-from common.documents import read_document
 from common.errors import UserError
 from common.keys import to_plain
-from common.signals import Interrupted
 
 OWN_KEYS = ("seeds", "out", "processes")
 # Keys of a run that are refused, with what to type instead.
@@ -51,7 +47,6 @@ BESIDE_RECIPE = (
     "eval.keep_scores",
 )
 NOT_BEGUN = "not begun"
-TEST, TEST_FIGURES = "test", "test.json"
 
 
 class Seed(NamedTuple):
@@ -145,9 +140,9 @@ def run_seeds(seeds: Sequence[Seed], arguments: Sequence[str], processes: int | 
         status = EXIT_DONE
         if seed.status not in DONE:
             wait_for_orphan(seed.directory)
-            status = _run([*launcher, "app.train", *arguments, *seed.overrides])
+            status = run_module([*launcher, "app.train", *arguments, *seed.overrides])
         if not status:
-            status = score_test_split(seed, launcher)
+            status = score_test_split(seed.directory, launcher)
         if status:
             failed[seed.number] = status
         if status == EXIT_STOPPED or (status and not have_begun(seeds)):
@@ -158,42 +153,3 @@ def run_seeds(seeds: Sequence[Seed], arguments: Sequence[str], processes: int | 
 def have_begun(seeds: Sequence[Seed]) -> bool:
     """Return whether a run has begun; if none has, the cause that stopped the first stops all."""
     return any(seed.status != NOT_BEGUN for seed in seeds)
-
-
-def score_test_split(seed: Seed, launcher: Sequence[str] = ()) -> int:
-    """Write test.json of a finished run that was evaluated on another split; return the exit status."""
-    config, rows = read_config(seed.directory), read_manifest(seed.directory).dataset.rows
-    if not rows.get(TEST) or config["eval"]["split"] == TEST or figures_of_test(seed.directory) is not None:
-        return EXIT_DONE
-    if config["train"].get("max_steps") == 0:  # built, not trained
-        return EXIT_DONE
-    out = seed.directory / TEST_FIGURES
-    words = [f"run={literal(str(seed.directory))}", f"split={TEST}", f"out={literal(str(out))}"]
-    return _run([*launcher, "app.evaluate", *words], stdout=subprocess.DEVNULL)
-
-
-def figures_of_test(directory: Path) -> EvaluationFigures | None:
-    """Return the figures of a run's test split, if measured after its summary was written."""
-    path = directory / TEST_FIGURES
-    try:
-        if path.stat().st_mtime_ns < (directory / SUMMARY).stat().st_mtime_ns:
-            return None
-        return read_document(path, EvaluationFigures, "remove it, and it is measured again")
-    except FileNotFoundError:
-        return None
-
-
-def _run(words: Sequence[str], stdout: int | None = None) -> int:
-    """Run `python -m WORDS`, pass on a signal to stop, and return the exit status.
-
-    A process killed by a signal has a shell's status. Raise Interrupted for a signal after which nothing was saved.
-    """
-    process = start_module(words, stdout)
-    try:
-        status = process.wait()
-    except Interrupted as error:
-        process.send_signal(error.signal)
-        if process.wait() == EXIT_STOPPED:
-            return EXIT_STOPPED
-        raise
-    return status if status >= 0 else 128 - status

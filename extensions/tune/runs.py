@@ -7,19 +7,17 @@ from typing import NamedTuple
 
 from app.config.train import Monitor
 from app.metrics.documents import EvaluationFigures
-from app.record.children import start_module, wait_for_orphan
+from app.record.children import evaluation_of_test, figures_of_test, score_test_split, start_module, wait_for_orphan
 from app.record.documents import DONE
-from app.record.reading import METRICS, read_evaluations, read_manifest, read_outcome
+from app.record.reading import METRICS, read_evaluations, read_outcome
 from app.report.read import read_run
 from app.training.monitor import monitored_value, score
 from common.cli import EXIT_DONE, EXIT_STOPPED
 from common.config_file import literal
-from common.documents import read_document
 from common.errors import UserError
 from common.keys import shown
 from common.signals import Interrupted
 
-TEST, TEST_FIGURES = "test", "test.json"
 SECONDS_BETWEEN_LOOKS = 0.5  # at the evaluations of a running trial
 QUIET = ["baselines=false", "record.tensorboard=false"]  # unless the command line has them
 
@@ -107,12 +105,7 @@ def train(run: TuneRun, arguments: Sequence[str], monitor: Monitor, watch: Watch
 
 def test_figures(run: TuneRun) -> EvaluationFigures | None:
     """Return the served model's figures of test, which are measured once; None if the dataset has no such rows."""
-    if not read_manifest(run.directory).dataset.rows.get(TEST):
-        return None
-    path = run.directory / TEST_FIGURES
-    if not path.exists():
-        words = [f"run={literal(str(run.directory))}", f"split={TEST}", f"out={literal(str(path))}"]
-        process = start_module(["app.evaluate", *words], stdout=subprocess.DEVNULL)
-        if process.wait():
-            raise UserError(f"{run.directory}: its test split was not scored; python -m app.evaluate {' '.join(words)}")
-    return read_document(path, EvaluationFigures, "remove it, and it is measured again")
+    if score_test_split(run.directory):
+        words = " ".join(evaluation_of_test(run.directory))
+        raise UserError(f"{run.directory}: its test split was not scored; python -m {words}")
+    return figures_of_test(run.directory)

@@ -9,16 +9,12 @@ from pathlib import Path
 import pytest
 
 from app.config import CONFIG_DIR, AppConfig
+from app.record.children import figures_of_test
 from common.compose import compose_config
 from common.documents import encode
 from common.errors import UserError
 from extensions.reproduce.documents import Reproduction, read_reproduction
-from extensions.reproduce.seeds import (
-    changed_keys,
-    figures_of_test,
-    seeds_of,
-    training_arguments,
-)
+from extensions.reproduce.seeds import changed_keys, seeds_of, training_arguments
 from tests.extensions.reproduce.runs import write_seeds, write_test
 from tests.extensions.reproduce.test_figures import document
 
