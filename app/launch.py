@@ -47,7 +47,7 @@ BLOCKED_SECONDS = 1.0
 RESUMES = "the same command resumes from the newest checkpoint, if there is one"
 LOOPBACK = "127.0.0.1"
 DEFAULT_ENDPOINT_PORT = 29400  # if --rdzv-endpoint has none
-DEFAULT_PORTS = (None, 29500)  # of --master-port; up to torch 2.10, two jobs would both take the second one
+DEFAULT_PORTS = (None, 29500)  # defaults of --master-port; up to torch 2.10, two jobs would both take the second
 # Statuses of a process that ended because another had ended, or because it was asked to.
 CONSEQUENCES = (EXIT_STOPPED, EXIT_LOST, -signal.SIGTERM, 128 + signal.SIGTERM)
 
@@ -63,8 +63,8 @@ class Job:
     num_machines: str
     is_first: bool = False  # whether the others meet at this machine, in a static rendezvous
     ended: dict[int, int] = field(default_factory=dict)  # exit status of each rank that was stopped
-    statuses: set[int] = field(default_factory=set)  # of all ended processes of this machine
-    addresses: list[str] = field(default_factory=list)  # of the machines at the last meeting, this one included
+    statuses: set[int] = field(default_factory=set)  # exit statuses of this machine's ended processes
+    addresses: list[str] = field(default_factory=list)  # addresses of all machines at the last meeting
 
 
 class Agent(LocalElasticAgent):

@@ -60,7 +60,7 @@ def main(config: AppConfig) -> int:
     advice = process_group.FailureAdvice(LESS_MEMORY, lambda: files.resumption(checkpoints))
     try:
         status = _join_and_train(config, advice, began)
-    except Interrupted as error:  # from the first step on, none is raised
+    except Interrupted as error:  # raised before the first step only
         resumable, words = files.resumption(checkpoints)
         progress = words if resumable else "nothing was trained yet"
         raise Interrupted(error.signal, f"stopped before the first step; {progress}") from error

@@ -106,7 +106,7 @@ class TorchBatches(IterableDataset[Item]):
 
 
 def _without_padding(batch: Batch) -> Item:
-    """The samples of a batch: training masks the rows that fill it up, a model of one's own would learn them."""
+    """Return a batch without its padding, which training masks but a model of one's own would learn."""
     features, rows = batch.sparse_features, batch.num_valid
     if rows < features.stride():
         lengths = features.lengths().view(-1, features.stride())

@@ -30,7 +30,7 @@ class Rows(NamedTuple):
     """Rows as NumPy arrays.
 
     labels: [B] int32, or float32 if they are numbers. dense: [B, N] float32. sparse: [B, F] int32, the columns of
-    `Dataset.schema.single`. bags: by multi-valued column, values [L] and offsets [B + 1] of each row's ids. weights:
+    `Dataset.schema.single`. bags: by multi-hot column, values [L] and offsets [B + 1] of each row's ids. weights:
     sample weights [B] float32, if the dataset has them.
     """
 
@@ -75,7 +75,7 @@ class Dataset:
         Args:
             column: its name.
             values: a list or an array; None, NaN and pandas' NA and NaT are an empty field. Of a part of a date, the
-                dates; of a multi-valued column, single values of its lists, not whole fields.
+                dates; of a multi-hot column, single values of its lists, not whole fields.
 
         Raises:
             Error: there is no such column, or a value is invalid.

@@ -19,7 +19,7 @@ from common.sources import outdated_sentence
 
 try:
     from common.compose import compose_config, compose_partly, plain_values
-except ModuleNotFoundError as error:  # for instance with the system's Python; every command imports this module first
+except ModuleNotFoundError as error:  # the system's Python lacks it; every command imports this module first
     end_without_package(error)
 
 EXIT_DONE = 0

@@ -41,7 +41,7 @@ ELSEWHERE = {
     "output_dir": "run.dir",
     "embedding_size": "model.embedding_dim",
 }
-# What Hydra and OmegaConf raise of an override that does not fit.
+# Errors that Hydra and OmegaConf raise for an override that does not fit.
 REFUSED = (
     HydraException,
     OmegaConfBaseException,
@@ -53,11 +53,11 @@ REFUSED = (
     RecursionError,
 )
 
-SCHEMA = "schema"  # what Hydra finds the dataclass under, in the defaults lists of conf/
+SCHEMA = "schema"  # name of the dataclass in the defaults lists of conf/
 FILE_OPTION = "config="
 RECIPE_FILE = re.compile(r"recipe=.*\.ya?ml[\"']?", re.IGNORECASE)
 RECIPE_OF_FILE = "recipe_of_file"
-INTERPOLATION = re.compile(r"\$\{([\w.]+)\}")  # of another key's value
+INTERPOLATION = re.compile(r"\$\{([\w.]+)\}")  # stands for another key's value
 
 ConfigT = TypeVar("ConfigT")
 
@@ -95,7 +95,7 @@ class ConversionError(ValueError):
 
 
 def convert(schema: type[ConfigT], *levels: Any) -> ConfigT:
-    """An instance of the dataclass `schema` from nested plain values, of which later ones take precedence.
+    """Make an instance of the dataclass `schema` from nested plain values; later ones take precedence.
 
     Raises:
         ConversionError: an unknown key or a value of the wrong type.
@@ -107,7 +107,7 @@ def convert(schema: type[ConfigT], *levels: Any) -> ConfigT:
 
 
 def plain_values(config: Any) -> dict[str, Any]:
-    """A partly composed configuration, or a dataclass of keys, as nested plain values."""
+    """Convert a partly composed configuration, or a dataclass of keys, to nested plain values."""
     node = _node(config) if isinstance(config, type) else config
     values = OmegaConf.to_container(node, resolve=True, throw_on_missing=False, enum_to_str=True)
     assert isinstance(values, dict)
@@ -147,7 +147,7 @@ def compose_partly(schema: type, config_dir: Path, overrides: Sequence[str], nam
             groups = groups_of(config_dir)
             defaults += [f"{'' if key in groups else '++'}{key}={as_override(value)}" for key, value in values.items()]
             composed = _compose_values(schema, config_dir, name, [*defaults, *overrides]) if values else composed
-        if any(override.startswith("+") for override in overrides):  # which may have added an unknown key
+        if any(override.startswith("+") for override in overrides):  # it may have added an unknown key
             composed = OmegaConf.merge(_stored(schema), OmegaConf.to_container(composed, resolve=True))
         OmegaConf.to_container(composed, resolve=True, throw_on_missing=False)
         return composed
@@ -169,7 +169,7 @@ def _compose_values(schema: type, config_dir: Path, name: str, overrides: Sequen
         try:
             for each in values:
                 key, value = each.key_or_group, each.value()
-                if isinstance(value, dict) and "." in key:  # into a group that is null only its outer group merges
+                if isinstance(value, dict) and "." in key:  # only its outer group can merge into a group that is null
                     key, _, name = key.rpartition(".")
                     value = {name: value}
                 OmegaConf.update(composed, key, value, merge=True, force_add=each.is_force_add())
@@ -233,10 +233,10 @@ def _unknown_choice(schema: type, config_dir: Path, overrides: Sequence[str], is
 
 
 def with_files(schema: type, config_dir: Path, overrides: Sequence[str], name: str = "config") -> list[str]:
-    """Overrides with the keys of each config=FILE before them; groups that the command line names, too, left out.
+    """Return overrides that begin with the keys of each config=FILE, except groups that the command line names too.
 
     Raises:
-        UserError: a file that is none, or has a key or value that does not fit, with its name.
+        UserError: a file cannot be read, or has a key or value that does not fit; names the file.
     """
     options = [override for override in overrides if override.startswith(FILE_OPTION)]
     command_line = [override for override in overrides if not override.startswith(FILE_OPTION)]
@@ -255,9 +255,9 @@ def with_files(schema: type, config_dir: Path, overrides: Sequence[str], name: s
 
 
 def _following(schema: type, overrides: Sequence[str], names: Set[str]) -> set[str]:
-    """Keys among `overrides` whose value is what their default makes of another of them, whose name is in `names`.
+    """Return keys of a file that follow from keys in `names`: their value is their default's interpolation of others.
 
-    Of a recorded run that is run.dir, which is made of run.name: it is that of the run which has the new name.
+    In a recorded run, run.dir follows from run.name, so that a new name on the command line gives a new directory.
     """
     values = {key: value.strip('"') for key, _, value in (override.partition("=") for override in overrides)}
     follows = set()
@@ -272,7 +272,7 @@ def _following(schema: type, overrides: Sequence[str], names: Set[str]) -> set[s
 
 @contextmanager
 def _naming(option: str) -> Iterator[None]:
-    """Context in which an error of a configuration names the option whose file has the fault."""
+    """Context in which errors of a configuration name the option whose file has the fault."""
     try:
         yield
     except UserError as error:
@@ -280,32 +280,32 @@ def _naming(option: str) -> Iterator[None]:
 
 
 def _check(schema: type, composed: Any) -> None:
-    """Check the limits of keys, if none lacks a value yet. Raises UserError for the first that is beyond its own."""
+    """Check the limits of keys, unless one lacks a value yet. Raise UserError for the first that exceeds its own."""
     if not OmegaConf.missing_keys(composed):
         check_keys(_instance(schema, OmegaConf.to_object(composed)))
 
 
 @functools.cache
 def _kinds(schema: type) -> dict[str, Any]:
-    """The type of each dotted key's value."""
+    """Return the type of each key's value, by dotted key."""
     return {key: kind for key, _, _, kind in keys_of(schema)}
 
 
 def _mappings(schema: type) -> frozenset[str]:
-    """The keys whose values are mappings of any names."""
+    """Return the keys whose values are mappings of any names."""
     return frozenset(key for key, kind in _kinds(schema).items() if typing.get_origin(kind) is dict)
 
 
 def _whole(schema: type) -> frozenset[str]:
-    """The keys whose values may be mappings: those of any type, and groups that may be null."""
+    """Return the keys whose values may be mappings: those of any type, and groups that may be null."""
     return frozenset(key for key, kind in _kinds(schema).items() if kind is Any or group_of(kind) is not None)
 
 
 def _with_recipe_file(schema: type, config_dir: Path, overrides: Sequence[str], name: str) -> list[str]:
-    """Overrides with recipe=FILE.yaml as the name of a recipe that Hydra finds, which has that file's content.
+    """Register the file of recipe=FILE.yaml as a recipe that Hydra finds; return overrides with that recipe's name.
 
     Raises:
-        UserError: not readable, or with a key or value that does not fit.
+        UserError: the file is not readable, or has a key or value that does not fit.
     """
     options = [override for override in overrides if RECIPE_FILE.fullmatch(override)]
     if not options or "recipe" not in groups_of(config_dir):
@@ -341,7 +341,7 @@ def _with_recipe_file(schema: type, config_dir: Path, overrides: Sequence[str], 
 
 
 def _by_own_names(schema: type, overrides: Sequence[str]) -> list[str]:
-    """Overrides with the keys' own names; keys that a user may add need no + before them.
+    """Return overrides in Hydra's form: with + before keys that a user may add, lists and texts as such.
 
     Raises:
         UserError: a truth value for a key of numbers.
@@ -380,7 +380,7 @@ def _is_list(kind: Any) -> bool:
 
 
 def _as_list(rest: str) -> str:
-    """`=VALUE` of a key of lists, as a list of one where it is one value."""
+    """Return `=VALUE` of a key of lists, with a single value as a list of one."""
     if not rest.startswith("="):
         return rest
     parsed = parsed_override(f"key{rest}").value()
@@ -388,7 +388,7 @@ def _as_list(rest: str) -> str:
 
 
 def _as_typed(rest: str) -> str:
-    """`=VALUE` of a key of texts, quoted where Hydra would read a number or a truth value: 2026_11_24, 1e3, 007."""
+    """Return `=VALUE` of a key of texts, quoted if Hydra would read a number or truth value: 2026_11_24, 1e3, 007."""
     if not rest:
         return rest
     value = rest[1:]
@@ -401,7 +401,7 @@ def _as_typed(rest: str) -> str:
 
 
 def _refuse_removed_group(override: str, config_dir: Path) -> None:
-    """Raise UserError for ~GROUP: each group has one of its values."""
+    """Raise UserError for ~GROUP, since each group needs one of its values."""
     group, groups = override.lstrip("~").partition("=")[0], groups_of(config_dir)
     if group in groups:
         raise UserError(
@@ -423,7 +423,7 @@ def _refuse_value_of_group(schema: type, config_dir: Path, override: str) -> Non
 
 
 def _refuse_unquoted(schema: type, override: str) -> None:
-    """Raise UserError for a value that Hydra's grammar does not take, or takes for several; with the form to type."""
+    """Raise UserError for a value that Hydra's grammar refuses or reads as several, with the form to type."""
     key, is_given, value = override.partition("=")
     try:
         if not parsed_override(override).is_sweep_override():
@@ -456,13 +456,13 @@ def _stored(schema: type) -> Any:
 
 @functools.cache
 def _node(schema: type) -> Any:
-    """OmegaConf's representation of a schema, which callers copy before they change it."""
+    """Return OmegaConf's representation of a schema; callers copy it before they change it."""
     return OmegaConf.structured(_twin(schema))
 
 
 @functools.cache
 def _twin(schema: type) -> type:
-    """A dataclass of the same fields that is not frozen: of one that is, OmegaConf takes no value but the default."""
+    """Return a dataclass of the same fields that is not frozen, since OmegaConf sets no value in a frozen one."""
     kinds = typing.get_type_hints(schema)
     members: list[Any] = []
     for each in dataclasses.fields(schema):
@@ -476,7 +476,7 @@ def _twin(schema: type) -> type:
 
 
 def _instance(schema: type[ConfigT], twin: Any) -> ConfigT:
-    """The instance of a schema with the values of one of its twin."""
+    """Return the instance of a schema with the values of an instance of its twin."""
     kinds = typing.get_type_hints(schema)
     values: dict[str, Any] = {}
     for each in dataclasses.fields(typing.cast(Any, schema)):

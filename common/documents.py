@@ -1,4 +1,4 @@
-"""JSON documents with types: the one place that parses them, and says in one line what is wrong with one.
+"""Reading and writing of JSON documents with types; errors say in one line what is wrong with one.
 
 A document is a msgspec Struct. One that later versions may extend is an `OpenDocument`: further keys are kept.
 """
@@ -20,18 +20,18 @@ UNKNOWN = "is unknown; another version of the tool may have written it"
 REST = "rest"
 
 T = TypeVar("T")
-Json: TypeAlias = dict[str, object]  # an object with keys of any name, of whose values nothing is known
+Json: TypeAlias = dict[str, object]  # an object with any keys and values
 Number: TypeAlias = int | float  # read as it is written: 1 stays 1
 
 
 class OpenDocument(Struct, kw_only=True):
-    """A document whose keys, besides those of its fields, are kept in its field `rest`, written where that stands."""
+    """A document that keeps keys without a field in `rest`, and writes them in its place."""
 
     def figure(self, name: str) -> float | None:
-        """A number, of a field or a further key; None where it is not there or null.
+        """Return the number of a field or a further key; None if it is missing or null.
 
         Raises:
-            ValueError: it is no number.
+            ValueError: it is not a number.
         """
         value = getattr(self, name, UNSET)
         value = getattr(self, REST).get(name) if value is UNSET else value
@@ -49,7 +49,7 @@ def read_document(path: Path, kind: type[T], remedy: str) -> T:
 
     Raises:
         FileNotFoundError: there is no file.
-        UserError: it cannot be read, is not JSON, or a key is not as it should be; names the file, key and remedy.
+        UserError: it cannot be read, is not JSON, or a key is invalid; names the file, key and remedy.
     """
     try:
         return decode(path.read_bytes(), kind)
@@ -62,7 +62,7 @@ def read_document(path: Path, kind: type[T], remedy: str) -> T:
 
 
 def format_of(path: Path) -> str | None:
-    """The format that a JSON document names; None if it names none, or there is no such document."""
+    """Return the format that a JSON document names; None if it names none, or there is no such document."""
     try:
         return decode(path.read_bytes(), _Format).format
     except (OSError, ValueError):
@@ -70,10 +70,10 @@ def format_of(path: Path) -> str | None:
 
 
 def decode(content: bytes | str, kind: type[T]) -> T:
-    """A document from its JSON; NaN and infinities are read, as Python writes them.
+    """Parse a document from JSON; NaN and infinities are read as Python writes them.
 
     Raises:
-        ValueError: it is not JSON; or naming the first key that is missing, unknown or of a wrong value.
+        ValueError: not JSON, or a key that is missing, unknown or of a wrong value; names the key.
     """
     try:
         document = json.loads(content)
@@ -83,12 +83,12 @@ def decode(content: bytes | str, kind: type[T]) -> T:
 
 
 def encode(document: object, indent: int | None = None) -> str:
-    """A document as JSON, its keys in the order of its fields; those that are not set are left out."""
+    """Format a document as JSON with the keys in the order of its fields; leave out fields that are not set."""
     return json.dumps(plain(document), indent=indent)
 
 
 def plain(document: object) -> object:
-    """A document as dictionaries, lists and values."""
+    """Convert a document to dictionaries, lists and values."""
     if isinstance(document, Struct):
         return dict(_entries(document))
     if isinstance(document, dict):
@@ -99,7 +99,7 @@ def plain(document: object) -> object:
 
 
 def plain_object(document: Struct) -> Json:
-    """A document as a dictionary of plain values."""
+    """Convert a document to a dictionary of plain values."""
     return dict(_entries(document))
 
 
@@ -113,10 +113,10 @@ def _entries(document: Struct) -> Iterator[tuple[str, object]]:
 
 
 def convert(value: object, kind: type[T], prefix: str = "") -> T:
-    """msgspec.convert with an error that names the whole key, those of mappings too.
+    """Convert plain values to a document by msgspec, with errors that name the whole key, also below mappings.
 
     Raises:
-        ValueError: naming the first key that is missing, unknown or of a wrong value.
+        ValueError: names the first key that is missing, unknown or of a wrong value.
     """
     try:
         document = msgspec.convert(value, kind)
@@ -140,7 +140,7 @@ def _shown(value: object) -> str:
 
 
 def _keep_rest(document: object, value: object) -> None:
-    """Set `rest` of all open documents in what was made of a value."""
+    """Set `rest` of all open documents in a document from the value that it was made of."""
     if isinstance(document, Struct) and isinstance(value, dict):
         fields = document.__struct_fields__
         if isinstance(document, OpenDocument):
@@ -158,12 +158,12 @@ def _keep_rest(document: object, value: object) -> None:
 
 
 def _locate(document: object, kind: type[T], message: str) -> tuple[list[str], object]:
-    """The names on the way to the value that an error of msgspec is about, and the value.
+    """Return the path of names to the value that an error of msgspec is about, and the value.
 
-    msgspec writes [...] for any key of a mapping: which one it is shows when each is there alone.
+    msgspec writes [...] for any key of a mapping. To find the key, each is tried alone.
     """
     path = message.partition(" - at ")[2]
-    value: Any = document  # of any nesting
+    value: Any = document  # its parts may be nested in any way
     names = []
     steps = re.findall(r"\.(\w+)|\[(\d+|\.{3})\]", path) + ([("", "...")] if "`key` in" in path else [])
     for name, index in steps:

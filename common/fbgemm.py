@@ -1,4 +1,4 @@
-"""Which FBGEMM is installed: its commit, and the repairs for ROCm that it lacks.
+"""The installed FBGEMM: its commit, and the repairs for ROCm that it lacks.
 
 The dates and commits are those of github.com/pytorch/FBGEMM; releases 1.0 to 1.8 were cut before all of these repairs.
 """
@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 NAMES = ("fbgemm-gpu", "fbgemm-gpu-cpu", "fbgemm-gpu-genai", "fbgemm-gpu-nightly", "fbgemm-gpu-nightly-cpu")
-IMAGE_MANIFEST = Path("/workspace/.manifest/Dockerfile")  # of rocm/primus: what built the image
+IMAGE_MANIFEST = Path("/workspace/.manifest/Dockerfile")  # Dockerfile that built the image rocm/primus
 IMAGE_COMMIT = re.compile(r"(?m)^\s*(?:ARG|ENV)\s+FBGEMM_COMMIT[=\s]\s*[\"']?([0-9a-f]{7,40})\b")
 DATED = re.compile(r"20\d\d\.\d+\.\d+")  # a version of a build from source: the date of the build, not of the sources
-COMMITTED = {"80bd3c077dc41b55cd16ed4dcad15cf7c1c1d76a": "2026-06-17"}  # in rocm/primus v26.4 to v26.8
+COMMITTED = {"80bd3c077dc41b55cd16ed4dcad15cf7c1c1d76a": "2026-06-17"}  # the commit in rocm/primus v26.4 to v26.8
 
 
 class Repair(NamedTuple):

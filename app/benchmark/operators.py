@@ -27,7 +27,7 @@ from app.optimizer.build import optimizer_of_layers
 
 log = logging.getLogger("clickwork")
 
-MAX_PRODUCTS_BYTES = 1 << 34  # of the interaction that multiplies all elements by each other
+MAX_PRODUCTS_BYTES = 1 << 34  # limit for the interaction of all pairs of elements
 
 
 def lookup_bytes(shape: Shape) -> int:

@@ -28,7 +28,7 @@ log = logging.getLogger("clickwork")
 
 CHECKPOINTS = "checkpoints"  # name of their directory in a run's
 LATEST, BEST = "latest", "best"  # files that name the newest checkpoint, and the best by train.monitor
-LAST = "last"  # what people call the newest
+LAST = "last"  # name of the newest for people
 STATE, STATE_SUM = "state.json", "state.json.sha256"  # the second has the format of sha256sum
 ARRAYS = "arrays.npz"
 PART, OLD = ".part", ".old"  # suffixes of incomplete checkpoints, and of checkpoints being removed

@@ -156,7 +156,7 @@ class Saver:
             self._agree(self._complete(part, final, saved, digests, best))
         except UserError:
             if dist.get_rank() == 0:
-                shutil.rmtree(part, ignore_errors=True)  # what was written may fill the disk
+                shutil.rmtree(part, ignore_errors=True)  # the files so far may fill the disk
             raise
         return WrittenCheckpoint(final, step, time.perf_counter() - began)
 

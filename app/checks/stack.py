@@ -20,7 +20,7 @@ USED = {
     "distributed": "data.scheduler cannot be used",
 }
 TORCH_MINOR_OVER_FBGEMM = 5  # fbgemm 1.X is built against torch 2.(X + 5)
-NEWEST_FBGEMM_MINOR = 9  # of FBGEMM's releases so far; torch 2.15 has none
+NEWEST_FBGEMM_MINOR = 9  # newest release so far; torch 2.15 has none
 REMAKE = "make environment (make clean first, if it was made by make)"
 PROBE_SECONDS = 180
 

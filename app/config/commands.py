@@ -38,7 +38,7 @@ BITS = {
     TablePrecision.int8: 8,
     TablePrecision.int4: 4,
 }
-SCALE_AND_BIAS_BYTES = 4  # of an integer row, besides its values
+SCALE_AND_BIAS_BYTES = 4  # bytes of an integer row besides its values
 
 
 def row_bytes(precision: TablePrecision, dim: int) -> int:

@@ -19,7 +19,7 @@ FILES = ("raw", "train", "val", "test", "checksums")  # data_prep's keys for fil
 
 
 class VerifyData(Enum):
-    """When to compare shards with their checksums; `auto` does if they have at most 4 GiB."""
+    """Choices of when to compare shards with their checksums; `auto` does if they have at most 4 GiB."""
 
     auto = "auto"
     always = "always"

@@ -15,7 +15,7 @@ STEPS_PER_EPOCH = 100  # at least, if the rows suffice for batches of LEAST_BATC
 LEAST_BATCH, LARGEST_BATCH = 32, 4096
 DECAY, LARGEST_DECAY = 1600.0, 0.1  # optimizer.sparse_weight_decay for each row of train
 LINEAR = 20.0  # model.linear of all columns together
-SHAPE = ("model.interaction", "model.numeric", "model.dense_arch", "model.over_arch")  # with one of these: model=dlrm
+SHAPE = ("model.interaction", "model.numeric", "model.dense_arch", "model.over_arch")  # keys that imply model=dlrm
 FEW_NUMBERS = 3  # at most as many are one function each, which a small layer learns
 MANY_PER_LABEL = 4  # values for each row of the rarer label
 MANY_VALUES = 2_000_000  # from here on, moving all rows of all tables at every step would take most of the time
@@ -65,7 +65,7 @@ def implied_recipe(composed: Any, given: Sequence[str]) -> dict[str, Any]:
 
 
 def implied_keys(composed: Any, given: Sequence[str]) -> dict[str, Any]:
-    """Return what gives way to given keys: those of by_table, the model to a shape, evaluations by epochs to steps."""
+    """Return the values that given keys imply: by_table lacks those keys, a shape means DLRM, steps replace epochs."""
     values: dict[str, Any] = {}
     if not composed.by_table:
         return values

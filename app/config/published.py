@@ -51,7 +51,7 @@ PUBLISHED_TABLES: dict[str, dict[str, int]] = {
     "criteo_x1": _even([f"C{i}" for i in range(1, 27)], 2_086_277),
     "avazu_x1": _even([f"feat_{i}" for i in range(1, 23)], 1_298_577),
     "movielenslatest_x1": _even(["user_id", "item_id", "tag_id"], 90_236),
-    "kgcn_lastfm": {"user": 1_871, "item": 3_811},  # of its training split, with a row for unknown values
+    "kgcn_lastfm": {"user": 1_871, "item": 3_811},  # values of its training split and a row for unknown ones
     "ncf_movielens_1m": {"user": 6_041, "item": 3_705},  # likewise
     "tfrs_movielens_100k": {  # likewise
         "movie_id": 1_652, "user_id": 944, "user_gender": 3, "user_zip_code": 796, "user_occupation_text": 22,

@@ -79,7 +79,7 @@ class DrawnNegatives:
         numbers = np.concatenate([np.arange(*each) for each in ranges])[order]
         on_disk = [(start // self._per_row, -(-stop // self._per_row)) for start, stop in ranges]
         sizes = [stop - start for start, stop in on_disk]
-        firsts = np.cumsum(sizes) - sizes  # of each range, among the rows read
+        firsts = np.cumsum(sizes) - sizes  # number of each range's first row among the rows read
         shifts: NDArray[np.int64] = np.repeat(
             firsts - [start for start, _ in on_disk], [stop - start for start, stop in ranges]
         )

@@ -206,7 +206,7 @@ def gather_rows(
             for column in range(num_dense):
                 invalid += not np.isfinite(dense[place, column])
             for column in range(num_sparse):
-                invalid += np.uint32(sparse[place, column]) >= limits[column]  # as unsigned, a negative id is huge
+                invalid += np.uint32(sparse[place, column]) >= limits[column]  # negative ids are huge, unsigned
     return invalid == 0
 
 

@@ -58,7 +58,7 @@ class Monitored(OpenDocument, kw_only=True):
 
 
 class EarlyStop(OpenDocument, kw_only=True):
-    """Why a run ended early: evaluations in a row without a gain of train.monitor, the best value and its step."""
+    """Early end of a run: evaluations in a row without a gain of train.monitor, the best value and its step."""
 
     monitor: str
     misses: int

@@ -25,7 +25,7 @@ class StepProfiler:
         self._steps, self._sampled = steps, sampled
         self._running: Any = None
         self._last = 0
-        self.communication_seconds: float | None = None  # of the sampled step
+        self.communication_seconds: float | None = None  # seconds of the sampled step's collectives
 
     def step_begins(self, step: int) -> None:
         """Begin or end a profile, as step number `step`, counted from 1, is about to begin."""

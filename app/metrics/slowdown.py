@@ -11,7 +11,7 @@ LEAST_DROP = 0.1  # share of the median rate
 LEAST_WINDOWS = 5  # on either side of the drop
 FALSE_ALARMS = 0.01  # chance of a false alarm in a run, if its windows were independent
 MOST_WINDOWS = 200  # with more windows, neighbours are joined to at most this many groups
-ACTIONS = {  # by kind of event: the first one of a run, and others
+ACTIONS = {  # words for a kind of event: a run's first one, and others
     "resume": ("the run was resumed", "the run was resumed"),
     "checkpoint": ("the first checkpoint was saved", "a checkpoint was saved"),
     "eval": ("the first evaluation was made", "an evaluation was made"),

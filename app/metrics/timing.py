@@ -42,7 +42,7 @@ class StepTimer:
         self.seconds = {"train": 0.0, "eval": 0.0, "checkpoint": 0.0}
         self._began = time.perf_counter()
         self._every, self._count = SAMPLED_EVERY.get(device.type, 1), 0
-        self._phase_marks: list[tuple[str, Any]] = []  # of the sampled steps: "", then each completed phase
+        self._phase_marks: list[tuple[str, Any]] = []  # marks of the sampled steps: "", then each completed phase
 
     def step_begins(self) -> None:
         """Note that the step's batch has arrived."""

@@ -1,7 +1,7 @@
-"""What a run's steps took, summed over windows and launches: the one place that makes such sums.
+"""Time and energy of a run's steps, summed over windows and launches; no other module makes such sums.
 
-An event of metrics.jsonl has what was added since the event before (`measured`). A checkpoint has the sums, so they
-cover exactly the steps that the run consists of, even if some were trained again after a kill.
+An event of metrics.jsonl has the sums since the event before (`measured`). A checkpoint has those since the run began,
+so they cover exactly the run's own steps, even if some were trained again after a kill.
 """
 
 from collections.abc import Sequence

@@ -56,7 +56,7 @@ def grouped_auc(
     counts = np.diff(np.append(starts, len(groups)))
     ties = np.flatnonzero(is_first | _differs(logits))
     sizes = np.diff(np.append(ties, len(groups)))
-    ranks = np.repeat(ties + (sizes + 1) / 2, sizes) - np.repeat(starts, counts)  # from 1, within a group
+    ranks = np.repeat(ties + (sizes + 1) / 2, sizes) - np.repeat(starts, counts)  # ranks within a group count from 1
     positives = np.add.reduceat(is_positive, starts, dtype=np.int64)
     pairs = positives * (counts - positives)
     areas = np.add.reduceat(ranks * is_positive, starts) - positives * (positives + 1) / 2

@@ -40,7 +40,7 @@ class DLRM(nn.Module):
         self.interaction = make_interaction(config, num_sparse, num_dense)
         self.over_arch = _make_over_arch(config, self.interaction.num_outputs)
         self.linear = config.linear
-        self._compiled: Programs | None = None  # of dense_arch and `_top`; training uses them
+        self._compiled: Programs | None = None  # programs of dense_arch and `_top`, for training
         initialise = _INITIALISE.get(config.dense_init)
         if initialise is not None:
             for part in (self.dense_arch, self.interaction, self.over_arch):

@@ -115,7 +115,7 @@ class SparseArch(TableArch):
 
     @property
     def _is_as_pooled(self) -> bool:
-        """Whether the pooled bags are the vectors already."""
+        """Return whether the pooled bags are the vectors already."""
         return self.divide is None and not (len(self.rows) or len(self.projections) or len(self.row_weights))
 
     def _assemble(

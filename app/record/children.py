@@ -16,7 +16,7 @@ from common.documents import read_document
 from common.errors import UserError
 from common.signals import Interrupted
 
-SECONDS_TO_LEAVE = 300  # for the process of a killed command
+SECONDS_TO_LEAVE = 300  # patience with the process of a killed command
 TEST, TEST_FIGURES = "test", "test.json"  # the split, and the file of its metrics in a run's directory
 
 

@@ -49,7 +49,7 @@ class Hardware(OpenDocument, kw_only=True):
 
 
 class Provenance(OpenDocument, kw_only=True):
-    """What a machine and a checkout determine of a run, without secrets; only a run's manifest has `format`."""
+    """Facts about a run by its machine and checkout, without secrets; only a run's manifest has `format`."""
 
     format: str | UnsetType = UNSET
     code: Code

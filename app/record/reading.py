@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class Outcome(msgspec.Struct):
-    """How a run ended, and after how many steps."""
+    """The status with which a run ended, and its number of steps."""
 
     status: str
     steps: int

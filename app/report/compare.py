@@ -141,7 +141,7 @@ class AucComparison:
     difference: MeanDifference | None  # None: see `reason`
     seeds: tuple[int, int]
     test: str  # the test of the difference
-    min_seeds: int | None = None  # of each group, to show this difference; None: too many or unknown
+    min_seeds: int | None = None  # seeds of each group that would show this difference; None: too many or unknown
     reason: str = ""  # why there is no difference
 
     @property
@@ -194,7 +194,7 @@ class Scaling:
     run: RunFiles
     base: RunFiles
     speedup: float
-    growth: float  # in devices; for CPUs, in threads
+    growth: float  # growth in devices; for CPUs, in threads
     kind: str  # strong (one global batch), weak (one batch per device), same devices, or neither
 
     @property
@@ -234,7 +234,7 @@ def compare_speed(first: RunGroup, second: RunGroup) -> SpeedComparison | None:
             first, second, Ratio(valid_rates[1][0] / valid_rates[0][0], None, None), "too few windows for an interval"
         )
     interval = speed_ratio(a, b)
-    ratio = valid_rates[1][0] / valid_rates[0][0]  # from the runs' own figures; windows give the interval's width
+    ratio = valid_rates[1][0] / valid_rates[0][0]  # the runs' own figures; windows give only the interval's width
     width = ratio / interval.ratio
     low, high = (None if end is None else end * width for end in (interval.low, interval.high))
     return SpeedComparison(

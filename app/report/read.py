@@ -43,7 +43,7 @@ class RunFiles:
     config: dict[str, Any]
     manifest: RunManifest
     summary: Summary | None
-    events: list[AnyEvent]  # of metrics.jsonl
+    events: list[AnyEvent]  # lines of metrics.jsonl
     curves: Curves | None
     step_times: StepTimeHistogram | None
 

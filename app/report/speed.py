@@ -1,4 +1,4 @@
-"""Where a mean step's time goes, and what share of the machine's limits a run reaches."""
+"""Parts of a mean step's time, and the share of the machine's limits that a run reaches."""
 
 from dataclasses import dataclass
 

@@ -231,7 +231,7 @@ def _constraints(choices: Mapping[str, Choice], workload: Workload) -> dict[str,
             compute_kernels=list(dict.fromkeys(kernel for _, kernel in choice.options)),
             min_partition=choice.min_partition,
             pooling_factors=workload.pooling_factors[name],
-            output_dtype=DataType.FP32,  # of FBGEMM's lookups, however rows are stored
+            output_dtype=DataType.FP32,  # FBGEMM's lookups return it, however rows are stored
             cache_params=None
             if choice.cache_load_factor is None
             else CacheParams(load_factor=choice.cache_load_factor),
@@ -244,7 +244,7 @@ def _constraints(choices: Mapping[str, Choice], workload: Workload) -> dict[str,
 def _silenced() -> Iterator[None]:
     """Silence a warning of TorchRec."""
     root, silence = logging.getLogger(), _Silence()
-    root.addHandler(silence)  # without a handler, logging would add its own to the root
+    root.addHandler(silence)  # keeps logging from adding a handler of its own to the root
     root.addFilter(silence.filter)
     try:
         yield

@@ -1,4 +1,4 @@
-"""What machines of a job must share before the first step: configuration, code, releases, dataset, run directory."""
+"""Agreement of a job's machines before the first step: configuration, code, releases, dataset, run directory."""
 
 import logging
 import socket

@@ -1,4 +1,4 @@
-"""When to save a run's state, what to report of it, and what to keep."""
+"""Saving of a run's state during training, at the steps that the configuration asks for."""
 
 import time
 

@@ -88,7 +88,7 @@ class Predictor:
 
     config: AppConfig
     runtime: Runtime
-    root: Path  # of the dataset
+    root: Path  # the dataset's directory
     manifest: Manifest
     model: Any  # DistributedModelParallel, or a DLRM that each process holds whole
     _splits: dict[str, Split] = field(default_factory=dict, init=False)

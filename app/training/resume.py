@@ -1,4 +1,4 @@
-"""What a checkpoint of a session holds, and how a session or another command starts from one."""
+"""Contents of a session's checkpoint besides tensors; start of a session or another command from a checkpoint."""
 
 import logging
 from collections.abc import Sequence
@@ -130,7 +130,7 @@ def restore(path: Path, session: Session) -> Resumed:
 
 
 class Adopted(Struct):
-    """What a run's record adds to its checkpoint: the last and the best evaluation, as in `RunState`, and time.
+    """Additions of a run's record to its checkpoint: the last and the best evaluation, as in `RunState`, and time.
 
     after_saving: the checkpoint's step was evaluated after the checkpoint was saved.
     joules, energy_seconds: of that evaluation. seconds: time spent, including that evaluation.
@@ -147,7 +147,7 @@ class Adopted(Struct):
 def adopt_evaluations(
     state: RunState, directory: RunDirectory, config: AppConfig, seconds: dict[str, float]
 ) -> Adopted:
-    """Return what a resumed run's record tells of its evaluations and of the `seconds` spent; call on rank 0.
+    """Return a resumed run's evaluations and its `seconds` spent by its record; call on rank 0.
 
     The record may know more than the checkpoint, which is saved before its step is evaluated. If the best is to be
     kept, only evaluations whose checkpoint is still there qualify.

@@ -1,4 +1,4 @@
-"""One run on this process, from where it starts to its summary."""
+"""One run on this process, from its start or a checkpoint to its summary."""
 
 import contextlib
 import logging

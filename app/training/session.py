@@ -1,4 +1,4 @@
-"""What training needs on this process: the sharded model, its optimizer and loss, and the rates of a step."""
+"""The parts that train on this process: the sharded model, its optimizer and loss, and the rates of a step."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -44,7 +44,7 @@ class Session:
     plan: Plan
     optimizer: CombinedOptimizer
     loss: Loss  # maps a batch's logits and labels to its loss
-    loss_factor: float  # of the mean over samples and tasks
+    loss_factor: float  # factor of the mean loss over samples and tasks
     _step: int = field(default=0, init=False)  # the step that was begun last
     cuts: int = field(default=0, init=False)  # cuts of the learning rate so far; evaluations decide them
 

@@ -1,4 +1,4 @@
-"""Where a run is, and how long it is in steps of its own dataset."""
+"""Position of a run, its history, and its length in steps of its dataset."""
 
 from bisect import bisect_left
 from dataclasses import dataclass, field
@@ -29,10 +29,10 @@ class RunState:
     epoch: int = 0
     step_in_epoch: int = 0
     losses: list[NDArray[np.float32]] = field(default_factory=list)  # mean over the global batch, each step
-    step_seconds: list[NDArray[np.float32]] = field(default_factory=list)  # of the counted steps, after the warm-up
+    step_seconds: list[NDArray[np.float32]] = field(default_factory=list)  # seconds of the counted steps
     measured: Measured = field(default_factory=Measured)  # over all launches
     unreported: Measured = field(default_factory=Measured)  # the part of `measured` since the last event
-    accuracies: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))  # of unreported steps
+    accuracies: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))  # one per unreported step
     skipped: int = 0  # steps without an update, because their loss was not finite (train.on_nan=skip)
     evaluation: EvaluationFigures | None = None  # the last one, with its step
     best: Best | None = None  # the best evaluation by train.monitor
@@ -82,7 +82,7 @@ class RunLength(NamedTuple):
     distance: float | None = None
     evaluations: frozenset[int] | None = None
     reports: frozenset[int] | None = None
-    rows: int = 0  # of the training split
+    rows: int = 0  # number in the training split
 
     def reported(self, step: int) -> bool:
         """Return whether a window of steps ends with this step."""

@@ -1,4 +1,4 @@
-"""Whether to stop before the end: a signal, the time limit, or a checkpoint that could not be written."""
+"""Stops before a run's end: for a signal, the time limit, or a checkpoint that could not be written."""
 
 import logging
 import signal

@@ -51,13 +51,13 @@ class FiniteChecks:
 class StepFigures(NamedTuple):
     """Figures of consecutive steps, [steps] each."""
 
-    lr: float  # of the last step
+    lr: float  # rate of the last step
     losses: NDArray[np.float32]  # mean over the global batch
     accuracies: NDArray[np.float32]  # share of the global batch on the right side of probability 0.5
-    seconds: NDArray[np.float32]  # of this process; of fewer steps if some ran before a resumption
+    seconds: NDArray[np.float32]  # on this process; shorter if some steps ran before a resumption
     input_wait: float  # sum over these steps, on this process
     phases: dict[str, float]  # mean over the sampled steps, on the slowest process
-    gradient_norm: float | None  # of the last step's dense gradients; None if that step was skipped
+    gradient_norm: float | None  # 2-norm of the last step's dense gradients; None if it was skipped
 
 
 class StepWindow:
@@ -65,7 +65,7 @@ class StepWindow:
 
     def __init__(self, session: Session, timer: StepTimer, length: RunLength, state: RunState) -> None:
         self.lr = 0.0
-        self.gradient_norm: Tensor | None = None  # of the last reported step
+        self.gradient_norm: Tensor | None = None  # norm at the last reported step
         self.first_counted_step = state.step + length.train.warmup_steps_excluded
         self._checks, self._runtime = FiniteChecks(session.dense_parameters()), session.runtime
         self._timer, self._length, self._state, self._micro_batches = (
@@ -77,16 +77,16 @@ class StepWindow:
         self._values: list[Tensor] = []  # per step: its finite checks and its accuracy
         self._of_micro_batches: list[Tensor] = []  # per step: losses and hits of this process, [2, micro-batches]
         self._rows: list[int] = []  # per step: rows of its global batch
-        self._losses = [state.all_losses()[state.step - len(state.accuracies) :]]  # of the unreported steps
+        self._losses = [state.all_losses()[state.step - len(state.accuracies) :]]  # losses of the unreported steps
         self._seconds: list[NDArray[np.float32]] = []
         self._input_wait = 0.0
-        self._phases = Measured()  # of all steps since the last report, counted or not
+        self._phases = Measured()  # phases of all steps since the last report, counted or not
         self._skipped: list[int] = []  # the latest consecutive steps that were skipped
 
     def add(self, loss: Tensor, logits: Tensor, batch: Batch) -> None:
         """Note a step's results, without waiting for them."""
         labels = batch.labels
-        if labels.ndim > 1:  # with several tasks, accuracy is the label's
+        if labels.ndim > 1:  # accuracy is that of the dataset's label, which comes first
             logits, labels = logits[:, 0], labels[:, 0]
         hits = ((logits.detach() > 0) == (labels > 0.5)).float()
         if self._micro_batches is not None:

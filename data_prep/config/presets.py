@@ -149,7 +149,7 @@ KEYS_OF_RULES = {
     "sampling.negative_drop_rate": "negative_drop_rate",
     "sampling.seed": "sampling_seed",
 }
-OWN_TRANSFORM = DenseTransform.signed_log1p  # for a user's own table, which may hold any numbers
+OWN_TRANSFORM = DenseTransform.signed_log1p  # default of a user's own table, which may hold any numbers
 SPLIT_IS_THEIRS = (Encoding.dlrm_kaggle, Encoding.amd_blog)  # encodings with a fixed split
 REPEATED = {
     Encoding.torchrec: "TorchRec's",

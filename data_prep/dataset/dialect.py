@@ -1,4 +1,4 @@
-"""How text files write fields: quotes, an escape character, and the charset. The delimiter is apart from these.
+"""Dialect of fields in text files: quotes, an escape character, and the charset, but not the delimiter.
 
 An exported encoder (extensions/export) runs a copy of this module.
 """

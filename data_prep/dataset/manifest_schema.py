@@ -1,4 +1,4 @@
-"""Check the JSON document of a manifest: its keys, the types and ranges of their values, and what must agree."""
+"""Check the JSON document of a manifest: its keys, the types and ranges of their values, and their agreement."""
 
 from collections.abc import Sequence
 from math import isfinite

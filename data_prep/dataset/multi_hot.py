@@ -39,7 +39,7 @@ LANES = 16  # int32 values in a cache line
 PREFETCHED_ROWS = 12
 RECORD_NAME, SUMS_NAME, LOCK_NAME = "tables.json", "sums.json", "lock"
 REMEDY = "remove its directory: it is made again"
-TABLES_DIRECTORY = "multi_hot"  # in a dataset: the bags of all ids
+TABLES_DIRECTORY = "multi_hot"  # directory in a dataset with the bags of all ids
 
 
 class Distribution(Enum):

@@ -3,7 +3,7 @@
 from data_prep.dataset.manifest import Manifest
 from data_prep.dataset.options import SplitMethod
 
-UNSEEN = "unseen_in_train"  # in a manifest's `extra`: share of val's and test's values, by feature; None: not counted
+UNSEEN = "unseen_in_train"  # key of a manifest's `extra`: share of held-out values by feature; None: not counted
 NAMED_SHARE = 0.2  # a larger share is reported
 SHOWN_COLUMNS = 4
 

@@ -31,7 +31,7 @@ from data_prep.parsing.raw_rows import Locator, RawRows, numbered_rows
 from data_prep.parsing.table_block import TableBlock
 from data_prep.parsing.text import Text, read_names
 
-ParsedRows: TypeAlias = Block | TableBlock  # of Criteo's format, of a user's own table
+ParsedRows: TypeAlias = Block | TableBlock  # rows of Criteo's format, or of a user's own table
 
 
 class EncodedBlock(NamedTuple):
@@ -232,7 +232,7 @@ class Encoder:
 
         Args:
             values: an Arrow array or a list of Python values, as raw rows have them: of a feature that is a part of a
-                date, the date; of a multi-valued one, one of a list's values.
+                date, the date; of a multi-hot one, one of a list's values.
 
         Raises:
             UserError: an invalid value (row, remedy).
@@ -272,7 +272,7 @@ class Encoder:
 
     @staticmethod
     def _refuse_joined(values: Any, separator: str, form: Form, locator: Locator) -> None:
-        """Raise UserError for the first text that joins several values of a multi-valued feature."""
+        """Raise UserError for the first text that joins several values of a multi-hot feature."""
         if not separator and form & Form.UNJOINABLE:
             return
         separator, column = separator or LIST_SEPARATOR, distinct(values)

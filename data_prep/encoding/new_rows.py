@@ -109,12 +109,12 @@ def _read_content(path: Path) -> bytes:
 
 def _read_text(path: Path, content: bytes, suffix_delimiter: str, shape: Shape) -> NewRows:
     """Read text columns, by the names in the first row or, if no name is known, by position."""
-    mark = BYTE_ORDER_MARK if shape.dialect.charset == UTF_8 else b""  # which decoding refuses in another charset
+    mark = BYTE_ORDER_MARK if shape.dialect.charset == UTF_8 else b""  # decoding refuses it in another charset
     text = content.removeprefix(mark).lstrip(b"\n")
     row, first = 1 + content.count(b"\n") - text.count(b"\n"), text.partition(b"\n")[0]
     heads: dict[str, tuple[str, ...]] = {}
     for delimiter in dict.fromkeys((shape.delimiter, suffix_delimiter, *OTHER_DELIMITERS)):
-        with suppress(UserError):  # for instance of a quote that another delimiter closes
+        with suppress(UserError):  # raised for instance for a quote that another delimiter closes
             heads[delimiter] = read_names(first, delimiter, str(path), shape.dialect)
     delimiter = next((each for each, head in heads.items() if not set(shape.names).isdisjoint(head)), "")
     if delimiter:

@@ -17,7 +17,7 @@ from data_prep.encoding.lookup import LookupTable, SortedTable, ValueTable, voca
 
 NOT_FOUND = -1
 BUILD_OVERHEAD = 2  # values and numbers lie beside a table that is built
-SORTED_OVERHEAD = 3  # for 64-bit values: their order, too
+SORTED_OVERHEAD = 3  # 64-bit values need their order, too
 SLICE_MARGIN = 1.2  # parts of a vocabulary differ a little
 MAX_BITS = 12
 READ_VALUES = 1 << 20  # read at once from a vocabulary

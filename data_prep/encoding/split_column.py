@@ -34,7 +34,7 @@ from data_prep.parsing.formats import Chunk, LineFormat, format_of, table_layout
 from data_prep.parsing.raw_rows import Locator, RawRows
 from data_prep.sources.discover import Source
 
-FIRST_BYTES = 1 << 20  # of a text file, whose first row is among them
+FIRST_BYTES = 1 << 20  # beginning of a text file, with its first row
 FILL = "it decides the row's split, so fill it in, or remove the row"
 LONGEST = 200  # most characters of column names in an error
 KINDS = ("text", "any", "integer", "number", "null")  # kinds of columns with one value a row
@@ -42,7 +42,7 @@ KINDS = ("text", "any", "integer", "number", "null")  # kinds of columns with on
 
 @dataclass(frozen=True)
 class SplitColumn:
-    """How to read the column.
+    """The column, with the form of its fields.
 
     Attributes:
         column: its name.

@@ -34,7 +34,7 @@ PRELOADED = "data_prep.stages.preload"  # The fork server imports it, since it t
 READERS = "data_prep.parsing.preload"  # the same, with pyarrow
 ON_CLUSTER = "from data_prep.stages import expand_multi_hot, parse"  # the first and the last import all that tasks need
 LOCK_SECONDS = 1.0  # A process killed while it counts keeps the lock; a count is not worth a longer wait.
-RETRIES = 3  # for a task whose worker in a cluster was lost
+RETRIES = 3  # repetitions of a task whose worker in a cluster was lost
 CONNECT_SECONDS = 15
 
 _BYTES, _ROWS = range(2)
@@ -50,7 +50,7 @@ class Counters:
     def __init__(self) -> None:
         context = multiprocessing.get_context(START_METHOD)
         self._totals = context.Array("q", 2)
-        self._stop = context.RawValue("b", 0)  # without a lock, which a killed process may hold
+        self._stop = context.RawValue("b", 0)  # needs no lock, which a killed process may hold
 
     @property
     def bytes(self) -> int:
@@ -138,9 +138,9 @@ class Executor:
     def __init__(self, workers: int) -> None:
         self.workers = workers
         self.counters = Counters()
-        self.seconds: dict[str, float] = {}  # by stage
+        self.seconds: dict[str, float] = {}  # duration by stage
         self._here = Worker(self.counters, Cache())
-        self._peaks: dict[str, int] = {}  # by running process
+        self._peaks: dict[str, int] = {}  # peak memory by process, while it runs
         self._peak = 0  # until the last release
         self._executor: FuturesExecutor | None = None
 

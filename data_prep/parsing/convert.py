@@ -91,7 +91,7 @@ def plain(values: Any) -> Any:
         return values
     try:
         return values.cast(_plain_type(values.type))
-    except pa.ArrowNotImplementedError:  # of dictionaries of views, as polars has them
+    except pa.ArrowNotImplementedError:  # raised for dictionaries of views, as polars has them
         return values.to_pylist()
 
 
@@ -374,7 +374,7 @@ def _categories(values: Any, separator: str | None, locator: Locator, dataset_fo
         return _text_column(values, locator, dataset_form)
     has_lists = not separator
     if has_lists and dataset_form is not None:
-        separator = LIST_SEPARATOR  # in new rows that give text instead of lists
+        separator = LIST_SEPARATOR  # new rows may give text instead of lists
         if dataset_form & Form.UNJOINABLE and (isinstance(values, list) or is_text(values)):
             column = distinct(values)
             is_joined = [isinstance(value, str) and value != "" for value in column.values]

@@ -61,7 +61,7 @@ def _dense_features(
     """Return the features of an entry of dense, and add its part, vector and transform to the lists."""
     if not isinstance(entry, dict) or not {"transform", "vector"} & set(entry):
         return [_feature(path, "dense", entry, names, parts)]
-    transform = entry.get("transform", "raw")  # of a vector, whose numbers are scaled already
+    transform = entry.get("transform", "raw")  # the numbers of a vector are scaled already
     if transform not in TRANSFORMS:
         raise UserError(f"{path}: key dense, {entry}: transforms are {', '.join(TRANSFORMS)}")
     rest = {key: value for key, value in entry.items() if key != "transform"}

@@ -21,7 +21,7 @@ from data_prep.parsing.raw_rows import CORRECT
 from data_prep.sources.discover import Source
 from data_prep.sources.line_blocks import LineBlocks, bare_returns
 
-csv.field_size_limit(BLOCK_BYTES)  # of a line, too
+csv.field_size_limit(BLOCK_BYTES)  # limits a line, too
 MARK = "leave the charset out of the schema, or convert the file to it"
 SENTINEL = "end"  # value of all fields in a line that is appended to a block
 

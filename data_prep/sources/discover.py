@@ -33,9 +33,9 @@ BACKUPS = (".bak", ".orig", ".old", ".save", ".swp", ".tmp")
 NOTES = (".", "_SUCCESS", "_metadata", "_common_metadata", "_committed_", "_started_")
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 GLOB_CHARACTERS = frozenset("*?[")
-GENERATED_ROW_BYTES = 4 * 40  # of a row in a shard
-TEXT_ROW_BYTES = 244  # of a row of Criteo's days, or of a generated one
-GZIP_RATIO = 3.5  # of Criteo's days, if no sample can tell
+GENERATED_ROW_BYTES = 4 * 40  # bytes of a row in a shard
+TEXT_ROW_BYTES = 244  # bytes of a row of Criteo's days, or of a generated one
+GZIP_RATIO = 3.5  # ratio of Criteo's days, if no sample can tell
 
 
 class RowGenerator(Protocol):

@@ -26,7 +26,7 @@ from data_prep.vocabulary.count import FEW_CODES, MAX_CODES, Coding
 
 ALIGNMENT = 8
 DICTIONARIES = "dictionaries"  # suffix of a chunk's file, for a user's own table
-ENTRY_BYTES = 16  # in that file: value, count, first row
+ENTRY_BYTES = 16  # an entry of that file: value, count, first row
 
 
 @jit

@@ -21,7 +21,7 @@ from data_prep.engine.job import SPLIT_KEYS, ChunkRecord, Job
 from data_prep.io.arrays import open_array
 
 LEFT_OUT = -1
-BINS = 1 << 16  # of a histogram of times
+BINS = 1 << 16  # bins of a histogram of times
 Choices: TypeAlias = NDArray[np.signedinteger]
 
 

@@ -13,7 +13,7 @@ from data_prep.vocabulary.count import Run
 PART_BYTES = 128 << 20
 PART_BYTES_PER_ENTRY = 96  # a merged entry, its copies, and the memory to rank it
 STEP_ENTRIES = 1 << 17  # merged at once, in the processor's cache
-STEP_ENTRIES_PER_RUN = 1 << 12  # with fewer entries each, calls would dominate
+STEP_ENTRIES_PER_RUN = 1 << 12  # calls would dominate if there were fewer
 SAMPLES_PER_RUN = 64
 
 

@@ -1,1 +1,1 @@
-"""What a run records of its training: events, its summary, its dataset and tables, scores, figures of tables."""
+"""The record of a run while it trains: events, summary, dataset and tables, scores, figures of tables."""

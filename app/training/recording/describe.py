@@ -1,4 +1,4 @@
-"""What a run's manifest says of its session: dataset, files of initial values, tables."""
+"""Description of a session for its run's manifest: dataset, files of initial values, tables."""
 
 from pathlib import Path
 

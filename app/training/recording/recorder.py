@@ -1,4 +1,4 @@
-"""What a run reports while it trains: events in its directory, trackers, progress, and its clock."""
+"""Reports of a run while it trains: events in its directory, trackers, progress, and its clock."""
 
 import time
 from datetime import datetime, timezone
@@ -35,7 +35,7 @@ class Recorder:
         """began: time.perf_counter() when the command began."""
         self.directory, self.trackers = directory, Trackers()
         self.energy = EnergyMeter(session.runtime.device)
-        self.seconds_before: dict[str, float] = {}  # by kind, before a resumption
+        self.seconds_before: dict[str, float] = {}  # seconds before a resumption, by kind
         self._session, self._timer, self._began, self._state = session, timer, began, RunState()
         train = session.config.train
         self._is_logloss, self._length = session.is_logloss, length
