@@ -51,22 +51,26 @@ def row_bytes(precision: TablePrecision, dim: int) -> int:
 class ShapeConfig:
     """Sizes that replace the recipe's; null: the recipe's own."""
 
-    batch_size: int | None = key(None, "of each process; null: train.global_batch_size over the processes", at_least=1)
-    num_dense: int | None = key(None, "null: Criteo's 13", at_least=1)
-    num_embeddings: list[int] | None = key(
-        None, "rows of each table; null: those the recipe's source publishes …", at_least=1
+    batch_size: int | None = key(
+        None, "samples of each process; null: train.global_batch_size over the processes", at_least=1
     )
-    most_rows: int = key(1_000_000, "… but no table beyond this", at_least=1)
-    bag_sizes: list[int] | None = key(None, "ids a bag of each feature; null: data.multi_hot.sizes, or one", at_least=1)
+    num_dense: int | None = key(None, "dense features; null: Criteo's 13", at_least=1)
+    num_embeddings: list[int] | None = key(
+        None, "rows of each table; null: published sizes of the recipe, but at most most_rows", at_least=1
+    )
+    most_rows: int = key(1_000_000, "largest table where num_embeddings is null", at_least=1)
+    bag_sizes: list[int] | None = key(
+        None, "ids per bag of each feature; null: data.multi_hot.sizes, or one", at_least=1
+    )
 
 
 @dataclass(frozen=True)
 class InferenceConfig:
     """The latency and throughput of scoring."""
 
-    batch_sizes: list[int] = key([4**power for power in range(9)], "of each process", at_least=1)
+    batch_sizes: list[int] = key([4**power for power in range(9)], "samples of each process", at_least=1)
     least_runs: int = key(
-        100, "timed one by one at each size, however long that takes: fewer have no 99th percentile", at_least=1
+        100, "runs to time one by one at each size, however long they take; fewer give no 99th percentile", at_least=1
     )
 
 
@@ -77,7 +81,7 @@ class BenchConfig(AppConfig):
     operators: Any = key(
         None, "families or family/variant prefixes, a list; null: all but inference, which takes minutes"
     )
-    seconds: float = key(0.5, "spent on each", above=0)
+    seconds: float = key(0.5, "seconds spent on each operator", above=0)
     shape: ShapeConfig = field(default_factory=ShapeConfig)
     inference: InferenceConfig = field(default_factory=InferenceConfig)
     out: str | None = key(None, "also write the JSON to this file")
@@ -242,12 +246,14 @@ class VerifyConfig:
     run: str | None = key(None, "the run's directory", is_common=True, example="runs/quickstart")
     bundle: str | None = key(
         None,
-        "instead of a run, the file that app.bundle wrote of it; its dataset is made if it is not there",
+        "instead of a run, the file that app.bundle wrote of it; its dataset is made if it is missing",
         is_common=True,
         example="quickstart.bundle",
     )
     data: DatasetConfig = field(default_factory=DatasetConfig)
-    tolerance: float = key(1e-4, "on losses relative, on parameters absolute, where bits cannot be equal", at_least=0)
+    tolerance: float = key(
+        1e-4, "largest difference if bits cannot be equal: relative of losses, absolute of parameters", at_least=0
+    )
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # threads, precision: the run's unless given
 
 

@@ -40,7 +40,7 @@ class MultiHotConfig(keys.MultiHotConfig):
     decides_bits: ClassVar[bool] = True
 
     directory: str | None = key(
-        None, "where the bags of all ids are kept; null: <data.path>/multi_hot", decides_bits=False
+        None, "directory of the bags of all ids; null: <data.path>/multi_hot", decides_bits=False
     )
 
 
@@ -50,11 +50,11 @@ class NegativesConfig:
 
     decides_bits: ClassVar[bool] = True
 
-    per_positive: int | None = key(None, "rows drawn for each of the train split; null: none", at_least=1)
+    per_positive: int | None = key(None, "negatives drawn for each row of the train split; null: none", at_least=1)
     user: str | None = key(None, "column of the users", is_name=True, only_with=("per_positive",))
     item: str | None = key(
         None,
-        "column of the items; those that a user has in train are not drawn",
+        "column of the items; items that a user has in train are not drawn",
         is_name=True,
         only_with=("per_positive",),
     )
@@ -71,28 +71,30 @@ class DataConfig(keys.DataConfig):
 
     decides_bits: ClassVar[bool] = False  # the dataset's digest covers what makes a dataset
 
-    default_path: str | None = key(None, "data.path where neither it nor files are given; null: the source's own")
+    default_path: str | None = key(None, "data.path if neither it nor files are given; null: the source's own")
     default_source: DataSource | None = key(
-        DataSource.synthetic, "data.source where neither it nor data.path nor files are given"
+        DataSource.synthetic, "data.source if neither it nor data.path nor files are given"
     )
     scale: DataScale = key(DataScale.full, "tiny: the recipe's values under `tiny` in place of its own", is_common=True)
-    published_tables: str | None = key(None, "sizes for building the model where there is no data (train.max_steps=0)")
+    published_tables: str | None = key(
+        None, "published table sizes to build the model without data (train.max_steps=0)"
+    )
     multi_hot: MultiHotConfig = field(default_factory=MultiHotConfig)
     negatives: NegativesConfig = field(default_factory=NegativesConfig)
     verify: VerifyData = key(VerifyData.auto, "when to compare shards with their checksums; auto: up to 4 GiB of them")
     shuffle: bool = key(True, "reorder the training split in every epoch", decides_bits=True)
     shuffle_block_rows: int = key(
-        65_536, "rows read in one piece; blocks are permuted …", at_least=1, decides_bits=True
+        65_536, "rows of a block, which are read in one piece; blocks are permuted", at_least=1, decides_bits=True
     )
     shuffle_window_blocks: int = key(
         4,
-        "… and rows are permuted within this number of blocks (a process holds its own twice)",
+        "blocks of a window, in which rows are permuted; a process holds its rows of two windows",
         at_least=1,
         decides_bits=True,
     )
     shuffle_lanes: int = key(
         1,
-        "processes that permute windows apart from each other: give about as many as there are",
+        "number of independent lanes of windows; about one per process",
         at_least=1,
         only_with=("shuffle",),
         decides_bits=True,

@@ -54,19 +54,19 @@ class ModelConfig:
 
     interaction: Interaction = key(Interaction.dot, "how the features' vectors are combined")
     interaction_itself: bool = key(
-        False, "dot: a vector's product with itself too", only_with=("interaction", Interaction.dot)
+        False, "dot: include each vector's product with itself", only_with=("interaction", Interaction.dot)
     )
     mixes_samples: bool = key(
         False,
-        "scalar_pairs: the blog's defect, vectors of one sample stand in other samples' rows",
+        "scalar_pairs: repeat the defect of AMD's blog, which joins vectors of different samples",
         only_with=("interaction", Interaction.scalar_pairs),
     )
     dense_final_relu: bool = key(True, "a ReLU after dense_arch's last layer too")
-    numeric: Numeric = key(Numeric.dense_arch, "what dense features become")
+    numeric: Numeric = key(Numeric.dense_arch, "vectors of dense features: one by dense_arch, or one for each feature")
     embedding_dim: int = key(
         MISSING,
-        "D, of every feature's vector; a multiple of 4 (FBGEMM), any with sharding.types=data_parallel; 128 in "
-        "model=dlrm_dcn, MLPerf's, which takes 33 times the operations of model=dlrm a sample",
+        "D, the width of every feature's vector: a multiple of 4 (FBGEMM), or any with sharding.types=data_parallel; "
+        "MLPerf's 128 of model=dlrm_dcn takes 33 times the operations per sample of model=dlrm",
         is_common=True,
     )
     dense_arch: list[int] = key(MISSING, "widths of its layers, the last being D; []: none, without dense features")
@@ -74,10 +74,12 @@ class ModelConfig:
     batch_norm: bool = key(False, "batch norm in each hidden layer of dense_arch, over_arch and deep_arch")
     dropout: list[float] = key(
         [],
-        "rate after each hidden layer of over_arch and deep_arch: one for all, as 0.2, or one a layer, as [0.3,0.2]",
+        "dropout rate after hidden layers of over_arch and deep_arch: one for all, or one per layer, as [0.3,0.2]",
         within="[0, 1)",
     )
-    dense_dropout: list[float] = key([], "likewise in dense_arch", within="[0, 1)")
+    dense_dropout: list[float] = key(
+        [], "dropout rate after hidden layers of dense_arch, as for dropout", within="[0, 1)"
+    )
     deep_arch: list[int] | None = key(
         None,
         "dcn: widths of a perceptron beside the cross layers, whose output joins theirs; null: none",
@@ -97,13 +99,15 @@ class ModelConfig:
     )
     projection_branch1: list[int] | None = key(
         None,
-        "projection: widths of a branch's layers, the last a multiple of D …",
+        "projection: widths of the first branch's layers, the last a multiple of D; null: one of 16 * D",
         only_with=("interaction", Interaction.projection),
     )
     projection_branch2: list[int] | None = key(
-        None, "… null: one layer of 16 * D", only_with=("interaction", Interaction.projection)
+        None,
+        "projection: widths of the second branch's layers; null: one of 16 * D",
+        only_with=("interaction", Interaction.projection),
     )
-    dense_init: DenseInit = key(DenseInit.torch, "of linear layers")
+    dense_init: DenseInit = key(DenseInit.torch, "initial values of linear layers")
     linear: float | None = key(
         None,
         "add this times the sum of the first elements of the categories' vectors to the logit: a logistic regression "

@@ -14,33 +14,37 @@ SETTINGS = ("eps", "beta1", "beta2")  # keys that some optimizers need, and the 
 class OptimizerConfig:
     """The algorithms and their learning rates."""
 
-    name: OptimizerName = key(MISSING, "for tables, and for dense parameters unless `dense` names another")
-    lr: float = key(MISSING, "at schedule factor 1", above=0, is_common=True)
+    name: OptimizerName = key(MISSING, "algorithm of tables, and of dense parameters unless `dense` names another")
+    lr: float = key(MISSING, "learning rate, which the schedule multiplies", above=0, is_common=True)
     eps: float | None = key(None, "all but SGD: added to the root of the second moment", above=0)
-    dense: OptimizerName | None = key(None, "for dense parameters; null: `name` without its rowwise_")
-    sparse_lr: float | None = key(None, "of tables, at schedule factor 1; null: lr", above=0, is_common=True)
-    beta1: float | None = key(None, "Adam and LAMB: decay of the first moment a step", within="[0, 1)")
-    beta2: float | None = key(None, "and of the second", within="[0, 1)")
+    dense: OptimizerName | None = key(None, "algorithm of dense parameters; null: `name` without its rowwise_")
+    sparse_lr: float | None = key(
+        None, "learning rate of tables, which the schedule multiplies; null: lr", above=0, is_common=True
+    )
+    beta1: float | None = key(None, "Adam and LAMB: decay of the first moment per step", within="[0, 1)")
+    beta2: float | None = key(None, "Adam and LAMB: decay of the second moment per step", within="[0, 1)")
     max_grad_norm: float | None = key(
         None, "clip the dense gradients' common 2-norm to this; null: leave them", above=0
     )
     clip_tables: bool = key(
         False,
-        "the norm is that of tables' gradients too, with their decay; torch updates such tables",
+        "clip tables' gradients too, by the norm of all gradients with their decay; torch then updates tables",
         only_with=("max_grad_norm",),
     )
-    weight_decay: float = key(0.0, "L2 of dense parameters: this times them is added to their gradients", at_least=0)
+    weight_decay: float = key(0.0, "L2 of dense parameters: adds this times a parameter to its gradient", at_least=0)
     sparse_weight_decay: float = key(
         0.0,
-        "L2 of tables, all rows at every step, and of dense features' vectors; torch updates such tables",
+        "L2 of tables, on all rows at every step, and of dense features' vectors; torch then updates tables",
         at_least=0,
     )
 
     fused_weight_decay: float | None = key(
-        None, "FBGEMM's, of the rows of each batch alone, where it updates tables", above=0
+        None, "weight decay of the rows in each batch, by FBGEMM where it updates tables", above=0
     )
     fused_weight_decay_mode: FusedDecay | None = key(
-        None, "l2: added to the gradient; decouple: apart from it", only_with=("fused_weight_decay",)
+        None,
+        "l2: add the decay to the gradient; decouple: apply it apart from the gradient",
+        only_with=("fused_weight_decay",),
     )
 
     @property
@@ -71,11 +75,11 @@ class ScheduleConfig:
     decay_steps: int = key(0, "steps that the decay takes", at_least=0, only_with=("name", *with_key("decay_steps")))
     end_factor: float = key(0.0, "cosine: final factor", within="[0, 1]", only_with=("name", *with_key("end_factor")))
     factor: float = key(
-        0.1, "plateau: rates are multiplied by it at a cut", within="(0, 1)", only_with=("name", *with_key("factor"))
+        0.1, "plateau: factor of the rates at a cut", within="(0, 1)", only_with=("name", *with_key("factor"))
     )
     patience: int = key(
         0,
-        "plateau: evaluations without a gain that are passed over before a cut; 0: cut at the first",
+        "plateau: number of evaluations without a gain before a cut; 0: cut at the first",
         at_least=0,
         only_with=("name", *with_key("patience")),
     )
@@ -84,9 +88,7 @@ class ScheduleConfig:
         "the smallest gain of train.monitor that counts, for plateau and train.early_stop_patience",
         at_least=0,
     )
-    min_lr: float = key(
-        1e-6, "plateau: no cut goes below this rate", at_least=0, only_with=("name", *with_key("min_lr"))
-    )
+    min_lr: float = key(1e-6, "plateau: lowest rate after cuts", at_least=0, only_with=("name", *with_key("min_lr")))
 
 
 def validate_optimizer(optimizer: OptimizerConfig) -> None:

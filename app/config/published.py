@@ -83,27 +83,27 @@ class PublishedConfig:
     decides_bits: ClassVar[bool] = False
 
     recipe: str | None = key(None, "the recipe's name")
-    source: str | None = key(None, "who published it, where and when, and which line or table of theirs")
+    source: str | None = key(None, "author, place and date of the publication, and its line or table")
     data: str | None = key(None, "the data it was measured on")
     train_rows: int | None = key(
         None, "rows of its training split; null: comparable with a run on any data", at_least=1
     )
     model: str | None = key(
-        None, "what was measured, where it is another model: its figures are compared with, and not held to"
+        None, "the measured model if it is another; its figures are then compared, but not required"
     )
     hardware: str | None = key(None, "hardware and precision it was measured with")
-    auc: float | None = key(None, "of the evaluated split", within="[0, 1]")
-    logloss: float | None = key(None, "nats", above=0)
-    test_auc: float | None = key(None, "of the test split, where another is evaluated in training", within="[0, 1]")
-    test_logloss: float | None = key(None, "likewise, nats", above=0)
-    rmse: float | None = key(None, "of the evaluated split, where labels are numbers", above=0)
-    hr_at_10: float | None = key(None, "of the evaluated split, over groups of eval.group_by", within="[0, 1]")
-    ndcg_at_10: float | None = key(None, "likewise", within="[0, 1]")
+    auc: float | None = key(None, "AUC of the evaluated split", within="[0, 1]")
+    logloss: float | None = key(None, "logloss of the evaluated split, in nats", above=0)
+    test_auc: float | None = key(None, "AUC of the test split, if training evaluates another", within="[0, 1]")
+    test_logloss: float | None = key(None, "logloss of the test split, in nats", above=0)
+    rmse: float | None = key(None, "RMSE of the evaluated split, if labels are numbers", above=0)
+    hr_at_10: float | None = key(None, "HR@10 of the evaluated split over groups of eval.group_by", within="[0, 1]")
+    ndcg_at_10: float | None = key(None, "NDCG@10 of the evaluated split over these groups", within="[0, 1]")
     md5: list[str] = key([], "MD5 of the files that it was measured on, of train, val and test; []: any files")
-    accuracy: float | None = key(None, "at a threshold of 0.5", within="[0, 1]")
-    samples_per_second: float | None = key(None, "global, over all devices", above=0)
-    num_devices: int | None = key(None, "that samples_per_second is of", at_least=1)
-    parameters: int | None = key(None, "of the whole model", at_least=1)
+    accuracy: float | None = key(None, "accuracy at a threshold of 0.5", within="[0, 1]")
+    samples_per_second: float | None = key(None, "throughput over all devices", above=0)
+    num_devices: int | None = key(None, "number of devices with that throughput", at_least=1)
+    parameters: int | None = key(None, "number of parameters of the whole model", at_least=1)
     tolerance: float | None = key(
         None, "largest absolute difference of these figures that counts as reproduced", within="[0, 1]"
     )

@@ -49,18 +49,22 @@ class RuntimeConfig:
     )
     num_threads: int | None = key(
         None,
-        "torch's threads a process; null: cores / processes here. Changes CPU bits",
+        "torch's threads per process, which change bits on CPUs; null: cores / processes here",
         at_least=1,
         at_most=4_096,
         is_common=True,
         decides_bits=False,
     )
-    precision: Precision | None = key(None, "null: fp32; for a run that is there, its own", is_common=True)
+    precision: Precision | None = key(
+        None, "arithmetic of dense layers; null: fp32, or an existing run's own", is_common=True
+    )
     compile: Compile | None = key(
-        None, "null: none; for a run that is there, its own. dense changes bits", decides_bits=False
+        None,
+        "execution of dense layers in training; null: none, or an existing run's own; dense changes bits",
+        decides_bits=False,
     )
     timeout_minutes: float = key(
-        30.0, "longest wait of a process for another", above=0, at_most=100_000, decides_bits=False
+        30.0, "longest wait of a process for another, in minutes", above=0, at_most=100_000, decides_bits=False
     )
     different_releases: bool = key(
         False, "let machines of a job have other releases of torch, TorchRec, FBGEMM, NumPy", decides_bits=False
@@ -101,9 +105,9 @@ class EnvironmentConfig:
 
     decides_bits: ClassVar[bool] = False
 
-    name: str = key("none", "set by environment=NAME")
-    variables: dict[str, str] = key({}, "name: value")
-    reasons: dict[str, str] = key({}, "purpose of each")
+    name: str = key("none", "name of the profile, set by environment=NAME")
+    variables: dict[str, str] = key({}, "values by variable")
+    reasons: dict[str, str] = key({}, "purposes by variable")
 
 
 def validate_environment(environment: EnvironmentConfig) -> None:

@@ -43,8 +43,8 @@ class CommPrecision(Enum):
 class QCommConfig:
     """Precision of embeddings (forward) and gradients (backward) in transit; data-parallel tables travel as fp32."""
 
-    forward: CommPrecision = key(CommPrecision.fp32, "of embeddings")
-    backward: CommPrecision = key(CommPrecision.fp32, "of their gradients")
+    forward: CommPrecision = key(CommPrecision.fp32, "precision of embeddings between processes")
+    backward: CommPrecision = key(CommPrecision.fp32, "precision of their gradients between processes")
 
 
 @dataclass(frozen=True)
@@ -80,9 +80,9 @@ class ShardingConfig:
         None, "minimum columns of a shard of the column types; null: an equal part for each process", at_least=4
     )
     cache_load_factor: float | None = key(
-        None, "fused_uvm_caching: part of a table's rows in the cache; null: FBGEMM's 0.2", within="(0, 1)"
+        None, "fused_uvm_caching: share of a table's rows in the cache; null: FBGEMM's 0.2", within="(0, 1)"
     )
-    tables: dict[str, Any] = key({}, "table's or feature's name: keys of TableShardingConfig")
+    tables: dict[str, Any] = key({}, "keys of TableShardingConfig by a table's or feature's name")
     qcomm: QCommConfig = field(default_factory=QCommConfig)
     plan: str | None = key(None, "a file written by `python -m app.plan plan.out=FILE`, in place of the keys above")
 
@@ -214,29 +214,33 @@ class TopologyConfig:
 
     decides_bits: ClassVar[bool] = False
 
-    name: str = key(AUTO_TOPOLOGY, "auto: the device here is looked for among conf/topology/*.yaml")
-    file: str | None = key(None, "a YAML file with these keys, for a device that is not there")
-    architecture: str | None = key(None, "gfx942, sm_90, …: as ROCm and CUDA name it; cpu")
+    name: str = key(AUTO_TOPOLOGY, "name of a file in conf/topology; auto: the file of the device here")
+    file: str | None = key(None, "YAML file with these keys, for a device that conf/topology lacks")
+    architecture: str | None = key(None, "name by ROCm or CUDA, such as gfx942 or sm_90; or cpu")
     memory_gib: float | None = key(
-        None, "of the device; null for cpu: this machine's, divided among its processes", above=0
+        None, "memory of the device; null for cpu: an equal share of this machine's for each process", above=0
     )
-    memory_gb_per_s: float | None = key(None, "of the device", above=0)
-    host_memory_gib: float | None = key(None, "for each device", above=0)
-    host_memory_gb_per_s: float | None = key(None, "for each device", above=0)
-    host_link_gb_per_s: float | None = key(None, "between the device and host memory", above=0)
+    memory_gb_per_s: float | None = key(None, "bandwidth of the device's memory", above=0)
+    host_memory_gib: float | None = key(None, "host memory per device", above=0)
+    host_memory_gb_per_s: float | None = key(None, "bandwidth of host memory per device", above=0)
+    host_link_gb_per_s: float | None = key(None, "bandwidth between the device and host memory", above=0)
     intra_host_gb_per_s: float | None = key(
-        None, "between devices of a machine, all links of one device together", above=0
+        None, "bandwidth between devices of a machine, all links of a device together", above=0
     )
-    inter_host_gb_per_s: float | None = key(None, "between machines, for each device", above=0)
+    inter_host_gb_per_s: float | None = key(None, "bandwidth between machines per device", above=0)
     link_efficiency: float | None = key(
-        None, "of intra_host and inter_host; null: the file's, else 0.8", within="(0, 1]"
+        None, "share of intra_host and inter_host that collectives reach; null: the file's, else 0.8", within="(0, 1]"
     )
     reserve: float | None = key(
-        None, "of memory, free for dense layers, activations, allocator; null: the file's, else 0.15", within="[0, 1)"
+        None,
+        "share of memory left for dense layers, activations and allocator; null: the file's, else 0.15",
+        within="[0, 1)",
     )
-    sources: dict[str, str] = key({}, "where each figure is from")
-    nodes: int | None = key(None, "machines; null: those of the run, 1 for a plan", at_least=1)
-    devices_per_node: int | None = key(None, "null: those of the run; for a plan, the GPUs here, or 1", at_least=1)
+    sources: dict[str, str] = key({}, "source of each figure")
+    nodes: int | None = key(None, "number of machines; null: those of the run, 1 for a plan", at_least=1)
+    devices_per_node: int | None = key(
+        None, "devices of each machine; null: those of the run; for a plan, the GPUs here, or 1", at_least=1
+    )
 
 
 HARDWARE = (

@@ -62,15 +62,15 @@ class Storage(Enum):
 class TableConfig:
     """Settings of a table. Null: in an override, model.tables' value; in model.tables, the default given here."""
 
-    kind: TableKind | None = key(None, "null: plain")
-    qr_operation: QROperation | None = key(None, "qr; null: mult")
+    kind: TableKind | None = key(None, "kind of the table; null: plain")
+    qr_operation: QROperation | None = key(None, "qr: combination of both rows; null: mult")
     qr_collisions: int | None = key(None, "qr: rows of the remainder table; null: 4", at_least=2)
     dim: int | None = key(None, "mixed_dimension: width of the table; null: by the alpha rule")
-    pooling: Pooling | None = key(None, "null: sum")
-    row_weights: RowWeights | None = key(None, "weighted; null: learned")
-    init: TableInit | None = key(None, "null: torchrec")
+    pooling: Pooling | None = key(None, "combination of a bag's rows; null: sum")
+    row_weights: RowWeights | None = key(None, "weighted: whether weights are trained; null: learned")
+    init: TableInit | None = key(None, "initial values; null: torchrec")
     init_std: float | None = key(None, "normal: its standard deviation; null: 0.01", above=0)
-    storage: Storage | None = key(None, "null: fp32")
+    storage: Storage | None = key(None, "storage type of values; null: fp32")
 
 
 @dataclass(frozen=True)
@@ -86,15 +86,13 @@ class TableOverride(TableConfig):
 class TablesConfig(TableConfig):
     """Settings of all tables, and which are exceptions."""
 
-    min_rows: int | None = key(
-        None, "only tables of more rows are of the kind, the others plain; null: 200", at_least=0
-    )
+    min_rows: int | None = key(None, "tables with at most this number of rows are plain; null: 200", at_least=0)
     alpha: float | None = key(
         None, "mixed_dimension: how fast widths fall with the number of rows; null: 0.3", at_least=0
     )
     power_of_2: bool | None = key(None, "mixed_dimension: round widths to powers of 2; null: true")
-    shared: dict[str, list[str]] = key({}, "a name for each table that serves several features")
-    overrides: dict[str, Any] = key({}, "feature or shared table: keys of TableOverride")
+    shared: dict[str, list[str]] = key({}, "features of each shared table, by the table's name")
+    overrides: dict[str, Any] = key({}, "keys of TableOverride by feature or shared table")
 
 
 DEFAULTS = TableConfig(

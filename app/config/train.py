@@ -51,7 +51,7 @@ class RunConfig:
 
     decides_bits: ClassVar[bool] = False
 
-    name: str = key(MISSING, "names the run and its directory", is_name=True, is_common=True)
+    name: str = key(MISSING, "name of the run and its directory", is_name=True, is_common=True)
     dir: str = key("runs/${run.name}", "directory of the run", is_name=True)
 
 
@@ -61,13 +61,17 @@ class TrainConfig:
 
     global_batch_size: int = key(
         0,
-        "samples a step over all processes; 0: local_batch_size times their number",
+        "samples per step over all processes; 0: local_batch_size times the number of processes",
         at_least=0,
         is_common=True,
     )
-    local_batch_size: int | None = key(None, "samples a step of each process", at_least=1, decides_bits=False)
+    local_batch_size: int | None = key(None, "samples per step of each process", at_least=1, decides_bits=False)
     epochs: int | None = key(
-        None, "null: one, or as many as max_steps or max_samples take", at_least=1, is_common=True, decides_bits=False
+        None,
+        "passes over the training split; null: one, or as many as max_steps or max_samples need",
+        at_least=1,
+        is_common=True,
+        decides_bits=False,
     )
     max_steps: int | None = key(
         None,
@@ -79,54 +83,65 @@ class TrainConfig:
     max_samples: int | None = key(
         None, "stop before the step that would exceed this number of samples", at_least=0, decides_bits=False
     )
-    max_minutes: float | None = key(None, "stop resumably after this time", above=0, decides_bits=False)
-    seed: int = key(0, "initial values and data order", at_least=0, below=2**63, is_common=True)
+    max_minutes: float | None = key(
+        None, "minutes after which the run saves and stops, to be resumed", above=0, decides_bits=False
+    )
+    seed: int = key(0, "seed of initial values and data order", at_least=0, below=2**63, is_common=True)
     drop_last: bool = key(True, "leave out the rows of an epoch that fill no whole batch; false: train on them, too")
     eval_every_steps: int | None = key(
         None,
-        "null: only at the end; 0: each 0.3 of an epoch, unless eval_every_fraction is given",
+        "steps between evaluations; null: only at the end; 0: 0.3 of an epoch, unless eval_every_fraction is given",
         at_least=0,
         is_common=True,
         decides_bits=False,
     )
     eval_every_fraction: float | None = key(
         None,
-        "the same as a share of an epoch: 0.05: 20 times in each, 1: at its end",
+        "share of an epoch between evaluations: 0.05 is 20 evaluations an epoch, 1 is one at its end",
         within="(0, 1]",
         decides_bits=False,
     )
     eval_grid: EvalGrid = key(
-        EvalGrid.down, "steps that eval_every_fraction means", only_with=("eval_every_fraction",), decides_bits=False
+        EvalGrid.down,
+        "how eval_every_fraction is rounded to steps",
+        only_with=("eval_every_fraction",),
+        decides_bits=False,
     )
     target_auc: float | None = key(
-        None, "stop once an evaluation reaches it", within="(0, 1]", is_common=True, decides_bits=False
+        None, "stop once an evaluation reaches this AUC", within="(0, 1]", is_common=True, decides_bits=False
     )
-    target_accuracy: float | None = key(None, "likewise", within="(0, 1]", decides_bits=False)
+    target_accuracy: float | None = key(
+        None, "stop once an evaluation reaches this accuracy", within="(0, 1]", decides_bits=False
+    )
     monitor: Any = key(
         AUC,
-        "metric by which evaluations rank; or weights of a sum to be maximised, as {auc:1,logloss:-1}",
+        "metric that ranks evaluations; or weights of a sum to maximise, such as {auc:1,logloss:-1}",
         is_common=True,
     )
     early_stop_patience: int | None = key(
         None,
-        "end the run at this number of evaluations in a row without a gain of monitor; null: never",
+        "end the run after this number of evaluations in a row without a gain of monitor; null: never",
         at_least=1,
         is_common=True,
         decides_bits=False,
     )
     log_every_steps: int = key(50, "steps in one window: a line of metrics.jsonl", at_least=1, decides_bits=False)
-    print_windows: bool = key(False, "each window on the terminal too, as benchmarks print them", decides_bits=False)
+    print_windows: bool = key(False, "print a line for each window on the terminal too", decides_bits=False)
     warmup_steps_excluded: int = key(
         10, "first steps of this process left out of throughput figures", at_least=0, decides_bits=False
     )
-    on_nan: OnNan = key(OnNan.stop, "skip: waits for the device at each step", decides_bits=False)
+    on_nan: OnNan = key(
+        OnNan.stop, "response to a loss that is not finite; skip waits for the device at each step", decides_bits=False
+    )
     pipeline: Pipeline = key(
-        Pipeline.auto, "auto: sparse_dist where several processes have a GPU each", decides_bits=False
+        Pipeline.auto,
+        "order of work on batches; auto: sparse_dist if several processes have a GPU each",
+        decides_bits=False,
     )
     deterministic: Any = key(
         False,
-        "true: on a GPU slower kernels with a fixed order of sums, as CPUs always have; layout: the same bits on any "
-        "number of processes and threads",
+        "true: slower GPU kernels that add in a fixed order, as CPUs always do; layout: the same bits on any number of "
+        "processes and threads",
         decides_bits=False,
     )
     micro_batch_size: int | None = key(
@@ -158,19 +173,21 @@ class EvalConfig:
 
     split: str = key("val", "split to evaluate", is_common=True)
     train_split: bool = key(False, "evaluate the training split as well, each time, and compare both")
-    global_batch_size: int = key(16_384, "samples an evaluation step over all processes", at_least=1)
-    exact_rows: int = key(1 << 28, "of a larger split the AUC is from a histogram, with its error's bound", at_least=0)
+    global_batch_size: int = key(16_384, "samples per evaluation step over all processes", at_least=1)
+    exact_rows: int = key(
+        1 << 28, "largest split with an exact AUC; beyond, a histogram gives it with a bound of its error", at_least=0
+    )
     group_by: str | None = key(
         None,
-        "a column of one id a row, such as the user's: GAUC, HR@10 and NDCG@10 are over the groups of rows that have "
-        "the same; null: none of these",
+        "column with one id per row, such as the user's; GAUC, HR@10 and NDCG@10 are over groups of rows with the same "
+        "id; null: none of these metrics",
         is_name=True,
         decides_bits=True,
     )
     keep_scores: int = key(
         0,
-        "keep the served model's scores of the test split (the evaluated one without it), of at most this number of "
-        "rows, so that runs are compared row by row; 0: none",
+        "keep the served model's scores of the test split (without one, of the evaluated split) if it has at most this "
+        "number of rows, to compare runs row by row; 0: keep none",
         at_least=0,
     )
 
@@ -190,12 +207,12 @@ class CheckpointConfig:
     every_minutes: float | None = key(
         None, "minutes between checkpoints; null: by every_steps, or one at the end", above=0
     )
-    keep: int = key(2, "newest whole checkpoints that stay", at_least=1)
-    keep_best: bool = key(True, "and the best by train.monitor; an evaluation that is the best so far saves it")
-    asynchronous: bool = key(True, "training waits for a copy in host memory only; a thread writes it")
+    keep: int = key(2, "number of newest complete checkpoints to keep", at_least=1)
+    keep_best: bool = key(True, "also keep the best by train.monitor, which is saved at its evaluation")
+    asynchronous: bool = key(True, "training waits only for a copy in host memory, which a thread writes")
     resume: str = key(
         "auto",
-        "auto: the run's newest whole one; never: start over; a path: of a checkpoint or a run",
+        "auto: from the run's newest complete checkpoint; never: start over; or the path of a checkpoint or run",
         is_name=True,
         is_common=True,
     )
@@ -379,10 +396,10 @@ class LossConfig:
     """The training loss; evaluation's metrics do not depend on it. Formulas: docs/models.md."""
 
     name: LossName = key(MISSING, "set by loss=NAME")
-    class_weights: list[float] | None = key(None, "weighted_bce: of samples of label 0 and of label 1")
+    class_weights: list[float] | None = key(None, "weighted_bce: weights of label 0 and of label 1, such as [1,3]")
     threshold: float = key(
         0.0,
-        "the loss sees predictions clamped to [threshold, 1 - threshold], and no gradient beyond",
+        "clamp the predictions in the loss to [threshold, 1 - threshold], without a gradient beyond",
         at_least=0,
         below=0.5,
     )
