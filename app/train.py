@@ -148,7 +148,7 @@ def _set_up(config: AppConfig, runtime: platform.Runtime, record: RunDirectory, 
     trained.predictor.config = replace(trained.config, train=train)
     run = TrainingRun(trained, record, began)
 
-    # A dataset of events tells its rows and labels once it is opened, which the model's settings decide.
+    # The windows of a log of events, and so their rows and labels, are known only once it is open.
     if manifest.kind.windows:
         require_validation(config, trained.predictor.split_rows()[config.eval.split])
     if parts is not None:

@@ -74,7 +74,8 @@ class ModelConfig:
     batch_norm: bool = key(False, "batch norm in each hidden layer of dense_arch, over_arch and deep_arch")
     dropout: list[float] = key(
         [],
-        "dropout rate after hidden layers of over_arch and deep_arch: one for all, or one per layer, as [0.3,0.2]",
+        "dropout rate after each hidden layer of over_arch and deep_arch: one for all, as 0.2, or one a layer, as "
+        "[0.3,0.2]",
         within="[0, 1)",
     )
     dense_dropout: list[float] = key(

@@ -60,7 +60,7 @@ def prepare(config: DataConfig) -> bool:
         return False
     process = subprocess.Popen(
         [sys.executable, "-m", "data_prep", PICKLED],
-        env=_environment(),
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])},
         stdin=subprocess.PIPE,
         bufsize=0,
         start_new_session=True,  # so that a terminal's signals reach it only through this process
@@ -165,7 +165,3 @@ def _job(config: DataConfig) -> keys.PrepConfig | None:
         require_agreement(config, load_manifest(root))
         return None
     return keys.PrepConfig(data=preprocessing(config))
-
-
-def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])}

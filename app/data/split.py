@@ -174,7 +174,8 @@ class SplitReader:
 
     def train_batches(self, global_batch_size: int, seed: int, epoch: int, first: int) -> Iterator[Batch]:
         """Yield this process's parts of the epoch's global batches from number `first` on."""
-        order, whole = self._train_order(seed, epoch), self.rows // global_batch_size
+        order = self._order(self._config.shuffle_lanes, seed, epoch, self._config.shuffle)
+        whole = self.rows // global_batch_size
         valid = self._part(global_batch_size).valid
         for batch in self._batches(global_batch_size, range(first, whole), order):
             yield replace(batch, num_valid=valid, num_global=global_batch_size)
@@ -186,9 +187,6 @@ class SplitReader:
         return self._batches(
             global_batch_size, range(-(-self.rows // global_batch_size)), self._order(1, 0, 0, shuffle=False)
         )
-
-    def _train_order(self, seed: int, epoch: int) -> Order:
-        return self._order(self._config.shuffle_lanes, seed, epoch, self._config.shuffle)
 
     def _last_batch(self, global_batch_size: int, order: Order) -> Batch:
         """Return this process's part of the rows that fill no whole batch; they come last in the last lane.

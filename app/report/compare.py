@@ -250,7 +250,9 @@ def compare_auc(first: RunGroup, second: RunGroup) -> AucComparison | None:
 
     There is no difference if the groups were evaluated on different rows, or if runs of a seed contradict each other.
     """
-    values = [_aucs(group) for group in (first, second)]
+    # One AUC or RMSE per seed, since an identical run of the same seed is no new evidence.
+    groups = (first.runs, second.runs)
+    values = [{run.seed: auc for run in runs if (auc := run.evaluation.main_value) is not None} for runs in groups]
     if not all(values):
         return None
     seeds = len(values[0]), len(values[1])
@@ -342,11 +344,6 @@ def _other_rows(first: RunFiles, second: RunFiles) -> str:
     digests = [str(run.manifest.dataset.digest)[:SHORTEST_DIGEST] for run in runs]
     differ = f" (digests {digests[0]} and {digests[1]})" if digests[0] != digests[1] else ""
     return f"they were evaluated on different data{differ}, {rows[0]} of {paths[0]} and {rows[1]} of {paths[1]}"
-
-
-def _aucs(group: RunGroup) -> dict[int, float]:
-    """Return one AUC or RMSE per seed; an identical run of the same seed is no new evidence."""
-    return {run.seed: value for run in group.runs if (value := run.evaluation.main_value) is not None}
 
 
 def contradictions(group: RunGroup) -> list[str]:

@@ -49,6 +49,8 @@ def deepspark(run: RunFiles, scalability: str | None = None) -> list[str]:
     memory_kind = "device" if memory.device_peak_bytes else "host"
     watts = power.mean_watts if power else None
     rate = rates.samples_per_second
+    launches = len(run.manifest.launches)
+    sharding = ", ".join(sorted({entry.type for entry in run.manifest.plan.values()})) or "no tables"
     return [
         devices(run.manifest),
         NOT_MEASURED
@@ -57,7 +59,7 @@ def deepspark(run: RunFiles, scalability: str | None = None) -> list[str]:
         if goal is None
         else f"{main.label} {goal}",
         f"global batch {run.global_batch_size:,}, {precision(config)}, {optimizer['name']} "
-        f"lr {optimizer['lr']}, {_sharding(run)}",
+        f"lr {optimizer['lr']}, {sharding}",
         NOT_MEASURED
         if rate is None
         else f"{rate:,.0f} samples/s global ({rates.samples_per_second_per_device:,.0f} per device)",
@@ -65,19 +67,8 @@ def deepspark(run: RunFiles, scalability: str | None = None) -> list[str]:
         NOT_MEASURED if watts is None else f"{watts:,.0f} W",
         scalability or "one world size; see compare",
         NOT_MEASURED if peak is None else f"{size(peak)} × {run.world_size} ({memory_kind} peak)",
-        _stability(run),
+        f"{run.status} in {launches} launch{'' if launches == 1 else 'es'}",
     ]
-
-
-def _sharding(run: RunFiles) -> str:
-    kinds = {entry.type for entry in run.manifest.plan.values()}
-    return ", ".join(sorted(kinds)) or "no tables"
-
-
-def _stability(run: RunFiles) -> str:
-    """Describe the number of launches and how the last one ended."""
-    launches = len(run.manifest.launches)
-    return f"{run.status} in {launches} launch{'' if launches == 1 else 'es'}"
 
 
 def embedding_tables(run: RunFiles) -> ReportTable:

@@ -129,20 +129,15 @@ def sentences(run: RunFiles) -> list[tuple[str, str]]:
 
 def _status(run: RunFiles) -> tuple[str, str]:
     work = f"{plural(run.steps, 'step')} of {run.global_batch_size:,} samples"
+    early = run.summary.early_stop if run.summary else None
     sentences = {
-        "completed": ("good", f"Completed: {work}{_early(run)}."),
+        "completed": ("good", f"Completed: {work}{f', stopped early: {early.reason}' if early else ''}."),
         "target_reached": ("good", f"Target reached (AUC {run.config['train'].get('target_auc')}): {work}."),
         "interrupted": ("bad", f"Interrupted after {work}; the same command resumes from there."),
         "failed": ("bad", f"Failed after {work}: {_reason(run)}"),
         UNFINISHED: ("bad", f"No summary after {work}: still running, or killed; the same command resumes from there."),
     }
     return sentences.get(run.status, ("plain", f"{run.status}: {work}."))
-
-
-def _early(run: RunFiles) -> str:
-    """Return why the run ended before its last step; empty if it did not."""
-    early = run.summary.early_stop if run.summary else None
-    return f", stopped early: {early.reason}" if early else ""
 
 
 def _reason(run: RunFiles) -> str:

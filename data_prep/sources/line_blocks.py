@@ -192,14 +192,10 @@ class LineBlocks:
                 return
             first = self._bytes.find(b"\n", self._start, self._end)
             if first < 0 or first - self._start >= self._longest:
-                raise UserError(
-                    f"{self._source.path}: a line at byte {self._offset} is longer than {self._longest} bytes; "
-                    + (
-                        "not a table of one row per line"
-                        if not self._has_returns()
-                        else bare_returns(self._source.path)
-                    )
-                )
+                has_returns = self._bytes.find(b"\r", self._start, self._end) >= 0
+                fault = bare_returns(self._source.path) if has_returns else "not a table of one row per line"
+                place = f"a line at byte {self._offset} is longer than {self._longest} bytes"
+                raise UserError(f"{self._source.path}: {place}; {fault}")
             end = self._bytes.rfind(b"\n", self._start, self._end) + 1
             if self._offset + (end - self._start) > stop:
                 end = self._bytes.find(b"\n", self._start + (stop - 1 - self._offset)) + 1
@@ -209,9 +205,6 @@ class LineBlocks:
             array = np.frombuffer(self._bytes, np.uint8)
             is_last = end == self._end and (self._at_end or self._reader.at_end())
             yield LineBlock(array, start, end, offset, is_last)
-
-    def _has_returns(self) -> bool:
-        return self._bytes.find(b"\r", self._start, self._end) >= 0
 
     def _fill(self) -> None:
         """Make sure that the block has at least one whole line, or everything that is left."""
