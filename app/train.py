@@ -141,20 +141,23 @@ def _set_up(config: AppConfig, runtime: platform.Runtime, record: RunDirectory, 
     agreement.on_each_machine(runtime, is_shared, lambda: verify_splits(root, manifest, splits, config.data))
     prepare.warn(root, manifest, is_new)
 
-    # Model, optimizer and loss, by the configuration that is in force from here on, and recorded.
+    # Model, optimizer and loss.
     trained = session.build(_in_force(config, runtime, root, manifest), runtime, root, manifest)
+
+    # Evaluation: its distance in steps may be left to the length of an epoch. This completes the configuration: the
+    # run, which puts together loop, evaluations, checkpoints and record, works by it and records it.
     steps_per_epoch = trained.predictor.split(TRAIN).num_batches(trained.config.train.global_batch_size)
     train = with_evaluation_distance(trained.config.train, steps_per_epoch)
     trained.predictor.config = replace(trained.config, train=train)
     run = TrainingRun(trained, record, began)
 
-    # The windows of a log of events, and so their rows and labels, are known only once it is open.
+    # Checks that had to wait: the windows of a log of events, and so its labels, are known only once it is open.
     if manifest.kind.windows:
         require_validation(config, trained.predictor.split_rows()[config.eval.split])
     if parts is not None:
         parts.require_labels(config, root, trained.predictor.split(TRAIN))
 
-    # Checkpoint: go on from it, unless the run has ended already or cannot end well.
+    # Checkpoint: start from it, unless the run has ended already or would end badly.
     if start is not None:
         run.restore(Path(start))
         if (status := runtime.on_rank_0(run.status_if_done)) is not None:
