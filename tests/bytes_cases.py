@@ -201,9 +201,9 @@ def dataset_row(name: str, inputs: Path, directory: Path, workers: int = 1) -> d
     return {"commands": DATASETS[name], "digest": directory_digest(directory / "out")}
 
 
-def training_row(name: str, inputs: Path, directory: Path) -> dict[str, Any]:
-    """What tests/bytes.json says of a training case, run in the empty `directory`."""
-    _run("app.train", [*RUNS[name].split(), "baselines=false"], inputs, directory)
+def training_row(name: str, inputs: Path, directory: Path, *overrides: str) -> dict[str, Any]:
+    """What tests/bytes.json says of a training case, run in the empty `directory`, with further overrides."""
+    _run("app.train", [*RUNS[name].split(), "baselines=false", *overrides], inputs, directory)
     run = directory / "run"
     summary = json.loads((run / "summary.json").read_bytes())
     events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
