@@ -33,7 +33,7 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signa
 CLIENT = """#!{python} -IS
 import json, os, signal, socket, struct, sys
 words = [word for word in sys.argv[1:] if word != "-u"]
-if words[:1] != ["-m"] and words != ["-"]:
+if words[:1] not in (["-m"], ["-c"]) and words != ["-"]:
     os.execv("{python}", ["{python}", *sys.argv[1:]])
 server = socket.socket(socket.AF_UNIX)
 server.connect("{address}")
@@ -183,7 +183,8 @@ def main() -> None:
         module = sys.argv.pop(1)
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     else:
-        exec(compile(sys.stdin.read(), "<stdin>", "exec"), {"__name__": "__main__"})
+        code = sys.argv.pop(1) if sys.argv[0] == "-c" else sys.stdin.read()
+        exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
 
 
 if __name__ == "__main__":

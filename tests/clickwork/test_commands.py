@@ -15,6 +15,7 @@ import yaml
 
 import clickwork
 from tests.clickwork.conftest import SCHEMA, TRAIN, Trained, make_rows, write_csv
+from tests.fast_python import fast_python
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,7 +31,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.slow("processes")
-def test_a_dataset_and_a_run_are_made(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_dataset_and_a_run_are_made(
+    here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(fast_python()))
     schema = here / "schema.yaml"
     dataset = clickwork.prepare(["data.workers=1"], raw="clicks.csv", schema=schema, path="data/a b")
     assert dataset.path == Path("data/a b")

@@ -17,6 +17,7 @@ from data_prep.pipeline import preprocess
 from tests.blocks import differences
 from tests.clickwork.notebook import NOTEBOOK, executed, without_frames
 from tests.data_prep.conftest import config
+from tests.fast_python import fast_python
 
 EXAMPLES = NOTEBOOK.parent
 # Lines of stages and rates, and of a choice that they decide.
@@ -74,7 +75,9 @@ def test_a_model_of_ones_own_learns(
 @pytest.mark.slow("processes")
 def test_a_recipe_outside_the_package_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    run = clickwork.train([f"recipe={EXAMPLES}/crosses.yaml", "data.scale=tiny", "train.max_steps=3"])
+    monkeypatch.setattr(sys, "executable", str(fast_python()))
+    keys = ["data.scale=tiny", "train.max_steps=3", "data.synthetic.rows=3000", "baselines=false"]
+    run = clickwork.train([f"recipe={EXAMPLES}/crosses.yaml", *keys])
     assert run.summary is not None
     assert run.summary["steps"] == 3
     assert run.config["model"]["interaction"] == "dcn"

@@ -25,7 +25,7 @@ def document(out: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def overrides(dataset: Path) -> list[str]:
-    own = [f"data.path={dataset}", "train.max_steps=300", "train.epochs=50", "checkpoint.every_steps=20"]
+    own = [f"data.path={dataset}", "train.max_steps=120", "train.epochs=50", "checkpoint.every_steps=10"]
     return [*SMALL, *own, "record.tensorboard=false", "baselines=false"]
 
 
@@ -103,6 +103,12 @@ def started(tmp_path: Path, *arguments: str) -> "subprocess.Popen[bytes]":
         )
 
 
+def reproduced(tmp_path: Path, *arguments: str, status: int = 0) -> str:
+    """Run the command to its end; return what it printed."""
+    assert started(tmp_path, *arguments).wait(480) == status, (tmp_path / "log").read_text()
+    return (tmp_path / "log").read_text()
+
+
 def wait_until_saved(run: Path, process: "subprocess.Popen[bytes]") -> None:
     """Until the run has a checkpoint before its end."""
     deadline = time.monotonic() + 240
@@ -135,9 +141,9 @@ def test_killed_and_stopped_it_resumes_to_the_same_bits(run_app: Command, overri
     assert summary(out / "seed_2")["status"] == "interrupted"
     assert [run["status"] for run in document(out)["runs"]] == ["completed", "interrupted"]
 
-    completed = run_app("reproduce", *arguments)
+    printed = reproduced(tmp_path, *arguments)
     assert {path: path.stat().st_mtime_ns for path in first} == first
-    assert "2 of 2 seeds done." in completed.stdout
+    assert "2 of 2 seeds done." in printed
     run_app("train", *overrides, "train.seed=2", "run.name=whole")
     assert summary(out / "seed_2")["digest"] == summary(tmp_path / "runs/whole")["digest"]
     assert len({summary(out / f"seed_{seed}")["digest"]["parameters"] for seed in (1, 2)}) == 2
@@ -153,10 +159,10 @@ def test_a_failed_seed_leaves_the_others(run_app: Command, overrides: list[str],
     (out / "seed_2").mkdir(parents=True)
     (out / "seed_2/mine.txt").touch()
     few = [*overrides, "train.max_steps=10"]
-    process = run_app("reproduce", "seeds=2", *few, status=1)
-    assert "contains mine.txt and is not a run's directory" in process.stderr
-    assert "1 of 2 seeds done." in process.stdout
-    assert "Seed 2: not begun, ended with exit status 2 before it began" in process.stdout
+    printed = reproduced(tmp_path, "seeds=2", *few, status=1)
+    assert "contains mine.txt and is not a run's directory" in printed
+    assert "1 of 2 seeds done." in printed
+    assert "Seed 2: not begun, ended with exit status 2 before it began" in printed
     assert "Seed 2: not begun" in (out / "reproduce.html").read_text()
     run_app("train", *few)
     assert (out / "summary.json").exists()
