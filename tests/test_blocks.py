@@ -126,7 +126,8 @@ def require_printed(page_text: str, transcript: str, location: str) -> None:
 
 def run_block(commands: str, directory: Path, location: str) -> tuple[str, Path]:
     """What a block prints, and the directory that it ends in; each command must succeed."""
-    commands = commands.replace("git clone REPOSITORY", f"cp -r {PUBLISHED}")
+    # Times of files are kept: else Numba and Python compile all of the clone again.
+    commands = commands.replace("git clone REPOSITORY", f"cp -a {PUBLISHED}")
     last = directory / ".directory"
     script = f"set -eo pipefail\ntrap 'pwd > {last}' EXIT\n{commands}\n"
     process = subprocess.run(

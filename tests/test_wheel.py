@@ -23,6 +23,17 @@ def run(command: list[str | Path], cwd: Path) -> "subprocess.CompletedProcess[st
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
 
 
+def copy_compiled_kernels(checkout: Path, installed: Path) -> None:
+    """Copy what Numba has compiled of a package, which it finds by the times of the sources."""
+    for path in checkout.rglob("__pycache__/*.nb[ci]"):
+        to = installed / path.relative_to(checkout)
+        to.parent.mkdir(exist_ok=True)
+        shutil.copy2(path, to)
+    for path in checkout.rglob("*.py"):
+        if (to := installed / path.relative_to(checkout)).exists():
+            shutil.copystat(path, to)
+
+
 @pytest.fixture(scope="module")
 def command(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The installed `clickwork`."""
@@ -46,6 +57,8 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Path:
     python = environment / "bin/python"
     installed = run([sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", wheel], directory)
     assert installed.returncode == 0, installed.stderr
+    for package in PACKAGES:
+        copy_compiled_kernels(ROOT / package, packages / package)
     return environment / "bin/clickwork"
 
 
