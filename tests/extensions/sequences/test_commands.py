@@ -124,7 +124,8 @@ def test_a_run_by_triton_learns_what_others_do_and_is_evaluated_without_it(
         overrides = [
             *TINY,
             f"data.path={log}",
-            "train.max_steps=3",
+            "train.max_steps=2",
+            "sequences.history_length=4",
             f"run.name={name}",
             f"sequences.hstu.attention={name}",
         ]
