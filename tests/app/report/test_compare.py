@@ -293,17 +293,6 @@ def test_runs_that_were_built_without_data_are_shown(tmp_path: Path) -> None:
     Comparison(runs, 0.001, 0.01).page(tmp_path)
 
 
-def test_scaling_efficiency_is_strong_or_weak(tmp_path: Path) -> None:
-    one = read_run(write_run(tmp_path / "one", step_ms=10))
-    two = read_run(write_run(tmp_path / "two", step_ms=6, world_size=2))
-    four = read_run(write_run(tmp_path / "four", "train.global_batch_size=2048", step_ms=12, world_size=4))
-    base, strong, weak = compare_sizes([four, two, one])
-    assert (base.run.name, base.kind, base.efficiency) == ("one", "base", 1)
-    assert (strong.kind, weak.kind) == ("strong", "weak")
-    assert strong.efficiency == pytest.approx(10 / 6 / 2, rel=0.01)
-    assert weak.efficiency == pytest.approx(10 / 12, rel=0.01)
-
-
 def test_the_page_highlights_what_differs(sweep: list[RunFiles], tmp_path: Path) -> None:
     page = Comparison(sweep, 0.001, 0.01).page(tmp_path)
     differing = page.split('<div class="differing">')[1].split("</table>")[0]

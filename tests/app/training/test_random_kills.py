@@ -146,11 +146,11 @@ def test_a_shard_that_changes_is_found(change: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow("processes")
 def test_kills_at_random_moments_change_nothing(dataset: Path, run_app: Command, tmp_path: Path) -> None:
-    """kill -9 at any time after a part of the run began (in steps, saves, renames), 12 times over, then the end."""
+    """kill -9 at any time after a part of the run began (in steps, saves, renames), 6 times over, then the end."""
     overrides = [*SMALL, f"data.path={dataset}", "train.epochs=1000", "checkpoint.every_steps=5"]
     overrides += ["train.eval_every_steps=150", "train.log_every_steps=5", "record.tensorboard=false"]
     rng, run, steps = random.Random(0), tmp_path / "runs/killed", []
-    for number in range(12):
+    for number in range(6):
         (fork,) = forked("train", *overrides, "run.name=killed", cwd=tmp_path)
         # At times while it finds its place, at times once it has saved: slow machines get on, too.
         watched = run / ("checkpoints/latest" if number % 2 else "metrics.jsonl")
@@ -164,7 +164,7 @@ def test_kills_at_random_moments_change_nothing(dataset: Path, run_app: Command,
         assert "skipped" not in (tmp_path / ".stderr").read_text()  # a kill never leaves a damaged one
         steps += [int(path.name.removeprefix("step_")) for path in whole_checkpoints(run / "checkpoints")[-1:]]
     assert steps == sorted(steps)
-    assert len(set(steps)) > 5
+    assert len(set(steps)) > 2
     for name in ("killed", "whole"):
         run_app("train", *overrides, f"train.max_steps={steps[-1] + 7}", f"run.name={name}")
     assert summary(run)["digest"] == summary(tmp_path / "runs/whole")["digest"]

@@ -22,7 +22,6 @@ from data_prep.encoding.new_rows import read_new_rows
 from extensions.export.command import main
 from extensions.export.keys import ExportConfig
 from tests.app.conftest import SMALL, Command, ended, forked
-from tests.app.datasets import write_dataset
 from tests.app.in_process import command_here, train_here
 from tests.app.run_files import summary
 from tests.app.scoring.test_same_row import drawn_model, inputs_of
@@ -31,9 +30,11 @@ from tests.app.scoring.test_sampling import place as place
 from tests.app.test_secrets import ARGUMENTS, ENVIRONMENT, planted
 from tests.app.training.test_number_labels import MODEL, make_ratings, rows_of
 from tests.app.training.test_regularised_runs import BRIEF, EVERYTHING
+from tests.pretend_cuda.conftest import dataset as dataset
 from tests.pretend_cuda.conftest import machine as machine
+from tests.pretend_cuda.conftest import runs as runs
 from tests.pretend_cuda.machine import Machine
-from tests.pretend_cuda.runs import command, train
+from tests.pretend_cuda.runs import command
 
 DRAWS = [0, pytest.param(4, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.slow)]
 
@@ -127,8 +128,6 @@ def test_no_secret_is_in_the_file_and_the_run_s_environment_is_set(
 
 
 @pytest.mark.slow("processes")
-def test_a_run_of_a_gpu(machine: Machine, tmp_path: Path) -> None:
-    write_dataset(tmp_path / "data", {"train": 1_000, "val": 200, "test": 20})
-    train(machine, tmp_path, tmp_path / "data", "cuda")
-    command(machine, "export", tmp_path, f"run={tmp_path}/run", f"out={tmp_path}/model.pt2")
+def test_a_run_of_a_gpu(machine: Machine, runs: Path, tmp_path: Path) -> None:
+    command(machine, "export", tmp_path, f"run={runs}/cuda/run", f"out={tmp_path}/model.pt2")
     assert torch.export.load(tmp_path / "model.pt2") is not None

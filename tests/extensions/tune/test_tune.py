@@ -47,22 +47,19 @@ def test_a_stopped_search_goes_on_to_what_an_undisturbed_one_finds(
     assert all(setting in page for trial in whole["trials"] for setting in trial["settings"])
     assert whole["verdict"][0] in page.replace("<wbr>", "")
 
-    # Each trial is the run of its settings, and its value the best AUC of val.
-    run_app("train", *[word for word in arguments if word not in SEARCH], *whole["trials"][1]["settings"])
-    alone = summary(tmp_path / "runs/quickstart")
-    assert alone["digest"] == summary(tmp_path / "runs/tune/trial_1")["digest"]
-    assert alone["eval"]["auc"] == whole["trials"][1]["value"]
+    # A trial's value is the best AUC of val, and a finalist is the run of its settings and seed.
+    assert summary(tmp_path / "runs/tune/trial_1")["eval"]["auc"] == whole["trials"][1]["value"]
     finalist = whole["finalists"][1]
-    run_app(
-        "train",
-        *[word for word in arguments if word not in SEARCH],
-        *finalist["settings"],
-        "run.name=f",
-        "train.seed=2",
-    )
-    assert summary(tmp_path / "runs/f")["eval"]["auc"] == finalist["values"]["2"]
+    others = [word for word in arguments if word not in SEARCH]
+    run_app("train", *others, *finalist["settings"], "run.name=f", "train.seed=2")
+    alone = summary(tmp_path / "runs/f")
+    assert alone["digest"] == summary(tmp_path / f"runs/tune/trial_{finalist['trial']}_seed_2")["digest"]
+    assert alone["eval"]["auc"] == finalist["values"]["2"]
 
     shutil.move(tmp_path / "runs/tune", tmp_path / "whole")
+    finalists = [f"trial_{number}_seed_{seed}" for number in (0, finalist["trial"]) for seed in (1, 2)]
+    for done in ("trial_0", *finalists):
+        shutil.copytree(tmp_path / "whole" / done, tmp_path / "runs/tune" / done)  # only trials are stopped
     process = started(tmp_path, *arguments, "trials=3")
     deadline = time.monotonic() + 240
     while not (tmp_path / "runs/tune/trial_1/checkpoints/latest").exists():
