@@ -16,9 +16,10 @@ import pytest
 import torch
 
 from app.commands import COMMANDS
-from app.config import RuntimeConfig
+from app.config import CONFIG_DIR, AppConfig, RuntimeConfig
 from app.runtime import platform
 from common import cli
+from common.compose import compose_config
 from common.errors import UserError
 from tests.app import inject
 from tests.app.datasets import write_dataset, write_ragged_dataset
@@ -34,6 +35,11 @@ _STORES: list[Any] = []  # a store lasts as long as the processes that meet in i
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 Refusal = Callable[..., str]
+
+
+def composed(*overrides: str) -> AppConfig:
+    """The configuration of a command line."""
+    return compose_config(AppConfig, CONFIG_DIR, overrides)
 
 
 @functools.cache

@@ -11,18 +11,17 @@ import pytest
 import torch
 
 from app import recommend
-from app.config import CONFIG_DIR, AppConfig, RuntimeConfig
+from app.config import AppConfig, RuntimeConfig
 from app.config.commands import EvaluateConfig, RecommendConfig, TablePrecision, validate_evaluate
 from app.config.runtime import Precision
 from app.data.split import SplitReader
 from app.runtime.platform import Runtime
 from app.scoring import served_model
 from app.training.predictor import Predictor
-from common.compose import compose_config
 from common.errors import UserError
 from common.keys import to_plain
 from data_prep.dataset.format import load_manifest
-from tests.app.conftest import SMALL, Command
+from tests.app.conftest import SMALL, Command, composed
 from tests.changed import changed
 from tests.reference import bce
 
@@ -57,7 +56,7 @@ def test_tables_are_scored_in_fp32_whatever_the_run_was_trained_in(
 ) -> None:
     overrides = [*SMALL, f"data.path={dataset}", "run.name=x", "train.max_steps=20", "runtime.precision=bf16"]
     run_app("train", *overrides, "eval.global_batch_size=100")
-    trained = compose_config(AppConfig, CONFIG_DIR, overrides)
+    trained = composed(*overrides)
     manifest, checkpoint = load_manifest(dataset), next((tmp_path / "runs/x/checkpoints").glob("step_*"))
     model = served_model.load(checkpoint, trained, manifest, TablePrecision.fp32, torch.device("cpu")).double()
     (batch,) = SplitReader(dataset, manifest, "val", trained.data, 0, 1).eval_batches(501)
@@ -110,7 +109,7 @@ def test_logits_that_are_not_finite_end_an_evaluation_on_one_line(
 def mixing(tmp_path: Path) -> AppConfig:
     """The configuration of a run whose samples' logits depend on each other; it is written as that run's."""
     mixed = ["model.interaction=scalar_pairs", "model.mixes_samples=true"]
-    config = compose_config(AppConfig, CONFIG_DIR, [*SMALL, *mixed, "run.name=x"])
+    config = composed(*SMALL, *mixed, "run.name=x")
     (tmp_path / "config.yaml").write_text(json.dumps(to_plain(config)))
     return config
 

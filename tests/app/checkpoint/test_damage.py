@@ -13,21 +13,19 @@ from app.checkpoint import files
 from app.checkpoint.saver import Saver
 from app.checks.check import Verdict
 from app.checks.files import check_run
-from app.config import CONFIG_DIR, AppConfig
 from app.runtime.platform import Runtime
 from app.training import resume, session
 from app.training.state import RunState
-from common.compose import compose_config
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest
-from tests.app.conftest import SMALL
+from tests.app.conftest import SMALL, composed
 from tests.app.run_files import rewrite_state
 
 
 @pytest.fixture(scope="module")
 def checkpoints(runtime: Runtime, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with two."""
-    config = compose_config(AppConfig, CONFIG_DIR, [*SMALL, f"data.path={dataset}"])
+    config = composed(*SMALL, f"data.path={dataset}")
     this, root = session.build(config, runtime, dataset, load_manifest(dataset)), tmp_path_factory.mktemp("checkpoints")
     saver = Saver(root, keep=2, asynchronous=False, local_world_size=1)
     for step in (10, 20):

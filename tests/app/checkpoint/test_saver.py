@@ -13,20 +13,18 @@ from app.checkpoint.files import BEST, pointed_to, verify, whole_checkpoints
 from app.checkpoint.model_state import local_tensors, stage, tensors_of
 from app.checkpoint.safe_reader import METADATA
 from app.checkpoint.saver import Saver
-from app.config import CONFIG_DIR, AppConfig
 from app.runtime import rng
 from app.runtime.platform import Runtime
 from app.training import resume, session
 from app.training.state import RunState
-from common.compose import compose_config
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest
-from tests.app.conftest import SMALL
+from tests.app.conftest import SMALL, composed
 
 
 @pytest.fixture(scope="module")
 def this(runtime: Runtime, dataset: Path) -> session.Session:
-    config = compose_config(AppConfig, CONFIG_DIR, [*SMALL, f"data.path={dataset}"])
+    config = composed(*SMALL, f"data.path={dataset}")
     return session.build(config, runtime, dataset, load_manifest(dataset))
 
 
@@ -103,7 +101,7 @@ def test_what_goes_wrong_behind_comes_back(this: session.Session, tmp_path: Path
 
 
 def test_what_is_not_finite_is_not_saved(runtime: Runtime, dataset: Path, tmp_path: Path) -> None:
-    config = compose_config(AppConfig, CONFIG_DIR, [*SMALL, f"data.path={dataset}"])
+    config = composed(*SMALL, f"data.path={dataset}")
     this = session.build(config, runtime, dataset, load_manifest(dataset))
     saver = Saver(tmp_path, keep=2, asynchronous=True, local_world_size=1)
     save(saver, this, 1)

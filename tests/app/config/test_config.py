@@ -10,7 +10,7 @@ from common.compose import ConversionError, compose_config
 from common.errors import UserError
 from common.help import describe
 from common.keys import MISSING, declaration, keys_of, to_plain
-from tests.app.conftest import REPOSITORY
+from tests.app.conftest import REPOSITORY, composed
 from tests.forks import run_module
 
 
@@ -68,7 +68,7 @@ from tests.forks import run_module
 )
 def test_is_refused(override: str, message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
-        validate(compose_config(AppConfig, CONFIG_DIR, [override]))
+        validate(composed(override))
     assert "\n" not in str(caught.value)
 
 
@@ -110,21 +110,21 @@ def test_is_refused(override: str, message: str) -> None:
 )
 def test_combinations_that_mean_nothing_are_refused(overrides: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        validate(compose_config(AppConfig, CONFIG_DIR, overrides))
+        validate(composed(*overrides))
 
 
 @pytest.mark.parametrize("value", ["row_wise", "[row_wise]"])
 def test_a_sharding_type_may_stand_alone_or_in_a_list(value: str) -> None:
-    validate(compose_config(AppConfig, CONFIG_DIR, [f"sharding.types={value}"]))
+    validate(composed(f"sharding.types={value}"))
 
 
 def test_a_configuration_survives_its_file() -> None:
-    config = compose_config(AppConfig, CONFIG_DIR, ["model.interaction=cat", "data.raw=[a,b]", "schedule=warmup_poly"])
+    config = composed("model.interaction=cat", "data.raw=[a,b]", "schedule=warmup_poly")
     assert from_plain(to_plain(config)) == config
 
 
 def test_run_dir_follows_its_name() -> None:
-    assert compose_config(AppConfig, CONFIG_DIR, ["run.name=x"]).run.dir == "runs/x"
+    assert composed("run.name=x").run.dir == "runs/x"
 
 
 def test_what_must_be_given_is_named() -> None:
@@ -140,7 +140,7 @@ def test_help_lists_keys_with_their_values() -> None:
 
 
 def test_help_has_the_common_keys_and_help_all_every_key() -> None:
-    values = to_plain(compose_config(AppConfig, CONFIG_DIR, []))
+    values = to_plain(composed())
     pages = [list(describe(AppConfig, values, {}, whole)) for whole in (False, True)]
     listed, every = ({line.split("=")[0].strip() for line in page if "=" in line[:46]} for page in pages)
     assert 15 < len(listed) < 40
@@ -153,7 +153,7 @@ def test_help_has_the_common_keys_and_help_all_every_key() -> None:
 def test_names_and_paths_are_taken_as_they_are_typed() -> None:
     keys = ["run.name", "data.path", "data.schema", "data.chunk_bytes", "environment.variables.OMP_NUM_THREADS"]
     overrides = [*(f"{key}=2026_11_24" for key in keys), "data.remote.directory=1e3"]
-    config = compose_config(AppConfig, CONFIG_DIR, overrides)
+    config = composed(*overrides)
     assert (config.run.name, config.run.dir) == ("2026_11_24", "runs/2026_11_24")
     assert (config.data.path, config.data.schema) == ("2026_11_24", "2026_11_24")
     assert (config.data.chunk_bytes, config.data.remote.directory) == ("2026_11_24", "1e3")
@@ -181,7 +181,7 @@ def test_help_of_a_command_begins_with_what_must_be_given(schema: type) -> None:
 
 
 def test_a_recorded_configuration_is_read_back_or_refused() -> None:
-    config = compose_config(AppConfig, CONFIG_DIR, ["data.path=x", "data.memory_budget=1GiB", "data.split.seed=3"])
+    config = composed("data.path=x", "data.memory_budget=1GiB", "data.split.seed=3")
     plain = to_plain(config)
     assert from_plain(plain) == config
     with pytest.raises(ConversionError, match="'speed' not in 'TrainConfig'"):

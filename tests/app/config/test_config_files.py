@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from app.config import CONFIG_DIR, AppConfig, OptimizerName
+from app.config import CONFIG_DIR, OptimizerName
 from app.config.commands import BenchConfig
 from common.compose import compose_config
 from common.errors import UserError
 from common.keys import to_plain
+from tests.app.conftest import composed
 
 SLOW = pytest.mark.slow
 KEYS = """\
@@ -40,10 +41,6 @@ train:
   epochs: 9
 train.seed: 5
 """
-
-
-def composed(*overrides: str) -> AppConfig:
-    return compose_config(AppConfig, CONFIG_DIR, overrides)
 
 
 def written(path: Path, text: str) -> Path:

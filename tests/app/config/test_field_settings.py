@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from app.config import CONFIG_DIR, AppConfig, validate
+from app.config import CONFIG_DIR, validate
 from app.config.commands import BenchConfig, validate_bench
 from app.training import meta_build
 from common.compose import compose_config
 from common.errors import UserError
+from tests.app.conftest import composed
 
 DATA = ["data.path=none"]
 
@@ -37,7 +38,7 @@ DATA = ["data.path=none"]
 )
 def test_settings_without_effect_are_refused(overrides: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        validate(compose_config(AppConfig, CONFIG_DIR, [*DATA, *overrides]))
+        validate(composed(*DATA, *overrides))
 
 
 @pytest.mark.parametrize(
@@ -49,7 +50,7 @@ def test_settings_without_effect_are_refused(overrides: list[str], message: str)
     ],
 )
 def test_settings_with_an_effect_are_taken(overrides: list[str]) -> None:
-    validate(compose_config(AppConfig, CONFIG_DIR, [*DATA, *overrides]))
+    validate(composed(*DATA, *overrides))
 
 
 @pytest.mark.parametrize("overrides", [["model=dcnv2"], ["recipe=bars_criteo_x1"], ["model=lr"]])
@@ -63,7 +64,7 @@ def test_a_recipe_whose_files_are_not_there_is_built_without_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    config = compose_config(AppConfig, CONFIG_DIR, ["recipe=bars_frappe_x1", "train.max_steps=0"])
+    config = composed("recipe=bars_frappe_x1", "train.max_steps=0")
     assert meta_build.is_wanted(config)
     (tmp_path / "data/frappe_x1").mkdir(parents=True)
     (tmp_path / "data/frappe_x1/train.csv").touch()

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from app.config import CONFIG_DIR, AppConfig
 from app.config.own_table import table_values
 from app.record.reading import read_config
 from app.runtime.platform import Runtime
-from common.compose import compose_config
 from data_prep.dataset.manifest import Manifest, Split
 from data_prep.pipeline import preprocess
+from tests.app.conftest import composed
 from tests.app.in_process import train_here
 from tests.app.run_files import summary
 from tests.data_prep.conftest import config as data_config
@@ -29,10 +28,6 @@ def own_table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     paths = (f"data.raw={directory}/rows.csv", f"data.schema={directory}/schema.yaml", f"data.path={directory}/data")
     preprocess(data_config(*paths))
     return directory / "data"
-
-
-def composed(*overrides: str) -> AppConfig:
-    return compose_config(AppConfig, CONFIG_DIR, list(overrides))
 
 
 def test_it_is_taken_for_own_tables_alone_and_where_no_recipe_is_given(own_table: Path, dataset: Path) -> None:

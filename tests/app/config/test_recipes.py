@@ -9,15 +9,14 @@ from typing import Any
 import pytest
 import yaml
 
-from app.config import CONFIG_DIR, AppConfig, validate
+from app.config import CONFIG_DIR, validate
 from app.config.model import DenseInit
 from app.config.published import PUBLISHED_TABLES
 from app.config.tables import TableInit
 from app.training import meta_build
-from common.compose import compose_config
 from common.errors import UserError
 from data_prep.dataset.options import DataSource
-from tests.app.conftest import SMALL, Command, Refusal
+from tests.app.conftest import SMALL, Command, Refusal, composed
 from tests.error_lines import error_line
 
 RECIPES = sorted(path.stem for path in (CONFIG_DIR / "recipe").glob("*.yaml"))
@@ -99,7 +98,7 @@ def test_every_recipe_is_counted_here() -> None:
 
 @pytest.mark.parametrize("recipe", PUBLISHED)
 def test_a_recipe_composes_and_has_its_parameters(recipe: str) -> None:
-    config = compose_config(AppConfig, CONFIG_DIR, [f"recipe={recipe}"])
+    config = composed(f"recipe={recipe}")
     validate(config)
     tables = config.data.published_tables
     assert tables in PUBLISHED_TABLES, (
@@ -108,7 +107,7 @@ def test_a_recipe_composes_and_has_its_parameters(recipe: str) -> None:
     )
     assert config.run.name == config.published.recipe == recipe
     assert meta_build.parameter_counts(meta_build.meta_model(config))["total"] == PARAMETERS[recipe]
-    tiny = compose_config(AppConfig, CONFIG_DIR, [f"recipe={recipe}", "data.scale=tiny", "train.log_every_steps=3"])
+    tiny = composed(f"recipe={recipe}", "data.scale=tiny", "train.log_every_steps=3")
     validate(tiny)
     assert tiny.run.name == f"{recipe}_tiny"
     assert tiny.train.log_every_steps == 3
@@ -135,7 +134,7 @@ def test_a_set_that_is_not_written_yet_is_named_with_its_command(refused: Refusa
 @pytest.mark.parametrize(("name", "model", "number"), CONFIGURATIONS)
 def test_a_configuration_of_bars_is_as_published(name: str, model: str, number: int) -> None:
     parameters, val, test, settings = BARS[name][number]
-    config = compose_config(AppConfig, CONFIG_DIR, [f"recipe=bars_{name}", f"model={model}"])
+    config = composed(f"recipe=bars_{name}", f"model={model}")
     validate(config)
     model_config, optimizer, train = config.model, config.optimizer, config.train
     assert meta_build.parameter_counts(meta_build.meta_model(config))["total"] == parameters
@@ -210,7 +209,7 @@ def test_a_recipe_without_its_data_says_what_to_do(run_app: Command) -> None:
 def test_a_recipe_without_tiny_values_refuses_the_scale(tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text("run: {name: own}\n")
     with pytest.raises(UserError, match="has no tiny form"):
-        compose_config(AppConfig, CONFIG_DIR, ["data.scale=tiny", f"recipe={tmp_path}/own.yaml"])
+        composed("data.scale=tiny", f"recipe={tmp_path}/own.yaml")
 
 
 # By the source of a recipe's tiny form.
@@ -224,7 +223,7 @@ FEWER = {
 @pytest.mark.slow("processes")
 @pytest.mark.parametrize("recipe", TRAINED)
 def test_a_recipe_trains_tiny(recipe: str, run_app: Command, tmp_path: Path) -> None:
-    tiny = compose_config(AppConfig, CONFIG_DIR, [f"recipe={recipe}", "data.scale=tiny"])
+    tiny = composed(f"recipe={recipe}", "data.scale=tiny")
     overrides = [f"recipe={recipe}", "data.scale=tiny", "train.log_every_steps=1", "eval.global_batch_size=512"]
     overrides += ["run.name=tiny", FEWER[tiny.data.source], "train.target_auc=null"]
     overrides += ["runtime.num_threads=2"]
@@ -239,7 +238,7 @@ def test_a_recipe_trains_tiny(recipe: str, run_app: Command, tmp_path: Path) -> 
     events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [event["step"] for event in events if event["event"] == "train"] == [1, 2, 3, 4]
     features = json.loads((run / "manifest.json").read_bytes())["tables"]
-    published = compose_config(AppConfig, CONFIG_DIR, [f"recipe={recipe}"]).data.published_tables
+    published = composed(f"recipe={recipe}").data.published_tables
     assert len(features) == len(PUBLISHED_TABLES[str(published)])
     if recipe.startswith("amd_blog"):
         assert re.search(

@@ -15,6 +15,7 @@ from common.compose import compose_config
 from common.errors import UserError
 from data_prep.config.keys import SplitConfig
 from data_prep.dataset.options import DataSource, SplitMethod
+from tests.app.conftest import composed
 from tests.changed import changed
 
 # what is typed; what its message must have; what is typed next, of its groups
@@ -92,7 +93,7 @@ REMEDIES = {
 
 
 def checked(overrides: list[str]) -> AppConfig:
-    config = compose_config(AppConfig, CONFIG_DIR, overrides)
+    config = composed(*overrides)
     validate_new_run(config)
     prepare._job(config.data)
     return config
@@ -159,9 +160,9 @@ def test_a_choice_is_not_blamed_for_another_key(tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my.yaml").write_text("optimizer: adam\ntrain: {epoch: 3}\n")
     with pytest.raises(UserError, match=r"did you mean train\.epochs\?"):
-        compose_config(AppConfig, CONFIG_DIR, ["config=my.yaml"])
+        composed("config=my.yaml")
     with pytest.raises(UserError, match=r"^configuration: optimizer=lion: not one of adagrad, .*; give one of these$"):
-        compose_config(AppConfig, CONFIG_DIR, ["optimizer=lion"])
+        composed("optimizer=lion")
     with pytest.raises(UserError) as caught:  # a command that takes no groups
         compose_config(EvaluateConfig, CONFIG_DIR, ["run=a", "data=data/mine"], "evaluate")
     assert "not one of" not in str(caught.value)
@@ -206,14 +207,14 @@ def test_paths_can_be_typed(path: str) -> None:
         paths[key] = f"/d/{path}"
         word = shlex.quote(f"{key}=/d/{path}")
         try:
-            compose_config(AppConfig, CONFIG_DIR, [f"{key}=/d/{path}"])
+            composed(f"{key}=/d/{path}")
         except UserError as error:
             word = str(error).partition("; write ")[2]
         words.append(word)
     process = subprocess.run(
         f"printf '%s\\0' {' '.join(words)}", shell=True, capture_output=True, text=True, check=True
     )
-    config = compose_config(AppConfig, CONFIG_DIR, process.stdout.split("\0")[:-1])
+    config = composed(*process.stdout.split("\0")[:-1])
     for key, value in paths.items():
         setting: object = config
         for part in key.split("."):

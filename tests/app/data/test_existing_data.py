@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from app.config import CONFIG_DIR, AppConfig, MultiHotConfig
+from app.config import MultiHotConfig
 from app.config.data import DataConfig, validate_data
 from app.data import prepare
 from app.data.split import BatchMaker
@@ -20,6 +20,7 @@ from data_prep.config.keys import IdDistribution, PrepConfig
 from data_prep.dataset.format import load_manifest
 from data_prep.dataset.options import GENERATORS, DenseTransform
 from data_prep.pipeline import preprocess
+from tests.app.conftest import composed
 from tests.changed import changed
 from tests.data_prep import oracle
 from tests.once import made_once
@@ -96,13 +97,13 @@ def random_ids(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def agreed(root: Path, *overrides: str, **settings: Any) -> DataConfig:
     """The configuration that a run on a dataset that is there records; `settings`: keys, with __ in place of a dot."""
-    composed = compose_config(AppConfig, CONFIG_DIR, [*overrides, f"data.path={root}"]).data
-    typed = [*composed.generator_settings, *(key.replace("__", ".") for key in settings)]
+    typed_data = composed(*overrides, f"data.path={root}").data
+    typed = [*typed_data.generator_settings, *(key.replace("__", ".") for key in settings)]
     nested: list[Any] = [{"generator_settings": typed}]
     for key, value in settings.items():
         group, _, name = key.rpartition("__")
         nested.append({group: {name: value}} if group else {name: value})
-    data = convert(DataConfig, to_plain(composed), *nested)
+    data = convert(DataConfig, to_plain(typed_data), *nested)
     validate_data(data)
     prepare.prepare(data)
     manifest = load_manifest(root)
@@ -241,7 +242,7 @@ def test_bags_that_are_in_the_shards_are_not_made_again(tmp_path: Path) -> None:
     keys_of_job = [f"data.raw={tmp_path}/day_0", f"data.path={tmp_path}/out", "data.multi_hot.sizes=mlperf_v2"]
     preprocess(compose_config(PrepConfig, CONFIG_DIRECTORY, [*keys_of_job, "data.workers=1"]).data)
     assert agreed(tmp_path / "out").multi_hot == MultiHotConfig()
-    job = prepare._job(compose_config(AppConfig, CONFIG_DIR, keys_of_job).data)
+    job = prepare._job(composed(*keys_of_job).data)
     assert job is not None
     assert job.data.multi_hot.bags() is None  # a run makes the bags while it reads
     with pytest.raises(UserError, match=r"data\.multi_hot\.sizes: .* multi-hot columns of its own; leave it out"):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import yaml
 
-from app.config import CONFIG_DIR, AppConfig, validate
+from app.config import validate
 from app.config.data import validate_data
 from app.data import prepare
 from app.data.shards import find_split
@@ -19,7 +19,7 @@ from data_prep.config.compose import CONFIG_DIRECTORY
 from data_prep.config.keys import PrepConfig, SplitConfig
 from data_prep.dataset.format import load_manifest
 from data_prep.pipeline import preprocess
-from tests.app.conftest import SMALL, Command, Refusal
+from tests.app.conftest import SMALL, Command, Refusal, composed
 from tests.app.run_files import summary
 from tests.changed import changed
 from tests.once import made_once
@@ -68,7 +68,7 @@ def dataset_without_test(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_refused_before_a_run_begins(overrides: list[str], message: str) -> None:
     with pytest.raises(UserError, match=re.escape(message)):
-        validate(compose_config(AppConfig, CONFIG_DIR, [*overrides, "data.path=out"]))
+        validate(composed(*overrides, "data.path=out"))
 
 
 def test_the_remedies_work() -> None:
@@ -78,7 +78,7 @@ def test_the_remedies_work() -> None:
         ["data.val=b"],
         ["data.test=c", "data.split.held_out=0.1"],
     ):
-        validate(compose_config(AppConfig, CONFIG_DIR, ["data.train=a", "data.path=out", *overrides]))
+        validate(composed("data.train=a", "data.path=out", *overrides))
 
 
 def test_files_need_a_path_and_no_source() -> None:
@@ -87,18 +87,18 @@ def test_files_need_a_path_and_no_source() -> None:
         (["data.train=a", "data.source=random", "data.path=b"], "data.source=random: has no effect with data.train=a"),
     ):
         with pytest.raises(UserError, match=re.escape(message)):
-            prepare._job(compose_config(AppConfig, CONFIG_DIR, overrides).data)
+            prepare._job(composed(*overrides).data)
 
 
 def test_data_prep_gets_what_its_own_command_line_would() -> None:
     overrides = ["data.train=[a,b]", "data.val=c", "data.test=d*", "data.checksums={a: x, c: y}", "data.schema=s.yaml"]
     overrides += ["data.path=out", "data.frequency_threshold=2"]
-    job = prepare._job(compose_config(AppConfig, CONFIG_DIR, overrides).data)
+    job = prepare._job(composed(*overrides).data)
     assert job == compose_config(PrepConfig, CONFIG_DIRECTORY, overrides)
 
 
 def test_what_a_run_records_makes_the_same_dataset(dataset_without_test: Path, tmp_path: Path) -> None:
-    data = compose_config(AppConfig, CONFIG_DIR, [f"data.path={dataset_without_test}"]).data
+    data = composed(f"data.path={dataset_without_test}").data
     manifest = load_manifest(dataset_without_test)
     prepare.require_agreement(data, manifest)
     recorded = prepare.in_force(data, manifest)
@@ -115,7 +115,7 @@ def test_what_a_run_records_makes_the_same_dataset(dataset_without_test: Path, t
 
 
 def test_a_method_is_refused_on_such_a_dataset(dataset_without_test: Path) -> None:
-    data = compose_config(AppConfig, CONFIG_DIR, [f"data.path={dataset_without_test}", "data.split.method=random"]).data
+    data = composed(f"data.path={dataset_without_test}", "data.split.method=random").data
     message = "data.split.method=random: the dataset .* was made with files given for each split; .*split.method=null"
     with pytest.raises(UserError, match=message):
         prepare.require_agreement(data, load_manifest(dataset_without_test))

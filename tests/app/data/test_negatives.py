@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from app.config import CONFIG_DIR, AppConfig, DataConfig, validate_new_run
+from app.config import DataConfig, validate_new_run
 from app.config.data import NegativesConfig
 from app.data.split import SplitReader
-from common.compose import compose_config
 from common.errors import UserError
 from data_prep.dataset.format import Manifest, ShardArrays, Split, load_manifest, save_manifest, write_shard
-from tests.app.conftest import Refusal
+from tests.app.conftest import Refusal, composed
 from tests.app.datasets import write_dataset, write_ragged_dataset
 from tests.once import made_once
 
@@ -180,7 +179,7 @@ def test_a_user_of_all_items_is_refused(tmp_path: Path) -> None:
 )
 def test_keys_that_cannot_work_are_refused(overrides: list[str], fault: str) -> None:
     with pytest.raises(UserError) as error:
-        validate_new_run(compose_config(AppConfig, CONFIG_DIR, [*MODEL, *overrides, "run.name=x"]))
+        validate_new_run(composed(*MODEL, *overrides, "run.name=x"))
     assert str(error.value).startswith(fault)
 
 

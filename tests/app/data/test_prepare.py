@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from app.config import CONFIG_DIR, AppConfig, validate
+from app.config import validate
 from app.data import prepare
 from common.compose import compose_config
 from common.errors import UserError
 from data_prep.config.compose import CONFIG_DIRECTORY
 from data_prep.config.keys import PrepConfig
 from data_prep.dataset.format import load_manifest
-from tests.app.conftest import SMALL, ended, forked
+from tests.app.conftest import SMALL, composed, ended, forked
 from tests.changed import changed
 from tests.error_lines import error_line
 
@@ -26,7 +26,7 @@ from tests.error_lines import error_line
 )
 def test_a_path_of_any_characters_reaches_data_prep(path: str, tmp_path: Path) -> None:
     overrides = ["data.source=random", "data.random.rows=40", "data.random.eval_rows=4", "data.random.tables=[3,7]"]
-    config = compose_config(AppConfig, CONFIG_DIR, [*overrides, "data.random.num_dense=2"])
+    config = composed(*overrides, "data.random.num_dense=2")
     data = changed(config.data, {"path": str(tmp_path / path)})
     prepare.prepare(data)
     assert load_manifest(tmp_path / path).rows == 48
@@ -66,7 +66,7 @@ def test_a_path_of_any_characters_reaches_data_prep(path: str, tmp_path: Path) -
     ],
 )
 def test_data_prep_gets_what_its_own_command_line_would(overrides: list[str], prep_overrides: list[str]) -> None:
-    config = compose_config(AppConfig, CONFIG_DIR, overrides)
+    config = composed(*overrides)
     validate(config)
     assert prepare._job(config.data) == compose_config(PrepConfig, CONFIG_DIRECTORY, prep_overrides)
 
@@ -85,7 +85,7 @@ def test_data_prep_gets_what_its_own_command_line_would(overrides: list[str], pr
 )
 def test_a_key_that_data_prep_does_not_have_is_refused_at_start(override: str, error: str) -> None:
     with pytest.raises(UserError, match=error) as caught:
-        validate(compose_config(AppConfig, CONFIG_DIR, [override]))
+        validate(composed(override))
     assert "\n" not in str(caught.value)
 
 

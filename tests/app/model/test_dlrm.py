@@ -11,7 +11,7 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 from torchrec.models import dlrm
 from torchrec.modules.crossnet import LowRankCrossNet
 
-from app.config import CONFIG_DIR, AppConfig, Interaction, ModelConfig
+from app.config import Interaction, ModelConfig
 from app.config.model import DenseInit
 from app.model.dlrm import DLRM
 from app.model.embeddings import Vectors, make_sparse_arch
@@ -23,8 +23,8 @@ from app.model.interaction import (
     ScalarPairsInteraction,
     join,
 )
-from common.compose import compose_config
 from tests import reference
+from tests.app.conftest import composed
 
 FEATURES = {"cat_0": 11, "cat_1": 5, "cat_2": 40}
 DIM, NUM_DENSE, BATCH = 8, 6, 9
@@ -261,7 +261,7 @@ MLPERF_ROWS += [2_209, 11_938, 155, 4, 976, 14, 40_000_000, 40_000_000, 40_000_0
 def test_parameters_of_whole_models_are_counted_without_memory(
     group: str, rows: list[int], embedding: int, dense: int
 ) -> None:
-    config = compose_config(AppConfig, CONFIG_DIR, [f"model={group}"]).model
+    config = composed(f"model={group}").model
     num_embeddings = {f"cat_{i}": n for i, n in enumerate(rows)}
     with torch.device("meta"):
         model = DLRM(config, 13, 26, make_sparse_arch(config, num_embeddings))

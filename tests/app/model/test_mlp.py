@@ -7,11 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from app.config import CONFIG_DIR, AppConfig
 from app.config.train import LARGE_BATCH
 from app.model.dlrm import DLRM
 from app.model.mlp import Layer, mlp
-from common.compose import compose_config
+from tests.app.conftest import composed
 from tests.app.model.given_vectors import GivenVectors
 
 WIDTHS = [24, 16, 1]
@@ -77,7 +76,7 @@ def test_elsewhere_it_is_torchs_to_the_bit() -> None:
 def test_ten_steps_have_the_losses_of_torchs(interaction: str) -> None:
     """Within 1e-6, relative: the same model in a large batch, and in two that are not."""
     overrides = ["model.embedding_dim=8", "model.dense_arch=[32,8]", "model.over_arch=[48,1]", "data.path=none"]
-    config = compose_config(AppConfig, CONFIG_DIR, [*overrides, f"model.interaction={interaction}"])
+    config = composed(*overrides, f"model.interaction={interaction}")
 
     def losses(parts: int) -> Tensor:
         torch.manual_seed(0)

@@ -9,15 +9,13 @@ import torch
 from numpy.typing import NDArray
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
-from app.config import CONFIG_DIR, AppConfig
 from app.data.split import SplitReader
 from app.model.tables import table_of
 from app.runtime.platform import Runtime
 from app.sharding.execute import table_weights
 from app.training import session
-from common.compose import compose_config
 from data_prep.dataset.format import load_manifest
-from tests.app.conftest import SMALL, Refusal
+from tests.app.conftest import SMALL, Refusal, composed
 
 LR, EPS, DECAY = 0.1, 1e-4, 0.5
 SETTINGS = ["optimizer=rowwise_adagrad", f"optimizer.lr={LR}", f"optimizer.eps={EPS}", "optimizer.dense=sgd"]
@@ -34,9 +32,7 @@ def one_step(
 ) -> tuple[session.Session, dict[str, NDArray[np.float32]]]:
     """A session after the backward of its first batch, and its tables before it."""
     manifest = load_manifest(dataset)
-    config = compose_config(
-        AppConfig, CONFIG_DIR, [*SMALL, *SETTINGS, *overrides, "run.name=x", f"data.path={dataset}"]
-    )
+    config = composed(*SMALL, *SETTINGS, *overrides, "run.name=x", f"data.path={dataset}")
     this = session.build(config, runtime, dataset, manifest)
     before = {}
     for name, weight in table_weights(this.model):

@@ -12,7 +12,6 @@ import torch
 
 from app.checkpoint.saver import Saver
 from app.config import (
-    CONFIG_DIR,
     AppConfig,
     ModelConfig,
     OptimizerConfig,
@@ -31,10 +30,10 @@ from app.sharding import from_config
 from app.sharding.execute import table_blocks, table_weights
 from app.training import resume, session
 from app.training.state import RunState
-from common.compose import compose_config
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest
 from tests import reference
+from tests.app.conftest import composed
 
 GOLDEN = Path(__file__).parents[2] / "golden/reference/lr_policy.npz"
 
@@ -71,7 +70,7 @@ def test_cosine_equals_torch() -> None:
 
 def test_warmup_begins_at_0_and_holds() -> None:
     """MLPerf's DLRMv4: base * min(1, step / 24000)."""
-    config = compose_config(AppConfig, CONFIG_DIR, ["schedule=warmup", "optimizer.lr=1e-6"])
+    config = composed("schedule=warmup", "optimizer.lr=1e-6")
     rates = [learning_rate(config.optimizer.lr, config.schedule, step) for step in (0, 1, 8_100, 24_000, 90_000)]
     assert rates == pytest.approx([0.0, 1e-6 / 24_000, 0.3375e-6, 1e-6, 1e-6], rel=1e-12)
 

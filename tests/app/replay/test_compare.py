@@ -7,15 +7,13 @@ from typing import Any
 import pytest
 
 from app.checkpoint.saver import Saver
-from app.config import CONFIG_DIR, AppConfig
 from app.record.directory import RunDirectory
 from app.replay.compare import ReplayComparison
 from app.runtime.platform import Runtime
 from app.training import session
 from app.training.run import TrainingRun
-from common.compose import compose_config
 from data_prep.dataset.format import load_manifest
-from tests.app.conftest import SMALL
+from tests.app.conftest import SMALL, composed
 
 
 def test_a_replay_makes_one_checkpointer_and_that_compares(
@@ -31,7 +29,7 @@ def test_a_replay_makes_one_checkpointer_and_that_compares(
 
     monkeypatch.setattr(Saver, "__init__", counted)
     this = session.build(
-        compose_config(AppConfig, CONFIG_DIR, [*SMALL, f"data.path={dataset}"]),
+        composed(*SMALL, f"data.path={dataset}"),
         runtime,
         dataset,
         load_manifest(dataset),

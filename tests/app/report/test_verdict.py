@@ -11,13 +11,12 @@ import yaml
 from sklearn.dummy import DummyClassifier
 from sklearn.metrics import accuracy_score, log_loss, roc_auc_score
 
-from app.config import CONFIG_DIR, AppConfig
 from app.metrics.documents import EvaluationFigures
 from app.report.page import write_report
 from app.report.read import RunFiles, read_run
 from app.report.verdict import baseline, comparisons, not_comparable, sentences
-from common.compose import compose_config
 from common.errors import UserError
+from tests.app.conftest import composed
 from tests.app.report.runs import write_run
 
 PUBLISHED = ["published.source=A table", "published.auc=0.76", "published.tolerance=0.02", "published.train_rows=10000"]
@@ -143,7 +142,7 @@ def test_overfitting_is_told(tmp_path: Path) -> None:
     assert "checkpoint=best" in text
     for key in REMEDIES:
         assert key in text
-        attrgetter(key)(compose_config(AppConfig, CONFIG_DIR, ["run.name=x"]))  # it is one
+        attrgetter(key)(composed("run.name=x"))  # it is one
     run = over_run(tmp_path / "kept", auc + 0.066, 4, "checkpoint.keep_best=false")
     assert "checkpoint.keep_best=true" in said(run, "Overfitted")[1]
     level = over_run(tmp_path / "level", auc + 0.001)

@@ -6,18 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from app.config import CONFIG_DIR, AppConfig, EnvironmentConfig, validate
+from app.config import CONFIG_DIR, EnvironmentConfig, validate
 from app.runtime import environment, leave, platform, process_group
-from common.compose import compose_config
 from common.errors import UserError
-from tests.app.conftest import SMALL, Command
+from tests.app.conftest import SMALL, Command, composed
 
 PROFILES = sorted(path.stem for path in (CONFIG_DIR / "environment").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("name", PROFILES)
 def test_every_variable_has_its_reason(name: str) -> None:
-    profile = compose_config(AppConfig, CONFIG_DIR, [f"environment={name}"]).environment
+    profile = composed(f"environment={name}").environment
     assert profile.name == name
     assert set(profile.variables) == set(profile.reasons)
     assert all(profile.reasons.values())
@@ -25,20 +24,20 @@ def test_every_variable_has_its_reason(name: str) -> None:
 
 @pytest.mark.parametrize("choice", ["environment=amd_node", "environment=amd_cluster", "recipe=amd_2026"])
 def test_tf32_is_allowed_where_amd_allows_it(choice: str) -> None:
-    profile = compose_config(AppConfig, CONFIG_DIR, [choice]).environment
+    profile = composed(choice).environment
     assert profile.variables["HIPBLASLT_ALLOW_TF32"] == "1"
     assert set(profile.variables) == set(profile.reasons)
 
 
 def test_a_recipe_and_a_profile_go_together() -> None:
-    both = compose_config(AppConfig, CONFIG_DIR, ["recipe=amd_2026", "environment=amd_node"]).environment
-    alone = compose_config(AppConfig, CONFIG_DIR, ["environment=amd_node"]).environment
+    both = composed("recipe=amd_2026", "environment=amd_node").environment
+    alone = composed("environment=amd_node").environment
     assert both.variables == alone.variables
 
 
 def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     overrides = ["environment=amd_node", "+environment.variables.NCCL_SOCKET_IFNAME=eth7"]
-    profile = compose_config(AppConfig, CONFIG_DIR, overrides).environment
+    profile = composed(*overrides).environment
     for variable in profile.variables:
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("GPU_MAX_HW_QUEUES", "2")
@@ -73,7 +72,7 @@ def test_empty_variables_of_a_launcher_are_none(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_name_that_is_none_is_refused() -> None:
     with pytest.raises(UserError, match="not a name of an environment variable"):
-        validate(compose_config(AppConfig, CONFIG_DIR, ["+environment.variables={a-b: x}"]))
+        validate(composed("+environment.variables={a-b: x}"))
 
 
 @pytest.mark.slow("processes")
@@ -90,7 +89,7 @@ def test_each_command_applies_the_profile_of_the_run(run_app: Command, dataset: 
 
 def test_a_process_group_has_the_environment_of_its_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     """When it starts: libraries read their variables once."""
-    config = compose_config(AppConfig, CONFIG_DIR, ["+environment.variables.A_VARIABLE=7"])
+    config = composed("+environment.variables.A_VARIABLE=7")
     variables = []
 
     def start(*_: object) -> None:

@@ -13,7 +13,6 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice
 from torchrec.distributed.planner.types import Storage as PlannedStorage
 
 from app.config import (
-    CONFIG_DIR,
     AppConfig,
     ModelConfig,
     OptimizerConfig,
@@ -32,10 +31,9 @@ from app.sharding.plan import Plan
 from app.sharding.planner import Choice, Workload, sharding_options
 from app.training import session
 from app.training.recording.describe import describe_tables
-from common.compose import compose_config
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest, shard_path
-from tests.app.conftest import SMALL
+from tests.app.conftest import SMALL, composed
 from tests.app.datasets import RAGGED_EMBEDDINGS, ragged_rows, write_ragged_dataset
 
 ROWS = 64  # of a batch
@@ -105,7 +103,7 @@ def test_a_plan_counts_what_a_live_model_takes(
     overrides += [f"model.tables.storage={storage.value}", "topology=cpu"]
     if not optimizer.algorithm.fused_on_cpu:
         overrides.append("sharding=data_parallel")
-    config, manifest = compose_config(AppConfig, CONFIG_DIR, overrides), load_manifest(dataset)
+    config, manifest = composed(*overrides), load_manifest(dataset)
     this = session.build(config, runtime, dataset, manifest)
     bag_sizes = from_config.bag_sizes_of(config, dataset, manifest)
     multi_hot = from_config.multi_hot_features(config.data.multi_hot, manifest)
@@ -175,7 +173,7 @@ def test_ids_a_bag_are_the_means_of_the_shards(runtime: Runtime, ragged: Path) -
     means = {name: float(np.mean([len(row[name]) for row in rows])) for name in RAGGED_EMBEDDINGS}
     assert means["tags"] > 2 == means["genres"]
     overrides = [*SMALL, "run.name=x", f"data.path={ragged}", "optimizer=sgd", "model.embedding_dim=16"]
-    config, manifest = compose_config(AppConfig, CONFIG_DIR, overrides), load_manifest(ragged)
+    config, manifest = composed(*overrides), load_manifest(ragged)
     this = session.build(config, runtime, ragged, manifest)
     described = {name: table.ids_per_sample for name, table in describe_tables(this).items()}
     assert described == pytest.approx({f"t_{name}": mean for name, mean in means.items()})
@@ -200,10 +198,8 @@ def test_empty_bags_alone_can_be_planned(tmp_path: Path, runtime: Runtime) -> No
     manifest = write_ragged_dataset(tmp_path, {"train": 10})
     path = shard_path(tmp_path, "train", "00000", "offsets")
     np.save(path, np.where(np.arange(21) > 9, np.load(path) - np.load(path)[10], 0))
-    config = compose_config(
-        AppConfig,
-        CONFIG_DIR,
-        [*SMALL, "run.name=x", f"data.path={tmp_path}", "topology=cpu", "sharding.types=[table_wise,row_wise]"],
+    config = composed(
+        *SMALL, "run.name=x", f"data.path={tmp_path}", "topology=cpu", "sharding.types=[table_wise,row_wise]"
     )
     assert from_config.bag_sizes_of(config, tmp_path, manifest)["tags"] == 0
     assert set(session.build(config, runtime, tmp_path, manifest).plan.tables) == {

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from app.config import CONFIG_DIR, AppConfig, TopologyConfig
+from app.config import CONFIG_DIR, TopologyConfig
 from app.config.sharding import HARDWARE
 from app.sharding import topology
 from app.sharding.topology import Device
-from common.compose import compose_config
 from common.errors import UserError
+from tests.app.conftest import composed
 
 # As torch reports them.
 REPORTED = {
@@ -75,7 +75,7 @@ def test_what_is_given_comes_before_the_file_also_where_it_is_the_default(key: s
     path.write_text((CONFIG_DIR / "topology/h100.yaml").read_text() + "reserve: 0.5\nlink_efficiency: 0.4\n")
     override = {"reserve": 0.15, "link_efficiency": 0.8, "memory_gib": 80}[key]
     arguments = [f"topology.file={path}", f"topology.{key}={override}", "run.name=x"]
-    config = compose_config(AppConfig, CONFIG_DIR, arguments).topology
+    config = composed(*arguments).topology
     hardware = topology.resolve(config, lambda: DEVICES["cpu"], 8)
     assert (hardware.reserve, hardware.link_efficiency, hardware.memory_gib) == (
         override if key == "reserve" else 0.5,

@@ -7,13 +7,11 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from app.config import CONFIG_DIR, AppConfig
 from app.metrics.documents import decode_event
 from app.trackers.base import settings
 from app.trackers.tensorboard import TensorBoard
-from common.compose import compose_config
 from common.keys import to_plain
-from tests.app.conftest import SMALL, Command, ended, forked
+from tests.app.conftest import SMALL, Command, composed, ended, forked
 
 
 def events(run: Path, kind: str) -> list[dict[str, float]]:
@@ -94,7 +92,7 @@ def test_tensorboard_has_every_number_of_every_event_and_begins_with_evaluations
 
 
 def test_hyper_parameters_are_flat_and_of_simple_types() -> None:
-    flat = settings(to_plain(compose_config(AppConfig, CONFIG_DIR, ["optimizer.lr=0.5"])), 2)
+    flat = settings(to_plain(composed("optimizer.lr=0.5")), 2)
     assert flat["optimizer.lr"] == 0.5
     assert flat["world_size"] == 2
     assert all(isinstance(value, (str, int, float, bool)) for value in flat.values())

@@ -8,12 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from app.config import CONFIG_DIR, AppConfig
 from app.runtime.platform import Runtime
 from app.training import session
-from common.compose import compose_config
 from data_prep.dataset.format import load_manifest
-from tests.app.conftest import SMALL
+from tests.app.conftest import SMALL, composed
 from tests.oracles.field_models import Model, Perceptron
 
 BATCH, STEPS, SEED = 48, 10, 5
@@ -72,7 +70,7 @@ def built(shape: str, settings: Settings, runtime: Runtime, dataset: Path) -> se
     overrides = [*SMALL, "optimizer=adam", "optimizer.lr=0.01", f"optimizer.eps={EPS}", "model.embedding_dim=10"]
     overrides += ["model.dense_init=xavier_normal", *SHAPES[shape], *settings.overrides(), "run.name=x"]
     overrides += [f"data.path={dataset}", f"train.global_batch_size={BATCH}", f"train.seed={SEED}"]
-    config = compose_config(AppConfig, CONFIG_DIR, overrides)
+    config = composed(*overrides)
     return session.build(config, runtime, dataset, load_manifest(dataset))
 
 

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from app.config import CONFIG_DIR, AppConfig
 from app.metrics import power
 from app.runtime import platform
 from app.runtime.leave import leave
@@ -25,9 +24,8 @@ from app.runtime.platform import Runtime
 from app.training.predictor import Predictor
 from app.training.session import Session
 from app.training.stop import StopCheck
-from common.compose import compose_config
 from tests.app import group
-from tests.app.conftest import SMALL
+from tests.app.conftest import SMALL, composed
 from tests.app.in_process import train_here
 from tests.app.run_files import events, summary
 
@@ -80,7 +78,7 @@ def run_part(runtime: Runtime, base: Sequence[str], name: str, part: Part) -> No
 def member(base: list[str], name: str, part: Part, cwd: str) -> None:
     """One process of a group."""
     os.chdir(cwd)
-    runtime = platform.start(compose_config(AppConfig, CONFIG_DIR, base).runtime, seed=0, deterministic=True)
+    runtime = platform.start(composed(*base).runtime, seed=0, deterministic=True)
     run_part(runtime, base, name, part)
     dist.barrier()
     leave(0)

@@ -9,14 +9,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from app.config import CONFIG_DIR, AppConfig
 from app.data.batch import layout_of
 from app.runtime.platform import Runtime
 from app.sharding.execute import table_weights
 from app.training import session
-from common.compose import compose_config
 from data_prep.dataset.format import Manifest, ShardArrays, Split, load_manifest, save_manifest, write_shard
-from tests.app.conftest import SMALL
+from tests.app.conftest import SMALL, composed
 from tests.golden.record_fuxictr import BATCH, CATEGORIES, DIM, NUMERIC, OUT, VOCABULARY, batches
 
 OPTIMIZER = ["optimizer=adam", "optimizer.lr=0.01", "optimizer.max_grad_norm=0.7", "optimizer.clip_tables=true"]
@@ -88,7 +86,7 @@ def test_ten_steps_are_those_of_fuxictr(case: str, runtime: Runtime, rows: Path)
     overrides = [*SMALL, *OPTIMIZER, f"optimizer.sparse_weight_decay={L2.get(case, 0.05)}", *CASES[case]]
     overrides += ["run.name=x", f"data.path={rows}", f"train.global_batch_size={BATCH}"]
     overrides += [f"model.embedding_dim={DIM}"] * (case != "lr")
-    config = compose_config(AppConfig, CONFIG_DIR, overrides)
+    config = composed(*overrides)
     this = session.build(config, runtime, rows, load_manifest(rows))
     places: dict[str, Tensor] = {name.removeprefix("t_"): weight for name, weight in table_weights(this.model)}
     places |= {**this.dense_parameters(), **this.model.module.statistics()}

@@ -9,16 +9,15 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from app.config import CONFIG_DIR, AppConfig, DataConfig, TrainConfig, validate
+from app.config import DataConfig, TrainConfig, validate
 from app.config.train import samples_of, steps_within
 from app.data.split import SplitReader
 from app.runtime.platform import Runtime
 from app.training import session
 from app.training.state import run_length
-from common.compose import compose_config
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest, shard_path
-from tests.app.conftest import SMALL
+from tests.app.conftest import SMALL, composed
 from tests.app.datasets import NUM_EMBEDDINGS, write_dataset
 from tests.app.group import run_whole
 from tests.app.run_files import events, losses, summary
@@ -129,7 +128,7 @@ def arrays_of(root: Path) -> list[NDArray[np.generic]]:
 
 def plain_losses(root: Path, runtime: Runtime, overrides: list[str]) -> list[float]:
     """Of the plain model in float64, from the same initial values, over all epochs."""
-    config = compose_config(AppConfig, CONFIG_DIR, [*overrides, "run.name=x", f"data.path={root}"])
+    config = composed(*overrides, "run.name=x", f"data.path={root}")
     manifest = load_manifest(root)
     this = session.build(config, runtime, root, manifest)
     parameters = {name: torch.from_numpy(np.array(values)) for name, values in this.parameters()}
@@ -166,7 +165,7 @@ def model(optimizer: str) -> list[str]:
 )
 def test_steps_are_the_plain_models(name: str, optimizer: str, runtime: Runtime, roots: dict[str, Path]) -> None:
     root, overrides = roots[name], model(optimizer)
-    config = compose_config(AppConfig, CONFIG_DIR, [*overrides, "run.name=x", f"data.path={root}"])
+    config = composed(*overrides, "run.name=x", f"data.path={root}")
     this = session.build(config, runtime, root, load_manifest(root))
     losses_of_steps: list[float] = []
     for epoch in range(EPOCHS):
@@ -218,7 +217,7 @@ def test_batch_norm_is_of_real_rows(
     overrides = [*SMALL, *LAST, *SHAPES["dlrm"], *settings.overrides(), "optimizer=adam", "optimizer.lr=0.01"]
     overrides += [f"optimizer.eps={EPS}", "model.embedding_dim=10", "model.dense_init=xavier_normal"]
     overrides += ["run.name=x", f"run.dir={tmp_path}/run", f"data.path={roots[name]}"]
-    config = compose_config(AppConfig, CONFIG_DIR, overrides)
+    config = composed(*overrides)
     manifest = load_manifest(roots[name])
     oracle = naive("dlrm", settings, session.build(config, runtime, roots[name], manifest))
     labels, dense, sparse = (torch.from_numpy(array) for array in arrays_of(roots[name]))
@@ -251,6 +250,6 @@ def test_samples_of_steps(drop_last: bool, roots: dict[str, Path]) -> None:
     ],
 )
 def test_what_it_does_not_go_with(overrides: list[str], message: str) -> None:
-    config = compose_config(AppConfig, CONFIG_DIR, [*overrides, "train.drop_last=false", "data.path=x"])
+    config = composed(*overrides, "train.drop_last=false", "data.path=x")
     with pytest.raises(UserError, match=message):
         validate(config)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from app.config import CONFIG_DIR, AppConfig, ScheduleConfig, ScheduleName, TrainConfig, validate_new_run
+from app.config import ScheduleConfig, ScheduleName, TrainConfig, validate_new_run
 from app.metrics.documents import Best, EvaluationFigures, Monitored
 from app.optimizer.schedule import learning_rate
 from app.report.read import read_run
@@ -17,9 +17,8 @@ from app.report.verdict import sentences
 from app.runtime.platform import Runtime
 from app.training.monitor import best_of, early_stop, monitored_value, score_of, watch
 from app.training.state import RunLength, RunState
-from common.compose import compose_config
 from common.errors import UserError
-from tests.app.conftest import SMALL, Command
+from tests.app.conftest import SMALL, Command, composed
 from tests.app.datasets import write_dataset
 from tests.app.in_process import NOTHING_TO_DO, command_here, train_here
 from tests.app.run_files import events, summary
@@ -224,7 +223,5 @@ REFUSED = [
 @pytest.mark.parametrize(("overrides", "message"), REFUSED, ids=lambda value: value[0] if value[1:] else None)
 def test_what_evaluations_cannot_decide_is_refused(overrides: list[str], message: str) -> None:
     with pytest.raises(UserError) as error:
-        validate_new_run(
-            compose_config(AppConfig, CONFIG_DIR, ["train.eval_every_steps=null", *overrides, "run.name=x"])
-        )
+        validate_new_run(composed("train.eval_every_steps=null", *overrides, "run.name=x"))
     assert str(error.value).startswith(message)

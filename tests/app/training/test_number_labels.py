@@ -9,16 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.config import CONFIG_DIR, AppConfig
 from app.data.shards import SplitShards
 from app.runtime.platform import Runtime
 from app.training import session
-from common.compose import compose_config
 from common.errors import OwnError
 from common.extensions import absence
 from data_prep.dataset.format import load_manifest, open_shard, shard_path
 from data_prep.pipeline import preprocess
-from tests.app.conftest import Command, Refusal
+from tests.app.conftest import Command, Refusal, composed
 from tests.app.run_files import summary
 from tests.data_prep.conftest import config as data_config
 from tests.once import made_once
@@ -67,7 +65,7 @@ def test_steps_and_errors_are_those_of_a_few_lines_of_numpy(
     labels, ids = rows_of(ratings, "train")
     overrides = [*MODEL, "model.over_arch=[1]", f"train.global_batch_size={len(labels)}", "optimizer=sgd"]
     overrides += [f"data.path={ratings}", "run.name=x", "optimizer.lr=0.3", "train.epochs=6"]
-    config = compose_config(AppConfig, CONFIG_DIR, overrides)
+    config = composed(*overrides)
     start = dict(session.build(config, runtime, ratings, load_manifest(ratings)).parameters())
     parameters = {name: np.array(values, np.float64) for name, values in start.items()}
     tables = [parameters[name] for name in ("t_user", "t_item")]

@@ -7,15 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from app.config import CONFIG_DIR, AppConfig, Interaction, OptimizerName, ScheduleConfig, ScheduleName
+from app.config import Interaction, OptimizerName, ScheduleConfig, ScheduleName
 from app.config.tables import Pooling, QROperation, TableKind
 from app.model.tables import Embedding
 from app.optimizer.schedule import learning_rate
 from app.runtime.platform import Runtime
 from app.training import session
-from common.compose import compose_config
 from data_prep.dataset.format import load_manifest
-from tests.app.conftest import SMALL
+from tests.app.conftest import SMALL, composed
 from tests.app.datasets import RAGGED, RAGGED_EMBEDDINGS
 from tests.covering import stable_choice
 from tests.oracles.dlrm import INTERACTIONS, Feature, OracleDLRM
@@ -110,7 +109,7 @@ def train_beside_the_oracle(case: Drawn, interaction: str, runtime: Runtime, rag
     print(*case.overrides)
     overrides = [*SMALL, *case.overrides, "run.name=x", f"data.path={ragged}", f"train.global_batch_size={BATCH}"]
     overrides += ["model.embedding_dim=8", "model.dense_arch=[6,8]", "model.over_arch=[5,1]"]
-    config = compose_config(AppConfig, CONFIG_DIR, overrides)
+    config = composed(*overrides)
     this = session.build(config, runtime, ragged, load_manifest(ragged))
     parameters = {name: torch.from_numpy(np.array(values)) for name, values in this.parameters()}
     embeddings = this.model.module.sparse_arch.embeddings

@@ -11,14 +11,12 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from app.checkpoint.files import whole_checkpoints
 from app.checkpoint.saver import Saver
-from app.config import CONFIG_DIR, AppConfig
 from app.optimizer import build as optimizer_build
 from app.runtime.platform import Runtime
 from app.training import predictor, resume, session
 from app.training.state import RunState
-from common.compose import compose_config
 from data_prep.dataset.format import load_manifest
-from tests.app.conftest import SMALL
+from tests.app.conftest import SMALL, composed
 
 ROOT = Path(__file__).parents[3]
 
@@ -28,7 +26,7 @@ def test_a_predictor_scores_as_its_session_and_has_no_optimizer(
     optimizer: str, runtime: Runtime, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     overrides = [*SMALL, f"data.path={dataset}", f"optimizer={optimizer}"]
-    config, manifest = compose_config(AppConfig, CONFIG_DIR, overrides), load_manifest(dataset)
+    config, manifest = composed(*overrides), load_manifest(dataset)
     this = session.build(config, runtime, dataset, manifest)
     for batch in this.predictor.split("train").train_batches(64, 0, 0, 8):
         binary_cross_entropy_with_logits(this.forward(batch), batch.labels).backward()

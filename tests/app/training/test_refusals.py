@@ -7,13 +7,11 @@ from typing import Any
 
 import pytest
 
-from app.config import CONFIG_DIR, AppConfig
 from app.record.directory import RunDirectory
 from app.runtime.platform import Runtime
 from app.training import meta_build, stop
-from common.compose import compose_config
 from common.errors import UserError
-from tests.app.conftest import SMALL
+from tests.app.conftest import SMALL, composed
 from tests.app.datasets import write_dataset
 from tests.app.in_process import command_here, train_here
 from tests.app.run_files import contents
@@ -122,7 +120,7 @@ def test_a_refusal_changes_nothing(case: str, runtime: Runtime, before: dict[str
 
 
 def test_a_run_that_is_built_only_does_not_replace_a_trained_one(runtime: Runtime, before: dict[str, str]) -> None:
-    config = compose_config(AppConfig, CONFIG_DIR, ["recipe=mlperf_v1", "run.name=x", "train.max_steps=0"])
+    config = composed("recipe=mlperf_v1", "run.name=x", "train.max_steps=0")
     assert meta_build.is_wanted(config)
     with pytest.raises(UserError, match="contains a trained run"):
         meta_build.write(config, runtime, RunDirectory(Path("runs/x"), 0), 0.0)

@@ -6,13 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.config import CONFIG_DIR, AppConfig
 from app.runtime.platform import Runtime
 from app.training import session
-from common.compose import compose_config
 from common.documents import Json
 from data_prep.dataset.format import load_manifest
-from tests.app.conftest import SMALL, Command
+from tests.app.conftest import SMALL, Command, composed
 from tests.app.group import run_whole
 from tests.app.in_process import train_here
 from tests.app.run_files import summary
@@ -53,7 +51,7 @@ def test_verify_and_evaluate_serve_the_statistics(base: list[str], runtime: Runt
 
 def test_a_plain_model_has_no_new_arrays(dataset: Path, runtime: Runtime, tmp_path: Path) -> None:
     """What is digested of a model without batch norm are its parameters alone."""
-    config = compose_config(AppConfig, CONFIG_DIR, [*SMALL, "run.name=x", f"data.path={dataset}"])
+    config = composed(*SMALL, "run.name=x", f"data.path={dataset}")
     plain = session.build(config, runtime, dataset, load_manifest(dataset))
     names = [name for name, _ in plain.parameters()]
     assert not any("running" in name for name in names)

@@ -9,14 +9,12 @@ import pytest
 from numpy.typing import NDArray
 from sklearn.metrics import average_precision_score, log_loss, roc_auc_score
 
-from app.config import CONFIG_DIR, AppConfig
 from app.runtime.platform import Runtime
 from app.training import session
-from common.compose import compose_config
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest, open_shard
 from data_prep.pipeline import preprocess
-from tests.app.conftest import Command, Refusal
+from tests.app.conftest import Command, Refusal, composed
 from tests.app.in_process import command_here, train_here
 from tests.app.run_files import summary
 from tests.data_prep.conftest import config as data_config
@@ -88,7 +86,7 @@ def test_steps_and_figures_are_those_of_a_few_lines_of_numpy(runtime: Runtime, c
     labels, ids, weights = rows_of(root, "train")
     keys = [*MODEL, f"data.path={root}", "run.name=x", "model.over_arch=[1]", f"train.global_batch_size={len(labels)}"]
     keys += ["optimizer=sgd", "optimizer.lr=0.5", "train.epochs=5", "checkpoint.keep_best=false"]
-    config = compose_config(AppConfig, CONFIG_DIR, keys)
+    config = composed(*keys)
     start = dict(session.build(config, runtime, root, load_manifest(root)).parameters())
     parameters = {name: np.array(values, np.float64) for name, values in start.items()}
     tables = [parameters[name] for name in ("t_user", "t_item")]

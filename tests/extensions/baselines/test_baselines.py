@@ -19,7 +19,6 @@ from sklearn.metrics import log_loss, roc_auc_score
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from app.commands import COMMANDS
-from app.config import CONFIG_DIR, AppConfig
 from app.kinds.models import DLRM, model_kinds
 from app.report.read import read_run
 from app.report.verdict import sentences
@@ -35,7 +34,7 @@ from extensions.baselines.keys import BaselinesConfig
 from extensions.baselines.rates import label_rates
 from extensions.baselines.report import baselines_sentence
 from extensions.baselines.rows import Rows, load_rows
-from tests.app.conftest import SMALL, Command, Refusal
+from tests.app.conftest import SMALL, Command, Refusal, composed
 from tests.app.data.test_negatives import splitmix64
 from tests.app.datasets import write_dataset, write_ragged_dataset
 from tests.app.report.runs import write_run
@@ -353,10 +352,6 @@ def test_the_command_needs_no_torch(tmp_path: Path) -> None:
 
 def test_what_is_no_run_is_refused(refused: Refusal, tmp_path: Path) -> None:
     assert "run=nothing: not a run's directory" in refused("baselines", "run=nothing")
-
-
-def composed(*overrides: str) -> AppConfig:
-    return compose_config(AppConfig, CONFIG_DIR, list(overrides))
 
 
 def test_baselines_of_numbers_are_refused_in_one_line(run_app: Command, refused: Refusal, tmp_path: Path) -> None:

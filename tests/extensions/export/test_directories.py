@@ -17,16 +17,14 @@ import pytest
 from onnxruntime import InferenceSession
 
 import clickwork
-from app.config import CONFIG_DIR, AppConfig
 from app.data.split import SplitReader
 from app.runtime.platform import Runtime
-from common.compose import compose_config
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest
 from data_prep.pipeline import preprocess
 from extensions.export import command
 from extensions.export import directory as directory_module
-from tests.app.conftest import Refusal
+from tests.app.conftest import Refusal, composed
 from tests.app.in_process import command_here, train_here
 from tests.app.scoring.test_same_row import TRAIN, Model, drawn_model, trained
 from tests.app.scoring.test_sampling import CORRECTED
@@ -149,7 +147,7 @@ def test_tables_of_fewer_bits_are_those_of_evaluate(criteo: Model, tables: str, 
     expected = criteo.evaluate("test", f"tables={tables}")
     command_here(criteo.runtime, "export", f"run={root}/run", f"out={tmp_path}/served", f"tables={tables}")
     manifest = load_manifest(root / "data")
-    run_config = compose_config(AppConfig, CONFIG_DIR, [f"data.path={root}/data"])
+    run_config = composed(f"data.path={root}/data")
     rows = manifest.splits["test"].rows
     batch = next(SplitReader(root / "data", manifest, "test", run_config.data, 0, 1).eval_batches(rows))
     ids = batch.sparse_features.values().view(26, rows).T.long().numpy()
@@ -223,7 +221,7 @@ def rows_of_ids(model: Model) -> dict[str, list[Any]]:
     """Rows of the val split, as its batch holds them."""
     root = model.directory / "data"
     manifest = load_manifest(root)
-    data = compose_config(AppConfig, CONFIG_DIR, [f"data.path={root}"]).data
+    data = composed(f"data.path={root}").data
     batch = next(SplitReader(root, manifest, "val", data, 0, 1).eval_batches(40))
     bags = {name: batch.sparse_features[name].to_dense() for name in manifest.num_embeddings}
     dense = {name: batch.dense_features[:, place].tolist() for place, name in enumerate(manifest.schema["dense"])}

@@ -8,16 +8,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from app.config import CONFIG_DIR, AppConfig
 from app.config.model import require_dlrm, require_own_scores
 from app.data.split import SplitReader
 from app.runtime.platform import Runtime
-from common.compose import compose_config
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest
 from data_prep.dataset.options import DataSource
 from data_prep.synthetic.days import raw_directory
 from tests.app.config.test_recipes import FEWER, PUBLISHED
+from tests.app.conftest import composed
 from tests.app.in_process import command_here, train_here
 from tests.app.scoring.test_same_row import Model
 from tests.extensions.export.serving import row_keys, score_files
@@ -29,7 +28,7 @@ REFUSED = {"amd_blog_2024": "mixes_samples=true: export has no meaning"}
 def test_the_recipes_that_are_refused_are_listed_here() -> None:
     refused = {}
     for recipe in PUBLISHED:
-        model = compose_config(AppConfig, CONFIG_DIR, [f"recipe={recipe}"]).model
+        model = composed(f"recipe={recipe}").model
         try:
             require_dlrm(model, "export")
             require_own_scores(model, "export")
@@ -41,7 +40,7 @@ def test_the_recipes_that_are_refused_are_listed_here() -> None:
 
 def tiny_run(recipe: str, directory: Path) -> list[str]:
     """Overrides of a few steps on three thousand rows."""
-    source = compose_config(AppConfig, CONFIG_DIR, [f"recipe={recipe}", "data.scale=tiny"]).data.source
+    source = composed(f"recipe={recipe}", "data.scale=tiny").data.source
     assert source is not None
     run = [f"recipe={recipe}", "data.scale=tiny", FEWER[source], "train.max_steps=4", "train.target_auc=null"]
     run += [f"data.source={source.name}"] + ["data.synthetic.direct=false"] * (source is DataSource.synthetic)
@@ -69,7 +68,7 @@ def test_a_recipe_s_tiny_form(recipe: str, runtime: Runtime, tmp_path: Path) -> 
             command_here(runtime, *arguments)
         return
     command_here(runtime, *arguments)
-    config = compose_config(AppConfig, CONFIG_DIR, overrides)
+    config = composed(*overrides)
     split = "test"
     expected = Model(runtime, tmp_path).evaluate(split)
     dense, bags = encoded_rows(tmp_path / "data", split, config.data)

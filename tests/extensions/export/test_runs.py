@@ -10,10 +10,9 @@ import pytest
 import torch
 from sklearn.metrics import log_loss
 
-from app.config import CONFIG_DIR, AppConfig, DataConfig
+from app.config import DataConfig
 from app.data.split import SplitReader
 from app.runtime.platform import Runtime
-from common.compose import compose_config
 from common.errors import UserError
 from common.keys import to_plain
 from data_prep.dataset.format import load_manifest
@@ -21,7 +20,7 @@ from data_prep.encoding.encoder import Encoder
 from data_prep.encoding.new_rows import read_new_rows
 from extensions.export.command import main
 from extensions.export.keys import ExportConfig
-from tests.app.conftest import SMALL, Command, ended, forked
+from tests.app.conftest import SMALL, Command, composed, ended, forked
 from tests.app.in_process import command_here, train_here
 from tests.app.run_files import summary
 from tests.app.scoring.test_same_row import drawn_model, inputs_of
@@ -45,7 +44,7 @@ def logits_of(path: Path, *inputs: torch.Tensor) -> Any:
 
 def test_scores_that_depend_on_other_rows_are_not_exported(tmp_path: Path) -> None:
     mixed = ["model.interaction=scalar_pairs", "model.mixes_samples=true"]
-    config = compose_config(AppConfig, CONFIG_DIR, [*SMALL, *mixed, "run.name=x"])
+    config = composed(*SMALL, *mixed, "run.name=x")
     (tmp_path / "config.yaml").write_text(json.dumps(to_plain(config)))
     with pytest.raises(UserError, match=r"mixes_samples=true: export has no meaning"):
         main(ExportConfig(run=str(tmp_path), out=f"{tmp_path}/m.pt2"))

@@ -11,18 +11,17 @@ from scipy import stats
 from sklearn.metrics import log_loss, roc_auc_score
 
 from app.checkpoint.files import find_checkpoint
-from app.config import CONFIG_DIR, AppConfig
 from app.data.batch import RowArrays
 from app.runtime.platform import Runtime
 from app.sharding.execute import table_blocks, table_weights
 from app.training import predictor
-from common.compose import compose_config
 from common.errors import UserError
 from data_prep.dataset.bags import Bags, offsets_of
 from data_prep.dataset.format import Manifest, load_manifest, open_shard
 from data_prep.dataset.sample import sampled_numbers
 from data_prep.pipeline import preprocess
 from extensions.importance.permutation import Columns, columns_of, permuted
+from tests.app.conftest import composed
 from tests.app.in_process import command_here, train_here
 from tests.data_prep.conftest import config as data_config
 from tests.once import made_once
@@ -79,7 +78,7 @@ class Table(NamedTuple):
 
 
 def table_of(runtime: Runtime, run: Path, data: Path, manifest: Manifest) -> Table:
-    config = compose_config(AppConfig, CONFIG_DIR, [*KEYS, f"data.path={data}"])
+    config = composed(*KEYS, f"data.path={data}")
     scorer = predictor.load(Path(find_checkpoint(run, None)), config, runtime, data, manifest)
     layers = {name: each.detach().numpy() for name, each in scorer.model.named_parameters() if "over_arch" in name}
     [weight] = (each[0].astype(np.float64) for each in layers.values() if each.ndim == 2)

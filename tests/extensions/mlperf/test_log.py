@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from app.config import CONFIG_DIR, AppConfig
 from app.metrics.documents import EvaluationEvent, TrainEvent
 from app.record.documents import Summary
-from common.compose import compose_config
 from common.documents import convert
 from extensions.mlperf.log import MLPerf
+from tests.app.conftest import composed
 from tests.app.summaries import LEAST
 
 ROWS = {"train": 1_000, "val": 100, "test": 100}
@@ -23,7 +22,7 @@ STEPS = 10  # of an epoch
 def tracker(path: Path, from_step: int, *overrides: str) -> MLPerf:
     pytest.importorskip("mlperf_logging")
     arguments = ["recipe=mlperf_v2", "train.global_batch_size=100", *overrides]
-    return MLPerf(path, compose_config(AppConfig, CONFIG_DIR, arguments), ROWS, 1, from_step)
+    return MLPerf(path, composed(*arguments), ROWS, 1, from_step)
 
 
 def send(to: MLPerf, *events: tuple[str, int]) -> None:

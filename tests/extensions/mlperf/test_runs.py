@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 
-from app.config import CONFIG_DIR, AppConfig
 from app.runtime.platform import Runtime
-from common.compose import compose_config
 from extensions.mlperf.keys import MLPerfDivision, is_wanted, resolved
 from tests.app.config.test_recipes import QUARTERS
-from tests.app.conftest import SMALL, Command, Refusal
+from tests.app.conftest import SMALL, Command, Refusal, composed
 from tests.app.in_process import train_here
 from tests.app.test_secrets import SECRET, planted
 from tests.app.training.test_number_labels import MODEL, make_ratings
@@ -30,12 +28,12 @@ def test_a_recipe_of_mlperf_is_logged_as_its_benchmark(recipe: str, benchmark: s
 def check_benchmark(recipe: str, benchmark: str | None) -> None:
     """Compares the resolved MLPerf keys of a recipe, at full and at tiny scale, with the benchmark's name."""
     for scale, division in (("full", MLPerfDivision.closed), ("tiny", MLPerfDivision.open)):
-        config = compose_config(AppConfig, CONFIG_DIR, [f"recipe={recipe}", f"data.scale={scale}"])
+        config = composed(f"recipe={recipe}", f"data.scale={scale}")
         keys = resolved(config)
         assert is_wanted(config) is (benchmark is not None)
         assert keys.benchmark == (benchmark or "dlrm_dcnv2")
         assert keys.division is (division if benchmark else MLPerfDivision.open)
-    assert not is_wanted(compose_config(AppConfig, CONFIG_DIR, [f"recipe={recipe}", "mlperf.enabled=false"]))
+    assert not is_wanted(composed(f"recipe={recipe}", "mlperf.enabled=false"))
 
 
 def test_labels_that_are_numbers_have_no_log(refused: Refusal, tmp_path: Path) -> None:

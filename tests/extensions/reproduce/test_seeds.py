@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from app.config import CONFIG_DIR, AppConfig
 from app.record.children import figures_of_test
-from common.compose import compose_config
 from common.documents import encode
 from common.errors import UserError
 from extensions.reproduce.documents import Reproduction, read_reproduction
 from extensions.reproduce.seeds import changed_keys, seeds_of, training_arguments
+from tests.app.conftest import composed
 from tests.extensions.reproduce.runs import write_seeds, write_test
 from tests.extensions.reproduce.test_figures import document
 
@@ -131,4 +130,4 @@ def test_another_version_and_damage_are_one_line(tmp_path: Path, changes: dict[s
 def test_a_run_is_where_its_path_says_whatever_is_in_it(out: str) -> None:
     [seed] = seeds_of(Path(out), 1)
     override = next(each for each in seed.overrides if each.startswith("run.dir="))
-    assert compose_config(AppConfig, CONFIG_DIR, [override]).run.dir == f"{out}/seed_1"
+    assert composed(override).run.dir == f"{out}/seed_1"

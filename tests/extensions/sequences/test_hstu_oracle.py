@@ -6,14 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from app.config import CONFIG_DIR, AppConfig
 from app.runtime.platform import Runtime
 from app.training import session
-from common.compose import compose_config
 from data_prep.dataset.format import load_manifest
 from data_prep.pipeline import preprocess
 from tests import reference as plain
-from tests.app.conftest import SMALL
+from tests.app.conftest import SMALL, composed
 from tests.data_prep.conftest import config as prep_config
 from tests.extensions.sequences import event_logs
 from tests.extensions.sequences import oracle as hstu
@@ -95,7 +93,7 @@ def ids_of(sample: Sample) -> dict[str, list[int]]:
 
 def build(runtime: Runtime, root: Path) -> session.Session:
     overrides = [*MODEL, *DATA, *OPTIMIZER, "run.name=x", f"data.path={root}", *SMALL[-3:]]
-    config = compose_config(AppConfig, CONFIG_DIR, overrides)
+    config = composed(*overrides)
     return session.build(config, runtime, root, load_manifest(root))
 
 

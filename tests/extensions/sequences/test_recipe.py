@@ -5,24 +5,23 @@ from pathlib import Path
 
 import pytest
 
-from app.config import CONFIG_DIR, AppConfig, TrainConfig, validate
+from app.config import TrainConfig, validate
 from app.config.published import published_tables
 from app.config.train import evaluation_steps
 from app.training import meta_build
 from app.training.state import RunLength
-from common.compose import compose_config
-from tests.app.conftest import Command
+from tests.app.conftest import Command, composed
 
 YAMBDA = {"train": 2_290_835_423, "val": 2_058_204}  # samples
 
 
 def test_the_recipe_has_the_parameters_of_its_source() -> None:
-    config = compose_config(AppConfig, CONFIG_DIR, ["recipe=mlperf_v4"])
+    config = composed("recipe=mlperf_v4")
     validate(config)
     assert sum(published_tables("mlperf_v4").rows.values()) == 293_051_712
     assert meta_build.parameter_counts(meta_build.meta_model(config))["total"] == 293_051_712 * 512 + 15_243_057
     assert config.run.name == config.published.recipe == "mlperf_v4"
-    tiny = compose_config(AppConfig, CONFIG_DIR, ["recipe=mlperf_v4", "data.scale=tiny"])
+    tiny = composed("recipe=mlperf_v4", "data.scale=tiny")
     validate(tiny)
     assert vars(tiny.model) == vars(config.model)
 
@@ -43,7 +42,7 @@ def test_the_recipe_trains_tiny(run_app: Command, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("batch", "every", "blocks"), [(8192, 280, 25), (16_384, 140, 31), (32_768, 70, 41)])
 def test_the_grid_of_dlrmv4_is_the_rules(batch: int, every: int, blocks: int) -> None:
     """By hand: 2,290,835.423 samples in whole steps; the rules name the block of the first evaluation."""
-    train = compose_config(AppConfig, CONFIG_DIR, ["recipe=mlperf_v4", f"train.global_batch_size={batch}"]).train
+    train = composed("recipe=mlperf_v4", f"train.global_batch_size={batch}").train
     assert evaluation_steps(train, YAMBDA["train"]) == (every, blocks * every)
     assert every * batch == 2_293_760
     length = length_of(train)

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from app.config import CONFIG_DIR, AppConfig, validate_new_run
-from common.compose import compose_config
+from app.config import validate_new_run
 from common.errors import UserError
 from data_prep.pipeline import preprocess
+from tests.app.conftest import composed
 from tests.data_prep.conftest import config
 from tests.data_prep.test_refusals import ANOTHER, FOREIGN, files, set_up
 from tests.once import made_once
@@ -31,7 +31,7 @@ GENERATED = "data.source=synthetic_events data.synthetic_events.users=20 data.sy
 def test_what_only_dlrm_can_do_is_refused(overrides: list[str], message: str) -> None:
     keys = ["model=hstu", "data.path=none", *overrides, "run.name=x"]
     with pytest.raises(UserError) as error:
-        validate_new_run(compose_config(AppConfig, CONFIG_DIR, keys))
+        validate_new_run(composed(*keys))
     assert str(error.value).startswith(message)
 
 

@@ -12,14 +12,12 @@ import pytest
 import yaml
 from mlperf_logging.compliance_checker import mlp_compliance
 
-from app.config import CONFIG_DIR, AppConfig
 from app.metrics.documents import EvaluationEvent, TrainEvent
 from app.record.documents import Summary
-from common.compose import compose_config
 from common.documents import convert
 from extensions.mlperf import log as mlperf
 from extensions.mlperf.log import MLPerf
-from tests.app.conftest import Command
+from tests.app.conftest import Command, composed
 from tests.app.run_files import losses
 from tests.app.summaries import LEAST
 from tests.extensions.mlperf.test_log import tracker
@@ -47,7 +45,7 @@ def test_the_log_of_dlrmv4_passes_the_compliance_checker(
     """Of the recipe as it is, on as many samples as Yambda has, killed and resumed: the tracker knows of it."""
     monkeypatch.setattr(mlperf, "process_start", time.time)  # this process may be older than a run's start may take
     keys = ["recipe=mlperf_v4", f"train.global_batch_size={batch}", f"optimizer.lr={1e-6 * batch / 8192}"]
-    config = compose_config(AppConfig, CONFIG_DIR, keys)
+    config = composed(*keys)
     length, path = length_of(config.train), tmp_path / "mllog.txt"
     first = length.next_evaluation(0)
     second = length.next_evaluation(first)
@@ -97,7 +95,7 @@ def test_the_log_has_the_values_that_the_rules_of_dlrmv4_name(tmp_path: Path) ->
     once = {key["NAME"] for key in keys if key.get("REQ") == "EXACTLY_ONE"}
     checks = {key["NAME"]: re.fullmatch(r" v\['value'\] == (.*) ", str(key.get("CHECK"))) for key in keys}
     fixed = {name: ast.literal_eval(check[1]) for name, check in checks.items() if check and "s[" not in check[1]}
-    config = compose_config(AppConfig, CONFIG_DIR, ["recipe=mlperf_v4"])
+    config = composed("recipe=mlperf_v4")
     MLPerf(tmp_path / "log", config, YAMBDA, 8, 0).close(None)
     entries = [json.loads(line.partition(":::MLLOG ")[2]) for line in (tmp_path / "log").read_text().splitlines()]
     counts = Counter(entry["key"] for entry in entries)
