@@ -13,10 +13,9 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 from data_prep.dataset.schema import CRITEO
 from data_prep.encoding.new_rows import Shape, read_new_rows
-from data_prep.pipeline import preprocess
 from tests.app.conftest import SMALL, Command, Refusal
 from tests.data_prep import oracle
-from tests.data_prep.conftest import config
+from tests.data_prep.conftest import prepare
 
 ROWS, HELD_OUT = 700, 100
 NAMES = [*CRITEO.dense, *CRITEO.sparse]
@@ -27,7 +26,7 @@ def run(tmp_path: Path, run_app: Command) -> Path:
     """A run on rows of which the last 100 are validation and test."""
     text = oracle.make_rows(ROWS, seed=4)
     (tmp_path / "raw.tsv").write_bytes(text)
-    preprocess(config(f"data.raw={tmp_path}/raw.tsv", f"data.path={tmp_path}/data"))
+    prepare(f"data.raw={tmp_path}/raw.tsv", f"data.path={tmp_path}/data")
     run_app("train", *SMALL, "data.path=data", "run.name=r", "train.max_steps=9", "eval.split=test")
     return tmp_path / "runs/r"
 
@@ -120,13 +119,11 @@ def test_bags_of_several_ids(run_app: Command, tmp_path: Path) -> None:
     (tmp_path / "schema.yaml").write_text(
         'label: {column: rating, rule: ">= 4"}\ndense: [age]\nsparse: [user, {column: genres, separator: "|"}]\n'
     )
-    preprocess(
-        config(
-            f"data.raw={tmp_path}/raw.csv",
-            f"data.path={tmp_path}/data",
-            f"data.schema={tmp_path}/schema.yaml",
-            "data.split.method=fraction",
-        )
+    prepare(
+        f"data.raw={tmp_path}/raw.csv",
+        f"data.path={tmp_path}/data",
+        f"data.schema={tmp_path}/schema.yaml",
+        "data.split.method=fraction",
     )
     run_app("train", *SMALL, "data.path=data", "run.name=r", "train.max_steps=9", "eval.split=test")
     summary = json.loads((tmp_path / "runs/r/summary.json").read_bytes())["eval"]
@@ -149,7 +146,7 @@ def test_bags_of_several_ids(run_app: Command, tmp_path: Path) -> None:
 def test_ids_are_expanded_as_they_were_in_training(run_app: Command, tmp_path: Path) -> None:
     text = oracle.make_rows(400, seed=4)
     (tmp_path / "raw.tsv").write_bytes(text)
-    preprocess(config(f"data.raw={tmp_path}/raw.tsv", f"data.path={tmp_path}/data"))
+    prepare(f"data.raw={tmp_path}/raw.tsv", f"data.path={tmp_path}/data")
     keys = [*SMALL, "data.path=data", "run.name=r", "train.max_steps=4", "eval.split=test"]
     keys += [f"data.multi_hot.sizes={[1 + i % 3 for i in range(26)]}".replace(" ", "")]
     run_app("train", *keys)

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from app.runtime.platform import Runtime
-from data_prep.pipeline import preprocess
 from tests.app.conftest import runtime as runtime
 from tests.app.in_process import train_here
-from tests.data_prep.conftest import config
+from tests.data_prep.conftest import prepare
 
 ROWS = 900
 SCHEMA = """label: {column: stars, rule: ">= 4"}
@@ -65,7 +64,7 @@ def train_on_table(
     write_csv(directory / "raw.csv", rows)
     (directory / "schema.yaml").write_text(schema)
     paths = [f"data.raw={directory}/raw.csv", f"data.schema={directory}/schema.yaml", f"data.path={directory}/data"]
-    preprocess(config(*paths, "data.split.method=fraction", *prepared))
+    prepare(*paths, "data.split.method=fraction", *prepared)
     assert train_here(runtime, *TRAIN, f"data.path={directory}/data", f"run.dir={directory}/run", *keys) == "completed"
     return Trained(directory, rows)
 

@@ -18,11 +18,10 @@ import clickwork
 from app.data.batch import Batch
 from app.runtime.platform import Runtime
 from app.training import data_loader
-from data_prep.pipeline import preprocess
 from tests.app.datasets import RAGGED, write_ragged_dataset
 from tests.clickwork.conftest import ROWS, Trained, train_on_table, write_csv
 from tests.data_prep import oracle
-from tests.data_prep.conftest import config, load_split
+from tests.data_prep.conftest import load_split, prepare
 from tests.data_prep.tables import HASHED, make
 
 TRAIN_ROWS = 772
@@ -37,7 +36,7 @@ def dataset(trained: Trained) -> clickwork.Dataset:
 def with_texts(tmp_path_factory: pytest.TempPathFactory, trained: Trained) -> clickwork.Dataset:
     directory = tmp_path_factory.mktemp("texts")
     keys = [f"data.raw={trained.directory}/raw.csv", f"data.schema={trained.directory}/schema.yaml"]
-    preprocess(config(*keys, f"data.path={directory}", "data.split.method=fraction", "data.keep_texts=true"))
+    prepare(*keys, f"data.path={directory}", "data.split.method=fraction", "data.keep_texts=true")
     return clickwork.Dataset(directory)
 
 
@@ -102,7 +101,7 @@ def test_values_and_ids_are_each_others_inverse(trained: Trained, with_texts: cl
 
 def test_values_without_texts(tmp_path: Path, trained: Trained) -> None:
     keys = [f"data.raw={trained.directory}/raw.csv", f"data.schema={trained.directory}/schema.yaml"]
-    preprocess(config(*keys, f"data.path={tmp_path}/data", "data.keep_texts=false"))
+    prepare(*keys, f"data.path={tmp_path}/data", "data.keep_texts=false")
     dataset = clickwork.Dataset(tmp_path / "data")
     assert dataset.values("item", dataset.ids("item", [7, 12])) == ["7", "12"]
     with pytest.raises(
@@ -114,7 +113,7 @@ def test_values_without_texts(tmp_path: Path, trained: Trained) -> None:
 def test_criteos_values_are_hexadecimal(tmp_path: Path) -> None:
     text = oracle.make_rows(300, seed=4)
     (tmp_path / "raw.tsv").write_bytes(text)
-    preprocess(config(f"data.raw={tmp_path}/raw.tsv", f"data.path={tmp_path}/data", "data.frequency_threshold=1"))
+    prepare(f"data.raw={tmp_path}/raw.tsv", f"data.path={tmp_path}/data", "data.frequency_threshold=1")
     dataset = clickwork.Dataset(tmp_path / "data")
     rows = dataset.splits["train"].rows
     values = [line.split("\t")[14] for line in text.decode().splitlines()[:rows]]
@@ -128,7 +127,7 @@ def test_criteos_values_are_hexadecimal(tmp_path: Path) -> None:
 
 def test_ids_that_are_hashes_have_no_values(tmp_path: Path, trained: Trained) -> None:
     keys = [f"data.raw={trained.directory}/raw.csv", f"data.schema={trained.directory}/schema.yaml"]
-    preprocess(config(*keys, f"data.path={tmp_path}/data", "data.encoding=hash", "data.max_ind_range=100"))
+    prepare(*keys, f"data.path={tmp_path}/data", "data.encoding=hash", "data.max_ind_range=100")
     dataset = clickwork.Dataset(tmp_path / "data")
     assert dataset.ids("item", [7, 123]).tolist() == [7, 23]
     with pytest.raises(clickwork.Error, match="an id of item has no value of its own; prepare it with data"):
@@ -150,7 +149,7 @@ def visits(tmp_path_factory: pytest.TempPathFactory) -> clickwork.Dataset:
         '  - town\n  - {column: tags, separator: "|"}\n'
     )
     keys = [f"data.raw={directory}/raw.csv", f"data.schema={directory}/schema.yaml", f"data.path={directory}/data"]
-    preprocess(config(*keys, "data.split.method=fraction"))
+    prepare(*keys, "data.split.method=fraction")
     return clickwork.Dataset(directory / "data")
 
 
@@ -193,7 +192,7 @@ def test_ids_of_lists(tmp_path: Path) -> None:
         pq.write_table(table, tmp_path / f"{name}.parquet")
         (tmp_path / "schema.yaml").write_text("label: click\nsparse: [tags]\n")
         keys = [f"data.raw={tmp_path}/{name}.parquet", f"data.schema={tmp_path}/schema.yaml"]
-        preprocess(config(*keys, f"data.path={tmp_path}/{name}", "data.split.method=fraction"))
+        prepare(*keys, f"data.path={tmp_path}/{name}", "data.split.method=fraction")
     assert clickwork.Dataset(tmp_path / "joined").ids("tags", ["a|b", "c"]).tolist() == [1, 2]
     with pytest.raises(clickwork.Error, match=r"row 1, column tags: 'a\|b' holds '\|', which joins values"):
         clickwork.Dataset(tmp_path / "plain").ids("tags", ["a|b"])
@@ -345,7 +344,7 @@ def test_a_damaged_shard_is_one_line(tmp_path: Path) -> None:
 def test_raw_files_are_not_needed(tmp_path: Path, trained: Trained) -> None:
     write_csv(tmp_path / "raw.csv", trained.rows)
     keys = [f"data.raw={tmp_path}/raw.csv", f"data.schema={trained.directory}/schema.yaml"]
-    preprocess(config(*keys, f"data.path={tmp_path}/data", "data.split.method=fraction"))
+    prepare(*keys, f"data.path={tmp_path}/data", "data.split.method=fraction")
     (tmp_path / "raw.csv").unlink()
     assert sum(len(batch.labels) for batch in clickwork.Dataset(tmp_path / "data").batches("train", 500)) == TRAIN_ROWS
 

@@ -13,10 +13,9 @@ import pytest
 
 import clickwork
 from app.runtime.platform import Runtime
-from data_prep.pipeline import preprocess
 from tests.blocks import differences
 from tests.clickwork.notebook import NOTEBOOK, executed, without_frames
-from tests.data_prep.conftest import config
+from tests.data_prep.conftest import prepare
 from tests.fast_python import fast_python
 
 EXAMPLES = NOTEBOOK.parent
@@ -64,7 +63,7 @@ def test_a_model_of_ones_own_learns(
     clicked = (rng.random(6000) < 1 / (1 + np.exp(-logits))).astype(int)
     pd.DataFrame({"clicked": clicked, "user": users, "item": items, "age": users % 7}).to_csv(tmp_path / "a.csv")
     (tmp_path / "a.yaml").write_text("label: clicked\ndense: [age]\nsparse: [user, item]\n")
-    preprocess(config(f"data.raw={tmp_path}/a.csv", f"data.schema={tmp_path}/a.yaml", f"data.path={tmp_path}/data"))
+    prepare(f"data.raw={tmp_path}/a.csv", f"data.schema={tmp_path}/a.yaml", f"data.path={tmp_path}/data")
     run_program(EXAMPLES / "own_model.py", monkeypatch, f"{tmp_path}/data", "4")
     figures = [(int(epoch), float(loss), float(base)) for epoch, loss, base in LOSSES.findall(capsys.readouterr().out)]
     assert [epoch for epoch, *_ in figures] == [0, 1, 2, 3]
@@ -100,7 +99,7 @@ def test_movielens_files_are_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ratings.to_csv(tmp_path / "ratings.csv", index=False)
     run_program(EXAMPLES / "movielens/join.py", monkeypatch, str(tmp_path))
     keys = [f"data.raw={tmp_path}/clicks.parquet", f"data.schema={EXAMPLES}/movielens/schema.yaml"]
-    preprocess(config(*keys, f"data.path={tmp_path}/data", "data.split.method=fraction"))
+    prepare(*keys, f"data.path={tmp_path}/data", "data.split.method=fraction")
     dataset = clickwork.Dataset(tmp_path / "data")
     truth = ratings.sort_values("timestamp")
     for name, start in (("train", 0), ("test", 1000 - dataset.splits["test"].rows)):

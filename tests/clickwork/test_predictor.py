@@ -20,12 +20,11 @@ import clickwork
 from app.record.scores import read_scores
 from app.runtime.platform import Runtime
 from data_prep.dataset.schema import CRITEO
-from data_prep.pipeline import preprocess
 from tests.app.conftest import SMALL
 from tests.app.in_process import command_here, train_here
 from tests.clickwork.conftest import ROWS, SCHEMA, Trained, make_rows, train_on_table
 from tests.data_prep import oracle
-from tests.data_prep.conftest import config
+from tests.data_prep.conftest import prepare
 
 INPUTS = ["age", "price", "user", "item", "genres"]
 
@@ -198,7 +197,7 @@ def test_a_label_that_is_nan_is_refused(trained: Trained) -> None:
 def test_rows_of_criteos_format(runtime: Runtime, tmp_path: Path) -> None:
     text = oracle.make_rows(400, seed=4)
     (tmp_path / "raw.tsv").write_bytes(text)
-    preprocess(config(f"data.raw={tmp_path}/raw.tsv", f"data.path={tmp_path}/data"))
+    prepare(f"data.raw={tmp_path}/raw.tsv", f"data.path={tmp_path}/data")
     keys = [*SMALL, f"data.path={tmp_path}/data", f"run.dir={tmp_path}/run", "train.max_steps=5"]
     assert train_here(runtime, *keys) == "completed"
     names = [*CRITEO.dense, *CRITEO.sparse]

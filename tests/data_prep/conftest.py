@@ -15,7 +15,8 @@ import pytest
 from common.compose import compose_config
 from data_prep.config.compose import CONFIG_DIRECTORY
 from data_prep.config.keys import DataConfig, PrepConfig
-from data_prep.dataset.format import load_manifest, open_shard
+from data_prep.dataset.format import Manifest, load_manifest, open_shard
+from data_prep.pipeline import preprocess
 from tests.data_prep.mirror import Mirror
 from tests.forks import run_module
 
@@ -56,6 +57,11 @@ def mirror() -> Iterator[Any]:
 def config(*overrides: str) -> DataConfig:
     """As the command line gives it, but for one worker unless it says otherwise: starting others takes time."""
     return compose_config(PrepConfig, CONFIG_DIRECTORY, ["data.workers=1", *overrides]).data
+
+
+def prepare(*overrides: str) -> Manifest:
+    """Prepare a dataset in this process, with one worker unless the command line says otherwise."""
+    return preprocess(config(*overrides))
 
 
 def command(*arguments: str) -> list[str]:

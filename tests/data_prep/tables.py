@@ -10,10 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
-from tests.data_prep.conftest import config, load_split
+from tests.data_prep.conftest import load_split, prepare
 
 SPLITS = ("train", "val", "test")
 SCHEMA = "label: label\ndense: [price]\nsparse: [user, item]\n"
@@ -52,7 +51,7 @@ def make(
 ) -> list[NDArray[Any]]:
     """The dataset of a table, in the order of its rows: labels, dense, ids."""
     write(directory / name, content)
-    preprocess(config(*paths(directory, schema, name), "data.split.method=fraction", *(more or HASHED)))
+    prepare(*paths(directory, schema, name), "data.split.method=fraction", *(more or HASHED))
     verify_dataset(directory / "out")
     return [np.concatenate(parts) for parts in zip(*(load_split(directory / "out", s) for s in SPLITS), strict=True)]
 

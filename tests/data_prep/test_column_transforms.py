@@ -13,9 +13,8 @@ from common.errors import UserError
 from data_prep import pipeline
 from data_prep.dataset.format import load_manifest
 from data_prep.encoding.encoder import Encoder
-from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
-from tests.data_prep.conftest import config, load_split, sums
+from tests.data_prep.conftest import load_split, prepare, sums
 from tests.data_prep.tables import ALLOW, paths
 
 ROWS = 300
@@ -73,7 +72,7 @@ def prepared(directory: Path, *more: str, out: str = "out", schema: str = SCHEMA
     path, content = directory / "rows.csv", content or text(drawn())
     if not path.exists() or path.read_text() != content:
         path.write_text(content)
-    return preprocess(config(*paths(directory, schema, out=out), *more))
+    return prepare(*paths(directory, schema, out=out), *more)
 
 
 def require_expected(root: Path, numbers: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -160,7 +159,7 @@ def test_files_for_each_split_are_fitted_on_train_s(tmp_path: Path) -> None:
     for split, part in (("train", lines[:200]), ("val", lines[200:250]), ("test", lines[250:])):
         (tmp_path / f"{split}.csv").write_text("\n".join([header, *part, ""]))
         keys.append(f"data.{split}={tmp_path}/{split}.csv")
-    preprocess(config(*paths(tmp_path, SCHEMA), "data.raw=null", *keys, "data.chunk_bytes=800"))
+    prepare(*paths(tmp_path, SCHEMA), "data.raw=null", *keys, "data.chunk_bytes=800")
     assert require_expected(tmp_path / "out", numbers).tolist() == list(range(200))
 
 

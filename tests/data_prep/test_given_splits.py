@@ -15,9 +15,8 @@ from sklearn.preprocessing import MinMaxScaler
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest
 from data_prep.encoding.encoder import Encoder
-from data_prep.pipeline import preprocess
 from tests.data_prep import oracle
-from tests.data_prep.conftest import config, load_split
+from tests.data_prep.conftest import load_split, prepare
 from tests.data_prep.tables import write
 
 SPLITS = ("train", "val", "test")
@@ -67,9 +66,7 @@ def test_ranges_and_unknown_ids_are_of_train(tmp_path: Path, encoding: str) -> N
     """Of encodings that elsewhere know all rows, too: values of val alone share one id that no value of train has."""
     criteo_files(tmp_path)
     files = [f"data.{split}={tmp_path}/{split}.tsv" for split in SPLITS]
-    manifest = preprocess(
-        config(*files, f"data.path={tmp_path}/out", f"data.encoding={encoding}", "data.dense_transform=minmax")
-    )
+    manifest = prepare(*files, f"data.path={tmp_path}/out", f"data.encoding={encoding}", "data.dense_transform=minmax")
     parsed = [oracle.parse((tmp_path / f"{split}.tsv").read_bytes()) for split in SPLITS]
     integers = [np.where(dense == oracle.MISSING, 0, dense).astype(np.float64) for _, dense, _ in parsed]
     scaler = MinMaxScaler().fit(integers[0])
@@ -90,7 +87,7 @@ def test_the_manifest_names_each_file_with_split_and_sums(tmp_path: Path) -> Non
     own_files(tmp_path)
     md5s = {name: hashlib.md5((tmp_path / name).read_bytes()).hexdigest() for name in os.listdir(tmp_path)}
     override = f"data.checksums={{train.csv: {md5s['train.csv'].upper()}, {tmp_path}/val.csv: {md5s['val.csv']}}}"
-    preprocess(config(*keys(tmp_path), override))
+    prepare(*keys(tmp_path), override)
     manifest = load_manifest(tmp_path / "out")
     sha256s = [hashlib.sha256((tmp_path / f"{split}.csv").read_bytes()).hexdigest() for split in SPLITS]
     assert [(each["split"], each["name"], each["sha256"], each["rows"]) for each in manifest.sources] == [
@@ -108,7 +105,7 @@ def test_spellings_are_of_train_alone(tmp_path: Path) -> None:
     write(tmp_path / "val.csv", {**rows, "item": [0, 1, 2, "3.0", 4] * 4})
     (tmp_path / "schema.yaml").write_text(SCHEMA)
     train, val, _, *rest = keys(tmp_path)
-    preprocess(config(train, val, *rest))
+    prepare(train, val, *rest)
     encoder = Encoder.load(tmp_path / "out")
     encoded = encoder.encode(encoder.parse_columns({"price": [1.0], "user": ["u"], "item": [3]}, "request"))
     assert encoded.sparse[0, 1] > 0
@@ -121,7 +118,7 @@ def test_without_val_and_test_there_is_nothing_to_evaluate_on(
     own_files(tmp_path)
     train, val, test, *rest = keys(tmp_path)
     for eval_keys in ([], [val], [test]):
-        preprocess(config(train, *eval_keys, *rest, "data.overwrite=true"))
+        prepare(train, *eval_keys, *rest, "data.overwrite=true")
         warned = "warning: there is nothing to evaluate on; give data.val or data.test" in capsys.readouterr().err
         assert warned == (not eval_keys)
 
@@ -129,18 +126,18 @@ def test_without_val_and_test_there_is_nothing_to_evaluate_on(
 def test_the_same_command_finds_it_and_another_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     own_files(tmp_path)
     train, val, test, *rest = keys(tmp_path)
-    preprocess(config(train, val, test, *rest))
-    preprocess(config(train, val, test, *rest))
+    prepare(train, val, test, *rest)
+    prepare(train, val, test, *rest)
     assert "already done (210 rows)" in capsys.readouterr().err
     swapped = [f"data.val={tmp_path}/test.csv", f"data.test={tmp_path}/val.csv"]
     raw = f"data.raw=[{','.join(f'{tmp_path}/{split}.csv' for split in SPLITS)}]"
     for other in ([train, *swapped], [train, f"data.val=[{tmp_path}/val.csv,{tmp_path}/test.csv]"], [raw]):
         with pytest.raises(UserError, match="made from other raw files, or for other splits"):
-            preprocess(config(*other, *rest))
+            prepare(*other, *rest)
     with pytest.raises(UserError, match=r"split\.method is files given for each split there, random here"):
-        preprocess(config(raw, *rest, "data.split.method=random"))
+        prepare(raw, *rest, "data.split.method=random")
     with pytest.raises(UserError, match=r"val\.csv: MD5 .* where data\.checksums has 0{32}"):
-        preprocess(config(train, val, test, *rest, f"data.checksums={{val.csv: '{'0' * 32}'}}"))
+        prepare(train, val, test, *rest, f"data.checksums={{val.csv: '{'0' * 32}'}}")
 
 
 SUM = "0123456789abcdef0123456789abcdef"
@@ -229,7 +226,7 @@ def test_refused_in_one_line_before_anything_is_written(
     before = sorted(map(str, files.rglob("*")))
     overrides = [each if each.startswith("data=") else f"data.{each}" for each in keys.split()]
     with pytest.raises(UserError, match=message) as caught:
-        preprocess(config(f"data.path={tmp_path}/out", "data.train=train.csv", "data.schema=schema.yaml", *overrides))
+        prepare(f"data.path={tmp_path}/out", "data.train=train.csv", "data.schema=schema.yaml", *overrides)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out/manifest.json").exists()
     assert sorted(map(str, files.rglob("*"))) == before

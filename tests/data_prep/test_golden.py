@@ -12,10 +12,9 @@ from app.data.split import SplitReader
 from data_prep.dataset.format import load_manifest
 from data_prep.encoding.encoder import Encoder
 from data_prep.parsing.criteo import parse_bytes
-from data_prep.pipeline import preprocess
 from data_prep.stages.permutation import inverse_permutation
 from data_prep.verify import verify_dataset
-from tests.data_prep.conftest import REFERENCE, config, load_split
+from tests.data_prep.conftest import REFERENCE, load_split, prepare
 
 KINDS = ("labels", "dense", "sparse")
 SPLITS = ("train", "val", "test")
@@ -64,7 +63,7 @@ def by_day(name: str, rows: NDArray[Any]) -> dict[str, NDArray[Any]]:
 def torchrec_steps(raw: str, root: Path) -> dict[str, Any]:
     """What TorchRec's three steps write of the days, and the permutation, all at frequency threshold 3."""
     overrides = ["data.encoding=torchrec", "data.frequency_threshold=3", "data.chunk_bytes=20000"]
-    manifest = preprocess(config(raw, f"data.path={root}", *overrides))
+    manifest = prepare(raw, f"data.path={root}", *overrides)
     verify_dataset(root)
     assert len(load_split(root, "val")[0]) == 100
     arrays: dict[str, Any] = {
@@ -87,7 +86,7 @@ def torchrec_steps(raw: str, root: Path) -> dict[str, Any]:
 def contiguous_ids(raw: str, root: Path, threshold: int) -> dict[str, NDArray[Any]]:
     """TorchRec's ids before its shuffle."""
     overrides = ["data.encoding=torchrec_fixed", f"data.frequency_threshold={threshold}"]
-    manifest = preprocess(config(raw, f"data.path={root}", *overrides))
+    manifest = prepare(raw, f"data.path={root}", *overrides)
     ids = unshuffled(load_all(root)["sparse"], TRAIN_ROWS)
     assert list(manifest.num_embeddings.values()) == (ids.max(axis=0) + 1).tolist()
     unknown = manifest.extra["out_of_vocabulary"]
@@ -98,7 +97,7 @@ def contiguous_ids(raw: str, root: Path, threshold: int) -> dict[str, NDArray[An
 
 def as_one_file(root: Path) -> dict[str, NDArray[Any]]:
     """The rows as one file, whose smallest integer shifts all of them."""
-    preprocess(config(f"data.raw={ROWS}", f"data.path={root}", "data.encoding=torchrec_fixed"))
+    prepare(f"data.raw={ROWS}", f"data.path={root}", "data.encoding=torchrec_fixed")
     rows = load_all(root)
     train_rows = len(load_split(root, "train")[0])
     values = parse_bytes(ROWS.read_bytes(), "rows").sparse
@@ -109,7 +108,7 @@ def as_one_file(root: Path) -> dict[str, NDArray[Any]]:
 def hashed_batches(raw: str, root: Path) -> dict[str, Any]:
     """The first and the last batch of 128 of the first two days, values modulo 1000."""
     overrides = ["data.encoding=hash", "data.max_ind_range=1000", "data.dense_transform=torchrec"]
-    preprocess(config(raw, f"data.path={root}", *overrides))
+    prepare(raw, f"data.path={root}", *overrides)
     first, *_, last = batches_of(root, "train", 128)
     return {
         "pipe_hash1000_b0_dense": first.dense_features,
@@ -140,9 +139,9 @@ def test_dlrm_kaggle(tmp_path: Path) -> None:
     golden = np.load(REFERENCE / "dlrm_kaggle.npz")
     root, raw = tmp_path / "out", tmp_path / "raw"
     overrides = [f"data.raw={ROWS}", "data.encoding=dlrm_kaggle"]
-    manifest = preprocess(config(*overrides, f"data.path={root}"))
+    manifest = prepare(*overrides, f"data.path={root}")
     verify_dataset(root)
-    preprocess(config(*overrides, f"data.path={raw}", "data.dense_transform=integers"))
+    prepare(*overrides, f"data.path={raw}", "data.dense_transform=integers")
     encoder = Encoder.load(root)
     block = parse_bytes(ROWS.read_bytes(), "rows", missing=np.int32(0))
     encoded = encoder.encode(encoder.parse(ROWS.read_bytes(), "rows"))

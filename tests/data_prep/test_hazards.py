@@ -9,17 +9,16 @@ import pytest
 
 from data_prep.config.keys import SyntheticConfig
 from data_prep.engine.executor import Counters
-from data_prep.pipeline import preprocess
 from data_prep.synthetic.days import generate_days
 from tests.data_prep import oracle
-from tests.data_prep.conftest import config
+from tests.data_prep.conftest import prepare
 
 
 def test_raw_files_in_a_directory_of_the_dataset_s(tmp_path: Path) -> None:
     (tmp_path / "x/days").mkdir(parents=True)
     (tmp_path / "x/.gitignore").write_text("*")
     (tmp_path / "x/days/day_0").write_bytes(oracle.make_rows(100, seed=0))
-    assert preprocess(config(f"data.raw={tmp_path}/x/days/day_0", f"data.path={tmp_path}/x")).rows == 100
+    assert prepare(f"data.raw={tmp_path}/x/days/day_0", f"data.path={tmp_path}/x").rows == 100
 
 
 def _die_holding(counters: Counters) -> None:

@@ -14,10 +14,9 @@ from data_prep.dataset.format import load_manifest
 from data_prep.encoding import values
 from data_prep.encoding.texts import VocabularyTexts
 from data_prep.encoding.values import text_hash
-from data_prep.pipeline import preprocess
 from data_prep.verify import main, verify_dataset
 from tests.data_prep import oracle
-from tests.data_prep.conftest import config, sums
+from tests.data_prep.conftest import prepare, sums
 from tests.data_prep.tables import paths
 
 NAMES = ["", "Été", 'a "b"', "7", "007", *(f"user-{i}" for i in range(30))]
@@ -39,7 +38,7 @@ def table(tmp_path: Path) -> list[list[str]]:
 def make(directory: Path, *overrides: str, name: str = "out") -> Path:
     schema = "label: clicked\nsparse: [user, {column: tags, separator: '|'}]\n"
     keys = paths(directory, schema, out=name)
-    preprocess(config(*keys, "data.split.method=fraction", "data.chunk_bytes=1500", *overrides))
+    prepare(*keys, "data.split.method=fraction", "data.chunk_bytes=1500", *overrides)
     return directory / name
 
 

@@ -13,11 +13,10 @@ from data_prep.encoding.lookup import SortedTable
 from data_prep.encoding.passes import plan_passes
 from data_prep.engine import job as job_module
 from data_prep.engine import memory_budget
-from data_prep.pipeline import preprocess
 from data_prep.stages import gather
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
-from tests.data_prep.conftest import config, sums
+from tests.data_prep.conftest import prepare, sums
 from tests.data_prep.tables import write
 
 
@@ -69,10 +68,10 @@ def test_pieces(
     write(tmp_path / "rows.csv", {"label": [0, 1] * 150, "user": [f"u{i % 150}" for i in range(300)], "tags": tags})
     (tmp_path / "schema.yaml").write_text("label: label\nsparse: [user, {column: tags, separator: '|'}]\n")
     words = ["data.raw=day_?", "data.chunk_bytes=40000", *keys.split()]
-    whole = preprocess(config(*words, "data.path=whole"))
+    whole = prepare(*words, "data.path=whole")
     for module, name, value in constants:
         monkeypatch.setattr(module, name, value)
-    pieces = preprocess(config(*words, "data.path=pieces"))
+    pieces = prepare(*words, "data.path=pieces")
     assert bool(re.search(r"encoding in \d+ passes", capsys.readouterr().err)) == (constants is SMALL_BUDGET)
     assert sums(tmp_path / "pieces") == sums(tmp_path / "whole")
     assert pieces.digest == whole.digest

@@ -9,10 +9,9 @@ import pytest
 from numpy.typing import NDArray
 
 from common.errors import UserError
-from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
-from tests.data_prep.conftest import config, load_split, sums
+from tests.data_prep.conftest import config, load_split, prepare, sums
 
 SPLITS = ("train", "val", "test")
 
@@ -34,7 +33,7 @@ def assert_dataset(root: Path, expected: dict[str, list[NDArray[Any]]]) -> None:
 
 def test_rows_with_one_worker(tmp_path: Path, rows: Path) -> None:
     expected_rows = oracle.seventh(len(rows.read_bytes().splitlines()))
-    manifest = preprocess(config(f"data.raw={rows}", f"data.path={tmp_path}/out", "data.workers=1"))
+    manifest = prepare(f"data.raw={rows}", f"data.path={tmp_path}/out", "data.workers=1")
     assert tuple(manifest.splits[split].rows for split in SPLITS) == expected_rows
     assert_dataset(tmp_path / "out", expected_splits(rows.read_bytes(), expected_rows))
     labels, _, ids = load_split(tmp_path / "out", "test")
@@ -50,7 +49,7 @@ def test_rows_with_one_worker(tmp_path: Path, rows: Path) -> None:
 def test_tiny_inputs(tmp_path: Path, rows: int) -> None:
     text = oracle.make_rows(rows, seed=rows)
     (tmp_path / "rows.tsv").write_bytes(text)
-    manifest = preprocess(config(f"data.raw={tmp_path}/rows.tsv", f"data.path={tmp_path}/out"))
+    manifest = prepare(f"data.raw={tmp_path}/rows.tsv", f"data.path={tmp_path}/out")
     assert_dataset(tmp_path / "out", expected_splits(text, oracle.seventh(rows)))
     assert all((split.label_rate is None) == (split.rows == 0) for split in manifest.splits.values())
 
@@ -58,23 +57,23 @@ def test_tiny_inputs(tmp_path: Path, rows: int) -> None:
 def test_done_is_done_and_other_parameters_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(50, seed=0))
     arguments = [f"data.raw={tmp_path}/rows.tsv", f"data.path={tmp_path}/out"]
-    first = preprocess(config(*arguments))
+    first = prepare(*arguments)
     mtime = (tmp_path / "out" / "manifest.json").stat().st_mtime_ns
-    assert preprocess(config(*arguments)) == first
+    assert prepare(*arguments) == first
     assert "already done" in capsys.readouterr().err
     assert (tmp_path / "out" / "manifest.json").stat().st_mtime_ns == mtime
     (tmp_path / "rows.tsv").write_bytes((tmp_path / "rows.tsv").read_bytes())  # touched, it is the same source
-    preprocess(config(*arguments))
+    prepare(*arguments)
     assert "already done" in capsys.readouterr().err
     with pytest.raises(UserError, match="frequency_threshold is 1 there, 2 here"):
-        preprocess(config(*arguments, "data.frequency_threshold=2"))
+        prepare(*arguments, "data.frequency_threshold=2")
     before = sums(tmp_path / "out")
     (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(50, seed=1))
     with pytest.raises(UserError, match="made from other raw files"):
-        preprocess(config(*arguments))
+        prepare(*arguments)
     assert sums(tmp_path / "out") == before
     assert not (tmp_path / "out" / ".work").exists()
-    second = preprocess(config(*arguments, "data.overwrite=true"))
+    second = prepare(*arguments, "data.overwrite=true")
     assert second.digest != first.digest
     verify_dataset(tmp_path / "out")
 
@@ -88,7 +87,7 @@ def test_another_job_at_work_is_respected(tmp_path: Path) -> None:
     with open(work / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(UserError, match="another job is writing here"):
-            preprocess(config(f"data.raw={tmp_path}/rows.tsv", f"data.path={tmp_path}/out"))
+            prepare(f"data.raw={tmp_path}/rows.tsv", f"data.path={tmp_path}/out")
 
 
 def test_too_little_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +97,7 @@ def test_too_little_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(100, seed=0))
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
     with pytest.raises(UserError, match=r"about \d.* .B needed for the dataset, 1\.0 kB free"):
-        preprocess(config(f"data.raw={tmp_path}/rows.tsv", f"data.path={tmp_path}/out"))
+        prepare(f"data.raw={tmp_path}/rows.tsv", f"data.path={tmp_path}/out")
     assert not (tmp_path / "out").exists()
 
 
@@ -131,7 +130,7 @@ def test_passes_are_planned_within_the_budget() -> None:
 
 def test_the_manifest_names_what_decides_the_bytes(tmp_path: Path) -> None:
     (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(60, seed=0))
-    preprocess(config(f"data.raw={tmp_path}/rows.tsv", f"data.path={tmp_path}/out", "data.frequency_threshold=2"))
+    prepare(f"data.raw={tmp_path}/rows.tsv", f"data.path={tmp_path}/out", "data.frequency_threshold=2")
     document = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert document["encoding"]["name"] == "vocabulary"
     assert document["encoding"]["frequency_threshold"] == 2
@@ -151,14 +150,14 @@ def test_days_of_the_same_bytes_are_refused(tmp_path: Path, kind: str) -> None:
     else:
         (tmp_path / "day_2").hardlink_to(tmp_path / "day_0")
     with pytest.raises(UserError, match=r"day_2: the same bytes as .*day_0, so its rows would count twice"):
-        preprocess(config(f"data.raw={tmp_path}", f"data.path={tmp_path}/out"))
+        prepare(f"data.raw={tmp_path}", f"data.path={tmp_path}/out")
     assert not (tmp_path / "out/manifest.json").exists()
 
 
 def test_what_is_read_and_what_is_missing_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for day in (0, 1, 4):
         (tmp_path / f"day_{day}").write_bytes(oracle.make_rows(30, seed=day))
-    preprocess(config(f"data.raw={tmp_path}", f"data.path={tmp_path}/out"))
+    prepare(f"data.raw={tmp_path}", f"data.path={tmp_path}/out")
     output = capsys.readouterr().err
     assert f"{tmp_path}/out: 3 raw files, from day_0 to day_4\n" in output
     assert f"{tmp_path}/out: warning: among the raw files there is no day_2, day_3\n" in output

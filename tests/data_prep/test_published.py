@@ -13,10 +13,9 @@ from sklearn.preprocessing import LabelEncoder, MinMaxScaler
 
 from data_prep.config.presets import RULES
 from data_prep.dataset.options import Encoding
-from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
-from tests.data_prep.conftest import config, load_split
+from tests.data_prep.conftest import load_split, prepare
 
 EDGES_OF_INT32 = (2**31 - 1, -(2**31), -(2**31) + 1)
 EDGES_OF_HEX = ("00000000", "7fffffff", "80000000", "ffffffff")
@@ -97,7 +96,7 @@ def test_torchrec_itself_on_awkward_days(tmp_path: Path, criteo: ModuleType, edg
     sparse = np.concatenate([np.load(tmp_path / "npy" / f"day_{day}_sparse.npy") for day in range(3)])
     assert {int(value, 16) for value in EDGES_OF_HEX} <= set(sparse.ravel().tolist())
     overrides = ["data.encoding=torchrec", f"data.frequency_threshold={threshold}", "data.chunk_bytes=7000"]
-    preprocess(config(f"data.raw={tmp_path}/day_?", f"data.path={tmp_path}/out", *overrides))
+    prepare(f"data.raw={tmp_path}/day_?", f"data.path={tmp_path}/out", *overrides)
     assert_same_bytes(tmp_path / "out", expected)
 
 
@@ -113,7 +112,7 @@ def test_ids_above_2_to_the_24_are_rounded_as_torchrec_rounds_them(
         monkeypatch.setitem(RULES, encoding, replace(RULES[encoding], first_id=first_id))
         root = tmp_path / encoding.value
         overrides = [f"data.encoding={encoding.value}", "data.frequency_threshold=3"]
-        manifest = preprocess(config(f"data.raw={tmp_path}/day_?", f"data.path={root}", *overrides))
+        manifest = prepare(f"data.raw={tmp_path}/day_?", f"data.path={root}", *overrides)
         verify_dataset(root)
         largest = np.concatenate(contiguous).max(axis=0)
         assert (np.array(list(manifest.num_embeddings.values())) > largest).all()
@@ -132,7 +131,7 @@ def test_amd_blog_equals_scikit_learn(tmp_path: Path, rows: Path, monkeypatch: p
     assert blog.max_categories == 10_000
     monkeypatch.setitem(RULES, Encoding.amd_blog, replace(blog, max_categories=300))
     root = tmp_path / "out"
-    manifest = preprocess(config(f"data.raw={rows}", f"data.path={root}", "data.encoding=amd_blog"))
+    manifest = prepare(f"data.raw={rows}", f"data.path={root}", "data.encoding=amd_blog")
     labels, dense, sparse = oracle.parse(rows.read_bytes())
     dense = np.where(dense == oracle.MISSING, 0, dense)
     columns = [column for column in range(26) if len(np.unique(sparse[:, column])) <= 300]

@@ -16,10 +16,9 @@ from common.keys import keys_of
 from data_prep import verify
 from data_prep.config.compose import CONFIG_DIRECTORY
 from data_prep.config.keys import PrepConfig
-from data_prep.pipeline import preprocess
 from tests.changed import changed
 from tests.data_prep import oracle
-from tests.data_prep.conftest import config
+from tests.data_prep.conftest import prepare
 from tests.data_prep.mirror import make_archive
 from tests.once import made_once
 
@@ -42,7 +41,7 @@ def files(root: Path) -> dict[str, str]:
 def run(name: str, *overrides: str) -> None:
     """Do what `python -m data_prep` or one of its other commands does."""
     if name == "data_prep":
-        preprocess(config(*overrides))
+        prepare(*overrides)
     else:
         COMMANDS[name](compose_config(PrepConfig, CONFIG_DIRECTORY, overrides))
 

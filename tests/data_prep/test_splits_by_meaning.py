@@ -13,10 +13,9 @@ from data_prep import job_setup
 from data_prep.dataset.format import load_manifest
 from data_prep.encoding.encoder import Encoder
 from data_prep.encoding.texts import VocabularyTexts
-from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
-from tests.data_prep.conftest import config, load_split, sums
+from tests.data_prep.conftest import load_split, prepare, sums
 from tests.data_prep.tables import write
 
 SPLITS = ("train", "val", "test")
@@ -43,7 +42,7 @@ def make(directory: Path, content: dict[str, list[Any]], *keys: str, name: str =
     if not (directory / "schema.yaml").exists():
         (directory / "schema.yaml").write_text(SCHEMA)
     raw = [] if any(key.startswith("data.train=") for key in keys) else [f"data.raw={directory / name}"]
-    preprocess(config(*raw, f"data.schema={directory}/schema.yaml", f"data.path={directory / out}", RAW, *keys))
+    prepare(*raw, f"data.schema={directory}/schema.yaml", f"data.path={directory / out}", RAW, *keys)
     verify_dataset(directory / out)
     return {split: load_split(directory / out, split)[1][:, 0].astype(int).tolist() for split in SPLITS}
 
@@ -166,7 +165,7 @@ def test_labels_have_the_same_share_in_each_split(tmp_path: Path, share: float) 
 def test_labels_of_criteo_s_rows(tmp_path: Path) -> None:
     (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(500, seed=3))
     keys = [f"data.raw={tmp_path}/rows.tsv", f"data.path={tmp_path}/out", "data.split.method=stratified"]
-    manifest = preprocess(config(*keys, "data.split.held_out=0.5"))
+    manifest = prepare(*keys, "data.split.held_out=0.5")
     rates = [manifest.splits[split].label_rate for split in SPLITS]
     assert rates == pytest.approx([manifest.label_rate] * 3, abs=0.01)
 
@@ -393,7 +392,7 @@ def test_numbers_as_labels_and_criteo_s_rows_are_refused(tmp_path: Path) -> None
         make(tmp_path, table(rows=40), *METHODS["stratified"])
     (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(50, seed=3))
     with pytest.raises(UserError, match=r"method=group: needs data\.schema"):
-        preprocess(config(f"data.raw={tmp_path}/rows.tsv", f"data.path={tmp_path}/criteo", *BY_USER))
+        prepare(f"data.raw={tmp_path}/rows.tsv", f"data.path={tmp_path}/criteo", *BY_USER)
 
 
 def test_the_key_that_a_warning_names_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

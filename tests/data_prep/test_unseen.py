@@ -11,9 +11,8 @@ from data_prep.dataset.format import Manifest
 from data_prep.dataset.options import DenseTransform, SplitMethod
 from data_prep.dataset.unseen import unseen_values
 from data_prep.encoding.dense import transform_dense
-from data_prep.pipeline import preprocess
 from tests.data_prep import oracle
-from tests.data_prep.conftest import config, load_split
+from tests.data_prep.conftest import config, load_split, prepare
 from tests.data_prep.tables import make
 
 
@@ -25,7 +24,7 @@ def ratings(directory: Path, *overrides: str, users: int = 60, each: int = 10) -
     (directory / "ratings.csv").write_text(text)
     (directory / "ratings.yaml").write_text("label: rating >= 4\nsparse: [userId, movieId]\n")
     paths = [f"data.raw={directory}/ratings.csv", f"data.schema={directory}/ratings.yaml"]
-    return preprocess(config(*paths, f"data.path={directory}/out", *overrides)), rows
+    return prepare(*paths, f"data.path={directory}/out", *overrides), rows
 
 
 FRACTION = "data.split.method=fraction"
@@ -108,10 +107,10 @@ def test_unknown_values_are_not_counted_where_the_cap_gives_others_their_id(tmp_
     for day in range(2):
         (tmp_path / f"day_{day}").write_bytes(oracle.make_rows(80, seed=day))
     raw = [f"data.raw={tmp_path}/day_?", "data.encoding=torchrec", "data.frequency_threshold=3"]
-    capped = preprocess(config(*raw, f"data.path={tmp_path}/capped", "data.max_ind_range=20"))
+    capped = prepare(*raw, f"data.path={tmp_path}/capped", "data.max_ind_range=20")
     assert (load_split(tmp_path / "capped", "train")[2] == 1).any()
     assert capped.extra["out_of_vocabulary"] is None
-    whole = preprocess(config(*raw, f"data.path={tmp_path}/whole"))
+    whole = prepare(*raw, f"data.path={tmp_path}/whole")
     assert whole.extra["out_of_vocabulary"]["train"] == {
         f"cat_{i}": int(count) for i, count in enumerate((load_split(tmp_path / "whole", "train")[2] == 1).sum(axis=0))
     }

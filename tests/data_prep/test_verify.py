@@ -11,11 +11,10 @@ import pytest
 from common.errors import UserError
 from common.files import digest_file
 from data_prep.encoding.encoder import Encoder
-from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
 from tests.app.datasets import write_ragged_dataset
 from tests.data_prep import oracle
-from tests.data_prep.conftest import REPOSITORY, config
+from tests.data_prep.conftest import REPOSITORY, prepare
 from tests.data_prep.tables import paths, write
 from tests.error_lines import error_line
 from tests.forks import run_module
@@ -24,7 +23,7 @@ from tests.forks import run_module
 @pytest.fixture
 def dataset(tmp_path: Path) -> Path:
     (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(100, seed=4))
-    preprocess(config(f"data.raw={tmp_path}/rows.tsv", f"data.path={tmp_path}/out", "data.chunk_bytes=10000"))
+    prepare(f"data.raw={tmp_path}/rows.tsv", f"data.path={tmp_path}/out", "data.chunk_bytes=10000")
     return tmp_path / "out"
 
 
@@ -74,7 +73,7 @@ def test_one_changed_byte_of_any_file(tmp_path: Path, kind: str) -> None:
 
 def change_bytes(keys: list[str], root: Path, encodes: bool = True) -> None:
     """Make a dataset and change a byte of a file of each kind: verification names it, and so does an encoder."""
-    preprocess(config(*keys, f"data.path={root}"))
+    prepare(*keys, f"data.path={root}")
     files = sorted(root.rglob("*.npy"))
     one_of_each = {(path.parent, re.sub(r"\d+", "", path.name)): path for path in files}
     assert len(one_of_each) > 6

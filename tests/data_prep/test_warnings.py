@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from common.errors import UserError
-from data_prep.pipeline import preprocess
 from tests.data_prep import oracle
-from tests.data_prep.conftest import config
+from tests.data_prep.conftest import prepare
 from tests.data_prep.tables import ALLOW, paths
 
 SCHEMA = "label: label\ndense: [price]\nsparse: [user, item, {column: tags, separator: '|'}]\n"
@@ -26,7 +25,7 @@ def warned(
     text = "label,price,user,item,tags\n" + "".join(",".join(map(str, row)) + "\n" for row in rows)
     (directory / "rows.csv").write_text(text)
     capsys.readouterr()
-    preprocess(config(*paths(directory, schema), "data.split.method=fraction", *overrides))
+    prepare(*paths(directory, schema), "data.split.method=fraction", *overrides)
     prefix = f"{directory}/out: warning: "
     lines = capsys.readouterr().err.splitlines()
     return [line.removeprefix(prefix) for line in lines if line.startswith(prefix)]
@@ -75,7 +74,7 @@ def test_columns_without_values_in_lists_and_in_criteo_s_rows(
     assert "in every row of tags:" in line
     days = oracle.make_rows(200, seed=3).decode().splitlines()
     (tmp_path / "day_0").write_text("".join("\t".join([*day.split("\t")[:-1], ""]) + "\n" for day in days))
-    preprocess(config(f"data.raw={tmp_path}/day_0", f"data.path={tmp_path}/criteo"))
+    prepare(f"data.raw={tmp_path}/day_0", f"data.path={tmp_path}/criteo")
     assert "in every row of cat_25:" in capsys.readouterr().err
 
 
@@ -127,6 +126,6 @@ def test_times_are_split_at_random_by_request_alone(
 ) -> None:
     rows = [f"{i % 2},{i},u{i % 7},2026-01-{1 + i // 24:02d} {i % 24:02d}:00:00\n" for i in range(240)]
     (tmp_path / "rows.csv").write_text("".join(["label,price,user,at\n", *rows]))
-    preprocess(config(*paths(tmp_path, f"label: label\nsparse: [user]\n{schema}\n"), *overrides))
+    prepare(*paths(tmp_path, f"label: label\nsparse: [user]\n{schema}\n"), *overrides)
     lines = [line for line in capsys.readouterr().err.splitlines() if "split at random" in line]
     assert [line.partition("although ")[2].partition(",")[0] for line in lines] == ["at is a time"] * is_named

@@ -8,8 +8,7 @@ import pytest
 
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest
-from data_prep.pipeline import preprocess
-from tests.data_prep.conftest import config, load_split
+from tests.data_prep.conftest import load_split, prepare
 from tests.oracles.given_splits import VALUES, Case
 
 CASES = 8
@@ -42,9 +41,9 @@ def test_a_value_has_its_id_in_every_split(part: int, tmp_path: Path) -> None:
         overrides = [*files, f"data.schema={directory}/schema.yaml", f"data.path={directory}/out"]
         if case.is_refused:
             with pytest.raises(UserError, match=r"row 1, column (integer|truth): .*(spelling|spelled otherwise)"):
-                preprocess(config(*overrides))
+                prepare(*overrides)
             continue
-        preprocess(config(*overrides))
+        prepare(*overrides)
         train = ids_of(directory / "out", "train")
         for column in VALUES:
             pairs = {(row[column], number) for row, number in zip(case.rows["train"], train[column], strict=True)}

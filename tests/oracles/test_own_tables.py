@@ -20,9 +20,8 @@ from data_prep.dataset.options import LabelKind
 from data_prep.encoding.encoder import Encoder
 from data_prep.encoding.new_rows import read_new_rows
 from data_prep.encoding.texts import VocabularyTexts
-from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
-from tests.data_prep.conftest import config
+from tests.data_prep.conftest import prepare
 from tests.data_prep.tables import ALLOW, paths
 from tests.oracles.own_tables import RAW_KINDS, OwnTable, bags_of, dense_of, drawn_table, ids_of, value_of, write_raw
 from tests.oracles.preparation import SPLITS
@@ -113,7 +112,7 @@ def test_a_drawn_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: in
         keys.append("data.split.method=fraction")
     keys += [f"data.frequency_threshold={threshold}"] if cap is None else [f"data.max_ind_range={cap}"]
     keys += [f"data.encoding={'vocabulary' if cap is None else 'hash'}"]
-    manifest = preprocess(config(*keys, f"data.chunk_bytes={draw.choice([700, 10**6])}"))
+    manifest = prepare(*keys, f"data.chunk_bytes={draw.choice([700, 10**6])}")
     verify_dataset(root)
 
     parts = [loaded(root, split) for split in SPLITS]

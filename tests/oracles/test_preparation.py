@@ -8,9 +8,8 @@ import pytest
 
 from data_prep.dataset.format import load_manifest, open_shard
 from data_prep.encoding.encoder import Encoder
-from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
-from tests.data_prep.conftest import config
+from tests.data_prep.conftest import prepare
 from tests.oracles.own_tables import value_of
 from tests.oracles.preparation import SPLITS, Bags, Job, check_split, dense_of, ids_of
 
@@ -116,7 +115,7 @@ def test_a_drawn_job(tmp_path: Path, draw: Any, seed: int) -> None:
     overrides = [f"data.{key}={value}" for key, value in job.keys.items()]
     print(f"seed {seed}: {' '.join(overrides)}, days {job.days}")
     chunk = int(rng.integers(2000, 9000))
-    preprocess(config(*raw, *overrides, f"data.path={tmp_path}/out", f"data.chunk_bytes={chunk}"))
+    prepare(*raw, *overrides, f"data.path={tmp_path}/out", f"data.chunk_bytes={chunk}")
     verify_dataset(tmp_path / "out")
     splits = {split: loaded(tmp_path / "out", split) for split in SPLITS}
     transformed = dense_of(job)

@@ -10,12 +10,11 @@ from sklearn.metrics import accuracy_score, average_precision_score, log_loss, r
 
 from app.runtime.platform import Runtime
 from common.errors import UserError
-from data_prep.pipeline import preprocess
 from tests.app.conftest import SMALL, Command
 from tests.app.in_process import command_here, train_here
 from tests.clickwork.conftest import SCHEMA, Trained, make_rows, train_on_table, write_csv
 from tests.data_prep import oracle
-from tests.data_prep.conftest import config
+from tests.data_prep.conftest import prepare
 
 TRAIN_ROWS = 772  # of the 900
 
@@ -89,7 +88,7 @@ def test_the_rows_of_a_split_are_evaluated_as_it_is(runtime: Runtime, trained: T
 def test_rows_of_criteos_format(runtime: Runtime, tmp_path: Path) -> None:
     text = oracle.make_rows(400, seed=4)
     (tmp_path / "raw.tsv").write_bytes(text)
-    preprocess(config(f"data.raw={tmp_path}/raw.tsv", f"data.path={tmp_path}/data"))
+    prepare(f"data.raw={tmp_path}/raw.tsv", f"data.path={tmp_path}/data")
     train_here(runtime, *SMALL, f"data.path={tmp_path}/data", f"run.dir={tmp_path}/run", "train.max_steps=5")
     own = evaluated(runtime, tmp_path / "run")
     lines = text.splitlines(keepends=True)

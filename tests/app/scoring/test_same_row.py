@@ -26,9 +26,8 @@ from app.training import resume
 from app.training.predictor import Evaluation, Predictor
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest, open_shard
-from data_prep.pipeline import preprocess
 from tests.app.in_process import command_here, train_here
-from tests.data_prep.conftest import config
+from tests.data_prep.conftest import prepare
 from tests.oracles.own_tables import (
     RAW_KINDS,
     Column,
@@ -102,7 +101,7 @@ def trained(
     """Prepare the file `raw` of the directory, of which the first rows are for training, and train a few steps."""
     (directory / "schema.yaml").write_text(schema)
     paths = [f"data.raw={directory}/{raw}", f"data.schema={directory}/schema.yaml", f"data.path={directory}/data"]
-    preprocess(config(*paths, "data.split.method=fraction", *keys))
+    prepare(*paths, "data.split.method=fraction", *keys)
     run = [f"data.path={directory}/data", f"run.dir={directory}/run", *model_keys]
     assert train_here(runtime, *TRAIN, *run) == "completed"
     return Model(runtime, directory)

@@ -14,10 +14,9 @@ from app.report.read import read_run
 from app.runtime.platform import Runtime
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest
-from data_prep.pipeline import preprocess
 from tests.app.conftest import SMALL
 from tests.app.in_process import command_here, train_here
-from tests.data_prep.conftest import config, load_split
+from tests.data_prep.conftest import load_split, prepare
 from tests.oracles.sampling import metrics_of_all_rows
 
 ROWS, KEPT, CLICKS = 4000, 0.25, 0.04
@@ -42,7 +41,7 @@ def place(runtime: Runtime, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("sampled")
     (root / "raw.tsv").write_text("".join(f"{row}\n" for row in raw_rows()))
     keys = ["data.split.method=fraction", "data.split.held_out=0.5", f"data.path={root}/data"]
-    preprocess(config(f"data.raw={root}/raw.tsv", *keys, f"data.sampling.negative_drop_rate={1 - KEPT}"))
+    prepare(f"data.raw={root}/raw.tsv", *keys, f"data.sampling.negative_drop_rate={1 - KEPT}")
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(root)
         run = [*SMALL, "data.path=data", "run.name=x", "train.epochs=2", "eval.split=test", "record.tensorboard=false"]

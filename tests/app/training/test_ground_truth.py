@@ -10,9 +10,8 @@ from scipy import sparse
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
-from data_prep.pipeline import preprocess
 from tests.app.conftest import Command
-from tests.data_prep.conftest import config, load_split
+from tests.data_prep.conftest import load_split, prepare
 
 ROWS, BATCH = 350_000, 1024
 TRAIN = ["model.dense_arch=[64,16]", "model.over_arch=[64,1]", "optimizer=adagrad", "optimizer.lr=0.02"]
@@ -36,7 +35,7 @@ def test_models_come_in_the_expected_order(tmp_path: Path, run_app: Command) -> 
     """
     root = tmp_path / "data"
     overrides = [f"data.synthetic.rows={ROWS}", "data.synthetic.difficulty=0.5", "data.synthetic.direct=true"]
-    manifest = preprocess(config("data.source=synthetic", f"data.path={root}", *overrides))
+    manifest = prepare("data.source=synthetic", f"data.path={root}", *overrides)
     truth = manifest.extra["bayes"]["splits"]["test"]["sampled_auc"]
     sizes = list(manifest.num_embeddings.values())
     model = LogisticRegression(C=0.1, max_iter=40, tol=1e-2).fit(*one_hot(root, "train", sizes))

@@ -9,15 +9,14 @@ from app.config import DataConfig
 from app.config.data import NegativesConfig
 from app.training.labels import refuse_one_class
 from common.errors import UserError
-from data_prep.pipeline import preprocess
 from tests.data_prep import oracle
-from tests.data_prep.conftest import config
+from tests.data_prep.conftest import prepare
 
 
 def test_a_train_split_of_one_class_is_refused(tmp_path: Path) -> None:
     lines = oracle.make_rows(60, seed=1).decode().splitlines(keepends=True)
     (tmp_path / "day_0").write_text("".join(f"{int(row >= 52)}{line[1:]}" for row, line in enumerate(lines)))
-    manifest = preprocess(config(f"data.raw={tmp_path}/day_0", f"data.path={tmp_path}/out"))
+    manifest = prepare(f"data.raw={tmp_path}/day_0", f"data.path={tmp_path}/out")
     assert manifest.splits["train"].label_rate == 0
     with pytest.raises(UserError, match=r"every label of train is 0, so no model.*or give data.allow_degenerate=true"):
         refuse_one_class(DataConfig(), tmp_path, manifest)

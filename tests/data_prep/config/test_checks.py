@@ -10,16 +10,15 @@ import pytest
 
 from common.errors import UserError
 from data_prep.encoding.encoder import Encoder
-from data_prep.pipeline import preprocess
 from tests.data_prep import oracle
-from tests.data_prep.conftest import config, load_split
+from tests.data_prep.conftest import load_split, prepare
 
 
 def test_a_random_split_leaves_rows_to_train_on(tmp_path: Path) -> None:
     (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(2, seed=0))
     keys = [f"data.raw={tmp_path}/rows.tsv", "data.split.method=random", "data.split.held_out=0.999"]
     with pytest.raises(UserError, match="none is left to train on"):
-        preprocess(config(*keys, f"data.path={tmp_path}/out"))
+        prepare(*keys, f"data.path={tmp_path}/out")
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
@@ -36,7 +35,7 @@ def test_the_command_that_repairs_a_file_works(tmp_path: Path, fault: str, name:
     }[fault]
     (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
     with pytest.raises(UserError) as error:
-        preprocess(config(f"data.raw={tmp_path / name}", f"data.path={tmp_path}/out"))
+        prepare(f"data.raw={tmp_path / name}", f"data.path={tmp_path}/out")
     words = {
         "a header": "row 1: names of columns, which raw",
         "commas": "row 1: separated by commas, not tabs",
@@ -58,7 +57,7 @@ def test_new_rows_wrap_and_miss_as_the_dataset_s_do(tmp_path: Path) -> None:
         root = tmp_path / encoding
         more = "data.dense_transform=raw" if encoding == "vocabulary" else "data.split.held_out=0.1"
         paths = [f"data.raw={tmp_path}/rows.tsv", f"data.path={root}"]
-        preprocess(config(*paths, f"data.encoding={encoding}", more))
+        prepare(*paths, f"data.encoding={encoding}", more)
         encoder = Encoder.load(root)
         dense = np.concatenate([load_split(root, split)[1] for split in ("train", "val", "test")])
         new_dense = encoder.encode(encoder.parse(text, "new")).dense

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from common.errors import UserError
-from data_prep.pipeline import preprocess
 from tests.data_prep import oracle
-from tests.data_prep.conftest import REPOSITORY, command, config
+from tests.data_prep.conftest import REPOSITORY, command, config, prepare
 
 OWN, CUSTOM = "data.raw=own.csv data.schema=own.yaml", "data.raw=own.csv"
 DAY, DAYS = "data.raw=day_0", "data.raw=day_*"
@@ -62,21 +61,21 @@ def test_each_remedy_works(
 ) -> None:
     monkeypatch.chdir(inputs)
     with pytest.raises(UserError) as error:
-        preprocess(config(*bad.split(), "data.path=out"))
+        prepare(*bad.split(), "data.path=out")
     assert "\n" not in str(error.value)
     match = re.search(message, str(error.value))
     assert match, error.value
     if good is not None:
-        preprocess(config(*good.format(*match.groups()).split(), "data.path=out"))
+        prepare(*good.format(*match.groups()).split(), "data.path=out")
         assert (inputs / "out/manifest.json").exists()
 
 
 def test_another_dataset_is_replaced_as_the_message_says(inputs: Path) -> None:
     overrides = [f"data.raw={inputs}/day_0", f"data.path={inputs}/out"]
-    preprocess(config(*overrides))
+    prepare(*overrides)
     with pytest.raises(UserError, match=r"or set (data\.overwrite=true)"):
-        preprocess(config(*overrides, "data.dense_transform=raw"))
-    preprocess(config(*overrides, "data.dense_transform=raw", "data.overwrite=true"))
+        prepare(*overrides, "data.dense_transform=raw")
+    prepare(*overrides, "data.dense_transform=raw", "data.overwrite=true")
 
 
 NAMES = ["数据 1.csv", "a(1).csv", "a=1,b.csv", "x,y.csv", "it's.csv", 'a"b.csv']

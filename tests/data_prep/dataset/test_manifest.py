@@ -12,10 +12,9 @@ from app.data.shards import SplitShards
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest
 from data_prep.encoding.encoder import Encoder
-from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
 from tests.damage import damaged
-from tests.data_prep.conftest import config
+from tests.data_prep.conftest import prepare
 from tests.data_prep.tables import paths
 
 # Values of the right kind, which nothing else in the dataset repeats; and `extra`, which nobody reads.
@@ -63,7 +62,7 @@ def dataset(tmp_path: Path) -> Path:
         for size in rng.integers(0, 4, 60)
     ]
     (tmp_path / "rows.csv").write_text("\n".join(["rating|age|item|tags|more|size|place", *rows]) + "\n")
-    preprocess(config(*paths(tmp_path, SCHEMA), "data.dense_transform=minmax"))
+    prepare(*paths(tmp_path, SCHEMA), "data.dense_transform=minmax")
     return tmp_path / "out"
 
 

@@ -6,9 +6,8 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from data_prep.pipeline import preprocess
 from tests.data_prep import oracle
-from tests.data_prep.conftest import config, load_split
+from tests.data_prep.conftest import load_split, prepare
 
 
 @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")  # it maps files read-only
@@ -16,7 +15,7 @@ from tests.data_prep.conftest import config, load_split
 def test_batches_are_our_rows(tmp_path: Path, criteo: ModuleType, mmap_mode: bool) -> None:
     (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(300, seed=6))
     root = tmp_path / "out"
-    manifest = preprocess(config(f"data.raw={tmp_path}/rows.tsv", f"data.path={root}", "data.chunk_bytes=30000"))
+    manifest = prepare(f"data.raw={tmp_path}/rows.tsv", f"data.path={root}", "data.chunk_bytes=30000")
     shards = [root / "train" / shard.name for shard in manifest.splits["train"].shards]
     assert len(shards) > 1
     pipe = criteo.InMemoryBinaryCriteoIterDataPipe(

@@ -17,10 +17,9 @@ import pytest
 from common.cli import _status
 from common.errors import UserError
 from data_prep.engine import executor
-from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
-from tests.data_prep.conftest import config, sums
+from tests.data_prep.conftest import prepare, sums
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +43,8 @@ def test_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, schedul
     (tmp_path / "day_0").write_bytes(oracle.make_rows(500, 0))
     (tmp_path / "day_1").write_bytes(gzip.compress(oracle.make_rows(300, 1)))
     arguments = ["data.raw=day_?", f"data.encoding={encoding}", "data.chunk_bytes=20000", "data.max_ind_range=500"]
-    whole = preprocess(config(*arguments, "data.path=one"))
-    both = preprocess(config(*arguments, "data.path=two", "data.workers=null", f"data.scheduler={scheduler}"))
+    whole = prepare(*arguments, "data.path=one")
+    both = prepare(*arguments, "data.path=two", "data.workers=null", f"data.scheduler={scheduler}")
     assert sums(tmp_path / "two") == sums(tmp_path / "one")
     assert both.digest == whole.digest
     verify_dataset(tmp_path / "two")
@@ -58,7 +57,7 @@ def test_a_bad_row_is_named(tmp_path: Path, scheduler: str) -> None:
     (tmp_path / "day_0").write_bytes(b"".join(lines))
     arguments = [f"data.raw={tmp_path}/day_0", f"data.path={tmp_path}/out", "data.chunk_bytes=5000"]
     with pytest.raises(UserError, match=rf"on {socket.gethostname()}: .*row 71, column label"):
-        preprocess(config(*arguments, "data.workers=null", f"data.scheduler={scheduler}"))
+        prepare(*arguments, "data.workers=null", f"data.scheduler={scheduler}")
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
@@ -111,7 +110,7 @@ def test_workers_that_cannot_load_the_program_are_told_of(tmp_path: Path, monkey
         address = elsewhere.stdout.readline().strip()
         arguments = [f"data.raw={tmp_path}/day_0", f"data.path={tmp_path}/out", "data.workers=null"]
         with pytest.raises(UserError, match=r"cannot load this program .* PYTHONPATH"):
-            preprocess(config(*arguments, f"data.scheduler={address}"))
+            prepare(*arguments, f"data.scheduler={address}")
         elsewhere.communicate("\n", timeout=240)
 
 
@@ -130,4 +129,4 @@ def test_no_scheduler_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_
     (tmp_path / "day_0").write_bytes(oracle.make_rows(10, 0))
     arguments = [f"data.raw={tmp_path}/day_0", f"data.path={tmp_path}/out", "data.workers=null"]
     with pytest.raises(UserError, match=message):
-        preprocess(config(*arguments, "data.scheduler=tcp://127.0.0.1:1"))
+        prepare(*arguments, "data.scheduler=tcp://127.0.0.1:1")

@@ -14,10 +14,9 @@ from data_prep.dataset.schema import CRITEO
 from data_prep.encoding.lookup import LookupTable
 from data_prep.engine import memory_budget
 from data_prep.engine.job import Job
-from data_prep.pipeline import preprocess
 from data_prep.sources.discover import resolve_sources
 from tests.data_prep import oracle
-from tests.data_prep.conftest import config, sums
+from tests.data_prep.conftest import config, prepare, sums
 
 
 @pytest.mark.parametrize("encoding", ["vocabulary", "hash", "torchrec_fixed"])
@@ -81,8 +80,8 @@ def test_units_keep_no_files_open(
         (tmp_path / "rows").write_bytes(oracle.make_rows(200, seed=3))
         overrides += ["data.vocabulary_order=first_appearance", "data.chunk_bytes=1500"]
     overrides.append(f"data.raw={tmp_path}/rows")
-    preprocess(config(*overrides, f"data.path={tmp_path}/usual"))
+    prepare(*overrides, f"data.path={tmp_path}/usual")
     monkeypatch.setattr(memory_budget, "PART_BYTES", 1 << 12)  # so that runs are not read at once
     request.getfixturevalue("few_files")
-    preprocess(config(*overrides, f"data.path={tmp_path}/few"))
+    prepare(*overrides, f"data.path={tmp_path}/few")
     assert sums(tmp_path / "few") == sums(tmp_path / "usual")

@@ -10,8 +10,7 @@ import pytest
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest
 from data_prep.encoding.encoder import Encoder
-from data_prep.pipeline import preprocess
-from tests.data_prep.conftest import config
+from tests.data_prep.conftest import prepare
 from tests.data_prep.parsing.test_refusals import EUROPEAN, NUMBERED
 from tests.data_prep.tables import ALLOW, HASHED, SCHEMA, ids, make, paths, table
 
@@ -140,7 +139,7 @@ def test_columns_of_parquet_by_position_and_a_file_cut_off(tmp_path: Path) -> No
     path = tmp_path / "rows.parquet"
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(UserError, match="not readable as Parquet"):
-        preprocess(config(*paths(tmp_path, SCHEMA, "rows.parquet", "other")))
+        prepare(*paths(tmp_path, SCHEMA, "rows.parquet", "other"))
 
 
 def test_lists_of_parquet_that_are_missing_are_empty(tmp_path: Path) -> None:

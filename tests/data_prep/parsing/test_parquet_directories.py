@@ -14,8 +14,7 @@ from data_prep.dataset.format import load_manifest
 from data_prep.encoding.encoder import Encoder
 from data_prep.encoding.new_rows import read_new_rows
 from data_prep.encoding.texts import VocabularyTexts
-from data_prep.pipeline import preprocess
-from tests.data_prep.conftest import config, load_split
+from tests.data_prep.conftest import load_split, prepare
 from tests.data_prep.tables import paths, write
 
 PART_ROWS = 30
@@ -45,7 +44,7 @@ def names_of(root: Path, feature: str, ids: Any) -> list[str]:
 
 def test_a_directory_of_spark_is_what_pyarrow_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_spark(tmp_path / "raw")
-    preprocess(config(*paths(tmp_path, SCHEMA, "raw"), *KEEP_ORDER))
+    prepare(*paths(tmp_path, SCHEMA, "raw"), *KEEP_ORDER)
     assert "skipped 4 files without rows: part-00001.snappy.parquet" in capsys.readouterr().err
     labels, dense, ids = load_split(tmp_path / "out", "train")
     partitioning = pads.HivePartitioning(pa.schema([("dt", pa.string())]), segment_encoding="uri")
@@ -73,7 +72,7 @@ def test_types_that_differ_by_gaps_are_one(tmp_path: Path) -> None:
     ]
     for number, table in enumerate(tables):
         pq.write_table(pa.table(table), tmp_path / f"raw/part-{number}.parquet")
-    preprocess(config(*paths(tmp_path, SCHEMA.replace("dt", "item"), "raw"), *KEEP_ORDER))
+    prepare(*paths(tmp_path, SCHEMA.replace("dt", "item"), "raw"), *KEEP_ORDER)
     labels, dense, ids = load_split(tmp_path / "out", "train")
     assert labels.tolist() == [0, 1] * 3
     assert dense[:, 0].tolist() == [0, 0, 1.5, 0, 2, 3]
@@ -86,7 +85,7 @@ def test_types_that_do_not_go_together_are_refused_with_a_remedy(tmp_path: Path)
     for number, users in enumerate((["a", "b"], [1, 2])):
         pq.write_table(pa.table({"label": [0, 1], "user": users}), tmp_path / f"raw/part-{number}.parquet")
     with pytest.raises(UserError, match=r"part-1.parquet, column user: integer, but text in .*; write both files with"):
-        preprocess(config(*paths(tmp_path, "label: label\nsparse: [user]\n", "raw")))
+        prepare(*paths(tmp_path, "label: label\nsparse: [user]\n", "raw"))
 
 
 TEXTS = [["a", "b"], ["b", "c"], ["a", "a"], ["d", "b"]] * 10
@@ -107,7 +106,7 @@ def test_lists_of_every_type_are_lists(name: str, tmp_path: Path) -> None:
     users = pa.array([f"u{row % 3}" for row in range(40)], pa.string_view())
     columns = {"label": [0, 1] * 20, "tags": LISTS[name], "user": users}
     write(tmp_path / "rows.parquet", columns, row_group_size=7)
-    preprocess(config(*paths(tmp_path, "label: label\nsparse: [tags, user]\n", "rows.parquet"), *KEEP_ORDER))
+    prepare(*paths(tmp_path, "label: label\nsparse: [tags, user]\n", "rows.parquet"), *KEEP_ORDER)
     [shard] = load_manifest(tmp_path / "out").splits["train"].shards
     values, offsets = (np.load(tmp_path / f"out/train/{shard.name}.{kind}.npy") for kind in ("values", "offsets"))
     assert np.diff(offsets).tolist() == [2] * 40

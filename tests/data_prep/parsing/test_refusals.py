@@ -10,8 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from common.errors import UserError
-from data_prep.pipeline import preprocess
-from tests.data_prep.conftest import config
+from tests.data_prep.conftest import prepare
 from tests.data_prep.tables import HASHED, SCHEMA, Content, make, paths, table
 
 QUOTE = "ends inside quotes; .* remove the line break"
@@ -298,7 +297,7 @@ def test_json_lines_by_another_name(tmp_path: Path) -> None:
 def test_a_schema_that_is_not_there(tmp_path: Path, name: str, message: str) -> None:
     (tmp_path / "rows.csv").write_text(table())
     with pytest.raises(UserError, match=message):
-        preprocess(config(*paths(tmp_path, SCHEMA), f"data.schema={tmp_path}/{name}"))
+        prepare(*paths(tmp_path, SCHEMA), f"data.schema={tmp_path}/{name}")
 
 
 CRITEO_ALONE = [
@@ -316,7 +315,7 @@ def test_keys_that_own_tables_do_not_have(tmp_path: Path, more: list[str], messa
     given = paths(tmp_path, SCHEMA)
     given = given[1:] if more[0] in ("data.source=synthetic", "data.source=criteo_1tb") else given
     with pytest.raises(UserError, match=message):
-        preprocess(config(*given, *more))
+        prepare(*given, *more)
 
 
 def test_negatives_and_clicks_are_not_of_labels_that_are_numbers(tmp_path: Path) -> None:

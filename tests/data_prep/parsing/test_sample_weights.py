@@ -8,8 +8,7 @@ import pytest
 
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest, open_shard
-from data_prep.pipeline import preprocess
-from tests.data_prep.conftest import config, sums
+from tests.data_prep.conftest import prepare, sums
 from tests.data_prep.tables import HASHED, SPLITS, make, paths, write
 
 SCHEMA = "label: label\ndense: [price]\nsparse: [user, {column: tags, separator: '|'}]\nweight: weight\n"
@@ -41,7 +40,7 @@ def test_rows_keep_their_weights_and_workers_change_no_byte(tmp_path: Path, sche
     write(tmp_path / "rows.csv", columns())
     for workers, out in ((1, "out"), (2, "other")):
         usual = [*paths(tmp_path, schema, out=out), "data.dense_transform=raw", f"data.workers={workers}"]
-        preprocess(config(*usual, *(key for key in keys if key != "data.dense_transform=raw")))
+        prepare(*usual, *(key for key in keys if key != "data.dense_transform=raw"))
     manifest, other = load_manifest(tmp_path / "out"), load_manifest(tmp_path / "other")
     assert manifest.digest == other.digest
     assert sums(tmp_path / "out") == sums(tmp_path / "other")

@@ -12,8 +12,7 @@ import pytest
 
 from common.errors import UserError
 from data_prep.encoding.new_rows import Shape, read_new_rows
-from data_prep.pipeline import preprocess
-from tests.data_prep.conftest import config, load_split
+from tests.data_prep.conftest import load_split, prepare
 
 LINES = [{"label": row % 2, "user": f"u{row % 7}", "price": row / 4} for row in range(3_000)]
 TEXTS = {
@@ -48,7 +47,7 @@ def make(directory: Path, name: str, content: bytes) -> Path:
     (directory / name).write_bytes(content)
     (directory / "schema.yaml").write_text("label: label\ndense: [price]\nsparse: [user]\n")
     paths = [f"data.raw={directory / name}", f"data.schema={directory}/schema.yaml", f"data.path={out}"]
-    preprocess(config(*paths, "data.split.method=fraction", "data.chunk_bytes=3000"))
+    prepare(*paths, "data.split.method=fraction", "data.chunk_bytes=3000")
     return out
 
 

@@ -15,10 +15,9 @@ from common.errors import UserError
 from data_prep.dataset.format import load_manifest, open_shard
 from data_prep.dataset.multi_hot import MLPERF_SIZES, MultiHot, MultiHotTables, table_path
 from data_prep.io.arrays import MAPPED_BYTES
-from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
-from tests.data_prep.conftest import config, load_split
+from tests.data_prep.conftest import load_split, prepare
 from tests.reference import multi_hot_tables
 
 SPLITS = ("train", "val", "test")
@@ -28,7 +27,7 @@ def make(directory: Path, name: str, *overrides: str) -> Path:
     if not (directory / "rows.tsv").exists():
         (directory / "rows.tsv").write_bytes(oracle.make_rows(300, seed=4))
     paths = [f"data.raw={directory}/rows.tsv", f"data.path={directory}/{name}", "data.chunk_bytes=20000"]
-    preprocess(config(*paths, *overrides))
+    prepare(*paths, *overrides)
     return directory / name
 
 

@@ -8,10 +8,9 @@ from common.errors import UserError
 from data_prep.config.keys import IdDistribution, RandomConfig
 from data_prep.dataset.format import load_manifest, open_shard
 from data_prep.encoding.encoder import Encoder
-from data_prep.pipeline import preprocess
 from data_prep.synthetic.random_ids import draw_ids
 from data_prep.verify import verify_dataset
-from tests.data_prep.conftest import config, sums
+from tests.data_prep.conftest import prepare, sums
 
 SMALL = [
     "data.source=random",
@@ -34,7 +33,7 @@ def bags_of(root: Path, split: str) -> list[tuple[Any, ...]]:
 
 
 def test_one_hot_uniform_ids(tmp_path: Path) -> None:
-    manifest = preprocess(config(*SMALL, f"data.path={tmp_path}/out"))
+    manifest = prepare(*SMALL, f"data.path={tmp_path}/out")
     assert verify_dataset(tmp_path / "out") == manifest
     assert list(manifest.num_embeddings.values()) == [50, 7, 1, 100000]
     assert [manifest.splits[split].rows for split in ("train", "val", "test")] == [3000, 500, 500]
@@ -48,23 +47,23 @@ def test_one_hot_uniform_ids(tmp_path: Path) -> None:
 
 def test_splits_and_seeds_differ_and_a_seed_decides_every_byte(tmp_path: Path) -> None:
     root = tmp_path / "out"
-    first = preprocess(config(*SMALL, f"data.path={root}"))
+    first = prepare(*SMALL, f"data.path={root}")
     before = sums(root)
     train, test = (bags_of(root, split)[3][0][:500] for split in ("train", "test"))
     assert (train == test).mean() < 0.01
-    assert preprocess(config(*SMALL, f"data.path={root}", "data.workers=3")) == first
+    assert prepare(*SMALL, f"data.path={root}", "data.workers=3") == first
     with pytest.raises(UserError, match="another dataset"):
-        preprocess(config(*SMALL, f"data.path={root}", "data.random.seed=1"))
-    preprocess(config(*SMALL, f"data.path={root}", "data.random.seed=1", "data.overwrite=true"))
+        prepare(*SMALL, f"data.path={root}", "data.random.seed=1")
+    prepare(*SMALL, f"data.path={root}", "data.random.seed=1", "data.overwrite=true")
     assert not set(before.values()) & set(sums(root).values())
-    preprocess(config(*SMALL, f"data.path={tmp_path}/again", "data.workers=3"))
+    prepare(*SMALL, f"data.path={tmp_path}/again", "data.workers=3")
     assert sums(tmp_path / "again") == before
 
 
 @pytest.mark.parametrize(("vary", "means"), [("false", [3, 1, 2, 20]), ("true", [2, 1, 1.5, 10.5])])
 def test_bags_of_fixed_and_of_any_size(tmp_path: Path, vary: str, means: list[float]) -> None:
     overrides = ["data.random.bag_sizes=[3,1,2,20]", f"data.random.bags_vary={vary}"]
-    manifest = preprocess(config(*SMALL, *overrides, f"data.path={tmp_path}"))
+    manifest = prepare(*SMALL, *overrides, f"data.path={tmp_path}")
     verify_dataset(tmp_path)
     assert manifest.ragged == (["cat_0", "cat_2", "cat_3"] if vary == "false" else [f"cat_{i}" for i in range(4)])
     for (_, lengths), mean, size in zip(bags_of(tmp_path, "train"), means, (3, 1, 2, 20), strict=True):
@@ -79,14 +78,12 @@ def test_ids_follow_a_power_law(tmp_path: Path) -> None:
     """Counts against the laws' own formulas, within three deviations."""
     rows = 40_000
     table = ["data.source=random", f"data.random.rows={rows}", "data.random.tables=[1000]", "data.random.eval_rows=0"]
-    preprocess(
-        config(*table, "data.random.distribution=zipf", "data.random.exponent=1.3", f"data.path={tmp_path}/zipf")
-    )
+    prepare(*table, "data.random.distribution=zipf", "data.random.exponent=1.3", f"data.path={tmp_path}/zipf")
     counts = np.bincount(bags_of(tmp_path / "zipf", "train")[0][0], minlength=1000) / rows
     p = np.arange(1, 1001.0) ** -1.3
     p /= p.sum()
     assert (np.abs(counts - p)[:50] < 3.5 * np.sqrt(p / rows)[:50]).all()
-    preprocess(config(*table, "data.random.distribution=pareto", f"data.path={tmp_path}/pareto"))
+    prepare(*table, "data.random.distribution=pareto", f"data.path={tmp_path}/pareto")
     counts = np.bincount(bags_of(tmp_path / "pareto", "train")[0][0], minlength=1000) / rows
     starts = 1.0 + np.arange(0, 2_000_000).reshape(-1, 1000)  # P(floor(x) = k) of shape 0.25, over ids modulo 1000
     p = (starts**-0.25 - (starts + 1) ** -0.25).sum(axis=0)
@@ -96,9 +93,7 @@ def test_ids_follow_a_power_law(tmp_path: Path) -> None:
 
 def test_named_tables_can_be_cut(tmp_path: Path) -> None:
     overrides = ["data.random.rows=10", "data.random.eval_rows=0", "data.random.max_rows_per_table=1000"]
-    manifest = preprocess(
-        config("data.source=random", *overrides, "data.random.bag_sizes=mlperf_v2", f"data.path={tmp_path}/out")
-    )
+    manifest = prepare("data.source=random", *overrides, "data.random.bag_sizes=mlperf_v2", f"data.path={tmp_path}/out")
     assert len(manifest.num_embeddings) == 26
     assert max(manifest.num_embeddings.values()) == 1000
     assert sum(len(values) for values, _ in bags_of(tmp_path / "out", "train")) == 2140

@@ -11,7 +11,6 @@ from common.errors import UserError
 from data_prep.config.keys import SyntheticConfig
 from data_prep.encoding.dense import encode_dense
 from data_prep.parsing.criteo import MISSING_INTEGER, parse_bytes
-from data_prep.pipeline import preprocess
 from data_prep.synthetic.days import day_text, generate_days
 from data_prep.synthetic.rows import (
     CALIBRATION_BLOCK,
@@ -31,7 +30,7 @@ from data_prep.synthetic.teacher import (
     criteo_columns,
     make_teacher,
 )
-from tests.data_prep.conftest import REFERENCE, config, load_split, run, sums
+from tests.data_prep.conftest import REFERENCE, load_split, prepare, run, sums
 
 SMALL = SyntheticConfig(rows=40_001, days=2, seed=7, max_cardinality=500)
 
@@ -158,9 +157,9 @@ def test_direct_gives_the_rows_that_text_gives(tmp_path: Path, more: list[str]) 
     """Split by split the same rows and the same truth, though cut into other shards; whatever makes them."""
     overrides = ["data.source=synthetic", "data.synthetic.rows=50000", "data.synthetic.days=2", *more]
     overrides += ["data.chunk_bytes=4000000", "data.synthetic.max_cardinality=300"]
-    text = preprocess(config(f"data.path={tmp_path}/text", *overrides))
+    text = prepare(f"data.path={tmp_path}/text", *overrides)
     directly = ["data.synthetic.direct=true", *overrides]
-    direct = preprocess(config(f"data.path={tmp_path}/direct", *directly))
+    direct = prepare(f"data.path={tmp_path}/direct", *directly)
     assert run(f"data.path={tmp_path}/two", "data.workers=2", *directly).returncode == 0
     assert sums(tmp_path / "two") == sums(tmp_path / "direct")
     assert not (tmp_path / "direct" / "raw").exists()
@@ -171,7 +170,7 @@ def test_direct_gives_the_rows_that_text_gives(tmp_path: Path, more: list[str]) 
             load_split(tmp_path / "direct", split), load_split(tmp_path / "text", split), strict=True
         ):
             np.testing.assert_array_equal(direct_array, text_array)
-    assert preprocess(config(f"data.path={tmp_path}/direct", *directly)) == direct
+    assert prepare(f"data.path={tmp_path}/direct", *directly) == direct
 
 
 @pytest.mark.slow("examples")
@@ -182,7 +181,7 @@ def test_days_are_written_where_raw_says_and_kept(tmp_path: Path) -> None:
     assert generate_days(SMALL, tmp_path / "out", str(tmp_path / "days")) == paths
     assert (tmp_path / "days" / "day_1.tsv").stat().st_mtime_ns == before
     assert json.loads((tmp_path / "days" / "synthetic.json").read_text())["config"]["seed"] == 7
-    assert preprocess(config(f"data.raw={tmp_path}/days", f"data.path={tmp_path}/out")).rows == SMALL.rows
+    assert prepare(f"data.raw={tmp_path}/days", f"data.path={tmp_path}/out").rows == SMALL.rows
 
 
 def test_foreign_days_are_not_overwritten(tmp_path: Path) -> None:

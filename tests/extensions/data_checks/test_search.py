@@ -18,10 +18,9 @@ from data_prep.dataset import sample
 from data_prep.dataset.bags import Bags
 from data_prep.dataset.format import Manifest, load_manifest, open_shard
 from data_prep.dataset.misleading import misleading_sentences
-from data_prep.pipeline import preprocess
 from extensions.data_checks import search
 from tests.app.data.test_negatives import splitmix64
-from tests.data_prep.conftest import config, sums
+from tests.data_prep.conftest import prepare, sums
 from tests.data_prep.tables import paths
 
 SCHEMA = "label: label\ndense: [price, age]\nsparse: [user, item, shop]\n"
@@ -46,7 +45,7 @@ def table(seed: int, rows: int = 6_000) -> pd.DataFrame:
 
 def prepared(directory: Path, rows: pd.DataFrame, *overrides: str, schema: str = SCHEMA) -> Manifest:
     rows.to_csv(directory / "rows.csv", index=False)
-    return preprocess(config(*paths(directory, schema), *overrides))
+    return prepare(*paths(directory, schema), *overrides)
 
 
 def leaking(rows: pd.DataFrame) -> pd.DataFrame:

@@ -15,14 +15,13 @@ from data_prep.dataset.format import load_manifest, open_shard, shard_path
 from data_prep.dataset.multi_hot import MLPERF_SIZES, Distribution, MultiHot, MultiHotTables
 from data_prep.encoding.encoder import Encoder
 from data_prep.engine.workspace import locked
-from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
 from extensions.exchange.__main__ import main
 from extensions.exchange.export import export_bin, export_multi_hot, export_npy
 from extensions.exchange.importer import import_bin, import_npy
 from extensions.exchange.keys import ExchangeConfig, InterchangeConfig
 from tests.data_prep import oracle, tables
-from tests.data_prep.conftest import config, load_split
+from tests.data_prep.conftest import load_split, prepare
 from tests.data_prep.test_published import awkward_day, run_torchrec
 from tests.data_prep.test_refusals import files, set_up
 from tests.once import made_once
@@ -40,7 +39,7 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make(directory: Path, *overrides: str, rows: tuple[int, ...] = (150, 90, 61), edge: bool = False) -> Path:
     for day, count in enumerate(rows):
         (directory / f"day_{day}").write_bytes(awkward_day(count, day, edge=edge))
-    preprocess(config(f"data.raw={directory}/day_?", f"data.path={directory}/out", "data.chunk_bytes=9000", *overrides))
+    prepare(f"data.raw={directory}/day_?", f"data.path={directory}/out", "data.chunk_bytes=9000", *overrides)
     return directory / "out"
 
 
@@ -267,7 +266,7 @@ def test_rows_with_sample_weights_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", ["bin", "npy", "multi_hot"])
 def test_an_export_that_fails_midway_leaves_the_older_one(tmp_path: Path, state: Path, form: str) -> None:
     keys = ["data.dense_transform=integers", "data.max_ind_range=9", f"data.path={tmp_path}/out"]
-    preprocess(config(f"data.raw={state}/days", *keys))
+    prepare(f"data.raw={state}/days", *keys)
     export = [f"data.path={tmp_path}/out", f"exchange.to={tmp_path}/new", f"exchange.format={form}"]
     exchange(*export)
     test = tmp_path / "out/test/00000.dense.npy"

@@ -21,7 +21,6 @@ from app.data.split import SplitReader
 from app.runtime.platform import Runtime
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest
-from data_prep.pipeline import preprocess
 from extensions.export import command
 from extensions.export import directory as directory_module
 from tests.app.conftest import Refusal, composed
@@ -29,7 +28,7 @@ from tests.app.in_process import command_here, train_here
 from tests.app.scoring.test_same_row import TRAIN, Model, drawn_model, trained
 from tests.app.scoring.test_sampling import CORRECTED
 from tests.app.training.test_number_labels import MODEL, make_ratings
-from tests.data_prep.conftest import config
+from tests.data_prep.conftest import prepare
 from tests.extensions.export.serving import score_files
 from tests.oracles.own_tables import objects_of, write_lines, write_raw
 
@@ -89,7 +88,7 @@ def criteo_model(runtime: Runtime, directory: Path, *keys: str, run_keys: tuple[
     write_criteo(directory / "rows.tsv")
     lines = (directory / "rows.tsv").read_text().splitlines()[:50]
     (directory / "new.tsv").write_text("".join(line.partition("\t")[2] + "\n" for line in lines))
-    preprocess(config(f"data.raw={directory}/rows.tsv", f"data.path={directory}/data", *keys))
+    prepare(f"data.raw={directory}/rows.tsv", f"data.path={directory}/data", *keys)
     run = [*TRAIN[:4], "train.max_steps=3", "record.tensorboard=false", "runtime.platform=cpu", "eval.split=test"]
     run += [f"data.path={directory}/data", f"run.dir={directory}/run", *run_keys]
     assert train_here(runtime, *run) == "completed"

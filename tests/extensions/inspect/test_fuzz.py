@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from common.errors import UserError
-from data_prep.pipeline import preprocess
 from data_prep.sources.discover import Source, resolve_sources
 from extensions.inspect.page import inspection_page
 from extensions.inspect.proposal import Proposal, propose_schema
-from tests.data_prep.conftest import config
+from tests.data_prep.conftest import prepare
 from tests.data_prep.tables import write
 
 FAST, ALL = 40, 120
@@ -149,7 +148,7 @@ def test_a_proposal_prepares(tmp_path: Path, seed: int) -> None:
     assert inspection_page(proposal, tmp_path)
     (tmp_path / "schema.yaml").write_text(proposal.text)
     keys = [f"data.raw={path}", f"data.schema={tmp_path}/schema.yaml", f"data.path={tmp_path}/out"]
-    manifest = preprocess(config(*keys, "data.allow_degenerate=true", "data.split.held_out=0.4"))
+    manifest = prepare(*keys, "data.allow_degenerate=true", "data.split.held_out=0.4")
     assert manifest.rows == len(next(iter(content.values())))
     if proposal.label.rate is not None:
         assert manifest.label_rate == proposal.label.rate

@@ -11,7 +11,6 @@ import yaml
 
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest
-from data_prep.pipeline import preprocess
 from data_prep.sources.discover import resolve_sources
 from data_prep.verify import verify_dataset
 from extensions.inspect import profile as profile_module
@@ -19,7 +18,7 @@ from extensions.inspect.columns import MAX_EXACT, DistinctValues
 from extensions.inspect.leak import auc_of_column
 from extensions.inspect.proposal import Proposal, propose_schema
 from extensions.inspect.text import order_sentences
-from tests.data_prep.conftest import config
+from tests.data_prep.conftest import prepare
 from tests.data_prep.tables import write
 
 ROWS = 400
@@ -159,7 +158,7 @@ def test_labels(tmp_path: Path, case: str) -> None:
     assert entry == expected or entry == expected.replace("'", '"')
     (tmp_path / "schema.yaml").write_text(proposal.text)
     keys = [f"data.raw={tmp_path}/rows.csv", f"data.schema={tmp_path}/schema.yaml", f"data.path={tmp_path}/out"]
-    manifest = preprocess(config(*keys))
+    manifest = prepare(*keys)
     assert manifest.label_rate == proposal.label.rate
 
 
@@ -241,35 +240,35 @@ def test_auto_trains_on_the_proposal_as_if_it_were_given(tmp_path: Path, capsys:
     text = proposed(tmp_path, ratings()).text
     (tmp_path / "schema.yaml").write_text(text)
     raw = f"data.raw={tmp_path}/rows.csv"
-    given = preprocess(config(raw, f"data.schema={tmp_path}/schema.yaml", f"data.path={tmp_path}/given"))
+    given = prepare(raw, f"data.schema={tmp_path}/schema.yaml", f"data.path={tmp_path}/given")
     capsys.readouterr()
     auto = [raw, "data.schema=auto", f"data.path={tmp_path}/auto"]
-    preprocess(config(*auto))
+    prepare(*auto)
     assert "data.schema=auto: label: rating >= " in capsys.readouterr().err
     verify_dataset(tmp_path / "auto")
     assert load_manifest(tmp_path / "auto").digest == given.digest
     assert given.encoding["split"] == "time"
-    preprocess(config(*auto))  # finished already, by the schema that it has
+    prepare(*auto)  # finished already, by the schema that it has
     assert "already done" in capsys.readouterr().err
-    preprocess(config(*auto, "data.label=rating"))
+    prepare(*auto, "data.label=rating")
     with pytest.raises(UserError, match=r"the label is rating >= .* there, movieId here"):
-        preprocess(config(*auto, "data.label=movieId"))
+        prepare(*auto, "data.label=movieId")
     with pytest.raises(UserError, match=r"data\.label=x: has no effect without data\.schema=auto"):
-        preprocess(config(raw, f"data.schema={tmp_path}/schema.yaml", f"data.path={tmp_path}/b", "data.label=x"))
+        prepare(raw, f"data.schema={tmp_path}/schema.yaml", f"data.path={tmp_path}/b", "data.label=x")
 
 
 def test_a_label_that_auto_does_not_know_is_named(tmp_path: Path) -> None:
     write(tmp_path / "rows.csv", {"a": [0, 1] * 200, "user": [f"u{row % 7}" for row in range(ROWS)]})
     keys = [f"data.raw={tmp_path}/rows.csv", "data.schema=auto", f"data.path={tmp_path}/out"]
     with pytest.raises(UserError, match=r"give data\.label=COLUMN"):
-        preprocess(config(*keys))
+        prepare(*keys)
     assert not (tmp_path / "out").exists()
-    assert preprocess(config(*keys, "data.label=a")).encoding["table"]["label"] == "a"
+    assert prepare(*keys, "data.label=a").encoding["table"]["label"] == "a"
     files = [
         f"data.train={tmp_path}/rows.csv",
         f"data.test={write(tmp_path / 'test.csv', {'a': [0, 1], 'user': ['x', 'y']})}",
     ]
-    manifest = preprocess(config(*files, "data.schema=auto", "data.label=a", f"data.path={tmp_path}/given"))
+    manifest = prepare(*files, "data.schema=auto", "data.label=a", f"data.path={tmp_path}/given")
     assert [split.rows for split in manifest.splits.values()] == [ROWS, 0, 2]
 
 

@@ -14,7 +14,6 @@ from common.command import load
 from common.compose import compose_config
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest
-from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
 from extensions.locality.accesses import profile_accesses, read_text_trace
 from extensions.locality.histogram import (
@@ -29,7 +28,7 @@ from extensions.locality.histogram import (
 )
 from extensions.locality.sampler import AccessGenerator, share_used_before, warn_of_length
 from extensions.locality.stack_distance import LruStack
-from tests.data_prep.conftest import config, load_split, sums
+from tests.data_prep.conftest import load_split, prepare, sums
 from tests.oracles.generated import hit_rates, stack_distances
 
 
@@ -177,13 +176,13 @@ def test_a_dataset_with_the_locality_of_another(tmp_path: Path) -> None:
     """One-hot features and bags; every split goes on where the one before ended; a seed decides every byte."""
     shape = ["data.random.tables=[500,3000,40]", "data.random.rows=20000", "data.random.eval_rows=0"]
     bags = ["data.random.bag_sizes=[1,4,3]", "data.random.bags_vary=true", "data.random.distribution=zipf"]
-    preprocess(config("data.source=random", *shape, *bags, f"data.path={tmp_path}/first"))
+    prepare("data.source=random", *shape, *bags, f"data.path={tmp_path}/first")
     profiles, rows = profile_accesses(str(tmp_path / "first"), "train", 2)
     assert rows == 20_000
     assert profiles["cat_1"].bag_lengths.tolist()[0] == 0
     save_profiles(tmp_path / "p.npz", profiles, rows)
     overrides = ["data.source=trace", f"data.trace.profile={tmp_path}/p.npz", "data.trace.eval_rows=3000"]
-    manifest = preprocess(config(*overrides, f"data.path={tmp_path}/made"))
+    manifest = prepare(*overrides, f"data.path={tmp_path}/made")
     assert verify_dataset(tmp_path / "made") == manifest
     assert manifest.num_embeddings == {"cat_0": 500, "cat_1": 3000, "cat_2": 40}
     assert manifest.ragged == ["cat_1", "cat_2"]
@@ -193,7 +192,7 @@ def test_a_dataset_with_the_locality_of_another(tmp_path: Path) -> None:
         assert distance_between([profile], [generated_profiles[name]]).low < 0.01
         lengths, generated_lengths = (p.bag_lengths / p.bag_lengths.sum() for p in (profile, generated_profiles[name]))
         np.testing.assert_allclose(lengths, generated_lengths, atol=0.02)
-    preprocess(config(*overrides, f"data.path={tmp_path}/again", "data.workers=3"))
+    prepare(*overrides, f"data.path={tmp_path}/again", "data.workers=3")
     assert sums(tmp_path / "again") == sums(tmp_path / "made")
     assert load_manifest(tmp_path / "made").extra["bayes"]["splits"]["test"]["rows"] == 3000
     assert 0.6 < manifest.extra["bayes"]["auc"] < 0.9
@@ -203,12 +202,12 @@ def test_labels_of_a_trace_can_be_learned(tmp_path: Path) -> None:
     """The truth's AUC on the labels is what the manifest says it would be, and far from chance."""
     save_profiles(tmp_path / "p.npz", {"a": profiled(*TRACES["three ids"])}, 9000)
     overrides = ["data.source=trace", f"data.trace.profile={tmp_path}/p.npz", f"data.path={tmp_path}/made"]
-    bayes = preprocess(config(*overrides, "data.trace.rows=30000", "data.trace.eval_rows=1")).extra["bayes"]
+    bayes = prepare(*overrides, "data.trace.rows=30000", "data.trace.eval_rows=1").extra["bayes"]
     assert bayes["sampled_auc"] == pytest.approx(bayes["auc"], abs=0.015)
     labels, dense, _ = load_split(tmp_path / "made", "train")
     assert abs(np.corrcoef(labels, dense.T)[0, 1:]).max() > 0.05
     with pytest.raises(UserError, match=r"data.trace.profile: not given"):
-        preprocess(config("data.source=trace", f"data.path={tmp_path}/none"))
+        prepare("data.source=trace", f"data.path={tmp_path}/none")
 
 
 @pytest.mark.parametrize("name", ["zipf", "moving", "loop", "three ids"])
@@ -242,9 +241,9 @@ def test_who_asks_for_another_length_is_warned(capfd: pytest.CaptureFixture[str]
 def test_a_dataset_of_another_length_warns(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     save_profiles(tmp_path / "p.npz", {"a": profiled(*TRACES["zipf"])}, 100_000)
     overrides = ["data.source=trace", f"data.trace.profile={tmp_path}/p.npz", "data.trace.eval_rows=1"]
-    preprocess(config(*overrides, f"data.path={tmp_path}/cut", "data.trace.rows=10000"))
+    prepare(*overrides, f"data.path={tmp_path}/cut", "data.trace.rows=10000")
     assert "warning: data.trace.rows=10000, but the profile is of 100,000 samples" in capfd.readouterr().err
-    preprocess(config(*overrides, f"data.path={tmp_path}/whole"))
+    prepare(*overrides, f"data.path={tmp_path}/whole")
     assert "warning" not in capfd.readouterr().err
 
 
@@ -287,7 +286,7 @@ def test_a_refusal_is_one_line_and_leaves_nothing(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x.txt").write_text("1 2 3 1")
     if "trace=made" in keys:
-        preprocess(config("data.source=random", "data.random.tables=[9]", "data.random.rows=20", "data.path=made"))
+        prepare("data.source=random", "data.random.tables=[9]", "data.random.rows=20", "data.path=made")
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(UserError, match=message) as error:
         command(name, *keys)

@@ -17,13 +17,12 @@ from app.training import resume, session
 from common.errors import UserError
 from data_prep.encoding.new_rows import NewRows
 from data_prep.encoding.values import text_key
-from data_prep.pipeline import preprocess
 from extensions.sequences import ranking
 from extensions.sequences.event_log import EventSplit
 from extensions.sequences.event_yaml import load_event_schema
 from tests.app.conftest import Command, Refusal, ended, forked
 from tests.app.run_files import losses, summary
-from tests.data_prep.conftest import config
+from tests.data_prep.conftest import prepare
 from tests.error_lines import error_line
 from tests.extensions.sequences.hstu_reference import INTERPRETED
 from tests.once import made_once
@@ -42,9 +41,7 @@ DROPOUT = ["sequences.hstu.input_dropout=0.2", "sequences.hstu.linear_dropout=0.
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A log of few users."""
     overrides = ["data.source=synthetic_events", "data.synthetic_events.users=60", "data.synthetic_events.items=100"]
-    return (
-        made_once(tmp_path_factory, "log", lambda root: preprocess(config(*overrides, f"data.path={root}/out"))) / "out"
-    )
+    return made_once(tmp_path_factory, "log", lambda root: prepare(*overrides, f"data.path={root}/out")) / "out"
 
 
 @pytest.mark.slow("processes")

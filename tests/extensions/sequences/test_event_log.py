@@ -15,10 +15,9 @@ from app.data.batch import Batch
 from app.training.state import run_length
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest
-from data_prep.pipeline import preprocess
 from extensions.sequences.event_log import EventLog, EventSplit
 from extensions.sequences.keys import AnchorOrder, HistoryKind, SequencesConfig, WindowRest
-from tests.data_prep.conftest import config
+from tests.data_prep.conftest import prepare
 from tests.extensions.sequences.event_logs import reference, write_reference_log
 
 HISTORY, _, SCAN, WINDOW_SECONDS, MAX_SEQ_LEN = reference()["params"].tolist()
@@ -30,7 +29,7 @@ LIKE_REFERENCE = SequencesConfig(
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("log")
-    preprocess(config(*write_reference_log(directory), f"data.path={directory}/out"))
+    prepare(*write_reference_log(directory), f"data.path={directory}/out")
     return directory / "out"
 
 
@@ -192,7 +191,7 @@ def test_damage_is_named_while_training(root: Path, tmp_path: Path) -> None:
 
 def test_ids_of_a_renumbered_log_are_in_their_tables(tmp_path: Path) -> None:
     overrides = ["data.source=synthetic_events", "data.synthetic_events.users=60", "data.synthetic_events.items=100"]
-    manifest = preprocess(config(*overrides, f"data.path={tmp_path}"))
+    manifest = prepare(*overrides, f"data.path={tmp_path}")
     split = EventLog(tmp_path, manifest, SequencesConfig()).split("train", 0, 1)
     assert split.rows + split.log.split("val", 0, 1).rows == manifest.extra["anchors"]
     users = set()

@@ -12,8 +12,7 @@ import pyarrow as pa
 import pytest
 
 from common.errors import UserError
-from data_prep.pipeline import preprocess
-from tests.data_prep.conftest import config
+from tests.data_prep.conftest import prepare
 from tests.data_prep.tables import ALLOW, Content, write
 from tests.extensions.sequences.event_logs import opened
 
@@ -32,7 +31,7 @@ def prepared(directory: Path, files: Sequence[Path], schema: str = SCHEMA, *over
     """The arrays of a log."""
     (directory / "log.yaml").write_text(schema)
     paths = [f"data.raw=[{','.join(map(str, files))}]", f"data.schema={directory}/log.yaml"]
-    preprocess(config(*paths, f"data.path={directory}/out", *overrides))
+    prepare(*paths, f"data.path={directory}/out", *overrides)
     return opened(directory / "out")[1]
 
 

@@ -7,11 +7,10 @@ import pytest
 from app.config import AppConfig
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest
-from data_prep.pipeline import preprocess
 from extensions.sequences.event_log import EventSplit, open_log
 from extensions.sequences.labels import refuse_one_class
 from tests.app.conftest import composed
-from tests.data_prep.conftest import config
+from tests.data_prep.conftest import prepare
 
 
 def event_split(directory: Path, tasks: list[str], *keys: str) -> tuple[AppConfig, EventSplit]:
@@ -24,7 +23,7 @@ def event_split(directory: Path, tasks: list[str], *keys: str) -> tuple[AppConfi
         "actions: {bought: {event: buy}, seen: {event: view}, liked: {event: like}}\n"
     )
     paths = [f"data.raw={directory}/log.csv", f"data.schema={directory}/log.yaml", f"data.path={directory}/out"]
-    preprocess(config(*paths))
+    prepare(*paths)
     overrides = ["model=hstu", f"sequences.tasks={tasks}", *keys]
     app_config = composed(*overrides)
     return app_config, open_log(directory / "out", load_manifest(directory / "out"), app_config).split("train", 0, 1)

@@ -14,13 +14,12 @@ import yaml
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest
 from data_prep.encoding.values import text_key
-from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
 from extensions.sequences.event_arrays import known_items
 from extensions.sequences.event_log import EventLog, EventSplit
 from extensions.sequences.event_schema import ANCHOR_BIT, FLAG_BIT
 from extensions.sequences.keys import CandidateTime, HistoryKind, SequencesConfig
-from tests.data_prep.conftest import config, run
+from tests.data_prep.conftest import prepare, run
 from tests.extensions.sequences.event_logs import opened
 from tests.extensions.sequences.log_oracle import (
     SECOND,
@@ -235,7 +234,7 @@ def fault_of(arguments: list[str], by_command: bool) -> str:
     """Prepare a log, by the command or as it does; what it refuses."""
     try:
         if not by_command:
-            preprocess(config(*arguments))
+            prepare(*arguments)
             return ""
     except UserError as error:
         return str(error)

@@ -10,10 +10,9 @@ import pytest
 from common.errors import UserError
 from data_prep.dataset.manifest import load_rows_manifest
 from data_prep.parsing.table_yaml import schema_path
-from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
 from extensions.sequences.event_yaml import load_event_schema
-from tests.data_prep.conftest import config
+from tests.data_prep.conftest import config, prepare
 from tests.data_prep.mirror import Mirror
 from tests.data_prep.tables import paths
 from tests.extensions.sequences.event_logs import opened, reference, write_reference_log
@@ -22,7 +21,7 @@ from tests.extensions.sequences.event_logs import opened, reference, write_refer
 @pytest.mark.parametrize("chunk_bytes", [2000, 1 << 20], ids=["in many runs", "in one"])
 def test_the_store_equals_the_reference_s(tmp_path: Path, chunk_bytes: int) -> None:
     overrides = write_reference_log(tmp_path)
-    manifest = preprocess(config(*overrides, f"data.path={tmp_path}/out", f"data.chunk_bytes={chunk_bytes}"))
+    manifest = prepare(*overrides, f"data.path={tmp_path}/out", f"data.chunk_bytes={chunk_bytes}")
     z, (_, events) = reference(), opened(tmp_path / "out")
     users = z["store_unique_uids"]
     assert events.users.tolist() == users.tolist()
@@ -56,7 +55,7 @@ def test_what_is_odd_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     (tmp_path / "rows.csv").write_text(LOG + "ann,100,pen,buy,5\nann,20,cup,view,\ncy,95,pen,buy,\ndan,1,pen,buy,\n")
     (tmp_path / "brands.csv").write_text("item,brand\npen,x\nink,y\npen,x\nhat,x\n")
     brands = "attributes: {brand: {file: brands.csv, item: item, column: brand}}\n"
-    preprocess(config(*paths(tmp_path, f"{SCHEMA}min_history: 2\nkeep_seconds: 90\n{brands}")))
+    prepare(*paths(tmp_path, f"{SCHEMA}min_history: 2\nkeep_seconds: 90\n{brands}"))
     result = capsys.readouterr().err
     assert "2 users have too short histories for a sample" in result
     assert "1 events have an item that brand's table does not have; their brand is 0" in result
@@ -78,7 +77,7 @@ def test_yambda_by_name(tmp_path: Path, mirror: Mirror) -> None:
     arguments = ["data.source=yambda_50m", f"data.path={tmp_path}/out", f"data.schema={tmp_path}/own.yaml"]
     arguments += ["data.remote.pause=0.01", f"data.remote.mirrors={urls['multi_event']}"]
     arguments += [f"data.remote.also={{{also}}}", "data.remote.rows=811"]
-    manifest = preprocess(config(*arguments))
+    manifest = prepare(*arguments)
     assert manifest.extra["anchors"] == len(reference()["positions"])
     assert [source["name"] for source in manifest.sources] == [f"{name}.parquet" for name in names.values()]
     noted = json.loads((tmp_path / "out/raw/sums.json").read_text())
@@ -87,11 +86,11 @@ def test_yambda_by_name(tmp_path: Path, mirror: Mirror) -> None:
     }
     requests = len(mirror.requests)
     shutil.rmtree(tmp_path / "out/raw")
-    assert preprocess(config(*arguments)).digest == manifest.digest
+    assert prepare(*arguments).digest == manifest.digest
     assert len(mirror.requests) == requests
     other = [f"data.remote.sha256={{artist_item_mapping.parquet:{'0' * 64}}}", f"data.path={tmp_path}/other"]
     with pytest.raises(UserError, match=r"artist_item_mapping\.parquet: .*sha256.* data\.remote\.sha256"):
-        preprocess(config(*(each.replace("dropping", "good") for each in (*arguments, *other))))
+        prepare(*(each.replace("dropping", "good") for each in (*arguments, *other)))
 
 
 @pytest.mark.parametrize("name", ["yambda_50m", "yambda_500m", "yambda_5b"])
@@ -106,6 +105,6 @@ def test_yambda_s_schema_is_mlperf_s(name: str) -> None:
 
 def test_commands_of_rows_refuse_events(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text(LOG)
-    preprocess(config(*paths(tmp_path, SCHEMA)))
+    prepare(*paths(tmp_path, SCHEMA))
     with pytest.raises(UserError, match="holds events, not rows"):
         load_rows_manifest(tmp_path / "out")

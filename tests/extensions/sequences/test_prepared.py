@@ -11,10 +11,9 @@ import yaml
 
 from common.errors import UserError
 from data_prep.parsing.table_yaml import schema_path
-from data_prep.pipeline import preprocess
 from extensions.sequences.keys import ImportConfig, ImportKeys
 from extensions.sequences.prepared import main
-from tests.data_prep.conftest import config
+from tests.data_prep.conftest import prepare
 from tests.extensions.sequences.event_logs import opened, reference, write_reference_log
 
 # The reference's columns with the dtypes that `_FlatEventStore` gives them.
@@ -65,8 +64,8 @@ def test_the_dataset_is_that_of_the_published_log(cache: Path, tmp_path: Path) -
         del schema[key]
     (tmp_path / "prepared.yaml").write_text(yaml.safe_dump(schema, sort_keys=False))
     prepared = [f"data.raw={tmp_path}/events.parquet", f"data.schema={tmp_path}/prepared.yaml"]
-    preprocess(config(*published, f"data.path={tmp_path}/one"))
-    preprocess(config(*prepared, f"data.path={tmp_path}/other"))
+    prepare(*published, f"data.path={tmp_path}/one")
+    prepare(*prepared, f"data.path={tmp_path}/other")
     one, other = (opened(tmp_path / name)[1] for name in ("one", "other"))
     assert one._fields == other._fields
     for name in one._fields:

@@ -6,9 +6,8 @@ import pytest
 
 from app.config import validate_new_run
 from common.errors import UserError
-from data_prep.pipeline import preprocess
 from tests.app.conftest import composed
-from tests.data_prep.conftest import config
+from tests.data_prep.conftest import prepare
 from tests.data_prep.test_refusals import ANOTHER, FOREIGN, files, set_up
 from tests.once import made_once
 
@@ -41,7 +40,7 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     def make(directory: Path) -> None:
         set_up(directory)
-        preprocess(config(*GENERATED.split(), f"data.path={directory}/events"))
+        prepare(*GENERATED.split(), f"data.path={directory}/events")
 
     return made_once(tmp_path_factory, "refusals_of_events", make)
 
@@ -70,7 +69,7 @@ def test_a_refusal_leaves_files_as_they_were(
     usual = [] if "data.path=" in keys else ["data.path=new"]
     before = files(state)
     with pytest.raises(UserError, match=message):
-        preprocess(config(*usual, *keys.split()))
+        prepare(*usual, *keys.split())
     assert files(state) == before
 
 
@@ -79,4 +78,4 @@ def test_files_of_splits_are_refused(tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text("user,item,time,label\n1,2,3,1\n")
     keys = [f"data.train={tmp_path}/log.csv", f"data.schema={tmp_path}/events.yaml", f"data.path={tmp_path}/out"]
     with pytest.raises(UserError, match=r"data\.train: a log of events is split by time"):
-        preprocess(config(*keys))
+        prepare(*keys)

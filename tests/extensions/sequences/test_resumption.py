@@ -5,16 +5,15 @@ from pathlib import Path
 import pytest
 
 from app.runtime.platform import Runtime
-from data_prep.pipeline import preprocess
 from tests.app.training.test_resumption import BASE, FACTORS, disturb, spoil
-from tests.data_prep.conftest import config
+from tests.data_prep.conftest import prepare
 from tests.extensions.sequences.test_commands import DROPOUT, TINY
 from tests.once import made_once
 
 
 def write_log(root: Path) -> None:
     log = ["data.source=synthetic_events", "data.synthetic_events.users=60", "data.synthetic_events.items=100"]
-    preprocess(config(*log, f"data.path={root}/data"))
+    prepare(*log, f"data.path={root}/data")
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from data_prep.pipeline import preprocess
 from extensions.sequences.keys import SyntheticEventsConfig
 from extensions.sequences.synthetic import World, click_probability, next_satiety
-from tests.data_prep.conftest import config, sums
+from tests.data_prep.conftest import prepare, sums
 from tests.extensions.sequences.event_logs import opened
 
 SMALL = ["data.source=synthetic_events", "data.synthetic_events.users=300", "data.synthetic_events.items=500"]
@@ -22,7 +21,7 @@ CONFIG = SyntheticEventsConfig(users=300, items=500)
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("events")
-    preprocess(config(*SMALL, f"data.path={root}"))
+    prepare(*SMALL, f"data.path={root}")
     return root
 
 
@@ -89,7 +88,7 @@ def test_every_item_is_there_and_likes_follow_their_listens(root: Path) -> None:
 
 def test_seeds_decide_the_bytes(root: Path, tmp_path: Path) -> None:
     for name, seed in (("same", 0), ("other", 1)):
-        preprocess(config(*SMALL, f"data.path={tmp_path}/{name}", f"data.synthetic_events.seed={seed}"))
+        prepare(*SMALL, f"data.path={tmp_path}/{name}", f"data.synthetic_events.seed={seed}")
     assert sums(tmp_path / "same") == sums(root)
     assert sums(tmp_path / "other") != sums(root)
     assert dataclasses.asdict(CONFIG)["seed"] == 0

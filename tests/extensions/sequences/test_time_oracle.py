@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.pipeline import preprocess
-from tests.data_prep.conftest import config
+from tests.data_prep.conftest import prepare
 from tests.extensions.sequences.event_logs import opened
 from tests.extensions.sequences.time_oracle import drawn_log, expected_arrays
 
@@ -27,7 +26,7 @@ def test_drawn_logs_are_stored_as_their_values_mean(tmp_path: Path, seeds: range
         arguments = [f"data.raw=[{raw}]", f"data.schema={directory}/log.yaml", f"data.path={directory}/out"]
         chunk = draw.choice(["300", "1MiB"])
         try:
-            preprocess(config(*arguments, f"data.chunk_bytes={chunk}", "data.allow_degenerate=true"))
+            prepare(*arguments, f"data.chunk_bytes={chunk}", "data.allow_degenerate=true")
         except Exception as error:
             raise AssertionError(about) from error
         _, arrays = opened(directory / "out")
