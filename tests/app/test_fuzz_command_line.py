@@ -84,11 +84,7 @@ def test_train(arguments: list[str], dataset: Path) -> None:
         check("train", [*SMALL, f"data.path={dataset}", *arguments, *LAST], cwd, (Path(name),))
 
 
-READERS = {
-    "evaluate": ["split=val"],
-    "recommend": ["candidates=c.csv"],
-    "verify": [],
-}
+READERS = {"evaluate": ["split=val"], "recommend": ["candidates=c.csv"], "verify": []}
 
 
 @pytest.mark.slow("processes")

@@ -13,8 +13,7 @@ from tests.error_lines import error_line
 
 
 @pytest.mark.parametrize(
-    "missing",
-    ["torch", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fbgemm_gpu", "torchrec", "isal"))],
+    "missing", ["torch", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fbgemm_gpu", "torchrec", "isal"))]
 )
 def test_a_missing_part_of_the_stack_is_one_line_with_its_remedy(missing: str, tmp_path: Path) -> None:
     (tmp_path / f"{missing}.py").write_text(f"raise ModuleNotFoundError(name={missing!r})\n")  # in place of the package

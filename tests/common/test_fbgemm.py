@@ -41,12 +41,7 @@ def install(site: Path, name: str, version: str, origin: str | None = None) -> N
     ],
 )
 def test_the_commit_is_pips_or_the_images(
-    tmp_path: Path,
-    manifest: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    version: str,
-    origin: Any,
-    commit: str | None,
+    tmp_path: Path, manifest: Path, monkeypatch: pytest.MonkeyPatch, version: str, origin: Any, commit: str | None
 ) -> None:
     install(tmp_path / "site", "fbgemm-gpu-of-a-test", version, json.dumps(origin) if origin else None)
     monkeypatch.syspath_prepend(str(tmp_path / "site"))

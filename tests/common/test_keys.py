@@ -9,11 +9,7 @@ from typing import ClassVar
 import pytest
 
 from app.config import AppConfig, EvaluateConfig, ReportConfig, VerifyConfig, sharding, tables
-from app.config.commands import (
-    BenchConfig,
-    DoctorConfig,
-    RecommendConfig,
-)
+from app.config.commands import BenchConfig, DoctorConfig, RecommendConfig
 from common.errors import UserError
 from common.keys import MISSING, check_keys, key, keys_of, values_that_decide_bits
 from data_prep.config.keys import PrepConfig

@@ -59,8 +59,7 @@ def criteo_files(directory: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "encoding",
-    ["vocabulary", *(pytest.param(each, marks=pytest.mark.slow) for each in ("dlrm_kaggle", "amd_blog"))],
+    "encoding", ["vocabulary", *(pytest.param(each, marks=pytest.mark.slow) for each in ("dlrm_kaggle", "amd_blog"))]
 )
 def test_ranges_and_unknown_ids_are_of_train(tmp_path: Path, encoding: str) -> None:
     """Of encodings that elsewhere know all rows, too: values of val alone share one id that no value of train has."""

@@ -22,9 +22,7 @@ from tests.data_prep.conftest import prepare
 from tests.data_prep.mirror import make_archive
 from tests.once import made_once
 
-COMMANDS: dict[str, Callable[[PrepConfig], int]] = {
-    "verify": verify.main,
-}
+COMMANDS: dict[str, Callable[[PrepConfig], int]] = {"verify": verify.main}
 SYNTHETIC = "data.source=synthetic data.synthetic.rows=300 data.synthetic.max_cardinality=50"
 KAGGLE = "data.source=criteo_kaggle data.encoding=hash data.max_ind_range=9"
 
@@ -93,11 +91,7 @@ BAD_GZIP: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "not_gzip": (lambda content: b"plain text", "not a gzip file"),
     "nothing_inside": (lambda content: gzip.compress(b""), "no rows"),
 }
-MADE = {
-    "out": "data.raw=days",
-    "generated": f"{SYNTHETIC}",
-    "direct": f"{SYNTHETIC} data.synthetic.direct=true",
-}
+MADE = {"out": "data.raw=days", "generated": f"{SYNTHETIC}", "direct": f"{SYNTHETIC} data.synthetic.direct=true"}
 RANDOM = "data.source=random data.random.rows=3000 data.random.eval_rows=500 data.random.tables=[50,7,1,100000]"
 NO_EFFECT = "has no effect|does not leave it open"
 FOREIGN = "files that are not a dataset's"
@@ -206,7 +200,7 @@ PREPARATION: list[tuple[str, str]] = [
 ]
 # The command, what is typed, what its refusal has.
 OTHERS: list[tuple[str, str, str]] = [
-    ("verify", "data.source=criteo_1tb data.path=days", "no dataset here"),  # in place of data.path
+    ("verify", "data.source=criteo_1tb data.path=days", "no dataset here")  # in place of data.path
 ]
 
 

@@ -280,12 +280,7 @@ REFUSALS: dict[str, tuple[dict[str, list[Any]], list[str], str, str]] = {
         "rows.csv",
         r"rows\.csv: no column when, which data\.split\.column names; it has label, row, user, item, ts$",
     ),
-    "absent member": (
-        table(rows=40),
-        [BY_TIME[0], "data.split.column=when"],
-        "rows.jsonl",
-        "no column when",
-    ),
+    "absent member": (table(rows=40), [BY_TIME[0], "data.split.column=when"], "rows.jsonl", "no column when"),
     "unused column": (
         table(rows=40),
         ["data.split.column=ts"],

@@ -9,13 +9,7 @@ from numpy.typing import NDArray
 
 from data_prep.pipeline import preprocess
 from tests.data_prep.conftest import config
-from tests.oracles.generated import (
-    after_dropping,
-    check_labels,
-    expected_scores,
-    row_of,
-    sampled_scores,
-)
+from tests.oracles.generated import after_dropping, check_labels, expected_scores, row_of, sampled_scores
 from tests.oracles.test_preparation import loaded
 
 

@@ -29,8 +29,7 @@ def ids_of(root: Path, split: str) -> dict[str, list[Any]]:
 
 
 @pytest.mark.parametrize(
-    "part",
-    [0, 1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)],
+    "part", [0, 1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)]
 )
 def test_a_value_has_its_id_in_every_split(part: int, tmp_path: Path) -> None:
     for seed in range(part * CASES, (part + 1) * CASES):

@@ -28,8 +28,7 @@ def read_labels(directory: Path) -> NDArray[Any]:
 
 
 @pytest.mark.parametrize(
-    "part",
-    [0, 1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)],
+    "part", [0, 1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)]
 )
 def test_drawn_rules_equal_the_oracle(part: int, tmp_path: Path) -> None:
     counts = {"refused": 0, "mixed": 0, "equal": 0}

@@ -213,10 +213,7 @@ def test_a_recipe_without_tiny_values_refuses_the_scale(tmp_path: Path) -> None:
 
 
 # By the source of a recipe's tiny form.
-FEWER = {
-    DataSource.random: "data.random.rows=3000",
-    DataSource.synthetic: "data.synthetic.rows=3000",
-}
+FEWER = {DataSource.random: "data.random.rows=3000", DataSource.synthetic: "data.synthetic.rows=3000"}
 
 
 # The models are as large as published, on three thousand rows: a minute for all of them.

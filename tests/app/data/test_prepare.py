@@ -18,11 +18,7 @@ from tests.error_lines import error_line
 
 
 @pytest.mark.parametrize(
-    "path",
-    [
-        "h\\'i\\j{k}",
-        *(pytest.param(path, marks=pytest.mark.slow) for path in ("a b/c,d[1]=e'f", 'g"ü*.gz\\')),
-    ],
+    "path", ["h\\'i\\j{k}", *(pytest.param(path, marks=pytest.mark.slow) for path in ("a b/c,d[1]=e'f", 'g"ü*.gz\\'))]
 )
 def test_a_path_of_any_characters_reaches_data_prep(path: str, tmp_path: Path) -> None:
     overrides = ["data.source=random", "data.random.rows=40", "data.random.eval_rows=4", "data.random.tables=[3,7]"]

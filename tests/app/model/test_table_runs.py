@@ -43,14 +43,8 @@ def test_two_processes_with_three_sharding_types_train_as_one(run_app: Command, 
         "t_item": "row_wise",
         "t_genres": "column_wise",
     }
-    overrides = [
-        *SMALL,
-        *KINDS,
-        f"data.path={bags}",
-        "train.max_steps=40",
-        "model.interaction=projection",
-        *(f"+sharding.tables.{table}.types={kind}" for table, kind in types.items()),
-    ]
+    overrides = [*SMALL, *KINDS, f"data.path={bags}", "train.max_steps=40", "model.interaction=projection"]
+    overrides += [*(f"+sharding.tables.{table}.types={kind}" for table, kind in types.items())]
     for name, processes in (("alone", 1), ("pair", 2)):
         run_app("train", *overrides, f"run.name={name}", processes=processes)
     alone, pair = tmp_path / "runs/alone", tmp_path / "runs/pair"

@@ -28,12 +28,7 @@ def test_a_replay_makes_one_checkpointer_and_that_compares(
         make_saver(saver, *arguments)
 
     monkeypatch.setattr(Saver, "__init__", counted)
-    this = session.build(
-        composed(*SMALL, f"data.path={dataset}"),
-        runtime,
-        dataset,
-        load_manifest(dataset),
-    )
+    this = session.build(composed(*SMALL, f"data.path={dataset}"), runtime, dataset, load_manifest(dataset))
     make = partial(ReplayComparison, checkpoints={7: tmp_path}, scored={})
     run = TrainingRun(this, RunDirectory(tmp_path, 0), 0.0, make_checkpointer=make)
     assert isinstance(run.checkpointer, ReplayComparison)

@@ -325,13 +325,8 @@ def spoil(run: Path, window: int, logloss: float | None) -> None:
 def wide_pages(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """A run with all that there is to say, and a comparison, with long names and figures."""
     root = tmp_path_factory.mktemp("wide")
-    published = [
-        "published.source=A table of somebody",
-        "published.auc=0.76",
-        "published.samples_per_second=793486",
-        "published.data=other data than here",
-        "published.hardware=8 devices",
-    ]
+    published = ["published.source=A table of somebody", "published.auc=0.76", "published.samples_per_second=793486"]
+    published += ["published.data=other data than here", "published.hardware=8 devices"]
     hardware = {
         "hardware": {"devices": [{"name": "AMD Instinct MI300X OAM with a long name", **DEVICE}]},
         "world_size": 1024,

@@ -13,10 +13,7 @@ from tests.app.conftest import ended, forked
 
 @pytest.mark.parametrize(
     ("command", "options"),
-    [
-        ("evaluate", ["split=val", "global_batch_size=64"]),
-        pytest.param("verify", [], marks=pytest.mark.slow),
-    ],
+    [("evaluate", ["split=val", "global_batch_size=64"]), pytest.param("verify", [], marks=pytest.mark.slow)],
 )
 def test_who_reads_a_run_says_so_too(command: str, options: list[str], uninterrupted: Path, tmp_path: Path) -> None:
     threads = ["runtime.num_threads=1", "runtime.platform=cpu"]

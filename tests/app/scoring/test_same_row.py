@@ -300,9 +300,7 @@ def require_logits_of_train(model: Model, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "header",
-    [False, pytest.param(True, marks=pytest.mark.slow)],
-    ids=["headerless", "header in training alone"],
+    "header", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["headerless", "header in training alone"]
 )
 def test_the_schema_s_delimiter_divides_candidates(runtime: Runtime, tmp_path: Path, header: bool) -> None:
     """At the decimal comma of `0;u1;1,234` the rows themselves are divided otherwise."""

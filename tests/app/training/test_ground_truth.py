@@ -43,12 +43,8 @@ def test_models_come_in_the_expected_order(tmp_path: Path, run_app: Command) -> 
     auc = {"lr": roc_auc_score(labels, model.decision_function(features)), "truth": truth}
     steps = manifest.splits["train"].rows // BATCH
     for interaction, more in (("cat", []), ("dot", []), ("dcn", ["model.dcn_num_layers=2"])):
-        model_keys = [
-            *more,
-            f"model.interaction={interaction}",
-            f"run.name={interaction}",
-            f"schedule.decay_steps={steps}",
-        ]
+        model_keys = [*more, f"model.interaction={interaction}", f"run.name={interaction}"]
+        model_keys += [f"schedule.decay_steps={steps}"]
         run_app("train", f"data.path={root}", *TRAIN, *model_keys)
         auc[interaction] = json.loads((tmp_path / f"runs/{interaction}/summary.json").read_text())["eval"]["auc"]
     assert auc["lr"] + 0.02 < auc["cat"], auc

@@ -183,13 +183,7 @@ def test_steps_are_the_plain_models(name: str, optimizer: str, runtime: Runtime,
 @pytest.mark.slow("processes")
 @pytest.mark.parametrize(
     ("name", "optimizer", "processes"),
-    [
-        ("odd", "adam", 1),
-        ("one", "adam", 2),
-        ("few", "rowwise_adagrad", 2),
-        ("none", "adam", 1),
-        ("odd", "sgd", 4),
-    ],
+    [("odd", "adam", 1), ("one", "adam", 2), ("few", "rowwise_adagrad", 2), ("none", "adam", 1), ("odd", "sgd", 4)],
 )
 def test_losses_are_the_plain_models(
     name: str, optimizer: str, processes: int, runtime: Runtime, roots: dict[str, Path], tmp_path: Path

@@ -184,8 +184,7 @@ def disturb(
 
 
 @pytest.mark.parametrize(
-    "number",
-    [pytest.param(k, marks=[pytest.mark.slow] if k >= QUICK_CASES else []) for k in range(len(CASES))],
+    "number", [pytest.param(k, marks=[pytest.mark.slow] if k >= QUICK_CASES else []) for k in range(len(CASES))]
 )
 def test_a_disturbed_run_has_the_bits_of_an_undisturbed_one(
     number: int,

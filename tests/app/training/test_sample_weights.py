@@ -21,13 +21,8 @@ from tests.data_prep.conftest import config as data_config
 from tests.once import made_once
 
 ROWS = 900
-MODEL = [
-    "recipe=quickstart",
-    "model.embedding_dim=4",
-    "model.dense_arch=[]",
-    "model.interaction=cat",
-    "runtime.num_threads=1",
-]
+MODEL = ["recipe=quickstart", "model.embedding_dim=4", "model.dense_arch=[]", "model.interaction=cat"]
+MODEL += ["runtime.num_threads=1"]
 MODEL += ["train.log_every_steps=1", "record.tensorboard=false", "baselines=false"]
 SMALL = [*MODEL, "model.over_arch=[16,1]", "train.global_batch_size=100", "optimizer=adam", "optimizer.lr=0.02"]
 SMALL += ["train.drop_last=false", "train.epochs=2"]

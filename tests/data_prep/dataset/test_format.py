@@ -54,10 +54,7 @@ def test_arrays_have_the_contracts_shapes_and_types(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            lambda d: d.update(format_version=99),
-            "format_version 99, but this version reads 5; preprocess again",
-        ),
+        (lambda d: d.update(format_version=99), "format_version 99, but this version reads 5; preprocess again"),
         (lambda d: d.update(format="parquet"), "not a dataset of this tool"),
         (lambda d: d.pop("splits"), "key 'splits' is missing; preprocess again"),
         (lambda d: d.update(surprise=1), "'surprise' is unknown; another version .* may have written it; use that"),

@@ -20,19 +20,8 @@ from tests.data_prep.tables import HASHED, ids, make, table
 
 SCHEMA = "label: label\ndense: [price]\nsparse: [user, item]\n"
 QUOTES = ['5" pipe', '"a', 'b"', '""', '"x"y', "", "say \\N", '\\"', "it's", "é", "\\"]
-ESCAPED = [
-    "a\\,b",
-    'say \\"hi\\"',
-    '"in \\"quotes\\""',
-    "\\\\",
-    "c\\\\",
-    '"d,e"',
-    "\\x",
-    "",
-    "é\\,",
-    '"say ""so"""',
-    "plain",
-]
+ESCAPED = ["a\\,b", 'say \\"hi\\"', '"in \\"quotes\\""', "\\\\", "c\\\\", '"d,e"', "\\x", "", "é\\,", '"say ""so"""']
+ESCAPED += ["plain"]
 CHARSETS = {
     "windows-1252": ["€5", "é", "“so”", "a b"],
     "latin-1": ["é", "ß", "\x85", "ÿ"],

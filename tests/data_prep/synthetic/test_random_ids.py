@@ -12,12 +12,8 @@ from data_prep.synthetic.random_ids import draw_ids
 from data_prep.verify import verify_dataset
 from tests.data_prep.conftest import prepare, sums
 
-SMALL = [
-    "data.source=random",
-    "data.random.rows=3000",
-    "data.random.eval_rows=500",
-    "data.random.tables=[50,7,1,100000]",
-]
+SMALL = ["data.source=random", "data.random.rows=3000", "data.random.eval_rows=500"]
+SMALL += ["data.random.tables=[50,7,1,100000]"]
 
 
 def bags_of(root: Path, split: str) -> list[tuple[Any, ...]]:

@@ -158,11 +158,7 @@ def sampled_arrays(root: Path, splits: tuple[str, ...], share: float) -> list[ND
 
 @pytest.mark.parametrize(
     "constants",
-    [
-        {},
-        {"COLUMNS": 2, "BLOCK_ROWS": 100},
-        {"COLUMNS": 1, "BLOCK_ROWS": 10, "MAX_ROWS": 4_000, "IDS_PER_ROW": 0},
-    ],
+    [{}, {"COLUMNS": 2, "BLOCK_ROWS": 100}, {"COLUMNS": 1, "BLOCK_ROWS": 10, "MAX_ROWS": 4_000, "IDS_PER_ROW": 0}],
 )
 def test_figures_are_those_of_plain_loops(
     constants: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -18,8 +18,7 @@ from tests.app.training.test_number_labels import MODEL, make_ratings
 
 
 @pytest.mark.parametrize(
-    ("recipe", "benchmark"),
-    [("mlperf_v1", "dlrm"), ("mlperf_v2", "dlrm_dcnv2"), ("quickstart", None)],
+    ("recipe", "benchmark"), [("mlperf_v1", "dlrm"), ("mlperf_v2", "dlrm_dcnv2"), ("quickstart", None)]
 )
 def test_a_recipe_of_mlperf_is_logged_as_its_benchmark(recipe: str, benchmark: str | None) -> None:
     check_benchmark(recipe, benchmark)

@@ -95,12 +95,8 @@ def test_where_it_does_not_fit_it_shows_what_would(run_app: Command) -> None:
 
 
 def test_the_optimizers_state_is_counted(run_app: Command, tmp_path: Path) -> None:
-    small = [
-        "plan.num_embeddings=[100000,300000]",
-        "sharding=table_wise",
-        "topology=a100_80",
-        "topology.devices_per_node=2",
-    ]
+    small = ["plan.num_embeddings=[100000,300000]", "sharding=table_wise", "topology=a100_80"]
+    small += ["topology.devices_per_node=2"]
     sgd = planned(run_app, tmp_path, *small, "optimizer=sgd")
     adagrad = planned(run_app, tmp_path, *small, "optimizer=adagrad")
     assert [table["type"] for table in sgd["tables"].values()] == ["table_wise"] * 2
@@ -111,12 +107,8 @@ def test_the_optimizers_state_is_counted(run_app: Command, tmp_path: Path) -> No
 
 @pytest.mark.slow("processes")
 def test_two_plans_side_by_side(run_app: Command, tmp_path: Path) -> None:
-    overrides = [
-        "plan.num_embeddings=[100000,300]",
-        "sharding=table_wise",
-        "topology=h100",
-        "topology.devices_per_node=4",
-    ]
+    overrides = ["plan.num_embeddings=[100000,300]", "sharding=table_wise", "topology=h100"]
+    overrides += ["topology.devices_per_node=4"]
     planned(run_app, tmp_path, *overrides)
     same = run_app("plan", *overrides, f"plan.against={tmp_path / 'plan.json'}")
     assert same.stdout.rstrip().endswith("the same")

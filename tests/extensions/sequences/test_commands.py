@@ -118,14 +118,8 @@ def test_a_run_by_triton_learns_what_others_do_and_is_evaluated_without_it(
 ) -> None:
     interpreted = {"TRITON_INTERPRET": "1"}
     for name in (attention, "bucketed"):
-        overrides = [
-            *TINY,
-            f"data.path={log}",
-            "train.max_steps=2",
-            "sequences.history_length=4",
-            f"run.name={name}",
-            f"sequences.hstu.attention={name}",
-        ]
+        overrides = [*TINY, f"data.path={log}", "train.max_steps=2", "sequences.history_length=4", f"run.name={name}"]
+        overrides += [f"sequences.hstu.attention={name}"]
         process = ended(forked("train", *overrides, cwd=tmp_path, environment=interpreted), tmp_path)
         assert process.returncode == 0, process.stderr
     actual, expected = (losses(tmp_path / "runs" / name) for name in (attention, "bucketed"))

@@ -37,12 +37,8 @@ MODEL += ["sequences.hstu.num_heads=2", "sequences.hstu.attention_dim=4", "seque
 MODEL += ["sequences.hstu.preprocessor_dim=6", "sequences.hstu.item_dim=10", "sequences.hstu.action_dim=2"]
 MODEL += [f"sequences.hstu.max_seq_len={MAX_SEQ_LEN}", "sequences.hstu.attention_scale=max_seq_len"]
 MODEL += ["sequences.hstu.position_bound=0.5"]
-DATA = [
-    "sequences.history=interleaved",
-    f"sequences.history_length={HISTORY}",
-    f"sequences.scan_events={SCAN}",
-    f"sequences.window_seconds={WINDOW_SECONDS}",
-]
+DATA = ["sequences.history=interleaved", f"sequences.history_length={HISTORY}", f"sequences.scan_events={SCAN}"]
+DATA += [f"sequences.window_seconds={WINDOW_SECONDS}"]
 OPTIMIZER = ["optimizer=rowwise_adagrad", "optimizer.dense=adam", "optimizer.lr=0.01", "optimizer.sparse_lr=0.05"]
 OPTIMIZER += ["optimizer.beta1=0.95", "optimizer.beta2=0.999", "optimizer.eps=1e-3", "optimizer.max_grad_norm=0.5"]
 

@@ -56,10 +56,7 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("data.source=synthetic_events data.synthetic_events.days=1", "data.synthetic_events.days=1: must be"),
         (f"data.path=foreign {GENERATED}", FOREIGN),
         (f"data.path=out {GENERATED}", ANOTHER),
-        (
-            f"data.path=events {GENERATED} data.synthetic_events.seed=4",
-            r"synthetic_events\.seed is 0 there, 4 here",
-        ),
+        (f"data.path=events {GENERATED} data.synthetic_events.seed=4", r"synthetic_events\.seed is 0 there, 4 here"),
     ],
 )
 def test_a_refusal_leaves_files_as_they_were(
