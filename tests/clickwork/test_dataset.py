@@ -350,7 +350,7 @@ def test_raw_files_are_not_needed(tmp_path: Path, trained: Trained) -> None:
 
 
 def test_batches_have_the_sample_weights(tmp_path: Path) -> None:
-    table = {"label": [0, 1] * 200, "price": [row / 8 for row in range(400)], "user": ["a", "b"] * 200}
+    table = {"label": [0, 1] * 200, "price": [row / 8 for row in range(400)], "user": ["a", "a", "b", "b"] * 100}
     schema = "label: label\ndense: [price]\nsparse: [user]\nweight: weight\n"
     make(tmp_path, {**table, "weight": table["price"]}, schema, *HASHED)
     data = clickwork.Dataset(tmp_path / "out")

@@ -124,7 +124,7 @@ def test_a_threshold_above_all_counts_is_refused(capsys: pytest.CaptureFixture[s
 def test_times_are_split_at_random_by_request_alone(
     overrides: list[str], schema: str, is_named: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = [f"{i % 2},{i},u{i % 7},2026-01-{1 + i // 24:02d} {i % 24:02d}:00:00\n" for i in range(240)]
+    rows = [f"{i // 5 % 2},{i},u{i % 7},2026-01-{1 + i // 24:02d} {i % 24:02d}:00:00\n" for i in range(240)]
     (tmp_path / "rows.csv").write_text("".join(["label,price,user,at\n", *rows]))
     prepare(*paths(tmp_path, f"label: label\nsparse: [user]\n{schema}\n"), *overrides)
     lines = [line for line in capsys.readouterr().err.splitlines() if "split at random" in line]
