@@ -192,7 +192,7 @@ def _use_of_number(profile: TableProfile, figures: ColumnFigures, missing: str) 
 
 def _has_tail(profile: TableProfile, figures: ColumnFigures) -> bool:
     """Return whether some numbers lie so far above most of the sample that their logarithm is the better input."""
-    texts = [text for text in profile.sample.columns[figures.name] if text and text.strip() not in NULL_MARKS]
+    texts = _values(profile, figures)
     if not (texts and figures.is_finite):
         return True
     low, middle, high = np.quantile([number_of(text, NUMBERS) for text in texts], [0.01, 0.5, 0.99])
@@ -226,13 +226,18 @@ def _can_name_table(name: str) -> bool:
     return bool(name) and not set(name) & set("./\\\0")
 
 
+def _values(profile: TableProfile, figures: ColumnFigures) -> list[str]:
+    """Return the texts of the sample that are neither empty nor marks of a missing value."""
+    return [text for text in profile.sample.columns[figures.name] if text and text.strip() not in NULL_MARKS]
+
+
 def _number_of_values(figures: ColumnFigures) -> str:
     return f"{'' if figures.distinct.is_exact else 'about '}{len(figures.distinct):,}"
 
 
 def _use_of_time(profile: TableProfile, figures: ColumnFigures, form: str | None) -> Use:
     """Return the parts of a column of times that differ between rows and whose names are free."""
-    texts = [text for text in profile.sample.columns[figures.name] if text and text.strip() not in NULL_MARKS]
+    texts = _values(profile, figures)
     moments = [read_time(text.strip(), form) for text in texts]
     times = np.array([moment for moment in moments if moment is not None], np.int64).astype("M8[us]")
     parts = []
