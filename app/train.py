@@ -122,7 +122,7 @@ def _set_up(config: AppConfig, runtime: platform.Runtime, record: RunDirectory, 
         parts.require_device(config, runtime.device.type)
     require_graphs(config.runtime, runtime.device.type)
 
-    # Record: one command at a time has a run's directory, whose newest checkpoint is where the run goes on.
+    # Record: one command at a time owns a run's directory; the run resumes from the newest checkpoint there.
     runtime.on_rank_0(record.open)
     agreement.require_shared(record.path, runtime, config.runtime.timeout_minutes)
     start = runtime.on_rank_0(lambda: files.choose(config.checkpoint, record.checkpoints))
@@ -168,7 +168,7 @@ def _set_up(config: AppConfig, runtime: platform.Runtime, record: RunDirectory, 
     require_rates(run.length, config.schedule, run.state.step)
     run.checkpointer.require_space(run.state.step, run.length)
 
-    # A run that goes on from an older checkpoint of its own removes later ones, now that nothing is refused any more.
+    # A run that resumes from an older checkpoint of its own removes the later ones, after all checks have passed.
     if start is not None and run.continues:
         best = run.state.best.step if run.state.best and config.checkpoint.keep_best else None
         runtime.on_rank_0(lambda: files.remove_later(record.checkpoints, Path(start), best))

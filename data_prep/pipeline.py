@@ -152,7 +152,7 @@ def prepare_rows(data: DataConfig, root: Path) -> Manifest:
             return finished
         report_differences(rules)
 
-        # Before a job begins, or goes on: is the directory free for it, and the disk large enough?
+        # Before a job starts or resumes: the directory must be free for it, and the disk large enough.
         refuse_foreign_files(root, work, [Path(source.path) for source in sources])
         expected_sums = known_sums(data, root, sources) if data.remote.name else ()
         chunk_bytes, per_shard = divide_shard(parameters["chunk_bytes"], table is not None)

@@ -192,7 +192,7 @@ def prepare_inputs(directory: Path) -> None:
 
 
 def dataset_row(name: str, inputs: Path, directory: Path, workers: int = 1) -> dict[str, Any]:
-    """What tests/bytes.json says of a dataset case, made in the empty `directory` by so many worker processes."""
+    """Make a dataset case in the empty `directory` by `workers` processes; return its entry of tests/bytes.json."""
     for command in DATASETS[name]:
         module, *overrides = command.split()
         if module == "data_prep":
@@ -202,7 +202,7 @@ def dataset_row(name: str, inputs: Path, directory: Path, workers: int = 1) -> d
 
 
 def training_row(name: str, inputs: Path, directory: Path, *overrides: str) -> dict[str, Any]:
-    """What tests/bytes.json says of a training case, run in the empty `directory`, with further overrides."""
+    """Run a training case in the empty `directory`, with further overrides; return its entry of tests/bytes.json."""
     _run("app.train", [*RUNS[name].split(), "baselines=false", *overrides], inputs, directory)
     run = directory / "run"
     summary = json.loads((run / "summary.json").read_bytes())

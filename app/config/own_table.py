@@ -13,10 +13,10 @@ from data_prep.dataset.options import LabelKind
 RECIPE = "own_table"
 STEPS_PER_EPOCH = 100  # at least, if the rows suffice for batches of LEAST_BATCH
 LEAST_BATCH, LARGEST_BATCH = 32, 4096
-DECAY, LARGEST_DECAY = 1600.0, 0.1  # optimizer.sparse_weight_decay for each row of train
+DECAY, LARGEST_DECAY = 1600.0, 0.1  # optimizer.sparse_weight_decay times train's rows, and its maximum
 LINEAR = 20.0  # model.linear of all columns together
 SHAPE = ("model.interaction", "model.numeric", "model.dense_arch", "model.over_arch")  # keys that imply model=dlrm
-FEW_NUMBERS = 3  # at most as many are one function each, which a small layer learns
+FEW_NUMBERS = 3  # up to this number of dense columns, a small layer learns a function of each
 MANY_PER_LABEL = 4  # values for each row of the rarer label
 MANY_VALUES = 2_000_000  # from here on, moving all rows of all tables at every step would take most of the time
 

@@ -14,7 +14,7 @@ from data_prep.dataset.format import Manifest
 
 
 def require_rows_to_evaluate(config: AppConfig, root: Path, manifest: Manifest) -> None:
-    """Refuse eval.split as `require_validation` does, if the manifest tells its rows: that of events does not.
+    """Refuse eval.split as `require_validation` does, unless it is of events, whose rows the manifest does not have.
 
     Raises:
         UserError: says why the split has no rows, or names the key that needs some.
