@@ -5,12 +5,18 @@ The changes reach into internal parts, so releases with which they were not trie
 
 import re
 import sys
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
 import torch
-from fbgemm_gpu.split_table_batched_embeddings_ops_training import SplitTableBatchedEmbeddingBagsCodegen
-from torch import nn
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    DenseTableBatchedEmbeddingBagsCodegen,
+    PoolingMode,
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
+from torch import Tensor, nn
+from torch.nn import functional
 from torchrec.distributed import dist_data
 
 from common.errors import UserError
@@ -75,3 +81,41 @@ def count_empty_shards(lookup: nn.Module) -> None:
                 row = tables.weights_host.new_zeros(tables.max_D)
                 del tables.weights_host  # empty, it is a buffer
                 tables.weights_host = nn.Parameter(row)
+
+
+def replace_narrow_lookups(lookup: nn.Module) -> None:
+    """Let torch look up data-parallel tables on a GPU whose width is not a multiple of 4.
+
+    FBGEMM's kernel for them loads four values at a time, and ends with "misaligned address" (1.6.0 on an H200, widths
+    of 1, 2, 3, 6 and 10; no issue known: dense_embedding_codegen_lookup_function). Its CPU kernel reads any width.
+    """
+    for tables in lookup.modules():
+        if not isinstance(tables, DenseTableBatchedEmbeddingBagsCodegen) or tables.use_cpu:
+            continue
+        if any(width % 4 for _, width in tables.embedding_specs):
+            tables.forward = partial(pool_rows, tables)
+
+
+def pool_rows(
+    tables: DenseTableBatchedEmbeddingBagsCodegen, indices: Tensor, offsets: Tensor, per_sample_weights: None = None
+) -> Tensor:
+    """Return pooled vectors [B, F·D] float32 of F features, as the tables' own forward does, on any device.
+
+    Args:
+        tables: of one width D.
+        indices: ids of all bags, feature by feature, [L] int.
+        offsets: position of each bag's first id, then L, [F·B + 1] int.
+        per_sample_weights: not supported.
+    """
+    (width,) = {width for _, width in tables.embedding_specs}
+    num_features = len(tables.weights_offsets)
+    ids_per_feature = offsets[:: (len(offsets) - 1) // num_features].diff()
+    first_rows = tables.hash_size_cumsum[:num_features]
+    rows = indices + first_rows.repeat_interleave(ids_per_feature, output_size=len(indices))  # a size: no wait
+    vectors = functional.embedding_bag(
+        rows,
+        tables.weights.view(-1, width),
+        offsets[:-1].to(rows.dtype),
+        mode="mean" if tables.pooling_mode is PoolingMode.MEAN else "sum",
+    )
+    return vectors.float().view(num_features, -1, width).transpose(0, 1).flatten(1)

@@ -27,7 +27,7 @@ from torchrec.distributed.types import (
 
 from app.config.sharding import KERNELS, SHARDING_TYPES, CommPrecision, QCommConfig, kernels_of
 from app.model.tables import table_of
-from app.runtime.library_patches import count_empty_shards
+from app.runtime.library_patches import count_empty_shards, replace_narrow_lookups
 from app.sharding.plan import BY_ID_TYPES, Plan
 from common.streams import without_native_stdout
 
@@ -98,6 +98,7 @@ def distribute(
                 module._lookups = [getattr(lookup, "module", lookup) for lookup in module._lookups]
             for lookup in module._lookups:
                 count_empty_shards(lookup)
+                replace_narrow_lookups(lookup)
     return sharded
 
 

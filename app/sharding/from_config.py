@@ -64,7 +64,19 @@ def decide(config: AppConfig, device: torch.device, tables: TableArch, bag_sizes
     plan = _decide(config, device, tables, bag_sizes)
     if config.optimizer.fused_weight_decay is not None:
         _refuse_ignored_decay(config.optimizer, plan, tables_in_order(tables), device)
+    if device.type != "cpu":
+        _refuse_several_narrow_widths(plan, tables_in_order(tables))
     return plan
+
+
+def _refuse_several_narrow_widths(plan: Plan, tables: Sequence[TableSpec]) -> None:
+    """Raise UserError for data-parallel tables that neither FBGEMM's kernel for GPUs nor pool_rows can read."""
+    widths = {table.embedding_dim for table in tables if plan.tables[table.name].type == "data_parallel"}
+    if len(widths) > 1 and any(width % FBGEMM_MULTIPLE for width in widths):
+        raise UserError(
+            f"model.embedding_dim: data_parallel tables have widths of {', '.join(map(str, sorted(widths)))}, which a "
+            f"GPU can look up if all are equal or multiples of {FBGEMM_MULTIPLE}; give a multiple of {FBGEMM_MULTIPLE}"
+        )
 
 
 def _refuse_ignored_decay(

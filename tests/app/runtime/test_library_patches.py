@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 import torchrec
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import DenseTableBatchedEmbeddingBagsCodegen, PoolingMode
+from torch import nn
 from torchrec.distributed import dist_data
 
 from app.config import RuntimeConfig
@@ -80,3 +82,31 @@ def test_importing_the_program_changes_nothing() -> None:
     tree = ast.parse((ROOT / "app/runtime/library_patches.py").read_text())
     at_import = [statement for statement in tree.body if not isinstance(statement, ast.FunctionDef)]
     assert not [*changed_attributes(ast.Module(at_import, []))]
+
+
+@pytest.mark.parametrize("pooling", [PoolingMode.SUM, PoolingMode.MEAN])
+@pytest.mark.parametrize("width", [1, 6, 10])
+def test_narrow_rows_are_pooled_as_by_fbgemm(width: int, pooling: PoolingMode) -> None:
+    """Values and gradients; FBGEMM's own kernel for CPUs reads any width."""
+    tables = DenseTableBatchedEmbeddingBagsCodegen(
+        [(rows, width) for rows in (7, 1, 30)], feature_table_map=[0, 1, 1, 2], pooling_mode=pooling, use_cpu=True
+    )
+    generator = torch.Generator().manual_seed(width)
+    lengths = torch.randint(0, 4, (4, 5), generator=generator)
+    lengths[1:3, 0] = 0
+    rows = torch.tensor([7, 1, 1, 30]).repeat_interleave(lengths.sum(1))
+    ids = torch.randint(0, 1 << 20, (len(rows),), generator=generator) % rows
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.flatten().cumsum(0)])
+    factors = torch.rand(5, 4 * width, generator=generator)
+    results = []
+    for vectors in (tables(ids, offsets, None), library_patches.pool_rows(tables, ids, offsets)):
+        (gradient,) = torch.autograd.grad((vectors * factors).sum(), tables.weights)
+        results.append((vectors, gradient))
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_lookups_on_a_cpu_stay_fbgemms() -> None:
+    tables = DenseTableBatchedEmbeddingBagsCodegen([(3, 6)], use_cpu=True)
+    library_patches.replace_narrow_lookups(nn.ModuleList([tables]))
+    assert "forward" not in vars(tables)
