@@ -1,6 +1,6 @@
 """Prove, in the first minutes on a GPU, what only a GPU can show.
 
-    python -m benchmarks.first_gpu_run --out DIR [--minutes 15] [--stages NAME ...] [--pretend]
+    python -m benchmarks.first_gpu_run --out DIR [--minutes 15] [--stages NAME ...] [--shapes NAME ...] [--pretend]
 
 Stages, those that say most first: doctor; the quickstart on the GPU and on the CPU, and how far their losses differ;
 operators and whole steps of the shapes in STEPS, in fp32, TF32 and bf16; TorchRec's own DLRM beside ours; the tests
@@ -48,10 +48,10 @@ SHARES = {
     "doctor": 15,
     "quickstart": 55,
     "steps": 220,
-    "peers": 75,
-    "tests": 70,
-    "hstu": 75,
-    "graphs": 150,
+    "peers": 85,
+    "tests": 140,
+    "hstu": 50,
+    "graphs": 130,
     "trace": 15,
     "kill": 30,
     "layout": 40,
@@ -85,9 +85,10 @@ class FirstRun:
         out: directory of results.json, log.txt and trace.json.gz, and of the runs in `work`.
         seconds: for all stages together.
         pretend: whether to run on a pretended device.
+        shapes: of whole steps, of STEPS.
     """
 
-    def __init__(self, out: Path, seconds: float, pretend: bool) -> None:
+    def __init__(self, out: Path, seconds: float, pretend: bool, shapes: Sequence[str] = tuple(STEPS)) -> None:
         self._out, self._work, self._pretend = out, out / "work", pretend
         self._until = time.monotonic() + seconds  # of the stage, while one runs
         self._work.mkdir(parents=True, exist_ok=True)
@@ -98,6 +99,7 @@ class FirstRun:
         }
         if pretend:  # beside other tests: threads that wait for each other take ten times as long
             self._environment["OMP_NUM_THREADS"] = "1"
+        self._shapes = PRETENDED_STEPS if pretend else {name: STEPS[name] for name in shapes}
         self._quickstart_settings = [*QUICKSTART, *(SHORT if pretend else [])]
         self._stages: dict[str, Callable[[dict[str, Any]], None]] = {
             "doctor": self._doctor,
@@ -272,17 +274,21 @@ class FirstRun:
         figures["auc"], figures["throughput"] = summary["eval"]["auc"], summary["throughput"]
 
     def _graphs(self, figures: dict[str, Any]) -> None:
-        """The quickstart with CUDA graphs, whose digests must be those without, and whole steps."""
-        self._python("app.train", "run.name=graphs", *self._quickstart_settings, "runtime.compile=step")
-        figures["throughput"] = self._summary("graphs")["throughput"]
+        """The quickstart by torch.compile, and with CUDA graphs, whose digests must be those without; whole steps."""
+        for name, compiled in (("compiled", "dense"), ("graphs", "step")):
+            if compiled == "dense" and self._pretend:
+                continue  # no compiler knows that device
+            self._python("app.train", f"run.name={name}", *self._quickstart_settings, f"runtime.compile={compiled}")
+            throughput, last = self._summary(name)["throughput"], self._losses(name)[-1]
+            figures[name] = {
+                "throughput": throughput,
+                "last_loss": last,
+                "last_loss_without": self._losses("whole")[-1],
+            }
         self._compare_digests(["whole", "graphs"], figures)
         for precision in ("fp32", "bf16"):
             for shape in self._shapes:
                 figures[f"{shape} {precision}"] = self._bench(shape, precision, "step", "runtime.compile=step")
-
-    @property
-    def _shapes(self) -> dict[str, list[str]]:
-        return PRETENDED_STEPS if self._pretend else STEPS
 
     def _bench(self, shape: str, precision: str, operators: str, *overrides: str) -> dict[str, Any]:
         """Limits of the device, and the figures of each case of app.bench."""
@@ -336,8 +342,11 @@ class FirstRun:
 
     def _tests(self, figures: dict[str, Any]) -> None:
         """The tests marked gpu, or some of them on a pretended device."""
-        selection = ["-k", "deterministic or large_grid", "-n", "0"] if self._pretend else ["-n", "4"]
-        files = [str(REPOSITORY / "tests/app" / name) for name in ("test_gpu.py", "test_gpu_operators.py")]
+        selection = ["-n", str(max(4, (os.cpu_count() or 1) * 3 // 4))]
+        files = [str(path) for path in sorted((REPOSITORY / "tests").rglob("test_gpu*.py"))]
+        if self._pretend:
+            selection = ["-k", "deterministic_run or large_grid", "-n", "0"]
+            files = [path for path in files if Path(path).parent.name == "app" and "combinations" not in path]
         root = ["--rootdir", str(REPOSITORY), "-c", str(REPOSITORY / "pyproject.toml")]
         printed = self._python("pytest", "-m", "gpu", *files, *root, *selection, statuses=(0, 1))
         figures |= {kind: int(count) for count, kind in re.findall(r"(\d+) (passed|failed|skipped|error)", printed)}
@@ -358,11 +367,12 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=15.0)
     parser.add_argument("--stages", nargs="+", choices=SHARES, default=[*SHARES])
+    parser.add_argument("--shapes", nargs="+", choices=STEPS, default=[*STEPS], help="of the stages steps and graphs")
     parser.add_argument("--pretend", action="store_true")
     arguments = parser.parse_args()
     if not arguments.pretend and not torch.cuda.is_available():
         parser.error("torch sees no GPU here; `python -m app.doctor` looks for the reason, --pretend tries the program")
-    first_run = FirstRun(arguments.out.resolve(), 60 * arguments.minutes, arguments.pretend)
+    first_run = FirstRun(arguments.out.resolve(), 60 * arguments.minutes, arguments.pretend, arguments.shapes)
     return 0 if first_run.run(arguments.stages) else 1
 
 
