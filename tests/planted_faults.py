@@ -3,7 +3,8 @@
 `draw` changes an operator, a bound, a constant or the order of two arguments, or removes a statement, at statements
 drawn evenly over all lines of app, data_prep, common and extensions. `trace` runs tests once, with a probe at each of
 these statements, to learn which tests execute it, in any process. `plant` runs those tests for each fault, nearest
-first, for LIMIT_SECONDS at most. With `again=FILE` the faults of an earlier result are planted into today's code.
+first, for LIMIT_SECONDS at most. With `--again FILE` the faults of an earlier result are planted into today's code,
+wherever it is now.
 """
 
 import argparse
@@ -183,6 +184,23 @@ def locate(source: str, fault: Fault) -> ast.stmt | None:
     return min(nodes, key=lambda node: abs(node.lineno - fault.line), default=None)
 
 
+def follow(faults: Sequence[Fault]) -> None:
+    """Give faults whose file has lost the statement the path of one that has it: of that name, or the only one."""
+    sources = {
+        str(path.relative_to(REPOSITORY)): path.read_text()
+        for package in PACKAGES
+        for path in sorted((REPOSITORY / package).rglob("*.py"))
+    }
+    for fault in faults:
+        if fault.path in sources and locate(sources[fault.path], fault) is not None:
+            continue
+        paths = [
+            path for path, source in sources.items() if fault.before in source and locate(source, fault) is not None
+        ]
+        namesakes = [path for path in paths if Path(path).name == Path(fault.path).name]
+        fault.path = (namesakes or (paths if len(paths) == 1 else []) or [fault.path])[0]
+
+
 def replace_part(source: str, node: ast.stmt, text: str) -> str:
     """The source with other text in place of the part of a statement that is changed."""
     part = changed_part(node)
@@ -226,6 +244,8 @@ def trace(faults: Sequence[Fault], tests: Sequence[str]) -> None:
         for number, fault in enumerate(faults):
             by_path.setdefault(fault.path, []).append(number)
         for path, numbers in by_path.items():
+            if not (root / path).exists():
+                continue  # the statement is gone
             source = (root / path).read_text()
             lines = source.splitlines(keepends=True)
             nodes = {number: node for number in numbers if (node := locate(source, faults[number])) is not None}
@@ -240,7 +260,8 @@ def trace(faults: Sequence[Fault], tests: Sequence[str]) -> None:
             fault.tests.append(re.sub(r"\[[^]]*/.*\]$", "", Path(path).read_text()))
     for fault in faults:
         folder = f"tests/{Path(fault.path).parent}"
-        if is_compiled((REPOSITORY / fault.path).read_text()) and (REPOSITORY / folder).is_dir():
+        module = REPOSITORY / fault.path
+        if module.exists() and is_compiled(module.read_text()) and (REPOSITORY / folder).is_dir():
             fault.tests = [folder]
         fault.tests = sorted(set(fault.tests), key=lambda test: (-_nearness(fault.path, test), test))
 
@@ -273,7 +294,7 @@ def _nearness(path: str, test: str) -> int:
 def plant(fault: Fault, root: Path) -> bool:
     """Plant a fault in a clone and run its tests. Returns False where the module cannot be imported then."""
     path = root / fault.path
-    source = path.read_text()
+    source = path.read_text() if path.exists() else ""
     node = locate(source, fault)
     if node is None:
         fault.outcome = "gone"
@@ -311,6 +332,7 @@ def main() -> None:
     if arguments.again is not None:
         entries = json.loads(arguments.again.read_text())["results"]["faults"]
         faults = [Fault(*(entry[name] for name in ("path", "line", "before", "after"))) for entry in entries]
+        follow(faults)
     else:
         faults = draw(arguments.seed, arguments.faults + arguments.faults // 4)
     trace(faults, shlex.split(arguments.tests))
