@@ -34,6 +34,7 @@ def test_lines_and_the_bar_say_at_most(
     with caplog.at_level("INFO", "clickwork"):
         display.update(WINDOW, None)
     assert ("at most 00:00 to go" in caplog.text) is may_end_early
+    assert "loss 0.5000 accuracy 80.00% 1,000 samples/s" in caplog.text
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
     bar = ProgressDisplay(100, visible=True, may_end_early=may_end_early)

@@ -1,13 +1,14 @@
 """The traffic of a step that a report computes, against a naive count of what processes send each other."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from app.record.documents import Summary, TableSize
+from app.record.documents import Device, Summary, TableSize
 from app.report.read import RunFiles, read_run
-from app.report.tables import _traffic, _train_steps
+from app.report.tables import _traffic, _train_steps, about, figures
 from app.sharding.documents import PlannedTable
 from common.documents import convert, plain_object
 from tests.app.report.runs import PLANNED, write_run
@@ -67,3 +68,18 @@ def test_the_training_loss_says_of_how_many_steps_it_is(tmp_path: Path) -> None:
     assert run.summary is not None
     run.summary = convert({**plain_object(run.summary), "covers": {"train": {"steps": 7}}}, Summary)
     assert _train_steps(run) == 7
+
+
+def test_energy_and_the_machine_are_named(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a")
+    summary = json.loads((path / "summary.json").read_text())
+    summary["power"] = {"mean_watts": 120.0, "joules": 500.0, "source": "NVML"}
+    (path / "summary.json").write_text(json.dumps(summary))
+    run = read_run(path)
+    rows = dict(figures(run).rows)
+    assert (rows["Power joules"], rows["Power source"]) == ("500.0", "NVML")
+    assert "Power mean watts" not in rows  # a chart shows it
+    machine = dict(about(run))["Machine"]
+    assert machine.startswith(f"1 × cpu ({run.manifest.hardware.cpu})")
+    run.manifest.hardware.devices.append(Device(name="H200", memory_bytes=1, architecture="sm_90"))
+    assert dict(about(run))["Machine"].startswith("1 × cpu (H200)")

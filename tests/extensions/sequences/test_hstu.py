@@ -95,6 +95,18 @@ def test_a_sample_scores_the_same_in_any_company() -> None:
             np.testing.assert_allclose(model(alone.sequences, alone.ids)[0], together[sample], atol=1e-6)
 
 
+def test_initial_weights_are_xaviers() -> None:
+    """Normal within each part of the preprocessor, uniform in the item's and the head, so within their bound."""
+    torch.manual_seed(0)
+    model = HSTU(MLPERF, nn.Identity(), 512, reference.KEYS)
+    for part, is_normal in ((model.action, True), (model.item, False), (model.head, False)):
+        for layer in (module for module in part.modules() if isinstance(module, nn.Linear)):
+            deviation = math.sqrt(2 / (layer.in_features + layer.out_features))
+            assert float(layer.weight.std()) == pytest.approx(deviation, rel=0.1)
+            assert (float(layer.weight.abs().max()) > 1.01 * math.sqrt(3) * deviation) is is_normal
+            assert not layer.bias.any()
+
+
 def test_the_number_of_parameters_is_that_of_mlperf() -> None:
     with torch.device("meta"):
         model = HSTU(MLPERF, nn.Identity(), 512, reference.KEYS)

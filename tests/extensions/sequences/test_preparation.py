@@ -50,6 +50,14 @@ label: bought
 """
 
 
+def test_a_time_may_be_a_mapping_of_its_column_alone(tmp_path: Path) -> None:
+    schemas = []
+    for time in ("time", "{column: time}"):
+        (tmp_path / "schema.yaml").write_text(SCHEMA.replace("time: time", f"time: {time}"))
+        schemas.append(load_event_schema(tmp_path / "schema.yaml"))
+    assert schemas[0] == schemas[1]
+
+
 def test_what_is_odd_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its counts are those of tests/extensions/sequences/test_log_oracle.py."""
     (tmp_path / "rows.csv").write_text(LOG + "ann,100,pen,buy,5\nann,20,cup,view,\ncy,95,pen,buy,\ndan,1,pen,buy,\n")
@@ -58,6 +66,7 @@ def test_what_is_odd_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     prepare(*paths(tmp_path, f"{SCHEMA}min_history: 2\nkeep_seconds: 90\n{brands}"))
     result = capsys.readouterr().err
     assert "2 users have too short histories for a sample" in result
+    assert "2 events stood after a later one of their user" in result  # ann's of 50 and 20
     assert "1 events have an item that brand's table does not have; their brand is 0" in result
     assert opened(tmp_path / "out")[0].columns == ("user", "item", "time", "event", "score")
 
