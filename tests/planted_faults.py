@@ -311,9 +311,9 @@ def plant(fault: Fault, root: Path) -> bool:
             fault.outcome = "untested"
             return True
         status, printed = run_tests(root, ["-x", "-n", "0", "-m", "not slow", *fault.tests[:MAX_TESTS]], LIMIT_SECONDS)
-        failures = [line for line in printed.splitlines() if line.startswith(("FAILED", "ERROR"))]
+        failure = re.search(r"^(?:FAILED|ERROR) (tests/.*?)(?: - |$)", printed, re.MULTILINE)
         fault.outcome = "caught" if status in FAILED else "survived"
-        fault.caught_by = failures[0].split(" - ")[0].partition(" ")[2] if failures else ""
+        fault.caught_by = failure[1] if failure else ""
         return True
     finally:
         write(path, source)

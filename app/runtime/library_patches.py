@@ -107,6 +107,7 @@ def pool_rows(
         offsets: position of each bag's first id, then L, [F·B + 1] int.
         per_sample_weights: not supported.
     """
+    assert per_sample_weights is None, "weighted tables are looked up id by id"
     (width,) = {width for _, width in tables.embedding_specs}
     num_features = len(tables.weights_offsets)
     ids_per_feature = offsets[:: (len(offsets) - 1) // num_features].diff()
