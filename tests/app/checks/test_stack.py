@@ -142,13 +142,13 @@ def test_a_broken_torch_is_told_in_one_line(tmp_path: Path, code: str, words: st
 
 
 @pytest.mark.parametrize(
-    ("code", "found"),
+    ("code", "message"),
     [("raise ImportError('no libcudart')", "ImportError: no libcudart"), ("os.abort()", "ended by SIGABRT")],
 )
 def test_a_stack_that_cannot_be_imported_fails(
-    code: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    code: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "torch.py").write_text(f"import os\n{code}\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     check, probe = stack.probe_stack()
-    assert (check.verdict, check.found, probe) == (Verdict.fail, found, None)
+    assert (check.verdict, check.found, probe) == (Verdict.fail, message, None)

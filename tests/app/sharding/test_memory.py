@@ -169,7 +169,7 @@ def test_tables_that_do_not_fit_are_counted_as_stored() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_gpu_refuses_narrow_tables_of_several_widths(device: str) -> None:
-    """Of widths 4, mixed-dimension, and 10: torch looks up tables of one width, FBGEMM multiples of 4."""
+    """The widths are 4, of a mixed-dimension table, and 10; torch looks up tables of one width."""
     keys = ["model.embedding_dim=10", "model.dense_arch=[8,10]", "model.tables.alpha=0.6"]
     config = composed(*keys, "+model.tables.overrides.cat_0.kind=mixed_dimension")
     rows = {"cat_0": 60, "cat_1": 9}
