@@ -178,27 +178,31 @@ def write(path: Path, source: str) -> None:
     os.utime(path, (moment, moment))
 
 
-def locate(source: str, fault: Fault) -> ast.stmt | None:
-    """The statement of a fault in today's source, of several of the same text the nearest to its line."""
+def locate(source: str, fault: Fault) -> list[ast.stmt]:
+    """The statements in today's source that have a fault's text, the nearest to its line first."""
     nodes = [node for node in statements(source) if ast.get_source_segment(source, changed_part(node)) == fault.before]
-    return min(nodes, key=lambda node: abs(node.lineno - fault.line), default=None)
+    return sorted(nodes, key=lambda node: abs(node.lineno - fault.line))
 
 
 def follow(faults: Sequence[Fault]) -> None:
-    """Give faults whose file has lost the statement the path of one that has it: of that name, or the only one."""
+    """Give faults whose file has lost the statement the path of one that has it: of that name, or the only one.
+
+    Where there is none, the fault's outcome is "gone".
+    """
     sources = {
         str(path.relative_to(REPOSITORY)): path.read_text()
         for package in PACKAGES
         for path in sorted((REPOSITORY / package).rglob("*.py"))
     }
     for fault in faults:
-        if fault.path in sources and locate(sources[fault.path], fault) is not None:
+        if fault.path in sources and locate(sources[fault.path], fault):
             continue
-        paths = [
-            path for path, source in sources.items() if fault.before in source and locate(source, fault) is not None
-        ]
+        paths = [path for path, source in sources.items() if fault.before in source and locate(source, fault)]
         namesakes = [path for path in paths if Path(path).name == Path(fault.path).name]
-        fault.path = (namesakes or (paths if len(paths) == 1 else []) or [fault.path])[0]
+        if namesakes or len(paths) == 1:
+            fault.path = (namesakes or paths)[0]
+        else:
+            fault.outcome = "gone"
 
 
 def replace_part(source: str, node: ast.stmt, text: str) -> str:
@@ -244,11 +248,9 @@ def trace(faults: Sequence[Fault], tests: Sequence[str]) -> None:
         for number, fault in enumerate(faults):
             by_path.setdefault(fault.path, []).append(number)
         for path, numbers in by_path.items():
-            if not (root / path).exists():
-                continue  # the statement is gone
             source = (root / path).read_text()
             lines = source.splitlines(keepends=True)
-            nodes = {number: node for number in numbers if (node := locate(source, faults[number])) is not None}
+            nodes = {number: locate(source, faults[number])[0] for number in numbers}
             for number, node in sorted(nodes.items(), key=lambda pair: -pair[1].lineno):
                 _insert_probe(lines, node, number, source)
             write(root / path, "".join(lines))
@@ -260,8 +262,7 @@ def trace(faults: Sequence[Fault], tests: Sequence[str]) -> None:
             fault.tests.append(re.sub(r"\[[^]]*/.*\]$", "", Path(path).read_text()))
     for fault in faults:
         folder = f"tests/{Path(fault.path).parent}"
-        module = REPOSITORY / fault.path
-        if module.exists() and is_compiled(module.read_text()) and (REPOSITORY / folder).is_dir():
+        if is_compiled((REPOSITORY / fault.path).read_text()) and (REPOSITORY / folder).is_dir():
             fault.tests = [folder]
         fault.tests = sorted(set(fault.tests), key=lambda test: (-_nearness(fault.path, test), test))
 
@@ -294,12 +295,8 @@ def _nearness(path: str, test: str) -> int:
 def plant(fault: Fault, root: Path) -> bool:
     """Plant a fault in a clone and run its tests. Returns False where the module cannot be imported then."""
     path = root / fault.path
-    source = path.read_text() if path.exists() else ""
-    node = locate(source, fault)
-    if node is None:
-        fault.outcome = "gone"
-        return True
-    write(path, replace_part(source, node, fault.after))
+    source = path.read_text()
+    write(path, replace_part(source, locate(source, fault)[0], fault.after))
     try:
         module = fault.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         imported = subprocess.run(
@@ -335,8 +332,9 @@ def main() -> None:
         follow(faults)
     else:
         faults = draw(arguments.seed, arguments.faults + arguments.faults // 4)
+    planted = [fault for fault in faults if fault.outcome == "gone"]
+    faults = [fault for fault in faults if fault.outcome != "gone"]
     trace(faults, shlex.split(arguments.tests))
-    planted: list[Fault] = []
     with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(arguments.workers) as pool:
         roots = [clone(f"{directory}/{number}") for number in range(arguments.workers)]
         for worker_faults in pool.map(
