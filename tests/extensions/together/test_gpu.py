@@ -36,7 +36,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def printed(name: str, *arguments: str, cwd: Path) -> Any:
+def output_of(name: str, *arguments: str, cwd: Path) -> Any:
     return json.loads(command(f"app.{name}", *arguments, cwd=cwd))
 
 
@@ -51,7 +51,7 @@ def test_the_scores_of_new_rows_are_the_cpus(directory: Path) -> None:
 @pytest.mark.parametrize("tables", ["null", "fp32", "fp16", "bf16", "int8", "int4"])
 def test_an_evaluation_is_the_cpus(tables: str, directory: Path) -> None:
     on_gpu, on_cpu = (
-        printed("evaluate", "run=run", f"tables={tables}", f"runtime.platform={platform}", cwd=directory)
+        output_of("evaluate", "run=run", f"tables={tables}", f"runtime.platform={platform}", cwd=directory)
         for platform in ("cuda", "cpu")
     )
     assert on_gpu["auc"] == pytest.approx(on_cpu["auc"], abs=1e-5)
@@ -59,7 +59,7 @@ def test_an_evaluation_is_the_cpus(tables: str, directory: Path) -> None:
 
 
 def test_a_replay_is_identical(directory: Path) -> None:
-    assert printed("verify", "run=run", cwd=directory)["verdict"] == "identical"
+    assert output_of("verify", "run=run", cwd=directory)["verdict"] == "identical"
 
 
 def test_a_ranking_is_the_cpus(directory: Path) -> None:
