@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from tests.app.conftest import REPOSITORY
 from tests.app.datasets import write_dataset
@@ -97,6 +99,46 @@ def test_fused_optimizers_equal_torch(optimizer: str, tmp_path: Path) -> None:
     for platform in ("cpu", "auto"):
         train(tmp_path / platform, tmp_path / "data", *overrides, f"runtime.platform={platform}")
     np.testing.assert_allclose(losses(tmp_path / "auto/run"), losses(tmp_path / "cpu/run"), rtol=1e-4)
+
+
+def tables_after_one_step(directory: Path, data: Path, *overrides: str) -> dict[str, NDArray[np.float32]]:
+    """Weights [E, D] by table, read from the checkpoint of a run of one step by torch alone."""
+    train(directory, data, "train.max_steps=1", "train.eval_every_steps=1", *overrides)
+    dcp_to_torch_save(directory / "run/checkpoints/step_00000001", directory / "state.pt")
+    model = torch.load(directory / "state.pt", weights_only=False)["model"]
+    return {key.split(".")[-2]: value.float().numpy() for key, value in model.items() if ".t_" in key}
+
+
+@only_real
+@pytest.mark.parametrize(
+    ("optimizer", "mode"),
+    [("rowwise_adagrad", "l2"), ("rowwise_adagrad", "decouple")]
+    + [(name, "decouple") for name in ("adam", "rowwise_adam", "lamb", "rowwise_lamb")],
+)
+def test_fused_decay_equals_plain_arithmetic(optimizer: str, mode: str, dataset: Path, tmp_path: Path) -> None:
+    """The first update, from moments of zero; the gradients are differences of steps of SGD."""
+    decay, rate, eps = 0.5, 0.125, 1e-3
+    one, many = (
+        tables_after_one_step(tmp_path / str(lr), dataset, f"optimizer.lr={lr}", "sharding.types=table_wise")
+        for lr in (1, 64)
+    )
+    overrides = [f"optimizer={optimizer}", f"optimizer.lr={rate}", f"optimizer.eps={eps}", "sharding.types=table_wise"]
+    overrides += [f"optimizer.fused_weight_decay={decay}", f"optimizer.fused_weight_decay_mode={mode}"]
+    after = tables_after_one_step(tmp_path / "decay", dataset, *overrides)
+    assert one
+    assert set(after) == set(one)
+    for name, values in after.items():
+        gradient = (one[name].astype(np.float64) - many[name]) / 63
+        before = one[name] + gradient
+        update = gradient + decay * before * (mode == "l2")
+        square = update**2 if optimizer in ("adam", "lamb") else (update**2).mean(axis=1, keepdims=True)
+        update = update / (np.sqrt(square) + eps) + decay * before * (mode == "decouple")
+        if optimizer.endswith("lamb"):
+            update *= np.linalg.norm(before, axis=1, keepdims=True) / np.linalg.norm(update, axis=1, keepdims=True)
+        in_batch = np.abs(gradient).max(axis=1) > 1e-8
+        assert in_batch.any()
+        np.testing.assert_allclose(values[in_batch], (before - rate * update)[in_batch], atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(values[~in_batch], before[~in_batch], atol=1e-6, err_msg=name)
 
 
 @only_real
