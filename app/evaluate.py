@@ -49,7 +49,7 @@ def main(config: EvaluateConfig) -> int:
     validate(trained)
     split = config.split or trained.model.kind.eval_split
     with process_group.joined(trained, process_group.READING) as runtime:
-        run = resume.open_checkpoint(directory, config.checkpoint, trained, runtime)
+        run = resume.open_checkpoint(directory, config.checkpoint, trained.data.path, runtime)
         if limit and not task_of(run.manifest).has_clicks:
             raise UserError(
                 f"keep_scores={limit}: scores are kept of clicks, and these labels are numbers; leave it out"

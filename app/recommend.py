@@ -42,7 +42,7 @@ def main(config: RecommendConfig) -> int:
     parts = trained.model.parts
     score = score_rows if parts is None else parts.rank
     with process_group.joined(trained, process_group.READING) as runtime:
-        run = resume.open_checkpoint(directory, config.checkpoint, trained, runtime)
+        run = resume.open_checkpoint(directory, config.checkpoint, trained.data.path, runtime)
         correction = run.correction(config.correct_sampling)
         scored = score(config, trained, run, runtime)
         require_finite(scored.logits)

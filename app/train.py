@@ -153,7 +153,8 @@ def _set_up(config: AppConfig, runtime: platform.Runtime, record: RunDirectory, 
 
     # Checks that had to wait: the windows of a log of events, and so its labels, are known only once it is open.
     if manifest.kind.windows:
-        require_validation(config, trained.predictor.split_rows()[config.eval.split])
+        rows = trained.predictor.split_rows()[config.eval.split]
+        require_validation(config.train, config.schedule, config.eval, rows)
     if parts is not None:
         parts.require_labels(config, root, trained.predictor.split(TRAIN))
 

@@ -182,7 +182,7 @@ def opened(
     with _TORCH, _restored_settings(), torch.random.fork_rng(devices=[]):
         environment.apply(trained.environment, with_networks=False)
         runtime = platform.start_within(trained.runtime, trained.train.seed, trained.train.deterministic)
-        yield resume.open_checkpoint(Path(run), choice, trained, runtime), runtime
+        yield resume.open_checkpoint(Path(run), choice, trained.data.path, runtime), runtime
 
 
 def row_scorer(trained: "AppConfig", run: "TrainedRun", runtime: "Runtime") -> "RowScorer":

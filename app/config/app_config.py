@@ -171,7 +171,7 @@ def validate(config: AppConfig) -> None:
     require_eval_split(config.data, config.eval.split)
     _validate_last_batch(config.model, config.train, config.runtime)
     _validate_batch_norm(config.model, config.train)
-    _validate_layout(config)
+    _validate_layout(config.model, config.train, config.runtime, config.sharding)
     validate_loss(config.loss)
     validate_sharding(config.sharding, config.optimizer.name)
     validate_environment(config.environment)
@@ -193,9 +193,9 @@ def _validate_batch_norm(model: ModelConfig, train: TrainConfig) -> None:
         )
 
 
-def _validate_layout(config: AppConfig) -> None:
+def _validate_layout(model: ModelConfig, train: TrainConfig, runtime: RuntimeConfig, sharding: ShardingConfig) -> None:
     """Raise UserError for settings whose bits always depend on the layout, and for keys without effect."""
-    train, setting = config.train, f"train.deterministic={LAYOUT}"
+    setting = f"train.deterministic={LAYOUT}"
     if train.deterministic not in (False, True, LAYOUT):
         raise UserError(f"train.deterministic={shown(train.deterministic)}: must be true, false or {LAYOUT}")
     if train.micro_batch is None:
@@ -204,9 +204,9 @@ def _validate_layout(config: AppConfig) -> None:
                 f"train.micro_batch_size={train.micro_batch_size}: has no effect without {setting}; leave it out"
             )
         return
-    require_dlrm(config.model, setting)
-    require_own_scores(config.model, setting)
-    precision, compiled, exchange = config.runtime.precision, config.runtime.compile, config.sharding.qcomm
+    require_dlrm(model, setting)
+    require_own_scores(model, setting)
+    precision, compiled, exchange = runtime.precision, runtime.compile, sharding.qcomm
     refused = {
         f"runtime.precision={shown(precision)}": (
             precision not in (None, Precision.fp32),

@@ -21,7 +21,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from app.config import AppConfig, DataConfig
+from app.config import DataConfig, TrainConfig
 from app.config.train import part_size
 from app.data.batch import Batch, BatchBuilder, RowArrays, join_rows
 from app.data.negatives import DrawnNegatives
@@ -297,14 +297,13 @@ class BatchMaker:
 class RowSplits:
     """A dataset of rows as a run reads it."""
 
-    def __init__(self, root: Path, manifest: Manifest, config: AppConfig) -> None:
+    def __init__(self, root: Path, manifest: Manifest, data: DataConfig, train: TrainConfig) -> None:
         """Keep the settings; nothing is opened yet."""
-        train = config.train
         self._open = partial(
             SplitReader,
             root,
             manifest,
-            config=config.data,
+            config=data,
             drop_last=train.drop_last,
             micro_batch=train.micro_batch,
         )

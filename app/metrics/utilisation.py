@@ -2,18 +2,16 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from app.config import AppConfig, OptimizerConfig, Precision
+from app.config import ModelConfig, OptimizerConfig, Precision
 from app.metrics.ceilings import measure_ceilings
 from app.metrics.documents import MIN_TRAIN_SECONDS
 from app.model.flops import training_flops
 from app.model.tables import REMAINDER, VALUE_BYTES, TableSpec
 from app.runtime.platform import Runtime
-from app.sharding import from_config
 from data_prep.dataset.format import Manifest
 
 log = logging.getLogger("clickwork")
@@ -33,12 +31,18 @@ class SampleWork(NamedTuple):
     table_bytes: float
 
 
-def work_of_sample(config: AppConfig, root: Path, manifest: Manifest, tables: Sequence[TableSpec]) -> SampleWork:
-    """Return the work of a model with these tables on a dataset's mean sample."""
+def work_of_sample(
+    model: ModelConfig,
+    optimizer: OptimizerConfig,
+    manifest: Manifest,
+    tables: Sequence[TableSpec],
+    bag_sizes: Mapping[str, float],
+) -> SampleWork:
+    """Return the work of a model with these tables on a dataset's mean sample; `bag_sizes`: mean ids per bag."""
     flops = None
-    if config.model.parts is None:
-        flops = training_flops(config.model, len(manifest.schema["dense"]), len(manifest.num_embeddings))
-    return SampleWork(flops, _table_bytes(config.optimizer, tables, from_config.bag_sizes_of(config, root, manifest)))
+    if model.parts is None:
+        flops = training_flops(model, len(manifest.schema["dense"]), len(manifest.num_embeddings))
+    return SampleWork(flops, _table_bytes(optimizer, tables, bag_sizes))
 
 
 def utilisation(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from app.config import AppConfig, MultiHotConfig, OptimizerConfig, ShardingConfig, TopologyConfig
+from app.config import AppConfig, MultiHotConfig, OptimizerConfig, ShardingConfig, TopologyConfig, TrainConfig
 from app.config.sharding import AUTO_SHARDING, refuse_columns, with_default_types
 from app.config.tables import Storage
 from app.model.embeddings import TableArch
@@ -140,7 +140,9 @@ def _decide(config: AppConfig, device: torch.device, tables: TableArch, bag_size
             log.warning("sharding: %s; tables are table_wise until then, balanced by their size alone", error)
             of_tables = choices(replace(config.sharding, types="table_wise"), optimizer, parts, device, world_size)
         else:
-            return search(tables, of_tables, workload(config, resolved, tables, bag_sizes))
+            return search(
+                tables, of_tables, workload(config.train, optimizer, config.sharding, resolved, tables, bag_sizes)
+            )
     return place_tables(parts, of_tables, world_size, local_world_size)
 
 
@@ -164,7 +166,12 @@ def choices(
 
 
 def workload(
-    config: AppConfig, resolved: TopologyConfig, tables: TableArch, bag_sizes: Mapping[str, float]
+    train: TrainConfig,
+    optimizer: OptimizerConfig,
+    sharding: ShardingConfig,
+    resolved: TopologyConfig,
+    tables: TableArch,
+    bag_sizes: Mapping[str, float],
 ) -> Workload:
     """Return the planner's input; `resolved`: a topology with all figures and numbers of devices."""
     local_world_size = resolved.devices_per_node or 1
@@ -173,12 +180,12 @@ def workload(
     return Workload(
         topology=topology.to_torchrec(resolved, world_size, local_world_size),
         reserve=resolved.reserve,
-        local_batch_size=max(1, config.train.local_rows(world_size)),
+        local_batch_size=max(1, train.local_rows(world_size)),
         pooling_factors={
             table.name: [bag_sizes.get(tables.feature_of[key], 1.0) for key in table.keys] for table in tables.tables
         },
-        optimizer=config.optimizer.name,
-        qcomm=config.sharding.qcomm,
+        optimizer=optimizer.name,
+        qcomm=sharding.qcomm,
     )
 
 

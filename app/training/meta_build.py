@@ -111,7 +111,7 @@ def write(config: AppConfig, runtime: Runtime, record: RunDirectory, began: floa
     )
     plain = to_plain(config)
     runtime.on_rank_0(lambda: record.begin(plain, manifest, 0, evaluated=False, afresh=True))
-    record.summary(summary.summarise_untrained(config, runtime.world_size, counts, time.perf_counter() - began))
+    record.summary(summary.summarise_untrained(config.train, runtime.world_size, counts, time.perf_counter() - began))
     log.info(
         "run: %s, built from the table sizes of %s and not trained: %s parameters (%s in tables)",
         Path(record.path),

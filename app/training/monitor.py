@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from app.config import AppConfig, ScheduleConfig
+from app.config import AppConfig, EvalConfig, ScheduleConfig, TrainConfig
 from app.config.train import Monitor, keys_by_evaluations, metrics_of
 from app.data.shards import TRAIN, find_split
 from app.kinds.metrics import AUC, METRICS
@@ -22,27 +22,28 @@ def require_rows_to_evaluate(config: AppConfig, root: Path, manifest: Manifest) 
     if manifest.kind.windows:
         return
     rows = find_split(root, manifest, config.eval.split).rows if config.eval.split in manifest.splits else 0
-    require_validation(config, rows * (config.data.negatives.rows_per_positive if config.eval.split == TRAIN else 1))
+    rows *= config.data.negatives.rows_per_positive if config.eval.split == TRAIN else 1
+    require_validation(config.train, config.schedule, config.eval, rows)
 
 
-def require_validation(config: AppConfig, rows: int) -> None:
+def require_validation(train: TrainConfig, schedule: ScheduleConfig, evaluation: EvalConfig, rows: int) -> None:
     """Refuse a run whose evaluation split cannot decide what its keys ask for; rows: number in eval.split.
 
     Raises:
         UserError: the split has no rows, or too many for a metric of train.monitor.
     """
-    keys = keys_by_evaluations(config.train, config.schedule.name.schedule.by_metric)
+    keys = keys_by_evaluations(train, schedule.name.schedule.by_metric)
     if keys and not rows:
         raise UserError(
-            f"{keys[0]}: the dataset has no rows in split {config.eval.split}; prepare it with a validation split "
+            f"{keys[0]}: the dataset has no rows in split {evaluation.split}; prepare it with a validation split "
             f"(data.split.method), give another in eval.split, or leave {keys[0].partition('=')[0]} out"
         )
-    monitor = config.train.monitor
+    monitor = train.monitor
     score_metrics = [name for name in metrics_of(monitor) if METRICS[name].needs_scores]
-    if score_metrics and rows > config.eval.exact_rows:
+    if score_metrics and rows > evaluation.exact_rows:
         raise UserError(
             f"train.monitor={shown(monitor)}: {score_metrics[0]} is not computed of the {rows:,} rows of split "
-            f"{config.eval.split}, more than eval.exact_rows={config.eval.exact_rows}; use auc, or "
+            f"{evaluation.split}, more than eval.exact_rows={evaluation.exact_rows}; use auc, or "
             f"eval.exact_rows={rows}"
         )
 

@@ -111,7 +111,9 @@ class Predictor:
     @cached_property
     def _dataset(self) -> Splits:
         parts = self.config.model.parts
-        return (RowSplits if parts is None else parts.open_splits)(self.root, self.manifest, self.config)
+        if parts is not None:
+            return parts.open_splits(self.root, self.manifest, self.config)
+        return RowSplits(self.root, self.manifest, self.config.data, self.config.train)
 
     @cached_property
     def micro_batches(self) -> MicroBatches | None:

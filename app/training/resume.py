@@ -298,8 +298,8 @@ class TrainedRun(NamedTuple):
         log.info("checkpoint: %s, step %d%s%s", self.path, self.state.step, role, others)
 
 
-def open_checkpoint(run: Path, choice: str | None, config: AppConfig, runtime: Runtime) -> TrainedRun:
-    """Return the checkpoint that `find_checkpoint` selects, with its dataset; `config` is from `trained_config`.
+def open_checkpoint(run: Path, choice: str | None, dataset: str | None, runtime: Runtime) -> TrainedRun:
+    """Return the checkpoint that `find_checkpoint` selects, with its dataset, which is at `dataset`.
 
     Raises:
         UserError: the run has no such checkpoint, it is another run's, or the dataset is not the one it was trained on.
@@ -314,8 +314,8 @@ def open_checkpoint(run: Path, choice: str | None, config: AppConfig, runtime: R
         )
     best, whole = pointed_to(run / CHECKPOINTS, BEST), whole_checkpoints(run / CHECKPOINTS)
     is_best = best is not None and path.resolve() == best.resolve()
-    dataset = open_dataset(config.data.path, path, state.dataset, state.dataset_digest)
-    return TrainedRun(path, state, *dataset, is_best, whole[-1] if whole else None)
+    root, manifest = open_dataset(dataset, path, state.dataset, state.dataset_digest)
+    return TrainedRun(path, state, root, manifest, is_best, whole[-1] if whole else None)
 
 
 def open_dataset(path: str | None, trained: Path, path_then: str, digest_then: str) -> tuple[Path, Manifest]:

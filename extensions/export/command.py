@@ -73,7 +73,7 @@ def _require_packages(config: ExportConfig) -> None:
 
 def _export(config: ExportConfig, trained: AppConfig, runtime: Runtime) -> None:
     """Load the model, export it, compare the export with it, and write it."""
-    run = resume.open_checkpoint(Path(config.run), config.checkpoint, trained, runtime)
+    run = resume.open_checkpoint(Path(config.run), config.checkpoint, trained.data.path, runtime)
     correction = run.correction(config.correct_sampling)
     about: dict[str, Any] = {
         **structs.asdict(provenance.describe_run()),

@@ -45,7 +45,7 @@ def main(config: ImportanceConfig) -> int:
     trained = replace(trained, eval=evaluation)
     validate(trained)
     with process_group.joined(trained, process_group.READING) as runtime:
-        run = resume.open_checkpoint(directory, config.checkpoint, trained, runtime)
+        run = resume.open_checkpoint(directory, config.checkpoint, trained.data.path, runtime)
         for column in config.slices:
             require_column("slices", column, trained.data, run.root, run.manifest)
         measured = _measure(config, trained, run, runtime)

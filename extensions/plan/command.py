@@ -74,7 +74,7 @@ def _planned(
     config = replace(config, topology=resolved)
     device = torch.device("cpu" if resolved.architecture == "cpu" else "cuda")
     plan = from_config.decide(config, device, tables, bag_sizes)
-    work = from_config.workload(config, resolved, tables, bag_sizes)
+    work = from_config.workload(config.train, config.optimizer, config.sharding, resolved, tables, bag_sizes)
     parts, name, is_hstu = tables_in_order(tables), config.optimizer.name, config.model.name == "hstu"
     choices = {}
     if config.sharding.plan is None:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from app.config import AppConfig
+from app.config import TrainConfig
 from app.kinds.metrics import AUC, LOGLOSS, METRICS, OF_ROWS
 from app.metrics import clicks
 from app.metrics.documents import Best, EvaluationFigures, Power
@@ -18,6 +18,7 @@ from app.metrics.timing import PHASES, throughput
 from app.metrics.utilisation import utilisation, work_of_sample
 from app.record import provenance
 from app.record.documents import SUMMARY_VERSION, Covered, Digests, Memory, Parameters, Summary, TrainFigures
+from app.sharding.from_config import bag_sizes_of
 from app.training.recording.table_figures import TableMeter
 from app.training.session import Session
 from app.training.state import RunState
@@ -58,15 +59,16 @@ def summarise(
         host_peak_bytes=int(runtime.highest(provenance.host_peak_bytes())),
         device_peak_bytes=None if device_peak is None else int(runtime.highest(device_peak)),
     )
-    work = work_of_sample(session.config, session.root, session.manifest, tables)
-    summary.utilisation = utilisation(session.config.runtime.precision, runtime, work, rate, clocks.seconds["train"])
+    config = session.config
+    bag_sizes = bag_sizes_of(config, session.root, session.manifest)
+    work = work_of_sample(config.model, config.optimizer, session.manifest, tables, bag_sizes)
+    summary.utilisation = utilisation(config.runtime.precision, runtime, work, rate, clocks.seconds["train"])
     exchanged = runtime.highest(clocks.communication_seconds or 0.0) or None
     summary.phase_seconds = {**measured.phase_means(PHASES), "communication": exchanged}
     summary.power = Power.of(measured, clocks.meter)
     summary.seconds = clocks.seconds
     digest = sha256(state.all_losses().tobytes()).hexdigest()
     # Where rows change only when a step looks them up, those that differ from the initial values have been looked up.
-    config = session.config
     counts_touched = not config.optimizer.sparse_weight_decay and config.checkpoint.resume in ("auto", "never")
     meter_of_tables = TableMeter(tables, config.train.seed, counts_touched)
     summary.digest = Digests(parameters=session.parameters_digest(meter_of_tables), losses=digest)
@@ -84,25 +86,28 @@ def summarise_failure(
     return summary
 
 
-def summarise_untrained(config: AppConfig, world_size: int, parameters: dict[str, int], seconds: float) -> Summary:
+def summarise_untrained(train: TrainConfig, world_size: int, parameters: dict[str, int], seconds: float) -> Summary:
     """Return the summary of a run that was built and not trained."""
     seconds_by_kind = {"total": seconds, "train": 0.0, "eval": 0.0, "checkpoint": 0.0}
-    return _of_one_process(_figures(config, RunState(), 0, parameters, world_size, is_logloss=True), seconds_by_kind)
+    return _of_one_process(_figures(train, RunState(), 0, parameters, world_size, is_logloss=True), seconds_by_kind)
 
 
 def _figures_of(session: Session, state: RunState) -> Summary:
     """Return the figures that one process of a session knows without the others."""
     world_size, samples = session.runtime.world_size, session.predictor.samples(state.step)
-    return _figures(session.config, state, samples, session.parameter_counts(), world_size, session.is_logloss)
+    figures = _figures(session.config.train, state, samples, session.parameter_counts(), world_size, session.is_logloss)
+    if session.config.baselines is False:
+        figures.no_baselines = None
+    return figures
 
 
 def _figures(
-    config: AppConfig, state: RunState, samples: int, parameters: dict[str, int], world_size: int, is_logloss: bool
+    train: TrainConfig, state: RunState, samples: int, parameters: dict[str, int], world_size: int, is_logloss: bool
 ) -> Summary:
     """Return the figures that one process knows without the others; samples: of all steps."""
     losses, seconds = state.all_losses(), state.all_step_seconds()
     batch_size = samples / max(state.step, 1)
-    last = losses[-config.train.log_every_steps :]
+    last = losses[-train.log_every_steps :]
     loss, measured = mean_loss(last), state.measured
     newest = state.evaluation or undefined_evaluation()
     return Summary(
@@ -117,7 +122,7 @@ def _figures(
         eval=newest,
         last=newest,
         baselines=None,  # the extension computes them once the run is complete
-        no_baselines=None if config.baselines is False else absence("baselines"),
+        no_baselines=absence("baselines"),
         throughput=throughput(seconds, measured.input_wait, batch_size, measured.devices(), len(losses) - len(seconds)),
         covers={
             "train": Covered(steps=len(last)),

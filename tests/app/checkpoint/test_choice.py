@@ -74,7 +74,7 @@ def test_the_choice_is_logged(
     monkeypatch.setattr(logging.getLogger("clickwork"), "propagate", True)
     config = resume.trained_config(run, RuntimeConfig(), None)
     with caplog.at_level("INFO", "clickwork"):
-        checkpoint = resume.open_checkpoint(run, None, config, runtime)
+        checkpoint = resume.open_checkpoint(run, None, config.data.path, runtime)
         checkpoint.log_choice()
     assert checkpoint.about == {"checkpoint": checkpoint_name(48), "step": 48, "best": True, "last": False}
     assert "step_00000048, step 48, the best of the run; the last is step_00000060 (checkpoint=last)" in caplog.text

@@ -108,7 +108,11 @@ def test_a_plan_counts_what_a_live_model_takes(
     bag_sizes = from_config.bag_sizes_of(config, dataset, manifest)
     multi_hot = from_config.multi_hot_features(config.data.multi_hot, manifest)
     arch = make_sparse_arch(config.model, manifest.num_embeddings, multi_hot)
-    planned = planned_storage(arch, this.plan, from_config.workload(config, resolved("cpu", 1), arch, bag_sizes))
+    planned = planned_storage(
+        arch,
+        this.plan,
+        from_config.workload(config.train, config.optimizer, config.sharding, resolved("cpu", 1), arch, bag_sizes),
+    )
     assert sum(part.hbm + part.ddr for parts in planned.values() for part in parts) == live_bytes(this)
 
 
@@ -147,7 +151,11 @@ def test_a_gpus_plan_counts_what_fbgemm_allocates(name: OptimizerName, storage: 
     )
     arch, bag_sizes = make_sparse_arch(config.model, {"cat_0": rows}, ["cat_0"]), {"cat_0": float(ids)}
     plan = from_config.decide(config, torch.device("cuda"), arch, bag_sizes)
-    (part,) = planned_storage(arch, plan, from_config.workload(config, config.topology, arch, bag_sizes))["t_cat_0"]
+    (part,) = planned_storage(
+        arch,
+        plan,
+        from_config.workload(config.train, config.optimizer, config.sharding, config.topology, arch, bag_sizes),
+    )["t_cat_0"]
     assert part.hbm == device + ROWS * (ids * 8 + dim * 4)
     assert part.ddr == host
 
@@ -191,14 +199,18 @@ def test_ids_a_bag_are_the_means_of_the_shards(runtime: Runtime, ragged: Path) -
     described = {name: table.ids_per_sample for name, table in describe_tables(this).items()}
     assert described == pytest.approx({f"t_{name}": mean for name, mean in means.items()})
     tables = this.model.module.sparse_arch.tables
-    moved = work_of_sample(config, ragged, manifest, tables).table_bytes
-    assert moved == pytest.approx(sum(means.values()) * 16 * 4 * 3)  # rows read twice and written
     planned = from_config.bag_sizes_of(config, ragged, manifest)
     assert planned == pytest.approx(means)
+    moved = work_of_sample(config.model, config.optimizer, manifest, tables, planned).table_bytes
+    assert moved == pytest.approx(sum(means.values()) * 16 * 4 * 3)  # rows read twice and written
     # A mean of one id a bag would be all that is known without them.
     multi_hot = from_config.multi_hot_features(config.data.multi_hot, manifest)
     arch = make_sparse_arch(config.model, manifest.num_embeddings, multi_hot)
-    storage = planned_storage(arch, this.plan, from_config.workload(config, resolved("cpu", 1), arch, planned))
+    storage = planned_storage(
+        arch,
+        this.plan,
+        from_config.workload(config.train, config.optimizer, config.sharding, resolved("cpu", 1), arch, planned),
+    )
     batch = config.train.global_batch_size
     for name, ids in means.items():
         (part,) = storage[f"t_{name}"]

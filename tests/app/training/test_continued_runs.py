@@ -190,9 +190,9 @@ def test_a_checkpoint_of_another_run_is_not_taken_for_the_runs_own(runtime: Runt
         assert train_here(runtime, *base, f"run.name={name}", f"optimizer.lr={lr}", "train.max_steps=2") == "completed"
     checkpoint, other = (str(Path(f"runs/{name}/checkpoints/step_00000002")) for name in "xy")
     config = resume.trained_config(Path("runs/x"), RuntimeConfig(precision=Precision.bf16), None)
-    assert resume.open_checkpoint(Path("runs/x"), checkpoint, config, runtime).state.step == 2
+    assert resume.open_checkpoint(Path("runs/x"), checkpoint, config.data.path, runtime).state.step == 2
     with pytest.raises(UserError, match=r"runs/y/.*: was trained with optimizer.lr=0.2, and run=runs/x with 0.1; give"):
-        resume.open_checkpoint(Path("runs/x"), other, config, runtime)
+        resume.open_checkpoint(Path("runs/x"), other, config.data.path, runtime)
 
 
 COSINE = ["schedule=cosine", "schedule.warmup_steps=2", "schedule.decay_start_step=3"]

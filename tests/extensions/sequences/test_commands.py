@@ -187,7 +187,7 @@ def test_items_are_ranked_as_evaluation_scores_each_alone(
         run_app("train", *TINY, *data_keys, "train.max_steps=3", "run.name=own")
         directory = tmp_path / "runs/own"
     config = resume.trained_config(directory, RuntimeConfig(), None)
-    run = resume.open_checkpoint(directory, None, config, runtime)
+    run = resume.open_checkpoint(directory, None, config.data.path, runtime)
     this = session.build(config, runtime, run.root, run.manifest)
     load_tensors(run.path, this.model, optimizer=None)
     reader = this.predictor.split("val")
@@ -263,7 +263,7 @@ def test_several_tasks_are_learned(run_app: Command, log: Path, tmp_path: Path, 
     one, two = (tmp_path / "runs/1", tmp_path / "runs/2")
     np.testing.assert_allclose(losses(two), losses(one), rtol=0, atol=2e-6)
     config = resume.trained_config(one, RuntimeConfig(), None)
-    run = resume.open_checkpoint(one, None, config, runtime)
+    run = resume.open_checkpoint(one, None, config.data.path, runtime)
     this = session.build(config, runtime, run.root, run.manifest)
     reader = this.predictor.split("train")
     assert isinstance(reader, EventSplit)
