@@ -61,7 +61,7 @@ train: environment ## Prepare data if there is none, train, evaluate, write the 
 	$(launch)app.train $(ARGS)
 
 test: environment ## Run the tests but the slow ones; ARGS go to pytest
-	$(python) -m pytest -m 'not slow' -n 2 $(ARGS)
+	$(python) -m pytest -m 'not slow' $(ARGS)
 
 test-all: environment ## Run every test, as .ci/run does; ARGS go to pytest
 	$(python) -m pytest $(ARGS)

@@ -82,10 +82,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Each worker begins with its share of the slow tests, so that none is still at one when the others are done.
 
-    xdist gives every worker an equal part of the list, and who has nothing left takes from another's end.
+    xdist gives every worker an equal part of the list, and who has nothing left takes from another's end. The longest
+    slow tests are the last that are collected (pages of the documentation, the pretended device), so they begin.
     """
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    slow = [item for item in items if item.get_closest_marker("slow")]
+    slow = [item for item in reversed(items) if item.get_closest_marker("slow")]
     others = [item for item in items if not item.get_closest_marker("slow")]
     arranged: list[pytest.Item] = []
     for worker in range(workers):
