@@ -23,6 +23,12 @@ class Layout(OpenDocument, kw_only=True):
     rest: Json = msgspec.field(default_factory=dict)
 
 
+class WithFormat(msgspec.Struct):
+    """What states of all versions have."""
+
+    format: int
+
+
 class SavedState(OpenDocument, kw_only=True):
     """A run's state after `step`.
 

@@ -18,7 +18,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from app.checkpoint.documents import SavedState
+from app.checkpoint.documents import FORMAT, SavedState, WithFormat
 from app.config import CheckpointConfig
 from common.documents import decode, encode
 from common.errors import UserError
@@ -32,6 +32,10 @@ LAST = "last"  # name of the newest for people
 STATE, STATE_SUM = "state.json", "state.json.sha256"  # the second has the format of sha256sum
 ARRAYS = "arrays.npz"
 PART, OLD = ".part", ".old"  # suffixes of incomplete checkpoints, and of checkpoints being removed
+
+
+class OtherFormatError(UserError):
+    """Another version wrote the checkpoint."""
 
 
 @dataclass
@@ -95,11 +99,16 @@ def newest_undamaged(directory: Path) -> tuple[Path | None, list[str]]:
     """Return the newest complete and undamaged checkpoint, and what is wrong with each newer one.
 
     `latest` is for people only: a kill may come between the renaming of a checkpoint and the update of `latest`.
+
+    Raises:
+        OtherFormatError: another version wrote one of them. A run that skipped it would start over and remove it.
     """
     skipped = []
     for checkpoint in reversed(whole_checkpoints(directory)):
         try:
             verify(checkpoint)
+        except OtherFormatError:
+            raise
         except UserError as error:
             skipped.append(str(error))
         else:
@@ -164,6 +173,7 @@ def read_state(checkpoint: Path) -> SavedState:
     """Read state.json and compare it with its checksum.
 
     Raises:
+        OtherFormatError: another version wrote it.
         UserError: there is no checkpoint here, or the file is damaged.
     """
     path = checkpoint / STATE
@@ -176,6 +186,12 @@ def read_state(checkpoint: Path) -> SavedState:
     try:
         if (checkpoint / STATE_SUM).read_bytes() != checksum_line(content):
             raise _damaged(path, f"it does not fit its checksum in {STATE_SUM}")
+        written = decode(content, WithFormat).format
+        if written != FORMAT:
+            raise OtherFormatError(
+                f"{path}: format {written}, and this version reads {FORMAT}; go on with the version that wrote it, or "
+                "give another run.name"
+            )
         return decode(content, SavedState)
     except FileNotFoundError as error:
         raise _damaged(path, f"{STATE_SUM} is missing") from error
@@ -241,6 +257,8 @@ def undamaged(run: Path) -> list[Path]:
         try:
             verify(path)
             good.append(path)
+        except OtherFormatError:
+            raise
         except UserError as error:
             log.warning("checkpoint: skipped %s", error)
     return good

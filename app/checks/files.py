@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from app.checkpoint.files import CHECKPOINTS, LATEST, PART, read_state
+from app.checkpoint.files import CHECKPOINTS, LATEST, PART, OtherFormatError, read_state
 from app.checks.check import Check, fail, ok, warn
 from app.record.directory import BEFORE_MANIFEST
 from app.record.reading import LOG, MANIFEST, is_run, read_outcome
@@ -83,6 +83,8 @@ def check_run(run: Path) -> Check:
     if latest is not None:
         try:
             read_state(latest)
+        except OtherFormatError as error:
+            return fail(name, f"{status}; another version wrote its latest checkpoint", str(error))
         except UserError as error:
             remedy = "a resumption uses the newest complete one; remove this one"
             return fail(name, f"{status}; its latest checkpoint is incomplete or damaged: {error}", remedy)

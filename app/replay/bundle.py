@@ -85,7 +85,10 @@ def record_directory(run: str | None, bundle: str | None) -> Iterator[Path]:
             with zipfile.ZipFile(bundle) as archive:
                 contents = decode(archive.read(CONTENTS), Contents)
                 if contents.format_version != VERSION:
-                    raise UserError(f"bundle={bundle}: is of version {contents.format_version}, and not of {VERSION}")
+                    raise UserError(
+                        f"bundle={bundle}: is of version {contents.format_version}, and this version reads {VERSION}; "
+                        "make it again from its run: python -m app.bundle run=RUN"
+                    )
                 for name, expected in contents.files.items():
                     data = archive.read(name)
                     if hashlib.sha256(data).hexdigest() != expected:

@@ -347,7 +347,7 @@ def trained_config(run: Path, overrides: RuntimeConfig, data_path: str | None) -
     try:
         config = from_plain(read_config(run))
     except ConversionError as error:
-        raise UserError(f"run={run}: {CONFIG} is of another version ({error})") from error
+        raise UserError(f"run={run}: {CONFIG} is of another version ({error}); use that one, or train again") from error
     runtime = replace(
         overrides,
         precision=overrides.precision or config.runtime.precision,
