@@ -124,6 +124,8 @@ def test_nothing_is_listed_that_is_compared(replayed: tuple[Path, Replay], tmp_p
     noticed: dict[tuple[str, str], bool] = {}
     for alteration in filter(is_listed, every(run)):
         names = [name for name in NOT_COMPARED[alteration.file] if f".{name}" in f".{alteration.name}"]
+        if not any(noticed.get((alteration.file, name), True) for name in names):
+            continue  # one alteration that is not noticed is enough
         alteration.apply(copy)
         is_noticed = bool(faults(copy, replay))
         shutil.copy2(run / alteration.file, copy / alteration.file)
