@@ -96,8 +96,7 @@ def _figures_of(session: Session, state: RunState) -> Summary:
     """Return the figures that one process of a session knows without the others."""
     world_size, samples = session.runtime.world_size, session.predictor.samples(state.step)
     figures = _figures(session.config.train, state, samples, session.parameter_counts(), world_size, session.is_logloss)
-    if session.config.baselines is False:
-        figures.no_baselines = None
+    figures.no_baselines = None if session.config.baselines is False else absence("baselines")
     return figures
 
 
@@ -122,7 +121,7 @@ def _figures(
         eval=newest,
         last=newest,
         baselines=None,  # the extension computes them once the run is complete
-        no_baselines=absence("baselines"),
+        no_baselines=None,
         throughput=throughput(seconds, measured.input_wait, batch_size, measured.devices(), len(losses) - len(seconds)),
         covers={
             "train": Covered(steps=len(last)),
