@@ -46,7 +46,7 @@ _PROFILED = [
 OF_EXTENSIONS = {
     **dict.fromkeys(("trace", "trace_text"), "locality"),
     **dict.fromkeys(("export_npy", "export_multi_hot", "export_bin", "import_npy"), "exchange"),
-    "mlperf_v4": "sequences",
+    **dict.fromkeys(("events", "mlperf_v4"), "sequences"),
 }
 Case = TypeVar("Case")
 
@@ -135,6 +135,9 @@ DATASETS: dict[str, list[str]] = {
         *_PROFILED,
         "extensions.locality.generate locality.profile=profile.npz locality.to=out locality.seed=6",
     ],
+    "events": _dataset(
+        "data.source=synthetic_events data.synthetic_events.users=40 data.synthetic_events.seed=3 data.chunk_bytes=20000"
+    ),
     "export_npy": [
         f"{_MADE} data.encoding=torchrec",
         "extensions.exchange data.path=made exchange.to=out exchange.format=npy",
