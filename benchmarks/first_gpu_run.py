@@ -40,6 +40,7 @@ from common.files import write_atomically
 REPOSITORY = Path(__file__).resolve().parents[1]
 QUICKSTART = ["train.deterministic=true", "checkpoint.every_steps=50", "record.tensorboard=false", "baselines=false"]
 SHORT = ["data.scale=tiny", "train.max_steps=30", "checkpoint.every_steps=10"]  # on a pretended device
+SHORT += ["train.eval_every_steps=null"]
 SHORT_EVENTS = ["train.max_steps=4", "data.synthetic_events.users=60", "sequences.history_length=15"]
 FIRST_TRACED, LAST_TRACED = 30, 34
 FIRST_LOSS = 1e-4  # by which a GPU's loss at step 10 may differ from the CPU's; later ones drift apart

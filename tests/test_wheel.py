@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from common.extensions import absence
+from tests.once import made_once
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("app", "clickwork", "common", "data_prep", "extensions")
@@ -37,7 +38,11 @@ def copy_compiled_kernels(checkout: Path, installed: Path) -> None:
 @pytest.fixture(scope="module")
 def command(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The installed `clickwork`."""
-    directory = tmp_path_factory.mktemp("wheel")
+    return made_once(tmp_path_factory, "wheel", install) / "environment/bin/clickwork"
+
+
+def install(directory: Path) -> None:
+    """Build the wheel from a copy of the sources, and install it in directory/environment."""
     for arguments in (["init"], ["-c", "user.name=x", "-c", "user.email=x", "commit", "--allow-empty", "-m", "x"]):
         assert run(["git", *arguments], directory).returncode == 0  # a user's own repository around it all
     source = directory / "source"  # setuptools writes beside what it builds
@@ -59,7 +64,6 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert installed.returncode == 0, installed.stderr
     for package in PACKAGES:
         copy_compiled_kernels(ROOT / package, packages / package)
-    return environment / "bin/clickwork"
 
 
 @pytest.mark.slow("tool")

@@ -292,11 +292,12 @@ def comma(number: float) -> str:
     return f"{number}".replace(".", ",")
 
 
-def require_logits_of_train(model: Model, name: str) -> None:
-    """The file's first rows are those of the train split, and have its logits."""
+def require_logits_of_train(model: Model, *names: str) -> None:
+    """The first rows of each file are those of the train split, and have its logits."""
     expected = model.evaluate("train")
     assert len(np.unique(expected)) > 2
-    np.testing.assert_allclose(model.recommend(name)[: len(expected)], expected, rtol=0, atol=1e-6)
+    for name in names:
+        np.testing.assert_allclose(model.recommend(name)[: len(expected)], expected, rtol=0, atol=1e-6, err_msg=name)
 
 
 @pytest.mark.parametrize(
@@ -357,11 +358,8 @@ def test_lists_are_not_joined_and_divided_again(runtime: Runtime, tmp_path: Path
 
 
 @pytest.mark.slow("examples")
-@pytest.mark.parametrize("form", ["jsonl", "parquet"])
-@pytest.mark.parametrize("encoding", ["hash", pytest.param("vocabulary", marks=pytest.mark.slow)])
-def test_a_frame_is_scored_as_the_text_that_it_was_written_to(
-    runtime: Runtime, tmp_path: Path, encoding: str, form: str
-) -> None:
+@pytest.mark.parametrize("encoding", ["hash", "vocabulary"])
+def test_a_frame_is_scored_as_the_text_that_it_was_written_to(runtime: Runtime, tmp_path: Path, encoding: str) -> None:
     """pandas writes truth values as True, and integers of a column with gaps as 3.0."""
     draw = random.Random(5)
     objects = [
@@ -375,10 +373,11 @@ def test_a_frame_is_scored_as_the_text_that_it_was_written_to(
     ]
     lines = [",".join("" if value is None else str(value) for value in item.values()) + "\n" for item in objects]
     (tmp_path / "rows.csv").write_text("".join(["label,new,size,user\n", *lines]))
-    write_objects(tmp_path / f"new.{form}", objects)
+    for name in ("new.jsonl", "new.parquet"):
+        write_objects(tmp_path / name, objects)
     keys = [f"data.encoding={encoding}", *(["data.max_ind_range=1000"] if encoding == "hash" else [])]
     model = trained(runtime, tmp_path, "rows.csv", "label: label\nsparse: [new, size, user]\n", *keys)
-    require_logits_of_train(model, f"new.{form}")
+    require_logits_of_train(model, "new.jsonl", "new.parquet")
 
 
 @pytest.mark.parametrize(
@@ -438,10 +437,7 @@ def test_json_lines_are_raw_data(runtime: Runtime, tmp_path: Path, name: str) ->
 
 
 @pytest.mark.slow("examples")
-@pytest.mark.parametrize(
-    "form", ["csv", *(pytest.param(form, marks=pytest.mark.slow) for form in ("jsonl", "parquet"))]
-)
-def test_missing_marks_are_of_whole_fields(runtime: Runtime, tmp_path: Path, form: str) -> None:
+def test_missing_marks_are_of_whole_fields(runtime: Runtime, tmp_path: Path) -> None:
     """A field of a mark alone holds no category; a mark beside others is one of them."""
     fields = ["NA", "a|NA", "a", "", "b"]
     lines = [f"{row % 3 % 2},{fields[row % len(fields)]}\n" for row in range(45)]
@@ -453,11 +449,10 @@ def test_missing_marks_are_of_whole_fields(runtime: Runtime, tmp_path: Path, for
     assert np.diff(first.bags[0].offsets)[:5].tolist() == [0, 2, 1, 0, 1]
     assert manifest.num_embeddings == {"tags": 1 + len(("a", "NA", "b"))}
     objects = [{"tags": fields[row % len(fields)]} for row in range(45)]
-    if form == "csv":
-        (tmp_path / "new.csv").write_text("tags\n" + "".join(f'"{item["tags"]}"\n' for item in objects))
-    else:
-        write_objects(tmp_path / f"new.{form}", objects)
-    require_logits_of_train(model, f"new.{form}")
+    (tmp_path / "new.csv").write_text("tags\n" + "".join(f'"{item["tags"]}"\n' for item in objects))
+    for name in ("new.jsonl", "new.parquet"):
+        write_objects(tmp_path / name, objects)
+    require_logits_of_train(model, "new.csv", "new.jsonl", "new.parquet")
 
 
 def write_objects(path: Path, objects: list[dict[str, Any]]) -> None:

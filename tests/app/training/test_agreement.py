@@ -22,7 +22,7 @@ from tests.app.group import start_group
 from tests.app.run_files import summary
 
 BRIEF = [*SMALL, "train.max_steps=4", "checkpoint.every_steps=2", "train.eval_every_steps=null", "run.name=x"]
-BRIEF += ["sharding.types=row_wise"]
+BRIEF += ["sharding.types=row_wise", "baselines=false"]
 CODE = {"git_sha": "0123456789abcdef", "dirty_diff_sha256": None, "sources_sha256": "0"}
 
 
