@@ -136,7 +136,8 @@ DATASETS: dict[str, list[str]] = {
         "extensions.locality.generate locality.profile=profile.npz locality.to=out locality.seed=6",
     ],
     "events": _dataset(
-        "data.source=synthetic_events data.synthetic_events.users=40 data.synthetic_events.seed=3 data.chunk_bytes=20000"
+        "data.source=synthetic_events data.synthetic_events.users=40 data.synthetic_events.seed=3 "
+        "data.chunk_bytes=20000"
     ),
     "export_npy": [
         f"{_MADE} data.encoding=torchrec",
