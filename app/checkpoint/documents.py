@@ -24,7 +24,7 @@ class Layout(OpenDocument, kw_only=True):
 
 
 class WithFormat(msgspec.Struct):
-    """What states of all versions have."""
+    """Part of a state that every version writes."""
 
     format: int
 

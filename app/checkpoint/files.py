@@ -189,8 +189,8 @@ def read_state(checkpoint: Path) -> SavedState:
         written = decode(content, WithFormat).format
         if written != FORMAT:
             raise OtherFormatError(
-                f"{path}: format {written}, and this version reads {FORMAT}; go on with the version that wrote it, or "
-                "give another run.name"
+                f"{path}: format {written}, and this version reads {FORMAT}; use the version that wrote it, or train "
+                "again with another run.name"
             )
         return decode(content, SavedState)
     except FileNotFoundError as error:

@@ -77,13 +77,13 @@ def test_a_flipped_bit_is_damage(name: str, newest: Path) -> None:
 def test_a_checkpoint_of_another_version_is_refused_and_kept(newest: Path) -> None:
     """Not passed over as damage is: a run would start over, and remove what another version can read."""
     rewrite_state(newest, {**json.loads((newest / "state.json").read_bytes()), "format": 2, "of_version_2": 1})
-    with pytest.raises(UserError, match="format 2, and this version reads 3; go on with the version that wrote it"):
+    with pytest.raises(UserError, match="format 2, and this version reads 3; use the version that wrote it"):
         files.choose(CheckpointConfig(), newest.parent)
     assert newest.exists()
     (newest.parent.parent / "manifest.json").write_text('{"format": "clickwork-run"}')
     check = check_run(newest.parent.parent)
     assert check.verdict is Verdict.fail
-    assert "go on with the version that wrote it" in str(check.remedy)
+    assert "use the version that wrote it" in str(check.remedy)
 
 
 def test_another_value_is_damage_though_it_reads_well(newest: Path, tmp_path: Path) -> None:
