@@ -103,7 +103,7 @@ def test_fused_optimizers_equal_torch(optimizer: str, tmp_path: Path) -> None:
 
 def tables_after_one_step(directory: Path, data: Path, *overrides: str) -> dict[str, NDArray[np.float32]]:
     """Weights [E, D] by table, read from the checkpoint of a run of one step by torch alone."""
-    train(directory, data, "train.max_steps=1", "train.eval_every_steps=1", *overrides)
+    train(directory, data, "train.max_steps=1", "train.eval_every_steps=1", "sharding.types=table_wise", *overrides)
     dcp_to_torch_save(directory / "run/checkpoints/step_00000001", directory / "state.pt")
     model = torch.load(directory / "state.pt", weights_only=False)["model"]
     return {key.split(".")[-2]: value.float().numpy() for key, value in model.items() if ".t_" in key}
@@ -118,11 +118,8 @@ def tables_after_one_step(directory: Path, data: Path, *overrides: str) -> dict[
 def test_fused_decay_equals_plain_arithmetic(optimizer: str, mode: str, dataset: Path, tmp_path: Path) -> None:
     """The first update, from moments of zero; the gradients are differences of steps of SGD."""
     decay, rate, eps = 0.5, 0.125, 1e-3
-    one, many = (
-        tables_after_one_step(tmp_path / str(lr), dataset, f"optimizer.lr={lr}", "sharding.types=table_wise")
-        for lr in (1, 64)
-    )
-    overrides = [f"optimizer={optimizer}", f"optimizer.lr={rate}", f"optimizer.eps={eps}", "sharding.types=table_wise"]
+    one, many = (tables_after_one_step(tmp_path / str(lr), dataset, f"optimizer.lr={lr}") for lr in (1, 64))
+    overrides = [f"optimizer={optimizer}", f"optimizer.lr={rate}", f"optimizer.eps={eps}"]
     overrides += [f"optimizer.fused_weight_decay={decay}", f"optimizer.fused_weight_decay_mode={mode}"]
     after = tables_after_one_step(tmp_path / "decay", dataset, *overrides)
     assert one

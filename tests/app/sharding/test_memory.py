@@ -28,7 +28,7 @@ from app.model.embeddings import TableArch, make_sparse_arch
 from app.runtime.platform import Runtime
 from app.sharding import from_config, topology
 from app.sharding.plan import Plan
-from app.sharding.planner import Choice, Workload, sharding_options
+from app.sharding.planner import Choice, sharding_options
 from app.training import session
 from app.training.recording.describe import describe_tables
 from common.errors import UserError
@@ -51,8 +51,11 @@ def resolved(name: str, devices: int) -> TopologyConfig:
     return topology.resolve(topology_config, lambda: topology.probe("cpu"), devices)
 
 
-def planned_storage(arch: TableArch, plan: Plan, workload: Workload) -> dict[str, list[PlannedStorage]]:
+def planned_storage(
+    config: AppConfig, hardware: TopologyConfig, arch: TableArch, plan: Plan, bag_sizes: dict[str, float]
+) -> dict[str, list[PlannedStorage]]:
     """The memory on device and host that the planner counts for each table's shards."""
+    workload = from_config.workload(config.train, config.optimizer, config.sharding, hardware, arch, bag_sizes)
     choices = {
         name: Choice(name, ((table.type, table.kernel),), min(shard.columns for shard in table.shards), None)
         for name, table in plan.tables.items()
@@ -108,11 +111,7 @@ def test_a_plan_counts_what_a_live_model_takes(
     bag_sizes = from_config.bag_sizes_of(config, dataset, manifest)
     multi_hot = from_config.multi_hot_features(config.data.multi_hot, manifest)
     arch = make_sparse_arch(config.model, manifest.num_embeddings, multi_hot)
-    planned = planned_storage(
-        arch,
-        this.plan,
-        from_config.workload(config.train, config.optimizer, config.sharding, resolved("cpu", 1), arch, bag_sizes),
-    )
+    planned = planned_storage(config, resolved("cpu", 1), arch, this.plan, bag_sizes)
     assert sum(part.hbm + part.ddr for parts in planned.values() for part in parts) == live_bytes(this)
 
 
@@ -151,11 +150,7 @@ def test_a_gpus_plan_counts_what_fbgemm_allocates(name: OptimizerName, storage: 
     )
     arch, bag_sizes = make_sparse_arch(config.model, {"cat_0": rows}, ["cat_0"]), {"cat_0": float(ids)}
     plan = from_config.decide(config, torch.device("cuda"), arch, bag_sizes)
-    (part,) = planned_storage(
-        arch,
-        plan,
-        from_config.workload(config.train, config.optimizer, config.sharding, config.topology, arch, bag_sizes),
-    )["t_cat_0"]
+    (part,) = planned_storage(config, config.topology, arch, plan, bag_sizes)["t_cat_0"]
     assert part.hbm == device + ROWS * (ids * 8 + dim * 4)
     assert part.ddr == host
 
@@ -206,11 +201,7 @@ def test_ids_a_bag_are_the_means_of_the_shards(runtime: Runtime, ragged: Path) -
     # A mean of one id a bag would be all that is known without them.
     multi_hot = from_config.multi_hot_features(config.data.multi_hot, manifest)
     arch = make_sparse_arch(config.model, manifest.num_embeddings, multi_hot)
-    storage = planned_storage(
-        arch,
-        this.plan,
-        from_config.workload(config.train, config.optimizer, config.sharding, resolved("cpu", 1), arch, planned),
-    )
+    storage = planned_storage(config, resolved("cpu", 1), arch, this.plan, planned)
     batch = config.train.global_batch_size
     for name, ids in means.items():
         (part,) = storage[f"t_{name}"]
