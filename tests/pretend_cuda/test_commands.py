@@ -1,7 +1,6 @@
 """Commands on a run of a pretended GPU, with the GPU and with the CPU."""
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -68,11 +67,9 @@ def test_gradients_that_are_not_finite_are_named(machine: Machine, dataset: Path
 
 
 def test_an_error_ends_all_processes(machine: Machine, dataset: Path, tmp_path: Path) -> None:
-    """A loss that is not finite, on all; no memory for process 1 alone: neither waits for a collective of its peer."""
+    """Not finite on all, or no memory on one, for which the other would wait for 30 minutes, longer than a test may."""
     with pytest.raises(AssertionError, match="non-finite"):
         train(machine, tmp_path / "all", dataset, "cuda", "optimizer.lr=1e30", processes=2)
-    began = time.monotonic()
     fault = {"FAULT": "process 1 has no memory:3"}
     with pytest.raises(AssertionError, match="out of memory"):
         train(machine, tmp_path / "one", dataset, "cuda", processes=2, environment=fault)
-    assert time.monotonic() - began < 60

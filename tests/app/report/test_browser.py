@@ -2,8 +2,7 @@
 
 import io
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -29,8 +28,6 @@ pytestmark = [
     pytest.mark.slow("tool"),
     pytest.mark.skipif(missing() is not None, reason=f"{missing()}: reports are not looked at in a browser"),
 ]
-
-RESPONSIVE_MS = 1000  # this machine's cores are shared; a page that scans 200,000 points at a move takes longer
 
 
 @pytest.fixture(scope="module")
@@ -352,35 +349,13 @@ def test_it_prints_within_the_paper(driver: webdriver.Chrome, report: Path) -> N
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
 
 
-@pytest.mark.slow("tool")
-def test_200_000_steps_stay_responsive(driver: webdriver.Chrome, long_report: LongReport) -> None:
-    def loaded() -> float:
-        began = time.perf_counter()
-        load(driver, long_report.page)
-        return time.perf_counter() - began
-
-    assert in_time(loaded, 10)
-    redraw = (
-        "const began = performance.now(); document.getElementById('theme').click(); return performance.now() - began"
-    )
-    assert in_time(lambda: driver.execute_script(redraw), RESPONSIVE_MS)  # all charts anew
-    move = """
-        const over = document.querySelector("#logloss .u-over"), box = over.getBoundingClientRect();
-        const began = performance.now();
-        for (let i = 0; i < 50; i++) over.dispatchEvent(new MouseEvent("mousemove", {
-          clientX: box.left + i * box.width / 50, clientY: box.top + 50, bubbles: true}));
-        return (performance.now() - began) / 50;"""
-    assert in_time(lambda: driver.execute_script(move), RESPONSIVE_MS / 20)
+def test_200_000_steps_are_drawn_and_read(driver: webdriver.Chrome, long_report: LongReport) -> None:
+    load(driver, long_report.page)
+    driver.find_element(By.ID, "theme").click()  # draws all charts again
+    last = legend(driver, "logloss")["train"]
+    ActionChains(driver).move_to_element(driver.find_element(By.CSS_SELECTOR, "#logloss .u-over")).perform()
+    assert legend(driver, "logloss")["train"] != last
     assert driver.get_log("browser") == []
-
-
-def in_time(measure: Callable[[], float], limit: float) -> bool:
-    """Whether one of some tries was: others' work makes any of them late, a page that is slow all of them."""
-    for _ in range(8):
-        if measure() < limit:
-            return True
-        time.sleep(1)
-    return False
 
 
 def test_several_side_by_side(driver: webdriver.Chrome, tmp_path: Path) -> None:
