@@ -1,7 +1,8 @@
 """Bytes and FLOPs against counts by hand, timing against a known wait, and the table of what came out."""
 
-import time
+import itertools
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from app.benchmark.case import Case, result, results_table
 from app.benchmark.shape import Shape, keyed, random_batch, random_ids
 from app.config import ModelConfig, OptimizerName, TablePrecision
 from app.metrics import ceilings
-from app.metrics.ceilings import WorkTiming, time_work
+from app.metrics.ceilings import WARM_UP_RUNS, WorkTiming, time_work
 
 CPU = torch.device("cpu")
 SHAPE = Shape(batch_size=8, num_dense=5, num_embeddings=(50, 7, 300), embedding_dim=4, bag_sizes=(1, 3, 2))
@@ -80,19 +81,22 @@ def test_random_input_is_of_the_shape_and_seeded() -> None:
     assert torch.equal(batch.sparse_features.values(), keyed(SHAPE, random_ids(SHAPE, 1)).values())
 
 
-def test_timing_of_a_known_wait() -> None:
-    timing = time_work(lambda: time.sleep(0.01), CPU, seconds=0.1)
-    assert 0.01 <= timing.p10 <= timing.median <= timing.p90
-    assert timing.runs_per_sample == 1
-    assert timing.samples >= 5
-    short = time_work(lambda: None, CPU, seconds=0.01)
-    assert short.runs_per_sample > 100
-    assert short.p99 is None
-    one = time_work(lambda: time.sleep(0.001), CPU, 0.001, one_by_one=30)
-    assert (one.runs_per_sample, one.samples) == (1, 30)
-    assert one.p95 is not None
-    assert one.p99 is not None
-    assert 0.001 <= one.median <= one.p95 <= one.p99
+def test_timing_of_a_known_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds of a clock that the work itself moves on."""
+    now = [0.0]
+    monkeypatch.setattr(ceilings, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def take(seconds: float) -> None:
+        now[0] += seconds
+
+    timing = time_work(lambda: take(2**-7), CPU, seconds=0.1)
+    assert timing == (2**-7, 2**-7, 2**-7, 13, 1, None, None)
+    short = time_work(lambda: take(2**-20), CPU, seconds=0.01)
+    assert short == (2**-20, 2**-20, 2**-20, 5, 2098, None, None)  # 2 ms at a time
+    waits = itertools.count(1 - WARM_UP_RUNS)  # the first run that is timed, of 1, is no sample
+    one = time_work(lambda: take(max(next(waits), 0) / 1024), CPU, 0.001, one_by_one=30)
+    median, p95, p99 = np.percentile(np.arange(2, 32) / 1024, [50, 95, 99])
+    assert (one.median, one.p95, one.p99, one.samples, one.runs_per_sample) == (median, p95, p99, 30, 1)
 
 
 def test_bytes_of_scoring() -> None:
