@@ -4,11 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from torch.distributed.run import parse_args
+
+from tests.waits import wait_until
 
 ROOT = Path(__file__).parent.parent
 
@@ -59,10 +60,7 @@ def test_slurm_starts_the_launcher_and_queues_a_stopped_job_again(
     command = ["bash", str(ROOT / "launch/slurm.sh"), "recipe=quickstart", "run.name=a b"]
     job = subprocess.Popen(command, cwd=tmp_path, env=slurm)
     call_file = tmp_path / "asked"
-    deadline = time.monotonic() + 240
-    while not (call_file.exists() and "run.name" in call_file.read_text()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: call_file.exists() and "run.name" in call_file.read_text())
     job.send_signal(signal.SIGUSR1)
     assert job.wait(240) == 75
     *words, last_word = call_file.read_text().splitlines()

@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from tests.app.conftest import SMALL, Command, Refusal, app_environment
 from tests.app.run_files import events, summary
 from tests.extensions.reproduce.runs import composed, write_seeds
 from tests.fast_python import fast_python
+from tests.waits import wait_until
 
 
 def document(out: Path) -> dict[str, Any]:
@@ -109,33 +109,21 @@ def reproduced(tmp_path: Path, *arguments: str, status: int = 0) -> str:
     return (tmp_path / "log").read_text()
 
 
-def wait_until_saved(run: Path, process: "subprocess.Popen[bytes]") -> None:
-    """Until the run has a checkpoint before its end."""
-    deadline = time.monotonic() + 240
-    while not (run / "checkpoints/latest").exists():
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 @pytest.mark.slow("processes")
 def test_killed_and_stopped_it_resumes_to_the_same_bits(run_app: Command, overrides: list[str], tmp_path: Path) -> None:
     """kill -9 in the second of two runs, then SIGTERM there: the first is left alone, no bit is another."""
     out = tmp_path / "runs/quickstart"
     arguments = ["seeds=2", *overrides]
     process = started(tmp_path, *arguments)
-    wait_until_saved(out / "seed_2", process)
+    wait_until((out / "seed_2/checkpoints/latest").exists, lambda: process.poll() is None)
     process.kill()
     process.wait()
     assert not (out / "seed_2/summary.json").exists() or summary(out / "seed_2")["status"] != "completed"
     first = {path: path.stat().st_mtime_ns for path in (out / "seed_1").rglob("*") if path.is_file()}
 
     process = started(tmp_path, *arguments)
-    deadline = time.monotonic() + 240
-    while not (out / "seed_2/metrics.jsonl").exists() or not events(out / "seed_2", "resume"):
-        assert process.poll() is None, (tmp_path / "log").read_text()
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    metrics = out / "seed_2/metrics.jsonl"
+    wait_until(lambda: metrics.exists() and events(out / "seed_2", "resume"), lambda: process.poll() is None)
     process.send_signal(signal.SIGTERM)
     assert process.wait(240) == 75, (tmp_path / "log").read_text()
     assert summary(out / "seed_2")["status"] == "interrupted"

@@ -4,7 +4,6 @@ import json
 import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from extensions.tune.runs import STOPPED_BY_WATCH, TuneRun, train
 from tests.app.conftest import SMALL, Command, Refusal, app_environment
 from tests.app.run_files import summary
 from tests.fast_python import fast_python
+from tests.waits import wait_until
 
 SEARCH = ["search.optimizer.lr=[1e-3,1.0]", "search.model.interaction=[dot,cat]", "finalists=1", "seeds=2"]
 
@@ -61,11 +61,7 @@ def test_a_stopped_search_goes_on_to_what_an_undisturbed_one_finds(
     for done in ("trial_0", *finalists):
         shutil.copytree(tmp_path / "whole" / done, tmp_path / "runs/tune" / done)  # only trials are stopped
     process = started(tmp_path, *arguments, "trials=3")
-    deadline = time.monotonic() + 240
-    while not (tmp_path / "runs/tune/trial_1/checkpoints/latest").exists():
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until((tmp_path / "runs/tune/trial_1/checkpoints/latest").exists, lambda: process.poll() is None)
     process.send_signal(signal.SIGTERM)
     assert process.wait(240) == 75
     assert len(document(tmp_path)["trials"]) <= 2
