@@ -4,19 +4,22 @@ import hashlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from common.compose import compose_config
+from common.errors import UserError
 from data_prep.config.compose import CONFIG_DIRECTORY
 from data_prep.config.keys import DataConfig, PrepConfig
 from data_prep.dataset.format import Manifest, load_manifest, open_shard
 from data_prep.pipeline import preprocess
+from tests.data_prep import oracle
 from tests.data_prep.mirror import Mirror
 from tests.forks import run_module
 
@@ -24,6 +27,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 REFERENCE = REPOSITORY / "tests/golden/reference"  # rows, and what other programs make of them
 # Criteo's rows may not be redistributed: whoever has some can have them tried besides.
 REAL_ROWS = os.environ.get("CLICKWORK_REAL_ROWS")
+SPLITS = ("train", "val", "test")
 
 
 @pytest.fixture(scope="session", params=[str(REFERENCE / "rows.tsv"), *([REAL_ROWS] if REAL_ROWS else [])])
@@ -64,6 +68,20 @@ def prepare(*overrides: str) -> Manifest:
     return preprocess(config(*overrides))
 
 
+def write_rows(directory: Path, rows: int = 60, seed: int = 0) -> list[str]:
+    """Write drawn rows in Criteo's format; the keys that name them, and a dataset `out` beside them."""
+    (directory / "rows.tsv").write_bytes(oracle.make_rows(rows, seed))
+    return [f"data.raw={directory}/rows.tsv", f"data.path={directory}/out"]
+
+
+def refused(message: str, call: Callable[..., object], *arguments: Any, **more: Any) -> str:
+    """The one line by which a call is refused, which has `message`, a regular expression."""
+    with pytest.raises(UserError, match=message) as error:
+        call(*arguments, **more)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
 def command(*arguments: str) -> list[str]:
     """The command line of `python -m data_prep`."""
     return [sys.executable, "-m", "data_prep", *arguments]
@@ -86,6 +104,11 @@ def load_split(root: Path, split: str) -> tuple[np.ndarray, np.ndarray, np.ndarr
         )
     labels = np.concatenate([shard.labels[:, 0] for shard in shards])
     return labels, np.concatenate([s.dense for s in shards]), np.concatenate([s.sparse for s in shards])
+
+
+def load_rows(root: Path) -> list[NDArray[Any]]:
+    """The same of all splits, one after the other."""
+    return [np.concatenate(parts) for parts in zip(*(load_split(root, split) for split in SPLITS), strict=True)]
 
 
 def sums(root: Path) -> dict[str, str]:

@@ -5,16 +5,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
-from tests.data_prep.conftest import load_split, prepare
+from tests.data_prep.conftest import load_rows, prepare, refused
 
-SPLITS = ("train", "val", "test")
 SCHEMA = "label: label\ndense: [price]\nsparse: [user, item]\n"
 HASHED = ("data.encoding=hash", "data.max_ind_range=1000", "data.dense_transform=raw")
 ALLOW = "data.allow_degenerate=true"
@@ -46,14 +43,21 @@ def paths(directory: Path, schema: str, name: str = "rows.csv", out: str = "out"
     return [f"data.raw={directory}/{name}", f"data.schema={directory}/schema.yaml", f"data.path={directory}/{out}"]
 
 
-def make(
-    directory: Path, content: Content, schema: str = SCHEMA, *more: str, name: str = "rows.csv"
-) -> list[NDArray[Any]]:
+def make(directory: Path, content: Content, schema: str = SCHEMA, *more: str, name: str = "rows.csv") -> list[Any]:
     """The dataset of a table, in the order of its rows: labels, dense, ids."""
     write(directory / name, content)
     prepare(*paths(directory, schema, name), "data.split.method=fraction", *(more or HASHED))
     verify_dataset(directory / "out")
-    return [np.concatenate(parts) for parts in zip(*(load_split(directory / "out", s) for s in SPLITS), strict=True)]
+    return load_rows(directory / "out")
+
+
+def refused_table(
+    directory: Path, content: Content, schema: str, message: str, *more: str, name: str = "rows.csv"
+) -> str:
+    """The one line by which a table is refused; nothing passes for a dataset then."""
+    line = refused(message, make, directory, content, schema, *HASHED, *more, name=name)
+    assert not (directory / "out/manifest.json").exists()
+    return line
 
 
 def ids(texts: list[str] | tuple[int | str, ...]) -> list[int]:

@@ -1,13 +1,16 @@
+import gzip
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import UserError
 from data_prep.parsing.criteo import MISSING_INTEGER, PADDING, empty_block, max_rows, parse_bytes, parse_lines
 from data_prep.parsing.criteo_kernels import parse_rows
 from tests.data_prep import oracle
-from tests.data_prep.conftest import REFERENCE
+from tests.data_prep.conftest import REFERENCE, refused, run
+from tests.error_lines import error_line
 
 INTEGERS = st.none() | st.integers(-(2**31) + 1, 2**31 - 1) | st.integers(-20, 200)
 CATEGORIES = st.none() | st.integers(0, 2**32 - 1)
@@ -53,26 +56,13 @@ def test_round_trip(
     assert block.sparse.tolist() == [[v or 0 for v in categories] for _, _, categories in rows]
 
 
-def test_random_rows_equal_the_oracle() -> None:
-    text = oracle.make_rows(300, seed=1)
-    for actual, expected in zip(parse_bytes(text, "text")[:3], oracle.parse(text), strict=True):
-        np.testing.assert_array_equal(actual, expected)
+EDGES = {"2147483647": 2**31 - 1, "-2147483648": -(2**31), "0000000000000012": 12, "-0": 0, "99999999": 99999999}
+EDGES |= {"123456789": 123456789, "-1234567": -1234567}
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("2147483647", 2**31 - 1),
-        ("-2147483648", -(2**31)),
-        ("0000000000000012", 12),
-        ("-0", 0),
-        ("99999999", 99999999),
-        ("123456789", 123456789),
-        ("-1234567", -1234567),
-    ],
-)
-def test_integers_at_the_edge(text: str, value: int) -> None:
-    assert parse_bytes(row(integers=(text,) * 13), "text").dense[0].tolist() == [value] * 13
+@pytest.mark.parametrize("text", EDGES)
+def test_integers_at_the_edge(text: str) -> None:
+    assert parse_bytes(row(integers=(text,) * 13), "text").dense[0].tolist() == [EDGES[text]] * 13
 
 
 def test_rows_without_label() -> None:
@@ -80,8 +70,7 @@ def test_rows_without_label() -> None:
     block = parse_bytes(unlabelled + b"\n" + unlabelled, "candidates", labelled=False)
     assert block.labels.tolist() == [0, 0]
     np.testing.assert_array_equal(block.sparse, np.full((2, 26), 0x68FD1E64, np.uint32))
-    with pytest.raises(UserError, match="candidates: row 1: 40 columns, but a row has 39"):
-        parse_bytes(row() + b"\n", "candidates", labelled=False)
+    refused("candidates: row 1: 40 columns, but a row has 39", parse_bytes, row() + b"\n", "candidates", labelled=False)
 
 
 @pytest.mark.parametrize(
@@ -110,22 +99,34 @@ def test_rows_without_label() -> None:
 )
 def test_bad_rows_are_named(bad: bytes, message: str) -> None:
     good = row()
-    with pytest.raises(UserError, match=message) as error:
-        parse_bytes(b"\n".join([good, good, bad, good, b""]), "day_0.tsv")
-    assert str(error.value).startswith("day_0.tsv: row 3")
-    assert "\n" not in str(error.value)
+    line = refused(message, parse_bytes, b"\n".join([good, good, bad, good, b""]), "day_0.tsv")
+    assert line.startswith("day_0.tsv: row 3")
 
 
 @pytest.mark.parametrize("columns", [1, 2, 13, 14, 20, 39])
 def test_a_file_cut_in_mid_row(columns: int) -> None:
     cut = b"\t".join(row().split(b"\t")[:columns])
-    with pytest.raises(UserError, match=f"row 2: {columns} columns, but a row has 40; the file is cut off"):
-        parse_bytes(row() + b"\n" + cut, "day_0.tsv")
+    message = f"row 2: {columns} columns, but a row has 40; the file is cut off"
+    refused(message, parse_bytes, row() + b"\n" + cut, "day_0.tsv")
 
 
 def test_nothing_to_parse() -> None:
-    with pytest.raises(UserError, match="empty file"):
-        parse_bytes(b"", "day_0.tsv")
+    refused("empty file", parse_bytes, b"", "day_0.tsv")
+
+
+@pytest.mark.parametrize(("packed", "workers"), [(True, 2), (False, 2), (False, 1)])
+def test_a_bad_row_is_counted_from_the_file_s_start(tmp_path: Path, packed: bool, workers: int) -> None:
+    """Whatever chunk it lies in, and with more than one worker; the command ends with status 2 and one line."""
+    lines = oracle.make_rows(60, seed=5).splitlines(keepends=True)
+    fields = lines[56].split(b"\t")
+    lines[56] = b"\t".join([*fields[:20], b"x", *fields[21:]])
+    path = tmp_path / ("day_0.gz" if packed else "day_0")
+    path.write_bytes(gzip.compress(b"".join(lines)) if packed else b"".join(lines))
+    process = run(f"data.raw={path}", f"data.path={tmp_path}/out", f"data.workers={workers}", "data.chunk_bytes=2000")
+    assert (process.returncode, process.stdout) == (2, "")
+    assert error_line(process.stderr.splitlines()[-1]).startswith(f"error: {path}: row 57, column cat_6: 'x'")
+    assert "Traceback" not in process.stderr
+    assert not (tmp_path / "out/manifest.json").exists()
 
 
 def test_room_for_the_shortest_rows() -> None:

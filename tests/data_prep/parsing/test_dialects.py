@@ -11,14 +11,13 @@ import pytest
 from numpy.typing import NDArray
 from pyarrow import csv as arrow_csv
 
-from common.errors import UserError
 from data_prep.dataset.dialect import charset_named
 from data_prep.dataset.format import load_manifest
 from data_prep.encoding.encoder import Encoder
 from data_prep.encoding.new_rows import read_new_rows
-from tests.data_prep.tables import HASHED, ids, make, table
+from tests.data_prep.conftest import refused
+from tests.data_prep.tables import HASHED, SCHEMA, ids, make, table
 
-SCHEMA = "label: label\ndense: [price]\nsparse: [user, item]\n"
 QUOTES = ['5" pipe', '"a', 'b"', '""', '"x"y', "", "say \\N", '\\"', "it's", "é", "\\"]
 ESCAPED = ["a\\,b", 'say \\"hi\\"', '"in \\"quotes\\""', "\\\\", "c\\\\", '"d,e"', "\\x", "", "é\\,", '"say ""so"""']
 ESCAPED += ["plain"]
@@ -35,7 +34,7 @@ CHARSETS = {
 }
 
 
-def text(fields: list[str], delimiter: str = ",") -> str:
+def text(fields: list[str]) -> str:
     rows = [f"{row % 2},{row / 4},{field},i{row % 3}\n" for row, field in enumerate(fields * 4)]
     return "label,price,user,item\n" + "".join(rows)
 
@@ -54,10 +53,9 @@ def by_arrow(content: bytes, encoding: str = "utf8", **options: Any) -> list[lis
 
 
 def require_rows(arrays: list[NDArray[Any]], columns: list[list[str]]) -> None:
-    labels, dense, sparse = arrays
-    assert labels.tolist() == [int(value) for value in columns[0]]
-    assert dense[:, 0].tolist() == [float(value) for value in columns[1]]
-    assert sparse.T.tolist() == [ids(columns[2]), ids(columns[3])]
+    labels, prices, users, items = columns
+    expected = [list(map(int, labels)), list(map(float, prices)), [ids(users), ids(items)]]
+    assert [arrays[0].tolist(), arrays[1][:, 0].tolist(), arrays[2].T.tolist()] == expected
 
 
 def require_new_rows(path: Path, arrays: list[NDArray[Any]]) -> None:
@@ -107,8 +105,8 @@ def test_the_null_mark_of_mysql_is_not_the_letter_n(tmp_path: Path) -> None:
     arrays = make(tmp_path, content, SCHEMA + 'escape: "\\\\"\nmissing: ["\\\\N"]\n')
     assert arrays[1][:, 0].tolist() == [0.0] * 24
     assert arrays[2].T.tolist() == [ids(["", "N", "aN", "", ",N", "N"] * 4), ids([""] * 24)]
-    with pytest.raises(UserError, match=r"rows\.csv: row 2, column price: '.*N' is not a number"):
-        make(tmp_path / "out", content, SCHEMA + 'escape: "\\\\"\n')
+    message = r"rows\.csv: row 2, column price: '.*N' is not a number"
+    refused(message, make, tmp_path / "out", content, SCHEMA + 'escape: "\\\\"\n')
 
 
 @pytest.mark.parametrize("more", MORE)
@@ -133,64 +131,11 @@ def test_new_rows_with_the_mark_of_utf_8_are_refused(tmp_path: Path) -> None:
     make(tmp_path, text(["é"] * 9).encode("cp1252"), SCHEMA + "charset: cp1252\n")
     encoder, path = Encoder.load(tmp_path / "out"), tmp_path / "new.csv"
     path.write_text("\ufeffuser,item,price\né,i,1\n", encoding="utf-8")
-    with pytest.raises(UserError, match=r"new\.csv: row 1: begins with the byte-order mark of UTF-8"):
-        read_new_rows(path, encoder.shape(encoder.input_columns))
+    message = r"new\.csv: row 1: begins with the byte-order mark of UTF-8"
+    refused(message, read_new_rows, path, encoder.shape(encoder.input_columns))
 
 
 def test_names_of_columns_are_of_the_charset(tmp_path: Path) -> None:
     content = "label,größe\n" + "1,é\n0,ü\n" * 9
     schema = "label: label\nsparse: [größe]\ncharset: windows-1252\n"
-    (tmp_path / "schema.yaml").write_text(schema)
     assert make(tmp_path, content.encode("cp1252"), schema)[2][:, 0].tolist() == ids(["é", "ü"] * 9)
-
-
-BACKSLASH = 'escape: "\\\\"\n'
-REFUSED: list[tuple[str | bytes, str, str]] = [
-    (
-        table(r9="1,2,u\udc81,i\n").encode(errors="surrogateescape"),
-        "charset: cp1252\n",
-        "row 9: not text in the charset cp1",
-    ),
-    (
-        "\ufeff" + table(),
-        "charset: cp1252\n",
-        "row 1: begins with the byte-order mark of UTF-8, not of charset cp1252; leave",
-    ),
-    (table(), "charset: utf-16\n", r"key charset: utf-16 is .*: iconv -f utf-16 -t UTF-8 < .*rows\.csv > NEW$"),
-    (
-        table(),
-        "charset: cp037\n",
-        "key charset: cp037 is unknown to Python, or writes delimiters and line ends in other ",
-    ),
-    (table(), "charset: iso2022_jp\n", "key charset: iso2022_jp is"),
-    (table(), "charset: klingon\n", "key charset: klingon is unknown"),
-    (table(), "charset: 1252\n", "key charset: 1252 is unknown"),
-    (table(), "quoting: all\n", "key quoting: give csv, or none"),
-    (table(), 'escape: "\\\\\\\\"\n', "key escape: give one punctuation mark"),
-    (table(), 'escape: ","\n', "key escape: give one punctuation mark"),
-    (table(), "escape: '\"'\n", "key escape: give one punctuation mark"),
-    (table(), "escape: a\n", "key escape: give one punctuation mark"),
-    (table(r9="1,2,u,i\\\n"), BACKSLASH, "row 9: ends after an escape; a row is one line"),
-    (table(r9='1,2,u,"i\n'), BACKSLASH, "row 9: ends inside quotes; a row is one line"),
-    (table(r9='1,2,"u,i"\n'), "quoting: none\n" + 'delimiter: ";"\n', "no column label"),
-    (table(r9='1,2,"u,v",i\n'), "quoting: none\n", "row 9: 5 columns, but a row has 4"),
-]
-
-
-@pytest.mark.parametrize(("content", "keys", "message"), REFUSED)
-def test_what_is_refused(tmp_path: Path, content: str | bytes, keys: str, message: str) -> None:
-    lines = set()
-    for chunk in ("1MiB", "40"):
-        with pytest.raises(UserError, match=message) as error:
-            make(tmp_path, content, SCHEMA + keys, *HASHED, f"data.chunk_bytes={chunk}")
-        lines.add(str(error.value))
-        assert not (tmp_path / "out/manifest.json").exists()
-    assert len(lines) == 1
-    assert "\n" not in lines.pop()
-
-
-@pytest.mark.parametrize("key", ["quoting: none", "escape: '\\'", "charset: cp1252"])
-def test_typed_files_have_no_dialect(tmp_path: Path, key: str) -> None:
-    content = {"label": [0, 1], "price": [1, 2], "user": ["a", "b"], "item": ["c", "d"]}
-    with pytest.raises(UserError, match=f"key {key.partition(':')[0]}: has no effect, as .* is a parquet file"):
-        make(tmp_path, content, f"{SCHEMA}{key}\n", name="rows.parquet")

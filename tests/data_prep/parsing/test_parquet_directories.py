@@ -9,12 +9,11 @@ import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
 
-from common.errors import UserError
 from data_prep.dataset.format import load_manifest
 from data_prep.encoding.encoder import Encoder
 from data_prep.encoding.new_rows import read_new_rows
 from data_prep.encoding.texts import VocabularyTexts
-from tests.data_prep.conftest import load_split, prepare
+from tests.data_prep.conftest import load_split, prepare, refused
 from tests.data_prep.tables import paths, write
 
 PART_ROWS = 30
@@ -71,7 +70,7 @@ def test_types_that_differ_by_gaps_are_one(tmp_path: Path) -> None:
         {"label": [0, 1], "price": [2, 3], "user": pa.nulls(2), "item": ["b", None]},
     ]
     for number, table in enumerate(tables):
-        pq.write_table(pa.table(table), tmp_path / f"raw/part-{number}.parquet")
+        write(tmp_path / f"raw/part-{number}.parquet", table)
     prepare(*paths(tmp_path, SCHEMA.replace("dt", "item"), "raw"), *KEEP_ORDER)
     labels, dense, ids = load_split(tmp_path / "out", "train")
     assert labels.tolist() == [0, 1] * 3
@@ -83,18 +82,17 @@ def test_types_that_differ_by_gaps_are_one(tmp_path: Path) -> None:
 def test_types_that_do_not_go_together_are_refused_with_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "raw").mkdir()
     for number, users in enumerate((["a", "b"], [1, 2])):
-        pq.write_table(pa.table({"label": [0, 1], "user": users}), tmp_path / f"raw/part-{number}.parquet")
-    with pytest.raises(UserError, match=r"part-1.parquet, column user: integer, but text in .*; write both files with"):
-        prepare(*paths(tmp_path, "label: label\nsparse: [user]\n", "raw"))
+        write(tmp_path / f"raw/part-{number}.parquet", {"label": [0, 1], "user": users})
+    message = r"part-1.parquet, column user: integer, but text in .*; write both files with"
+    refused(message, prepare, *paths(tmp_path, "label: label\nsparse: [user]\n", "raw"))
 
 
 TEXTS = [["a", "b"], ["b", "c"], ["a", "a"], ["d", "b"]] * 10
 FLAT_TEXTS = [text for texts in TEXTS for text in texts]
+PAIRS = pa.array(range(0, 81, 2), pa.int32())
 LISTS = {
     "fixed size": pa.array(TEXTS, pa.list_(pa.string(), 2)),
-    "categories": pa.ListArray.from_arrays(
-        pa.array(range(0, 81, 2), pa.int32()), pa.array(FLAT_TEXTS).dictionary_encode()
-    ),
+    "categories": pa.ListArray.from_arrays(PAIRS, pa.array(FLAT_TEXTS).dictionary_encode()),
     "views": pa.array(TEXTS, pa.list_(pa.string_view())),
     "large": pa.array(TEXTS, pa.large_list(pa.large_string())),
     "list view": pa.array(TEXTS, pa.list_view(pa.string())),
