@@ -1,6 +1,7 @@
 """Fixtures of the training side."""
 
 import functools
+import logging
 import multiprocessing
 import os
 import subprocess
@@ -18,12 +19,14 @@ import torch
 from app.commands import COMMANDS
 from app.config import CONFIG_DIR, AppConfig, RuntimeConfig
 from app.runtime import platform
+from app.training import session
 from common import cli
 from common.compose import compose_config
 from common.errors import UserError
+from data_prep.dataset.format import load_manifest
 from tests.app import inject
 from tests.app.datasets import write_dataset, write_ragged_dataset
-from tests.app.in_process import command_here
+from tests.app.in_process import command_here, train_here, train_until
 from tests.forks import keep_environment
 from tests.once import made_once
 
@@ -35,11 +38,18 @@ _STORES: list[Any] = []  # a store lasts as long as the processes that meet in i
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 Refusal = Callable[..., str]
+Train = Callable[..., None]
 
 
 def composed(*overrides: str) -> AppConfig:
     """The configuration of a command line."""
     return compose_config(AppConfig, CONFIG_DIR, overrides)
+
+
+def built(runtime: platform.Runtime, root: Path, *overrides: str) -> session.Session:
+    """The small model, but for the overrides, for the dataset at `root`."""
+    config = composed(*SMALL, f"data.path={root}", "run.name=x", *overrides)
+    return session.build(config, runtime, root, load_manifest(root))
 
 
 @functools.cache
@@ -73,14 +83,38 @@ def ragged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run_app(tmp_path: Path) -> Command:
-    """Run an entry point in a process of its own, in tmp_path, on `processes` processes; require its exit status."""
+    """Run an entry point in a process of its own, in tmp_path; require its exit status, and that errors are one line.
 
-    def run(name: str, *overrides: str, processes: int = 1, status: int = 0) -> "subprocess.CompletedProcess[str]":
-        process = ended(forked(name, *overrides, cwd=tmp_path, processes=processes), tmp_path)
+    Keywords are those of `forked`; processes: run on several.
+    """
+
+    def run(name: str, *overrides: str, status: int = 0, **keywords: Any) -> "subprocess.CompletedProcess[str]":
+        process = ended(forked(name, *overrides, cwd=tmp_path, **keywords), tmp_path)
         assert process.returncode == status, process.stdout + process.stderr
+        assert "Traceback" not in process.stderr, process.stderr
         return process
 
     return run
+
+
+@pytest.fixture
+def train(runtime: platform.Runtime, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
+    """Train the small model as run x, here but in tmp_path, with a fault of `inject`; require the run's status."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*overrides: str, status: str = "completed", fault: str = "") -> None:
+        keys = [*SMALL, f"data.path={dataset}", "record.tensorboard=false", "run.name=x", *overrides]
+        assert (train_until(runtime, fault, *keys) if fault else train_here(runtime, *keys)) == status
+
+    return run
+
+
+@pytest.fixture
+def logged(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
+    """What the program logs."""
+    monkeypatch.setattr(logging.getLogger("clickwork"), "propagate", True)
+    caplog.set_level("INFO", "clickwork")
+    return caplog
 
 
 @pytest.fixture
@@ -99,14 +133,8 @@ def refused(runtime: platform.Runtime, tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.fixture(scope="session")
 def overrides(dataset: Path) -> list[str]:
     """Five checkpoints over two epochs, evaluated in between."""
-    return [
-        *SMALL,
-        f"data.path={dataset}",
-        "train.max_steps=60",
-        "checkpoint.every_steps=12",
-        "train.eval_every_steps=20",
-        "runtime.platform=cpu",
-    ]
+    five = ["train.max_steps=60", "checkpoint.every_steps=12", "train.eval_every_steps=20"]
+    return [*SMALL, f"data.path={dataset}", *five]
 
 
 @pytest.fixture(scope="session")
@@ -172,23 +200,15 @@ def forked(
         (cwd / stream).write_bytes(b"")
     for pid in cwd.glob(".pid.*"):
         pid.unlink()
-    launched: dict[str, str] = {}
+    store: Any = None
     if processes > 1:
         store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         _STORES.append(store)
-        launched = {
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(store.port),
-            "WORLD_SIZE": str(processes),
-            "LOCAL_WORLD_SIZE": str(processes),
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
-        }
     if name == "train" and not any(override.startswith("baselines=") for override in overrides):
         overrides = (*overrides, "baselines=false")  # they take seconds, and change nothing of a run
     forks = []
     for rank in range(processes):
-        ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if launched else {}
-        extra = {**launched, **ranks, **environment}
+        extra = {**(launched_environment(rank, processes, processes, store.port) if store else {}), **environment}
         fork = context.Process(target=_entry_point, args=(name, overrides, str(cwd), stderr, extra, fault))
         fork.start()
         forks.append(fork)
@@ -207,6 +227,20 @@ def _entry_point(
     inject.install(fault)
     sys.argv = [f"app.{name}", *overrides]
     cli.run(COMMANDS[name])
+
+
+def launched_environment(rank: int, world_size: int, local_world_size: int, port: int) -> dict[str, str]:
+    """What torchrun tells a process of a job whose store is here."""
+    environment = {
+        "RANK": rank,
+        "LOCAL_RANK": rank % local_world_size,
+        "WORLD_SIZE": world_size,
+        "LOCAL_WORLD_SIZE": local_world_size,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "TORCHELASTIC_USE_AGENT_STORE": True,
+    }
+    return {key: str(value) for key, value in environment.items()}
 
 
 def app_environment() -> dict[str, str]:

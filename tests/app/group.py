@@ -26,6 +26,7 @@ from common.cli import run
 from common.compose import compose_config
 from common.documents import plain, plain_object
 from data_prep.dataset.format import load_manifest
+from tests.app.conftest import launched_environment
 
 TIMEOUT_SECONDS = 900
 
@@ -63,16 +64,7 @@ def start_group(
     context = multiprocessing.get_context("forkserver")
     processes = []
     for rank in range(world_size):
-        environment = {
-            "RANK": rank,
-            "LOCAL_RANK": rank % local_world_size,
-            "WORLD_SIZE": world_size,
-            "LOCAL_WORLD_SIZE": local_world_size,
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": store.port,
-            "TORCHELASTIC_USE_AGENT_STORE": True,
-        }
-        variables = {key: str(value) for key, value in environment.items()}
+        variables = launched_environment(rank, world_size, local_world_size, store.port)
         process = context.Process(target=_member, args=(variables, str(log), target, arguments))
         process.start()
         processes.append(process)

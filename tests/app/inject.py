@@ -57,6 +57,11 @@ def terminate(*_: Any, **__: Any) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
+def signal_in_step(name: str) -> Callable[[int], None]:
+    number = signal.Signals[name]
+    return lambda n: at_call(session.Session, "begin_step", n, lambda *_: os.kill(os.getpid(), number))
+
+
 def terminate_twice(*_: Any, **__: Any) -> None:
     terminate()
     time.sleep(2 * signals.ECHO_SECONDS)
@@ -220,7 +225,7 @@ FAULTS: dict[str, Callable[[int], None]] = {
     "in the pruning": lambda n: at_call(shutil, "rmtree", n, kill_job, lambda p, **_: str(p).endswith(files.OLD)),
     "in the beginning": lambda n: at_call(os, "replace", n, kill_job, lambda a, b: "/runs/" in f"/{b}"),
     "stop": stop_at,
-    "signal in the step": lambda n: at_call(session.Session, "begin_step", n, terminate),
+    **{f"{name} in the step": signal_in_step(name) for name in ("SIGINT", "SIGTERM", "SIGUSR1")},
     "an echoed signal": lambda n: at_call(session.Session, "begin_step", n, terminate_like_timeout),
     "two signals": lambda n: at_call(session.Session, "begin_step", n, terminate_twice),
     "signal in the evaluation": lambda n: at_call(predictor.Predictor, "forward", n, terminate, in_evaluation),

@@ -2,18 +2,16 @@
 
 import csv
 import json
-import os
 import re
-import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from app.checkpoint.files import whole_checkpoints
-from tests.app.conftest import SMALL, Command, Refusal, ended, forked
+from tests.app.conftest import SMALL, Command, ended, forked
 from tests.app.datasets import NUM_EMBEDDINGS
-from tests.app.run_files import events, losses, summary, wait_for
+from tests.app.run_files import events, losses, summary
 from tests.app.summaries import BY_AUC
 from tests.error_lines import error_line
 
@@ -85,26 +83,6 @@ def test_same_seed_same_bits_and_another_seed_others(run_app: Command, dataset: 
 
 
 @pytest.mark.slow("processes")
-@pytest.mark.parametrize(
-    "number", [signal.SIGTERM, *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGINT, signal.SIGUSR1))]
-)
-def test_a_signal_ends_it_resumably(number: int, run_app: Command, dataset: Path, tmp_path: Path) -> None:
-    overrides = [*SMALL, f"data.path={dataset}", "run.name=stopped", "train.epochs=6000"]
-    run = tmp_path / "runs/stopped"
-    forks = forked("train", *overrides, cwd=tmp_path)
-    wait_for(run / "metrics.jsonl", lambda: len(events(run, "train")) >= 10, forks)
-    os.kill(forks[0].pid, number)
-    assert ended(forks, tmp_path).returncode == 75
-    figures = summary(run)
-    assert figures["status"] == "interrupted"
-    assert 10 <= figures["steps"] < 6000 * 31
-    assert whole_checkpoints(run / "checkpoints")[-1].name == f"step_{figures['steps']:08d}"
-    run_app("train", *overrides, "train.max_steps=" + str(figures["steps"] + 5))
-    assert summary(run)["steps"] == figures["steps"] + 5
-    assert [event["step"] for event in events(run, "train")] == list(range(1, figures["steps"] + 6))
-
-
-@pytest.mark.slow("processes")
 def test_its_time_ends_it_resumably(run_app: Command, dataset: Path, tmp_path: Path) -> None:
     overrides = [*SMALL, f"data.path={dataset}", "run.name=brief", "train.epochs=600"]
     run_app("train", *overrides, "train.max_minutes=0.02", status=75)
@@ -125,33 +103,6 @@ def test_zero_steps_builds_the_run(further: list[str], run_app: Command, dataset
     assert set(figures["eval"].values()) == {None}
     assert figures["train"]["logloss"] is None
     assert figures["throughput"]["samples_per_second"] is None
-
-
-def test_it_stops_at_the_target(run_app: Command, dataset: Path, tmp_path: Path) -> None:
-    keys = [*SMALL, f"data.path={dataset}", "run.name=target", "train.epochs=9", "train.eval_every_steps=10"]
-    keys += ["train.target_auc=0.6"]
-    run_app("train", *keys)
-    figures = summary(tmp_path / "runs/target")
-    assert figures["status"] == "target_reached"
-    assert figures["eval"]["auc"] >= 0.6
-    assert figures["steps"] < 9 * 31
-    assert figures["steps"] % 10 == 0
-
-
-@pytest.mark.slow("processes")
-def test_another_configuration_does_not_go_on_from_a_checkpoint(
-    run_app: Command, dataset: Path, tmp_path: Path
-) -> None:
-    overrides = [*SMALL, f"data.path={dataset}", "run.name=first", "train.max_steps=5"]
-    run_app("train", *overrides)
-    other = run_app("train", *overrides, "optimizer.lr=0.5", "train.max_steps=6", status=2)
-    assert "optimizer.lr=0.5" in error_line(other.stderr)
-    assert "run.name" in other.stderr
-    assert summary(tmp_path / "runs/first")["steps"] == 5
-    keys = [*overrides, "optimizer.lr=0.5", "train.max_steps=6", "checkpoint.resume=never", "checkpoint.overwrite=true"]
-    run_app("train", *keys)
-    assert summary(tmp_path / "runs/first")["steps"] == 6
-    assert len(losses(tmp_path / "runs/first")) == 6
 
 
 def test_two_processes_train_as_one(run_app: Command, dataset: Path, tmp_path: Path) -> None:
@@ -198,21 +149,6 @@ def test_raw_rows_are_preprocessed_once(run_app: Command, tmp_path: Path) -> Non
     bad = run_app("train", *SMALL, "data.raw=rows.tsv", "data.path=others", "run.name=bad", status=2)
     assert re.search("rows.tsv[:,] row 1", error_line(bad.stderr))
     assert not (tmp_path / "others/manifest.json").exists()
-
-
-BAD = {
-    "train.global_batch_size=5000": "train.global_batch_size=5000",
-    "data.path=/no/such/place": "/no/such/place",
-    "checkpoint.resume=/no/checkpoint": "/no/checkpoint",
-    "eval.split=tomorrow": "no split 'tomorrow'",
-    "data.max_ind_range=9": "data.max_ind_range=9",
-}
-
-
-@pytest.mark.parametrize("override", BAD)
-def test_bad_input_is_named(override: str, refused: Refusal, dataset: Path, tmp_path: Path) -> None:
-    assert BAD[override] in refused("train", *SMALL, f"data.path={dataset}", "run.name=bad", override)
-    assert not (tmp_path / "runs/bad/summary.json").exists()
 
 
 def test_bad_input_is_one_line_and_status_2(run_app: Command, dataset: Path, tmp_path: Path) -> None:

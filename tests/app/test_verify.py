@@ -12,8 +12,7 @@ import torch
 import yaml
 from torch.distributed.checkpoint import FileSystemReader
 
-from tests.app.conftest import REPOSITORY, SMALL, Command, Refusal
-from tests.app.datasets import write_dataset
+from tests.app.conftest import REPOSITORY, SMALL, Command
 from tests.app.run_files import rewrite_state
 
 
@@ -80,14 +79,6 @@ def test_bits_are_equal_up_to_where_the_processes_changed(run_app: Command, data
     assert report["tensors_at_step"] > 10
     assert 10 in report["compared_at"]
     assert "no recorded condition has changed" not in result.stderr
-
-
-def test_another_dataset_is_refused_before_anything_is_replayed(
-    run_app: Command, refused: Refusal, dataset: Path, tmp_path: Path
-) -> None:
-    run_app("train", *SMALL, f"data.path={dataset}", "run.name=run", "train.max_steps=3")
-    write_dataset(tmp_path / "other", seed=5)
-    assert "other: not the dataset that" in refused("verify", "run=runs/run", "data.path=other")
 
 
 @pytest.mark.slow("processes")

@@ -74,6 +74,18 @@ def test_a_flipped_bit_is_damage(name: str, newest: Path) -> None:
     files.verify(newest)
 
 
+@pytest.mark.parametrize("name", ["state.json", "arrays.npz", ".metadata", "__0_0.distcp"])
+@pytest.mark.parametrize("length", [-1, 0, None])
+def test_a_file_that_is_cut_short_or_gone_is_damage(name: str, length: int | None, newest: Path) -> None:
+    content = (newest / name).read_bytes()
+    (newest / name).unlink()
+    if length is not None:
+        (newest / name).write_bytes(content[:length])
+    with pytest.raises(UserError, match=newest.name):
+        files.verify(newest)
+    assert files.newest_undamaged(newest.parent)[0] == newest.with_name("step_00000010")
+
+
 def test_a_checkpoint_of_another_version_is_refused_and_kept(newest: Path) -> None:
     """Not passed over as damage is: a run would start over, and remove what another version can read."""
     rewrite_state(newest, {**json.loads((newest / "state.json").read_bytes()), "format": 2, "of_version_2": 1})

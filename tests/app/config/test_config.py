@@ -63,6 +63,7 @@ from tests.forks import run_module
         ("+sharding.tables.cat_0.tpyes=row_wise", "must be keys of types, kernels"),
         ("+sharding.tables.cat_0=row_wise", "must be keys of types, kernels"),
         ("+sharding.tables.cat_0.types=skewed", "sharding.tables.cat_0.types=skewed: must be one of"),
+        ("checkpoint.overwrite=true", "checkpoint.overwrite=true: has no effect with checkpoint.resume=auto"),
         ("published.auc=80", r"published.auc=80.0: must be in \[0, 1\]"),
     ],
 )

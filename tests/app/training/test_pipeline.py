@@ -70,7 +70,7 @@ def test_a_stop_loses_no_batch(dataset: Path, tmp_path: Path) -> None:
     plain = ended(forked("train", *common, "run.name=plain", cwd=tmp_path, processes=2), tmp_path)
     assert plain.returncode == 0, plain.stderr
     assert "pipeline: none" in plain.stderr
-    stopped = ended(forked("train", *piped, cwd=tmp_path, processes=2, fault="signal in the step:15"), tmp_path)
+    stopped = ended(forked("train", *piped, cwd=tmp_path, processes=2, fault="SIGTERM in the step:15"), tmp_path)
     assert stopped.returncode == 75, stopped.stderr
     assert "pipeline: sparse_dist" in stopped.stderr
     assert summary(run)["steps"] == 20  # processes ask each other every 10 steps

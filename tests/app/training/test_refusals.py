@@ -1,73 +1,112 @@
 """What a command refuses changes no file: neither of a run that is there, nor of a dataset, nor anything new."""
 
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from app.record.directory import RunDirectory
 from app.runtime.platform import Runtime
-from app.training import meta_build, stop
+from app.training import meta_build
 from common.errors import UserError
 from tests.app.conftest import SMALL, composed
 from tests.app.datasets import write_dataset
-from tests.app.in_process import command_here, train_here
+from tests.app.in_process import command_here, train_until
 from tests.app.run_files import contents
 from tests.once import made_once
 
 BASE = [*SMALL, "record.tensorboard=false", "optimizer.lr=0.1"]
+TRAIN = [*BASE, "data.path=data", "train.max_steps=9"]
+OVER = "checkpoint.resume=never checkpoint.overwrite=true"
+MANY = "train.max_steps=1000000000000 checkpoint.every_steps=1 checkpoint.keep=1000000000000"
+BACK = "checkpoint.resume=runs/x/checkpoints/step_00000003"
+NO_SPACE = r"^runs/\w+/checkpoints: [\d.,]+ \wB needed for checkpoints of [\d.]+ kB, up to 1000000000002 at a time, "
+NO_SPACE += r"[\d.]+ \wB free; free some, or give run.dir on another disk, checkpoint.keep=1 or "
+KEPT = "in runs/x/checkpoints; give another run.name, or checkpoint.overwrite=true to remove them$"
+NO_CHECKPOINT = "^/no/checkpoint: no checkpoint here"
+OTHER_DATA = "^other: not the dataset that runs/x.* was trained on, data; give that, or another run; "
+ANOTHERS = r"^checkpoint=runs/z/.*: was trained with optimizer\.lr=0\.2, and run=runs/x with 0\.1; give its own"
+# What is typed, and the message.
 REFUSED = {
-    "a shorter run": ["run.name=x", "train.max_steps=3"],
-    "another split": ["run.name=x", "eval.split=test"],
-    "another rate": ["run.name=x", "optimizer.lr=0.77"],
-    "another dataset": ["run.name=x", "data.path=other"],
-    "a start over": ["run.name=x", "checkpoint.resume=never"],
-    "a start elsewhere": ["run.name=x", "checkpoint.resume=runs/y"],
-    "an earlier start": ["run.name=x", "checkpoint.resume=runs/x/checkpoints/step_00000003"],
-    "no space": [
-        "run.name=x",
-        "train.max_steps=1000000000000",
-        "checkpoint.every_steps=1",
-        "checkpoint.keep=1000000000000",
-    ],
-    "no space, over": [
-        "run.name=x",
-        "train.max_steps=1000000000000",
-        "checkpoint.every_steps=1",
-        "checkpoint.keep=1000000000000",
-        "checkpoint.resume=never",
-        "checkpoint.overwrite=true",
-    ],
-    "no space, back": [
-        "run.name=x",
-        "train.max_steps=1000000000000",
-        "checkpoint.every_steps=1",
-        "checkpoint.keep=1000000000000",
-        "checkpoint.overwrite=true",
-        "checkpoint.resume=runs/x/checkpoints/step_00000003",
-    ],
-    "a batch beyond the rows": ["run.name=x", "train.global_batch_size=5000"],
-    "a batch beyond the rows, over": [
-        "run.name=x",
-        "train.global_batch_size=5000",
-        "checkpoint.resume=never",
-        "checkpoint.overwrite=true",
-    ],
-    "no such split": ["run.name=new", "eval.split=tomorrow"],
-    "no such checkpoint": ["run.name=new", "checkpoint.resume=/no/checkpoint"],
-    "no such checkpoint, and no data yet": [
-        "run.name=new",
-        "data.source=synthetic",
-        "data.path=new",
-        "checkpoint.resume=/no/checkpoint",
-    ],
-    "a foreign directory, and no data yet": ["run.name=x", "run.dir=data", "data.source=synthetic", "data.path=new"],
-    "a foreign directory": ["run.name=x", "run.dir=data"],
-    "a key that is wrong": ["run.name=new", "train.log_every_steps=0"],
-    "tables that do not fit": ["run.name=new", "sharding.types=column_wise", "optimizer=rowwise_adagrad"],
+    "a shorter run": (
+        "train run.name=x train.max_steps=3",
+        "step_00000005 is at step 5 already.*give train.max_steps=5",
+    ),
+    "another split": (
+        "train run.name=x eval.split=test",
+        "^eval.split=test: runs/x evaluates val.*app.evaluate run=runs/x",
+    ),
+    "another rate": (
+        "train run.name=x optimizer.lr=0.77",
+        "^optimizer.lr=0.77: .* with 0.1; give another run.name, or",
+    ),
+    "another dataset": ("train run.name=x data.path=other", OTHER_DATA),
+    "a start over": ("train run.name=x checkpoint.resume=never", f"would remove step_00000003, step_00000005 {KEPT}"),
+    "a start elsewhere": (
+        "train run.name=x checkpoint.resume=runs/y",
+        f"would remove step_00000003, step_00000005 {KEPT}",
+    ),
+    "an earlier start": (f"train run.name=x {BACK}", f"would remove step_00000005 {KEPT}"),
+    "no space": (f"train run.name=x {MANY}", NO_SPACE),
+    "no space, a new run": (f"train run.name=new {MANY}", NO_SPACE),
+    "no space, over": (f"train run.name=x {MANY} {OVER}", NO_SPACE),
+    "no space, back": (f"train run.name=x {MANY} checkpoint.overwrite=true {BACK}", NO_SPACE),
+    "a batch beyond the rows": (
+        "train run.name=x train.global_batch_size=5000",
+        "^train.global_batch_size=5000: no whole",
+    ),
+    "a batch beyond the rows, over": (f"train run.name=x train.global_batch_size=5000 {OVER}", "no whole batch"),
+    "no such split": ("train run.name=new eval.split=tomorrow", "^data: no split 'tomorrow'; it has train, val, test"),
+    "no such checkpoint": ("train run.name=new checkpoint.resume=/no/checkpoint", NO_CHECKPOINT),
+    "no such checkpoint, and no data yet": (
+        "train run.name=new data.source=synthetic data.path=new checkpoint.resume=/no/checkpoint",
+        NO_CHECKPOINT,
+    ),
+    "no such dataset": (
+        "train run.name=new data.path=/no/such/place",
+        "^/no/such/place: no dataset here; give data.path=",
+    ),
+    "ids of another range": (
+        "train run.name=new data.max_ind_range=9",
+        "^data.max_ind_range=9: the dataset at data.path=",
+    ),
+    "a foreign directory": ("train run.name=x run.dir=data", "^run.dir=data: contains"),
+    "a foreign directory, over": (f"train run.name=x run.dir=data {OVER}", "^run.dir=data: contains"),
+    "a foreign directory, and no data yet": (
+        "train run.name=x run.dir=data data.source=synthetic data.path=new",
+        "^run.dir=data: contains",
+    ),
+    "a key that is wrong": (
+        "train run.name=new train.log_every_steps=0",
+        "^train.log_every_steps=0: must be at least 1",
+    ),
+    "tables that do not fit": (
+        "train run.name=new sharding.types=column_wise optimizer=rowwise_adagrad",
+        "^sharding.types=column_wise: rowwise_adagrad would look at each shard's columns alone",
+    ),
+    "evaluate another run's checkpoint": ("evaluate run=runs/x checkpoint=runs/z/checkpoints/step_00000005", ANOTHERS),
+    "evaluate on other data": ("evaluate run=runs/x data.path=other out=x.json", OTHER_DATA),
+    "evaluate no such split": (
+        "evaluate run=runs/x split=tomorrow out=x.json",
+        "^data: no split 'tomorrow'; it has train",
+    ),
+    "verify on other data": ("verify run=runs/x data.path=other", OTHER_DATA),
+    "recommend nothing": ("recommend run=runs/x candidates=none.csv out=x.json", "^data: imported or generated"),
+    "recommend to nowhere": (
+        "recommend run=runs/x candidates=rows.csv out=no/such/place.json",
+        "^out=.*no directory no/such",
+    ),
 }
+SLOW: tuple[str, ...] = (
+    "another split",
+    "another dataset",
+    "a start over",
+    "an earlier start",
+    "no space",
+    "no space, over",
+)
+SLOW += ("a foreign directory, and no data yet", "a key that is wrong", "tables that do not fit")
+SLOW += ("evaluate on other data", "evaluate no such split", "recommend nothing", "recommend to nowhere")
 
 
 @pytest.fixture(scope="module")
@@ -79,25 +118,11 @@ def place(runtime: Runtime, tmp_path_factory: pytest.TempPathFactory) -> Path:
             write_dataset(root / name, seed=seed)
         with pytest.MonkeyPatch.context() as patched:
             patched.chdir(root)
-            patched.setattr(stop.StopCheck, "requested", lambda _, step: step == 5)
             for name, lr in (("x", 0.1), ("y", 0.1), ("z", 0.2)):
-                arguments = ["data.path=data", f"run.name={name}", f"optimizer.lr={lr}", "train.max_steps=9"]
-                arguments += ["train.eval_every_steps=3"]
-                assert train_here(runtime, *BASE, *arguments) == "interrupted"
+                arguments = [f"run.name={name}", f"optimizer.lr={lr}", "train.eval_every_steps=3"]
+                assert train_until(runtime, "stop:5", *TRAIN, *arguments) == "interrupted"
 
     return made_once(tmp_path_factory, "refusals", make)
-
-
-FAST = (
-    "a shorter run",
-    "another rate",
-    "a start elsewhere",
-    "no space, back",
-    "no such checkpoint, and no data yet",
-    "a foreign directory",
-    "evaluate another run's checkpoint",
-    "verify on other data",
-)
 
 
 @pytest.fixture
@@ -108,14 +133,14 @@ def before(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict
     return contents(Path())
 
 
-def _cases(of: Mapping[str, list[str]]) -> list[Any]:
-    return [pytest.param(case, marks=() if case in FAST else pytest.mark.slow) for case in of]
-
-
-@pytest.mark.parametrize("case", _cases(REFUSED))
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.slow if case in SLOW else ()) for case in REFUSED]
+)
 def test_a_refusal_changes_nothing(case: str, runtime: Runtime, before: dict[str, str]) -> None:
-    with pytest.raises(UserError):
-        train_here(runtime, *BASE, "data.path=data", "train.max_steps=9", *REFUSED[case])
+    typed, message = REFUSED[case]
+    command, *overrides = typed.split()
+    with pytest.raises(UserError, match=message):
+        command_here(runtime, command, *(TRAIN if command == "train" else []), *overrides)
     assert contents(Path()) == before
 
 
@@ -124,21 +149,4 @@ def test_a_run_that_is_built_only_does_not_replace_a_trained_one(runtime: Runtim
     assert meta_build.is_wanted(config)
     with pytest.raises(UserError, match="contains a trained run"):
         meta_build.write(config, runtime, RunDirectory(Path("runs/x"), 0), 0.0)
-    assert contents(Path()) == before
-
-
-COMMANDS = {
-    "evaluate another run's checkpoint": ["evaluate", "run=runs/x", "checkpoint=runs/z/checkpoints/step_00000005"],
-    "evaluate on other data": ["evaluate", "run=runs/x", "data.path=other", "out=x.json"],
-    "evaluate no such split": ["evaluate", "run=runs/x", "split=tomorrow", "out=x.json"],
-    "verify on other data": ["verify", "run=runs/x", "data.path=other"],
-    "recommend nothing": ["recommend", "run=runs/x", "candidates=none.csv", "out=x.json"],
-    "recommend to nowhere": ["recommend", "run=runs/x", "candidates=rows.csv", "out=no/such/place.json"],
-}
-
-
-@pytest.mark.parametrize("case", _cases(COMMANDS))
-def test_a_refusal_of_another_command_changes_nothing(case: str, runtime: Runtime, before: dict[str, str]) -> None:
-    with pytest.raises(UserError):
-        command_here(runtime, *COMMANDS[case])
     assert contents(Path()) == before
