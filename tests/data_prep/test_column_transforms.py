@@ -1,7 +1,5 @@
 """A transform for each dense column, fitted on train alone, beside plain NumPy."""
 
-import math
-import statistics
 from pathlib import Path
 from typing import Any
 
@@ -9,28 +7,19 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from common.errors import UserError
 from data_prep import pipeline
 from data_prep.dataset.format import load_manifest
 from data_prep.encoding.encoder import Encoder
 from data_prep.verify import verify_dataset
-from tests.data_prep.conftest import load_split, prepare, sums
+from tests.data_prep.conftest import SPLITS, load_split, prepare, refused, sums
 from tests.data_prep.tables import ALLOW, paths
+from tests.oracles.preparation import transformed
 
 ROWS = 300
 COLUMNS = ("row", "standard", "minmax", "quantile", "log1p", "signed_log1p", "usual")
-SCHEMA = """\
-label: label
-dense:
-  - {column: row, transform: raw}
-  - {column: standard, transform: standard}
-  - {column: minmax, transform: minmax}
-  - {column: quantile, transform: quantile}
-  - {column: log1p, transform: log1p}
-  - {column: signed_log1p, transform: signed_log1p}
-  - usual
-sparse: [user]
-"""
+TRANSFORMS = ("raw", *COLUMNS[1:6], "signed_log1p")
+OWN = ", ".join(f"{{column: {name}, transform: {how}}}" for name, how in zip(COLUMNS[:6], TRANSFORMS, strict=False))
+SCHEMA = f"label: label\ndense: [{OWN}, usual]\nsparse: [user]\n"
 
 
 def drawn(seed: int = 0) -> NDArray[np.float64]:
@@ -42,29 +31,15 @@ def drawn(seed: int = 0) -> NDArray[np.float64]:
 
 
 def text(numbers: NDArray[np.float64]) -> str:
-    lines = [
-        f"{row % 2},u{row % 7},{','.join(repr(float(x)) if x else '' for x in numbers[row])}" for row in range(ROWS)
-    ]
+    fields = [",".join(repr(x) if x else "" for x in row) for row in numbers.tolist()]
+    lines = [f"{row % 2},u{row % 7},{text}" for row, text in enumerate(fields)]
     return "\n".join([f"label,user,{','.join(COLUMNS)}", *lines, ""])
 
 
 def expected(numbers: NDArray[np.float64], train: NDArray[np.int64]) -> NDArray[np.float64]:
     """The dense features of all rows, by the fit of some."""
-    of_train = numbers[train]
-    _, standard, minmax, quantile, log1p, signed_log1p, usual = numbers.T
-    places = np.arange(257) / 256
-    quantiles = np.quantile(of_train[:, 3], places, method="lower")
-    means = {value: places[quantiles == value].mean() for value in np.unique(quantiles)}
-    columns = [
-        numbers[:, 0],
-        (standard - statistics.mean(of_train[:, 1].tolist())) / statistics.pstdev(of_train[:, 1].tolist()),
-        (minmax - of_train[:, 2].min()) / (of_train[:, 2].max() - of_train[:, 2].min()),
-        np.interp(quantile, list(means), list(means.values())),
-        [math.log1p(max(x, 0)) for x in log1p],
-        np.sign(signed_log1p) * np.log1p(np.abs(signed_log1p)),
-        np.sign(usual) * np.log1p(np.abs(usual)),
-    ]
-    return np.stack(columns, axis=1)
+    rows = train.tolist()
+    return np.stack([transformed(x, how, rows) for x, how in zip(numbers.T, TRANSFORMS, strict=True)], axis=1)
 
 
 def prepared(directory: Path, *more: str, out: str = "out", schema: str = SCHEMA, content: str = "") -> Any:
@@ -78,7 +53,7 @@ def prepared(directory: Path, *more: str, out: str = "out", schema: str = SCHEMA
 def require_expected(root: Path, numbers: NDArray[np.float64]) -> NDArray[np.int64]:
     """Compare all splits; the numbers of train's rows."""
     verify_dataset(root)
-    parts = {split: load_split(root, split)[1] for split in ("train", "val", "test")}
+    parts = {split: load_split(root, split)[1] for split in SPLITS}
     train = np.round(parts["train"][:, 0]).astype(int)
     result = expected(numbers, train)
     assert sum(map(len, parts.values())) == ROWS
@@ -104,9 +79,7 @@ def test_each_column_has_its_own_transform_fitted_on_train(tmp_path: Path, keys:
     train = require_expected(tmp_path / "out", numbers)
     assert 0 < len(train) < ROWS
     assert list(manifest.encoding["dense_fits"]) == ["standard", "minmax", "quantile"]
-    assert manifest.encoding["table"]["transforms"] == [
-        [name, "raw" if name == "row" else name] for name in COLUMNS[:6]
-    ]
+    assert manifest.encoding["table"]["transforms"] == [[*pair] for pair in zip(COLUMNS[:6], TRANSFORMS, strict=False)]
     encoder = Encoder.load(tmp_path / "out")
     columns = {name: numbers[:, place].tolist() for place, name in enumerate(COLUMNS)} | {"user": ["u"] * ROWS}
     dense = encoder.encode(encoder.parse_columns(columns, "new")).dense
@@ -114,9 +87,7 @@ def test_each_column_has_its_own_transform_fitted_on_train(tmp_path: Path, keys:
 
 
 @pytest.mark.parametrize("keys", JOBS)
-def test_the_bytes_depend_on_neither_workers_nor_budget_and_the_fits_on_no_chunks(
-    tmp_path: Path, keys: list[str]
-) -> None:
+def test_bytes_depend_on_no_workers_and_budget_and_fits_on_no_chunks(tmp_path: Path, keys: list[str]) -> None:
     first = prepared(tmp_path, *keys, "data.chunk_bytes=1000", out="one")
     for workers, budget in ((2, "1GiB"), (4, "2GiB")):
         more = (f"data.workers={workers}", f"data.memory_budget={budget}", "data.chunk_bytes=1000")
@@ -134,33 +105,22 @@ def test_a_stopped_job_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(pipeline, "plan_encoding", stop)
-        with pytest.raises(KeyboardInterrupt):
-            prepared(tmp_path, "data.chunk_bytes=900")
+    def start_and_stop() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(pipeline, "plan_encoding", stop)
+            with pytest.raises(KeyboardInterrupt):
+                prepared(tmp_path, "data.chunk_bytes=900")
+
+    start_and_stop()
     chunks = tmp_path / "out/.work/chunks"
     written = sorted(chunks.glob("*.sorted.npy"))
     assert len(written) > 3
     written[0].write_bytes(written[0].read_bytes()[:-1] + b"x")
     kept = written[1].stat().st_mtime_ns
-    with monkeypatch.context() as patch:
-        patch.setattr(pipeline, "plan_encoding", stop)
-        with pytest.raises(KeyboardInterrupt):
-            prepared(tmp_path, "data.chunk_bytes=900")
+    start_and_stop()
     assert written[1].stat().st_mtime_ns == kept
     prepared(tmp_path, "data.chunk_bytes=900")
     assert sums(tmp_path / "out") == sums(tmp_path / "whole")
-
-
-def test_files_for_each_split_are_fitted_on_train_s(tmp_path: Path) -> None:
-    numbers = drawn(3)
-    header, *lines = text(numbers).splitlines()
-    keys = []
-    for split, part in (("train", lines[:200]), ("val", lines[200:250]), ("test", lines[250:])):
-        (tmp_path / f"{split}.csv").write_text("\n".join([header, *part, ""]))
-        keys.append(f"data.{split}={tmp_path}/{split}.csv")
-    prepare(*paths(tmp_path, SCHEMA), "data.raw=null", *keys, "data.chunk_bytes=800")
-    assert require_expected(tmp_path / "out", numbers).tolist() == list(range(200))
 
 
 def test_rows_that_sampling_drops_are_not_fitted(tmp_path: Path) -> None:
@@ -208,29 +168,24 @@ def test_a_number_beyond_the_transform_s_limit(tmp_path: Path) -> None:
     content = "label,user,x\n" + "1,u,1\n0,v,1e39\n" * 20
     schema = "label: label\ndense: [{column: x, transform: raw}]\nsparse: [user]\n"
     message = r"row 3, column x: '1e39' is beyond 3.4e\+38, .*; set transform: signed_log1p for it in data\.schema;"
-    with pytest.raises(UserError, match=message):
-        prepared(tmp_path, schema=schema, content=content)
+    refused(message, prepared, tmp_path, schema=schema, content=content)
     prepared(tmp_path, ALLOW, schema=schema.replace("raw", "signed_log1p"), content=content)
 
 
-@pytest.mark.parametrize(
-    ("entry", "message"),
-    [
-        ("{column: usual, transform: log}", "transforms are raw, log1p, signed_log1p, standard, minmax, quantile"),
-        ("{column: usual, transfrom: log1p}", "transfrom is not known; did you mean transform"),
-        (
-            "{column: usual, transform: raw, separator: x}",
-            "key dense, .*: give a column, {column: NAME, transform: log",
-        ),
-        ("{column: usual, transform: 3}", "transforms are"),
-    ],
-)
+ENTRIES = [
+    ("transform: log", "transforms are raw, log1p, signed_log1p, standard, minmax, quantile"),
+    ("transfrom: log1p", "transfrom is not known; did you mean transform"),
+    ("transform: raw, separator: x", "key dense, .*: give a column, {column: NAME, transform: log"),
+    ("transform: 3", "transforms are"),
+]
+
+
+@pytest.mark.parametrize(("entry", "message"), ENTRIES)
 def test_refused_entries(tmp_path: Path, entry: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        prepared(tmp_path, schema=f"label: label\ndense: [{entry}]\nsparse: [user]\n")
+    refused(message, prepared, tmp_path, schema=f"label: label\ndense: [{{column: usual, {entry}}}]\nsparse: [user]\n")
 
 
 def test_another_transform_is_another_dataset(tmp_path: Path) -> None:
     prepared(tmp_path)
-    with pytest.raises(UserError, match="holds another dataset"):
-        prepared(tmp_path, schema=SCHEMA.replace("transform: minmax", "transform: standard"))
+    other = SCHEMA.replace("transform: minmax", "transform: standard")
+    refused("holds another dataset", prepared, tmp_path, schema=other)

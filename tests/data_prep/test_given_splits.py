@@ -8,20 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from sklearn.preprocessing import MinMaxScaler
 
-from common.errors import UserError
 from data_prep.dataset.format import load_manifest
 from data_prep.encoding.encoder import Encoder
 from tests.data_prep import oracle
-from tests.data_prep.conftest import load_split, prepare
-from tests.data_prep.tables import write
+from tests.data_prep.conftest import SPLITS, load_split, prepare, refused
+from tests.data_prep.tables import SCHEMA, write
 
-SPLITS = ("train", "val", "test")
 ROWS = {"train": 120, "val": 40, "test": 50}
-SCHEMA = "label: label\ndense: [price]\nsparse: [user, item]\n"
 
 
 def columns(count: int, seed: int) -> dict[str, list[Any]]:
@@ -50,20 +46,14 @@ def keys(directory: Path) -> list[str]:
     return [*files, f"data.schema={directory}/schema.yaml", f"data.path={directory}/out"]
 
 
-def criteo_files(directory: Path) -> None:
-    """A file in Criteo's format for each split: val with CRLF, test packed in two."""
-    for seed, split in enumerate(SPLITS):
-        (directory / f"{split}.tsv").write_bytes(oracle.make_rows(ROWS[split], seed, values=20 + 10 * seed))
-    path = directory / "val.tsv"
-    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
-
-
 @pytest.mark.parametrize(
     "encoding", ["vocabulary", *(pytest.param(each, marks=pytest.mark.slow) for each in ("dlrm_kaggle", "amd_blog"))]
 )
 def test_ranges_and_unknown_ids_are_of_train(tmp_path: Path, encoding: str) -> None:
     """Of encodings that elsewhere know all rows, too: values of val alone share one id that no value of train has."""
-    criteo_files(tmp_path)
+    for seed, split in enumerate(SPLITS):
+        rows = oracle.make_rows(ROWS[split], seed, values=20 + 10 * seed)
+        (tmp_path / f"{split}.tsv").write_bytes(rows.replace(b"\n", b"\r\n") if split == "val" else rows)
     files = [f"data.{split}={tmp_path}/{split}.tsv" for split in SPLITS]
     manifest = prepare(*files, f"data.path={tmp_path}/out", f"data.encoding={encoding}", "data.dense_transform=minmax")
     parsed = [oracle.parse((tmp_path / f"{split}.tsv").read_bytes()) for split in SPLITS]
@@ -131,17 +121,18 @@ def test_the_same_command_finds_it_and_another_is_refused(tmp_path: Path, capsys
     swapped = [f"data.val={tmp_path}/test.csv", f"data.test={tmp_path}/val.csv"]
     raw = f"data.raw=[{','.join(f'{tmp_path}/{split}.csv' for split in SPLITS)}]"
     for other in ([train, *swapped], [train, f"data.val=[{tmp_path}/val.csv,{tmp_path}/test.csv]"], [raw]):
-        with pytest.raises(UserError, match="made from other raw files, or for other splits"):
-            prepare(*other, *rest)
-    with pytest.raises(UserError, match=r"split\.method is files given for each split there, random here"):
-        prepare(raw, *rest, "data.split.method=random")
-    with pytest.raises(UserError, match=r"val\.csv: MD5 .* where data\.checksums has 0{32}"):
-        prepare(train, val, test, *rest, f"data.checksums={{val.csv: '{'0' * 32}'}}")
+        refused("made from other raw files, or for other splits", prepare, *other, *rest)
+    message = r"split\.method is files given for each split there, random here"
+    refused(message, prepare, raw, *rest, "data.split.method=random")
+    checksums = f"data.checksums={{val.csv: '{'0' * 32}'}}"
+    message = r"val\.csv: MD5 .* where data\.checksums has 0{32}"
+    refused(message, prepare, train, val, test, *rest, checksums)
 
 
 SUM = "0123456789abcdef0123456789abcdef"
 NO_NEGATIVES = "val=val.csv sampling.negative_drop_rate=1 allow_degenerate=true"
 EACH = r"name each once in data\.train or data\.val"
+IN_TWO = "val=val.csv test=other.csv"
 # Keys beside data.train=train.csv, of files in this directory; what the one line has.
 REFUSED: list[tuple[str, str]] = [
     ("val=train.csv", r"train\.csv: its rows are in .*, so data\.train and data\.val share them"),
@@ -157,10 +148,7 @@ REFUSED: list[tuple[str, str]] = [
     ("train=[train.csv,train.csv]", r"name each day once in data\.train"),
     ("raw=val.csv", r"data\.raw: not together with data\.train; name all files in"),
     ("train=null val=val.csv", r"data\.val: needs data\.train, the files of the rows to train on"),
-    (
-        "val=val.csv test=other.csv split.held_out=0.1",
-        r"held_out=0\.1: has no effect with .*; give data\.split\.held_out=",
-    ),
+    (f"{IN_TWO} split.held_out=0.1", r"held_out=0\.1: has no effect with .*; give data\.split\.held_out="),
     ("split.method=random", r"method=random: has no effect with data\.train; name these files in data\.raw, or give"),
     ("val=val.csv split.method=last_day", r"last_day: holds no rows out of data\.train; give one of random, time"),
     ("val=val.csv encoding=torchrec schema=null", r"data\.encoding=torchrec: TorchRec's layout of"),
@@ -201,19 +189,24 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write(directory / name / "x.csv", columns(30, len(name)))
     (directory / "link").symlink_to("train.csv")
     os.link(directory / "train.csv", directory / "hard")
-    (directory / "copy.csv").write_bytes((directory / "train.csv").read_bytes())
-    (directory / "train.csv.gz").write_bytes(gzip.compress((directory / "train.csv").read_bytes()))
-    (directory / "packed.csv.gz").write_bytes(gzip.compress((directory / "train.csv").read_bytes()))
-    (directory / "windows.csv").write_bytes((directory / "train.csv").read_bytes().replace(b"\n", b"\r\n"))
-    (directory / "empty.csv").write_bytes(b"")
-    (directory / "header.csv").write_bytes(b"label,price,user,item\n")
-    (directory / "bad.csv").write_text("label,price,user,item\n0,1,a,2\n1,many,a,2\n")
-    (directory / "negative.csv").write_text("label,price,user,item\n0,1,a,2\n0,2,a,2\n")
-    (directory / "other.csv").write_text("label,price,user,thing\n0,1,a,2\n")
-    (directory / "other.jsonl").write_text('{"label": 0, "price": 1, "user": "a"}\n')
-    (directory / "lists.jsonl").write_text('{"label": 0, "price": 1, "user": "a", "item": [1]}\n')
-    pd.DataFrame({"label": [0], "price": [1.0], "user": ["a"]}).to_parquet(directory / "other.parquet")
-    pd.DataFrame({"label": [0], "price": [1.0], "user": [1], "item": [2]}).to_parquet(directory / "typed.parquet")
+    train = (directory / "train.csv").read_bytes()
+    contents: dict[str, Any] = {
+        "copy.csv": train,
+        "train.csv.gz": gzip.compress(train),
+        "packed.csv.gz": gzip.compress(train),
+        "windows.csv": train.replace(b"\n", b"\r\n"),
+        "empty.csv": b"",
+        "header.csv": "label,price,user,item\n",
+        "bad.csv": "label,price,user,item\n0,1,a,2\n1,many,a,2\n",
+        "negative.csv": "label,price,user,item\n0,1,a,2\n0,2,a,2\n",
+        "other.csv": "label,price,user,thing\n0,1,a,2\n",
+        "other.jsonl": {"label": [0], "price": [1], "user": ["a"]},
+        "lists.jsonl": {"label": [0], "price": [1], "user": ["a"], "item": [[1]]},
+        "other.parquet": {"label": [0], "price": [1.0], "user": ["a"]},
+        "typed.parquet": {"label": [0], "price": [1.0], "user": [1], "item": [2]},
+    }
+    for name, content in contents.items():
+        write(directory / name, content)
     return directory
 
 
@@ -223,9 +216,7 @@ def test_refused_in_one_line_before_anything_is_written(
 ) -> None:
     monkeypatch.chdir(files)
     before = sorted(map(str, files.rglob("*")))
-    overrides = [each if each.startswith("data=") else f"data.{each}" for each in keys.split()]
-    with pytest.raises(UserError, match=message) as caught:
-        prepare(f"data.path={tmp_path}/out", "data.train=train.csv", "data.schema=schema.yaml", *overrides)
-    assert "\n" not in str(caught.value)
+    usual = [f"data.path={tmp_path}/out", "data.train=train.csv", "data.schema=schema.yaml"]
+    refused(message, prepare, *usual, *(f"data.{each}" for each in keys.split()))
     assert not (tmp_path / "out/manifest.json").exists()
     assert sorted(map(str, files.rglob("*"))) == before

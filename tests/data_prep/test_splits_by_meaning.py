@@ -8,17 +8,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from common.errors import UserError
 from data_prep import job_setup
 from data_prep.dataset.format import load_manifest
 from data_prep.encoding.encoder import Encoder
 from data_prep.encoding.texts import VocabularyTexts
 from data_prep.verify import verify_dataset
-from tests.data_prep import oracle
-from tests.data_prep.conftest import load_split, prepare, sums
+from tests.data_prep.conftest import SPLITS, load_split, prepare, refused, sums, write_rows
 from tests.data_prep.tables import write
 
-SPLITS = ("train", "val", "test")
 ROWS = 900
 SCHEMA = "label: label\ndense: [row]\nsparse: [user, item]\n"
 RAW = "data.dense_transform=raw"  # so that the number of each row can be read from a shard
@@ -72,19 +69,19 @@ def written(times: list[int], form: str) -> list[Any]:
     }[form]
 
 
-@pytest.mark.parametrize(
-    ("form", "name", "line"),
-    [
-        ("number", "rows.csv", "time: ts"),
-        ("iso", "rows.csv", "time: ts"),
-        ("german", "rows.csv", "time: {column: ts, format: '%d.%m.%Y %H:%M:%S'}"),
-        ("typed", "rows.parquet", "time: ts"),
-        ("number", "rows.parquet", "time: ts"),
-        ("milliseconds", "rows.jsonl", "time: {column: ts, format: epoch_ms}"),
-        ("iso", "rows.jsonl", "time: ts"),
-        ("milliseconds", "rows.csv", "dense: [row, {column: ts, part: hour, format: epoch_ms}]"),
-    ],
-)
+FORMS = [
+    ("number", "rows.csv", "time: ts"),
+    ("iso", "rows.csv", "time: ts"),
+    ("german", "rows.csv", "time: {column: ts, format: '%d.%m.%Y %H:%M:%S'}"),
+    ("typed", "rows.parquet", "time: ts"),
+    ("number", "rows.parquet", "time: ts"),
+    ("milliseconds", "rows.jsonl", "time: {column: ts, format: epoch_ms}"),
+    ("iso", "rows.jsonl", "time: ts"),
+    ("milliseconds", "rows.csv", "dense: [row, {column: ts, part: hour, format: epoch_ms}]"),
+]
+
+
+@pytest.mark.parametrize(("form", "name", "line"), FORMS)
 def test_the_newest_rows_are_held_out(tmp_path: Path, form: str, name: str, line: str) -> None:
     content = table()
     expected = expected_by_time(np.array(content["ts"]), 0.3)
@@ -163,17 +160,35 @@ def test_labels_have_the_same_share_in_each_split(tmp_path: Path, share: float) 
 
 
 def test_labels_of_criteo_s_rows(tmp_path: Path) -> None:
-    (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(500, seed=3))
-    keys = [f"data.raw={tmp_path}/rows.tsv", f"data.path={tmp_path}/out", "data.split.method=stratified"]
-    manifest = prepare(*keys, "data.split.held_out=0.5")
+    keys = [*write_rows(tmp_path, 500, seed=3), "data.split.method=stratified", "data.split.held_out=0.5"]
+    manifest = prepare(*keys)
     rates = [manifest.splits[split].label_rate for split in SPLITS]
     assert rates == pytest.approx([manifest.label_rate] * 3, abs=0.01)
+
+
+SEEDS = [
+    ("data.split.method=random data.split.held_out=0.3", "split", [0.7, 0.15, 0.15]),
+    ("data.sampling.negative_drop_rate=0.875", "sampling", [0.5625 * 6 / 7, 0.5625 / 14, 0.5625 / 14]),
+]
+
+
+@pytest.mark.parametrize(("overrides", "seed", "shares"), SEEDS)
+def test_chance_follows_the_seed_and_no_chunks(tmp_path: Path, overrides: str, seed: str, shares: list[float]) -> None:
+    """tests/oracles/test_preparation.py has which rows these may be, and what becomes of them."""
+    raw, _ = write_rows(tmp_path, 1500, seed=11)
+    results = []
+    for name, more in (("a", ["data.chunk_bytes=20000"]), ("b", []), ("c", [f"data.{seed}.seed=8"])):
+        prepare(raw, f"data.path={tmp_path / name}", *overrides.split(), *more)
+        results.append([load_split(tmp_path / name, split)[1].tolist() for split in SPLITS])
+    assert results[0] == results[1] != results[2]
+    assert [len(rows) / 1500 for rows in results[0]] == pytest.approx(shares, abs=0.04)
 
 
 METHODS = {
     "time": ["data.split.method=time", "data.split.column=ts"],
     "group": ["data.split.method=group", "data.split.column=user"],
     "stratified": ["data.split.method=stratified"],
+    "random": ["data.split.method=random"],
 }
 
 
@@ -192,9 +207,7 @@ def test_the_vocabulary_has_train_s_values_alone(tmp_path: Path, method: str) ->
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("drop", ["", "data.sampling.negative_drop_rate=0.5"])
-def test_chunks_of_any_size_give_the_same_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, drop: str
-) -> None:
+def test_chunks_of_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, drop: str) -> None:
     content, results = table(), []
     for size in (2000, 1 << 20):
         monkeypatch.setattr(job_setup, "MIN_OWN_CHUNK_BYTES", size)
@@ -211,9 +224,7 @@ def test_chunks_of_any_size_give_the_same_rows(
 
 @pytest.mark.slow("processes")
 @pytest.mark.parametrize("method", METHODS)
-def test_any_number_of_workers_writes_the_same_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
+def test_workers_change_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     monkeypatch.setattr(job_setup, "MIN_OWN_CHUNK_BYTES", 3000)
     for workers in (1, 3):
         keys = [*METHODS[method], "data.chunk_bytes=3000", f"data.workers={workers}"]
@@ -222,13 +233,13 @@ def test_any_number_of_workers_writes_the_same_bytes(
 
 
 @pytest.mark.parametrize("missing", ["val", "test"])
-@pytest.mark.parametrize("method", [*METHODS, "random", ""])
+@pytest.mark.parametrize("method", [*METHODS, ""])
 def test_a_missing_split_is_held_out_of_train(tmp_path: Path, method: str, missing: str) -> None:
     given = "test" if missing == "val" else "val"
     content, other = table(), table(seed=9, rows=50)
     other["row"] = list(range(5000, 5050))
     write(tmp_path / f"{given}.csv", {name: other[name] for name in content})
-    keys = METHODS.get(method, [f"data.split.method={method}"] if method else [])
+    keys = METHODS.get(method, [])
     files = [f"data.train={tmp_path}/rows.csv", f"data.{given}={tmp_path}/{given}.csv"]
     rows = make(tmp_path, content, *files, *keys, "data.split.held_out=0.3")
     assert rows[given] == other["row"]
@@ -238,15 +249,13 @@ def test_a_missing_split_is_held_out_of_train(tmp_path: Path, method: str, missi
         times = np.array(content["ts"])
         assert times[rows["train"]].max() < times[rows[missing]].min()
     if method == "stratified":
-        assert np.mean([content["label"][row] for row in rows[missing]]) == pytest.approx(
-            np.mean(content["label"]), abs=0.01
-        )
+        rates = [np.mean([content["label"][row] for row in numbers]) for numbers in (rows[missing], range(ROWS))]
+        assert rates[0] == pytest.approx(rates[1], abs=0.01)
     counts = {str(content["item"][row]) for row in rows["train"]}
     texts = VocabularyTexts(tmp_path / "out", "item")
     assert {texts[number] for number in range(1, len(texts) + 1)} == counts
     assert make(tmp_path, content, *files, *keys, "data.split.held_out=0.3") == rows  # finished already
-    with pytest.raises(UserError, match="holds another dataset"):
-        make(tmp_path, content, *files, *keys, "data.split.held_out=0.2")
+    refused("holds another dataset", make, tmp_path, content, *files, *keys, "data.split.held_out=0.2")
 
 
 def test_the_schema_alone_decides_the_default(tmp_path: Path) -> None:
@@ -259,114 +268,50 @@ def test_the_schema_alone_decides_the_default(tmp_path: Path) -> None:
     assert make(tmp_path, table(), "data.split.method=auto", out="by_time") == by_time
     assert make(tmp_path, table(), "data.split.column=ts", out="by_time") == by_time
     for key in ("method=random", "method=group data.split.column=user", "column=item"):
-        with pytest.raises(UserError, match=r"holds another dataset \(split"):
-            make(tmp_path, table(), *f"data.split.{key}".split(), out="by_time")
+        refused(r"holds another dataset \(split", make, tmp_path, table(), *f"data.split.{key}".split(), out="by_time")
 
 
-def changed(column: str, values: Any) -> dict[str, list[Any]]:
+def changed(column: str, *values: Any, first: int = 0) -> dict[str, list[Any]]:
+    """A small table with other values in a column from a row on."""
     content = table(rows=40)
-    for row, value in values.items():
-        content[column][row] = value
+    content[column][first : first + len(values)] = values
     return content
 
 
-BY_TIME, BY_USER = METHODS["time"], METHODS["group"]
-REFUSALS: dict[str, tuple[dict[str, list[Any]], list[str], str, str]] = {
-    "no column": (table(rows=40), ["data.split.method=group"], "rows.csv", r"give data\.split\.column=COLUMN$"),
-    "no time": (table(rows=40), ["data.split.method=time"], "rows.csv", r"or write time: COLUMN in .*schema\.yaml$"),
-    "absent": (
-        table(rows=40),
-        [BY_TIME[0], "data.split.column=when"],
-        "rows.csv",
-        r"rows\.csv: no column when, which data\.split\.column names; it has label, row, user, item, ts$",
-    ),
-    "absent member": (table(rows=40), [BY_TIME[0], "data.split.column=when"], "rows.jsonl", "no column when"),
-    "unused column": (
-        table(rows=40),
-        ["data.split.column=ts"],
-        "rows.csv",
-        r"has no effect .*method=time or .*method=group",
-    ),
-    "unused seed": (table(rows=40), [*BY_TIME, "data.split.seed=3"], "rows.csv", "split.seed: has no effect"),
-    "empty time": (
-        changed("ts", {7: None}),
-        BY_TIME,
-        "rows.csv",
-        r"rows\.csv: row 9, column ts: no value; .* fill it in",
-    ),
-    "empty user": (
-        changed("user", {7: None}),
-        BY_USER,
-        "rows.csv",
-        r"rows\.csv: row 9, column user: no value; .* fill",
-    ),
-    "null user": (
-        changed("user", {7: None}),
-        BY_USER,
-        "rows.parquet",
-        r"row group 0, row 8 of it, column user: no value",
-    ),
-    "null time": (changed("ts", {7: None}), BY_TIME, "rows.parquet", r"row group 0, row 8 of it, column ts: no value"),
-    "text among numbers": (
-        changed("ts", {5: "2024-01-01"}),
-        BY_TIME,
-        "rows.csv",
-        r"row 7, column ts: '2024-01-01' is text, but the first row has a number \('16",
-    ),
-    "number among texts": (
-        changed("user", {5: 3}),
-        BY_USER,
-        "rows.jsonl",
-        r"row 6, column user: 3 is a number, but the first row has text \('u\d+'\); write all",
-    ),
-    "no time in text": (
-        changed("ts", dict.fromkeys(range(40), "soon")),
-        BY_TIME,
-        "rows.csv",
-        "row 2, column ts: 'soon' is not",
-    ),
-    "milliseconds": (
-        changed("ts", dict.fromkeys(range(40), 1600000000000)),
-        BY_TIME,
-        "rows.csv",
-        r"it looks like milliseconds; write `time: \{column: ts, format: epoch_ms\}` in the schema",
-    ),
-    "one time": (changed("ts", dict.fromkeys(range(40), 5)), BY_TIME, "rows.csv", "fewer than 3 different times"),
-    "one user": (
-        changed("user", dict.fromkeys(range(40), "u")),
-        BY_USER,
-        "rows.csv",
-        "(train|val|test).* (no rows|held out)",
-    ),
-    "lists": (
-        changed("user", {row: ["a"] for row in range(40)}),
-        BY_USER,
-        "rows.parquet",
-        "column user: list, which data.split.column cannot be",
-    ),
-    "given": (
-        table(rows=40),
-        ["data.train=x", "data.split.method=random"],
-        "rows.csv",
-        r"name these files in data\.raw",
-    ),
-    "fraction": (
-        table(rows=40),
-        ["data.train=ROWS", "data.val=VAL", "data.split.method=fraction"],
-        "rows.csv",
-        "holds no rows out of data.train; give one of random, time, group, stratified",
-    ),
-}
+TABLE, NO_TIME, NO_USER = table(rows=40), changed("ts", None, first=7), changed("user", None, first=7)
+DATE, THREE = changed("ts", "2024-01-01", first=5), changed("user", 3, first=5)
+BY_TIME, BY_USER = "split.method=time split.column=ts", "split.method=group split.column=user"
+WHEN = "split.method=time split.column=when"
+MILLISECONDS = r"it looks like milliseconds; write `time: \{column: ts, format: epoch_ms\}` in the schema"
+METHOD_OF_GIVEN = "train={0}/rows.csv val={0}/val.csv split.method=fraction"
+REFUSALS: list[tuple[dict[str, list[Any]], str, str, str]] = [  # the table, keys, the form of its file, the message
+    (TABLE, "split.method=group", "csv", r"give data\.split\.column=COLUMN$"),
+    (TABLE, "split.method=time", "csv", r"or write time: COLUMN in .*schema\.yaml$"),
+    (TABLE, WHEN, "csv", r"\.csv: no column when, which data\.split\.column names; it has label, row, user, item, ts$"),
+    (TABLE, WHEN, "jsonl", "no column when"),
+    (TABLE, "split.column=ts", "csv", r"has no effect .*method=time or .*method=group"),
+    (TABLE, f"{BY_TIME} split.seed=3", "csv", "split.seed: has no effect"),
+    (NO_TIME, BY_TIME, "csv", r"rows\.csv: row 9, column ts: no value; .* fill it in"),
+    (NO_USER, BY_USER, "csv", r"rows\.csv: row 9, column user: no value; .* fill"),
+    (NO_USER, BY_USER, "parquet", r"row group 0, row 8 of it, column user: no value"),
+    (NO_TIME, BY_TIME, "parquet", r"row group 0, row 8 of it, column ts: no value"),
+    (DATE, BY_TIME, "csv", r"row 7, column ts: '2024-01-01' is text, but the first row has a number \('16"),
+    (THREE, BY_USER, "jsonl", r"row 6, column user: 3 is a number, but the first row has text \('u\d+'\); write all"),
+    (changed("ts", *["soon"] * 40), BY_TIME, "csv", "row 2, column ts: 'soon' is not"),
+    (changed("ts", *[1600000000000] * 40), BY_TIME, "csv", MILLISECONDS),
+    (changed("ts", *[5] * 40), BY_TIME, "csv", "fewer than 3 different times"),
+    (changed("user", *["u"] * 40), BY_USER, "csv", "(train|val|test).* (no rows|held out)"),
+    (changed("user", *[["a"]] * 40), BY_USER, "parquet", "column user: list, which data.split.column cannot be"),
+    (TABLE, "train=x split.method=random", "csv", r"name these files in data\.raw"),
+    (TABLE, METHOD_OF_GIVEN, "csv", "holds no rows out of data.train; give one of random, time, group, stratified"),
+]
 
 
-@pytest.mark.parametrize("case", REFUSALS)
-def test_refusals(tmp_path: Path, case: str) -> None:
-    content, keys, name, message = REFUSALS[case]
+@pytest.mark.parametrize(("content", "keys", "form", "message"), REFUSALS)
+def test_refusals(tmp_path: Path, content: dict[str, list[Any]], keys: str, form: str, message: str) -> None:
     write(tmp_path / "val.csv", table(seed=8, rows=20))
-    keys = [key.replace("ROWS", f"{tmp_path}/rows.csv").replace("VAL", f"{tmp_path}/val.csv") for key in keys]
-    with pytest.raises(UserError, match=message) as error:
-        make(tmp_path, content, *keys, name=name)
-    assert "\n" not in str(error.value)
+    words = [f"data.{key}" for key in keys.format(tmp_path).split()]
+    refused(message, make, tmp_path, content, *words, name=f"rows.{form}")
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
@@ -377,24 +322,20 @@ def test_a_schema_s_time_column_must_exist(tmp_path: Path) -> None:
         "time: {column: ts, format: '%H:%M %p'}": "key time, format",
     }.items():
         (tmp_path / "schema.yaml").write_text(f"{SCHEMA}{line}\n")
-        with pytest.raises(UserError, match=message):
-            make(tmp_path, table(rows=40))
+        refused(message, make, tmp_path, TABLE)
 
 
 def test_numbers_as_labels_and_criteo_s_rows_are_refused(tmp_path: Path) -> None:
     (tmp_path / "schema.yaml").write_text("label: {column: label, kind: number}\nsparse: [user]\n")
-    with pytest.raises(UserError, match=r"stratified: needs labels of 0 and 1, and label has numbers .* use random"):
-        make(tmp_path, table(rows=40), *METHODS["stratified"])
-    (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(50, seed=3))
-    with pytest.raises(UserError, match=r"method=group: needs data\.schema"):
-        prepare(f"data.raw={tmp_path}/rows.tsv", f"data.path={tmp_path}/criteo", *BY_USER)
+    message = r"stratified: needs labels of 0 and 1, and label has numbers .* use random"
+    refused(message, make, tmp_path, TABLE, *METHODS["stratified"])
+    refused(r"method=group: needs data\.schema", prepare, *write_rows(tmp_path), *METHODS["group"])
 
 
 def test_the_key_that_a_warning_names_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     content = table()
-    (tmp_path / "schema.yaml").write_text(
-        "label: label\ndense: [row, {column: ts, part: hour, format: epoch}]\nsparse: [user]\n"
-    )
+    schema = "label: label\ndense: [row, {column: ts, part: hour, format: epoch}]\nsparse: [user]\n"
+    (tmp_path / "schema.yaml").write_text(schema)
     make(tmp_path, content)
     [line] = [line for line in capsys.readouterr().err.splitlines() if "split at random although ts is a time" in line]
     keys = line.partition("; give ")[2].partition(", or say by ")[0].split()

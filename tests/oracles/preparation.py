@@ -5,6 +5,7 @@ can be the rows of such a split is what `check_split` checks.
 """
 
 import math
+import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -109,6 +110,25 @@ def dense_of(job: Job) -> np.ndarray:
         return np.stack([np.log(row - x[files == file].min() + 2) for row, file in zip(x, files, strict=True)])
     low, high = x.min(axis=0), x.max(axis=0)
     return (x - low) / np.where(high > low, high - low, 1)
+
+
+def transformed(x: np.ndarray, name: str, train: list[int]) -> np.ndarray:
+    """A column of an own table by a transform of its own, fitted on some rows."""
+    fitted = x[train]
+    if name == "log1p":
+        return np.log1p(np.maximum(x, 0))
+    if name == "signed_log1p":
+        return np.sign(x) * np.log1p(np.abs(x))
+    if name == "standard":
+        return (x - statistics.mean(fitted.tolist())) / (statistics.pstdev(fitted.tolist()) or 1)
+    if name == "minmax":
+        return (x - fitted.min()) / ((fitted.max() - fitted.min()) or 1)
+    if name == "quantile":
+        ranks = np.arange(257) / 256
+        quantiles = np.quantile(fitted, ranks, method="lower")
+        values = np.unique(quantiles)
+        return np.interp(x, values, [ranks[quantiles == value].mean() for value in values])
+    return x
 
 
 def ids_of(job: Job, values: Bags, train: Sequence[int], split_rows: Sequence[int]) -> list[list[int]] | None:

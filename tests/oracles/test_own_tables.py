@@ -5,7 +5,6 @@ They lie in one file that is divided, or in one to two for each split.
 
 import itertools
 import random
-import statistics
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from data_prep.verify import verify_dataset
 from tests.data_prep.conftest import prepare
 from tests.data_prep.tables import ALLOW, paths
 from tests.oracles.own_tables import RAW_KINDS, OwnTable, bags_of, dense_of, drawn_table, ids_of, value_of, write_raw
-from tests.oracles.preparation import SPLITS
+from tests.oracles.preparation import SPLITS, transformed
 from tests.oracles.test_preparation import loaded
 
 FAST, ALL, ROWS = 16, 40, 60
@@ -40,26 +39,6 @@ def own_transforms(draw: random.Random, table: OwnTable, schema: dict[str, Any])
             fields = entry if isinstance(entry, dict) else {"column": entry}
             schema["dense"][place] = {**fields, "transform": own[place]}
     return own
-
-
-def transformed(x: np.ndarray, name: str, train: list[int]) -> np.ndarray:
-    """A column by a transform of its own."""
-    fitted = x[train]
-    if name == "log1p":
-        return np.log1p(np.maximum(x, 0))
-    if name == "signed_log1p":
-        return np.sign(x) * np.log1p(np.abs(x))
-    if name == "standard":
-        deviation = statistics.pstdev(fitted.tolist())
-        return (x - statistics.mean(fitted.tolist())) / (deviation or 1)
-    if name == "minmax":
-        return (x - fitted.min()) / ((fitted.max() - fitted.min()) or 1)
-    if name == "quantile":
-        ranks = np.arange(257) / 256
-        quantiles = np.quantile(fitted, ranks, method="lower")
-        values = np.unique(quantiles)
-        return np.interp(x, values, [ranks[quantiles == value].mean() for value in values])
-    return x
 
 
 def write_splits(draw: random.Random, table: OwnTable, directory: Path) -> tuple[list[str], dict[str, int]]:
