@@ -113,13 +113,12 @@ def test_triton_without_a_gpu_is_refused(log: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("attention", [pytest.param("triton", marks=INTERPRETED)])
-def test_a_run_by_triton_learns_what_others_do_and_is_evaluated_without_it(
-    attention: str, log: Path, tmp_path: Path
-) -> None:
+def test_a_run_by_triton_learns_what_others_do_and_is_evaluated_without_it(attention: str, tmp_path: Path) -> None:
     interpreted = {"TRITON_INTERPRET": "1"}
+    prepare("data.source=synthetic_events", "data.synthetic_events.users=12", f"data.path={tmp_path}/log")
     for name in (attention, "bucketed"):
-        overrides = [*TINY, f"data.path={log}", "train.max_steps=2", "sequences.history_length=4", f"run.name={name}"]
-        overrides += [f"sequences.hstu.attention={name}"]
+        overrides = [*TINY, "data.path=log", "train.max_steps=2", "train.global_batch_size=8", f"run.name={name}"]
+        overrides += [f"sequences.hstu.attention={name}", "sequences.history_length=4"]
         process = ended(forked("train", *overrides, cwd=tmp_path, environment=interpreted), tmp_path)
         assert process.returncode == 0, process.stderr
     actual, expected = (losses(tmp_path / "runs" / name) for name in (attention, "bucketed"))
