@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.errors import UserError
 from data_prep.config.keys import DataConfig, PrepConfig
 from data_prep.dataset.format import load_manifest
 from data_prep.encoding import values
@@ -16,7 +15,7 @@ from data_prep.encoding.texts import VocabularyTexts
 from data_prep.encoding.values import text_hash
 from data_prep.verify import main, verify_dataset
 from tests.data_prep import oracle
-from tests.data_prep.conftest import prepare, sums
+from tests.data_prep.conftest import prepare, refused, sums
 from tests.data_prep.tables import paths
 
 NAMES = ["", "Été", 'a "b"', "7", "007", *(f"user-{i}" for i in range(30))]
@@ -77,12 +76,10 @@ def test_texts_may_be_left_out(tmp_path: Path, table: list[list[str]]) -> None:
     assert sorted(path.name for path in (without / "vocab").iterdir()) == ["tags.npy", "user.npy"]
     assert b"user-" not in b"".join(path.read_bytes() for path in without.rglob("*.npy"))
     assert sums(without).items() <= sums(with_texts).items()
-    with pytest.raises(UserError, match="texts are not readable"):
-        VocabularyTexts(without, "user")
-    with pytest.raises(UserError, match="keep_texts is False there, True here"):
-        make(tmp_path, "data.keep_texts=true", name="without")
-    with pytest.raises(UserError, match=r"^data\.keep_texts: has no effect with data\.encoding=hash"):
-        make(tmp_path, "data.keep_texts=false", "data.encoding=hash", "data.max_ind_range=9", name="hash")
+    refused("texts are not readable", VocabularyTexts, without, "user")
+    refused("keep_texts is False there, True here", make, tmp_path, "data.keep_texts=true", name="without")
+    hashed = ["data.keep_texts=false", "data.encoding=hash", "data.max_ind_range=9"]
+    refused(r"^data\.keep_texts: has no effect with data\.encoding=hash", make, tmp_path, *hashed, name="hash")
 
 
 def test_changed_texts_are_found(tmp_path: Path, table: list[list[str]]) -> None:
@@ -93,8 +90,7 @@ def test_changed_texts_are_found(tmp_path: Path, table: list[list[str]]) -> None
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     manifest["encoding"]["vocabulary"]["user"]["texts"]["texts"]["sha256"] = digest
     (root / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(UserError, match=r"user\.texts\.npy: are not the texts of the values in user\.npy"):
-        verify_dataset(root)
+    refused(r"user\.texts\.npy: are not the texts of the values in user\.npy", verify_dataset, root)
 
 
 @pytest.mark.parametrize("chunk_bytes", [1 << 20, 1500])  # all in one chunk, or in several that are merged
@@ -105,9 +101,9 @@ def test_two_texts_of_one_value_end_the_job(
     monkeypatch.setattr(values, "text_hash", lambda text: hashed(text)[:1] * 8)  # 8 bits
     rows = "".join(f"{i % 2},name {i},\n" for i in range(300))
     (tmp_path / "rows.csv").write_text(f"clicked,user,tags\n{rows}")
-    with pytest.raises(UserError, match=r"column user: 'name \d+' and 'name \d+' have the same value") as error:
-        make(tmp_path, f"data.chunk_bytes={chunk_bytes}")
-    first, second = str(error.value).split("'")[1:4:2]
+    message = r"column user: 'name \d+' and 'name \d+' have the same value"
+    line = refused(message, make, tmp_path, f"data.chunk_bytes={chunk_bytes}")
+    first, second = line.split("'")[1:4:2]
     assert first != second
     assert hashed(first.encode())[:1] == hashed(second.encode())[:1]
     assert not (tmp_path / "out" / "manifest.json").exists()

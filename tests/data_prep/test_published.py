@@ -15,7 +15,7 @@ from data_prep.config.presets import RULES
 from data_prep.dataset.options import Encoding
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
-from tests.data_prep.conftest import load_split, prepare
+from tests.data_prep.conftest import SPLITS, load_split, prepare
 
 EDGES_OF_INT32 = (2**31 - 1, -(2**31), -(2**31) + 1)
 EDGES_OF_HEX = ("00000000", "7fffffff", "80000000", "ffffffff")
@@ -27,9 +27,7 @@ def awkward_day(rows: int, seed: int, edge: bool) -> bytes:
     lines = []
     for row in range(rows):
         integers = [str(rng.integers(-5, 1000)) for _ in range(13)]
-        for column in range(13):
-            if rng.integers(4) == 0:
-                integers[column] = ""
+        integers = ["" if rng.integers(4) == 0 else integer for integer in integers]
         if edge and row % 7 == 0:
             integers[row % 13] = str(EDGES_OF_INT32[row % 3])
         values = [f"{int(rng.integers(0, 12)) * 357913941 % 2**32:08x}" for _ in range(26)]
@@ -66,23 +64,19 @@ def run_torchrec(
         np.save(path, ids)
         contiguous.append(ids)
     utils.shuffle(str(directory / "npy"), str(directory / "contig"), str(directory / "shuffled"), rows, days=days)
-    shuffled_days = [
-        [np.load(directory / "shuffled" / f"day_{day}_{kind}.npy") for kind in ("labels", "dense", "sparse")]
-        for day in range(days)
-    ]
-    return shuffled_days, contiguous
+    kinds = ("labels", "dense", "sparse")
+    shuffled = [[np.load(directory / f"shuffled/day_{day}_{kind}.npy") for kind in kinds] for day in range(days)]
+    return shuffled, contiguous
 
 
 def assert_same_bytes(root: Path, days: list[list[NDArray[Any]]]) -> None:
     """Labels, dense and sparse of a dataset, against those of the days that TorchRec wrote, the last held out."""
-    splits = [load_split(root, split) for split in ("train", "val", "test")]
-    parts = [(splits[:1], days[:-1]), (splits[1:], days[-1:])]
-    for dataset_parts, torchrec_parts in parts:
-        for arrays, torchrec_arrays in zip(
-            zip(*dataset_parts, strict=True), zip(*torchrec_parts, strict=True), strict=True
-        ):
-            rows = np.concatenate(arrays)
-            assert rows.tobytes() == np.concatenate(torchrec_arrays).reshape(rows.shape).astype(rows.dtype).tobytes()
+    splits = [load_split(root, split) for split in SPLITS]
+    for parts, torchrec_parts in ((splits[:1], days[:-1]), (splits[1:], days[-1:])):
+        for place in range(3):
+            rows = np.concatenate([arrays[place] for arrays in parts])
+            expected = np.concatenate([arrays[place] for arrays in torchrec_parts])
+            assert rows.tobytes() == expected.reshape(rows.shape).astype(rows.dtype).tobytes()
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered")

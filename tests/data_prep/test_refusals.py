@@ -11,37 +11,24 @@ from types import SimpleNamespace
 import pytest
 
 from common.compose import compose_config
-from common.errors import UserError
 from common.keys import keys_of
 from data_prep import verify
 from data_prep.config.compose import CONFIG_DIRECTORY
 from data_prep.config.keys import PrepConfig
 from tests.changed import changed
 from tests.data_prep import oracle
-from tests.data_prep.conftest import prepare
+from tests.data_prep.conftest import prepare, refused, write_rows
 from tests.data_prep.mirror import make_archive
 from tests.once import made_once
 
-COMMANDS: dict[str, Callable[[PrepConfig], int]] = {"verify": verify.main}
 SYNTHETIC = "data.source=synthetic data.synthetic.rows=300 data.synthetic.max_cardinality=50"
 KAGGLE = "data.source=criteo_kaggle data.encoding=hash data.max_ind_range=9"
 
 
 def files(root: Path) -> dict[str, str]:
     """SHA-256 of every file below `root`."""
-    return {
-        str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(root.rglob("*"))
-        if path.is_file()
-    }
-
-
-def run(name: str, *overrides: str) -> None:
-    """Do what `python -m data_prep` or one of its other commands does."""
-    if name == "data_prep":
-        prepare(*overrides)
-    else:
-        COMMANDS[name](compose_config(PrepConfig, CONFIG_DIRECTORY, overrides))
+    paths = [path for path in sorted(root.rglob("*")) if path.is_file()]
+    return {str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
 @pytest.fixture(scope="session")
@@ -79,7 +66,7 @@ def set_up(directory: Path) -> None:
     make_archive(directory / "two.tar.gz", [("a/train.txt", day), ("b/train.txt", day)])
     for name, keys in MADE.items():
         words = [key.replace("=days", f"={directory}/days") for key in keys.split()]
-        run("data_prep", *words, f"data.path={directory}/{name}")
+        prepare(*words, f"data.path={directory}/{name}")
 
 
 BAD_GZIP: dict[str, tuple[Callable[[bytes], bytes], str]] = {
@@ -93,9 +80,12 @@ BAD_GZIP: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 }
 MADE = {"out": "data.raw=days", "generated": f"{SYNTHETIC}", "direct": f"{SYNTHETIC} data.synthetic.direct=true"}
 RANDOM = "data.source=random data.random.rows=3000 data.random.eval_rows=500 data.random.tables=[50,7,1,100000]"
+DAYS = "data.source=criteo_1tb"
 NO_EFFECT = "has no effect|does not leave it open"
 FOREIGN = "files that are not a dataset's"
 ANOTHER = "holds another dataset"
+OUT_OF_LIMITS = "workers=0 memory_budget=1MiB memory_budget=lots path=null frequency_threshold=-1 max_ind_range=0"
+OUT_OF_LIMITS += " max_ind_range=3000000000 chunk_bytes=0 split.held_out=1.0"
 # What is typed, where data.raw=days and data.path=new unless it says otherwise; what its refusal has.
 PREPARATION: list[tuple[str, str]] = [
     # Keys and choices.
@@ -120,14 +110,7 @@ PREPARATION: list[tuple[str, str]] = [
     ("data.rwa=x", "rwa"),
     ("data.workers=many", "data.workers.*many"),
     ("data.split.method=last_day data.raw=days/day_0", "last_day"),
-    *(
-        (f"data.{key}", f"data.{key.split('=')[0]}")
-        for key in ("workers=0", "memory_budget=1MiB", "memory_budget=lots", "path=null", "frequency_threshold=-1")
-    ),
-    *(
-        (f"data.{key}", f"data.{key.split('=')[0]}")
-        for key in ("max_ind_range=0", "max_ind_range=3000000000", "chunk_bytes=0", "split.held_out=1.0")
-    ),
+    *((f"data.{key}", f"data.{key.split('=')[0]}") for key in OUT_OF_LIMITS.split()),
     *(
         (f"data.source=synthetic data.raw=null data.synthetic.{key}", f"data.synthetic.{key.split('=')[0]}")
         for key in ("rows=0", "click_rate=1", "days=0")
@@ -150,27 +133,21 @@ PREPARATION: list[tuple[str, str]] = [
     ("data.raw=returns", "returns: row 1: lines end in carriage returns alone"),
     *((f"data.raw={name}.gz", f"{name}.gz: .*{message}") for name, (_, message) in BAD_GZIP.items()),
     # Published days and archives: nothing is fetched for them.
-    ("data.source=criteo_1tb data.split.method=last_day data.days=[0]", "needs at least two raw files"),
-    ("data.source=criteo_1tb data.encoding=dlrm_kaggle data.max_ind_range=9", "does not leave it open"),
-    ("data.source=criteo_1tb data.multi_hot.sizes=[1,2]", "2 given for 26 features"),
-    ("data.source=criteo_1tb data.schema=x.yaml", "these rows are Criteo's"),
-    ("data.source=criteo_1tb data.raw=x", "leave out data.source"),
-    ("data.source=criteo_1tb data.days=[0,0]", r"data\.days=\[0, 0\]: give different days, from 0 to 23"),
-    ("data.source=criteo_1tb data.days=[24]", r"data\.days=\[24\]: .* from 0 to 23"),
-    ("data.source=criteo_1tb data.days=[-1]", r"data\.days=\[-1\]: .* from 0 to 23"),
-    ("data.source=criteo_1tb data.days=null", "data.days"),
+    (f"{DAYS} data.split.method=last_day data.days=[0]", "needs at least two raw files"),
+    (f"{DAYS} data.encoding=dlrm_kaggle data.max_ind_range=9", "does not leave it open"),
+    (f"{DAYS} data.multi_hot.sizes=[1,2]", "2 given for 26 features"),
+    (f"{DAYS} data.schema=x.yaml", "these rows are Criteo's"),
+    (f"{DAYS} data.raw=x", "leave out data.source"),
+    (f"{DAYS} data.days=[0,0]", r"data\.days=\[0, 0\]: give different days, from 0 to 23"),
+    (f"{DAYS} data.days=[24]", r"data\.days=\[24\]: .* from 0 to 23"),
+    (f"{DAYS} data.days=[-1]", r"data\.days=\[-1\]: .* from 0 to 23"),
+    (f"{DAYS} data.days=null", "data.days"),
     ("data.source=criteo_kaggle data.days=[0]", "data.days"),
-    ("data.source=criteo_1tb data.remote.sha256={day_0.gz:abc}", "abc is not a SHA-256"),
-    ("data.source=criteo_1tb data.remote.sha256=sums", "sums: not a file as sha256sum writes it"),
-    (f"data.source=criteo_1tb data.remote.sha256={{day_0:{'a' * 64}}}", "day_0: no such file is fetched"),
-    (
-        "data.source=criteo_1tb data.remote.mirrors=['http://x/rows.gz']",
-        r"http://x/rows\.gz: the same file for every day",
-    ),
-    (
-        "data.source=criteo_1tb data.remote.mirrors=['http://x/{day}','http://y']",
-        "http://y: the same file for every day",
-    ),
+    (f"{DAYS} data.remote.sha256={{day_0.gz:abc}}", "abc is not a SHA-256"),
+    (f"{DAYS} data.remote.sha256=sums", "sums: not a file as sha256sum writes it"),
+    (f"{DAYS} data.remote.sha256={{day_0:{'a' * 64}}}", "day_0: no such file is fetched"),
+    (f"{DAYS} data.remote.mirrors=['http://x/rows.gz']", r"http://x/rows\.gz: the same file for every day"),
+    (f"{DAYS} data.remote.mirrors=['http://x/{{day}}','http://y']", "http://y: the same file for every day"),
     (f"{KAGGLE} data.raw=two.tar.gz", r"two\.tar\.gz: has two files train\.txt; unpack the right one"),
     # Generated rows.
     (f"{RANDOM} data.synthetic.rows=5", "data.synthetic.rows=5: has no effect without data.source=synthetic; leave"),
@@ -188,7 +165,7 @@ PREPARATION: list[tuple[str, str]] = [
     ("data.path=mixed data.raw=mixed/rows.tsv", FOREIGN),
     ("data.path=mixed data.source=random data.random.rows=10", FOREIGN),
     (f"data.path=foreign {SYNTHETIC}", FOREIGN),
-    ("data.path=foreign data.source=criteo_1tb data.days=[0] data.remote.mirrors=[]", FOREIGN),
+    (f"data.path=foreign {DAYS} data.days=[0] data.remote.mirrors=[]", FOREIGN),
     (f"data.path=foreign {KAGGLE} data.raw=one.tar.gz", FOREIGN),
     (f"data.path=out {SYNTHETIC}", ANOTHER),
     (f"data.path=out {KAGGLE} data.raw=one.tar.gz", ANOTHER),
@@ -198,54 +175,49 @@ PREPARATION: list[tuple[str, str]] = [
     (f"data.path=generated {SYNTHETIC} data.synthetic.seed=4", r"synthetic\.seed is 0 there"),
     (f"data.path=direct {SYNTHETIC} data.synthetic.direct=true data.synthetic.days=2", "days is 1 there"),
 ]
-# The command, what is typed, what its refusal has.
-OTHERS: list[tuple[str, str, str]] = [
-    ("verify", "data.source=criteo_1tb data.path=days", "no dataset here")  # in place of data.path
-]
 
 
-@pytest.mark.parametrize(
-    ("name", "keys", "message"), [*(("data_prep", *row) for row in PREPARATION), *OTHERS], ids=lambda each: each[:70]
-)
-def test_files_are_as_they_were(
-    state: Path, monkeypatch: pytest.MonkeyPatch, name: str, keys: str, message: str
-) -> None:
+@pytest.mark.parametrize(("keys", "message"), PREPARATION, ids=lambda each: each[:70])
+def test_files_are_as_they_were(state: Path, monkeypatch: pytest.MonkeyPatch, keys: str, message: str) -> None:
     monkeypatch.chdir(state)
-    words, usual = keys.split(), ["data.raw=days"] if name == "data_prep" and "data.source=" not in keys else []
-    usual += ["data.path=new"] if name == "data_prep" else []
+    usual = {} if "data.source=" in keys else {"data.raw": "days"}
+    words = usual | {"data.path": "new"} | dict(word.split("=", 1) for word in keys.split())
     before = files(state)
-    with pytest.raises(UserError, match=message) as error:
-        run(
-            name, *(key for key in usual if not any(word.startswith(key.split("=")[0] + "=") for word in words)), *words
-        )
-    assert "\n" not in str(error.value)
+    refused(message, prepare, *(f"{key}={value}" for key, value in words.items()))
     assert files(state) == before
 
 
-def test_the_same_archive_is_found_done_though_what_was_unpacked_is_gone(
+def test_a_source_is_not_taken_by_verify_in_place_of_a_path(state: Path) -> None:
+    before, words = files(state), [DAYS, f"data.path={state}/days"]
+    refused("no dataset here", verify.main, compose_config(PrepConfig, CONFIG_DIRECTORY, words))
+    assert files(state) == before
+
+
+def test_an_archive_is_found_done_though_what_was_unpacked_is_gone(
     tmp_path: Path, state: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keys = [*KAGGLE.split(), f"data.raw={state}/one.tar.gz", f"data.path={tmp_path}/out"]
-    run("data_prep", *keys)
+    prepare(*keys)
     for path in (tmp_path / "out/raw").iterdir():
         path.unlink()
     before = files(tmp_path)
-    run("data_prep", *keys)
+    prepare(*keys)
     assert "already done (70 rows)" in capsys.readouterr().err
     assert files(tmp_path) == before
 
 
 def test_a_full_disk_leaves_another_job_s_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "day_0").write_bytes(oracle.make_rows(60, seed=0))
+    raw, _ = write_rows(tmp_path)
     work = tmp_path / "new/.work"
     (work / "chunks").mkdir(parents=True)
     (work / "job.json").write_text("another job's")
     (work / "chunks/00000-00000.parsed.json").write_text("{}")
     before = files(tmp_path)
-    monkeypatch.setattr("common.disk_space.shutil.disk_usage", lambda path: SimpleNamespace(free=5))
-    with pytest.raises(UserError, match="needed for the dataset"):
-        run("data_prep", f"data.raw={tmp_path}/day_0", f"data.path={tmp_path}/new")
+    monkeypatch.setattr("common.disk_space.shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
+    for name in ("new", "none"):
+        refused(r"about \d.* .B needed for the dataset, 1\.0 kB free", prepare, raw, f"data.path={tmp_path / name}")
     assert {name for name in files(tmp_path) if not name.endswith("lock")} == set(before)
+    assert not (tmp_path / "none").exists()
 
 
 def test_a_key_that_verify_does_not_read_is_refused(tmp_path: Path) -> None:
@@ -255,5 +227,4 @@ def test_a_key_that_verify_does_not_read_is_refused(tmp_path: Path) -> None:
         usual = getattr(owner(), field)
         another = "another" if usual is None or isinstance(usual, (str, Enum)) else [usual]
         prep_config = changed(PrepConfig(), {"data.path": str(tmp_path / "none"), key: another})
-        with pytest.raises(UserError, match=f"^{re.escape(key)}: has no effect on this command"):
-            verify.main(prep_config)
+        refused(f"^{re.escape(key)}: has no effect on this command", verify.main, prep_config)

@@ -13,7 +13,6 @@ from data_prep.dataset.unseen import unseen_values
 from data_prep.encoding.dense import transform_dense
 from tests.data_prep import oracle
 from tests.data_prep.conftest import config, load_split, prepare
-from tests.data_prep.tables import make
 
 
 def ratings(directory: Path, *overrides: str, users: int = 60, each: int = 10) -> tuple[Manifest, NDArray[np.int64]]:
@@ -77,23 +76,8 @@ def test_the_defaults_follow_from_the_schema_alone() -> None:
         table_rules = resolve_rules(config("data.path=x", "data.raw=y", "data.schema=z"), files)
         assert (table_rules.split, table_rules.dense.value) == (SplitMethod.random, "signed_log1p")
     criteo = [resolve_rules(config("data.path=x", "data.raw=y"), files) for files in (1, 3)]
-    assert [(rules.split, rules.dense.value) for rules in criteo] == [
-        (SplitMethod.fraction, "log1p"),
-        (SplitMethod.last_day, "log1p"),
-    ]
-
-
-def test_negative_numbers_of_an_own_table_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    numbers = np.random.default_rng(0).standard_normal(200).round(4)
-    text = "label,x,u\n" + "".join(f"{i % 2},{number},{i % 5}\n" for i, number in enumerate(numbers))
-    dense = make(tmp_path, text, "label: label\ndense: [x]\nsparse: [u]\n", "data.encoding=vocabulary")[1][:, 0]
-    assert dense.tolist() == (np.sign(numbers) * np.log(1 + np.abs(numbers))).astype(np.float32).tolist()
-    assert "negative numbers" not in capsys.readouterr().err
-    more = ["data.overwrite=true", "data.dense_transform=log1p"]
-    make(tmp_path, text, "label: label\ndense: [x]\nsparse: [u]\n", *more)
-    count = (numbers < 0).sum()
-    line = f"negative numbers are 0 by log1p: {count} of x; data.dense_transform=signed_log1p keeps them"
-    assert line in capsys.readouterr().err
+    assert [rules.split for rules in criteo] == [SplitMethod.fraction, SplitMethod.last_day]
+    assert {rules.dense.value for rules in criteo} == {"log1p"}
 
 
 def test_counts_have_the_same_values_as_before() -> None:
@@ -111,6 +95,5 @@ def test_unknown_values_are_not_counted_where_the_cap_gives_others_their_id(tmp_
     assert (load_split(tmp_path / "capped", "train")[2] == 1).any()
     assert capped.extra["out_of_vocabulary"] is None
     whole = prepare(*raw, f"data.path={tmp_path}/whole")
-    assert whole.extra["out_of_vocabulary"]["train"] == {
-        f"cat_{i}": int(count) for i, count in enumerate((load_split(tmp_path / "whole", "train")[2] == 1).sum(axis=0))
-    }
+    counts = (load_split(tmp_path / "whole", "train")[2] == 1).sum(axis=0)
+    assert [*whole.extra["out_of_vocabulary"]["train"].values()] == counts.tolist()

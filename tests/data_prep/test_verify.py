@@ -8,22 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.errors import UserError
 from common.files import digest_file
 from data_prep.encoding.encoder import Encoder
 from data_prep.verify import verify_dataset
 from tests.app.datasets import write_ragged_dataset
-from tests.data_prep import oracle
-from tests.data_prep.conftest import REPOSITORY, prepare
-from tests.data_prep.tables import paths, write
+from tests.data_prep.conftest import REPOSITORY, prepare, refused, write_rows
+from tests.data_prep.tables import make, paths, write
 from tests.error_lines import error_line
 from tests.forks import run_module
 
 
 @pytest.fixture
 def dataset(tmp_path: Path) -> Path:
-    (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(100, seed=4))
-    prepare(f"data.raw={tmp_path}/rows.tsv", f"data.path={tmp_path}/out", "data.chunk_bytes=10000")
+    prepare(*write_rows(tmp_path, 100, seed=4), "data.chunk_bytes=10000")
     return tmp_path / "out"
 
 
@@ -66,25 +63,21 @@ def test_one_changed_byte_of_any_file(tmp_path: Path, kind: str) -> None:
         write(tmp_path / "rows.csv", {"label": [0, 1] * 40, "user": [*"abcd"] * 20, "tags": ["x|y", "z"] * 40})
         keys = paths(tmp_path, TABLE)
     else:
-        (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(60, seed=4))
-        keys = [f"data.raw={tmp_path}/rows.tsv", *(HASHED if kind == "multi-hot" else [])]
+        keys = [*write_rows(tmp_path, 60, seed=4), *(HASHED if kind == "multi-hot" else [])]
     change_bytes(keys, tmp_path / "out")
 
 
 def change_bytes(keys: list[str], root: Path, encodes: bool = True) -> None:
     """Make a dataset and change a byte of a file of each kind: verification names it, and so does an encoder."""
     prepare(*keys, f"data.path={root}")
-    files = sorted(root.rglob("*.npy"))
-    one_of_each = {(path.parent, re.sub(r"\d+", "", path.name)): path for path in files}
+    one_of_each = {(path.parent, re.sub(r"\d+", "", path.name)): path for path in sorted(root.rglob("*.npy"))}
     assert len(one_of_each) > 6
     for path in one_of_each.values():
         whole = path.read_bytes()
         path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-        with pytest.raises(UserError, match=rf"{path.relative_to(root)}: .*sha256 .*again"):
-            verify_dataset(root)
+        refused(rf"{path.relative_to(root)}: .*sha256 .*again", verify_dataset, root)
         if "vocab" in path.parts and "texts" not in path.name and "offsets" not in path.name and encodes:
-            with pytest.raises(UserError, match=rf"{path.name}: sha256 .* the file changed"):
-                Encoder.load(root)
+            refused(rf"{path.name}: sha256 .* the file changed", Encoder.load, root)
         path.write_bytes(whole)
     verify_dataset(root)
 
@@ -92,35 +85,34 @@ def change_bytes(keys: list[str], root: Path, encodes: bool = True) -> None:
 @pytest.mark.parametrize("name", ["train/00009.sparse.npy", "test/notes.txt", "vocab/cat_99.npy"])
 def test_a_file_that_does_not_belong(dataset: Path, name: str) -> None:
     (dataset / name).write_bytes(b"")
-    with pytest.raises(UserError, match=f"{name}: does not belong to the dataset"):
-        verify_dataset(dataset)
+    refused(f"{name}: does not belong to the dataset", verify_dataset, dataset)
 
 
 def test_a_directory_in_place_of_a_file(dataset: Path) -> None:
     for name in ("vocab/cat_9.npy", "val/00000.dense.npy"):
         for damage in ((dataset / name).unlink, (dataset / name).mkdir):
             damage()
-            with pytest.raises(UserError, match=f"{name}: file not readable"):
-                verify_dataset(dataset)
+            refused(f"{name}: file not readable", verify_dataset, dataset)
     shutil.rmtree(dataset / "val")
     (dataset / "val").touch()
-    with pytest.raises(UserError, match="val: directory not readable"):
-        verify_dataset(dataset)
+    refused("val: directory not readable", verify_dataset, dataset)
 
 
-@pytest.mark.parametrize(
-    ("kind", "index", "value", "column"),
-    [
-        ("labels", (3, 0), 2, "label"),
-        ("dense", (3, 5), np.nan, "int_5"),
-        ("sparse", (3, 7), -1, "cat_7"),
-        ("sparse", (3, 7), 10**6, "cat_7"),
-    ],
-)
+RANGES: list[Any] = [("labels", (3, 0), 2, "label"), ("dense", (3, 5), np.nan, "int_5")]
+RANGES += [("sparse", (3, 7), -1, "cat_7"), ("sparse", (3, 7), 10**6, "cat_7")]
+
+
+@pytest.mark.parametrize(("kind", "index", "value", "column"), RANGES)
 def test_values_out_of_range(dataset: Path, kind: str, index: tuple[int, int], value: float, column: str) -> None:
     change_array(dataset, 0, kind, index, value)
-    with pytest.raises(UserError, match=rf"train/00000\.{kind}\.npy: row 4, column {column}: value out of range"):
-        verify_dataset(dataset)
+    refused(rf"train/00000\.{kind}\.npy: row 4, column {column}: value out of range", verify_dataset, dataset)
+
+
+def test_a_number_as_a_label_that_is_not_finite(tmp_path: Path) -> None:
+    columns = {"rating": [row / 8 for row in range(70)], "user": [f"u{row % 9}" for row in range(70)]}
+    make(tmp_path, columns, "label: {column: rating, kind: number}\nsparse: [user]\n")
+    change_array(tmp_path / "out", 0, "labels", (3, 0), np.nan)
+    refused(r"labels\.npy: row 4, column rating: value out of range", verify_dataset, tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -132,22 +124,20 @@ def test_values_out_of_range(dataset: Path, kind: str, index: tuple[int, int], v
 )
 def test_counts_and_rates(dataset: Path, edit: Callable[..., Any], message: str) -> None:
     change(dataset, edit)
-    with pytest.raises(UserError, match=rf"manifest\.json: {message}"):
-        verify_dataset(dataset)
+    refused(rf"manifest\.json: {message}", verify_dataset, dataset)
 
 
-@pytest.mark.parametrize(
-    ("kind", "place", "value", "message"),
-    [
-        ("values", 11, 30, r"00001\.values\.npy: row \d+, column tags: value out of range"),
-        ("values", -1, -1, r"00001\.values\.npy: row 70, column genres: value out of range"),
-        ("offsets", 5, 10_000, r"00001\.offsets\.npy: row 5, column tags: value out of range"),
-    ],
-)
+BAGS = [
+    ("values", 11, 30, r"00001\.values\.npy: row \d+, column tags: value out of range"),
+    ("values", -1, -1, r"00001\.values\.npy: row 70, column genres: value out of range"),
+    ("offsets", 5, 10_000, r"00001\.offsets\.npy: row 5, column tags: value out of range"),
+]
+
+
+@pytest.mark.parametrize(("kind", "place", "value", "message"), BAGS)
 def test_bags_are_checked_too(tmp_path: Path, kind: str, place: int, value: int, message: str) -> None:
     write_ragged_dataset(tmp_path, {"train": 140})
     change(tmp_path, lambda document: document.update(label_rate=document["splits"]["train"]["label_rate"]))
     verify_dataset(tmp_path)
     change_array(tmp_path, 1, kind, place, value)
-    with pytest.raises(UserError, match=message):
-        verify_dataset(tmp_path)
+    refused(message, verify_dataset, tmp_path)

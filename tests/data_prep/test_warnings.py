@@ -6,20 +6,17 @@ from typing import Any
 
 import pytest
 
-from common.errors import UserError
 from tests.data_prep import oracle
-from tests.data_prep.conftest import prepare
+from tests.data_prep.conftest import prepare, refused
 from tests.data_prep.tables import ALLOW, paths
 
 SCHEMA = "label: label\ndense: [price]\nsparse: [user, item, {column: tags, separator: '|'}]\n"
+HASHED = ("data.encoding=hash", "data.max_ind_range=50")
+Capture = pytest.CaptureFixture[str]
 
 
 def warned(
-    capsys: pytest.CaptureFixture[str],
-    directory: Path,
-    rows: Sequence[tuple[int | str, ...]],
-    *overrides: str,
-    schema: str = SCHEMA,
+    capsys: Capture, directory: Path, rows: Sequence[tuple[int | str, ...]], *overrides: str, schema: str = SCHEMA
 ) -> list[str]:
     """The warnings while a table of (label, price, user, item, tags) is prepared."""
     text = "label,price,user,item,tags\n" + "".join(",".join(map(str, row)) + "\n" for row in rows)
@@ -35,12 +32,8 @@ def good(count: int, label: Callable[..., Any] = lambda i: i % 2) -> list[tuple[
     return [(label(i), i % 5, f"u{i % 7}", f"i{i % 3}", "a|b" if i % 4 else "") for i in range(count)]
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [(), pytest.param(("data.encoding=hash", "data.max_ind_range=50"), marks=pytest.mark.slow)],
-    ids=["vocabulary", "hash"],
-)
-def test_each_kind(capsys: pytest.CaptureFixture[str], tmp_path: Path, overrides: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("overrides", [(), pytest.param(HASHED, marks=pytest.mark.slow)], ids=["vocabulary", "hash"])
+def test_each_kind(capsys: Capture, tmp_path: Path, overrides: tuple[str, ...]) -> None:
     assert warned(capsys, tmp_path, good(300), *overrides) == []
     more = [*overrides, "data.overwrite=true"]
 
@@ -66,9 +59,7 @@ def test_each_kind(capsys: pytest.CaptureFixture[str], tmp_path: Path, overrides
     assert lines[1].startswith("every label is 0")
 
 
-def test_columns_without_values_in_lists_and_in_criteo_s_rows(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_columns_without_values_in_lists_and_in_criteo_s_rows(capsys: Capture, tmp_path: Path) -> None:
     rows = [(label, price, user, item, "") for label, price, user, item, _ in good(300)]
     (line,) = warned(capsys, tmp_path, rows)
     assert "in every row of tags:" in line
@@ -78,7 +69,7 @@ def test_columns_without_values_in_lists_and_in_criteo_s_rows(
     assert "in every row of cat_25:" in capsys.readouterr().err
 
 
-def test_constant_columns_are_found_whatever_the_stages(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_constant_columns_are_found_whatever_the_stages(capsys: Capture, tmp_path: Path) -> None:
     """Also where chunks are encoded in a stage of their own, or rows leave their order."""
     rows = [(label, 7, user, "same", tags) for label, _, user, _, tags in good(300)]
     for more in (["data.dense_transform=minmax"], ["data.split.method=random"], ["data.chunk_bytes=500"]):
@@ -86,46 +77,45 @@ def test_constant_columns_are_found_whatever_the_stages(capsys: pytest.CaptureFi
         assert "in every row of price, item:" in line
 
 
-def test_integers_around_2_to_the_63_are_not_one_value(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_integers_around_2_to_the_63_are_not_one_value(capsys: Capture, tmp_path: Path) -> None:
     rows = [(label, price, 2**63 - 20 + i, item, tags) for i, (label, price, _, item, tags) in enumerate(good(40))]
-    for more in ([], ["data.encoding=hash", "data.max_ind_range=50"], ["data.chunk_bytes=500"]):
+    for more in ([], HASHED, ["data.chunk_bytes=500"]):
         lines = warned(capsys, tmp_path, rows, *more, "data.overwrite=true")
         assert not [line for line in lines if "the same value, or none" in line], lines
 
 
-def test_a_separator_that_divides_nothing_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_separator_that_divides_nothing_is_named(capsys: Capture, tmp_path: Path) -> None:
     schema = SCHEMA.replace("'|'", "', '")
     (line,) = warned(capsys, tmp_path, good(300), schema=schema)
     assert line == "the separator occurs in no field of tags (', '): check it in data.schema"
-    more = ["data.encoding=hash", "data.max_ind_range=50", "data.overwrite=true"]
-    assert warned(capsys, tmp_path, good(300), *more, schema=schema) == [line]
+    assert warned(capsys, tmp_path, good(300), *HASHED, "data.overwrite=true", schema=schema) == [line]
 
 
-def test_a_threshold_above_all_counts_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_threshold_above_all_counts_is_refused(capsys: Capture, tmp_path: Path) -> None:
     message = r"data.frequency_threshold=5000: no value of any column occurs 5000 times in train.*data.allow_degenerate"
-    with pytest.raises(UserError, match=message):
-        warned(capsys, tmp_path, good(300), "data.frequency_threshold=5000")
+    refused(message, warned, capsys, tmp_path, good(300), "data.frequency_threshold=5000")
     lines = warned(capsys, tmp_path, good(300), "data.frequency_threshold=5000", ALLOW)
     assert "no value of user, item, tags occurs 5000 times in train, so all of them are unknown" in lines[0]
     (line,) = warned(capsys, tmp_path, good(300), "data.frequency_threshold=60", "data.overwrite=true")
     assert line == "data.frequency_threshold=60: no value of user occurs 60 times in train, so all of them are unknown"
 
 
-@pytest.mark.parametrize(
-    ("overrides", "schema", "is_named"),
-    [
-        ([], "dense: [price, {column: at, part: hour}]", True),
-        (["data.split.method=auto"], "dense: [{column: at, part: hour}, {column: at, part: day}]", True),
-        (["data.split.method=random"], "dense: [price, {column: at, part: hour}]", False),
-        (["data.split.method=fraction"], "dense: [price, {column: at, part: hour}]", False),
-        ([], "dense: [price]", False),
-    ],
-)
+HOURS = "dense: [price, {column: at, part: hour}]"
+REQUESTS = [
+    ("", HOURS, True),
+    ("data.split.method=auto", "dense: [{column: at, part: hour}, {column: at, part: day}]", True),
+    ("data.split.method=random", HOURS, False),
+    ("data.split.method=fraction", HOURS, False),
+    ("", "dense: [price]", False),
+]
+
+
+@pytest.mark.parametrize(("keys", "schema", "is_named"), REQUESTS)
 def test_times_are_split_at_random_by_request_alone(
-    overrides: list[str], schema: str, is_named: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    keys: str, schema: str, is_named: bool, tmp_path: Path, capsys: Capture
 ) -> None:
     rows = [f"{i // 5 % 2},{i},u{i % 7},2026-01-{1 + i // 24:02d} {i % 24:02d}:00:00\n" for i in range(240)]
     (tmp_path / "rows.csv").write_text("".join(["label,price,user,at\n", *rows]))
-    prepare(*paths(tmp_path, f"label: label\nsparse: [user]\n{schema}\n"), *overrides)
+    prepare(*paths(tmp_path, f"label: label\nsparse: [user]\n{schema}\n"), *keys.split())
     lines = [line for line in capsys.readouterr().err.splitlines() if "split at random" in line]
     assert [line.partition("although ")[2].partition(",")[0] for line in lines] == ["at is a time"] * is_named
