@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.errors import UserError
 from common.files import FileDigest
 from data_prep.config.presets import resolve_rules
 from data_prep.dataset.schema import CRITEO
@@ -22,7 +21,7 @@ from data_prep.parsing.formats import Chunk
 from data_prep.sources.discover import Source, missing_days, resolve_sources
 from data_prep.sources.line_blocks import ROOM_BEFORE, SourceStream, open_source
 from data_prep.stages.parse import DigestTask, ParseTask, reading_tasks
-from tests.data_prep.conftest import config
+from tests.data_prep.conftest import config, refused
 
 
 def zipped(content: bytes) -> bytes:
@@ -48,10 +47,8 @@ def test_other_compressions_are_known_by_their_first_bytes(tmp_path: Path, kind:
     for content in (b"1,2\n" * 100, b""):
         (tmp_path / name).write_bytes(pack(content))
         quoted = f"'{tmp_path / name}'" if " " in name else str(tmp_path / name)
-        with pytest.raises(
-            UserError, match=re.escape(f"{kind}, which is not read; convert it: {command.format(quoted)}")
-        ):
-            resolve_sources(str(tmp_path))
+        message = f"{kind}, which is not read; convert it: {command.format(quoted)}"
+        refused(re.escape(message), resolve_sources, str(tmp_path))
 
 
 @pytest.mark.parametrize("start", [b"BZh", b"BZhello", b"PK,rows", b"7z"])
@@ -71,15 +68,15 @@ def days(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("raw", "expected"),
-    [
-        ("{0}", ["day_1", "day_2", "day_10"]),  # a directory means its days in natural order
-        ("{0}/day_*", ["day_1", "day_2", "day_10"]),
-        (["{0}/day_10", "{0}/day_?"], ["day_10", "day_1", "day_2"]),
-        ("{0}/more", ["a.tsv", "b.tsv"]),  # without days it means all its files
-    ],
-)
+NAMES = [
+    ("{0}", ["day_1", "day_2", "day_10"]),  # a directory means its days in natural order
+    ("{0}/day_*", ["day_1", "day_2", "day_10"]),
+    (["{0}/day_10", "{0}/day_?"], ["day_10", "day_1", "day_2"]),
+    ("{0}/more", ["a.tsv", "b.tsv"]),  # without days it means all its files
+]
+
+
+@pytest.mark.parametrize(("raw", "expected"), NAMES)
 def test_names_of_sources(days: Path, raw: str | list[str], expected: list[str]) -> None:
     (days / "more").mkdir()
     for name in ("b.tsv", "a.tsv"):
@@ -137,19 +134,13 @@ def test_a_source_is_read_whole_or_in_chunks_and_summed(tmp_path: Path) -> None:
     assert reading_tasks(job, whole=False) == [*split[0], *split[1], ParseTask(job, 2, None)]
 
 
-@pytest.mark.parametrize(
-    ("sizes", "workers", "overrides", "whole"),
-    [
-        ([1000], 1, [], True),
-        ([1000], 2, [], False),
-        ([1000] * 24, 8, [], True),
-        ([1000] * 24, 16, [], False),
-        ([900, 1000, 1100, 1000], 2, [], True),
-        ([5000, 10], 2, [], False),
-        ([1000] * 4, 4, ["data.memory_budget=1GiB"], False),
-        ([1000], 1, ["data.scheduler=tcp://nowhere:1"], False),
-    ],
-)
+CASES: list[tuple[list[int], int, list[str], bool]]
+CASES = [([1000], 1, [], True), ([1000], 2, [], False), ([1000] * 24, 8, [], True), ([1000] * 24, 16, [], False)]
+CASES += [([900, 1000, 1100, 1000], 2, [], True), ([5000, 10], 2, [], False)]
+CASES += [([1000] * 4, 4, ["data.memory_budget=1GiB"], False), ([1000], 1, ["data.scheduler=tcp://nowhere:1"], False)]
+
+
+@pytest.mark.parametrize(("sizes", "workers", "overrides", "whole"), CASES)
 def test_sources_are_read_whole_where_that_keeps_all_workers_busy(
     tmp_path: Path, sizes: list[int], workers: int, overrides: list[str], whole: bool
 ) -> None:
@@ -169,41 +160,33 @@ def test_a_table_is_read_in_chunks_where_two_at_once_do_not_fit(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("raw", [None, "", [], [1], 3, {"a": 1}])
-def test_what_is_not_a_source(raw: Any) -> None:
-    with pytest.raises(UserError, match=r"data\.raw="):
-        resolve_sources(raw)
+def test_what_is_not_a_source(raw: Any, tmp_path: Path) -> None:
+    refused(r"data\.raw=", resolve_sources, raw)
+    refused("no files in this directory", resolve_sources, str(tmp_path))
 
 
-def test_an_empty_directory(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no files in this directory"):
-        resolve_sources(str(tmp_path))
+LEFT_OUT = {
+    "day_3": "a link to .*/disk/day_3, which is not there; restore it, or name",
+    **dict.fromkeys(("day_3.part", "day_0.part"), "a download that has not ended; wait"),
+    **dict.fromkeys(("day_1~", "day_1.bak"), "a backup, by its name"),
+}
 
 
 @pytest.mark.parametrize("pattern", ["", "/day_*", "/*"])
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("day_3", "a link to .*/disk/day_3, which is not there; restore it, or name"),
-        ("day_3.part", "a download that has not ended; wait"),
-        ("day_0.part", "a download that has not ended; wait"),
-        ("day_1~", "a backup, by its name"),
-        ("day_1.bak", "a backup, by its name"),
-    ],
-)
-def test_what_would_be_left_out_or_count_twice_is_refused(days: Path, pattern: str, name: str, message: str) -> None:
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_what_would_be_left_out_or_count_twice_is_refused(days: Path, pattern: str, name: str) -> None:
+    message = LEFT_OUT[name]
     if "link" in message:
         (days / name).symlink_to(days / "disk" / name)  # of a disk that is not mounted
     else:
         (days / name).write_bytes(b"x\n")
-    with pytest.raises(UserError, match=f"{re.escape(name)}: {message}"):
-        names(f"{days}{pattern}")
+    refused(f"{re.escape(name)}: {message}", names, f"{days}{pattern}")
     assert names([str(days / "day_1"), str(days / "day_2")]) == ["day_1", "day_2"]  # the remedy
 
 
 def test_a_longer_name_is_not_the_whole_of_an_unfinished_one(days: Path) -> None:
     (days / "day_1").rename(days / "day_1.part")  # day_10 is there
-    with pytest.raises(UserError, match=r"day_1\.part: a download that has not ended"):
-        names(str(days))
+    refused(r"day_1\.part: a download that has not ended", names, str(days))
 
 
 def test_what_lies_beside_the_days_of_a_directory_does_not_matter(days: Path) -> None:

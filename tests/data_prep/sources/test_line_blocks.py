@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import UserError
 from data_prep.io.read_ahead import BLOCK_BYTES
 from data_prep.parsing.criteo import PADDING
 from data_prep.sources.discover import resolve_sources
 from data_prep.sources.line_blocks import ROOM_BEFORE, ROOM_BEHIND, LineBlocks, count_lines_before
+from tests.data_prep.conftest import refused
 
 
 def chunks_of(path: Path, chunk_bytes: int, block_bytes: int) -> list[bytes]:
@@ -34,15 +34,11 @@ def collect(lines: LineBlocks, stop: int) -> bytes:
     return b"".join(bytes(block.buffer[block.start : block.end]) for block in lines.until(stop))
 
 
+LINES = st.binary(max_size=30).map(lambda b: b.replace(b"\n", b"").replace(b"\x1f", b""))
+
+
 @settings(max_examples=60, deadline=None)
-@given(
-    st.lists(
-        st.binary(max_size=30).map(lambda b: b.replace(b"\n", b"").replace(b"\x1f", b"")), min_size=1, max_size=12
-    ),
-    st.integers(1, 60),
-    st.integers(40, 100),
-    st.booleans(),
-)
+@given(st.lists(LINES, min_size=1, max_size=12), st.integers(1, 60), st.integers(40, 100), st.booleans())
 def test_a_line_belongs_to_the_chunk_it_starts_in(
     tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], chunk_bytes: int, block_bytes: int, newline: bool
 ) -> None:
@@ -55,17 +51,13 @@ def test_a_line_belongs_to_the_chunk_it_starts_in(
     whole = text if text.endswith(b"\n") else text + b"\n"
     expected: list[bytes] = [b""] * (len(whole) // chunk_bytes + 1)
     offset = 0
-    for line in split_lines(whole):
-        expected[offset // chunk_bytes] += line
-        offset += len(line)
+    for line in whole.split(b"\n")[:-1]:
+        expected[offset // chunk_bytes] += line + b"\n"
+        offset += len(line) + 1
     while expected and not expected[-1]:
         expected.pop()
     assert chunks_of(directory / "plain", chunk_bytes, block_bytes) == expected
     assert chunks_of(directory / "packed.gz", chunk_bytes, block_bytes) == expected
-
-
-def split_lines(text: bytes) -> list[bytes]:
-    return [line + b"\n" for line in text.split(b"\n")[:-1]]
 
 
 def test_offsets_and_the_last_line(tmp_path: Path) -> None:
@@ -96,15 +88,12 @@ def test_there_is_room_for_a_newline_and_for_what_kernels_read_too_far() -> None
 def test_a_long_line_is_refused_wherever_it_begins(tmp_path: Path, before: bytes) -> None:
     path = tmp_path / "day_0"
     path.write_bytes(before + b"x" * (3 << 20) + b"\n")
-    with LineBlocks(resolve_sources(str(path))[0]) as lines, pytest.raises(UserError, match="longer than"):
-        list(lines.until(4 << 20))
+    with LineBlocks(resolve_sources(str(path))[0]) as lines:
+        refused("longer than", list, lines.until(4 << 20))
 
 
 def test_a_line_longer_than_a_block(tmp_path: Path) -> None:
     path = tmp_path / "day_0"
     path.write_bytes(b"x" * 100)
-    with (
-        LineBlocks(resolve_sources(str(path))[0], block_bytes=64) as lines,
-        pytest.raises(UserError, match="a line at byte 0 is longer than 64 bytes"),
-    ):
-        list(lines.until(1000))
+    with LineBlocks(resolve_sources(str(path))[0], block_bytes=64) as lines:
+        refused("a line at byte 0 is longer than 64 bytes", list, lines.until(1000))

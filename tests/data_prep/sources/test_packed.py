@@ -10,15 +10,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from common.errors import UserError
 from data_prep.encoding.new_rows import Shape, read_new_rows
-from tests.data_prep.conftest import load_split, prepare
+from tests.data_prep.conftest import load_rows, prepare, refused
+from tests.data_prep.tables import paths
 
 LINES = [{"label": row % 2, "user": f"u{row % 7}", "price": row / 4} for row in range(3_000)]
 TEXTS = {
     "jsonl": "".join(json.dumps(line) + "\n" for line in LINES).encode(),
     "csv": ("label,user,price\n" + "".join("{label},{user},{price}\n".format(**line) for line in LINES)).encode(),
 }
+SCHEMA, SHAPE = "label: label\ndense: [price]\nsparse: [user]\n", Shape(("label", "user", "price"), ",", "label")
 
 
 def in_two_streams(compress: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
@@ -43,26 +44,21 @@ FORMS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
 
 def make(directory: Path, name: str, content: bytes) -> Path:
     """Preprocess a file of that content; return the dataset."""
-    out = directory / f"{name}.out"
     (directory / name).write_bytes(content)
-    (directory / "schema.yaml").write_text("label: label\ndense: [price]\nsparse: [user]\n")
-    paths = [f"data.raw={directory / name}", f"data.schema={directory}/schema.yaml", f"data.path={out}"]
-    prepare(*paths, "data.split.method=fraction", "data.chunk_bytes=3000")
-    return out
+    keys = paths(directory, SCHEMA, name, out=f"{name}.out")
+    prepare(*keys, "data.split.method=fraction", "data.chunk_bytes=3000")
+    return directory / f"{name}.out"
 
 
 @pytest.mark.parametrize("kind", TEXTS)
 @pytest.mark.parametrize("form", FORMS)
 def test_rows_are_those_of_the_plain_file(tmp_path: Path, form: str, kind: str) -> None:
     suffix, compress = FORMS[form]
-    plain, packed = (
-        make(tmp_path, f"rows.{kind}{ending}", content)
-        for ending, content in (("", TEXTS[kind]), (suffix, compress(TEXTS[kind])))
-    )
-    for split in ("train", "val", "test"):
-        for one, other in zip(load_split(plain, split), load_split(packed, split), strict=True):
-            np.testing.assert_array_equal(one, other)
-    new = read_new_rows(tmp_path / f"rows.{kind}{suffix}", Shape(("label", "user", "price"), ",", "label"))
+    plain = make(tmp_path, f"rows.{kind}", TEXTS[kind])
+    packed = make(tmp_path, f"rows.{kind}{suffix}", compress(TEXTS[kind]))
+    for one, other in zip(load_rows(plain), load_rows(packed), strict=True):
+        np.testing.assert_array_equal(one, other)
+    new = read_new_rows(tmp_path / f"rows.{kind}{suffix}", SHAPE)
     assert list(map(str, new.columns["user"])) == [line["user"] for line in LINES]
 
 
@@ -77,14 +73,10 @@ def test_what_is_not_whole_is_refused(tmp_path: Path, form: str) -> None:
         "followed": (packed + b"rows,that,follow\n", f"damaged {name} file"),
     }
     for case, (content, words) in cases.items():
-        with pytest.raises(UserError) as error:
-            make(tmp_path, f"{case}.csv{suffix}", content)
-        assert words in str(error.value), case
+        refused(words, make, tmp_path, f"{case}.csv{suffix}", content)
         assert not (tmp_path / f"{case}.csv{suffix}.out/manifest.json").exists()
-        with pytest.raises(UserError, match="damaged, or cut off"):
-            read_new_rows(tmp_path / f"{case}.csv{suffix}", Shape(("label", "user", "price"), ",", "label"))
+        refused("damaged, or cut off", read_new_rows, tmp_path / f"{case}.csv{suffix}", SHAPE)
 
 
 def test_a_plain_file_with_their_ending_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"not a zstd file, though named \.zst"):
-        make(tmp_path, "rows.csv.zst", TEXTS["csv"])
+    refused(r"not a zstd file, though named \.zst", make, tmp_path, "rows.csv.zst", TEXTS["csv"])

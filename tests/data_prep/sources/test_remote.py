@@ -12,29 +12,22 @@ from types import SimpleNamespace
 import pytest
 
 from common.cli import EXIT_STOPPED
-from common.errors import UserError
 from data_prep.config.keys import DataConfig
 from data_prep.job_setup import find_sources
 from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
-from tests.data_prep.conftest import REPOSITORY, config
+from tests.data_prep.conftest import REPOSITORY, config, refused
 from tests.data_prep.mirror import Mirror, make_archive
 from tests.forks import start_module
 
+HASHED = ("data.encoding=hash", "data.max_ind_range=100")
+
 
 def day_keys(mirror: Mirror, root: Path, *overrides: str, manner: str = "good") -> tuple[str, ...]:
-    return (
-        "data.source=criteo_1tb",
-        "data.days=[3,1,2]",
-        f"data.path={root}",
-        "data.encoding=hash",
-        "data.max_ind_range=100",
-        f"data.remote.mirrors=['{mirror.url(manner)}/day_{{day}}.gz','{mirror.url('good')}/day_{{day}}.gz']",
-        "data.remote.pause=0.01",
-        "data.remote.tries=2",
-        *overrides,
-    )
+    mirrors = ",".join(f"'{mirror.url(each)}/day_{{day}}.gz'" for each in (manner, "good"))
+    remote = (f"data.remote.mirrors=[{mirrors}]", "data.remote.pause=0.01", "data.remote.tries=2")
+    return "data.source=criteo_1tb", "data.days=[3,1,2]", f"data.path={root}", *HASHED, *remote, *overrides
 
 
 def days(mirror: Mirror, root: Path, *overrides: str, manner: str = "good") -> DataConfig:
@@ -60,8 +53,7 @@ def test_days_from_the_web(mirror: Mirror, finished: Path) -> None:
     preprocess(days(mirror, finished))
     shutil.rmtree(finished / "raw")  # nor are they wanted for anything
     preprocess(days(mirror, finished))
-    with pytest.raises(UserError, match="holds another dataset"):
-        preprocess(days(mirror, finished, "data.days=[4]"))
+    refused("holds another dataset", preprocess, days(mirror, finished, "data.days=[4]"))
     assert mirror.requests == []
 
 
@@ -69,19 +61,14 @@ def test_a_sum_seen_once_holds(mirror: Mirror, finished: Path) -> None:
     data_config = days(mirror, finished, "data.overwrite=true")
     path = finished / "raw" / "day_1.gz"
     path.write_bytes(gzip.compress(oracle.make_rows(41, 1), mtime=2))
-    with pytest.raises(UserError, match=r"day_1\.gz: sha256 \w{64} where .*sums\.json has \w{64}; delete it"):
-        preprocess(data_config)
+    refused(r"day_1\.gz: sha256 \w{64} where .*sums\.json has \w{64}; delete it", preprocess, data_config)
     path.write_bytes(b"another length")
-    with pytest.raises(UserError, match=r"day_1\.gz: 14 bytes where .*sums\.json has"):
-        preprocess(data_config)
+    refused(r"day_1\.gz: 14 bytes where .*sums\.json has", preprocess, data_config)
     path.unlink()
     assert mirror.requests == []
     mirror.content["day_1.gz"] = gzip.compress(oracle.make_rows(41, 1), mtime=3)
-    with pytest.raises(
-        UserError,
-        match=r"day_1\.gz: download failed .* sha256 \w{64} where .*sums\.json has \w{64}.* put it at .*raw/day_1\.gz",
-    ):
-        preprocess(data_config)
+    message = r"day_1\.gz: download failed .* sha256 \w{64} where .*sums\.json has \w{64}.* put it at .*raw/day_1\.gz"
+    refused(message, preprocess, data_config)
     (finished / "raw" / "sums.json").unlink()
     preprocess(data_config)
 
@@ -91,12 +78,10 @@ def test_days_put_there_by_the_user_are_taken(mirror: Mirror, tmp_path: Path) ->
     raw.mkdir(parents=True)
     for day in (3, 1, 2):
         (raw / f"day_{day}.gz").write_bytes(gzip.compress(oracle.make_rows(40 + day, day)))
-    sum_of_another = f"data.remote.sha256={{day_1.gz:{'a' * 64}}}"
-    with pytest.raises(UserError, match=r"day_1\.gz: sha256 \w* where data\.remote\.sha256 has a{64}"):
-        preprocess(days(mirror, tmp_path / "out", sum_of_another))
     (tmp_path / "SHA256SUMS").write_text(f"{'b' * 64} *day_1.gz\n{'c' * 64}  day_9.gz\n")
-    with pytest.raises(UserError, match=r"day_1\.gz: sha256 \w* where data\.remote\.sha256 has b{64}"):
-        preprocess(days(mirror, tmp_path / "out", f"data.remote.sha256={tmp_path}/SHA256SUMS"))
+    for letter, sums in (("a", f"{{day_1.gz:{'a' * 64}}}"), ("b", f"{tmp_path}/SHA256SUMS")):
+        data = days(mirror, tmp_path / "out", f"data.remote.sha256={sums}")
+        refused(rf"day_1\.gz: sha256 \w* where data\.remote\.sha256 has {letter}{{64}}", preprocess, data)
     assert not (tmp_path / "out" / "manifest.json").exists()
     assert preprocess(days(mirror, tmp_path / "out")).rows == 126
     assert sorted(json.loads((raw / "sums.json").read_text())) == ["day_1.gz", "day_2.gz", "day_3.gz"]
@@ -107,9 +92,8 @@ def test_days_put_there_by_the_user_are_taken(mirror: Mirror, tmp_path: Path) ->
 def test_a_killed_job_goes_on_where_it_stopped(mirror: Mirror, tmp_path: Path, how: signal.Signals) -> None:
     mirror.content["day_0.gz"] = gzip.compress(oracle.make_rows(400, 0))
     keys = ["data.days=[0]", "data.workers=1"]
-    process = start_module(
-        "data_prep", *day_keys(mirror, tmp_path / "out", *keys, manner="dripping"), cwd=REPOSITORY, out=tmp_path
-    )
+    words = day_keys(mirror, tmp_path / "out", *keys, manner="dripping")
+    process = start_module("data_prep", *words, cwd=REPOSITORY, out=tmp_path)
     part = tmp_path / "out" / "raw" / "day_0.gz.part"
     while process.is_alive() and not (part.exists() and part.stat().st_size):
         time.sleep(0.01)
@@ -128,28 +112,23 @@ def test_a_file_cut_short_is_not_noted(mirror: Mirror, tmp_path: Path) -> None:
     """A mirror may tell less than the file's length."""
     content = gzip.compress(oracle.make_rows(40, 0))
     mirror.content["day_0.gz"] = content[:-100]
-    with pytest.raises(UserError, match="truncated gzip"):
-        preprocess(days(mirror, tmp_path / "out", "data.days=[0]"))
+    refused("truncated gzip", preprocess, days(mirror, tmp_path / "out", "data.days=[0]"))
     (tmp_path / "out" / "raw" / "day_0.gz").unlink()
     mirror.content["day_0.gz"] = content
     assert preprocess(days(mirror, tmp_path / "out", "data.days=[0]")).rows == 40
 
 
-def test_room_for_the_dataset_is_asked_for_before_anything_is_fetched(
+def test_room_for_the_dataset_is_asked_for_first(
     mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=5_000_000))
-    with pytest.raises(
-        UserError, match=r"about \d+\.\d MB needed \(3\.1 MB to fetch, about .* for the dataset\), 5\.0 MB"
-    ):
-        find_sources(days(mirror, tmp_path / "out"), tmp_path / "out", tmp_path / "work")
+    message = r"about \d+\.\d MB needed \(3\.1 MB to fetch, about .* for the dataset\), 5\.0 MB"
+    refused(message, find_sources, days(mirror, tmp_path / "out"), tmp_path / "out", tmp_path / "work")
     assert mirror.requests == []
 
 
 def kaggle(root: Path, *overrides: str) -> DataConfig:
-    return config(
-        "data.source=criteo_kaggle", f"data.path={root}", "data.encoding=hash", "data.max_ind_range=9", *overrides
-    )
+    return config("data.source=criteo_kaggle", f"data.path={root}", *HASHED, *overrides)
 
 
 @pytest.fixture
@@ -189,9 +168,9 @@ def test_kaggle_as_the_user_has_it(tmp_path: Path, archive: Path) -> None:
     assert sources["c"].path == str(tmp_path / "c" / "raw" / "train.txt")
     assert sources["d"].path == sources["b"].path
     make_archive(archive, [("train.txt", b"another")])
-    with pytest.raises(UserError, match=r"train\.txt: is there already, and not from .*mine\.tar\.gz as it is now"):
-        find_sources(kaggle(tmp_path / "c", f"data.raw={archive}"), tmp_path / "c", tmp_path / "work")
-    with pytest.raises(
-        UserError, match=r"mine\.tar\.gz: a tar archive, .* data.source=criteo_kaggle data\.raw=.*mine\.tar\.gz"
-    ):
-        find_sources(config(f"data.raw={archive}", f"data.path={tmp_path}/e"), tmp_path / "e", tmp_path / "work")
+    message = r"train\.txt: is there already, and not from .*mine\.tar\.gz as it is now"
+    data = kaggle(tmp_path / "c", f"data.raw={archive}")
+    refused(message, find_sources, data, tmp_path / "c", tmp_path / "work")
+    message = r"mine\.tar\.gz: a tar archive, .* data.source=criteo_kaggle data\.raw=.*mine\.tar\.gz"
+    data = config(f"data.raw={archive}", f"data.path={tmp_path}/e")
+    refused(message, find_sources, data, tmp_path / "e", tmp_path / "work")

@@ -37,9 +37,8 @@ def test_codes_are_as_narrow_as_they_can_be(distinct: int, dtype: Any) -> None:
     assert coded.values[coded.codes].tolist() == [value_of[text] for text in texts]
     assert coded.values.tolist() == sorted(value_of.values())
     assert [value_of[text] for text in coded.texts.to_pylist()] == coded.values.tolist()
-    _, first, counts = np.unique(
-        np.array([value_of[text] for text in texts], np.uint64), return_index=True, return_counts=True
-    )
+    values = np.array([value_of[text] for text in texts], np.uint64)
+    _, first, counts = np.unique(values, return_index=True, return_counts=True)
     assert coded.counts.tolist() == counts.tolist()
     assert coded.first.tolist() == first.tolist()
 
@@ -66,23 +65,21 @@ def chunk(tmp_path: Path) -> tuple[Any, ChunkRecord, list[str], list[list[str]]]
             TextColumn(encoded(users[part]), Form.TEXT),
         )
         rows = len(users[part])
-        block = TableBlock(np.zeros(rows, np.int32), np.zeros((rows, 0)), columns)
-        categories.append(block)
+        categories.append(TableBlock(np.zeros(rows, np.int32), np.zeros((rows, 0)), columns))
     categories.finish(record)
     return job, record, users, tags
 
 
 def test_stored_codes_and_dictionaries(chunk: Any) -> None:
     job, record, users, tags = chunk
-    dictionary = read_dictionary(job, record, "user")
-    assert dictionary is not None
-    assert dictionary[read_codes(job, record, 0)].tolist() == [oracle.text_value(user) for user in users]
-    dictionary = read_dictionary(job, record, "tags")
-    assert dictionary is not None
-    (bags,) = chunk_bags(job, 0, 0)
-    assert dictionary[bags.ids].tolist() == [oracle.text_value(tag) for bag in tags for tag in bag]
-    assert bags.lengths.tolist() == [len(bag) for bag in tags]
+    ids_of_users, ids_of_tags = (read_dictionary(job, record, name) for name in ("user", "tags"))
+    assert ids_of_users is not None
+    assert ids_of_tags is not None
     values = [oracle.text_value(user) for user in users]
+    assert ids_of_users[read_codes(job, record, 0)].tolist() == values
+    (bags,) = chunk_bags(job, 0, 0)
+    assert ids_of_tags[bags.ids].tolist() == [oracle.text_value(tag) for bag in tags for tag in bag]
+    assert bags.lengths.tolist() == [len(bag) for bag in tags]
     assert (record.sparse_low, record.sparse_high) == ([min(values)], [max(values)])
 
 

@@ -11,36 +11,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.errors import UserError
 from data_prep.dataset.format import load_manifest, open_shard
 from data_prep.dataset.multi_hot import MLPERF_SIZES, MultiHot, MultiHotTables, table_path
 from data_prep.io.arrays import MAPPED_BYTES
 from data_prep.verify import verify_dataset
-from tests.data_prep import oracle
-from tests.data_prep.conftest import load_split, prepare
+from tests.data_prep.conftest import SPLITS, load_split, prepare, refused, write_rows
 from tests.reference import multi_hot_tables
 
-SPLITS = ("train", "val", "test")
+HASHED = ("data.encoding=hash", "data.max_ind_range=50")
 
 
 def make(directory: Path, name: str, *overrides: str) -> Path:
-    if not (directory / "rows.tsv").exists():
-        (directory / "rows.tsv").write_bytes(oracle.make_rows(300, seed=4))
-    paths = [f"data.raw={directory}/rows.tsv", f"data.path={directory}/{name}", "data.chunk_bytes=20000"]
-    prepare(*paths, *overrides)
+    raw, _ = write_rows(directory, 300, seed=4)
+    prepare(raw, f"data.path={directory}/{name}", "data.chunk_bytes=20000", *overrides)
     return directory / name
 
 
+DRAWS = [
+    ("uniform", HASHED),
+    ("pareto", ("data.split.method=random", "data.max_ind_range=40", "data.multi_hot.seed=5")),
+    ("uniform", ("data.encoding=torchrec", "data.max_ind_range=60")),
+]
+
+
 @pytest.mark.slow("examples")
-@pytest.mark.parametrize(
-    ("distribution", "more"),
-    [
-        ("uniform", ["data.encoding=hash", "data.max_ind_range=50"]),
-        ("pareto", ["data.split.method=random", "data.max_ind_range=40", "data.multi_hot.seed=5"]),
-        ("uniform", ["data.encoding=torchrec", "data.max_ind_range=60"]),
-    ],
-)
-def test_every_id_becomes_its_bag(tmp_path: Path, distribution: str, more: list[str]) -> None:
+@pytest.mark.parametrize(("distribution", "more"), DRAWS)
+def test_every_id_becomes_its_bag(tmp_path: Path, distribution: str, more: tuple[str, ...]) -> None:
     one_hot = make(tmp_path, "one_hot", *[key for key in more if "seed" not in key])
     expansion = ["data.multi_hot.sizes=mlperf_v2", f"data.multi_hot.distribution={distribution}"]
     root = make(tmp_path, "multi_hot", *more, *expansion)
@@ -65,22 +61,21 @@ def test_every_id_becomes_its_bag(tmp_path: Path, distribution: str, more: list[
 
 
 def test_another_choice_is_another_dataset(tmp_path: Path) -> None:
-    overrides = ["data.encoding=hash", "data.max_ind_range=50"]
     sizes = "data.multi_hot.sizes=mlperf_v2"
-    make(tmp_path, "out", *overrides, sizes)
-    make(tmp_path, "out", *overrides)  # what is not given is not compared
-    with pytest.raises(UserError, match=r"multi_hot\.seed is 0 there, 1 here"):
-        make(tmp_path, "out", *overrides, sizes, "data.multi_hot.seed=1")
-    with pytest.raises(UserError, match=r"multi_hot\.sizes is \[.*\] there, \[.*\] here"):
-        make(tmp_path, "out", *overrides, f"data.multi_hot.sizes={[2] * 26}".replace(" ", ""))
+    make(tmp_path, "out", *HASHED, sizes)
+    make(tmp_path, "out", *HASHED)  # what is not given is not compared
+    message = r"multi_hot\.seed is 0 there, 1 here"
+    refused(message, make, tmp_path, "out", *HASHED, sizes, "data.multi_hot.seed=1")
+    others, message = f"data.multi_hot.sizes={[2] * 26}", r"multi_hot\.sizes is \[.*\] there, \[.*\] here"
+    refused(message, make, tmp_path, "out", *HASHED, others.replace(" ", ""))
 
 
 def test_room_for_the_tables_is_asked_for_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=5 * 10**8))
     overrides = ["data.encoding=hash", "data.multi_hot.sizes=mlperf_v2"]
     rows = 1_000_000  # of each table: 4 * (214 - 12) MB
-    with pytest.raises(UserError, match=r"812\.0 MB of it for multi-hot tables, 500\.0 MB free.* another data\.path"):
-        make(tmp_path, "out", *overrides, f"data.max_ind_range={rows}")
+    message = r"812\.0 MB of it for multi-hot tables, 500\.0 MB free.* another data\.path"
+    refused(message, make, tmp_path, "out", *overrides, f"data.max_ind_range={rows}")
     assert not (tmp_path / "out").exists()
     make(tmp_path, "out", *overrides, "data.max_ind_range=50")
 
@@ -93,10 +88,8 @@ def test_room_for_the_tables_where_their_sizes_are_known_late(tmp_path: Path, mo
     partial_file = table_path(directory, 0).with_name("0.npy.machine-1-2.part")  # as of a process killed while it drew
     partial_file.touch()
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=799))
-    with pytest.raises(
-        UserError, match=r"multi-hot tables need 800 B, 799 B are free; .* choose another data\.multi_hot\.directory"
-    ):
-        MultiHotTables.open(tmp_path, [100, 100], bags, "data.multi_hot.directory")
+    message = r"multi-hot tables need 800 B, 799 B are free; .* choose another data\.multi_hot\.directory"
+    refused(message, MultiHotTables.open, tmp_path, [100, 100], bags, "data.multi_hot.directory")
     assert not partial_file.exists()
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=800))
     np.testing.assert_array_equal(MultiHotTables.open(tmp_path, [100, 100], bags).tables[0], first)

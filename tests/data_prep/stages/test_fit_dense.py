@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -24,15 +24,12 @@ NUMBERS = st.one_of(
 COLUMNS = st.lists(NUMBERS, min_size=1, max_size=40).map(lambda values: np.array(values) + 0.0)
 
 
+MANY = np.random.default_rng(0).lognormal(0, 30, 50_000) * np.where(np.arange(50_000) % 3, 1, -1)
+
+
 @given(COLUMNS)
+@example(MANY)
 def test_sums_are_exact(values: NDArray[np.float64]) -> None:
-    total, square = exact_sums(values)
-    assert Fraction(total, 1 << UNIT_EXPONENT) == sum(map(Fraction, values.tolist()))
-    assert Fraction(square, 1 << 2 * UNIT_EXPONENT) == sum(Fraction(value) ** 2 for value in values.tolist())
-
-
-def test_sums_of_many_rows_are_exact() -> None:
-    values = np.random.default_rng(0).lognormal(0, 30, 50_000) * np.where(np.arange(50_000) % 3, 1, -1)
     total, square = exact_sums(values)
     assert Fraction(total, 1 << UNIT_EXPONENT) == sum(map(Fraction, values.tolist()))
     assert Fraction(square, 1 << 2 * UNIT_EXPONENT) == sum(Fraction(value) ** 2 for value in values.tolist())
@@ -71,8 +68,7 @@ def test_every_fitted_transform_is_finite_and_keeps_the_order(name: str, fitted:
     assert result.dtype == np.float32
     assert np.isfinite(result).all()
     assert (np.diff(result) >= 0).all()
-    if name == "quantile":
-        assert ((result >= 0) & (result <= 1)).all()
+    assert name != "quantile" or ((result >= 0) & (result <= 1)).all()
 
 
 @pytest.mark.parametrize("name", ["raw", "log1p", "signed_log1p"])

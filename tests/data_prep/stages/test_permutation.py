@@ -20,9 +20,8 @@ def inverse_of(order: NDArray[np.int64]) -> NDArray[np.int64]:
 @pytest.mark.slow("examples")
 @pytest.mark.parametrize("rows", [1, 2, 3, 100, 5000])
 @pytest.mark.parametrize("window_rows", [1, 2, 64, 4999, 5000, 10_000])
-def test_any_windows_give_numpy_s_permutation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int, window_rows: int
-) -> None:
+def test_any_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int, window_rows: int) -> None:
+    """They give NumPy's permutation."""
     monkeypatch.setattr(permutation, "DRAWS", 50)
     rows = min(rows, 1000 * window_rows)
     parts = list(inverse_permutation(rows, 3, tmp_path / "files", window_rows))
@@ -55,7 +54,7 @@ def by_numpy_s_generator(rows: int, seed: int, wide: int) -> NDArray[np.int64]:
 
 
 @pytest.mark.parametrize(("window_rows", "draws"), [(64, 50), (200, 51), (1000, 1 << 18)])
-def test_more_rows_than_a_word_counts_are_drawn_as_words_of_twice_the_length(
+def test_more_rows_than_a_word_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window_rows: int, draws: int
 ) -> None:
     """2^32 rows cannot be tried; instead the limit is lowered to 300 of 1,000, here and in what it is held against."""

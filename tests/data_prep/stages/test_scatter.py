@@ -31,7 +31,6 @@ def test_packed_rows_come_back_at_other_indices(num_dense: int, largest: tuple[i
 
 
 def test_ids_take_as_few_bytes_as_they_need() -> None:
-    assert RowLayout(13, (255,) * 4).row_bytes == 4 + 52 + 4
-    assert RowLayout(13, (256, 65535)).row_bytes == 4 + 52 + 4
-    assert RowLayout(13, (65536,)).row_bytes == 4 + 52 + 4
+    for largest in ((255,) * 4, (256, 65535), (65536,)):
+        assert RowLayout(13, largest).row_bytes == 4 + 52 + 4
     assert RowLayout(0, (1,)).row_bytes == 4 + 4  # whole words
