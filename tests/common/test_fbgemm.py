@@ -31,15 +31,15 @@ def install(site: Path, name: str, version: str, origin: str | None = None) -> N
         (directory / "direct_url.json").write_text(origin)
 
 
-@pytest.mark.parametrize(
-    ("version", "origin", "commit"),
-    [
-        ("2026.10.8", None, COMMIT),
-        ("1.9.0", None, None),  # installed over the image's own
-        ("2026.10.8", {"url": "https://example.org", "vcs_info": {"vcs": "git", "commit_id": "f" * 40}}, "f" * 40),
-        ("2026.10.8", {"url": "file:///wheels", "archive_info": {}}, COMMIT),
-    ],
-)
+ORIGINS = [
+    ("2026.10.8", None, COMMIT),
+    ("1.9.0", None, None),  # installed over the image's own
+    ("2026.10.8", {"url": "https://example.org", "vcs_info": {"vcs": "git", "commit_id": "f" * 40}}, "f" * 40),
+    ("2026.10.8", {"url": "file:///wheels", "archive_info": {}}, COMMIT),
+]
+
+
+@pytest.mark.parametrize(("version", "origin", "commit"), ORIGINS)
 def test_the_commit_is_pips_or_the_images(
     tmp_path: Path, manifest: Path, monkeypatch: pytest.MonkeyPatch, version: str, origin: Any, commit: str | None
 ) -> None:
@@ -51,23 +51,19 @@ def test_the_commit_is_pips_or_the_images(
 def test_no_record_is_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path / "site", "fbgemm-gpu-of-a-test", "2026.10.8")
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    assert fbgemm.installed_commit(["fbgemm-gpu-of-a-test"], tmp_path / "Dockerfile") is None
-    (tmp_path / "Dockerfile").write_text("ARG FBGEMM_COMMIT\n")
-    assert fbgemm.installed_commit(["fbgemm-gpu-of-a-test"], tmp_path / "Dockerfile") is None
-    assert fbgemm.installed_commit(["absent-package"], tmp_path / "Dockerfile") is None
+    for text in (None, "ARG FBGEMM_COMMIT\n"):
+        if text is not None:
+            (tmp_path / "Dockerfile").write_text(text)
+        for name in ("fbgemm-gpu-of-a-test", "absent-package"):
+            assert fbgemm.installed_commit([name], tmp_path / "Dockerfile") is None
 
 
-@pytest.mark.parametrize(
-    ("version", "commit", "missing"),
-    [
-        ("2026.10.8", COMMIT, 12),
-        ("2026.10.8", COMMIT[:8], 12),
-        ("2026.10.8", "0" * 40, None),
-        ("2026.10.8", None, None),
-        ("1.8.0+rocm7.2", None, 12),
-        ("1.9.0+rocm7.2", None, None),
-    ],
-)
+MISSING: list[tuple[str, str | None, int | None]]
+MISSING = [("2026.10.8", COMMIT, 12), ("2026.10.8", COMMIT[:8], 12), ("2026.10.8", "0" * 40, None)]
+MISSING += [("2026.10.8", None, None), ("1.8.0+rocm7.2", None, 12), ("1.9.0+rocm7.2", None, None)]
+
+
+@pytest.mark.parametrize(("version", "commit", "missing"), MISSING)
 def test_missing_repairs(version: str, commit: str | None, missing: int | None) -> None:
     repairs = fbgemm.missing_repairs(version, commit)
     assert (None if repairs is None else len(repairs)) == missing

@@ -4,13 +4,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.errors import UserError
 from data_prep.config.keys import IdDistribution, RandomConfig
 from data_prep.dataset.format import load_manifest, open_shard
 from data_prep.encoding.encoder import Encoder
 from data_prep.synthetic.random_ids import draw_ids
 from data_prep.verify import verify_dataset
-from tests.data_prep.conftest import prepare, sums
+from tests.data_prep.conftest import SPLITS, prepare, refused, sums
 
 SMALL = ["data.source=random", "data.random.rows=3000", "data.random.eval_rows=500"]
 SMALL += ["data.random.tables=[50,7,1,100000]"]
@@ -32,13 +31,12 @@ def test_one_hot_uniform_ids(tmp_path: Path) -> None:
     manifest = prepare(*SMALL, f"data.path={tmp_path}/out")
     assert verify_dataset(tmp_path / "out") == manifest
     assert list(manifest.num_embeddings.values()) == [50, 7, 1, 100000]
-    assert [manifest.splits[split].rows for split in ("train", "val", "test")] == [3000, 500, 500]
+    assert [manifest.splits[split].rows for split in SPLITS] == [3000, 500, 500]
     assert manifest.label_rate == pytest.approx(0.25, abs=0.03)
     counts = np.bincount(bags_of(tmp_path / "out", "train")[1][0], minlength=7)
     assert counts.sum() == 3000
     assert ((counts - 3000 / 7) ** 2 / (3000 / 7)).sum() < 22.5  # chi squared of 6 degrees: once in a thousand
-    with pytest.raises(UserError, match="not made from raw rows"):
-        Encoder.load(tmp_path / "out")
+    refused("not made from raw rows", Encoder.load, tmp_path / "out")
 
 
 def test_splits_and_seeds_differ_and_a_seed_decides_every_byte(tmp_path: Path) -> None:
@@ -48,8 +46,7 @@ def test_splits_and_seeds_differ_and_a_seed_decides_every_byte(tmp_path: Path) -
     train, test = (bags_of(root, split)[3][0][:500] for split in ("train", "test"))
     assert (train == test).mean() < 0.01
     assert prepare(*SMALL, f"data.path={root}", "data.workers=3") == first
-    with pytest.raises(UserError, match="another dataset"):
-        prepare(*SMALL, f"data.path={root}", "data.random.seed=1")
+    refused("another dataset", prepare, *SMALL, f"data.path={root}", "data.random.seed=1")
     prepare(*SMALL, f"data.path={root}", "data.random.seed=1", "data.overwrite=true")
     assert not set(before.values()) & set(sums(root).values())
     prepare(*SMALL, f"data.path={tmp_path}/again", "data.workers=3")

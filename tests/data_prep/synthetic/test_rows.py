@@ -7,20 +7,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from common.errors import UserError
 from data_prep.config.keys import SyntheticConfig
 from data_prep.encoding.dense import encode_dense
 from data_prep.parsing.criteo import MISSING_INTEGER, parse_bytes
+from data_prep.synthetic import rows as rows_module
 from data_prep.synthetic.days import day_text, generate_days
-from data_prep.synthetic.rows import (
-    CALIBRATION_BLOCK,
-    calibrate,
-    calibrated_teacher,
-    category_value,
-    day_rows,
-    draw_rows,
-)
-from data_prep.synthetic.rows import logits_of as logits_by
+from data_prep.synthetic.rows import calibrated_teacher, category_value, day_rows, draw_rows
 from data_prep.synthetic.teacher import (
     CATEGORY_MISSING,
     INTEGER_MISSING,
@@ -30,7 +22,7 @@ from data_prep.synthetic.teacher import (
     criteo_columns,
     make_teacher,
 )
-from tests.data_prep.conftest import REFERENCE, load_split, prepare, run, sums
+from tests.data_prep.conftest import REFERENCE, SPLITS, load_split, prepare, refused, run, sums
 
 SMALL = SyntheticConfig(rows=40_001, days=2, seed=7, max_cardinality=500)
 
@@ -146,16 +138,12 @@ def test_drift_turns_the_effects() -> None:
 
 
 @pytest.mark.slow("examples")
-@pytest.mark.parametrize(
-    "more",
-    [
-        ["data.encoding=hash", "data.max_ind_range=1000"],
-        ["data.encoding=torchrec_fixed", "data.sampling.negative_drop_rate=0.5"],
-    ],
-)
-def test_direct_gives_the_rows_that_text_gives(tmp_path: Path, more: list[str]) -> None:
+@pytest.mark.parametrize("encoding", ["hash", "torchrec_fixed"])
+def test_direct_gives_the_rows_that_text_gives(tmp_path: Path, encoding: str) -> None:
     """Split by split the same rows and the same truth, though cut into other shards; whatever makes them."""
-    overrides = ["data.source=synthetic", "data.synthetic.rows=50000", "data.synthetic.days=2", *more]
+    hashed, drawn = ["data.max_ind_range=1000"], ["data.sampling.negative_drop_rate=0.5"]
+    overrides = [f"data.encoding={encoding}", *(hashed if encoding == "hash" else drawn)]
+    overrides += ["data.source=synthetic", "data.synthetic.rows=50000", "data.synthetic.days=2"]
     overrides += ["data.chunk_bytes=4000000", "data.synthetic.max_cardinality=300"]
     text = prepare(f"data.path={tmp_path}/text", *overrides)
     directly = ["data.synthetic.direct=true", *overrides]
@@ -165,10 +153,9 @@ def test_direct_gives_the_rows_that_text_gives(tmp_path: Path, more: list[str]) 
     assert not (tmp_path / "direct" / "raw").exists()
     assert direct.num_embeddings == text.num_embeddings
     assert direct.extra["bayes"] == text.extra["bayes"]
-    for split in ("train", "val", "test"):
-        for direct_array, text_array in zip(
-            load_split(tmp_path / "direct", split), load_split(tmp_path / "text", split), strict=True
-        ):
+    for split in SPLITS:
+        of_direct, of_text = (load_split(tmp_path / name, split) for name in ("direct", "text"))
+        for direct_array, text_array in zip(of_direct, of_text, strict=True):
             np.testing.assert_array_equal(direct_array, text_array)
     assert prepare(f"data.path={tmp_path}/direct", *directly) == direct
 
@@ -186,11 +173,9 @@ def test_days_are_written_where_raw_says_and_kept(tmp_path: Path) -> None:
 
 def test_foreign_days_are_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "day_0.tsv").write_text("mine\n")
-    with pytest.raises(UserError, match="were not generated"):
-        generate_days(SMALL, tmp_path / "out", str(tmp_path))
+    refused("were not generated", generate_days, SMALL, tmp_path / "out", str(tmp_path))
     assert (tmp_path / "day_0.tsv").read_text() == "mine\n"
-    with pytest.raises(UserError, match="not a directory"):
-        generate_days(SMALL, tmp_path / "out", str(tmp_path / "day_0.tsv"))
+    refused("not a directory", generate_days, SMALL, tmp_path / "out", str(tmp_path / "day_0.tsv"))
 
 
 def test_effects_that_are_all_the_same_are_left_out() -> None:
@@ -198,7 +183,7 @@ def test_effects_that_are_all_the_same_are_left_out() -> None:
     config = SyntheticConfig(max_cardinality=3)
     columns = criteo_columns(3)._replace(missing=np.zeros(26, np.float32))
     teacher = make_teacher(config, columns, 0)
-    sample = draw_rows(teacher, 0, 0, CALIBRATION_BLOCK, 1 << 12)
-    logits = logits_by(calibrate(teacher, config, sample), sample)
+    sample = draw_rows(teacher, 0, 0, rows_module.CALIBRATION_BLOCK, 1 << 12)
+    logits = rows_module.logits_of(rows_module.calibrate(teacher, config, sample), sample)
     assert 0.5 < logits.std() < 2
     assert (1 / (1 + np.exp(-logits))).mean() == pytest.approx(config.click_rate, abs=1e-3)

@@ -22,25 +22,17 @@ def kept(parts: Sequence[Run | SpilledRun], limit: int, path: Path) -> Sequence[
     return spill_parts(most_frequent(parts, limit), path.parent / "kept") if parts else parts
 
 
+# The gap between the rows of units, the threshold, the limit, bytes of a part.
+LIMITS, GAPS = st.none() | st.integers(0, 20), st.sampled_from([0, 2**31, 2**33])
+NUMBERS = st.tuples(GAPS, st.integers(0, 3), LIMITS, st.sampled_from([96, 960, 1 << 20]))
+
+
 @settings(max_examples=120, deadline=None)
-@given(
-    st.lists(VALUES, min_size=1, max_size=5),
-    st.sampled_from([0, 2**31, 2**33]),
-    st.integers(0, 3),
-    st.none() | st.integers(0, 20),
-    st.sampled_from([96, 960, 1 << 20]),
-    st.sampled_from(list(VocabularyOrder)),
-)
+@given(st.lists(VALUES, min_size=1, max_size=5), NUMBERS, st.sampled_from(list(VocabularyOrder)))
 def test_counted_merged_capped_and_ordered(
-    tmp_path_factory: pytest.TempPathFactory,
-    units: list[list[int]],
-    gap: int,
-    threshold: int,
-    limit: int | None,
-    part_bytes: int,
-    order: VocabularyOrder,
+    tmp_path_factory: pytest.TempPathFactory, units: list[list[int]], numbers: Any, order: VocabularyOrder
 ) -> None:
-    runs, begin = [], 7
+    (gap, threshold, limit, part_bytes), runs, begin = numbers, [], 7
     for values in units:
         if order is VocabularyOrder.frequency:
             runs.append(count_values(np.array(values, np.uint32)).run)
