@@ -1,4 +1,4 @@
-"""What takes one row or one file to add: each patch of tests/adding is applied to a copy, and its tests run there.
+"""What takes one row or one file to add: the patches of tests/adding are applied to a copy, and their tests run there.
 
 A patch has tests of its own. Beside them it may make one file, and add MAX_LINES_ELSEWHERE lines to others; it takes
 none away. An extension is a folder, and changes no other file.
@@ -74,20 +74,23 @@ def test_a_patch_is_a_file_and_a_row(path: Path) -> None:
 
 
 @pytest.mark.slow("tool")
-@pytest.mark.parametrize("path", PATCHES, ids=lambda path: path.stem)
-def test_its_tests_pass_in_a_copy_and_not_without_it(path: Path, tmp_path: Path) -> None:
+def test_their_tests_pass_in_a_copy_and_fail_without_their_code(tmp_path: Path) -> None:
     for name in COPIED:  # with what is compiled
         source = ROOT / name
         (shutil.copytree if source.is_dir() else shutil.copy2)(source, tmp_path / name)
-    changes = changes_of(path.read_text())
-    tests = [test for change in changes for test in change.tests]
-    apply(path, tmp_path)
-    process = run_tests(tmp_path, tests)
+    changes = {path: changes_of(path.read_text()) for path in PATCHES}
+    tests = {path: [test for change in of_patch for test in change.tests] for path, of_patch in changes.items()}
+    for path in PATCHES:
+        apply(path, tmp_path)
+    all_tests = [test for of_patch in tests.values() for test in of_patch]
+    process = run_tests(tmp_path, all_tests)
     assert process.returncode == 0, process.stdout + process.stderr
-    only_code = [f"--include={change.path}" for change in changes if not change.is_test]
-    apply(path, tmp_path, "--reverse", *only_code)
-    process = run_tests(tmp_path, tests)
+    for path, of_patch in changes.items():
+        apply(path, tmp_path, "--reverse", *(f"--include={change.path}" for change in of_patch if not change.is_test))
+    process = run_tests(tmp_path, all_tests)
     assert process.returncode == pytest.ExitCode.TESTS_FAILED, process.stdout + process.stderr
+    for path, of_patch in tests.items():
+        assert any(f"FAILED {test}" in process.stdout for test in of_patch), (path.name, process.stdout)
 
 
 def apply(path: Path, directory: Path, *options: str) -> None:
@@ -100,7 +103,7 @@ def apply(path: Path, directory: Path, *options: str) -> None:
 
 def run_tests(directory: Path, tests: list[str]) -> "subprocess.CompletedProcess[str]":
     """Run these tests of a copy by its own code."""
-    command = [str(fast_python()), "-m", "pytest", "-x", "-n", "0", "-q", "-p", "no:cacheprovider", *tests]
+    command = [str(fast_python()), "-m", "pytest", "-n", "0", "-q", "-rf", "-p", "no:cacheprovider", *tests]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     environment["PYTHONPATH"] = str(directory)
     return subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
