@@ -89,8 +89,8 @@ def test_their_tests_pass_in_a_copy_and_fail_without_their_code(tmp_path: Path) 
         apply(path, tmp_path, "--reverse", *(f"--include={change.path}" for change in of_patch if not change.is_test))
     process = run_tests(tmp_path, all_tests)
     assert process.returncode == pytest.ExitCode.TESTS_FAILED, process.stdout + process.stderr
-    for path, of_patch in tests.items():
-        assert any(f"FAILED {test}" in process.stdout for test in of_patch), (path.name, process.stdout)
+    for path, names in tests.items():
+        assert any(f"FAILED {test}" in process.stdout for test in names), (path.name, process.stdout)
 
 
 def apply(path: Path, directory: Path, *options: str) -> None:
