@@ -20,15 +20,13 @@ from data_prep.dataset.format import MANIFEST_NAME
 from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
-from tests.data_prep.conftest import config, load_split
+from tests.data_prep.conftest import SPLITS, config, load_rows
 
 EXAMPLES = int(os.environ.get("CLICKWORK_FUZZ_EXAMPLES", "75"))
 FUZZ = settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
 SCHEMA = "label: label\ndense: [price]\nsparse: [user, {column: tags, separator: '|'}]\n"
 HASHED = ("data.encoding=hash", "data.max_ind_range=1000", "data.dense_transform=raw", "data.split.held_out=0")
-NUMBERS = st.sampled_from(
-    ["0", "1", "1.5", "-2e3", "", "1_000", "nan", "inf", "1e39", " 7 ", "yes", "True", "0x1", "１"]
-)
+PRICES = ["0", "1", "1.5", "-2e3", "", "1_000", "nan", "inf", "1e39", " 7 ", "yes", "True", "0x1", "１"]
 TEXTS = st.text("ab|,\"'\\\n\r\t é\x00\ufeff", max_size=5)
 LABELS = st.sampled_from(["0", "1", "1", "0", "True", "no", "2", ""])
 BREAKS = ["\n", "\n", "\r\n", "\r", "\n\n"]
@@ -49,7 +47,7 @@ DIALECTS: list[tuple[str, dict[str, Any], str]] = [
 @st.composite
 def files(draw: Any) -> Any:
     """A table as csv.writer writes it, then maybe damaged, re-encoded or compressed."""
-    rows = draw(st.lists(st.tuples(LABELS, NUMBERS, TEXTS, TEXTS), min_size=1, max_size=8))
+    rows = draw(st.lists(st.tuples(LABELS, st.sampled_from(PRICES), TEXTS, TEXTS), min_size=1, max_size=8))
     stream = io.StringIO(newline="")
     quoting = draw(st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]))
     writer = csv.writer(stream, lineterminator=draw(st.sampled_from(BREAKS)), quoting=quoting)
@@ -104,12 +102,10 @@ def prepare(directory: Path, content: bytes, *overrides: str, name: str = "rows.
         assert len(fault.splitlines()) == 1, fault
         assert str(directory) in fault
         assert not (directory / "out" / MANIFEST_NAME).exists()
-        assert not any((directory / "out" / split).exists() for split in ("train", "val", "test", "vocab"))
+        assert not any((directory / "out" / split).exists() for split in (*SPLITS, "vocab"))
         return None
     verify_dataset(directory / "out")
-    splits = [load_split(directory / "out", split) for split in ("train", "val", "test")]
-    with_rows = [split for split in splits if len(split[0])]
-    return [np.concatenate(parts) for parts in zip(*with_rows, strict=True)] or None
+    return load_rows(directory / "out")
 
 
 @pytest.mark.slow("examples")
@@ -120,8 +116,7 @@ def test_tables(content: Any, chunk: Any, dialect: Any) -> None:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         (directory / "schema.yaml").write_text(SCHEMA + keys)
-        schema = f"data.schema={directory}/schema.yaml"
-        overrides = (schema, *HASHED, f"data.chunk_bytes={chunk}")
+        overrides = (f"data.schema={directory}/schema.yaml", *HASHED, f"data.chunk_bytes={chunk}")
         arrays = prepare(directory, content, *overrides)
         if arrays is None:
             return
@@ -198,11 +193,8 @@ def test_criteo_s_rows(data: Any, chunk: Any) -> None:
     ]
     content = "".join(line + data.draw(st.sampled_from(BREAKS)) for line in lines).encode()
     at = data.draw(st.integers(0, len(content)))
-    damaged = data.draw(
-        st.sampled_from(
-            [content, content[:at], content[:at] + b"\x00" + content[at + 1 :], content[:at] + b"\t" + content[at:]]
-        )
-    )
+    part, rest = content[:at], content[at:]
+    damaged = data.draw(st.sampled_from([content, part, part + b"\x00" + rest[1:], part + b"\t" + rest]))
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         arrays = prepare(directory, damaged, *HASHED, f"data.chunk_bytes={chunk}", name="day_0")

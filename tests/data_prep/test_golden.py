@@ -14,10 +14,9 @@ from data_prep.encoding.encoder import Encoder
 from data_prep.parsing.criteo import parse_bytes
 from data_prep.stages.permutation import inverse_permutation
 from data_prep.verify import verify_dataset
-from tests.data_prep.conftest import REFERENCE, load_split, prepare
+from tests.data_prep.conftest import REFERENCE, SPLITS, load_rows, load_split, prepare
 
 KINDS = ("labels", "dense", "sparse")
-SPLITS = ("train", "val", "test")
 DAYS = {0: slice(0, 400), 1: slice(400, 800), 2: slice(800, 999)}
 TRAIN_ROWS = 800
 ROWS = REFERENCE / "rows.tsv"
@@ -36,9 +35,7 @@ def assert_all_equal(arrays: dict[str, Any], golden: Any, rounded: set[str] | tu
 
 
 def load_all(root: Path) -> dict[str, NDArray[Any]]:
-    """Labels [rows, 1], dense and sparse of all splits, one after the other."""
-    parts = zip(*(load_split(root, split) for split in SPLITS), strict=True)
-    labels, dense, sparse = map(np.concatenate, parts)
+    labels, dense, sparse = load_rows(root)
     return {"labels": labels[:, None], "dense": dense, "sparse": sparse}
 
 
@@ -56,7 +53,6 @@ def unshuffled(rows: NDArray[Any], train_rows: int) -> NDArray[Any]:
 
 
 def by_day(name: str, rows: NDArray[Any]) -> dict[str, NDArray[Any]]:
-    """Rows of the three days under their names."""
     return {name.format(day=day): rows[part] for day, part in DAYS.items()}
 
 
@@ -84,7 +80,6 @@ def torchrec_steps(raw: str, root: Path) -> dict[str, Any]:
 
 
 def contiguous_ids(raw: str, root: Path, threshold: int) -> dict[str, NDArray[Any]]:
-    """TorchRec's ids before its shuffle."""
     overrides = ["data.encoding=torchrec_fixed", f"data.frequency_threshold={threshold}"]
     manifest = prepare(raw, f"data.path={root}", *overrides)
     ids = unshuffled(load_all(root)["sparse"], TRAIN_ROWS)
@@ -109,18 +104,19 @@ def hashed_batches(raw: str, root: Path) -> dict[str, Any]:
     """The first and the last batch of 128 of the first two days, values modulo 1000."""
     overrides = ["data.encoding=hash", "data.max_ind_range=1000", "data.dense_transform=torchrec"]
     prepare(raw, f"data.path={root}", *overrides)
-    first, *_, last = batches_of(root, "train", 128)
-    return {
-        "pipe_hash1000_b0_dense": first.dense_features,
-        "pipe_hash1000_b0_labels": first.labels,
-        "pipe_hash1000_b0_values": first.sparse_features.values(),
-        "pipe_hash1000_last_values": last.sparse_features.values().reshape(26, 128)[:, : last.num_valid].reshape(-1),
+    first, *_, last = batches_of(root, 128)
+    values = {
+        "b0_dense": first.dense_features,
+        "b0_labels": first.labels,
+        "b0_values": first.sparse_features.values(),
+        "last_values": last.sparse_features.values().reshape(26, 128)[:, : last.num_valid].reshape(-1),
     }
+    return {f"pipe_hash1000_{name}": value for name, value in values.items()}
 
 
-def batches_of(root: Path, split: str, size: int) -> Iterator[Any]:
-    """A split's batches, in order, as our reader gives them."""
-    return SplitReader(root, load_manifest(root), split, DataConfig(), rank=0, world_size=1).eval_batches(size)
+def batches_of(root: Path, size: int) -> Iterator[Any]:
+    """The batches of train, in order, as our reader gives them."""
+    return SplitReader(root, load_manifest(root), "train", DataConfig(), rank=0, world_size=1).eval_batches(size)
 
 
 def test_torchrec(tmp_path: Path) -> None:
@@ -161,7 +157,7 @@ def test_dlrm_kaggle(tmp_path: Path) -> None:
         integers = np.maximum(load_split(raw, split)[1], 0)
         arrays |= {f"{split}_y": labels, f"{split}_X_cat": sparse, f"{split}_X_int": integers}
         np.testing.assert_array_equal(dense, np.log(golden[f"{split}_X_int"].astype(np.float32) + 1))
-    batch = next(iter(batches_of(root, "train", 128)))
+    batch = next(batches_of(root, 128))
     offsets = batch.sparse_features.offsets().numpy()
     arrays |= {
         "train_b0_X": batch.dense_features,  # there by torch.log

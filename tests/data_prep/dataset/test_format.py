@@ -9,25 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.errors import UserError
 from common.files import digest_file, write_atomically
-from data_prep.dataset.format import (
-    MANIFEST_NAME,
-    ROW_KINDS,
-    load_manifest,
-    open_shard,
-    save_manifest,
-    shard_path,
-    verify_shard,
-)
+from data_prep.dataset.format import ROW_KINDS, load_manifest, open_shard, save_manifest, shard_path, verify_shard
 from tests.app.datasets import NUM_DENSE, NUM_EMBEDDINGS, write_dataset
+from tests.data_prep.conftest import refused
 
 F = len(NUM_EMBEDDINGS)
 
 
-def test_a_manifest_survives_its_file(tmp_path: Path) -> None:
+def test_a_manifest_survives_its_file_and_saving_again_changes_no_byte(tmp_path: Path) -> None:
     manifest = write_dataset(tmp_path)
     assert load_manifest(tmp_path) == manifest
+    before = (tmp_path / "manifest.json").read_bytes()
+    save_manifest(tmp_path, manifest)
+    assert (tmp_path / "manifest.json").read_bytes() == before
 
 
 def test_its_digest_follows_the_data_alone(tmp_path: Path) -> None:
@@ -43,11 +38,8 @@ def test_arrays_have_the_contracts_shapes_and_types(tmp_path: Path) -> None:
     (shard,) = manifest.splits["train"].shards
     arrays = open_shard(tmp_path, "train", shard, manifest)
     layout = {kind: (array.shape, array.dtype) for kind, array in arrays._asdict().items() if kind in ROW_KINDS}
-    assert layout == {
-        "labels": ((10, 1), np.int32),
-        "dense": ((10, NUM_DENSE), np.float32),
-        "sparse": ((10, F), np.int32),
-    }
+    kinds = {"labels": ((10, 1), np.int32), "dense": ((10, NUM_DENSE), np.float32), "sparse": ((10, F), np.int32)}
+    assert layout == kinds
     assert (tmp_path / "train/00000.labels.npy").is_file()
 
 
@@ -58,36 +50,26 @@ def test_arrays_have_the_contracts_shapes_and_types(tmp_path: Path) -> None:
         (lambda d: d.update(format="parquet"), "not a dataset of this tool"),
         (lambda d: d.pop("splits"), "key 'splits' is missing; preprocess again"),
         (lambda d: d.update(surprise=1), "'surprise' is unknown; another version .* may have written it; use that"),
-        (lambda d: d["splits"].update(train=None), r"key 'splits\.train' is null: expected `object`"),
         (lambda d: d["splits"]["train"].update(rows=11), "split 'train' has 11 rows, but its shards have others"),
         (lambda d: d["num_embeddings"].update(cat_1=0), r"key 'num_embeddings\.cat_1' is 0: expected `int` >= 1"),
-        (lambda d: d["num_embeddings"].update(cat_1="7"), r"key 'num_embeddings\.cat_1' is \"7\": expected `int`"),
         (lambda d: d["num_embeddings"].pop("cat_1"), "different sparse features"),
-        (lambda d: d.update(schema=[]), "key 'schema' is \\[\\]: expected `object`"),
         (lambda d: d["splits"]["train"]["shards"].append(d["splits"]["train"]["shards"][0] | {"rows": 0}), "one name"),
     ],
 )
 def test_a_manifest_that_is_not_ours_is_refused(change: Callable[[Any], Any], message: str, tmp_path: Path) -> None:
     write_dataset(tmp_path, {"train": 10})
-    path = tmp_path / MANIFEST_NAME
+    path = tmp_path / "manifest.json"
     document = json.loads(path.read_text())
     change(document)
     path.write_text(json.dumps(document))
-    with pytest.raises(UserError, match=message) as caught:
-        load_manifest(tmp_path)
-    assert str(path) in str(caught.value)
+    assert str(path) in refused(message, load_manifest, tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe"])
-def test_a_manifest_cut_short_is_refused(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / MANIFEST_NAME).write_bytes(content)
-    with pytest.raises(UserError, match=MANIFEST_NAME):
-        load_manifest(tmp_path)
-
-
-def test_a_directory_without_manifest_is_no_dataset(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no dataset here"):
-        load_manifest(tmp_path)
+def test_a_manifest_cut_short_or_gone_is_refused(content: bytes, tmp_path: Path) -> None:
+    refused("no dataset here", load_manifest, tmp_path)
+    (tmp_path / "manifest.json").write_bytes(content)
+    refused(r"manifest\.json", load_manifest, tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["labels", "dense", "sparse"])
@@ -96,27 +78,22 @@ def test_a_shard_cut_changed_or_gone_is_named(kind: str, tmp_path: Path) -> None
     (shard,) = manifest.splits["train"].shards
     path = shard_path(tmp_path, "train", shard.name, kind)
     whole = path.read_bytes()
-    for number in (len(whole) - 1, 130):
-        corrupt_content = bytearray(whole)
-        corrupt_content[number] ^= 0x40
-        path.write_bytes(corrupt_content)
-        with pytest.raises(UserError, match=rf"{kind}\.npy: sha256"):
-            verify_shard(tmp_path, "train", shard)
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 0x40]))
+    refused(rf"{kind}\.npy: sha256", verify_shard, tmp_path, "train", shard)
     path.write_bytes(whole[:-1])
-    with pytest.raises(UserError, match=rf"{kind}\.npy: \d+ bytes, but the manifest says {len(whole)}"):
-        open_shard(tmp_path, "train", shard, manifest)
+    message = rf"{kind}\.npy: \d+ bytes, but the manifest says {len(whole)}"
+    refused(message, open_shard, tmp_path, "train", shard, manifest)
     path.unlink()
-    with pytest.raises(UserError, match=rf"{kind}\.npy: file not readable"):
-        open_shard(tmp_path, "train", shard, manifest)
-    with pytest.raises(UserError, match=rf"{kind}\.npy: file not readable"):
-        verify_shard(tmp_path, "train", shard)
+    refused(rf"{kind}\.npy: file not readable", open_shard, tmp_path, "train", shard, manifest)
+    refused(rf"{kind}\.npy: file not readable", verify_shard, tmp_path, "train", shard)
 
 
 def test_a_shard_of_another_shape_is_named(tmp_path: Path) -> None:
     manifest = write_dataset(tmp_path, {"train": 100})
     (shard,) = manifest.splits["train"].shards
-    with pytest.raises(UserError, match=r"dense\.npy: float32 \(100, 5\), but the manifest says float32 \(100, 6\)"):
-        open_shard(tmp_path, "train", shard, replace(manifest, schema={**manifest.schema, "dense": list("abcdef")}))
+    other = replace(manifest, schema={**manifest.schema, "dense": list("abcdef")})
+    message = r"dense\.npy: float32 \(100, 5\), but the manifest says float32 \(100, 6\)"
+    refused(message, open_shard, tmp_path, "train", shard, other)
 
 
 DENSE = np.zeros((10, NUM_DENSE), np.float32)
@@ -147,9 +124,7 @@ def test_a_shard_that_is_no_such_array_is_named(array: Any, cut: int, message: s
             np.save(file, array)
     path.write_bytes(path.read_bytes()[: max(0, path.stat().st_size - cut)])
     shard.files["dense"] = digest_file(path)
-    with pytest.raises(UserError, match=rf"dense\.npy: {message}") as caught:
-        open_shard(tmp_path, "train", shard, manifest)
-    assert "\n" not in str(caught.value)
+    refused(rf"dense\.npy: {message}", open_shard, tmp_path, "train", shard, manifest)
 
 
 def test_an_atomic_write_replaces_all_and_leaves_nothing_beside(tmp_path: Path) -> None:
@@ -159,10 +134,3 @@ def test_an_atomic_write_replaces_all_and_leaves_nothing_beside(tmp_path: Path) 
     assert path.read_bytes() == b"two"
     assert [entry.name for entry in path.parent.iterdir()] == ["file"]
     assert digest_file(path).bytes == 3
-
-
-def test_saving_again_changes_no_byte(tmp_path: Path) -> None:
-    manifest = write_dataset(tmp_path)
-    before = (tmp_path / MANIFEST_NAME).read_bytes()
-    save_manifest(tmp_path, manifest)
-    assert (tmp_path / MANIFEST_NAME).read_bytes() == before

@@ -46,7 +46,6 @@ sparse: [item, {column: tags, separator: ","}]
 
 
 def read_all(root: Path) -> None:
-    """Every row of every split, as training reads them."""
     manifest = load_manifest(root)
     for name, split in manifest.splits.items():
         SplitShards(root, manifest, name).read([(0, split.rows)], np.arange(split.rows))

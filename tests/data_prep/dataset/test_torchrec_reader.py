@@ -6,23 +6,20 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from tests.data_prep import oracle
-from tests.data_prep.conftest import load_split, prepare
+from tests.data_prep.conftest import load_split, prepare, write_rows
 
 
 @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")  # it maps files read-only
 @pytest.mark.parametrize("mmap_mode", [False, True])
 def test_batches_are_our_rows(tmp_path: Path, criteo: ModuleType, mmap_mode: bool) -> None:
-    (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(300, seed=6))
     root = tmp_path / "out"
-    manifest = prepare(f"data.raw={tmp_path}/rows.tsv", f"data.path={root}", "data.chunk_bytes=30000")
-    shards = [root / "train" / shard.name for shard in manifest.splits["train"].shards]
+    manifest = prepare(*write_rows(tmp_path, 300, seed=6), "data.chunk_bytes=30000")
+    shards = [f"{root}/train/{shard.name}" for shard in manifest.splits["train"].shards]
     assert len(shards) > 1
+    paths = {f"{kind}_paths": [f"{shard}.{kind}.npy" for shard in shards] for kind in ("dense", "sparse", "labels")}
     pipe = criteo.InMemoryBinaryCriteoIterDataPipe(
         stage="train",
-        dense_paths=[f"{shard}.dense.npy" for shard in shards],
-        sparse_paths=[f"{shard}.sparse.npy" for shard in shards],
-        labels_paths=[f"{shard}.labels.npy" for shard in shards],
+        **paths,
         batch_size=32,
         rank=0,
         world_size=1,

@@ -1,6 +1,7 @@
 """Tasks on a Dask cluster of two worker processes give the same bytes."""
 
 import errno
+import functools
 import gzip
 import os
 import socket
@@ -19,12 +20,14 @@ from common.errors import UserError
 from data_prep.engine import executor
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
-from tests.data_prep.conftest import prepare, sums
+from tests.data_prep.conftest import Capture, prepare, refused, sums, write_rows
+
+NEEDED = "Dask is not installed: pip install distributed"
 
 
 @pytest.fixture(scope="module")
 def scheduler() -> Iterator[Any]:
-    distributed = pytest.importorskip("distributed", reason="Dask is not installed: pip install distributed")
+    distributed = pytest.importorskip("distributed", reason=NEEDED)
     import dask
 
     patient = dask.config.set({f"distributed.comm.timeouts.{phase}": "240s" for phase in ("connect", "tcp")})
@@ -54,37 +57,32 @@ def test_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, schedul
 def test_a_bad_row_is_named(tmp_path: Path, scheduler: str) -> None:
     lines = oracle.make_rows(100, 0).splitlines(keepends=True)
     lines[70] = b"2" + lines[70][1:]
-    (tmp_path / "day_0").write_bytes(b"".join(lines))
-    arguments = [f"data.raw={tmp_path}/day_0", f"data.path={tmp_path}/out", "data.chunk_bytes=5000"]
-    with pytest.raises(UserError, match=rf"on {socket.gethostname()}: .*row 71, column label"):
-        prepare(*arguments, "data.workers=null", f"data.scheduler={scheduler}")
+    (tmp_path / "rows.tsv").write_bytes(b"".join(lines))
+    keys = [f"data.raw={tmp_path}/rows.tsv", f"data.path={tmp_path}/out", "data.chunk_bytes=5000", "data.workers=null"]
+    message = rf"on {socket.gethostname()}: .*row 71, column label"
+    refused(message, prepare, *keys, f"data.scheduler={scheduler}")
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
 @dataclass
 class Failing:
-    """A task that fails."""
-
     error: Exception
 
     def run(self, worker: executor.Worker) -> None:
         raise self.error
 
 
-@pytest.mark.parametrize(
-    ("error", "message"),
-    [
-        (FileNotFoundError(errno.ENOENT, "No such file", "/raw/day_0"), "on HOST: /raw/day_0: No such file"),
-        (OSError(errno.ENOSPC, "No space left on device"), "on HOST: an output file: No space left on device"),
-        (UserError("/raw/day_0: changed since"), "on HOST: /raw/day_0: changed since"),
-    ],
-)
-def test_an_error_names_the_workers_host(error: Exception, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+ERRORS = [
+    (FileNotFoundError(errno.ENOENT, "No such file", "/raw/day_0"), "on HOST: /raw/day_0: No such file"),
+    (OSError(errno.ENOSPC, "No space left on device"), "on HOST: an output file: No space left on device"),
+    (UserError("/raw/day_0: changed since"), "on HOST: /raw/day_0: changed since"),
+]
+
+
+@pytest.mark.parametrize(("error", "message"), ERRORS)
+def test_an_error_names_the_workers_host(error: Exception, message: str, capsys: Capture) -> None:
     """As the command prints it: the folder may be missing on that machine alone."""
-
-    def run() -> None:
-        executor._run_on_cluster(Failing(error))
-
+    run: Any = functools.partial(executor._run_on_cluster, Failing(error))
     assert _status(run) == 2
     assert capsys.readouterr().err == f"error: {message.replace('HOST', socket.gethostname())}\n"
 
@@ -98,35 +96,28 @@ input()
 
 
 def test_workers_that_cannot_load_the_program_are_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("distributed", reason="Dask is not installed: pip install distributed")
+    pytest.importorskip("distributed", reason=NEEDED)
     monkeypatch.setattr(executor, "CONNECT_SECONDS", 240)
-    (tmp_path / "day_0").write_bytes(oracle.make_rows(10, 0))
+    keys = [*write_rows(tmp_path, 10), "data.workers=null"]
     # -S: the environment's packages without clickwork.pth, by which they know this checkout.
     environment = {**os.environ, "PYTHONPATH": sysconfig.get_path("purelib")}
     command = [sys.executable, "-S", "-c", CLUSTER_ELSEWHERE]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, cwd=tmp_path, env=environment, **pipes) as elsewhere:
         assert elsewhere.stdout is not None
-        address = elsewhere.stdout.readline().strip()
-        arguments = [f"data.raw={tmp_path}/day_0", f"data.path={tmp_path}/out", "data.workers=null"]
-        with pytest.raises(UserError, match=r"cannot load this program .* PYTHONPATH"):
-            prepare(*arguments, f"data.scheduler={address}")
+        address = f"data.scheduler={elsewhere.stdout.readline().strip()}"
+        refused(r"cannot load this program .* PYTHONPATH", prepare, *keys, address)
         elsewhere.communicate("\n", timeout=240)
 
 
-@pytest.mark.parametrize(
-    ("is_installed", "message"),
-    [
-        (True, "no Dask scheduler answers"),
-        (False, r"^data\.scheduler: needs Dask; install it with `pip install distributed`$"),
-    ],
-)
+ABSENT = (False, r"^data\.scheduler: needs Dask; install it with `pip install distributed`$")
+
+
+@pytest.mark.parametrize(("is_installed", "message"), [(True, "no Dask scheduler answers"), ABSENT])
 def test_no_scheduler_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_installed: bool, message: str) -> None:
-    pytest.importorskip("distributed", reason="Dask is not installed: pip install distributed")
+    pytest.importorskip("distributed", reason=NEEDED)
     monkeypatch.setattr(executor, "CONNECT_SECONDS", 1)
     if not is_installed:
         monkeypatch.setitem(sys.modules, "distributed", None)
-    (tmp_path / "day_0").write_bytes(oracle.make_rows(10, 0))
-    arguments = [f"data.raw={tmp_path}/day_0", f"data.path={tmp_path}/out", "data.workers=null"]
-    with pytest.raises(UserError, match=message):
-        prepare(*arguments, "data.scheduler=tcp://127.0.0.1:1")
+    keys = [*write_rows(tmp_path, 10), "data.workers=null"]
+    refused(message, prepare, *keys, "data.scheduler=tcp://127.0.0.1:1")

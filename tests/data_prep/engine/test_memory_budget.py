@@ -15,23 +15,18 @@ from data_prep.encoding.lookup import LookupTable
 from data_prep.engine import memory_budget
 from data_prep.engine.job import Job
 from data_prep.sources.discover import resolve_sources
-from tests.data_prep import oracle
-from tests.data_prep.conftest import config, prepare, sums
+from tests.data_prep.conftest import config, prepare, sums, write_rows
+from tests.data_prep.tables import paths
 
 
 @pytest.mark.parametrize("encoding", ["vocabulary", "hash", "torchrec_fixed"])
-@pytest.mark.parametrize(
-    ("budget", "is_limit"), [(512, False), (1024, False), (2048, False), (16384, False), (600, True)]
-)
+@pytest.mark.parametrize("budget", [512, 1024, 2048, 16384, 600])
 def test_processes_and_their_tables_fit_the_budget(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str, budget: int, is_limit: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str, budget: int
 ) -> None:
-    """Processes together keep to the key, or to the limit of a container.
-
-    Benchmarks measure what they do use.
-    """
-    path = tmp_path / "rows.tsv"
-    path.write_bytes(oracle.make_rows(10, seed=0))
+    """Processes together keep to the key, or to the limit of a container; benchmarks measure what they do use."""
+    write_rows(tmp_path, 10)
+    is_limit = budget == 600
     data = config(
         f"data.path={tmp_path}",
         f"data.encoding={encoding}",
@@ -40,7 +35,8 @@ def test_processes_and_their_tables_fit_the_budget(
     )
     if is_limit:
         monkeypatch.setattr(memory_budget, "memory_limit", lambda: budget << 20)
-    job = Job(tmp_path, (resolve_sources(str(path))[0],), CRITEO, resolve_rules(data, 1), chunk_size(data))
+    sources = tuple(resolve_sources(str(tmp_path / "rows.tsv")))
+    job = Job(tmp_path, sources, CRITEO, resolve_rules(data, 1), chunk_size(data))
     data = replace(data, workers=16)
     room = (budget << 20) - memory_budget.PARENT_BYTES
     workers = memory_budget.num_workers(data, job, num_tasks=100)
@@ -48,9 +44,8 @@ def test_processes_and_their_tables_fit_the_budget(
     assert workers == 1 or workers * max(memory_budget._bytes_to_parse(job, False), to_fit) <= room
     values = {f"cat_{i}": 10**6 * (i + 1) for i in range(26)}
     workers, passes = memory_budget.plan_encoding(data, job, workers, values)
-    tables = [
-        sum(LookupTable.bytes_for(values[each.feature] >> each.bits) for each in slices) for slices in passes
-    ] or [sum(map(LookupTable.bytes_for, values.values()))]
+    tables = [sum(LookupTable.bytes_for(values[each.feature] >> each.bits) for each in slices) for slices in passes]
+    tables = tables or [sum(map(LookupTable.bytes_for, values.values()))]
     assert workers == 1 or workers * (memory_budget.WORKER_BYTES + max(tables)) <= room
     assert max(tables) <= max(room, memory_budget.MIN_PASS_BYTES)
     assert (len(passes) > 1) == (budget < 16384)
@@ -70,16 +65,14 @@ def few_files() -> Iterator[None]:
 def test_units_keep_no_files_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, is_table: bool
 ) -> None:
-    overrides = ["data.workers=1", "data.split.method=random"]
+    overrides = [*write_rows(tmp_path, 200, seed=3)[:1], "data.split.method=random"]
     if is_table:
-        (tmp_path / "schema.yaml").write_text("label: y\nsparse: [{column: tags, separator: '|'}]\n")
         rows = [f"{i % 2},{i % 7}|{i % 11}|{i}" for i in range(500)]
         (tmp_path / "rows").write_text("\n".join(["y,tags", *rows, ""]))
-        overrides += [f"data.schema={tmp_path}/schema.yaml", "data.chunk_bytes=300"]
+        overrides += paths(tmp_path, "label: y\nsparse: [{column: tags, separator: '|'}]\n", "rows")
+        overrides.append("data.chunk_bytes=300")
     else:
-        (tmp_path / "rows").write_bytes(oracle.make_rows(200, seed=3))
         overrides += ["data.vocabulary_order=first_appearance", "data.chunk_bytes=1500"]
-    overrides.append(f"data.raw={tmp_path}/rows")
     prepare(*overrides, f"data.path={tmp_path}/usual")
     monkeypatch.setattr(memory_budget, "PART_BYTES", 1 << 12)  # so that runs are not read at once
     request.getfixturevalue("few_files")

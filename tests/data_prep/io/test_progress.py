@@ -7,6 +7,7 @@ import pytest
 
 from data_prep.engine.executor import Counters
 from data_prep.io.progress import Progress
+from tests.data_prep.conftest import Capture
 
 
 class Terminal(io.StringIO):
@@ -15,9 +16,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize(("total", "is_visible"), [(0, False), (10**9, True), (None, True)])
-def test_bytes_are_shown_where_there_are_any(
-    monkeypatch: pytest.MonkeyPatch, total: int | None, is_visible: bool
-) -> None:
+def test_bytes_are_shown_if_there_are_any(monkeypatch: pytest.MonkeyPatch, total: int | None, is_visible: bool) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     with Progress("arrange", total, Counters()):
@@ -29,7 +28,7 @@ def test_bytes_are_shown_where_there_are_any(
 @pytest.mark.parametrize(
     ("size", "text"), [(0, ""), (800, "800 B of 800 B"), (13_120, "13.1 kB of"), (2_500_000_000, "2.5 GB of 2.5 GB")]
 )
-def test_sizes_are_in_units_that_fit(capsys: pytest.CaptureFixture[str], size: int, text: str) -> None:
+def test_sizes_are_in_units_that_fit(capsys: Capture, size: int, text: str) -> None:
     counters = Counters()
     with Progress("parse", size, counters):
         counters.add(size, 3)

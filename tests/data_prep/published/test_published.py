@@ -18,8 +18,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from common.errors import UserError
 from data_prep.published import kgcn_lastfm, ncf_movielens_1m, sets, tfrs_movielens_100k
+from tests.data_prep.conftest import refused
 
 # Of the files below by src/preprocess.py and src/data_loader.py of hwwang55/KGCN at 2363ca2, as label,user,item.
 KGCN = {
@@ -72,9 +72,8 @@ def test_each_user_has_as_many_negatives_as_positives(raw: Path) -> None:
     rows = [row for split in splits.values() for row in list(split)[1:]]
     assert len({(user, item) for _, user, item in rows}) == len(rows)
     for label in (0, 1):
-        assert Counter(user for row_label, user, _ in rows if row_label == label) == Counter(
-            user for row_label, user, _ in rows if row_label == 1
-        )
+        users = Counter(user for row_label, user, _ in rows if row_label == label)
+        assert users == Counter(user for row_label, user, _ in rows if row_label == 1)
 
 
 def test_pairs_of_the_test_file_leave_train_and_items_are_numbered_as_they_appear(tmp_path: Path) -> None:
@@ -87,28 +86,27 @@ def test_pairs_of_the_test_file_leave_train_and_items_are_numbered_as_they_appea
     numbered = [(user - 1, items.setdefault(film, len(items))) for user, film in pairs]
     held_out = dict(numbered)
     negatives = {user: [draw.randrange(len(items)), item] for user, item in held_out.items()}
-    lines = [f"{user}\t{item}\t5\t97830{user}\n" for user, item in held_out.items()]
-    (tmp_path / "test.rating").write_text("".join(lines))
+    ratings = "".join(f"{user}\t{item}\t5\t97830{user}\n" for user, item in held_out.items())
+    (tmp_path / "test.rating").write_text(ratings)
     lines = [f"({user},{held_out[user]})\t{one}\t{other}\n" for user, (one, other) in negatives.items()]
     (tmp_path / "test.negative").write_text("".join(lines))
     paths = (tmp_path / name for name in ("ratings.parquet", "test.rating", "test.negative"))
     splits = {name: list(rows)[1:] for name, rows in ncf_movielens_1m.split_rows(*paths).items()}
     assert splits["train"] == [(1, *pair) for pair in numbered if pair not in set(held_out.items())]
-    assert splits["test"] == [
-        (int(number == 0), user, int(item))
-        for user in held_out
-        for number, item in enumerate([held_out[user], *negatives[user]])
-    ]
+    candidates = {user: [held_out[user], *negatives[user]] for user in held_out}
+    expected = [(int(not i), user, int(item)) for user, row in candidates.items() for i, item in enumerate(row)]
+    assert splits["test"] == expected
 
 
 def test_another_file_or_split_is_refused(small: sets.PublishedSet, raw: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"train.csv: other rows than those of the published split"):
-        sets.write_splits(replace(small, splits={**KGCN, "train": "0" * 64}), raw, tmp_path / "out")
+    other = replace(small, splits={**KGCN, "train": "0" * 64})
+    message = r"train.csv: other rows than those of the published split"
+    refused(message, sets.write_splits, other, raw, tmp_path / "out")
     assert not list((tmp_path / "out").iterdir())
     with open(raw / "user_artists.dat", "a") as file:
         file.write("2\t100\t1\n")
-    with pytest.raises(UserError, match=r"user_artists.dat: sha256 .* where the published file has .*; delete it"):
-        sets.write_splits(small, raw, tmp_path / "other")
+    message = r"user_artists.dat: sha256 .* where the published file has .*; delete it"
+    refused(message, sets.write_splits, small, raw, tmp_path / "other")
 
 
 def test_a_set_without_a_mirror_or_a_name_is_one_line(tmp_path: Path) -> None:
@@ -126,7 +124,8 @@ def test_movielens_is_shuffled_as_numpy_does(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "user").write_text("\n".join(["user_id:token\tage\tgender\toccupation\tzip_code", *users, ""]))
     (tmp_path / "inter").write_text("\n".join(["user_id:token\titem\trating\ttimestamp", *ratings, ""]))
     monkeypatch.setattr(tfrs_movielens_100k, "TRAIN_ROWS", 50)
-    splits = {name: list(rows) for name, rows in tfrs_movielens_100k.split_rows(*_movielens(tmp_path)).items()}
+    split_rows = tfrs_movielens_100k.split_rows(tmp_path / "inter", tmp_path / "user")
+    splits = {name: list(rows) for name, rows in split_rows.items()}
     table = pd.read_csv(tmp_path / "inter", sep="\t", names=["user", "movie", "rating", "time"], skiprows=1)
     table["age"] = table["user"].astype(str).map(ages)
     edges = [1, 18, 25, 35, 45, 50, 56, 200]
@@ -138,7 +137,3 @@ def test_movielens_is_shuffled_as_numpy_does(tmp_path: Path, monkeypatch: pytest
     ]
     assert [len(rows) for rows in splits.values()] == [51, 14]
     assert splits["train"][1:] + splits["test"][1:] == expected
-
-
-def _movielens(directory: Path) -> tuple[Path, Path]:
-    return directory / "inter", directory / "user"
