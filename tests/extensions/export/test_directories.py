@@ -7,6 +7,7 @@ import random
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,7 @@ def criteo(runtime: Runtime, tmp_path_factory: pytest.TempPathFactory) -> Model:
     return criteo_model(runtime, directory, "data.sampling.negative_drop_rate=0.5")
 
 
-def criteo_model(runtime: Runtime, directory: Path, *keys: str, run_keys: tuple[str, ...] = ()) -> Model:
+def criteo_model(runtime: Runtime, directory: Path, *keys: str, run_keys: Sequence[str] = ()) -> Model:
     """A model trained on Criteo's rows, and `new.tsv`, unlabelled rows."""
     write_criteo(directory / "rows.tsv")
     lines = (directory / "rows.tsv").read_text().splitlines()[:50]
@@ -95,32 +96,26 @@ def criteo_model(runtime: Runtime, directory: Path, *keys: str, run_keys: tuple[
     return Model(runtime, directory)
 
 
-ENCODINGS = [
-    ["data.encoding=hash", "data.max_ind_range=7"],
-    ["data.encoding=torchrec", "data.split.method=fraction", "data.max_ind_range=5"],
-    ["data.encoding=torchrec_fixed", "data.split.method=fraction"],
-    ["data.encoding=dlrm_kaggle"],
-    ["data.encoding=amd_blog", "data.max_categories=14"],
-    ["data.dense_transform=signed_log1p"],
-    ["data.dense_transform=minmax"],
-    ["data.multi_hot.sizes=[3,1,2,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,4]"],
+BAGS = "data.multi_hot.sizes=[3,1,2,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,4]"
+# Keys of preparation and of the run.
+ENCODINGS: list[tuple[list[str], list[str]]] = [
+    (["data.encoding=hash", "data.max_ind_range=7"], []),
+    (["data.encoding=torchrec", "data.split.method=fraction", "data.max_ind_range=5"], []),
+    (["data.encoding=torchrec_fixed", "data.split.method=fraction"], []),
+    (["data.encoding=dlrm_kaggle"], []),
+    (["data.encoding=amd_blog", "data.max_categories=14"], []),
+    (["data.dense_transform=signed_log1p"], []),
+    (["data.dense_transform=minmax"], []),
+    ([BAGS], []),
+    ([], [BAGS]),  # the run expands ids to bags while it reads
 ]
 
 
 @pytest.mark.parametrize(
-    "keys", [pytest.param(keys, marks=[pytest.mark.slow] * (n > 1)) for n, keys in enumerate(ENCODINGS)]
+    ("keys", "run_keys"), [pytest.param(*keys, marks=[pytest.mark.slow] * (n > 1)) for n, keys in enumerate(ENCODINGS)]
 )
-def test_every_encoding_of_criteo(keys: list[str], runtime: Runtime, tmp_path: Path) -> None:
-    model = criteo_model(runtime, tmp_path, *keys)
-    command_here(runtime, "export", f"run={tmp_path}/run", f"out={tmp_path}/served")
-    [result] = score_files(tmp_path / "served", tmp_path / "new.tsv")
-    np.testing.assert_allclose(result["logits"], model.recommend("new.tsv"), rtol=0, atol=1e-5)
-
-
-@pytest.mark.slow("processes")
-def test_bags_that_a_run_expands_ids_to_while_it_reads(runtime: Runtime, tmp_path: Path) -> None:
-    sizes = "data.multi_hot.sizes=[3,1,2,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,4]"
-    model = criteo_model(runtime, tmp_path, run_keys=(sizes,))
+def test_every_encoding_of_criteo(keys: list[str], run_keys: list[str], runtime: Runtime, tmp_path: Path) -> None:
+    model = criteo_model(runtime, tmp_path, *keys, run_keys=run_keys)
     command_here(runtime, "export", f"run={tmp_path}/run", f"out={tmp_path}/served")
     [result] = score_files(tmp_path / "served", tmp_path / "new.tsv")
     np.testing.assert_allclose(result["logits"], model.recommend("new.tsv"), rtol=0, atol=1e-5)

@@ -27,8 +27,8 @@ from tests.app.scoring.test_same_row import drawn_model, inputs_of
 from tests.app.scoring.test_sampling import CORRECTED, KEPT, raw_rows
 from tests.app.scoring.test_sampling import place as place
 from tests.app.test_secrets import ARGUMENTS, ENVIRONMENT, planted
+from tests.app.training.test_field_models import BRIEF, REGULARISED
 from tests.app.training.test_number_labels import MODEL, make_ratings, rows_of
-from tests.app.training.test_regularised_runs import BRIEF, EVERYTHING
 from tests.pretend_cuda.conftest import dataset as dataset
 from tests.pretend_cuda.conftest import machine as machine
 from tests.pretend_cuda.conftest import runs as runs
@@ -103,7 +103,7 @@ def test_predicted_numbers(runtime: Runtime, tmp_path: Path) -> None:
 
 @pytest.mark.slow("processes")
 def test_statistics_of_batch_norm(runtime: Runtime, dataset: Path, tmp_path: Path) -> None:
-    keys = [*SMALL, *EVERYTHING, *BRIEF, f"data.path={dataset}", "run.name=x", f"run.dir={tmp_path}/run"]
+    keys = [*SMALL, *REGULARISED, *BRIEF, f"data.path={dataset}", "run.name=x", f"run.dir={tmp_path}/run"]
     assert train_here(runtime, *keys) == "completed"
     command_here(runtime, "export", f"run={tmp_path}/run", f"out={tmp_path}/model.pt2")
     rows = load_manifest(dataset).splits["val"].rows
