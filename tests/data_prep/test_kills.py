@@ -23,7 +23,7 @@ from data_prep.engine.executor import Executor
 from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
-from tests.data_prep.conftest import REPOSITORY, config, run, sums
+from tests.data_prep.conftest import REPOSITORY, SPLITS, config, run, sums
 from tests.data_prep.mirror import Mirror
 from tests.data_prep.tables import write
 from tests.forks import run_module
@@ -52,67 +52,49 @@ def write_days(directory: Path) -> None:
 
 def write_tables(directory: Path) -> None:
     """Rows of a table in CSV, packed, and in Parquet, for each split."""
-    for number, split in enumerate(("train", "val", "test")):
+    for number, split in enumerate(SPLITS):
         draw = random.Random(number)
+        users = ["b", "a", "é", "x y", "07", f"only in {split}"]
         columns: dict[str, list[Any]] = {"label": [draw.randint(0, 1) for _ in range(400)]}
         columns["price"] = [draw.randint(-9, 99) / 4 for _ in range(400)]
-        columns["user"] = [draw.choice(["b", "a", "é", "x y", "07", f"only in {split}"]) for _ in range(400)]
+        columns["user"] = [draw.choice(users) for _ in range(400)]
         columns["tags"] = ["|".join(draw.sample("abcdefgh", draw.randint(0, 3))) for _ in range(400)]
         content = write(directory / f"{split}.csv", columns).read_bytes()
         (directory / f"{split}.csv.gz").write_bytes(gzip.compress(content, mtime=0))
         write(directory / f"{split}.parquet", columns, row_group_size=70)
-    schema = (
-        "label: label\ndense: [{column: price, transform: quantile}]\nsparse: [user, {column: tags, separator: '|'}]\n"
-    )
-    (directory / "schema.yaml").write_text(schema)
+    features = "dense: [{column: price, transform: quantile}]\nsparse: [user, {column: tags, separator: '|'}]\n"
+    (directory / "schema.yaml").write_text(f"label: label\n{features}")
 
 
 SMALL = "data.chunk_bytes=9000"
-CSV = "data.train={0}/train.csv data.val={0}/val.csv data.test={0}/test.csv data.schema={0}/schema.yaml"
+DAYS = f"data.raw={{0}}/day_? {SMALL}"
+SHUFFLED = "data.encoding=torchrec_fixed data.max_ind_range=99"
+MULTI_HOT = "data.multi_hot.sizes=mlperf_v2"
+FETCHED = "data.source=criteo_1tb data.days=[0,1] data.raw=null"
+TABLE = "data.raw={0}/train.csv data.schema={0}/schema.yaml data.chunk_bytes=2000"
+GIVEN = "data.train={0}/train.csv data.test={0}/test.csv data.schema={0}/schema.yaml data.chunk_bytes=2000"
+BY_USER = "data.split.method=group data.split.column=user data.split.held_out=0.5"
 KINDS = {
-    "vocabulary": Kind(write_days, f"data.raw={{0}}/day_? {SMALL}", workers=1),
-    "shuffled and multi-hot": Kind(
-        write_days,
-        "data.raw={0}/day_0 data.encoding=torchrec_fixed data.max_ind_range=99 data.multi_hot.sizes=mlperf_v2 " + SMALL,
-        workers=1,
-    ),
-    "ranges and other orders": Kind(write_days, f"data.raw={{0}}/day_? data.encoding=dlrm_kaggle {SMALL}", workers=3),
-    "scikit-learn's split": Kind(write_days, f"data.raw={{0}}/day_? data.encoding=amd_blog {SMALL}"),
+    "vocabulary": Kind(write_days, DAYS, workers=1),
+    "shuffled and multi-hot": Kind(write_days, f"data.raw={{0}}/day_0 {SMALL} {SHUFFLED} {MULTI_HOT}", workers=1),
+    "ranges and other orders": Kind(write_days, f"{DAYS} data.encoding=dlrm_kaggle", workers=3),
+    "scikit-learn's split": Kind(write_days, f"{DAYS} data.encoding=amd_blog"),
     "file by file": Kind(
-        write_days,
-        "data.raw={0}/day_? data.encoding=hash data.max_ind_range=40 data.multi_hot.sizes=mlperf_v2 "
-        "data.chunk_bytes=50000",
+        write_days, f"data.raw={{0}}/day_? data.encoding=hash data.max_ind_range=40 {MULTI_HOT} data.chunk_bytes=50000"
     ),
-    "in passes": Kind(write_days, f"data.raw={{0}}/day_? data.max_ind_range=500 {SMALL}", passes=True),
-    "packed": Kind(write_days, f"data.raw={{0}}/day_? {SMALL}", "data.raw={0}/day_?.gz"),
-    "fetched": Kind(
-        write_days, f"data.raw={{0}}/day_? {SMALL}", "data.source=criteo_1tb data.days=[0,1] data.raw=null"
-    ),
+    "in passes": Kind(write_days, f"{DAYS} data.max_ind_range=500", passes=True),
+    "packed": Kind(write_days, DAYS, "data.raw={0}/day_?.gz"),
+    "fetched": Kind(write_days, DAYS, FETCHED),
     "given splits of Criteo's rows": Kind(
         write_days, f"data.train={{0}}/day_0 data.val={{0}}/day_1 data.sampling.negative_drop_rate=0.5 {SMALL}"
     ),
-    "given splits": Kind(write_tables, f"{CSV} data.chunk_bytes=2000", "data.val={0}/val.csv.gz"),
+    "given splits": Kind(write_tables, f"{GIVEN} data.val={{0}}/val.csv", "data.val={0}/val.csv.gz"),
     "random split of a table": Kind(
-        write_tables,
-        "data.raw={0}/train.csv data.schema={0}/schema.yaml data.split.method=random data.chunk_bytes=2000 "
-        "data.vocabulary_order=first_appearance",
-        workers=1,
+        write_tables, f"{TABLE} data.split.method=random data.vocabulary_order=first_appearance", workers=1
     ),
-    "split by time": Kind(
-        write_tables,
-        "data.raw={0}/train.csv data.schema={0}/schema.yaml data.split.method=time data.split.column=price "
-        "data.chunk_bytes=2000",
-    ),
-    "split by user": Kind(
-        write_tables,
-        "data.train={0}/train.csv data.test={0}/test.csv data.schema={0}/schema.yaml data.split.method=group "
-        "data.split.column=user data.split.held_out=0.5 data.chunk_bytes=2000",
-    ),
-    "split by label": Kind(
-        write_tables,
-        "data.raw={0}/train.csv data.schema={0}/schema.yaml data.split.method=stratified data.chunk_bytes=2000",
-        workers=1,
-    ),
+    "split by time": Kind(write_tables, f"{TABLE} data.split.method=time data.split.column=price"),
+    "split by user": Kind(write_tables, f"{GIVEN} {BY_USER}"),
+    "split by label": Kind(write_tables, f"{TABLE} data.split.method=stratified", workers=1),
     "Parquet": Kind(write_tables, "data.raw={0}/train.parquet data.schema={0}/schema.yaml data.chunk_bytes=1000"),
 }
 
