@@ -147,6 +147,20 @@ def uninterrupted(overrides: list[str], tmp_path_factory: pytest.TempPathFactory
     return made_once(tmp_path_factory, "uninterrupted", train) / "runs/whole"
 
 
+@pytest.fixture(scope="session")
+def recorded(runtime: platform.Runtime, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was stopped, resumed and trained further; evaluated four times, on both splits."""
+
+    def train(root: Path) -> None:
+        overrides = [*SMALL, f"data.path={dataset}", "record.tensorboard=false", "run.name=x", f"run.dir={root}/x"]
+        overrides += ["train.log_every_steps=4", "train.eval_every_steps=5", "eval.train_split=true"]
+        assert train_until(runtime, "stop:6", *overrides, "train.max_steps=12") == "interrupted"
+        for steps in (12, 14):
+            assert train_here(runtime, *overrides, f"train.max_steps={steps}") == "completed"
+
+    return made_once(tmp_path_factory, "recorded", train) / "x"
+
+
 @contextmanager
 def mounted_disk(directory: Path, size: str) -> Iterator[Path]:
     """Mount a disk of its own of that size at `directory`/disk; skip the test without the right to mount."""

@@ -224,6 +224,7 @@ FAULTS: dict[str, Callable[[int], None]] = {
     "before the best": lambda n: at_call(files, "write_atomically", n, kill_job, lambda p, c: p.name == files.BEST),
     "in the pruning": lambda n: at_call(shutil, "rmtree", n, kill_job, lambda p, **_: str(p).endswith(files.OLD)),
     "in the beginning": lambda n: at_call(os, "replace", n, kill_job, lambda a, b: "/runs/" in f"/{b}"),
+    "kill": lambda n: at_call(session.Session, "begin_step", 1, kill_job, lambda _, step: step == n),
     "stop": stop_at,
     **{f"{name} in the step": signal_in_step(name) for name in ("SIGINT", "SIGTERM", "SIGUSR1")},
     "an echoed signal": lambda n: at_call(session.Session, "begin_step", n, terminate_like_timeout),

@@ -14,24 +14,15 @@ from app.training.state import RunLength, RunState
 from app.training.window import StepFigures
 
 
-class Batches:
-    """In place of a DataLoader."""
+class Nothing:
+    """In place of what the loop calls besides a session: there are batches; nothing is due, nothing is done."""
 
     def __init__(self, batches: Iterable[Batch]) -> None:
+        self.reported: list[StepFigures] = []
         self._batches = batches
 
     def batches(self, epoch: int, first: int) -> Iterator[Batch]:
         return iter(self._batches)
-
-    def forward_done(self) -> None:
-        pass
-
-
-class Nothing:
-    """In place of what the loop calls besides: nothing is due, nothing is done."""
-
-    def __init__(self) -> None:
-        self.reported: list[StepFigures] = []
 
     def evaluate(self, step: int) -> EvaluationFigures:
         return EvaluationFigures(step=step, auc=None)
@@ -43,13 +34,23 @@ class Nothing:
         return lambda *_: None
 
 
+def step(session: Any, batch: Batch, number: int) -> float:
+    """Make a step of training; return its loss."""
+    session.begin_step(number)
+    session.optimizer.zero_grad()
+    loss = session.loss_of(session.forward(batch), batch)
+    session.backward(loss)
+    session.optimizer.step()
+    return float(loss)
+
+
 def train(
     session: Any, batches: Iterable[Batch], steps: int, config: TrainConfig
 ) -> tuple[RunState, list[StepFigures]]:
     """Train to the end; the final state, and what was reported of the windows of steps."""
-    nothing, state = Nothing(), RunState()
+    nothing, state = Nothing(batches), RunState()
     loop: Any = TrainingLoop
     timer, length = StepTimer(torch.device("cpu")), RunLength(steps, steps, config)
-    loop = loop(session, Batches(batches), nothing, nothing, nothing, nothing, timer, nothing, length, state)
+    loop = loop(session, nothing, nothing, nothing, nothing, nothing, timer, nothing, length, state)
     assert loop.run() == "completed"
     return state, nothing.reported

@@ -16,7 +16,7 @@ from app.record.provenance import describe_run
 from common.compose import compose_config
 from common.documents import plain_object
 from common.errors import UserError
-from tests.app.conftest import Command, Refusal, ended, forked
+from tests.app.conftest import Command, Refusal
 
 TINY = ["seconds=0.001", "runtime.num_threads=1", "shape.batch_size=16", "shape.num_embeddings=[50,7]"]
 TINY += ["model.dense_arch=[8,4]", "model.embedding_dim=4", "model.over_arch=[8,1]", "inference.batch_sizes=[1,4]"]
@@ -32,17 +32,13 @@ def test_everything_is_measured_with_its_counts(run_app: Command, tmp_path: Path
     assert "nothing to exchange in one process" in process.stderr
     for result in document["results"]:
         assert 0 < result["p10_ms"] <= result["median_ms"] <= result["p90_ms"], result
-        assert result["bytes"] > 0
-        assert result["share_of_bandwidth"] > 0
+        assert min(result["bytes"], result["share_of_bandwidth"]) > 0
     train = next(result for result in document["results"] if result["name"] == "step/train")
-    assert train["flops"] > 0
-    assert document["ceilings"]["bytes_per_second"] > 0
+    assert min(train["flops"], document["ceilings"]["bytes_per_second"]) > 0
     assert document["shape"]["bag_sizes"] == [2, 1]
     latencies = [result for result in document["results"] if result["p99_ms"] is not None]
-    forms = ("sharded", "fp32", "fp16", "int8", "int4")
-    assert {result["name"] for result in latencies} == {
-        f"inference/{form}_b{size}" for form in forms for size in (1, 4)
-    }
+    names = [f"inference/{form}_b{size}" for form in ("sharded", "fp32", "fp16", "int8", "int4") for size in (1, 4)]
+    assert sorted(result["name"] for result in latencies) == sorted(names)
     for result in latencies:
         assert result["median_ms"] <= result["p95_ms"] <= result["p99_ms"], result
         assert result["runs_per_timed_sample"] == 1
@@ -106,20 +102,10 @@ def test_a_choice_of_operators(run_app: Command, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow("processes")
-def test_a_case_without_memory_costs_no_other(tmp_path: Path) -> None:
+def test_a_case_without_memory_costs_no_other(run_app: Command, tmp_path: Path) -> None:
     """The second of them: the results of those before and after it are kept."""
-    process = ended(
-        forked(
-            "bench",
-            *TINY,
-            "operators=[mlp/over_arch,optimizer_step/sgd]",
-            "out=bench.json",
-            cwd=tmp_path,
-            fault="no memory for a measurement:2",
-        ),
-        tmp_path,
-    )
-    assert process.returncode == 0, process.stderr
+    keys = [*TINY, "operators=[mlp/over_arch,optimizer_step/sgd]", "out=bench.json"]
+    process = run_app("bench", *keys, fault="no memory for a measurement:2")
     assert "mlp/over_arch_train skipped: out of memory; give a smaller shape.batch_size" in process.stderr
     names = [result["name"] for result in json.loads((tmp_path / "bench.json").read_bytes())["results"]]
     assert names == ["mlp/over_arch_forward", "optimizer_step/sgd"]

@@ -2,18 +2,21 @@
 
 import dataclasses
 import importlib.util
+import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from app.commands import COMMANDS
-from common.command import Command, load
+from common.command import REMEDIES, Command, load
 from common.extensions import directories_of_values
 from tests.app.conftest import REPOSITORY
 from tests.error_lines import error_line
@@ -38,24 +41,25 @@ def test_what_a_row_names_is_there(command: Command) -> None:
 def test_each_module_runs_its_own_row() -> None:
     runs_row = re.compile(r'^ +run(_of_extension)?\((?:COMMANDS\[)?"(?:\w+\.)?([a-z-]+)"\]?\)$', re.MULTILINE)
     paths, stubs = {}, set()
-    for path in [
-        path for package in ("app", "data_prep", "extensions") for path in REPOSITORY.glob(f"{package}/**/*.py")
-    ]:
+    for path in chain.from_iterable(REPOSITORY.glob(f"{name}/**/*.py") for name in ("app", "data_prep", "extensions")):
         for of_extension, name in runs_row.findall(path.read_text()):
             paths[name] = path
             stubs |= {name} if of_extension else set()
     deleted = stubs - COMMANDS.keys()  # their extensions are not there, but `python -m` still names them
-    assert {name: paths[name] for name in paths if name not in deleted} == {
-        name: module_path(command.module) for name, command in COMMANDS.items()
-    }
+    expected = {name: module_path(command.module) for name, command in COMMANDS.items()}
+    assert {name: paths[name] for name in paths if name not in deleted} == expected
 
 
 def module_path(module: str) -> Path:
     """The file that `python -m` runs."""
-    spec = importlib.util.find_spec(module)
-    assert spec is not None
-    assert spec.origin is not None
+    spec: Any = importlib.util.find_spec(module)
     return Path(spec.origin).with_name("__main__.py") if spec.submodule_search_locations else Path(spec.origin)
+
+
+def python(*arguments: str, cwd: Path | None = None, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """What a new interpreter does with these arguments, with these variables alone if there are any."""
+    command, env = [sys.executable, *arguments], environment or None
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
 
 
 def test_without_its_extension_a_command_names_it(tmp_path: Path) -> None:
@@ -63,8 +67,7 @@ def test_without_its_extension_a_command_names_it(tmp_path: Path) -> None:
         (tmp_path / package).symlink_to(REPOSITORY / package)
     for path in [path for package in ("app", "data_prep") for path in (REPOSITORY / package).glob("*.py")]:
         if "run_of_extension(" in path.read_text():
-            command = [sys.executable, "-m", f"{path.parent.name}.{path.stem}", "--help"]
-            process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+            process = python("-m", f"{path.parent.name}.{path.stem}", "--help", cwd=tmp_path)
             assert process.returncode == 2
             assert f"no folder extensions/{path.stem}" in error_line(process.stderr)
 
@@ -88,9 +91,7 @@ def test_the_readme_s_table_has_the_rows_words() -> None:
 
 def modules_of(arguments: Sequence[str], cwd: Path) -> tuple[int, set[str]]:
     """The exit status of `python -m ...` and the modules that it imported."""
-    command = [sys.executable, "-X", "importtime", "-m", *arguments]
-    environment = {"PYTHONPATH": str(REPOSITORY)}
-    process = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+    process = python("-X", "importtime", "-m", *arguments, cwd=cwd, PYTHONPATH=str(REPOSITORY))
     lines = [line for line in process.stderr.splitlines() if line.startswith("import time:")]
     return process.returncode, {line.rpartition("|")[2].strip() for line in lines}
 
@@ -113,8 +114,7 @@ def test_help_and_errors_come_before_torch_is_imported(arguments: list[str], sta
 
 def without_packages(*arguments: str) -> "subprocess.CompletedProcess[str]":
     """`python -m ...` by an interpreter that has its standard library only."""
-    command, environment = [sys.executable, "-S", "-m", *arguments], {"PYTHONPATH": str(REPOSITORY)}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    return python("-S", "-m", *arguments, PYTHONPATH=str(REPOSITORY))
 
 
 @pytest.mark.parametrize("module", [command.module for command in COMMANDS.values()])
@@ -130,9 +130,7 @@ def test_the_command_that_works_is_quoted_and_has_no_secret() -> None:
     (command,) = re.findall(r"then `\S+ (.*)`$", error_line(process.stderr))
     assert shlex.split(command) == ["-m", "app", "train", "run.name=a b", "note.token=***"]
     command = command.replace("a b", "x").replace("note.token=***", "train.max_steps=-1")
-    process = subprocess.run(  # of an interpreter with packages: the run's own answer
-        [sys.executable, *shlex.split(command)], cwd=REPOSITORY, capture_output=True, text=True, check=False
-    )
+    process = python(*shlex.split(command), cwd=REPOSITORY)  # with packages: the run's own answer
     assert (process.returncode, error_line(process.stderr)) == (2, "error: train.max_steps=-1: must be at least 0")
 
 
@@ -148,3 +146,14 @@ def test_a_report_needs_no_torch(tmp_path: Path) -> None:
     assert status == 0
     assert (tmp_path / "x/report.html").stat().st_size > 50_000
     assert not modules & {"matplotlib", *HEAVY}
+
+
+@pytest.mark.parametrize(
+    "missing", ["torch", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fbgemm_gpu", "torchrec", "isal"))]
+)
+def test_a_missing_part_of_the_stack_is_one_line_with_its_remedy(missing: str, tmp_path: Path) -> None:
+    (tmp_path / f"{missing}.py").write_text(f"raise ModuleNotFoundError(name={missing!r})\n")  # in place of the package
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{REPOSITORY}"}
+    process = python("-m", "app", "train", cwd=tmp_path, **environment)
+    assert process.returncode == 2, process.stderr
+    assert error_line(process.stderr) == f"error: {missing} is not installed beside clickwork; {REMEDIES[missing]}"

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -39,21 +38,16 @@ def test_processes_and_histograms_agree(run_app: Command, dataset: Path, tmp_pat
     alone, both = (evaluated(processes=processes) for processes in (1, 2))
     figures = ("auc", "pr_auc", "logloss", "ne", "accuracy", "ece", "calibration", "base_rate")
     assert {key: both[key] for key in figures} == pytest.approx({key: alone[key] for key in figures}, abs=1e-5)
-    histogram_figures = evaluated("exact_rows=500", processes=2)
-    assert (histogram_figures["samples"], histogram_figures["auc_method"], histogram_figures["pr_auc"]) == (
-        501,
-        "histogram",
-        None,
-    )
-    assert abs(histogram_figures["auc"] - both["auc"]) <= histogram_figures["auc_error"] + 1e-12
-    assert histogram_figures["logloss"] == pytest.approx(both["logloss"], rel=1e-12)
+    binned = evaluated("exact_rows=500", processes=2)
+    assert (binned["samples"], binned["auc_method"], binned["pr_auc"]) == (501, "histogram", None)
+    assert abs(binned["auc"] - both["auc"]) <= binned["auc_error"] + 1e-12
+    assert binned["logloss"] == pytest.approx(both["logloss"], rel=1e-12)
     assert "auc_method" not in both
 
 
 @pytest.mark.slow("processes")
-def test_tables_are_scored_in_fp32_whatever_the_run_was_trained_in(
-    run_app: Command, dataset: Path, tmp_path: Path
-) -> None:
+def test_tables_are_scored_in_fp32(run_app: Command, dataset: Path, tmp_path: Path) -> None:
+    """Whatever the run was trained in."""
     overrides = [*SMALL, f"data.path={dataset}", "run.name=x", "train.max_steps=20", "runtime.precision=bf16"]
     run_app("train", *overrides, "eval.global_batch_size=100")
     trained = composed(*overrides)
@@ -105,26 +99,15 @@ def test_logits_that_are_not_finite_end_an_evaluation_on_one_line(
     assert Predictor(config, runtime, dataset, manifest, _Scores(value, 2)).evaluate("val").figures.auc is not None
 
 
-@pytest.fixture
-def mixing(tmp_path: Path) -> AppConfig:
-    """The configuration of a run whose samples' logits depend on each other; it is written as that run's."""
-    mixed = ["model.interaction=scalar_pairs", "model.mixes_samples=true"]
-    config = composed(*SMALL, *mixed, "run.name=x")
+def test_scores_that_depend_on_other_rows_are_not_served_and_metrics_say_so(
+    runtime: Runtime, dataset: Path, tmp_path: Path, logged: pytest.LogCaptureFixture
+) -> None:
+    config = composed(*SMALL, "model.interaction=scalar_pairs", "model.mixes_samples=true", "run.name=x")
     (tmp_path / "config.yaml").write_text(json.dumps(to_plain(config)))
-    return config
-
-
-def test_scores_that_depend_on_other_rows_are_not_served(mixing: AppConfig, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"mixes_samples=true: recommend has no meaning"):
         recommend.main(RecommendConfig(run=str(tmp_path), candidates="c.csv"))
-
-
-def test_metrics_that_depend_on_the_batch_say_so(
-    mixing: AppConfig, runtime: Runtime, dataset: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING, "clickwork"):
-        Predictor(mixing, runtime, dataset, load_manifest(dataset), _Scores(0, 2))
-    assert "every metric depends on eval.global_batch_size (16384) and on the number of processes (1)" in caplog.text
+    Predictor(config, runtime, dataset, load_manifest(dataset), _Scores(0, 2))
+    assert "every metric depends on eval.global_batch_size (16384) and on the number of processes (1)" in logged.text
 
 
 @pytest.mark.slow("processes")
@@ -133,9 +116,7 @@ def test_row_weights_come_from_the_checkpoint_and_are_recorded(run_app: Command,
     weights, backup = tmp_path / "w.npy", tmp_path / "kept.npy"
     np.save(weights, np.random.default_rng(0).random(50).astype(np.float32))
     override = f"+model.tables.overrides.cat_0={{pooling: weighted, row_weights: fixed, row_weights_path: {weights}}}"
-    process = run_app(
-        "train", *SMALL, override, f"data.path={dataset}", "run.name=x", "train.max_steps=4", "eval.split=val"
-    )
+    run_app("train", *SMALL, override, f"data.path={dataset}", "run.name=x", "train.max_steps=4", "eval.split=val")
     trained = json.loads((tmp_path / "runs/x/summary.json").read_bytes())["eval"]
     recorded = json.loads((tmp_path / "runs/x/manifest.json").read_bytes())["files"]
     assert recorded == {str(weights): hashlib.sha256(weights.read_bytes()).hexdigest()}

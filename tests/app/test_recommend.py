@@ -24,11 +24,22 @@ NAMES = [*CRITEO.dense, *CRITEO.sparse]
 @pytest.fixture
 def run(tmp_path: Path, run_app: Command) -> Path:
     """A run on rows of which the last 100 are validation and test."""
-    text = oracle.make_rows(ROWS, seed=4)
-    (tmp_path / "raw.tsv").write_bytes(text)
+    (tmp_path / "raw.tsv").write_bytes(oracle.make_rows(ROWS, seed=4))
     prepare(f"data.raw={tmp_path}/raw.tsv", f"data.path={tmp_path}/data")
-    run_app("train", *SMALL, "data.path=data", "run.name=r", "train.max_steps=9", "eval.split=test")
+    return train(run_app, tmp_path)
+
+
+def train(run_app: Command, tmp_path: Path, *overrides: str) -> Path:
+    run_app("train", *SMALL, "data.path=data", "run.name=r", "train.max_steps=9", "eval.split=test", *overrides)
     return tmp_path / "runs/r"
+
+
+def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Lists in them are joined by |."""
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows({key: "|".join(it) if isinstance(it, list) else it for key, it in row.items()} for row in rows)
 
 
 def ranking(run_app: Command, tmp_path: Path, candidates: str, *overrides: str) -> list[dict[str, Any]]:
@@ -69,11 +80,8 @@ def test_every_form_of_a_file_gives_the_same(run: Path, run_app: Command, tmp_pa
     rows = [line.split("\t") for line in oracle.make_rows(12, seed=5).decode().splitlines()]
     (tmp_path / "c.tsv").write_text("".join("\t".join(row) + "\n" for row in rows))
     (tmp_path / "bare.tsv").write_text("".join("\t".join(row[1:]) + "\n" for row in rows))
-    objects = [dict(zip(NAMES, row[1:], strict=True)) for row in rows]
-    with open(tmp_path / "c.csv", "w", newline="") as file:
-        writer = csv.DictWriter(file, list(reversed(NAMES)))
-        writer.writeheader()
-        writer.writerows(objects)
+    objects: list[dict[str, Any]] = [dict(zip(NAMES, row[1:], strict=True)) for row in rows]
+    write_csv(tmp_path / "c.csv", [dict(reversed(item.items())) for item in objects])
     numbers = [
         {key: (int(value) if value else None) if key in CRITEO.dense else value or None for key, value in item.items()}
         for item in objects
@@ -112,29 +120,18 @@ def test_bags_of_several_ids(run_app: Command, tmp_path: Path) -> None:
         }
         for _ in range(400)
     ]
-    with open(tmp_path / "raw.csv", "w", newline="") as file:
-        writer = csv.DictWriter(file, ["rating", "age", "user", "genres"])
-        writer.writeheader()
-        writer.writerows({**row, "genres": "|".join(row["genres"])} for row in rows)
+    write_csv(tmp_path / "raw.csv", rows)
     (tmp_path / "schema.yaml").write_text(
         'label: {column: rating, rule: ">= 4"}\ndense: [age]\nsparse: [user, {column: genres, separator: "|"}]\n'
     )
-    prepare(
-        f"data.raw={tmp_path}/raw.csv",
-        f"data.path={tmp_path}/data",
-        f"data.schema={tmp_path}/schema.yaml",
-        "data.split.method=fraction",
-    )
-    run_app("train", *SMALL, "data.path=data", "run.name=r", "train.max_steps=9", "eval.split=test")
-    summary = json.loads((tmp_path / "runs/r/summary.json").read_bytes())["eval"]
+    paths = [f"data.raw={tmp_path}/raw.csv", f"data.path={tmp_path}/data", f"data.schema={tmp_path}/schema.yaml"]
+    prepare(*paths, "data.split.method=fraction")
+    summary = json.loads((train(run_app, tmp_path) / "summary.json").read_bytes())["eval"]
     test = rows[-summary["samples"] :]
     lists = [{key: row[key] for key in ("age", "user", "genres")} for row in test]
     (tmp_path / "lists.jsonl").write_text("".join(json.dumps(item) + "\n" for item in lists))
     pyarrow.parquet.write_table(pa.Table.from_pylist(lists), tmp_path / "lists.parquet")
-    with open(tmp_path / "text.csv", "w", newline="") as file:
-        writer = csv.DictWriter(file, ["age", "user", "genres"])
-        writer.writeheader()
-        writer.writerows({**item, "genres": "|".join(item["genres"])} for item in lists)
+    write_csv(tmp_path / "text.csv", lists)
     ranked = ranking(run_app, tmp_path, "lists.jsonl")
     labels = [int(test[int(candidate["candidate"]) - 1]["rating"] >= 4) for candidate in ranked]
     assert log_loss(labels, [c["probability"] for c in ranked]) == pytest.approx(summary["logloss"], rel=1e-6)
@@ -147,10 +144,8 @@ def test_ids_are_expanded_as_they_were_in_training(run_app: Command, tmp_path: P
     text = oracle.make_rows(400, seed=4)
     (tmp_path / "raw.tsv").write_bytes(text)
     prepare(f"data.raw={tmp_path}/raw.tsv", f"data.path={tmp_path}/data")
-    keys = [*SMALL, "data.path=data", "run.name=r", "train.max_steps=4", "eval.split=test"]
-    keys += [f"data.multi_hot.sizes={[1 + i % 3 for i in range(26)]}".replace(" ", "")]
-    run_app("train", *keys)
-    summary = json.loads((tmp_path / "runs/r/summary.json").read_bytes())["eval"]
+    sizes = f"data.multi_hot.sizes={[1 + i % 3 for i in range(26)]}".replace(" ", "")
+    summary = json.loads((train(run_app, tmp_path, sizes) / "summary.json").read_bytes())["eval"]
     lines = text.decode().splitlines(keepends=True)[-summary["samples"] :]
     (tmp_path / "test.tsv").write_text("".join(lines))
     ranked = ranking(run_app, tmp_path, "test.tsv")

@@ -9,7 +9,7 @@ import yaml
 from app.commands import COMMANDS
 from app.report.page import write_report
 from common.cli import run_command
-from tests.app.conftest import SMALL, Command, ended, forked
+from tests.app.conftest import SMALL, Command
 from tests.data_prep import oracle
 from tests.data_prep.mirror import Mirror
 from tests.error_lines import error_line
@@ -34,15 +34,13 @@ def planted(root: Path) -> list[Path]:
 
 
 @pytest.mark.slow("processes")
-def test_a_run_and_its_replay(dataset: Path, tmp_path: Path) -> None:
+def test_a_run_and_its_replay(run_app: Command, dataset: Path, tmp_path: Path) -> None:
     overrides = [*SMALL, f"data.path={dataset}", "run.name=one", "train.max_steps=10", *ARGUMENTS]
-    process = ended(forked("train", *overrides, cwd=tmp_path, environment=ENVIRONMENT), tmp_path)
-    assert process.returncode == 0, process.stderr
+    run_app("train", *overrides, environment=ENVIRONMENT)
     assert planted(tmp_path) == []
     config = yaml.safe_load((tmp_path / "runs/one/config.yaml").read_text())
     assert config["published"]["hardware"] == "http://***@host/x"
-    verified = ended(forked("verify", "run=runs/one", cwd=tmp_path, environment=ENVIRONMENT), tmp_path)
-    assert verified.returncode == 0, verified.stderr
+    verified = run_app("verify", "run=runs/one", environment=ENVIRONMENT)
     assert "verify: runs/one: identical" in verified.stderr
     assert "TORCH_TOKEN" not in verified.stderr  # masked then and now
 
@@ -90,10 +88,8 @@ def test_the_report_of_an_older_run(uninterrupted: Path, tmp_path: Path) -> None
     config = yaml.safe_load((tmp_path / "config.yaml").read_text())
     config["published"]["hardware"] = f"http://user:{SECRET}@host"
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
-    manifest = (tmp_path / "manifest.json").read_text()
-    (tmp_path / "manifest.json").write_text(
-        manifest.replace('"argv": [', f'"argv": [\n  "a=http://u:{SECRET}@host",', 1)
-    )
+    path = tmp_path / "manifest.json"
+    path.write_text(path.read_text().replace('"argv": [', f'"argv": [\n  "a=http://u:{SECRET}@host",', 1))
     assert SECRET not in write_report(tmp_path, tmp_path / "page.html").read_text()
 
 
@@ -105,8 +101,7 @@ def test_a_mirror_s_login(run_app: Command, tmp_path: Path) -> None:
     url = mirror.url("good/day_0.tsv").replace("//", f"//user:{SECRET}@")
     remote = f"{{name: day_0.tsv, mirrors: ['{url}'], member: null}}"
     keys = [*SMALL, "run.name=one", "data.source=criteo_kaggle", "data.path=days", "data.workers=1"]
-    keys += [f"data.remote={remote}", "train.max_steps=2"]
-    process = run_app("train", *keys)
+    process = run_app("train", *keys, f"data.remote={remote}", "train.max_steps=2")
     assert "fetching http://127.0.0.1" in process.stderr
     assert any(login for _, _, login in mirror.logins)
     assert planted(tmp_path) == []

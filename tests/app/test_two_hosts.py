@@ -54,24 +54,19 @@ STATIC = f"{TWO} --master-addr {ADDRESSES[0]} --master-port 29500".split()
 
 
 def start_one(
-    hosts: list[str],
-    number: int,
-    out: Path,
-    overrides: list[str],
-    *options: str,
-    prepare: Callable[[str], None] = enter,
+    host: str, out: Path, overrides: list[str], *options: str, prepare: Callable[[str], None] = enter
 ) -> Launcher:
     """app.launch on one of the machines, with one process, by the documented command."""
     arguments = [*DOCUMENTED, *options, "-m", "app.train", *overrides]
-    return Launcher(*arguments, cwd=out.parent, out=out, prepare=functools.partial(prepare, hosts[number]))
+    return Launcher(*arguments, cwd=out.parent, out=out, prepare=functools.partial(prepare, host))
 
 
-def start(hosts: list[str], cwd: Path, out: str, overrides: list[str], *options: str) -> list[Launcher]:
+def start(
+    hosts: list[str], out: Path, overrides: list[str], *options: str, prepare: Callable[[str], None]
+) -> list[Launcher]:
     """app.launch on both machines; the first is where they meet."""
-    return [
-        start_one(hosts, number, cwd / f"{out}_{number}", overrides, *options, prepare=enter_impatiently)
-        for number in range(2)
-    ]
+    outs = (out.with_name(f"{out.name}_{number}") for number in range(2))
+    return [start_one(host, own, overrides, *options, prepare=prepare) for host, own in zip(hosts, outs, strict=True)]
 
 
 def enter_impatiently(host: str) -> None:
@@ -85,7 +80,7 @@ def enter_impatiently(host: str) -> None:
 def test_the_cable_is_cut_and_mended(hosts: list[str], dataset: Path, tmp_path: Path) -> None:
     overrides = [*brief(dataset), "train.epochs=6000", "train.max_steps=null", "checkpoint.every_steps=20"]
     overrides.append(f"runtime.timeout_minutes={TIMEOUT_SECONDS / 60}")
-    run, launchers = tmp_path / "runs/x", start(hosts, tmp_path, "cut", overrides)
+    run, launchers = tmp_path / "runs/x", start(hosts, tmp_path / "cut", overrides, prepare=enter_impatiently)
     try:
         wait_for_checkpoint(run, launchers)
         ip("-n", hosts[1], "link", "set", hosts[1], "down")
@@ -101,7 +96,7 @@ def test_the_cable_is_cut_and_mended(hosts: list[str], dataset: Path, tmp_path: 
         assert summary(run)["status"] == "failed"
         overrides.append(f"train.max_steps={summary(run)['steps'] + 10}")
         ip("-n", hosts[1], "link", "set", hosts[1], "up")
-        launchers = start(hosts, tmp_path, "mended", overrides)
+        launchers = start(hosts, tmp_path / "mended", overrides, prepare=enter_impatiently)
         results = [launcher.end() for launcher in launchers]
         assert [status for status, _ in results] == [0, 0], results
     finally:
@@ -126,25 +121,9 @@ def enter_by_name(host: str) -> None:
     subprocess.run(["mount", "--bind", file.name, "/etc/hosts"], check=True)
 
 
-def enter_with_its_own_disk(host: str) -> None:
-    """The second machine has another file system where runs are written."""
-    enter(host)
-    if host[-1] == "b":
-        assert ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNS) == 0
-        subprocess.run(["mount", "--make-rprivate", "/"], check=True)
-        Path("runs").mkdir(exist_ok=True)
-        subprocess.run(["mount", "-t", "tmpfs", "none", "runs"], check=True)
-
-
 def brief(dataset: Path) -> list[str]:
-    return [
-        *SMALL,
-        f"data.path={dataset}",
-        "run.name=x",
-        "train.max_steps=4",
-        "sharding.types=row_wise",
-        "baselines=false",
-    ]
+    keys = ["run.name=x", "train.max_steps=4", "sharding.types=row_wise", "baselines=false"]
+    return [*SMALL, f"data.path={dataset}", *keys]
 
 
 def ended(launchers: list[Launcher]) -> list[tuple[int, str]]:
@@ -158,12 +137,7 @@ def ended(launchers: list[Launcher]) -> list[tuple[int, str]]:
 @pytest.mark.slow("container")
 def test_machines_meet_by_a_name_that_is_loopback_on_one(hosts: list[str], dataset: Path, tmp_path: Path) -> None:
     options = ["--rdzv-endpoint", "first:29400"]
-    results = ended(
-        [
-            start_one(hosts, number, tmp_path / str(number), brief(dataset), *options, prepare=enter_by_name)
-            for number in range(2)
-        ]
-    )
+    results = ended(start(hosts, tmp_path / "out", brief(dataset), *options, prepare=enter_by_name))
     assert [status for status, _ in results] == [0, 0], results
     for (_, err), address, host in zip(results, ADDRESSES, hosts, strict=True):
         assert f"launch: {address} on {host}, meeting at first:29400" in err
@@ -171,38 +145,12 @@ def test_machines_meet_by_a_name_that_is_loopback_on_one(hosts: list[str], datas
 
 
 @pytest.mark.slow("container")
-def test_a_run_directory_that_is_not_shared_is_refused(hosts: list[str], dataset: Path, tmp_path: Path) -> None:
-    overrides = [*brief(dataset), f"runtime.timeout_minutes={TIMEOUT_SECONDS / 60}"]  # half of it is waited
-    results = ended(
-        [
-            start_one(hosts, number, tmp_path / str(number), overrides, prepare=enter_with_its_own_disk)
-            for number in range(2)
-        ]
-    )
-    assert [status for status, _ in results] == [2, 2], results
-    assert all(f"after {TIMEOUT_SECONDS // 2} s" in err for _, err in results), results
-    assert all(err.count("give run.dir on a file system that all machines share") == 1 for _, err in results), results
-    assert not (tmp_path / "runs/x").exists()
-
-
-@pytest.mark.slow("container")
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_refusal_on_one_machine_ends_both_at_once(
-    hosts: list[str], dataset: Path, tmp_path: Path, number: int
-) -> None:
-    """With restarts left, and whichever machine it is."""
-    launchers = [
-        start_one(
-            hosts,
-            one,
-            tmp_path / str(one),
-            [*brief(dataset), *(["train.epocs=1"] if one == number else [])],
-            "--max-restarts",
-            "3",
-        )
-        for one in range(2)
-    ]
-    results = ended(launchers)
+def test_a_refusal_on_one_machine_ends_both(hosts: list[str], dataset: Path, tmp_path: Path, number: int) -> None:
+    """At once, with restarts left, and whichever machine it is."""
+    options = ["--max-restarts", "3"]
+    overrides = [[*brief(dataset), *["train.epocs=1"] * (one == number)] for one in range(2)]
+    results = ended([start_one(hosts[one], tmp_path / str(one), overrides[one], *options) for one in range(2)])
     assert [status for status, _ in results] == [2, 2], results
     assert results[number][1].count("did you mean train.epochs?") == 1
     assert results[1 - number][1].count("refused its settings or its input") == 1
@@ -211,16 +159,20 @@ def test_a_refusal_on_one_machine_ends_both_at_once(
 
 @pytest.mark.slow("container")
 def test_a_machine_that_never_comes_is_named(hosts: list[str], dataset: Path, tmp_path: Path) -> None:
-    launcher = start_one(hosts, 0, tmp_path / "0", brief(dataset), "--rdzv-conf", "join_timeout=5")
+    for number, timeout, words in (
+        (0, "join_timeout=5", f"1 of 2 machines came ({ADDRESSES[0]}) after "),
+        (1, "read_timeout=2", "no answer after "),
+    ):
+        launcher = start_one(hosts[number], tmp_path / str(number), brief(dataset), "--rdzv-conf", timeout)
+        assert f"{ADDRESSES[0]}:29400: {words}" in unavailable(launcher)
+
+
+def unavailable(launcher: Launcher) -> str:
+    """The line of the error that a launcher ends with."""
     ((status, err),) = ended([launcher])
     (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
-    assert status == 69
-    assert f"{ADDRESSES[0]}:29400: 1 of 2 machines came ({ADDRESSES[0]}) after " in line
-    launcher = start_one(hosts, 1, tmp_path / "1", brief(dataset), "--rdzv-conf", "read_timeout=2")
-    ((status, err),) = ended([launcher])
-    (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
-    assert status == 69
-    assert f"{ADDRESSES[0]}:29400: no answer after " in line
+    assert status == 69, err
+    return line
 
 
 def start_static(hosts: list[str], number: int, out: Path, dataset: Path, *options: str) -> Launcher:
@@ -237,22 +189,16 @@ def start_static(hosts: list[str], number: int, out: Path, dataset: Path, *optio
         (1, "no answer after .* s; check that the first machine has been started"),
     ],
 )
-def test_a_pod_that_never_comes_is_named(
-    hosts: list[str], dataset: Path, tmp_path: Path, number: int, message: str
-) -> None:
+def test_a_lost_pod_is_named(hosts: list[str], dataset: Path, tmp_path: Path, number: int, message: str) -> None:
+    """Which never comes."""
     launcher = start_static(hosts, number, tmp_path / "out", dataset, "--rdzv-conf", "timeout=3")
-    ((status, err),) = ended([launcher])
-    (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
-    assert status == 69
-    assert re.fullmatch(f"error: {ADDRESSES[0]}:29500: {message}.*", line)
+    assert re.fullmatch(f"error: {ADDRESSES[0]}:29500: {message}.*", unavailable(launcher))
     assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.slow("container")
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_signal_ends_a_pod_that_waits_for_the_others(
-    hosts: list[str], dataset: Path, tmp_path: Path, number: int
-) -> None:
+def test_a_signal_ends_a_pod_that_waits(hosts: list[str], dataset: Path, tmp_path: Path, number: int) -> None:
     launcher = start_static(hosts, number, tmp_path / "out", dataset)  # would wait for 15 minutes
     log = tmp_path / "out/stderr"
     while launcher.process.exitcode is None and not (log.exists() and "meeting at" in log.read_text()):
@@ -272,9 +218,8 @@ APART = 'hostname second && mount -t tmpfs none "$0" && exec "$@"'
 
 @pytest.mark.slow("container")
 @pytest.mark.parametrize("missing", ["raw", "out"])
-def test_a_folder_that_a_dask_worker_lacks_is_named_with_its_machine(
-    hosts: list[str], tmp_path: Path, missing: str
-) -> None:
+def test_a_folder_that_a_dask_worker_lacks_is_named(hosts: list[str], tmp_path: Path, missing: str) -> None:
+    """With its machine."""
     for name in ("raw", "out"):
         (tmp_path / name).mkdir()
     (tmp_path / "raw/day_0").write_bytes(oracle.make_rows(500, 0))
@@ -321,13 +266,13 @@ def lose_machines(cwd: Path, dataset: Path, absences: list[tuple[int, float]]) -
     cwd.mkdir()
     with two_machines() as hosts:
         options = ["--max-restarts", "3", "--rdzv-conf", LOST_AFTER]
-        launchers = start(hosts, cwd, "first", overrides, *options)
+        launchers = start(hosts, cwd / "first", overrides, *options, prepare=enter_impatiently)
         try:
             for order, (number, seconds) in enumerate(absences):
                 wait_for_checkpoint(cwd / "runs/mine", launchers, 1 + 2 * order)
                 kill(launchers[number].process.pid or 0)
                 time.sleep(seconds)
-                launchers[number] = start_one(hosts, number, cwd / f"again_{order}", overrides, *options)
+                launchers[number] = start_one(hosts[number], cwd / f"again_{order}", overrides, *options)
         finally:
             results = ended(launchers)
     assert [status for status, _ in results] == [0, 0], (absences, results)
@@ -348,7 +293,7 @@ def lose_for_good(cwd: Path, dataset: Path, number: int) -> tuple[int, str]:
     options = ["--max-restarts", "1", "--rdzv-conf", f"join_timeout=20,read_timeout=10,{LOST_AFTER}"]
     cwd.mkdir()
     with two_machines() as hosts:
-        launchers = start(hosts, cwd, "only", overrides, *options)
+        launchers = start(hosts, cwd / "only", overrides, *options, prepare=enter_impatiently)
         try:
             wait_for_checkpoint(cwd / "runs/mine", launchers)
             kill(launchers[number].process.pid or 0)

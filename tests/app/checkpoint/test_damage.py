@@ -1,4 +1,4 @@
-"""Single flipped bits anywhere in a checkpoint are damage, and damage is passed over for the one beside it."""
+"""Whatever happens to a checkpoint's files, it is noticed; which one evaluate, recommend and export take."""
 
 import hashlib
 import json
@@ -10,24 +10,23 @@ from pathlib import Path
 import pytest
 
 from app.checkpoint import files
+from app.checkpoint.files import checkpoint_name, find_checkpoint, point_to_best, whole_checkpoints
 from app.checkpoint.saver import Saver
 from app.checks.check import Verdict
 from app.checks.files import check_run
-from app.config import CheckpointConfig
+from app.config import CheckpointConfig, RuntimeConfig
 from app.runtime.platform import Runtime
-from app.training import resume, session
+from app.training import resume
 from app.training.state import RunState
 from common.errors import UserError
-from data_prep.dataset.format import load_manifest
-from tests.app.conftest import SMALL, composed
+from tests.app.conftest import Command, built
 from tests.app.run_files import rewrite_state
 
 
 @pytest.fixture(scope="module")
 def checkpoints(runtime: Runtime, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with two."""
-    config = composed(*SMALL, f"data.path={dataset}")
-    this, root = session.build(config, runtime, dataset, load_manifest(dataset)), tmp_path_factory.mktemp("checkpoints")
+    this, root = built(runtime, dataset), tmp_path_factory.mktemp("checkpoints")
     saver = Saver(root, keep=2, asynchronous=False, local_world_size=1)
     for step in (10, 20):
         saver.save(step, this.model, this.optimizer, resume.checkpoint_state(this, RunState(step=step), {}), best=False)
@@ -123,3 +122,64 @@ def test_a_state_without_a_key_is_damaged(key: str, newest: Path) -> None:
 def test_a_pointer_that_is_no_text_points_to_nothing(pointer: str, newest: Path) -> None:
     (newest.parent / pointer).write_bytes(b"step_\xb00000020")
     assert files.pointed_to(newest.parent, pointer) is None
+
+
+@pytest.fixture
+def run(uninterrupted: Path, tmp_path: Path) -> Path:
+    """A run of two checkpoints, of steps 48 and 60, of which the first is the best."""
+    copy = tmp_path / "runs/x"
+    shutil.copytree(uninterrupted, copy)
+    checkpoints = copy / "checkpoints"
+    assert {path.name for path in whole_checkpoints(checkpoints)} >= {checkpoint_name(48), checkpoint_name(60)}
+    point_to_best(checkpoints, checkpoint_name(48))
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("choice", "step"), [(None, 48), ("best", 48), ("last", 60), ("latest", 60), ("60", 60), ("48", 48)]
+)
+def test_each_name_has_its_checkpoint(run: Path, choice: str | None, step: int) -> None:
+    assert find_checkpoint(run, choice) == str(run / "checkpoints" / checkpoint_name(step))
+
+
+def test_a_path_is_one_too_wherever_it_lies(run: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "kept"
+    shutil.copytree(run / "checkpoints" / checkpoint_name(60), elsewhere)
+    assert find_checkpoint(run, str(elsewhere)) == str(elsewhere)
+
+
+def test_without_a_best_it_is_the_last(run: Path) -> None:
+    point_to_best(run / "checkpoints", None)
+    assert Path(find_checkpoint(run, None)).name == checkpoint_name(60)
+    with pytest.raises(UserError, match=r"^checkpoint=best: .*keeps none .* use checkpoint=last"):
+        find_checkpoint(run, "best")
+
+
+def test_a_damaged_best_is_skipped_and_refused_by_name(run: Path, logged: pytest.LogCaptureFixture) -> None:
+    (run / "checkpoints/step_00000048/state.json").write_bytes(b"{")
+    assert Path(find_checkpoint(run, None)).name == checkpoint_name(60)
+    assert "skipped the best" in logged.text
+    for choice in ("best", "48"):
+        with pytest.raises(UserError, match="damaged"):
+            find_checkpoint(run, choice)
+
+
+@pytest.mark.parametrize("choice", ["7", "600"])
+def test_a_step_without_one_is_refused_with_those_there_are(run: Path, choice: str) -> None:
+    with pytest.raises(UserError, match=rf"^checkpoint={choice}: .* has no checkpoint of this step; .*48, 60$"):
+        find_checkpoint(run, choice)
+
+
+def test_the_choice_is_logged(run: Path, runtime: Runtime, logged: pytest.LogCaptureFixture) -> None:
+    config = resume.trained_config(run, RuntimeConfig(), None)
+    checkpoint = resume.open_checkpoint(run, None, config.data.path, runtime)
+    checkpoint.log_choice()
+    assert checkpoint.about == {"checkpoint": checkpoint_name(48), "step": 48, "best": True, "last": False}
+    assert "step_00000048, step 48, the best of the run; the last is step_00000060 (checkpoint=last)" in logged.text
+
+
+def test_a_command_s_json_says_which_it_took(run: Path, run_app: Command) -> None:
+    for overrides, step in (([], 48), (["checkpoint=60"], 60)):
+        process = run_app("evaluate", f"run={run}", "split=val", *overrides)
+        about = json.loads(process.stdout)
+        assert (about["step"], about["best"], about["last"]) == (step, step == 48, step == 60)

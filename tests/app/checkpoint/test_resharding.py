@@ -42,15 +42,8 @@ def test_a_checkpoint_goes_on_elsewhere(
     algorithm: str, first: tuple[int, str], second: tuple[int, str], whole: Path, dataset: Path, tmp_path: Path
 ) -> None:
     for (processes, kind), steps in ((first, 15), (second, 30)):
-        train(
-            tmp_path,
-            dataset,
-            processes,
-            *COMMON,
-            f"optimizer={algorithm}",
-            f"train.max_steps={steps}",
-            f"sharding.types={kind}",
-        )
+        keys = [f"optimizer={algorithm}", f"train.max_steps={steps}", f"sharding.types={kind}"]
+        train(tmp_path, dataset, processes, *COMMON, *keys)
     moved = tmp_path / "runs/x"
     assert summary(moved)["world_size"] == second[0]
     assert len(losses(moved)) == 30

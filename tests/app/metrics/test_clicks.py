@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn import metrics as sk
 from torchmetrics.functional.classification import binary_calibration_error
 
 from app.metrics import clicks
@@ -15,10 +14,18 @@ from app.metrics.clicks import CALIBRATION_BINS, click_metrics, click_sums, hist
 from app.metrics.curves import click_curves
 from app.metrics.documents import EvaluationFigures
 from common.documents import convert
+from tests.oracles.click_metrics import expected_figures
 from tests.oracles.statistics import delong_by_pairs, delong_by_ranks
 
+Case = tuple[np.ndarray, np.ndarray]  # logits and labels
 
-def _case(seed: int, size: int, decimals: int | None) -> tuple[np.ndarray, np.ndarray]:
+
+def cases(least: int = 2) -> st.SearchStrategy[Case]:
+    decimals = st.sampled_from([None, 0, 1])
+    return st.builds(_case, st.integers(0, 10_000), st.integers(least, 400), decimals)
+
+
+def _case(seed: int, size: int, decimals: int | None) -> Case:
     rng = np.random.default_rng(seed)
     logits = rng.normal(-1, 2, size)
     labels = (rng.random(size) < 1 / (1 + np.exp(-logits * 0.7))).astype(np.float32)
@@ -26,44 +33,15 @@ def _case(seed: int, size: int, decimals: int | None) -> tuple[np.ndarray, np.nd
     return (logits if decimals is None else logits.round(decimals)).astype(np.float32), labels
 
 
-@given(seed=st.integers(0, 10_000), size=st.integers(2, 400), decimals=st.sampled_from([None, 0, 1]))
-def test_equal_scikit_learn(seed: int, size: int, decimals: int | None) -> None:
-    logits, labels = _case(seed, size, decimals)
-    preds = 1 / (1 + np.exp(-logits.astype(np.float64)))
-    base_rate = labels.mean(dtype=np.float64)
-    expected = {
-        "auc": sk.roc_auc_score(labels, preds),
-        "logloss": sk.log_loss(labels, preds),
-        "ne": sk.log_loss(labels, preds) / sk.log_loss(labels, np.full(size, base_rate)),
-        "accuracy": sk.accuracy_score(labels, preds > 0.5),
-        "pr_auc": sk.average_precision_score(labels, preds),
-        "calibration": preds.sum() / labels.sum(),
-        "base_rate": base_rate,
-    }
-    figures = click_metrics(logits, labels)
-    assert {key: figures[key] for key in expected} == pytest.approx(expected, rel=1e-9)
-
-
-@given(seed=st.integers(0, 10_000), size=st.integers(2, 400), decimals=st.sampled_from([None, 0, 1]))
-def test_with_weights_equal_scikit_learn(seed: int, size: int, decimals: int | None) -> None:
-    logits, labels = _case(seed, size, decimals)
-    weights = np.random.default_rng(seed).choice([0, 0.3, 1, 40], size).astype(np.float32)
+@given(cases(), st.booleans())
+def test_equal_scikit_learn(case: Case, weighted: bool) -> None:
+    logits, labels = case
+    weights = np.random.default_rng(len(labels)).choice([0, 0.3, 1, 40], len(labels)).astype(np.float32)
     weights[:2] = 0.5
-    preds = 1 / (1 + np.exp(-logits.astype(np.float64)))
-    base_rate = np.average(labels, weights=weights.astype(np.float64))
-    weighted = {"sample_weight": weights.astype(np.float64)}
-    expected = {
-        "auc": sk.roc_auc_score(labels, preds, **weighted),
-        "logloss": sk.log_loss(labels, preds, **weighted),
-        "ne": sk.log_loss(labels, preds, **weighted) / sk.log_loss(labels, np.full(size, base_rate), **weighted),
-        "accuracy": sk.accuracy_score(labels, preds > 0.5, **weighted),
-        "pr_auc": sk.average_precision_score(labels, preds, **weighted),
-        "calibration": (preds @ weights) / (labels @ weights.astype(np.float64)),
-        "base_rate": base_rate,
-    }
-    figures = click_metrics(logits, labels, weights=weights)
+    expected = expected_figures(labels, logits, weights if weighted else None)
+    figures = click_metrics(logits, labels, weights=weights if weighted else None)
     assert {key: figures[key] for key in expected} == pytest.approx(expected, rel=1e-9)
-    assert figures["auc_standard_error"] is None
+    assert (figures["auc_standard_error"] is None) == weighted
 
 
 def test_histograms_of_weights_bound_the_auc() -> None:
@@ -98,13 +76,7 @@ def test_without_any_weight_nothing_is_defined() -> None:
 @pytest.mark.parametrize("decimals", [None, 1])
 def test_of_millions_of_rows_equal_scikit_learn(decimals: int | None) -> None:
     logits, labels = _case(11, 3_000_000, decimals)
-    preds = 1 / (1 + np.exp(-logits.astype(np.float64)))
-    expected = {
-        "auc": sk.roc_auc_score(labels, logits),
-        "logloss": sk.log_loss(labels, preds),
-        "pr_auc": sk.average_precision_score(labels, logits),
-    }
-    figures = click_metrics(logits, labels)
+    expected, figures = expected_figures(labels, logits), click_metrics(logits, labels)
     assert {key: figures[key] for key in expected} == pytest.approx(expected, rel=1e-9)
 
 
@@ -117,13 +89,8 @@ def test_calibration_error_equals_torchmetrics() -> None:
 
 def test_what_is_not_defined_is_none() -> None:
     only_negative = click_metrics(np.array([0.5, -1], np.float32), np.zeros(2, np.float32))
-    assert [key for key, value in only_negative.items() if value is None] == [
-        "auc",
-        "auc_standard_error",
-        "ne",
-        "pr_auc",
-        "calibration",
-    ]
+    undefined = [key for key, value in only_negative.items() if value is None]
+    assert undefined == ["auc", "auc_standard_error", "ne", "pr_auc", "calibration"]
     assert set(click_metrics(np.empty(0, np.float32), np.empty(0, np.float32)).values()) == {None}
 
 
@@ -135,11 +102,11 @@ def test_extreme_logits_stay_finite() -> None:
 
 @pytest.mark.slow("examples")
 @settings(max_examples=15)  # each fills 8 million counts
-@given(seed=st.integers(0, 10_000), size=st.integers(2, 400), decimals=st.sampled_from([None, 0, 1]))
-def test_a_histogram_added_up_from_parts_is_within_its_bound(seed: int, size: int, decimals: int | None) -> None:
-    logits, labels = _case(seed, size, decimals)
-    logits[0] = -0.0
-    parts = [(logits[part], labels[part]) for part in (slice(0, size // 3), slice(size // 3, size))]
+@given(cases())
+def test_a_histogram_added_up_from_parts_is_within_its_bound(case: Case) -> None:
+    logits, labels = case
+    logits[0], third = -0.0, len(labels) // 3
+    parts = [(logits[part], labels[part]) for part in (slice(0, third), slice(third, None))]
     counts, sums = (np.sum([add(*part) for part in parts], axis=0) for add in (score_counts, click_sums))
     figures: dict[str, Any] = histogram_metrics(counts, sums)
     expected: dict[str, Any] = click_metrics(logits, labels)
@@ -149,9 +116,9 @@ def test_a_histogram_added_up_from_parts_is_within_its_bound(seed: int, size: in
         assert figures[name] == pytest.approx(expected[name], rel=1e-9)
 
 
-@given(seed=st.integers(0, 10_000), size=st.integers(4, 400), decimals=st.sampled_from([None, 0, 1]))
-def test_the_standard_error_is_delongs(seed: int, size: int, decimals: int | None) -> None:
-    logits, labels = _case(seed, size, decimals)
+@given(cases(least=4))
+def test_the_standard_error_is_delongs(case: Case) -> None:
+    logits, labels = case
     labels[2:4] = 0, 1
     auc, error = delong_by_pairs(logits, labels)
     figures = click_metrics(logits, labels)

@@ -10,7 +10,7 @@ import torch
 from app.config import Interaction, ModelConfig
 from app.metrics.timing import PHASES, StepTimer
 from app.model.flops import training_flops
-from tests.app.conftest import SMALL, Command, Refusal
+from tests.app.conftest import SMALL, Command
 from tests.app.datasets import NUM_DENSE, NUM_EMBEDDINGS
 
 
@@ -69,8 +69,3 @@ def test_a_run_tells_them_and_leaves_the_traces_asked_for(run_app: Command, data
     assert [path.name.split(".")[0] for path in traces] == ["rank0", "rank1"]
     names = {event.get("name") for event in json.loads(gzip.decompress(traces[0].read_bytes()))["traceEvents"]}
     assert "aten::addmm" in names
-
-
-def test_steps_that_cannot_be_profiled_are_refused(refused: Refusal, dataset: Path) -> None:
-    line = refused("train", *SMALL, f"data.path={dataset}", "runtime.profile_steps=[5,2]")
-    assert "runtime.profile_steps=[5, 2]" in line

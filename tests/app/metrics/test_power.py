@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -20,9 +21,7 @@ def zone(root: Path, name: str, kind: str, microjoules: int, most: int = 1_000_0
     return directory
 
 
-def test_packages_are_summed_and_counters_go_on_where_they_begin_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packages_are_summed_and_counters_may_begin_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = zone(tmp_path, "intel-rapl:0", "package-0", 5_000_000, most=10_000_000)
     second = zone(tmp_path, "intel-rapl:1", "package-1", 0)
     zone(tmp_path, "intel-rapl:0:0", "core", 7_000_000)  # part of its package
@@ -40,31 +39,19 @@ def test_packages_are_summed_and_counters_go_on_where_they_begin_again(
     assert "RAPL" in meter.source
 
 
-def test_where_nobody_measures_there_is_no_figure(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_there", [True, False])
+def test_without_a_counter_or_when_it_goes_away_there_is_no_figure(tmp_path: Path, is_there: bool) -> None:
+    package = zone(tmp_path, "intel-rapl:0", "package-0", 5_000_000) if is_there else tmp_path
     meter = EnergyMeter(CPU, tmp_path)
     meter.start()
-    assert meter.lap() is None
-
-
-def test_a_counter_that_goes_away_ends_the_measurement(tmp_path: Path) -> None:
-    package = zone(tmp_path, "intel-rapl:0", "package-0", 5_000_000)
-    meter = EnergyMeter(CPU, tmp_path)
-    meter.start()
-    (package / "energy_uj").unlink()
+    (package / "energy_uj").unlink(missing_ok=not is_there)
     assert meter.lap() is None
 
 
 @pytest.mark.parametrize("error", [Exception("NVML: GPU is lost"), OSError(5, "I/O")])
 def test_no_error_of_a_counter_ends_training(error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """NVMLError and AmdSmiException derive from Exception alone."""
-    readings = iter([1.0])
-
-    def joules() -> float:
-        for reading in readings:
-            return reading
-        raise error
-
-    monkeypatch.setattr(power, "_find_counter", lambda device, rapl: ("test", joules))
+    monkeypatch.setattr(power, "_find_counter", lambda device, rapl: ("test", Mock(side_effect=[1.0, error])))
     meter = EnergyMeter(CPU, tmp_path)
     meter.start()
     assert meter.lap() is None

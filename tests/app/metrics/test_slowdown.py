@@ -8,7 +8,7 @@ import pytest
 from app.metrics.documents import AnyEvent, OtherEvent, TrainEvent
 from app.metrics.slowdown import MOST_WINDOWS, find_slowdown, slowdown_sentence
 
-WINDOW = 10
+WINDOW, FIRST = 10, ", when the first checkpoint was saved"
 
 
 def _events(rates: Any, *other_events: tuple[str, int]) -> list[AnyEvent]:
@@ -36,13 +36,10 @@ def test_a_planted_drop_is_located(windows: int, drop: float) -> None:
 @pytest.mark.parametrize(
     ("other_events", "cause"),
     [
-        ([("checkpoint", 100), ("checkpoint", 200)], ", when the first checkpoint was saved"),
+        ([("checkpoint", 100), ("checkpoint", 200)], FIRST),
         ([("checkpoint", 50), ("checkpoint", 100)], ", when a checkpoint was saved"),
         ([("checkpoint", 50), ("eval", 200), ("resume", 100)], ", when the run was resumed"),
-        (
-            [("checkpoint", 100), ("eval", 100)],
-            ", when the first checkpoint was saved and the first evaluation was made",
-        ),
+        ([("checkpoint", 100), ("eval", 100)], f"{FIRST} and the first evaluation was made"),
         ([("checkpoint", 150)], ""),
     ],
 )
@@ -56,13 +53,10 @@ def test_what_came_just_before_is_named(other_events: list[tuple[str, int]], cau
 def test_what_does_not_last_or_matter_is_not_named() -> None:
     steady, brief = np.full(40, 30_000.0), np.full(40, 30_000.0)
     brief[10:20] *= 0.5
-    assert find_slowdown(_events(steady)) is None
-    assert find_slowdown(_events(brief)) is None
-    assert find_slowdown(_events(np.where(np.arange(40) < 20, 1.0, 0.92) * steady)) is None
-    assert find_slowdown(_events(np.where(np.arange(40) < 20, 1.0, 1.5) * steady)) is None
-    assert find_slowdown(_events(np.where(np.arange(40) < 36, 1.0, 0.5) * steady)) is None  # four windows
-    assert find_slowdown(_events([])) is None
-    assert find_slowdown(_events([0.0] * 30)) is None
+    changed = [(20, 0.92), (20, 1.5), (36, 0.5)]  # from a window on; the last four windows
+    rates: list[Any] = [np.where(np.arange(40) < first, 1.0, factor) * steady for first, factor in changed]
+    for each in (steady, brief, *rates, [], [0.0] * 30):
+        assert find_slowdown(_events(each)) is None
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.5])

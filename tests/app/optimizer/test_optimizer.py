@@ -1,6 +1,5 @@
-"""Schedules against golden numbers; that the learning rate reaches tables and dense parameters alike."""
+"""Steps and schedules against golden numbers, torch, and plain arithmetic; the learning rate reaches all parameters."""
 
-import logging
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
+from torch.distributed._shard.sharded_tensor import ShardedTensor
 
 from app.checkpoint.saver import Saver
 from app.config import (
@@ -23,6 +24,7 @@ from app.config import (
     TrainConfig,
 )
 from app.data.split import SplitReader
+from app.model.tables import table_of
 from app.optimizer.build import set_learning_rate, set_step
 from app.optimizer.schedule import learning_rate
 from app.runtime.platform import Runtime
@@ -33,7 +35,7 @@ from app.training.state import RunState
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest
 from tests import reference
-from tests.app.conftest import composed
+from tests.app.conftest import SMALL, Refusal, built, composed
 
 GOLDEN = Path(__file__).parents[2] / "golden/reference/lr_policy.npz"
 
@@ -95,16 +97,14 @@ def test_steps_at_changing_rates_equal_the_oracle(
         sharding=ShardingConfig(types=kind),
         train=TrainConfig(global_batch_size=128),
     )
-    manifest = load_manifest(dataset)
-    this = session.build(config, runtime, dataset, manifest)
-    split = SplitReader(dataset, manifest, "train", config.data, rank=0, world_size=1)
+    this = built_of(config, runtime, dataset)
     names = [name for name, _ in table_weights(this.model)]
     tables = [w.clone().double().requires_grad_() for w in _tables(this)]
     dense = [p.detach().clone().double().requires_grad_() for p in _dense(this)]
     layers = list(zip(dense[::2], dense[1::2], strict=True))
     oracle = reference.Optimizer(algorithm.value, tables, dense, eps=1e-8)
     features = [name.removeprefix("t_") for name in names]
-    for step, batch in enumerate(split.train_batches(128, seed=5, epoch=0, first=0)):
+    for step, batch in enumerate(this.predictor.split("train").train_batches(128, seed=5, epoch=0, first=0)):
         lr = learning_rate(config.optimizer.lr, config.schedule, step)
         set_learning_rate(this.optimizer, lr, 0.6 * lr)
         this.optimizer.zero_grad()
@@ -131,13 +131,17 @@ ANY = AppConfig(
 )
 
 
+def built_of(config: AppConfig, runtime: Runtime, dataset: Path) -> session.Session:
+    return session.build(config, runtime, dataset, load_manifest(dataset))
+
+
 @pytest.mark.parametrize("algorithm", ["adam", "rowwise_adam", "lamb", "rowwise_lamb", "rowwise_adagrad"])
 def test_a_checkpoint_holds_all_of_an_optimizer(
     algorithm: str, runtime: Runtime, dataset: Path, tmp_path: Path
 ) -> None:
     """Going on from it gives the bits of going on without it; what FBGEMM cannot fuse here is data-parallel."""
     config = replace(ANY, optimizer=optimizer_config(OptimizerName[algorithm], lr=0.01))
-    whole, resumed = (session.build(config, runtime, dataset, load_manifest(dataset)) for _ in range(2))
+    whole, resumed = (built_of(config, runtime, dataset) for _ in range(2))
     expected = "table_wise" if algorithm == "rowwise_adagrad" else "data_parallel"
     assert {entry.type for entry in whole.plan.describe_tables().values()} == {expected}
     _train(whole, 0, 4)
@@ -153,38 +157,28 @@ def test_a_checkpoint_holds_all_of_an_optimizer(
 
 def test_fused_optimizers_are_told_the_step(runtime: Runtime, dataset: Path) -> None:
     """FBGEMM's own count, which Adam and LAMB use, starts anew in each process and goes on in evaluations."""
-    this = session.build(
-        replace(ANY, optimizer=optimizer_config(OptimizerName.adagrad, 0.01)), runtime, dataset, load_manifest(dataset)
-    )
+    this = built_of(replace(ANY, optimizer=optimizer_config(OptimizerName.adagrad, 0.01)), runtime, dataset)
     set_step(this.optimizer, 3)
     fused = [keyed._emb_module for _, keyed in this.model.fused_optimizer.optimizers[0][1].optimizers]
     assert [(module.iter_cpu.item(), module.iter.item()) for module in fused] == [(3, 3)]
 
 
 def test_what_fbgemm_lacks_on_cpu_is_said_or_refused(
-    runtime: Runtime, dataset: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    runtime: Runtime, dataset: Path, monkeypatch: pytest.MonkeyPatch, logged: pytest.LogCaptureFixture
 ) -> None:
     config = replace(ANY, optimizer=optimizer_config(OptimizerName.adam, 0.01))
-    monkeypatch.setattr(logging.getLogger("clickwork"), "propagate", True)
-    with caplog.at_level("INFO", "clickwork"):
-        session.build(config, runtime, dataset, load_manifest(dataset))
-    assert "FBGEMM has no adam on cpu: tables are data_parallel instead of table_wise" in caplog.text
+    built_of(config, runtime, dataset)
+    assert "FBGEMM has no adam on cpu: tables are data_parallel instead of table_wise" in logged.text
     monkeypatch.setattr(from_config, "MAX_REPLICATED", 361 * 8 - 1)
-    with pytest.raises(
-        UserError, match="2,888 parameters in tables are more than 2,887; use optimizer=rowwise_adagrad"
-    ):
-        session.build(config, runtime, dataset, load_manifest(dataset))
+    with pytest.raises(UserError, match="2,888 parameters in tables are more than 2,887; use optimizer=rowwise_adagr"):
+        built_of(config, runtime, dataset)
 
 
 def test_only_dense_gradients_are_clipped_and_by_their_common_norm(runtime: Runtime, dataset: Path) -> None:
     """With SGD, the step of all dense parameters together then has the length lr * max_grad_norm."""
     algorithm = optimizer_config(OptimizerName.sgd, 0.1)
-    free, clipped = (
-        session.build(
-            replace(ANY, optimizer=replace(algorithm, max_grad_norm=norm)), runtime, dataset, load_manifest(dataset)
-        )
-        for norm in (None, 0.001)
-    )
+    configs = (replace(ANY, optimizer=replace(algorithm, max_grad_norm=norm)) for norm in (None, 0.001))
+    free, clipped = (built_of(config, runtime, dataset) for config in configs)
     before = [parameter.detach().clone() for parameter in _dense(clipped)]
     for this in (free, clipped):
         _train(this, 0, 1)
@@ -199,7 +193,7 @@ def test_only_dense_gradients_are_clipped_and_by_their_common_norm(runtime: Runt
 def test_dense_parameters_may_have_another_algorithm(runtime: Runtime, dataset: Path) -> None:
     """Row-wise Adagrad for tables, Adam for the rest: Adam's first step moves every weight by lr."""
     algorithm = OptimizerConfig(OptimizerName.rowwise_adagrad, 0.001, 1e-12, OptimizerName.adam, 0.05, 0.9, 0.999)
-    this = session.build(replace(ANY, optimizer=algorithm), runtime, dataset, load_manifest(dataset))
+    this = built_of(replace(ANY, optimizer=algorithm), runtime, dataset)
     before = [parameter.detach().clone() for parameter in _dense(this)]
     _train(this, 0, 1, rates=(0.001, 0.05))
     moved = torch.cat([(new - old).abs().flatten() for new, old in zip(_dense(this), before, strict=True)])
@@ -231,3 +225,72 @@ def _tables(this: session.Session) -> list[torch.Tensor]:
 def _dense(this: session.Session) -> list[torch.nn.Parameter]:
     model = this.model.module
     return [*model.dense_arch.parameters(), *model.over_arch.parameters()]
+
+
+LR, EPS, DECAY = 0.1, 1e-4, 0.5
+SETTINGS = ["optimizer=rowwise_adagrad", f"optimizer.lr={LR}", f"optimizer.eps={EPS}", "optimizer.dense=sgd"]
+ADAM = ["optimizer.name=adam", "optimizer.beta1=0.9", "optimizer.beta2=0.999"]
+ADAM += ["optimizer.fused_weight_decay_mode=decouple"]
+FUSED = [f"optimizer.fused_weight_decay={DECAY}", "optimizer.fused_weight_decay_mode=l2"]
+
+
+def whole(weight: Any) -> torch.Tensor:
+    """The values [E, D] of a table that lies in one process."""
+    return weight.local_shards()[0].tensor if isinstance(weight, ShardedTensor) else weight.data
+
+
+def one_step(
+    runtime: Runtime, dataset: Path, *overrides: str
+) -> tuple[session.Session, dict[str, NDArray[np.float32]]]:
+    """A session after the backward of its first batch, and its tables before it."""
+    this = built(runtime, dataset, *SETTINGS, *overrides)
+    before = {}
+    for name, weight in table_weights(this.model):
+        values = whole(weight)
+        values.copy_(values.half())  # the same in both storages
+        before[name] = values.float().clone().numpy()
+    batch = next(SplitReader(dataset, load_manifest(dataset), "train", this.config.data, 0, 1).eval_batches(64))
+    this.begin_step(0)
+    this.optimizer.zero_grad()
+    logits = this.model(batch.dense_features, batch.sparse_features)
+    torch.nn.functional.binary_cross_entropy_with_logits(logits, batch.labels.float().view_as(logits)).backward()
+    return this, before
+
+
+@pytest.mark.parametrize("mode", ["l2", "decouple"])
+def test_rows_of_the_batch_decay_as_documented(runtime: Runtime, dataset: Path, mode: str) -> None:
+    plain, before = one_step(runtime, dataset, "sharding.types=data_parallel")
+    decay = [f"optimizer.fused_weight_decay={DECAY}", f"optimizer.fused_weight_decay_mode={mode}"]
+    fused, same = one_step(runtime, dataset, "model.tables.storage=fp16", *decay)
+    after = {name: whole(weight).float().numpy() for name, weight in table_weights(fused.model)}
+    moved = 0
+    gradients = {table_of(key): each.grad for key, each in plain.model.named_parameters() if table_of(key)}
+    assert set(gradients) == set(before)
+    for name, values in before.items():
+        np.testing.assert_array_equal(values, same[name])
+        gradient = gradients[name].numpy()
+        in_batch = np.abs(gradient).sum(axis=1) > 0
+        decayed = gradient + DECAY * values * (mode == "l2")
+        scale = LR / (np.sqrt((decayed**2).mean(axis=1, keepdims=True)) + EPS)
+        expected = values * (1 - LR * DECAY * (mode == "decouple")) - scale * decayed
+        np.testing.assert_allclose(after[name][in_batch], expected[in_batch], rtol=2e-3, atol=2e-4, err_msg=name)
+        np.testing.assert_array_equal(after[name][~in_batch], values[~in_batch])
+        moved += int(in_batch.sum())
+    assert moved > 50
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ([], "on CPU FBGEMM ignores it for fp32 tables of one feature, such as t_"),
+        (["sharding.types=data_parallel"], "is data_parallel, so that torch updates it"),
+        (["model.tables.storage=fp16", "optimizer.name=sgd", "optimizer.eps=null"], "sgd has none; use one of"),
+        (ADAM, "FBGEMM has no adam on cpu; use optimizer=rowwise_adagrad, or optimizer.sparse_weight_decay, or leave"),
+        (["optimizer.fused_weight_decay_mode=null"], "give optimizer.fused_weight_decay_mode=l2 or decouple"),
+        (["optimizer.sparse_weight_decay=0.1"], "FBGEMM updates no table with optimizer.sparse_weight_decay"),
+        (["optimizer.fused_weight_decay=null"], "has no effect without optimizer.fused_weight_decay"),
+    ],
+)
+def test_a_decay_without_effect_is_refused(refused: Refusal, dataset: Path, overrides: list[str], message: str) -> None:
+    fused = [*SMALL, *SETTINGS, *FUSED]
+    assert message in refused("train", *fused, f"data.path={dataset}", "run.name=x", *overrides)

@@ -1,4 +1,4 @@
-"""Documents of a run: as they are written, and as they are read."""
+"""Documents of a run: as they are written, and as they are read; its directory."""
 
 import json
 import shutil
@@ -12,37 +12,18 @@ import pytest
 
 from app.checkpoint.files import read_state
 from app.metrics.documents import decode_event
+from app.record import directory
+from app.record.directory import RunDirectory
 from app.record.reading import read_curves, read_events, read_manifest, read_step_times, read_summary
-from app.runtime.platform import Runtime
 from app.sharding.documents import PlanFile
 from app.sharding.plan import load_plan
-from app.training import stop
 from common.documents import plain, plain_object
 from common.errors import UserError
-from tests.app.conftest import SMALL
-from tests.app.in_process import train_here
 from tests.app.run_files import rewrite_state
-from tests.once import made_once
 
 LAYOUT = Path(__file__).parents[2] / "golden" / "documents.txt"
 # Whose keys may vary from machine to machine, or are those of other documents.
 LEAVES = ("environment", "versions", "devices", "files", "tables", "t_cat_0", "fingerprint", "phases")
-
-
-@pytest.fixture(scope="session")
-def trained(runtime: Runtime, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was stopped and resumed, evaluated on both splits."""
-
-    def train(root: Path) -> None:
-        overrides = [*SMALL, f"data.path={dataset}", "record.tensorboard=false", "run.name=x", f"run.dir={root}/x"]
-        overrides += ["train.log_every_steps=4", "train.eval_every_steps=5", "eval.train_split=true"]
-        overrides += ["train.max_steps=8", "runtime.platform=cpu", "baselines=false"]
-        with pytest.MonkeyPatch.context() as stopped:
-            stopped.setattr(stop.StopCheck, "requested", lambda _, step: step == 6)
-            assert train_here(runtime, *overrides) == "interrupted"
-        assert train_here(runtime, *overrides) == "completed"
-
-    return made_once(tmp_path_factory, "documents", train) / "x"
 
 
 def key_paths(document: Any, path: str = "") -> Iterator[str]:
@@ -64,25 +45,22 @@ def layout_of(run: Path) -> list[str]:
         if path == "state.json":
             file = sorted(run.glob("checkpoints/step_*/state.json"))[-1]
         lines += [f"{path} {key}" for key in key_paths(json.loads(file.read_bytes()))]
-    by_kind = {}
-    for line in (run / "metrics.jsonl").read_bytes().splitlines():
-        event = json.loads(line)
-        by_kind[event["event"]] = event
+    by_kind = {event["event"]: event for event in map(json.loads, (run / "metrics.jsonl").open())}
     return lines + [f"metrics.jsonl {kind}.{key}" for kind in sorted(by_kind) for key in key_paths(by_kind[kind])]
 
 
-def test_documents_are_written_as_recorded(trained: Path) -> None:
+def test_documents_are_written_as_recorded(recorded: Path) -> None:
     """Keys and their order, as recorded; every byte but values by the json module."""
-    assert layout_of(trained) == LAYOUT.read_text().splitlines()
+    assert layout_of(recorded) == LAYOUT.read_text().splitlines()
     for name in ("manifest.json", "summary.json"):
-        content = (trained / name).read_text()
+        content = (recorded / name).read_text()
         assert content == json.dumps(json.loads(content), indent=1) + "\n"
     for name in ("curves.json", "step_times.json"):
-        content = (trained / name).read_text()
+        content = (recorded / name).read_text()
         assert content == json.dumps(json.loads(content))
-    for path in trained.glob("checkpoints/step_*/state.json"):
+    for path in recorded.glob("checkpoints/step_*/state.json"):
         assert path.read_text() == json.dumps(json.loads(path.read_bytes()), indent=1)
-    for line in (trained / "metrics.jsonl").read_text().splitlines():
+    for line in (recorded / "metrics.jsonl").read_text().splitlines():
         assert line == json.dumps(json.loads(line))
 
 
@@ -110,12 +88,12 @@ KINDS = {
 
 
 @pytest.fixture
-def run(trained: Path, tmp_path: Path) -> Path:
+def run(recorded: Path, tmp_path: Path) -> Path:
     """A copy that a test may change, with the state of its newest checkpoint and its plan beside its other files."""
-    for path in trained.glob("*.json*"):
+    for path in recorded.glob("*.json*"):
         shutil.copy(path, tmp_path)
-    shutil.copy(sorted(trained.glob("checkpoints/step_*/state.json"))[-1], tmp_path)
-    tables = json.loads((trained / "manifest.json").read_bytes())["plan"]
+    shutil.copy(sorted(recorded.glob("checkpoints/step_*/state.json"))[-1], tmp_path)
+    tables = json.loads((recorded / "manifest.json").read_bytes())["plan"]
     plan = {"format": 1, "world_size": 1, "local_world_size": 1, "tables": tables}
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     rewrite(tmp_path, KINDS["state"], lambda document: None)
@@ -196,10 +174,7 @@ def test_events_are_read_as_they_are_written(run: Path) -> None:
     [
         ('{"event": "train"}', "key 'step' is missing"),
         ('{"event": "train", "step": "x"}', "key 'step' is \"x\": expected `int`"),
-        (
-            '{"event": "eval", "step": 1, "auc": 0.5, "measured": {"phases": {"forward": "y"}}}',
-            "key 'measured.phases.forward' is \"y\"",
-        ),
+        ('{"event": "eval", "step": 1, "measured": {"phases": {"forward": "y"}}}', "measured.phases.forward' is \"y"),
         ('{"event": "train", "st', "Unterminated string"),
         ("[1]", "expected `object`"),
     ],
@@ -226,7 +201,18 @@ def test_the_golden_run_is_read_whole() -> None:
 def test_reading_a_run_needs_neither_torch_nor_the_configuration() -> None:
     modules = "app.report.page, app.report.side_by_side, app.checkpoint.documents, app.sharding.documents"
     heavy = "import sys; print([name for name in ('torch', 'omegaconf', 'hydra') if name in sys.modules])"
-    process = subprocess.run(
-        [sys.executable, "-c", f"import {modules}; {heavy}"], capture_output=True, text=True, check=True
-    )
-    assert process.stdout == "[]\n"
+    assert subprocess.check_output([sys.executable, "-c", f"import {modules}; {heavy}"], text=True) == "[]\n"
+
+
+def test_a_run_that_did_not_begin_leaves_no_directory(tmp_path: Path) -> None:
+    record = RunDirectory(tmp_path / "runs/a", rank=0)
+    record.open()
+    record.release()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_is_told(logged: pytest.LogCaptureFixture) -> None:
+    for error, reason in ((OSError(28, "No space left on device"), "No space left on device"), (OSError("odd"), "odd")):
+        with directory.ignoring_full_disk():
+            raise error
+        assert logged.messages[-1] == f"the last figures were not written: {reason}"

@@ -5,7 +5,6 @@ import io
 import pytest
 
 from app.metrics.documents import TrainEvent
-from app.record import progress
 from app.record.progress import ProgressDisplay
 
 WINDOW = TrainEvent(
@@ -25,16 +24,14 @@ class Terminal(io.StringIO):
 
 @pytest.mark.parametrize("may_end_early", [True, False])
 def test_lines_and_the_bar_say_at_most(
-    may_end_early: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    may_end_early: bool, monkeypatch: pytest.MonkeyPatch, logged: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(progress.log, "propagate", True)
     monkeypatch.setattr("sys.stderr", io.StringIO())
     display = ProgressDisplay(100, visible=True, all_windows=True, may_end_early=may_end_early)
     display.start(0)
-    with caplog.at_level("INFO", "clickwork"):
-        display.update(WINDOW, None)
-    assert ("at most 00:00 to go" in caplog.text) is may_end_early
-    assert "loss 0.5000 accuracy 80.00% 1,000 samples/s" in caplog.text
+    display.update(WINDOW, None)
+    assert ("at most 00:00 to go" in logged.text) is may_end_early
+    assert "loss 0.5000 accuracy 80.00% 1,000 samples/s" in logged.text
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
     bar = ProgressDisplay(100, visible=True, may_end_early=may_end_early)

@@ -17,10 +17,9 @@ from app.replay.figures import compare_records
 from app.replay.launches import BY_LAUNCHER, changes
 from app.replay.records import NOT_COMPARED, OTHER_FILES, Replay, is_compared, read_record
 from app.runtime.platform import Runtime
-from app.training import stop
 from common.errors import UserError
 from tests.app.conftest import REPOSITORY, SMALL
-from tests.app.in_process import command_here, train_here
+from tests.app.in_process import command_here, train_here, train_until
 from tests.oracles import alterations
 from tests.oracles.alterations import Alteration
 
@@ -29,15 +28,14 @@ RUNS = {
     "resumed": ["eval.train_split=true", "eval.keep_scores=10000", "checkpoint.every_steps=5", "checkpoint.keep=9"],
     "stopped early": ["train.early_stop_patience=1", "schedule.threshold=0.5", "train.monitor=logloss"],
 }
+Replayed = tuple[Path, Replay]
 
 
 def train(runtime: Runtime, case: str, dataset: Path, run: Path) -> None:
     """A run that was stopped, resumed and extended; one that ends early."""
     overrides = [*SMALL, *BASE, *RUNS[case], f"data.path={dataset}", f"run.dir={run}"]
     if case == "resumed":
-        with pytest.MonkeyPatch.context() as stopped:
-            stopped.setattr(stop.StopCheck, "requested", lambda _, step: step == 6)
-            assert train_here(runtime, *overrides, "train.max_steps=12") == "interrupted"
+        assert train_until(runtime, "stop:6", *overrides, "train.max_steps=12") == "interrupted"
         assert train_here(runtime, *overrides, "train.max_steps=12") == "completed"
     assert train_here(runtime, *overrides, "train.max_steps=14") == "completed"
     assert command_here(runtime, "evaluate", f"run={run}", "split=test", "keep_scores=10000") == 0
@@ -46,7 +44,7 @@ def train(runtime: Runtime, case: str, dataset: Path, run: Path) -> None:
 @pytest.fixture(scope="module", params=RUNS)
 def replayed(
     request: pytest.FixtureRequest, runtime: Runtime, dataset: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Path, Replay]]:
+) -> Iterator[Replayed]:
     """A run, and what its replay left; its configuration, which takes long to parse, is read once."""
     run = tmp_path_factory.mktemp("altered") / "x"
     train(runtime, request.param, dataset, run)
@@ -93,13 +91,12 @@ def is_listed(alteration: Alteration) -> bool:
 
 
 def every(run: Path) -> Iterator[Alteration]:
-    return chain(
-        alterations.of_files(run), alterations.of_results(run), alterations.of_lines(run), alterations.of_json(run)
-    )
+    kinds = (alterations.of_files, alterations.of_results, alterations.of_lines, alterations.of_json)
+    return chain.from_iterable(alter(run) for alter in kinds)
 
 
 @pytest.mark.parametrize("stride", [211, pytest.param(7, marks=pytest.mark.slow)])
-def test_each_alteration_is_noticed_or_listed(stride: int, replayed: tuple[Path, Replay], tmp_path: Path) -> None:
+def test_each_alteration_is_noticed_or_listed(stride: int, replayed: Replayed, tmp_path: Path) -> None:
     run, replay = replayed
     assert faults(run, replay) == []
     copy = tmp_path / "copy"
@@ -116,7 +113,7 @@ def test_each_alteration_is_noticed_or_listed(stride: int, replayed: tuple[Path,
 
 
 @pytest.mark.slow("processes")
-def test_nothing_is_listed_that_is_compared(replayed: tuple[Path, Replay], tmp_path: Path) -> None:
+def test_nothing_is_listed_that_is_compared(replayed: Replayed, tmp_path: Path) -> None:
     """For each name of the list, some value of the run can be altered unnoticed."""
     run, replay = replayed
     copy = tmp_path / "copy"
@@ -142,15 +139,10 @@ def test_docs_name_what_is_not_compared() -> None:
 
 
 def test_verify_prints_what_is_not_compared_and_ends_with_the_verdict(
-    replayed: tuple[Path, Replay],
-    runtime: Runtime,
-    caplog: pytest.LogCaptureFixture,
-    capsys: pytest.CaptureFixture[str],
+    replayed: Replayed, runtime: Runtime, logged: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with caplog.at_level("INFO", "clickwork"):
-        assert command_here(runtime, "verify", f"run={replayed[0]}") == 0
+    assert command_here(runtime, "verify", f"run={replayed[0]}") == 0
     report = json.loads(capsys.readouterr().out)
     assert report["not_compared"] == {file: list(names) for file, names in NOT_COMPARED.items()}
-    messages = [record.message for record in caplog.records]
-    assert any("not_compared in the JSON" in message for message in messages)
-    assert ": identical (" in messages[-1]
+    assert any("not_compared in the JSON" in message for message in logged.messages)
+    assert ": identical (" in logged.messages[-1]

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from app.runtime.background import background_thread
-from tests.app.conftest import SMALL, ended, forked
+from tests.app.conftest import REPOSITORY, SMALL, Command
 
-ROOT = Path(__file__).parents[3]
 STARTERS = ("Thread", "Timer", "ThreadPool", "ThreadPoolExecutor", "start_new_thread")
 MAY_START_THREADS = {
     "app/runtime/background.py": "the place for threads that compute",
@@ -33,10 +32,8 @@ print(*(after - threads[0] for after in threads), torch.get_num_threads())
 @pytest.mark.slow("processes")
 def test_a_thread_computes_alone_and_leaves_others_their_number() -> None:
     """In a process that has not computed: the number of a new thread is then that of the last call."""
-    process = subprocess.run([sys.executable, "-c", ALONE], stdout=subprocess.PIPE, text=True, check=True)
-    *thread_counts, number = map(int, process.stdout.split())
-    assert thread_counts == [0, 1, 1, 1]
-    assert number == 2
+    *thread_counts, number = map(int, subprocess.check_output([sys.executable, "-c", ALONE], text=True).split())
+    assert (thread_counts, number) == ([0, 1, 1, 1], 2)
 
 
 def test_errors_reach_the_caller() -> None:
@@ -47,25 +44,24 @@ def test_errors_reach_the_caller() -> None:
 def test_threads_are_started_in_one_place() -> None:
     """But for those with a reason: OpenMP threads of a second thread slow training down for good."""
     starting = set()
-    for path in (ROOT / "app").rglob("*.py"):
+    for path in (REPOSITORY / "app").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in STARTERS:
-                starting.add(str(path.relative_to(ROOT)))
+                starting.add(str(path.relative_to(REPOSITORY)))
     assert starting == MAY_START_THREADS.keys()
 
 
 @pytest.mark.slow("processes")
-@pytest.mark.parametrize(
-    "settings", [["train.eval_every_steps=10"], ["train.eval_every_steps=null"]], ids=["evaluated", "not evaluated"]
-)
-def test_no_thread_is_added_by_checkpoints_evaluations_or_resumption(
-    dataset: Path, tmp_path: Path, settings: list[str]
-) -> None:
-    """Layers are large enough for the copy of a checkpoint to be computed by several threads."""
+@pytest.mark.parametrize("every", ["10", "null"])
+def test_no_thread_is_added(run_app: Command, dataset: Path, tmp_path: Path, every: str) -> None:
+    """By checkpoints, evaluations or a resumption.
+
+    Layers are large enough for the copy of a checkpoint to be computed by several threads.
+    """
     common = [*SMALL, f"data.path={dataset}", "model.over_arch=[512,256,1]", "runtime.num_threads=2"]
-    common += ["checkpoint.every_steps=8", *settings]
+    common += ["checkpoint.every_steps=8", f"train.eval_every_steps={every}"]
     for limit in ("train.max_steps=24", "train.max_steps=31"):
-        assert ended(forked("train", *common, limit, cwd=tmp_path, fault="threads counted:0"), tmp_path).returncode == 0
+        run_app("train", *common, limit, fault="threads counted:0")
     steps = [tuple(map(int, line.split())) for line in (tmp_path / ".threads").read_text().splitlines()]
     launches = [steps[:24], steps[24:]]
     assert [len(launch) for launch in launches] == [24, 31 - 24]

@@ -2,7 +2,6 @@
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,8 +13,8 @@ from torchrec.distributed import dist_data
 from app.config import RuntimeConfig
 from app.runtime import library_patches, platform
 from common.errors import UserError
+from tests.app.conftest import REPOSITORY
 
-ROOT = Path(__file__).parents[3]
 CHANGES = {  # assignments to attributes of what is imported, by file
     "app/runtime/library_patches.py": ["dist_data._get_recat"],
     "app/launch.py": ["torch_launcher.LocalElasticAgent"],  # torchrun's own agent, in the launcher's process
@@ -71,15 +70,15 @@ def changed_attributes(tree: ast.AST) -> Iterator[str]:
 
 def test_no_other_module_changes_a_library() -> None:
     changes = {
-        str(path.relative_to(ROOT)): attributes
-        for path in (ROOT / "app").rglob("*.py")
+        str(path.relative_to(REPOSITORY)): attributes
+        for path in (REPOSITORY / "app").rglob("*.py")
         if (attributes := [*changed_attributes(ast.parse(path.read_text()))])
     }
     assert changes == CHANGES
 
 
 def test_importing_the_program_changes_nothing() -> None:
-    tree = ast.parse((ROOT / "app/runtime/library_patches.py").read_text())
+    tree = ast.parse((REPOSITORY / "app/runtime/library_patches.py").read_text())
     at_import = [statement for statement in tree.body if not isinstance(statement, ast.FunctionDef)]
     assert not [*changed_attributes(ast.Module(at_import, []))]
 

@@ -11,31 +11,24 @@ import pytest
 import torch
 
 from app.config import Platform, Precision
-from app.runtime.platform import (
-    PROBED_ROWS,
-    PROBED_WIDTHS,
-    are_equal_on_threads,
-    check_precision,
-    layout_threads,
-    require_strict_products,
-)
+from app.runtime import platform as runtime
+from app.runtime.platform import check_precision, require_strict_products
 from common.errors import UserError
-from tests.app.conftest import SMALL
+from tests.app.conftest import REPOSITORY, SMALL
 
-REPOSITORY = Path(__file__).parents[3]
 WARNING = "runtime.precision=bf16: this processor does not support products in bf16"
 
 
 @pytest.mark.parametrize("is_supported", [False, True])
 def test_bf16_without_its_instructions_is_warned_of(
-    is_supported: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    is_supported: bool, monkeypatch: pytest.MonkeyPatch, logged: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: is_supported)
     for platform, precision in [(Platform.cuda, Precision.bf16), (Platform.cpu, Precision.fp32)]:
         check_precision(precision, platform)
-    assert not caplog.text
+    assert not logged.text
     check_precision(Precision.bf16, Platform.cpu)
-    assert (WARNING in caplog.text) == (not is_supported)
+    assert (WARNING in logged.text) == (not is_supported)
 
 
 def test_tf32_is_of_gpus() -> None:
@@ -55,8 +48,8 @@ def threads() -> Iterator[None]:
 def products(number: int) -> list[torch.Tensor]:
     """Return outputs and gradients of layers of many widths on so many threads, from other values than the probe's."""
     torch.set_num_threads(number)
-    rows, results = PROBED_ROWS, []
-    for num_in, num_out in itertools.product(*PROBED_WIDTHS):
+    rows, results = runtime.PROBED_ROWS, []
+    for num_in, num_out in itertools.product(*runtime.PROBED_WIDTHS):
         generator = torch.Generator().manual_seed(num_in * 10_000 + num_out)
         inputs = torch.randn(rows, num_in, generator=generator, requires_grad=True)
         weight = torch.randn(num_out, num_in, generator=generator, requires_grad=True)
@@ -70,7 +63,7 @@ def products(number: int) -> list[torch.Tensor]:
 def test_products_do_not_depend_on_threads_or_several_are_refused() -> None:
     """In MKL's strict mode, which `app` sets, or of a library that is so by itself."""
     require_strict_products(1)
-    if not are_equal_on_threads(2):
+    if not runtime.are_equal_on_threads(2):
         with pytest.raises(UserError, match=r"^runtime\.num_threads=2: not with .* give runtime\.num_threads=1"):
             require_strict_products(2)
         return
@@ -78,14 +71,13 @@ def test_products_do_not_depend_on_threads_or_several_are_refused() -> None:
 
 
 @pytest.mark.usefixtures("threads")
-def test_one_thread_is_taken_where_products_depend_on_it_unless_several_are_given(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("app.runtime.platform.are_equal_on_threads", lambda num_threads: False)
-    assert (layout_threads(None, 2), torch.get_num_threads()) == (1, 1)
-    assert layout_threads(1, 1) == 1
+def test_one_thread_is_taken_where_products_depend_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless several are given."""
+    monkeypatch.setattr(runtime, "are_equal_on_threads", lambda num_threads: False)
+    assert (runtime.layout_threads(None, 2), torch.get_num_threads()) == (1, 1)
+    assert runtime.layout_threads(1, 1) == 1
     with pytest.raises(UserError, match=r"^runtime\.num_threads=2: not with .* give runtime\.num_threads=1"):
-        layout_threads(2, 2)
+        runtime.layout_threads(2, 2)
 
 
 @pytest.mark.slow("processes")

@@ -16,16 +16,13 @@ from tests.app.conftest import ended, forked
     [("evaluate", ["split=val", "global_batch_size=64"]), pytest.param("verify", [], marks=pytest.mark.slow)],
 )
 def test_who_reads_a_run_says_so_too(command: str, options: list[str], uninterrupted: Path, tmp_path: Path) -> None:
-    threads = ["runtime.num_threads=1", "runtime.platform=cpu"]
-    forks = forked(
-        command, f"run={uninterrupted}", *options, *threads, cwd=tmp_path, processes=2, fault="process 1 is lost:2"
-    )
+    keys = [f"run={uninterrupted}", *options, "runtime.num_threads=1", "runtime.platform=cpu"]
+    forks = forked(command, *keys, cwd=tmp_path, processes=2, fault="process 1 is lost:2")
     result = ended(forks, tmp_path)
     assert [fork.exitcode for fork in forks] == [EXIT_LOST, -signal.SIGKILL], result.stderr
-    lines = [line for line in result.stderr.splitlines() if "another process is lost" in line]
-    assert len(lines) == 1, result.stderr
-    assert lines[0].startswith("error: process 0: ")
-    assert lines[0].endswith("; start the same command again")
+    (line,) = [line for line in result.stderr.splitlines() if "another process is lost" in line]
+    assert line.startswith("error: process 0: ")
+    assert line.endswith("; start the same command again")
     assert "Traceback" not in result.stderr
 
 

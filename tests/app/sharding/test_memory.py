@@ -33,7 +33,7 @@ from app.training import session
 from app.training.recording.describe import describe_tables
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest, shard_path
-from tests.app.conftest import SMALL, composed
+from tests.app.conftest import built, composed
 from tests.app.datasets import RAGGED_EMBEDDINGS, ragged_rows, write_ragged_dataset
 
 ROWS = 64  # of a batch
@@ -76,15 +76,11 @@ def live_bytes(this: session.Session) -> int:
         if isinstance(module, SplitTableBatchedEmbeddingBagsCodegen):
             total += tensor_bytes(module.split_embedding_weights())
             total += tensor_bytes(state for table in module.split_optimizer_states() for state in table)
-    replicated = {
-        name: weight
-        for name, weight in this.model.named_parameters()
-        if ".bags." in name and isinstance(weight, torch.nn.Parameter) and weight.grad is not None
-    }
     states = {id(weight): state for _, keyed in this.optimizer.optimizers for weight, state in keyed.state.items()}
-    for weight in replicated.values():
-        total += tensor_bytes(each for each in (weight, weight.grad) if each is not None)
-        total += tensor_bytes(state for state in states[id(weight)].values() if state.numel() > 1)
+    for name, weight in this.model.named_parameters():
+        if ".bags." in name and isinstance(weight, torch.nn.Parameter) and weight.grad is not None:
+            total += tensor_bytes([weight, weight.grad])
+            total += tensor_bytes(state for state in states[id(weight)].values() if state.numel() > 1)
     return total
 
 
@@ -101,13 +97,11 @@ def live_bytes(this: session.Session) -> int:
 def test_a_plan_counts_what_a_live_model_takes(
     runtime: Runtime, dataset: Path, optimizer: OptimizerName, storage: Storage, sizes: str
 ) -> None:
-    overrides = [*SMALL, "run.name=x", f"data.path={dataset}", f"optimizer={optimizer.value}"]
-    overrides += [f"data.multi_hot.sizes={sizes}", f"train.global_batch_size={ROWS}"]
+    overrides = [f"optimizer={optimizer.value}", f"data.multi_hot.sizes={sizes}", f"train.global_batch_size={ROWS}"]
     overrides += [f"model.tables.storage={storage.value}", "topology=cpu"]
-    if not optimizer.algorithm.fused_on_cpu:
-        overrides.append("sharding=data_parallel")
-    config, manifest = composed(*overrides), load_manifest(dataset)
-    this = session.build(config, runtime, dataset, manifest)
+    overrides += [] if optimizer.algorithm.fused_on_cpu else ["sharding=data_parallel"]
+    this = built(runtime, dataset, *overrides)
+    config, manifest = this.config, load_manifest(dataset)
     bag_sizes = from_config.bag_sizes_of(config, dataset, manifest)
     multi_hot = from_config.multi_hot_features(config.data.multi_hot, manifest)
     arch = make_sparse_arch(config.model, manifest.num_embeddings, multi_hot)
@@ -188,9 +182,8 @@ def test_ids_a_bag_are_the_means_of_the_shards(runtime: Runtime, ragged: Path) -
     rows = ragged_rows("train", 2_000)
     means = {name: float(np.mean([len(row[name]) for row in rows])) for name in RAGGED_EMBEDDINGS}
     assert means["tags"] > 2 == means["genres"]
-    overrides = [*SMALL, "run.name=x", f"data.path={ragged}", "optimizer=sgd", "model.embedding_dim=16"]
-    config, manifest = composed(*overrides), load_manifest(ragged)
-    this = session.build(config, runtime, ragged, manifest)
+    this = built(runtime, ragged, "optimizer=sgd", "model.embedding_dim=16")
+    config, manifest = this.config, load_manifest(ragged)
     described = {name: table.ids_per_sample for name, table in describe_tables(this).items()}
     assert described == pytest.approx({f"t_{name}": mean for name, mean in means.items()})
     tables = this.model.module.sparse_arch.tables
@@ -214,10 +207,6 @@ def test_empty_bags_alone_can_be_planned(tmp_path: Path, runtime: Runtime) -> No
     manifest = write_ragged_dataset(tmp_path, {"train": 10})
     path = shard_path(tmp_path, "train", "00000", "offsets")
     np.save(path, np.where(np.arange(21) > 9, np.load(path) - np.load(path)[10], 0))
-    config = composed(
-        *SMALL, "run.name=x", f"data.path={tmp_path}", "topology=cpu", "sharding.types=[table_wise,row_wise]"
-    )
-    assert from_config.bag_sizes_of(config, tmp_path, manifest)["tags"] == 0
-    assert set(session.build(config, runtime, tmp_path, manifest).plan.tables) == {
-        f"t_{key}" for key in RAGGED_EMBEDDINGS
-    }
+    this = built(runtime, tmp_path, "topology=cpu", "sharding.types=[table_wise,row_wise]")
+    assert from_config.bag_sizes_of(this.config, tmp_path, manifest)["tags"] == 0
+    assert set(this.plan.tables) == {f"t_{key}" for key in RAGGED_EMBEDDINGS}

@@ -26,14 +26,8 @@ ADAGRAD = [(algorithm, kind) for algorithm, kind in CASES if algorithm == "adagr
 
 
 def case(dataset: Path, algorithm: str, *overrides: str) -> list[str]:
-    return [
-        *SMALL,
-        "run.name=x",
-        f"data.path={dataset}",
-        f"optimizer={algorithm}",
-        f"train.max_steps={STEPS}",
-        *overrides,
-    ]
+    keys = ["run.name=x", f"data.path={dataset}", f"optimizer={algorithm}", f"train.max_steps={STEPS}"]
+    return [*SMALL, *keys, *overrides]
 
 
 @pytest.fixture(scope="module")
@@ -55,13 +49,8 @@ def test_every_type_trains_as_one_process(
 ) -> None:
     """Two to a machine, so four are two machines. fp32 sums in another order differ by 1e-5 at the most."""
     cases = [case(dataset, algorithm, f"sharding.types={kind}") for algorithm, kind in combinations]
-    mixed = case(
-        dataset,
-        "adagrad",
-        "sharding.types=auto",
-        "+sharding.tables.cat_2.types=[column_wise,row_wise]",
-        "+sharding.tables.t_cat_1.types=table_row_wise",
-    )
+    of_tables = ["+sharding.tables.cat_2.types=[column_wise,row_wise]", "+sharding.tables.t_cat_1.types=table_row_wise"]
+    mixed = case(dataset, "adagrad", "sharding.types=auto", *of_tables)
     *results, auto_result = run_group([*cases, mixed], world_size, tmp_path / "results.json", local_world_size=2)
     np.testing.assert_allclose(auto_result["losses"], alone["adagrad"]["losses"], rtol=1e-5)
     types = {name: table["type"] for name, table in auto_result["plan"]["tables"].items()}
@@ -71,10 +60,9 @@ def test_every_type_trains_as_one_process(
         assert {table["type"] for table in result["plan"]["tables"].values()} == {kind}
         assert result["initial_digest"] == alone[algorithm]["initial_digest"], (algorithm, kind)
         assert len(result["losses"]) == STEPS
-        np.testing.assert_allclose(
-            result["losses"], alone[algorithm]["losses"], rtol=1e-5, err_msg=f"{algorithm} {kind}"
-        )
-        for name, total in alone[algorithm]["sums"].items():
+        one = alone[algorithm]
+        np.testing.assert_allclose(result["losses"], one["losses"], rtol=1e-5, err_msg=f"{algorithm} {kind}")
+        for name, total in one["sums"].items():
             assert result["sums"][name] == pytest.approx(total, abs=1e-3), (algorithm, kind, name)
 
 
@@ -94,18 +82,8 @@ def test_what_travels_in_fewer_bits(dataset: Path, tmp_path: Path) -> None:
     """Each way of rounding changes the losses, and a little only; gradients tell at a high rate."""
     for kind in ("table_wise", "row_wise"):
         ways = [("fp32", "fp32"), ("fp16", "fp32"), ("bf16", "fp32"), ("fp32", "fp16"), ("fp32", "bf16")]
-        cases = [
-            case(
-                dataset,
-                "sgd",
-                f"sharding.types={kind}",
-                f"sharding.qcomm.forward={forward}",
-                f"sharding.qcomm.backward={backward}",
-                "train.max_steps=20",
-                "optimizer.lr=3",
-            )
-            for forward, backward in ways
-        ]
+        base = case(dataset, "sgd", f"sharding.types={kind}", "optimizer.lr=3")
+        cases = [[*base, f"sharding.qcomm.forward={there}", f"sharding.qcomm.backward={back}"] for there, back in ways]
         exact, *rounded = (result["losses"] for result in run_group(cases, 2, tmp_path / f"{kind}.json"))
         for way, losses in zip(ways[1:], rounded, strict=True):
             assert losses != exact, (kind, way)

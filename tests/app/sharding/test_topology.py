@@ -56,12 +56,13 @@ def test_an_unknown_device_is_described_as_the_error_says(tmp_path: Path) -> Non
     path.write_text(example.replace("...", "100"))
     hardware = topology.resolve(TopologyConfig(file=str(path)), lambda: strange, 4)
     assert (hardware.name, hardware.memory_gib, hardware.inter_host_gb_per_s) == ("mine", 128, 100)
-    path.write_text(example.replace("...", "fast"))
-    with pytest.raises(UserError, match=r"mine\.yaml: not a topology"):
-        topology.resolve(TopologyConfig(file=str(path)), lambda: strange, 4)
-    path.write_text("{name: mine, architecture: gfx942}")
-    with pytest.raises(UserError, match=r"topology\.memory_gib=null: topology mine needs it"):
-        topology.resolve(TopologyConfig(file=str(path)), lambda: strange, 4)
+    for text, message in (
+        (example.replace("...", "fast"), r"mine\.yaml: not a topology"),
+        ("{name: mine, architecture: gfx942}", r"topology\.memory_gib=null: topology mine needs it"),
+    ):
+        path.write_text(text)
+        with pytest.raises(UserError, match=message):
+            topology.resolve(TopologyConfig(file=str(path)), lambda: strange, 4)
 
 
 def test_what_is_given_comes_before_what_is_known() -> None:
@@ -74,14 +75,10 @@ def test_what_is_given_comes_before_the_file_also_where_it_is_the_default(key: s
     path = tmp_path / "mine.yaml"
     path.write_text((CONFIG_DIR / "topology/h100.yaml").read_text() + "reserve: 0.5\nlink_efficiency: 0.4\n")
     override = {"reserve": 0.15, "link_efficiency": 0.8, "memory_gib": 80}[key]
-    arguments = [f"topology.file={path}", f"topology.{key}={override}", "run.name=x"]
-    config = composed(*arguments).topology
+    config = composed(f"topology.file={path}", f"topology.{key}={override}", "run.name=x").topology
     hardware = topology.resolve(config, lambda: DEVICES["cpu"], 8)
-    assert (hardware.reserve, hardware.link_efficiency, hardware.memory_gib) == (
-        override if key == "reserve" else 0.5,
-        override if key == "link_efficiency" else 0.4,
-        80,
-    )
+    expected = {"reserve": 0.5, "link_efficiency": 0.4, "memory_gib": 80, key: override}
+    assert {name: getattr(hardware, name) for name in expected} == expected
     plain = topology.resolve(topology.load_all()["h100"], lambda: DEVICES["cpu"], 8)
     assert (plain.reserve, plain.link_efficiency) == (0.15, 0.8)
     path.write_text(path.read_text().replace("0.5", "1.5"))
@@ -92,22 +89,15 @@ def test_what_is_given_comes_before_the_file_also_where_it_is_the_default(key: s
 def test_units_are_those_of_torchrec() -> None:
     """Bytes a millisecond."""
     h100 = topology.resolve(topology.load_all()["h100"], lambda: DEVICES["h100"], 8)
-    torchrec_topology = topology.to_torchrec(h100, 16, 8)
-    assert torchrec_topology.hbm_mem_bw == 3350e9 / 1000
-    assert torchrec_topology.intra_host_bw == pytest.approx(0.8 * 450e9 / 1000)
-    assert torchrec_topology.inter_host_bw == pytest.approx(0.8 * 50e9 / 1000)
-    assert torchrec_topology.devices[15].storage.hbm == 80 * 2**30
-    assert (torchrec_topology.world_size, torchrec_topology.local_world_size, torchrec_topology.compute_device) == (
-        16,
-        8,
-        "cuda",
-    )
+    theirs = topology.to_torchrec(h100, 16, 8)
+    assert (theirs.hbm_mem_bw, theirs.devices[15].storage.hbm) == (3350e9 / 1000, 80 * 2**30)
+    assert theirs.intra_host_bw == pytest.approx(0.8 * 450e9 / 1000)
+    assert theirs.inter_host_bw == pytest.approx(0.8 * 50e9 / 1000)
+    assert (theirs.world_size, theirs.local_world_size, theirs.compute_device) == (16, 8, "cuda")
 
 
 def test_a_cpus_memory_is_shared_by_its_processes() -> None:
     resolved = topology.resolve(TopologyConfig(), lambda: DEVICES["cpu"], 4)
-    torchrec_topology = topology.to_torchrec(resolved, 4, 4)
-    assert torchrec_topology.compute_device == "cpu"
-    assert torchrec_topology.devices[0].storage.ddr == pytest.approx(
-        DEVICES["cpu"].memory_gib * 2**30 / 4 * 0.85, rel=1e-3
-    )
+    theirs = topology.to_torchrec(resolved, 4, 4)
+    assert theirs.compute_device == "cpu"
+    assert theirs.devices[0].storage.ddr == pytest.approx(DEVICES["cpu"].memory_gib * 2**30 / 4 * 0.85, rel=1e-3)

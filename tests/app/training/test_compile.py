@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.app.conftest import SMALL, Command, ended, forked
+from tests.app.conftest import SMALL, Command
 from tests.app.run_files import losses
 from tests.error_lines import error_line
 
@@ -30,28 +30,22 @@ def test_ten_steps_have_the_losses_of_eager_ones(
 
 
 @pytest.mark.slow("tool")
-def test_a_killed_run_resumes_and_replays_to_the_same_bits(run_app: Command, dataset: Path, tmp_path: Path) -> None:
+def test_a_killed_run_resumes_and_replays_to_the_same_bits(run_app: Command, dataset: Path) -> None:
     """The replay is an undisturbed run."""
     overrides = [*SMALL, f"data.path={dataset}", COMPILED, "checkpoint.every_steps=9", "train.max_steps=30"]
     overrides += ["checkpoint.asynchronous=false"]
-    killed = ended(
-        forked("train", *overrides, "run.name=parts", cwd=tmp_path, processes=2, fault="in the step:14"), tmp_path
-    )
-    assert killed.returncode == -9
-    resumed = run_app("train", *overrides, "run.name=parts", processes=2)
-    assert "resume: from" in resumed.stderr
+    overrides += ["run.name=parts"]
+    run_app("train", *overrides, processes=2, fault="in the step:14", status=-9)
+    assert "resume: from" in run_app("train", *overrides, processes=2).stderr
     result = run_app("verify", "run=runs/parts", processes=2)
     assert json.loads(result.stdout)["verdict"] == "identical"
-    eager = run_app("train", *overrides, "run.name=parts", "train.max_steps=31", "runtime.compile=none", processes=2)
+    eager = run_app("train", *overrides, "train.max_steps=31", "runtime.compile=none", processes=2)
     assert "(compile dense then, none now: results agree" in eager.stderr
 
 
 @pytest.mark.slow("tool")
-def test_without_a_compiler_it_is_refused(dataset: Path, tmp_path: Path) -> None:
+def test_without_a_compiler_it_is_refused(run_app: Command, dataset: Path, tmp_path: Path) -> None:
     without = {"PATH": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
-    process = ended(
-        forked("train", *SMALL, f"data.path={dataset}", COMPILED, cwd=tmp_path, environment=without), tmp_path
-    )
-    assert process.returncode == 2
+    process = run_app("train", *SMALL, f"data.path={dataset}", COMPILED, environment=without, status=2)
     assert "runtime.compile=dense: torch.compile does not work on this machine" in error_line(process.stderr)
     assert "give runtime.compile=none" in error_line(process.stderr)

@@ -2,6 +2,7 @@
 
 import fcntl
 import io
+import json
 import os
 import pty
 import re
@@ -19,20 +20,13 @@ from common.documents import convert
 from tests.app.conftest import SMALL, Command, forked
 from tests.app.summaries import LEAST
 
+OF_VAL = {"split": "val", "samples": 500}
 SUMMARY: dict[str, Any] = {
     "status": "completed",
     "steps": 300,
     "samples": 19_200,
     "world_size": 2,
-    "eval": {
-        "auc": 0.75,
-        "ne": 0.9,
-        "logloss": 0.4,
-        "accuracy": 0.8,
-        "calibration": 1.0,
-        "split": "val",
-        "samples": 500,
-    },
+    "eval": {"auc": 0.75, "ne": 0.9, "logloss": 0.4, "accuracy": 0.8, "calibration": 1.0} | OF_VAL,
     "throughput": {
         "samples_per_second": 2e4,
         "samples_per_second_per_device": 1e4,
@@ -50,54 +44,52 @@ SUMMARY: dict[str, Any] = {
 BY_AUC = {"monitor": None, "value": None}
 
 
-def closing_lines(document: dict[str, Any], measured_before: int, encoding: str | None = None) -> list[str]:
-    return summary.closing_lines(
-        convert({**LEAST, "last": document["eval"], **document}, Summary), measured_before, encoding=encoding
-    )
+def closing_lines(document: dict[str, Any], measured_before: int = 0, encoding: str | None = None) -> list[str]:
+    whole = convert({**LEAST, "last": document["eval"], **document}, Summary)
+    return summary.closing_lines(whole, measured_before, encoding=encoding)
+
+
+def closing_text(**changes: Any) -> str:
+    """Of a run that differs in these parts."""
+    encoding = changes.pop("encoding", None)
+    return "\n".join(closing_lines({**SUMMARY, **changes}, encoding=encoding))
+
+
+def rows_of(lines: list[str]) -> dict[str, str]:
+    return dict(re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in lines[1:])
 
 
 def test_what_was_measured_is_told_and_nothing_else() -> None:
-    lines = closing_lines(SUMMARY, measured_before=0)
+    lines = closing_lines(SUMMARY)
     assert lines[0] == "completed: 300 steps, 19,200 samples in 3.0 s"
-    rows = dict(re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in lines[1:])
+    rows = rows_of(lines)
     assert list(rows) == ["evaluation", "throughput", "step", "time", "peak memory"]
     assert rows["throughput"] == "20,000 samples/s global, 10,000 per device (over 290 steps)"
     parts = [float(number) for number in re.findall(r"([0-9.]+) s", rows["time"])]
     assert sum(parts) == pytest.approx(3.0)
     assert "forward 1.00 ms" in rows["step"]
     assert "communication" not in rows["step"]
-    nothing = {
-        **SUMMARY,
-        "status": "interrupted",
-        "eval": {"auc": None, "logloss": None},
-        "throughput": {"samples_per_second": None},
-    }
-    rows = dict(re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in closing_lines(nothing, 0)[1:])
-    assert list(rows) == ["to resume", "time", "peak memory"]
+    nothing = {"status": "interrupted", "eval": {"auc": None, "logloss": None}, "throughput": {}}
+    assert list(rows_of(closing_lines({**SUMMARY, **nothing}))) == ["to resume", "time", "peak memory"]
     assert "20 of them before the resumption" in "\n".join(closing_lines(SUMMARY, measured_before=20))
 
 
 def test_a_run_that_overfits_or_learns_nothing_is_told() -> None:
-    summary = {**SUMMARY, "events": {"eval": 4}}
-    auc = {**SUMMARY["eval"], "step": 300}
-    best = {**SUMMARY["eval"], "step": 100, "auc": 0.8}
-    over = {**summary, "eval": best, "last": auc, "best": {**BY_AUC, "step": 100, "auc": 0.8}}
-    assert "Overfitted" not in "\n".join(closing_lines({**over, "events": {"eval": 3}}, 0))
-    lines = "\n".join(closing_lines(over, 0))
+    auc, best = {**SUMMARY["eval"], "step": 300}, {**BY_AUC, "step": 100, "auc": 0.8}
+    over = {"eval": {**SUMMARY["eval"], "step": 100, "auc": 0.8}, "last": auc, "best": best}
+    assert "Overfitted" not in closing_text(**over, events={"eval": 3})
+    lines = closing_text(**over, events={"eval": 4})
     assert "AUC 0.80000" in lines
     assert "(val, 500 samples, of the best checkpoint, step 100)" in lines
     assert "0.75000 at step 300 (checkpoint=last)" in lines
     assert "Overfitted: the best AUC was 0.80000 at step 100, and the last is 0.05000 lower" in lines
-    lines = "\n".join(closing_lines({**SUMMARY, "eval": auc, "best": {**BY_AUC, "step": 100, "auc": 0.8}}, 0))
-    assert "best AUC     0.80000 at step 100" in lines
-    assert "checkpoint=best" not in "\n".join(
-        closing_lines({**SUMMARY, "eval": auc, "best": {**BY_AUC, "step": 300, "auc": 0.75}}, 0)
-    )
-    lines = "\n".join(closing_lines({**SUMMARY, "eval": {**auc, "auc": 0.47678}}, 0))
+    assert "best AUC     0.80000 at step 100" in closing_text(eval=auc, best=best)
+    assert "checkpoint=best" not in closing_text(eval=auc, best={**BY_AUC, "step": 300, "auc": 0.75})
+    lines = closing_text(eval={**auc, "auc": 0.47678})
     assert "Learned nothing: AUC 0.47678 is no better than chance" in lines
     for key in ("train.max_steps", "train.epochs", "optimizer.lr"):
         assert key in lines.partition("Learned nothing")[2]
-    lines = "\n".join(closing_lines({**SUMMARY, "eval": {**auc, "auc": 0.47678}}, 0, "random"))
+    lines = closing_text(eval={**auc, "auc": 0.47678}, encoding="random")
     assert "Learned nothing" not in lines
     assert "Labels are drawn by chance (data.source=random), so no model can do better than an AUC of 0.5" in lines
 
@@ -116,16 +108,9 @@ def test_a_warm_up_longer_than_the_run_is_told(dataset: Path, run_app: Command) 
 def test_on_a_terminal(dataset: Path, tmp_path: Path, no_colour: bool) -> None:
     controller, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 160, 0, 0))
-    forks = forked(
-        "train",
-        *SMALL,
-        f"data.path={dataset}",
-        "run.name=a",
-        "train.max_steps=20",
-        cwd=tmp_path,
-        stderr=os.ttyname(terminal),
-        environment={"TERM": "xterm", "NO_COLOR": "1" if no_colour else ""},
-    )
+    keys = [*SMALL, f"data.path={dataset}", "run.name=a", "train.max_steps=20"]
+    environment = {"TERM": "xterm", "NO_COLOR": "1" if no_colour else ""}
+    forks = forked("train", *keys, cwd=tmp_path, stderr=os.ttyname(terminal), environment=environment)
     output = io.BytesIO()
     while forks[0].exitcode is None or select.select([controller], [], [], 0)[0]:
         if select.select([controller], [], [], 0.05)[0]:
@@ -141,3 +126,15 @@ def test_on_a_terminal(dataset: Path, tmp_path: Path, no_colour: bool) -> None:
     log = (tmp_path / "runs/a/log.txt").read_text()
     assert "completed" in log
     assert "\x1b" not in log
+
+
+@pytest.mark.slow("processes")
+def test_a_planted_slowdown_is_named(run_app: Command, dataset: Path, tmp_path: Path) -> None:
+    settings = [*SMALL, f"data.path={dataset}", "train.max_steps=56", "train.log_every_steps=2", "run.name=slowed"]
+    settings += ["checkpoint.every_steps=28", "train.eval_every_steps=null"]
+    process = run_app("train", *settings, fault="steps slowed:28")
+    slowdown = json.loads((tmp_path / "runs/slowed/summary.json").read_text())["throughput"]["slowdown"]
+    assert (slowdown["after_step"], slowdown["when"]) == (28, "the first checkpoint was saved")
+    sentence = f"Throughput fell by {slowdown['fraction']:.0%} after step 28, when the first checkpoint was saved"
+    assert sentence in process.stderr
+    assert sentence in (tmp_path / "runs/slowed/report.html").read_text()

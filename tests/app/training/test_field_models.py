@@ -1,5 +1,6 @@
-"""Steps of the field's models (batch norm, dropout, L2, clipping, shapes) against a naive program in float64."""
+"""Steps of the field's models (batch norm, dropout, L2, clipping, shapes) against a naive program; and whole runs."""
 
+import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,40 +11,26 @@ from torch import Tensor
 
 from app.runtime.platform import Runtime
 from app.training import session
-from data_prep.dataset.format import load_manifest
-from tests.app.conftest import SMALL, composed
+from common.documents import Json
+from tests.app import loops
+from tests.app.conftest import SMALL, Command, built
+from tests.app.group import run_whole
+from tests.app.in_process import train_here
+from tests.app.run_files import summary
 from tests.oracles.field_models import Model, Perceptron
 
 BATCH, STEPS, SEED = 48, 10, 5
 EPS = 1e-4  # with less, Adam makes steps of the rounding in gradients that are 0, those of biases before a batch norm
+VECTORS = ["model.numeric=vectors", "model.dense_arch=[]"]
+CROSS = ["model.interaction=dcn", "model.dcn_full_rank=true", *VECTORS, "model.over_arch=[1]"]
 SHAPES = {  # overrides; FuxiCTR's name for it
     "dlrm": ["model.interaction=dot", "model.dense_arch=[12,9,10]", "model.over_arch=[16,8,1]"],
     "dlrm_cat": ["model.interaction=cat", "model.dense_arch=[12,10]", "model.over_arch=[16,1]"],
-    "dlrm_vectors": ["model.interaction=dot", "model.numeric=vectors", "model.dense_arch=[]", "model.over_arch=[16,1]"],
-    "dcnv2": [
-        "model.interaction=dcn",
-        "model.dcn_full_rank=true",
-        "model.dcn_num_layers=2",
-        "model.deep_arch=[14,12]",
-        "model.numeric=vectors",
-        "model.dense_arch=[]",
-        "model.over_arch=[1]",
-    ],
-    "crossnetv2": [
-        "model.interaction=dcn",
-        "model.dcn_full_rank=true",
-        "model.numeric=vectors",
-        "model.dense_arch=[]",
-        "model.over_arch=[1]",
-    ],
-    "dnn": ["model.interaction=cat", "model.numeric=vectors", "model.dense_arch=[]", "model.over_arch=[16,12,1]"],
-    "lr": [
-        "model.interaction=sum",
-        "model.numeric=vectors",
-        "model.dense_arch=[]",
-        "model.over_arch=[]",
-        "model.embedding_dim=1",
-    ],
+    "dlrm_vectors": ["model.interaction=dot", *VECTORS, "model.over_arch=[16,1]"],
+    "dcnv2": [*CROSS, "model.dcn_num_layers=2", "model.deep_arch=[14,12]"],
+    "crossnetv2": CROSS,
+    "dnn": ["model.interaction=cat", *VECTORS, "model.over_arch=[16,12,1]"],
+    "lr": ["model.interaction=sum", *VECTORS, "model.over_arch=[]", "model.embedding_dim=1"],
 }
 
 
@@ -66,12 +53,10 @@ class Settings(NamedTuple):
         return keys
 
 
-def built(shape: str, settings: Settings, runtime: Runtime, dataset: Path) -> session.Session:
-    overrides = [*SMALL, "optimizer=adam", "optimizer.lr=0.01", f"optimizer.eps={EPS}", "model.embedding_dim=10"]
-    overrides += ["model.dense_init=xavier_normal", *SHAPES[shape], *settings.overrides(), "run.name=x"]
-    overrides += [f"data.path={dataset}", f"train.global_batch_size={BATCH}", f"train.seed={SEED}"]
-    config = composed(*overrides)
-    return session.build(config, runtime, dataset, load_manifest(dataset))
+def built_as(shape: str, settings: Settings, runtime: Runtime, dataset: Path) -> session.Session:
+    overrides = ["optimizer=adam", "optimizer.lr=0.01", f"optimizer.eps={EPS}", "model.embedding_dim=10"]
+    overrides += ["model.dense_init=xavier_normal", *SHAPES[shape], *settings.overrides()]
+    return built(runtime, dataset, *overrides, f"train.global_batch_size={BATCH}", f"train.seed={SEED}")
 
 
 def naive(shape: str, settings: Settings, this: session.Session) -> Model:
@@ -117,18 +102,14 @@ CASES += [
 
 @pytest.mark.parametrize(("shape", "settings"), CASES)
 def test_steps_are_those_of_the_naive_program(shape: str, settings: Settings, runtime: Runtime, dataset: Path) -> None:
-    this = built(shape, settings, runtime, dataset)
+    this = built_as(shape, settings, runtime, dataset)
     oracle = naive(shape, settings, this)
     batches = list(zip(range(STEPS), this.predictor.split("train").train_batches(BATCH, 3, 0, 0), strict=False))
     for step, batch in batches:
-        this.begin_step(step)
-        this.optimizer.zero_grad()
-        loss = this.loss_of(this.forward(batch), batch)
-        this.backward(loss)
-        this.optimizer.step()
+        loss = loops.step(this, batch, step)
         rows = slice(batch.num_valid)
         expected = oracle.step(batch.dense_features[rows], ids_of(batch)[rows], batch.labels[rows], step)
-        assert loss.item() == pytest.approx(expected, rel=1e-5), f"step {step}"
+        assert loss == pytest.approx(expected, rel=1e-5), f"step {step}"
     for name, values in this.parameters():
         other = oracle.statistics[name] if "running_" in name else oracle.parameters[name].detach()
         atol = 1e-4 if settings.batch_norm else 2e-5  # gradients of biases before a batch norm are rounding alone
@@ -144,3 +125,46 @@ def test_steps_are_those_of_the_naive_program(shape: str, settings: Settings, ru
 
 def ids_of(batch: Any) -> Tensor:
     return batch.sparse_features.values().view(len(batch.sparse_features.keys()), -1).T.long()
+
+
+REGULARISED = ["optimizer=adam", "optimizer.eps=1e-4", "optimizer.max_grad_norm=1", "optimizer.clip_tables=true"]
+REGULARISED += ["optimizer.weight_decay=0.001", "optimizer.sparse_weight_decay=0.01", "model.batch_norm=true"]
+REGULARISED += ["model.dropout=0.3", "model.dense_dropout=[0.1]", "model.embedding_dim=10", "model.dense_arch=[12,10]"]
+REGULARISED += ["model.over_arch=[16,8,1]"]
+BRIEF = ["train.max_steps=14", "train.eval_every_steps=5", "record.tensorboard=false", "train.log_every_steps=1"]
+
+
+@pytest.fixture
+def base(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.chdir(tmp_path)
+    return [*SMALL, *REGULARISED, *BRIEF, f"data.path={dataset}"]
+
+
+@pytest.mark.slow("processes")
+def test_two_processes_learn_as_one(base: list[str], runtime: Runtime, tmp_path: Path) -> None:
+    """Over an epoch's last batch, too, of 16 rows."""
+    base += ["train.drop_last=false", "train.max_steps=34"]
+    assert train_here(runtime, *base, "run.name=one") == "completed"
+    one, (two,) = summary(Path("runs/one")), run_whole([[*base, f"run.dir={tmp_path}/two"]], 2, tmp_path / "two.json")
+    assert two["eval"]["auc"] == pytest.approx(one["eval"]["auc"], abs=1e-5)
+    assert two["eval"]["logloss"] == pytest.approx(one["eval"]["logloss"], rel=1e-5)
+
+
+@pytest.mark.slow("processes")
+def test_verify_and_evaluate_serve_the_statistics(base: list[str], runtime: Runtime, run_app: Command) -> None:
+    assert train_here(runtime, *base, "run.name=run") == "completed"
+    run = summary(Path("runs/run"))
+    run_app("verify", "run=runs/run")
+    for precision in ("fp32", "int8"):
+        evaluated = run_app("evaluate", "run=runs/run", "split=val", f"tables={precision}")
+        figures: Json = json.loads(evaluated.stdout)
+        assert figures["auc"] == pytest.approx(run["eval"]["auc"], abs=1e-6 if precision == "fp32" else 0.01)
+
+
+def test_a_plain_model_has_no_new_arrays(dataset: Path, runtime: Runtime) -> None:
+    """What is digested of a model without batch norm are its parameters alone."""
+    plain = built(runtime, dataset)
+    names = [name for name, _ in plain.parameters()]
+    assert not any("running" in name for name in names)
+    assert len(names) == len({name for name, _ in plain.model.named_parameters()})
+    assert all(np.asarray(values).dtype == np.float32 for _, values in plain.parameters())

@@ -143,23 +143,15 @@ def assert_true(run: Path, ran: list[Part]) -> None:
         for name, share in PHASES.items():
             mean = figures["phase_seconds"][name] or 0.0
             assert mean == pytest.approx(share * STEP_SECONDS, rel=1e-5, abs=1e-9)
-    rows = list(csv.DictReader((run / "results.csv").open()))
-    assert len(rows) == 1
-    assert float(rows[0]["Recommendations/s (mean)"]) == figures["throughput"]["samples_per_second"]
+    (row,) = csv.DictReader((run / "results.csv").open())
+    assert float(row["Recommendations/s (mean)"]) == figures["throughput"]["samples_per_second"]
 
 
 @pytest.fixture
 def base(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.chdir(tmp_path)
-    return [
-        *SMALL,
-        f"data.path={dataset}",
-        "record.tensorboard=false",
-        "train.warmup_steps_excluded=0",
-        "train.log_every_steps=5",
-        "train.eval_every_steps=7",
-        "checkpoint.every_steps=4",
-    ]
+    keys = ["train.warmup_steps_excluded=0", "train.log_every_steps=5", "train.eval_every_steps=7"]
+    return [*SMALL, f"data.path={dataset}", "record.tensorboard=false", *keys, "checkpoint.every_steps=4"]
 
 
 @pytest.mark.slow("processes")
@@ -176,14 +168,11 @@ def test_stops_change_no_figure(seed: int, runtime: Runtime, base: list[str]) ->
 
 @pytest.mark.slow("processes")
 @pytest.mark.parametrize("seed", range(2))
-def test_stops_on_other_numbers_of_processes_change_no_figure_of_a_device(
-    seed: int, base: list[str], tmp_path: Path
-) -> None:
-    """The rates of all processes differ, as they should; those of a device do not."""
+def test_stops_and_moves_change_no_figure_of_a_device(seed: int, base: list[str], tmp_path: Path) -> None:
+    """On other numbers of processes. The rates of all processes differ, as they should; those of a device do not."""
     parts = parts_of(random.Random(seed), most_processes=2)
     for part in parts:
-        arguments = (base, "parts", part, str(tmp_path))
-        statuses = group.start_group(member, arguments, part[0], part[0], tmp_path / "log")
-        assert statuses == [0] * part[0], (tmp_path / "log").read_text()
+        log, arguments = tmp_path / "log", (base, "parts", part, str(tmp_path))
+        assert group.start_group(member, arguments, part[0], part[0], log) == [0] * part[0], log.read_text()
     assert_true(Path("runs/parts"), parts)
     assert json.loads((tmp_path / "runs/parts/manifest.json").read_bytes())["world_size"] == parts[-1][0]

@@ -1,6 +1,5 @@
 """What the synthetic data are for: better models get nearer to the best possible scores, which are known."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 from tests.app.conftest import Command
+from tests.app.run_files import summary
 from tests.data_prep.conftest import load_split, prepare
 
 ROWS, BATCH = 350_000, 1024
@@ -43,10 +43,9 @@ def test_models_come_in_the_expected_order(tmp_path: Path, run_app: Command) -> 
     auc = {"lr": roc_auc_score(labels, model.decision_function(features)), "truth": truth}
     steps = manifest.splits["train"].rows // BATCH
     for interaction, more in (("cat", []), ("dot", []), ("dcn", ["model.dcn_num_layers=2"])):
-        model_keys = [*more, f"model.interaction={interaction}", f"run.name={interaction}"]
-        model_keys += [f"schedule.decay_steps={steps}"]
-        run_app("train", f"data.path={root}", *TRAIN, *model_keys)
-        auc[interaction] = json.loads((tmp_path / f"runs/{interaction}/summary.json").read_text())["eval"]["auc"]
+        model_keys = [*more, f"model.interaction={interaction}", f"schedule.decay_steps={steps}"]
+        run_app("train", f"data.path={root}", *TRAIN, *model_keys, f"run.name={interaction}")
+        auc[interaction] = summary(tmp_path / f"runs/{interaction}")["eval"]["auc"]
     assert auc["lr"] + 0.02 < auc["cat"], auc
     assert auc["cat"] + 0.009 < auc["dot"], auc
     assert auc["dot"] + 0.005 < auc["dcn"], auc

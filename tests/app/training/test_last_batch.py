@@ -9,15 +9,14 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from app.config import DataConfig, TrainConfig, validate
+from app.config import DataConfig, TrainConfig
 from app.config.train import samples_of, steps_within
 from app.data.split import SplitReader
 from app.runtime.platform import Runtime
-from app.training import session
 from app.training.state import run_length
-from common.errors import UserError
 from data_prep.dataset.format import load_manifest, shard_path
-from tests.app.conftest import SMALL, composed
+from tests.app import loops
+from tests.app.conftest import SMALL, built
 from tests.app.datasets import NUM_EMBEDDINGS, write_dataset
 from tests.app.group import run_whole
 from tests.app.run_files import events, losses, summary
@@ -128,23 +127,14 @@ def arrays_of(root: Path) -> list[NDArray[np.generic]]:
 
 def plain_losses(root: Path, runtime: Runtime, overrides: list[str]) -> list[float]:
     """Of the plain model in float64, from the same initial values, over all epochs."""
-    config = composed(*overrides, "run.name=x", f"data.path={root}")
-    manifest = load_manifest(root)
-    this = session.build(config, runtime, root, manifest)
+    this = built(runtime, root, *overrides)
+    config = this.config
     parameters = {name: torch.from_numpy(np.array(values)) for name, values in this.parameters()}
     features = {one.features[0]: Feature([one.tables[0].name]) for one in this.model.module.sparse_arch.embeddings}
-    rows = manifest.splits["train"].rows
+    rows = load_manifest(root).splits["train"].rows
     steps, optimizer = EPOCHS * -(-rows // BATCH), config.optimizer
-    oracle = OracleDLRM(
-        parameters,
-        features,
-        "dot",
-        [optimizer.lr] * steps,
-        [optimizer.table_lr] * steps,
-        optimizer.name.value,
-        optimizer.eps or 0.0,
-        (optimizer.beta1 or 0.9, optimizer.beta2 or 0.999),
-    )
+    settings = (optimizer.name.value, optimizer.eps or 0.0, (optimizer.beta1 or 0.9, optimizer.beta2 or 0.999))
+    oracle = OracleDLRM(parameters, features, "dot", [optimizer.lr] * steps, [optimizer.table_lr] * steps, *settings)
     labels, dense, sparse = (torch.from_numpy(array) for array in arrays_of(root))
     for epoch in range(EPOCHS):
         for batch in plain_batches(rows, config.train.seed, epoch):
@@ -165,17 +155,11 @@ def model(optimizer: str) -> list[str]:
 )
 def test_steps_are_the_plain_models(name: str, optimizer: str, runtime: Runtime, roots: dict[str, Path]) -> None:
     root, overrides = roots[name], model(optimizer)
-    config = composed(*overrides, "run.name=x", f"data.path={root}")
-    this = session.build(config, runtime, root, load_manifest(root))
+    this = built(runtime, root, *overrides)
     losses_of_steps: list[float] = []
     for epoch in range(EPOCHS):
-        for batch in this.predictor.split("train").train_batches(BATCH, config.train.seed, epoch, 0):
-            this.begin_step(len(losses_of_steps))
-            this.optimizer.zero_grad()
-            loss = this.loss_of(this.forward(batch), batch)
-            loss.backward()
-            this.optimizer.step()
-            losses_of_steps.append(loss.item())
+        for batch in this.predictor.split("train").train_batches(BATCH, this.config.train.seed, epoch, 0):
+            losses_of_steps.append(loops.step(this, batch, len(losses_of_steps)))
     np.testing.assert_allclose(losses_of_steps, plain_losses(root, runtime, overrides), rtol=3e-5)
     assert this.predictor.samples(len(losses_of_steps)) == EPOCHS * ROWS[name]
 
@@ -211,13 +195,12 @@ def test_batch_norm_is_of_real_rows(
     overrides = [*SMALL, *LAST, *SHAPES["dlrm"], *settings.overrides(), "optimizer=adam", "optimizer.lr=0.01"]
     overrides += [f"optimizer.eps={EPS}", "model.embedding_dim=10", "model.dense_init=xavier_normal"]
     overrides += ["run.name=x", f"run.dir={tmp_path}/run", f"data.path={roots[name]}"]
-    config = composed(*overrides)
-    manifest = load_manifest(roots[name])
-    oracle = naive("dlrm", settings, session.build(config, runtime, roots[name], manifest))
+    this = built(runtime, roots[name], *overrides)
+    oracle = naive("dlrm", settings, this)
     labels, dense, sparse = (torch.from_numpy(array) for array in arrays_of(roots[name]))
     expected: list[float] = []
     for epoch in range(EPOCHS):
-        for batch in plain_batches(ROWS[name], config.train.seed, epoch):
+        for batch in plain_batches(ROWS[name], this.config.train.seed, epoch):
             expected.append(oracle.step(dense[batch], sparse[batch].long(), labels[batch, 0], len(expected)))
     run_whole([overrides], processes, tmp_path / "results.json")
     np.testing.assert_allclose(losses(tmp_path / "run"), expected, rtol=2e-5)
@@ -234,16 +217,3 @@ def test_samples_of_steps(drop_last: bool, roots: dict[str, Path]) -> None:
         assert steps_within(train, rows, samples) == expected
     split = SplitReader(roots["odd"], load_manifest(roots["odd"]), "train", CONFIG, 0, 1, drop_last)
     assert run_length(train, split, 1).total_steps == 3 * len(sizes)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["model.interaction=scalar_pairs", "model.mixes_samples=true"], "train.drop_last=false has no meaning"),
-        (["runtime.compile=step"], "train.drop_last=false: not with runtime.compile=step, .*give runtime.compile=none"),
-    ],
-)
-def test_what_it_does_not_go_with(overrides: list[str], message: str) -> None:
-    config = composed(*overrides, "train.drop_last=false", "data.path=x")
-    with pytest.raises(UserError, match=message):
-        validate(config)

@@ -1,15 +1,19 @@
-"""What the loop reports of its steps, against NumPy on the same logits."""
+"""What the loop reports of its steps, against NumPy on the same logits, and what its checks of their values find."""
 
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
-from app.config import TrainConfig
+from app.config import Interaction, ModelConfig, TrainConfig
 from app.data.batch import Batch
+from app.model.dlrm import DLRM
 from app.runtime.platform import Runtime
+from app.training.window import FiniteChecks
 from tests.app import loops
+from tests.app.model.given_vectors import GivenVectors
 
 
 class OneLayer:
@@ -57,3 +61,26 @@ def test_losses_and_accuracies_of_each_step(runtime: Runtime) -> None:
     np.testing.assert_allclose(np.concatenate([steps.losses for steps in reported]), losses, rtol=1e-6)
     np.testing.assert_allclose(np.concatenate([steps.accuracies for steps in reported]), accuracies, rtol=1e-6)
     assert all(0 <= steps.input_wait <= steps.seconds.sum() for steps in reported)
+
+
+BATCH, DIM, NUM_SPARSE = 7, 4, 3
+
+
+@pytest.mark.parametrize("interaction", list(Interaction))
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_vector_that_is_not_finite_shows_in_the_loss_or_a_gradient(interaction: Interaction, value: float) -> None:
+    """Wherever it is, whatever a ReLU hides of it."""
+    config = ModelConfig(interaction, embedding_dim=DIM, dense_arch=[6, DIM], over_arch=[5, 1])
+    for seed in range(20):
+        torch.manual_seed(seed)
+        model = DLRM(config, 2, NUM_SPARSE, GivenVectors())
+        checks = FiniteChecks(dict(model.named_parameters()))
+        vectors = torch.randn(BATCH, NUM_SPARSE, DIM)
+        for spoiled in (False, True):
+            if spoiled:
+                vectors[seed % BATCH, seed % NUM_SPARSE, seed % DIM] = value
+            model.zero_grad()
+            logits = model(torch.randn(BATCH, 2), vectors)
+            loss = nn.functional.binary_cross_entropy_with_logits(logits, (torch.rand(BATCH) < 0.5).float())
+            loss.backward()
+            assert bool(torch.isfinite(checks(loss)).all()) is not spoiled

@@ -1,24 +1,30 @@
-"""Labels that are numbers, from raw rows to a compared model."""
+"""Labels that are numbers, from raw rows to a compared model; labels of one class alone."""
 
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from app.config import DataConfig
+from app.config.data import NegativesConfig
 from app.data.shards import SplitShards
 from app.runtime.platform import Runtime
 from app.training import session
-from common.errors import OwnError
+from app.training.labels import refuse_one_class
+from common.errors import OwnError, UserError
 from common.extensions import absence
 from data_prep.dataset.format import load_manifest, open_shard, shard_path
 from data_prep.pipeline import preprocess
 from tests.app.conftest import Command, Refusal, composed
 from tests.app.run_files import summary
+from tests.data_prep import oracle
 from tests.data_prep.conftest import config as data_config
+from tests.data_prep.conftest import prepare
 from tests.once import made_once
 
 ROWS, TRAIN = 700, 600
@@ -190,3 +196,16 @@ def test_a_number_that_is_not_finite_is_found_when_it_is_read(ratings: Path, tmp
 def test_rmse_of_clicks_is_refused(refused: Refusal, dataset: Path) -> None:
     line = refused("train", f"data.path={dataset}", "run.name=x", "train.max_steps=1", "train.monitor=rmse")
     assert line.endswith("which are clicks, 0 or 1 (column label); give train.monitor=auc")
+
+
+def test_a_train_split_of_one_class_is_refused(tmp_path: Path) -> None:
+    lines = oracle.make_rows(60, seed=1).decode().splitlines(keepends=True)
+    (tmp_path / "day_0").write_text("".join(f"{int(row >= 52)}{line[1:]}" for row, line in enumerate(lines)))
+    manifest = prepare(f"data.raw={tmp_path}/day_0", f"data.path={tmp_path}/out")
+    assert manifest.splits["train"].label_rate == 0
+    with pytest.raises(UserError, match=r"every label of train is 0, so no model.*or give data.allow_degenerate=true"):
+        refuse_one_class(DataConfig(), tmp_path, manifest)
+    refuse_one_class(DataConfig(allow_degenerate=True), tmp_path, manifest)
+    refuse_one_class(DataConfig(negatives=NegativesConfig(per_positive=1)), tmp_path, manifest)
+    splits = manifest.splits | {"train": replace(manifest.splits["train"], label_rate=0.5)}
+    refuse_one_class(DataConfig(), tmp_path, replace(manifest, splits=splits))

@@ -12,9 +12,8 @@ from app.config.tables import Pooling, QROperation, TableKind
 from app.model.tables import Embedding
 from app.optimizer.schedule import learning_rate
 from app.runtime.platform import Runtime
-from app.training import session
-from data_prep.dataset.format import load_manifest
-from tests.app.conftest import SMALL, composed
+from tests.app import loops
+from tests.app.conftest import built
 from tests.app.datasets import RAGGED, RAGGED_EMBEDDINGS
 from tests.covering import stable_choice
 from tests.oracles.dlrm import INTERACTIONS, Feature, OracleDLRM
@@ -49,10 +48,8 @@ def draw(interaction: str, number: int, layout: bool = False) -> Drawn:
     optimizer = OptimizerName(stable_choice([each.value for each in OptimizerName], "optimizer", *case))
     schedule = ScheduleName(stable_choice([each.value for each in BY_STEP], "schedule", *case))
     overrides = [*VARIANTS.get(interaction, [f"model.interaction={interaction}"]), f"optimizer={optimizer.value}"]
-    overrides += [
-        f"optimizer.lr={0.005 if 'beta1' in optimizer.algorithm.settings else 0.05}",
-        f"optimizer.sparse_lr={rng.choice([0.02, 0.004])}",
-    ]
+    overrides += [f"optimizer.lr={0.005 if 'beta1' in optimizer.algorithm.settings else 0.05}"]
+    overrides += [f"optimizer.sparse_lr={rng.choice([0.02, 0.004])}"]
     overrides += [] if optimizer is OptimizerName.sgd else ["optimizer.eps=1e-3"]
     overrides += ["train.deterministic=layout", "train.micro_batch_size=5"] * layout
     overrides += ["optimizer.max_grad_norm=0.05"] * int(rng.integers(2))
@@ -77,10 +74,8 @@ def draw(interaction: str, number: int, layout: bool = False) -> Drawn:
 def feature_of(embedding: Embedding, parameters: dict[str, Any]) -> Feature:
     """Weighted bags are sums of w_i e_i, so that there pooled_mult is the product of each id's rows."""
     names = {part: f"sparse_arch.{part}.{embedding.key}.weight" for part in ("row_weights", "projections")}
-    weighted, operation = (
-        embedding.pooling is Pooling.weighted,
-        "" if embedding.operation is None else embedding.operation.value,
-    )
+    weighted = embedding.pooling is Pooling.weighted
+    operation = "" if embedding.operation is None else embedding.operation.value
     return Feature(
         [table.name for table in embedding.tables],
         "mult" if weighted and "mult" in operation else operation or "plain",
@@ -107,38 +102,24 @@ def test_micro_batches_train_as_the_naive_program(interaction: str, runtime: Run
 def train_beside_the_oracle(case: Drawn, interaction: str, runtime: Runtime, ragged: Path) -> None:
     """Train a few steps; compare each loss and, at the end, all parameters."""
     print(*case.overrides)
-    overrides = [*SMALL, *case.overrides, "run.name=x", f"data.path={ragged}", f"train.global_batch_size={BATCH}"]
+    overrides = [*case.overrides, f"train.global_batch_size={BATCH}"]
     overrides += ["model.embedding_dim=8", "model.dense_arch=[6,8]", "model.over_arch=[5,1]"]
-    config = composed(*overrides)
-    this = session.build(config, runtime, ragged, load_manifest(ragged))
+    this = built(runtime, ragged, *overrides)
     parameters = {name: torch.from_numpy(np.array(values)) for name, values in this.parameters()}
     embeddings = this.model.module.sparse_arch.embeddings
     features = {one.features[0]: feature_of(one, parameters) for one in embeddings}
-    schedule, optimizer = config.schedule, config.optimizer
+    schedule, optimizer = this.config.schedule, this.config.optimizer
     lengths = (STEPS, schedule.warmup_steps, schedule.decay_start_step, schedule.decay_steps, schedule.end_factor)
     lr, table_lr = (rates(schedule.name.value, base, *lengths) for base in (optimizer.lr, optimizer.table_lr))
-    oracle = OracleDLRM(
-        parameters,
-        features,
-        interaction,
-        lr,
-        table_lr,
-        case.optimizer.value,
-        optimizer.eps or 0.0,
-        (optimizer.beta1 or 0.9, optimizer.beta2 or 0.999),
-        optimizer.max_grad_norm,
-    )
+    settings = (optimizer.eps or 0.0, (optimizer.beta1 or 0.9, optimizer.beta2 or 0.999), optimizer.max_grad_norm)
+    oracle = OracleDLRM(parameters, features, interaction, lr, table_lr, case.optimizer.value, *settings)
     for step, batch in zip(range(STEPS), this.predictor.split("train").train_batches(BATCH, 3, 0, 0), strict=False):
-        this.begin_step(step)
-        this.optimizer.zero_grad()
-        loss = this.loss_of(this.forward(batch), batch)
-        this.backward(loss)
-        this.optimizer.step()
+        loss = loops.step(this, batch, step)
         bags = {name: jagged.to_dense() for name, jagged in batch.sparse_features.to_dict().items()}
         rows = slice(batch.num_valid)  # micro-batches are padded
         bags = {name: [ids.long() for ids in of_feature[rows]] for name, of_feature in bags.items()}
         oracle.step(batch.dense_features[rows], bags, batch.labels[rows])
-        assert loss.item() == pytest.approx(oracle.losses[-1], rel=2e-5), f"step {step}"
+        assert loss == pytest.approx(oracle.losses[-1], rel=2e-5), f"step {step}"
     for name, values in this.parameters():
         np.testing.assert_allclose(values, oracle.parameters[name].detach().numpy(), atol=2e-5, err_msg=name)
 

@@ -2,7 +2,7 @@
 
 import ast
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -13,10 +13,10 @@ from app.checkpoint.files import whole_checkpoints
 from app.checkpoint.saver import Saver
 from app.optimizer import build as optimizer_build
 from app.runtime.platform import Runtime
-from app.training import predictor, resume, session
+from app.training import predictor, resume
 from app.training.state import RunState
 from data_prep.dataset.format import load_manifest
-from tests.app.conftest import SMALL, composed
+from tests.app.conftest import built
 
 ROOT = Path(__file__).parents[3]
 
@@ -25,9 +25,7 @@ ROOT = Path(__file__).parents[3]
 def test_a_predictor_scores_as_its_session_and_has_no_optimizer(
     optimizer: str, runtime: Runtime, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    overrides = [*SMALL, f"data.path={dataset}", f"optimizer={optimizer}"]
-    config, manifest = composed(*overrides), load_manifest(dataset)
-    this = session.build(config, runtime, dataset, manifest)
+    this = built(runtime, dataset, f"optimizer={optimizer}")
     for batch in this.predictor.split("train").train_batches(64, 0, 0, 8):
         binary_cross_entropy_with_logits(this.forward(batch), batch.labels).backward()
         this.optimizer.step()
@@ -36,13 +34,10 @@ def test_a_predictor_scores_as_its_session_and_has_no_optimizer(
     expected = this.predictor.score(this.predictor.split("val").eval_batches(64)).logits
     assert this.model.fused_optimizer.state_dict()["state"]
 
-    def refuse(*_: Any, **__: Any) -> None:
-        raise AssertionError("an optimizer was made")
-
     for owner, name in ((torch.optim.Optimizer, "__init__"), (optimizer_build, "make_optimizer")):
-        monkeypatch.setattr(owner, name, refuse)
+        monkeypatch.setattr(owner, name, Mock(side_effect=AssertionError("an optimizer was made")))
     (checkpoint,) = whole_checkpoints(tmp_path)
-    loaded = predictor.load(checkpoint, config, runtime, dataset, manifest)
+    loaded = predictor.load(checkpoint, this.config, runtime, dataset, load_manifest(dataset))
     scores = loaded.score(loaded.split("val").eval_batches(64)).logits
     np.testing.assert_array_equal(scores, expected)
     states = loaded.model.fused_optimizer.state_dict()["state"].values()  # of FBGEMM's views: SGD's have no tensors

@@ -32,44 +32,26 @@ from tests.once import made_once
 STEPS = 18
 BASE = [f"train.max_steps={STEPS}", "train.epochs=50", "train.eval_every_steps=3", "checkpoint.every_steps=4"]
 BASE += ["record.tensorboard=false"]
+NEGATIVES = ["data.negatives.per_positive=3", "data.negatives.user=user", "data.negatives.item=item"]
+CLIPPED = ["optimizer.max_grad_norm=1", "optimizer.clip_tables=true"]
+LR, DECAY = "optimizer.lr=0.02", "schedule.decay_steps=12"
 FACTORS = {
     "rows": {
         "clicks": [],
         "bags": [*KINDS, "model.interaction=dcn", "train.global_batch_size=24", "data.shuffle_block_rows=37"],
         "expanded": ["data.multi_hot.sizes=[2,1,3,1]", "train.global_batch_size=384"],
-        "negatives": [
-            "data.negatives.per_positive=3",
-            "data.negatives.user=user",
-            "data.negatives.item=item",
-            "eval.split=test",
-        ],
-        "ratings": [
-            "recipe=quickstart",
-            "loss=mse",
-            "train.monitor=rmse",
-            "train.global_batch_size=96",
-            "optimizer.lr=0.02",
-        ],
+        "negatives": [*NEGATIVES, "eval.split=test"],
+        "ratings": ["recipe=quickstart", "loss=mse", "train.monitor=rmse", "train.global_batch_size=96", LR],
     },
     "model": {
         "plain": [],
-        "regularised": [
-            "model.batch_norm=true",
-            "model.dropout=0.3",
-            "optimizer.max_grad_norm=1",
-            "optimizer.clip_tables=true",
-        ],
+        "regularised": ["model.batch_norm=true", "model.dropout=0.3", *CLIPPED],
         "cat": ["model.interaction=cat", "train.drop_last=false"],
     },
     "course": {
         "constant": [],
         "plateau": ["schedule=plateau", "schedule.factor=0.5", "train.early_stop_patience=2"],
-        "poly": [
-            "schedule=warmup_poly",
-            "schedule.warmup_steps=5",
-            "schedule.decay_start_step=9",
-            "schedule.decay_steps=12",
-        ],
+        "poly": ["schedule=warmup_poly", "schedule.warmup_steps=5", "schedule.decay_start_step=9", DECAY],
         "skipped steps": ["train.on_nan=skip"],
         "sum": ["train.monitor={auc:1,logloss:-0.5}", "schedule=plateau"],
     },
@@ -159,10 +141,22 @@ def spoil(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "make_loss", make_loss)
 
 
-def disturb(
-    number: int, course: str, overrides: list[str], runtime: Runtime, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    "number", [pytest.param(k, marks=[pytest.mark.slow] if k >= QUICK_CASES else []) for k in range(len(CASES))]
+)
+def test_a_disturbed_run_has_the_bits_of_an_undisturbed_one(
+    number: int,
+    runtime: Runtime,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Train undisturbed and disturbed in the working directory; assert that results are equal, and a replay's."""
+    """Train undisturbed and disturbed; results are equal, and a replay's."""
+    monkeypatch.chdir(tmp_path)
+    course, overrides = CASES[number]["course"], overrides_of(CASES[number], number, tmp_path_factory)
+    if course == "skipped steps":
+        spoil(monkeypatch)
     rng = random.Random(number)
     moment, most = KILLS[number % len(KILLS)]
     kill, stop = f"{moment}:{rng.randint(1, most)}", rng.randint(1, 5)
@@ -181,21 +175,3 @@ def disturb(
         status = command_here(runtime, "verify", "run=runs/parts")
         printed = capsys.readouterr().out
         assert (status, json.loads(printed)["verdict"]) == (0, "identical"), printed
-
-
-@pytest.mark.parametrize(
-    "number", [pytest.param(k, marks=[pytest.mark.slow] if k >= QUICK_CASES else []) for k in range(len(CASES))]
-)
-def test_a_disturbed_run_has_the_bits_of_an_undisturbed_one(
-    number: int,
-    runtime: Runtime,
-    tmp_path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    case = CASES[number]
-    if case["course"] == "skipped steps":
-        spoil(monkeypatch)
-    disturb(number, case["course"], overrides_of(case, number, tmp_path_factory), runtime, capsys)

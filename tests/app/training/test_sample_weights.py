@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from sklearn.metrics import average_precision_score, log_loss, roc_auc_score
+from sklearn.metrics import log_loss
 
 from app.runtime.platform import Runtime
 from app.training import session
@@ -19,6 +19,7 @@ from tests.app.in_process import command_here, train_here
 from tests.app.run_files import summary
 from tests.data_prep.conftest import config as data_config
 from tests.once import made_once
+from tests.oracles.click_metrics import expected_figures
 
 ROWS = 900
 MODEL = ["recipe=quickstart", "model.embedding_dim=4", "model.dense_arch=[]", "model.interaction=cat"]
@@ -62,19 +63,6 @@ def rows_of(root: Path, split: str) -> tuple[NDArray[Any], NDArray[Any], NDArray
     return shard.labels[:, 0].astype(np.float64), np.array(shard.sparse), shard.weights[:, 0].astype(np.float64)
 
 
-def expected_figures(labels: NDArray[Any], logits: NDArray[Any], weights: NDArray[Any]) -> dict[str, float]:
-    preds, by_weight = 1 / (1 + np.exp(-logits)), {"sample_weight": weights}
-    base = np.full(len(labels), np.average(labels, weights=weights))
-    return {
-        "auc": roc_auc_score(labels, logits, **by_weight),
-        "logloss": log_loss(labels, preds, **by_weight),
-        "ne": log_loss(labels, preds, **by_weight) / log_loss(labels, base, **by_weight),
-        "pr_auc": average_precision_score(labels, logits, **by_weight),
-        "accuracy": np.average((logits > 0) == labels, weights=weights),
-        "calibration": (preds @ weights) / (labels @ weights),
-    }
-
-
 def test_steps_and_figures_are_those_of_a_few_lines_of_numpy(runtime: Runtime, clicks: Path, runs: Path) -> None:
     """Train by gradient descent on all rows at once, so that their order does not matter."""
     root = clicks / "weight"
@@ -112,10 +100,8 @@ def test_equal_weights_change_no_bit(runtime: Runtime, clicks: Path, runs: Path)
         train_here(runtime, *SMALL, f"data.path={clicks / name}", f"run.name={name}")
     weighted, plain = (summary(runs / name) for name in ("equal", "without"))
     assert weighted["digest"] == plain["digest"]
-    names = ("auc", "ne", "logloss", "accuracy", "pr_auc", "ece", "calibration", "base_rate")
-    assert [weighted["eval"][name] for name in names] == pytest.approx(
-        [plain["eval"][name] for name in names], rel=1e-12
-    )
+    for name in ("auc", "ne", "logloss", "accuracy", "pr_auc", "ece", "calibration", "base_rate"):
+        assert weighted["eval"][name] == pytest.approx(plain["eval"][name], rel=1e-12), name
 
 
 def test_new_rows_count_by_their_weights(
@@ -151,11 +137,8 @@ def test_what_would_ignore_weights_is_refused(run_app: Command, refused: Refusal
 @pytest.mark.slow("processes")
 def test_processes_change_no_bit_and_a_run_is_replayed(run_app: Command, clicks: Path, tmp_path: Path) -> None:
     layout = [*SMALL, f"data.path={clicks / 'weight'}", "train.deterministic=layout", "train.micro_batch_size=25"]
-    for name, processes, *more in (
-        ("one", 1),
-        ("two", 2),
-        ("usual", 1, "train.deterministic=false", "train.micro_batch_size=null"),
-    ):
+    as_usual = ["train.deterministic=false", "train.micro_batch_size=null"]
+    for name, processes, *more in (("one", 1), ("two", 2), ("usual", 1, *as_usual)):
         run_app("train", *layout, f"run.name={name}", *more, processes=processes)
     one, two, usual = (summary(tmp_path / f"runs/{name}") for name in ("one", "two", "usual"))
     assert (one["digest"], one["eval"]) == (two["digest"], two["eval"])

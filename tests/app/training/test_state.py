@@ -1,4 +1,4 @@
-"""Where a run evaluates, against fractions."""
+"""Where a run evaluates, against fractions; when an evaluation is called a collapse."""
 
 import math
 from fractions import Fraction
@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from app.config import TrainConfig
+from app.metrics.documents import EvaluationFigures
 from app.record.reading import read_config
 from app.runtime.platform import Runtime
+from app.training.evaluator import is_collapsed
 from app.training.state import RunLength, run_length
 from tests.app.conftest import SMALL
 from tests.app.in_process import train_here
@@ -28,15 +30,8 @@ def evaluations(length: RunLength) -> list[int]:
 @pytest.mark.parametrize(
     ("steps", "share", "epochs"),
     [
-        (33, "0.05", 1),
-        (33, "0.05", 3),
-        (20, "0.05", 2),
-        (7, "0.05", 1),
-        (31, "0.25", 2),
-        (3_219, "0.05", 1),
-        (64, "1", 3),
-        (10, "0.3", 3),
-        (49_999, "0.001", 1),
+        *((steps, "0.05", epochs) for steps, epochs in ((33, 1), (33, 3), (20, 2), (7, 1), (3_219, 1))),
+        *((31, "0.25", 2), (64, "1", 3), (10, "0.3", 3), (49_999, "0.001", 1)),
     ],
 )
 def test_a_share_of_an_epoch_evaluates_as_often_as_it_says(steps: int, share: str, epochs: int) -> None:
@@ -65,7 +60,7 @@ def test_an_interval_in_steps_is_even() -> None:
         ("train.eval_every_fraction=0.5", None, [15, 31]),
     ],
 )
-def test_a_run_of_default_keys_evaluates_by_the_length_of_its_epoch(
+def test_by_default_an_epochs_length_decides(
     runtime: Runtime, dataset: Path, tmp_path: Path, override: str, recorded: int | None, expected: list[int]
 ) -> None:
     run = tmp_path / "x"
@@ -74,3 +69,14 @@ def test_a_run_of_default_keys_evaluates_by_the_length_of_its_epoch(
     assert train_here(runtime, *keys, *paths, "record.tensorboard=false", override) == "completed"
     assert read_config(run)["train"]["eval_every_steps"] == recorded
     assert [event["step"] for event in events(run, "eval")] == expected
+
+
+@pytest.mark.parametrize(
+    ("auc", "ne", "collapsed"),
+    [
+        *((0.5, 1.0, True), (0.503, 1.2, True), (0.497, 1.0, True)),
+        *((0.52, 1.0, False), (0.501, 0.99, False), (None, None, False)),
+    ],
+)
+def test_collapse_is_chance_and_no_knowledge(auc: float | None, ne: float | None, collapsed: bool) -> None:
+    assert is_collapsed(EvaluationFigures(auc=auc, rest={"ne": ne})) == collapsed

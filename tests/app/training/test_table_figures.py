@@ -9,12 +9,10 @@ import torch
 from app.config.tables import Storage
 from app.model import tables
 from app.model.tables import TableInitRange, TableSpec, initial_rows
-from app.runtime.platform import Runtime
 from app.training.recording import table_figures
 from app.training.recording.table_figures import MAX_BLOCKS, TableMeter
 from app.training.session import Session
-from tests.app.conftest import SMALL
-from tests.app.in_process import train_here
+from tests.app.conftest import Train
 from tests.app.run_files import events, summary
 
 
@@ -53,28 +51,18 @@ def test_of_a_large_table_blocks_all_over_it_are_looked_at(monkeypatch: pytest.M
     assert (figures.rows, figures.rows_touched) == (10 * MAX_BLOCKS, 5 * MAX_BLOCKS)
 
 
-def test_an_epoch_touches_the_ids_of_its_rows(
-    runtime: Runtime, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    base = [*SMALL, f"data.path={dataset}", "record.tensorboard=false", "train.drop_last=false"]
-    assert train_here(runtime, *base, "run.name=a") == "completed"
+def test_an_epoch_touches_the_ids_of_its_rows(train: Train, dataset: Path) -> None:
+    train("train.drop_last=false")
     ids = np.concatenate([np.load(path) for path in sorted((dataset / "train").glob("*.sparse.npy"))])
     expected = {f"t_cat_{place}": len(np.unique(ids[:, place])) for place in range(ids.shape[1])}
-    figures = summary(Path("runs/a"))["tables"]
+    figures = summary(Path("runs/x"))["tables"]
     assert {name: figures[name]["rows_touched"] for name in figures} == expected
-    assert (
-        train_here(runtime, *base, "run.name=b", "optimizer.sparse_weight_decay=0.1", "train.max_steps=2")
-        == "completed"
-    )
+    train("run.name=b", "optimizer.sparse_weight_decay=0.1", "train.max_steps=2")
     assert {entry["rows_touched"] for entry in summary(Path("runs/b"))["tables"].values()} == {None}
 
 
-def test_the_gradients_norm_is_that_of_the_step_that_sgd_took(
-    runtime: Runtime, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A step of SGD is the learning rate times the gradient."""
-    monkeypatch.chdir(tmp_path)
+def test_the_gradients_norm_is_that_of_a_step_of_sgd(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is the learning rate times the gradient."""
     before: list[torch.Tensor] = []
     begin = Session.begin_step
 
@@ -84,10 +72,8 @@ def test_the_gradients_norm_is_that_of_the_step_that_sgd_took(
         return begin(self, step)
 
     monkeypatch.setattr(Session, "begin_step", begun)
-    every_two = ["optimizer=sgd", "optimizer.lr=0.5", "train.log_every_steps=2", "train.max_steps=7"]
-    base = [*SMALL, *every_two, f"data.path={dataset}", "record.tensorboard=false"]
-    assert train_here(runtime, *base, "run.name=a") == "completed"
-    norms = {event["step"]: event["gradient_norm"] for event in events(Path("runs/a"), "train")}
+    train("optimizer=sgd", "optimizer.lr=0.5", "train.log_every_steps=2", "train.max_steps=7")
+    norms = {event["step"]: event["gradient_norm"] for event in events(Path("runs/x"), "train")}
     assert list(norms) == [2, 4, 6, 7]
     for step in (2, 4, 6):
         assert norms[step] == pytest.approx(float((before[step - 1] - before[step]).norm()) / 0.5, rel=1e-3)
