@@ -67,9 +67,7 @@ def test_limits_are_those_of_the_groups(
     assert limits.usable_cpus() == (8 if quota is None else max(1, int(quota)))
 
 
-@pytest.mark.parametrize(
-    ("groups", "files"), [(V2, memory(1_000_000, 400_000)), (V1, memory_v1("a/b", 1_000_000, 400_000))]
-)
+@pytest.mark.parametrize(("groups", "files"), [(V2, memory(10**6, 400_000)), (V1, memory_v1("a/b", 10**6, 400_000))])
 def test_memory_is_available_below_the_limit(groups: str, files: dict[str, str], tmp_path: Path) -> None:
     assert 1 << 20 < limits.host_bytes_available() <= limits.memory_of_machine()
     write(tmp_path, groups, files)

@@ -28,6 +28,7 @@ REFERENCE = REPOSITORY / "tests/golden/reference"  # rows, and what other progra
 # Criteo's rows may not be redistributed: whoever has some can have them tried besides.
 REAL_ROWS = os.environ.get("CLICKWORK_REAL_ROWS")
 SPLITS = ("train", "val", "test")
+Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="session", params=[str(REFERENCE / "rows.tsv"), *([REAL_ROWS] if REAL_ROWS else [])])
@@ -68,6 +69,11 @@ def prepare(*overrides: str) -> Manifest:
     return preprocess(config(*overrides))
 
 
+def seeds(fast: int, count: int) -> list[Any]:
+    """Seeds of draws, those after the first few for the slow tests alone."""
+    return [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= fast)) for seed in range(count)]
+
+
 def write_rows(directory: Path, rows: int = 60, seed: int = 0) -> list[str]:
     """Write drawn rows in Criteo's format; the keys that name them, and a dataset `out` beside them."""
     (directory / "rows.tsv").write_bytes(oracle.make_rows(rows, seed))
@@ -80,11 +86,6 @@ def refused(message: str, call: Callable[..., object], *arguments: Any, **more: 
         call(*arguments, **more)
     assert "\n" not in str(error.value)
     return str(error.value)
-
-
-def command(*arguments: str) -> list[str]:
-    """The command line of `python -m data_prep`."""
-    return [sys.executable, "-m", "data_prep", *arguments]
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -100,7 +101,7 @@ def load_split(root: Path, split: str) -> tuple[np.ndarray, np.ndarray, np.ndarr
         return (
             np.zeros(0, np.int32),
             np.zeros((0, len(manifest.schema["dense"])), manifest.dense_dtype),
-            np.zeros((0, len(manifest.schema["sparse"])), np.int32),
+            np.zeros((0, len(manifest.schema["sparse"]) - len(manifest.ragged)), np.int32),
         )
     labels = np.concatenate([shard.labels[:, 0] for shard in shards])
     return labels, np.concatenate([s.dense for s in shards]), np.concatenate([s.sparse for s in shards])

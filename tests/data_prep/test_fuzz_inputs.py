@@ -21,6 +21,7 @@ from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
 from tests.data_prep.conftest import SPLITS, config, load_rows
+from tests.data_prep.tables import paths
 
 EXAMPLES = int(os.environ.get("CLICKWORK_FUZZ_EXAMPLES", "75"))
 FUZZ = settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
@@ -90,22 +91,24 @@ def number(text: str) -> float | None:
     return WORDS[word] if word in WORDS else float(text or 0)
 
 
-def prepare(directory: Path, content: bytes, *overrides: str, name: str = "rows.csv") -> Any:
-    """Make the dataset; None where the input is refused, in one line, and nothing of a dataset is there."""
-    (directory / name).write_bytes(content)
-    fault = None
-    try:
-        preprocess(config(f"data.raw={directory}/{name}", f"data.path={directory}/out", *overrides))
-    except UserError as error:
-        fault = str(error)
-    if fault is not None:
+def prepare(content: bytes, schema: str, *overrides: str, name: str = "rows.csv") -> Any:
+    """The dataset's arrays; None where the input is refused, in one line, and nothing of a dataset is there."""
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = Path(temporary)
+        (directory / name).write_bytes(content)
+        raw, schema_key, out = paths(directory, schema, name)
+        fault = None
+        try:
+            preprocess(config(raw, out, *([schema_key] if schema else []), *HASHED, *overrides))
+        except UserError as error:
+            fault = str(error)
+        if fault is None:
+            verify_dataset(directory / "out")
+            return load_rows(directory / "out")
         assert len(fault.splitlines()) == 1, fault
         assert str(directory) in fault
-        assert not (directory / "out" / MANIFEST_NAME).exists()
-        assert not any((directory / "out" / split).exists() for split in (*SPLITS, "vocab"))
+        assert not any((directory / "out" / name).exists() for name in (*SPLITS, "vocab", MANIFEST_NAME))
         return None
-    verify_dataset(directory / "out")
-    return load_rows(directory / "out")
 
 
 @pytest.mark.slow("examples")
@@ -113,20 +116,16 @@ def prepare(directory: Path, content: bytes, *overrides: str, name: str = "rows.
 @given(content=files(), chunk=st.sampled_from(["30", "100", "1MiB"]), dialect=st.sampled_from(DIALECTS))
 def test_tables(content: Any, chunk: Any, dialect: Any) -> None:
     keys, options, charset = dialect
-    with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
-        (directory / "schema.yaml").write_text(SCHEMA + keys)
-        overrides = (f"data.schema={directory}/schema.yaml", *HASHED, f"data.chunk_bytes={chunk}")
-        arrays = prepare(directory, content, *overrides)
-        if arrays is None:
-            return
-        rows = read_by_csv(content, charset, options)
-        labels, dense, sparse = arrays
-        assert labels.tolist() == [number(row[0]) for row in rows]
-        prices = [np.float32(number(row[1])) for row in rows]
-        assert dense[:, 0].tolist() == prices
-        assert all(map(math.isfinite, prices))
-        assert sparse[:, 0].tolist() == [oracle.text_value(row[2]) % 1000 for row in rows]
+    arrays = prepare(content, SCHEMA + keys, f"data.chunk_bytes={chunk}")
+    if arrays is None:
+        return
+    rows = read_by_csv(content, charset, options)
+    labels, dense, sparse = arrays
+    assert labels.tolist() == [number(row[0]) for row in rows]
+    prices = [np.float32(number(row[1])) for row in rows]
+    assert dense[:, 0].tolist() == prices
+    assert all(map(math.isfinite, prices))
+    assert sparse[:, 0].tolist() == [oracle.text_value(row[2]) % 1000 for row in rows]
 
 
 PARTS = st.sampled_from(["0", "1.5", "-2e3", ".5", "1e39", "nan", "x", "", "7"])
@@ -149,12 +148,10 @@ def vector_of(field: str, limit: float) -> list[float] | None:
 )
 def test_vectors(fields: list[str], transform: str) -> None:
     vectors = [vector_of(field, 3e38 if transform == "raw" else math.inf) for field in fields]
-    with tempfile.TemporaryDirectory() as name:
-        directory, keys = Path(name), f"vector: 2, separator: ' ', transform: {transform}"
-        schema = f"label: label\ndense: [{{column: e, {keys}}}]\nsparse: [user]\n"
-        (directory / "schema.yaml").write_text(schema)
-        content = "label,user,e\n" + "".join(f"{row % 2},u,{field}\n" for row, field in enumerate(fields))
-        arrays = prepare(directory, content.encode(), f"data.schema={directory}/schema.yaml", *HASHED)
+    keys = f"vector: 2, separator: ' ', transform: {transform}"
+    schema = f"label: label\ndense: [{{column: e, {keys}}}]\nsparse: [user]\n"
+    content = "label,user,e\n" + "".join(f"{row % 2},u,{field}\n" for row, field in enumerate(fields))
+    arrays = prepare(content.encode(), schema)
     assert (arrays is None) == (None in vectors)
     if arrays is not None:
         assert np.isfinite(arrays[1]).all()
@@ -170,11 +167,8 @@ PAIRS = [("y", "n"), ("T", "f"), ("Click", "no_click"), ("pos", "NEG"), ("1", "-
 @given(pair=st.sampled_from([*PAIRS, ("2", "1"), ("y", "0"), ("a", "b")]), data=st.data())
 def test_pairs_of_labels(pair: tuple[str, str], data: Any) -> None:
     words = data.draw(st.lists(st.sampled_from([*pair * 4, " ", "third"]), min_size=1, max_size=8))
-    with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
-        (directory / "schema.yaml").write_text("label: label\nsparse: [user]\n")
-        content = "label,user\n" + "".join(f"{word},u\n" for word in words)
-        arrays = prepare(directory, content.encode(), f"data.schema={directory}/schema.yaml", *HASHED)
+    content = "label,user\n" + "".join(f"{word},u\n" for word in words)
+    arrays = prepare(content.encode(), "label: label\nsparse: [user]\n")
     is_known = pair in PAIRS and set(words) == set(pair)
     if is_known or arrays is not None:
         one = "1" if set(words) <= {"0", "1", "yes", "no", "1.0"} else pair[0]
@@ -195,12 +189,10 @@ def test_criteo_s_rows(data: Any, chunk: Any) -> None:
     at = data.draw(st.integers(0, len(content)))
     part, rest = content[:at], content[at:]
     damaged = data.draw(st.sampled_from([content, part, part + b"\x00" + rest[1:], part + b"\t" + rest]))
-    with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
-        arrays = prepare(directory, damaged, *HASHED, f"data.chunk_bytes={chunk}", name="day_0")
-        if arrays is None:
-            return
-        rows = [line.split("\t") for line in damaged.decode().replace("\r\n", "\n").split("\n") if line]
-        assert arrays[0].tolist() == [int(row[0]) for row in rows]
-        assert arrays[1].tolist() == [[float(np.float32(int(field or 0))) for field in row[1:14]] for row in rows]
-        assert arrays[2].tolist() == [[int(field or "0", 16) % 1000 for field in row[14:]] for row in rows]
+    arrays = prepare(damaged, "", f"data.chunk_bytes={chunk}", name="day_0")
+    if arrays is None:
+        return
+    rows = [line.split("\t") for line in damaged.decode().replace("\r\n", "\n").split("\n") if line]
+    assert arrays[0].tolist() == [int(row[0]) for row in rows]
+    assert arrays[1].tolist() == [[float(np.float32(int(field or 0))) for field in row[1:14]] for row in rows]
+    assert arrays[2].tolist() == [[int(field or "0", 16) % 1000 for field in row[14:]] for row in rows]

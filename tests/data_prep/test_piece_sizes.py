@@ -16,7 +16,7 @@ from data_prep.engine import memory_budget
 from data_prep.stages import gather
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
-from tests.data_prep.conftest import prepare, sums
+from tests.data_prep.conftest import Capture, prepare, sums
 from tests.data_prep.tables import write
 
 
@@ -46,21 +46,14 @@ QUICK: list[tuple[str, Constants]] = [
     ("data.schema=schema.yaml data.raw=rows.csv", [(job_setup, "MIN_OWN_CHUNK_BYTES", 700)]),
     ("data.schema=schema.yaml data.raw=rows.csv data.memory_budget=512MiB", SMALL_BUDGET),
 ]
-SLOW: list[tuple[str, Constants]] = [
-    ("data.encoding=dlrm_kaggle", WINDOWS),
-    ("data.encoding=torchrec", WINDOWS),
-    ("data.encoding=vocabulary", [(pipeline, "plan_encoding", passes(3_000))]),
-    ("data.encoding=amd_blog", [(pipeline, "plan_encoding", passes(3_000))]),
-    ("data.encoding=torchrec_fixed", [(pipeline, "plan_encoding", passes(3_000))]),
-]
+MANY_PASSES: Constants = [(pipeline, "plan_encoding", passes(3_000))]
+SLOW = [("data.encoding=dlrm_kaggle", WINDOWS), ("data.encoding=torchrec", WINDOWS)]
+SLOW += [(f"data.encoding={encoding}", MANY_PASSES) for encoding in ("vocabulary", "amd_blog", "torchrec_fixed")]
+CASES = [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]
 
 
-@pytest.mark.parametrize(
-    ("keys", "constants"), [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]
-)
-def test_pieces(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], keys: str, constants: Constants
-) -> None:
+@pytest.mark.parametrize(("keys", "constants"), CASES)
+def test_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, keys: str, constants: Any) -> None:
     monkeypatch.chdir(tmp_path)
     for day in range(2):
         (tmp_path / f"day_{day}").write_bytes(oracle.make_rows(450, seed=day, values=3000))

@@ -12,20 +12,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from data_prep.config.keys import chunk_size
-from data_prep.config.presets import resolve_rules
-from data_prep.dataset.schema import CRITEO
-from data_prep.encoding.lookup import LookupTable
-from data_prep.encoding.passes import plan_passes
-from data_prep.engine.job import Job
-from data_prep.engine.memory_budget import plan_encoding
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
-from tests.data_prep.conftest import SPLITS, config, load_split, prepare, refused, sums, write_rows
+from tests.data_prep.conftest import SPLITS, Capture, load_split, prepare, refused, sums, write_rows
 
 
 def expected_splits(text: bytes, rows: tuple[int, int, int]) -> dict[str, list[NDArray[Any]]]:
-    """The oracle's arrays of every split."""
     labels, dense, sparse = oracle.parse(text)
     arrays = (labels, oracle.encode_dense(dense), oracle.encode_vocabulary(sparse, rows[0]))
     bounds = np.cumsum([0, *rows])
@@ -60,7 +52,7 @@ def test_tiny_inputs(tmp_path: Path, rows: int) -> None:
     assert all((split.label_rate is None) == (split.rows == 0) for split in prepared.splits.values())
 
 
-def test_done_is_done_and_other_parameters_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_done_is_done_and_other_parameters_are_refused(tmp_path: Path, capsys: Capture) -> None:
     arguments = write_rows(tmp_path, 50)
     first = prepare(*arguments)
     mtime = (tmp_path / "out" / "manifest.json").stat().st_mtime_ns
@@ -81,30 +73,18 @@ def test_done_is_done_and_other_parameters_are_refused(tmp_path: Path, capsys: p
     verify_dataset(tmp_path / "out")
 
 
+def test_raw_files_in_a_directory_of_the_dataset_s(tmp_path: Path) -> None:
+    (tmp_path / "days").mkdir()
+    (tmp_path / ".gitignore").write_text("*")
+    raw, _ = write_rows(tmp_path / "days", 100)
+    assert prepare(raw, f"data.path={tmp_path}").rows == 100
+
+
 def test_another_job_at_work_is_respected(tmp_path: Path) -> None:
     (tmp_path / "out/.work").mkdir(parents=True)
     with open(tmp_path / "out/.work/lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         refused("another job is writing here", prepare, *write_rows(tmp_path))
-
-
-def test_passes_are_planned_within_the_budget() -> None:
-    values = {f"cat_{i}": 10**6 * (i + 1) for i in range(26)}
-    data = config("data.path=out", "data.memory_budget=1GiB")
-    job = Job(Path("work"), (), CRITEO, resolve_rules(data, 1), chunk_size(data))
-    workers, passes = plan_encoding(data, job, 4, values)
-    assert 1 <= workers <= 4
-    assert len(passes) > 1
-    assert plan_encoding(config("data.path=out", "data.memory_budget=64GiB"), job, 4, values) == (4, ())
-    for slices in plan_passes(values, 200 << 20):
-        size = sum(LookupTable.bytes_for(values[table_slice.feature] >> table_slice.bits) for table_slice in slices)
-        assert size <= 200 << 20
-    every = [table_slice for slices in plan_passes(values, 200 << 20) for table_slice in slices]
-    for feature in values:
-        feature_slices = [table_slice for table_slice in every if table_slice.feature == feature]
-        assert sorted(table_slice.part for table_slice in feature_slices) == list(range(1 << feature_slices[0].bits))
-    message = "too small for the 26,000,000 values of column big"
-    refused(message, plan_passes, {"big": 26_000_000}, 1000)
 
 
 def test_the_manifest_names_what_decides_the_bytes(tmp_path: Path) -> None:
@@ -127,7 +107,7 @@ def test_days_of_the_same_bytes_are_refused(tmp_path: Path, link: Callable[[Path
     assert not (tmp_path / "out/manifest.json").exists()
 
 
-def test_what_is_read_and_what_is_missing_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_read_and_what_is_missing_is_said(tmp_path: Path, capsys: Capture) -> None:
     for day in (0, 1, 4):
         (tmp_path / f"day_{day}").write_bytes(oracle.make_rows(30, seed=day))
     prepare(f"data.raw={tmp_path}", f"data.path={tmp_path}/out")

@@ -3,6 +3,8 @@
 import hashlib
 import os
 import signal
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +14,11 @@ from data_prep import __main__ as main_module
 from data_prep import pipeline
 from data_prep.config.keys import DataConfig, PrepConfig
 from data_prep.engine import workspace
-from data_prep.engine.executor import Worker
 from data_prep.pipeline import preprocess
-from data_prep.sources.line_blocks import LineBlocks
 from data_prep.stages import parse
-from data_prep.stages.parse import ChunkWriter, ParseTask
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
-from tests.data_prep.conftest import REPOSITORY, config, load_rows, refused, run, sums
+from tests.data_prep.conftest import REPOSITORY, Capture, config, load_rows, refused, run, sums
 from tests.forks import run_module
 
 
@@ -50,24 +49,27 @@ def stop_before_the_cut(monkeypatch: pytest.MonkeyPatch, data: DataConfig, **con
     return Path(str(data.path)) / ".work/chunks"
 
 
-def test_finished_units_are_kept(tmp_path: Path, rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is done is not done again: a second start parses only what the first left."""
-    data, original = keys(tmp_path, rows, chunk_bytes=20_000), parse._parse_lines
-    calls = 0
+def acting(number: int, act: Callable[[], object], calls: list[object]) -> Callable[..., Any]:
+    """`_parse_lines`, which notes its calls, and begins the one of a number by `act`."""
+    original = parse._parse_lines
 
-    def stop_at_the_sixth(*arguments: Any) -> ChunkWriter:
-        nonlocal calls
-        calls += 1
-        if calls == 6:
-            raise KeyboardInterrupt
+    def parse_lines(*arguments: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) == number:
+            act()
         return original(*arguments)
 
-    monkeypatch.setattr(parse, "_parse_lines", stop_at_the_sixth)
+    return parse_lines
+
+
+def test_finished_units_are_kept(tmp_path: Path, rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, calls = keys(tmp_path, rows, chunk_bytes=20_000), list[object]()
+    monkeypatch.setattr(parse, "_parse_lines", acting(6, stop, calls))
     with pytest.raises(KeyboardInterrupt):
         preprocess(data)
     assert len(list((tmp_path / "out/.work/chunks").glob("*.parsed.json"))) == 5
     manifest = preprocess(data)
-    assert calls == sum(-(-source["bytes"] // 20_000) for source in manifest.sources) + 1
+    assert len(calls) == sum(-(-source["bytes"] // 20_000) for source in manifest.sources) + 1
 
 
 def test_a_damaged_unit_is_done_again(tmp_path: Path, rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +85,7 @@ def test_a_damaged_unit_is_done_again(tmp_path: Path, rows: Path, monkeypatch: p
 
 
 def test_the_work_of_another_release_is_discarded(
-    tmp_path: Path, rows: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, rows: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     """What its units' files are is not known here."""
     chunks = stop_before_the_cut(monkeypatch, keys(tmp_path, rows), WORK_FORMAT=vars(workspace)["WORK_FORMAT"] - 1)
@@ -116,15 +118,7 @@ def test_a_kill_during_the_last_moves(tmp_path: Path, rows: Path, monkeypatch: p
 
 
 def stop_in_the_third_unit() -> None:
-    original, count = parse._parse_lines, []
-
-    def parse_and_stop(*arguments: Any) -> Any:
-        count.append(1)
-        if len(count) == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return original(*arguments)
-
-    vars(parse)["_parse_lines"] = parse_and_stop
+    vars(parse)["_parse_lines"] = acting(3, partial(os.kill, os.getpid(), signal.SIGTERM), [])
 
 
 @pytest.mark.slow("processes")
@@ -157,19 +151,8 @@ def test_a_file_of_equal_size_and_time_is_another(tmp_path: Path, monkeypatch: p
     other = b"".join(b"%d" % (line[:1] == b"0") + line[1:] for line in content.splitlines(keepends=True))
     day.write_bytes(content)
     job = keys(tmp_path, day, chunk_bytes=20_000)
-    parsed: list[int] = []
-    original = parse._parse_lines
-
-    def change_or_stop(task: ParseTask, chunk: int, lines: LineBlocks, worker: Worker) -> ChunkWriter:
-        parsed.append(chunk)
-        if moment == "while it is read" and len(parsed) == 2:
-            rewritten(day, other)
-        if moment == "resumed" and len(parsed) == 3:
-            raise KeyboardInterrupt
-        return original(task, chunk, lines, worker)
-
-    monkeypatch.setattr(parse, "_parse_lines", change_or_stop)
     if moment == "while it is read":
+        monkeypatch.setattr(parse, "_parse_lines", acting(2, partial(rewritten, day, other), []))
         refused("changed while it was read; run the same command again", preprocess, job)
         assert not (tmp_path / "out/manifest.json").exists()
     elif moment == "finished":
@@ -180,6 +163,7 @@ def test_a_file_of_equal_size_and_time_is_another(tmp_path: Path, monkeypatch: p
         preprocess(job)  # the same again, by its checksum
         return
     else:
+        monkeypatch.setattr(parse, "_parse_lines", acting(3, stop, []))
         with pytest.raises(KeyboardInterrupt):
             preprocess(job)
         rewritten(day, other)
@@ -189,7 +173,7 @@ def test_a_file_of_equal_size_and_time_is_another(tmp_path: Path, monkeypatch: p
 
 
 def test_a_dataset_that_is_there_starts_no_processes(
-    rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     """`python -m app.train` asks for it each time."""
     data = keys(tmp_path, rows)

@@ -22,7 +22,6 @@ class Alteration(NamedTuple):
     is_empty: bool = False
 
     def apply(self, run: Path) -> None:
-        """Alter a run's directory."""
         path = run / self.file
         if self.content is None:
             path.unlink()
@@ -41,7 +40,6 @@ def places(content: Any, prefix: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ..
 
 
 def other(value: Any) -> Any:
-    """Another value of the same type."""
     if isinstance(value, bool):
         return not value
     if isinstance(value, int):
@@ -78,7 +76,6 @@ def of_document(content: Any) -> Iterator[tuple[str, str, Any]]:
 
 
 def of_json(run: Path) -> Iterator[Alteration]:
-    """Alterations of each value of the JSON files and of kept scores."""
     files = [*JSON_FILES, *(str(path.relative_to(run)) for path in sorted((run / "scores").glob("*.json")))]
     for file in files:
         content = json.loads((run / file).read_text())
@@ -104,7 +101,6 @@ def of_lines(run: Path) -> Iterator[Alteration]:
 
 
 def of_results(run: Path) -> Iterator[Alteration]:
-    """Alterations of each cell and line of results.csv."""
     lines = (run / "results.csv").read_text().splitlines()
     cells = [line.split(",") for line in lines]
     for row, column in [(number, place) for number, line in enumerate(cells) for place in range(len(line))]:

@@ -48,7 +48,6 @@ class OracleDLRM:
         self._update = reference.Optimizer(self.optimizer, self._tables, self._dense, self.eps, self.betas)
 
     def step(self, dense: Tensor, bags: dict[str, Bags], labels: Tensor) -> None:
-        """One update from a batch; notes its loss."""
         loss = reference.bce(self.logits(dense.double(), bags), labels.double())
         loss.backward()
         if self.max_grad_norm is not None:
@@ -62,12 +61,10 @@ class OracleDLRM:
         self.losses.append(loss.item())
 
     def logits(self, dense: Tensor, bags: dict[str, Bags]) -> Tensor:
-        """Logits [B]."""
         vectors = [self._vector(feature, bags[name]) for name, feature in self.features.items()]
         hidden = reference.perceptron(dense, self.layers("dense_arch"), last_relu=True)
-        return reference.perceptron(
-            INTERACTIONS[self.interaction](self, hidden, vectors), self.layers("over_arch"), last_relu=False
-        )[:, 0]
+        outputs = INTERACTIONS[self.interaction](self, hidden, vectors)
+        return reference.perceptron(outputs, self.layers("over_arch"), last_relu=False)[:, 0]
 
     def _vector(self, feature: Feature, bags: Bags) -> Tensor:
         tables = [self.parameters[name] for name in feature.tables]
@@ -76,7 +73,6 @@ class OracleDLRM:
         return vector if feature.projection is None else vector @ self.parameters[feature.projection].T
 
     def layers(self, prefix: str) -> reference.Layers:
-        """Weight and bias of each layer of a perceptron."""
         numbers = sorted({int(name.split(".")[-2]) for name in self.parameters if name.startswith(f"{prefix}.")})
         return [tuple(self.parameters[f"{prefix}.{n}.{part}"] for part in ("weight", "bias")) for n in numbers]  # type: ignore[misc]
 

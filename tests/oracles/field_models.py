@@ -5,6 +5,7 @@ Shapes: B samples, N dense features, F sparse ones, D width of vectors.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 
 import numpy as np
 import torch
@@ -78,27 +79,21 @@ class Model:
             hidden = self._perceptron(self.dense_arch, dense, step)
             vectors = torch.cat([hidden.unsqueeze(1), sparse], dim=1)
         elif "dense_arch.weight" in self.parameters:
-            numeric_vectors = dense.unsqueeze(2) * self.parameters["dense_arch.weight"]
-            vectors = torch.cat([numeric_vectors, sparse], dim=1)
+            vectors = torch.cat([dense.unsqueeze(2) * self.parameters["dense_arch.weight"], sparse], dim=1)
         flat = vectors.flatten(1)
         if self.interaction == "sum":
             return flat.sum(1) + self.parameters["over_arch.bias"]
         if self.interaction == "dot":
-            pairs = [
-                (vectors[:, i] * vectors[:, j]).sum(1)
-                for i in range(vectors.shape[1])
-                for j in range(i + 1, vectors.shape[1])
-            ]
-            outputs = torch.stack(pairs, dim=1)
+            pairs = combinations(vectors.unbind(1), 2)
+            outputs = torch.stack([(one * other).sum(1) for one, other in pairs], dim=1)
             outputs = outputs if hidden is None else torch.cat([hidden, outputs], dim=1)
         elif self.interaction == "cat":
             outputs = flat
         else:
             outputs = flat
             for layer in range(self.num_cross):
-                weight, bias = (
-                    self.parameters[f"interaction.crossnet.layers.{layer}.{kind}"] for kind in ("weight", "bias")
-                )
+                name = f"interaction.crossnet.layers.{layer}"
+                weight, bias = self.parameters[f"{name}.weight"], self.parameters[f"{name}.bias"]
                 outputs = outputs + flat * (outputs @ weight.T + bias)
             if self.deep_arch is not None:
                 outputs = torch.cat([outputs, self._perceptron(self.deep_arch, flat, step)], dim=1)

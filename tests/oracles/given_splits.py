@@ -5,6 +5,8 @@ import random
 from pathlib import Path
 from typing import Any
 
+from tests.data_prep.tables import write
+
 # Of each column its abstract values, and how a file of JSON lines may write one.
 SPELLINGS: dict[str, dict[str, Any]] = {
     "integer": {"int": int, "float": float, "text": str, "point": lambda value: f"{value}.0"},
@@ -53,9 +55,7 @@ class Case:
             split: [{column: rng.choice(values) for column, values in VALUES.items()} for _ in range(count)]
             for split, count in ROWS.items()
         }
-        self.spellings = {
-            split: {column: rng.choice(list(spellings)) for column, spellings in SPELLINGS.items()} for split in ROWS
-        }
+        self.spellings = {split: {column: rng.choice([*hows]) for column, hows in SPELLINGS.items()} for split in ROWS}
         self.spellings["train"]["tags"] = "list"  # text in train is one value
         for split in ("val", "test"):  # two thirds are of a kind that is taken
             for column in VALUES:
@@ -63,23 +63,17 @@ class Case:
                     self.spellings[split][column] = rng.choice([*TYPED[column], self.spellings["train"][column]])
 
     def outcome(self, split: str, column: str) -> str:
-        """See the function."""
         return outcome(column, self.spellings["train"][column], self.spellings[split][column])
 
     @property
     def is_refused(self) -> bool:
-        """Whether a column of val or test has no one spelling."""
         return any(self.outcome(split, column) == "refused" for split in ("val", "test") for column in VALUES)
 
     def write(self, directory: Path) -> None:
-        """Write a file for each split and their schema."""
         for split, rows in self.rows.items():
-            lines = []
-            for number, row in enumerate(rows):
-                spelled = {
-                    column: SPELLINGS[column][self.spellings[split][column]](value) for column, value in row.items()
-                }
-                lines.append(json.dumps({"label": number % 2, **spelled}) + "\n")
-            (directory / f"{split}.jsonl").write_text("".join(lines))
+            columns = {"label": [number % 2 for number in range(len(rows))]}
+            for column, how in self.spellings[split].items():
+                columns[column] = [SPELLINGS[column][how](row[column]) for row in rows]
+            write(directory / f"{split}.jsonl", columns)
         schema = {"label": "label", "sparse": list(VALUES)}
         (directory / "schema.yaml").write_text(json.dumps(schema))

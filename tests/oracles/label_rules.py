@@ -1,7 +1,5 @@
 """Labels by rules as docs/data.md describes them, in plain lines, and columns to try them on."""
 
-import csv
-import io
 import json
 import operator
 import random
@@ -9,17 +7,10 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+from tests.data_prep.tables import write
 
-OPERATORS = {
-    ">=": operator.ge,
-    "<=": operator.le,
-    "==": operator.eq,
-    "!=": operator.ne,
-    ">": operator.gt,
-    "<": operator.lt,
-}
+OPERATORS = {">=": operator.ge, "<=": operator.le, "==": operator.eq, "!=": operator.ne}
+OPERATORS |= {">": operator.gt, "<": operator.lt}
 TRUTHS = {"true": 1, "yes": 1, "false": 0, "no": 0}
 FILES = ("csv", "jsonl", "parquet", "text parquet")
 COLUMNS: dict[str, list[Any]] = {
@@ -75,11 +66,6 @@ def expected_labels(name: str, value: str, fields: list[Any]) -> list[int] | Non
     return labels
 
 
-def as_text(value: Any) -> str:
-    """A field of a text file."""
-    return value if isinstance(value, str) else str(value)
-
-
 def draw(seed: int) -> tuple[str, str, str, list[Any]]:
     """A kind of file, an operator, a value, and the fields of a column as that file holds them."""
     rng = random.Random(seed)
@@ -87,23 +73,14 @@ def draw(seed: int) -> tuple[str, str, str, list[Any]]:
     values = COLUMNS[rng.choice(list(COLUMNS))]
     fields = [rng.choice(values) for _ in range(rng.randint(1, 8))]
     if kind in ("csv", "text parquet"):
-        fields = [as_text(each) for each in fields]
+        fields = [str(each) for each in fields]
     name = rng.choice(["==", "==", "!=", *OPERATORS])
-    own_value = as_text(rng.choice(values)).strip()
+    own_value = str(rng.choice(values)).strip()
     return kind, name, rng.choice([own_value, *rng.sample(VALUES, 3)]), fields
 
 
 def write_files(directory: Path, kind: str, rule: str, fields: list[Any]) -> None:
     """Write `rows` of a column `l` and a column `user`, and their schema `schema.yaml`."""
-    records = [{"l": each, "user": f"u{row}"} for row, each in enumerate(fields)]
-    if kind == "csv":
-        stream = io.StringIO()
-        writer = csv.DictWriter(stream, ["l", "user"], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(records)
-        (directory / "rows.csv").write_text(stream.getvalue())
-    elif kind == "jsonl":
-        (directory / "rows.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    else:
-        pq.write_table(pa.Table.from_pylist(records), directory / "rows.parquet")
+    users = [f"u{row}" for row in range(len(fields))]
+    write(directory / f"rows.{kind.rpartition(' ')[2]}", {"l": fields, "user": users})
     (directory / "schema.yaml").write_text(json.dumps({"label": {"column": "l", "rule": rule}, "sparse": ["user"]}))

@@ -36,6 +36,7 @@ PARTS = ("year", "month", "day", "weekday", "hour", "minute", "second", "date", 
 FORMS = {None: "%Y-%m-%dT%H:%M:%S", "%d.%m.%Y %H:%M": "%d.%m.%Y %H:%M", "epoch": "epoch"}
 # Of these, text may have several spellings of one number, or a truth value be spelled as a number.
 AMBIGUOUS = ("zeros", "mixed", "local fraction", "truths as numbers", "gapped as integers")
+Fields = tuple[list[str], list[Any]]  # of a column: as text, and typed
 
 
 def value_of(text: str) -> int:
@@ -47,10 +48,8 @@ def value_of(text: str) -> int:
 
 def text_of(value: Any) -> str:
     """The text that a value of a file with types is as a category."""
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        return value
+    if value is None or isinstance(value, str):
+        return value or ""
     return str(int(value))  # truth values, and integers that a column with gaps has as fractions
 
 
@@ -88,17 +87,14 @@ class OwnTable:
 
     @property
     def is_typed(self) -> bool:
-        """Whether the raw file has types."""
         return self.raw in TYPED
 
     @property
     def read(self) -> list[Column]:
-        """The columns that features are made from."""
         return [column for column in self.columns if column.use not in ("label", "unused")]
 
     @property
     def is_ambiguous(self) -> bool:
-        """Whether a typed value may stand for several texts."""
         return any(column.kind in AMBIGUOUS for column in self.read)
 
     def features(self, use: str) -> list[tuple[str, Column, str | None]]:
@@ -113,8 +109,6 @@ class OwnTable:
         ]
 
     def schema(self) -> str:
-        """The YAML file."""
-
         def place(column: Column) -> Any:
             return column.name if self.header else self.columns.index(column)
 
@@ -127,17 +121,13 @@ class OwnTable:
 
         label = next(place(column) for column in self.columns if column.use == "label")
         document: dict[str, Any] = {"label": label if self.rule is None else {"column": label, "rule": self.rule}}
-        document |= {
-            use: [entry(column, part) for _, column, part in self.features(use)] for use in ("dense", "sparse")
-        }
+        for use in ("dense", "sparse"):
+            document[use] = [entry(column, part) for _, column, part in self.features(use)]
         if not self.is_typed:
             document |= {"delimiter": self.delimiter, "header": self.header, "decimal": self.decimal}
             document |= {"thousands": self.thousands} if self.thousands else {}
             document |= {"missing": list(self.missing)} if self.missing else {}
         return yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
-
-
-# ---- what a model reads
 
 
 def dense_of(table: OwnTable, transform: str, fitted: list[int] | None = None) -> np.ndarray:
@@ -162,7 +152,6 @@ def dense_of(table: OwnTable, transform: str, fitted: list[int] | None = None) -
 
 
 def bags_of(table: OwnTable, feature: tuple[str, Column, str | None]) -> list[list[str]]:
-    """The categories of a sparse feature, row by row."""
     _, column, part = feature
     if part is not None:
         return [["" if value is None else str(part_of(value, part))] for value in column.values]
@@ -191,12 +180,8 @@ def ids_of(table: OwnTable, root: Path, max_ind_range: int | None) -> list[list[
 
 
 def part_of(time: datetime, part: str) -> int:
-    """A part of a date."""
     seconds = int((time - EPOCH).total_seconds())
     return {"weekday": time.weekday(), "date": seconds // 86400, "timestamp": seconds}.get(part, getattr(time, part, 0))
-
-
-# ---- files
 
 
 def write_text(
@@ -213,20 +198,14 @@ def write_text(
 
 
 def objects_of(rows: list[int], columns: list[Column], as_text: bool = False) -> list[dict[str, Any]]:
-    """Rows as JSON has them."""
-    return [
-        {
-            column.name: column.texts[row]
-            if as_text or isinstance(column.values[row], datetime)
-            else column.values[row]
-            for column in columns
-        }
-        for row in rows
-    ]
+    def field_of(column: Column, row: int) -> Any:
+        value = column.values[row]
+        return column.texts[row] if as_text or isinstance(value, datetime) else value
+
+    return [{column.name: field_of(column, row) for column in columns} for row in rows]
 
 
 def write_lines(path: Path, objects: list[dict[str, Any]]) -> None:
-    """JSON lines."""
     path.write_text("".join(json.dumps(item, ensure_ascii=False) + "\n" for item in objects))
 
 
@@ -255,11 +234,7 @@ def write_raw(table: OwnTable, path: Path, rows: list[int] | None = None) -> Non
         write_text(table, path, rows, table.columns, table.delimiter, table.header)
 
 
-# ---- drawing
-
-
 def as_number(value: float, decimal: str, thousands: str) -> str:
-    """A number as people write it."""
     sign, (whole, _, fraction) = "-" if value < 0 else "", repr(abs(value)).partition(".")
     if thousands:
         whole = f"{int(whole):,}".replace(",", thousands)
@@ -267,7 +242,6 @@ def as_number(value: float, decimal: str, thousands: str) -> str:
 
 
 def drawn_pool(draw: random.Random, kind: str, table: OwnTable) -> list[tuple[str, Any]]:
-    """Fields of a kind of column, as text and typed."""
     whole = draw.sample(INTEGERS, 4)
     if kind == "text":
         words = [*WORDS, f"a{table.delimiter}b"]
@@ -292,16 +266,14 @@ def drawn_pool(draw: random.Random, kind: str, table: OwnTable) -> list[tuple[st
     return [(low, False), (high, True)]
 
 
-def drawn_fields(
-    draw: random.Random, pool: list[tuple[str, Any]], rows: int, missing: list[str]
-) -> tuple[list[str], list[Any]]:
+def drawn_fields(draw: random.Random, pool: list[tuple[str, Any]], rows: int, missing: list[str]) -> Fields:
     """Texts and values of a column: each of the pool at least once, then any of it, some missing."""
     pairs = [*pool, *(draw.choice(pool) for _ in range(rows - len(pool)))]
     pairs = [(draw.choice(missing), None) if missing and draw.random() < 0.15 else pair for pair in pairs]
     return [text for text, _ in pairs], [value for _, value in pairs]
 
 
-def drawn_number(draw: random.Random, table: OwnTable, rows: int, missing: list[str]) -> tuple[list[str], list[Any]]:
+def drawn_number(draw: random.Random, table: OwnTable, rows: int, missing: list[str]) -> Fields:
     """Integers, fractions or truth values, as people write them."""
     kind = draw.choice(["integer", "fraction", "large", "truth"])
     if kind == "truth":
@@ -329,7 +301,6 @@ def drawn_dates(draw: random.Random, table: OwnTable, rows: int, missing: list[s
 
 
 def drawn_list(draw: random.Random, table: OwnTable, rows: int, missing: list[str]) -> Column:
-    """A column of any number of values a field."""
     kind = draw.choice(["list", "integer list", *(["nasty list"] if table.is_typed else [])])
     sets: dict[str, list[Any]] = {"list": ELEMENTS, "integer list": [*INTEGERS], "nasty list": NASTY_ELEMENTS}
     elements = sets[kind]
@@ -359,17 +330,14 @@ def drawn_table(draw: random.Random, raw: str, rows: int) -> OwnTable:
         columns.append(Column(f"c{number}", "sparse", kind, *fields))
         if kind == "text":
             columns[-1].arrow = draw.choice([None, pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
-    columns += [
-        Column(f"n{number}", "dense", "number", *drawn_number(draw, table, rows, missing))
-        for number in range(draw.randint(1, 2))
-    ]
+    numbers = [drawn_number(draw, table, rows, missing) for _ in range(draw.randint(1, 2))]
+    columns += [Column(f"n{place}", "dense", "number", *fields) for place, fields in enumerate(numbers)]
     if draw.random() < 0.5:
         columns.append(drawn_dates(draw, table, rows, missing))
     if draw.random() < 0.5:
         columns.append(drawn_list(draw, table, rows, missing))
-    for name in draw.choice(
-        [(), ("spare",), ("copy", "copy")] if not table.is_typed and table.header else [(), ("spare",)]
-    ):
+    unused = [(), ("spare",), *([("copy", "copy")] if not table.is_typed and table.header else [])]
+    for name in draw.choice(unused):
         texts = [draw.choice(WORDS) for _ in range(rows)]
         columns.append(Column(name, "unused", "text", texts, list(texts)))
     table.rule = draw.choice([None, ">= 3"])

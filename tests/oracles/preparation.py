@@ -38,12 +38,10 @@ class Job:
 
     @property
     def encoding(self) -> str:
-        """The encoding's name."""
         return str(self.get("encoding", "vocabulary"))
 
     @property
     def method(self) -> str:
-        """How rows are held out."""
         by_encoding = {"dlrm_kaggle": "fraction", "amd_blog": "scikit_learn"}
         if self.encoding in by_encoding:
             return by_encoding[self.encoding]
@@ -139,9 +137,8 @@ def ids_of(job: Job, values: Bags, train: Sequence[int], split_rows: Sequence[in
     of_train = job.encoding == "vocabulary"
     occurrences = [value for row in sorted(train if of_train else split_rows) for value in sorted(values[row])]
     counts = Counter(occurrences)
-    order = {"amd_blog": "value", "vocabulary": job.get("vocabulary_order", "frequency")}.get(
-        job.encoding, "first_appearance"
-    )
+    orders = {"amd_blog": "value", "vocabulary": job.get("vocabulary_order", "frequency")}
+    order = orders.get(job.encoding, "first_appearance")
     ranked = sorted(counts, key=lambda value: (-counts[value], value))
     ranked = [value for value in ranked if counts[value] >= threshold]
     if of_train and cap is not None:

@@ -8,36 +8,24 @@ import pytest
 from numpy.typing import NDArray
 
 from data_prep.pipeline import preprocess
-from tests.data_prep.conftest import config
+from tests.data_prep.conftest import SPLITS, config, seeds
 from tests.oracles.generated import after_dropping, check_labels, expected_scores, row_of, sampled_scores
 from tests.oracles.test_preparation import loaded
 
-
-def seeds(fast: int, count: int) -> list[Any]:
-    """Seeds of draws, those after the first few for the slow tests alone."""
-    return [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= fast)) for seed in range(count)]
-
-
 IDS = 1_000_003  # rows of every table of hashed ids
-SPLITS = ("train", "val", "test")
+
+
+CHOICES: dict[str, list[Any]]
+CHOICES = {"click_rate": [0.05, 0.25, 0.5], "max_cardinality": [3, 20, 500, 50_000], "difficulty": [0.5, 1, 2]}
+CHOICES |= {"interaction": [0.0, 1.0], "drift": [0, 0.1, 1]}
 
 
 def drawn_days(rng: np.random.Generator) -> dict[str, Any]:
-    """Keys of `data.synthetic`."""
-    return {
-        "rows": int(rng.integers(300, 1200)),
-        "days": int(rng.integers(1, 4)),
-        "seed": int(rng.integers(1000)),
-        "click_rate": float(rng.choice([0.05, 0.25, 0.5])),
-        "max_cardinality": int(rng.choice([3, 20, 500, 50_000])),
-        "difficulty": float(rng.choice([0.5, 1, 2])),
-        "interaction": float(rng.choice([0, 1])),
-        "drift": float(rng.choice([0, 0.1, 1])),
-    }
+    keys = {"rows": int(rng.integers(300, 1200)), "days": int(rng.integers(1, 4)), "seed": int(rng.integers(1000))}
+    return keys | {name: rng.choice(values).item() for name, values in CHOICES.items()}
 
 
 def truths(root: Path, days: int) -> list[NDArray[np.float64]]:
-    """Click probabilities of each day, [rows]."""
     return [np.load(root / f"raw/truth_{day}.npy")[:, 0].astype(np.float64) for day in range(days)]
 
 
@@ -46,9 +34,8 @@ def generate(root: Path, keys: dict[str, Any], *further: str) -> dict[str, Any]:
     overrides = [f"data.synthetic.{key}={value}" for key, value in keys.items()]
     print(" ".join([*overrides, *further]))
     hashed = ["data.encoding=hash", f"data.max_ind_range={IDS}", "data.dense_transform=integers"]
-    bayes: dict[str, Any] = preprocess(
-        config("data.source=synthetic", f"data.path={root}", *hashed, *overrides, *further)
-    ).extra["bayes"]
+    data = config("data.source=synthetic", f"data.path={root}", *hashed, *overrides, *further)
+    bayes: dict[str, Any] = preprocess(data).extra["bayes"]
     return bayes
 
 

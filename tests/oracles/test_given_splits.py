@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.errors import UserError
 from data_prep.dataset.format import load_manifest
-from tests.data_prep.conftest import load_split, prepare
+from tests.data_prep.conftest import load_split, prepare, refused, seeds
 from tests.oracles.given_splits import VALUES, Case
 
 CASES = 8
@@ -20,17 +19,11 @@ def ids_of(root: Path, split: str) -> dict[str, list[Any]]:
     _, _, single = load_split(root, split)
     [shard] = manifest.splits[split].shards
     values, offsets = (np.load(root / split / f"{shard.name}.{kind}.npy") for kind in ("values", "offsets"))
-    bags = np.split(values, offsets[1:-1])
-    return {
-        "integer": single[:, 0].tolist(),
-        "truth": single[:, 1].tolist(),
-        "tags": [tuple(bag.tolist()) for bag in bags],
-    }
+    bags = [tuple(bag.tolist()) for bag in np.split(values, offsets[1:-1])]
+    return {"integer": single[:, 0].tolist(), "truth": single[:, 1].tolist(), "tags": bags}
 
 
-@pytest.mark.parametrize(
-    "part", [0, 1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("part", seeds(2, 4))
 def test_a_value_has_its_id_in_every_split(part: int, tmp_path: Path) -> None:
     for seed in range(part * CASES, (part + 1) * CASES):
         case, directory = Case(seed), tmp_path / str(seed)
@@ -39,8 +32,7 @@ def test_a_value_has_its_id_in_every_split(part: int, tmp_path: Path) -> None:
         files = [f"data.{split}={directory}/{split}.jsonl" for split in case.rows]
         overrides = [*files, f"data.schema={directory}/schema.yaml", f"data.path={directory}/out"]
         if case.is_refused:
-            with pytest.raises(UserError, match=r"row 1, column (integer|truth): .*(spelling|spelled otherwise)"):
-                prepare(*overrides)
+            refused(r"row 1, column (integer|truth): .*(spelling|spelled otherwise)", prepare, *overrides)
             continue
         prepare(*overrides)
         train = ids_of(directory / "out", "train")

@@ -12,6 +12,7 @@ from data_prep.parsing.formats import format_named, table_layout, table_size
 from data_prep.parsing.labels import convert_rows
 from data_prep.parsing.table_yaml import load_table
 from data_prep.sources.discover import resolve_sources
+from tests.data_prep.conftest import seeds
 from tests.oracles import label_rules as oracle
 
 CASES = 600
@@ -27,9 +28,7 @@ def read_labels(directory: Path) -> NDArray[Any]:
     return convert_rows(batch, table).labels
 
 
-@pytest.mark.parametrize(
-    "part", [0, 1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("part", seeds(2, 4))
 def test_drawn_rules_equal_the_oracle(part: int, tmp_path: Path) -> None:
     counts = {"refused": 0, "mixed": 0, "equal": 0}
     for seed in range(part * CASES, (part + 1) * CASES):

@@ -20,14 +20,13 @@ from data_prep.encoding.encoder import Encoder
 from data_prep.encoding.new_rows import read_new_rows
 from data_prep.encoding.texts import VocabularyTexts
 from data_prep.verify import verify_dataset
-from tests.data_prep.conftest import prepare
+from tests.data_prep.conftest import prepare, seeds
 from tests.data_prep.tables import ALLOW, paths
 from tests.oracles.own_tables import RAW_KINDS, OwnTable, bags_of, dense_of, drawn_table, ids_of, value_of, write_raw
 from tests.oracles.preparation import SPLITS, transformed
 from tests.oracles.test_preparation import loaded
 
-FAST, ALL, ROWS = 16, 40, 60
-SEEDS = [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= FAST)) for seed in range(ALL)]
+ROWS = 60
 
 
 def own_transforms(draw: random.Random, table: OwnTable, schema: dict[str, Any]) -> dict[int, str]:
@@ -59,7 +58,7 @@ def write_splits(draw: random.Random, table: OwnTable, directory: Path) -> tuple
     return keys, sizes
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", seeds(16, 40))
 def test_a_drawn_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     draw = random.Random(seed)
     monkeypatch.setattr(job_setup, "MIN_OWN_CHUNK_BYTES", draw.choice([300, 1 << 20]))  # several chunks to a shard
@@ -73,17 +72,12 @@ def test_a_drawn_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: in
         label.texts = [str(each).replace(".", table.decimal) for each in label.values]
         schema["label"] = {"column": schema["label"], "kind": "number"}
     own = own_transforms(random.Random(f"transforms {seed}"), table, schema)
-    print(
-        f"{own}, {raw}, {transform}, {cap}, {table.schema()}", *((c.name, c.kind, c.texts[:5]) for c in table.columns)
-    )
+    print(own, raw, transform, cap, table.schema(), *((each.name, each.kind, each.texts[:5]) for each in table.columns))
     path, root = tmp_path / f"rows.{raw}", tmp_path / "out"
     write_raw(table, path)
     keys = paths(tmp_path, yaml.safe_dump(schema, allow_unicode=True), path.name)
-    keys += [
-        ALLOW,
-        f"data.dense_transform={transform}",
-        *([f"data.sampling.negative_drop_rate={rate}"] if rate else []),
-    ]
+    keys += [ALLOW, f"data.dense_transform={transform}"]
+    keys += [f"data.sampling.negative_drop_rate={rate}"] if rate else []
     if is_given := draw.random() < 0.5:
         splits, sizes = write_splits(draw, table, tmp_path)
         keys += ["data.raw=null", *splits]

@@ -9,13 +9,11 @@ import pytest
 from data_prep.dataset.format import load_manifest, open_shard
 from data_prep.encoding.encoder import Encoder
 from data_prep.verify import verify_dataset
-from tests.data_prep.conftest import prepare
+from tests.data_prep.conftest import prepare, seeds
 from tests.oracles.own_tables import value_of
 from tests.oracles.preparation import SPLITS, Bags, Job, check_split, dense_of, ids_of
 
-FAST, ALL = 6, 36
 KINDS = np.arange(26) % 9 + 6  # values of each column
-SEEDS = [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= FAST)) for seed in range(ALL)]
 
 
 def drawn_keys(rng: np.random.Generator, is_own: bool, days: int) -> dict[str, Any]:
@@ -92,7 +90,6 @@ def drawn_table(rng: np.random.Generator, directory: Path) -> tuple[Job, list[st
 
 
 def loaded(root: Path, split: str) -> tuple[list[int], np.ndarray, dict[str, Bags]]:
-    """Labels, dense numbers and the ids of each feature of a split."""
     manifest = load_manifest(root)
     shards = [open_shard(root, split, shard, manifest) for shard in manifest.splits[split].shards]
     labels = [int(label) for shard in shards for label in shard.labels[:, 0]]
@@ -107,7 +104,7 @@ def loaded(root: Path, split: str) -> tuple[list[int], np.ndarray, dict[str, Bag
     return labels, dense, ids
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", seeds(6, 36))
 @pytest.mark.parametrize("draw", [drawn_criteo, drawn_table])
 def test_a_drawn_job(tmp_path: Path, draw: Any, seed: int) -> None:
     rng = np.random.default_rng([seed, draw is drawn_table])
@@ -126,17 +123,15 @@ def test_a_drawn_job(tmp_path: Path, draw: Any, seed: int) -> None:
     check_split(job, rows)
     split_rows = sorted(row for split in SPLITS for row in rows[split])
     names = [f"cat_{i}" for i in range(26)] if not job.is_own else ["user", "tags"]
-    columns = {
-        name: ids_of(job, values, rows["train"], split_rows) for name, values in zip(names, job.sparse, strict=True)
-    }
+    columns: dict[str, Bags] = {}
+    for name, values in zip(names, job.sparse, strict=True):
+        ids_of_column = ids_of(job, values, rows["train"], split_rows)
+        columns |= {} if ids_of_column is None else {name: ids_of_column}
     for split, (labels, dense, ids) in splits.items():
         assert labels == [job.labels[row] for row in rows[split]]
         np.testing.assert_allclose(dense, transformed[rows[split]].reshape(dense.shape), rtol=3e-6, atol=3e-6)
-        expected = {
-            name: [column[row] for row in rows[split]] for name, column in columns.items() if column is not None
-        }
-        assert ids == expected
-    check_encoder(tmp_path, job, transformed, {name: column for name, column in columns.items() if column is not None})
+        assert ids == {name: [column[row] for row in rows[split]] for name, column in columns.items()}
+    check_encoder(tmp_path, job, transformed, columns)
 
 
 def check_encoder(directory: Path, job: Job, transformed: np.ndarray, columns: dict[str, Bags]) -> None:
@@ -147,8 +142,7 @@ def check_encoder(directory: Path, job: Job, transformed: np.ndarray, columns: d
     contents = [path.read_bytes() for path in sorted(directory.glob("rows_*" if job.is_own else "day_*"))]
     header = contents[0][: contents[0].index(b"\n") + 1] if job.is_own else b""
     text = header + b"".join(content.removeprefix(header) for content in contents)
-    block = encoder.parse(text, "new")
-    encoded = encoder.encode(block)
+    encoded = encoder.encode(encoder.parse(text, "new"))
     assert encoded.labels.tolist() == job.labels
     if job.encoding != "torchrec_fixed":
         np.testing.assert_allclose(encoded.dense, transformed.reshape(encoded.dense.shape), rtol=3e-6, atol=3e-6)

@@ -25,9 +25,10 @@ def test_bytes_are_shown_if_there_are_any(monkeypatch: pytest.MonkeyPatch, total
     assert ("B/s" in bar, "B/s" in line) == (is_visible, is_visible)
 
 
-@pytest.mark.parametrize(
-    ("size", "text"), [(0, ""), (800, "800 B of 800 B"), (13_120, "13.1 kB of"), (2_500_000_000, "2.5 GB of 2.5 GB")]
-)
+SIZES = {0: "", 800: "800 B of 800 B", 13_120: "13.1 kB of", 2_500_000_000: "2.5 GB of 2.5 GB"}
+
+
+@pytest.mark.parametrize(("size", "text"), SIZES.items())
 def test_sizes_are_in_units_that_fit(capsys: Capture, size: int, text: str) -> None:
     counters = Counters()
     with Progress("parse", size, counters):

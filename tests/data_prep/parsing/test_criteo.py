@@ -141,9 +141,7 @@ def test_room_for_the_shortest_rows() -> None:
     st.integers(0, 3).flatmap(lambda n: st.lists(st.tuples(st.floats(0, 1), st.binary(max_size=2)), max_size=n)),
     st.booleans(),
 )
-def test_a_batch_is_parsed_as_its_rows_one_by_one(
-    seed: int, changes: list[tuple[float, bytes]], labelled: bool
-) -> None:
+def test_a_batch_is_parsed_as_rows_one_by_one(seed: int, changes: list[tuple[float, bytes]], labelled: bool) -> None:
     """Whatever a few bytes of a file become: the same rows, and the same place where it goes wrong."""
     text = bytearray(oracle.make_rows(12, seed=seed))
     if not labelled:
@@ -157,8 +155,7 @@ def test_a_batch_is_parsed_as_its_rows_one_by_one(
     actual, expected = (empty_block(max_rows(len(text))) for _ in range(2))
     end, missing = len(text), MISSING_INTEGER
     rows, position = parse_lines(buffer, 0, end, labelled, missing, actual.labels, actual.dense, actual.sparse)
-    assert (rows, position) == parse_rows(
-        buffer, 0, end, end, labelled, missing, 0, expected.labels, expected.dense, expected.sparse
-    )
+    arrays = (expected.labels, expected.dense, expected.sparse)
+    assert (rows, position) == parse_rows(buffer, 0, end, end, labelled, missing, 0, *arrays)
     for one, other in zip(actual[:3], expected[:3], strict=True):
         np.testing.assert_array_equal(one[:rows], other[:rows])

@@ -16,7 +16,7 @@ SECONDS = [1_709_251_198, 946_703_167, -86_399]  # 2024-02-29T23:59:58, 2000-01-
 EXPECTED = [ids((2024, 23, 58)), ids((2000, 5, 7)), ids((1969, 0, 1)), ids(("", "", ""))]
 UNITS = {"epoch": 1, "epoch_ms": 10**3, "epoch_us": 10**6, "epoch_ns": 10**9}
 # The kinds of file, the format, values.
-CASES: list[tuple[str, str | None, list[Any]]] = [
+FORMS: list[tuple[str, str | None, list[Any]]] = [
     *(("csv jsonl parquet", form, [each * unit for each in SECONDS]) for form, unit in UNITS.items()),
     ("csv jsonl parquet", "epoch", [each + 0.5 for each in SECONDS]),
     ("csv jsonl parquet", "epoch_ms", [1000 * each + 0.5 for each in SECONDS]),
@@ -26,9 +26,10 @@ CASES: list[tuple[str, str | None, list[Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("suffix", "form", "values"), [(suffix, *rest) for suffixes, *rest in CASES for suffix in suffixes.split()]
-)
+CASES = [(suffix, *rest) for suffixes, *rest in FORMS for suffix in suffixes.split()]
+
+
+@pytest.mark.parametrize(("suffix", "form", "values"), CASES)
 def test_parts(tmp_path: Path, suffix: str, form: str | None, values: list[Any]) -> None:
     entry = "" if form is None else f", format: {form}"
     parts = ", ".join(f"{{column: t, part: {part}{entry}}}" for part in ("year", "hour", "second"))

@@ -9,6 +9,7 @@ import pytest
 
 from common.errors import UserError
 from data_prep.parsing.text import read_exact, read_fast
+from tests.data_prep.conftest import seeds
 
 PLAIN_DELIMITERS = (",", ";", "|", "\t", " ", ":", "'", "\\", "#", "e", "0", "\x01")
 DELIMITERS = (*PLAIN_DELIMITERS[:4], *PLAIN_DELIMITERS, "§", "€")
@@ -18,7 +19,7 @@ ATOMS = [*NO_TEXT, *(sign.encode() for sign in SIGNS), b"end", b"NA"]
 QUOTE = '""'  # in a field in quotes
 FIELDS = ["", "a", "NA", "null", "nan", "NULL", "#N/A", "1.5", "-0", "true", " x ", "é", "日本", "end", "2026-01-31"]
 BLOCKS = 1000
-SEEDS = [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= 1)) for seed in range(25)]
+SEEDS = seeds(1, 25)
 
 
 def drawn_field(draw: random.Random, delimiter: str, nastiness: float) -> bytes:
@@ -107,9 +108,8 @@ def test_drawn_blocks_of_which_some_columns_are_read(seed: int) -> None:
             exact = exact_rows(block, delimiter, 2)
             assert exact is not None, about
             assert all(len(fields) == width for fields in exact), about
-            assert [column.to_pylist() for column in batch.columns] == [[row[i] for row in exact] for i in places], (
-                about
-            )
+            expected = [[row[place] for row in exact] for place in places]
+            assert [column.to_pylist() for column in batch.columns] == expected, about
             fast += 1
     assert fast > BLOCKS // 20
 
@@ -139,32 +139,15 @@ def test_one_column_is_read_by_pyarrow() -> None:
         assert rows_of(batch) == read_exact(block, ",", "rows.csv", 1)[0]
 
 
-@pytest.mark.parametrize(
-    "block",
-    [
-        b'a,b\nx,"y\n',  # an open quote in the last row
-        b'a,b\nx,"y',
-        b'a,"x\ny"\rz,w\n',  # a lone carriage return makes up for a quoted line break
-        b'a,"x\ny"\n',
-        b"a,b\rc,d\n",
-        b"a,b\r",
-        b"a,\xff\n",
-        b"a,\xed\xa0\x80\n",
-        b"\xef\xbb\xbfa,b\n",
-        b"a,b\n\nc,d\n",  # blank lines are no rows
-        b"a,b\r\n\r\nc,d\r\n",
-        b"\na,b\n",
-        b"a\n\nb\n",
-        b"a,b\nc\n",
-        b"a,b\nc,d,e\n",
-        b"a,b\0\n",
-        b"a,b\nc," + b"x" * (csv.field_size_limit() + 1) + b"\n",
-        b"x" * (csv.field_size_limit() + 1) + b",a\n",
-        b"",
-        b"\n",
-    ],
-    ids=lambda block: repr(block[:20]),
-)
+LONG = b"x" * (csv.field_size_limit() + 1)
+NOT_READ = [b'a,b\nx,"y\n', b'a,b\nx,"y', b'a,"x\ny"\n']  # an open quote in the last row
+NOT_READ += [b'a,"x\ny"\rz,w\n']  # a lone carriage return makes up for a quoted line break
+NOT_READ += [b"a,b\n\nc,d\n", b"a,b\r\n\r\nc,d\r\n", b"\na,b\n", b"a\n\nb\n"]  # blank lines are no rows
+NOT_READ += [b"a,b\rc,d\n", b"a,b\r", b"a,\xff\n", b"a,\xed\xa0\x80\n", b"\xef\xbb\xbfa,b\n", b"a,b\nc\n"]
+NOT_READ += [b"a,b\nc,d,e\n", b"a,b\0\n", b"a,b\nc," + LONG + b"\n", LONG + b",a\n", b"", b"\n"]
+
+
+@pytest.mark.parametrize("block", NOT_READ, ids=lambda block: repr(block[:20]))
 def test_what_pyarrow_does_not_read(block: bytes) -> None:
     assert read_all(block, ",") is None
 

@@ -19,7 +19,7 @@ from data_prep.engine.memory_budget import reads_whole
 from data_prep.io.read_ahead import BLOCK_BYTES
 from data_prep.parsing.formats import Chunk
 from data_prep.sources.discover import Source, missing_days, resolve_sources
-from data_prep.sources.line_blocks import ROOM_BEFORE, SourceStream, open_source
+from data_prep.sources.line_blocks import ROOM_BEFORE, SourceStream
 from data_prep.stages.parse import DigestTask, ParseTask, reading_tasks
 from tests.data_prep.conftest import config, refused
 
@@ -84,17 +84,6 @@ def test_names_of_sources(days: Path, raw: str | list[str], expected: list[str])
     assert names(raw.format(days) if isinstance(raw, str) else [each.format(days) for each in raw]) == expected
 
 
-def test_compression_is_told_by_content(tmp_path: Path) -> None:
-    (tmp_path / "day_0").write_bytes(gzip.compress(b"hello\n"))
-    source = resolve_sources(str(tmp_path / "day_0"))[0]
-    assert source.compressed
-    reader = open_source(source)
-    block, count = reader.next_block()
-    assert block[ROOM_BEFORE : ROOM_BEFORE + count] == b"hello\n"
-    assert reader.next_block()[1] == 0
-    reader.close()
-
-
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_stream_is_read_once_and_summed_on_the_way(tmp_path: Path, packed: bool) -> None:
     content = np.random.default_rng(0).integers(0, 64, 5_000_001).astype(np.uint8).tobytes()
@@ -141,9 +130,7 @@ CASES += [([1000] * 4, 4, ["data.memory_budget=1GiB"], False), ([1000], 1, ["dat
 
 
 @pytest.mark.parametrize(("sizes", "workers", "overrides", "whole"), CASES)
-def test_sources_are_read_whole_where_that_keeps_all_workers_busy(
-    tmp_path: Path, sizes: list[int], workers: int, overrides: list[str], whole: bool
-) -> None:
+def test_sources_read_whole(tmp_path: Path, sizes: list[int], workers: int, overrides: list[str], whole: bool) -> None:
     sources = tuple(Source(f"day_{i}", f"day_{i}", size, 0, False) for i, size in enumerate(sizes))
     data = config(f"data.path={tmp_path}", "data.memory_budget=64GiB", *overrides)
     job = Job(tmp_path, sources, CRITEO, resolve_rules(data, len(sources)), 128 << 20)

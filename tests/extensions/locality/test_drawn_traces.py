@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from extensions.locality.histogram import load_profiles
-from tests.data_prep.conftest import REPOSITORY
+from tests.data_prep.conftest import REPOSITORY, seeds
 from tests.forks import run_module
 from tests.oracles.generated import hit_rates, stack_distances
-from tests.oracles.test_generated import seeds
 
 
 def drawn_trace(rng: np.random.Generator) -> list[int]:
