@@ -23,6 +23,7 @@ from data_prep.pipeline import preprocess
 from tests.app.conftest import SMALL, Command
 from tests.app.datasets import NUM_EMBEDDINGS, RAGGED_EMBEDDINGS, ragged_rows, write_dataset, write_ragged_dataset
 from tests.data_prep.conftest import config as prep_config
+from tests.data_prep.conftest import refused
 from tests.reference import multi_hot_tables
 
 CONFIG = DataConfig(shuffle_block_rows=37, shuffle_window_blocks=3)
@@ -113,8 +114,7 @@ def test_a_manifest_says_which_features_are_multi_hot(tmp_path: Path) -> None:
     manifest.schema["ragged"] = ["genres", "tags"]
     (tmp_path / MANIFEST_NAME).unlink()
     save_manifest(tmp_path, manifest)
-    with pytest.raises(UserError, match=r"schema\.ragged"):
-        load_manifest(tmp_path)
+    refused(r"schema\.ragged", load_manifest, tmp_path)
     write_dataset(tmp_path / "one_hot", {"train": 10})
     assert "ragged" not in (tmp_path / "one_hot" / MANIFEST_NAME).read_text()
 
@@ -141,8 +141,7 @@ def test_altered_bags_are_named(expanded: tuple[Path, DataConfig, Path], verify:
     config = replace(config, verify=verify)
     verify_splits(root, load_manifest(root), ["train"], config)
     set_bag(path, 4, (int(np.load(path).reshape(-1)[4]) + 1) % 50)
-    with pytest.raises(UserError, match=rf"{path}: sha256 is not that of sums.json"):
-        verify_splits(root, load_manifest(root), ["train"], config)
+    refused(rf"{path}: sha256 is not that of sums.json", verify_splits, root, load_manifest(root), ["train"], config)
     verify_splits(root, load_manifest(root), ["train"], DataConfig())  # which reads no bags
     path.with_name("tables.json").unlink()
     verify_splits(root, load_manifest(root), ["train"], config)  # not there: they are drawn when opened
@@ -183,10 +182,8 @@ def test_multi_hot_choices_that_cannot_be(dataset: Path, ragged: Path, tmp_path:
     def split(root: Path, *choices: Any) -> None:
         SplitReader(root, load_manifest(root), "val", DataConfig(multi_hot=MultiHotConfig(*choices)), 0, 1)
 
-    with pytest.raises(UserError, match=r"2 given for 4 features"):
-        split(dataset, [1, 2])
-    with pytest.raises(UserError, match="each at least 1"):
-        split(dataset, [1, 2, 0, 3])
+    refused(r"2 given for 4 features", split, dataset, [1, 2])
+    refused("each at least 1", split, dataset, [1, 2, 0, 3])
     with pytest.raises(UserError, match=r"data\.multi_hot\.seed: has no effect"):
         split(dataset, None, None, 3)
     with pytest.raises(UserError, match="has multi-hot columns of its own"):

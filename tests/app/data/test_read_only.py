@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from app.runtime.platform import Runtime
-from common.errors import UserError
 from tests.app.conftest import SMALL, mounted_disk, remount
 from tests.app.in_process import command_here, train_here
+from tests.data_prep.conftest import refused
 
 SOURCE = ["data.source=synthetic", "data.synthetic.rows=3000"]
 
@@ -31,7 +31,6 @@ def test_a_dataset_on_a_read_only_disk_is_used(
     assert command_here(runtime, "evaluate", "run=runs/after", "split=val") == 0
     assert command_here(runtime, "verify", "run=runs/after") == 0
     other = [each.replace("rows=", "rows=1") for each in base]
-    with pytest.raises(UserError, match=r"data: (another dataset is there|.*rows is)"):
-        train_here(runtime, *other, "run.name=other")
+    refused(r"data: (another dataset is there|.*rows is)", train_here, runtime, *other, "run.name=other")
     with pytest.raises(SystemExit):  # data_prep, in a process of its own, says why
         train_here(runtime, *base, f"data.path={disk}/new", "run.name=new")

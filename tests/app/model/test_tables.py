@@ -40,6 +40,7 @@ from data_prep.dataset.format import Manifest
 from tests import reference
 from tests.app import loops
 from tests.changed import changed
+from tests.data_prep.conftest import refused
 
 FEATURES = {"a": 50, "b": 30, "c": 23, "d": 10, "e": 12}
 DIM, BATCH, NUM_DENSE = 16, 12, 5
@@ -282,8 +283,7 @@ def test_is_refused(tables: TablesConfig, message: str) -> None:
         validate_tables(tables, DIM)
         make_sparse_arch(ModelConfig(embedding_dim=DIM, tables=tables), FEATURES)
 
-    with pytest.raises(UserError, match=message):
-        make()
+    refused(message, make)
 
 
 def test_a_name_that_would_stand_for_two_tables_is_refused() -> None:

@@ -33,9 +33,9 @@ from app.report.read import RunFiles, read_run
 from app.report.side_by_side import Comparison, _speeds, page_name
 from app.report.side_by_side import _charts as side_charts
 from common.compose import compose_config
-from common.errors import UserError
 from tests.app.report.runs import DEVICE, write_run
 from tests.app.summaries import LEAST_MANIFEST
+from tests.data_prep.conftest import refused
 from tests.oracles.statistics import delong_of_two
 
 Values = NDArray[np.float32]
@@ -313,8 +313,7 @@ def test_the_command_refuses_what_it_cannot_show(
     runs: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=message):
-        main(compose_config(ReportConfig, CONFIG_DIR, [f"runs={runs}"], name="report"))
+    refused(message, main, compose_config(ReportConfig, CONFIG_DIR, [f"runs={runs}"], name="report"))
 
 
 def keep(run: RunFiles, logits: Values, labels: Values, step: int = 100, dataset: str = "d" * 64) -> None:
@@ -428,8 +427,7 @@ def test_damaged_scores_are_one_line(tmp_path: Path) -> None:
     keep(first, logits[0], labels)
     keep(second, logits[1], labels)
     (first.directory / "scores/test.logits.npy").write_bytes(b"")
-    with pytest.raises(UserError, match=r"test\.logits\.npy: damaged"):
-        Comparison([first, second], 0.001, 0.01)
+    refused(r"test\.logits\.npy: damaged", Comparison, [first, second], 0.001, 0.01)
 
 
 def test_it_says_which_to_take(sweep: list[RunFiles], tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ from app.metrics.documents import EvaluationFigures
 from app.report.page import write_report
 from app.report.read import RunFiles, read_run
 from app.report.verdict import baseline, comparisons, not_comparable, sentences
-from common.errors import UserError
 from tests.app.conftest import composed
 from tests.app.report.runs import write_run
+from tests.data_prep.conftest import refused
 
 PUBLISHED = ["published.source=A table", "published.auc=0.76", "published.tolerance=0.02", "published.train_rows=10000"]
 
@@ -109,17 +109,14 @@ def test_a_killed_run_is_read_as_far_as_it_came(tmp_path: Path) -> None:
     assert (run.status, run.steps, run.evaluation) == ("unfinished", 50, EvaluationFigures(auc=None))
     assert said(run, "No summary")[0] == "bad"
     (directory / "metrics.jsonl").write_text("".join(text[:2]) + "nonsense\n" + "".join(text[3:]))
-    with pytest.raises(UserError, match=r"metrics.jsonl: line 3 is not an event"):
-        read_run(directory)
+    refused(r"metrics.jsonl: line 3 is not an event", read_run, directory)
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="not a run's directory"):
-        read_run(tmp_path)
+    refused("not a run's directory", read_run, tmp_path)
     directory = write_run(tmp_path / "run")
     (directory / "manifest.json").write_text(json.dumps({"format": "clickwork-run"}))
-    with pytest.raises(UserError, match="another version"):
-        read_run(directory)
+    refused("another version", read_run, directory)
 
 
 REMEDIES = ("train.early_stop_patience", "model.dropout", "optimizer.weight_decay", "optimizer.sparse_weight_decay")
@@ -169,8 +166,7 @@ def test_a_run_of_another_version_is_one_line(key: str | None, tmp_path: Path) -
     config = yaml.safe_load((run / "config.yaml").read_text())
     config["optimizer"] = None if key is None else {k: v for k, v in config["optimizer"].items() if k != key}
     (run / "config.yaml").write_text(yaml.safe_dump(config))
-    with pytest.raises(UserError, match=f"runs={run}: its files are damaged or of another version"):
-        write_report(run)
+    refused(f"runs={run}: its files are damaged or of another version", write_report, run)
 
 
 def test_held_out_values_that_train_does_not_have_are_named(tmp_path: Path) -> None:

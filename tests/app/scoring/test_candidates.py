@@ -12,6 +12,7 @@ import pytest
 from app.scoring.candidates import ignored_columns, with_user
 from common.errors import UserError
 from data_prep.encoding.new_rows import NewRows, Shape, read_new_rows
+from tests.data_prep.conftest import refused
 
 RAW = ("label", "age", "city")
 
@@ -56,16 +57,13 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, text: str, word
 
 def test_text_without_names_is_not_read_by_another_delimiter_than_the_dataset_s(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text('1;"x,y\n')
-    with pytest.raises(UserError, match=r"a\.csv: row 1: ends inside quotes"):
-        read_new_rows(tmp_path / "a.csv", Shape(RAW, ";", "label"))
+    refused(r"a\.csv: row 1: ends inside quotes", read_new_rows, tmp_path / "a.csv", Shape(RAW, ";", "label"))
 
 
 def test_text_that_is_not_utf_8_and_files_that_are_not_there(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b"age,city\n1,\xff\n")
-    with pytest.raises(UserError, match=r"a\.csv: row 2: not UTF-8"):
-        read(tmp_path / "a.csv")
-    with pytest.raises(UserError, match=r"b\.csv: No such file"):
-        read(tmp_path / "b.csv")
+    refused(r"a\.csv: row 2: not UTF-8", read, tmp_path / "a.csv")
+    refused(r"b\.csv: No such file", read, tmp_path / "b.csv")
 
 
 @pytest.mark.parametrize(
@@ -92,16 +90,14 @@ def test_rows_as_people_write_them(tmp_path: Path, text: str, packed: bool) -> N
 
 def test_a_cut_gzip_file(tmp_path: Path) -> None:
     (tmp_path / "a.csv.gz").write_bytes(gzip.compress(b"age,city\n1,x\n")[:-9])
-    with pytest.raises(UserError, match="damaged, or cut off"):
-        read(tmp_path / "a.csv.gz")
+    refused("damaged, or cut off", read, tmp_path / "a.csv.gz")
 
 
 def test_columns_wanted_and_not(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("age,title,id\n1,x,7\n")
     new_rows = read(path)
-    with pytest.raises(UserError, match="no column city"):
-        ignored_columns(new_rows, ["age", "city"], spare=["id"])
+    refused("no column city", ignored_columns, new_rows, ["age", "city"], spare=["id"])
     assert ignored_columns(new_rows, ["age"], spare=["id"]) == ["title"]
 
 
@@ -118,8 +114,7 @@ def test_json_as_other_programs_write_it(tmp_path: Path, mark: str, ending: str)
         new_rows = read(tmp_path / name)
         assert texts(new_rows, "age", "city") == [["0", "1", "2"], cities]
     (tmp_path / "b.jsonl").write_text(f'{mark}\n\n{{"age": 1}}\n\n{{"age"\n')
-    with pytest.raises(UserError, match=r"b\.jsonl: row 5: not JSON"):
-        read(tmp_path / "b.jsonl")
+    refused(r"b\.jsonl: row 5: not JSON", read, tmp_path / "b.jsonl")
 
 
 def test_columns_that_are_not_read_may_be_anything(tmp_path: Path) -> None:
@@ -139,8 +134,7 @@ def test_columns_that_are_not_read_may_be_anything(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"b\.jsonl: row 1, column age: \{'years': 1\} is neither text nor a number"):
         texts(read(tmp_path / "b.jsonl"), "age")
     for name in ("a.parquet", "a.csv"):
-        with pytest.raises(UserError, match="a column is named twice, seen; rename one"):
-            read(tmp_path / name, ["age", "seen"])
+        refused("a column is named twice, seen; rename one", read, tmp_path / name, ["age", "seen"])
 
 
 def test_the_user_is_one_row_and_candidates_go_before(tmp_path: Path) -> None:
@@ -149,8 +143,7 @@ def test_the_user_is_one_row_and_candidates_go_before(tmp_path: Path) -> None:
     ads, user = (read(tmp_path / name) for name in ("ads.csv", "user.csv"))
     joined = with_user(ads, user)
     assert texts(joined, "age", "city", "id") == [["30", "30"], ["x", "y"], ["1", "2"]]
-    with pytest.raises(UserError, match="2 rows; the user is one row"):
-        with_user(ads, ads)
+    refused("2 rows; the user is one row", with_user, ads, ads)
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])

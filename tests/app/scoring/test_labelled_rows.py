@@ -14,7 +14,7 @@ from tests.app.conftest import SMALL, Command
 from tests.app.in_process import command_here, train_here
 from tests.clickwork.conftest import SCHEMA, Trained, make_rows, train_on_table, write_csv
 from tests.data_prep import oracle
-from tests.data_prep.conftest import prepare
+from tests.data_prep.conftest import prepare, refused
 
 TRAIN_ROWS = 772  # of the 900
 
@@ -138,8 +138,7 @@ def test_what_cannot_be_evaluated(
     rows = make_rows(5, seed=1)
     rows[1] |= change
     write_csv(tmp_path / "new.csv", rows)
-    with pytest.raises(UserError, match=message):
-        evaluated(runtime, trained.run, f"data.raw={tmp_path}/new.csv", *keys)
+    refused(message, evaluated, runtime, trained.run, f"data.raw={tmp_path}/new.csv", *keys)
 
 
 def test_files_that_cannot_be_evaluated(runtime: Runtime, trained: Trained, tmp_path: Path) -> None:
@@ -147,8 +146,7 @@ def test_files_that_cannot_be_evaluated(runtime: Runtime, trained: Trained, tmp_
     write_csv(tmp_path / "new.csv", rows)
     with pytest.raises(UserError, match="no column stars, which holds the labels; add it, or use"):
         evaluated(runtime, trained.run, f"data.raw={tmp_path}/new.csv")
-    with pytest.raises(UserError, match="No such file"):
-        evaluated(runtime, trained.run, f"data.raw={tmp_path}/none.csv")
+    refused("No such file", evaluated, runtime, trained.run, f"data.raw={tmp_path}/none.csv")
 
 
 @pytest.mark.slow("processes")

@@ -27,7 +27,7 @@ from app.training.predictor import Evaluation, Predictor
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest, open_shard
 from tests.app.in_process import command_here, train_here
-from tests.data_prep.conftest import prepare
+from tests.data_prep.conftest import prepare, refused
 from tests.oracles.own_tables import (
     RAW_KINDS,
     Column,
@@ -400,8 +400,7 @@ def test_typed_values_of_several_spellings_or_none_are_refused(
     (tmp_path / "new.jsonl").write_text('{"kind": "x"}\n' + json.dumps({"kind": value}) + "\n")
     keys = ["data.encoding=hash", "data.max_ind_range=1000"]
     model = trained(runtime, tmp_path, "rows.csv", "label: label\nsparse: [kind]\n", *keys)
-    with pytest.raises(UserError, match=r"new\.jsonl: row 2, column kind: "):
-        model.recommend("new.jsonl")
+    refused(r"new\.jsonl: row 2, column kind: ", model.recommend, "new.jsonl")
 
 
 def test_text_is_its_own_category_in_every_form(runtime: Runtime, tmp_path: Path) -> None:

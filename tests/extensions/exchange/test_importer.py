@@ -13,7 +13,7 @@ from common.errors import UserError
 from data_prep.dataset.format import SPLITS
 from data_prep.verify import verify_dataset
 from extensions.exchange.importer import import_bin, import_npy
-from tests.data_prep.conftest import load_split
+from tests.data_prep.conftest import load_split, refused
 
 ROWS = (40, 30)
 
@@ -140,8 +140,7 @@ def test_records_that_are_not_what_they_should_be(
         if split == "val":
             records[6, column] = value
         records.tofile(tmp_path / f"terabyte_processed_{split}.bin")
-    with pytest.raises(UserError, match=rf"terabyte_processed_val\.bin: row 7, {message}"):
-        import_bin(tmp_path, tmp_path / "back", None)
+    refused(rf"terabyte_processed_val\.bin: row 7, {message}", import_bin, tmp_path, tmp_path / "back", None)
 
 
 @pytest.mark.parametrize(
@@ -161,8 +160,7 @@ def test_a_day_that_is_not_whole_is_missed(tmp_path: Path, gone: list[str], mess
         np.save(days / f"day_{day}_sparse.npy", np.full((30, 26), day, np.int32))
     for name in gone:
         (days / name).rename(tmp_path / name)
-    with pytest.raises(UserError, match=message):
-        import_npy(days, tmp_path / "out")
+    refused(message, import_npy, days, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     for name in gone:
         (tmp_path / name).rename(days / name)

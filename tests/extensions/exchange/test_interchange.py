@@ -21,7 +21,7 @@ from extensions.exchange.export import export_bin, export_multi_hot, export_npy
 from extensions.exchange.importer import import_bin, import_npy
 from extensions.exchange.keys import ExchangeConfig, InterchangeConfig
 from tests.data_prep import oracle, tables
-from tests.data_prep.conftest import load_split, prepare
+from tests.data_prep.conftest import load_split, prepare, refused
 from tests.data_prep.test_published import awkward_day, run_torchrec
 from tests.data_prep.test_refusals import files, set_up
 from tests.once import made_once
@@ -65,8 +65,7 @@ def test_npy_files_are_torchrec_s_byte_for_byte(tmp_path: Path, criteo: ModuleTy
     exchange(f"data.path={tmp_path}/back", f"exchange.source={tmp_path}/days")
     assert_same(tmp_path / "back", root)
     verify_dataset(tmp_path / "back")
-    with pytest.raises(UserError, match="imported"):
-        Encoder.load(tmp_path / "back")
+    refused("imported", Encoder.load, tmp_path / "back")
 
 
 def test_npy_of_a_single_file(tmp_path: Path) -> None:
@@ -170,8 +169,7 @@ def test_archives_may_be_compressed_but_not_damaged(tmp_path: Path) -> None:
     arrays = open_shard(tmp_path / "back", "train", shard, manifest)
     for name, actual in zip(manifest.ragged, arrays.bags, strict=True):
         np.testing.assert_array_equal(actual.ids.reshape(50, -1), bags[name.removeprefix("cat_")])
-    with pytest.raises(UserError, match=r"multi-hot columns .*, which these files cannot hold"):
-        export_npy(tmp_path / "back", manifest, tmp_path)
+    refused(r"multi-hot columns .*, which these files cannot hold", export_npy, tmp_path / "back", manifest, tmp_path)
     path = tmp_path / "days" / "day_1_sparse_multi_hot.npz"
     for damage, message in [
         (lambda: np.savez(path, **bags, **{"25x": bags["0"]}), None),
@@ -183,8 +181,7 @@ def test_archives_may_be_compressed_but_not_damaged(tmp_path: Path) -> None:
     ]:
         damage()
         if message:
-            with pytest.raises(UserError, match=message):
-                import_npy(tmp_path / "days", tmp_path / "other", is_multi_hot=True)
+            refused(message, import_npy, tmp_path / "days", tmp_path / "other", is_multi_hot=True)
             assert not (tmp_path / "other").exists()
 
 
@@ -220,15 +217,13 @@ def test_multi_hot_tables_do_not_depend_on_the_block_size(tmp_path: Path, monkey
     parts = MultiHotTables.open(tmp_path / "b", rows, bags)
     for one, other in zip(whole.tables, parts.tables, strict=True):
         np.testing.assert_array_equal(one, other)
-    with pytest.raises(UserError, match="2 given for 3 features"):
-        MultiHotTables.open(tmp_path / "c", rows, MultiHot((1, 2)))
+    refused("2 given for 3 features", MultiHotTables.open, tmp_path / "c", rows, MultiHot((1, 2)))
 
 
 def test_bin_files_cut_short(tmp_path: Path) -> None:
     for split in SPLITS:
         (tmp_path / f"terabyte_processed_{split}.bin").write_bytes(bytes(161))
-    with pytest.raises(UserError, match="161 bytes are not whole records of 160"):
-        import_bin(tmp_path, tmp_path / "back", None)
+    refused("161 bytes are not whole records of 160", import_bin, tmp_path, tmp_path / "back", None)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from tests.app.config.test_recipes import FEWER, PUBLISHED
 from tests.app.conftest import composed
 from tests.app.in_process import command_here, train_here
 from tests.app.scoring.test_same_row import Model
+from tests.data_prep.conftest import refused
 from tests.extensions.export.serving import row_keys, score_files
 
 # HSTU, of an extension, is refused in tests/extensions/together.
@@ -64,8 +65,7 @@ def test_a_recipe_s_tiny_form(recipe: str, runtime: Runtime, tmp_path: Path) -> 
     assert train_here(runtime, *overrides) == "completed"
     arguments = ["export", f"run={tmp_path}/run", f"out={tmp_path}/served"]
     if recipe in REFUSED:
-        with pytest.raises(UserError, match=REFUSED[recipe]):
-            command_here(runtime, *arguments)
+        refused(REFUSED[recipe], command_here, runtime, *arguments)
         return
     command_here(runtime, *arguments)
     config = composed(*overrides)

@@ -15,7 +15,6 @@ from app.data.batch import RowArrays
 from app.runtime.platform import Runtime
 from app.sharding.execute import table_blocks, table_weights
 from app.training import predictor
-from common.errors import UserError
 from data_prep.dataset.bags import Bags, offsets_of
 from data_prep.dataset.format import Manifest, load_manifest, open_shard
 from data_prep.dataset.sample import sampled_numbers
@@ -24,6 +23,7 @@ from extensions.importance.permutation import Columns, columns_of, permuted
 from tests.app.conftest import composed
 from tests.app.in_process import command_here, train_here
 from tests.data_prep.conftest import config as data_config
+from tests.data_prep.conftest import refused
 from tests.once import made_once
 
 ROWS = 1_500
@@ -172,8 +172,7 @@ def test_a_bound_of_rows_or_time_is_named(
     ],
 )
 def test_what_cannot_be_measured_is_refused(runtime: Runtime, run: Path, keys: list[str], fault: str) -> None:
-    with pytest.raises(UserError, match=fault):
-        command_here(runtime, "importance", f"run={run}", *keys)
+    refused(fault, command_here, runtime, "importance", f"run={run}", *keys)
     assert not (run / "importance.json").exists()
 
 

@@ -28,7 +28,7 @@ from extensions.locality.histogram import (
 )
 from extensions.locality.sampler import AccessGenerator, share_used_before, warn_of_length
 from extensions.locality.stack_distance import LruStack
-from tests.data_prep.conftest import load_split, prepare, sums
+from tests.data_prep.conftest import load_split, prepare, refused, sums
 from tests.oracles.generated import hit_rates, stack_distances
 
 
@@ -140,8 +140,7 @@ def test_profiles_survive_the_disk(tmp_path: Path) -> None:
             np.testing.assert_array_equal(getattr(stored_profiles[name], key), value)
     for content in (b"", b"no profile"):
         (tmp_path / "bad.npz").write_bytes(content)
-        with pytest.raises(UserError, match="not a locality profile"):
-            load_profiles(tmp_path / "bad.npz")
+        refused("not a locality profile", load_profiles, tmp_path / "bad.npz")
 
 
 def command(name: str, *overrides: str) -> None:
@@ -164,11 +163,9 @@ def test_a_plot_and_tables_that_differ(tmp_path: Path) -> None:
 
 def test_bad_words_are_named(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("1 2\n3 four")
-    with pytest.raises(UserError, match=r"x.txt: access 4: 'four' is not a whole number"):
-        read_text_trace(tmp_path / "x.txt")
+    refused(r"x.txt: access 4: 'four' is not a whole number", read_text_trace, tmp_path / "x.txt")
     (tmp_path / "x.txt").write_text(" \n")
-    with pytest.raises(UserError, match="no ids in it"):
-        read_text_trace(tmp_path / "x.txt")
+    refused("no ids in it", read_text_trace, tmp_path / "x.txt")
 
 
 @pytest.mark.slow("examples")
@@ -206,8 +203,7 @@ def test_labels_of_a_trace_can_be_learned(tmp_path: Path) -> None:
     assert bayes["sampled_auc"] == pytest.approx(bayes["auc"], abs=0.015)
     labels, dense, _ = load_split(tmp_path / "made", "train")
     assert abs(np.corrcoef(labels, dense.T)[0, 1:]).max() > 0.05
-    with pytest.raises(UserError, match=r"data.trace.profile: not given"):
-        prepare("data.source=trace", f"data.path={tmp_path}/none")
+    refused(r"data.trace.profile: not given", prepare, "data.source=trace", f"data.path={tmp_path}/none")
 
 
 @pytest.mark.parametrize("name", ["zipf", "moving", "loop", "three ids"])

@@ -14,6 +14,7 @@ from common.errors import UserError
 from extensions.reproduce.documents import Reproduction, read_reproduction
 from extensions.reproduce.seeds import changed_keys, seeds_of, training_arguments
 from tests.app.conftest import composed
+from tests.data_prep.conftest import refused
 from tests.extensions.reproduce.runs import write_seeds, write_test
 from tests.extensions.reproduce.test_figures import document
 
@@ -122,8 +123,7 @@ def test_another_version_and_damage_are_one_line(tmp_path: Path, changes: dict[s
     assert words in str(caught.value)
     assert str(path) in str(caught.value)
     path.write_text("{")
-    with pytest.raises(UserError, match="damaged"):
-        read_reproduction(path)
+    refused("damaged", read_reproduction, path)
 
 
 @pytest.mark.parametrize("out", [" a", "runs/'a'", 'runs/"a"', "runs/it's", "runs/a\\"])

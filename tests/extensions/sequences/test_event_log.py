@@ -17,7 +17,7 @@ from common.errors import UserError
 from data_prep.dataset.format import load_manifest
 from extensions.sequences.event_log import EventLog, EventSplit
 from extensions.sequences.keys import AnchorOrder, HistoryKind, SequencesConfig, WindowRest
-from tests.data_prep.conftest import prepare
+from tests.data_prep.conftest import prepare, refused
 from tests.extensions.sequences.event_logs import reference, write_reference_log
 
 HISTORY, _, SCAN, WINDOW_SECONDS, MAX_SEQ_LEN = reference()["params"].tolist()
@@ -173,8 +173,7 @@ def test_padding_is_of_ids_0_and_empty_histories(root: Path) -> None:
     ],
 )
 def test_nothing_to_train_on_or_to_evaluate(root: Path, changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        reader(root, **changes)
+    refused(message, reader, root, **changes)
 
 
 def test_damage_is_named_while_training(root: Path, tmp_path: Path) -> None:

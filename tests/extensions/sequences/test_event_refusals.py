@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from common.errors import UserError
-from tests.data_prep.conftest import prepare
+from tests.data_prep.conftest import prepare, refused
 from tests.data_prep.tables import ALLOW, Content, write
 from tests.extensions.sequences.event_logs import opened
 
@@ -155,8 +155,7 @@ def test_a_log_of_one_class_is_refused_with_its_values(tmp_path: Path) -> None:
         (SCHEMA + "anchors: {event: view}\n", of_views),
         (SCHEMA + "anchors: {event: buy}\n", "each of the 15 events that meet"),
     ):
-        with pytest.raises(UserError, match=message):
-            prepared(tmp_path, [path], schema)
+        refused(message, prepared, tmp_path, [path], schema)
     assert not (prepared(tmp_path, [path], misspelled, ALLOW).flags & 1).any()
 
 
@@ -169,8 +168,7 @@ def test_rows_of_an_attribute_that_contradict_each_other_are_refused(tmp_path: P
         r"brands\.csv: row 7, column maker: id '11' has 'z', but 'y' in .*brands\.csv: row 3; keep one of these rows"
     )
     for chunk in ("1MiB", "8"):
-        with pytest.raises(UserError, match=message):
-            prepared(tmp_path, [path], schema, f"data.chunk_bytes={chunk}")
+        refused(message, prepared, tmp_path, [path], schema, f"data.chunk_bytes={chunk}")
     brands.write_text(brands.read_text().replace("11,z", "11,y"))
     prepared(tmp_path, [path], schema)
 

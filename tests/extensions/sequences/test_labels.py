@@ -2,15 +2,12 @@
 
 from pathlib import Path
 
-import pytest
-
 from app.config import AppConfig
-from common.errors import UserError
 from data_prep.dataset.format import load_manifest
 from extensions.sequences.event_log import EventSplit, open_log
 from extensions.sequences.labels import refuse_one_class
 from tests.app.conftest import composed
-from tests.data_prep.conftest import prepare
+from tests.data_prep.conftest import prepare, refused
 
 
 def event_split(directory: Path, tasks: list[str], *keys: str) -> tuple[AppConfig, EventSplit]:
@@ -39,7 +36,6 @@ def test_samples_of_one_class_are_refused(tmp_path: Path) -> None:
         r"sequences\.tasks=\[seen,liked\]: none of the 6 samples to train on is liked, "
         r".*: bought \(2\), seen \(4\), liked \(0\); leave liked out, .* or set data\.allow_degenerate=true"
     )
-    with pytest.raises(UserError, match=message):
-        refuse_one_class(run_config, tmp_path, split)
+    refused(message, refuse_one_class, run_config, tmp_path, split)
     run_config, split = event_split(tmp_path, ["liked"], "data.allow_degenerate=true")
     refuse_one_class(run_config, tmp_path, split)

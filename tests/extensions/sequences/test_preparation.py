@@ -12,7 +12,7 @@ from data_prep.dataset.manifest import load_rows_manifest
 from data_prep.parsing.table_yaml import schema_path
 from data_prep.verify import verify_dataset
 from extensions.sequences.event_yaml import load_event_schema
-from tests.data_prep.conftest import config, prepare
+from tests.data_prep.conftest import config, prepare, refused
 from tests.data_prep.mirror import Mirror
 from tests.data_prep.tables import paths
 from tests.extensions.sequences.event_logs import opened, reference, write_reference_log
@@ -115,5 +115,4 @@ def test_yambda_s_schema_is_mlperf_s(name: str) -> None:
 def test_commands_of_rows_refuse_events(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text(LOG)
     prepare(*paths(tmp_path, SCHEMA))
-    with pytest.raises(UserError, match="holds events, not rows"):
-        load_rows_manifest(tmp_path / "out")
+    refused("holds events, not rows", load_rows_manifest, tmp_path / "out")

@@ -7,7 +7,7 @@ import pytest
 from app.config import validate_new_run
 from common.errors import UserError
 from tests.app.conftest import composed
-from tests.data_prep.conftest import prepare
+from tests.data_prep.conftest import prepare, refused
 from tests.data_prep.test_refusals import ANOTHER, FOREIGN, files, set_up
 from tests.once import made_once
 
@@ -65,8 +65,7 @@ def test_a_refusal_leaves_files_as_they_were(
     monkeypatch.chdir(state)
     usual = [] if "data.path=" in keys else ["data.path=new"]
     before = files(state)
-    with pytest.raises(UserError, match=message):
-        prepare(*usual, *keys.split())
+    refused(message, prepare, *usual, *keys.split())
     assert files(state) == before
 
 
@@ -74,5 +73,4 @@ def test_files_of_splits_are_refused(tmp_path: Path) -> None:
     (tmp_path / "events.yaml").write_text("user: user\nitem: item\ntime: time\nactions: {click: {label: 1}}\n")
     (tmp_path / "log.csv").write_text("user,item,time,label\n1,2,3,1\n")
     keys = [f"data.train={tmp_path}/log.csv", f"data.schema={tmp_path}/events.yaml", f"data.path={tmp_path}/out"]
-    with pytest.raises(UserError, match=r"data\.train: a log of events is split by time"):
-        prepare(*keys)
+    refused(r"data\.train: a log of events is split by time", prepare, *keys)

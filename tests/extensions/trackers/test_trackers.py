@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from app.metrics.documents import EvaluationEvent, TrainEvent
-from common.errors import UserError
 from extensions.trackers.prometheus import CONTENT_TYPE, Prometheus
 from tests.app.conftest import SMALL, Command
 from tests.app.test_secrets import SECRET, check_error
+from tests.data_prep.conftest import refused
 
 
 def free_port() -> int:
@@ -46,8 +46,7 @@ def test_prometheus_serves_the_newest_figures_and_lets_the_port_go() -> None:
     assert len(text.splitlines()) == 2 * len(samples)
     with pytest.raises(urllib.error.HTTPError, match="404"):
         urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=120)
-    with pytest.raises(UserError, match=f"trackers.prometheus_port={port}: cannot listen"):
-        Prometheus("127.0.0.1", port, "another")
+    refused(f"trackers.prometheus_port={port}: cannot listen", Prometheus, "127.0.0.1", port, "another")
     tracker.close(None)
     Prometheus("127.0.0.1", port, "next").close(None)
 

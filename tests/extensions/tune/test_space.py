@@ -8,9 +8,9 @@ import pytest
 
 from app.config import CONFIG_DIR
 from common.compose import compose_config
-from common.errors import UserError
 from extensions.tune.keys import TuneConfig, validate_tune
 from extensions.tune.space import Range, draw, ends, overrides_of, space_of
+from tests.data_prep.conftest import refused
 
 
 def composed(*arguments: str) -> TuneConfig:
@@ -64,5 +64,4 @@ def test_draws_lie_in_the_space_and_are_log_uniform_in_a_wide_range() -> None:
     ],
 )
 def test_refusals(arguments: list[str], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        validate_tune(composed(*arguments))
+    refused(message, validate_tune, composed(*arguments))
