@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing import connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 
+from app.checkpoint.files import whole_checkpoints
 from app.commands import COMMANDS
 from app.config import CONFIG_DIR, AppConfig, RuntimeConfig
 from app.runtime import platform
@@ -27,6 +28,7 @@ from data_prep.dataset.format import load_manifest
 from tests.app import inject
 from tests.app.datasets import write_dataset, write_ragged_dataset
 from tests.app.in_process import command_here, train_here, train_until
+from tests.app.run_files import losses, summary
 from tests.forks import keep_environment
 from tests.once import made_once
 
@@ -131,6 +133,12 @@ def refused(runtime: platform.Runtime, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.fixture(scope="session")
+def small(dataset: Path) -> list[str]:
+    """A small model of the small dataset."""
+    return [*SMALL, f"data.path={dataset}"]
+
+
+@pytest.fixture(scope="session")
 def overrides(dataset: Path) -> list[str]:
     """Five checkpoints over two epochs, evaluated in between."""
     five = ["train.max_steps=60", "checkpoint.every_steps=12", "train.eval_every_steps=20"]
@@ -145,6 +153,34 @@ def uninterrupted(overrides: list[str], tmp_path_factory: pytest.TempPathFactory
         assert ended(forked("train", *overrides, "run.name=whole", cwd=directory), directory).returncode == 0
 
     return made_once(tmp_path_factory, "uninterrupted", train) / "runs/whole"
+
+
+class Job(NamedTuple):
+    """The run x of `overrides`, in processes of its own in tmp_path; and the run that nothing happened to."""
+
+    overrides: list[str]
+    command: Command
+    run: Path
+    whole: Path
+
+    def train(self, *more: str, **keywords: Any) -> "subprocess.CompletedProcess[str]":
+        return self.command("train", *self.overrides, "run.name=x", *more, **keywords)
+
+    def summary(self) -> dict[str, Any]:
+        return summary(self.run)
+
+    def last_checkpoint(self) -> str:
+        return whole_checkpoints(self.run / "checkpoints")[-1].name
+
+    def assert_undisturbed(self) -> None:
+        """It has ended with the bits of the run that nothing happened to."""
+        assert self.summary()["digest"] == summary(self.whole)["digest"]
+        assert losses(self.run) == losses(self.whole)
+
+
+@pytest.fixture
+def job(overrides: list[str], run_app: Command, uninterrupted: Path, tmp_path: Path) -> Job:
+    return Job(overrides, run_app, tmp_path / "runs/x", uninterrupted)
 
 
 @pytest.fixture(scope="session")

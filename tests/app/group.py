@@ -37,17 +37,19 @@ def run_group(cases: Sequence[Sequence[str]], world_size: int, out: Path, local_
     Returns for each case its losses, the plan, the sums over each parameter's values and the digest of the initial
     parameters, as rank 0 saw them.
     """
-    arguments = ([list(case) for case in cases], str(out))
-    statuses = start_group(_cases, arguments, world_size, local_world_size or world_size, out.with_suffix(".log"))
-    assert statuses == [0] * world_size, out.with_suffix(".log").read_text()
-    return json.loads(out.read_text())
+    return _results(_cases, cases, world_size, out, local_world_size or world_size)
 
 
 def run_whole(cases: Sequence[Sequence[str]], world_size: int, out: Path) -> list[Any]:
     """The summary of a whole run of each case (a list of overrides, with run.dir) on `world_size` processes."""
-    log = out.with_suffix(".log")
-    statuses = start_group(train_runs, ([list(case) for case in cases], str(out)), world_size, world_size, log)
-    assert statuses == [0] * world_size, log.read_text()
+    return _results(train_runs, cases, world_size, out, world_size)
+
+
+def _results(
+    target: Callable[..., None], cases: Sequence[Sequence[str]], world_size: int, out: Path, local_world_size: int
+) -> list[Any]:
+    log, arguments = out.with_suffix(".log"), ([list(case) for case in cases], str(out))
+    assert start_group(target, arguments, world_size, local_world_size, log) == [0] * world_size, log.read_text()
     return json.loads(out.read_text())
 
 

@@ -22,14 +22,12 @@ class Launcher:
     ) -> None:
         """interface: the network's that gloo is to use; python: another than the fast one, whose start takes 7 s."""
         out.mkdir()
-        environment = {key: value for key, value in app_environment().items() if key != "OMP_NUM_THREADS"}
-        environment["PYTHON_EXEC"] = python or str(fast_python())  # read by torchrun
+        variables = {key: value for key, value in app_environment().items() if key != "OMP_NUM_THREADS"}
+        variables["PYTHON_EXEC"] = python or str(fast_python())  # read by torchrun
         if interface:
-            environment["GLOO_SOCKET_IFNAME"] = interface
+            variables["GLOO_SOCKET_IFNAME"] = interface
         self.out = out
-        self.process = start_module(
-            "app.launch", *arguments, cwd=cwd, out=out, environment=environment, prepare=prepare
-        )
+        self.process = start_module("app.launch", *arguments, cwd=cwd, out=out, environment=variables, prepare=prepare)
 
     def end(self) -> tuple[int, str]:
         """Wait for its exit status, and what was said on stderr."""

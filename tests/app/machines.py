@@ -55,6 +55,12 @@ def two_machines() -> Iterator[list[str]]:
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
 
 
+@pytest.fixture
+def hosts() -> Iterator[list[str]]:
+    with two_machines() as names:
+        yield names
+
+
 def enter(host: str) -> None:
     """Let this process, and those that it starts, see that host's network."""
     with open(f"/run/netns/{host}") as network:
@@ -68,9 +74,7 @@ def kill(pid: int) -> None:
     for parent in pids:
         for path in Path(f"/proc/{parent}/task").glob("*/children"):
             pids += map(int, path.read_text().split())
-    for one in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(one, signal.SIGKILL)
+    end(pids)
 
 
 def pids_in(host: str) -> list[int]:
@@ -79,7 +83,11 @@ def pids_in(host: str) -> list[int]:
 
 def lose(host: str) -> None:
     """All processes of a machine, as when it is switched off."""
-    for pid in pids_in(host):
+    end(pids_in(host))
+
+
+def end(pids: list[int]) -> None:
+    for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 

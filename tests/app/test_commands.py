@@ -149,11 +149,11 @@ def test_a_report_needs_no_torch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "missing", ["torch", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fbgemm_gpu", "torchrec", "isal"))]
+    "part", ["torch", *(pytest.param(name, marks=SLOW) for name in ("fbgemm_gpu", "torchrec", "isal"))]
 )
-def test_a_missing_part_of_the_stack_is_one_line_with_its_remedy(missing: str, tmp_path: Path) -> None:
-    (tmp_path / f"{missing}.py").write_text(f"raise ModuleNotFoundError(name={missing!r})\n")  # in place of the package
+def test_a_missing_part_of_the_stack_is_one_line_with_its_remedy(part: str, tmp_path: Path) -> None:
+    (tmp_path / f"{part}.py").write_text(f"raise ModuleNotFoundError(name={part!r})\n")  # in place of the package
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{REPOSITORY}"}
     process = python("-m", "app", "train", cwd=tmp_path, **environment)
     assert process.returncode == 2, process.stderr
-    assert error_line(process.stderr) == f"error: {missing} is not installed beside clickwork; {REMEDIES[missing]}"
+    assert error_line(process.stderr) == f"error: {part} is not installed beside clickwork; {REMEDIES[part]}"

@@ -26,9 +26,9 @@ from tests.reference import bce
 
 
 @pytest.mark.slow("processes")
-def test_processes_and_histograms_agree(run_app: Command, dataset: Path, tmp_path: Path) -> None:
+def test_processes_and_histograms_agree(run_app: Command, small: list[str], tmp_path: Path) -> None:
     """One process, two, and two that add up histograms; the curves of rank 0 are of all rows."""
-    run_app("train", *SMALL, f"data.path={dataset}", "run.name=x", "train.max_steps=20", processes=2)
+    run_app("train", *small, "run.name=x", "train.max_steps=20", processes=2)
     assert json.loads((tmp_path / "runs/x/curves.json").read_bytes())["samples"] == 501
 
     def evaluated(*overrides: str, processes: int) -> dict[str, Any]:
@@ -87,9 +87,7 @@ class _Scores(torch.nn.Module):
 
 @pytest.mark.parametrize("exact_rows", [0, 1 << 28])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_logits_that_are_not_finite_end_an_evaluation_on_one_line(
-    runtime: Runtime, dataset: Path, value: float, exact_rows: int
-) -> None:
+def test_logits_that_are_not_finite_end_it(runtime: Runtime, dataset: Path, value: float, exact_rows: int) -> None:
     config = changed(AppConfig(), {"eval.exact_rows": exact_rows})
     manifest = load_manifest(dataset)
     scored = Predictor(config, runtime, dataset, manifest, _Scores(value, 0.99))

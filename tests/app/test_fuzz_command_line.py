@@ -15,7 +15,6 @@ from common.command import load
 from common.help import groups_of
 from common.keys import choices, keys_of
 from data_prep.dataset.options import DataSource
-from tests.app.conftest import SMALL
 from tests.forks import run_module
 
 EXAMPLES = int(os.environ.get("CLICKWORK_FUZZ_EXAMPLES", "30"))
@@ -52,14 +51,9 @@ def override(draw: st.DrawFn, keys: list[str]) -> str:
     return f"{sign}{key}={value}" if sign != "~" else f"~{key}"
 
 
-def run(command: str, arguments: list[str], cwd: Path) -> tuple[int, str, str]:
-    """Exit status, stdout and stderr of a command."""
-    process = run_module(f"app.{command}", *arguments, cwd=cwd)
-    return process.returncode, process.stdout, process.stderr
-
-
 def check(command: str, arguments: list[str], cwd: Path, other_roots: tuple[Path, ...] = ()) -> int:
-    status, out, err = run(command, arguments, cwd)
+    process = run_module(f"app.{command}", *arguments, cwd=cwd)
+    status, out, err = process.returncode, process.stdout, process.stderr
     about = f"{command} {arguments}: {status}\n{err}"
     stops = any("max_minutes" in argument for argument in arguments)
     assert status in ((EXIT_DONE, EXIT_BAD_INPUT, EXIT_STOPPED) if stops else (EXIT_DONE, EXIT_BAD_INPUT)), about
@@ -77,11 +71,11 @@ def check(command: str, arguments: list[str], cwd: Path, other_roots: tuple[Path
 @pytest.mark.slow("examples")
 @FUZZ
 @given(arguments=st.lists(override([*KINDS, *MORE_KEYS]), min_size=1, max_size=3))
-def test_train(arguments: list[str], dataset: Path) -> None:
+def test_train(arguments: list[str], small: list[str]) -> None:
     with tempfile.TemporaryDirectory() as name:
         cwd = Path(name) / "cwd"
         cwd.mkdir()
-        check("train", [*SMALL, f"data.path={dataset}", *arguments, *LAST], cwd, (Path(name),))
+        check("train", [*small, *arguments, *LAST], cwd, (Path(name),))
 
 
 READERS = {"evaluate": ["split=val"], "recommend": ["candidates=c.csv"], "verify": []}

@@ -77,14 +77,9 @@ def bucketize(device: str, size: int) -> None:
     processes, rows = 2, 100
     ids = RNG.integers(0, processes * rows, size)
     lengths = np.full(size // BAG, BAG, np.int32)
+    sizes = torch.full((TABLES,), rows, dtype=torch.int64, device=device)
     new_lengths, local = torch.ops.fbgemm.block_bucketize_sparse_features(
-        tensor(lengths, device),
-        tensor(ids, device),
-        False,
-        False,
-        torch.full((TABLES,), rows, dtype=torch.int64, device=device),
-        processes,
-        None,
+        tensor(lengths, device), tensor(ids, device), False, False, sizes, processes, None
     )[:2]
     owners = ids // rows
     np.testing.assert_array_equal(local.cpu().numpy(), np.concatenate([ids[owners == 0], ids[owners == 1] - rows]))

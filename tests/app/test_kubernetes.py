@@ -14,19 +14,9 @@ from common.cli import EXIT_BAD_INPUT, EXIT_STOPPED
 from common.compose import compose_config
 from data_prep.config.compose import CONFIG_DIRECTORY
 from data_prep.config.keys import PrepConfig
+from tests.app import pods
 from tests.app.machines import DISTURBED, two_machines, undisturbed
-from tests.app.pods import (
-    COMPLETION_INDEX,
-    MANIFESTS,
-    Cluster,
-    Document,
-    as_jobset,
-    delete_a_pod,
-    entry_point,
-    kill_a_pod,
-    manifest,
-    preempt,
-)
+from tests.app.pods import Cluster, Document, as_jobset, entry_point, manifest
 from tests.app.run_files import summary
 
 GRACE_SECONDS = 300
@@ -46,7 +36,7 @@ def job_of(file: str) -> Document:
     return jobset["spec"]["replicatedJobs"][0]["template"]["spec"]
 
 
-@pytest.mark.parametrize("path", sorted(MANIFESTS.glob("*.yaml")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(pods.MANIFESTS.glob("*.yaml")), ids=lambda path: path.name)
 def test_each_document_has_the_fields_of_its_kind(path: Path) -> None:
     """Kubernetes' own kinds and the pods' templates by its schemas; others by the models of Kubeflow Trainer."""
     for document in yaml.safe_load_all(path.read_text()):
@@ -74,7 +64,7 @@ def test_what_a_pod_is_given(file: str) -> None:
     assert variables == {
         "PET_NNODES": "2",
         "PET_NPROC_PER_NODE": str(container["resources"]["limits"]["amd.com/gpu"]),
-        "PET_NODE_RANK": {"fieldRef": {"fieldPath": COMPLETION_INDEX}},
+        "PET_NODE_RANK": {"fieldRef": {"fieldPath": pods.COMPLETION_INDEX}},
         "PET_MASTER_ADDR": f"{name}.clickwork",
         "PET_MASTER_PORT": "29500",
     }
@@ -150,8 +140,8 @@ KILLED = 128 + signal.SIGKILL
     ("file", "disturbances", "statuses"),
     [
         ("trainjob.yaml", [], [{0}]),
-        ("job.yaml", [kill_a_pod, preempt], [{0, EXIT_STOPPED, KILLED}]),
-        ("jobset.yaml", [delete_a_pod], [{EXIT_STOPPED}, {0}]),
+        ("job.yaml", [pods.kill_a_pod, pods.preempt], [{0, EXIT_STOPPED, KILLED}]),
+        ("jobset.yaml", [pods.delete_a_pod], [{EXIT_STOPPED}, {0}]),
     ],
     ids=["undisturbed", "pods start again", "all start again"],
 )

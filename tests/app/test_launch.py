@@ -7,39 +7,23 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from app.launch import Job, _stopped, first_failure
-from tests.app.conftest import REPOSITORY, SMALL
+from tests.app.conftest import REPOSITORY
 from tests.app.group import train_group
 from tests.app.launched import Launcher
-from tests.app.run_files import losses, summary
+from tests.app.run_files import losses, summary, wait_for
+
+NO_NODES = "min_nodes must be > 0 and <= max_nodes, got min_nodes=0, max_nodes=0"
 
 
-def wait_for_step(run: Path, step: int) -> None:
-    deadline = time.monotonic() + 240
-    while time.monotonic() < deadline:
-        metrics = run / "metrics.jsonl"
-        if metrics.exists() and f'"step": {step},' in metrics.read_text():
-            return
-        time.sleep(0.1)
-    raise AssertionError(f"{run} did not come to step {step}")
+def launched(tmp_path: Path, *words: str, python: str = "") -> Launcher:
+    return Launcher(*words, cwd=tmp_path, out=tmp_path / "out", python=python)
 
 
-@pytest.fixture
-def default_port_taken() -> Iterator[None]:
-    """Another job has torchrun's own port."""
-    with socket.socket() as other:
-        with contextlib.suppress(OSError):  # another has it indeed
-            other.bind(("", 29500))
-            other.listen()
-        yield
-
-
-@pytest.mark.usefixtures("default_port_taken")
 @pytest.mark.parametrize(
     ("argument", "status", "message"),
     [
@@ -48,10 +32,13 @@ def default_port_taken() -> Iterator[None]:
     ],
 )
 def test_status_and_words_are_those_of_the_processes(argument: str, status: int, message: str, tmp_path: Path) -> None:
-    """Of two that need no torch; what app.train's say of bad input is in test_train."""
-    words = ("--nproc-per-node", "2", "-m", "data_prep", argument)
-    launcher = Launcher(*words, cwd=tmp_path, out=tmp_path / "out", python=sys.executable)
-    assert launcher.end() == (status, message)
+    """Of two that need no torch, while another job has torchrun's own port; app.train's bad input: test_train."""
+    with socket.socket() as other:
+        with contextlib.suppress(OSError):  # another has it indeed
+            other.bind(("", 29500))
+            other.listen()
+        launcher = launched(tmp_path, "--nproc-per-node", "2", "-m", "data_prep", argument, python=sys.executable)
+        assert launcher.end() == (status, message)
 
 
 @pytest.mark.parametrize(
@@ -59,16 +46,11 @@ def test_status_and_words_are_those_of_the_processes(argument: str, status: int,
     [
         ("--nproc-per-node", "abc", "--nproc-per-node abc --nnodes 1:1: Unsupported nproc_per_node value: abc"),
         ("--nproc-per-node", "0", "--nproc-per-node 0 --nnodes 1:1: at least one process is needed"),
-        (
-            "--nnodes",
-            "0",
-            "--nproc-per-node 1 --nnodes 0: min_nodes must be > 0 and <= max_nodes, got min_nodes=0, max_nodes=0",
-        ),
+        ("--nnodes", "0", f"--nproc-per-node 1 --nnodes 0: {NO_NODES}"),
     ],
 )
 def test_a_number_that_is_none_is_one_line(option: str, value: str, message: str, tmp_path: Path) -> None:
-    words = (option, value, "-m", "data_prep")
-    launcher = Launcher(*words, cwd=tmp_path, out=tmp_path / "out", python=sys.executable)
+    launcher = launched(tmp_path, option, value, "-m", "data_prep", python=sys.executable)
     assert launcher.end() == (2, f"error: {message}; give numbers of at least 1\n")
 
 
@@ -95,12 +77,12 @@ def test_a_signal_after_the_processes_have_saved_changes_no_status() -> None:
 
 
 @pytest.mark.slow("processes")
-def test_a_stopped_job_ends_with_75(dataset: Path, tmp_path: Path) -> None:
-    overrides = [*SMALL, f"data.path={dataset}", "run.name=a", "train.max_steps=100000", "checkpoint.every_steps=50"]
-    launcher = Launcher("--nproc-per-node", "2", "-m", "app.train", *overrides, cwd=tmp_path, out=tmp_path / "out")
-    wait_for_step(tmp_path / "runs/a", 60)
-    assert launcher.process.pid is not None
-    os.kill(launcher.process.pid, signal.SIGTERM)
+def test_a_stopped_job_ends_with_75(small: list[str], tmp_path: Path) -> None:
+    overrides = [*small, "run.name=a", "train.max_steps=100000", "checkpoint.every_steps=50"]
+    launcher = launched(tmp_path, "--nproc-per-node", "2", "-m", "app.train", *overrides)
+    metrics = tmp_path / "runs/a/metrics.jsonl"
+    wait_for(metrics, lambda: '"step": 60,' in metrics.read_text(), [launcher.process])
+    os.kill(launcher.process.pid or 0, signal.SIGTERM)
     status, err = launcher.end()
     assert status == 75, err
     assert "Traceback" not in err
@@ -110,15 +92,14 @@ def test_a_stopped_job_ends_with_75(dataset: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow("processes")
-def test_a_killed_process_is_started_again_or_told(dataset: Path, tmp_path: Path) -> None:
+def test_a_killed_process_is_started_again_or_told(small: list[str], tmp_path: Path) -> None:
     """One loss is made good, even in a job that was to start over, and to the same bits; two are one too many."""
-    overrides = [*SMALL, f"data.path={dataset}", "run.name=x", "train.max_steps=60", "checkpoint.every_steps=25"]
+    overrides = [*small, "run.name=x", "train.max_steps=60", "checkpoint.every_steps=25"]
     overrides += ["sharding.types=row_wise", "baselines=false"]
     (tmp_path / "whole").mkdir()
     assert train_group(overrides, 2, tmp_path / "whole") == [0, 0]
     words = ["--nproc-per-node", "2", "--max-restarts", "1", "-m", "tests.app.killed_twice", *overrides]
-    launcher = Launcher(*words, "checkpoint.resume=never", cwd=tmp_path, out=tmp_path / "out")
-    status, err = launcher.end()
+    status, err = launched(tmp_path, *words, "checkpoint.resume=never").end()
     assert status == 128 + signal.SIGKILL, err
     first, second = err.split("resume: from runs/x/checkpoints/step_00000025")
     for part in (first, second):

@@ -25,8 +25,7 @@ ENVIRONMENT = {
     "HTTPS_PROXY": f"http://user:{SECRET}@host",
 }
 ARGUMENTS = [f"published.hardware=http://user:{SECRET}@host/x", f"+environment.variables.TORCH_API_KEY={SECRET}"]
-ARGUMENTS += [f"+environment.variables.GPU_URL='http://user:{SECRET}@host'"]
-ARGUMENTS += ["checkpoint.every_steps=5"]
+ARGUMENTS += [f"+environment.variables.GPU_URL='http://user:{SECRET}@host'", "checkpoint.every_steps=5"]
 
 
 def planted(root: Path) -> list[Path]:
@@ -34,8 +33,8 @@ def planted(root: Path) -> list[Path]:
 
 
 @pytest.mark.slow("processes")
-def test_a_run_and_its_replay(run_app: Command, dataset: Path, tmp_path: Path) -> None:
-    overrides = [*SMALL, f"data.path={dataset}", "run.name=one", "train.max_steps=10", *ARGUMENTS]
+def test_a_run_and_its_replay(run_app: Command, small: list[str], tmp_path: Path) -> None:
+    overrides = [*small, "run.name=one", "train.max_steps=10", *ARGUMENTS]
     run_app("train", *overrides, environment=ENVIRONMENT)
     assert planted(tmp_path) == []
     config = yaml.safe_load((tmp_path / "runs/one/config.yaml").read_text())

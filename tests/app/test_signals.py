@@ -114,9 +114,7 @@ def test_a_closed_terminal_reaches_what_make_started(dataset: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("processes", "moment", "steps"), [(1, "in the save:1", 10), (2, "in the step:1", 0), (2, "in the evaluation:2", 0)]
 )
-def test_a_key_at_any_moment_saves(
-    processes: int, moment: str, steps: int, overrides: list[str], tmp_path: Path
-) -> None:
+def test_a_key_at_any_time_saves(processes: int, moment: str, steps: int, overrides: list[str], tmp_path: Path) -> None:
     terminal = at_moment(moment, training(processes, overrides, "train.max_steps=9000"), tmp_path)
     terminal.press(CTRL_C)
     terminal.wait_for("SIGINT: stopping")

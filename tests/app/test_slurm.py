@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.app.conftest import REPOSITORY
-from tests.app.machines import ADDRESSES, DISTURBED, ip, kill, lose, num_checkpoints, pids_in, two_machines, undisturbed
+from tests.app.machines import ADDRESSES, DISTURBED, hosts, ip, kill, lose, num_checkpoints, pids_in, undisturbed
 from tests.app.run_files import summary
 
+__all__ = ["hosts"]  # a fixture
 NAMES = ("first", "second")
 # Machines of eight GPUs and 128 CPUs, as the script asks for, that are not there; no accounting, no authentication. A
 # job that is queued again starts as soon as its credentials have expired.
@@ -62,20 +63,10 @@ class Slurm:
         (folder / "gres.conf").write_text(f"Name=gpu File={folder}/gpu[0-7]\n")
         self.daemons = [self._start(0, "slurmctld"), *(self._start(number, "slurmd") for number in range(2))]
 
-    def result(self, *command: str, cwd: Path | None = None, **variables: str) -> "subprocess.CompletedProcess[str]":
-        """What a command on the first machine ended with."""
-        return subprocess.run(
-            self._on(0, *command),
-            cwd=cwd,
-            env=self._variables() | variables,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
-    def run(self, *command: str, cwd: Path | None = None, **variables: str) -> str:
+    def run(self, *words: str, cwd: Path | None = None, **variables: str) -> str:
         """The output of a command on the first machine."""
-        process = self.result(*command, cwd=cwd, **variables)
+        command, env = self._on(0, *words), self._variables() | variables
+        process = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
         assert process.returncode == 0, process.stderr
         return process.stdout.strip()
 
@@ -98,20 +89,8 @@ class Slurm:
         return [*enter, "sh", "-c", START, f"{self.folder}/hosts", NAMES[number], *command]
 
     def _variables(self) -> dict[str, str]:
-        return {
-            "PATH": os.environ["PATH"],
-            "SLURM_CONF": f"{self.folder}/slurm.conf",
-            "PYTHONPATH": str(REPOSITORY),
-            "OMP_NUM_THREADS": "1",
-            "PYTHON": sys.executable,
-            "PROCESSES": "1",
-        }
-
-
-@pytest.fixture
-def hosts() -> Iterator[list[str]]:
-    with two_machines() as names:
-        yield names
+        own = {"SLURM_CONF": f"{self.folder}/slurm.conf", "PYTHONPATH": str(REPOSITORY), "PYTHON": sys.executable}
+        return {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", "PROCESSES": "1", **own}
 
 
 @pytest.fixture
@@ -154,23 +133,16 @@ def test_a_job_of_two_machines_survives_a_loss_and_its_time_limit(
     run = tmp_path / "runs/mine"
     for host in hosts:
         ip(*f"netns exec {host} tc qdisc add dev {host} root tbf rate {RATE} burst 32kbit latency 400ms".split())
-    number = slurm.run(
-        "sbatch",
-        "--parsable",
-        "--time=1",
-        "--signal=USR1@50",
-        str(REPOSITORY / "launch/slurm.sh"),
-        *DISTURBED,
-        f"data.path={dataset}",
-        cwd=tmp_path,
-        WAIT="3",
-    )
+    options = ["--parsable", "--time=1", "--signal=USR1@50"]
+    typed = [str(REPOSITORY / "launch/slurm.sh"), *DISTURBED, f"data.path={dataset}"]
+    number = slurm.run("sbatch", *options, *typed, cwd=tmp_path, WAIT="3")
     wait_until(lambda: num_checkpoints(run) > 0 or slurm.release(number), slurm)
     kill(launcher_in(hosts[1]))
-    wait_until(
-        lambda: ((run / "summary.json").exists() and summary(run)["status"] == "interrupted") or slurm.release(number),
-        slurm,
-    )
+
+    def is_interrupted() -> bool:
+        return (run / "summary.json").exists() and summary(run)["status"] == "interrupted"
+
+    wait_until(lambda: is_interrupted() or slurm.release(number), slurm)
     for host in hosts:
         ip(*f"netns exec {host} tc qdisc del dev {host} root".split())
     wait_until(lambda: slurm.job(number)["JobState"] == "COMPLETED" or slurm.release(number), slurm)

@@ -20,9 +20,8 @@ SUMMARY_KEYS |= {"throughput", "memory", "power", "seconds", "digest", "best", "
 SUMMARY_KEYS |= {"baselines", "no_baselines", "tables", "early_stop", "error"}
 
 
-def test_a_run_and_its_directory(run_app: Command, dataset: Path, tmp_path: Path) -> None:
-    overrides = [*SMALL, f"data.path={dataset}", "run.name=one", "train.epochs=2", "train.eval_every_steps=30"]
-    overrides += ["checkpoint.every_steps=25"]
+def test_a_run_and_its_directory(run_app: Command, small: list[str], tmp_path: Path) -> None:
+    overrides = [*small, "run.name=one", "train.epochs=2", "train.eval_every_steps=30", "checkpoint.every_steps=25"]
     run_app("train", *overrides)
     run = tmp_path / "runs/one"
     figures = summary(run)
@@ -71,9 +70,9 @@ def test_a_run_and_its_directory(run_app: Command, dataset: Path, tmp_path: Path
 
 
 @pytest.mark.slow("processes")
-def test_same_seed_same_bits_and_another_seed_others(run_app: Command, dataset: Path, tmp_path: Path) -> None:
+def test_same_seed_same_bits_and_another_seed_others(run_app: Command, small: list[str], tmp_path: Path) -> None:
     for name, seed in (("a", 7), ("b", 7), ("c", 8)):
-        run_app("train", *SMALL, f"data.path={dataset}", f"run.name={name}", f"train.seed={seed}", "train.max_steps=40")
+        run_app("train", *small, f"run.name={name}", f"train.seed={seed}", "train.max_steps=40")
     a, b, c = (summary(tmp_path / "runs" / name)["digest"] for name in "abc")
     assert a == b
     assert a["parameters"] != c["parameters"]
@@ -81,8 +80,8 @@ def test_same_seed_same_bits_and_another_seed_others(run_app: Command, dataset: 
 
 
 @pytest.mark.slow("processes")
-def test_its_time_ends_it_resumably(run_app: Command, dataset: Path, tmp_path: Path) -> None:
-    overrides = [*SMALL, f"data.path={dataset}", "run.name=brief", "train.epochs=600"]
+def test_its_time_ends_it_resumably(run_app: Command, small: list[str], tmp_path: Path) -> None:
+    overrides = [*small, "run.name=brief", "train.epochs=600"]
     run_app("train", *overrides, "train.max_minutes=0.02", status=75)
     figures = summary(tmp_path / "runs/brief")
     assert figures["status"] == "interrupted"
@@ -92,8 +91,8 @@ def test_its_time_ends_it_resumably(run_app: Command, dataset: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("further", [[], ["checkpoint.every_steps=null", "train.eval_every_steps=null"]])
-def test_zero_steps_builds_the_run(further: list[str], run_app: Command, dataset: Path, tmp_path: Path) -> None:
-    run_app("train", *SMALL, f"data.path={dataset}", "run.name=zero", "train.max_steps=0", *further)
+def test_zero_steps_builds_the_run(further: list[str], run_app: Command, small: list[str], tmp_path: Path) -> None:
+    run_app("train", *small, "run.name=zero", "train.max_steps=0", *further)
     figures = summary(tmp_path / "runs/zero")
     assert (figures["status"], figures["steps"]) == ("completed", 0)
     assert figures["parameters"]["embedding"] == sum(NUM_EMBEDDINGS.values()) * 16
@@ -101,9 +100,9 @@ def test_zero_steps_builds_the_run(further: list[str], run_app: Command, dataset
     assert figures["train"]["logloss"] is figures["throughput"]["samples_per_second"] is None
 
 
-def test_two_processes_train_as_one(run_app: Command, dataset: Path, tmp_path: Path) -> None:
+def test_two_processes_train_as_one(run_app: Command, small: list[str], tmp_path: Path) -> None:
     """Told what torchrun tells; all sharding types: test_sharding. fp32 sums in other orders differ by 1e-5 at most."""
-    overrides = [*SMALL, f"data.path={dataset}", "sharding.types=row_wise", "train.epochs=2"]
+    overrides = [*small, "sharding.types=row_wise", "train.epochs=2"]
     for name, processes, steps in (("alone", 1, 60), ("pair", 2, 50)):
         run_app("train", *overrides, f"run.name={name}", f"train.max_steps={steps}", processes=processes)
     alone, pair = tmp_path / "runs/alone", tmp_path / "runs/pair"
@@ -141,14 +140,14 @@ def test_raw_rows_are_preprocessed_once(run_app: Command, tmp_path: Path) -> Non
     assert not (tmp_path / "others/manifest.json").exists()
 
 
-def test_bad_input_is_one_line_and_status_2(run_app: Command, dataset: Path, tmp_path: Path) -> None:
-    process = run_app("train", *SMALL, f"data.path={dataset}", "run.name=bad", "runtime.platform=cuda", status=2)
+def test_bad_input_is_one_line_and_status_2(run_app: Command, small: list[str], tmp_path: Path) -> None:
+    process = run_app("train", *small, "run.name=bad", "runtime.platform=cuda", status=2)
     assert "runtime.platform=cuda" in error_line(process.stderr)
     assert not (tmp_path / "runs/bad/summary.json").exists()
 
 
-def test_a_global_batch_that_does_not_divide(dataset: Path, tmp_path: Path) -> None:
-    forks = forked("train", *SMALL, f"data.path={dataset}", "train.global_batch_size=63", cwd=tmp_path, processes=2)
+def test_a_global_batch_that_does_not_divide(small: list[str], tmp_path: Path) -> None:
+    forks = forked("train", *small, "train.global_batch_size=63", cwd=tmp_path, processes=2)
     forks[0].join(240)
     forks[1].terminate()  # as torchrun does
     process = ended(forks, tmp_path)

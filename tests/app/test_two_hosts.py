@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -29,6 +29,7 @@ from tests.app.machines import (
     CLONE_NEWUTS,
     DISTURBED,
     enter,
+    hosts,
     ip,
     kill,
     two_machines,
@@ -38,14 +39,9 @@ from tests.app.machines import (
 from tests.app.run_files import losses, summary
 from tests.data_prep import oracle
 
+__all__ = ["hosts"]  # a fixture
 TIMEOUT_SECONDS = 12  # of an exchange: others' work on this machine must not cost so much
 LOST_AFTER = "keep_alive_interval=1,keep_alive_max_attempt=5"  # seconds, in torchrun's words
-
-
-@pytest.fixture
-def hosts() -> Iterator[list[str]]:
-    with two_machines() as names:
-        yield names
 
 
 TWO = "--nnodes 2 --nproc-per-node 1"
@@ -310,7 +306,5 @@ def test_a_machine_that_is_lost_for_good_leaves_75(dataset: Path, tmp_path: Path
     for job in jobs:
         status, err = job.result()
         assert status == 75, err
-        assert re.search(
-            rf"^error: {ADDRESSES[0]}:29400: .* after \d+ s; .*the same command resumes", err, re.MULTILINE
-        ), err
+        assert re.search(rf"^error: {ADDRESSES[0]}:29400: .* after \d+ s; .*the same command resumes", err, re.M), err
         assert "Traceback" not in err

@@ -14,7 +14,7 @@ import torch
 import yaml
 from torch.distributed.checkpoint import FileSystemReader
 
-from tests.app.conftest import REPOSITORY, SMALL, Command
+from tests.app.conftest import REPOSITORY, Command
 from tests.app.run_files import rewrite_state
 
 Verify = Callable[..., tuple[dict[str, Any], str]]
@@ -32,10 +32,9 @@ def verified(run_app: Command) -> Verify:
 
 
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_run_replays_to_the_same_bits(processes: int, run_app: Command, verified: Verify, dataset: Path) -> None:
+def test_a_run_replays_to_the_same_bits(processes: int, run_app: Command, verified: Verify, small: list[str]) -> None:
     """Though it was stopped half-way, was evaluated and kept checkpoints."""
-    overrides = [*SMALL, f"data.path={dataset}", "run.name=run", "train.eval_every_steps=15"]
-    overrides += ["checkpoint.every_steps=9"]
+    overrides = [*small, "run.name=run", "train.eval_every_steps=15", "checkpoint.every_steps=9"]
     for steps in (20, 40):
         run_app("train", *overrides, f"train.max_steps={steps}", processes=processes)
     report, _ = verified(processes=processes)
@@ -46,8 +45,8 @@ def test_a_run_replays_to_the_same_bits(processes: int, run_app: Command, verifi
     assert not [line for line in report["changed_since"] if "WORLD_SIZE" in line or "world_size" in line]
 
 
-def test_another_learning_rate_is_found(run_app: Command, verified: Verify, dataset: Path, tmp_path: Path) -> None:
-    run_app("train", *SMALL, f"data.path={dataset}", "run.name=run", "train.max_steps=20")
+def test_another_learning_rate_is_found(run_app: Command, verified: Verify, small: list[str], tmp_path: Path) -> None:
+    run_app("train", *small, "run.name=run", "train.max_steps=20")
     path = tmp_path / "runs/run/config.yaml"
     config = yaml.safe_load(path.read_text())
     config["optimizer"]["lr"] *= 1.5
@@ -62,8 +61,8 @@ def test_another_learning_rate_is_found(run_app: Command, verified: Verify, data
 
 
 @pytest.mark.slow("processes")
-def test_another_number_of_processes_is_tolerated(run_app: Command, verified: Verify, dataset: Path) -> None:
-    overrides = [*SMALL, f"data.path={dataset}", "run.name=run", "train.max_steps=20", "optimizer=sgd"]
+def test_another_number_of_processes_is_tolerated(run_app: Command, verified: Verify, small: list[str]) -> None:
+    overrides = [*small, "run.name=run", "train.max_steps=20", "optimizer=sgd"]
     run_app("train", *overrides, processes=2)
     report, err = verified()
     assert report["verdict"] == "equal within tolerance"
@@ -73,10 +72,9 @@ def test_another_number_of_processes_is_tolerated(run_app: Command, verified: Ve
 
 
 @pytest.mark.slow("processes")
-def test_bits_are_equal_until_processes_changed(run_app: Command, verified: Verify, dataset: Path) -> None:
+def test_bits_are_equal_until_processes_changed(run_app: Command, verified: Verify, small: list[str]) -> None:
     """Two processes, then one: a replay by two has the bits of the first part, and says so."""
-    overrides = [*SMALL, f"data.path={dataset}", "run.name=run", "sharding.types=row_wise", "checkpoint.keep=9"]
-    overrides += ["train.eval_every_steps=5"]
+    overrides = [*small, "run.name=run", "sharding.types=row_wise", "checkpoint.keep=9", "train.eval_every_steps=5"]
     for steps, processes in ((10, 2), (20, 1)):
         run_app("train", *overrides, f"train.max_steps={steps}", processes=processes)
     report, err = verified(processes=2)
@@ -88,9 +86,9 @@ def test_bits_are_equal_until_processes_changed(run_app: Command, verified: Veri
 
 
 @pytest.mark.slow("processes")
-def test_the_first_difference_is_named(run_app: Command, verified: Verify, dataset: Path, tmp_path: Path) -> None:
+def test_the_first_difference_is_named(run_app: Command, verified: Verify, small: list[str], tmp_path: Path) -> None:
     """Somebody changed one value of one table in the checkpoint of step 20, sums and all; steps 10 and 30 are whole."""
-    overrides = [*SMALL, f"data.path={dataset}", "run.name=run", "train.max_steps=30", "checkpoint.every_steps=10"]
+    overrides = [*small, "run.name=run", "train.max_steps=30", "checkpoint.every_steps=10"]
     overrides += ["checkpoint.keep=9", "checkpoint.keep_best=false", "optimizer=sgd"]
     run_app("train", *overrides)
     change_one_value(tmp_path / "runs/run/checkpoints/step_00000020")

@@ -60,11 +60,8 @@ def test_flops_are_those_of_the_formulas() -> None:
 
 def test_all_lookups_run_and_tell_their_samples() -> None:
     cases = by_name(operators.lookup_cases(SHAPE, CPU))
-    assert {
-        "embedding_bag/torch_sgd_sum_train",
-        "embedding_bag/tbe_sgd_mean_forward",
-        "embedding_bag/tbe_rowwise_adagrad_sum_train",
-    } <= set(cases)
+    some = ("torch_sgd_sum_train", "tbe_sgd_mean_forward", "tbe_rowwise_adagrad_sum_train")
+    assert {f"embedding_bag/{name}" for name in some} <= set(cases)
     for case in cases.values():
         case.work()
         assert case.samples == 8
@@ -111,8 +108,7 @@ def test_bytes_of_scoring() -> None:
 def test_ceilings_and_shares() -> None:
     measurement = ceilings.measure_ceilings(CPU, torch.float32, seconds=0.01)
     assert measurement is not None
-    assert measurement.bytes_per_second > 1e8
-    assert measurement.flops_per_second > 1e8
+    assert min(measurement.bytes_per_second, measurement.flops_per_second) > 1e8
     better = ceilings.higher(measurement, measurement._replace(bytes_per_second=1e15))
     assert better == (1e15, measurement.flops_per_second, "float32")
     limits = ceilings.Ceilings(1e9, 2e9, "float32")

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint import metadata as dcp
 from app.checkpoint.files import whole_checkpoints
 from app.checkpoint.safe_reader import METADATA, SafeReader
 from common.files import digest_file
-from tests.app.conftest import SMALL, Command
+from tests.app.conftest import Command
 from tests.app.run_files import rewrite_state
 
 
@@ -72,9 +72,9 @@ def _call_a_tensor_bytes(metadata: Any, command: str) -> Any:
     ],
 )
 def test_what_is_no_tensor_is_not_loaded(
-    change: Callable[[Any, str], Any], message: str, run_app: Command, dataset: Path, tmp_path: Path
+    change: Callable[[Any, str], Any], message: str, run_app: Command, small: list[str], tmp_path: Path
 ) -> None:
-    run_app("train", *SMALL, f"data.path={dataset}", "run.name=run", "train.max_steps=2")
+    run_app("train", *small, "run.name=run", "train.max_steps=2")
     (checkpoint,) = whole_checkpoints(tmp_path / "runs/run/checkpoints")
     metadata = pickle.loads((checkpoint / METADATA).read_bytes())
     (checkpoint / METADATA).write_bytes(pickle.dumps(change(metadata, f"touch {tmp_path}/ran")))
@@ -82,7 +82,7 @@ def test_what_is_no_tensor_is_not_loaded(
     state["files"][METADATA] = asdict(digest_file(checkpoint / METADATA))
     rewrite_state(checkpoint, state)
 
-    for command in (["evaluate", "run=runs/run"], ["train", *SMALL, f"data.path={dataset}", "run.name=run"]):
+    for command in (["evaluate", "run=runs/run"], ["train", *small, "run.name=run"]):
         assert message in run_app(*command, status=2).stderr
     assert not (tmp_path / "ran").exists()
 

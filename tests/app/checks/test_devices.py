@@ -67,25 +67,19 @@ def test_devices_of_amd_that_may_not_be_opened(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("present", "probe", "verdict", "words"),
     [
-        (None, {"cuda": None, "hip": None}, Verdict.ok, "CPU build"),
+        ("", {"cuda": None, "hip": None}, Verdict.ok, "CPU build"),
         ("NVIDIA_DEVICE", {"cuda": None, "hip": None}, Verdict.warn, "CPU build"),
         ("AMD_DEVICE", {"cuda": None, "hip": "7.1"}, Verdict.fail, "torch sees none"),
-        (None, {"cuda": "13.0", "hip": None}, Verdict.warn, "no GPU"),
+        ("", {"cuda": "13.0", "hip": None}, Verdict.warn, "no GPU"),
     ],
 )
 def test_machines_whose_gpus_torch_does_not_see(
-    present: str | None,
-    probe: dict[str, Any],
-    verdict: Verdict,
-    words: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    present: str, probe: dict[str, Any], verdict: Verdict, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("NVIDIA_DEVICE", "AMD_DEVICE"):
         monkeypatch.setattr(devices, name, tmp_path if name == present else tmp_path / "absent")
     (check,) = devices.check_devices(convert({**CUDA, **probe, "devices": []}, Probe))
-    assert check.verdict is verdict
-    assert words in check.found
+    assert (check.verdict, words in check.found) == (verdict, True)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +113,10 @@ printf '%s\\n' {lines}
 
 
 def test_locked_clocks_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a program that prints what nvidia-smi's manual shows, as there is no GPU here."""
+    """By a program that prints what nvidia-smi's manual shows, as there is no GPU here; before, there is none."""
+    with monkeypatch.context() as without:
+        without.setenv("PATH", str(tmp_path))
+        assert list(devices.check_clocks(tmp_path)) == []
     (tmp_path / "nvidia-smi").write_text(NVIDIA_SMI.format(lines="'0, 1980, 1980' '1, 1200, 1980' '2, [N/A], 1980'"))
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -131,8 +128,3 @@ def test_locked_clocks_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "clock of gpu 1": (Verdict.warn, "set to 1200 MHz of at most 1980"),
         "clock of card1": (Verdict.warn, "performance level manual, not auto"),
     }
-
-
-def test_without_gpus_no_clock_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert list(devices.check_clocks(tmp_path)) == []

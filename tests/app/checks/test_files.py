@@ -7,13 +7,15 @@ import pytest
 
 from app.checks import files
 from app.checks.check import Verdict
-from tests.app.conftest import SMALL, Command
+from tests.app.conftest import Command
 from tests.app.datasets import write_dataset
+
+FEW = {"train": 40, "val": 5, "test": 5}
 
 
 def test_datasets(tmp_path: Path) -> None:
     assert files.check_dataset(tmp_path).verdict is Verdict.warn
-    write_dataset(tmp_path, rows={"train": 40, "val": 5, "test": 5})
+    write_dataset(tmp_path, rows=FEW)
     check = files.check_dataset(tmp_path)
     assert check.verdict is Verdict.ok
     assert "train 40, val 5, test 5" in check.found
@@ -28,10 +30,10 @@ def test_datasets(tmp_path: Path) -> None:
     assert files.check_dataset(tmp_path).verdict is Verdict.fail
 
 
-def test_runs(run_app: Command, dataset: Path, tmp_path: Path) -> None:
+def test_runs(run_app: Command, small: list[str], tmp_path: Path) -> None:
     (check,) = files.check_runs(tmp_path / "runs")
     assert check.verdict is Verdict.ok
-    run_app("train", *SMALL, f"data.path={dataset}", "run.name=a", "train.max_steps=3")
+    run_app("train", *small, "run.name=a", "train.max_steps=3")
     run = tmp_path / "runs" / "a"
     assert files.check_run(run).verdict is Verdict.ok
     summary = json.loads((run / "summary.json").read_bytes())
@@ -51,7 +53,7 @@ def test_all_datasets_under_a_directory(tmp_path: Path) -> None:
     (check,) = files.check_datasets(tmp_path / "data")
     assert (check.verdict, check.found) == (Verdict.ok, "none yet")
     for name in ("one", "tiny/two"):
-        write_dataset(tmp_path / "data" / name, rows={"train": 40, "val": 5, "test": 5})
+        write_dataset(tmp_path / "data" / name, rows=FEW)
     (tmp_path / "data/tiny/two/val/00000.dense.npy").unlink()
     (tmp_path / "data/begun/.work").mkdir(parents=True)
     (tmp_path / "data/theirs").mkdir()
@@ -63,13 +65,14 @@ def test_all_datasets_under_a_directory(tmp_path: Path) -> None:
 def test_no_advice_removes_a_run(tmp_path: Path) -> None:
     """A run whose run.dir lies deeper, and files of others."""
     run = tmp_path / "runs/a/b"
-    run.mkdir(parents=True)
-    (run / "manifest.json").write_text('{"format": "clickwork-run"}')
-    (run / "summary.json").write_text('{"status": "completed", "steps": 3}')
-    (tmp_path / "runs/mine").mkdir()
-    (tmp_path / "runs/mine/thesis.tex").write_text("")
-    (tmp_path / "runs/begun").mkdir()
-    (tmp_path / "runs/begun/log.txt").write_text("")
+    for path, text in (
+        ("a/b/manifest.json", '{"format": "clickwork-run"}'),
+        ("a/b/summary.json", '{"status": "completed", "steps": 3}'),
+        ("mine/thesis.tex", ""),
+        ("begun/log.txt", ""),
+    ):
+        (tmp_path / "runs" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "runs" / path).write_text(text)
     checks = {check.name: check for check in files.check_runs(tmp_path / "runs")}
     assert checks[f"run {run}"].verdict is Verdict.ok
     result = {name.rpartition("/")[2]: check.remedy for name, check in checks.items()}
@@ -78,7 +81,7 @@ def test_no_advice_removes_a_run(tmp_path: Path) -> None:
 
 @pytest.mark.slow("processes")
 def test_a_broken_dataset_fails_the_doctor_and_json_says_so(tmp_path: Path, run_app: Command) -> None:
-    write_dataset(tmp_path / "data", rows={"train": 40, "val": 5, "test": 5})
+    write_dataset(tmp_path / "data", rows=FEW)
     (tmp_path / "data" / "val" / "00000.dense.npy").write_bytes(b"")
     process = run_app("doctor", "data.path=data", "json=true", "out=doctor.json", status=1)
     document = json.loads(process.stdout)

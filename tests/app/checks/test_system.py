@@ -7,7 +7,6 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ import pytest
 from app.checks import system
 from app.checks.check import Verdict
 from common import limits
+from tests.app.conftest import REPOSITORY
 from tests.common.test_numa import write_nodes
 
 
@@ -47,17 +47,13 @@ def test_a_container_s_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert re.match(r"0\.5 of \d+ usable \(cgroup's limit\), 1 thread\b", system.check_processors().found)
 
 
-@pytest.fixture
-def few_files() -> Iterator[None]:
+def test_few_open_files() -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
-@pytest.mark.usefixtures("few_files")
-def test_few_open_files() -> None:
-    checks = {check.name: check for check in system.check_limits(has_gpu=False)}
+    try:
+        checks = {check.name: check for check in system.check_limits(has_gpu=False)}
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
     assert checks["open files"].verdict is Verdict.warn
     assert checks["locked memory"].verdict is Verdict.ok
 
@@ -77,16 +73,9 @@ def test_disks(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become a user who may not write")
 def test_a_directory_that_is_somebody_else_s(tmp_path: Path) -> None:
-    code = f"""
-import os
-from pathlib import Path
-from app.checks import system
-os.setuid(65534)
-print(system.check_disk("disk", Path({str(tmp_path)!r})).verdict.value)
-"""
+    code = "import os, pathlib; from app.checks import system; os.setuid(65534)"
+    code += f"\nprint(system.check_disk('disk', pathlib.Path({str(tmp_path)!r})).verdict.value)"
     for directory in (tmp_path, *tmp_path.parents):
         if not directory.stat().st_mode & stat.S_IXOTH:
             directory.chmod(0o755)  # pytest keeps others out of its own
-    root = Path(system.__file__).parents[2]
-    process = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
-    assert process.stdout == "fail\n"
+    assert subprocess.check_output([sys.executable, "-c", code], cwd=REPOSITORY, text=True) == "fail\n"

@@ -21,8 +21,6 @@ PACKAGES = ("app", "common", "data_prep")
 TABLES = ("app/kinds/", "data_prep/dataset/options.py")
 SPLITS = {row.value for row in SplitMethod} - {"auto", "random", "time", "group"}  # which are other things' names, too
 # Files that may have a kind's name, and why.
-OPTIMIZER_EXCEPTIONS: dict[str, str] = {}
-SCHEDULE_EXCEPTIONS: dict[str, str] = {}
 METRIC_EXCEPTIONS = {
     "app/metrics/clicks.py": "computes them",
     "app/metrics/users.py": "computes them",
@@ -38,7 +36,6 @@ SOURCE_EXCEPTIONS = {
     "data_prep/synthetic/random_ids.py": "its own name in the manifest",
     "extensions/locality/rows.py": "its own name in the manifest",
 }
-SPLIT_EXCEPTIONS: dict[str, str] = {}
 # Files that may have a source or a method of splits itself, and why.
 MEMBER_EXCEPTIONS = {"app/config/data.py": "the default", "data_prep/config/presets.py": "what encodings have"}
 # Files of the core that may ask for a kind of model or dataset itself, and why.
@@ -83,26 +80,20 @@ def product_files() -> dict[str, Path]:
     return {name: path for name, path in by_name.items() if not name.startswith(TABLES)}
 
 
-def files_with(names: set[str]) -> dict[str, set[str]]:
-    """Product files beside the tables that have one of these names as a literal, and which."""
-    by_file = {name: literals(path) & names for name, path in product_files().items()}
-    return {name: present for name, present in by_file.items() if present}
-
-
 @pytest.mark.parametrize(
     ("names", "exceptions"),
     [
-        ({row.value for row in OptimizerName}, OPTIMIZER_EXCEPTIONS),
-        ({row.value for row in ScheduleName}, SCHEDULE_EXCEPTIONS),
+        ({row.value for row in OptimizerName}, {}),
+        ({row.value for row in ScheduleName}, {}),
         (set(METRICS), METRIC_EXCEPTIONS),
         ({row.value for row in DataSource}, SOURCE_EXCEPTIONS),
-        (SPLITS, SPLIT_EXCEPTIONS),
+        (SPLITS, {}),
     ],
     ids=["optimizers", "schedules", "metrics", "sources", "splits"],
 )
 def test_names_stand_in_the_tables_alone(names: set[str], exceptions: dict[str, str]) -> None:
-    elsewhere = {path: present for path, present in files_with(names).items() if path not in exceptions}
-    assert not elsewhere
+    by_file = {name: literals(path) & names for name, path in product_files().items() if name not in exceptions}
+    assert not {name: present for name, present in by_file.items() if present}
 
 
 def test_no_other_file_asks_for_a_source_or_a_method_of_splits() -> None:
@@ -119,13 +110,8 @@ def test_a_task_is_of_a_kind_of_label_with_metrics_and_losses_that_are() -> None
 
 
 def test_no_other_file_asks_which_kind_a_model_or_a_dataset_is_of() -> None:
-    for name, path in product_files().items():
-        assert name in ROW_EXCEPTIONS or not rows_imported(path), name
-
-
-def test_exceptions_are_needed() -> None:
-    files = product_files()
-    assert all(rows_imported(files[name]) for name in ROW_EXCEPTIONS)
+    """And the exceptions are needed."""
+    assert {name for name, path in product_files().items() if rows_imported(path)} == set(ROW_EXCEPTIONS)
 
 
 @pytest.mark.parametrize("source", DataSource, ids=lambda source: source.name)

@@ -10,7 +10,7 @@ import torch
 from app.config import Interaction, ModelConfig
 from app.metrics.timing import PHASES, StepTimer
 from app.model.flops import training_flops
-from tests.app.conftest import SMALL, Command
+from tests.app.conftest import Command
 from tests.app.datasets import NUM_DENSE, NUM_EMBEDDINGS
 
 
@@ -48,8 +48,8 @@ def test_flops_of_a_sample_are_those_of_its_layers(interaction: Interaction, out
 
 
 @pytest.mark.slow("processes")
-def test_a_run_tells_them_and_leaves_the_traces_asked_for(run_app: Command, dataset: Path, tmp_path: Path) -> None:
-    keys = [*SMALL, f"data.path={dataset}", "run.name=a", "train.max_steps=24", "runtime.profile_steps=[12,13]"]
+def test_a_run_tells_them_and_leaves_the_traces_asked_for(run_app: Command, small: list[str], tmp_path: Path) -> None:
+    keys = [*small, "run.name=a", "train.max_steps=24", "runtime.profile_steps=[12,13]"]
     keys += ["train.warmup_steps_excluded=5"]
     run_app("train", *keys, processes=2)
     run = tmp_path / "runs/a"

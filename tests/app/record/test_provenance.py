@@ -56,9 +56,7 @@ def test_whatever_lies_in_a_checkout_is_no_hindrance(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("form", ["branch", "packed", "detached"])
-def test_the_commit_is_read_where_git_is_not_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
-) -> None:
+def test_the_commit_is_read_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
     def git(*arguments: str) -> str:
         command = ["git", "-c", "user.name=x", "-c", "user.email=x@y", *arguments]
         return subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout.strip()

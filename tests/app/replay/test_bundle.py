@@ -40,9 +40,7 @@ def test_it_is_verified_where_there_is_nothing_else(run_app: Command, run: Path,
 
 
 @pytest.mark.slow("processes")
-def test_a_damaged_file_and_a_dataset_that_is_not_there_are_refused(
-    run_app: Command, refused: Refusal, uninterrupted: Path, tmp_path: Path
-) -> None:
+def test_a_damaged_file_is_refused(run_app: Command, refused: Refusal, uninterrupted: Path, tmp_path: Path) -> None:
     run_app("bundle", f"run={uninterrupted}", "out=x.bundle")
     with zipfile.ZipFile(tmp_path / "x.bundle") as archive:
         content = {name: archive.read(name) for name in archive.namelist()}

@@ -31,9 +31,7 @@ SLOW = {
 
 
 @pytest.mark.parametrize("course", [*QUICK, *(pytest.param(each, marks=pytest.mark.slow) for each in SLOW)])
-def test_a_run_of_any_course_replays(
-    course: str, train: Train, runtime: Runtime, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_any_course_replays(course: str, train: Train, runtime: Runtime, capsys: pytest.CaptureFixture[str]) -> None:
     for part in {**QUICK, **SLOW}[course]:
         end, *overrides = part.split()
         status = {"stop": "interrupted", "kill": "killed"}.get(end.partition(":")[0], end)

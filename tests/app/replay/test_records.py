@@ -62,9 +62,8 @@ def test_every_figure_is_repeated(run: Path, verified: Verified) -> None:
 
 def rewritten(path: Path, change: Callable[[Any], Any]) -> None:
     """Change the content of a JSON file, or of each line of one."""
-    lines = [
-        json.loads(line) for line in ([path.read_text()] if path.suffix == ".json" else path.read_text().splitlines())
-    ]
+    text = path.read_text()
+    lines = map(json.loads, [text] if path.suffix == ".json" else text.splitlines())
     path.write_text("".join(json.dumps(change(line)) + "\n" for line in lines))
 
 

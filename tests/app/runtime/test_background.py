@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.runtime.background import background_thread
-from tests.app.conftest import REPOSITORY, SMALL, Command
+from tests.app.conftest import REPOSITORY, Command
 
 STARTERS = ("Thread", "Timer", "ThreadPool", "ThreadPoolExecutor", "start_new_thread")
 MAY_START_THREADS = {
@@ -53,12 +53,12 @@ def test_threads_are_started_in_one_place() -> None:
 
 @pytest.mark.slow("processes")
 @pytest.mark.parametrize("every", ["10", "null"])
-def test_no_thread_is_added(run_app: Command, dataset: Path, tmp_path: Path, every: str) -> None:
+def test_no_thread_is_added(run_app: Command, small: list[str], tmp_path: Path, every: str) -> None:
     """By checkpoints, evaluations or a resumption.
 
     Layers are large enough for the copy of a checkpoint to be computed by several threads.
     """
-    common = [*SMALL, f"data.path={dataset}", "model.over_arch=[512,256,1]", "runtime.num_threads=2"]
+    common = [*small, "model.over_arch=[512,256,1]", "runtime.num_threads=2"]
     common += ["checkpoint.every_steps=8", f"train.eval_every_steps={every}"]
     for limit in ("train.max_steps=24", "train.max_steps=31"):
         run_app("train", *common, limit, fault="threads counted:0")

@@ -8,7 +8,7 @@ import pytest
 
 from app.config import CONFIG_DIR, EnvironmentConfig
 from app.runtime import environment, leave, platform, process_group
-from tests.app.conftest import SMALL, Command, composed
+from tests.app.conftest import Command, composed
 
 PROFILES = sorted(path.stem for path in (CONFIG_DIR / "environment").glob("*.yaml"))
 
@@ -64,10 +64,10 @@ def test_empty_variables_of_a_launcher_are_none(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.slow("processes")
-def test_each_command_applies_the_profile_of_the_run(run_app: Command, dataset: Path, tmp_path: Path) -> None:
+def test_each_command_applies_the_profile_of_the_run(run_app: Command, small: list[str], tmp_path: Path) -> None:
     """Recorded whatever its name is, and no change to `verify`."""
     variable = "+environment.variables.A_VARIABLE=7"
-    process = run_app("train", *SMALL, f"data.path={dataset}", "run.name=x", "train.max_steps=2", variable)
+    process = run_app("train", *small, "run.name=x", "train.max_steps=2", variable)
     assert json.loads((tmp_path / "runs/x/manifest.json").read_bytes())["environment"]["A_VARIABLE"] == "7"
     for command in ("evaluate", "verify"):
         process = run_app(command, "run=runs/x")

@@ -12,17 +12,9 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocati
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice, SplitTableBatchedEmbeddingBagsCodegen
 from torchrec.distributed.planner.types import Storage as PlannedStorage
 
-from app.config import (
-    AppConfig,
-    ModelConfig,
-    OptimizerConfig,
-    OptimizerName,
-    ShardingConfig,
-    TopologyConfig,
-    TrainConfig,
-)
+from app.config import AppConfig, OptimizerName, TopologyConfig
 from app.config.published import published_tables
-from app.config.tables import Storage, TablesConfig
+from app.config.tables import Storage
 from app.metrics.utilisation import work_of_sample
 from app.model.embeddings import TableArch, make_sparse_arch
 from app.runtime.platform import Runtime
@@ -135,13 +127,9 @@ def test_a_gpus_plan_counts_what_fbgemm_allocates(name: OptimizerName, storage: 
         tensor_bytes(tensor for key, tensor in table_tensors.items() if key.endswith(end) and tensor.numel() > 1)
         for end in ("_dev", "_uvm")
     )
-    config = AppConfig(
-        model=ModelConfig(embedding_dim=dim, dense_arch=[dim], over_arch=[1], tables=TablesConfig(storage=storage)),
-        optimizer=OptimizerConfig(name=name),
-        train=TrainConfig(global_batch_size=ROWS),
-        sharding=ShardingConfig(types="table_wise", kernels=[kernel]),
-        topology=resolved("h100", 1),
-    )
+    keys = [f"model.embedding_dim={dim}", f"model.dense_arch=[{dim}]", "model.over_arch=[1]", f"optimizer={name.value}"]
+    keys += [f"model.tables.storage={storage.value}", f"train.global_batch_size={ROWS}", "sharding.types=table_wise"]
+    config = replace(composed(*keys, f"sharding.kernels=[{kernel}]"), topology=resolved("h100", 1))
     arch, bag_sizes = make_sparse_arch(config.model, {"cat_0": rows}, ["cat_0"]), {"cat_0": float(ids)}
     plan = from_config.decide(config, torch.device("cuda"), arch, bag_sizes)
     (part,) = planned_storage(config, config.topology, arch, plan, bag_sizes)["t_cat_0"]
@@ -151,13 +139,8 @@ def test_a_gpus_plan_counts_what_fbgemm_allocates(name: OptimizerName, storage: 
 
 def test_tables_that_do_not_fit_are_counted_as_stored() -> None:
     """MLPerf v2's 26,135,627,264 parameters in fp16 take 48.7 GiB, and Adagrad's fp32 state 97.4."""
-    config = AppConfig(
-        model=ModelConfig(embedding_dim=128, tables=TablesConfig(storage=Storage.fp16)),
-        optimizer=OptimizerConfig(name=OptimizerName.adagrad),
-        train=TrainConfig(global_batch_size=8192),
-        sharding=ShardingConfig(types="auto"),
-        topology=resolved("h100", 2),
-    )
+    keys = ["model.embedding_dim=128", "model.tables.storage=fp16", "optimizer=adagrad", "sharding.types=auto"]
+    config = replace(composed(*keys, "train.global_batch_size=8192"), topology=resolved("h100", 2))
     rows = published_tables("mlperf_v2").rows
     arch = make_sparse_arch(config.model, rows, [])
     with pytest.raises(UserError, match=r"26 tables of 48\.7 GiB and 97\.4 GiB of adagrad's state on 2 devices of 80"):

@@ -1,6 +1,5 @@
 """Views of a run for other tools, read back as those tools read them."""
 
-import json
 import signal
 from pathlib import Path
 
@@ -11,12 +10,8 @@ from app.metrics.documents import decode_event
 from app.trackers.base import settings
 from app.trackers.tensorboard import TensorBoard
 from common.keys import to_plain
-from tests.app.conftest import SMALL, Command, composed, ended, forked
-
-
-def events(run: Path, kind: str) -> list[dict[str, float]]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if line["event"] == kind]
+from tests.app.conftest import Command, composed
+from tests.app.run_files import events
 
 
 def board(run: Path) -> EventAccumulator:
@@ -28,12 +23,8 @@ def board(run: Path) -> EventAccumulator:
 def assert_board_shows(run: Path) -> None:
     """Every figure of metrics.jsonl once, and nothing else."""
     accumulator = board(run)
-    for tag, kind, key in (
-        ("train/loss", "train", "loss"),
-        ("train/accuracy", "train", "accuracy"),
-        ("eval/auc", "eval", "auc"),
-        ("train/lr", "train", "lr"),
-    ):
+    for tag in ("train/loss", "train/accuracy", "eval/auc", "train/lr"):
+        kind, key = tag.split("/")
         expected = [(event["step"], event[key]) for event in events(run, kind)]
         points = [(event.step, event.value) for event in accumulator.Scalars(tag)]
         assert [step for step, _ in points] == [step for step, _ in expected], tag
@@ -43,15 +34,12 @@ def assert_board_shows(run: Path) -> None:
 
 
 @pytest.mark.slow("processes")
-def test_tensorboard_shows_a_killed_and_resumed_run_once(run_app: Command, dataset: Path, tmp_path: Path) -> None:
-    overrides = [*SMALL, f"data.path={dataset}", "run.name=board", "checkpoint.every_steps=20"]
-    overrides += ["train.eval_every_steps=20"]
+def test_tensorboard_shows_a_killed_and_resumed_run_once(run_app: Command, small: list[str], tmp_path: Path) -> None:
+    overrides = [*small, "run.name=board", "checkpoint.every_steps=20", "train.eval_every_steps=20"]
     run = tmp_path / "runs/board"
-    killed = ended(forked("train", *overrides, "train.max_steps=70", cwd=tmp_path, fault="in the step:47"), tmp_path)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    run_app("train", *overrides, "train.max_steps=70", fault="in the step:47", status=-signal.SIGKILL)
     assert max(event["step"] for event in events(run, "train")) > 40  # these steps come again
-    process = run_app("train", *overrides, "train.max_steps=70")
-    assert "resume: from" in process.stderr
+    assert "resume: from" in run_app("train", *overrides, "train.max_steps=70").stderr
     assert_board_shows(run)
     run_app("train", *overrides, "train.max_steps=25", "checkpoint.resume=never", "checkpoint.overwrite=true")
     assert_board_shows(run)
@@ -72,20 +60,10 @@ def test_tensorboard_has_every_number_of_every_event_and_begins_with_evaluations
     tracker.close(None)
     accumulator = board(tmp_path)
     scalars = {tag: accumulator.Scalars(tag)[0].value for tag in accumulator.Tags()["scalars"]}
-    expected = {
-        "eval/auc": 0.75,
-        "eval/ne": 0.5,
-        "eval/eval_samples": 7,
-        "train/loss": 0.7,
-        "train/lr": 0.1,
-        "train/device_bytes": 8,
-        "train/phase_seconds/forward": 0.25,
-        "train/phase_seconds/backward": 0.5,
-        "train/phase_seconds/optimizer": 0.125,
-        "various/checkpoint/stall_seconds": 0.25,
-        "various/train/measured/steps": 4,
-        "various/train/measured/joules": 2,
-    }
+    expected = {"eval/auc": 0.75, "eval/ne": 0.5, "eval/eval_samples": 7, "train/loss": 0.7, "train/lr": 0.1}
+    expected |= {"train/phase_seconds/forward": 0.25, "train/phase_seconds/backward": 0.5, "train/device_bytes": 8}
+    expected |= {"train/phase_seconds/optimizer": 0.125, "various/checkpoint/stall_seconds": 0.25}
+    expected |= {"various/train/measured/steps": 4, "various/train/measured/joules": 2}
     assert {tag: value for tag, value in scalars.items() if value} == pytest.approx(expected)
     assert not any(scalars[tag] for tag in scalars.keys() - expected.keys())  # sums of what was not measured are 0
     assert min(scalars).startswith("eval/")

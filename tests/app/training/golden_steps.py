@@ -13,18 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torchrec import KeyedJaggedTensor
 
-from app.config import (
-    AppConfig,
-    Interaction,
-    ModelConfig,
-    OptimizerConfig,
-    OptimizerName,
-    RunConfig,
-    RuntimeConfig,
-    ScheduleConfig,
-    ScheduleName,
-    TrainConfig,
-)
+from app.config import RuntimeConfig
 from app.config.runtime import Platform
 from app.data.batch import Batch
 from app.runtime import platform
@@ -33,18 +22,19 @@ from app.sharding.execute import fill_tables, table_blocks, table_weights
 from app.training import session
 from data_prep.dataset.format import Manifest
 from tests.app import loops
+from tests.app.conftest import composed
 
 GOLDEN = Path(__file__).parents[2] / "golden/reference"
 FEATURES = [f"cat_{i}" for i in range(26)]
 STEPS, BATCH = 20, 16
 
 CASES = {
-    "sgd": (OptimizerName.sgd, 0.1, Interaction.dot, False),
-    "adagrad": (OptimizerName.adagrad, 0.05, Interaction.dot, False),
-    "rwsadagrad": (OptimizerName.rowwise_adagrad, 0.05, Interaction.dot, False),
-    "itself_sgd": (OptimizerName.sgd, 0.1, Interaction.dot, True),
-    "cat_sgd": (OptimizerName.sgd, 0.1, Interaction.cat, False),
-    "multihot_sgd": (OptimizerName.sgd, 0.1, Interaction.dot, False),
+    "sgd": ("sgd", 0.1, "dot", False),
+    "adagrad": ("adagrad", 0.05, "dot", False),
+    "rwsadagrad": ("rowwise_adagrad", 0.05, "dot", False),
+    "itself_sgd": ("sgd", 0.1, "dot", True),
+    "cat_sgd": ("sgd", 0.1, "cat", False),
+    "multihot_sgd": ("sgd", 0.1, "dot", False),
 }
 
 
@@ -52,13 +42,10 @@ def train_case(case: str, runtime: Runtime) -> tuple[NDArray[np.float32], dict[s
     """The loss of each step, and the final parameters by the reference's names."""
     golden = np.load(GOLDEN / f"dlrm_small_{case}.npz")
     algorithm, lr, interaction, itself = CASES[case]
-    config = AppConfig(
-        run=RunConfig(name="golden"),
-        model=ModelConfig(interaction, itself, embedding_dim=4, dense_arch=[8, 4], over_arch=[8, 1]),
-        optimizer=OptimizerConfig(algorithm, lr, eps=None if algorithm is OptimizerName.sgd else 1e-10),
-        schedule=ScheduleConfig(ScheduleName.constant),
-        train=TrainConfig(global_batch_size=BATCH, log_every_steps=1),
-    )
+    model = ["model.embedding_dim=4", "model.dense_arch=[8,4]", "model.over_arch=[8,1]", "train.log_every_steps=1"]
+    model += [f"model.interaction={interaction}", f"model.interaction_itself={itself}"]
+    optimizer = [f"optimizer={algorithm}", f"optimizer.lr={lr}", f"train.global_batch_size={BATCH}"]
+    config = composed(*model, *optimizer, *["optimizer.eps=1e-10"] * (algorithm != "sgd"))
     this = session.build(config, runtime, Path("golden"), manifest())
     _set_initial(this, golden, columns_of(case))
     state, _ = loops.train(this, this.predictor.on_device(batches(golden)), STEPS, config.train)
@@ -68,7 +55,7 @@ def train_case(case: str, runtime: Runtime) -> tuple[NDArray[np.float32], dict[s
 def columns_of(case: str) -> NDArray[np.int64]:
     """The reference's column of the over_arch's input for each of ours."""
     _, _, interaction, itself = CASES[case]
-    return _our_columns(27, itself) if interaction is Interaction.dot else np.arange(108)
+    return _our_columns(27, itself) if interaction == "dot" else np.arange(108)
 
 
 def _final_parameters(this: session.Session) -> dict[str, NDArray[np.float32]]:

@@ -26,6 +26,9 @@ BRIEF += ["sharding.types=row_wise", "baselines=false"]
 CODE = {"git_sha": "0123456789abcdef", "dirty_diff_sha256": None, "sources_sha256": "0"}
 
 
+Outcome = tuple[list[int | None], list[str]]  # statuses, and lines of stderr
+
+
 def other_code() -> None:
     provenance.code = lambda: CODE
 
@@ -55,9 +58,7 @@ def _train_apart(root: str, overrides: Sequence[Sequence[str]], changes: Sequenc
     run(COMMANDS["train"])
 
 
-def train_apart(
-    root: Path, *more: Sequence[str], change: Callable[[], None] = nothing
-) -> tuple[list[int | None], list[str]]:
+def train_apart(root: Path, *more: Sequence[str], change: Callable[[], None] = nothing) -> Outcome:
     """Train on two machines, with settings of each and what is another on the second; statuses and stderr's lines."""
     for name in "ab":
         (root / name).mkdir(exist_ok=True)
@@ -68,7 +69,7 @@ def train_apart(
     return statuses, log.read_text().splitlines()
 
 
-def refused(outcome: tuple[list[int | None], list[str]], *words: str) -> None:
+def refused(outcome: Outcome, *words: str) -> None:
     """Both machines end with 2 and the same line, which has these words."""
     statuses, lines = outcome
     errors = [line for line in lines if line.startswith("error: ")]
@@ -95,7 +96,7 @@ def test_another_setting_is_refused_before_anything_is_written(dataset: Path, tm
     ("change", "words"),
     [(other_code, "commit 0123456789abcdef, changes None, modules 0 on"), (other_release, "release of torchrec")],
 )
-def test_other_code_and_releases_are_refused(
+def test_other_code_or_release_is_refused(
     dataset: Path, tmp_path: Path, change: Callable[[], None], words: str
 ) -> None:
     overrides = [f"data.path={dataset}", f"run.dir={tmp_path / 'shared'}"]

@@ -2,6 +2,7 @@
 
 import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,8 @@ def is_valid(case: Case) -> bool:
 
 
 CASES = covering_cases({factor: list(values) for factor, values in FACTORS.items()}, is_valid)
+FIRST = {factor: next(iter(values)) for factor, values in FACTORS.items()}
+KeysOf = Callable[[Case], list[str]]
 
 
 def write_small_rows(kind: str, root: Path) -> None:
@@ -82,15 +85,18 @@ def write_small_rows(kind: str, root: Path) -> None:
         write_dataset(root, {"train": 1_100, "val": 201, "test": 50}, shard_rows=300)
 
 
-def overrides_of(case: Case, factory: pytest.TempPathFactory) -> list[str]:
-    """Return the overrides of a case, without those of its layout."""
-    rows = "bags" if case["rows"] == "bags" else "clicks"
-    root = made_once(factory, f"any_layout_{rows}", functools.partial(write_small_rows, rows))
-    overrides = [f"data.path={root}", *SMALL, LAYOUT, "train.max_steps=12", "train.epochs=50", "optimizer.lr=0.02"]
-    overrides += ["train.eval_every_steps=6", "checkpoint.every_steps=4", "record.tensorboard=false"]
-    for factor, values in FACTORS.items():
-        overrides += values[case[factor]]
-    return overrides
+@pytest.fixture
+def keys_of(tmp_path_factory: pytest.TempPathFactory) -> KeysOf:
+    """The overrides of a case, without those of its layout."""
+
+    def overrides_of(case: Case) -> list[str]:
+        rows = "bags" if case["rows"] == "bags" else "clicks"
+        root = made_once(tmp_path_factory, f"any_layout_{rows}", functools.partial(write_small_rows, rows))
+        overrides = [f"data.path={root}", *SMALL, LAYOUT, "train.max_steps=12", "train.epochs=50", "optimizer.lr=0.02"]
+        overrides += ["train.eval_every_steps=6", "checkpoint.every_steps=4", "record.tensorboard=false"]
+        return overrides + [key for factor, values in FACTORS.items() for key in values[case[factor]]]
+
+    return overrides_of
 
 
 def bits(run: Path) -> dict[str, Any]:
@@ -102,12 +108,10 @@ def bits(run: Path) -> dict[str, Any]:
 
 @pytest.mark.slow("processes")
 @pytest.mark.parametrize("number", range(len(CASES)))
-def test_bits_do_not_depend_on_the_layout(
-    run_app: Command, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, number: int
-) -> None:
+def test_bits_do_not_depend_on_the_layout(run_app: Command, keys_of: KeysOf, tmp_path: Path, number: int) -> None:
     """Two runs: one process with one thread, and the case's layout, of the whole run, its beginning or its end."""
     case = CASES[number]
-    overrides = overrides_of(case, tmp_path_factory)
+    overrides = keys_of(case)
     run_app("train", *overrides, "run.name=one")
     processes, threads = map(int, case["layout"].split("x"))
     threads = min(threads, several_threads())
@@ -143,11 +147,8 @@ def test_many_steps_of_a_whole_model(
 
 
 @pytest.mark.slow("processes")
-def test_a_run_of_two_processes_is_identical_on_others(
-    run_app: Command, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    case = {factor: next(iter(values)) for factor, values in FACTORS.items()}
-    run_app("train", *overrides_of(case, tmp_path_factory), "run.name=x", "eval.keep_scores=1000", processes=2)
+def test_a_run_of_two_processes_is_identical_on_others(run_app: Command, keys_of: KeysOf, tmp_path: Path) -> None:
+    run_app("train", *keys_of(FIRST), "run.name=x", "eval.keep_scores=1000", processes=2)
     for processes, threads in ((1, several_threads()), (3, 1)):
         verified = run_app("verify", "run=runs/x", f"runtime.num_threads={threads}", processes=processes)
         report = json.loads(verified.stdout)
@@ -155,9 +156,9 @@ def test_a_run_of_two_processes_is_identical_on_others(
 
 
 @pytest.mark.slow("processes")
-def test_the_size_of_micro_batches_is_recorded(run_app: Command, dataset: Path, tmp_path: Path) -> None:
+def test_the_size_of_micro_batches_is_recorded(run_app: Command, small: list[str], tmp_path: Path) -> None:
     """So that a later default changes no replay; another size is another run."""
-    overrides = [*SMALL, f"data.path={dataset}", LAYOUT, "run.name=x"]
+    overrides = [*small, LAYOUT, "run.name=x"]
     run_app("train", *overrides, "train.max_steps=2")
     assert yaml.safe_load((tmp_path / "runs/x/config.yaml").read_text())["train"]["micro_batch_size"] == MICRO_BATCH
     refusal = run_app("train", *overrides, "train.max_steps=4", "train.micro_batch_size=64", status=2)
@@ -165,11 +166,8 @@ def test_the_size_of_micro_batches_is_recorded(run_app: Command, dataset: Path, 
 
 
 @pytest.mark.slow("processes")
-def test_without_it_the_bits_depend_on_the_layout(
-    run_app: Command, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    case = {factor: next(iter(values)) for factor, values in FACTORS.items()}
-    overrides = [each for each in overrides_of(case, tmp_path_factory) if "micro_batch" not in each and each != LAYOUT]
+def test_without_it_the_bits_depend_on_the_layout(run_app: Command, keys_of: KeysOf, tmp_path: Path) -> None:
+    overrides = [each for each in keys_of(FIRST) if "micro_batch" not in each and each != LAYOUT]
     run_app("train", *overrides, "run.name=one")
     run_app("train", *overrides, "run.name=several", processes=2)
     assert bits(tmp_path / "runs/several") != bits(tmp_path / "runs/one")

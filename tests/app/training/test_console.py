@@ -17,7 +17,7 @@ import pytest
 from app.record.documents import Summary
 from app.training.recording import summary
 from common.documents import convert
-from tests.app.conftest import SMALL, Command, forked
+from tests.app.conftest import Command, forked
 from tests.app.summaries import LEAST
 
 OF_VAL = {"split": "val", "samples": 500}
@@ -95,8 +95,8 @@ def test_a_run_that_overfits_or_learns_nothing_is_told() -> None:
 
 
 @pytest.mark.slow("processes")
-def test_a_warm_up_longer_than_the_run_is_told(dataset: Path, run_app: Command) -> None:
-    short = [*SMALL, f"data.path={dataset}", "train.max_steps=20", "schedule=warmup_poly"]
+def test_a_warm_up_longer_than_the_run_is_told(small: list[str], run_app: Command) -> None:
+    short = [*small, "train.max_steps=20", "schedule=warmup_poly"]
     process = run_app("train", *short, "schedule.warmup_steps=1000", "run.name=long")
     assert "schedule.warmup_steps=1000: longer than the run's 20 steps" in process.stderr
     remedy = re.search(r"set (schedule\.warmup_steps=\d+), or (schedule=constant)", process.stderr)
@@ -105,10 +105,10 @@ def test_a_warm_up_longer_than_the_run_is_told(dataset: Path, run_app: Command) 
 
 
 @pytest.mark.parametrize("no_colour", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_on_a_terminal(dataset: Path, tmp_path: Path, no_colour: bool) -> None:
+def test_on_a_terminal(small: list[str], tmp_path: Path, no_colour: bool) -> None:
     controller, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 160, 0, 0))
-    keys = [*SMALL, f"data.path={dataset}", "run.name=a", "train.max_steps=20"]
+    keys = [*small, "run.name=a", "train.max_steps=20"]
     environment = {"TERM": "xterm", "NO_COLOR": "1" if no_colour else ""}
     forks = forked("train", *keys, cwd=tmp_path, stderr=os.ttyname(terminal), environment=environment)
     output = io.BytesIO()
@@ -129,8 +129,8 @@ def test_on_a_terminal(dataset: Path, tmp_path: Path, no_colour: bool) -> None:
 
 
 @pytest.mark.slow("processes")
-def test_a_planted_slowdown_is_named(run_app: Command, dataset: Path, tmp_path: Path) -> None:
-    settings = [*SMALL, f"data.path={dataset}", "train.max_steps=56", "train.log_every_steps=2", "run.name=slowed"]
+def test_a_planted_slowdown_is_named(run_app: Command, small: list[str], tmp_path: Path) -> None:
+    settings = [*small, "train.max_steps=56", "train.log_every_steps=2", "run.name=slowed"]
     settings += ["checkpoint.every_steps=28", "train.eval_every_steps=null"]
     process = run_app("train", *settings, fault="steps slowed:28")
     slowdown = json.loads((tmp_path / "runs/slowed/summary.json").read_text())["throughput"]["slowdown"]

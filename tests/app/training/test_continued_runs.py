@@ -54,9 +54,7 @@ def test_a_longer_run_keeps_the_best_checkpoint_of_the_shorter(train: Train, mon
     assert [event["step"] for event in events(RUN, "eval")] == [3, 6, 8, 9]
 
 
-def test_the_summary_s_evaluation_is_of_the_model_that_is_served(
-    train: Train, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_summary_is_of_the_served_model(train: Train, runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its figures are the ones that evaluate finds, which takes the best too; the rest is the newest's."""
     with monkeypatch.context() as measured:
         set_aucs(measured, 0.6, 0.7, 0.65)

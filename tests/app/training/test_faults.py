@@ -1,8 +1,11 @@
-"""What goes wrong: at exact moments, on disk, in the user's directories; and that the run goes on all the same."""
+"""What goes wrong: at exact moments and at random, in memory, on disk, in the user's directories; the run goes on."""
 
 import os
+import random
 import shutil
 import signal
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +17,10 @@ from app.config import DataConfig
 from app.data.split import SplitReader
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest, shard_path
-from tests.app.conftest import SMALL, Command, Refusal, Train, ended, forked
+from tests.app.conftest import Command, Job, Refusal, Train, ended, forked, mounted_disk, remount
 from tests.app.datasets import NUM_DENSE, write_dataset
 from tests.app.run_files import events, losses, summary, wait_for
+from tests.error_lines import error_line
 
 OVERWRITE = ["checkpoint.resume=never", "checkpoint.overwrite=true"]
 
@@ -24,39 +28,34 @@ OVERWRITE = ["checkpoint.resume=never", "checkpoint.overwrite=true"]
 @pytest.mark.parametrize(
     ("fault", "mode"), [("in the step:31", "false"), pytest.param("in the pruning:1", "true", marks=pytest.mark.slow)]
 )
-def test_a_kill_changes_nothing(
-    fault: str, mode: str, overrides: list[str], uninterrupted: Path, run_app: Command, tmp_path: Path
-) -> None:
+def test_a_kill_changes_nothing(fault: str, mode: str, job: Job) -> None:
     """Saves come at steps 12, 20 (the first evaluation is the best so far), 24, 36 …"""
-    killed = [*overrides, "run.name=killed"]
-    run_app("train", *killed, f"checkpoint.asynchronous={mode}", fault=fault, status=-signal.SIGKILL)
-    assert "step_00000024, step 24" in run_app("train", *killed).stderr
-    run = tmp_path / "runs/killed"
-    assert summary(run)["digest"] == summary(uninterrupted)["digest"]
-    assert losses(run) == losses(uninterrupted)
-    assert [event["auc"] for event in events(run, "eval")] == [event["auc"] for event in events(uninterrupted, "eval")]
-    names, expected = (sorted(os.listdir(directory / "checkpoints")) for directory in (run, uninterrupted))
-    assert names == expected
-    assert (run / "checkpoints/best").read_text() == (uninterrupted / "checkpoints/best").read_text()
+    job.train(f"checkpoint.asynchronous={mode}", fault=fault, status=-signal.SIGKILL)
+    assert "step_00000024, step 24" in job.train().stderr
+    job.assert_undisturbed()
+
+    def left(run: Path) -> tuple[list[str], list[str], str]:
+        saved = run / "checkpoints"
+        return [e["auc"] for e in events(run, "eval")], sorted(os.listdir(saved)), (saved / "best").read_text()
+
+    assert left(job.run) == left(job.whole)
 
 
 @pytest.mark.parametrize("number", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("overwrite", [[], pytest.param(OVERWRITE, marks=pytest.mark.slow)])
-def test_a_kill_before_the_first_step_is_no_hindrance(
-    number: int, overwrite: list[str], overrides: list[str], run_app: Command, tmp_path: Path
-) -> None:
+def test_a_kill_before_the_first_step_is_no_hindrance(number: int, overwrite: list[str], job: Job) -> None:
     """Before the manifest or the configuration gets its name, in a new directory or over a run that was there."""
-    short = [*overrides, "train.max_steps=3", "run.name=x"]
+    short = ["train.max_steps=3", *overwrite]
     if overwrite:
-        run_app("train", *short)
-    run_app("train", *short, *overwrite, fault=f"in the beginning:{number}", status=-signal.SIGKILL)
-    run_app("train", *short, *overwrite)
-    assert summary(tmp_path / "runs/x")["steps"] == 3
+        job.train("train.max_steps=3")
+    job.train(*short, fault=f"in the beginning:{number}", status=-signal.SIGKILL)
+    job.train(*short)
+    assert job.summary()["steps"] == 3
 
 
-def test_a_limit_on_the_size_of_files_is_named(overrides: list[str], run_app: Command) -> None:
+def test_a_limit_on_the_size_of_files_is_named(job: Job) -> None:
     """In the archive that torch writes, of which it knows only that positions differ."""
-    limited = run_app("train", *overrides, "run.name=x", fault="disk full:40000", status=2)
+    limited = job.train(fault="disk full:40000", status=2)
     assert limited.stderr.splitlines()[-1].endswith(
         "step_00000012.part: the checkpoint was not written: a file may have 40.0 kB at most here; "
         "raise that limit (ulimit -f)"
@@ -64,18 +63,18 @@ def test_a_limit_on_the_size_of_files_is_named(overrides: list[str], run_app: Co
 
 
 @pytest.mark.slow("processes")
-def test_a_start_over_a_killed_run_keeps_its_log(overrides: list[str], run_app: Command, tmp_path: Path) -> None:
-    run = tmp_path / "runs/x"
+def test_a_start_over_a_killed_run_keeps_its_log(job: Job) -> None:
+    run = job.run
     for number in (1, 3):
-        run_app("train", *overrides, "run.name=x", fault="in the step:6", status=-signal.SIGKILL)
+        job.train(fault="in the step:6", status=-signal.SIGKILL)
         before = (run / "log.txt").read_bytes(), (run / "metrics.jsonl").read_bytes()
-        process = run_app("train", *overrides, "run.name=x", fault="in the step:3", status=-signal.SIGKILL)
+        process = job.train(fault="in the step:3", status=-signal.SIGKILL)
         backups = [f"log.txt.{number}", f"metrics.jsonl.{number}"]
         message = "starts over from step 0; the part before was killed; what it logged is in " + " and ".join(backups)
         assert f"runs/x: {message}" in process.stderr
         assert f"runs/x: {message}" in (run / "log.txt").read_text()
         assert tuple((run / name).read_bytes() for name in backups) == before
-    run_app("train", *overrides, "run.name=x", "train.max_steps=3")
+    job.train("train.max_steps=3")
     assert len(losses(run)) == 3
 
 
@@ -86,37 +85,31 @@ def test_a_start_over_keeps_the_log_of_the_run_before(train: Train, logged: pyte
 
 
 @pytest.mark.slow("processes")
-def test_a_damaged_checkpoint_is_passed_over(
-    overrides: list[str], uninterrupted: Path, run_app: Command, refused: Refusal, tmp_path: Path
-) -> None:
+def test_a_damaged_checkpoint_is_passed_over(job: Job, refused: Refusal) -> None:
     """What damage is: tests/app/checkpoint/test_damage.py."""
-    run = tmp_path / "runs/damaged"
-    shutil.copytree(uninterrupted, run)
-    *_, older, newest = whole_checkpoints(run / "checkpoints")
+    shutil.copytree(job.whole, job.run)
+    *_, older, newest = whole_checkpoints(job.run / "checkpoints")
     (newest / "arrays.npz").write_bytes((newest / "arrays.npz").read_bytes()[:-9])
-    assert newest.name in refused("evaluate", "run=runs/damaged", f"checkpoint={newest}")
-    resumed = run_app("train", *overrides, "run.name=damaged")
-    assert f"skipped {newest.relative_to(tmp_path)}" in resumed.stderr
+    assert newest.name in refused("evaluate", "run=runs/x", f"checkpoint={newest}")
+    resumed = job.train()
+    assert f"skipped runs/x/checkpoints/{newest.name}" in resumed.stderr
     assert f"{older.name}, step {int(older.name[-8:])}" in resumed.stderr
-    assert losses(run) == losses(uninterrupted)
+    job.assert_undisturbed()
 
 
 @pytest.mark.slow("processes")
-def test_going_back_to_a_checkpoint(
-    overrides: list[str], uninterrupted: Path, run_app: Command, tmp_path: Path
-) -> None:
-    run, kept = tmp_path / "runs/back", [*overrides, "run.name=back", "checkpoint.keep=9"]
-    run_app("train", *kept)
-    back = ["checkpoint.resume=runs/back/checkpoints/step_00000024", "checkpoint.overwrite=true"]
-    run_app("train", *kept, *back, "train.max_steps=30")
-    steps = [path.name for path in whole_checkpoints(run / "checkpoints")]
-    assert steps == ["step_00000012", "step_00000020", "step_00000024", "step_00000030"]
-    run_app("train", *kept)
-    assert summary(run)["digest"] == summary(uninterrupted)["digest"]
+def test_going_back(job: Job) -> None:
+    job.train("checkpoint.keep=9")
+    back = ["checkpoint.resume=runs/x/checkpoints/step_00000024", "checkpoint.overwrite=true"]
+    job.train("checkpoint.keep=9", *back, "train.max_steps=30")
+    steps = [int(path.name[-8:]) for path in whole_checkpoints(job.run / "checkpoints")]
+    assert steps == [12, 20, 24, 30]
+    job.train("checkpoint.keep=9")
+    job.assert_undisturbed()
 
 
-def test_two_runs_do_not_share_a_directory(run_app: Command, dataset: Path, tmp_path: Path) -> None:
-    overrides = [*SMALL, f"data.path={dataset}", "run.name=shared", "train.epochs=6000"]
+def test_two_runs_do_not_share_a_directory(run_app: Command, small: list[str], tmp_path: Path) -> None:
+    overrides = [*small, "run.name=shared", "train.epochs=6000"]
     (tmp_path / "first").mkdir()
     forks = forked("train", *overrides, f"run.dir={tmp_path}/runs/shared", cwd=tmp_path / "first")
     try:
@@ -129,9 +122,9 @@ def test_two_runs_do_not_share_a_directory(run_app: Command, dataset: Path, tmp_
 
 
 @pytest.mark.slow("processes")
-def test_two_processes_stop_together_and_resume(run_app: Command, dataset: Path, tmp_path: Path) -> None:
+def test_two_processes_stop_together_and_resume(run_app: Command, small: list[str], tmp_path: Path) -> None:
     """To the same bits."""
-    overrides = [*SMALL, f"data.path={dataset}", "train.epochs=6000"]
+    overrides = [*small, "train.epochs=6000"]
     stopped = tmp_path / "runs/stopped"
     forks = forked("train", *overrides, "run.name=stopped", cwd=tmp_path, processes=2)
     wait_for(stopped / "metrics.jsonl", lambda: len(events(stopped, "train")) >= 10, forks)
@@ -148,10 +141,10 @@ def test_two_processes_stop_together_and_resume(run_app: Command, dataset: Path,
 
 @pytest.mark.slow("processes")
 @pytest.mark.parametrize("interaction", ["dot", pytest.param("cat", marks=pytest.mark.slow)])
-def test_bf16_trains(interaction: str, run_app: Command, dataset: Path, tmp_path: Path) -> None:
+def test_bf16_trains(interaction: str, run_app: Command, small: list[str], tmp_path: Path) -> None:
     figures = []
     for precision in ("fp32", "bf16"):
-        keys = [*SMALL, f"data.path={dataset}", f"run.name={precision}", "train.max_steps=31"]
+        keys = [*small, f"run.name={precision}", "train.max_steps=31"]
         keys += [f"runtime.precision={precision}", f"model.interaction={interaction}"]
         run_app("train", *keys)
         figures.append(summary(tmp_path / "runs" / precision)["eval"]["logloss"])
@@ -159,8 +152,8 @@ def test_bf16_trains(interaction: str, run_app: Command, dataset: Path, tmp_path
     assert figures[0] == pytest.approx(figures[1], rel=0.02)
 
 
-def test_half_of_a_launchers_environment_is_refused(run_app: Command, dataset: Path) -> None:
-    keys = [*SMALL, f"data.path={dataset}", "run.name=x"]
+def test_half_of_a_launchers_environment_is_refused(run_app: Command, small: list[str]) -> None:
+    keys = [*small, "run.name=x"]
     assert "WORLD_SIZE is set but not RANK" in run_app("train", *keys, environment={"WORLD_SIZE": "2"}, status=2).stderr
 
 
@@ -185,3 +178,142 @@ def test_values_of_another_program_are_named(kind: str, column: int, value: Any,
     with pytest.raises(UserError, match=f"shard 00001, {message}"):
         list(split.train_batches(50, seed=0, epoch=0, first=0))
     assert len(split.dense_names) == NUM_DENSE
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of its own of 400 KiB: room for one checkpoint of the small model and the beginning of another."""
+    with mounted_disk(tmp_path, "400k") as disk:
+        yield disk
+
+
+@pytest.mark.slow("processes")
+@pytest.mark.parametrize("asynchronous", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_a_full_disk_in_mid_checkpoint(asynchronous: bool, job: Job, small_disk: Path) -> None:
+    job = job._replace(run=small_disk / "run")
+    keys = [f"run.dir={job.run}", f"checkpoint.asynchronous={asynchronous}", "record.tensorboard=false"]
+    full = job.train(*keys, fault="disk taken:3", status=2)
+    assert "the checkpoint was not written" in full.stderr
+    assert "No space left on device" in full.stderr
+    last = job.last_checkpoint()
+    assert last != "step_00000060"
+    assert not list((job.run / "checkpoints").glob("*.part"))
+    assert job.summary()["status"] == "failed"
+    remount(small_disk, "size=4m")
+    assert last in job.train(*keys).stderr
+    job.assert_undisturbed()
+
+
+@pytest.mark.slow("processes")
+def test_training_meets_a_disk_that_a_save_fills(job: Job, small_disk: Path) -> None:
+    """What training writes fails before the checkpoint behind its back does, which then leaves room to say so."""
+    keys = [f"run.dir={small_disk}/run", "record.tensorboard=false"]
+    assert "No space left on device" in job.train(*keys, fault="disk filled:1", status=2).stderr
+    assert not list((small_disk / "run/checkpoints").glob("*.part"))
+    assert summary(small_disk / "run")["status"] == "failed"
+
+
+def test_a_read_only_directory_is_said(overrides: list[str], refused: Refusal, small_disk: Path) -> None:
+    remount(small_disk, "ro")
+    directory = f"run.dir={small_disk}/run"
+    refusal = refused("train", *overrides, directory, "run.name=x")
+    assert f"{directory}: not writable (Read-only file system)" in refusal
+
+
+def test_a_directory_of_roots_is_said(job: Job) -> None:
+    """As a user whom the directory does not belong to, where the tests run as root."""
+    if os.getuid():
+        pytest.skip("not root: no other user to become, so a directory of root's was not tried")
+    job.run.parent.mkdir(mode=0o755)
+    process = job.train(fault="another user:65534", status=2)
+    assert "run.dir=runs/x: not writable (Permission denied)" in error_line(process.stderr)
+
+
+@pytest.mark.slow("processes")
+def test_want_of_memory_is_told(job: Job) -> None:
+    failed = job.train(fault="no memory:41", status=2)
+    assert "error: out of memory (" in failed.stderr
+    assert "a smaller train.global_batch_size" in failed.stderr
+    job.train()
+    job.assert_undisturbed()
+
+
+@pytest.mark.slow("processes")
+def test_a_process_that_is_killed_ends_the_others(overrides: list[str], run_app: Command, tmp_path: Path) -> None:
+    """As the kernel kills one for want of memory; the next start says that the part before was killed."""
+    forks = forked("train", *overrides, "train.max_steps=5000", "run.name=x", cwd=tmp_path, processes=2)
+    run = tmp_path / "runs/x"
+    wait_for(run / "checkpoints/latest", lambda: True, forks)
+    forks[1].kill()
+    process = ended(forks, tmp_path)
+    assert forks[0].exitcode == 75, process.stderr
+    assert "another process is lost or unreachable" in process.stderr
+    assert "perhaps killed for lack of memory" in process.stderr
+    assert "Traceback" not in process.stderr
+    (run / "summary.json").unlink()  # as after the kill of all
+    step = int((run / "checkpoints/latest").read_text().removeprefix("step_"))
+    resumed = run_app("train", *overrides, f"train.max_steps={step + 5}", "run.name=x", processes=2)
+    assert "the part before was killed" in resumed.stderr
+
+
+@pytest.mark.parametrize("change", ["a value", "cut short", "replaced", "removed"])
+def test_a_shard_that_changes_is_found(change: str, tmp_path: Path) -> None:
+    """Before the next window that reads it is trained on; windows are 100 rows, and one more is read ahead."""
+    write_dataset(tmp_path, {"train": 1000}, shard_rows=500)
+    config = DataConfig(shuffle_block_rows=100, shuffle_window_blocks=1)
+    split = SplitReader(tmp_path, load_manifest(tmp_path), "train", config, rank=0, world_size=1)
+    batches = split.train_batches(50, seed=0, epoch=0, first=0)
+    next(batches)
+    path = shard_path(tmp_path, "train", "00001", "dense")
+    content = path.read_bytes()
+    if change == "a value":
+        with open(path, "r+b") as file:
+            file.seek(-4, os.SEEK_END)
+            file.write(np.float32(3).tobytes())
+    elif change == "cut short":
+        os.truncate(path, len(content) - 4096)
+    elif change == "replaced":
+        path.with_suffix(".new").write_bytes(content)
+        path.with_suffix(".new").rename(path)
+    else:
+        path.unlink()
+    with pytest.raises(UserError, match=r"00001.dense.npy: changed while the run was reading it"):
+        list(batches)
+
+
+@pytest.mark.slow("processes")
+def test_kills_at_random_moments_change_nothing(small: list[str], run_app: Command, tmp_path: Path) -> None:
+    """kill -9 at any time after a part of the run began (in steps, saves, renames), 6 times over, then the end."""
+    overrides = [*small, "train.epochs=1000", "checkpoint.every_steps=5"]
+    overrides += ["train.eval_every_steps=150", "train.log_every_steps=5", "record.tensorboard=false"]
+    rng, run, steps = random.Random(0), tmp_path / "runs/killed", []
+    for number in range(6):
+        (fork,) = forked("train", *overrides, "run.name=killed", cwd=tmp_path)
+        # At times while it finds its place, at times once it has saved: slow machines get on, too.
+        watched = run / ("checkpoints/latest" if number % 2 else "metrics.jsonl")
+        before = _state(watched)
+        while _state(watched) == before and fork.exitcode is None:
+            time.sleep(0.002)
+        time.sleep(rng.uniform(0, 0.15))
+        fork.kill()
+        fork.join()
+        assert fork.exitcode == -signal.SIGKILL, (tmp_path / ".stderr").read_text()
+        assert "skipped" not in (tmp_path / ".stderr").read_text()  # a kill never leaves a damaged one
+        steps += [int(path.name.removeprefix("step_")) for path in whole_checkpoints(run / "checkpoints")[-1:]]
+    assert steps == sorted(steps)
+    assert len(set(steps)) > 2
+    for name in ("killed", "whole"):
+        run_app("train", *overrides, f"train.max_steps={steps[-1] + 7}", f"run.name={name}")
+    assert summary(run)["digest"] == summary(tmp_path / "runs/whole")["digest"]
+    assert losses(run) == losses(tmp_path / "runs/whole")
+    evaluated = [[event["auc"] for event in events(tmp_path / "runs" / name, "eval")] for name in ("whole", "killed")]
+    assert evaluated[0] == evaluated[1]
+
+
+def _state(path: Path) -> tuple[int, int, int] | None:
+    """What a change of the file changes: at its end, or in its place."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns

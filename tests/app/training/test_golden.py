@@ -56,14 +56,14 @@ def _exact_parameters(case: str, golden: Any, order: NDArray[np.int64]) -> dict[
     tables = [parameters[f"emb_{k}"] for k in range(26)]
     dense = [parameters[key] for key in dense_keys]
     layers = list(zip(dense[::2], dense[1::2], strict=True))
-    update = reference.Optimizer(algorithm.value, tables, dense, eps=1e-10)
+    update = reference.Optimizer(algorithm, tables, dense, eps=1e-10)
     for batch in batches(golden):
         bags = [
             list(torch.split(feature.values().long(), feature.lengths().tolist()))
             for feature in batch.sparse_features.to_dict().values()
         ]
         logits = reference.dlrm_logits(
-            batch.dense_features.double(), bags, tables, layers[:2], layers[2:], interaction.value, itself
+            batch.dense_features.double(), bags, tables, layers[:2], layers[2:], interaction, itself
         )
         reference.bce(logits, batch.labels.double()).backward()
         update.step(lr)

@@ -63,9 +63,8 @@ def plain_batches(rows: int, seed: int, epoch: int) -> list[list[int]]:
 
 def read_batches(root: Path, rank: int = 0, processes: int = 1, lanes: int = 1, first: int = 0) -> list[list[int]]:
     """The rows of each of an epoch's batches, known from dense feature 0, without what is padded."""
-    split = SplitReader(
-        root, load_manifest(root), "train", replace(CONFIG, shuffle_lanes=lanes), rank, processes, drop_last=False
-    )
+    config = replace(CONFIG, shuffle_lanes=lanes)
+    split = SplitReader(root, load_manifest(root), "train", config, rank, processes, drop_last=False)
     batches = []
     for batch in split.train_batches(BATCH, 3, 1, first):
         numbers = np.rint(batch.dense_features[:, 0].numpy() * split.rows).astype(int).tolist()

@@ -64,9 +64,7 @@ def rows_of(root: Path, split: str) -> tuple[Any, Any]:
     return labels, np.concatenate([shard.sparse for shard in shards])
 
 
-def test_steps_and_errors_are_those_of_a_few_lines_of_numpy(
-    run_app: Command, ratings: Path, runtime: Runtime, tmp_path: Path
-) -> None:
+def test_steps_and_errors_are_numpys(run_app: Command, ratings: Path, runtime: Runtime, tmp_path: Path) -> None:
     """Gradient descent on all rows at once, so that their order does not matter."""
     labels, ids = rows_of(ratings, "train")
     overrides = [*MODEL, "model.over_arch=[1]", f"train.global_batch_size={len(labels)}", "optimizer=sgd"]

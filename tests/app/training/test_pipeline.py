@@ -35,9 +35,7 @@ LAYOUTS = {
 @pytest.mark.parametrize(
     ("world_size", "layouts"), [(1, ["bags"]), (2, ["table_wise", "bags"]), (2, ["row_wise", "mixed", "bags_by_id"])]
 )
-def test_the_bits_are_the_same(
-    world_size: int, layouts: list[str], dataset: Path, ragged: Path, tmp_path: Path
-) -> None:
+def test_bits_are_the_same(world_size: int, layouts: list[str], dataset: Path, ragged: Path, tmp_path: Path) -> None:
     """Over an epoch's end and evaluations, with one id a bag and many, pooled and id by id."""
     cases = []
     for layout, pipeline in itertools.product(layouts, ("none", "sparse_dist")):
@@ -51,9 +49,9 @@ def test_the_bits_are_the_same(
 
 
 @pytest.mark.slow("processes")
-def test_a_stop_loses_no_batch(run_app: Command, dataset: Path, tmp_path: Path) -> None:
+def test_a_stop_loses_no_batch(run_app: Command, small: list[str], tmp_path: Path) -> None:
     """Batches that were under way when a signal came are read again, once."""
-    common = [*SMALL, f"data.path={dataset}", f"train.max_steps={STEPS}", "sharding.types=row_wise"]
+    common = [*small, f"train.max_steps={STEPS}", "sharding.types=row_wise"]
     piped, run = [*common, "run.name=piped", "train.pipeline=sparse_dist"], tmp_path / "runs/piped"
     assert "pipeline: none" in run_app("train", *common, "run.name=plain", processes=2).stderr
     stopped = run_app("train", *piped, processes=2, fault="SIGTERM in the step:15", status=75)

@@ -21,24 +21,15 @@ from app.metrics.documents import EvaluationFigures
 from app.runtime.platform import Runtime
 from app.training.evaluator import Evaluator
 from app.training.predictor import Evaluation, Predictor
-from tests.app.conftest import SMALL, ended, forked
+from tests.app.conftest import ended, forked
 from tests.app.in_process import NOTHING_TO_DO, train_until
 from tests.app.run_files import contents, events, summary
 from tests.app.summaries import BY_AUC
+from tests.app.training.test_resumption import KILLS
 
 MOST_STEPS = 40
-FAULTS = (
-    "in the step",
-    "before the save",
-    "in the save",
-    "before the rename",
-    "after the rename",
-    "before the best",
-    "in the pruning",
-    "in the beginning",
-    "stop",
-    "stop",
-)
+FAULTS = [*dict(KILLS), "stop", "stop"]
+FAULTS.insert(6, "in the pruning")
 Execute = Callable[[list[str], str, int], str]  # overrides, fault, processes: to a status, "killed" or "refused"
 
 
@@ -220,15 +211,15 @@ def walk(walked: Walk, parts: int) -> None:
 @pytest.mark.slow("processes")
 @pytest.mark.parametrize(("seed", "parts"), [(10, 3), (1, 30)])
 def test_a_random_walk(
-    seed: int, parts: int, runtime: Runtime, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seed: int, parts: int, runtime: Runtime, small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    base = [*SMALL, f"data.path={dataset}", "record.tensorboard=false"]
+    base = [*small, "record.tensorboard=false"]
     walk(Walk(base, in_process(runtime, monkeypatch), random.Random(seed), most_processes=1), parts)
 
 
 @pytest.mark.slow("processes")
-def test_a_random_walk_on_one_process_and_two(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_random_walk_on_two_processes(small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    base = [*SMALL, f"data.path={dataset}", "record.tensorboard=false"]
+    base = [*small, "record.tensorboard=false"]
     walk(Walk(base, in_forks(tmp_path), random.Random(0), most_processes=2), 12)

@@ -23,8 +23,7 @@ from tests.oracles.click_metrics import expected_figures
 
 ROWS = 900
 MODEL = ["recipe=quickstart", "model.embedding_dim=4", "model.dense_arch=[]", "model.interaction=cat"]
-MODEL += ["runtime.num_threads=1"]
-MODEL += ["train.log_every_steps=1", "record.tensorboard=false", "baselines=false"]
+MODEL += ["runtime.num_threads=1", "train.log_every_steps=1", "record.tensorboard=false", "baselines=false"]
 SMALL = [*MODEL, "model.over_arch=[16,1]", "train.global_batch_size=100", "optimizer=adam", "optimizer.lr=0.02"]
 SMALL += ["train.drop_last=false", "train.epochs=2"]
 
@@ -104,9 +103,7 @@ def test_equal_weights_change_no_bit(runtime: Runtime, clicks: Path, runs: Path)
         assert weighted["eval"][name] == pytest.approx(plain["eval"][name], rel=1e-12), name
 
 
-def test_new_rows_count_by_their_weights(
-    runtime: Runtime, clicks: Path, runs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_new_rows_are_weighted(runtime: Runtime, clicks: Path, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train_here(runtime, *SMALL, f"data.path={clicks / 'weight'}", "run.name=x")
     lines = (clicks / "clicks.csv").read_text().splitlines()
     (runs.parent / "new.csv").write_text("\n".join([lines[0], *lines[-100:], ""]))

@@ -1,18 +1,16 @@
 """Signals, and numbers that are not finite: where training stops, what it says, what several processes agree on."""
 
 import signal
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from app.checkpoint.files import whole_checkpoints
 from app.config import TrainConfig
 from app.training.stop import StopCheck, StopReasons
 from common.errors import UserError
-from tests.app.conftest import Command
-from tests.app.run_files import events, losses, summary
+from tests.app.conftest import Job
+from tests.app.run_files import events
 
 SLOW = [("SIGTERM", 2, 40), ("SIGINT", 1, 31), ("SIGUSR1", 1, 31)]
 
@@ -21,71 +19,59 @@ SLOW = [("SIGTERM", 2, 40), ("SIGINT", 1, 31), ("SIGUSR1", 1, 31)]
     ("name", "processes", "most"),
     [("SIGTERM", 1, 31), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)],
 )
-def test_the_step_is_finished_and_no_more_are_begun(
-    name: str, processes: int, most: int, overrides: list[str], run_app: Command, tmp_path: Path
-) -> None:
+def test_the_step_is_finished_and_no_more_are_begun(name: str, processes: int, most: int, job: Job) -> None:
     """A signal in step 31: alone, that one is the last; several processes ask each other every ten steps."""
-    keys, fault = [*overrides, "run.name=x"], f"{name} in the step:31"
-    stopped = run_app("train", *keys, processes=processes, fault=fault, status=75)
+    stopped = job.train(processes=processes, fault=f"{name} in the step:31", status=75)
     assert f"{name}: stopping" in stopped.stderr
     assert "the same command resumes" in stopped.stderr
-    run = tmp_path / "runs/x"
-    assert summary(run)["status"] == "interrupted"
-    assert summary(run)["steps"] == most
-    assert whole_checkpoints(run / "checkpoints")[-1].name == f"step_{most:08d}"
+    assert (job.summary()["status"], job.summary()["steps"]) == ("interrupted", most)
+    assert job.last_checkpoint() == f"step_{most:08d}"
 
 
-def test_a_second_signal_ends_it_at_once(overrides: list[str], run_app: Command, tmp_path: Path) -> None:
-    stopped = run_app("train", *overrides, "run.name=x", fault="two signals:31", status=128 + signal.SIGTERM)
-    assert not (tmp_path / "runs/x/summary.json").exists()
+def test_a_second_signal_ends_it_at_once(job: Job) -> None:
+    stopped = job.train(fault="two signals:31", status=128 + signal.SIGTERM)
+    assert not (job.run / "summary.json").exists()
     message = "SIGTERM: stopped immediately: the same command resumes from runs/x/checkpoints/step_00000024"
     assert message in stopped.stderr
-    assert message in (tmp_path / "runs/x/log.txt").read_text()
+    assert message in (job.run / "log.txt").read_text()
 
 
 @pytest.mark.slow("examples")
-def test_an_echo_of_a_signal_is_no_second_one(overrides: list[str], run_app: Command, tmp_path: Path) -> None:
-    run_app("train", *overrides, "run.name=x", fault="an echoed signal:31", status=75)
-    assert whole_checkpoints(tmp_path / "runs/x/checkpoints")[-1].name == "step_00000031"
+def test_an_echo_of_a_signal_is_no_second_one(job: Job) -> None:
+    job.train(fault="an echoed signal:31", status=75)
+    assert job.last_checkpoint() == "step_00000031"
 
 
 @pytest.mark.slow("processes")
 @pytest.mark.parametrize("number", [3, 15])
-def test_a_signal_in_an_evaluation_is_seen_inside(
-    number: int, overrides: list[str], uninterrupted: Path, run_app: Command, tmp_path: Path
-) -> None:
+def test_a_signal_in_an_evaluation_is_seen_inside(number: int, job: Job) -> None:
     """Of 8 batches: in the third of the first evaluation, in the seventh of the second; steps are 20 and 40."""
-    small = [*overrides, "eval.global_batch_size=64", "run.name=x"]
-    run_app("train", *small, fault=f"signal in the evaluation:{number}", status=75)
-    run, step = tmp_path / "runs/x", 20 if number == 3 else 40
-    assert summary(run)["steps"] == step
-    assert [event["step"] for event in events(run, "eval")] == [20, 40][: step // 20 - 1]
-    run_app("train", *small)
-    assert [event["step"] for event in events(run, "eval")] == [20, 40, 60]
-    assert summary(run)["digest"] == summary(uninterrupted)["digest"]
-    assert losses(run) == losses(uninterrupted)
+    job.train("eval.global_batch_size=64", fault=f"signal in the evaluation:{number}", status=75)
+    step = 20 if number == 3 else 40
+    assert job.summary()["steps"] == step
+    assert [event["step"] for event in events(job.run, "eval")] == [20, 40][: step // 20 - 1]
+    job.train("eval.global_batch_size=64")
+    assert [event["step"] for event in events(job.run, "eval")] == [20, 40, 60]
+    job.assert_undisturbed()
 
 
-def test_a_signal_before_the_first_step_leaves_nothing(overrides: list[str], run_app: Command, tmp_path: Path) -> None:
+def test_a_signal_before_the_first_step_leaves_nothing(job: Job) -> None:
     """While sums of the dataset's files are compared."""
-    stopped = run_app("train", *overrides, "run.name=x", fault="signal in the sums:2", status=128 + signal.SIGTERM)
+    stopped = job.train(fault="signal in the sums:2", status=128 + signal.SIGTERM)
     assert stopped.stderr.endswith("SIGTERM: stopped before the first step; nothing was trained yet\n")
-    assert not (tmp_path / "runs").exists()
+    assert not job.run.parent.exists()
 
 
 @pytest.mark.slow("processes")
-def test_windows_of_losses_do_not_depend_on_stops(overrides: list[str], run_app: Command, tmp_path: Path) -> None:
+def test_windows_of_losses_do_not_depend_on_stops(job: Job) -> None:
     """Logged every 25 steps, stopped after 31: the window from 26 to 50 is logged whole."""
-    windows = [*overrides, "train.log_every_steps=25"]
-    run_app("train", *windows, "run.name=whole")
-    run_app("train", *windows, "run.name=cut", fault="stop:31", status=75)
-    run_app("train", *windows, "run.name=cut")
-    result = [
-        [(event["step"], event["steps"], event["loss"], event["accuracy"]) for event in events(tmp_path / run, "train")]
-        for run in ("runs/whole", "runs/cut")
-    ]
-    assert result[0] == result[1]
-    assert [step for step, *_ in result[0]] == [25, 50, 60]
+    job.train("train.log_every_steps=25", "run.name=whole")
+    job.train("train.log_every_steps=25", fault="stop:31", status=75)
+    job.train("train.log_every_steps=25")
+    keys, runs = ("step", "steps", "loss", "accuracy"), (job.run, job.run.with_name("whole"))
+    cut, whole = ([[event[key] for key in keys] for event in events(run, "train")] for run in runs)
+    assert cut == whole
+    assert [step for step, *_ in cut] == [25, 50, 60]
 
 
 PLACE = "step 40 (epoch 1, batch 8 of 31, counted from 0): "
@@ -100,39 +86,32 @@ PLACE = "step 40 (epoch 1, batch 8 of 31, counted from 0): "
     ],
 )
 @pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 50])
-def test_what_is_not_finite_is_not_saved(
-    fault: str, message: str, every: int, overrides: list[str], uninterrupted: Path, run_app: Command, tmp_path: Path
-) -> None:
+def test_what_is_not_finite_is_not_saved(fault: str, message: str, every: int, job: Job) -> None:
     """The run stops."""
-    keys = [*overrides, f"train.log_every_steps={every}", "run.name=x"]
-    assert PLACE + message in run_app("train", *keys, fault=fault, status=2).stderr
-    run = tmp_path / "runs/x"
-    assert summary(run)["status"] == "failed"
-    assert whole_checkpoints(run / "checkpoints")[-1].name == "step_00000036"
+    assert PLACE + message in job.train(f"train.log_every_steps={every}", fault=fault, status=2).stderr
+    assert (job.summary()["status"], job.last_checkpoint()) == ("failed", "step_00000036")
     if every == 1:
-        run_app("train", *overrides, "run.name=x")
-        assert summary(run)["digest"] == summary(uninterrupted)["digest"]
+        job.train()
+        job.assert_undisturbed()
 
 
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_step_can_be_skipped(processes: int, overrides: list[str], run_app: Command, tmp_path: Path) -> None:
-    skip = [*overrides, "train.on_nan=skip", "run.name=x"]
-    process = run_app("train", *skip, processes=processes, fault="loss not finite:40")
+def test_a_step_can_be_skipped(processes: int, job: Job) -> None:
+    process = job.train("train.on_nan=skip", processes=processes, fault="loss not finite:40")
     assert PLACE + "the loss is not finite: skipped" in process.stderr
-    run = tmp_path / "runs/x"
-    assert (summary(run)["steps"], summary(run)["train"]["skipped_steps"]) == (60, 1)
-    assert [event["loss"] for event in events(run, "train") if event["step"] == 40] == [None]
-    assert summary(run)["train"]["loss"] > 0
+    figures = job.summary()
+    assert (figures["steps"], figures["train"]["skipped_steps"]) == (60, 1)
+    assert [event["loss"] for event in events(job.run, "train") if event["step"] == 40] == [None]
+    assert figures["train"]["loss"] > 0
 
 
 @pytest.mark.slow("examples")
-def test_steps_are_not_skipped_for_ever_nor_are_gradients(overrides: list[str], run_app: Command) -> None:
+def test_steps_are_not_skipped_for_ever_nor_are_gradients(job: Job) -> None:
     for fault, message in (
         ("losses not finite:20", "step 30: 11 steps in a row were skipped"),
         ("gradients not finite:40", "first non-finite value: gradient of"),
     ):
-        keys = [*overrides, "train.on_nan=skip", f"run.name={fault[:6]}"]
-        assert message in run_app("train", *keys, fault=fault, status=2).stderr
+        assert message in job.train("train.on_nan=skip", f"run.name={fault[:6]}", fault=fault, status=2).stderr
 
 
 class _Peers:
