@@ -15,7 +15,7 @@ from common import cli
 from common.compose import compose_config
 from common.help import describe, groups_of
 from common.keys import MISSING, key, keys_of
-from tests.data_prep.conftest import REPOSITORY, refused
+from tests.data_prep.conftest import REPOSITORY, Capture, refused
 
 
 class Colour(Enum):
@@ -121,9 +121,7 @@ def test_an_error_is_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("in_image", [False, True])
-def test_a_path_outside_a_container_s_folders_is_told(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], in_image: bool
-) -> None:
+def test_a_path_outside_the_folders_is_told(monkeypatch: pytest.MonkeyPatch, capsys: Capture, in_image: bool) -> None:
     monkeypatch.setenv("CLICKWORK_BASE_DIGEST", "sha256:1" if in_image else "")
     cli._print_error("/srv/rows.tsv: No such file or directory")
     assert ("sees those in its data and runs folders alone" in capsys.readouterr().err) == in_image

@@ -10,7 +10,6 @@ from common.sources import DIRECTORIES, ROOT, outdated_sentence, sources_digest
 
 @pytest.fixture
 def image(tmp_path: Path) -> Path:
-    """A copy of the modules, without anything else."""
     for name in (name for name in DIRECTORIES if (ROOT / name).exists()):
         shutil.copytree(ROOT / name, tmp_path / "image" / name, ignore=shutil.ignore_patterns("*.yaml", "*.pyc"))
     return tmp_path / "image"

@@ -51,12 +51,10 @@ def make(directory: Path, content: Content, schema: str = SCHEMA, *more: str, na
     return load_rows(directory / "out")
 
 
-def refused_table(
-    directory: Path, content: Content, schema: str, message: str, *more: str, name: str = "rows.csv"
-) -> str:
+def refused_table(root: Path, content: Content, schema: str, message: str, *more: str, name: str = "rows.csv") -> str:
     """The one line by which a table is refused; nothing passes for a dataset then."""
-    line = refused(message, make, directory, content, schema, *HASHED, *more, name=name)
-    assert not (directory / "out/manifest.json").exists()
+    line = refused(message, make, root, content, schema, *HASHED, *more, name=name)
+    assert not (root / "out/manifest.json").exists()
     return line
 
 

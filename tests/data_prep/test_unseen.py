@@ -12,7 +12,7 @@ from data_prep.dataset.options import DenseTransform, SplitMethod
 from data_prep.dataset.unseen import unseen_values
 from data_prep.encoding.dense import transform_dense
 from tests.data_prep import oracle
-from tests.data_prep.conftest import config, load_split, prepare
+from tests.data_prep.conftest import Capture, config, load_split, prepare
 
 
 def ratings(directory: Path, *overrides: str, users: int = 60, each: int = 10) -> tuple[Manifest, NDArray[np.int64]]:
@@ -31,9 +31,7 @@ HASH = ("data.encoding=hash", "data.max_ind_range=1000")
 
 
 @pytest.mark.parametrize("overrides", [(FRACTION,), (FRACTION, *HASH)], ids=["vocabulary", "hash"])
-def test_a_column_of_new_values_is_named_with_the_split_that_helps(
-    tmp_path: Path, overrides: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_column_of_new_values_is_named(tmp_path: Path, overrides: tuple[str, ...], capsys: Capture) -> None:
     manifest, rows = ratings(tmp_path, *overrides)
     train = manifest.splits["train"].rows
     values = rows[:, 0].astype(np.int64)  # a whole number is its own value
@@ -46,11 +44,7 @@ def test_a_column_of_new_values_is_named_with_the_split_that_helps(
     assert sentence.startswith(f"of the values of val and test these shares are not in train: userId ({share:.0%});")
     assert "data.split.method=random" in sentence
     assert f"{tmp_path}/out: warning: {sentence}\n" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("overrides", [(), HASH], ids=["vocabulary", "hash"])
-def test_the_default_split_of_an_own_table_is_random(tmp_path: Path, overrides: tuple[str, ...]) -> None:
-    manifest, _ = ratings(tmp_path, *overrides)
+    manifest, _ = ratings(tmp_path, *overrides[1:], "data.overwrite=true")
     assert manifest.encoding["split"] == "random"
     assert unseen_values(manifest) is None
     assert max(manifest.extra["unseen_in_train"].values()) < 0.05

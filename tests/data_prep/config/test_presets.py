@@ -3,7 +3,7 @@
 import pytest
 
 from data_prep.config.presets import report_differences, resolve_rules
-from tests.data_prep.conftest import config
+from tests.data_prep.conftest import Capture, config
 
 TORCHREC = "output will differ from TorchRec's because of data.dense_transform=raw"
 AMD = "output will differ from AMD's because of data.dense_transform=log1p, data.max_categories=9"
@@ -19,7 +19,7 @@ DIFFERENCES = [
 
 
 @pytest.mark.parametrize(("keys", "message"), DIFFERENCES)
-def test_what_is_not_as_published_is_said(capsys: pytest.CaptureFixture[str], keys: str, message: str | None) -> None:
+def test_what_is_not_as_published_is_said(capsys: Capture, keys: str, message: str | None) -> None:
     report_differences(resolve_rules(config("data.path=out", *keys.split()), num_sources=2))
     error = capsys.readouterr().err
     assert (error == "") if message is None else error.endswith(message + "\n")

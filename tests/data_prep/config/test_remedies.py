@@ -1,14 +1,18 @@
 """Every remedy that a message of data_prep prints is typed, and works."""
 
+import gzip
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from data_prep.encoding.encoder import Encoder
 from tests.data_prep import oracle
-from tests.data_prep.conftest import REPOSITORY, command, config, prepare, refused
+from tests.data_prep.conftest import REPOSITORY, config, load_rows, prepare, refused, write_rows
 
 OWN, CUSTOM = "data.raw=own.csv data.schema=own.yaml", "data.raw=own.csv"
 DAY, DAYS = "data.raw=day_0", "data.raw=day_* data.split.method"
@@ -82,7 +86,7 @@ def test_paths_that_need_quotes(inputs: Path, name: str) -> None:
         line = refused("not readable without quotes; write ", config, f"data.{key}={path}")
         arguments.append(line.partition("; write ")[2])
     if name == NAMES[0]:
-        shell = f"{shlex.join(command())} {' '.join(arguments)}"
+        shell = f"{shlex.quote(sys.executable)} -m data_prep {' '.join(arguments)}"
         process = subprocess.run(shell, shell=True, cwd=REPOSITORY, capture_output=True, text=True, check=False)
         assert process.returncode == 0, process.stderr
         assert (directory / "out/manifest.json").exists()
@@ -95,3 +99,49 @@ def test_lists_of_such_paths() -> None:
     line = refused("write ", config, "data.raw=[a(1).csv,b.csv]")
     (word,) = shlex.split(line.partition("; write ")[2])
     assert config(word).raw == ["a(1).csv", "b.csv"]
+
+
+def test_a_random_split_leaves_rows_to_train_on(tmp_path: Path) -> None:
+    keys = [*write_rows(tmp_path, 2), "data.split.method=random", "data.split.held_out=0.999"]
+    refused("none is left to train on", prepare, *keys)
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+FAULTS = {
+    "a header": "row 1: names of columns, which raw",
+    "commas": "row 1: separated by commas, not tabs",
+    "returns": "row 1: lines end in carriage returns alone",
+}
+
+
+@pytest.mark.parametrize("name", ["my rows.tsv", "rows.gz"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_command_that_repairs_a_file_works(tmp_path: Path, fault: str, name: str) -> None:
+    """Rows with the names of columns above them, or as a spreadsheet or an old Macintosh exports them."""
+    rows = oracle.make_rows(40, seed=0)
+    header = "\t".join(["label", *(f"I{number}" for number in range(13)), *(f"C{number}" for number in range(26))])
+    content = {
+        "a header": header.encode() + b"\n" + rows,
+        "commas": rows.replace(b"\t", b","),
+        "returns": rows.replace(b"\n", b"\r"),
+    }[fault]
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    line = refused(FAULTS[fault], prepare, f"data.raw={tmp_path / name}", f"data.path={tmp_path}/out")
+    (command,) = re.findall(r"; (?:remove it|convert the file): (.* > NEW)$", line)
+    subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True)
+    assert (tmp_path / "NEW").read_bytes() == rows
+
+
+def test_new_rows_wrap_and_miss_as_the_dataset_s_do(tmp_path: Path) -> None:
+    """The smallest int32 is a number like any other; what overflows in a `torchrec` shard does so in new rows."""
+    rows = oracle.make_rows(60, seed=3).split(b"\n")[:-1]
+    edge = [b"1", b"-2147483648", b"2147483647", *[b""] * 11, *[b"1"] * 26]
+    text = b"\n".join([*rows[:-1], b"\t".join(edge)]) + b"\n"
+    (tmp_path / "rows.tsv").write_bytes(text)
+    for encoding in ("torchrec", "torchrec_fixed", "vocabulary"):
+        more = "data.dense_transform=raw" if encoding == "vocabulary" else "data.split.held_out=0.1"
+        keys = [f"data.raw={tmp_path}/rows.tsv", f"data.path={tmp_path / encoding}"]
+        prepare(*keys, f"data.encoding={encoding}", more)
+        encoder = Encoder.load(tmp_path / encoding)
+        dense, new = load_rows(tmp_path / encoding)[1], encoder.encode(encoder.parse(text, "new")).dense
+        np.testing.assert_array_equal(np.sort(dense, axis=0), np.sort(new, axis=0))

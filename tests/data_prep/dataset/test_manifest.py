@@ -18,24 +18,13 @@ from tests.data_prep.conftest import prepare
 from tests.data_prep.tables import paths
 
 # Values of the right kind, which nothing else in the dataset repeats; and `extra`, which nobody reads.
-ACCEPTED = {
-    ("encoding.dense_fits.size.0", "-1"),
-    *((f"encoding.dense_range.0.low.{column}", "-1") for column in range(4)),
-    ("encoding.table.delimiter", "'x'"),
-    ("encoding.table.names.4", "'x'"),  # of a column that is not used
-    ("encoding.table.names.4", "deleted"),
-    ("encoding.table.quoting", "deleted"),
-    ("encoding.table.rule", "None"),
-    ("encoding.table.separators.0.1", "'x'"),
-    ("encoding.table.transforms.1", "deleted"),
-    ("encoding.table.transforms.2", "deleted"),
-    ("encoding.table.vectors.0.separator", "'x'"),
-    ("encoding.table.vectors.0.separator", "deleted"),
-    ("extra", "deleted"),
-    ("extra.surprise", "added"),
-    ("sources.0.name", "'x'"),
-    ("tool_version", "'x'"),
-}
+TEXTS = ["encoding.table.delimiter", "encoding.table.names.4", "encoding.table.separators.0.1", "sources.0.name"]
+TEXTS += ["encoding.table.vectors.0.separator", "tool_version"]  # names.4 is of a column that is not used
+DELETED = ["encoding.table.names.4", "encoding.table.quoting", "encoding.table.transforms.1", "extra"]
+DELETED += ["encoding.table.transforms.2", "encoding.table.vectors.0.separator"]
+NUMBERS = ["encoding.dense_fits.size.0", *(f"encoding.dense_range.0.low.{column}" for column in range(4))]
+ACCEPTED = {(key, "'x'") for key in TEXTS} | {(key, "deleted") for key in DELETED} | {(key, "-1") for key in NUMBERS}
+ACCEPTED |= {("encoding.table.rule", "None"), ("extra.surprise", "added")}
 SCHEMA = """
 label: rating >= 4
 delimiter: "|"

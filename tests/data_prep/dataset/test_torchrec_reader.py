@@ -17,16 +17,9 @@ def test_batches_are_our_rows(tmp_path: Path, criteo: ModuleType, mmap_mode: boo
     shards = [f"{root}/train/{shard.name}" for shard in manifest.splits["train"].shards]
     assert len(shards) > 1
     paths = {f"{kind}_paths": [f"{shard}.{kind}.npy" for shard in shards] for kind in ("dense", "sparse", "labels")}
-    pipe = criteo.InMemoryBinaryCriteoIterDataPipe(
-        stage="train",
-        **paths,
-        batch_size=32,
-        rank=0,
-        world_size=1,
-        mmap_mode=mmap_mode,
-        hashes=[2**31 - 1] * 26,  # TorchRec 1.4 cannot do without; no id is as large
-    )
-    batches = list(pipe)
+    hashes = [2**31 - 1] * 26  # TorchRec 1.4 cannot do without; no id is as large
+    options = {"batch_size": 32, "rank": 0, "world_size": 1, "mmap_mode": mmap_mode, "hashes": hashes}
+    batches = list(criteo.InMemoryBinaryCriteoIterDataPipe(stage="train", **paths, **options))
     labels, dense, sparse = load_split(root, "train")
     np.testing.assert_array_equal(np.concatenate([b.labels.numpy() for b in batches]), labels)
     np.testing.assert_array_equal(np.concatenate([b.dense_features.numpy() for b in batches]), dense)

@@ -10,16 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.io import direct_io
 from data_prep.io.arrays import HEADER_BYTES, ArrayWriter, open_array, read_rows, write_array
-
-PIECE, MAX_HELD = 4096, 3 * 4096
-
-
-@pytest.fixture(autouse=True)
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct_io, "PIECE_BYTES", PIECE)
-    monkeypatch.setattr(direct_io, "MAX_HELD_BYTES", MAX_HELD)
+from tests.data_prep.io.test_direct_io import small_pieces as small_pieces
 
 
 @settings(max_examples=30, deadline=None)

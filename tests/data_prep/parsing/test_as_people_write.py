@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from data_prep.dataset.format import load_manifest
@@ -13,19 +12,8 @@ from tests.data_prep.parsing.test_refusals import EUROPEAN, NUMBERED
 from tests.data_prep.tables import ALLOW, HASHED, SCHEMA, ids, make, paths, refused_table, table
 
 # As written, and what it means.
-FIELDS = {
-    '"say ""hi"""': 'say "hi"',
-    '"a,b"': "a,b",
-    '5" pipe': '5" pipe',
-    '"x"y': "xy",
-    '""': "",
-    "": "",
-    'a "b" c': 'a "b" c',
-    'a"': 'a"',
-    "\\": "\\",
-    '"5"" disk"': '5" disk',
-    '"\\"': "\\",
-}
+FIELDS = {'"say ""hi"""': 'say "hi"', '"a,b"': "a,b", '5" pipe': '5" pipe', '"x"y': "xy", '""': "", "": ""}
+FIELDS |= {'a "b" c': 'a "b" c', 'a"': 'a"', "\\": "\\", '"5"" disk"': '5" disk', '"\\"': "\\"}
 
 
 def test_fields_with_quotes(tmp_path: Path) -> None:
@@ -52,12 +40,13 @@ def test_a_chunk_without_rows_of_lists(tmp_path: Path, blank: str) -> None:
 
 
 def test_truth_values_are_labels_and_numbers(tmp_path: Path) -> None:
-    words = ["True", "False", "true", "false", "TRUE", "yes", "no", "Yes", "1", "0"]
+    words = ["True", "False", "true", "false", "TRUE", "yes", "no", "Yes", "1", "0", "1.0"]
     text = "label,price,user,item\n" + "".join(f"{word},{word},u,{word}\n" for word in words * 3)
     labels, dense, sparse = make(tmp_path, text)
-    assert labels.tolist() == [1, 0, 1, 0, 1, 1, 0, 1, 1, 0] * 3
+    assert labels.tolist() == [1, 0, 1, 0, 1, 1, 0, 1, 1, 0, 1] * 3
+    assert "positive" not in load_manifest(tmp_path / "out").encoding["table"]
     assert dense[:, 0].tolist() == labels.tolist()
-    assert sparse[:10, 1].tolist() == ids(words)
+    assert sparse[:11, 1].tolist() == ids(words)
 
 
 NUMBERS = [
@@ -132,10 +121,3 @@ def test_columns_of_parquet_by_position_and_a_file_cut_off(tmp_path: Path) -> No
     path = tmp_path / "rows.parquet"
     path.write_bytes(path.read_bytes()[:-20])
     refused("not readable as Parquet", prepare, *paths(tmp_path, SCHEMA, "rows.parquet", "other"))
-
-
-def test_lists_of_parquet_that_are_missing_are_empty(tmp_path: Path) -> None:
-    lists = pa.array([None, ["a", "b"]] * 20, pa.large_list(pa.large_string()))
-    make(tmp_path, {"label": [0, 1] * 20, "tags": lists}, "label: label\nsparse: [tags]\n", name="rows.parquet")
-    offsets = np.load(tmp_path / "out/train/00000.offsets.npy")
-    assert np.diff(offsets)[:4].tolist() == [0, 2, 0, 2]

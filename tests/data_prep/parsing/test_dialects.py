@@ -52,12 +52,6 @@ def by_arrow(content: bytes, encoding: str = "utf8", **options: Any) -> list[lis
     return [column.to_pylist() for column in arrow_csv.read_csv(io.BytesIO(content), read, parse, convert).columns]
 
 
-def require_rows(arrays: list[NDArray[Any]], columns: list[list[str]]) -> None:
-    labels, prices, users, items = columns
-    expected = [list(map(int, labels)), list(map(float, prices)), [ids(users), ids(items)]]
-    assert [arrays[0].tolist(), arrays[1][:, 0].tolist(), arrays[2].T.tolist()] == expected
-
-
 def require_new_rows(path: Path, arrays: list[NDArray[Any]]) -> None:
     """The encoder gives the dataset's arrays for its own file, as bytes and as a file of new rows."""
     encoder = Encoder.load(path.parent / "out")
@@ -68,56 +62,45 @@ def require_new_rows(path: Path, arrays: list[NDArray[Any]]) -> None:
             assert np.array_equal(one, other)
 
 
-MORE = [(), ("data.chunk_bytes=70", "data.workers=2")]
+ESCAPE = 'escape: "\\\\"\n'
+UNQUOTED = ["a\\,b", 'say \\"hi\\"', '"', "\\\\", '"x', "\\x"]
+# A file, keys of its schema, and options of pandas and pyarrow, which does not take both of these.
+DIALECTS: list[tuple[str, str, dict[str, Any], dict[str, Any] | None]] = [
+    (text(QUOTES), "quoting: none\n", {"quoting": 3}, {"quote_char": False}),
+    (text(ESCAPED), ESCAPE, {"escapechar": "\\"}, {"escape_char": "\\"}),
+    (text(ESCAPED).replace("\n", "\r\n"), ESCAPE, {"escapechar": "\\"}, {"escape_char": "\\"}),
+    (text(UNQUOTED), f"{ESCAPE}quoting: none\n", {"escapechar": "\\", "quoting": 3}, None),
+    *(
+        (text([*words, f'"{words[0]},"']), f"charset: {name}\n", {"encoding": name}, {"encoding": name})
+        for name, words in CHARSETS.items()
+    ),
+]
 
 
-@pytest.mark.parametrize("more", MORE)
-def test_quotes_as_ordinary_characters(tmp_path: Path, more: tuple[str, ...]) -> None:
-    content = text(QUOTES).encode()
-    arrays = make(tmp_path, content, SCHEMA + "quoting: none\n", *HASHED, *more)
-    require_rows(arrays, by_pandas(content, quoting=3))
-    require_rows(arrays, by_arrow(content, quote_char=False))
-    assert load_manifest(tmp_path / "out").encoding["table"]["quoting"] == "none"
-    require_new_rows(tmp_path / "rows.csv", arrays)
-
-
-@pytest.mark.parametrize("more", MORE)
-@pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_an_escape_takes_the_next_character_literally(tmp_path: Path, more: tuple[str, ...], end: str) -> None:
-    content = text(ESCAPED).replace("\n", end).encode()
-    arrays = make(tmp_path, content, SCHEMA + 'escape: "\\\\"\n', *HASHED, *more)
-    require_rows(arrays, by_pandas(content, escapechar="\\"))
-    require_rows(arrays, by_arrow(content, escape_char="\\"))
-    require_new_rows(tmp_path / "rows.csv", arrays)
-
-
-def test_an_escape_without_quoting(tmp_path: Path) -> None:
-    fields = ["a\\,b", 'say \\"hi\\"', '"', "\\\\", '"x', "\\x"]
-    content = text(fields).encode()
-    arrays = make(tmp_path, content, SCHEMA + 'escape: "\\\\"\nquoting: none\n')
-    require_rows(arrays, by_pandas(content, escapechar="\\", quoting=3))
+@pytest.mark.parametrize("more", [(), ("data.chunk_bytes=70", "data.workers=2")])
+@pytest.mark.parametrize(("rows", "keys", "of_pandas", "of_arrow"), DIALECTS)
+def test_dialects(tmp_path: Path, rows: str, keys: str, of_pandas: Any, of_arrow: Any, more: tuple[str, ...]) -> None:
+    charset = of_pandas.get("encoding", "utf-8")
+    content = rows.encode(charset)
+    arrays = make(tmp_path, content, SCHEMA + keys, *HASHED, *more)
+    readings = [by_pandas(content, **of_pandas), *([] if of_arrow is None else [by_arrow(content, **of_arrow)])]
+    for labels, prices, users, items in readings:
+        expected = [list(map(int, labels)), list(map(float, prices)), [ids(users), ids(items)]]
+        assert [arrays[0].tolist(), arrays[1][:, 0].tolist(), arrays[2].T.tolist()] == expected
+    entry = load_manifest(tmp_path / "out").encoding["table"]
+    assert entry.get("quoting", "csv") == ("none" if "quoting" in keys else "csv")
+    assert entry.get("charset", "utf-8") == charset_named(charset)
     require_new_rows(tmp_path / "rows.csv", arrays)
 
 
 def test_the_null_mark_of_mysql_is_not_the_letter_n(tmp_path: Path) -> None:
     fields = ["\\N", "N", "a\\N", "\\\\N", "\\,\\N", '"\\N"']
     content = "label,price,user,item\n" + "".join(f"{i % 2},\\N,{field},\\N\n" for i, field in enumerate(fields * 4))
-    arrays = make(tmp_path, content, SCHEMA + 'escape: "\\\\"\nmissing: ["\\\\N"]\n')
+    arrays = make(tmp_path, content, f'{SCHEMA}{ESCAPE}missing: ["\\\\N"]\n')
     assert arrays[1][:, 0].tolist() == [0.0] * 24
     assert arrays[2].T.tolist() == [ids(["", "N", "aN", "", ",N", "N"] * 4), ids([""] * 24)]
     message = r"rows\.csv: row 2, column price: '.*N' is not a number"
-    refused(message, make, tmp_path / "out", content, SCHEMA + 'escape: "\\\\"\n')
-
-
-@pytest.mark.parametrize("more", MORE)
-@pytest.mark.parametrize(("charset", "words"), CHARSETS.items())
-def test_charsets(tmp_path: Path, charset: str, words: list[str], more: tuple[str, ...]) -> None:
-    content = text([*words, f'"{words[0]},"']).encode(charset)
-    arrays = make(tmp_path, content, f"{SCHEMA}charset: {charset}\n", *HASHED, *more)
-    require_rows(arrays, by_pandas(content, encoding=charset))
-    require_rows(arrays, by_arrow(content, encoding=charset))
-    assert charset_named(charset) == load_manifest(tmp_path / "out").encoding["table"].get("charset", "utf-8")
-    require_new_rows(tmp_path / "rows.csv", arrays)
+    refused(message, make, tmp_path / "out", content, SCHEMA + ESCAPE)
 
 
 def test_the_defaults_are_recorded_as_if_they_were_not_given(tmp_path: Path) -> None:

@@ -8,15 +8,11 @@ import pytest
 from data_prep.dataset.format import load_manifest
 from data_prep.encoding.encoder import Encoder
 from data_prep.parsing import label_values
-from tests.data_prep.conftest import refused
+from tests.data_prep.conftest import Capture, refused
 from tests.data_prep.tables import HASHED, make, refused_table
 
 POSITIVE = 'label: {column: l, positive: ["yes", "1"]}\nsparse: [user]\n'
 PLAIN = "label: l\nsparse: [user]\n"
-
-
-def text(labels: list[str]) -> str:
-    return "l,user\n" + "".join(f"{label},u{row}\n" for row, label in enumerate(labels))
 
 
 def columns(labels: list[Any]) -> dict[str, list[Any]]:
@@ -32,12 +28,9 @@ VALUES: list[tuple[str, list[Any]]] = [
 
 @pytest.mark.parametrize(("name", "labels"), VALUES)
 @pytest.mark.parametrize("more", [(), ("data.chunk_bytes=60", "data.workers=2")])
-def test_positive_values_are_1_and_all_others_0(
-    tmp_path: Path, name: str, labels: list[Any], more: tuple[str, ...]
-) -> None:
-    content = text(labels * 5) if name.endswith("csv") else columns(labels * 5)
+def test_positive_values_are_1_others_0(tmp_path: Path, name: str, labels: list[Any], more: tuple[str, ...]) -> None:
     expected = [int(label in ("yes", "1") or (not isinstance(label, str) and label == 1)) for label in labels * 5]
-    assert make(tmp_path, content, POSITIVE, *HASHED, *more, name=name)[0].tolist() == expected
+    assert make(tmp_path, columns(labels * 5), POSITIVE, *HASHED, *more, name=name)[0].tolist() == expected
     assert load_manifest(tmp_path / "out").encoding["table"]["positive"] == ["yes", "1"]
     block = Encoder.load(tmp_path / "out").parse_columns(columns(labels), "new", labelled=True)
     assert block.labels.tolist() == expected[: len(labels)]
@@ -45,7 +38,7 @@ def test_positive_values_are_1_and_all_others_0(
 
 def test_a_positive_value_may_be_a_mark_of_missing_ones(tmp_path: Path) -> None:
     schema = POSITIVE.replace('"1"', '"NA"')
-    assert make(tmp_path, text(["yes", "NA", "no"] * 4), schema)[0].tolist() == [1, 1, 0] * 4
+    assert make(tmp_path, columns(["yes", "NA", "no"] * 4), schema)[0].tolist() == [1, 1, 0] * 4
 
 
 def test_a_positive_value_that_no_row_has_is_refused(tmp_path: Path) -> None:
@@ -53,8 +46,8 @@ def test_a_positive_value_that_no_row_has_is_refused(tmp_path: Path) -> None:
         r'rows\.csv, column l: no row has the label "1" of positive; values of 9 rows are \'no\' \(6\), '
         r"'yes' \(3\); correct positive in data\.schema, or leave the value out"
     )
-    refused_table(tmp_path, text(["yes", "no", "no"] * 3), POSITIVE, message, "data.allow_degenerate=true")
-    assert make(tmp_path, text(["yes", "no", "no"] * 3), POSITIVE.replace(', "1"', ""))[0].tolist() == [1, 0, 0] * 3
+    refused_table(tmp_path, columns(["yes", "no", "no"] * 3), POSITIVE, message, "data.allow_degenerate=true")
+    assert make(tmp_path, columns(["yes", "no", "no"] * 3), POSITIVE.replace(', "1"', ""))[0].tolist() == [1, 0, 0] * 3
 
 
 PAIRS: list[tuple[Any, Any]] = [("y", "n"), ("T", "F"), ("Click", "No_Click"), ("clicked", "not_clicked")]
@@ -63,12 +56,9 @@ PAIRS += [("POSITIVE", "negative"), ("pos", " neg"), (1, -1), ("+1", "-1")]
 
 @pytest.mark.parametrize(("one", "zero"), PAIRS)
 @pytest.mark.parametrize("name", ["rows.csv", "rows.parquet", "rows.jsonl"])
-def test_known_pairs_need_no_rule(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], one: Any, zero: Any, name: str
-) -> None:
+def test_known_pairs_need_no_rule(tmp_path: Path, capsys: Capture, one: Any, zero: Any, name: str) -> None:
     labels = [zero, one, zero, zero] * 5
-    content = text(labels) if name.endswith("csv") else columns(labels)
-    assert make(tmp_path, content, PLAIN, name=name)[0].tolist() == [0, 1, 0, 0] * 5
+    assert make(tmp_path, columns(labels), PLAIN, name=name)[0].tolist() == [0, 1, 0, 0] * 5
     assert f"schema.yaml: label l: {one} is 1, {zero} is 0\n" in capsys.readouterr().err
     table = load_manifest(tmp_path / "out").encoding["table"]
     assert (table["positive"], table["negative"]) == ([str(one)], [str(zero)])
@@ -80,13 +70,7 @@ def test_a_third_value_and_a_missing_one_are_refused(tmp_path: Path, monkeypatch
     monkeypatch.setattr(label_values, "CHUNK_BYTES", 30)  # the pair is known before the third value is read
     for label, fault in (("other", r"'other' is neither click nor no_click"), ("", "no value")):
         labels = ["click", "no_click"] * 3 + ["click", label]
-        refused_table(tmp_path, text(labels), PLAIN, rf"rows\.csv: row 9, column l: {fault}")
-
-
-@pytest.mark.parametrize("words", [["yes", "no"], ["TRUE", "false"], ["1", "0"], ["1.0", "no"]])
-def test_labels_of_truth_words_are_as_before(tmp_path: Path, words: list[str]) -> None:
-    assert make(tmp_path, text(words * 10), PLAIN)[0].tolist() == [1, 0] * 10
-    assert "positive" not in load_manifest(tmp_path / "out").encoding["table"]
+        refused_table(tmp_path, columns(labels), PLAIN, rf"rows\.csv: row 9, column l: {fault}")
 
 
 @pytest.mark.parametrize(
@@ -98,14 +82,11 @@ def test_labels_of_truth_words_are_as_before(tmp_path: Path, words: list[str]) -
         ("rows.csv", ["-1", "0", "0"], r"'-1' \(3 rows\) and '0' \(6 rows\)", "-1"),
     ],
 )
-def test_another_pair_is_refused_with_the_line_to_write(
-    tmp_path: Path, name: str, labels: list[Any], shown: str, entry: str
-) -> None:
-    content = text(labels * 3) if name.endswith("csv") else columns(labels * 3)
+def test_another_pair_has_its_remedy(tmp_path: Path, name: str, labels: list[Any], shown: str, entry: str) -> None:
     line = rf'label: \{{column: l, positive: \["{entry}"\]\}}'
     message = rf"{name}, column l: labels are {shown}, and nothing says which is 1; write in .*schema\.yaml {line}, or"
-    line = refused_table(tmp_path, content, PLAIN, message, name=name)
+    line = refused_table(tmp_path, columns(labels * 3), PLAIN, message, name=name)
     assert not (tmp_path / "out").exists() or not any((tmp_path / "out").iterdir())
     remedy = line.partition("schema.yaml ")[2].partition(", or")[0]
     expected = [int(str(label) == entry) for label in labels * 3]
-    assert make(tmp_path, content, f"{remedy}\nsparse: [user]\n", name=name)[0].tolist() == expected
+    assert make(tmp_path, columns(labels * 3), f"{remedy}\nsparse: [user]\n", name=name)[0].tolist() == expected

@@ -44,22 +44,18 @@ def read(source: Source, chunk: Chunk) -> tuple[list[Any], list[str]]:
     return rows, places
 
 
-ORDERS: dict[str, Callable[[list[int]], list[int]]] = {
-    "forward": lambda numbers: numbers,
-    "backward": lambda numbers: numbers[::-1],
-    "every other one first": lambda numbers: numbers[::2] + numbers[1::2],
-    "one twice": lambda numbers: [0, 0, 2, 1],
-}
+ORDERS: list[Callable[[list[int]], list[int]]] = [lambda numbers: numbers, lambda numbers: numbers[::-1]]
+ORDERS += [lambda numbers: numbers[::2] + numbers[1::2], lambda numbers: [0, 0, 2, 1]]
 
 
-@pytest.mark.parametrize("order", list(ORDERS))
-def test_chunks_are_the_rows_in_any_order(source: Source, order: str) -> None:
+@pytest.mark.parametrize("order", ORDERS, ids=["forward", "backward", "every other one first", "one twice"])
+def test_chunks_are_the_rows_in_any_order(source: Source, order: Callable[[list[int]], list[int]]) -> None:
     table = pq.read_table(source.path)
     expected = list(zip(*(table.column(name).to_pylist() for name in COLUMNS), strict=True))
     chunks = Parquet().chunks(source, Size(41, ["tags"]), 15_000)
     assert [chunk.rows.groups for chunk in chunks[-2:]] == [(0, 1), (1, 3)]
     begins = [chunk.rows.row + chunk.rows.first for chunk in chunks]
-    for number in ORDERS[order](list(range(len(chunks)))):
+    for number in order(list(range(len(chunks)))):
         rows, places = read(source, chunks[number])
         assert rows == expected[begins[number] : begins[number] + chunks[number].rows.rows]
         group, first = next((g, f) for g, f in ((2, 1550), (1, 1500), (0, 0)) if f <= begins[number])

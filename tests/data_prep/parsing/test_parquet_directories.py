@@ -13,7 +13,7 @@ from data_prep.dataset.format import load_manifest
 from data_prep.encoding.encoder import Encoder
 from data_prep.encoding.new_rows import read_new_rows
 from data_prep.encoding.texts import VocabularyTexts
-from tests.data_prep.conftest import load_split, prepare, refused
+from tests.data_prep.conftest import Capture, load_split, prepare, refused
 from tests.data_prep.tables import paths, write
 
 PART_ROWS = 30
@@ -36,12 +36,11 @@ def write_spark(root: Path) -> None:
 
 
 def names_of(root: Path, feature: str, ids: Any) -> list[str]:
-    """The texts of ids."""
     texts = VocabularyTexts(root, feature)
     return [texts[number] for number in ids.tolist()]
 
 
-def test_a_directory_of_spark_is_what_pyarrow_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_directory_of_spark_is_what_pyarrow_reads(tmp_path: Path, capsys: Capture) -> None:
     write_spark(tmp_path / "raw")
     prepare(*paths(tmp_path, SCHEMA, "raw"), *KEEP_ORDER)
     assert "skipped 4 files without rows: part-00001.snappy.parquet" in capsys.readouterr().err

@@ -42,12 +42,10 @@ def test_rows_keep_their_weights_and_workers_change_no_byte(tmp_path: Path, sche
     assert manifest.digest == other.digest
     assert sums(tmp_path / "out") == sums(tmp_path / "other")
     assert manifest.schema["weight"] == "weight"
-    stored = {
-        split: [open_shard(tmp_path / "out", split, shard, manifest) for shard in manifest.splits[split].shards]
-        for split in SPLITS
-    }
-    weights = {split: np.concatenate([each.weights for each in shards]) for split, shards in stored.items()}
-    for split, shards in stored.items():
+    weights = {}
+    for split in SPLITS:
+        shards = [open_shard(tmp_path / "out", split, shard, manifest) for shard in manifest.splits[split].shards]
+        weights[split] = np.concatenate([each.weights for each in shards])
         np.testing.assert_array_equal(weights[split], np.concatenate([each.dense for each in shards]))
         if schema is NUMBERS:
             np.testing.assert_array_equal(weights[split], np.concatenate([each.labels for each in shards]))

@@ -49,14 +49,10 @@ def chunk(tmp_path: Path) -> tuple[Any, ChunkRecord, list[str], list[list[str]]]
     rng = np.random.default_rng(1)
     users = [f"u{i}" for i in rng.integers(0, 300, 900)]
     tags = [[f"東{i}" for i in rng.integers(0, 9, rng.integers(0, 4))] for _ in users]
-    job: Any = SimpleNamespace(
-        chunk_path=lambda source, number, suffix: tmp_path / suffix,
-        checksum=lambda suffix: Crc32,
-        schema=SimpleNamespace(sparse=("tags", "user"), single=("user",), ragged=("tags",)),
-        rules=SimpleNamespace(order="frequency"),
-        table="one",
-        block_rows=256,
-    )
+    files: Any = {"chunk_path": lambda *chunk: tmp_path / chunk[2], "checksum": lambda suffix: Crc32}
+    schema = SimpleNamespace(sparse=("tags", "user"), single=("user",), ragged=("tags",))
+    rules = SimpleNamespace(order="frequency")
+    job: Any = SimpleNamespace(**files, schema=schema, rules=rules, table="one", block_rows=256)
     categories, record = TableCategories(job, 0, 0), ChunkRecord(0, 0, len(users), 0, {})
     for part in (slice(0, 500), slice(500, None)):
         offsets = np.cumsum([0, *(len(bag) for bag in tags[part])])

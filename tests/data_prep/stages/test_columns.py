@@ -17,14 +17,9 @@ DISTINCT = (1, 256, 257, 2000, 10**9)  # of a column: codes of one byte up to 25
 
 
 def write(tmp_path: Path, values: np.ndarray, coded: bool) -> tuple[Any, ChunkRecord]:
-    """A job and the record of its unit, whose columns have been written."""
-    job: Any = SimpleNamespace(
-        chunk_path=lambda *chunk: tmp_path / chunk[2],
-        checksum=lambda suffix: Crc32,
-        schema=SimpleNamespace(single=[f"cat_{i}" for i in range(values.shape[1])]),
-        table=None,
-        block_rows=1024,
-    )
+    files: Any = {"chunk_path": lambda *chunk: tmp_path / chunk[2], "checksum": lambda suffix: Crc32}
+    schema = SimpleNamespace(single=[f"cat_{i}" for i in range(values.shape[1])])
+    job: Any = SimpleNamespace(**files, schema=schema, table=None, block_rows=1024)
     buffer = ValueBuffer(tmp_path / "values", values.shape[1])
     for block in np.split(values, [3, 3, 5000]):
         buffer.append(block)

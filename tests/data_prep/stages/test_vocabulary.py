@@ -26,12 +26,9 @@ def column_of(values: NDArray[np.uint32], index: int) -> NDArray[np.uint32]:
 @pytest.mark.parametrize("max_bytes", [0, 1 << 30])  # read part by part, read at once
 def test_runs_are_as_numpy_counts_the_chosen_rows(tmp_path: Path, max_bytes: int) -> None:
     rng = np.random.default_rng(0)
-    job: Any = SimpleNamespace(
-        chunk_path=lambda *chunk: tmp_path / "-".join(map(str, chunk)),
-        checksum=lambda suffix: Crc32,
-        rules=SimpleNamespace(order=VocabularyOrder.first_appearance),
-        schema=SimpleNamespace(sparse=FEATURES, ragged=()),
-    )
+    files: Any = {"chunk_path": lambda *chunk: tmp_path / "-".join(map(str, chunk)), "checksum": lambda suffix: Crc32}
+    rules, schema = SimpleNamespace(order=VocabularyOrder.first_appearance), SimpleNamespace(sparse=FEATURES, ragged=())
+    job: Any = SimpleNamespace(**files, rules=rules, schema=schema)
     records, columns, rows = [], [], []
     for chunk, size in enumerate((0, 1, 20_000)):
         values = rng.integers(0, (1, 50, 2**32), (size, 3)).astype(np.uint32)

@@ -1,6 +1,4 @@
 from collections import Counter
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,16 +8,12 @@ from hypothesis import strategies as st
 
 from data_prep.dataset.options import VocabularyOrder
 from data_prep.encoding.lookup import LookupTable, SortedTable
-from data_prep.vocabulary.count import Run, _count_repeated, count_in_order, count_values
-from data_prep.vocabulary.merge import SpilledRun, merge_in_parts, spill_parts
+from data_prep.vocabulary.count import _count_repeated, count_in_order, count_values
+from data_prep.vocabulary.merge import merge_in_parts, spill_parts
 from data_prep.vocabulary.rank import most_frequent, rank_values
 from tests.data_prep import oracle
 
 VALUES = st.lists(st.integers(0, 40) | st.integers(0, 2**32 - 1), max_size=120)
-
-
-def kept(parts: Sequence[Run | SpilledRun], limit: int, path: Path) -> Sequence[Run | SpilledRun]:
-    return spill_parts(most_frequent(parts, limit), path.parent / "kept") if parts else parts
 
 
 # The gap between the rows of units, the threshold, the limit, bytes of a part.
@@ -52,7 +46,9 @@ def test_counted_merged_capped_and_ordered(
         expected = [value for value in dict.fromkeys(everything) if value in set(ranked)]
     path = tmp_path_factory.mktemp("vocab") / "cat_0.npy"
     parts = spill_parts(merge_in_parts(runs, part_bytes, threshold=threshold), path.parent / "all")
-    number = rank_values(parts if limit is None else kept(parts, limit, path), path, order)
+    if limit is not None and parts:
+        parts = spill_parts(most_frequent(parts, limit), path.parent / "kept")
+    number = rank_values(parts, path, order)
     assert np.load(path).tolist() == expected
     assert number == len(expected)
 
