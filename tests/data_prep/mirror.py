@@ -81,20 +81,15 @@ class Handler(BaseHTTPRequestHandler):
             self.send(manner, content, self.start(manner, content), times, is_head)
 
     def send(self, manner: Any, content: Any, start: Any, times: Any, is_head: Any) -> None:
-        if manner == "wrong":
-            content = content[:-1] + b"?"
-        elif manner == "page":
-            content = b"<html>Please log in</html>"
-        elif manner == "astray" and start:
-            start += 1
+        content = {"wrong": content[:-1] + b"?", "page": b"<html>Please log in</html>"}.get(manner, content)
+        start += manner == "astray" and start > 0
         self.send_response(206 if start else 200)
         for header, value in self.validators(manner, content).items():
             if manner != "mute" or not start:
                 self.send_header(header, value)
         if start:
             self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
-        body = content[start:]
-        self.send_body(manner, body, is_head, manner in ALWAYS or (manner in ONCE and times == 1))
+        self.send_body(manner, content[start:], is_head, manner in ALWAYS or (manner in ONCE and times == 1))
 
     def refuse(self, code: Any, **headers: Any) -> None:
         self.send_response(code)
@@ -106,25 +101,15 @@ class Handler(BaseHTTPRequestHandler):
         tag = hashlib.md5(content).hexdigest()
         if manner in NO_VALIDATOR:
             return {}
-        if manner == "weak":
-            return {"ETag": f'W/"{tag}"'}
-        if manner == "dated":
-            return {"ETag": f'W/"{tag}"', "Last-Modified": f"{tag}: a time, and nothing but compared"}
-        return {"ETag": f'"{tag}"'}
+        date = {"Last-Modified": f"{tag}: a time, and nothing but compared"} if manner == "dated" else {}
+        return {"ETag": f'W/"{tag}"' if manner in ("weak", "dated") else f'"{tag}"', **date}
 
     def start(self, manner: Any, content: Any) -> Any:
-        """The first byte to send."""
         range_header, only_if = self.headers.get("Range"), self.headers.get("If-Range")
-        is_stale = (
-            only_if is not None
-            and only_if not in self.validators(manner, content).values()
-            and manner not in ("careless", "mute")
-        )
-        return (
-            int(range_header.removeprefix("bytes=").rstrip("-"))
-            if range_header and manner not in NO_RANGES and not is_stale
-            else 0
-        )
+        is_stale = only_if is not None and only_if not in self.validators(manner, content).values()
+        if not range_header or manner in NO_RANGES or (is_stale and manner not in ("careless", "mute")):
+            return 0
+        return int(range_header.removeprefix("bytes=").rstrip("-"))
 
     def send_body(self, manner: str, body: bytes, is_head: bool, is_broken: bool) -> None:
         payload = body[: (len(body) + 1) // 2] if is_broken else body

@@ -14,18 +14,12 @@ text_value = value_of  # what a category of a user's own table is known by
 
 def parse(text: bytes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """labels [rows] int32, dense [rows, 13] int32 (MISSING), sparse [rows, 26] uint32 (missing 0)."""
-    labels, dense, sparse = [], [], []
-    for line in text.decode().splitlines():
-        fields = line.split("\t")
-        assert len(fields) == 1 + NUM_DENSE + NUM_SPARSE
-        labels.append(int(fields[0]))
-        dense.append([int(field) if field else MISSING for field in fields[1:14]])
-        sparse.append([int(field or "0", 16) for field in fields[14:]])
-    return (
-        np.array(labels, np.int32),
-        np.array(dense, np.int32).reshape(-1, NUM_DENSE),
-        np.array(sparse, np.uint32).reshape(-1, NUM_SPARSE),
-    )
+    rows = [line.split("\t") for line in text.decode().splitlines()]
+    assert {len(row) for row in rows} <= {1 + NUM_DENSE + NUM_SPARSE}
+    labels = np.array([int(row[0]) for row in rows], np.int32)
+    dense = np.array([[int(field) if field else MISSING for field in row[1:14]] for row in rows], np.int32)
+    sparse = np.array([[int(field or "0", 16) for field in row[14:]] for row in rows], np.uint32)
+    return labels, dense.reshape(-1, NUM_DENSE), sparse.reshape(-1, NUM_SPARSE)
 
 
 def encode_dense(dense: np.ndarray) -> np.ndarray:

@@ -15,8 +15,8 @@ from data_prep.encoding.texts import VocabularyTexts
 from data_prep.encoding.values import text_hash
 from data_prep.verify import main, verify_dataset
 from tests.data_prep import oracle
-from tests.data_prep.conftest import prepare, refused, sums
-from tests.data_prep.tables import paths
+from tests.data_prep.conftest import Capture, prepare, refused, sums
+from tests.data_prep.tables import paths, write
 
 NAMES = ["", "Été", 'a "b"', "7", "007", *(f"user-{i}" for i in range(30))]
 TAGS = ["x", "y", "東京", "7"]
@@ -28,9 +28,8 @@ def table(tmp_path: Path) -> list[list[str]]:
     rng = np.random.default_rng(4)
     users = [NAMES[i] for i in rng.zipf(1.4, 300) % len(NAMES)]
     rows = [[str(rng.integers(2)), user, "|".join(rng.choice(TAGS, rng.integers(0, 4)))] for user in users]
-    lines = ["clicked,user,tags\n"]
-    lines += ['{},"{}",{}\n'.format(label, user.replace('"', '""'), tags) for label, user, tags in rows]
-    (tmp_path / "rows.csv").write_text("".join(lines))
+    columns = zip(*rows, strict=True)
+    write(tmp_path / "rows.csv", dict(zip(("clicked", "user", "tags"), columns, strict=True)))
     return rows
 
 
@@ -48,9 +47,7 @@ def test_numbers_that_no_id_has(tmp_path: Path, table: list[list[str]]) -> None:
             texts[number]
 
 
-def test_values_are_named_when_a_dataset_is_verified(
-    tmp_path: Path, table: list[list[str]], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_values_are_named_when_a_dataset_is_verified(tmp_path: Path, table: list[list[str]], capsys: Capture) -> None:
     root = make(tmp_path)
     assert main(PrepConfig(data=DataConfig(path=str(root)))) == 0
     _, users, tags = capsys.readouterr().out.splitlines()
@@ -65,9 +62,8 @@ def test_values_are_named_when_a_dataset_is_verified(
         assert line == f"{name}: {len(ranked)} values by frequency: {listing}"
     without = make(tmp_path, "data.keep_texts=false", name="without")
     assert main(PrepConfig(data=DataConfig(path=str(without)))) == 0
-    assert capsys.readouterr().out.splitlines()[1:] == [
-        "data.keep_texts=false: the texts of the columns' values are not in the dataset"
-    ]
+    line = "data.keep_texts=false: the texts of the columns' values are not in the dataset"
+    assert capsys.readouterr().out.splitlines()[1:] == [line]
 
 
 def test_texts_may_be_left_out(tmp_path: Path, table: list[list[str]]) -> None:

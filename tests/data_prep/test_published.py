@@ -94,9 +94,7 @@ def test_torchrec_itself_on_awkward_days(tmp_path: Path, criteo: ModuleType, edg
     assert_same_bytes(tmp_path / "out", expected)
 
 
-def test_ids_above_2_to_the_24_are_rounded_as_torchrec_rounds_them(
-    tmp_path: Path, criteo: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ids_above_2_to_the_24_are_rounded(tmp_path: Path, criteo: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ids forced upwards on both sides: the first one is near 2^24, as if 16 million values had come before."""
     first_id = 2**24 - 5
     for day, rows in enumerate((150, 90, 61)):

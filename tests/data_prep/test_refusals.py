@@ -17,7 +17,7 @@ from data_prep.config.compose import CONFIG_DIRECTORY
 from data_prep.config.keys import PrepConfig
 from tests.changed import changed
 from tests.data_prep import oracle
-from tests.data_prep.conftest import prepare, refused, write_rows
+from tests.data_prep.conftest import Capture, prepare, refused, write_rows
 from tests.data_prep.mirror import make_archive
 from tests.once import made_once
 
@@ -40,7 +40,7 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def set_up(directory: Path) -> None:
     day = oracle.make_rows(60, seed=0)
     contents = {
-        "days/day_0": day,
+        **dict.fromkeys(("days/day_0", "mixed/rows.tsv", "raw_inside/train/day_0"), day),
         "days/day_1": oracle.make_rows(60, seed=1),
         "empty": b"",
         "header": b"label\t" + b"\t".join([b"x"] * 39) + b"\n" + day,
@@ -52,11 +52,8 @@ def set_up(directory: Path) -> None:
         "returns": (b"1" + b"\t" * 39 + b"\r") * 3,
         "foreign/thesis.txt": b"years of work",
         "mixed/sales.csv": b"keep",
-        "mixed/rows.tsv": day,
         "other/val/notes.txt": b"keep",
-        "raw_inside/train/day_0": day,
-        "twice/day_0": b"x",
-        "twice/day_0.gz": b"x",
+        **dict.fromkeys(("twice/day_0", "twice/day_0.gz"), b"x"),
         **{f"{name}.gz": damage(gzip.compress(day)) for name, (damage, _) in BAD_GZIP.items()},
     }
     for name, content in contents.items():
@@ -193,9 +190,7 @@ def test_a_source_is_not_taken_by_verify_in_place_of_a_path(state: Path) -> None
     assert files(state) == before
 
 
-def test_an_archive_is_found_done_though_what_was_unpacked_is_gone(
-    tmp_path: Path, state: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_archive_is_found_done_though_its_files_are_gone(tmp_path: Path, state: Path, capsys: Capture) -> None:
     keys = [*KAGGLE.split(), f"data.raw={state}/one.tar.gz", f"data.path={tmp_path}/out"]
     prepare(*keys)
     for path in (tmp_path / "out/raw").iterdir():

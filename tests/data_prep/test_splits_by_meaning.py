@@ -13,7 +13,7 @@ from data_prep.dataset.format import load_manifest
 from data_prep.encoding.encoder import Encoder
 from data_prep.encoding.texts import VocabularyTexts
 from data_prep.verify import verify_dataset
-from tests.data_prep.conftest import SPLITS, load_split, prepare, refused, sums, write_rows
+from tests.data_prep.conftest import SPLITS, Capture, load_split, prepare, refused, sums, write_rows
 from tests.data_prep.tables import write
 
 ROWS = 900
@@ -315,16 +315,6 @@ def test_refusals(tmp_path: Path, content: dict[str, list[Any]], keys: str, form
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
-def test_a_schema_s_time_column_must_exist(tmp_path: Path) -> None:
-    for line, message in {
-        "time: when": "no column when, which",
-        "time: {column: ts, part: hour}": "key time, .*: give a column, or",
-        "time: {column: ts, format: '%H:%M %p'}": "key time, format",
-    }.items():
-        (tmp_path / "schema.yaml").write_text(f"{SCHEMA}{line}\n")
-        refused(message, make, tmp_path, TABLE)
-
-
 def test_numbers_as_labels_and_criteo_s_rows_are_refused(tmp_path: Path) -> None:
     (tmp_path / "schema.yaml").write_text("label: {column: label, kind: number}\nsparse: [user]\n")
     message = r"stratified: needs labels of 0 and 1, and label has numbers .* use random"
@@ -332,7 +322,7 @@ def test_numbers_as_labels_and_criteo_s_rows_are_refused(tmp_path: Path) -> None
     refused(r"method=group: needs data\.schema", prepare, *write_rows(tmp_path), *METHODS["group"])
 
 
-def test_the_key_that_a_warning_names_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_key_that_a_warning_names_works(tmp_path: Path, capsys: Capture) -> None:
     content = table()
     schema = "label: label\ndense: [row, {column: ts, part: hour, format: epoch}]\nsparse: [user]\n"
     (tmp_path / "schema.yaml").write_text(schema)

@@ -25,7 +25,6 @@ def dataset(tmp_path: Path) -> Path:
 
 
 def change(root: Path, edit: Callable[..., Any]) -> None:
-    """Edit the manifest's document."""
     path = root / "manifest.json"
     document = json.loads(path.read_text())
     edit(document)
@@ -53,7 +52,6 @@ def test_a_whole_dataset(dataset: Path) -> None:
     assert error_line(process.stderr).startswith(f"error: {dataset}/val/00000.dense.npy")
 
 
-TABLE = "label: label\nsparse: [user, {column: tags, separator: '|'}]\n"
 HASHED = ["data.encoding=hash", "data.max_ind_range=50", "data.multi_hot.sizes=mlperf_v2"]
 
 
@@ -61,7 +59,7 @@ HASHED = ["data.encoding=hash", "data.max_ind_range=50", "data.multi_hot.sizes=m
 def test_one_changed_byte_of_any_file(tmp_path: Path, kind: str) -> None:
     if kind == "texts and bags":
         write(tmp_path / "rows.csv", {"label": [0, 1] * 40, "user": [*"abcd"] * 20, "tags": ["x|y", "z"] * 40})
-        keys = paths(tmp_path, TABLE)
+        keys = paths(tmp_path, "label: label\nsparse: [user, {column: tags, separator: '|'}]\n")
     else:
         keys = [*write_rows(tmp_path, 60, seed=4), *(HASHED if kind == "multi-hot" else [])]
     change_bytes(keys, tmp_path / "out")

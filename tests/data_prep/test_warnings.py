@@ -7,17 +7,15 @@ from typing import Any
 import pytest
 
 from tests.data_prep import oracle
-from tests.data_prep.conftest import prepare, refused
+from tests.data_prep.conftest import Capture, prepare, refused
 from tests.data_prep.tables import ALLOW, paths
 
 SCHEMA = "label: label\ndense: [price]\nsparse: [user, item, {column: tags, separator: '|'}]\n"
+Rows = Sequence[tuple[int | str, ...]]
 HASHED = ("data.encoding=hash", "data.max_ind_range=50")
-Capture = pytest.CaptureFixture[str]
 
 
-def warned(
-    capsys: Capture, directory: Path, rows: Sequence[tuple[int | str, ...]], *overrides: str, schema: str = SCHEMA
-) -> list[str]:
+def warned(capsys: Capture, directory: Path, rows: Rows, *overrides: str, schema: str = SCHEMA) -> list[str]:
     """The warnings while a table of (label, price, user, item, tags) is prepared."""
     text = "label,price,user,item,tags\n" + "".join(",".join(map(str, row)) + "\n" for row in rows)
     (directory / "rows.csv").write_text(text)
@@ -28,7 +26,7 @@ def warned(
     return [line.removeprefix(prefix) for line in lines if line.startswith(prefix)]
 
 
-def good(count: int, label: Callable[..., Any] = lambda i: i % 2) -> list[tuple[int | str, ...]]:
+def good(count: int, label: Callable[..., Any] = lambda i: i % 2) -> Rows:
     return [(label(i), i % 5, f"u{i % 7}", f"i{i % 3}", "a|b" if i % 4 else "") for i in range(count)]
 
 
@@ -111,9 +109,7 @@ REQUESTS = [
 
 
 @pytest.mark.parametrize(("keys", "schema", "is_named"), REQUESTS)
-def test_times_are_split_at_random_by_request_alone(
-    keys: str, schema: str, is_named: bool, tmp_path: Path, capsys: Capture
-) -> None:
+def test_times_and_random_splits(keys: str, schema: str, is_named: bool, tmp_path: Path, capsys: Capture) -> None:
     rows = [f"{i // 5 % 2},{i},u{i % 7},2026-01-{1 + i // 24:02d} {i % 24:02d}:00:00\n" for i in range(240)]
     (tmp_path / "rows.csv").write_text("".join(["label,price,user,at\n", *rows]))
     prepare(*paths(tmp_path, f"label: label\nsparse: [user]\n{schema}\n"), *keys.split())

@@ -1,13 +1,15 @@
-"""Tasks on a Dask cluster of two worker processes give the same bytes."""
+"""Tasks on a Dask cluster of two worker processes give the same bytes; who dies while counting blocks nobody."""
 
 import errno
 import functools
 import gzip
+import multiprocessing
 import os
 import socket
 import subprocess
 import sys
 import sysconfig
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,3 +123,28 @@ def test_no_scheduler_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_
         monkeypatch.setitem(sys.modules, "distributed", None)
     keys = [*write_rows(tmp_path, 10), "data.workers=null"]
     refused(message, prepare, *keys, "data.scheduler=tcp://127.0.0.1:1")
+
+
+def _die_holding(counters: executor.Counters) -> None:
+    counters._totals.get_lock().acquire()
+    os._exit(9)
+
+
+@pytest.mark.slow("examples")
+def test_a_worker_that_died_while_counting_blocks_nobody() -> None:
+    counters = executor.Counters()
+    process = multiprocessing.get_context("forkserver").Process(target=_die_holding, args=(counters,))
+    process.start()
+    process.join()
+    assert process.exitcode == 9
+
+    def go_on() -> None:
+        counters.add(1, 1)
+        counters.reset()
+        assert counters.bytes == counters.rows == 0
+        counters.stop()
+
+    thread = threading.Thread(target=go_on, daemon=True)
+    thread.start()
+    thread.join(240)
+    assert not thread.is_alive()

@@ -3,6 +3,7 @@
 import os
 import resource
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,27 +13,23 @@ from data_prep.config.keys import chunk_size
 from data_prep.config.presets import resolve_rules
 from data_prep.dataset.schema import CRITEO
 from data_prep.encoding.lookup import LookupTable
+from data_prep.encoding.passes import plan_passes
 from data_prep.engine import memory_budget
 from data_prep.engine.job import Job
 from data_prep.sources.discover import resolve_sources
-from tests.data_prep.conftest import config, prepare, sums, write_rows
+from tests.data_prep.conftest import config, prepare, refused, sums, write_rows
 from tests.data_prep.tables import paths
 
 
 @pytest.mark.parametrize("encoding", ["vocabulary", "hash", "torchrec_fixed"])
 @pytest.mark.parametrize("budget", [512, 1024, 2048, 16384, 600])
-def test_processes_and_their_tables_fit_the_budget(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str, budget: int
-) -> None:
+def test_processes_fit_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str, budget: int) -> None:
     """Processes together keep to the key, or to the limit of a container; benchmarks measure what they do use."""
     write_rows(tmp_path, 10)
     is_limit = budget == 600
-    data = config(
-        f"data.path={tmp_path}",
-        f"data.encoding={encoding}",
-        f"data.memory_budget={2048 if is_limit else budget}MiB",
-        *(["data.chunk_bytes=32MiB"] if is_limit else []),
-    )
+    keys = [f"data.path={tmp_path}", f"data.encoding={encoding}"]
+    keys += ["data.memory_budget=2GiB", "data.chunk_bytes=32MiB"] if is_limit else [f"data.memory_budget={budget}MiB"]
+    data = config(*keys)
     if is_limit:
         monkeypatch.setattr(memory_budget, "memory_limit", lambda: budget << 20)
     sources = tuple(resolve_sources(str(tmp_path / "rows.tsv")))
@@ -52,7 +49,17 @@ def test_processes_and_their_tables_fit_the_budget(
     assert is_limit or 2 * 4 * memory_budget.window_rows(data) <= (budget << 20) // 16
 
 
-@pytest.fixture
+def test_passes_cover_the_values() -> None:
+    values = {f"cat_{i}": 10**6 * (i + 1) for i in range(26)}
+    every = [each for slices in plan_passes(values, 200 << 20) for each in slices]
+    for feature in values:
+        slices = [each for each in every if each.feature == feature]
+        assert sorted(each.part for each in slices) == list(range(1 << slices[0].bits))
+    message = "too small for the 26,000,000 values of column big"
+    refused(message, plan_passes, {"big": 26_000_000}, 1000)
+
+
+@contextmanager
 def few_files() -> Iterator[None]:
     """No more files may be open at a time than a few beyond those that are."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -62,9 +69,7 @@ def few_files() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("is_table", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_units_keep_no_files_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, is_table: bool
-) -> None:
+def test_units_keep_no_files_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_table: bool) -> None:
     overrides = [*write_rows(tmp_path, 200, seed=3)[:1], "data.split.method=random"]
     if is_table:
         rows = [f"{i % 2},{i % 7}|{i % 11}|{i}" for i in range(500)]
@@ -75,6 +80,6 @@ def test_units_keep_no_files_open(
         overrides += ["data.vocabulary_order=first_appearance", "data.chunk_bytes=1500"]
     prepare(*overrides, f"data.path={tmp_path}/usual")
     monkeypatch.setattr(memory_budget, "PART_BYTES", 1 << 12)  # so that runs are not read at once
-    request.getfixturevalue("few_files")
-    prepare(*overrides, f"data.path={tmp_path}/few")
+    with few_files():
+        prepare(*overrides, f"data.path={tmp_path}/few")
     assert sums(tmp_path / "few") == sums(tmp_path / "usual")

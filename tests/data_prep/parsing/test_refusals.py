@@ -36,6 +36,7 @@ MOMENT, AS_A_PART = "2026-01-02 03:04:05", "write {column: NAME, part: hour}"
 ESCAPE = SCHEMA + 'escape: "%s"\n'
 SCALED = "label: label\ndense: [{column: price, transform: %s}]\nsparse: [user]\n"
 BEYOND = r"row 3, column price: '1e39' is beyond 3.4e\+38, .*; set transform: signed_log1p for it in data\.schema;"
+NO_WEIGHT = "row 4, column price: -1 is not a weight, from 0 to 3.4e38, the largest float32; correct the row"
 WEIGHT = "label: label\nsparse: [user]\nweight: price\n"
 NUMBER = "label: {column: price, kind: number}\nsparse: [user]\n"
 PART = "label: label\nsparse: [{column: user, part: year%s}]\n"
@@ -187,7 +188,7 @@ TEXTS: list[tuple[str | bytes, str, str]] = [
     (FIVES, POSITIVE % '["a"], kind: number', "key label: positive makes labels of 0 and 1"),
     (FIVES, (POSITIVE % '["a"]').replace("column: l, ", ""), "key label: give a column"),
     # Weights.
-    (table(r4="1,-1,u,i\n"), WEIGHT, "row 4, column price: -1 is not a weight, from 0 to 3.4e38, the largest float32"),
+    (table(r4="1,-1,u,i\n"), WEIGHT, NO_WEIGHT),
     (table(r4="1,1e39,u,i\n"), WEIGHT, "row 4, column price: 1e[+]39 is not a weight"),
     *((table(r4=f"1,{x},u,i\n"), WEIGHT, f"row 4, column price: '{x}' is not a number") for x in ("inf", "nan", "x")),
     (table(r4="1,,u,i\n"), WEIGHT, "row 4, column price: no value"),

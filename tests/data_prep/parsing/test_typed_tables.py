@@ -79,7 +79,6 @@ def test_a_delimiter_that_does_not_divide_is_not_asked(tmp_path: Path) -> None:
 
 
 def test_booleans_of_parquet(tmp_path: Path) -> None:
-    """They are 1 and 0."""
     truths = [row % 3 == 0 for row in range(42)]
     columns = {"label": [0, 1] * 21, "new": truths}
     sparse = make(tmp_path, columns, "label: label\nsparse: [new]", name="t.parquet")[2]

@@ -14,7 +14,7 @@ from data_prep.sources import download
 from data_prep.sources.download import PartialFile, RemoteFile, download_all
 from data_prep.sources.remote import unpack_member
 from tests.data_prep import oracle
-from tests.data_prep.conftest import refused
+from tests.data_prep.conftest import Capture, refused
 from tests.data_prep.mirror import CONTENT, OTHER, Mirror, make_archive
 
 PATIENCE = RemoteConfig(tries=4, pause=0.01)
@@ -34,7 +34,7 @@ REQUESTS |= {"lying good": 5, "endless good": 2, "cut good": 2, "chunked": 1, "t
 
 
 @pytest.mark.parametrize("manners", REQUESTS)
-def test_the_file_comes_whole(mirror: Mirror, tmp_path: Path, capsys: pytest.CaptureFixture[str], manners: str) -> None:
+def test_the_file_comes_whole(mirror: Mirror, tmp_path: Path, capsys: Capture, manners: str) -> None:
     path = fetch(mirror, tmp_path, *manners.split())
     assert re.search(r"download: 1\.0 MB( of 1\.0 MB)?, [\d.]+ [kM]?B/s, ", capsys.readouterr().err)
     assert path.read_bytes() == CONTENT
@@ -191,9 +191,7 @@ def test_archives_that_are_not_what_they_should_be(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("manner", ["private", "private-moved", "private-away"])
-def test_a_login_in_a_mirror_s_url(
-    mirror: Mirror, tmp_path: Path, capsys: pytest.CaptureFixture[str], manner: str
-) -> None:
+def test_a_login_in_a_mirror_s_url(mirror: Mirror, tmp_path: Path, capsys: Capture, manner: str) -> None:
     """It is sent to its own host, through redirects there, and neither shown nor written."""
     url = mirror.url(f"{manner}/day_0.gz").replace("//", "//user:MIRRORPW%2F1@")
     path = download_all([RemoteFile("day_0.gz", (mirror.url("dropping/day_0.gz"), url), SUM)], tmp_path, PATIENCE)[0]
@@ -203,7 +201,7 @@ def test_a_login_in_a_mirror_s_url(
     assert not any(b"MIRRORPW" in file.read_bytes() for file in tmp_path.iterdir())
 
 
-def test_a_wrong_login_is_never_shown(mirror: Mirror, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_login_is_never_shown(mirror: Mirror, tmp_path: Path, capsys: Capture) -> None:
     private, dropping = (mirror.url(f"{manner}/day_0.gz") for manner in ("private", "dropping"))
     urls = tuple(url.replace("//", "//user:MIRRORPW@") for url in (private, dropping))
     line = refused("401", download_all, [RemoteFile("day_0.gz", urls)], tmp_path, RemoteConfig(tries=1))

@@ -43,7 +43,6 @@ FORMS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
 
 
 def make(directory: Path, name: str, content: bytes) -> Path:
-    """Preprocess a file of that content; return the dataset."""
     (directory / name).write_bytes(content)
     keys = paths(directory, SCHEMA, name, out=f"{name}.out")
     prepare(*keys, "data.split.method=fraction", "data.chunk_bytes=3000")

@@ -36,7 +36,6 @@ def days(mirror: Mirror, root: Path, *overrides: str, manner: str = "good") -> D
 
 @pytest.fixture
 def finished(mirror: Mirror, tmp_path: Path) -> Path:
-    """A dataset of days 3, 1 and 2."""
     for day in (3, 1, 2):
         mirror.content[f"day_{day}.gz"] = gzip.compress(oracle.make_rows(40 + day, day), mtime=1)
     manifest = preprocess(days(mirror, tmp_path / "out", manner="dropping"))
@@ -118,9 +117,7 @@ def test_a_file_cut_short_is_not_noted(mirror: Mirror, tmp_path: Path) -> None:
     assert preprocess(days(mirror, tmp_path / "out", "data.days=[0]")).rows == 40
 
 
-def test_room_for_the_dataset_is_asked_for_first(
-    mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_room_for_the_dataset_is_asked_first(mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=5_000_000))
     message = r"about \d+\.\d MB needed \(3\.1 MB to fetch, about .* for the dataset\), 5\.0 MB"
     refused(message, find_sources, days(mirror, tmp_path / "out"), tmp_path / "out", tmp_path / "work")

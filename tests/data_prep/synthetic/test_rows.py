@@ -11,17 +11,10 @@ from data_prep.config.keys import SyntheticConfig
 from data_prep.encoding.dense import encode_dense
 from data_prep.parsing.criteo import MISSING_INTEGER, parse_bytes
 from data_prep.synthetic import rows as rows_module
+from data_prep.synthetic import teacher as teacher_module
 from data_prep.synthetic.days import day_text, generate_days
 from data_prep.synthetic.rows import calibrated_teacher, category_value, day_rows, draw_rows
-from data_prep.synthetic.teacher import (
-    CATEGORY_MISSING,
-    INTEGER_MISSING,
-    KAGGLE_CARDINALITIES,
-    Teacher,
-    category_ranks,
-    criteo_columns,
-    make_teacher,
-)
+from data_prep.synthetic.teacher import KAGGLE_CARDINALITIES, Teacher, criteo_columns, make_teacher
 from tests.data_prep.conftest import REFERENCE, SPLITS, load_split, prepare, refused, run, sums
 
 SMALL = SyntheticConfig(rows=40_001, days=2, seed=7, max_cardinality=500)
@@ -82,7 +75,7 @@ def test_logits_follow_from_the_columns(teacher: Teacher) -> None:
 def test_ranks_follow_zipf() -> None:
     uniform = np.random.default_rng(0).random((200_000, 1), np.float32)
     ranks = np.empty(uniform.shape, np.int32)
-    category_ranks(uniform, np.array([1000]), np.array([1.2]), ranks)
+    teacher_module.category_ranks(uniform, np.array([1000]), np.array([1.2]), ranks)
     assert ranks.min() == 0
     assert ranks.max() == 999
     counts = np.bincount(ranks[:, 0], minlength=1000) / len(ranks)
@@ -98,7 +91,7 @@ def test_columns_look_like_criteos() -> None:
     for column in range(13):
         criteo_column = real["integers"][column]
         present = rows.integer_present[:, column]
-        assert present.mean() == pytest.approx(1 - INTEGER_MISSING[column], abs=0.02)
+        assert present.mean() == pytest.approx(1 - teacher_module.INTEGER_MISSING[column], abs=0.02)
         assert present.mean() == pytest.approx(criteo_column["present"], abs=0.04)
         integers = np.sort(rows.integers[present, column])
         below = np.searchsorted(integers, criteo_column["values"], side="right") / len(integers)
@@ -106,7 +99,7 @@ def test_columns_look_like_criteos() -> None:
     for column in range(26):
         criteo_column = real["categories"][column]
         present = rows.category_present[:, column]
-        assert present.mean() == pytest.approx(1 - CATEGORY_MISSING[column], abs=0.02)
+        assert present.mean() == pytest.approx(1 - teacher_module.CATEGORY_MISSING[column], abs=0.02)
         assert present.mean() == pytest.approx(criteo_column["present"], abs=0.06)
         chance = chance_to_share(rows.ranks[present, column])
         assert chance == pytest.approx(criteo_column["chance_to_share"], rel=0.25), f"category {column}"
@@ -114,7 +107,6 @@ def test_columns_look_like_criteos() -> None:
 
 
 def chance_to_share(values: NDArray[np.int32]) -> float:
-    """Estimate of the chance that two rows have the same value."""
     counts = np.unique(values, return_counts=True)[1].astype(np.float64)
     return float((counts * (counts - 1)).sum() / (counts.sum() * (counts.sum() - 1)))
 
@@ -187,3 +179,23 @@ def test_effects_that_are_all_the_same_are_left_out() -> None:
     logits = rows_module.logits_of(rows_module.calibrate(teacher, config, sample), sample)
     assert 0.5 < logits.std() < 2
     assert (1 / (1 + np.exp(-logits))).mean() == pytest.approx(config.click_rate, abs=1e-3)
+
+
+@pytest.mark.slow("examples")
+def test_an_interrupted_generation_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = SyntheticConfig(rows=3_000, days=3)
+    whole = generate_days(settings, tmp_path / "whole", None)
+    replace, calls = Path.replace, []
+
+    def interrupted(self: Path, target: Path) -> Path:
+        calls.append(target)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return replace(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            generate_days(settings, tmp_path / "cut", None)
+    days = generate_days(settings, tmp_path / "cut", None)
+    assert [Path(day).read_bytes() for day in days] == [Path(day).read_bytes() for day in whole]
