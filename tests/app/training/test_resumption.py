@@ -141,22 +141,10 @@ def spoil(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "make_loss", make_loss)
 
 
-@pytest.mark.parametrize(
-    "number", [pytest.param(k, marks=[pytest.mark.slow] if k >= QUICK_CASES else []) for k in range(len(CASES))]
-)
-def test_a_disturbed_run_has_the_bits_of_an_undisturbed_one(
-    number: int,
-    runtime: Runtime,
-    tmp_path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+def disturb(
+    number: int, course: str, overrides: list[str], runtime: Runtime, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Train undisturbed and disturbed; results are equal, and a replay's."""
-    monkeypatch.chdir(tmp_path)
-    course, overrides = CASES[number]["course"], overrides_of(CASES[number], number, tmp_path_factory)
-    if course == "skipped steps":
-        spoil(monkeypatch)
+    """Train undisturbed and disturbed in the working directory; assert that results are equal, and a replay's."""
     rng = random.Random(number)
     moment, most = KILLS[number % len(KILLS)]
     kill, stop = f"{moment}:{rng.randint(1, most)}", rng.randint(1, 5)
@@ -175,3 +163,21 @@ def test_a_disturbed_run_has_the_bits_of_an_undisturbed_one(
         status = command_here(runtime, "verify", "run=runs/parts")
         printed = capsys.readouterr().out
         assert (status, json.loads(printed)["verdict"]) == (0, "identical"), printed
+
+
+@pytest.mark.parametrize(
+    "number", [pytest.param(k, marks=[pytest.mark.slow] if k >= QUICK_CASES else []) for k in range(len(CASES))]
+)
+def test_a_disturbed_run_has_the_bits_of_an_undisturbed_one(
+    number: int,
+    runtime: Runtime,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    course, overrides = CASES[number]["course"], overrides_of(CASES[number], number, tmp_path_factory)
+    if course == "skipped steps":
+        spoil(monkeypatch)
+    disturb(number, course, overrides, runtime, capsys)
